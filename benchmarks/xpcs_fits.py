@@ -10,7 +10,6 @@ The two agree on a smaller problem first. Without nlsq that row is missing and s
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
 import json
@@ -28,7 +27,8 @@ import numpy as np
 import xpcs_model as model
 
 import jaxkern as jk
-from jaxkern.xpcs.fitting import checkpoint, passes
+from jaxkern.xpcs.fitting import passes
+from jaxkern.xpcs.fitting.checkpoint import Checkpoint
 
 SIGMA = 0.02
 # Where the fits begin: off the truth by some ten percent.
@@ -36,13 +36,13 @@ CONTRAST, OFFSET = 0.3, 1.0
 PHYSICS = np.array([1300.0, -0.2, 20.0, 3e-4, 0.2, 2e-5, 2.0])
 SMALL = 100  # frames of the fit whose values are compared with nlsq's
 AGREE = 0.2  # of a standard error: nlsq stops where the cost changes by 1e-8
-PATIENCE = 60  # nlsq is stopped when it took so many times our seconds
+PATIENCE = 60  # nlsq is stopped after this multiple of our time
 
 Row = tuple[str, str, str, str]
 
 
 def problem(folder: Path, angles: int, frames: int) -> Path:
-    """A file with data, sigma, start and bounds."""
+    """Write a file with data, sigma, start and bounds; return its path."""
     path = folder / f"{angles}x{frames}.npz"
     truth, data = model.simulate(angles, frames, SIGMA)
     flow = jk.xpcs.LaminarFlow(model.geometry(angles, frames))
@@ -56,7 +56,7 @@ def problem(folder: Path, angles: int, frames: int) -> Path:
 
 
 def process(case: str, path: Path, limit: float | None = None) -> dict[str, Any]:
-    """What a fit in a new process reports; its times count from the start of the process."""
+    """Run a fit in a new process; return its report, with times since the start of the process."""
     start = time.monotonic()
     script = str(Path(__file__).with_name("xpcs_cases.py"))
     out = harness.in_new_python(script, case, str(path), limit=limit, JAXKERN_BACKEND="native")
@@ -165,7 +165,7 @@ def timed(owner: Any, name: str, seconds: list[float]) -> Iterator[None]:
 
 
 def checkpoints(folder: Path, quick: bool) -> tuple[list[Row], dict[str, Any]]:
-    """What checkpoints cost a fit in chunks, and what the chunks cost it without them."""
+    """Compare a fit in chunks with and without checkpoints, and with a fit in one piece."""
     angles, frames = (6, 1001) if quick else (23, 1001)
     with np.load(problem(folder, angles, frames)) as given:
         data, start, lower, upper = (given[k] for k in ("data", "start", "lower", "upper"))
@@ -174,16 +174,16 @@ def checkpoints(folder: Path, quick: bool) -> tuple[list[Row], dict[str, Any]]:
 
     def arm(kind: str) -> Callable[[], None]:
         options = jk.xpcs.StreamingOptions(
-            enable_checkpoints=kind == "on", checkpoint_frequency=10, checkpoint_dir=folder
-        )
+            strategy="memory" if kind == "plain" else "stream", symmetric=True,
+            enable_checkpoints=kind == "on", checkpoint_dir=folder,
+        )  # fmt: skip
 
         def run() -> None:
             results[kind].append(
                 jk.xpcs.fit(
                     flow, data, SIGMA, start[2 * angles :], start[:angles],
-                    start[angles : 2 * angles], bounds=(lower, upper), symmetric=True,
-                    strategy="LARGE" if kind == "plain" else "CHUNKED", streaming=options,
-                    errors="independent", progress=False,
+                    start[angles : 2 * angles], bounds=(lower, upper), streaming=options,
+                    errors=jk.xpcs.ErrorOptions("independent"), progress=False,
                 )
             )  # fmt: skip
 
@@ -191,15 +191,15 @@ def checkpoints(folder: Path, quick: bool) -> tuple[list[Row], dict[str, Any]]:
 
     arms = {kind: arm(kind) for kind in results}
     seconds: list[float] = []
-    with timed(checkpoint, "save", seconds):
+    with timed(Checkpoint, "save", seconds):
         samples = harness.interleave(arms, rounds=3 if quick else 31, warmup=1)
-    # Without checkpoints: what checks, retries and exclusions take beside the calls they guard.
+    # Without checkpoints: the overhead of checks, retries and exclusions.
     guard = []
     for _ in range(3 if quick else 21):
         guarded: list[float] = []
         calls: list[float] = []
-        whole = passes.ChunkedPass
-        with timed(whole, "_run", guarded), timed(whole, "_call", calls):
+        kernel = passes._KernelCall
+        with timed(passes.ChunkedPass, "_run", guarded), timed(kernel, "__call__", calls):
             arms["off"]()
         guard.append((sum(guarded) - sum(calls)) / results["off"][-1].timings.compute)
     plain, off, on = (results[kind][-1] for kind in results)
@@ -208,7 +208,7 @@ def checkpoints(folder: Path, quick: bool) -> tuple[list[Row], dict[str, Any]]:
         raise SystemExit(f"the fits differ by {worst:.1e} standard errors, or in their passes")
     if not np.array_equal(off.popt, on.popt):
         raise SystemExit("checkpoints change the result")
-    # Passes alone: LARGE copies its data to the device once, which is not what is asked here.
+    # Passes alone: strategy "memory" copies its data to the device once, which is not compared.
     per_pass = {
         kind: statistics.median(r.timings.compute / r.nfev for r in found)
         for kind, found in results.items()
@@ -246,10 +246,13 @@ CASES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few rounds, and write nothing")
-    parser.add_argument("--case", choices=CASES, action="append", help="only these, write nothing")
-    arguments = parser.parse_args()
+    arguments = harness.parse(
+        __doc__,
+        (
+            "--case",
+            {"choices": CASES, "action": "append", "help": "only these; no results are written"},
+        ),
+    )
     rows, record = [], {}
     with tempfile.TemporaryDirectory(prefix="xpcs-fits-") as folder:
         for name in arguments.case or CASES:
@@ -260,11 +263,9 @@ def main() -> None:
     text = "\n".join(
         ["| | measured | bar | |", "|---|--:|--:|---|", *(f"| {' | '.join(r)} |" for r in rows)]
     )
-    print(f"\n{text}")
-    if arguments.quick or arguments.case:
-        return
     record = {"rows": rows, "cases": record}
-    harness.write("xpcs-fits", "Fits of two-time correlations", text, record, ["scipy", "nlsq"])
+    title, quick = "Fits of two-time correlations", bool(arguments.quick or arguments.case)
+    harness.write("xpcs-fits", title, text, record, ["scipy", "nlsq"], quick=quick)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ the same allocator state (freed memory is kept), and are checked to return the s
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
@@ -24,10 +23,10 @@ import jaxkern as jk
 SIGMA = 0.02
 
 
-def close(got: Any, wanted: Any, name: str, relative: float = 1e-9) -> None:
+def close(got: Any, expected: Any, name: str, relative: float = 1e-9) -> None:
     """Stops the benchmark where two arms differ by more than ``relative`` of the largest value."""
-    got, wanted = np.asarray(got), np.asarray(wanted)
-    worst = float(np.abs(got - wanted).max() / np.abs(wanted).max())
+    got, expected = np.asarray(got), np.asarray(expected)
+    worst = float(np.abs(got - expected).max() / np.abs(expected).max())
     if not worst <= relative:
         raise SystemExit(f"{name}: the arms differ by {worst:.2e} of the largest value")
     print(f"{name}: the arms agree to {worst:.1e} of the largest value")
@@ -86,9 +85,7 @@ def normal_arms(angles: int, frames: int, scaling: str) -> Arms:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few rounds, and write nothing")
-    quick = parser.parse_args().quick
+    quick = harness.parse(__doc__).quick
     jax.config.update("jax_enable_x64", True)
     kept = jk.performance.tune_host_allocator()
     work = [
@@ -118,12 +115,9 @@ def main() -> None:
             *rows,
         ]
     )
-    print(f"\n{text}")
-    if quick:
-        return
     note = f"Medians; every point of a data set counts; freed memory kept for all arms: {kept}."
     record = {"allocator_keeps_memory": kept, "work": record}
-    harness.write("xpcs-kernels", "XPCS kernels", text, record, note=note)
+    harness.write("xpcs-kernels", "XPCS kernels", text, record, note=note, quick=quick)
 
 
 if __name__ == "__main__":

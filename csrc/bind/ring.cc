@@ -1,4 +1,4 @@
-// The ring for Python: every wait is without the interpreter's lock, and can be interrupted.
+// Python bindings of the ring. All waits release the GIL and can be interrupted.
 #include "ring/ring.h"
 
 #include <nanobind/ndarray.h>
@@ -28,10 +28,10 @@ namespace {
 
 using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 
-// Python's main thread looks for signals this often while it waits; no other thread has to.
+// Python's main thread checks for signals with this period while it waits.
 constexpr std::chrono::milliseconds kSignalPeriod(50);
-// Below this size a copy is over before another thread has taken the interpreter's lock.
-constexpr int64_t kShortCopy = 64 << 10;
+// A copy below this size is faster than handing over the GIL.
+constexpr int64_t kShortCopyBytes = 64 << 10;
 
 nb::tuple as_tuple(const Status& status) {
   return nb::make_tuple(static_cast<int>(status.outcome), status.message, status.index);
@@ -46,24 +46,24 @@ nb::object capsule(std::unique_ptr<Lease> lease, int code) {
   const auto bits = static_cast<uint8_t>(8 * lease->spec().item_size);
   DlManagedTensor* tensor =
       LeafTensor::make(std::move(lease), {static_cast<uint8_t>(code), bits, 1});
-  PyObject* made = PyCapsule_New(tensor, "dltensor", [](PyObject* self) {
-    if (!PyCapsule_IsValid(self, "dltensor")) return;  // somebody has taken the tensor over
+  PyObject* result = PyCapsule_New(tensor, "dltensor", [](PyObject* self) {
+    if (!PyCapsule_IsValid(self, "dltensor")) return;  // a consumer owns the tensor
     auto* unused = static_cast<DlManagedTensor*>(PyCapsule_GetPointer(self, "dltensor"));
     unused->deleter(unused);
   });
-  if (made == nullptr) {
+  if (result == nullptr) {
     tensor->deleter(tensor);
     throw nb::python_error();
   }
-  return nb::steal(made);
+  return nb::steal(result);
 }
 
 nb::object bytes(std::unique_ptr<Lease> lease) {
   const auto size = static_cast<size_t>(lease->spec().bytes);
-  Lease* kept = lease.get();
-  const nb::capsule owner(kept, [](void* self) noexcept { delete static_cast<Lease*>(self); });
+  Lease* raw = lease.get();
+  const nb::capsule owner(raw, [](void* self) noexcept { delete static_cast<Lease*>(self); });
   lease.release();
-  return nb::cast(Bytes(kept->data(), {size}, owner));
+  return nb::cast(Bytes(raw->data(), {size}, owner));
 }
 
 // A read-only view of a Python buffer.
@@ -83,10 +83,10 @@ class Buffer {
   Py_buffer view_ = {};
 };
 
-// The threads that wait in a ring, so that `close` can see them leave.
+// Counts the threads that wait in a ring, so that `close` can wait until they return.
 struct Visitors {
   std::mutex mutex;
-  std::condition_variable left;
+  std::condition_variable none;
   int count = 0;
 };
 
@@ -99,14 +99,14 @@ class Visit {
   Visit(const Visit&) = delete;
   ~Visit() {
     std::lock_guard<std::mutex> lock(visitors_.mutex);
-    if (--visitors_.count == 0) visitors_.left.notify_all();
+    if (--visitors_.count == 0) visitors_.none.notify_all();
   }
 
  private:
   Visitors& visitors_;
 };
 
-// Rings share the memory itself: their last arrays may go in threads without the interpreter.
+// Rings share ownership of the memory: their last arrays may be freed in threads without the GIL.
 struct PythonSlotMemory {
   std::shared_ptr<SlotMemory> memory = std::make_shared<SlotMemory>();
 };
@@ -139,17 +139,18 @@ class PythonRing {
   PythonRing(const PythonRing&) = delete;
   ~PythonRing() {
     ring_->close();
-    if (ring_->forked()) (void)visitors_.release();  // the parent's threads may hold its lock
+    if (ring_->forked()) (void)visitors_.release();  // its mutex may be locked forever
   }
 
-  // As `acquire`; the slot holds a copy of `buffers`.
+  // Acquires a slot and copies `buffers` to it.
   nb::tuple put(int64_t index, const nb::list& buffers, double timeout, bool interruptible) {
     std::vector<Buffer> sources;
     for (nb::handle buffer : buffers) sources.emplace_back(buffer);
     const std::vector<LeafSpec>& leaves = ring_->leaves();
-    if (sources.size() != leaves.size()) throw nb::value_error("one buffer a leaf is wanted");
+    if (sources.size() != leaves.size()) throw nb::value_error("expected one buffer per leaf");
     for (size_t i = 0; i < sources.size(); ++i) {
-      if (sources[i].bytes() != leaves[i].bytes) throw nb::value_error("a buffer has another size");
+      if (sources[i].bytes() != leaves[i].bytes)
+        throw nb::value_error("the size of a buffer differs from its leaf");
     }
     PythonSlot slot{ring_, {}};
     const Status status = wait(timeout, interruptible, [&](Deadline deadline) {
@@ -160,7 +161,7 @@ class PythonRing {
         std::memcpy(slot.slot.leaf(i), sources[i].data(), static_cast<size_t>(sources[i].bytes()));
       }
     };
-    if (status.ok() && bytes_ <= kShortCopy) {
+    if (status.ok() && bytes_ <= kShortCopyBytes) {
       copy();
     } else if (status.ok()) {
       Unlocked unlocked;
@@ -169,7 +170,7 @@ class PythonRing {
     return with_slot(status, std::move(slot));
   }
 
-  // (outcome, message, index), and a slot where the outcome is 0.
+  // Returns (outcome, message, index, slot); the slot is None unless the outcome is 0.
   nb::tuple acquire(int64_t index, double timeout, bool interruptible) {
     PythonSlot slot{ring_, {}};
     const Status status = wait(timeout, interruptible, [&](Deadline deadline) {
@@ -178,8 +179,8 @@ class PythonRing {
     return with_slot(status, std::move(slot));
   }
 
-  // (outcome, message, index, record, leaves): a leaf is a DLPack capsule where its dtype has a
-  // code, else, or with `dlpack` false, an array of bytes.
+  // Returns (outcome, message, index, record, leaves). A leaf is a DLPack capsule if `dlpack` is
+  // true and its dtype has a DLPack code, otherwise an array of bytes.
   nb::tuple take(double timeout, bool interruptible, bool dlpack) {
     Batch batch;
     const Status status = wait(timeout, interruptible,
@@ -194,16 +195,16 @@ class PythonRing {
                           status.record, leaves);
   }
 
-  // Wakes everybody, then lets those who waited leave. False when some are still here.
+  // Closes the ring and waits until no thread waits in it. Returns false at the deadline.
   bool close(double timeout) {
     const Deadline deadline = deadline_in(timeout);
     Unlocked unlocked;
     if (ring_->forked()) return true;
     ring_->close();
     std::unique_lock<std::mutex> lock(visitors_->mutex);
-    const auto left = [this] { return visitors_->count == 0; };
-    if (deadline != kNoDeadline) return visitors_->left.wait_until(lock, deadline, left);
-    visitors_->left.wait(lock, left);
+    const auto empty = [this] { return visitors_->count == 0; };
+    if (deadline != kNoDeadline) return visitors_->none.wait_until(lock, deadline, empty);
+    visitors_->none.wait(lock, empty);
     return true;
   }
 
@@ -212,7 +213,7 @@ class PythonRing {
  private:
   template <typename Call>
   Status wait(double timeout, bool interruptible, const Call& call) {
-    // What is there already costs no hand-over of the interpreter's lock.
+    // First without a wait: no need to release the GIL if the call can complete at once.
     Status status = call(kNow);
     if (status.outcome != Outcome::kTimeout) return status;
     const Deadline deadline = deadline_in(timeout);
@@ -220,7 +221,7 @@ class PythonRing {
       Deadline next = deadline;
       if (interruptible) next = std::min(next, Deadline(Clock::now() + kSignalPeriod));
       {
-        const Visit visit(*visitors_);  // ends before a signal's handler, which may close the ring
+        const Visit visit(*visitors_);  // ends before signal handlers run, which may close the ring
         Unlocked unlocked;
         status = call(next);
       }
@@ -230,12 +231,12 @@ class PythonRing {
   }
 
   static nb::tuple with_slot(const Status& status, PythonSlot&& slot) {
-    nb::object held = status.ok() ? nb::cast(std::move(slot)) : nb::none();
-    return nb::make_tuple(static_cast<int>(status.outcome), status.message, status.index, held);
+    nb::object object = status.ok() ? nb::cast(std::move(slot)) : nb::none();
+    return nb::make_tuple(static_cast<int>(status.outcome), status.message, status.index, object);
   }
 
   std::shared_ptr<Ring> ring_;
-  std::vector<int> codes_;  // [leaf] DLPack's type codes; -1 where the dtype has none
+  std::vector<int> codes_;  // [leaf] DLPack type codes; -1 if the dtype has none
   int64_t bytes_ = 0;
   std::unique_ptr<Visitors> visitors_ = std::make_unique<Visitors>();
 };
@@ -262,17 +263,17 @@ nb::dict statistics(const PythonRing& self) {
 }  // namespace
 
 void define_ring(nb::module_& module) {
-  // A ring that a daemon thread still holds when the interpreter ends is closed, not leaked.
+  // A daemon thread may hold a ring at interpreter exit; such rings are closed, not leaked.
   nb::set_leak_warnings(false);
   module.def(
       "ring_access", [] { return nb::capsule(&program_access(), kProgramAccess); },
-      nb::sig("def ring_access() -> object"), "The rings, for the CUDA module.");
+      nb::sig("def ring_access() -> object"), "Functions of rings, for the CUDA module.");
   module.def(
       "join_waiters", [](double timeout) { return join_waiters(deadline_in(timeout)); },
       nb::arg("timeout"), nb::call_guard<Unlocked>(),
-      "Joins the threads in which programs waited for rings; False where some still wait.");
-  // A slot moves away when it is committed: without the interpreter's lock, its own one keeps two
-  // threads from doing that at once. The ring locks itself.
+      "Joins the threads in which programs wait for rings; returns False if some still wait.");
+  // A commit moves from the slot: without the GIL, the slot's own lock prevents two threads from
+  // doing so at once. The ring has its own mutex.
   nb::class_<PythonSlot>(module, "RingSlot")
       .def_prop_ro(
           "index", [](const PythonSlot& self) { return self.slot.index(); }, nb::lock_self())
@@ -283,19 +284,20 @@ void define_ring(nb::module_& module) {
             for (size_t i = 0; i < self.slot.size(); ++i) {
               auto* memory = new BlockRef(self.slot.block(i));
               const nb::capsule owner(
-                  memory, [](void* kept) noexcept { delete static_cast<BlockRef*>(kept); });
+                  memory, [](void* block) noexcept { delete static_cast<BlockRef*>(block); });
               leaves.append(nb::cast(Bytes((*memory)->data(), {(*memory)->bytes()}, owner)));
             }
             return leaves;
           },
-          nb::lock_self(), "The memory to fill, as bytes; it must not be written after the commit.")
+          nb::lock_self(),
+          "Returns the memory to fill, as bytes. It must not be written after the commit.")
       .def(
           "abandon", [](PythonSlot& self) { self.slot.abandon(); }, nb::lock_self(),
-          "Gives the slot back.")
+          "Returns the slot without a batch.")
       .def(
           "commit",
           [](PythonSlot& self) { return as_tuple(self.ring->commit(std::move(self.slot))); },
-          nb::lock_self(), "Delivers the batch: (outcome, message, index).");
+          nb::lock_self(), "Delivers the batch; returns (outcome, message, index).");
 
   nb::class_<PythonSlotMemory>(module, "SlotMemory").def(nb::init<>());
 

@@ -1,4 +1,4 @@
-// Native batch assembly for Python, and its row copies alone. An assembly keeps its arrays and
+// Python bindings of native batch assembly and of its row copies. An assembly keeps its arrays and
 // producers alive.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -26,14 +26,14 @@ using Parameters = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using Target = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 // The bytes of an array's rows: [rows, bytes of a row], any stride between rows.
 using Part = nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>;
-// (arrays whose rows follow each other, Cast, capsule or None)
+// (arrays of consecutive rows, Cast, producer capsule or None)
 using Leaf = std::tuple<std::vector<Part>, int32_t, nb::object>;
 
 Producer producer_of(const nb::object& capsule) {
   if (capsule.is_none()) return {};
   if (!PyCapsule_IsValid(capsule.ptr(), JAXKERN_PRODUCER_CAPSULE)) {
-    throw nb::type_error("a producer is wanted in a capsule named " JAXKERN_PRODUCER_CAPSULE
-                         ", as core/producer.h says");
+    throw nb::type_error("expected a producer in a capsule named " JAXKERN_PRODUCER_CAPSULE
+                         "; see core/producer.h");
   }
   return Producer(*static_cast<const JaxkernProducer*>(
       PyCapsule_GetPointer(capsule.ptr(), JAXKERN_PRODUCER_CAPSULE)));
@@ -103,45 +103,45 @@ class PythonAssembly {
 
 int64_t submit(PythonAssembly& self, const Records& records,
                const std::vector<std::vector<Parameters>>& operands) {
-  std::vector<std::vector<AssemblyOperand>> given;
+  std::vector<std::vector<AssemblyOperand>> parameters;
   for (const std::vector<Parameters>& leaf : operands) {
-    given.emplace_back();
+    parameters.emplace_back();
     for (const Parameters& array : leaf) {
       if (array.ndim() == 0) throw nb::value_error("a parameter array has no leading axis");
       int64_t bytes = static_cast<int64_t>(array.itemsize());
       for (size_t axis = 1; axis < array.ndim(); ++axis) {
         bytes *= static_cast<int64_t>(array.shape(axis));
       }
-      given.back().push_back({array.data(), static_cast<int64_t>(array.shape(0)), bytes});
+      parameters.back().push_back({array.data(), static_cast<int64_t>(array.shape(0)), bytes});
     }
   }
   Unlocked unlocked;
-  return self.native().submit(records.data(), static_cast<int64_t>(records.shape(0)), given);
+  return self.native().submit(records.data(), static_cast<int64_t>(records.shape(0)), parameters);
 }
 
-// Rows `records` of arrays to `out`, in this thread.
+// Copies rows `records` of arrays to `out`, in this thread.
 void gather_rows(const std::vector<Part>& parts, const Records& records, const Target& out) {
   const Rows rows = rows_of(parts, static_cast<int32_t>(Cast::kNone));
   const int64_t bytes = rows.bytes;
-  // The copy is checked: the caller's array may be written to meanwhile.
-  const std::vector<int64_t> wanted(records.data(), records.data() + records.shape(0));
-  const auto count = static_cast<int64_t>(wanted.size());
+  // Check the copy: another thread may modify the caller's array.
+  const std::vector<int64_t> indices(records.data(), records.data() + records.shape(0));
+  const auto count = static_cast<int64_t>(indices.size());
   int64_t all = 0;
   if (__builtin_mul_overflow(bytes, count, &all) || all != static_cast<int64_t>(out.nbytes())) {
-    throw nb::value_error(("out has " + std::to_string(out.nbytes()) + " bytes; " +
-                           std::to_string(count) + " rows of " + std::to_string(bytes) +
-                           " are wanted")
+    throw nb::value_error(("out has " + std::to_string(out.nbytes()) + " bytes; expected " +
+                           std::to_string(count) + " rows of " + std::to_string(bytes))
                               .c_str());
   }
-  if (const int64_t at = first_outside(wanted.data(), count, rows.count); at >= 0) {
-    throw nb::index_error(("row " + std::to_string(wanted[static_cast<size_t>(at)]) + " of " +
-                           std::to_string(rows.count))
+  if (const int64_t at = first_outside(indices.data(), count, rows.count); at >= 0) {
+    throw nb::index_error(("row " + std::to_string(indices[static_cast<size_t>(at)]) +
+                           " is out of range; the arrays have " + std::to_string(rows.count) +
+                           " rows")
                               .c_str());
   }
   if (all == 0) return;
   const std::atomic<bool> stop{false};
   Unlocked unlocked;
-  (void)gather(rows, wanted.data(), count, reinterpret_cast<char*>(out.data()), false, stop);
+  (void)gather(rows, indices.data(), count, reinterpret_cast<char*>(out.data()), false, stop);
 }
 
 }  // namespace
@@ -156,7 +156,7 @@ void define_assembly(nb::module_& module) {
           },
           nb::arg("ring"), nb::arg("leaves").noconvert(), nb::arg("batch"), nb::arg("mask"),
           nb::arg("start"), nb::arg("workers"), nb::arg("producers"), nb::arg("valid") = false,
-          nb::keep_alive<1, 8>())  // the rows of a producer may point to memory of its own
+          nb::keep_alive<1, 8>())  // a producer's rows may point to memory that it owns
       .def("submit", &submit, nb::arg("records"), nb::arg("operands"))
       .def(
           "wait_for_room",

@@ -1,4 +1,4 @@
-// Packing of token sequences for Python; rows are written without the interpreter's lock.
+// Python bindings for packing token sequences. Rows are written without the GIL.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -26,25 +26,25 @@ using Integers = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::devic
 using Pieces = nb::ndarray<const int64_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
 using Values = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Rows = nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Made = nb::ndarray<nb::numpy, int64_t>;
+using Array = nb::ndarray<nb::numpy, int64_t>;
 
 static_assert(sizeof(Piece) == 4 * sizeof(int64_t), "pieces go to Python as int64 [P, 4]");
 
-Made to_numpy(const int64_t* data, size_t rows, size_t columns) {
+Array to_numpy(const int64_t* data, size_t rows, size_t columns) {
   auto* copy = new int64_t[rows * columns + 1];
   std::copy(data, data + rows * columns, copy);
   nb::capsule owner(copy, [](void* p) noexcept { delete[] static_cast<int64_t*>(p); });
-  if (columns == 1) return Made(copy, {rows}, owner);
-  return Made(copy, {rows, columns}, owner);
+  if (columns == 1) return Array(copy, {rows}, owner);
+  return Array(copy, {rows, columns}, owner);
 }
 
-Made to_numpy(const std::vector<Piece>& pieces) {
+Array to_numpy(const std::vector<Piece>& pieces) {
   return to_numpy(reinterpret_cast<const int64_t*>(pieces.data()), pieces.size(), 4);
 }
 
-std::vector<Piece> pieces_of(const Pieces& given) {
-  const auto* first = reinterpret_cast<const Piece*>(given.data());
-  return std::vector<Piece>(first, first + given.shape(0));
+std::vector<Piece> copy_pieces(const Pieces& pieces) {
+  const auto* first = reinterpret_cast<const Piece*>(pieces.data());
+  return std::vector<Piece>(first, first + pieces.shape(0));
 }
 
 int64_t add(Packer& self, const Integers& begins, const Integers& lengths, int64_t rows) {
@@ -54,8 +54,8 @@ int64_t add(Packer& self, const Integers& begins, const Integers& lengths, int64
   return self.add(begins.data(), lengths.data(), static_cast<int64_t>(begins.shape(0)), rows);
 }
 
-// The open bins: how many pieces each has, and the pieces.
-std::tuple<Made, Made> open_bins(const Packer& self) {
+// Returns the number of pieces of each open bin, and the pieces.
+std::tuple<Array, Array> open_bins(const Packer& self) {
   std::vector<int64_t> sizes;
   std::vector<Piece> pieces;
   for (const std::vector<Piece>& bin : self.bins()) {
@@ -69,16 +69,17 @@ std::tuple<Made, Made> open_bins(const Packer& self) {
 void restore(Packer& self, int64_t document, int64_t started, const Integers& sizes,
              const Pieces& pieces) {
   std::vector<std::vector<Piece>> bins;
-  // The copies are checked: another thread can write to the caller's arrays.
-  const std::vector<Piece> all = pieces_of(pieces);
+  // Check copies: another thread may modify the caller's arrays.
+  const std::vector<Piece> all = copy_pieces(pieces);
   const std::vector<int64_t> own_sizes(sizes.data(), sizes.data() + sizes.shape(0));
   auto next = all.begin();
   for (const int64_t size : own_sizes) {
-    if (size < 1 || size > all.end() - next) throw nb::value_error("bins of other sizes");
+    if (size < 1 || size > all.end() - next)
+      throw nb::value_error("the sizes of the bins do not match the pieces");
     bins.emplace_back(next, next + size);
     next += size;
   }
-  if (next != all.end()) throw nb::value_error("a piece is in no bin");
+  if (next != all.end()) throw nb::value_error("there are more pieces than the bins hold");
   self.restore(document, started, bins);
 }
 
@@ -93,7 +94,7 @@ Kind kind_of(const nb::dlpack::dtype& dtype) {
       if (dtype.bits == 8 << power) return static_cast<Kind>(2 * power + (is_signed ? 0 : 1));
     }
   }
-  throw nb::type_error("token fields are integers or float32");
+  throw nb::type_error("expected token fields of integers or float32");
 }
 
 template <typename T>
@@ -101,7 +102,7 @@ T* marks_of(const std::optional<Rows>& array, int64_t rows, int64_t length) {
   if (!array) return nullptr;
   if (static_cast<int64_t>(array->shape(0)) != rows ||
       static_cast<int64_t>(array->shape(1)) != length || array->itemsize() != sizeof(T)) {
-    throw nb::value_error("an array of marks has another shape or dtype");
+    throw nb::value_error("an array of marks has the wrong shape or dtype");
   }
   return static_cast<T*>(array->data());
 }
@@ -112,14 +113,14 @@ std::tuple<int64_t, int64_t> write(const Pieces& pieces, const Integers& ends, i
                                    const std::optional<Rows>& positions,
                                    const std::optional<Rows>& loss_mask) {
   const auto rows = static_cast<int64_t>(ends.shape(0));
-  std::vector<Field> given;
+  std::vector<Field> checked_fields;
   for (const auto& [values, out, pad] : fields) {
     if (static_cast<int64_t>(out.shape(0)) != rows ||
         static_cast<int64_t>(out.shape(1)) != length || out.itemsize() != 4) {
-      throw nb::value_error("a field's rows have another shape or dtype");
+      throw nb::value_error("the rows of a field have the wrong shape or dtype");
     }
-    given.push_back({values.data(), static_cast<int64_t>(values.shape(0)), kind_of(values.dtype()),
-                     pad, static_cast<uint32_t*>(out.data())});
+    checked_fields.push_back({values.data(), static_cast<int64_t>(values.shape(0)),
+                              kind_of(values.dtype()), pad, static_cast<uint32_t*>(out.data())});
   }
   const RowMarks marks{marks_of<int32_t>(segment_ids, rows, length),
                        marks_of<int32_t>(positions, rows, length),
@@ -128,23 +129,23 @@ std::tuple<int64_t, int64_t> write(const Pieces& pieces, const Integers& ends, i
   BadValue bad;
   {
     Unlocked unlocked;
-    // A copy: another thread may write to the caller's between the check and the use.
-    const std::vector<Piece> own = pieces_of(pieces);
+    // Copies: another thread may modify the caller's arrays between the check and the use.
+    const std::vector<Piece> own = copy_pieces(pieces);
     const std::vector<int64_t> own_ends(ends.data(), ends.data() + rows);
     problem = check_rows(own.data(), static_cast<int64_t>(own.size()), own_ends.data(), rows,
-                         length, given);
+                         length, checked_fields);
     if (problem.empty()) {
-      bad = write_rows(own.data(), own_ends.data(), rows, length, given, marks);
+      bad = write_rows(own.data(), own_ends.data(), rows, length, checked_fields, marks);
     }
   }
   if (!problem.empty()) throw nb::value_error(problem.c_str());
-  return {bad.field, bad.place};
+  return {bad.field, bad.index};
 }
 
 }  // namespace
 
 void define_packing(nb::module_& module) {
-  // Without the interpreter's lock, its own one keeps two threads from packing at once.
+  // Without the GIL, the packer's own lock prevents concurrent calls.
   nb::class_<Packer>(module, "TokenPacker")
       .def(
           "__init__",
@@ -158,14 +159,15 @@ void define_packing(nb::module_& module) {
       .def(
           "take",
           [](Packer& self) {
-            const PackedRows taken = self.take();
-            return std::tuple<Made, Made>(to_numpy(taken.pieces),
-                                          to_numpy(taken.ends.data(), taken.ends.size(), 1));
+            const PackedRows rows = self.take();
+            return std::tuple<Array, Array>(to_numpy(rows.pieces),
+                                            to_numpy(rows.ends.data(), rows.ends.size(), 1));
           },
           nb::lock_self(),
           nb::sig("def take(self) -> tuple[numpy.typing.NDArray, numpy.typing.NDArray]"),
-          "The complete rows: pieces int64 [P, 4] (document, start, count, begin), and ends int64 "
-          "[rows] among them.")
+          "Returns the complete rows: pieces int64 [P, 4] (document, start, count, begin), and "
+          "ends "
+          "int64 [rows], the end of each row among the pieces.")
       .def("skip", &Packer::skip, nb::lock_self())
       .def("restore", &restore, nb::arg("document"), nb::arg("started"), nb::arg("sizes"),
            nb::arg("pieces"), nb::lock_self())
@@ -181,11 +183,13 @@ void define_packing(nb::module_& module) {
         return bad_offset(offsets.data(), static_cast<int64_t>(offsets.shape(0)), size);
       },
       nb::arg("offsets"), nb::arg("size"),
-      "The first place at which offsets do not rise from 0 or more to `size` or less, or -1.");
-  module.def("write_token_rows", &write, nb::arg("pieces"), nb::arg("ends"), nb::arg("length"),
-             nb::arg("fields"), nb::arg("segment_ids").none(), nb::arg("positions").none(),
-             nb::arg("loss_mask").none(),
-             "Writes rows; returns the field and the place of a value that is no int32, or -1.");
+      "Returns the first position at which offsets decrease or leave [0, size], or -1.");
+  module.def(
+      "write_token_rows", &write, nb::arg("pieces"), nb::arg("ends"), nb::arg("length"),
+      nb::arg("fields"), nb::arg("segment_ids").none(), nb::arg("positions").none(),
+      nb::arg("loss_mask").none(),
+      "Writes rows; returns the field and the index of the first value that does not fit int32, "
+      "or -1.");
 }
 
 }  // namespace jaxkern::tokens

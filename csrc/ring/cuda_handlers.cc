@@ -1,5 +1,5 @@
-// The CUDA handlers of the ring: copy between a slot and device memory on XLA's stream; the slot
-// goes back, or is committed, when the stream has come there.
+// CUDA handlers of the ring: copy between a slot and device memory on XLA's stream. A stream
+// callback returns or commits the slot after the copy.
 #include <cuda_runtime_api.h>
 
 #include <atomic>
@@ -22,8 +22,8 @@ ffi::Error failure(const char* op, const char* what, cudaError_t status) {
                               cudaGetErrorName(status) + " (" + cudaGetErrorString(status) + ")");
 }
 
-// The ring that the token in device memory names. The key is data, so the host waits until the
-// stream has come here.
+// Finds the ring of the token in device memory. The key is data, so the host synchronizes with the
+// stream.
 ffi::Error find_ring(const RingOperands& o, cudaStream_t stream, std::shared_ptr<Ring>* ring) {
   const void* token = o.token.untyped_data();
   uint32_t words[2] = {};
@@ -39,11 +39,11 @@ ffi::Error find_ring(const RingOperands& o, cudaStream_t stream, std::shared_ptr
   return *ring == nullptr ? no_ring(o.op) : ffi::Error::Success();
 }
 
-// Runs in CUDA's callback thread, where no CUDA call is allowed; after an error of the device too.
+// Runs in CUDA's callback thread, where CUDA calls are not allowed; also after a device error.
 void CUDART_CB end_batch(cudaStream_t, cudaError_t status, void* data) {
   const std::unique_ptr<HostBatch> batch(static_cast<HostBatch*>(data));
   const char* error = status == cudaSuccess ? nullptr : cudaGetErrorString(status);
-  g_access.load()->end_elsewhere(std::move(*batch), error);
+  g_access.load()->end_in_waiter(std::move(*batch), error);
 }
 
 template <typename Op>
@@ -54,9 +54,9 @@ ffi::Error on_cuda(const Op& o, cudaStream_t stream) {
   if (ffi::Error error = o.check_leaves(ring->leaves()); error.failure()) return error;
   auto batch = std::make_unique<HostBatch>();
   const ProgramAccess& rings = *g_access.load();
-  const Status got =
+  const Status acquired =
       (Op::kPops ? rings.take : rings.acquire)(ring, ring->pop_deadline(), batch.get());
-  if (!got.ok()) return failure(o.op, got);
+  if (!acquired.ok()) return failure(o.op, acquired);
   cudaError_t status = cudaSuccess;
   for (size_t i = 0; i < o.leaves.size() && status == cudaSuccess; ++i) {
     void *device = o.leaves[i].untyped_data(), *host = batch->leaves[i];
@@ -65,18 +65,18 @@ ffi::Error on_cuda(const Op& o, cudaStream_t stream) {
     status = Op::kPops ? cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream)
                        : cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream);
   }
-  // Not cudaLaunchHostFunc, which never calls back after an error: the slot would be lost.
+  // Not cudaLaunchHostFunc, which is not called after an error: the slot would be lost.
   if (status == cudaSuccess) status = cudaStreamAddCallback(stream, &end_batch, batch.get(), 0);
   if (status == cudaSuccess) {
-    (void)batch.release();  // the callback's
+    (void)batch.release();  // owned by the callback
     return ffi::Error::Success();
   }
-  (void)cudaStreamSynchronize(stream);  // a copy that was enqueued still uses the slot
+  (void)cudaStreamSynchronize(stream);  // an enqueued copy may still use the slot
   return failure(o.op, "a copy of the batch", status);
 }
 
-// A thread of its own has the ring's device, and leaves the caller's current one alone. Without a
-// device, CUDA would open a context on device 0, which costs each process some 500 MB there.
+// A separate thread selects the ring's device, so that the caller's current device is unchanged.
+// Without a selected device CUDA would create a context on device 0, about 500 MB per process.
 void* allocate_pinned(size_t bytes, int device) {
   void* data = nullptr;
   const auto allocate = [&] {
@@ -88,7 +88,7 @@ void* allocate_pinned(size_t bytes, int device) {
   };
   try {
     std::thread(allocate).join();
-  } catch (const std::exception&) {  // no thread to be had
+  } catch (const std::exception&) {  // the thread could not be started
   }
   return data;
 }
@@ -97,9 +97,9 @@ void free_pinned(void* data, int device) {
   if (cudaSetDevice(device) == cudaSuccess) (void)cudaFreeHost(data);
 }
 
-// The last reader may be a callback of CUDA, which must not free.
+// The last reference may end in a CUDA callback, which must not free memory.
 void release_pinned(void* data, size_t, int device) {
-  if (!g_access.load()->run_elsewhere(&free_pinned, data, device)) free_pinned(data, device);
+  if (!g_access.load()->run_in_waiter(&free_pinned, data, device)) free_pinned(data, device);
 }
 
 }  // namespace

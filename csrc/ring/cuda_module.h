@@ -1,4 +1,4 @@
-// What joins the CUDA module's handlers of the ring to the CPU module, where the rings are.
+// Connects the ring handlers of the CUDA module to the CPU module, which owns the rings.
 #ifndef JAXKERN_RING_CUDA_MODULE_H_
 #define JAXKERN_RING_CUDA_MODULE_H_
 
@@ -6,11 +6,12 @@
 
 namespace jaxkern::ring {
 
-// Before the first program runs: where the rings are. The table lives as long as the process.
+// Sets the functions that access rings; called before the first program runs. The table is never
+// destroyed.
 void set_program_access(const ProgramAccess* access);
 
-// Page-locked memory, from which copies to any device run while the host continues. It is made in
-// the context of `device`, the CUDA ordinal of a device that the ring serves.
+// Returns an allocator of page-locked memory, from which copies to any device are asynchronous. It
+// allocates in the context of `device`, the CUDA ordinal of a device that the ring feeds.
 Allocator pinned_allocator(int device);
 
 }  // namespace jaxkern::ring

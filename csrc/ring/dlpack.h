@@ -1,6 +1,5 @@
-// A leaf of a delivered batch as a DLPack tensor, whose deleter may run in any thread, without the
-// interpreter's lock. The structures are DLPack's ABI before version 1:
-// https://dmlc.github.io/dlpack
+// A leaf of a delivered batch as a DLPack tensor. Its deleter may run in any thread without the
+// GIL. The structures are DLPack's ABI before version 1: https://dmlc.github.io/dlpack
 #ifndef JAXKERN_RING_DLPACK_H_
 #define JAXKERN_RING_DLPACK_H_
 
@@ -38,7 +37,7 @@ struct DlManagedTensor {
   void (*deleter)(DlManagedTensor* self);
 };
 
-// The tensor and what it must keep alive.
+// The tensor together with the lease that keeps its memory alive.
 class LeafTensor {
  public:
   static DlManagedTensor* make(std::unique_ptr<Lease> lease, DlType type) {

@@ -1,4 +1,4 @@
-// Row copies at the speed of memory: whole cache lines past the caches, and rows asked for ahead.
+// Row copies at memory bandwidth: non-temporal stores of full cache lines, and prefetched rows.
 #include "ring/gather.h"
 
 #include <algorithm>
@@ -12,12 +12,12 @@ namespace jaxkern::ring {
 namespace {
 
 constexpr int64_t kLine = 64;
-// The processor follows a row by itself once it has seen its first lines; it cannot guess where
-// the next one is. So many rows ahead, so much of each.
+// The hardware prefetcher follows a row after its first lines but cannot predict the next row:
+// prefetch this many rows ahead, and this many cache lines of each.
 constexpr int64_t kRowsAhead = 8;
 constexpr int64_t kLinesAhead = 4;
-// Shorter rows are not worth their partial lines.
-constexpr int64_t kLeastStreamed = 4096;
+// For shorter rows partial cache lines outweigh the benefit.
+constexpr int64_t kMinStreamedBytes = 4096;
 
 void prefetch_row(const char* row, int64_t bytes) {
   for (int64_t at = 0; at < std::min(bytes, kLinesAhead * kLine); at += kLine) {
@@ -43,7 +43,7 @@ void copy_streamed(char* out, const char* row, int64_t bytes) {
   }
   std::memcpy(out + at, row + at, static_cast<size_t>(bytes - at));
 }
-// Streamed stores are not ordered with the commit that follows them.
+// Non-temporal stores are not ordered with the commit that follows.
 void end_stream() { _mm_sfence(); }
 #else
 void copy_streamed(char* out, const char* row, int64_t bytes) {
@@ -55,7 +55,7 @@ void end_stream() {}
 template <typename From, typename To>
 void convert(char* out, const char* row, int64_t bytes) {
   const int64_t items = bytes / static_cast<int64_t>(sizeof(From));
-  for (int64_t i = 0; i < items; ++i) {  // rows of a file lie at any address
+  for (int64_t i = 0; i < items; ++i) {  // rows of a file may be unaligned
     From value;
     std::memcpy(&value, row + i * static_cast<int64_t>(sizeof(From)), sizeof(From));
     const To converted = static_cast<To>(value);
@@ -97,7 +97,7 @@ bool gather(const Rows& rows, const int64_t* records, int64_t size, char* out, b
     case Cast::kNone:
       break;
   }
-  if (stream && rows.bytes >= kLeastStreamed) {
+  if (stream && rows.bytes >= kMinStreamedBytes) {
     const bool done = each_row(rows, records, size, out, stop, copy_streamed);
     end_stream();
     return done;

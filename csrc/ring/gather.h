@@ -1,4 +1,4 @@
-// Copies rows of an array, in any order, behind each other.
+// Gathers rows of an array, in any order, into contiguous memory.
 #ifndef JAXKERN_RING_GATHER_H_
 #define JAXKERN_RING_GATHER_H_
 
@@ -9,22 +9,22 @@
 
 namespace jaxkern::ring {
 
-// What happens to a row's items on the way: JAX has no 64-bit types unless they are enabled.
+// Conversion of a row's items: JAX has no 64-bit types unless they are enabled.
 enum class Cast : int32_t {
   kNone = 0,
   kInt64ToInt32 = 1,      // keeps the low 32 bits, as NumPy does; also unsigned
-  kFloat64ToFloat32 = 2,  // also the two parts of a complex number
+  kFloat64ToFloat32 = 2,  // also for the two parts of complex numbers
 };
 constexpr int32_t kCasts = 3;
 
-// Where the rows from `first` on lie.
+// Location of the rows from `first` on.
 struct RowBlock {
   int64_t first = 0;
   const char* base = nullptr;
   int64_t stride = 0;
 };
 
-// The rows of an array; each lies without gaps in memory, at any address.
+// The rows of an array. Each row is contiguous, at any alignment.
 struct Rows {
   const char* base = nullptr;
   int64_t count = 0;
@@ -35,20 +35,21 @@ struct Rows {
 
   const char* at(int64_t row) const {
     if (more.empty() || row < more.front().first) return base + row * stride;
-    const auto behind = std::upper_bound(
-        more.begin(), more.end(), row,
-        [](int64_t wanted, const RowBlock& block) { return wanted < block.first; });
-    const RowBlock& block = *(behind - 1);
+    const auto next =
+        std::upper_bound(more.begin(), more.end(), row,
+                         [](int64_t index, const RowBlock& block) { return index < block.first; });
+    const RowBlock& block = *(next - 1);
     return block.base + (row - block.first) * block.stride;
   }
   int64_t output_bytes() const { return cast == Cast::kNone ? bytes : bytes / 2; }
 };
 
-// The place of the first record that is not in [0, count), or -1.
+// Returns the position of the first record outside [0, count), or -1.
 int64_t first_outside(const int64_t* records, int64_t size, int64_t count);
 
-// Copies rows `records` [size], which exist, to `out`. With `stream`, past the caches: for batches
-// that nobody reads before they have left them. Stops early, with false, once `stop` is set.
+// Copies rows `records` [size], which must be in range, to `out`. `stream` selects non-temporal
+// stores, for batches that leave the caches before they are read. Returns false as soon as `stop`
+// is set.
 bool gather(const Rows& rows, const int64_t* records, int64_t size, char* out, bool stream,
             const std::atomic<bool>& stop);
 

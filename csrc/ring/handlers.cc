@@ -1,5 +1,5 @@
-// The CPU handlers of the ring: take or put a batch in the middle of a program. What is there
-// already is copied at once; a wait goes to a thread of its own, so that XLA's threads stay free.
+// CPU handlers of the ring: take or put a batch inside a program. A batch or slot that is available
+// is copied at once; otherwise a separate thread waits, so that XLA's threads are not blocked.
 #include <cstring>
 #include <utility>
 
@@ -16,7 +16,7 @@ struct Leaf {
   size_t bytes;
 };
 
-ffi::Future settled(ffi::Error error) {
+ffi::Future completed(ffi::Error error) {
   ffi::Promise promise;
   ffi::Future future(promise);
   if (error.success()) {
@@ -27,23 +27,23 @@ ffi::Future settled(ffi::Error error) {
   return future;
 }
 
-// `attempt(deadline)` first without a wait, then with one. It must copy what it needs.
+// Calls `attempt(deadline)` first without and then with a wait. `attempt` must own what it uses.
 template <typename Attempt>
 ffi::Future run(const char* op, const std::shared_ptr<Ring>& ring, Attempt attempt) {
   Status status = attempt(kNow);
-  if (status.ok()) return settled(ffi::Error::Success());
-  if (status.outcome != Outcome::kTimeout) return settled(failure(op, status));
+  if (status.ok()) return completed(ffi::Error::Success());
+  if (status.outcome != Outcome::kTimeout) return completed(failure(op, status));
   const Deadline deadline = ring->pop_deadline();
   ffi::Promise promise;
   ffi::Future future(promise);
-  // Made now: there may be no memory for it when it is wanted, and a promise must be kept.
+  // Allocated in advance: a promise must be fulfilled even when memory is exhausted.
   ffi::Error error(ffi::ErrorCode::kResourceExhausted, std::string(op) + ": out of memory");
   try {
-    run_waiting([op, promise, deadline, attempt, error]() mutable {
+    run_in_thread([op, promise, deadline, attempt, error]() mutable {
       try {
         const Status late = attempt(deadline);
         error = late.ok() ? ffi::Error::Success() : failure(op, late);
-      } catch (const std::exception&) {  // of memory: nothing else fails there
+      } catch (const std::exception&) {  // std::bad_alloc; `error` remains
       }
       if (error.success()) {
         promise.SetAvailable();
@@ -52,23 +52,23 @@ ffi::Future run(const char* op, const std::shared_ptr<Ring>& ring, Attempt attem
       }
     });
   } catch (const std::exception& why) {
-    promise.SetError(
-        ffi::Error::Internal(std::string(op) + ": no thread to wait in: " + why.what()));
+    promise.SetError(ffi::Error::Internal(std::string(op) +
+                                          ": cannot start a thread to wait in: " + why.what()));
   }
   return future;
 }
 
 template <typename Op>
 ffi::Future on_cpu(const Op& o) {
-  if (ffi::Error error = o.check_tokens(); error.failure()) return settled(std::move(error));
+  if (ffi::Error error = o.check_tokens(); error.failure()) return completed(std::move(error));
   const auto* words = static_cast<const uint32_t*>(o.token.untyped_data());
   const ProgramAccess& rings = program_access();
   const std::shared_ptr<Ring> ring = rings.find(key_of(words));
-  if (ring == nullptr) return settled(no_ring(o.op));
+  if (ring == nullptr) return completed(no_ring(o.op));
   if (ffi::Error error = o.check_leaves(ring->leaves()); error.failure()) {
-    return settled(std::move(error));
+    return completed(std::move(error));
   }
-  std::vector<Leaf> leaves;  // the buffers themselves end with this call
+  std::vector<Leaf> leaves;  // the buffers are only valid during this call
   for (const ffi::AnyBuffer& leaf : o.leaves) {
     if (Op::kPops) advise_results(leaf);
     leaves.push_back({static_cast<char*>(leaf.untyped_data()), leaf.size_bytes()});

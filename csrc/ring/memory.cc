@@ -1,4 +1,4 @@
-// Slot memory on the host, in huge pages where the kernel has them.
+// Slot memory on the host, in huge pages if the kernel supports them.
 #include "ring/memory.h"
 
 #include <pthread.h>
@@ -15,21 +15,20 @@ namespace jaxkern::ring {
 namespace {
 
 void* allocate(size_t bytes, int) {
-  // First touches of fresh memory are page faults: 512 times fewer with huge pages. A block that
-  // is small against them keeps to the heap.
+  // Huge pages reduce page faults by a factor of 512. Small blocks come from the heap.
   const bool huge = bytes >= 2 * kHugePage;
   const size_t alignment = huge ? kHugePage : kAlignment;
   if (bytes > SIZE_MAX - alignment) return nullptr;
-  const size_t whole = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   void* data = nullptr;
-  if (posix_memalign(&data, alignment, whole == 0 ? kAlignment : whole) != 0) return nullptr;
+  if (posix_memalign(&data, alignment, rounded == 0 ? kAlignment : rounded) != 0) return nullptr;
   if (huge) advise_huge_pages(data, bytes);
   return data;
 }
 
 std::atomic<uint64_t> g_generation{0};
 
-// Runs when the library is loaded: a child must count even if its parent never made a ring.
+// Registered when the library is loaded: a child must be detected even if no ring existed before.
 const int g_fork_hook = pthread_atfork(nullptr, nullptr, [] { ++g_generation; });
 
 }  // namespace
@@ -39,54 +38,55 @@ Allocator host_allocator() {
 }
 
 SlotMemory::~SlotMemory() {
-  for (const Kept& kept : kept_) kept.allocator.free(kept.data, kept.bytes);
+  for (const FreeBlock& block : free_) block.allocator.free(block.data, block.bytes);
 }
 
-// In a forked child the lock may be one that nobody there will release.
-void SlotMemory::expect(size_t slots, const std::vector<size_t>& leaves) {
+// In a forked child the mutex may be locked forever, so it is not used there.
+void SlotMemory::prepare(size_t slots, const std::vector<size_t>& leaf_bytes) {
   if (generation_ != process_generation()) return;
-  std::vector<Kept> others;
+  std::vector<FreeBlock> others;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    kept_.reserve((slots + 1) * leaves.size());  // first: `give` runs in destructors
-    const auto fits = [&](const Kept& kept) {
-      return std::find(leaves.begin(), leaves.end(), kept.bytes) != leaves.end();
+    free_.reserve((slots + 1) *
+                  leaf_bytes.size());  // `release` runs in destructors: must not throw
+    const auto fits = [&](const FreeBlock& block) {
+      return std::find(leaf_bytes.begin(), leaf_bytes.end(), block.bytes) != leaf_bytes.end();
     };
-    const auto rest = std::partition(kept_.begin(), kept_.end(), fits);
-    others.assign(rest, kept_.end());
-    kept_.erase(rest, kept_.end());
-    alive_ -= others.size();
-    most_ = (slots + 1) * leaves.size();
+    const auto rest = std::partition(free_.begin(), free_.end(), fits);
+    others.assign(rest, free_.end());
+    free_.erase(rest, free_.end());
+    blocks_ -= others.size();
+    max_blocks_ = (slots + 1) * leaf_bytes.size();
   }
-  for (const Kept& kept : others) kept.allocator.free(kept.data, kept.bytes);
+  for (const FreeBlock& block : others) block.allocator.free(block.data, block.bytes);
 }
 
-void* SlotMemory::take(const Allocator& allocator, size_t bytes) {
+void* SlotMemory::allocate(const Allocator& allocator, size_t bytes) {
   if (generation_ != process_generation()) return allocator.make(bytes);
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (Kept& kept : kept_) {
-      if (kept.bytes != bytes || !(kept.allocator == allocator)) continue;
-      void* data = kept.data;
-      kept = kept_.back();
-      kept_.pop_back();
+    for (FreeBlock& block : free_) {
+      if (block.bytes != bytes || !(block.allocator == allocator)) continue;
+      void* data = block.data;
+      block = free_.back();
+      free_.pop_back();
       return data;
     }
   }
   void* data = allocator.make(bytes);
   std::lock_guard<std::mutex> lock(mutex_);
-  if (data != nullptr) ++alive_;
+  if (data != nullptr) ++blocks_;
   return data;
 }
 
-void SlotMemory::give(const Allocator& allocator, void* data, size_t bytes) {
+void SlotMemory::release(const Allocator& allocator, void* data, size_t bytes) {
   if (generation_ == process_generation()) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (alive_ <= most_) {
-      kept_.push_back({allocator, data, bytes});
+    if (blocks_ <= max_blocks_) {
+      free_.push_back({allocator, data, bytes});
       return;
     }
-    --alive_;
+    --blocks_;
   }
   allocator.free(data, bytes);
 }
@@ -95,13 +95,13 @@ Block::Block(const Allocator& allocator, size_t bytes, std::shared_ptr<SlotMemor
     : allocator_(allocator),
       bytes_(bytes),
       memory_(std::move(memory)),
-      data_(memory_ ? memory_->take(allocator, bytes) : allocator.make(bytes)) {
+      data_(memory_ ? memory_->allocate(allocator, bytes) : allocator.make(bytes)) {
   if (data_ == nullptr) throw std::bad_alloc();
 }
 
 Block::~Block() {
   if (memory_) {
-    memory_->give(allocator_, data_, bytes_);
+    memory_->release(allocator_, data_, bytes_);
   } else {
     allocator_.free(data_, bytes_);
   }

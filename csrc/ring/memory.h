@@ -1,5 +1,4 @@
-// Aligned memory for slots, counted so that a reader may outlive the ring and kept from one ring to
-// the next, and the fork check.
+// Aligned, reference-counted memory for slots, a cache of it between rings, and fork detection.
 #ifndef JAXKERN_RING_MEMORY_H_
 #define JAXKERN_RING_MEMORY_H_
 
@@ -12,12 +11,12 @@
 
 namespace jaxkern::ring {
 
-// Where slots come from: the host's heap, or pinned memory that the CUDA module hands in.
+// Allocator of slots: the host's heap, or pinned memory from the CUDA module.
 struct Allocator {
-  // Null on failure; 64-byte aligned. Neither throws.
+  // Returns 64-byte aligned memory, or null on failure. Neither function throws.
   void* (*allocate)(size_t bytes, int device) = nullptr;
   void (*release)(void* data, size_t bytes, int device) = nullptr;
-  int device = 0;  // the CUDA device whose context is used; the heap has none
+  int device = 0;  // the CUDA device whose context is used; ignored by the heap
 
   void* make(size_t bytes) const { return allocate(bytes, device); }
   void free(void* data, size_t bytes) const { release(data, bytes, device); }
@@ -26,31 +25,31 @@ struct Allocator {
   }
 };
 
-// JAX takes host memory without a copy only at this alignment.
+// JAX uses host memory without a copy only at this alignment, in bytes.
 constexpr size_t kAlignment = 64;
 
 Allocator host_allocator();
 
-// How many forks separate this process from the one that loaded the library. A forked child has
-// none of its parent's threads, so a lock that one of them held is never released: what another
-// generation made must not be touched.
+// Returns the number of forks between the process that loaded the library and this one. A forked
+// child has none of its parent's threads, so a lock held by one of them is never released: objects
+// of another generation must not be touched.
 uint64_t process_generation();
 
-// Memory of rings that come one after the other, such as those of a pipeline's epochs: the next one
-// takes what the last one gave back. The first touch of fresh pages takes longer than filling them
-// again. No more is kept than a ring's slots and one, which the consumer of the last ring still has
-// when the next one begins; a forked child's memory is its own.
+// Cache of memory for successive rings, such as those of a pipeline's epochs. Page faults of fresh
+// memory take longer than refilling it. The cache holds at most one more block per leaf than the
+// ring has slots, because the consumer of the previous ring may still hold a batch when the next
+// ring begins. A forked child does not use the cache.
 class SlotMemory {
  public:
   ~SlotMemory();
-  // A ring of so many slots begins, whose leaves have so many bytes: others are freed.
-  void expect(size_t slots, const std::vector<size_t>& leaves);
-  // A block of that size; null where the system has no memory.
-  void* take(const Allocator& allocator, size_t bytes);
-  void give(const Allocator& allocator, void* data, size_t bytes);
+  // Prepares for a ring of `slots` slots with leaves of these sizes; frees blocks of other sizes.
+  void prepare(size_t slots, const std::vector<size_t>& leaf_bytes);
+  // Returns a block of that size; null if allocation fails.
+  void* allocate(const Allocator& allocator, size_t bytes);
+  void release(const Allocator& allocator, void* data, size_t bytes);
 
  private:
-  struct Kept {
+  struct FreeBlock {
     Allocator allocator;
     void* data;
     size_t bytes;
@@ -58,11 +57,11 @@ class SlotMemory {
 
   const uint64_t generation_ = process_generation();
   std::mutex mutex_;  // guards everything below
-  std::vector<Kept> kept_;
-  size_t most_ = 0, alive_ = 0;  // blocks: that may be kept, and all, given out or kept
+  std::vector<FreeBlock> free_;
+  size_t max_blocks_ = 0, blocks_ = 0;  // limit and current number of blocks, free or in use
 };
 
-// One leaf of one slot. `bytes` may be 0; `data` is then still a valid address.
+// Memory of one leaf of one slot. `data` is a valid address even if `bytes` is 0.
 class Block {
  public:
   // Throws std::bad_alloc. `memory` may be null.
@@ -82,18 +81,18 @@ class Block {
 
 using BlockRef = std::shared_ptr<Block>;
 
-// The one T of this process, never destroyed: threads may use it while the process exits. A forked
-// child starts anew, because a lock of the parent's may be held for ever.
+// Returns this process's T, which is never destroyed because threads may use it during exit. A
+// forked child creates its own T, because a lock in the parent's may never be released.
 template <typename T>
-T& of_this_process() {
-  struct Made {
+T& process_singleton() {
+  struct Instance {
     T value;
     const uint64_t generation = process_generation();
   };
-  static std::atomic<Made*> all{new Made};
-  Made* current = all.load();
+  static std::atomic<Instance*> instance{new Instance};
+  Instance* current = instance.load();
   while (current->generation != process_generation()) {
-    if (Made* fresh = new Made; all.compare_exchange_strong(current, fresh)) {
+    if (Instance* fresh = new Instance; instance.compare_exchange_strong(current, fresh)) {
       current = fresh;
     } else {
       delete fresh;

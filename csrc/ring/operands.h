@@ -1,5 +1,5 @@
-// The operands of the ring's ops, once for the CPU and for CUDA: FFI bindings, the checks of a
-// token and of a batch's structure, and the errors.
+// Operands of the ring's ops, shared by CPU and CUDA: FFI bindings, checks of tokens and of the
+// structure of batches, and errors.
 #ifndef JAXKERN_RING_OPERANDS_H_
 #define JAXKERN_RING_OPERANDS_H_
 
@@ -13,15 +13,15 @@
 
 namespace jaxkern::ring {
 
-inline ffi::Error refused(const char* op, const std::string& text) {
+inline ffi::Error invalid_argument(const char* op, const std::string& text) {
   return ffi::Error::InvalidArgument(std::string(op) + ": " + text);
 }
 
 inline ffi::Error no_ring(const char* op) {
   return ffi::Error(ffi::ErrorCode::kNotFound,
                     std::string(op) +
-                        ": no open ring has this token's key: it is closed or gone, or the token "
-                        "is another process's; take the token from ring.token()");
+                        ": no open ring has this token's key: the ring is closed, or the token "
+                        "belongs to another process; use ring.token()");
 }
 
 // The token's two words, low word first, name the ring.
@@ -29,8 +29,8 @@ inline uint64_t key_of(const uint32_t* words) {
   return static_cast<uint64_t>(words[1]) << 32 | words[0];
 }
 
-// What the program has as leaf `i` against what the ring holds; empty where they agree.
-inline std::string differs(const LeafSpec& spec, size_t i, ffi::AnyBuffer buffer) {
+// Describes the difference between leaf `i` of the program and of the ring; empty if they agree.
+inline std::string leaf_difference(const LeafSpec& spec, size_t i, ffi::AnyBuffer buffer) {
   const auto dimensions = buffer.dimensions();
   bool same = spec.dtype == dtype_text(buffer.element_type()) &&
               dimensions.size() == spec.shape.size() &&
@@ -42,7 +42,7 @@ inline std::string differs(const LeafSpec& spec, size_t i, ffi::AnyBuffer buffer
          spec.dtype + shape_text(ffi::AnyBuffer::Dimensions(spec.shape.data(), spec.shape.size()));
 }
 
-// A take or an acquire that did not succeed, as the program's error.
+// Converts a failed take or acquire to the program's error.
 inline ffi::Error failure(const char* op, const Status& status) {
   const std::string name = std::string(op) + ": ";
   switch (status.outcome) {
@@ -64,7 +64,7 @@ inline ffi::Error failure(const char* op, const Status& status) {
   }
 }
 
-// A program's batch; its memory is the device's on CUDA.
+// A program's batch, in device memory on CUDA.
 struct RingOperands {
   const char* op;
   ffi::AnyBuffer token, token_out;
@@ -74,21 +74,21 @@ struct RingOperands {
     for (const ffi::AnyBuffer& each : {token, token_out}) {
       if (each.element_type() != ffi::U32 || each.dimensions().size() != 1 ||
           each.dimensions()[0] != 2) {
-        return refused(op, std::string("the token is ") + dtype_text(each.element_type()) +
-                               shape_text(each.dimensions()) + "; wanted uint32[2]");
+        return invalid_argument(op, std::string("the token is ") + dtype_text(each.element_type()) +
+                                        shape_text(each.dimensions()) + "; expected uint32[2]");
       }
     }
     return ffi::Error::Success();
   }
 
-  ffi::Error check_leaves(const std::vector<LeafSpec>& wanted) const {
-    if (leaves.size() != wanted.size()) {
-      return refused(op, "the program's batch has " + std::to_string(leaves.size()) +
-                             " leaves; the ring's has " + std::to_string(wanted.size()));
+  ffi::Error check_leaves(const std::vector<LeafSpec>& specs) const {
+    if (leaves.size() != specs.size()) {
+      return invalid_argument(op, "the program's batch has " + std::to_string(leaves.size()) +
+                                      " leaves; the ring's has " + std::to_string(specs.size()));
     }
     for (size_t i = 0; i < leaves.size(); ++i) {
-      const std::string text = differs(wanted[i], i, leaves[i]);
-      if (!text.empty()) return refused(op, text);
+      const std::string text = leaf_difference(specs[i], i, leaves[i]);
+      if (!text.empty()) return invalid_argument(op, text);
     }
     return ffi::Error::Success();
   }
@@ -105,9 +105,9 @@ struct RingPop : RingOperands {
         .RemainingRets();                // the batch's leaves
   }
 
-  RingPop(ffi::AnyBuffer token, ffi::Result<ffi::AnyBuffer> token_out, ffi::RemainingRets given)
+  RingPop(ffi::AnyBuffer token, ffi::Result<ffi::AnyBuffer> token_out, ffi::RemainingRets results)
       : RingOperands{"jaxkern.ring_pop", token, *token_out, {}} {
-    for (size_t i = 0; i < given.size(); ++i) leaves.push_back(**given.get<ffi::AnyBuffer>(i));
+    for (size_t i = 0; i < results.size(); ++i) leaves.push_back(**results.get<ffi::AnyBuffer>(i));
   }
 };
 
@@ -122,9 +122,9 @@ struct RingPush : RingOperands {
         .template Ret<ffi::AnyBuffer>();  // token u32 [2]
   }
 
-  RingPush(ffi::AnyBuffer token, ffi::RemainingArgs given, ffi::Result<ffi::AnyBuffer> token_out)
+  RingPush(ffi::AnyBuffer token, ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> token_out)
       : RingOperands{"jaxkern.ring_push", token, *token_out, {}} {
-    for (size_t i = 0; i < given.size(); ++i) leaves.push_back(*given.get<ffi::AnyBuffer>(i));
+    for (size_t i = 0; i < operands.size(); ++i) leaves.push_back(*operands.get<ffi::AnyBuffer>(i));
   }
 };
 

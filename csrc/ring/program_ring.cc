@@ -1,4 +1,4 @@
-// The rings' functions for programs.
+// Functions of rings for programs.
 #include "ring/program_ring.h"
 
 #include <exception>
@@ -14,7 +14,7 @@ std::shared_ptr<Ring> find(uint64_t key) {
   return ring == nullptr || ring->closed() ? nullptr : ring;
 }
 
-// Everything is allocated before the batch is taken, which would be lost otherwise.
+// Allocates before taking the batch, so that an exception cannot lose it.
 Status take(const std::shared_ptr<Ring>& ring, Deadline deadline, HostBatch* batch) {
   const auto taken = std::make_shared<Batch>();
   batch->leaves.reserve(ring->leaves().size());
@@ -42,14 +42,14 @@ Status acquire(const std::shared_ptr<Ring>& ring, Deadline deadline, HostBatch* 
   return status;
 }
 
-// CUDA's callback must not throw.
-void end_elsewhere(HostBatch batch, const char* error) {
+// Does not throw: it runs in a CUDA callback.
+void end_in_waiter(HostBatch batch, const char* error) {
   std::shared_ptr<HostBatch> shared;
   try {
     shared = std::make_shared<HostBatch>(std::move(batch));
-    run_waiting([shared, error] { (void)shared->end(error); });
+    run_in_thread([shared, error] { (void)shared->end(error); });
     return;
-  } catch (const std::exception&) {  // no thread to be had
+  } catch (const std::exception&) {  // no thread could be started
   }
   try {
     (void)(shared ? *shared : batch).end(error);
@@ -57,9 +57,9 @@ void end_elsewhere(HostBatch batch, const char* error) {
   }
 }
 
-bool run_elsewhere(void (*task)(void*, int), void* data, int device) {
+bool run_in_waiter(void (*task)(void*, int), void* data, int device) {
   try {
-    run_waiting([=] { task(data, device); });
+    run_in_thread([=] { task(data, device); });
     return true;
   } catch (const std::exception&) {
     return false;
@@ -69,7 +69,7 @@ bool run_elsewhere(void (*task)(void*, int), void* data, int device) {
 }  // namespace
 
 const ProgramAccess& program_access() {
-  static constexpr ProgramAccess kAccess = {&find, &take, &acquire, &end_elsewhere, &run_elsewhere};
+  static constexpr ProgramAccess kAccess = {&find, &take, &acquire, &end_in_waiter, &run_in_waiter};
   return kAccess;
 }
 

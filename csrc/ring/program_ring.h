@@ -1,5 +1,5 @@
-// What programs do with rings. Rings live in the CPU module, and the CUDA module is another
-// library: it calls these functions through a table, and of a Ring only what is inline.
+// Access of programs to rings. The CPU module owns the rings. The CUDA module is a separate
+// library: it calls these functions through a table, and only inline members of Ring.
 #ifndef JAXKERN_RING_PROGRAM_RING_H_
 #define JAXKERN_RING_PROGRAM_RING_H_
 
@@ -12,10 +12,10 @@
 
 namespace jaxkern::ring {
 
-// A delivered batch, or a slot to fill. Dropped before its end it is given back.
+// A delivered batch, or a slot to fill. Destruction without a call of `end` returns it.
 struct HostBatch {
   std::vector<char*> leaves;
-  // Gives it back, or commits it. With an error, a literal, a slot becomes a failure of that text.
+  // Releases a batch or commits a slot. With an error (a string literal) a slot becomes a failure.
   std::function<Status(const char* error)> end;
 };
 
@@ -23,17 +23,17 @@ struct ProgramAccess {
   std::shared_ptr<Ring> (*find)(uint64_t key);  // an open ring, or null
   Status (*take)(const std::shared_ptr<Ring>& ring, Deadline deadline, HostBatch* batch);
   Status (*acquire)(const std::shared_ptr<Ring>& ring, Deadline deadline, HostBatch* slot);
-  // Calls batch.end(error) in a thread of its own, where memory may be freed and CUDA may be
-  // called, or here when there is none to be had.
-  void (*end_elsewhere)(HostBatch batch, const char* error);
-  // Calls task(data, device) in such a thread; false when there is none to be had.
-  bool (*run_elsewhere)(void (*task)(void* data, int device), void* data, int device);
+  // Calls batch.end(error) in a separate thread, which may free memory and call CUDA; in the
+  // calling thread if none can be started.
+  void (*end_in_waiter)(HostBatch batch, const char* error);
+  // Calls task(data, device) in such a thread; returns false if none can be started.
+  bool (*run_in_waiter)(void (*task)(void* data, int device), void* data, int device);
 };
 
 const ProgramAccess& program_access();
 
-// The capsules' names. A change of the table, or of Ring's fields, takes another one.
-constexpr char kProgramAccess[] = "jaxkern.ring.ProgramAccess.v3";
+// Names of the capsules. Change the version with the table and with the fields of Ring.
+constexpr char kProgramAccess[] = "jaxkern.ring.ProgramAccess.v4";
 constexpr char kAllocator[] = "jaxkern.ring.Allocator.v2";
 
 }  // namespace jaxkern::ring

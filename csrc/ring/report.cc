@@ -1,4 +1,4 @@
-// What a ring says: why a call is refused, what a wait is for, and how it has run.
+// Messages and statistics of a ring: rejected calls, waits, and the verdict.
 #include <algorithm>
 #include <stdexcept>
 
@@ -8,13 +8,11 @@ namespace jaxkern::ring {
 
 namespace {
 
-// Of a producer's message: enough to read, little beside a batch.
-constexpr size_t kLongestMessage = 4000;
+// Maximum length of a producer's message, small compared with a batch.
+constexpr size_t kMaxMessageBytes = 4000;
 
-Status invalid(std::string message) { return {Outcome::kInvalid, std::move(message), -1}; }
-
-// The bytes of the UTF-8 character that starts at `at`, as RFC 3629 has them; 0 where none does.
-size_t character(const std::string& text, size_t at) {
+// Returns the length in bytes of the UTF-8 character that starts at `at` (RFC 3629); 0 if invalid.
+size_t character_length(const std::string& text, size_t at) {
   const auto byte = [&](size_t i) {
     return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0u;
   };
@@ -22,10 +20,10 @@ size_t character(const std::string& text, size_t at) {
   if (lead < 0x80) return 1;
   const size_t size = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
   if (lead < 0xC2 || lead > 0xF4) return 0;
-  // No longer form than needed, no surrogates, nothing beyond U+10FFFF.
-  const unsigned least = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
-  const unsigned most = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
-  if (byte(1) < least || byte(1) > most) return 0;
+  // Excludes overlong forms, surrogates and code points above U+10FFFF.
+  const unsigned low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+  const unsigned high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+  if (byte(1) < low || byte(1) > high) return 0;
   for (size_t i = 2; i < size; ++i) {
     if (byte(i) < 0x80 || byte(i) > 0xBF) return 0;
   }
@@ -37,9 +35,9 @@ size_t character(const std::string& text, size_t at) {
 std::string printable(const std::string& message) {
   std::string text;
   for (size_t at = 0; at < message.size();) {
-    const size_t size = character(message, at);
-    if (text.size() + size > kLongestMessage) return text + " ...";
-    if (size == 0 || message[at] == '\0') {  // XLA's errors end at a zero
+    const size_t size = character_length(message, at);
+    if (text.size() + size > kMaxMessageBytes) return text + " ...";
+    if (size == 0 || message[at] == '\0') {  // XLA's errors are zero-terminated
       text += '?';
     } else {
       text.append(message, at, size);
@@ -52,7 +50,7 @@ std::string printable(const std::string& message) {
 LeafSpec leaf_spec(std::string dtype, int64_t item_size, std::vector<int64_t> shape) {
   LeafSpec leaf{std::move(dtype), item_size, std::move(shape), item_size};
   bool fits = item_size > 0;
-  // An axis of size 0 makes the product exist whatever the others are.
+  // With an axis of size 0 the product is 0 even if a partial product overflows.
   const bool empty = std::find(leaf.shape.begin(), leaf.shape.end(), 0) != leaf.shape.end();
   for (const int64_t size : leaf.shape) {
     fits = fits && size >= 0;
@@ -67,66 +65,66 @@ LeafSpec leaf_spec(std::string dtype, int64_t item_size, std::vector<int64_t> sh
 }
 
 const char* Statistics::verdict() const {
-  // A side that waits for less than 2% of the time is not held up by the other.
-  const double least = 0.02 * elapsed;
-  // Of many producers each waits for its part of the sum.
+  // Waits below 2% of the elapsed time are ignored.
+  const double threshold = 0.02 * elapsed;
+  // producer_wait is the sum over all producers.
   const double producer = producer_wait / static_cast<double>(std::max<int64_t>(producers, 1));
-  if (consumer_wait > 2 * producer && consumer_wait > least) return "producer-bound";
-  if (producer > 2 * consumer_wait && producer > least) return "consumer-bound";
+  if (consumer_wait > 2 * producer && consumer_wait > threshold) return "producer-bound";
+  if (producer > 2 * consumer_wait && producer > threshold) return "consumer-bound";
   return "balanced";
 }
 
-Status Ring::ring_closed() const {
+Status Ring::closed_status() const {
   std::string text = "the ring is closed";
-  if (closed_because_ != nullptr) text = text + ": " + closed_because_;
+  if (close_reason_ != nullptr) text = text + ": " + close_reason_;
   return {Outcome::kClosed, std::move(text), -1};
 }
 
-Ring::Refusal Ring::refusal(int64_t index) const noexcept {
-  if (closed_) return Refusal::kClosed;
-  if (end_ >= 0 && index >= end_) return Refusal::kBehindEnd;
-  if (index < 0) return Refusal::kNegative;
-  if (index > kLastIndex) return Refusal::kBeyondLast;
-  if (index < next_) return Refusal::kDelivered;
-  if (failures_.count(index) != 0) return Refusal::kFailed;
-  if (index >= next_ + capacity_) return Refusal::kNone;
+Ring::Rejection Ring::rejection(int64_t index) const noexcept {
+  if (closed_) return Rejection::kClosed;
+  if (end_ >= 0 && index >= end_) return Rejection::kAfterEnd;
+  if (index < 0) return Rejection::kNegative;
+  if (index > kLastIndex) return Rejection::kTooLarge;
+  if (index < next_) return Rejection::kDelivered;
+  if (failures_.count(index) != 0) return Rejection::kFailed;
+  if (index >= next_ + capacity_) return Rejection::kNone;
   switch (entry(index).state) {
     case State::kReady:
-      return Refusal::kReady;
+      return Rejection::kReady;
     case State::kFilling:
-      return Refusal::kFilling;
+      return Rejection::kFilling;
     default:
-      return Refusal::kNone;
+      return Rejection::kNone;
   }
 }
 
-Status Ring::refuse(int64_t index, bool next) const {
-  const Refusal why = refusal(index);
-  if (why == Refusal::kNone) return {};
-  if (why == Refusal::kClosed) return ring_closed();
+Status Ring::rejection_status(int64_t index, bool next) const {
+  const Rejection why = rejection(index);
+  if (why == Rejection::kNone) return {};
+  if (why == Rejection::kClosed) return closed_status();
   const std::string name = "index " + std::to_string(index);
   switch (why) {
-    case Refusal::kBehindEnd:
+    case Rejection::kAfterEnd:
       return {Outcome::kFinished,
-              next ? "the ring is finished: " + std::to_string(end_) + " is its end"
-                   : name + " is behind the end: the ring is finished at " + std::to_string(end_),
+              next ? "the ring is finished at " + std::to_string(end_)
+                   : name + " is after the end: the ring is finished at " + std::to_string(end_),
               -1};
-    case Refusal::kNegative:
-      return invalid(name + " is negative");
-    case Refusal::kBeyondLast:
-      return invalid(name + " is beyond 2^62");
-    case Refusal::kDelivered:
-      return invalid(name + " was put twice: it has been delivered");
-    case Refusal::kFailed:
-      return invalid(name + " was put twice: it has failed");
-    case Refusal::kReady:
-      return invalid(name + " was put twice: it is ready");
+    case Rejection::kNegative:
+      return invalid_status(name + " is negative");
+    case Rejection::kTooLarge:
+      return invalid_status(name + " is above 2^62");
+    case Rejection::kDelivered:
+      return invalid_status(name + " was put twice: it has been delivered");
+    case Rejection::kFailed:
+      return invalid_status(name + " was put twice: it has failed");
+    case Rejection::kReady:
+      return invalid_status(name + " was put twice: it is ready");
     default:
-      return invalid(name + " was put twice: it is being filled");
+      return invalid_status(name + " was put twice: it is being filled");
   }
 }
 
-std::string Ring::wait_for_batch() const {
+std::string Ring::describe_batch_wait() const {
   std::string text = "batch " + std::to_string(next_) + ", which " +
                      (entry(next_).state == State::kFilling ? "a producer is still filling"
                                                             : "no producer has put");
@@ -138,19 +136,19 @@ std::string Ring::wait_for_batch() const {
   return text + (later.empty() ? "" : "; later ones are ready: " + later);
 }
 
-std::string Ring::wait_for_slot(int64_t index) const {
+std::string Ring::describe_slot_wait(int64_t index) const {
   return "a slot for batch " + std::to_string(index) + ": batch " + std::to_string(next_) +
          " is the next to be delivered, and of " + std::to_string(capacity_) + " slots " +
          std::to_string(ready_) + " are ready, " + std::to_string(filling_) + " being filled and " +
          std::to_string(held_) + " held by the consumer";
 }
 
-std::string Ring::no_memory(int64_t index) const {
+std::string Ring::describe_no_memory(int64_t index) const {
   int64_t bytes = 0;
   for (const LeafSpec& leaf : leaves_) bytes += leaf.bytes;
   return "no memory for batch " + std::to_string(index) + " of " + std::to_string(bytes) +
-         " bytes: the consumer keeps " + std::to_string(held_) + " batches beside the ring's " +
-         std::to_string(capacity_) + " slots";
+         " bytes: the consumer holds " + std::to_string(held_) +
+         " batches in addition to the ring's " + std::to_string(capacity_) + " slots";
 }
 
 bool Ring::closed() const {

@@ -1,4 +1,4 @@
-// As many threads as there are tasks at once, and a few idle ones that wait for the next task.
+// One thread for each concurrent task, and a few idle threads.
 #include "ring/waiters.h"
 
 #include <condition_variable>
@@ -24,7 +24,7 @@ struct Waiters {
   std::mutex mutex;
   std::condition_variable work, all_ended;
   std::deque<std::function<void()>> tasks;
-  Threads threads, ended;  // `ended`: the last one that ended; it joins the one before it
+  Threads threads, ended;  // `ended`: the last ended thread; it joins the one before
   size_t idle = 0;
   int joining = 0;  // callers of join_waiters
 
@@ -40,9 +40,9 @@ struct Waiters {
       lock.unlock();
       try {
         task();
-      } catch (...) {  // it would end the process
+      } catch (...) {  // an escaping exception would end the process
       }
-      task = nullptr;  // it may be a ring's last owner, which frees memory
+      task = nullptr;  // may own the last reference to a ring; freed without the lock
       lock.lock();
     }
     Threads before;
@@ -50,7 +50,7 @@ struct Waiters {
     ended.splice(ended.end(), threads, self);
     if (threads.empty()) all_ended.notify_all();
     lock.unlock();
-    join(before);  // not in run_waiting, which CUDA's callback calls and which must not block
+    join(before);  // not in run_in_thread, which CUDA's callback calls and must not block
   }
 
   void start() {
@@ -66,12 +66,12 @@ struct Waiters {
 
 }  // namespace
 
-void run_waiting(std::function<void()> task) {
-  auto& all = of_this_process<Waiters>();
+void run_in_thread(std::function<void()> task) {
+  auto& all = process_singleton<Waiters>();
   std::lock_guard<std::mutex> lock(all.mutex);
   all.tasks.push_back(std::move(task));
   try {
-    // Every queued task has an idle thread of its own, since a task may wait for the next one.
+    // Each queued task needs its own idle thread, because a task may wait for the next one.
     if (all.idle < all.tasks.size()) all.start();
   } catch (...) {
     task = std::move(all.tasks.back());  // destroyed after the lock
@@ -82,29 +82,29 @@ void run_waiting(std::function<void()> task) {
 }
 
 bool join_waiters(Deadline deadline) {
-  auto& all = of_this_process<Waiters>();
+  auto& all = process_singleton<Waiters>();
   Threads ended;
-  bool none = false;
+  bool all_joined = false;
   {
     std::unique_lock<std::mutex> lock(all.mutex);
     ++all.joining;
     all.work.notify_all();
-    const auto left = [&] { return all.threads.empty(); };
+    const auto empty = [&] { return all.threads.empty(); };
     if (deadline == kNoDeadline) {
-      all.all_ended.wait(lock, left);
-      none = true;
+      all.all_ended.wait(lock, empty);
+      all_joined = true;
     } else {
-      none = all.all_ended.wait_until(lock, deadline, left);
+      all_joined = all.all_ended.wait_until(lock, deadline, empty);
     }
     --all.joining;
     ended.swap(all.ended);
   }
   join(ended);
-  return none;
+  return all_joined;
 }
 
 size_t waiter_threads() {
-  auto& all = of_this_process<Waiters>();
+  auto& all = process_singleton<Waiters>();
   std::lock_guard<std::mutex> lock(all.mutex);
   return all.threads.size();
 }

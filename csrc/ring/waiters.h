@@ -1,5 +1,5 @@
-// Threads that may wait, for work that must not hold one of XLA's: a program that waits for a batch
-// leaves the pool to the producer, which may run programs itself.
+// Threads for tasks that wait. They must not block XLA's thread pool: while a program waits for a
+// batch, the producer may need the pool to run its own programs.
 #ifndef JAXKERN_RING_WAITERS_H_
 #define JAXKERN_RING_WAITERS_H_
 
@@ -10,23 +10,22 @@
 
 namespace jaxkern::ring {
 
-// Idle threads that are kept for the next task.
+// Number of idle threads kept for later tasks.
 constexpr size_t kIdleWaiters = 4;
 
-// Runs `task` in a thread of its own: an idle one, or a new one. What it throws is dropped: it has
-// to report its failures itself. Throws std::system_error or std::bad_alloc where there is no
-// thread to be had; then the task has not run.
+// Runs `task` in an idle or a new thread. Exceptions of the task are dropped. Throws
+// std::system_error or std::bad_alloc if no thread can be started; then the task has not run.
 //
-// There are as many threads as tasks that wait at once, each of which is a program that waits for a
-// ring, and at most kIdleWaiters more. A fixed number of threads could deadlock: all of them may
-// wait for a batch that a queued task would put.
-void run_waiting(std::function<void()> task);
+// There are as many threads as concurrently waiting tasks, plus at most kIdleWaiters. A fixed
+// number of threads could deadlock: all of them might wait for a batch that a queued task would
+// put.
+void run_in_thread(std::function<void()> task);
 
-// Ends the idle threads, waits for the others' tasks, and joins them all. False where some tasks
-// still run at the deadline: their threads go on. Later tasks get new threads.
+// Ends idle threads, waits for running tasks, and joins all threads. Returns false if tasks still
+// run at the deadline; their threads continue. Later tasks get new threads.
 bool join_waiters(Deadline deadline);
 
-// How many threads there are.
+// Returns the number of threads.
 size_t waiter_threads();
 
 }  // namespace jaxkern::ring

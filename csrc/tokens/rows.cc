@@ -1,4 +1,4 @@
-// Rows are written once, front to back, by loops that compilers vectorise.
+// Writes each row once, sequentially, with loops that compilers vectorize.
 #include "tokens/rows.h"
 
 #include <algorithm>
@@ -8,9 +8,9 @@
 namespace jaxkern::tokens {
 namespace {
 
-constexpr int64_t kPrefetched = 256;  // bytes of the next piece; the processor finds the rest
+constexpr int64_t kPrefetchBytes = 256;  // of the next piece; the hardware prefetches the rest
 
-// Converts to int32; false where a value is none. Values of a file lie at any address.
+// Converts to int32; returns false if a value does not fit. Values may be unaligned.
 template <typename From>
 bool convert(const char* values, int64_t count, uint32_t* out) {
   uint64_t outside = 0;
@@ -71,7 +71,7 @@ int64_t bytes_of(Kind kind) {
 void prefetch(const Field& field, const Piece& piece) {
   const int64_t bytes = bytes_of(field.kind);
   const auto* from = static_cast<const char*>(field.values) + piece.begin * bytes;
-  const int64_t ahead = std::min(kPrefetched, piece.count * bytes);
+  const int64_t ahead = std::min(kPrefetchBytes, piece.count * bytes);
   for (int64_t at = 0; at < ahead; at += 64) __builtin_prefetch(from + at, 0, 0);
 }
 
@@ -101,15 +101,15 @@ int64_t bad_offset(const int64_t* offsets, int64_t count, int64_t size) {
 
 std::string check_rows(const Piece* pieces, int64_t count, const int64_t* ends, int64_t rows,
                        int64_t length, const std::vector<Field>& fields) {
-  if (length < 1 || length > kLongestRow) {
-    return "length is " + std::to_string(length) + "; wanted 1 to 2^30";
+  if (length < 1 || length > kMaxRowLength) {
+    return "length is " + std::to_string(length) + "; expected 1 to 2^30";
   }
-  int64_t least = INT64_MAX;
+  int64_t min_size = INT64_MAX;
   for (const Field& field : fields) {
     if (static_cast<int32_t>(field.kind) < 0 || static_cast<int32_t>(field.kind) >= kKinds) {
-      return "there is no kind " + std::to_string(static_cast<int32_t>(field.kind)) + " of values";
+      return "unknown kind " + std::to_string(static_cast<int32_t>(field.kind)) + " of values";
     }
-    least = std::min(least, field.size);
+    min_size = std::min(min_size, field.size);
   }
   int64_t at = 0;
   for (int64_t row = 0; row < rows; ++row) {
@@ -125,10 +125,10 @@ std::string check_rows(const Piece* pieces, int64_t count, const int64_t* ends, 
                std::to_string(piece.count) + " tokens; the row has room for " +
                std::to_string(room);
       }
-      if (piece.begin < 0 || piece.begin > least - piece.count) {
-        return "document " + std::to_string(piece.document) + " is the values from " +
-               std::to_string(piece.begin) + ", " + std::to_string(piece.count) +
-               " of them; there are " + std::to_string(least);
+      if (piece.begin < 0 || piece.begin > min_size - piece.count) {
+        return "document " + std::to_string(piece.document) + " has " +
+               std::to_string(piece.count) + " values from " + std::to_string(piece.begin) +
+               "; there are " + std::to_string(min_size);
       }
       room -= piece.count;
     }

@@ -1,4 +1,4 @@
-// Rows of packed tokens, written from where the documents lie.
+// Rows of packed tokens, gathered from the documents.
 #ifndef JAXKERN_TOKENS_ROWS_H_
 #define JAXKERN_TOKENS_ROWS_H_
 
@@ -10,7 +10,7 @@
 
 namespace jaxkern::tokens {
 
-// Of the values as they lie; the rows hold int32, and float32 as it is.
+// Type of stored values. Rows hold int32 or float32.
 enum class Kind : int32_t {
   kInt8 = 0,
   kUint8 = 1,
@@ -24,7 +24,7 @@ enum class Kind : int32_t {
 };
 constexpr int32_t kKinds = 9;
 
-// One field: its values, at any address, and its rows [rows, length], 4 bytes an item.
+// One field: its values, at any alignment, and its rows [rows, length] of 4-byte items.
 struct Field {
   const void* values = nullptr;
   int64_t size = 0;
@@ -33,28 +33,28 @@ struct Field {
   uint32_t* out = nullptr;
 };
 
-// What is written beside the fields; each may be null.
+// Arrays that are written in addition to the fields; each may be null.
 struct RowMarks {
   int32_t* segment_ids = nullptr;  // 1, 2, ... by document; 0 is padding
   int32_t* positions = nullptr;    // in the segment, from 0; 0 in padding
   uint8_t* loss_mask = nullptr;    // 1 where the token follows another of its segment
 };
 
-// The first place at which offsets do not rise from 0 or more to `size` or less, or -1.
+// Returns the first position at which offsets decrease or leave [0, size], or -1.
 int64_t bad_offset(const int64_t* offsets, int64_t count, int64_t size);
 
-// What is wrong with rows that take pieces of fields; "" where they can be written.
+// Checks rows of pieces of fields; returns a message, or "" if the rows can be written.
 std::string check_rows(const Piece* pieces, int64_t count, const int64_t* ends, int64_t rows,
                        int64_t length, const std::vector<Field>& fields);
 
-// A value that is no int32: which field and where among its values; field is -1 where there is
-// none.
+// A value that does not fit int32: its field and its index among the values. `field` is -1 if all
+// values fit.
 struct BadValue {
   int64_t field = -1;
-  int64_t place = 0;
+  int64_t index = 0;
 };
 
-// Writes rows that `check_rows` has passed.
+// Writes rows; `check_rows` must have succeeded.
 BadValue write_rows(const Piece* pieces, const int64_t* ends, int64_t rows, int64_t length,
                     const std::vector<Field>& fields, const RowMarks& marks);
 

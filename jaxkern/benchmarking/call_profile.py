@@ -1,4 +1,4 @@
-"""``profile_fn``: how long a call takes, with its compilation apart."""
+"""``profile_fn``: times of a function's calls, and of its compilation."""
 
 from __future__ import annotations
 
@@ -19,32 +19,28 @@ from jaxkern.core.arguments import check_integer, check_number
 from jaxkern.core.compile_clock import CompileClock
 from jaxkern.core.quantities import format_duration
 
-MOST_CALLS = 10_000
+MAX_CALLS = 10_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Profile(Measurement):
-    """What `profile_fn` found.
+    """The result of `profile_fn`.
 
     Attributes:
-      compile_seconds: tracing, lowering and compiling, all that the first call needed; 0 when
-        everything had been compiled before.
-      first_call_seconds: from the function to its first results, compilation included.
+      compile_seconds: tracing, lowering and compiling in the first call; 0 if nothing was compiled.
+      first_call_seconds: time of the first call, including compilation.
     """
 
     compile_seconds: float
     first_call_seconds: float
 
     def figures(self) -> dict[str, Any]:
-        return {
-            **super().figures(),
-            "compile_seconds": self.compile_seconds,
-            "first_call_seconds": self.first_call_seconds,
-        }
+        compiled = ("compile_seconds", "first_call_seconds")
+        return {**super().figures(), **{name: getattr(self, name) for name in compiled}}
 
     def __str__(self) -> str:
-        compiled = f"  compiled in {format_duration(self.compile_seconds)}, before the samples"
-        return f"{super().__str__()}\n{compiled}"
+        compiled = format_duration(self.compile_seconds)
+        return f"{super().__str__()}\n  compiled in {compiled}, before the samples"
 
 
 def profile_fn(
@@ -55,26 +51,27 @@ def profile_fn(
     warmup: int = 2,
     name: str | None = None,
 ) -> Profile:
-    """Times calls of a function until their results are ready, and its compilation apart.
+    """Time the calls of a function until their results are ready, and its compilation separately.
 
-    ``fn`` runs as it is: wrap it in ``jax.jit`` to time its compiled form. Arguments that a jitted
-    function donates are copied before each call, outside the time.
+    ``fn`` runs unchanged: wrap it in ``jax.jit`` to time its compiled form. Arguments that a jitted
+    function donates are copied before each call, outside the measured time.
 
     Args:
-      args: of ``fn``; pytrees.
-      calls: how many at least.
-      seconds: and more calls until so much time is spent, or there are `MOST_CALLS`.
-      warmup: calls before, the one that compiles not counted.
-      name: of the measurement; by default the function's.
+      fn: function to time.
+      *args: its arguments, pytrees.
+      calls: minimum number of timed calls.
+      seconds: minimum total time of the calls, limited to `MAX_CALLS` calls.
+      warmup: number of untimed calls after the one that compiles.
+      name: name of the measurement; by default the function's.
 
     Returns:
-      A `Profile`: ``.median``, ``.mean``, ``.std``, ``.min``, ``.max``, ``.p90`` in seconds, the
-      same by ``profile["median"]``, ``.compile_seconds`` and ``.resources``.
+      A `Profile`: ``.median``, ``.mean``, ``.std``, ``.min``, ``.max``, ``.p90`` in seconds, also
+      as ``profile["median"]``; ``.compile_seconds`` and ``.resources``.
 
     Raises:
-      TypeError: ``fn`` is not callable, or is jitted and cannot be traced with these arguments.
-      ValueError: ``fn`` donates an argument without saying so, or the operator whose method it is,
-        or ``calls``, ``seconds`` or ``warmup`` is out of its range or not a number of its kind.
+      TypeError: if ``fn`` is not callable, or is jitted and cannot be traced with these arguments.
+      ValueError: if ``fn`` donates an argument inside or its own operator, or ``calls``,
+        ``seconds`` or ``warmup`` is invalid.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxkern as jk
@@ -94,7 +91,7 @@ def profile_fn(
     times: list[float] = []
     spent = 0.0
     with ResourceMeter() as meter:
-        while len(times) < calls or (spent < seconds and len(times) < MOST_CALLS):
+        while len(times) < calls or (spent < seconds and len(times) < MAX_CALLS):
             times.append(callee.seconds())
             spent += times[-1]
     copied = " Donated arguments were copied before each call." if callee.donated else ""
@@ -103,9 +100,9 @@ def profile_fn(
         kind="call",
         samples=Samples(tuple(times)),
         environment=environment(),
-        dimensions=shapes(args),
+        dimensions=describe_arrays(args, "args"),
         methodology=(
-            f"{len(times)} calls after the compiling one and {warmup} of warm-up, each until its "
+            f"{len(times)} calls after one that compiles and {warmup} for warm-up, each until its "
             f"results were ready.{copied}",
         ),
         resources=meter.used,
@@ -114,10 +111,10 @@ def profile_fn(
     )
 
 
-def shapes(args: tuple[Any, ...]) -> dict[str, str]:
-    """The arrays of arguments by their places: ``{"args[0]": "float32[1000]"}``."""
+def describe_arrays(tree: Any, name: str = "") -> dict[str, str]:
+    """Return dtype and shape of the arrays in a tree: ``{"args[0]": "float32[1000]"}``."""
     return {
-        f"args{jax.tree_util.keystr(path)}": f"{leaf.dtype}{list(np.shape(leaf))}"
-        for path, leaf in jax.tree.leaves_with_path(args)
+        f"{name}{jax.tree_util.keystr(path)}": f"{leaf.dtype}{list(np.shape(leaf))}"
+        for path, leaf in jax.tree.leaves_with_path(tree)
         if hasattr(leaf, "dtype")
     }

@@ -1,4 +1,4 @@
-"""``compare``: several ways to do the same work, checked to do it, then timed in turns."""
+"""``compare``: implementations of the same work, checked to be equal, then timed in turns."""
 
 from __future__ import annotations
 
@@ -8,29 +8,33 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.benchmarking.call_profile import shapes
+from jaxkern.benchmarking.call_profile import describe_arrays
 from jaxkern.benchmarking.callee import Callee
 from jaxkern.benchmarking.environment import environment
-from jaxkern.benchmarking.equality import check_same
 from jaxkern.benchmarking.measurement import Measurement
 from jaxkern.benchmarking.resources import ResourceMeter
 from jaxkern.benchmarking.samples import Ratio, Samples, ratio_of_medians
 from jaxkern.core.arguments import check_integer, check_number
 from jaxkern.core.quantities import format_duration
 
-_LONGEST_TURN = 3600.0
-Check = Literal["equal", "close"] | Callable[[Any, Any], Any] | None
+_MAX_TURN_SECONDS = 3600.0
+Check = Literal["equal", "close"] | Callable[[Any, Any], Any]
+
+
+class DifferentResultsError(ValueError):
+    """The arms of a comparison return different results, so their times cannot be compared."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What `compare` found: ``comparison["arm"]`` is an arm's `Measurement`.
+    """The result of `compare`; ``comparison["arm"]`` is an arm's `Measurement`.
 
     Attributes:
-      arms: in the order they were given in; the first is what the others were checked against.
-      checked: how the results were compared, in words.
+      arms: measurements by name; the results of the others were compared with the first.
+      checked: how the results were compared, as a sentence.
     """
 
     arms: dict[str, Measurement]
@@ -38,20 +42,21 @@ class Comparison:
 
     def __getitem__(self, name: str) -> Measurement:
         if name not in self.arms:
-            raise KeyError(f"no arm {name!r}; there are {', '.join(self.arms)}")
+            raise KeyError(f"no arm {name!r}; the arms are {', '.join(self.arms)}")
         return self.arms[name]
 
     @property
     def fastest(self) -> str:
-        """The arm with the least median, whether or not the others are shown to be slower."""
+        """The arm with the smallest median, even if the difference is not significant."""
         return min(self.arms, key=lambda name: self.arms[name].median)
 
     def speedup(self, name: str, over: str) -> Ratio:
-        """How many times as fast one arm is as another: a ratio of medians, rounds paired."""
+        """Return the speed of an arm relative to another, a ratio of medians over paired rounds."""
         after, before = self[name].samples.seconds, self[over].samples.seconds
         return ratio_of_medians(after, before, paired=True).inverse
 
     def as_dict(self) -> dict[str, Any]:
+        """Return all figures for JSON."""
         arms = {name: arm.as_dict() for name, arm in self.arms.items()}
         return {"checked": self.checked, "arms": arms}
 
@@ -61,15 +66,15 @@ class Comparison:
         lines = [f"{self.checked}; medians, {first} = 1"]
         for name, arm in self.arms.items():
             median, p90 = format_duration(arm.median), format_duration(arm.p90)
-            line = f"  {name:<{width}}  {median:>9}  p90 {p90:>9}"
-            lines.append(line + ("" if name == first else f"  x{self.speedup(name, over=first)}"))
+            speedup = "" if name == first else f"  x{self.speedup(name, over=first)}"
+            lines.append(f"  {name:<{width}}  {median:>9}  p90 {p90:>9}{speedup}")
         return "\n".join(lines)
 
 
 def compare(
     arms: Mapping[str, Callable[..., Any]],
     *args: Any,
-    check: Check = "equal",
+    check: Check | None = "equal",
     rounds: int = 15,
     warmup: int = 2,
     turn_seconds: float = 0.01,
@@ -79,48 +84,53 @@ def compare(
     atol: float = 0.0,
     dimensions: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Times functions that do the same work, in turns, after checking that they do.
+    """Check that functions do the same work, then time them in interleaved turns.
 
-    Each round gives every arm one turn, and the next round begins with the next arm, so that a
-    machine whose speed drifts slows all of them alike. A turn is one call that does not count and
-    then as many as fill ``turn_seconds``; its mean is one sample.
+    Each round gives every arm one turn, and each round begins with another arm, so that drift of
+    the machine's speed affects all arms alike. A turn is one untimed call and then as many calls as
+    fill ``turn_seconds``; their mean is one sample.
 
     Args:
-      arms: functions by name, two or more; all get ``args``.
+      arms: at least two functions by name.
+      *args: arguments of all arms.
       check: ``"equal"``: the same structures, shapes, dtypes and values (NaN equals NaN).
         ``"close"``: values within ``rtol`` and ``atol``, of any float dtypes. A function
-        ``check(first, other)`` raises or returns False where they differ. None: unchecked, and the
-        result says so.
-      pause: seconds of rest before each turn, in which the threads of another arm come to rest.
-      back_to_back: whether a turn's calls are enqueued one behind the other and waited for at its
-        end: the throughput of an accelerator, not the time until a call's results are there.
-      rtol: for ``"close"``; by default the square root of the coarser dtype's epsilon.
-      dimensions: what the report says of the work's size; by default the arguments' shapes.
+        ``check(first, other)`` raises or returns False if they differ. None: not compared, which
+        the result states.
+      rounds: number of rounds, and of samples per arm.
+      warmup: number of untimed calls of each arm before the rounds.
+      turn_seconds: approximate duration of a turn.
+      pause: seconds of rest before each turn, for threads of another arm to become idle.
+      back_to_back: enqueue a turn's calls one after another and wait at its end. This measures the
+        throughput of an accelerator instead of the latency of a call.
+      rtol, atol: tolerances of ``"close"``; rtol is by default the square root of the coarser
+        dtype's epsilon.
+      dimensions: size of the work for the report; by default the shapes of the arguments.
 
     Raises:
-      DifferentResultsError: arms whose results differ; the message says where, and no arm is timed.
-      TypeError, ValueError: bad input; an arm that changes an argument in place.
+      DifferentResultsError: if results differ; the message says where. No arm is timed.
+      TypeError, ValueError: for an invalid argument, or an arm that modifies an argument in place.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxkern as jk
-      >>> ways = {"product": jax.jit(lambda x: x * x), "power": jax.jit(lambda x: x**2)}
-      >>> found = jk.benchmarking.compare(ways, jnp.arange(1000.0), rounds=5)
-      >>> found.speedup("power", over="product").low > 0
+      >>> arms = {"product": jax.jit(lambda x: x * x), "power": jax.jit(lambda x: x**2)}
+      >>> comparison = jk.benchmarking.compare(arms, jnp.arange(1000.0), rounds=5)
+      >>> comparison.speedup("power", over="product").low > 0
       True
     """
     if not isinstance(arms, Mapping) or len(arms) < 2:
-        raise ValueError(f"arms is {arms!r:.80}; wanted a dict of two functions or more by name")
+        raise ValueError(f"arms: expected a dict of at least two functions, got {arms!r:.80}")
     rounds, warmup = check_integer("rounds", rounds, 1), check_integer("warmup", warmup, 0)
-    turn_seconds = check_number("turn_seconds", turn_seconds, 0, _LONGEST_TURN)
+    turn_seconds = check_number("turn_seconds", turn_seconds, 0, _MAX_TURN_SECONDS)
     pause, atol = check_number("pause", pause, 0), check_number("atol", atol, 0)
     rtol = None if rtol is None else check_number("rtol", rtol, 0)
     callees = {name: Callee(fn, args) for name, fn in arms.items()}
     if back_to_back and (donors := [name for name, c in callees.items() if c.donated]):
         raise ValueError(
-            f"{', '.join(donors)} donates arguments, which are copied before each call; wanted "
-            "arms without donation for back_to_back=True"
+            f"back_to_back: expected arms without donation, got {', '.join(donors)}, whose donated "
+            "arguments are copied before each call"
         )
-    checked = _check(callees, check, rtol, atol)
+    checked = _check_arms(callees, check, rtol, atol)
     repeats = {name: _repeats(callee, warmup, turn_seconds) for name, callee in callees.items()}
     samples: dict[str, list[float]] = {name: [] for name in arms}
     order = list(arms)
@@ -130,66 +140,140 @@ def compare(
             for name in order[start:] + order[:start]:
                 time.sleep(pause)
                 callees[name].seconds()
-                samples[name].append(callees[name].turn(repeats[name], back_to_back))
-    where = environment()
-    identity = f"{where['date']} {time.monotonic_ns()}"
-    measured = {
+                samples[name].append(callees[name].mean_seconds(repeats[name], back_to_back))
+    measured_on = environment()
+    rounds_id = f"{measured_on['date']} {time.monotonic_ns()}"
+    sizes = describe_arrays(args, "args") if dimensions is None else dict(dimensions)
+    measurements = {
         name: Measurement(
             name=name,
             kind="arm",
             samples=Samples(tuple(samples[name])),
-            environment=where,
-            dimensions=dict(dimensions) if dimensions is not None else shapes(args),
+            environment=measured_on,
+            dimensions=dict(sizes),
             methodology=(
                 checked + ".",
                 f"{rounds} rounds of interleaved turns, each round beginning with another arm; a "
-                f"turn is one call that does not count, then {repeats[name]} calls of which the "
-                f"mean is one sample; {'a turn' if back_to_back else 'every call'} waits for its "
-                "results.",
+                f"turn is one untimed call, then {repeats[name]} calls whose mean is one sample; "
+                f"{'a turn' if back_to_back else 'every call'} waits for its results.",
             ),
             resources=meter.used,
-            rounds=identity,
+            rounds=rounds_id,
         )
         for name in arms
     }
-    return Comparison(measured, checked)
-
-
-def _check(callees: dict[str, Callee], check: Check, rtol: float | None, atol: float) -> str:
-    if not (check is None or check in ("equal", "close") or callable(check)):
-        raise ValueError(f"check is {check!r}; wanted 'equal', 'close', a function or None")
-    first, *others = callees
-    expected = _untouched(first, callees[first])
-    if check is None:
-        for name in others:
-            _untouched(name, callees[name])
-        return "The results were not compared"
-    for name in others:
-        check_same(first, expected, name, _untouched(name, callees[name]), check, rtol, atol)
-    if callable(check):
-        return f"All results passed {getattr(check, '__name__', 'the given check')}"
-    return "All results are equal" if check == "equal" else "All results are close"
-
-
-def _untouched(name: str, callee: Callee) -> Any:
-    """An arm's result; arms that change their arguments leave the others other work."""
-    before = [
-        (path, leaf.copy())
-        for path, leaf in jax.tree.leaves_with_path(callee.args)
-        if isinstance(leaf, np.ndarray)
-    ]
-    result = callee()
-    after = (leaf for leaf in jax.tree.leaves(callee.args) if isinstance(leaf, np.ndarray))
-    for (path, old), new in zip(before, after, strict=True):
-        if old.tobytes() != new.tobytes():
-            raise ValueError(
-                f"{name!r} changes args{jax.tree_util.keystr(path)} in place, so that the next "
-                "call has other work; wanted an arm that copies what it changes"
-            )
-    return result
+    return Comparison(measurements, checked)
 
 
 def _repeats(callee: Callee, warmup: int, turn_seconds: float) -> int:
     for _ in range(warmup):
         callee.seconds()
     return max(1, round(turn_seconds / max(callee.seconds(), 1e-7)))
+
+
+def _check_arms(
+    callees: dict[str, Callee], check: Check | None, rtol: float | None, atol: float
+) -> str:
+    if not (check is None or check in ("equal", "close") or callable(check)):
+        raise ValueError(f"check: expected 'equal', 'close', a function or None, got {check!r}")
+    first, *others = callees
+    expected = _call_checked(first, callees[first])
+    for name in others:
+        result = _call_checked(name, callees[name])
+        if check is not None:
+            check_same(first, expected, name, result, check, rtol, atol)
+    if check is None:
+        return "The results were not compared"
+    if callable(check):
+        return f"All results passed {getattr(check, '__name__', 'the check')}"
+    return f"All results are {check}"
+
+
+def _call_checked(name: str, callee: Callee) -> Any:
+    """Return an arm's result; raise if it modifies arguments, which would change the work."""
+    arrays = [
+        (path, leaf, leaf.copy())
+        for path, leaf in jax.tree.leaves_with_path(callee.args)
+        if isinstance(leaf, np.ndarray)
+    ]
+    result = callee()
+    for path, leaf, before in arrays:
+        if before.tobytes() != leaf.tobytes():
+            raise ValueError(
+                f"{name!r} modifies args{jax.tree_util.keystr(path)} in place, so the next call "
+                "does other work; copy the array in the arm"
+            )
+    return result
+
+
+def check_same(
+    first: str,
+    expected: Any,
+    other: str,
+    result: Any,
+    check: Check,
+    rtol: float | None = None,
+    atol: float = 0.0,
+) -> None:
+    """Raise `DifferentResultsError` if the results of arms ``first`` and ``other`` differ."""
+    problem = None
+    if callable(check):
+        try:
+            passed = check(expected, result)
+            if passed is not None and not np.all(passed):
+                problem = "the check returned False"
+        except AssertionError as error:
+            problem = str(error)
+    else:
+        trees: list[Any] = [jax.tree.structure(expected), jax.tree.structure(result)]
+        if trees[0] != trees[1]:
+            problem = f"the structures are {trees[0]} and {trees[1]}"
+        else:
+            pairs = zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(result), strict=True)
+            for (path, a), b in pairs:
+                difference = _difference(_to_numpy(a), _to_numpy(b), check, rtol, atol)
+                if difference is not None:
+                    problem = f"in result{jax.tree_util.keystr(path)}, {difference}"
+                    break
+    if problem is not None:
+        raise DifferentResultsError(
+            f"{first!r} and {other!r} return different results: {problem}; correct an arm, or pass "
+            "check='close', a function of both results, or None"
+        )
+
+
+def _to_numpy(leaf: Any) -> np.ndarray:
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return np.asarray(leaf)
+
+
+def _difference(
+    a: np.ndarray, b: np.ndarray, check: str, rtol: float | None, atol: float
+) -> str | None:
+    if a.shape != b.shape:
+        return f"the shapes are {a.shape} and {b.shape}"
+    # NumPy does not count bfloat16 and similar dtypes as floats; JAX does.
+    inexact = [x.dtype for x in (a, b) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    bounds = ""
+    if check == "equal" or len(inexact) < 2:
+        if a.dtype != b.dtype:
+            return f"the dtypes are {a.dtype} and {b.dtype}"
+        differ = a != b
+        if inexact:
+            differ &= ~((a != a) & (b != b))
+    else:
+        is_complex = any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in inexact)
+        wide: Any = np.complex128 if is_complex else np.float64
+        if rtol is None:
+            infos: list[Any] = [jnp.finfo(dtype) for dtype in inexact]  # type: ignore[no-untyped-call]
+            rtol = max(float(info.eps) for info in infos) ** 0.5
+        a, b = a.astype(wide), b.astype(wide)
+        differ = ~np.isclose(b, a, rtol=rtol, atol=atol, equal_nan=True)
+        bounds = f" (rtol={rtol:.3g}, atol={atol:.3g})"
+    if not np.any(differ):
+        return None
+    index = tuple(int(i) for i in np.argwhere(differ)[0])
+    at = f" at {list(index)}" if index else ""
+    count = f"{int(np.sum(differ)):,} of {a.size:,} values differ{bounds}"
+    return f"{count}, the first{at}: {a[index]} and {b[index]}"

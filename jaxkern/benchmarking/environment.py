@@ -1,4 +1,4 @@
-"""What a measurement was made on: machine, devices, versions and settings."""
+"""The conditions of a measurement: machine, devices, versions and settings."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from jaxkern.core.version import __version__, installed_versions
 
 
 def environment(*packages: str) -> dict[str, Any]:
-    """Machine, versions and settings of this process, as JSON can hold them. Starts JAX.
+    """Return machine, versions and settings of this process, for JSON. Starts JAX.
 
     Args:
-      packages: whose versions are told too, of those that are installed.
+      *packages: further packages whose versions are included if they are installed.
     """
     native = registry.module("cpu")
+    kinds = [device.device_kind for device in jax.devices()]
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": {
@@ -31,7 +32,7 @@ def environment(*packages: str) -> dict[str, Any]:
             "cpu": cpu_model(),
             "cores": schedulable_cpus(),
             "memory_gib": round(memory_limit(), 2),
-            "devices": _devices(),
+            "devices": ", ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds))),
         },
         "versions": {
             "python": platform.python_version(),
@@ -49,23 +50,17 @@ def environment(*packages: str) -> dict[str, Any]:
 
 
 def conditions(where: dict[str, Any]) -> str:
-    """An environment in a line: ``AMD EPYC, 2 cores, 2 x cpu; python 3.12.1, jax 0.10.2``."""
+    """Return an environment as one line: ``AMD EPYC, 2 cores, 2 x cpu; python 3.12.1, ...``."""
     machine = where["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
     return f"{machine['cpu']}, {machine['cores']} cores, {machine['devices']}; {versions}"
 
 
 def differences(mine: dict[str, Any], other: dict[str, Any], part: str) -> list[str]:
-    """What differs in one part of two environments, in words: ``cores: 2, was 64``."""
-    now, then = mine.get(part, {}), other.get(part, {})
+    """Return the differences in one part of two environments, such as ``cores: 2, was 64``."""
+    now, before = mine.get(part, {}), other.get(part, {})
     return [
-        f"{name}: {now.get(name)}, was {then.get(name)}"
-        for name in sorted({*now, *then})
-        if now.get(name) != then.get(name)
+        f"{name}: {now.get(name)}, was {before.get(name)}"
+        for name in sorted({*now, *before})
+        if now.get(name) != before.get(name)
     ]
-
-
-def _devices() -> str:
-    """``4 x cpu``, or the kinds that the driver names."""
-    kinds = [device.device_kind for device in jax.devices()]
-    return ", ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds)))

@@ -1,4 +1,4 @@
-"""A named measurement: samples, where they come from, and its form in JSON."""
+"""A named measurement: samples, their conditions, and conversion to and from JSON."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ Kind = Literal["call", "batch", "arm"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """Seconds of something that was measured several times; ``result["median"]`` works too.
+    """Repeated measurements of a time; figures are attributes and items, ``result["median"]``.
 
     Attributes:
-      name: of what was measured.
-      kind: what one sample is: a call, a batch, or a turn of an arm of a comparison.
-      samples: the seconds.
+      name: name of the measured function or stream.
+      kind: unit of a sample: a call, a batch, or a turn of an arm of a comparison.
+      samples: times in seconds.
       environment: machine, versions and settings.
-      dimensions: what the work's size is, in words and numbers.
-      methodology: how it was measured, a sentence each.
-      rounds: equal for arms whose i-th samples were measured in the same round; "" otherwise.
+      dimensions: size of the work.
+      methodology: sentences that describe the measurement.
+      resources: CPU time and memory; None if not measured.
+      rounds: identifier shared by arms whose i-th samples were measured in the same round, or "".
     """
 
     name: str
@@ -42,7 +43,6 @@ class Measurement:
 
     @property
     def median(self) -> float:
-        """Seconds; half of the samples took longer."""
         return self.samples.median
 
     @property
@@ -66,18 +66,18 @@ class Measurement:
         return self.samples.p90
 
     def figures(self) -> dict[str, Any]:
-        """Every figure by its name."""
+        """Return all figures by name; times in seconds."""
         names = ("median", "mean", "std", "min", "max", "p90")
         return {"count": len(self.samples), **{name: getattr(self, name) for name in names}}
 
     def __getitem__(self, name: str) -> Any:
         figures = self.figures()
         if name not in figures:
-            raise KeyError(f"no figure {name!r}; there are {', '.join(figures)}")
+            raise KeyError(f"no figure {name!r}; the figures are {', '.join(figures)}")
         return figures[name]
 
     def as_dict(self) -> dict[str, Any]:
-        """What is written to disk."""
+        """Return the record that `save` writes."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -91,22 +91,21 @@ class Measurement:
         }
 
     def __str__(self) -> str:
-        lines = [f"{self.name}: {len(self.samples)} samples, one a {self.kind}"]
-        spread = f"{format_duration(self.min)} to {format_duration(self.max)}"
-        lines.append(
-            f"  median {format_duration(self.median)}, p90 {format_duration(self.p90)}, {spread}"
-        )
-        lines.append(f"  mean {format_duration(self.mean)}, std {format_duration(self.std)}")
-        if self.resources is not None:
-            lines.append(f"  {self.resources}")
-        return "\n".join(lines)
+        figures = (self.median, self.p90, self.min, self.max, self.mean, self.std)
+        median, p90, low, high, mean, std = map(format_duration, figures)
+        lines = [
+            f"{self.name}: {len(self.samples)} samples, one per {self.kind}",
+            f"  median {median}, p90 {p90}, {low} to {high}",
+            f"  mean {mean}, std {std}",
+        ]
+        return "\n".join([*lines, *([f"  {self.resources}"] if self.resources else [])])
 
 
 def from_dict(record: dict[str, Any]) -> Measurement:
-    """A measurement as it was written; figures that only its class knew are in the file alone.
+    """Return the measurement of a record; figures of a subclass are only in the record.
 
     Raises:
-      ValueError: for what is no such record.
+      ValueError: if the record is not one of a measurement.
     """
     try:
         used = record["resources"]
@@ -121,14 +120,14 @@ def from_dict(record: dict[str, Any]) -> Measurement:
             rounds=record["rounds"],
         )
     except (KeyError, TypeError) as error:
-        raise ValueError(f"no record of a measurement: {error!r}") from error
+        raise ValueError(f"expected the record of a measurement: {error!r}") from error
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON keeps it, so that one that was saved equals the one that is not.
+    """Convert a value to types of JSON, so that a saved value equals an unsaved one.
 
-    Numbers of NumPy become Python's, arrays and tuples lists, NaN and infinity None, and what JSON
-    has no form for is text.
+    Numbers of NumPy become Python numbers, arrays and tuples lists, NaN and infinity None, and
+    other objects text.
 
     >>> plain({"shape": (2, np.int64(3)), "std": float("nan"), "dtype": np.dtype("f4")})
     {'shape': [2, 3], 'std': None, 'dtype': 'float32'}

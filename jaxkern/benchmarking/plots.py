@@ -1,4 +1,4 @@
-"""``bar_chart``: figures side by side, as an image."""
+"""Bar charts as image files."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ def bar_chart(
     label: str,
     own: str = "",
 ) -> None:
-    """Horizontal bars from 0 as an image, whose format is the path's suffix; needs matplotlib.
+    """Draw horizontal bars from 0; the suffix is the format. Needs matplotlib.
 
     Args:
-      label: of the values.
-      own: how the names of bars begin that are not grey.
+      label: label of the value axis.
+      own: prefix of the names whose bars are blue; the others are gray.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 0.5 * len(names) + 1.3), layout="constrained")
     axes = figure.add_subplot()
     colors = ["#3a6ea5" if name.startswith(own) else "#8d99ae" for name in names]
-    # By position: bars of equal names would lie on each other.
+    # By position, because bars of equal names would overlap.
     bars = axes.barh(range(len(names)), list(values)[::-1], color=colors[::-1])
     axes.set_yticks(range(len(names)), list(names)[::-1])
     axes.bar_label(bars, [f"{v:,.0f}" if v >= 100 else f"{v:.3g}" for v in values][::-1], padding=4)
@@ -33,7 +33,6 @@ def bar_chart(
     axes.set_title(title, loc="left")
     axes.margins(x=0.12)
     axes.set_xlim(left=0)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

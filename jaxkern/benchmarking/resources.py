@@ -1,4 +1,4 @@
-"""What work takes of the machine: CPU time, and the peak of the process's memory."""
+"""CPU time and peak memory of a block of code."""
 
 from __future__ import annotations
 
@@ -13,22 +13,19 @@ import jax
 
 from jaxkern.core.memory import status_bytes
 
-_RESET_PEAK = "5"  # clear_refs: VmHWM becomes the present VmRSS (proc_pid_clear_refs(5))
-
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """What a span of work took.
+    """Resources that a block of code used.
 
     Attributes:
-      wall_seconds: from beginning to end.
+      wall_seconds: duration.
       cpu_seconds: user and system time of all threads of this process.
-      peak_bytes: the highest resident memory of the process; None where the system does not tell.
-      start_bytes: the resident memory at the beginning.
-      peak_of_span: whether ``peak_bytes`` is of this span alone; where the system does not let the
-        mark be reset, it is of the whole life of the process.
-      device_peak_bytes: the highest memory of each device since its start, where its driver
-        reports that; a CPU does not.
+      peak_bytes: peak resident memory of the process; None if the system does not report it.
+      start_bytes: resident memory at the start.
+      peak_of_span: True if ``peak_bytes`` is that of the block; False if the system cannot reset
+        the peak, so that it is that of the process since its start.
+      device_peak_bytes: peak memory of each device since its start, if its driver reports it.
     """
 
     wall_seconds: float
@@ -40,10 +37,11 @@ class Resources:
 
     @property
     def cores_busy(self) -> float:
-        """CPU seconds a second: how many cores were at work on average."""
+        """CPU seconds per second, the mean number of busy cores."""
         return self.cpu_seconds / self.wall_seconds
 
     def as_dict(self) -> dict[str, Any]:
+        """Return all figures for JSON."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -56,10 +54,10 @@ class Resources:
 
 
 class ResourceMeter:
-    """Measures the resources of a ``with`` block; ``.used`` is there after it.
+    """Context that measures the resources of its block; ``.used`` is set at the end.
 
-    The system keeps one mark a process. Meters may be inside each other or in several threads:
-    whoever resets the mark first hands it to the others.
+    The system has one peak per process. Meters can be nested or run in several threads: a meter
+    that resets the peak first passes it to the running ones.
 
     >>> import numpy as np
     >>> with ResourceMeter() as meter:
@@ -91,7 +89,10 @@ class ResourceMeter:
             peak = status_bytes("VmHWM")
         if peak is not None:
             peak = max(peak, self._reached)
-        self.used = Resources(wall, cpu, peak, self._resident, self._reset, _device_peaks())
+        devices = {str(device): device.memory_stats() or {} for device in jax.local_devices()}
+        name = "peak_bytes_in_use"
+        device_peaks = {d: int(stats[name]) for d, stats in devices.items() if name in stats}
+        self.used = Resources(wall, cpu, peak, self._resident, self._reset, device_peaks)
 
 
 def _cpu_seconds() -> float:
@@ -101,16 +102,8 @@ def _cpu_seconds() -> float:
 
 def _reset_peak() -> bool:
     try:
-        Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+        # Sets VmHWM to the current VmRSS, see proc_pid_clear_refs(5).
+        Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return False
     return True
-
-
-def _device_peaks() -> dict[str, int]:
-    found = {}
-    for device in jax.local_devices():
-        stats = device.memory_stats() or {}
-        if "peak_bytes_in_use" in stats:
-            found[str(device)] = int(stats["peak_bytes_in_use"])
-    return found

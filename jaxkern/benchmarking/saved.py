@@ -1,4 +1,4 @@
-"""Measurements on disk, and what a new one shows against a saved one."""
+"""Saved measurements, comparison with a saved baseline, and reports in Markdown."""
 
 from __future__ import annotations
 
@@ -6,28 +6,31 @@ import dataclasses
 import datetime
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxkern.benchmarking.environment import differences
 from jaxkern.benchmarking.measurement import Measurement, from_dict, plain
-from jaxkern.benchmarking.samples import LEAST_SAMPLES, Outcome, Ratio, ratio_of_medians
+from jaxkern.benchmarking.samples import MIN_SAMPLES, Outcome, Ratio, ratio_of_medians
 from jaxkern.core.arguments import check_number
 from jaxkern.core.quantities import format_duration
 
 DIRECTORY = Path("benchmark-results")
 FORMAT = "jaxkern measurement, version 1"
+_PARTS = ("machine", "versions", "settings")
 
 
 def save(measured: Measurement, directory: str | Path = DIRECTORY) -> Path:
-    """Writes ``<name>-<date and time>.json`` with every sample; returns its path.
+    """Write ``<name>-<date and time>.json`` with every sample, and return its path.
 
     Args:
-      measured: what `profile_fn` or `PipelineBenchmark` returned, or an arm of a comparison:
-        ``save(found["arm"])``.
+      measured: result of `profile_fn` or `PipelineBenchmark`, or an arm of a comparison:
+        ``save(comparison["arm"])``.
+      directory: directory to write to; created if it does not exist.
 
     Raises:
-      TypeError: for anything else.
+      TypeError: for any other object.
 
     Example:
       >>> import tempfile, jaxkern as jk
@@ -38,23 +41,22 @@ def save(measured: Measurement, directory: str | Path = DIRECTORY) -> Path:
     """
     if not isinstance(measured, Measurement):
         raise TypeError(
-            f"measured is a {type(measured).__name__}; wanted a Measurement, which profile_fn and "
-            'PipelineBenchmark return; an arm of a comparison is saved with save(found["arm"])'
+            f"measured: expected a Measurement, got a {type(measured).__name__}; save an arm of a "
+            'comparison with save(comparison["arm"])'
         )
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     now = datetime.datetime.now(datetime.UTC)
     path = folder / f"{_file_name(measured.name)}-{now:%Y%m%dT%H%M%S%f}.json"
-    record = {"format": FORMAT, **measured.as_dict()}
-    path.write_text(json_text(record) + "\n")
+    path.write_text(json_text({"format": FORMAT, **measured.as_dict()}) + "\n")
     return path
 
 
 def load(path: str | Path) -> Measurement:
-    """Reads a measurement that `save` wrote.
+    """Read a measurement that `save` wrote.
 
     Raises:
-      FileNotFoundError, ValueError: no such file, or one with something else in it.
+      FileNotFoundError, ValueError: if the file does not exist, or has other content.
     """
     path = Path(path)
     try:
@@ -63,29 +65,33 @@ def load(path: str | Path) -> Measurement:
             raise ValueError(f"its format is not {FORMAT!r}")
         return from_dict(record)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} holds no measurement that can be read: {error}") from error
+        raise ValueError(f"{path} does not contain a measurement: {error}") from error
 
 
 def latest(name: str, directory: str | Path = DIRECTORY) -> Path:
-    """The newest file that `save` wrote for a measurement of this name.
+    """Return the newest file of a measurement's name.
 
     Raises:
-      FileNotFoundError: there is none.
+      FileNotFoundError: if no such file exists.
     """
-    return _saved(name, Path(directory))[-1]
+    return _saved_files(name, Path(directory))[-1]
 
 
-def _saved(name: str, folder: Path) -> list[Path]:
-    """The files of that name, the oldest first; at least one."""
+def _saved_files(name: str, folder: Path) -> list[Path]:
+    """Return the files of a measurement's name, oldest first."""
     pattern = re.compile(re.escape(_file_name(name)) + r"-\d{8}T\d{12}\.json")
-    found = sorted(path for path in folder.glob("*.json") if pattern.fullmatch(path.name))
-    if not found:
+    files = sorted(path for path in folder.glob("*.json") if pattern.fullmatch(path.name))
+    if not files:
         raise FileNotFoundError(f"no saved measurement of {name!r} in {folder}; save() writes one")
-    return found
+    return files
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.") or "measurement"
 
 
 def json_text(record: Any) -> str:
-    """A record as JSON; a number that is none (NaN, infinite) is null there.
+    """Return a record as JSON, with null for NaN and infinity.
 
     >>> json_text({"std": float("nan"), "shape": (2, 3)})
     '{"std": null, "shape": [2, 3]}'
@@ -93,19 +99,16 @@ def json_text(record: Any) -> str:
     return json.dumps(plain(record), allow_nan=False)
 
 
-def _file_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.") or "measurement"
-
-
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What a measurement shows against a baseline.
+    """The comparison of a measurement with a baseline.
 
     Attributes:
       outcome: ``"faster"``, ``"slower"`` or ``"no difference shown"``.
       ratio: of the medians, now / baseline, with its bootstrap interval.
-      same_machine: whether both were measured on a machine of the same description.
-      notes: what else differs and bears on the outcome.
+      least_change: relative change below which a difference is ignored.
+      same_machine: True if both machines have the same description.
+      notes: other differences that affect the outcome.
     """
 
     outcome: Outcome
@@ -115,18 +118,19 @@ class Verdict:
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
+        """Return all figures for JSON."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         level = f"{100 * self.ratio.confidence:.0f}% bootstrap interval of the ratio of medians"
-        if self.ratio.samples < LEAST_SAMPLES:
+        if self.ratio.samples < MIN_SAMPLES:
             level = "ratio of medians"
         lines = [
-            f"{self.outcome}: {self.ratio} times the baseline's time ({level}; "
-            f"a change counts beyond {100 * self.least_change:.0f}%)"
+            f"{self.outcome}: {self.ratio} times the baseline's time ({level}; changes below "
+            f"{100 * self.least_change:.0f}% are ignored)"
         ]
         if not self.same_machine:
-            lines.append("  another machine: this says nothing about a change of the code")
+            lines.append("  another machine: this says nothing about changes of the code")
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
 
@@ -137,19 +141,23 @@ def compare_to_baseline(
     least_change: float = 0.05,
     confidence: float = 0.95,
 ) -> Verdict:
-    """Whether a measurement is faster or slower than a saved one, beyond the noise of both.
+    """Test if a measurement is faster or slower than a saved one, beyond the noise of both.
 
-    The samples of one process do not show how much processes differ from each other, hence
-    ``least_change``: only an interval of the ratio that lies beyond it as a whole is a difference.
-    Several saved runs show it: of a folder's runs on this machine, the median must lie beyond all.
+    The samples of one process do not show the variation between processes. There is therefore a
+    difference only if the entire interval of the ratio exceeds ``least_change``, and, if the
+    baseline is a directory with several runs on this machine, the median is outside the range of
+    their medians.
 
     Args:
-      baseline: a measurement, its file, or a folder: the newest there of the same name, and the
-        runs before it for how much runs differ.
+      measured: new measurement.
+      baseline: a measurement, its file, or a directory: its newest measurement of the same name,
+        and the runs before for the variation between runs.
+      least_change: relative change below which a difference is ignored.
+      confidence: coverage of the bootstrap interval.
 
     Raises:
-      FileNotFoundError, ValueError: no such baseline, or one of another kind; a negative or NaN
-        ``least_change``.
+      FileNotFoundError, ValueError: if the baseline does not exist or has samples of another kind,
+        or ``least_change`` is negative or NaN.
 
     Example:
       >>> import jaxkern as jk
@@ -161,37 +169,128 @@ def compare_to_baseline(
     runs: list[Measurement] = []
     if not isinstance(baseline, Measurement):
         path = Path(baseline)
-        runs = [load(p) for p in (_saved(measured.name, path) if path.is_dir() else [path])]
+        files = _saved_files(measured.name, path) if path.is_dir() else [path]
+        runs = [load(file) for file in files]
         baseline = runs[-1]
-    if baseline.kind != measured.kind:
-        raise ValueError(
-            f"the baseline's samples are of one {baseline.kind} each and these of one "
-            f"{measured.kind}; wanted two of a kind"
-        )
+    _check_kinds(measured, baseline)
     ratio = ratio_of_medians(
         measured.samples.seconds, baseline.samples.seconds, confidence=confidence
     )
-    machine = differences(measured.environment, baseline.environment, "machine")
-    # The date of a measurement differs always, and its name tells nothing of the work.
-    notes = [*machine]
-    for part in ("versions", "settings"):
-        notes += differences(measured.environment, baseline.environment, part)
+    notes = [d for p in _PARTS for d in differences(measured.environment, baseline.environment, p)]
     if plain(measured.dimensions) != plain(baseline.dimensions):
-        notes.append("the dimensions of the work differ: these are times of unequal work")
-    if ratio.samples < LEAST_SAMPLES:
-        notes.append(f"{ratio.samples} samples; {LEAST_SAMPLES} are the least that show anything")
+        notes.append("the dimensions differ: these are times of unequal work")
+    if ratio.samples < MIN_SAMPLES:
+        notes.append(f"{ratio.samples} samples are too few, at least {MIN_SAMPLES} are needed")
     outcome = ratio.outcome(least_change)
-    medians = [
-        run.median
-        for run in runs
-        if not differences(run.environment, measured.environment, "machine")
-    ]
+    medians = [run.median for run in runs if _same_machine(run, measured)]
     if outcome != "no difference shown" and len(medians) > 1:
         if min(medians) <= measured.median <= max(medians):
             outcome = "no difference shown"
+            low, high = format_duration(min(medians)), format_duration(max(medians))
             notes.append(
-                f"the medians of {len(medians)} saved runs on this machine reach from "
-                f"{format_duration(min(medians))} to {format_duration(max(medians))}, and this "
-                "one is among them"
+                f"the median is within those of {len(medians)} saved runs on this machine, {low} "
+                f"to {high}"
             )
-    return Verdict(outcome, ratio, least_change, not machine, tuple(notes))
+    same_machine = _same_machine(measured, baseline)
+    return Verdict(outcome, ratio, least_change, same_machine, tuple(notes))
+
+
+def _same_machine(a: Measurement, b: Measurement) -> bool:
+    return not differences(a.environment, b.environment, "machine")
+
+
+def _check_kinds(a: Measurement, b: Measurement) -> None:
+    if a.kind != b.kind:
+        raise ValueError(
+            f"expected measurements of one kind, got samples per {a.kind} and per {b.kind}"
+        )
+
+
+def report(
+    before: Measurement,
+    after: Measurement,
+    *,
+    title: str | None = None,
+    dimensions: Mapping[str, Any] | None = None,
+    methodology: Sequence[str] = (),
+    path: str | Path | None = None,
+) -> str:
+    """Return Markdown with the environment, dimensions, before, after, speedup and methodology.
+
+    Args:
+      before, after: two arms of a `Comparison`, two profiles, or two results of pipelines; one of
+        them may be loaded by `load`.
+      title: first heading.
+      dimensions: size of the work, in addition to that in the measurements.
+      methodology: sentences in addition to those of the measurements.
+      path: file to write the report to.
+
+    Raises:
+      ValueError: if the measurements are of different kinds.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxkern as jk
+      >>> arms = {"sum": jnp.sum, "dot": lambda x: jnp.dot(x, jnp.ones_like(x))}
+      >>> comparison = jk.benchmarking.compare(arms, jnp.ones(8), rounds=5)
+      >>> print(jk.benchmarking.report(comparison["dot"], comparison["sum"]).splitlines()[0])
+      # dot against sum
+    """
+    _check_kinds(before, after)
+    paired = bool(before.rounds) and before.rounds == after.rounds
+    ratio = ratio_of_medians(after.samples.seconds, before.samples.seconds, paired=paired)
+    where = after.environment
+    lines = [f"# {title or f'{before.name} against {after.name}'}", "", "## Environment", ""]
+    lines.append(f"- date: {where.get('date')}")
+    for part in _PARTS:
+        shown = {k: v for k, v in where.get(part, {}).items() if v not in ("", None)}
+        lines.append(f"- {part}: {_inline(shown)}")
+    if not paired and before.environment != where:
+        lines.append(f"- measured separately: before on {before.environment.get('date')}")
+        changes = [d for part in _PARTS for d in differences(where, before.environment, part)]
+        lines += [f"- **differs from before**: {change}" for change in changes]
+    sizes = {**before.dimensions, **after.dimensions, **(dimensions or {})}
+    lines += ["", "## Dimensions", ""]
+    lines += [f"- {name}: {_inline(value)}" for name, value in sizes.items()] or ["- not specified"]
+    if plain(before.dimensions) != plain(after.dimensions):
+        lines.append("- **the dimensions of before and after differ**")
+    for heading, measured in (("Before", before), ("After", after)):
+        lines += ["", f"## {heading}: {measured.name}", "", *_table(measured)]
+    speedup, outcome = ratio.inverse, ratio.outcome()
+    interval, bootstrap = f"{ratio.samples} samples, too few for an interval", ""
+    if ratio.samples >= MIN_SAMPLES:
+        interval = f"{100 * ratio.confidence:.0f}% interval {speedup.low:.3g} to {speedup.high:.3g}"
+        draws = "rounds drawn in pairs" if paired else "both drawn independently"
+        bootstrap = f" with a percentile bootstrap interval, {draws}"
+    words = "not shown to differ" if outcome == "no difference shown" else outcome
+    lines += ["", "## Speedup", ""]
+    lines.append(f"**{speedup.value:.3g}x** ({interval}): {after.name} is {words}.")
+    lines += ["", "## Methodology", ""]
+    sentences = dict.fromkeys([*before.methodology, *after.methodology, *methodology])
+    lines += [f"- {sentence}" for sentence in sentences]
+    lines.append(f"- The speedup is a ratio of medians{bootstrap}.")
+    text = "\n".join(lines) + "\n"
+    if path is not None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text)
+    return text
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {inner}" for name, inner in value.items())
+    return str(value)
+
+
+def _table(measured: Measurement) -> list[str]:
+    figures = measured.figures()
+    rows = [("samples", str(figures["count"]))]
+    for name in ("median", "mean", "std", "min", "max", "p90", "compile_seconds"):
+        if name in figures:
+            rows.append((name.removesuffix("_seconds"), format_duration(figures[name])))
+    for name in ("examples_per_second", "batches_per_second"):
+        if name in figures:
+            rows.append((name, f"{figures[name]:,.1f}"))
+    if measured.resources is not None:
+        scope = " (all arms)" if measured.kind == "arm" else ""
+        rows.append((f"resources{scope}", str(measured.resources)))
+    return ["| | |", "|---|--:|", *(f"| {name} | {value} |" for name, value in rows)]

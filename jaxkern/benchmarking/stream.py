@@ -1,11 +1,14 @@
-"""``PipelineBenchmark``: how fast an iterable of batches delivers them."""
+"""``PipelineBenchmark``: the rate at which an iterable delivers batches."""
 
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -14,21 +17,22 @@ from jaxkern.benchmarking.environment import environment
 from jaxkern.benchmarking.measurement import Measurement
 from jaxkern.benchmarking.resources import ResourceMeter
 from jaxkern.benchmarking.samples import Samples
-from jaxkern.benchmarking.utilization import DeviceSampler
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.quantities import format_duration
+
+_UTILIZATION_PERIOD_MS = 200
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PipelineResult(Measurement):
-    """What `PipelineBenchmark.run` found; each is also ``result["examples_per_second"]`` and so on.
+    """The result of `PipelineBenchmark.run`; figures are also items: ``result["p99"]``.
 
     Attributes:
-      examples: in the batches that were measured.
-      duration_seconds: of all measured batches together.
-      epochs: how often the stream was begun, the warm-up's included.
-      device_utilization: per cent of the time in which a device computed, by device, where its
-        driver reports it; None otherwise, and ``utilization_note`` says why.
+      examples: number of examples in the measured batches.
+      duration_seconds: total time of the measured batches.
+      epochs: number of epochs started, including that of the warm-up.
+      device_utilization: percentage of the time that each device was computing, if its driver
+        reports it; otherwise None, and ``utilization_note`` gives the reason.
     """
 
     examples: int
@@ -51,7 +55,7 @@ class PipelineResult(Measurement):
 
     @property
     def p50(self) -> float:
-        """Seconds between two batches, as all percentiles here."""
+        """Median of the seconds between two batches."""
         return self.samples.percentile(50)
 
     @property
@@ -63,50 +67,40 @@ class PipelineResult(Measurement):
         return self.samples.percentile(99)
 
     def figures(self) -> dict[str, Any]:
-        names = (
-            "examples_per_second",
-            "batches_per_second",
-            "duration_seconds",
-            "examples",
-            "batches",
-            "epochs",
-            "p50",
-            "p95",
-            "p99",
-            "device_utilization",
-            "utilization_note",
-        )
+        names = ["examples_per_second", "batches_per_second", "batches", "p50", "p95", "p99"]
+        names += ["examples", "duration_seconds", "epochs"]
+        names += ["device_utilization", "utilization_note"]
         return {**super().figures(), **{name: getattr(self, name) for name in names}}
 
     def __str__(self) -> str:
         busy = self.utilization_note
         if self.device_utilization is not None:
             busy = ", ".join(f"{n} {p:.0f}%" for n, p in self.device_utilization.items())
+        times = (f"{name} {format_duration(self[name])}" for name in ("p90", "p95", "p99", "max"))
         return (
             f"{self.name}: {self.examples_per_second:,.0f} examples/s, "
             f"{self.batches_per_second:,.1f} batches/s over {self.batches} batches in "
             f"{format_duration(self.duration_seconds)}\n"
-            f"  a batch: median {format_duration(self.p50)}, p90 {format_duration(self.p90)}, "
-            f"p95 {format_duration(self.p95)}, p99 {format_duration(self.p99)}, max "
-            f"{format_duration(self.max)}\n"
+            f"  per batch: median {format_duration(self.p50)}, {', '.join(times)}\n"
             f"  {self.resources}\n"
             f"  device utilization: {busy}"
         )
 
 
 class PipelineBenchmark:
-    """Measures an iterable of batches; nothing is done with them, so that only it is measured.
+    """Benchmark of an iterable of batches. The batches are not used, so only the iterable counts.
 
     Args:
-      data_stream: a pipeline of jaxkern, any iterable of pytrees of arrays, or a function of a seed
-        that returns one. When it ends too early it is iterated again.
-      num_batches: to measure.
-      warmup_batches: before them, which compile, fill queues and touch memory.
-      examples: of a batch; by default the length of its arrays' first axis, in which all must agree
-        that have one.
+      data_stream: pipeline of jaxkern, iterable of pytrees of arrays, or function of a seed that
+        returns one. It is iterated again if it ends too early.
+      num_batches: number of measured batches.
+      warmup_batches: number of batches before, which compile programs and fill queues.
+      examples: function that returns the number of examples in a batch; by default the length of
+        the first axis of its arrays, which must agree.
+      name: name of the result; by default the type of ``data_stream``.
 
     Raises:
-      TypeError, ValueError: bad input, here or in `run`.
+      TypeError, ValueError: for an invalid argument, here or in `run`.
 
     Example:
       >>> import numpy as np, jaxkern as jk
@@ -128,44 +122,44 @@ class PipelineBenchmark:
     ) -> None:
         if not (hasattr(data_stream, "__iter__") or callable(data_stream)):
             raise TypeError(
-                f"data_stream is {data_stream!r:.80}; wanted an iterable of batches, or a function "
-                "of a seed that returns one"
+                "data_stream: expected an iterable of batches or a function of a seed that returns "
+                f"one, got {data_stream!r:.80}"
             )
         self._stream = data_stream
         self._batches = check_integer("num_batches", num_batches, 1)
         self._warmup = check_integer("warmup_batches", warmup_batches, 0)
-        self._examples = examples or _leading
+        self._examples = examples or _leading_size
         self._name = name or type(data_stream).__name__
 
     def run(self, pipeline_seed: int | None = None) -> PipelineResult:
-        """Iterates and measures; with a seed, the stream's order and draws are that seed's."""
-        feed = _Restarting(_seeded(self._stream, pipeline_seed))
+        """Iterate and measure; a seed determines the stream's order and random draws."""
+        feed = _RestartingIterator(_with_seed(self._stream, pipeline_seed))
         first: Any = None
         for _ in range(self._warmup):
             first = jax.block_until_ready(feed.next())
-        times, counted = [], 0
-        with DeviceSampler() as sampler, ResourceMeter() as meter:
-            began = before = time.perf_counter()
+        times, examples = [], 0
+        with UtilizationSampler() as sampler, ResourceMeter() as meter:
+            started = before = time.perf_counter()
             for _ in range(self._batches):
                 batch = jax.block_until_ready(feed.next())
                 now = time.perf_counter()
                 times.append(now - before)
                 before = now
-                counted += self._examples(batch)
+                examples += self._examples(batch)
                 first = batch if first is None else first
-            total = before - began
+            total = before - started
         return PipelineResult(
             name=self._name,
             kind="batch",
             samples=Samples(tuple(times)),
             environment=environment(),
-            dimensions={"batch": _spec(first), "seed": pipeline_seed},
+            dimensions={"batch": _describe(first), "seed": pipeline_seed},
             methodology=(
-                f"{self._batches} batches after {self._warmup} of warm-up, each until its arrays "
-                "were ready; nothing is done with them.",
+                f"{self._batches} batches after {self._warmup} for warm-up, each until its arrays "
+                "were ready; the batches are not used.",
             ),
             resources=meter.used,
-            examples=counted,
+            examples=examples,
             duration_seconds=total,
             epochs=feed.epochs,
             device_utilization=sampler.utilization,
@@ -173,8 +167,8 @@ class PipelineBenchmark:
         )
 
 
-class _Restarting:
-    """Batch after batch, from the stream's beginning again where it ends."""
+class _RestartingIterator:
+    """Iterator over a stream that starts again at its end."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self.epochs = stream, 1
@@ -188,8 +182,8 @@ class _Restarting:
             except StopIteration:
                 if self._delivered == 0 or iter(self._stream) is self._iterator:
                     raise ValueError(
-                        f"the stream ended after {self._delivered} batches and cannot begin again; "
-                        "wanted one that is iterated anew (no iterator or generator), or fewer "
+                        f"the stream ended after {self._delivered} batches and cannot start again; "
+                        "pass an iterable instead of an iterator or generator, or measure fewer "
                         "batches"
                     ) from None
                 self._iterator, self._delivered = iter(self._stream), 0
@@ -199,23 +193,23 @@ class _Restarting:
             return batch
 
 
-def _seeded(stream: Any, seed: int | None) -> Any:
+def _with_seed(stream: Any, seed: int | None) -> Any:
     if hasattr(stream, "with_seed"):
         return stream if seed is None else stream.with_seed(seed)
     if not hasattr(stream, "__iter__"):
-        made = stream(0 if seed is None else seed)
-        if not hasattr(made, "__iter__"):
-            raise TypeError(f"data_stream(seed) returned {made!r:.80}; wanted an iterable")
-        return made
+        result = stream(0 if seed is None else seed)
+        if not hasattr(result, "__iter__"):
+            raise TypeError(f"data_stream(seed): expected an iterable, got {result!r:.80}")
+        return result
     if seed is not None:
         raise ValueError(
-            f"pipeline_seed is {seed}, and a {type(stream).__name__} has no with_seed(seed): pass "
-            "a function of the seed that returns the stream, or leave pipeline_seed out"
+            f"pipeline_seed: got {seed} for a {type(stream).__name__} without with_seed(seed); "
+            "pass a function of the seed that returns the stream, or omit pipeline_seed"
         )
     return stream
 
 
-def _leading(batch: Any) -> int:
+def _leading_size(batch: Any) -> int:
     sizes = {
         jax.tree_util.keystr(path): np.shape(leaf)[0]
         for path, leaf in jax.tree.leaves_with_path(batch)
@@ -223,15 +217,76 @@ def _leading(batch: Any) -> int:
     }
     if len(set(sizes.values())) != 1:
         raise ValueError(
-            f"the first axes of a batch's arrays have the sizes {sizes or 'of none'}; wanted one "
-            "size, or examples=, a function that tells how many examples a batch has"
+            f"expected a batch whose arrays have one size on their first axis, got {sizes}; pass "
+            "examples=, a function that returns the number of examples in a batch"
         )
     return int(next(iter(sizes.values())))
 
 
-def _spec(batch: Any) -> dict[str, str]:
+def _describe(batch: Any) -> dict[str, str]:
     return {
         jax.tree_util.keystr(path) or "batch": f"{getattr(leaf, 'dtype', type(leaf).__name__)}"
         f"{list(np.shape(leaf))}"
         for path, leaf in jax.tree.leaves_with_path(batch)
     }
+
+
+class UtilizationSampler:
+    """Context that samples the utilization of GPUs by ``nvidia-smi``.
+
+    Attributes:
+      utilization: mean percentage of each GPU; None if nothing was reported.
+      note: sampling period, or the reason why ``utilization`` is None.
+    """
+
+    def __init__(self) -> None:
+        self.utilization: dict[str, float] | None = None
+        self.note = ""
+
+    def __enter__(self) -> Self:
+        self._process: subprocess.Popen[str] | None = None
+        self._lines: list[str] = []
+        if jax.default_backend() != "gpu":
+            self.note = f"not reported for {jax.default_backend()} devices"
+        elif (command := shutil.which("nvidia-smi")) is None:
+            self.note = "not reported: nvidia-smi is not installed"
+        else:
+            query = ["--query-gpu=index,utilization.gpu", "--format=csv,noheader,nounits"]
+            self._process = subprocess.Popen(
+                [command, *query, f"--loop-ms={_UTILIZATION_PERIOD_MS}"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            assert self._process.stdout is not None
+            self._reader = threading.Thread(
+                target=self._lines.extend, args=(self._process.stdout,), daemon=True
+            )
+            self._reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+            self._reader.join()
+            self.utilization = mean_utilization(self._lines)
+            self.note = f"nvidia-smi, every {_UTILIZATION_PERIOD_MS} ms"
+            if self.utilization is None:
+                self.note = "not reported: nvidia-smi printed no figure in that time"
+
+
+def mean_utilization(lines: list[str]) -> dict[str, float] | None:
+    """Return the means of lines ``index, percentage``; devices that report ``[N/A]`` are omitted.
+
+    >>> mean_utilization(["0, 40", "1, [N/A]", "0, 60"])
+    {'gpu 0': 50.0}
+    """
+    values: dict[str, list[float]] = {}
+    for line in lines:
+        index, _, text = line.partition(",")
+        try:
+            values.setdefault(f"gpu {int(index)}", []).append(float(text))
+        except ValueError:
+            continue
+    return {name: sum(v) / len(v) for name, v in values.items() if v} or None

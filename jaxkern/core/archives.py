@@ -1,7 +1,8 @@
-"""Reading and writing NumPy's files: `.npz` archives, and `.npy` files mapped into memory."""
+"""NumPy files: `.npz` archives, `.npy` files mapped into memory, and hashes of arrays."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import struct
@@ -69,3 +70,13 @@ def map_npy(path: str | os.PathLike[str]) -> np.memmap[Any, Any]:
             f"{list(array.shape)}, which ends at byte {end}, but the file has {size} bytes"
         )
     return array
+
+
+def digest(*arrays: Any) -> str:
+    """Return a short hash of the bytes, shapes and dtypes of arrays."""
+    total = hashlib.sha256()
+    for array in arrays:
+        value = np.ascontiguousarray(array)
+        total.update(f"{value.dtype.str}{value.shape}".encode())
+        total.update(value.tobytes())
+    return total.hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""The machine's ceilings, bytes and operations a second, measured once and kept on disk."""
+"""The machine's peak bandwidth and arithmetic rates, measured once and cached on disk."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from typing import Any
 import jax
 
 from jaxkern.core import registry
+from jaxkern.core.caches import cache_folder
 from jaxkern.core.machine import busy_seconds, cpu_model, last_level_caches
 from jaxkern.core.memory import available_bytes
-from jaxkern.core.paths import home_path, write_atomically
+from jaxkern.core.paths import write_atomically
 from jaxkern.core.threads import num_threads
 from jaxkern.core.version import __version__
 
-# Of each kind of access and of arithmetic: the CPU has seven kinds, with one thread and with all.
+# Duration of each probe. The CPU has seven probes, each run with one thread and with all.
 _PROBE_SECONDS = 0.12
-_LEAST_BUFFER = 128 << 20
-# Nothing of a stream over this many times the caches is still there at the next pass.
-_CACHES = 4
+_MIN_BUFFER_BYTES = 128 << 20
+# A buffer of this many times the caches leaves nothing cached for the next pass.
+_CACHE_MULTIPLE = 4
 _FORMAT = 1
-# The share of all CPU time that others may take before the figures are told to be doubtful.
+# The share of CPU time used by other processes above which a note is added.
 _DISTURBANCE = 0.1
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Bytes a second of streams and operations a second; a multiply-add is two.
+    """Bandwidths in bytes/s and arithmetic rates in FLOP/s; a multiply-add is two operations.
 
-    A copy's bytes are those read and those written.
+    A copy counts the bytes read and the bytes written.
     """
 
     load: float
@@ -46,31 +47,32 @@ class Rates:
 
     @property
     def bandwidth(self) -> float:
-        """The most bytes a second, of whatever mixture of reading and writing."""
+        """Return the highest bandwidth of all access patterns, in bytes/s."""
         return max(self.load, self.store, self.copy)
 
     def flops(self, dtype: str) -> float:
-        """The peak for ``"f32"`` or ``"f64"``."""
+        """Return the peak rate in FLOP/s for ``"f32"`` or ``"f64"``."""
         return self.fma_f64 if dtype == "f64" else self.fma_f32
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What one machine, or one GPU, can do at best.
+    """The peak rates of one machine or one GPU.
 
     Attributes:
       platform: ``"cpu"`` or ``"cuda"``.
       device: the processor's or the GPU's name.
-      threads: of ``all_threads``: the CPUs that this process may use; 0 on a GPU.
-      simd_level: of the loops; None on a GPU.
-      one_thread: of one CPU thread; None on a GPU.
-      all_threads: of all of them, or of the GPU.
-      buffer_bytes: what all threads streamed over; ``cache_bytes``: the last-level caches, None if
-        unknown.
-      seconds: that the probes took.
-      measured: when, as an ISO date and time in UTC.
-      source: ``"measured"``, or the file that had the figures.
-      notes: what should be known of the figures, such as a cache folder that cannot be written.
+      threads: number of threads in ``all_threads``: the CPUs that this process may use; 0 on a
+        GPU.
+      simd_level: instruction set of the loops; None on a GPU.
+      one_thread: rates of one CPU thread; None on a GPU.
+      all_threads: rates of all CPU threads, or of the GPU.
+      buffer_bytes: size of the memory that all threads streamed over.
+      cache_bytes: total size of the last-level caches; None if unknown.
+      seconds: duration of the probes.
+      measured: date and time in UTC, in ISO format.
+      source: ``"measured"``, or the file from which the figures were read.
+      notes: caveats, such as a cache folder that cannot be written.
     """
 
     platform: str
@@ -88,14 +90,14 @@ class Ceilings:
 
     @property
     def best(self) -> Rates:
-        """The highest of each rate: one thread can be the faster where others compete for cores."""
+        """Return the maximum of each rate; one thread can be faster when cores are contended."""
         if self.one_thread is None:
             return self.all_threads
         one, every = dataclasses.asdict(self.one_thread), dataclasses.asdict(self.all_threads)
         return Rates(**{name: max(one[name], every[name]) for name in one})
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """Return all fields as JSON-compatible values."""
         return dataclasses.asdict(self) | {"notes": list(self.notes)}
 
     def __str__(self) -> str:
@@ -114,12 +116,12 @@ class Ceilings:
             "",
             f"  {self.buffer_bytes / 2**20:.0f} MiB streamed, last-level cache {cache}, "
             f"{self.seconds:.1f} s of probes, {self.measured}",
-            f"  {'measured now' if self.source == 'measured' else 'kept in ' + self.source}",
+            f"  {'measured now' if self.source == 'measured' else 'read from ' + self.source}",
         ]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 
-# What could not be kept in a file, for this process: by the file that it has none of, and identity.
+# Figures of this process that could not be written, by path and identity.
 _unwritten: dict[tuple[Path | None, str], Ceilings] = {}
 
 _UNITS = {
@@ -132,23 +134,23 @@ _UNITS = {
 
 
 def ceilings(device: jax.Device | None = None, *, refresh: bool = False) -> Ceilings:
-    """The ceilings of a device, from the cache or by the native probes (under 5 s).
+    """Return the ceilings of a device, from the cache or from the native probes (under 5 s).
 
-    Streams go over buffers far beyond the last-level cache; arithmetic is chains of multiply-adds
-    in registers. The best of many passes counts, since a ceiling is what can be reached.
+    Streams cover buffers much larger than the last-level cache. Arithmetic is chains of
+    multiply-adds in registers. The result is the best of many passes.
 
-    The figures are kept in ``$XDG_CACHE_HOME/jaxkern`` (``~/.cache/jaxkern``), in a file for each
-    processor or GPU, number of CPUs, SIMD level and version of jaxkern. A file that cannot be read
-    is measured anew; a folder that cannot be written, or a user without a home folder, is told in
-    ``notes``.
+    The figures are cached in ``$XDG_CACHE_HOME/jaxkern`` (``~/.cache/jaxkern``), one file for each
+    processor or GPU, number of CPUs, SIMD level and version of jaxkern. If a file cannot be read,
+    the probes run again. ``notes`` reports a folder that cannot be written and a user without a
+    home folder.
 
     Args:
-      device: JAX's; the first of the default backend when None.
-      refresh: measures even if there is a file.
+      device: a JAX device; by default the first of the default backend.
+      refresh: if True, measure even if a file exists.
 
     Raises:
-      RuntimeError: when the native library of the platform is not usable, or a probe fails.
-      NotImplementedError: for a platform without probes, such as TPU.
+      RuntimeError: the native library of the platform is not usable, or a probe fails.
+      NotImplementedError: the platform has no probes (TPU, for example).
 
     Example:
       >>> from jaxkern import performance
@@ -160,43 +162,28 @@ def ceilings(device: jax.Device | None = None, *, refresh: bool = False) -> Ceil
     name = "cuda" if device.platform == "gpu" else device.platform
     if name not in registry.PLATFORMS:
         raise NotImplementedError(
-            f"there are no probes for {name}; wanted a device of {' or '.join(registry.PLATFORMS)},"
-            " or the ceilings given as jaxkern.performance.Ceilings"
+            f"{name} has no probes; expected a device of {' or '.join(registry.PLATFORMS)}, or "
+            "ceilings passed as jaxkern.performance.Ceilings"
         )
     native = registry.module(name)
     if native is None:
         problem = registry.missing("", name)
         raise RuntimeError(
-            f"the ceilings of {name} are measured by native probes, and they are not usable: "
-            f"{problem}; jaxkern.doctor() tells more"
+            f"the ceilings of {name} need native probes, which are not usable: {problem}; see "
+            "jaxkern.doctor()"
         )
     identity = _cpu_identity(native) if name == "cpu" else _gpu_identity(device)
     folder, digest = cache_folder(), _digest(identity)
     path = None if folder is None else folder / f"ceilings-{digest}.json"
-    kept = None if refresh else _read(path, identity) or _unwritten.get((path, digest))
-    if kept is not None:
-        return kept
-    found = _measure_cpu(native, identity) if name == "cpu" else _measure_gpu(native, device)
-    return _write(path, identity, found)
-
-
-def cache_folder() -> Path | None:
-    """Where jaxkern keeps what it measured: ``$XDG_CACHE_HOME/jaxkern``.
-
-    None for a user without a home folder, such as a number given to ``docker run --user``.
-    """
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    # The standard wants a relative path to be ignored.
-    if given and Path(given).is_absolute():
-        return Path(given) / "jaxkern"
-    try:
-        return home_path("~/.cache/jaxkern")
-    except ValueError:
-        return None
+    cached = None if refresh else _read(path, identity) or _unwritten.get((path, digest))
+    if cached is not None:
+        return cached
+    measured = _measure_cpu(native, identity) if name == "cpu" else _measure_gpu(native, device)
+    return _write(path, identity, measured)
 
 
 def _threads() -> int:
-    # What the process may use, whatever the kernels' own cap is.
+    # The process's CPUs, independent of the cap on kernel threads.
     return num_threads({k: v for k, v in os.environ.items() if k != "JAXKERN_NUM_THREADS"})
 
 
@@ -205,7 +192,7 @@ def _cpu_identity(native: Any) -> dict[str, Any]:
         "platform": "cpu",
         "device": cpu_model(),
         "threads": _threads(),
-        # The machine's best, whatever level JAXKERN_SIMD forces on the kernels.
+        # The machine's highest level, independent of JAXKERN_SIMD.
         "simd_level": native.simd_levels()[-1],
         "jaxkern": __version__,
     }
@@ -230,23 +217,24 @@ def _measure_cpu(native: Any, identity: dict[str, Any]) -> Ceilings:
     caches = last_level_caches()
     cache = sum(caches) or None
     notes = []
-    # One thread fills only the cache that it shares; a large machine's sum would take it seconds.
-    for_one = max(_LEAST_BUFFER, _CACHES * max(caches, default=0))
-    wanted = for_one if threads == 1 else max(_LEAST_BUFFER, _CACHES * sum(caches))
-    buffer = min(wanted, available_bytes() // 4)
+    # One thread fills only its own last-level cache; streaming over the sum would take seconds.
+    one_size = max(_MIN_BUFFER_BYTES, _CACHE_MULTIPLE * max(caches, default=0))
+    all_size = max(_MIN_BUFFER_BYTES, _CACHE_MULTIPLE * sum(caches))
+    requested = one_size if threads == 1 else all_size
+    buffer = min(requested, available_bytes() // 4)
     if cache is None:
         notes.append(
-            f"the system does not tell the size of its caches; {wanted >> 20} MiB may be too little"
+            f"the system does not report cache sizes; {requested >> 20} MiB may be too small"
         )
-    if buffer < wanted:
+    if buffer < requested:
         notes.append(
-            f"only {buffer >> 20} MiB were streamed, for want of memory, of {wanted >> 20} MiB: "
-            "some of it may stay in the caches"
+            f"memory allowed a buffer of only {buffer >> 20} MiB instead of {requested >> 20} MiB: "
+            "part of it may remain cached"
         )
     begun, busy, own = time.perf_counter(), busy_seconds(), time.process_time()
 
     def rates(count: int) -> Rates:
-        size = min(for_one, buffer) if count == 1 else buffer
+        size = min(one_size, buffer) if count == 1 else buffer
         memory = native.measure_memory(level, count, max(size, 1), _PROBE_SECONDS)
         return Rates(
             load=memory["load"],
@@ -263,8 +251,8 @@ def _measure_cpu(native: Any, identity: dict[str, Any]) -> Ceilings:
         others = (after - busy - (time.process_time() - own)) / (seconds * (os.cpu_count() or 1))
         if others > _DISTURBANCE:
             notes.append(
-                f"other processes used {100 * others:.0f}% of the CPUs meanwhile, so that the "
-                "figures may be low; ceilings(refresh=True) measures anew"
+                f"other processes used {100 * others:.0f}% of the CPUs during the probes, so the "
+                "figures may be low; ceilings(refresh=True) measures again"
             )
     return Ceilings(
         platform="cpu",
@@ -284,16 +272,16 @@ def _measure_cpu(native: Any, identity: dict[str, Any]) -> Ceilings:
 def _measure_gpu(native: Any, device: jax.Device) -> Ceilings:
     begun = time.perf_counter()
     ordinal = getattr(device, "local_hardware_id", None)
-    found = native.measure_device(device.id if ordinal is None else ordinal, _PROBE_SECONDS)
+    figures = native.measure_device(device.id if ordinal is None else ordinal, _PROBE_SECONDS)
     return Ceilings(
         platform="cuda",
         device=device.device_kind,
         threads=0,
         simd_level=None,
         one_thread=None,
-        all_threads=Rates(**{f.name: found[f.name] for f in dataclasses.fields(Rates)}),
-        buffer_bytes=int(found["buffer_bytes"]),
-        cache_bytes=int(found["cache_bytes"]),
+        all_threads=Rates(**{f.name: figures[f.name] for f in dataclasses.fields(Rates)}),
+        buffer_bytes=int(figures["buffer_bytes"]),
+        cache_bytes=int(figures["cache_bytes"]),
         seconds=time.perf_counter() - begun,
         measured=_now(),
     )
@@ -304,7 +292,7 @@ def _now() -> str:
 
 
 def _read(path: Path | None, identity: dict[str, Any]) -> Ceilings | None:
-    """What a file has, or None where it is missing, of another machine, or not what was written."""
+    """Read cached figures; None if the file is missing, damaged or from another machine."""
     if path is None:
         return None
     try:
@@ -313,7 +301,7 @@ def _read(path: Path | None, identity: dict[str, Any]) -> Ceilings | None:
             return None
         fields = content["ceilings"]
         one = fields["one_thread"]
-        found = Ceilings(
+        return Ceilings(
             **{
                 **fields,
                 "one_thread": None if one is None else _rates(one),
@@ -324,7 +312,6 @@ def _read(path: Path | None, identity: dict[str, Any]) -> Ceilings | None:
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return found
 
 
 def _rates(fields: dict[str, float]) -> Rates:
@@ -334,17 +321,17 @@ def _rates(fields: dict[str, float]) -> Rates:
     return rates
 
 
-def _write(path: Path | None, identity: dict[str, Any], found: Ceilings) -> Ceilings:
-    """Keeps the figures."""
-    content = {"format": _FORMAT, "identity": identity, "ceilings": found.as_dict()}
+def _write(path: Path | None, identity: dict[str, Any], measured: Ceilings) -> Ceilings:
+    """Write the figures to their file; on failure add a note and remember them."""
+    content = {"format": _FORMAT, "identity": identity, "ceilings": measured.as_dict()}
     problem = "this user has no home folder; set XDG_CACHE_HOME"
     if path is not None:
         try:
             write_atomically(path, json.dumps(content, indent=1).encode())
-            return found
+            return measured
         except OSError as error:
             problem = f"{error}; make {path.parent} writable or set XDG_CACHE_HOME"
-    note = f"the figures are not kept for the next process: {problem}"
-    found = dataclasses.replace(found, notes=(*found.notes, note))
-    _unwritten[path, _digest(identity)] = found
-    return found
+    note = f"the figures could not be cached for the next process: {problem}"
+    measured = dataclasses.replace(measured, notes=(*measured.notes, note))
+    _unwritten[path, _digest(identity)] = measured
+    return measured

@@ -1,4 +1,4 @@
-"""Control groups of this process, which may allot it less than the machine has."""
+"""Control groups of this process, which may limit it to a part of the machine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def group_folders(controller: str, root: Path, membership: Path) -> list[Path]:
-    """Folders of the groups that may bound ``"cpu"`` or ``"memory"``, versions 2 and 1.
+    """List the folders of the groups that limit ``"cpu"`` or ``"memory"``, versions 2 and 1.
 
-    Innermost first, with all above it up to the root of its hierarchy.
+    The innermost group comes first, then its parents up to the root of the hierarchy.
     """
     folders = []
     for line in read_text_or_empty(membership).splitlines():
@@ -31,7 +31,7 @@ def group_folders(controller: str, root: Path, membership: Path) -> list[Path]:
 
 
 def read_text_or_empty(path: Path) -> str:
-    """What a file of the system says; nothing where there is none."""
+    """Return the stripped text of a system file; empty if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""How JAX's clients start: settings that they read once, and why none starts."""
+"""Startup of JAX's clients: settings that are read once, and startup errors."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ import jax
 from jaxkern.core import compat
 
 MEMORY_FRACTION = "XLA_CLIENT_MEM_FRACTION"
-# The older name, which JAX refuses to see beside the newer one.
+# The older name; JAX raises if both are set.
 _OLD_MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
-# What JAX raises where no client starts; the second has no text.
+# Raised by JAX if no client starts; the AssertionError has no text.
 START_ERRORS = (RuntimeError, AssertionError)
 
 
 class BackendError(RuntimeError):
-    """JAX cannot start a backend; the message says which were wanted and what to do."""
+    """JAX cannot start a backend; the message names the requested platforms and a fix."""
 
 
-def wanted_platforms() -> str | None:
-    """What ``JAX_PLATFORMS`` was when JAX was imported, or what its setting was changed to."""
+def requested_platforms() -> str | None:
+    """Return the value of the option ``jax_platforms``; None if it is not set."""
     return getattr(jax.config, "jax_platforms", None) or None
 
 
 def start_problem(error: Exception) -> str:
-    """What to tell of an error of `START_ERRORS` that JAX's default backend ended in."""
+    """Return a message for an error of `START_ERRORS` that JAX's default backend raised."""
     lines = str(error).splitlines()
     reason = lines[0] if lines else "JAX gives no reason"
     problem = f"JAX cannot start its default backend ({reason})"
-    wanted = wanted_platforms()
-    if not wanted:
-        return f"{problem}; JAX_PLATFORMS is not set: JAX_PLATFORMS=cpu takes the CPU alone"
+    requested = requested_platforms()
+    if not requested:
+        return f"{problem}; JAX_PLATFORMS is not set; JAX_PLATFORMS=cpu selects the CPU"
     return (
-        f"{problem}: JAX_PLATFORMS is {wanted!r}, and nothing else may start; unset it to let JAX "
-        "choose, set JAX_PLATFORMS=cpu to take the CPU, or install jax with the plugin of that "
-        "platform (for a GPU pip install 'jax[cuda13]', and nvidia-smi must show it)"
+        f"{problem}: JAX_PLATFORMS is {requested!r}, which excludes others; unset it to let JAX "
+        "choose, set JAX_PLATFORMS=cpu to use the CPU, or install jax with the plugin of that "
+        "platform (for a GPU pip install 'jax[cuda13]', and nvidia-smi must list the GPU)"
     )
 
 
 def start_backend() -> str:
-    """Starts JAX's backends and returns the default one's name.
+    """Start JAX's backends and return the name of the default one.
 
     Raises:
-      BackendError: where JAX cannot start it.
+      BackendError: JAX cannot start it.
     """
     try:
         return jax.default_backend()
@@ -55,30 +55,30 @@ def start_backend() -> str:
 
 
 def default_device() -> jax.Device:
-    """Where JAX computes when nothing says otherwise."""
+    """Return the device that JAX uses by default."""
     device = jax.config.jax_default_device  # type: ignore[attr-defined]
     return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
 
 
 def set_memory_fraction(fraction: float) -> None:
-    """Lets JAX take this share of each GPU's memory: call it before the first array is made.
+    """Limit JAX to a fraction of each GPU's memory; call it before creating the first array.
 
-    Sets ``XLA_CLIENT_MEM_FRACTION`` for this process and those that it starts (and unsets
-    ``XLA_PYTHON_CLIENT_MEM_FRACTION``, its older name). A GPU's client reads it when it starts and
-    then reserves that much at once; by default JAX takes 0.75. CPU memory is not affected.
+    Sets ``XLA_CLIENT_MEM_FRACTION`` for this process and its children, and unsets the older name,
+    ``XLA_PYTHON_CLIENT_MEM_FRACTION``. A GPU client reads it at startup and reserves that fraction
+    at once; JAX's default is 0.75. CPU memory is not affected.
 
     Args:
       fraction: above 0 and at most 1.
 
     Raises:
-      ValueError: for a fraction outside of that.
-      RuntimeError: when a GPU backend has started already.
+      ValueError: the fraction is out of range.
+      RuntimeError: a GPU backend has already started.
 
     Example:
       >>> import jaxkern.core.client
       >>> jaxkern.core.client.set_memory_fraction(1.5)
       Traceback (most recent call last):
-      ValueError: the memory fraction is 1.5; wanted a number above 0 and at most 1
+      ValueError: the memory fraction is 1.5; expected a number above 0 and at most 1
     """
     try:
         value = float(fraction)
@@ -86,12 +86,12 @@ def set_memory_fraction(fraction: float) -> None:
         value = math.nan
     if isinstance(fraction, bool) or not 0 < value <= 1:
         raise ValueError(
-            f"the memory fraction is {fraction!r}; wanted a number above 0 and at most 1"
+            f"the memory fraction is {fraction!r}; expected a number above 0 and at most 1"
         )
     started = [name for name in compat.started_backends() if name not in ("cpu", "tpu")]
     if started:
         raise RuntimeError(
-            f"the {', '.join(started)} backend of JAX has already started and has taken its "
+            f"the {', '.join(started)} backend of JAX has already started and reserved its "
             f"memory; set the fraction before the first array, jax.devices() or jitted call, or "
             f"start the process with {MEMORY_FRACTION}={value:g}"
         )

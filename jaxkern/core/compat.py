@@ -1,6 +1,6 @@
-"""The one place that touches JAX names outside its public API, or names that changed in the range.
+"""Access to JAX names that are not public or that differ between the supported versions.
 
-Checked on jax 0.10.0 to 0.12.0.1. Everything else in the package imports public JAX only.
+Tested with jax 0.10.0 to 0.12.0.1. All other modules import public JAX names only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax
 from jax._src import api, config, dispatch, xla_bridge
 from jax._src.array import ArrayImpl as ArrayImpl
 
-# Public in jax.extend, which imports Pallas: half of what importing jaxkern would take.
+# Public in jax.extend, which imports Pallas and so would double the import time of jaxkern.
 from jax._src.core import Primitive as Primitive
 from jax._src.core import trace_state_clean
 from jax._src.custom_partitioning_sharding_rule import (
@@ -30,14 +30,14 @@ from jax.interpreters import mlir
 
 ir = mlir.ir
 
-_DLPACK_CPU = 1  # DLPack's code of the host
-# jax.dlpack.from_dlpack takes some 50 us a call, and this less than a tenth of it.
+_DLPACK_CPU = 1  # DLPack's device type of the host
+# jax.dlpack.from_dlpack takes about 50 us per call, this function under 5 us.
 _import_dlpack = getattr(_jax, "dlpack_managed_tensor_to_buffer", None)
 _dlpack_arguments: tuple[Any, ...] | None = None
 
 
 class _Capsule:
-    """A DLPack capsule of host memory as the object that jax.dlpack.from_dlpack wants."""
+    """Adapter that presents a DLPack capsule of host memory to jax.dlpack.from_dlpack."""
 
     def __init__(self, capsule: Any):
         self.capsule = capsule
@@ -50,7 +50,7 @@ class _Capsule:
 
 
 def array_from_dlpack(capsule: Any, device: jax.Device) -> jax.Array:
-    """The host memory of an aligned DLPack tensor as a committed array on a CPU device."""
+    """Return the host memory of an aligned DLPack tensor as a committed array on a CPU device."""
     global _import_dlpack, _dlpack_arguments
     if _import_dlpack is None:
         array: jax.Array = jax.dlpack.from_dlpack(_Capsule(capsule), device=device)
@@ -58,7 +58,7 @@ def array_from_dlpack(capsule: Any, device: jax.Device) -> jax.Array:
     if _dlpack_arguments is not None:
         array = _import_dlpack(capsule, device, *_dlpack_arguments)
         return array
-    # A wrong signature is refused before the capsule is consumed: the device type is new in 0.12.
+    # JAX checks the signature before it consumes the capsule. The device type is new in 0.12.
     for arguments in ((None, None), (None, None, _DLPACK_CPU)):
         try:
             array = _import_dlpack(capsule, device, *arguments)
@@ -71,7 +71,7 @@ def array_from_dlpack(capsule: Any, device: jax.Device) -> jax.Array:
 
 
 def uncommitted(array: jax.Array) -> jax.Array:
-    """The same memory of one device as an array that may go where other operands are."""
+    """Return an uncommitted array that shares the memory of an array on one device."""
     arrays = array._arrays  # type: ignore[attr-defined]
     result: jax.Array = ArrayImpl(
         array.aval, array.sharding, arrays, committed=False, _skip_checks=True
@@ -82,60 +82,60 @@ def uncommitted(array: jax.Array) -> jax.Array:
 def sdy_sharding_rule(
     rule: str, operand_types: Sequence[Any], result_types: Sequence[Any]
 ) -> ir.Attribute:
-    """The MLIR attribute of an Einsum-like sharding rule such as ``"b h w, b -> b c"``."""
+    """Return the MLIR attribute of an Einsum-like sharding rule such as ``"b h w, b -> b c"``."""
     return sdy_sharding_rule_to_mlir(
         str_to_sdy_sharding_rule(rule), list(operand_types), list(result_types)
     )
 
 
 def varying_axes(x: Any) -> frozenset[str]:
-    """The manual mesh axes over which ``x`` may differ (empty outside ``jax.shard_map``)."""
+    """Return the manual mesh axes over which ``x`` varies (empty outside ``jax.shard_map``)."""
     return frozenset(jax.typeof(x).manual_axis_type.varying)
 
 
 def started_backends() -> tuple[str, ...]:
-    """The platforms whose backends have started in this process; asking starts none."""
+    """Return the platforms whose backends have started in this process; starts none."""
     return tuple(xla_bridge._backends) if xla_bridge.backends_are_initialized() else ()
 
 
 def running_objects() -> list[Any]:
-    """JAX's clients that have started, and their executables: what has threads."""
+    """Return JAX's started clients and their executables, which own threads."""
     clients = list(xla_bridge._backends.values())
     return [*clients, *(client.live_executables() for client in clients)]
 
 
 def unregister_exit_functions() -> None:
-    """Has JAX do nothing as the interpreter ends."""
+    """Unregister JAX's functions that run when the interpreter exits."""
     atexit.unregister(api.clean_up)
     atexit.unregister(dispatch.wait_for_tokens)
 
 
 def shard_map_devices(parameters: Mapping[str, Any]) -> int:
-    """How many devices share the work of a shard_map equation: those of its own manual axes."""
+    """Return the number of devices of a shard_map equation's own manual axes."""
     axes = parameters.get("newly_manual_axes", parameters.get("manual_axes", ()))
     return math.prod(parameters["mesh"].shape[axis] for axis in axes)
 
 
 def local_on_mesh(fn: Callable[..., Any], parameters: Mapping[str, Any]) -> Callable[..., Any]:
-    """``fn`` on every device of a shard_map equation's mesh, with its manual axes, all replicated.
+    """Return ``fn`` mapped over a shard_map equation's mesh and manual axes, all replicated.
 
-    Equal operands stand for the parts of the devices, so that what varies is not checked.
+    Every device gets equal operands instead of its shard, so varying axes are not checked.
     """
     axes = parameters.get("newly_manual_axes", parameters.get("manual_axes", ()))
-    whole = jax.sharding.PartitionSpec()
+    replicated = jax.sharding.PartitionSpec()
     mapped: Callable[..., Any] = jax.shard_map(
         fn,
         mesh=parameters["mesh"],
         axis_names=set(axes),
-        in_specs=whole,
-        out_specs=whole,
+        in_specs=replicated,
+        out_specs=replicated,
         check_vma=False,
     )
     return mapped
 
 
 def is_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
-    """Whether XLA's partitioner will see this operation with more than one device.
+    """True if XLA's partitioner handles this operation for more than one device.
 
     False for one device, and inside a fully manual ``jax.shard_map``, where operands are local.
     """
@@ -149,7 +149,7 @@ def is_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
 def pin_shardings(
     ctx: mlir.LoweringRuleContext, values: Sequence[Any], avals: Sequence[Any]
 ) -> list[Any]:
-    """Constrains ``values`` to the shardings that Explicit mode put into ``avals``."""
+    """Constrain ``values`` to the shardings that Explicit mode put into ``avals``."""
     return [
         lower_with_sharding_in_types(ctx, value, aval)
         for value, aval in zip(values, avals, strict=True)
@@ -157,30 +157,30 @@ def pin_shardings(
 
 
 def tensor_type(aval: Any) -> Any:
-    """The MLIR type of an array, symbolic sizes included."""
+    """Return the MLIR type of an array, symbolic sizes included."""
     unknown = ir.ShapedType.get_dynamic_size()
     shape = [n if isinstance(n, int) else unknown for n in aval.shape]
     return ir.RankedTensorType.get(shape, mlir.dtype_to_ir_type(aval.dtype))
 
 
 def reshape(value: Any, aval: Any) -> Any:
-    """An MLIR value in the shape of ``aval``."""
-    wanted = tensor_type(aval)
-    if value.type == wanted:
+    """Reshape an MLIR value to the shape of ``aval``."""
+    target = tensor_type(aval)
+    if value.type == target:
         return value
     if not all(isinstance(n, int) for n in aval.shape):
         raise NotImplementedError(
             f"a native call with the symbolic shape {aval.shape} cannot be partitioned over "
             "devices; export it for one device, or with jaxkern.backend('jax')"
         )
-    return hlo.reshape(wanted, value)
+    return hlo.reshape(target, value)
 
 
-# What JAX's events call a function object without a ``__name__``.
+# The name in JAX's events of a function object without a ``__name__``.
 UNNAMED = "<unnamed function>"
 
 
-# Who logs under jax_log_compiles and jax_explain_cache_misses.
+# Loggers that write under jax_log_compiles and jax_explain_cache_misses.
 COMPILE_LOGGERS = (
     "jax._src.interpreters.partial_eval",
     "jax._src.interpreters.pxla",
@@ -191,9 +191,10 @@ COMPILE_LOGGERS = (
 
 
 class TracedCall(NamedTuple):
-    """A call that JAX is about to trace. Arguments: path in ``(args, kwargs)`` to aval or value.
+    """A call that JAX is about to trace.
 
-    ``earlier``: the arguments of earlier traces of the same function object, in no known order.
+    ``arguments``: path in ``(args, kwargs)`` -> aval or value. ``earlier``: the arguments of
+    earlier traces of the same function object, in unspecified order.
     """
 
     function: Any
@@ -204,27 +205,27 @@ class TracedCall(NamedTuple):
 
 
 def traced_call() -> TracedCall | None:
-    """Read from a handler or filter of JAX's log while it explains a miss of its tracing cache.
+    """Return the call that JAX explains in its log; for use in a log handler or filter.
 
-    The text of the record names neither static values (on 0.12) nor the function object; the
-    frame that writes it has both. None where that frame is not as expected.
+    The log record of a tracing-cache miss names neither static values (on 0.12) nor the function
+    object, but the frame that writes it has both. Returns None if that frame is not as expected.
     """
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_name != "explain":
         frame = frame.f_back
     if frame is None:
         return None
-    found = frame.f_locals
+    variables = frame.f_locals
     try:
-        debug = found["debug_info"]
-        keys = [key[-3:] for key in found["keys"] if not callable(key[0])]
-        fun, file = found["fun"], debug.func_filename
-        # A callable object has neither name nor place; JAX's events call it so.
+        debug = variables["debug_info"]
+        keys = [key[-3:] for key in variables["keys"] if not callable(key[0])]
+        fun, file = variables["fun"], debug.func_filename
+        # A callable object has neither a name nor a source line.
         return TracedCall(
             fun,
             str(debug.func_name if file else getattr(fun, "__name__", UNNAMED)),
             f"{file}:{debug.func_lineno}" if file else "",
-            _traced_arguments(found["in_avals"]),
+            _traced_arguments(variables["in_avals"]),
             [_traced_arguments(key[1][0]) for key in keys],
         )
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
@@ -232,7 +233,7 @@ def traced_call() -> TracedCall | None:
 
 
 def _traced_arguments(flat: Any) -> dict[tuple[Any, ...], Any]:
-    # Static values are themselves, or nodes without leaves on 0.10.
+    # On 0.10 static values are nodes without leaves.
     tree = flat.unflatten()
     leaves = jax.tree.leaves_with_path(
         tree, is_leaf=lambda x: x is None or type(x).__name__ == "Static"
@@ -243,14 +244,14 @@ def _traced_arguments(flat: Any) -> dict[tuple[Any, ...], Any]:
 
 
 def is_tracing() -> bool:
-    """Whether JAX traces a function in this thread."""
+    """True if JAX is tracing a function in this thread."""
     return not trace_state_clean()
 
 
 def program_context() -> tuple[Any, ...]:
-    """What a compiled program depends on beside its arguments: options of JAX, a mesh, a backend.
+    """Return the hashable context of compilation: options of JAX, mesh and backend.
 
-    Comparable and hashable; what is in the key of ``jax.jit``'s own cache.
+    These are the parts of ``jax.jit``'s cache key that are not arguments.
     """
     return (
         config.trace_context(),
@@ -261,9 +262,9 @@ def program_context() -> tuple[Any, ...]:
 
 
 def thread_options() -> list[tuple[Any, Any]]:
-    """The options of JAX that are set for this thread only, and their values.
+    """Return the JAX options that are set for this thread only, with their values.
 
-    ``option(value)`` sets one for a ``with`` block. Meshes are not among them.
+    ``option(value)`` is a context manager that sets one. Meshes are not included.
     """
     return [
         (option, option.get_local())
@@ -273,6 +274,6 @@ def thread_options() -> list[tuple[Any, Any]]:
 
 
 def current_mesh() -> Any:
-    """The mesh of ``jax.set_mesh``; None without one."""
+    """Return the mesh of ``jax.set_mesh``; None if unset."""
     mesh = get_concrete_mesh()
     return None if mesh is None or mesh.empty else mesh

@@ -1,4 +1,4 @@
-"""How long JAX compiles in a ``with`` block."""
+"""Measurement of JAX's compile time in a ``with`` block."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _COMPILING = "/jax/core/compile/"
 
 
 class CompileClock:
-    """Sums the time in which this thread traced, lowered or compiled inside a ``with`` block.
+    """Context manager that sums the time this thread spends tracing, lowering and compiling.
 
-    JAX reports each phase at its end, and a nested function's within its caller's: overlapping
-    spans count once.
+    JAX reports each phase at its end, and nested functions within their callers: overlapping spans
+    count once.
     """
 
     def __init__(self) -> None:
@@ -30,14 +30,14 @@ class CompileClock:
             reached = max(reached, end)
         return total
 
-    def _heard(self, event: str, duration_secs: float, **_: str | int) -> None:
+    def _on_event(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event.startswith(_COMPILING) and threading.get_ident() == self._thread:
             now = time.perf_counter()
             self.spans.append((now - duration_secs, now))
 
     def __enter__(self) -> Self:
         self._thread = threading.get_ident()
-        jax.monitoring.register_event_duration_secs_listener(self._heard)
+        jax.monitoring.register_event_duration_secs_listener(self._on_event)
         return self
 
     def __exit__(
@@ -46,4 +46,4 @@ class CompileClock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        jax.monitoring.unregister_event_duration_listener(self._heard)
+        jax.monitoring.unregister_event_duration_listener(self._on_event)

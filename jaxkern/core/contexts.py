@@ -1,4 +1,4 @@
-"""Contexts that belong to a thread, carried to those that work for it."""
+"""Thread-local contexts, copied to worker threads."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from jaxkern.core.compat import current_mesh, thread_options
 
 
 class ThreadContexts:
-    """What ``with`` blocks have set in the thread that makes it, for threads that work for it.
+    """Snapshot of the contexts of the current thread, to be entered in other threads.
 
-    That is `jaxkern.backend`, the mesh of ``jax.set_mesh``, and the options of JAX: 64-bit types,
-    the default device, the precision of products, and the others.
+    It covers `jaxkern.backend`, the mesh of ``jax.set_mesh``, and JAX's options (64-bit types,
+    default device, matmul precision and so on).
 
     >>> import jax
     >>> with jax.enable_x64(True):
@@ -29,16 +29,16 @@ class ThreadContexts:
         self._options = thread_options()
 
     def enter(self) -> contextlib.ExitStack[bool | None]:
-        """The same contexts in this thread, from now to the end of the ``with``."""
-        # A generator's context manager writes to the exceptions that pass it; some refuse that.
+        """Enter the contexts in this thread; they end with the returned context manager."""
+        # Not a generator: contextlib would write to exceptions, and some do not allow that.
         with contextlib.ExitStack() as stack:
             if current_backend() != self._backend:
                 stack.enter_context(backend(self._backend))
             if self._mesh is not None and current_mesh() != self._mesh:
                 stack.enter_context(jax.set_mesh(self._mesh))
-            here, wanted = dict(thread_options()), dict(self._options)
-            for option in here | wanted:
-                value = wanted[option] if option in wanted else option.get_global()
+            current, target = dict(thread_options()), dict(self._options)
+            for option in current | target:
+                value = target[option] if option in target else option.get_global()
                 if option.value != value:
                     stack.enter_context(option(value))
             return stack.pop_all()

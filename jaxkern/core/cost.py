@@ -1,4 +1,4 @@
-"""What a call must take: floating-point operations and bytes, from shapes alone."""
+"""Cost of a call, computed from shapes: floating-point operations and bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Cost(NamedTuple):
-    """Operations and bytes of a call; None where they are not known from shapes."""
+    """Floating-point operations and bytes of a call; None if unknown."""
 
     flops: int | None
     bytes: int | None

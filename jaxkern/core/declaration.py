@@ -1,4 +1,4 @@
-"""What is told of an op, and what follows from it alone: results, costs, the twin over batches."""
+"""The declaration of an op and what follows from it: results, cost, and the batched fallback."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Static = Mapping[str, Any]
 
 @dataclass(eq=False, repr=False)
 class Declaration:
-    """The arguments of `jaxkern.Op`, which says what each of them is."""
+    """The arguments of `jaxkern.Op`, which documents them."""
 
     name: str
     version: int
@@ -37,11 +37,11 @@ class Declaration:
 
     def __post_init__(self) -> None:
         self.target = f"{self.name}.v{self.version}"
-        #: bound by the rules that `jaxkern.core.rules` gives it
+        #: its rules are registered by `jaxkern.core.rules`
         self.primitive = Primitive(self.target)
 
     def batched_impl(self, *operands: Any, batch_dims: int, **static: Any) -> tuple[Any, ...]:
-        """The pure-JAX implementation over ``batch_dims`` leading axes, sizes of 1 broadcast."""
+        """Map the pure-JAX implementation over ``batch_dims`` leading axes; size 1 broadcasts."""
         full = batch_shape(operands, batch_dims)
 
         def one(*xs: Any) -> tuple[Any, ...]:
@@ -61,15 +61,15 @@ class Declaration:
                 x if original.shape[axis] == full[axis] else lax.squeeze(x, (axis,))
                 for x, original in zip(arrays, operands, strict=True)
             ]
-        # A native call carries the op's name by itself; its twin is found in profiles by a scope.
+        # A native call has the op's name in profiles; the fallback gets it by a named scope.
         with jax.named_scope(self.target):
             return as_tuple(fn(*arrays))
 
     def cost(self, *operands: Any, batch_dims: int = 0, **static: Any) -> Cost:
-        """Floating-point operations and bytes of a call, from shapes and dtypes alone.
+        """Compute the operations and bytes of a call from shapes and dtypes.
 
-        Bytes count every operand once as it is stored (a broadcast one is not multiplied) and every
-        result once, unless the op declares otherwise.
+        By default bytes count each operand once at its stored size (broadcast operands are not
+        multiplied) and each result once.
         """
         structs = [Struct(x.shape, x.dtype) for x in operands]
         samples = math.prod(batch_shape(structs, batch_dims))
@@ -82,7 +82,7 @@ class Declaration:
         return Cost(flops=flops, bytes=moved if one.bytes is None else samples * one.bytes)
 
     def problem(self, platform: str, structs: Sequence[Any], static: Static) -> str | None:
-        """Why ``platform`` runs this call in pure JAX; None where a native kernel takes it."""
+        """Return why ``platform`` runs this call in pure JAX; None if a native kernel runs it."""
         if platform not in self.platforms:
             return f"it has kernels for {' and '.join(self.platforms)} only"
         reason = registry.missing(self.target, platform)
@@ -91,15 +91,15 @@ class Declaration:
         return reason
 
     def _check_impl(self, operands: Sequence[Any], results: Sequence[Any], static: Static) -> None:
-        wanted = as_tuple(self.core_results(operands, 0, static))
+        declared = as_tuple(self.core_results(operands, 0, static))
         pair = [
             [f"{np.dtype(x.dtype).name}{list(x.shape)}" for x in some]
-            for some in (map(jax.typeof, results), wanted)
+            for some in (map(jax.typeof, results), declared)
         ]
         if pair[0] != pair[1]:
             raise TypeError(
-                f"{self.name}: impl returns {', '.join(pair[0])} and abstract says "
-                f"{', '.join(pair[1])}, for one sample; wanted the same shapes and dtypes"
+                f"{self.name}: for one sample impl returns {', '.join(pair[0])} and abstract "
+                f"returns {', '.join(pair[1])}; expected equal shapes and dtypes"
             )
 
     def core_results(self, operands: Sequence[Any], batch_dims: int, static: Static) -> Any:

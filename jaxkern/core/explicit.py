@@ -1,4 +1,4 @@
-"""Plain JAX code on arrays with Explicit mesh axes, free of that mode's rules."""
+"""Helpers that run plain JAX code on arrays with Explicit mesh axes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 
 
 def explicit_axes(values: Sequence[Any]) -> tuple[str, ...]:
-    """The Explicit mesh axes of the first value that has a mesh in its type."""
+    """Return the Explicit mesh axes of the first value that has a mesh in its type."""
     for value in values:
         mesh = jax.typeof(value).sharding.mesh
         if not mesh.empty:
@@ -22,14 +22,14 @@ def explicit_axes(values: Sequence[Any]) -> tuple[str, ...]:
 
 
 def in_auto_mode(fn: Callable[..., Any], out_shardings: Any, axes: tuple[str, ...]) -> Any:
-    """``fn`` with XLA placing what is inside; only where the results live is stated."""
+    """Return ``fn`` in Auto mode inside, with the given shardings of its results."""
     if not axes:
         return fn
     return jax.sharding.auto_axes(fn, out_sharding=out_shardings, axes=axes)
 
 
 def batch_sharding(values: Sequence[Any], rank: int) -> Any:
-    """The sharding of a result [N, ...] whose leading axis lies like the sharded one of values."""
+    """Return the sharding of a result [N, ...] whose leading axis is sharded like the values'."""
     shardings = [jax.typeof(value).sharding for value in values]
     best = max(shardings, key=lambda s: (_leading(s) is not None, not s.mesh.empty))
     spec = jax.sharding.PartitionSpec(_leading(best), *[None] * (rank - 1))

@@ -1,24 +1,24 @@
-"""What is said of exceptions on their way between threads, whatever they do when they are asked."""
+"""Text and notes of exceptions that travel between threads, robust against broken exceptions."""
 
 from __future__ import annotations
 
 from typing import Any
 
-_LONGEST = 2000  # characters: an exception may hold the bytes that it could not read
+_MAX_CHARACTERS = 2000  # an exception's text may contain the bytes that could not be read
 
 
 def describe_exception(error: BaseException) -> str:
-    """Type and text of an exception, which any encoder takes, cut off where they are long.
+    """Return the type and text of an exception, encodable and truncated.
 
-    An exception of its own text's is swallowed where it is an ``Exception``; others, as Ctrl-C in
-    the middle, are raised.
+    An ``Exception`` raised by ``str(error)`` is suppressed; others, such as KeyboardInterrupt, are
+    raised.
 
     >>> describe_exception(ValueError("name \\udcff"))
     'ValueError: name \\\\udcff'
     """
     name = exception_name(error)
     try:
-        text = str.__getitem__(str(error), slice(_LONGEST))
+        text = str.__getitem__(str(error), slice(_MAX_CHARACTERS))
         encoded: bytes = str.encode(f"{name}: {text}", "utf-8", "backslashreplace")
         return encoded.decode()
     except Exception:
@@ -26,7 +26,7 @@ def describe_exception(error: BaseException) -> str:
 
 
 def exception_name(error: BaseException) -> str:
-    """The name of its class, where its metaclass does not get in the way."""
+    """Return the name of its class; "an exception" if the metaclass prevents that."""
     try:
         name: str = type.__dict__["__name__"].__get__(type(error))
         return str.encode(name, "utf-8", "backslashreplace").decode()
@@ -35,15 +35,15 @@ def exception_name(error: BaseException) -> str:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether an exception is Ctrl-C's, or was raised from that.
+    """True for a KeyboardInterrupt and for exceptions that were raised from one.
 
-    JAX raises a ValueError from one that comes while it compares the static parts of arguments.
+    JAX raises a ValueError from an interrupt during the comparison of static arguments.
 
     >>> is_interrupt(KeyboardInterrupt()), is_interrupt(ValueError())
     (True, False)
     """
     cause: BaseException | None = error
-    for _ in range(10):  # causes may go in circles
+    for _ in range(10):  # causes may form a cycle
         if cause is None or isinstance(cause, KeyboardInterrupt):
             break
         cause = cause.__cause__
@@ -51,7 +51,7 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def note(error: BaseException, text: str, *about: Any) -> None:
-    """Adds a note, ``text.format(*about)``, unless it has it or takes none.
+    """Add the note ``text.format(*about)`` once; do nothing if the exception rejects notes.
 
     >>> error = ValueError("x")
     >>> note(error, "in batch {}", 3)
@@ -59,15 +59,15 @@ def note(error: BaseException, text: str, *about: Any) -> None:
     ['in batch 3']
     """
     try:
-        said = text.format(*about)
-        if said not in notes_of(error):
-            BaseException.add_note(error, said)
-    except Exception:  # the error itself matters more
+        formatted = text.format(*about)
+        if formatted not in notes_of(error):
+            BaseException.add_note(error, formatted)
+    except Exception:  # the original error matters more
         pass
 
 
 def notes_of(error: BaseException) -> list[str]:
-    """The notes of an exception."""
+    """Return the notes of an exception."""
     try:
         return [text for text in error.__notes__ if isinstance(text, str)]
     except Exception:

@@ -1,9 +1,10 @@
-"""Children that are forked from a process in which JAX runs: what they cannot do, how they end.
+"""Handling of children that are forked from a process in which JAX runs.
 
-JAX's threads are the parent's. Whatever waits for one of them in the child waits for ever: a
-compilation, and the destructors of JAX's clients and executables, which run as the interpreter
-ends. A child therefore ends without those destructors: JAX's objects outlive the interpreter, and
-the process ends by ``_exit`` with its own status. Functions of `atexit` run, except JAX's own.
+JAX's threads exist only in the parent. In the child, everything that waits for one of them blocks
+forever: a compilation, and the destructors of JAX's clients and executables that run when the
+interpreter exits. Therefore a child exits without these destructors: JAX's objects outlive the
+interpreter, and the process ends by ``_exit`` with its own status. Functions registered with
+`atexit` still run, except JAX's own.
 """
 
 from __future__ import annotations
@@ -17,41 +18,43 @@ from typing import Any
 
 from jaxkern.core import compat
 
-# JAX's objects, by the thread that forks; empty in the parent before and after. Threads may fork
-# at the same time, so that none may clear the objects of another.
-_held: dict[int, list[Any]] = {}
+# JAX's objects by forking thread; empty in the parent before and after. The key is the thread
+# because several threads may fork at the same time.
+_references: dict[int, list[Any]] = {}
 _forked = False
 _PACKAGES = ("jax", "jaxlib", "jaxkern")  # their modules refer to C++ objects
 
 
 def check_not_forked(what: str) -> None:
-    """Raises in a child of a process in which JAX had started.
+    """Raise in a child of a process in which JAX had started.
 
     Args:
-      what: the call that would wait for JAX's threads.
-    Raises: RuntimeError.
+      what: the call that would wait for JAX's threads, for the message.
+
+    Raises:
+      RuntimeError: this process is such a child.
     """
     if _forked:
         raise RuntimeError(
-            f"{what} in a child that was started by fork: JAX ran in the parent, and its threads "
-            "do not exist here; start the child by multiprocessing's 'spawn' or 'forkserver', such "
-            "as multiprocessing.get_context('spawn'), or fork before JAX is used"
+            f"{what} in a forked child: JAX ran in the parent, and its threads do not exist here; "
+            "start the child with multiprocessing's 'spawn' or 'forkserver', for example "
+            "multiprocessing.get_context('spawn'), or fork before JAX is used"
         )
 
 
 def _before() -> None:
-    # In the parent, where no thread can have left a lock of JAX behind.
+    # Runs in the parent: in the child, a lock of JAX may be held by a thread that does not exist.
     if not _forked:
-        _held[threading.get_ident()] = compat.running_objects()
+        _references[threading.get_ident()] = compat.running_objects()
 
 
 def _in_parent() -> None:
-    _held.pop(threading.get_ident(), None)
+    _references.pop(threading.get_ident(), None)
 
 
 def _in_child() -> None:
     global _forked
-    if _forked or not _held.get(threading.get_ident()):
+    if _forked or not _references.get(threading.get_ident()):
         return
     _forked = True
     compat.unregister_exit_functions()
@@ -61,13 +64,13 @@ def _in_child() -> None:
 def _end() -> None:
     """Keep the objects of JAX's modules alive, and skip C++ destructors of static objects.
 
-    Objects of other modules are deleted, so that open files write their buffers.
+    Objects of other modules are deleted, so open files flush their buffers.
     """
     modules = [m for name, m in [*sys.modules.items()] if name.split(".")[0] in _PACKAGES]
     values = [[*vars(module).values()] for module in modules]
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(values))
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "on_exit"):  # glibc's atexit whose functions are given the status
+    if hasattr(libc, "on_exit"):  # glibc's atexit variant that passes the exit status
         libc.fflush(None)
         libc.on_exit(libc._exit, None)
 

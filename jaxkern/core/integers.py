@@ -1,4 +1,4 @@
-"""Integers of the host before JAX narrows them: without x64 it drops the high bits in silence."""
+"""Range checks of host integers; without x64 JAX silently drops their high 32 bits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from jax.tree import leaves
 
 
 def check_narrowing(value: Any, name: str) -> Any:
-    """``value``, after a look at whether JAX's type holds all of it where it is host integers.
+    """Return ``value``, after checking that host integers fit the type that JAX stores them in.
 
     Raises:
-      ValueError: where it does not; names the first number that is lost.
+      ValueError: they do not fit; the message names the first such value.
     """
     if not isinstance(value, (np.ndarray, np.generic, list, tuple)):
         return value
@@ -23,34 +23,33 @@ def check_narrowing(value: Any, name: str) -> Any:
     array = np.asarray(value)
     if array.dtype.kind not in "iu":
         return value
-    kept = jax.dtypes.canonicalize_dtype(array.dtype)
-    if kept != array.dtype:
-        check_range(array, kept, name, "; or jax.config.update('jax_enable_x64', True)")
+    stored = jax.dtypes.canonicalize_dtype(array.dtype)
+    if stored != array.dtype:
+        check_range(array, stored, name, "; or jax.config.update('jax_enable_x64', True)")
     return array
 
 
 def check_range(array: np.ndarray[Any, Any], dtype: Any, name: str, more: str = "") -> None:
-    """Raises ValueError where host integers do not fit ``dtype``."""
+    """Raise ValueError if host integers do not fit ``dtype``."""
     limits = np.iinfo(dtype)
     if array.size == 0 or (array.min() >= limits.min and array.max() <= limits.max):
         return
     flat = array.reshape(-1)
     at = int(np.argmax((flat < limits.min) | (flat > limits.max)))
-    place = f"[{at}]" if array.ndim else ""
+    index = f"[{at}]" if array.ndim else ""
     raise ValueError(
-        f"{name}{place} is {flat[at]}, which {np.dtype(dtype).name} does not hold; wanted "
+        f"{name}{index} is {flat[at]}, which does not fit {np.dtype(dtype).name}; expected "
         f"{limits.min} to {limits.max}{more}"
     )
 
 
 def as_integers(value: Any, dtype: Any, name: str) -> Any:
-    """Integers as a narrower signed type; those of the host are NumPy's after it.
+    """Convert integers to a narrower signed type; host integers become a NumPy array.
 
-    What is in a JAX array cannot be looked at: it stops at the type's ends, which are outside of
-    everything.
+    Values of a JAX array cannot be checked; they are clipped to the range of the type.
 
     Raises:
-      ValueError: for integers of the host that do not fit.
+      ValueError: host integers do not fit.
     """
     if not isinstance(value, jax.Array):
         array = np.asarray(value)
@@ -65,5 +64,5 @@ def as_integers(value: Any, dtype: Any, name: str) -> Any:
 
 
 def to_int32(value: Any, name: str) -> Any:
-    """`as_integers` of int32."""
+    """Convert integers to int32, as `as_integers` does."""
     return as_integers(value, np.dtype(np.int32), name)

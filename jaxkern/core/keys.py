@@ -1,4 +1,4 @@
-"""Random keys that belong to a record, not to its place in a batch."""
+"""Random keys that depend on the record, not on its position in a batch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from jaxkern.core.integers import check_range
 
 
 def record_keys(seed: Any, epoch: Any, record_ids: Any) -> jax.Array:
-    """Keys [N], each a function of (seed, epoch, record id) alone.
+    """Return keys [N], each a function of (seed, epoch, record id) only.
 
-    The same record gets the same key whatever the batch size, its place in the batch, the shuffle
-    or the host, and another one in every epoch. Works under jit, with any argument traced.
+    A record's key is independent of batch size, position in the batch, shuffling and host, and
+    differs between epochs. Works under jit, with any argument traced.
 
     Args:
       seed, epoch: integers; Python integers and NumPy int64 may be up to 2**63 - 1.
@@ -25,10 +25,9 @@ def record_keys(seed: Any, epoch: Any, record_ids: Any) -> jax.Array:
       New-style keys [N].
 
     Raises:
-      TypeError: for arguments that are not integers.
-      ValueError: for other ranks, and for integers from 2**63 on. NumPy int64 that are arguments
-        of a jitted function of your own have lost their high half before they come here, unless
-        x64 is on.
+      TypeError: an argument is not an integer.
+      ValueError: an argument has the wrong rank, or an integer is 2**63 or larger. NumPy int64
+        arguments of a jitted function lose their high 32 bits at its entry, unless x64 is on.
 
     >>> import numpy as np
     >>> from jaxkern.random import record_keys
@@ -40,8 +39,9 @@ def record_keys(seed: Any, epoch: Any, record_ids: Any) -> jax.Array:
 
 
 def epoch_key(seed: Any, epoch: Any) -> jax.Array:
-    """The key that the keys of an epoch's records are folded from."""
-    # Of one kind whatever JAX's default is: others give a sample that depends on its place.
+    """Return the key from which the keys of an epoch's records are folded."""
+    # A fixed implementation, independent of JAX's default: with some of the others a sample
+    # depends on its position in the batch.
     key = jax.random.key(np.uint32(0), impl="threefry2x32")
     for name, value in (("seed", seed), ("epoch", epoch)):
         for half in split_int64(value, name, rank=0):
@@ -50,7 +50,7 @@ def epoch_key(seed: Any, epoch: Any) -> jax.Array:
 
 
 def fold_records(key: jax.Array, high: Any, low: Any) -> jax.Array:
-    """Keys [N] of records given as the high and the low 32 bits of each."""
+    """Return keys [N] for record ids split into their high and low 32 bits."""
 
     def fold(high: jax.Array, low: jax.Array) -> jax.Array:
         return jax.random.fold_in(jax.random.fold_in(key, high), low)
@@ -59,16 +59,16 @@ def fold_records(key: jax.Array, high: Any, low: Any) -> jax.Array:
 
 
 def split_int64(value: Any, name: str, rank: int) -> tuple[jax.Array, jax.Array]:
-    """The high and low 32 bits of signed 64-bit integers, without needing 64-bit types in JAX."""
+    """Split signed 64-bit integers into high and low 32 bits, without 64-bit types in JAX."""
     if not isinstance(value, jax.Array):
         value = np.asarray(value)
         if value.size == 0 and value.dtype.kind == "f":
             value = value.astype(np.int64)
     if not jnp.issubdtype(value.dtype, jnp.integer):
-        raise TypeError(f"{name} has dtype {value.dtype}; wanted integers")
+        raise TypeError(f"{name} has dtype {value.dtype}; expected integers")
     if value.ndim != rank:
-        wanted = "[N]" if rank else "one integer"
-        raise ValueError(f"{name} has shape {value.shape}; wanted {wanted}")
+        expected = "[N]" if rank else "one integer"
+        raise ValueError(f"{name} has shape {value.shape}; expected {expected}")
     if isinstance(value, np.ndarray):
         check_range(value, np.int64, name)
         bits = value.astype(np.int64).view(np.uint64)

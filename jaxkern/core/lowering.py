@@ -1,4 +1,4 @@
-"""What an op becomes in a compiled program: a custom call, or its pure-JAX implementation."""
+"""Lowering of an op to a custom call or to its pure-JAX implementation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lower(op: Declaration, platform: str, ctx: Any, *operands: Any, **parameters
 def _no_native(op: Declaration, platform: str, problem: str) -> NotImplementedError:
     return NotImplementedError(
         f"{op.name} has no native kernel for this call on {platform}: {problem}; the backend is "
-        "'native' (JAXKERN_BACKEND or jaxkern.backend): use 'auto' to let pure JAX take its place"
+        "'native' (JAXKERN_BACKEND or jaxkern.backend): use 'auto' to fall back to pure JAX"
     )
 
 
@@ -41,7 +41,7 @@ def lower_fallback(op: Declaration, ctx: Any, *operands: Any, **parameters: Any)
     run = functools.partial(
         op.batched_impl, batch_dims=parameters["batch_dims"], **dict(parameters["static"])
     )
-    # Shardings are XLA's business here: trace without them, then pin the results.
+    # XLA propagates shardings here: trace without them, then pin the results.
     plain = [jax.core.ShapedArray(a.shape, a.dtype) for a in ctx.avals_in]
     results = [jax.core.ShapedArray(a.shape, a.dtype) for a in ctx.avals_out]
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
@@ -67,7 +67,7 @@ def _lower_native(
                 [compat.tensor_type(a) for a in call.avals_out],
             ),
         }
-    # A broadcast operand is smaller than the result, so it cannot become it.
+    # A broadcast operand is smaller than the result, so they cannot share memory.
     aliases = {
         i: j
         for i, j in op.aliases.items()
@@ -84,11 +84,11 @@ def _lower_native(
 class _CustomCall:
     """The operands and results of one custom call, in the form that XLA can partition.
 
-    XLA shards the leading ``num_batch_dims`` axes of every operand and result alike. It pads an
-    axis of size 1 with zeros, and replicates only an operand of lower rank than ``num_batch_dims``.
-    So an operand that is the same for all samples drops its batch axes, and all others get enough
-    batch axes of size 1 that its rank is the lower one. Handlers take an operand without batch
-    axes.
+    XLA shards the leading ``num_batch_dims`` axes of all operands and results in the same way. It
+    pads an axis of size 1 with zeros, and replicates only operands of lower rank than
+    ``num_batch_dims``. Therefore an operand that all samples share drops its batch axes, and the
+    other operands get extra batch axes of size 1 until its rank is below ``num_batch_dims``.
+    Handlers accept operands without batch axes.
     """
 
     def __init__(self, values: list[Any], avals_in: list[Any], avals_out: list[Any]) -> None:
@@ -96,7 +96,7 @@ class _CustomCall:
         self.shared = [False] * len(values)
 
     def make_partitionable(self, batch: Sequence[int]) -> int:
-        """Reshapes; returns how many leading axes are batch axes that XLA may shard."""
+        """Reshape operands; return the number of leading batch axes that XLA may shard."""
         rank = len(batch)
         self.shared = [
             all(n == 1 for n in a.shape[:rank]) and any(n != 1 for n in batch)
@@ -126,7 +126,7 @@ class _CustomCall:
         return leading
 
     def sharding_rule(self, leading: int) -> str:
-        """Shardy's rule: the leading axes are shared factors, every other axis has its own."""
+        """Return Shardy's rule: leading axes share factors, every other axis has a factor."""
         letters = iter(f"{a}{b}" for a in string.ascii_lowercase for b in string.digits)
         batch = [next(letters) for _ in range(leading)]
 

@@ -1,4 +1,4 @@
-"""What the operating system says of this machine's processor: its name, its caches, its load."""
+"""Properties of this machine's processor from the operating system: name, caches, load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
-    """The processor's name, such as ``"AMD EPYC 7763 64-Core Processor"``."""
+    """Return the processor's name, such as ``"AMD EPYC 7763 64-Core Processor"``."""
     fields: dict[str, str] = {}
     for line in read_text_or_empty(cpuinfo).splitlines():
         name, colon, value = line.partition(":")
@@ -24,19 +24,19 @@ def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
             fields.setdefault(name.strip(), value.strip())
     if "model name" in fields:
         return fields["model name"]
-    # Arm's kernels give numbers instead of a name.
+    # Linux on Arm reports numbers instead of a name.
     parts = [fields[n] for n in ("CPU implementer", "CPU part") if n in fields]
     name = platform.processor() or platform.machine() or "unknown processor"
     return " ".join([name, *parts])
 
 
 def last_level_cache_bytes(cpus: Path = _CPUS) -> int | None:
-    """Bytes of the last-level caches of all processors together; None where it is not told."""
+    """Return the total size of all last-level caches in bytes; None if unknown."""
     return sum(last_level_caches(cpus)) or None
 
 
 def last_level_caches(cpus: Path = _CPUS) -> list[int]:
-    """Bytes of each last-level cache, which some or all processors share; empty if not told."""
+    """Return the size of each last-level cache in bytes; empty if unknown."""
     caches: dict[tuple[int, str], int] = {}
     for index in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
         names = ("type", "level", "size", "shared_cpu_list")
@@ -49,9 +49,9 @@ def last_level_caches(cpus: Path = _CPUS) -> list[int]:
 
 
 def busy_seconds(stat: Path = _STAT) -> float | None:
-    """Seconds that all processors together have worked, for any process; None if it is not told.
+    """Return the busy seconds of all processors together; None if unknown.
 
-    Includes what a virtual machine's host took away.
+    Includes the time stolen by a virtual machine's host.
     """
     try:
         name, *ticks = read_text_or_empty(stat).splitlines()[0].split()

@@ -1,4 +1,4 @@
-"""Arrays in files that are mapped into memory: whether the files still hold them."""
+"""Check of memory-mapped arrays against files that were truncated."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 
 def check_mapped(name: str, array: np.ndarray) -> None:
-    """Raises OSError where an array's file was cut short since it was mapped.
+    """Raise OSError if an array's file was truncated after it was mapped.
 
-    Touching what is no longer there ends the process (SIGBUS), so that this is asked before a file
-    is read; one that is cut between the two ends it still. Costs about a microsecond; arrays that
-    are not mapped are none of its business.
+    Access beyond the end of the file terminates the process (SIGBUS), so call this before reading.
+    A file that is truncated between the check and the access still terminates it. The check takes
+    about 1 us and accepts arrays that are not mapped.
 
     >>> check_mapped("x", np.zeros(3))
     """
@@ -28,18 +28,18 @@ def check_mapped(name: str, array: np.ndarray) -> None:
     else:
         return
     try:
-        size = base.size()  # of the very file, by its descriptor
-    except (OSError, ValueError):  # no file is behind the map
+        size = base.size()  # from the file descriptor of the map
+    except (OSError, ValueError):  # an anonymous map
         return
     if not array.size:
         return
-    # The map itself knows no place in the file; NumPy's array does.
+    # The mmap object does not know its offset in the file; NumPy's array does.
     begin = getattr(owner, "offset", 0) - owner.__array_interface__["data"][0]
     needed = begin + np.lib.array_utils.byte_bounds(array)[1]
     if size < needed:
-        where = getattr(owner, "filename", None)
+        path = getattr(owner, "filename", None)
         raise OSError(
-            f"{name} is mapped from {'a file' if where is None else where}, which has {size} bytes "
-            f"now; the array ends at {needed}, and reading it would end the process. Open the file "
-            "again; to replace one that is in use, write another one and rename it"
+            f"{name} is mapped from {'a file' if path is None else path}, which was truncated to "
+            f"{size} bytes; the array ends at byte {needed}. Open the file again. To replace a "
+            "file that is in use, write a new file and rename it"
         )

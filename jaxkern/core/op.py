@@ -1,4 +1,4 @@
-"""The op recipe: one declaration that makes a native kernel behave like any JAX function."""
+"""The op recipe: a declaration that makes a native kernel behave like a JAX function."""
 
 from __future__ import annotations
 
@@ -28,49 +28,49 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 def ops() -> dict[str, Op]:
-    """Every op that was declared in this process, by name."""
+    """Return all ops declared in this process, by name."""
     return dict(_OPS)
 
 
 def op_of(primitive: Primitive) -> Op | None:
-    """The op that a primitive of a jaxpr belongs to, or None."""
+    """Return the op of a jaxpr's primitive, or None."""
     return _BY_PRIMITIVE.get(primitive)
 
 
 class Op(Declaration):
-    """A function with native kernels and a pure-JAX twin, usable under every JAX transformation.
+    """A function with native kernels and a pure-JAX fallback, usable under all JAX transformations.
 
-    An op is declared for ONE sample. A call may give its operands leading batch axes, and ``vmap``
-    adds more: they all reach one kernel call. A batch axis of size 1 is broadcast: the kernel reads
-    it with stride 0.
+    An op is declared for ONE sample. Operands of a call may have leading batch axes, and ``vmap``
+    adds more; all of them are passed to one kernel call. A batch axis of size 1 is broadcast: the
+    kernel reads it with stride 0.
 
     Args:
-      name: dotted, such as ``"jaxkern.image_chain"``, of one op in the process. The module that
-        declared an op may declare it again, as a notebook does. The FFI target is
-        ``f"{name}.v{version}"``.
-      version: of the target's contract: raise it whenever operands, attributes or meaning change.
-      abstract: ``abstract(*operands, **static)`` takes a ``jax.ShapeDtypeStruct`` for each operand
-        of one sample and returns one for the result, or a tuple of them. It raises on bad input:
-        this is what users see at trace time.
-      impl: ``impl(*operands, **static)``, the same for one sample in pure JAX. It is the fallback,
-        and what is differentiated unless ``jvp`` is given.
+      name: a unique dotted name such as ``"jaxkern.image_chain"``. The module that declared an op
+        may declare it again, as notebooks do. The FFI target is ``f"{name}.v{version}"``.
+      version: version of the target's contract; increase it when operands, attributes or meaning
+        change.
+      abstract: ``abstract(*operands, **static)`` maps the ``jax.ShapeDtypeStruct`` of each
+        operand of one sample to that of the result, or to a tuple of them. It raises on invalid
+        input; users see this error at trace time.
+      impl: ``impl(*operands, **static)`` computes one sample in pure JAX. It is the fallback, and
+        it is differentiated unless ``jvp`` is set.
       attributes: ``attributes(**static)`` returns the FFI attributes: structure only, such as
-        enum values and sizes of the result. Whatever varies at run time must be an operand.
-      supports: ``supports(*operands, **static) -> str | None``: why no native kernel takes these
-        operands (a dtype, say), or None when one does.
+        enum values and sizes of the result. Values that vary at run time must be operands.
+      supports: ``supports(*operands, **static) -> str | None`` returns why no native kernel handles
+        these operands (a dtype, for example), or None if one does.
       jvp: ``jvp(primals, tangents, batch_dims, **static)`` returns ``(results, tangents)`` of
         batched operands; a missing tangent is None. By default ``impl`` is differentiated.
       transpose: for linear ops: ``transpose(cotangents, *operands, batch_dims, **static)``, with
-        a ``jax.interpreters.ad.UndefinedPrimal`` in the place of each linear operand, returns a
-        cotangent for each operand, None for the others.
+        a ``jax.interpreters.ad.UndefinedPrimal`` for each linear operand, returns the cotangent
+        of each linear operand and None for the others.
       cost: ``cost(*operands, **static)`` returns the `Cost` of one sample.
       aliases: ``{operand: result}`` indices where the result may overwrite the operand.
-      platforms: for which the op has kernels; on others ``impl`` is its implementation, which
-        `jaxkern.doctor` does not miss a kernel for.
+      platforms: the platforms with kernels. On others ``impl`` is the implementation, and
+        `jaxkern.doctor` does not report a missing kernel.
 
     Raises:
-      ValueError: for a name without a dot, or one that another module's op has.
-      TypeError: where ``abstract``, ``impl`` or a rule is no function.
+      ValueError: the name has no dot, or another module declared an op of this name.
+      TypeError: ``abstract``, ``impl`` or a rule is not callable.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxkern as jk
@@ -98,8 +98,8 @@ class Op(Declaration):
         rules = {"attributes": attributes, "supports": supports, "jvp": jvp}
         rules |= {"transpose": transpose, "cost": cost}
         functions |= {role: rule for role, rule in rules.items() if rule is not None}
-        self.place = _place_of(inspect.currentframe())
-        _check_declaration(name, functions, self.place)
+        self.source = _caller_source(inspect.currentframe())
+        _check_declaration(name, functions, self.source)
         super().__init__(
             name,
             version,
@@ -121,11 +121,11 @@ class Op(Declaration):
         return f"Op({self.name!r}, version={self.version})"
 
     def __call__(self, *operands: Any, batch_dims: int = 0, **static: Hashable) -> Any:
-        """Applies the op to arrays with ``batch_dims`` leading batch axes, full or of size 1.
+        """Apply the op to arrays with ``batch_dims`` leading batch axes, full or of size 1.
 
         Raises:
-          ValueError: for an operand in host memory with 64-bit integers that do not fit the 32-bit
-            ones that JAX makes of them without x64.
+          ValueError: a host operand has 64-bit integers that do not fit the 32-bit integers to
+            which JAX converts them without x64.
         """
         arrays = [jnp.asarray(check_narrowing(x, f"operand {i}")) for i, x in enumerate(operands)]
         varying = frozenset[str]().union(*(compat.varying_axes(x) for x in arrays))
@@ -141,58 +141,58 @@ class Op(Declaration):
         return results[0] if single else tuple(results)
 
 
-def _place_of(frame: Any) -> tuple[str, str]:
-    """Module and file that declare an op, whose constructor runs in ``frame``."""
+def _caller_source(frame: Any) -> tuple[str, str]:
+    """Return module and file of the caller of an op's constructor, which runs in ``frame``."""
     caller = frame.f_back if frame is not None else None
     if caller is None:
         return "", ""
     return str(caller.f_globals.get("__name__", "")), caller.f_code.co_filename
 
 
-def _check_declaration(name: str, functions: Mapping[str, Any], place: tuple[str, str]) -> None:
+def _check_declaration(name: str, functions: Mapping[str, Any], source: tuple[str, str]) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(
-            f"an op's name is {name!r}; wanted one with a dot, of letters, digits and underscores, "
-            "such as 'my_package.my_op': all packages of a process share the names of XLA's targets"
+            f"an op's name is {name!r}; expected letters, digits, underscores and a dot, such "
+            "as 'my_package.my_op': all packages of a process share XLA's target names"
         )
     for role, function in functions.items():
         if not callable(function):
             raise TypeError(
-                f"{name}: {role} is {function!r}; wanted a function"
+                f"{name}: {role} is {function!r}; expected a function"
                 + (" in pure JAX: it is the fallback and the reference" if role == "impl" else "")
             )
     earlier = _OPS.get(name)
-    # A module that is run twice (a notebook, a reload, `python -m`) replaces what it declared.
-    if earlier is not None and all(a != b for a, b in zip(earlier.place, place, strict=True)):
+    # A module that runs twice (a notebook, a reload, `python -m`) replaces its declarations.
+    if earlier is not None and all(a != b for a, b in zip(earlier.source, source, strict=True)):
         raise ValueError(
-            f"an op named {name!r} is declared in {earlier.place[0]} ({earlier.place[1]}) already; "
-            f"give the one in {place[0]} another name: both would call one target"
+            f"an op named {name!r} is already declared in {earlier.source[0]} "
+            f"({earlier.source[1]}); rename the one in {source[0]}: both would call the same target"
         )
 
 
 def _check_call(op: str, batch_dims: int, static: Static) -> None:
     if operator.index(batch_dims) < 0:
         raise ValueError(
-            f"{op}: batch_dims is {batch_dims}; wanted the number of leading batch axes, 0 or more"
+            f"{op}: batch_dims is {batch_dims}; expected the number of leading batch axes"
         )
     for name, value in static.items():
         if any(isinstance(x, (jax.Array, np.ndarray)) for x in jax.tree.leaves(value)):
             raise TypeError(
-                f"{op}: the static argument {name!r} is or holds an array; make it an operand, or "
-                "give plain numbers, which every new value compiles anew"
+                f"{op}: the static argument {name!r} is or contains an array; make it an operand, "
+                "or use Python numbers (every new value recompiles)"
             )
         try:
             hash(value)
         except TypeError:
             raise TypeError(
-                f"{op}: the static argument {name!r} is a {type(value).__name__}, which has no "
-                "hash; wanted a number, a string, a tuple of them, or another value that does not "
-                "change"
+                f"{op}: the static argument {name!r} is a {type(value).__name__}, which is "
+                "not hashable; expected a number, a string, a tuple of them, or another immutable "
+                "value"
             ) from None
 
 
 def pvary(x: Any, axes: frozenset[str]) -> Any:
-    # Inside shard_map a replicated operand becomes varying; the transpose of this cast is the sum
-    # of the cotangent over the devices.
+    # Inside shard_map a replicated operand becomes varying. The transpose of this cast sums the
+    # cotangent over the devices.
     missing = tuple(sorted(axes - compat.varying_axes(x)))
     return lax.pcast(x, missing, to="varying") if missing else x

@@ -1,4 +1,4 @@
-"""Folders of the C++ headers and of users; files that are written whole or not at all."""
+"""Folders of the C++ headers and of users, and atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pathlib import Path
 
 
 def get_include() -> str:
-    """The directory of the C++ headers with which other packages write ops.
+    """Return the directory of the C++ headers for packages that define ops.
 
     Raises:
-      FileNotFoundError: when the package was not installed by its build, so has no headers.
+      FileNotFoundError: the package was not installed by its build and has no headers.
 
     Example:
       >>> import os, jaxkern as jk
       >>> os.path.exists(os.path.join(jk.get_include(), "jaxkern", "core", "ffi.h"))
       True
     """
-    # An editable installation has the Python files in the source tree and the rest elsewhere.
+    # An editable installation has Python files in the source tree and headers elsewhere.
     folders = list(sys.modules["jaxkern"].__path__)
     for root in map(Path, folders):
         if (root / "include" / "jaxkern" / "core" / "ffi.h").exists():
@@ -36,23 +36,23 @@ def get_include() -> str:
 
 
 def home_path(path: str | os.PathLike[str]) -> Path:
-    """A path whose leading ``~`` or ``~user`` is that user's home folder.
+    """Expand a leading ``~`` or ``~user`` to that user's home folder.
 
     Raises:
-      ValueError: where there is none: HOME is not set and the user is not in the passwd database,
-        as in a container that runs under a number (``docker run --user 1234``).
+      ValueError: the user has no home folder: HOME is not set and the user is not in the passwd
+        database, as in a container that runs under a numeric id (``docker run --user 1234``).
     """
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise ValueError(
-            f"{os.fspath(path)} begins with a home folder and the user has none: HOME is not set "
-            "and the passwd database does not know the user; give a path without ~ or set HOME"
+            f"cannot expand ~ in {os.fspath(path)}: HOME is not set and the user is not in the "
+            "passwd database; use a path without ~ or set HOME"
         ) from error
 
 
 def natural_order(names: Iterable[str]) -> list[str]:
-    """Names with their numbers in the order of numbers: 1, 2, 10, and not 1, 10, 2.
+    """Sort names with their numbers in numeric order: 1, 2, 10 instead of 1, 10, 2.
 
     >>> natural_order(["run10.h5", "run9.h5"])
     ['run9.h5', 'run10.h5']
@@ -67,11 +67,12 @@ def natural_order(names: Iterable[str]) -> list[str]:
 
 @contextlib.contextmanager
 def atomic_write(path: Path, overwrite: bool = True) -> Iterator[Path]:
-    """Creates an empty file to write to, which replaces `path` in one step when the block ends.
+    """Create an empty temporary file that atomically replaces `path` when the block ends.
 
-    A kill or a power cut at any moment leaves the old file or the new; an error in the block leaves
-    the old. The folder is made where it is missing. What a kill leaves behind ends in ``.tmp``, and
-    is removed by the next call for the same path: a file is locked while it is written.
+    After a kill or a power failure at any moment `path` is either the old or the new file; after an
+    exception in the block it is the old one. A missing folder is created. A killed process leaves
+    a file that ends in ``.tmp``; the next call for the same path removes it. Files in use are
+    locked, so they are not removed.
 
     Raises:
       FileExistsError: `overwrite` is false and `path` exists at the end of the block.
@@ -80,7 +81,7 @@ def atomic_write(path: Path, overwrite: bool = True) -> Iterator[Path]:
     remove_leftovers(path)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     with temporary.open("xb") as file:
-        with contextlib.suppress(OSError):  # of a file system without locks
+        with contextlib.suppress(OSError):  # the file system may not support locks
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
             yield temporary
@@ -92,7 +93,7 @@ def atomic_write(path: Path, overwrite: bool = True) -> Iterator[Path]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what killed processes have left of `atomic_write`, and nothing that is in use."""
+    """Remove temporary files of `atomic_write` from killed processes, except those in use."""
     pattern = re.compile(re.escape(path.name) + r"\.[0-9a-f]{8}\.tmp")
     for name in os.listdir(path.parent):
         if pattern.fullmatch(name):
@@ -105,8 +106,8 @@ def remove_leftovers(path: Path) -> None:
 def publish(temporary: Path, path: Path, overwrite: bool = True) -> None:
     """Rename a finished file to its final name in one step, and sync the folder.
 
-    Without `overwrite` the name is created exclusively: of several processes that publish the same
-    path at the same time, one succeeds.
+    Without `overwrite` the name is created exclusively: if several processes publish the same path
+    at the same time, exactly one succeeds.
 
     Raises:
       FileExistsError: `overwrite` is false and `path` exists; `temporary` remains.
@@ -122,7 +123,7 @@ def publish(temporary: Path, path: Path, overwrite: bool = True) -> None:
         os.replace(temporary, path)
     else:
         try:
-            os.link(temporary, path)  # which fails for a name that exists, as a rename does not
+            os.link(temporary, path)  # fails if the name exists, unlike a rename
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
@@ -144,7 +145,7 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces a file's content in one step, as `atomic_write` does.
+    """Replace a file's content atomically, as `atomic_write` does.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "new" / "file"

@@ -1,4 +1,4 @@
-"""A function compiled for its arguments without running it, for tools that explain it."""
+"""Ahead-of-time compilation of a function, for tools that explain programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """The stages of one program."""
+    """The compilation stages of one program."""
 
     traced: Any
     lowered: Any
@@ -20,7 +20,7 @@ class CompiledProgram:
 
     @property
     def platform(self) -> str:
-        """As in `jaxkern.core.registry`: ``"cpu"``, ``"cuda"``, or JAX's name of another one."""
+        """Return ``"cpu"``, ``"cuda"``, or JAX's name of another platform."""
         for sharding in jax.tree.leaves(
             (self.compiled.input_shardings, self.compiled.output_shardings)
         ):
@@ -31,16 +31,16 @@ class CompiledProgram:
 
 
 def compile_program(fn: Callable[..., Any], *args: Any) -> CompiledProgram:
-    """Traces, lowers and compiles ``fn`` for ``args`` (arrays or ``jax.ShapeDtypeStruct``).
+    """Trace, lower and compile ``fn`` for ``args`` (arrays or ``jax.ShapeDtypeStruct``).
 
-    A jitted function keeps its own options (donation, static arguments, shardings). What JAX warns
-    of donated buffers is for those who run the program.
+    A jitted function keeps its own options (donation, static arguments, shardings). Warnings about
+    donated buffers are suppressed because the program is not run.
 
     Raises:
-      TypeError: when ``fn`` is not callable, or cannot be traced for these arguments.
+      TypeError: ``fn`` is not callable, or cannot be traced for these arguments.
     """
     if not callable(fn):
-        raise TypeError(f"fn is {fn!r:.80}; wanted a function, jitted or not, and its arguments")
+        raise TypeError(f"fn is {fn!r:.80}; expected a function, jitted or not")
     jitted: Any = fn if hasattr(fn, "trace") and hasattr(fn, "lower") else jax.jit(fn)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*donated")
@@ -50,8 +50,8 @@ def compile_program(fn: Callable[..., Any], *args: Any) -> CompiledProgram:
             name = getattr(fn, "__name__", repr(fn))
             raise TypeError(
                 f"{name} cannot be compiled for these arguments: "
-                f"{str(error).strip().splitlines()[0]}; wanted a function that jax.jit takes, and "
-                "arrays or jax.ShapeDtypeStruct (close over anything else)"
+                f"{str(error).strip().splitlines()[0]}; expected a function that jax.jit accepts, "
+                "and arrays or jax.ShapeDtypeStruct (close over other values)"
             ) from error
         lowered = traced.lower()
         compiled = lowered.compile()
@@ -59,11 +59,11 @@ def compile_program(fn: Callable[..., Any], *args: Any) -> CompiledProgram:
 
 
 def memory_analysis(compiled: Any) -> Any:
-    """XLA's account of a program's memory, in bytes of one device."""
-    found = compiled.memory_analysis()
-    if found is None:
+    """Return XLA's memory statistics of a program, in bytes of one device."""
+    statistics = compiled.memory_analysis()
+    if statistics is None:
         raise NotImplementedError(
-            f"the platform {jax.default_backend()!r} does not tell what memory a program takes; "
-            "wanted one whose compiled.memory_analysis() does, as cpu, gpu and tpu"
+            f"the platform {jax.default_backend()!r} does not report a program's memory; expected "
+            "one that supports compiled.memory_analysis(), such as cpu, gpu or tpu"
         )
-    return found
+    return statistics

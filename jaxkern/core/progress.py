@@ -1,4 +1,4 @@
-"""The progress bar of long work, where somebody is looking."""
+"""A progress bar for long tasks on a terminal."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any, Self
 
 
 class ProgressBar:
-    """A bar on stderr while it is a terminal and rich is installed; nothing otherwise.
+    """A bar on stderr if it is a terminal and rich is installed; otherwise nothing.
 
     Args:
-      wanted: False for no bar at all.
-      text: before the bar, at first.
-      unit: what is counted behind the bar.
+      enabled: False disables the bar.
+      text: initial text to the left of the bar.
+      unit: name of the counted items, to the right of the bar.
     """
 
-    def __init__(self, wanted: bool, text: str, unit: str) -> None:
+    def __init__(self, enabled: bool, text: str, unit: str) -> None:
         self._bar: Any = None
-        if not (wanted and sys.stderr.isatty()):
+        if not (enabled and sys.stderr.isatty()):
             return
         try:
             from rich.console import Console
@@ -44,7 +44,7 @@ class ProgressBar:
             self._bar.stop()
 
     def update(self, done: int | None = None, total: int | None = None, text: str = "") -> None:
-        """What is done, of how much, and what is going on; None and "" leave it as it was."""
+        """Update the count, the total and the text; None and "" keep the current value."""
         if self._bar is not None:
             changed = {"completed": done, "total": total, "description": text or None}
             known = {name: value for name, value in changed.items() if value is not None}

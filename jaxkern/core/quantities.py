@@ -1,10 +1,10 @@
-"""Figures as people read them: three digits and a unit that suits them."""
+"""Formatting of quantities with three digits and a suitable unit."""
 
 from __future__ import annotations
 
 
 def format_quantity(value: float | None, unit: str) -> str:
-    """A value with a decimal prefix before its unit; "unknown" for None.
+    """Format a value with a decimal prefix and its unit; "unknown" for None.
 
     >>> format_quantity(98765.4, "FLOP/s"), format_quantity(0.5, "B"), format_quantity(None, "B")
     ('98.8 kFLOP/s', '0.5 B', 'unknown')
@@ -18,7 +18,7 @@ def format_quantity(value: float | None, unit: str) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds with a unit that suits them.
+    """Format seconds in s, ms, us or ns.
 
     >>> format_duration(0.00012345), format_duration(2.5)
     ('123 us', '2.5 s')

@@ -1,8 +1,8 @@
-"""The native libraries of this process: what was loaded, what was refused, and why.
+"""The native libraries of this process: loading, checks, and registration of FFI targets.
 
-A handler that was built against newer FFI headers than the running jaxlib's registers without an
-error and then breaks the whole backend. So every library is checked BEFORE anything is registered,
-and a library that fails a check leaves pure JAX in its place.
+A handler that was built with newer FFI headers than those of the running jaxlib registers without
+an error and then breaks the whole backend. Therefore each library is checked BEFORE its handlers
+are registered. If a check fails, ops use pure JAX.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PLATFORMS = ("cpu", "cuda")
 
 @dataclass
 class Library:
-    """One native module for one platform. ``problem`` says why nothing of it was registered."""
+    """One native module for one platform. ``problem`` is why nothing was registered, or None."""
 
     module: str
     platform: str
@@ -49,12 +49,12 @@ _checking_devices = threading.Lock()
 
 
 def libraries() -> list[Library]:
-    """Every library that this process tried to load."""
+    """Return all libraries that this process tried to load."""
     return list(_libraries.values())
 
 
 def module(platform: str = "cpu") -> ModuleType | None:
-    """jaxkern's own native module for a platform, or None where it is not usable."""
+    """Return jaxkern's native module for a platform, or None if it is not usable."""
     library = _libraries.get((f"jaxkern._{platform}", platform))
     if library is None:
         return None
@@ -64,7 +64,7 @@ def module(platform: str = "cpu") -> ModuleType | None:
 
 @functools.cache
 def running_abi() -> tuple[int, int]:
-    """(major, minor) of the FFI that the running jaxlib speaks, read from the headers it ships."""
+    """Return the FFI version (major, minor) of the running jaxlib, read from its headers."""
     text = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text()
     parts = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
     if None in parts:
@@ -77,26 +77,26 @@ def running_abi() -> tuple[int, int]:
 
 
 def load(name: str, platform: str = "cpu") -> Library:
-    """Loads a native module and registers its FFI targets, if it can run here.
+    """Load a native module and register its FFI targets if it can run here.
 
-    The module has two functions: ``registrations()`` returns ``{target: capsule}`` and ``abi()``
-    the FFI version ``(major, minor)`` that its handlers were built with. A CUDA module also has
-    ``cuda_runtime()``, the version of the CUDA runtime that is linked into it (13000 for 13.0).
-    On any problem nothing is registered, one warning is given, and ``jaxkern.doctor()`` tells the
+    The module has two functions: ``registrations()`` returns ``{target: capsule}``, and ``abi()``
+    returns the FFI version ``(major, minor)`` with which its handlers were built. A CUDA module
+    also has ``cuda_runtime()``, the version of its linked CUDA runtime (13000 for 13.0). On any
+    problem nothing is registered, a warning is issued, and ``jaxkern.doctor()`` reports the
     reason; ops then run in pure JAX.
 
     A CUDA module may also have ``architectures()``, such as ``["sm_80", "compute_90"]``. If JAX
-    then starts on a GPU that can run none of that code, its targets are not used either.
+    later starts on a GPU that can run none of that code, its targets are dropped.
 
     Args:
-      name: of the importable module, such as ``"my_package._cpu"``.
+      name: name of the importable module, such as ``"my_package._cpu"``.
       platform: ``"cpu"`` or ``"cuda"``.
 
     Returns:
-      The `Library`; its ``problem`` is None when its targets are registered.
+      The `Library`; its ``problem`` is None if its targets are registered.
     """
     if platform not in PLATFORMS:
-        raise ValueError(f"platform is {platform!r}; wanted one of {', '.join(PLATFORMS)}")
+        raise ValueError(f"platform is {platform!r}; expected one of {', '.join(PLATFORMS)}")
     key = (name, platform)
     if key in _libraries:
         return _libraries[key]
@@ -117,7 +117,7 @@ def load(name: str, platform: str = "cpu") -> Library:
 
 
 def skip(name: str, platform: str, reason: str) -> None:
-    """Records, without a warning, why a library is not wanted in this process."""
+    """Record, without a warning, why a library is not loaded in this process."""
     _libraries[(name, platform)] = Library(name, platform, reason)
 
 
@@ -139,15 +139,15 @@ def _drop_targets(library: Library) -> None:
 
 def _warn_not_used(library: Library) -> None:
     warnings.warn(
-        f"jaxkern: the {library.platform} kernels of {library.module} are not used, pure JAX takes "
-        f"their place: {library.problem}",
+        f"jaxkern: the {library.platform} kernels of {library.module} are not used; ops run in "
+        f"pure JAX: {library.problem}",
         RuntimeWarning,
         stacklevel=3,
     )
 
 
 def missing(target: str, platform: str) -> str | None:
-    """Why ``target`` has no handler on ``platform``; None where it has one."""
+    """Return why ``target`` has no handler on ``platform``; None if it has one."""
     of_platform = [library for library in libraries() if library.platform == platform]
     for library in of_platform:
         _check_devices(library)
@@ -158,10 +158,10 @@ def missing(target: str, platform: str) -> str | None:
 
 
 def export_targets() -> list[str]:
-    """The names of every registered FFI target, of all platforms.
+    """Return the names of all registered FFI targets of all platforms.
 
-    ``jax.export`` refuses custom calls that it does not know to be stable. These are: a target's
-    name carries the revision of its contract.
+    ``jax.export`` rejects custom calls that are not known to be stable. These targets are stable:
+    the name includes the version of the contract.
 
     Example:
       >>> import jax, jaxkern as jk
@@ -175,20 +175,20 @@ def _abi_problem(built: tuple[int, int]) -> str | None:
     if built[0] == running[0] and built[1] <= running[1]:
         return None
     return (
-        f"it was built for XLA FFI {built[0]}.{built[1]} and the running jaxlib speaks "
+        f"it was built for XLA FFI {built[0]}.{built[1]} and the running jaxlib has "
         f"{running[0]}.{running[1]}; install a newer jaxlib, or build against this one"
     )
 
 
 def _import_problem(name: str, error: Exception) -> str:
     try:
-        found = importlib.util.find_spec(name) is not None
+        exists = importlib.util.find_spec(name) is not None
     except ImportError:
-        found = False
-    if not found:
+        exists = False
+    if not exists:
         return (
-            f"the module is not there: this installation has no kernels for {sys.platform} on "
-            "this Python; install a wheel that has, or build from source"
+            f"the module does not exist: this installation has no kernels for {sys.platform} on "
+            "this Python; install a wheel with kernels, or build from source"
         )
     return f"it cannot be loaded ({type(error).__name__}: {error})"
 
@@ -196,31 +196,31 @@ def _import_problem(name: str, error: Exception) -> str:
 def _driver_problem(native: ModuleType, platform: str) -> str | None:
     if platform != "cuda":
         return None
-    wanted = int(native.cuda_runtime())
+    runtime = int(native.cuda_runtime())
     driver = cuda_driver_version()
     if driver is None:
         return "no CUDA driver (libcuda.so.1) was found"
-    # Any driver of the same major version runs the machine code of an earlier or later minor one.
-    if driver // 1000 < wanted // 1000:
+    # A driver runs machine code of any minor version of its major version.
+    if driver // 1000 < runtime // 1000:
         return (
             f"the CUDA driver supports CUDA {_version_text(driver)} and the kernels "
-            f"need {wanted // 1000}.0 or newer; update the driver"
+            f"need {runtime // 1000}.0 or newer; update the driver"
         )
     return None
 
 
 def _check_devices(library: Library) -> None:
-    """Drops a CUDA library's targets if a GPU of this process cannot run its kernels.
+    """Drop a CUDA library's targets if a GPU of this process cannot run its kernels.
 
-    Runs once JAX has started its CUDA backend. Asking the driver earlier, at import, would
-    initialize CUDA: children forked later could not use it, and `CUDA_VISIBLE_DEVICES` would be
-    read before a program can set it.
+    Runs after JAX has started its CUDA backend. A query of the driver at import would initialize
+    CUDA: children forked later could not use it, and `CUDA_VISIBLE_DEVICES` would be read before a
+    program can set it.
     """
     if library.platform != "cuda":
         return
     dropped = False
     if not library.devices_checked:
-        # A second thread waits for the result: it must not compile for targets that are dropped.
+        # Other threads wait for the result: they must not compile for targets that are dropped.
         with _checking_devices:
             dropped = _drop_if_unusable(library)
     if not library.devices_checked or library.problem is None:
@@ -234,7 +234,7 @@ def _check_devices(library: Library) -> None:
 
 
 def _drop_if_unusable(library: Library) -> bool:
-    """Checks a library's device code, the first time after CUDA has started; True if dropped."""
+    """Check a library's device code once after CUDA has started; True if dropped."""
     native = library.loaded
     if library.devices_checked or native is None or "cuda" not in compat.started_backends():
         return False
@@ -251,9 +251,9 @@ def _drop_if_unusable(library: Library) -> bool:
 
 
 def cuda_capabilities() -> list[tuple[int, int]]:
-    """The compute capabilities of this process's GPUs. Starts JAX's CUDA backend."""
-    found = {str(d.compute_capability) for d in jax.local_devices(backend="cuda")}
-    pairs = (capability.split(".") for capability in sorted(found))
+    """Return the compute capabilities of this process's GPUs. Starts JAX's CUDA backend."""
+    names = {str(d.compute_capability) for d in jax.local_devices(backend="cuda")}
+    pairs = (capability.split(".") for capability in sorted(names))
     return [(int(major), int(minor)) for major, minor in pairs]
 
 
@@ -264,9 +264,9 @@ def device_code_problem(
 
     ``sm_XY`` is machine code, which runs on the capabilities X.Y and later ones of the same X.
     ``compute_XY`` is PTX, which the driver compiles for X.Y and everything later; for that it must
-    support the CUDA that wrote the PTX, ``built``. Code for ``90a`` runs on 9.0 alone, code for
-    ``100f`` on 10.0 and later ones of the same family. Nothing follows from other names, such as
-    CMake's ``native`` and ``all-major``: CUDA itself then reports kernels that it cannot run.
+    support the CUDA that wrote the PTX, ``built``. Code for ``90a`` runs on 9.0 only, code for
+    ``100f`` on 10.0 and later ones of the same family. Other names, such as CMake's ``native`` and
+    ``all-major``, are not checked; CUDA itself reports kernels that it cannot run.
     """
     names = list(architectures)
     compiles = False
@@ -299,15 +299,15 @@ def _version_text(version: int) -> str:
 
 
 def cuda_driver_version() -> int | None:
-    """The newest CUDA that the installed driver supports, as 1000 * major + 10 * minor."""
+    """Return the newest CUDA version that the driver supports, as 1000 * major + 10 * minor."""
     override = os.environ.get("JAXKERN_CUDA_DRIVER_VERSION")  # to test the check without a GPU
     if override:
-        version_given = parse_decimal(override)
-        if version_given is None:
+        parsed = parse_decimal(override)
+        if parsed is None:
             raise ValueError(
-                f"JAXKERN_CUDA_DRIVER_VERSION is {override!r}; wanted a number such as 13000"
+                f"JAXKERN_CUDA_DRIVER_VERSION is {override!r}; expected a number such as 13000"
             )
-        return version_given
+        return parsed
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -317,10 +317,10 @@ def cuda_driver_version() -> int | None:
 
 
 def load_own() -> None:
-    """Loads jaxkern's kernels: CPU always, CUDA only where JAX could use it. No backend starts."""
+    """Load jaxkern's kernels: CPU always, CUDA only if JAX could use it. Starts no backend."""
     load("jaxkern._cpu", "cpu")
     set_max_workers(worker_cap())
-    reason = _no_cuda_wanted()
+    reason = _reason_without_cuda()
     if reason is None:
         load("jaxkern._cuda", "cuda")
     else:
@@ -334,13 +334,13 @@ def _required() -> list[str]:
 
 
 def set_max_workers(count: int) -> None:
-    """Caps the threads of the CPU kernels (0: no cap), where their library is loaded."""
+    """Cap the threads of the CPU kernels (0: no cap) if their library is loaded."""
     native = module("cpu")
     if native is not None:
         native.set_max_workers(count)
 
 
-def _no_cuda_wanted() -> str | None:
+def _reason_without_cuda() -> str | None:
     chosen = os.environ.get("JAX_PLATFORMS", "")
     if chosen and not {"cuda", "gpu"} & set(chosen.split(",")):
         return f"JAX_PLATFORMS is {chosen!r}"
@@ -365,7 +365,7 @@ def _require(platforms: Iterable[str]) -> None:
             continue
         library = _libraries.get((f"jaxkern._{platform}", platform))
         if library is None or library.problem is not None:
-            reason = "it is not a platform of jaxkern" if library is None else library.problem
+            reason = "jaxkern has no such platform" if library is None else library.problem
             raise ImportError(
                 f"JAXKERN_REQUIRE names {platform!r}, but its kernels are not usable: {reason}"
             )

@@ -1,4 +1,4 @@
-"""The rules by which JAX transforms an op: abstract evaluation, differentiation, batching."""
+"""Rules for JAX's transformations of an op: abstract evaluation, differentiation, batching."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxkern.core.lowering import lower, lower_fallback
 
 
 def register_rules(op: Declaration) -> None:
-    """Tells JAX how to evaluate, differentiate, batch and lower an op's primitive."""
+    """Register evaluation, differentiation, batching and lowering of an op's primitive."""
     primitive = op.primitive
     primitive.multiple_results = True
     primitive.def_abstract_eval(functools.partial(_abstract_eval, op))
@@ -44,8 +44,8 @@ def _abstract_eval(
     if all(aval.sharding.mesh.empty for aval in avals):
         return [jax.core.ShapedArray((*batch, *core.shape), core.dtype) for core in cores]
 
-    # Under a mesh a result's type also tells its sharding and its manual axes. JAX's own rules for
-    # reductions and broadcasts know them, so they are asked on a stand-in with the same batch axes.
+    # Under a mesh a result's type includes its sharding and manual axes. JAX's own rules for
+    # reductions and broadcasts derive them on a substitute with the same batch axes.
     def stand_in(*operands: Any) -> list[Any]:
         total: Any = 0.0
         for x in operands:
@@ -74,7 +74,7 @@ def _eager(op: Declaration, *operands: Any, **parameters: Any) -> Any:
     call = _jitted(op, tuple(parameters.items()))
     if not jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         return call(*operands)
-    # Where functions run operation by operation an op is one of the operations.
+    # With jit disabled an op is still one operation.
     with jax.disable_jit(False):
         return call(*operands)
 
@@ -86,12 +86,12 @@ def _jvp(
     op: Declaration, primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any
 ) -> tuple[Any, Any]:
     static, batch_dims = dict(parameters["static"]), parameters["batch_dims"]
-    given = [None if isinstance(t, ad.Zero) else t for t in tangents]
+    nonzero = [None if isinstance(t, ad.Zero) else t for t in tangents]
     if op.jvp is not None:
-        results, out = op.jvp(primals, given, batch_dims=batch_dims, **static)
+        results, out = op.jvp(primals, nonzero, batch_dims=batch_dims, **static)
         return as_tuple(results), as_tuple(out)
     results = op.primitive.bind(*primals, **parameters)
-    active = [i for i, t in enumerate(given) if t is not None]
+    active = [i for i, t in enumerate(nonzero) if t is not None]
 
     def tangent_map(operands: Sequence[Any], moved: Sequence[Any]) -> tuple[Any, ...]:
         def along(*xs: Any) -> tuple[Any, ...]:
@@ -103,8 +103,8 @@ def _jvp(
         tangents: tuple[Any, ...] = jax.jvp(along, [operands[i] for i in active], list(moved))[1]
         return tangents
 
-    moved = [given[i] for i in active]
-    # The twin's gathers and products need not follow Explicit mode's typing rules.
+    moved = [nonzero[i] for i in active]
+    # The fallback's gathers and products need not follow Explicit mode's typing rules.
     specs = tuple(jax.typeof(r).sharding for r in results)
     tangent_map = in_auto_mode(tangent_map, specs, explicit_axes(results))
     return results, list(tangent_map(tuple(primals), tuple(moved)))
@@ -114,9 +114,9 @@ def _transpose(
     op: Declaration, cotangents: Sequence[Any], *operands: Any, **parameters: Any
 ) -> Any:
     assert op.transpose is not None
-    given = [ad.instantiate_zeros(ct) if isinstance(ct, ad.Zero) else ct for ct in cotangents]
+    dense = [ad.instantiate_zeros(ct) if isinstance(ct, ad.Zero) else ct for ct in cotangents]
     return op.transpose(
-        given, *operands, batch_dims=parameters["batch_dims"], **dict(parameters["static"])
+        dense, *operands, batch_dims=parameters["batch_dims"], **dict(parameters["static"])
     )
 
 
@@ -131,13 +131,13 @@ def _batch(
         axis is None and all(n == 1 for n in x.shape[:batch_dims])
         for x, axis in zip(operands, axes, strict=True)
     ]
-    # XLA partitions leading axes. An axis along which some operand with other batch axes is
-    # broadcast goes behind them, so that it never stops them from being partitioned.
+    # XLA partitions leading axes. If an operand with other batch axes is broadcast along the new
+    # axis, the new axis becomes the last batch axis, so the others can still be partitioned.
     everywhere = all(s or axis is not None for s, axis in zip(shared, axes, strict=True))
-    place = 0 if everywhere else batch_dims
+    position = 0 if everywhere else batch_dims
     moved = [
-        jnp.expand_dims(x, place) if axis is None else jnp.moveaxis(x, axis, place)
+        jnp.expand_dims(x, position) if axis is None else jnp.moveaxis(x, axis, position)
         for x, axis in zip(operands, axes, strict=True)
     ]
     results = op.primitive.bind(*moved, **{**parameters, "batch_dims": batch_dims + 1})
-    return results, [place] * len(results)
+    return results, [position] * len(results)

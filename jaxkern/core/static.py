@@ -1,7 +1,7 @@
-"""Static arguments as keys of caches: equal only where types and bits are.
+"""Static arguments as cache keys, compared by type and bits.
 
-Python holds 0.0 and -0.0, and True, 1 and 1.0, for equal, and NaN for unequal to itself. A program
-that was compiled for one of them is not the other's.
+Python's 0.0 == -0.0 and True == 1 == 1.0 compare equal, and NaN is unequal to itself. A program
+that was compiled for one of these values must not be reused for another.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import numpy as np
 
 
 def exact_key(value: Any) -> Any:
-    """Something that is equal for two values only where their types and bits are.
+    """Return a key that is equal for two values only if their types and bits are equal.
 
-    Looks into numbers, tuples, frozen sets and dataclasses; all else is compared as it compares
-    itself, among its own type.
+    Numbers, tuples, frozen sets and dataclasses are compared by bits; values of other types by
+    their own ``==``, within one type.
 
     >>> exact_key(0.0) == exact_key(-0.0), exact_key((True,)) == exact_key((1,))
     (False, False)
     """
     kind: Any = type(value)
-    look = _look(kind)
-    return kind, value if look is None else look(value)
+    bits = _bits_function(kind)
+    return kind, value if bits is None else bits(value)
 
 
 @functools.lru_cache(1024)
-def _look(kind: Any) -> Callable[[Any], Any] | None:
-    """What tells the bits of a type's values; None where they compare themselves."""
+def _bits_function(kind: Any) -> Callable[[Any], Any] | None:
+    """Return a function from a value to its bits; None if values of the type use ``==``."""
     if issubclass(kind, np.generic):  # before float: np.float64 is one
         return lambda value: (value.dtype, value.tobytes())
     if issubclass(kind, float):
@@ -46,25 +46,26 @@ def _look(kind: Any) -> Callable[[Any], Any] | None:
         names = [field.name for field in dataclasses.fields(kind) if field.compare]
 
         def fields(value: Any) -> Any:
-            # Beside the value: its own comparison may know more than its fields.
-            found = [getattr(value, name) for name in names]
-            return value, *(exact_key(x) for x in found if isinstance(x, int) or _look(x.__class__))
+            # The value itself is part of the key: its __eq__ may compare more than its fields.
+            values = [getattr(value, name) for name in names]
+            exact = (x for x in values if isinstance(x, int) or _bits_function(x.__class__))
+            return value, *map(exact_key, exact)
 
         return fields
     return None
 
 
 class StaticArguments(tuple[tuple[str, Any], ...]):
-    """The static arguments of an op's call, sorted by name; `dict` of it gives them back.
+    """The static arguments of an op's call, as (name, value) pairs sorted by name.
 
-    JAX keeps what it compiled and lowered by the parameters of a primitive. Two of these are equal
-    only where types and bits of all values are.
+    JAX caches compiled programs by a primitive's parameters. Two instances are equal only if the
+    types and bits of all values are equal.
     """
 
     _key: Any = None
 
     def key(self) -> Any:
-        """What is compared."""
+        """Return the key that is compared."""
         if self._key is None:
             self._key = exact_key(tuple(self))
         return self._key

@@ -1,4 +1,4 @@
-"""Wall times of calls, from the dispatch until every result is there."""
+"""Wall times of calls, from dispatch until all results are ready."""
 
 from __future__ import annotations
 
@@ -18,24 +18,31 @@ def call_seconds(
     most: int = 10_000,
     fresh: Callable[[], tuple[Any, ...]] | None = None,
 ) -> list[float]:
-    """Seconds of each call of a function: ``calls`` of them, and more until ``seconds`` are spent.
+    """Time ``calls`` calls of a function, and more until ``seconds`` have passed.
 
-    The calls of the warm-up are not among them, so that neither compilation nor a first touch is.
+    Warm-up calls are not included, so compilation and first page faults do not count.
 
     Args:
-      fn: takes ``args``; its result is waited for, pytrees of other things than arrays too.
-      most: of calls, however short they are.
-      fresh: makes the arguments of each call, in place of ``args`` and before its time, of a
-        function that takes them away.
+      fn: function of ``args``; each call waits until its result is ready.
+      args: arguments of each call.
+      calls: minimum number of timed calls.
+      seconds: minimum total time in seconds.
+      warmup: number of untimed calls before.
+      most: maximum number of timed calls.
+      fresh: makes new arguments for each call instead of ``args``, for a function that donates
+        its arguments. Its time is not included.
+
+    Returns:
+      The time of each call in seconds.
     """
     for _ in range(warmup):
         jax.block_until_ready(fn(*(args if fresh is None else fresh())))
     times: list[float] = []
     spent = 0.0
     while len(times) < calls or (spent < seconds and len(times) < most):
-        given = args if fresh is None else jax.block_until_ready(fresh())
+        arguments = args if fresh is None else jax.block_until_ready(fresh())
         started = time.perf_counter()
-        jax.block_until_ready(fn(*given))
+        jax.block_until_ready(fn(*arguments))
         times.append(time.perf_counter() - started)
         spent += times[-1]
     return times

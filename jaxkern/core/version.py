@@ -1,4 +1,4 @@
-"""The version of the package, and those of others."""
+"""The version of this package and of installed packages."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __version__ = "0.1.0"
 
 
 def installed_versions(*packages: str) -> dict[str, str]:
-    """The versions of packages, of those that are installed."""
-    found = {}
+    """Return the versions of the given packages; packages that are not installed are omitted."""
+    versions = {}
     for package in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+            versions[package] = metadata.version(package)
+    return versions

@@ -1,42 +1,381 @@
-"""`jit`: compiled programs of a function, bounded, counted, and made ahead of their calls."""
+"""`jit`: ``jax.jit`` with a bounded cache of programs that counts its calls."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
+import operator as python
 import threading
 import time
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar, overload
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from jaxkern.core.compat import is_tracing, program_context
-from jaxkern.core.contexts import ThreadContexts
-from jaxkern.execution.jit_options import CacheInfo, JITOptions
-from jaxkern.execution.operator import Operator, is_hashable, unbound
-from jaxkern.execution.signature import (
-    Fixed,
-    checked_call,
-    form,
-    refuse_hidden_arrays,
-    refuse_hidden_in_operators,
-)
-from jaxkern.execution.threads import Supervised
+from jaxkern.core.arguments import check_integer
+from jaxkern.core.compat import ArrayImpl, is_tracing, program_context
+from jaxkern.core.static import exact_key
+from jaxkern.execution.operator import Operator, is_hashable, operators_in, unbind
+from jaxkern.execution.tasks import Supervised
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_UNTRACEABLE = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerBoolConversionError,
-    jax.errors.TracerIntegerConversionError,
-    jax.errors.NonConcreteBooleanIndexError,
-)
+_NUMBERS = (bool, int, float, complex)
+
+
+@dataclasses.dataclass(frozen=True)
+class JITOptions:
+    """Options of `jit`.
+
+    Attributes:
+      sample_input: arguments to compile for at once: a tuple of arguments, or the single argument
+        (``inputs`` of an `Operator`). Arrays or ``jax.ShapeDtypeStruct``; values are ignored. For
+        a class of operators, each new instance is compiled.
+      cache_size: maximum number of compiled programs; the least recently used one is evicted.
+      static_argnames: names of arguments that are static although they are numbers or tuples.
+      donate_argnames: names of arguments whose buffers are donated to the result.
+
+    Raises:
+      ValueError: if ``cache_size`` is not a positive integer.
+      TypeError: if argument names are not strings.
+    """
+
+    sample_input: Any = None
+    cache_size: int = 128
+    static_argnames: Sequence[str] = ()
+    donate_argnames: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cache_size", check_integer("cache_size", self.cache_size, 1))
+        for field in ("static_argnames", "donate_argnames"):
+            names = getattr(self, field)
+            names = (names,) if isinstance(names, (str, bytes, int)) else tuple(names)
+            if not all(isinstance(name, str) for name in names):
+                raise TypeError(f"{field}: expected argument names, got {getattr(self, field)!r}")
+            object.__setattr__(self, field, names)
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheInfo:
+    """The state of a cache of compiled programs.
+
+    Attributes:
+      hits, misses: calls that used a cached program, and calls that compiled one. (A recompilation
+        by JAX after ``jax.clear_caches`` is not a miss.)
+      evictions: programs that were removed to stay within ``max_programs``.
+      programs, max_programs: number of cached programs, and its maximum. One signature has several
+        programs if its arguments have different shardings, or in different contexts
+        (`jaxkern.backend`, 64-bit types).
+      compile_seconds: total time of tracing and compiling, including evicted programs.
+      inlined: calls under another transformation (``jax.jit``, ``grad``, ``vmap``), which are part
+        of the enclosing program.
+    """
+
+    hits: int
+    misses: int
+    evictions: int
+    programs: int
+    max_programs: int
+    compile_seconds: float
+    inlined: int
+
+
+class Static:
+    """A static value of a call; equal only to values with the same types and bits."""
+
+    __slots__ = ("key", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value, self.key = value, exact_key(value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Static) and bool(self.key == other.key)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+def _leaf_key(leaf: Any) -> Any:
+    """Return the part of a leaf that a program depends on; None for a tracer.
+
+    Arrays and numbers are operands, as in ``jax.jit``: their types count, and the shardings of
+    committed arrays. All other leaves are `Static`.
+    """
+    kind = type(leaf)
+    if kind is ArrayImpl:
+        return (leaf.aval, leaf.sharding) if leaf.committed else leaf.aval
+    if kind in _NUMBERS:
+        return kind
+    if kind is Static:
+        return leaf
+    if isinstance(leaf, str):  # np.str_ is an np.generic too
+        return Static(leaf)
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+        return _numpy_aval(leaf.shape, leaf.dtype, x64)
+    if isinstance(leaf, jax.core.Tracer):
+        return None
+    if isinstance(leaf, (jax.ShapeDtypeStruct, jax.Array)):
+        # The types of two random keys are not equal.
+        extended = jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+        aval = (leaf.shape, leaf.dtype) if extended else jax.typeof(leaf)
+        committed = getattr(leaf, "committed", leaf.sharding is not None)
+        return (aval, leaf.sharding) if committed else aval
+    for number in _NUMBERS:  # JAX treats subclasses, such as IntEnum, as numbers
+        if isinstance(leaf, number):
+            return number
+    return Static(leaf)
+
+
+@functools.lru_cache(4096)
+def _numpy_aval(shape: tuple[int, ...], dtype: np.dtype[Any], x64: bool) -> Any:
+    del x64  # determines the type that JAX chooses for 64-bit values
+    return jax.typeof(np.broadcast_to(np.zeros((), dtype), shape))
+
+
+def _traced_call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a function that JAX traces; TypeError if it changes an operator's attributes."""
+    before = [(op, *jax.tree.flatten(op)) for op in operators_in((args, kwargs))]
+    result = fn(*args, **kwargs)
+    for op, leaves, tree in before:
+        new_leaves, new_tree = jax.tree.flatten(op)
+        same = len(new_leaves) == len(leaves) and all(map(python.is_, new_leaves, leaves))
+        if not (same and tree == new_tree):  # type: ignore[operator]
+            raise TypeError(
+                f"forward of {type(op).__name__} changes an attribute of its operator, which a "
+                "compiled program cannot do; return the new value instead"
+            )
+    return result
+
+
+@dataclasses.dataclass
+class _Counts:
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    inlined: int = 0
+    compile_seconds: float = 0.0
+
+
+class _Program:
+    """A ``jax.jit`` function that has one compiled program; ``fn`` is None before compilation.
+
+    Unlike ``jax.stages.Compiled``, it checks for NaN (``jax.debug_nans``) and names arguments in
+    errors.
+    """
+
+    def __init__(self) -> None:
+        self.fn: Any = None
+        self.lock = threading.Lock()
+
+
+class _Call(NamedTuple):
+    """The arguments of a call and the key of its program."""
+
+    #: the context, the tree, and the key of each leaf
+    key: tuple[Any, ...]
+    #: with None in place of static leaves
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    traced: bool
+
+    def function_key(self) -> tuple[Any, tuple[Static | None, ...]]:
+        """Return the tree and the static leaves; calls that agree share a ``jax.jit`` function."""
+        _, tree, *leaves = self.key
+        return tree, tuple(leaf if type(leaf) is Static else None for leaf in leaves)
+
+
+class JitFunction(Supervised):
+    """A function returned by `jit`.
+
+    The key of a program consists of: the structure of the arguments; their shapes, dtypes and weak
+    types; the shardings of committed arrays; the types and bits of static values; and the context
+    of the trace.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], options: JITOptions, name: str | None = None
+    ) -> None:
+        functools.update_wrapper(self, fn, updated=())
+        #: the function that was passed to `jit`
+        self.fn = fn
+        self._options = options
+        self._name: str = name or getattr(fn, "__name__", None) or type(fn).__name__
+        self._function, self._first = unbind(fn)
+        self._positional = _positional_names(fn, options)
+        self._lock = threading.Lock()
+        self._programs: OrderedDict[tuple[Any, ...], _Program] = OrderedDict()
+        # A call that `cache_clear` overtakes updates the counts that were current at its start.
+        self._counts = _Counts()
+        self._inlined = functools.lru_cache(options.cache_size)(self._jax_jit)
+
+    def __repr__(self) -> str:
+        return f"jaxkern.execution.jit({self._name})"
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def record(self, recorder: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Add the call to a graph; the arrays of a bound pytree are operands of its program."""
+        return recorder.add_call(self.fn if self._first else self, args, kwargs)
+
+    def call(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the function without regard to `execution_options`."""
+        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+            return self.fn(*args, **kwargs)
+        call = self._make_call(args, kwargs)
+        if call.traced or is_tracing():
+            with self._lock:
+                self._counts.inlined += 1
+            return self._inlined(*call.function_key())(*call.args, **call.kwargs)
+        return self._program(call, is_call=True)(*call.args, **call.kwargs)
+
+    def _make_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+        names = self._options.static_argnames
+        if names:
+            positional = [*self._positional, *[""] * len(args)]
+            args = tuple(
+                Static(x) if n in names else x for n, x in zip(positional, args, strict=False)
+            )
+            kwargs = {n: Static(x) if n in names else x for n, x in kwargs.items()}
+        args = (*self._first, *args)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        keys = list(map(_leaf_key, leaves))
+        kinds = set(map(type, keys))
+        if Static in kinds:
+            for index, key in enumerate(keys):
+                if type(key) is Static:
+                    if not is_hashable(key.value):
+                        which, *path = _paths(tree)[index]
+                        raise TypeError(
+                            f"{self._name}: {('args', 'kwargs')[which.idx]}"
+                            f"{jax.tree_util.keystr(tuple(path))}: expected an array, a pytree of "
+                            f"arrays or a hashable value, got a {type(key.value).__name__}"
+                        )
+                    leaves[index] = None
+            args, kwargs = jax.tree.unflatten(tree, leaves)
+        return _Call((program_context(), tree, *keys), args, kwargs, type(None) in kinds)
+
+    def _program(self, call: _Call, is_call: bool) -> Any:
+        """Return the program of a call; compile it, or wait for the thread that compiles it."""
+        with self._lock:
+            counts = self._counts
+            entry = self._programs.get(call.key) or self._programs.setdefault(call.key, _Program())
+            self._programs.move_to_end(call.key)
+            while len(self._programs) > self._options.cache_size:
+                counts.evictions += self._programs.popitem(last=False)[1].fn is not None
+        with entry.lock:
+            hit = entry.fn is not None
+            if not hit:
+                entry.fn = self._compile(call, counts)
+        with self._lock:
+            counts.hits += is_call and hit
+            counts.misses += is_call and not hit
+        return entry.fn
+
+    def _compile(self, call: _Call, counts: _Counts) -> Any:
+        started = time.perf_counter()
+        try:
+            fn = self._jax_jit(*call.function_key())
+            fn.lower(*call.args, **call.kwargs).compile()
+            return fn
+        finally:
+            with self._lock:
+                counts.compile_seconds += time.perf_counter() - started
+
+    def _jax_jit(self, tree: Any, static: tuple[Static | None, ...]) -> Any:
+        """Return a new ``jax.jit`` function; JAX frees its programs when it is freed."""
+
+        def program(*args: Any, **kwargs: Any) -> Any:
+            operands = iter(jax.tree.leaves((args, kwargs)))
+            leaves = [next(operands) if leaf is None else leaf.value for leaf in static]
+            args, kwargs = jax.tree.unflatten(tree, leaves)
+            return _traced_call(self._function, args, kwargs)
+
+        # JAX takes the names of arguments and the source location from these.
+        functools.update_wrapper(program, self._function, updated=())
+        program.__name__ = program.__qualname__ = self._name
+        if self._name != getattr(self._function, "__name__", None):
+            # JAX would use the name of the wrapped function.
+            program.__signature__ = inspect.signature(program)  # type: ignore[attr-defined]
+            del program.__wrapped__  # type: ignore[attr-defined]
+        # `performance.watch_compiles` reads these.
+        program.target = self._function  # type: ignore[attr-defined]
+        program.fixed_arguments = {  # type: ignore[attr-defined]
+            path: leaf.value
+            for path, leaf in zip(_paths(tree), static, strict=True)
+            if leaf is not None
+        }
+        return jax.jit(program, donate_argnames=self._options.donate_argnames or None)
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """Lower for these arguments, like ``jax.jit(fn).lower``."""
+        call = self._make_call(args, kwargs)
+        fn = self._jax_jit(*call.function_key())
+        lowered: jax.stages.Lowered = fn.lower(*call.args, **call.kwargs)
+        return lowered
+
+    def donated_name(self, argument: int | str) -> str | None:
+        """Return the name of an argument, identified by name or position, if it is donated."""
+        if isinstance(argument, int):
+            argument = self._positional[argument] if argument < len(self._positional) else ""
+        return argument if argument in self._options.donate_argnames else None
+
+    def precompile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile for the shapes and dtypes of these arguments, without a call.
+
+        Arrays may be ``jax.ShapeDtypeStruct`` (with a sharding if the arrays will be committed).
+        It may run in another thread; a call that needs the program waits for it.
+
+        >>> import jax, jax.numpy as jnp, jaxkern.execution as ex
+        >>> double = ex.jit(lambda x: 2 * x)
+        >>> double.precompile(jax.ShapeDtypeStruct((3,), jnp.float32))
+        >>> double(jnp.ones(3)).tolist(), double.cache_info().misses
+        ([2.0, 2.0, 2.0], 0)
+        """
+        self._program(self._make_call(args, kwargs), is_call=False)
+
+    def cache_info(self) -> CacheInfo:
+        """Return the counts of the cache."""
+        with self._lock:
+            counts = dataclasses.asdict(self._counts)
+            programs = sum(program.fn is not None for program in self._programs.values())
+        return CacheInfo(**counts, programs=programs, max_programs=self._options.cache_size)
+
+    def cache_clear(self) -> None:
+        """Remove all programs and reset the counts."""
+        with self._lock:
+            self._programs.clear()
+            self._inlined.cache_clear()
+            self._counts = _Counts()
+
+
+def _paths(tree: Any) -> list[tuple[Any, ...]]:
+    """Return the path of each leaf of a tree."""
+    numbered = jax.tree.unflatten(tree, list(range(tree.num_leaves)))
+    return [tuple(path) for path, _ in jax.tree.leaves_with_path(numbered)]
+
+
+def _positional_names(fn: Any, options: JITOptions) -> tuple[str, ...]:
+    """Return the names of the positional arguments if options name arguments."""
+    names = (*options.static_argnames, *options.donate_argnames)
+    if not names:
+        return ()
+    parameters = inspect.signature(fn).parameters
+    variable = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    unknown = [name for name in names if name not in parameters]
+    if unknown and not variable:
+        raise ValueError(
+            f"jit: unknown argument name {unknown[0]!r}; the arguments of "
+            f"{getattr(fn, '__name__', fn)} are {', '.join(parameters) or 'none'}"
+        )
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(name for name, p in parameters.items() if p.kind in kinds)
 
 
 @overload
@@ -48,32 +387,32 @@ def jit(fn: None = None, *, options: JITOptions | None = None) -> Callable[[F], 
 
 
 def jit(fn: Any = None, *, options: JITOptions | None = None) -> Any:
-    """Compiles a function or a class of operators, with a bounded cache of programs.
+    """Compile a function or a class of operators, with a bounded cache of programs.
 
     Arrays and numbers are operands, as in ``jax.jit``; strings, functions and other hashable leaves
-    are fixed in the program, each value with a program of its own, and may be part of results. The
-    arrays of an `Operator`, or of another pytree that is called or whose method it is, are operands
-    too: a changed array is used by the next call. (What a plain function reads from the scope
-    around it is fixed in the program, as in ``jax.jit``.) Under other transformations of JAX it
-    is a ``jax.jit`` function, and under ``jax.disable_jit`` the plain one.
+    are static. The arrays of an `Operator`, or of another pytree that is
+    called or whose method is called, are operands too, so that the next call uses a changed array.
+    Arrays that a function reads from its enclosing scope, or from an object that is not a pytree,
+    are constants of the program, as in ``jax.jit``. Under another transformation of JAX the result
+    is a ``jax.jit`` function, and under ``jax.disable_jit`` the original function.
 
     Args:
-      fn: a function, a subclass of `Operator`, or a callable object; without it, a decorator.
+      fn: a function, a subclass of `Operator`, or a callable object; None returns a decorator.
       options: see `JITOptions`.
 
     Returns:
-      The function, with ``cache_info()`` and ``cache_clear()``; or the same class, whose
-      ``forward`` has them.
+      The function, with the methods ``precompile(...)``, ``lower(...)``, ``cache_info()`` and
+      ``cache_clear()``; or the class, whose ``forward`` has them.
 
     Raises:
-      TypeError: for what cannot be compiled; when called, for a leaf that has no hash and is no
-        array, and for an object that would hide its arrays in the program.
-      ValueError: for names of arguments that the function does not have.
+      TypeError: if ``fn`` cannot be compiled; when called, for a leaf that is neither hashable nor
+        an array.
+      ValueError: if options name arguments that the function does not have.
 
     >>> import jax.numpy as jnp, jaxkern.execution as ex
     >>> @ex.jit(options=ex.JITOptions(cache_size=8))
-    ... def scaled(x, how):
-    ...     return 2 * x if how == "double" else x
+    ... def scaled(x, mode):
+    ...     return 2 * x if mode == "double" else x
     >>> float(scaled(jnp.ones(()), "double")), float(scaled(jnp.ones(()), "double"))
     (2.0, 2.0)
     >>> info = scaled.cache_info()
@@ -82,473 +421,45 @@ def jit(fn: Any = None, *, options: JITOptions | None = None) -> Any:
     """
     if fn is None:
         return functools.partial(jit, options=options)
-    if options is None:
-        options = JITOptions()
-    elif not isinstance(options, JITOptions):
-        raise TypeError(f"options is a {type(options).__name__}; wanted JITOptions(...)")
-    _refuse_uncompilable(fn)
-    if isinstance(fn, type):
-        return _jit_class(fn, options)
-    jitted = Jitted(fn, options)
-    if options.sample_input is not None:
-        precompile(jitted, options.sample_input, background=options.background)
-    return jitted
-
-
-def _refuse_uncompilable(fn: Any) -> None:
+    options = options or JITOptions()
     is_class = isinstance(fn, type)
     name = getattr(fn, "__name__", type(fn).__name__)
-    if not callable(fn) or (is_class and not issubclass(fn, Operator)):
+    body = fn if inspect.isroutine(fn) else type(fn).__call__
+    if (
+        not callable(fn)
+        or (is_class and not issubclass(fn, Operator))
+        or inspect.iscoroutinefunction(body)
+        or inspect.isgeneratorfunction(body)
+    ):
         raise TypeError(
-            f"jit: got {name}; wanted a function, or an operator or a subclass of "
-            "jaxkern.execution.Operator"
+            f"jit: expected a function of arrays, an Operator or a subclass of Operator, got {name}"
         )
     if (is_class or isinstance(fn, Operator)) and fn.host:
         raise TypeError(
-            f"jit: {name} is declared host = True and cannot be compiled; leave jit away, or call "
-            "it inside a jitted function through jax.pure_callback"
+            f"jit: {name} has host = True and cannot be compiled; call it without jit, or in a "
+            "jitted function through jax.pure_callback"
         )
-    body = fn if inspect.isroutine(fn) else type(fn).__call__
-    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
-    if any(is_kind(body) for is_kind in kinds):
-        raise TypeError(
-            f"jit: {name} is a coroutine function or a generator, which cannot be compiled; jit "
-            "the functions of arrays that it calls"
-        )
-
-
-def _jit_class(cls: Any, options: JITOptions) -> type:
-    forward: Any = cls.__dict__.get("forward", cls.forward)
-    if isinstance(forward, Jitted):
-        forward = forward.fn
-    cls.forward = Jitted(forward, options, cls.__name__)
+    if is_class:
+        return _jit_class(fn, options)
+    function = JitFunction(fn, options)
     if options.sample_input is not None:
-        _compile_instances(cls, options)
-    made: type = cls
-    return made
-
-
-def _compile_instances(cls: Any, options: JITOptions) -> None:
-    make = cls.__init__
-
-    @functools.wraps(make)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
-        # A subclass has not finished making itself here.
-        if type(self) is cls:
-            precompile(self, options.sample_input, background=options.background)
-
-    cls.__init__ = __init__
-
-
-@dataclasses.dataclass
-class _Counts:
-    """What the calls of a function have done."""
-
-    hits: int = 0
-    misses: int = 0
-    evictions: int = 0
-    inlined: int = 0
-    compile_seconds: float = 0.0
-
-
-class _Program:
-    """A ``jax.jit`` function of one signature, and what was compiled for it.
-
-    Calls go through ``fn``, which has ``compiled`` in its own cache: it reports NaN and names
-    arguments in errors where the compiled program by itself does not.
-    """
-
-    __slots__ = ("compiled", "fn", "lock")
-
-    def __init__(self, fn: Any) -> None:
-        self.fn, self.compiled = fn, None
-        # Of the thread that compiles. What it traces may call the same function.
-        self.lock = threading.RLock()
-
-    def bytes(self) -> int:
-        """Of the machine code where the backend tells, else of the serialized program."""
-        if self.compiled is None:
-            return 0
-        runtime = self.compiled.runtime_executable()
-        size = int(runtime.size_of_generated_code_in_bytes())
-        if size > 0:
-            return size
-        try:
-            return len(runtime.serialize())
-        except Exception:  # not every backend can
-            return 0
-
-
-class _Call(NamedTuple):
-    """The arguments of a call, taken apart."""
-
-    #: equal for calls that one program serves: the context, the tree, and the form of each leaf
-    key: tuple[Any, ...]
-    #: with None in the place of fixed leaves
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    traced: bool
-
-    def function_key(self) -> tuple[Any, tuple[Fixed | None, ...]]:
-        """The tree, and of each leaf what is fixed of it: one function serves calls that agree."""
-        _, tree, *forms = self.key
-        return tree, tuple(form if type(form) is Fixed else None for form in forms)
-
-
-class Jitted(Supervised):
-    """A function that `jit` has made.
-
-    A program is kept for each set of: the structure of the arguments; their shapes, dtypes and weak
-    types; the shardings of those that are bound to devices; the values of what is fixed, by types
-    and bits; and the context that JAX traces in.
-    """
-
-    kind = "jit"
-
-    def __init__(
-        self, fn: Callable[..., Any], options: JITOptions, name: str | None = None
-    ) -> None:
-        functools.update_wrapper(self, fn, updated=())
-        #: what was jitted
-        self.fn = fn
-        self._options = options
-        self._name: str = name or getattr(fn, "__name__", None) or type(fn).__name__
-        self._target, self._first = unbound(fn)
-        self._order = _positional_names(fn, options)
-        self._lock = threading.Lock()
-        self._programs: OrderedDict[tuple[Any, ...], _Program] = OrderedDict()
-        # `cache_clear` makes others; a call that it overtakes counts in the ones it began with.
-        self._counts = _Counts()
-        self._inline = functools.lru_cache(options.cache_size)(self._function)
-
-    def __repr__(self) -> str:
-        return f"jaxkern.execution.jit({self._name})"
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
-
-    def recorded(self, recorder: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """The arrays of what was jitted are operands of the program around it too."""
-        return recorder.call(self.fn if self._first else self, *args, **kwargs)
-
-    def call(self, /, *args: Any, **kwargs: Any) -> Any:
-        """A call without a look at `execution_options`."""
-        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-            return self.fn(*args, **kwargs)
-        call = self._taken_apart(args, kwargs)
-        if call.traced or is_tracing():
-            with self._lock:
-                self._counts.inlined += 1
-            return self._explained(self._inline(*call.function_key()), call)
-        return self._program(call, called=True).fn(*call.args, **call.kwargs)
-
-    def _taken_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-        if self._options.static_argnames:
-            args, kwargs = self._with_static(args, kwargs)
-        args = (*self._first, *args)
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        forms = list(map(form, leaves))
-        kinds = set(map(type, forms))
-        if Fixed in kinds:
-            for index, what in enumerate(forms):
-                if type(what) is Fixed:
-                    self._refuse_unhashable(leaves[index], tree, index)
-                    leaves[index] = None
-            args, kwargs = jax.tree.unflatten(tree, leaves)
-        return _Call((program_context(), tree, *forms), args, kwargs, type(None) in kinds)
-
-    def _with_static(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments that ``static_argnames`` names as leaves, whatever they are."""
-        names = self._options.static_argnames
-        positional = tuple(
-            Fixed(value) if i < len(self._order) and self._order[i] in names else value
-            for i, value in enumerate(args)
-        )
-        return positional, {
-            name: Fixed(value) if name in names else value for name, value in kwargs.items()
-        }
-
-    def _program(self, call: _Call, called: bool) -> _Program:
-        """The program of a call, compiled if it is not yet; counted where it is ``called``."""
-        with self._lock:
-            counts = self._counts
-            program = self._programs.get(call.key)
-            if program is None:
-                program = _Program(self._function(*call.function_key()))
-                self._programs[call.key] = program
-            elif program is not next(reversed(self._programs.values())):
-                self._programs.move_to_end(call.key)
-            found = program.compiled is not None
-            counts.hits += called and found
-        if not found:
-            # Another thread may be compiling it, which this one waits for.
-            with program.lock:
-                found = program.compiled is not None
-                if not found:
-                    self._compile(program, call, counts)
-            with self._lock:
-                counts.hits += called and found
-                counts.misses += called and not found
-        return program
-
-    def _compile(self, program: _Program, call: _Call, counts: _Counts) -> None:
-        started = time.perf_counter()
-        try:
-            compiled = self._explained(program.fn.lower, call).compile()
-        except BaseException:
-            with self._lock:
-                if self._programs.get(call.key) is program:
-                    del self._programs[call.key]
-            raise
-        finally:
-            with self._lock:
-                counts.compile_seconds += time.perf_counter() - started
-        with self._lock:
-            program.compiled = compiled
-            if counts is not self._counts:  # cleared meanwhile
-                return
-            # A thread that compiled it before this one may have failed, and taken it out.
-            self._programs.setdefault(call.key, program)
-            self._programs.move_to_end(call.key)
-            ready = [key for key, kept in self._programs.items() if kept.compiled is not None]
-            for key in ready[: max(0, len(ready) - self._options.cache_size)]:
-                del self._programs[key]
-                counts.evictions += 1
-
-    def _function(self, tree: Any, fixed: tuple[Fixed | None, ...]) -> Any:
-        """A new ``jax.jit`` function of what a `_Call` holds.
-
-        What JAX keeps for it is freed with it.
-        """
-
-        def program(*args: Any, **kwargs: Any) -> Any:
-            operands = iter(jax.tree.leaves((args, kwargs)))
-            leaves = [next(operands) if kept is None else kept.value for kept in fixed]
-            args, kwargs = jax.tree.unflatten(tree, leaves)
-            for index, kept in enumerate(fixed):
-                if kept is not None:
-                    refuse_hidden_arrays(self._describe(tree, index), kept.value)
-            refuse_hidden_in_operators((args, kwargs))
-            if not self._first:
-                refuse_hidden_arrays(f"{self._target!r:.80}", self._target)
-            return checked_call(self._target, args, kwargs, self._name)
-
-        program.__name__ = program.__qualname__ = self._name
-        # From these JAX has the names of arguments, and the place of a function of that name.
-        program.__signature__ = _signature(self._target)  # type: ignore[attr-defined]
-        if getattr(self._target, "__name__", None) == self._name:
-            program.__wrapped__ = self._target  # type: ignore[attr-defined]
-        # For `watch_compiles`: what JAX does not see of a call.
-        program.target = self._target  # type: ignore[attr-defined]
-        program.fixed_arguments = {  # type: ignore[attr-defined]
-            path: kept.value
-            for path, kept in zip(_paths(tree), fixed, strict=True)
-            if kept is not None
-        }
-        return jax.jit(program, donate_argnames=self._options.donate_argnames or None)
-
-    def _explained(self, fn: Callable[..., Any], call: _Call) -> Any:
-        """Calls with the operands; tells what to do where the function cannot be traced."""
-        try:
-            return fn(*call.args, **call.kwargs)
-        except _UNTRACEABLE as error:
-            error.add_note(
-                f"jaxkern.execution.jit cannot compile {self._name}: it needs the value of an "
-                "argument, of which only shape and dtype are known while it is compiled. Use "
-                "jnp.where, jax.lax.cond or jax.lax.while_loop; name the argument in "
-                "JITOptions(static_argnames=...) if it takes few values; or leave the function "
-                "uncompiled (an Operator with host = True)"
-            )
-            raise
-
-    def _refuse_unhashable(self, leaf: Any, tree: Any, index: int) -> None:
-        named = type(leaf) is Fixed
-        value = leaf.value if named else leaf
-        if not is_hashable(value):
-            raise TypeError(
-                f"{self._describe(tree, index)} is a {type(value).__name__}, which has no hash, "
-                f"and {'static_argnames names it' if named else 'is no array'}: no compiled "
-                "program can be found for its value; pass an array, a pytree of arrays, or "
-                "something hashable such as a tuple"
-            )
-
-    def _describe(self, tree: Any, index: int) -> str:
-        which, place, *rest = _paths(tree)[index]
-        inside = jax.tree_util.keystr(tuple(rest))
-        if which.idx == 1:
-            return f"{self._name}: argument {place.key!r}{inside}"
-        number = place.idx - len(self._first)
-        return f"{self._name}: {'self' if number < 0 else f'argument {number}'}{inside}"
-
-    def lowered(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """That of ``jax.jit``, for these arguments."""
-        call = self._taken_apart(args, kwargs)
-        lowered: jax.stages.Lowered = self._explained(
-            self._function(*call.function_key()).lower, call
-        )
-        return lowered
-
-    def donated(self, argument: int | str) -> str | None:
-        """The name of an argument, given that or its position, if calls donate it."""
-        if isinstance(argument, int):
-            argument = self._order[argument] if argument < len(self._order) else ""
-        return argument if argument in self._options.donate_argnames else None
-
-    def precompile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Compiles for the shapes and dtypes of these arguments, if that is not done."""
-        call = self._taken_apart(args, kwargs)
-        if call.traced:
-            raise TypeError(f"{self._name}: precompile got values that JAX is tracing")
-        self._program(call, called=False)
-
-    @property
-    def misses(self) -> int:
-        """Calls that compiled."""
-        return self._counts.misses
-
-    def cache_info(self) -> CacheInfo:
-        """What the cache holds and has done."""
-        with self._lock:
-            counts = dataclasses.asdict(self._counts)
-            programs = [kept for kept in self._programs.values() if kept.compiled is not None]
-        return CacheInfo(
-            **counts,
-            programs=len(programs),
-            max_programs=self._options.cache_size,
-            bytes=sum(program.bytes() for program in programs),
-        )
-
-    def cache_clear(self) -> None:
-        """Lets go of all programs and sets the counts to zero."""
-        with self._lock:
-            self._programs.clear()
-            self._inline.cache_clear()
-            self._counts = _Counts()
-
-
-def _paths(tree: Any) -> list[tuple[Any, ...]]:
-    """Of each leaf of (args, kwargs)."""
-    numbered = jax.tree.unflatten(tree, list(range(tree.num_leaves)))
-    return [tuple(path) for path, _ in jax.tree.leaves_with_path(numbered)]
-
-
-def _signature(fn: Callable[..., Any]) -> inspect.Signature:
-    """As it is, but for the names of variable arguments, which JAX confuses with equal keywords."""
-    names: dict[Any, str] = {
-        inspect.Parameter.VAR_POSITIONAL: "_by_position",
-        inspect.Parameter.VAR_KEYWORD: "_by_name",
-    }
-    try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):  # of builtins
-        parameters = [inspect.Parameter(name, kind) for kind, name in names.items()]
-    return inspect.Signature([p.replace(name=names.get(p.kind, p.name)) for p in parameters])
-
-
-def _positional_names(fn: Any, options: JITOptions) -> tuple[str, ...]:
-    """The names of the positional arguments, where options name arguments."""
-    wanted = (*options.static_argnames, *options.donate_argnames)
-    if not wanted:
-        return ()
-    parameters = inspect.signature(fn).parameters
-    variable = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    unknown = [name for name in wanted if name not in parameters]
-    if unknown and not variable:
-        raise ValueError(
-            f"jit: {getattr(fn, '__name__', fn)} has no argument {unknown[0]!r}; its arguments are "
-            f"{', '.join(parameters) or 'none'}"
-        )
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(name for name, p in parameters.items() if p.kind in kinds)
-
-
-class Precompilation:
-    """Programs being compiled by `precompile`.
-
-    Attributes:
-      future: the same as a ``concurrent.futures.Future``, for `concurrent.futures.wait`.
-    """
-
-    def __init__(self) -> None:
-        self.future: Future[None] = Future()
-
-    @property
-    def done(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self.future.done()
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Waits for the end; raises what the compilation raised, or TimeoutError."""
-        try:
-            error = self.future.exception(timeout)
-        except TimeoutError:
-            raise TimeoutError(
-                f"precompile: not ready after {timeout} s; compilation goes on in its thread"
-            ) from None
-        if error is not None:
-            raise error
-
-
-def precompile(fn: Any, *samples: Any, background: bool = False) -> Precompilation:
-    """Compiles a jitted function for the shapes and dtypes of each sample, ahead of its calls.
-
-    Args:
-      fn: what `jit` returned, or an operator of a class that it compiled.
-      samples: of a function, a tuple of arguments or the single argument; of an operator, its
-        ``inputs``. Arrays or ``jax.ShapeDtypeStruct`` (with a sharding where the arrays will have
-        one); strings and other fixed leaves as they will be passed.
-      background: compile in a thread and return at once. The thread has the caller's
-        `jaxkern.backend` and options of JAX. A call that needs the program waits for it.
-
-    Returns:
-      A handle: ``wait()`` for the end and for errors, ``done``.
-
-    Raises:
-      TypeError: for a function that is not jitted; without ``background`` also what compiling
-        raises.
-
-    >>> import jax, jax.numpy as jnp, jaxkern.execution as ex
-    >>> double = ex.jit(lambda x: 2 * x)
-    >>> ex.precompile(double, jax.ShapeDtypeStruct((3,), jnp.float32)).done
-    True
-    >>> double(jnp.ones(3)).tolist(), double.cache_info().misses
-    ([2.0, 2.0, 2.0], 0)
-    """
-    jitted, calls = _calls_of(fn, samples)
-    handle, contexts = Precompilation(), ThreadContexts()
-
-    def work() -> None:
-        try:
-            with contexts.enter():
-                for args, kwargs in calls:
-                    jitted.precompile(args, kwargs)
-        except BaseException as error:  # the caller's, who waits for it
-            handle.future.set_exception(error)
-        else:
-            handle.future.set_result(None)
-
-    if background:
-        # A daemon: a compilation must not keep the process from ending.
-        threading.Thread(target=work, name="jaxkern-execution", daemon=True).start()
-    else:
-        work()
-        handle.wait()
-    return handle
-
-
-def _calls_of(
-    fn: Any, samples: Sequence[Any]
-) -> tuple[Jitted, list[tuple[tuple[Any, ...], dict[str, Any]]]]:
-    if isinstance(fn, Jitted):
-        tuples = [sample if isinstance(sample, tuple) else (sample,) for sample in samples]
-        return fn, [(sample, {}) for sample in tuples]
-    forward = type(fn).__dict__.get("forward", getattr(type(fn), "forward", None))
-    if isinstance(fn, Operator) and isinstance(forward, Jitted):
-        return forward, [((fn,), {"inputs": sample}) for sample in samples]
-    raise TypeError(
-        f"precompile: {getattr(fn, '__name__', type(fn).__name__)} is not jitted; wanted what "
-        "jaxkern.execution.jit returned, or an operator of a class that it compiled"
-    )
+        sample = options.sample_input
+        function.precompile(*(sample if isinstance(sample, tuple) else (sample,)))
+    return function
+
+
+def _jit_class(cls: Any, options: JITOptions) -> Any:
+    forward: Any = cls.__dict__.get("forward", cls.forward)
+    cls.forward = JitFunction(getattr(forward, "fn", forward), options, cls.__name__)
+    if options.sample_input is not None:
+        initialize = cls.__init__
+
+        @functools.wraps(initialize)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            initialize(self, *args, **kwargs)
+            # A subclass may not be fully initialized here.
+            if type(self) is cls:
+                cls.forward.precompile(self, inputs=options.sample_input)
+
+        cls.__init__ = __init__
+    return cls

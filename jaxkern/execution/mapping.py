@@ -1,4 +1,4 @@
-"""`vmap` and `pmap`: JAX's own over JAX functions, threads over Python functions."""
+"""`vmap` and `pmap`: of JAX functions by JAX, of Python functions on threads."""
 
 from __future__ import annotations
 
@@ -14,216 +14,186 @@ from jax.sharding import PartitionSpec
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.axes import axis_size, flat_axes
 from jaxkern.core.failures import note
-from jaxkern.execution.jit import Jitted
-from jaxkern.execution.jit_options import JITOptions
-from jaxkern.execution.operator import Operator, callable_tree, is_array, name_of, refuse_traced
-from jaxkern.execution.options import ACTIVE
-from jaxkern.execution.threads import Supervised, Task, run_tasks, supervised
+from jaxkern.execution.jit import JitFunction, JITOptions, Static
+from jaxkern.execution.operator import (
+    Operator,
+    StaticTree,
+    callable_tree,
+    check_not_traced,
+    is_array,
+    name_of,
+)
+from jaxkern.execution.options import CONTEXT
+from jaxkern.execution.tasks import Supervised, Task, run_call, run_tasks
 
 _AXIS = "workers"
+_MAX_THREADS = 32
 
 
-class _Mapped(Supervised):
-    """A mapped function: JAX's map of it, or threads where it is declared to be Python."""
+class _Map(Supervised):
+    """A mapped function; as a pytree it holds the function, so that its arrays are operands."""
 
-    def __init__(self, fn: Any, in_axes: Any, out_axes: Any, workers: int | None, host: Any):
+    def __init__(self, kind: str, fn: Any, in_axes: Any, out_axes: Any, workers: Any, host: bool):
         if not callable(fn):
-            raise TypeError(f"{self.kind}: got {type(fn).__name__}; wanted a function")
+            raise TypeError(f"{kind}: expected a function, got {type(fn).__name__}")
         if workers is not None:
-            workers = check_integer(f"{self.kind}: num_workers", workers, 1)
-        self._fn, self._in_axes, self._out_axes, self._workers = fn, in_axes, out_axes, workers
-        #: whether it maps Python work; also read where a map is mapped, or called in a graph
-        self.host = bool(host) or getattr(fn, "host", False) is True
-        self._fn_name = name_of(fn)
-        self._name = self.__name__ = f"{self.kind}({self._fn_name})"
+            workers = check_integer(f"{kind}: num_workers", workers, 1)
+        self._kind, self._fn, self._workers = kind, fn, workers
+        self._in_axes, self._out_axes = in_axes, out_axes
+        #: True if it maps Python code
+        self.host = self.enforces_deadline = host or getattr(fn, "host", False) is True
+        self._name = self.__name__ = f"{kind}({name_of(fn)})"
 
     def __repr__(self) -> str:
         return f"jaxkern.execution.{self.__name__}"
 
     def call(self, /, *args: Any) -> Any:
-        """A call without a look at `execution_options`."""
+        """Map without regard to `execution_options`."""
+        if self.host:
+            check_not_traced(self, args)
+            return self._on_threads(args)
+        try:
+            if self._kind == "vmap":
+                return jax.vmap(self._fn, self._in_axes, self._out_axes)(*args)
+            devices = self._count_devices(self._sizes(args)[0])
+            return _program.call(callable_tree(self._fn), Static(devices), *args)
+        except Exception as error:
+            note(error, "{} maps a JAX function; pass host=True for Python code", self._name)
+            raise
+
+    def _sizes(self, args: tuple[Any, ...]) -> tuple[int, list[int | None]]:
+        """Return the size of the mapped axis, and the axis of each leaf."""
         axes = flat_axes(
             self._in_axes,
             args,
-            f"{self.kind}: in_axes is {self._in_axes!r}; wanted an axis or None for each of "
-            f"{len(args)} arguments (or a prefix of their trees), or one for all",
+            f"{self._kind}: in_axes: expected an axis or None for each of {len(args)} arguments, "
+            f"or a prefix of their trees, got {self._in_axes!r}",
         )
-        size = _size(self.kind, args, axes)
-        if self.host:
-            refuse_traced(self, args)
-            return self._on_host(*jax.tree.flatten(args), axes, size)
-        program = self._program(size)
-        active = ACTIVE.get()
-        if active is not None:
-            return supervised(active, self._name, "jit", self._in_jax, program, args)
-        return self._in_jax(program, args)
+        sizes: dict[int, str] = {}
+        for (path, leaf), axis in zip(jax.tree.leaves_with_path(args), axes, strict=True):
+            if axis is not None:
+                name = f"argument {path[0].idx}{jax.tree_util.keystr(path[1:])}"
+                sizes.setdefault(axis_size(f"{self._kind}: {name}", leaf, axis), name)
+        if len(sizes) != 1:
+            sizes_found = ", ".join(f"{n} in {name}" for n, name in sizes.items()) or "no axis"
+            raise ValueError(f"{self._kind}: expected mapped axes of one size, got {sizes_found}")
+        return next(iter(sizes)), axes
 
-    def _in_jax(self, program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        try:
-            return program(*args)
-        except Exception as error:
-            note(error, "{} maps a JAX function; if it is Python work, pass host=True", self)
-            raise
-
-    def _program(self, size: int) -> Callable[..., Any]:
-        raise NotImplementedError
-
-    def _on_host(self, leaves: list[Any], tree: Any, axes: list[int | None], size: int) -> Any:
-        def run(index: int) -> Any:
-            args = jax.tree.unflatten(tree, _item(leaves, axes, index))
-            active = ACTIVE.get()
-            if active is None or isinstance(self._fn, (Operator, _Mapped)):
-                return self._fn(*args)
-            return supervised(active, f"{self._fn_name}[{index}]", "item", self._fn, *args)
-
-        tasks = [Task(f"item {i}", functools.partial(run, i)) for i in range(size)]
-        results = run_tasks(tasks, self.__name__, self._workers or min(size, 32))
-        return _stacked(self.kind, results, self._out_axes)
-
-
-class _VMap(_Mapped):
-    kind = "vmap"
-
-    def _program(self, size: int) -> Callable[..., Any]:
-        mapped: Callable[..., Any] = _inside(self, _innermost(self))
-        return mapped
-
-
-class _PMap(_Mapped):
-    kind = "pmap"
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._programs: dict[int, Jitted] = {}
-
-    def _program(self, size: int) -> Callable[..., Any]:
+    def _count_devices(self, size: int) -> int:
         available = jax.device_count()
         if self._workers is not None and self._workers > available:
             raise ValueError(
-                f"pmap: num_workers is {self._workers} and JAX has {available} devices; for a CPU "
-                "more of them can be made with jax.config.update('jax_num_cpu_devices', n) before "
-                "JAX starts"
+                f"pmap: num_workers is {self._workers}, but JAX has {available} devices; on a CPU, "
+                "set jax.config.update('jax_num_cpu_devices', n) before JAX starts"
             )
-        # No items need no more than one device.
-        wanted = self._workers or max(n for n in range(1, available + 1) if (size or 1) % n == 0)
-        if size % wanted:
+        # An empty axis needs one device.
+        count = self._workers or max(n for n in range(1, available + 1) if (size or 1) % n == 0)
+        if size % count:
             raise ValueError(
-                f"pmap: {size} items cannot be shared equally by {wanted} devices; pad them, or "
-                "choose num_workers so that it divides them"
+                f"pmap: {size} items cannot be divided evenly between {count} devices; pad them, "
+                "or choose num_workers so that it divides them"
             )
-        if wanted not in self._programs:
-            self._programs.setdefault(wanted, Jitted(self._sharing(wanted), JITOptions()))
-        # With the arrays of an operator as operands, so that changed ones are seen.
-        return functools.partial(self._programs[wanted].call, callable_tree(_innermost(self._fn)))
+        return count
 
-    def _sharing(self, count: int) -> Callable[..., Any]:
-        def mapped(innermost: Any, *args: Any) -> Any:
-            each = jax.vmap(_inside(self._fn, innermost))
-            if count > 1:
-                mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:count]), (_AXIS,))
-                spec = PartitionSpec(_AXIS)
-                each = jax.shard_map(each, mesh=mesh, in_specs=spec, out_specs=spec)
-            return each(*args)
+    def _on_threads(self, args: tuple[Any, ...]) -> Any:
+        size, axes = self._sizes(args)
+        leaves, tree = jax.tree.flatten(args)
 
-        mapped.__name__ = self._fn_name
-        return mapped
+        def run(index: int) -> Any:
+            item = [
+                leaf if axis is None else leaf[(slice(None),) * (axis % leaf.ndim) + (index,)]
+                for leaf, axis in zip(leaves, axes, strict=True)
+            ]
+            context, arguments = CONTEXT.get(), jax.tree.unflatten(tree, item)
+            if context is None or isinstance(self._fn, (Operator, Supervised)):
+                return self._fn(*arguments)
+            return run_call(context, f"{name_of(self._fn)}[{index}]", self._fn, *arguments)
 
-
-def _innermost(fn: Any) -> Any:
-    """What `vmap`, and `vmap` of that, map."""
-    return _innermost(fn._fn) if isinstance(fn, _VMap) else fn
+        tasks = [Task(f"item {i}", functools.partial(run, i)) for i in range(size)]
+        results = run_tasks(tasks, self._name, self._workers or _MAX_THREADS)
+        return _stack_results(self._kind, results, self._out_axes)
 
 
-def _inside(fn: Any, innermost: Any) -> Any:
-    """The plain ``jax.vmap`` of each `vmap`, over another function than its own."""
-    if isinstance(fn, _VMap):
-        return jax.vmap(_inside(fn._fn, innermost), fn._in_axes, fn._out_axes)
-    return innermost
+def _flatten(mapped: _Map) -> tuple[tuple[Any], Any]:
+    static = {name: value for name, value in vars(mapped).items() if name != "_fn"}
+    axes = StaticTree(static.pop("_in_axes")), StaticTree(static.pop("_out_axes"))
+    return (mapped._fn,), (*axes, tuple(static.items()))
 
 
-def _size(kind: str, args: tuple[Any, ...], axes: Sequence[int | None]) -> int:
-    sizes: dict[int, str] = {}
-    for (path, leaf), axis in zip(jax.tree.leaves_with_path(args), axes, strict=True):
-        if axis is not None:
-            place = f"argument {path[0].idx}{jax.tree_util.keystr(path[1:])}"
-            sizes.setdefault(axis_size(f"{kind}: {place}", leaf, axis), place)
-    if not sizes:
-        raise ValueError(f"{kind}: nothing is mapped; wanted an axis for at least one argument")
-    if len(sizes) > 1:
-        found = ", ".join(f"{n} in {place}" for n, place in sizes.items())
-        raise ValueError(f"{kind}: mapped axes differ in size: {found}")
-    return next(iter(sizes))
+def _unflatten(structure: Any, children: Any) -> _Map:
+    in_axes, out_axes, static = structure
+    mapped = object.__new__(_Map)
+    mapped.__dict__.update(static)
+    mapped._in_axes, mapped._out_axes = in_axes.restore(), out_axes.restore()
+    (mapped._fn,) = children
+    return mapped
 
 
-def _item(leaves: Sequence[Any], axes: Sequence[int | None], index: int) -> list[Any]:
-    return [
-        leaf if axis is None else leaf[(slice(None),) * (axis % leaf.ndim) + (index,)]
-        for leaf, axis in zip(leaves, axes, strict=True)
-    ]
+jax.tree_util.register_pytree_node(_Map, _flatten, _unflatten)
 
 
-def _stacked(kind: str, results: list[Any], out_axes: Any) -> Any:
+def _shared(fn: Any, devices: int, *args: Any) -> Any:
+    """Map a function over the first axis of its arguments, divided between devices."""
+    mapped = jax.vmap(fn)
+    if devices > 1:
+        mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:devices]), (_AXIS,))
+        spec = PartitionSpec(_AXIS)
+        mapped = jax.shard_map(mapped, mesh=mesh, in_specs=spec, out_specs=spec)
+    return mapped(*args)
+
+
+_program = JitFunction(_shared, JITOptions())
+
+
+def _stack_results(kind: str, results: list[Any], out_axes: Any) -> Any:
     if not results:
         raise ValueError(
-            f"{kind}: there are no items, so that the result of a Python function has no known "
-            "shape; wanted at least one (a JAX function, without host=True, takes none)"
+            f"{kind}: expected at least one item, got 0; only JAX functions (without host=True) "
+            "have results of known shape for no items"
         )
     trees = {jax.tree.structure(result) for result in results}
     if len(trees) > 1:
         raise ValueError(
-            f"{kind}: the results of the items differ in structure: "
+            f"{kind}: the results of items have different structures: "
             + " and ".join(sorted(map(str, trees)))
         )
-
-    wanted = (
-        f"{kind}: out_axes is {out_axes!r} and the result of an item is {next(iter(trees))}; "
-        "wanted, of a Python function, an integer, or one for each part of its result"
+    message = (
+        f"{kind}: out_axes: expected an integer, or a tree of integers that is a prefix of the "
+        f"results {next(iter(trees))}, got {out_axes!r}"
     )
-    # In a tuple of one, as a list at the top is taken for a tuple.
-    axes = flat_axes((out_axes,), (results[0],), wanted)
+    # In a tuple, because `flat_axes` takes a list at the top for a tuple.
+    axes = flat_axes((out_axes,), (results[0],), message)
+    if None in axes:
+        raise ValueError(message)
     columns = zip(*map(jax.tree.leaves, results), strict=True)
-    leaves = []
-    for axis, parts in zip(axes, columns, strict=True):
-        if axis is None:
-            raise ValueError(wanted)
-        leaves.append(_stack(kind, axis, parts))
+    leaves = [_stack(kind, axis, parts) for axis, parts in zip(axes, columns, strict=True)]
     return jax.tree.unflatten(trees.pop(), leaves)
 
 
-def _stack(kind: str, axis: int, parts: Sequence[Any]) -> Any:
-    """One array of a leaf of all results."""
-    kinds = {_sort(part) for part in parts}
-    if "object" in kinds:
+def _stack(kind: str, axis: Any, parts: Sequence[Any]) -> Any:
+    """Stack one leaf of all results: numbers and arrays, or strings, else objects."""
+    if all(isinstance(part, jax.Array) for part in parts):
+        stack: Any = jnp.stack
+    elif all(
+        is_array(part) or isinstance(part, (str, bool, int, float, complex)) for part in parts
+    ):
+        # NumPy would convert numbers next to strings to strings.
+        text = {np.asarray(part).dtype.kind in "US" for part in parts}
+        parts = [np.asarray(part, object if len(text) > 1 else None) for part in parts]
+        stack = np.stack
+    else:
         objects = np.empty(len(parts), object)
         for index, part in enumerate(parts):
             objects[index] = part
         return objects
-    if len(kinds) > 1:
-        # NumPy would turn numbers into text.
-        parts = [np.asarray(part, object) for part in parts]
-    elif any(isinstance(part, jax.Array) for part in parts):
-        parts = [jnp.asarray(part) for part in parts]
-    stack = jnp.stack if isinstance(parts[0], jax.Array) else np.stack
     try:
         return stack(parts, axis)
     except ValueError as error:
         shapes = " and ".join(map(str, sorted({np.shape(part) for part in parts})))
         raise ValueError(
-            f"{kind}: results of items have shape {shapes}, and out_axes has {axis}; wanted one "
-            "shape, and an axis that their stack has"
+            f"{kind}: expected results of one shape and an axis {axis} of their stack, got results "
+            f"of shape {shapes}"
         ) from error
-
-
-def _sort(value: Any) -> str:
-    """Among results of one sort NumPy finds a type for all without changing what they are."""
-    if isinstance(value, str):
-        return "U"
-    if isinstance(value, (bool, int, float, complex)):
-        return "number"
-    if not is_array(value):
-        return "object"
-    sort = getattr(value.dtype, "kind", "")
-    return sort if sort in set("USMmO") else "number"
 
 
 def vmap(
@@ -233,24 +203,23 @@ def vmap(
     *,
     host: bool = False,
 ) -> Callable[..., Any]:
-    """Maps a function over an axis of its arguments: ``jax.vmap``, or threads for Python.
+    """Map a function over an axis of its arguments: ``jax.vmap``, or threads for Python code.
 
     Args:
-      fn: a JAX function, or with ``host`` a Python function or `Operator`; it takes one item.
-        Results of a Python function are stacked: numbers and arrays as arrays, text as NumPy text,
-        anything else, and text among numbers, as an array of objects.
+      fn: a JAX function, or with ``host`` a Python function or `Operator` of one item. Results of
+        a Python function are stacked: numbers and arrays as arrays, strings as NumPy strings, and
+        anything else, also a mix of strings and numbers, as an array of objects.
       in_axes: as in ``jax.vmap``: an axis, None for an argument that all items share, or a tuple or
         tree of them.
-      out_axes: where the mapped axis stands in the result: an integer, or a tuple or tree of them;
-        of a JAX function also None, as in ``jax.vmap``.
-      host: True for Python work, on threads. An `Operator` with ``host = True`` and a map of Python
-        work are Python work without being told.
+      out_axes: the mapped axis of the result: an integer, or a tuple or tree of integers; for a JAX
+        function also None, as in ``jax.vmap``.
+      host: True for Python code. An `Operator` with ``host = True`` and a map of Python code are
+        recognized without it.
 
     Raises:
-      ValueError: for axes that are not there or differ in size; of a Python function also for no
+      ValueError: for axes that do not exist or differ in size; for a Python function also for no
         items, and for results that differ in shape or structure.
-      Exception: what an item raises, of the first item that failed, with a note that has its index;
-        what JAX says to a function that it cannot trace.
+      Exception: the error of the first failed item, with a note that has its index.
 
     >>> import numpy as np, jaxkern.execution as ex
     >>> ex.vmap(str.upper, host=True)(np.array(["a", "b"])).tolist()
@@ -259,32 +228,31 @@ def vmap(
     >>> ex.vmap(lambda x, y: x @ y, in_axes=(0, None))(jnp.ones((3, 2)), jnp.ones(2)).tolist()
     [2.0, 2.0, 2.0]
     """
-    return _VMap(fn, in_axes, out_axes, None, host)
+    return _Map("vmap", fn, in_axes, out_axes, None, host)
 
 
 def pmap(
     fn: Callable[..., Any], num_workers: int | None = None, *, host: bool = False
 ) -> Callable[..., Any]:
-    """Maps a function over the first axis of its arguments, on threads or on devices.
+    """Map a function over the first axis of its arguments, on threads or on devices.
 
-    A Python function gets ``num_workers`` threads. A JAX function gets as many devices, each of
-    which has an equal share of the items and maps over it: ``jax.shard_map`` of ``jax.vmap``, as
-    ``jax.pmap`` would take no more items than devices. ``pmap(vmap(f))`` maps over two axes.
+    A Python function runs on ``num_workers`` threads. A JAX function runs on as many devices, each
+    of which maps an equal share of the items: ``jax.shard_map`` of ``jax.vmap``. (``jax.pmap``
+    accepts at most one item per device.) ``pmap(vmap(f))`` maps over two axes.
 
     Args:
       fn: as for `vmap`.
-      num_workers: threads (None: one for each item, at most 32) or devices (None: the most that
-        share the items equally).
+      num_workers: number of threads (default: one per item, at most 32) or devices (default: the
+        largest number that divides the items evenly).
       host: as for `vmap`.
 
     Raises:
-      ValueError: for axes that differ in size, a number of workers that is no whole number above 0,
-        more workers than devices, and items that devices cannot share equally; of a Python function
-        as for `vmap`.
+      ValueError: for axes that differ in size, a number of workers that is not positive or exceeds
+        the devices, and items that devices cannot share evenly; for a Python function see `vmap`.
 
     >>> import numpy as np, jaxkern.execution as ex
     >>> total = ex.pmap(lambda x: float(np.sum(x)), num_workers=2, host=True)
     >>> total(np.arange(6.0).reshape(3, 2)).tolist()
     [1.0, 5.0, 9.0]
     """
-    return _PMap(fn, 0, 0, num_workers, host)
+    return _Map("pmap", fn, 0, 0, num_workers, host)

@@ -1,4 +1,4 @@
-"""`DeviceMesh`, `PartitionSpec` and `mesh_sharded`: short names for what JAX has."""
+"""`DeviceMesh`, `PartitionSpec` and `mesh_sharded`: meshes and shardings with short names."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as JaxSpec
 
-from jaxkern.execution.jit import Jitted
-from jaxkern.execution.jit_options import JITOptions
+from jaxkern.execution.jit import JitFunction, JITOptions
 from jaxkern.execution.operator import callable_tree
-
-Entry = int | str | None | tuple[int | str, ...]
 
 
 def DeviceMesh(
@@ -24,68 +21,51 @@ def DeviceMesh(
     axis_names: Sequence[str] | None = None,
     devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-    """Devices in a grid: a ``jax.sharding.Mesh`` with automatic axes.
+    """Return a ``jax.sharding.Mesh`` with automatic axes.
 
     Args:
-      shape: of the grid; its product is the number of devices that are used. One size may be -1,
-        for as many as the others leave.
-      axis_names: one for each axis; by default "axis0", "axis1", ...
-      devices: which; by default JAX's first ones.
+      shape: number of devices along each axis; one size may be -1, for all remaining devices.
+      axis_names: one name per axis; default "axis0", "axis1", ...
+      devices: default JAX's devices, of which the first ones are used.
 
     Raises:
-      ValueError: for more devices than there are, other sizes below 1, and names that do not fit.
-      TypeError: for sizes that are no integers.
+      ValueError: for more devices than there are, and for sizes or names that do not fit.
+      TypeError: for sizes that are not integers.
 
     >>> import jaxkern.execution as ex
     >>> ex.DeviceMesh(shape=(1, 1)).axis_names
     ('axis0', 'axis1')
     """
-    there = list(jax.devices() if devices is None else devices)
-    sizes = _sizes(shape, len(there))
+    available = list(jax.devices() if devices is None else devices)
+    sizes = list(shape) if hasattr(shape, "__iter__") else [shape]
+    if any(isinstance(n, bool) or not hasattr(n, "__index__") for n in sizes):
+        raise TypeError(f"DeviceMesh: shape: expected integers such as (2, 2), got {shape!r}")
+    sizes = [operator.index(n) for n in sizes]
+    if sizes.count(-1) == 1 and min(n for n in [*sizes, 1] if n != -1) > 0:
+        sizes[sizes.index(-1)] = len(available) // math.prod(n for n in sizes if n != -1)
+    if not sizes or min(sizes) < 1 or math.prod(sizes) > len(available):
+        raise ValueError(
+            f"DeviceMesh: shape: expected positive sizes, or one -1, for {len(available)} devices, "
+            f"got {shape!r}; on a CPU, set jax.config.update('jax_num_cpu_devices', n) before JAX "
+            "starts"
+        )
     names = [f"axis{i}" for i in range(len(sizes))] if axis_names is None else list(axis_names)
     if len(names) != len(sizes):
-        raise ValueError(
-            f"DeviceMesh: shape {sizes} has {len(sizes)} axes and there are {len(names)} axis_names"
-        )
-    wanted = math.prod(sizes)
-    if wanted > len(there):
-        raise ValueError(
-            f"DeviceMesh: shape {sizes} needs {wanted} devices and there are {len(there)}; for a "
-            "CPU more of them can be made with jax.config.update('jax_num_cpu_devices', n) before "
-            "JAX starts"
-        )
+        raise ValueError(f"DeviceMesh: shape {sizes} needs {len(sizes)} axis_names, got {names}")
     types = (AxisType.Auto,) * len(sizes)
-    return jax.make_mesh(sizes, tuple(names), axis_types=types, devices=there[:wanted])
-
-
-def _sizes(shape: Any, there: int) -> tuple[int, ...]:
-    given = tuple(shape) if hasattr(shape, "__iter__") else (shape,)
-    if any(isinstance(n, bool) or not hasattr(n, "__index__") for n in given):
-        raise TypeError(
-            f"DeviceMesh: shape is {shape!r}; wanted an integer for each axis of the grid, as in "
-            "(2, 2)"
-        )
-    sizes = tuple(operator.index(n) for n in given)
-    known = [n for n in sizes if n != -1]
-    rest = there // math.prod(known) if all(n > 0 for n in known) else 0
-    found = tuple(rest if n == -1 else n for n in sizes)
-    if not sizes or len(sizes) - len(known) > 1 or min(found) < 1:
-        raise ValueError(
-            f"DeviceMesh: shape is {sizes} for {there} devices; wanted sizes of at least 1, or one "
-            "-1 for the devices that the others leave"
-        )
-    return found
+    used = available[: math.prod(sizes)]
+    return jax.make_mesh(tuple(sizes), tuple(names), axis_types=types, devices=used)
 
 
 class PartitionSpec:
-    """For each axis of an array the mesh axis that splits it: a number, a name, several, or None.
+    """The mesh axis that splits each axis of an array: a number, a name, a tuple of them, or None.
 
     >>> import jaxkern.execution as ex
     >>> tuple(ex.PartitionSpec(0, None).resolve(ex.DeviceMesh((1, 1))))
     ('axis0', None)
     """
 
-    def __init__(self, *entries: Entry) -> None:
+    def __init__(self, *entries: int | str | tuple[int | str, ...] | None) -> None:
         self.entries = entries
 
     def __repr__(self) -> str:
@@ -98,91 +78,86 @@ class PartitionSpec:
         return hash(self.entries)
 
     def resolve(self, mesh: Mesh) -> JaxSpec:
-        """JAX's own specification on a mesh; ValueError for an axis that it does not have."""
-        return JaxSpec(*(self._named(entry, mesh) for entry in self.entries))
-
-    def _named(self, entry: Any, mesh: Mesh) -> Any:
-        if entry is None:
-            return None
-        if isinstance(entry, tuple):
-            return tuple(self._named(part, mesh) for part in entry)
+        """Return JAX's specification for a mesh; ValueError for an axis that it does not have."""
         names = mesh.axis_names
-        if isinstance(entry, int) and not isinstance(entry, bool) and 0 <= entry < len(names):
-            return names[entry]
-        if entry in names:
-            return entry
-        raise ValueError(
-            f"{self} names the mesh axis {entry!r}; the mesh has {len(names)} axes: "
-            + ", ".join(f"{i} or {name!r}" for i, name in enumerate(names))
-        )
+
+        def name(entry: Any) -> Any:
+            if isinstance(entry, tuple):
+                return tuple(map(name, entry))
+            is_number = isinstance(entry, int) and not isinstance(entry, bool)
+            if is_number and 0 <= entry < len(names):
+                return names[entry]
+            if entry is None or entry in names:
+                return entry
+            axes = ", ".join(f"{i} or {axis!r}" for i, axis in enumerate(names))
+            raise ValueError(f"{self}: expected an axis of the mesh ({axes}), got {entry!r}")
+
+        return JaxSpec(*map(name, self.entries))
 
 
-def checked_mesh(mesh: Any) -> Mesh:
-    """A mesh, or a TypeError that says what is wanted."""
+def check_mesh(mesh: Any) -> Mesh:
+    """Return a mesh; TypeError for anything else."""
     if not isinstance(mesh, Mesh):
-        raise TypeError(f"mesh is a {type(mesh).__name__}; wanted a DeviceMesh of devices")
+        raise TypeError(f"mesh: expected a DeviceMesh, got {type(mesh).__name__}")
     return mesh
 
 
 def mesh_sharded(
     fn: Callable[..., Any], mesh: Any, partition_spec: Any, out_spec: Any = None
 ) -> Callable[..., Any]:
-    """A JAX function that runs on a mesh: arguments are split as said, and XLA splits the work.
+    """Compile a JAX function to run on a mesh, with its arguments sharded over the devices.
 
-    It is ``jax.jit`` of the function with sharded arguments, so that its results are those of
-    ``fn`` on whole arrays; ``jaxkern``'s kernels run on each device's part of a batch.
+    It is ``jax.jit`` with sharded arguments, so results equal those of ``fn`` on whole arrays.
+    Kernels of ``jaxkern`` run on each device's part of a batch.
 
     Args:
       fn: a JAX function of arrays.
       mesh: a `DeviceMesh`, or any ``jax.sharding.Mesh``.
-      partition_spec: a `PartitionSpec` or JAX's, for all arrays of all arguments; or a tuple with
-        one, or a tree of them, for each argument. An array of fewer axes takes as many entries as
-        it has axes.
-      out_spec: how results are split, in the same way; None leaves it to XLA.
+      partition_spec: a `PartitionSpec`, or JAX's, for all arrays of all arguments; or a tuple with
+        one specification, or a tree of them, per argument. An array uses as many entries as it has
+        axes.
+      out_spec: the shardings of the results, in the same way; None lets XLA choose.
 
     Returns:
-      The function, under other transformations of JAX too; ``lower(*args)`` is that of ``jax.jit``.
+      The function, with ``lower(*args)`` as of ``jax.jit``. Other transformations apply to it.
 
     Raises:
-      ValueError: for mesh axes that do not exist, and for sizes that devices cannot share equally.
+      ValueError: for mesh axes that do not exist, and for sizes that devices cannot share evenly.
 
     >>> import jax.numpy as jnp, jaxkern.execution as ex
     >>> double = ex.mesh_sharded(lambda x: 2 * x, ex.DeviceMesh((1, 1)), ex.PartitionSpec(0, 1))
     >>> double(jnp.ones((2, 2))).tolist()
     [[2.0, 2.0], [2.0, 2.0]]
     """
-    if not callable(fn):
-        raise TypeError(f"mesh_sharded: got {type(fn).__name__}; wanted a function")
-    mesh = checked_mesh(mesh)
-    spec = _resolved(partition_spec, mesh)
-    out = None if out_spec is None else _resolved(out_spec, mesh)
+    mesh = check_mesh(mesh)
+    spec = _resolve(partition_spec, mesh)
+    out = None if out_spec is None else _resolve(out_spec, mesh)
 
-    def sharded(whole: Any, *args: Any) -> Any:
-        result = whole(*args)
-        return result if out is None else _placed(result, out, mesh)
+    def sharded(fn: Any, *args: Any) -> Any:
+        result = fn(*args)
+        return result if out is None else _shard(result, out, mesh)
 
-    # With the arrays of an operator as operands, so that changed ones are seen.
-    jitted = Jitted(sharded, JITOptions(), getattr(fn, "__name__", None))
-    whole = callable_tree(fn)
+    jitted = JitFunction(sharded, JITOptions(), getattr(fn, "__name__", None))
+    # The arrays of an operator are operands, so that the next call uses changed ones.
+    function = callable_tree(fn)
 
-    def prepared(args: tuple[Any, ...]) -> Any:
+    def shard(args: tuple[Any, ...]) -> Any:
         if isinstance(spec, tuple) and not _is_spec(spec) and len(spec) != len(args):
             raise ValueError(
-                f"mesh_sharded: partition_spec has {len(spec)} entries and there are {len(args)} "
-                "arguments"
+                f"mesh_sharded: partition_spec has {len(spec)} entries for {len(args)} arguments"
             )
-        return _placed(args, spec, mesh)
+        return _shard(args, spec, mesh)
 
     @functools.wraps(fn)
     def call(*args: Any) -> Any:
-        return jitted.call(whole, *prepared(args))
+        return jitted.call(function, *shard(args))
 
-    call.lower = lambda *args: jitted.lowered(whole, *prepared(args))  # type: ignore[attr-defined]
+    call.lower = lambda *args: jitted.lower(function, *shard(args))  # type: ignore[attr-defined]
     return call
 
 
-def _placed(tree: Any, specs: Any, mesh: Mesh) -> Any:
-    """The arrays of a tree, split by a tree of specifications that is a prefix of it."""
+def _shard(tree: Any, specs: Any, mesh: Mesh) -> Any:
+    """Shard the arrays of a tree; the tree of specifications is a prefix of it."""
 
     def put(x: Any, spec: JaxSpec) -> Any:
         x = jax.numpy.asarray(x)
@@ -191,27 +166,23 @@ def _placed(tree: Any, specs: Any, mesh: Mesh) -> Any:
             return jax.lax.with_sharding_constraint(x, sharding)
         return jax.device_put(x, sharding)
 
-    return jax.tree.map(
-        lambda spec, part: jax.tree.map(lambda x: put(x, spec), part),
-        specs,
-        tree,
-        is_leaf=_is_spec,
-    )
+    def put_all(spec: Any, part: Any) -> Any:
+        return jax.tree.map(lambda x: put(x, spec), part)
+
+    return jax.tree.map(put_all, specs, tree, is_leaf=_is_spec)
 
 
 def _is_spec(value: Any) -> bool:
     return isinstance(value, (JaxSpec, PartitionSpec))
 
 
-def _resolved(tree: Any, mesh: Mesh) -> Any:
-    def one(spec: Any) -> JaxSpec:
-        if isinstance(spec, JaxSpec):
-            spec = PartitionSpec(*spec)
-        if not isinstance(spec, PartitionSpec):
+def _resolve(tree: Any, mesh: Mesh) -> Any:
+    def resolve(spec: Any) -> JaxSpec:
+        if not _is_spec(spec):
             raise TypeError(
-                f"partition_spec has a {type(spec).__name__}; wanted PartitionSpec(...), or a "
-                "tuple or tree of them"
+                "partition_spec: expected PartitionSpec(...), or a tuple or tree of them, got "
+                f"{type(spec).__name__}"
             )
-        return spec.resolve(mesh)
+        return PartitionSpec(*getattr(spec, "entries", spec)).resolve(mesh)
 
-    return jax.tree.map(one, tree, is_leaf=_is_spec)
+    return jax.tree.map(resolve, tree, is_leaf=_is_spec)

@@ -1,4 +1,4 @@
-"""`pipeline_parallel`: stages on the devices of a mesh, fed with microbatches (GPipe)."""
+"""`pipeline_parallel`: stages on the devices of a mesh that process microbatches (GPipe)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
 from jaxkern.core.arguments import check_integer
 from jaxkern.execution.jit import jit
-from jaxkern.execution.mesh import checked_mesh
+from jaxkern.execution.mesh import check_mesh
 
 
 def pipeline_parallel(
@@ -25,29 +24,29 @@ def pipeline_parallel(
     *,
     axis: int | str = 0,
 ) -> PipelineParallel:
-    """Runs a chain of stages with each one on a device of its own, on parts of a batch in turn.
+    """Run a chain of stages, each on its own device, on the microbatches of a batch.
 
-    Device s works on microbatch m at tick s + m and hands its result to its neighbour, so that
-    after ``stages - 1`` ticks all devices work, and M microbatches take M + stages - 1 ticks: of
-    the devices' time, (stages - 1) / (M + stages - 1) is idle. Each device holds the parameters of
-    its own stages and no others while it runs. Huang et al., "GPipe", NeurIPS 2019.
+    Device s processes microbatch m at tick s + m and sends the result to the next device. With S
+    stages, M microbatches take M + S - 1 ticks, so devices are idle for (S - 1) / (M + S - 1) of
+    the time. A device holds only the floating-point parameters of its stages. Huang et al.,
+    "GPipe", NeurIPS 2019.
 
     Args:
-      stages: functions of a float array [n, ...] to one [n, ...]; shapes may differ between stages.
-        A stage treats the records of a batch independently. Parameters are the leaves of a stage
-        that is a pytree: an `Operator`, an equinox module, ``jax.tree_util.Partial(fn, params)``.
-      mesh: a `DeviceMesh` or ``jax.sharding.Mesh``; its axis ``axis`` has as many devices as there
-        are stages, or divides their number: then neighbouring stages share a device.
-      num_microbatches: into which the first axis of a batch is divided equally.
-      axis: of the mesh, by number or name; along all others the work is replicated.
+      stages: functions of a float array [n, ...] that return one; shapes may differ between stages.
+        A stage processes the records of a batch independently. The leaves of a stage that is a
+        pytree (`Operator`, equinox module, ``jax.tree_util.Partial``) are its parameters.
+      mesh: a `DeviceMesh` or ``jax.sharding.Mesh``; the size of its axis ``axis`` divides the
+        number of stages, and consecutive stages share a device.
+      num_microbatches: number of equal parts of the first axis of a batch.
+      axis: number or name of the mesh axis; the work is replicated along all others.
 
     Returns:
-      A function of a batch, equal to the stages called in turn, with its derivatives; its
+      A differentiable function of a batch, equal to calling the stages in turn; its
       ``apply(stages, batch)`` is a function of the parameters too.
 
     Raises:
-      ValueError: for numbers that do not divide.
-      TypeError: for results that are no float array.
+      ValueError: for numbers that do not divide evenly.
+      TypeError: for a stage that does not return a float array.
 
     >>> import jax, jax.numpy as jnp, jaxkern.execution as ex
     >>> scale = lambda w: jax.tree_util.Partial(lambda w, x: w * x, jnp.float32(w))
@@ -62,22 +61,22 @@ def pipeline_parallel(
 
 
 class PipelineParallel:
-    """What `pipeline_parallel` returns."""
+    """A chain of stages; the result of `pipeline_parallel`."""
 
     def __init__(
         self, stages: Sequence[Any], mesh: Any, num_microbatches: int, axis: int | str
     ) -> None:
         self._stages = list(stages)
-        self._mesh = checked_mesh(mesh)
+        self._mesh = check_mesh(mesh)
         names = self._mesh.axis_names
         self._axis: str = names[axis] if isinstance(axis, int) else axis
         if self._axis not in names:
-            raise ValueError(f"axis is {axis!r}; the mesh has the axes {', '.join(names)}")
+            raise ValueError(f"axis: expected one of {', '.join(names)}, got {axis!r}")
         self._devices = int(self._mesh.shape[self._axis])
         if not self._stages or len(self._stages) % self._devices:
             raise ValueError(
-                f"pipeline_parallel: {len(self._stages)} stages cannot be shared equally by the "
-                f"{self._devices} devices of mesh axis {self._axis!r}"
+                f"pipeline_parallel: {len(self._stages)} stages cannot be divided evenly between "
+                f"the {self._devices} devices of mesh axis {self._axis!r}"
             )
         self._count = check_integer("num_microbatches", num_microbatches, 1)
         self._jitted: Callable[..., Any] = jit(lambda stages, batch: self._run(stages, batch))
@@ -86,7 +85,7 @@ class PipelineParallel:
         return self.apply(self._stages, batch)
 
     def apply(self, stages: Sequence[Any], batch: Any) -> jax.Array:
-        """The result of these stages, which have the structure of the first ones."""
+        """Run other stages, which have the structure of the original ones."""
         result: jax.Array = self._jitted(list(stages), jnp.asarray(batch))
         return result
 
@@ -99,135 +98,125 @@ class PipelineParallel:
             )
         each = len(stages) // self._devices
         groups = [stages[i : i + each] for i in range(0, len(stages), each)]
-        micro = jax.ShapeDtypeStruct((rows // self._count, *batch.shape[1:]), batch.dtype)
-        shapes = [micro]
+        shapes = [jax.ShapeDtypeStruct((rows // self._count, *batch.shape[1:]), batch.dtype)]
         for group in groups:
-            shapes.append(_float_result(group, shapes[-1]))
-        wire = jnp.result_type(*(s.dtype for s in shapes))
+            shapes.append(_result_shape(group, shapes[-1]))
+        # Devices exchange flat arrays of one size and dtype.
+        dtype = jnp.result_type(*(s.dtype for s in shapes))
         width = max(math.prod(s.shape) for s in shapes)
-        packed, unpack = _packed_parameters(groups)
+        parameters, constants, restore = _pack(groups)
 
-        def branch(stage: int) -> Callable[[Any, jax.Array], jax.Array]:
-            def run(mine: Any, flat: jax.Array) -> jax.Array:
-                x = _unflat(flat, shapes[stage])
-                for fn in unpack(stage, mine):
+        def flatten(x: jax.Array) -> jax.Array:
+            return jnp.pad(x.ravel().astype(dtype), (0, width - x.size))
+
+        def unflatten(flat: jax.Array, like: Any) -> jax.Array:
+            return flat[: math.prod(like.shape)].reshape(like.shape).astype(like.dtype)
+
+        def branch(number: int) -> Callable[..., jax.Array]:
+            def run(vector: Any, constants: Any, flat: jax.Array) -> jax.Array:
+                x = unflatten(flat, shapes[number])
+                for fn in restore[number](vector, constants[number]):
                     x = fn(x)
-                return _flat(x, width, wire)
+                return flatten(x)
 
             return run
 
-        branches = [branch(stage) for stage in range(self._devices)]
+        branches = [branch(number) for number in range(self._devices)]
 
-        def on_device(mine: Any, inputs: jax.Array) -> jax.Array:
-            return self._schedule(branches, jax.tree.map(lambda x: x[0], mine), inputs)
+        def on_device(vectors: Any, constants: Any, inputs: jax.Array) -> jax.Array:
+            return self._schedule(branches, vectors[0], constants, inputs)
 
-        inputs = batch.reshape((self._count, *micro.shape))
-        inputs = jax.vmap(lambda x: _flat(x, width, wire))(inputs)
+        inputs = jax.vmap(flatten)(batch.reshape((self._count, *shapes[0].shape)))
+        split, replicated = PartitionSpec(self._axis), PartitionSpec()
         outputs = jax.shard_map(
             on_device,
             mesh=self._mesh,
-            in_specs=(PartitionSpec(self._axis), PartitionSpec()),
-            out_specs=PartitionSpec(self._axis),
-        )(packed, inputs)
-        # Every device has a row for each microbatch; those of the last one are the result.
+            in_specs=(split, replicated, replicated),
+            out_specs=split,
+        )(parameters, constants, inputs)
+        # Each device returns a row per microbatch; the last device has the results.
         outputs = outputs.reshape(self._devices, self._count, width)[-1]
-        result = jax.vmap(lambda flat: _unflat(flat, shapes[-1]))(outputs)
-        whole: jax.Array = jnp.reshape(result, (rows, *shapes[-1].shape[1:]))
-        return whole
+        results = jax.vmap(lambda flat: unflatten(flat, shapes[-1]))(outputs)
+        return jnp.reshape(results, (rows, *shapes[-1].shape[1:]))
 
     def _schedule(
-        self, branches: Sequence[Callable[[Any, jax.Array], jax.Array]], mine: Any, inputs: Any
+        self, branches: Sequence[Any], vector: Any, constants: Any, inputs: jax.Array
     ) -> jax.Array:
-        """What one device does, tick by tick."""
+        """Process the microbatches on one device, tick by tick."""
         stage = lax.axis_index(self._axis)
         last = self._devices - 1
         neighbours = [(i, i + 1) for i in range(last)]
         inputs = lax.pcast(inputs, (self._axis,), to="varying")
-        width = inputs.shape[1]
+        constants = jax.tree.map(lambda x: lax.pcast(x, (self._axis,), to="varying"), constants)
 
-        def work(received: jax.Array, at: jax.Array) -> jax.Array:
-            first = lax.dynamic_index_in_dim(inputs, at, keepdims=False)
+        def work(received: jax.Array, index: jax.Array) -> jax.Array:
+            first = lax.dynamic_index_in_dim(inputs, index, keepdims=False)
             x = jnp.where(stage == 0, first, received)
-            result: jax.Array = lax.switch(stage, branches, mine, x)
+            result: jax.Array = lax.switch(stage, branches, vector, constants, x)
             return result
 
         def tick(received: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array]:
-            at = time - stage
-            # Outside its microbatches a device computes nothing, so that a stage never sees
-            # values which are not data: their derivatives could be infinite.
+            index = time - stage
+            # An idle device does not call its stage: the derivative at padding could be infinite.
             result = lax.cond(
-                (at >= 0) & (at < self._count),
+                (index >= 0) & (index < self._count),
                 work,
-                lambda received, at: jnp.zeros_like(received),
+                lambda received, index: jnp.zeros_like(received),
                 received,
-                jnp.clip(at, 0, self._count - 1),
+                jnp.clip(index, 0, self._count - 1),
             )
-            handed = lax.ppermute(result, self._axis, neighbours) if last else result
-            return handed, result
+            sent = lax.ppermute(result, self._axis, neighbours) if last else result
+            return sent, result
 
-        nothing = lax.pcast(jnp.zeros((width,), inputs.dtype), (self._axis,), to="varying")
-        _, results = lax.scan(tick, nothing, jnp.arange(self._count + last))
+        zeros = jnp.zeros(inputs.shape[1:], inputs.dtype)
+        start = lax.pcast(zeros, (self._axis,), to="varying")
+        _, results = lax.scan(tick, start, jnp.arange(self._count + last))
         # A device has the result of microbatch m at tick m + stage.
-        mine_only: jax.Array = lax.dynamic_slice_in_dim(results, stage, self._count)
-        return mine_only
+        own: jax.Array = lax.dynamic_slice_in_dim(results, stage, self._count)
+        return own
 
 
-def _is_number(leaf: Any) -> bool:
-    return isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex))
-
-
-def _float_result(group: Sequence[Any], given: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+def _result_shape(group: Sequence[Any], argument: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     def chain(x: Any) -> Any:
         for fn in group:
             x = fn(x)
         return x
 
-    result = jax.eval_shape(chain, given)
-    leaf = result if isinstance(result, jax.ShapeDtypeStruct) else None
-    if leaf is None or not jnp.issubdtype(leaf.dtype, jnp.floating):
-        raise TypeError(f"pipeline_parallel: a stage returns {result}; wanted one float array")
-    return leaf
+    result = jax.eval_shape(chain, argument)
+    if isinstance(result, jax.ShapeDtypeStruct) and jnp.issubdtype(result.dtype, jnp.floating):
+        return result
+    raise TypeError(f"pipeline_parallel: expected a float array from each stage, got {result}")
 
 
-def _flat(x: jax.Array, width: int, dtype: Any) -> jax.Array:
-    x = x.ravel().astype(dtype)
-    return jnp.pad(x, (0, width - x.size))
+def _pack(groups: Sequence[Sequence[Any]]) -> tuple[jax.Array, list[Any], list[Any]]:
+    """Pack float parameters into an array [groups, size], which a mesh can split.
 
-
-def _unflat(flat: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
-    return flat[: math.prod(like.shape)].reshape(like.shape).astype(like.dtype)
-
-
-def _packed_parameters(
-    groups: Sequence[Sequence[Any]],
-) -> tuple[dict[str, jax.Array], Callable[[int, dict[str, jax.Array]], list[Any]]]:
-    """Parameters of all groups as one array [groups, size] for each dtype, and the way back.
-
-    So a mesh can split them whatever their shapes are: each group is padded to the largest.
+    Returns:
+      The array; per group, the other numbers and arrays, which are replicated; and per group, a
+      function of a row and these that restores the stages.
     """
-    split = []
+    vectors, constants, restore = [], [], []
     for group in groups:
         leaves, tree = jax.tree.flatten(list(group))
-        alike: dict[str, dict[int, Any]] = {}
-        for place, leaf in enumerate(leaves):
-            if _is_number(leaf):
-                alike.setdefault(str(jnp.asarray(leaf).dtype), {})[place] = leaf
-        vectors = {dtype: ravel_pytree(numbers) for dtype, numbers in alike.items()}
-        split.append((leaves, tree, vectors))
-    packed = {}
-    for dtype in sorted({dtype for *_, vectors in split for dtype in vectors}):
-        rows = [
-            vectors[dtype][0] if dtype in vectors else jnp.zeros(0, dtype) for *_, vectors in split
-        ]
-        width = max(row.size for row in rows)
-        packed[dtype] = jnp.stack([jnp.pad(row, (0, width - row.size)) for row in rows])
+        numbers = {i: jnp.asarray(x) for i, x in enumerate(leaves) if _is_number(x)}
+        floats = {i: x for i, x in numbers.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+        vector, unravel = ravel_pytree(floats)
 
-    def unpack(group: int, mine: dict[str, jax.Array]) -> list[Any]:
-        leaves, tree, vectors = split[group]
-        restored = dict(enumerate(leaves))
-        for dtype, (vector, numbers) in vectors.items():
-            restored |= numbers(mine[dtype][: vector.size])
-        found: list[Any] = jax.tree.unflatten(tree, restored.values())
-        return found
+        def unpack(
+            row: Any, others: Any, leaves: Any = leaves, tree: Any = tree,
+            size: int = vector.size, unravel: Any = unravel,
+        ) -> Any:  # fmt: skip
+            values = dict(enumerate(leaves)) | others | unravel(row[:size])
+            return jax.tree.unflatten(tree, values.values())
 
-    return packed, unpack
+        vectors.append(vector)
+        constants.append({i: x for i, x in numbers.items() if i not in floats})
+        restore.append(unpack)
+    width = max(vector.size for vector in vectors)
+    dtype = jnp.result_type(*vectors)
+    rows = [jnp.pad(vector.astype(dtype), (0, width - vector.size)) for vector in vectors]
+    return jnp.stack(rows), constants, restore
+
+
+def _is_number(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") or isinstance(leaf, (bool, int, float, complex))

@@ -1,8 +1,7 @@
-"""`Operator`: a step with a ``forward``; its arrays are data, its other attributes are not."""
+"""`Operator`: a step with a ``forward``; its arrays are data, its other attributes static."""
 
 from __future__ import annotations
 
-import dataclasses
 import types
 from collections.abc import Hashable, Iterable
 from typing import Any, Self
@@ -12,13 +11,14 @@ import numpy as np
 from jax.tree_util import GetAttrKey
 
 from jaxkern.core.compat import is_tracing
-from jaxkern.core.static import StaticArguments
-from jaxkern.execution.options import ACTIVE
-from jaxkern.execution.threads import supervised
+from jaxkern.core.static import StaticArguments, exact_key
+from jaxkern.execution.options import CONTEXT
+from jaxkern.execution.tasks import Supervised, has_tracers, run_call
 
-#: under this name an instance that JAX has made keeps which attributes are its children.
-CHILDREN = "_operator_children"
-_PLAIN = (str, int, float, complex, bool, bytes, type(None), types.FunctionType, type)
+# The attribute in which an unflattened instance stores the names of its children, so that
+# `jax.tree.map` may replace arrays by anything.
+_CHILD_NAMES = "_operator_children"
+_STATIC_TYPES = (str, int, float, complex, bool, bytes, type(None), types.FunctionType, type)
 
 
 class Operator:
@@ -26,20 +26,20 @@ class Operator:
 
     ``op(x)`` and ``op(inputs=x)`` call ``forward(inputs=x)``; ``x`` is any pytree.
 
-    An operator is a pytree. Attributes that hold arrays or operators, also inside lists, tuples and
-    dicts, are its children: `jax.grad` differentiates with respect to them, `jax.jit` and
-    `jaxkern.execution.jit` pass them as operands, and a changed array is used by the next call.
-    All other attributes (strings, numbers, functions) are part of its structure: they must be
-    hashable, and changing one compiles anew. A number that shall vary is written
-    ``jnp.asarray(0.1)``.
+    An operator is a pytree. Attributes that contain arrays or operators, also in lists, tuples and
+    dicts, are its children: `jax.grad` differentiates with respect to them, and `jax.jit` and
+    `jaxkern.execution.jit` pass them as operands, so that the next call uses a changed array. All
+    other attributes (strings, numbers, functions) are static: they must be hashable, and changing
+    one recompiles. Write ``jnp.asarray(0.1)`` for a number that varies.
 
-    Class attributes:
-      host: True for Python that JAX cannot trace, or must not because it acts beside its result
-        (reads, writes, sleeps, asks a server): such work runs on threads. What does not say so is
-        JAX code, which graphs and maps trace and compile.
+    Attributes:
+      host: a class attribute; True for Python code that JAX cannot trace, or that has side effects
+        (reads, writes, sleeps, sends requests). Such operators run on threads. All others are JAX
+        code, which graphs and maps trace and compile.
 
-    Raises: TypeError, when it is flattened, for an unhashable attribute that holds no array; when a
-    host operator is called on values that JAX traces.
+    Raises:
+      TypeError: when the operator is flattened and an attribute is neither hashable nor contains an
+        array; when a host operator is called on traced values.
 
     >>> import jax, jax.numpy as jnp, jaxkern.execution as ex
     >>> class Scale(ex.Operator):
@@ -55,78 +55,85 @@ class Operator:
     host: bool = False
 
     def forward(self, *, inputs: Any) -> Any:
-        """The step itself."""
+        """Compute the result of the step."""
         raise NotImplementedError(
-            f"{type(self).__name__} has no forward; write `def forward(self, *, inputs)` in it"
+            f"{type(self).__name__} has no forward; define `def forward(self, *, inputs)`"
         )
 
     def __call__(self, inputs: Any) -> Any:
-        active = ACTIVE.get()
-        if active is not None and active.recorder is not None:
-            return active.recorder.call(self, inputs)
+        context = CONTEXT.get()
+        if context is not None and context.recorder is not None:
+            return context.recorder.add_call(self, (inputs,), {})
         if self.host:
-            refuse_traced(self, inputs)
-        if active is None:
+            check_not_traced(self, inputs)
+        if context is None or isinstance(type(self).forward, Supervised):
             return self.forward(inputs=inputs)
-        forward = self.forward
-        if hasattr(forward, "supervises"):  # of jit and of structural_jit
-            return forward(inputs=inputs)
-        return supervised(active, name_of(self), "operator", forward, inputs=inputs)
+        return run_call(context, name_of(self), self.forward, inputs=inputs)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         jax.tree_util.register_pytree_with_keys(cls, _flatten, cls._unflatten)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.__dict__.pop(CHILDREN, None)
+        self.__dict__.pop(_CHILD_NAMES, None)
         object.__setattr__(self, name, value)
 
     def __delattr__(self, name: str) -> None:
-        self.__dict__.pop(CHILDREN, None)
+        self.__dict__.pop(_CHILD_NAMES, None)
         object.__delattr__(self, name)
 
     @classmethod
     def _unflatten(cls, structure: _Structure, children: Iterable[Any]) -> Self:
         self = object.__new__(cls)
-        names, fixed = structure
-        attributes = self.__dict__
-        for name, value in fixed:
-            attributes[name] = value.restored() if type(value) is _Container else value
-        attributes.update(zip(names, children, strict=True))
-        attributes[CHILDREN] = names
+        names, static = structure
+        for name, value in static:
+            self.__dict__[name] = value.restore() if type(value) is StaticTree else value
+        self.__dict__.update(zip(names, children, strict=True))
+        self.__dict__[_CHILD_NAMES] = names
         return self
 
 
-# The names of the children, and the other attributes.
+# The names of the children, and the static attributes.
 _Structure = tuple[tuple[str, ...], StaticArguments]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Container:
-    """A list, tuple or dict without arrays, as part of a structure."""
+class StaticTree:
+    """A list, tuple or dict without arrays, in the structure of a pytree."""
 
-    leaves: tuple[Any, ...]
-    tree: Any
+    def __init__(self, value: Any) -> None:
+        self._leaves, self._tree = jax.tree.flatten(value)
+        self._key = exact_key(tuple(self._leaves))
 
-    def restored(self) -> Any:
-        return jax.tree.unflatten(self.tree, self.leaves)
+    def __eq__(self, other: Any) -> bool:
+        return type(other) is StaticTree and (self._key, self._tree) == (other._key, other._tree)
+
+    def __hash__(self) -> int:
+        return hash((self._key, self._tree))
+
+    def restore(self) -> Any:
+        """Return the value."""
+        return jax.tree.unflatten(self._tree, self._leaves)
 
 
 def is_array(value: Any) -> bool:
-    """Whether a leaf is data; Python numbers are not asked about here."""
+    """Return True for arrays of JAX and NumPy and for ``jax.ShapeDtypeStruct``."""
     return isinstance(value, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
 
 
+def is_operator(value: Any) -> bool:
+    """Return True for an `Operator`; the ``is_leaf`` of tree functions."""
+    return isinstance(value, Operator)
+
+
 def is_tree(value: Any) -> bool:
-    """Whether a value is a pytree with a structure, no leaf."""
+    """Return True for a pytree that is not a single leaf."""
     return value is not None and not jax.tree_util.all_leaves([value])
 
 
-def unbound(fn: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A function, and what it takes before the arguments of a call.
+def unbind(fn: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Split a callable pytree, or a method of a pytree, into a function and its first argument.
 
-    That is a pytree that is called, or whose method is: its leaves are operands, so that no array
-    of it is fixed in a program.
+    The leaves of the first argument can then be operands of a program instead of constants.
     """
     if isinstance(fn, types.MethodType) and is_tree(fn.__self__):
         return fn.__func__, (fn.__self__,)
@@ -134,53 +141,52 @@ def unbound(fn: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def callable_tree(fn: Any) -> Any:
-    """The same function as a pytree, so that its arrays can be passed to a program."""
-    target, first = unbound(fn)
-    return jax.tree_util.Partial(target, *first)
+    """Return a function as a pytree whose leaves are its arrays."""
+    function, first = unbind(fn)
+    return jax.tree_util.Partial(function, *first)
 
 
-def is_operator(value: Any) -> bool:
-    """Whether a part of a tree is an operator, for ``is_leaf``."""
-    return isinstance(value, Operator)
+def operators_in(tree: Any) -> list[Operator]:
+    """Return all operators of a pytree, including operators inside operators."""
+    operators = [leaf for leaf in jax.tree.leaves(tree, is_leaf=is_operator) if is_operator(leaf)]
+    for op in tuple(operators):
+        operators.extend(operators_in(list(vars(op).values())))
+    return operators
 
 
-def _is_data(value: Any) -> bool:
-    if isinstance(value, _PLAIN):
+def _contains_data(value: Any) -> bool:
+    if isinstance(value, _STATIC_TYPES):
         return False
     leaves = jax.tree.leaves(value, is_leaf=is_operator)
     return any(is_array(leaf) or is_operator(leaf) for leaf in leaves)
 
 
 def _flatten(op: Operator) -> tuple[list[tuple[Any, Any]], _Structure]:
-    children, fixed = [], []
-    kept = op.__dict__.get(CHILDREN, ())
+    children, static = [], []
+    child_names = op.__dict__.get(_CHILD_NAMES, ())
     for name, value in sorted(op.__dict__.items()):
-        if name in kept or _is_data(value):
+        if name in child_names or _contains_data(value):
             children.append((GetAttrKey(name), value))
-        elif name != CHILDREN:
-            fixed.append((name, _fixed(op, name, value)))
-    names = tuple([key.name for key, _ in children])
-    return children, (names, StaticArguments(fixed))
+        elif name != _CHILD_NAMES:
+            static.append((name, _static(op, name, value)))
+    return children, (tuple(key.name for key, _ in children), StaticArguments(static))
 
 
-def _fixed(op: Operator, name: str, value: Any) -> Any:
-    """An attribute without arrays, comparable and hashable."""
-    if isinstance(value, _PLAIN):
+def _static(op: Operator, name: str, value: Any) -> Any:
+    if isinstance(value, _STATIC_TYPES):
         return value
-    leaves, tree = jax.tree.flatten(value)
-    if not (len(leaves) == 1 and leaves[0] is value):
-        value = _Container(tuple(leaves), tree)
+    if is_tree(value):
+        value = StaticTree(value)
     if not is_hashable(value):
         raise TypeError(
-            f"attribute {name!r} of {type(op).__name__} is {value!r:.80}, which has no "
-            "hash and holds no array; wanted arrays, operators, or something hashable "
-            "such as a string, a number or a tuple of them"
+            f"{type(op).__name__}.{name}: expected arrays, operators or a hashable value, got "
+            f"{value!r:.80}"
         )
     return value
 
 
 def is_hashable(value: Any) -> bool:
-    """Whether ``hash(value)`` works: a tuple has the method and may fail all the same."""
+    """Return True if ``hash(value)`` works; a tuple has ``__hash__`` even if an item has not."""
     try:
         hash(value)
     except TypeError:
@@ -189,42 +195,42 @@ def is_hashable(value: Any) -> bool:
 
 
 def name_of(step: Any) -> str:
-    """The name of an operator or a function, for graphs and messages."""
+    """Return the name of an operator or a function for graphs and messages."""
     fn = getattr(step, "fn", None) if isinstance(step, Operator) else None
     return str(getattr(step, "__name__", type(step).__name__)) if fn is None else name_of(fn)
 
 
-def refuse_traced(step: Any, inputs: Any) -> None:
-    """Raises TypeError for host work on values of which only a trace of JAX knows."""
-    if is_tracing() and any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(inputs)):
+def check_not_traced(step: Any, inputs: Any) -> None:
+    """Raise TypeError for a host operator whose inputs are traced by JAX."""
+    if is_tracing() and has_tracers(inputs):
         raise TypeError(
-            f"{name_of(step)} is host work (host = True), and JAX is tracing its inputs: it would "
-            "be done once, on no values, and left out of the program. Call it outside of that, in "
-            "a graph (structural_jit), or by jax.pure_callback"
+            f"{name_of(step)} has host = True, but JAX traces its inputs: it would run only "
+            "once, during the trace; call it outside of the traced function, "
+            "in structural_jit, or through jax.pure_callback"
         )
 
 
-class _Function(Operator):
+class _FunctionOperator(Operator):
     """A function as an operator; see `operator`."""
 
     def __init__(self, fn: Any, host: bool) -> None:
         self.fn, self.host = fn, host
 
     def forward(self, *, inputs: Any) -> Any:
-        """Calls the function."""
         return self.fn(inputs)
 
 
 def operator(fn: Any, *, host: bool = False) -> Operator:
-    """A function of one argument as an `Operator`, so that a composite can schedule it.
+    """Return an `Operator` that calls a function of one argument.
 
     Args:
-      host: True for Python work, which runs on threads; False for a JAX function.
+      fn: the function.
+      host: True for Python code, which runs on threads; False for a JAX function.
 
     >>> import jaxkern.execution as ex
     >>> ex.operator(str.upper, host=True)("a")
     'A'
     """
     if not callable(fn):
-        raise TypeError(f"operator: got {type(fn).__name__}; wanted a function of one argument")
-    return _Function(fn, host or getattr(fn, "host", False) is True)
+        raise TypeError(f"operator: expected a function of one argument, got {type(fn).__name__}")
+    return _FunctionOperator(fn, host or getattr(fn, "host", False) is True)

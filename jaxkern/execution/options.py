@@ -1,65 +1,75 @@
-"""`execution_options`: how host work runs inside a ``with`` block, for one context of a program."""
+"""`execution_options`: parallelism, kernel threads, time limit and trace of a ``with`` block."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
+import numbers
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxkern.core import registry
 from jaxkern.core.arguments import check_integer
-from jaxkern.execution.trace import ExecutionTrace, Span
 
 
 class ExecutionTimeout(TimeoutError):
-    """The time of `execution_options` is over; the message says what goes on regardless."""
+    """The deadline of `execution_options` has passed; the message names the work still running."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ExecutionOptions:
-    """What `execution_options` has set: what is None was never set, or no limit."""
+    """The options in force; None means no limit, or no trace.
+
+    Attributes:
+      deadline: in the clock of ``time.monotonic()``.
+      trace: the directory of the ``jax.profiler`` profile.
+    """
 
     use_parallel: bool = True
     max_workers: int | None = None
     timeout_seconds: float | None = None
-    #: of ``time.monotonic()``
     deadline: float | None = None
-    trace: ExecutionTrace | None = None
+    trace: Path | None = None
+
+    def run(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function, wait for its arrays, and record the call if there is a trace."""
+        with contextlib.ExitStack() as stack:
+            if self.trace is not None:
+                stack.enter_context(jax.profiler.TraceAnnotation(name))
+            return jax.block_until_ready(fn(*args, **kwargs))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Active:
-    """What concerns a call, beside its arguments; absent from the context in ordinary programs."""
+class CallContext:
+    """The state that a call inherits in addition to its arguments."""
 
-    options: ExecutionOptions
-    # The span that encloses the call, in a trace.
-    span: Span | None = None
-    # Whether this thread works for another one, which watches the time.
-    worker: bool = False
-    # What notes down the calls of a composite instead of running them.
+    options: ExecutionOptions = dataclasses.field(default_factory=ExecutionOptions)
+    # True in a worker thread, whose caller enforces the deadline.
+    in_worker: bool = False
+    # Records the calls of a composite instead of running them, see `structural_jit`.
     recorder: Any = None
 
 
-#: One variable for everything, so that a call outside any `execution_options` reads it and no more.
-ACTIVE: ContextVar[Active | None] = ContextVar("jaxkern_execution", default=None)
+#: None outside of `execution_options` and recordings, so that ordinary calls read one variable.
+CONTEXT: ContextVar[CallContext | None] = ContextVar("jaxkern_execution", default=None)
 
 
 def current_options() -> ExecutionOptions:
-    """The options in force here.
+    """Return the options in force in this context.
 
     >>> import jaxkern.execution as ex
     >>> with ex.execution_options(max_workers=3):
     ...     ex.current_options().max_workers
     3
     """
-    active = ACTIVE.get()
-    return ExecutionOptions() if active is None else active.options
+    return (CONTEXT.get() or CallContext()).options
 
 
 @contextlib.contextmanager
@@ -69,134 +79,126 @@ def execution_options(
     timeout_seconds: float | None = None,
     trace_execution: bool | str | Path | None = None,
 ) -> Iterator[ExecutionOptions]:
-    """Sets how work runs inside the ``with`` block; an inner block keeps what it does not name.
+    """Set options for calls inside a ``with`` block; an inner block inherits what it does not set.
 
-    The options belong to the context (``contextvars``): other threads and other asyncio tasks do
-    not see them, and the threads that work for a call here do. One thing reaches further: the
-    thread cap of jaxkern's CPU kernels is one number of the process. It takes no compilation to
-    change it; as execution is asynchronous, calls that were dispatched before keep what they found.
+    The options belong to the context (``contextvars``): other threads and asyncio tasks do not see
+    them, but the worker threads of a call do. The thread limit of jaxkern's CPU kernels is an
+    exception: it applies to the whole process. Changing it does not recompile, and a call that was
+    dispatched earlier keeps its limit.
 
     Args:
-      use_parallel: False runs host functions one after the other, in order.
-      max_workers: the most host functions of a call at a time, and the most threads of the
-        kernels, until the block ends.
-      timeout_seconds: of the whole block, from its beginning; the sooner deadline of nested ones.
-        When it is over, what has not begun is dropped, and waiting ends with an error. What runs
-        cannot be stopped: a Python function goes on in its thread to its next operator call or
-        `check_timeout`, a compilation and a computation of a device to their ends. Infinity is no
-        limit.
-      trace_execution: True to note down each operator's time, in `ExecutionOptions.trace`; a path
-        to write it there as a Chrome trace at the end as well. Every call is then waited for.
+      use_parallel: False runs host functions one at a time, in order.
+      max_workers: maximum number of concurrent host functions of a call, and of threads of a
+        kernel.
+      timeout_seconds: time limit of the whole block, from its start; the earliest deadline of
+        nested blocks applies. After it, pending work is dropped and waiting raises
+        `ExecutionTimeout`. Running work cannot be cancelled: a Python function continues in its
+        thread until its next operator call or `check_timeout`, and the interpreter waits for it at
+        exit. No limit if longer than ``threading.TIMEOUT_MAX``.
+      trace_execution: a directory to write a ``jax.profiler`` profile to, which TensorBoard, XProf
+        and https://ui.perfetto.dev open; True creates a temporary one, see
+        `ExecutionOptions.trace`. Each call then waits for its arrays, so that the profile has its
+        time under its name. JAX allows one profile per process at a time.
 
     Raises:
-      ValueError: for a number that is not above 0.
-      TypeError: for a ``timeout_seconds`` that is no number.
-      ExecutionTimeout: from calls inside, when the time is over.
+      ValueError: for a number that is not positive.
+      TypeError: for a ``timeout_seconds`` that is not a number.
+      ExecutionTimeout: from calls inside the block after the deadline.
 
     >>> import numpy as np, jaxkern.execution as ex
-    >>> with ex.execution_options(max_workers=2, trace_execution=True) as options:
+    >>> with ex.execution_options(max_workers=2, timeout_seconds=60):
     ...     ex.pmap(lambda x: float(x) + 1, host=True)(np.arange(3.0)).tolist()
     [1.0, 2.0, 3.0]
-    >>> sorted(span.name for span in options.trace.spans)
-    ['<lambda>[0]', '<lambda>[1]', '<lambda>[2]', 'pmap(<lambda>)']
     """
-    outer = ACTIVE.get()
-    options = ExecutionOptions() if outer is None else outer.options
-    changes: dict[str, Any] = {}
+    outer = CONTEXT.get() or CallContext()
+    options = outer.options
     if use_parallel is not None:
-        changes["use_parallel"] = bool(use_parallel)
+        options = dataclasses.replace(options, use_parallel=bool(use_parallel))
     if max_workers is not None:
-        changes["max_workers"] = check_integer("max_workers", max_workers, 1)
+        max_workers = check_integer("max_workers", max_workers, 1)
+        options = dataclasses.replace(options, max_workers=max_workers)
     if timeout_seconds is not None:
-        seconds = _seconds(timeout_seconds)
-        deadline = time.monotonic() + seconds
-        if deadline < (math.inf if options.deadline is None else options.deadline):
-            changes |= {"timeout_seconds": seconds, "deadline": deadline}
-    path = trace_execution if isinstance(trace_execution, (str, Path)) else None
+        options = _with_timeout(options, timeout_seconds)
     if trace_execution is not None:
-        changes["trace"] = ExecutionTrace() if trace_execution else None
-    options = dataclasses.replace(options, **changes)
-    base = Active(options) if outer is None else dataclasses.replace(outer, options=options)
-    if "trace" in changes:
-        base = dataclasses.replace(base, span=None)
-    token = ACTIVE.set(base)
-    try:
-        with _capped_kernels(max_workers):
-            yield options
-    finally:
-        ACTIVE.reset(token)
-        if path is not None and options.trace is not None:
-            options.trace.save(path)
+        directory = tempfile.mkdtemp() if trace_execution is True else trace_execution
+        options = dataclasses.replace(options, trace=Path(directory) if directory else None)
+    with contextlib.ExitStack() as stack:
+        if max_workers is not None:
+            stack.enter_context(_limited_kernels(max_workers))
+        if trace_execution:
+            profile = jax.profiler.ProfileOptions()
+            profile.python_tracer_level = 0  # it would slow down every Python call
+            stack.enter_context(
+                jax.profiler.trace(
+                    str(options.trace), create_perfetto_trace=True, profiler_options=profile
+                )
+            )
+        enforced = outer.in_worker and options.deadline == outer.options.deadline
+        token = CONTEXT.set(dataclasses.replace(outer, options=options, in_worker=enforced))
+        stack.callback(CONTEXT.reset, token)
+        yield options
 
 
-_cap_lock = threading.Lock()
-# Of the blocks that are open now, in the order in which they were entered.
-_caps: list[list[int]] = []
-_cap_before = 0
+def _with_timeout(options: ExecutionOptions, seconds: Any) -> ExecutionOptions:
+    message = f"timeout_seconds: expected a positive number of seconds or None, got {seconds!r}"
+    is_number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
+    if not is_number:
+        raise TypeError(message)
+    if not seconds > 0:  # also for NaN
+        raise ValueError(message)
+    if seconds > threading.TIMEOUT_MAX:
+        return options
+    deadline = time.monotonic() + float(seconds)
+    if options.deadline is not None and options.deadline <= deadline:
+        return options
+    return dataclasses.replace(options, timeout_seconds=float(seconds), deadline=deadline)
 
 
-def _kernel_cap() -> int | None:
-    """The cap in force (0: none); None where there are no native kernels."""
-    native = registry.module("cpu")
-    return None if native is None else int(native.max_workers())
+_limits_lock = threading.Lock()
+# The limits of the open blocks of all threads, in the order of entry; the last one applies.
+_limits: list[list[int]] = []
+_initial_limit = 0
 
 
 @contextlib.contextmanager
-def _capped_kernels(count: int | None) -> Iterator[None]:
-    """Caps the kernels at ``count`` threads until the block ends; None changes nothing.
-
-    Blocks of several threads may overlap: the one entered last decides. A cap that something else
-    has set meanwhile stays.
-    """
-    global _cap_before
-    if count is None:
+def _limited_kernels(count: int) -> Iterator[None]:
+    """Limit the threads of the CPU kernels of this process; a limit set meanwhile is kept."""
+    global _initial_limit
+    native = registry.module("cpu")
+    if native is None:
         yield
         return
-    mine = [count]
-    with _cap_lock:
-        if not _caps:
-            _cap_before = _kernel_cap() or 0
-        _caps.append(mine)
-        registry.set_max_workers(count)
+    limit = [count]
+    with _limits_lock:
+        if not _limits:
+            _initial_limit = native.max_workers()
+        _limits.append(limit)
+        native.set_max_workers(count)
     try:
         yield
     finally:
-        with _cap_lock:
-            was = _caps[-1][0]
-            # By identity: equal caps of other threads are other blocks.
-            _caps[:] = [cap for cap in _caps if cap is not mine]
-            if _kernel_cap() == was:
-                registry.set_max_workers(_caps[-1][0] if _caps else _cap_before)
-
-
-def _seconds(timeout: Any) -> float:
-    wanted = f"timeout_seconds is {timeout!r}; wanted seconds above 0, or None for no limit"
-    if isinstance(timeout, bool) or not hasattr(timeout, "__float__"):
-        raise TypeError(wanted)
-    try:
-        seconds = float(timeout)
-    except OverflowError:  # an integer beyond all floats
-        seconds = math.inf if timeout > 0 else -math.inf
-    if not seconds > 0:
-        raise ValueError(wanted)
-    return seconds
+        with _limits_lock:
+            unchanged = native.max_workers() == _limits[-1][0]
+            # By identity: an equal limit may belong to another thread.
+            _limits[:] = [other for other in _limits if other is not limit]
+            if unchanged:
+                native.set_max_workers(_limits[-1][0] if _limits else _initial_limit)
 
 
 def remaining_seconds() -> float | None:
-    """Seconds until the deadline in force, at least 0; None without one."""
+    """Return the seconds until the deadline in force, at least 0, or None without one."""
     deadline = current_options().deadline
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
-def check_timeout(what: str = "this work") -> None:
-    """Raises `ExecutionTimeout` when the time is over: for long loops inside host functions.
+def check_timeout(name: str = "this work") -> None:
+    """Raise `ExecutionTimeout` after the deadline; call it in long loops of host functions.
 
     >>> import jaxkern.execution as ex
-    >>> ex.check_timeout()  # without a timeout, nothing
+    >>> ex.check_timeout()  # does nothing without a timeout
     """
-    options = current_options()
-    if options.deadline is not None and time.monotonic() >= options.deadline:
+    if remaining_seconds() == 0:
         raise ExecutionTimeout(
-            f"{what}: the {options.timeout_seconds:g} s of execution_options(timeout_seconds=...) "
-            "are over"
+            f"{name}: the time limit of {current_options().timeout_seconds:g} s has passed; "
+            "increase execution_options(timeout_seconds=...)"
         )

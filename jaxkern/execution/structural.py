@@ -1,11 +1,12 @@
-"""`structural_jit`: a composite of operators, its JAX parts compiled, its host parts on threads."""
+"""`structural_jit`: runs a composite of operators as a graph, recorded on placeholders."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import threading
+import operator as python
+import time
 import types
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -13,124 +14,421 @@ import jax
 
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.compat import is_tracing
-from jaxkern.core.failures import describe_exception
-from jaxkern.execution.explanation import explanation
-from jaxkern.execution.graph import Graph, Recorder, SymbolicError
-from jaxkern.execution.operator import Operator, is_array
-from jaxkern.execution.schedule import Schedule
-from jaxkern.execution.signature import operators_in
-from jaxkern.execution.threads import Supervised
+from jaxkern.core.failures import describe_exception, note
+from jaxkern.execution.jit import JitFunction, JITOptions, Static
+from jaxkern.execution.operator import (
+    Operator,
+    is_array,
+    is_operator,
+    name_of,
+)
+from jaxkern.execution.options import CONTEXT, CallContext, current_options
+from jaxkern.execution.tasks import Supervised, Task, has_tracers, run_tasks
 
 Strategy = Literal["auto", "parallel", "sequential"]
-_KEPT_SCHEDULES = 64
 
 
-class Structural(Supervised):
-    """A composite that `structural_jit` has made."""
+class SymbolicError(TypeError):
+    """``forward`` needs a value while its graph is recorded on placeholders."""
 
-    kind = "graph"
 
-    def __init__(self, fn: Callable[..., Any], strategy: Strategy, workers: int | None) -> None:
+class Placeholder:
+    """A value in a graph that is being recorded: an input, or the result of an operation.
+
+    ``_source`` is the index of the operation, or ``-1 - i`` for input ``i``; ``_path`` are the keys
+    to look up in the value; ``_is_jax`` tells whether arithmetic on it is JAX code.
+    """
+
+    def __init__(self, recorder: Recorder, source: int, is_jax: bool, path: Any = ()) -> None:
+        self._recorder, self._source, self._path = recorder, source, path
+        self._is_jax = is_jax
+
+    def __getitem__(self, key: Any) -> Placeholder:
+        if type(key) in (str, int):
+            path = (*self._path, key)
+            return Placeholder(self._recorder, self._source, self._is_jax, path)
+        return self._recorder.add_arithmetic(python.getitem, self, key)
+
+    def _refuse(self, action: str) -> Any:
+        raise SymbolicError(
+            f"forward {action} while its graph is recorded, so the graph depends on data; move "
+            "that part into an operator (execution.operator(fn)), use jax.lax.cond in one, or set "
+            "execution_strategy='sequential'"
+        )
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # called by isinstance for any class but Placeholder
+        return self._refuse("tests the type of a value")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._refuse(f"reads the attribute {name!r} of a value")
+
+
+_REFUSED = {
+    **dict.fromkeys(("hash", "contains", "len"), "looks into a value"),
+    **dict.fromkeys(("bool", "int", "index", "float"), "branches on a value"),
+    **dict.fromkeys(("str", "format"), "formats a value"),
+    "iter": "iterates over a value (index it instead: result[0], result[1])",
+    "array": "calls NumPy between operators",
+    "jax_array": "calls JAX between operators",
+}
+_BINARY = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "divmod"),
+    *("lshift", "rshift", "and", "or", "xor"),
+)
+_OTHER = ("lt", "le", "gt", "ge", "eq", "ne", "neg", "pos", "abs", "invert")
+
+
+def _define_operators() -> None:
+    def refuse(action: str) -> Callable[..., Any]:
+        return lambda self, *args, **kwargs: self._refuse(action)
+
+    def record(fn: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self, *other: self._recorder.add_arithmetic(fn, self, *other)
+
+    def reflect(fn: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self, other: self._recorder.add_arithmetic(fn, other, self)
+
+    for name, action in _REFUSED.items():
+        setattr(Placeholder, f"__{name}__", refuse(action))
+    for name in (*_BINARY, *_OTHER):
+        fn = divmod if name == "divmod" else getattr(python, f"__{name}__")
+        setattr(Placeholder, f"__{name}__", record(fn))
+        if name in _BINARY:
+            setattr(Placeholder, f"__r{name}__", reflect(fn))
+
+
+_define_operators()
+
+
+@dataclasses.dataclass
+class Operation:
+    """A recorded call of ``op``, whose arguments contain placeholders."""
+
+    index: int
+    name: str
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    #: True if it runs as Python on the host, False if it is traced and compiled
+    host: bool
+    reason: str
+
+    @functools.cached_property
+    def after(self) -> list[int]:
+        """The operations whose results it needs."""
+        sources = {p._source for p in _placeholders((self.args, self.kwargs))}
+        return sorted(i for i in sources if i >= 0)
+
+
+@dataclasses.dataclass
+class Part:
+    """A host operation, or the JAX operations that form one program."""
+
+    name: str
+    operations: list[Operation]
+    after: tuple[int, ...]
+    #: the operations whose results other parts or the caller need
+    results: tuple[int, ...]
+    #: duration in the last call; None if the call did not wait for it
+    seconds: float | None = None
+
+
+class Recorder:
+    """Records the operators that a composite calls, instead of running them."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+
+    def record(self, forward: Callable[..., Any], leaves: list[Any], tree: Any) -> Any:
+        """Call ``forward`` on placeholders of its arguments and return its result.
+
+        If recording fails, attributes of the operator that ``forward`` has set are restored.
+        """
+        inputs = [Placeholder(self, -1 - i, isinstance(x, jax.Array)) for i, x in enumerate(leaves)]
+        args, kwargs = jax.tree.unflatten(tree, inputs)
+        context = CONTEXT.get() or CallContext()
+        token = CONTEXT.set(dataclasses.replace(context, recorder=self))
+        attributes = getattr(getattr(forward, "__self__", None), "__dict__", {})
+        before = dict(attributes)
+        try:
+            return forward(*args, **kwargs)
+        except BaseException:
+            attributes.clear()
+            attributes.update(before)
+            raise
+        finally:
+            CONTEXT.reset(token)
+
+    def has_placeholders(self, arguments: Any) -> bool:
+        """Return True if the arguments of a call contain placeholders."""
+        return bool(_placeholders(arguments))
+
+    def add_call(self, op: Any, args: Any, kwargs: Any) -> Any:
+        """Record a call."""
+        if isinstance(op, StructuralOp) or (isinstance(op, Operator) and contains_host(op)):
+            reason = "contains host operators"
+        else:
+            reason = f"host = {getattr(op, 'host', False) is True}"
+        return self._add(op, args, kwargs, reason != "host = False", reason)
+
+    def add_arithmetic(self, fn: Any, *args: Any) -> Placeholder:
+        """Record a Python operator; it is JAX code if one of its operands is a value of JAX."""
+        is_jax = any(
+            p._is_jax if type(p) is Placeholder else isinstance(p, jax.Array) for p in args
+        )
+        reason = f"arithmetic of {'JAX' if is_jax else 'host'} values"
+        return self._add(fn, args, {}, not is_jax, reason)
+
+    def _add(self, op: Any, args: Any, kwargs: Any, host: bool, reason: str) -> Placeholder:
+        name, index = name_of(op), len(self.operations)
+        count = sum(other.name.split("#")[0] == name for other in self.operations)
+        name = f"{name}#{count + 1}" if count else name
+        self.operations.append(Operation(index, name, op, args, kwargs, host, reason))
+        return Placeholder(self, index, not host)
+
+
+def contains_host(op: Operator) -> bool:
+    """Return True for an operator with host operators, or maps of them, among its attributes."""
+    parts = jax.tree.leaves(list(vars(op).values()), is_leaf=is_operator)
+    return any(
+        getattr(part, "host", False) is True or (is_operator(part) and contains_host(part))
+        for part in parts
+    )
+
+
+def _placeholders(tree: Any) -> list[Placeholder]:
+    return [leaf for leaf in jax.tree.leaves(tree) if type(leaf) is Placeholder]
+
+
+def _resolve(tree: Any, values: dict[int, Any]) -> Any:
+    """Replace the placeholders of a tree by values."""
+
+    def value(leaf: Any) -> Any:
+        if type(leaf) is not Placeholder:
+            return leaf
+        return functools.reduce(python.getitem, leaf._path, values[leaf._source])
+
+    return jax.tree.map(value, tree)
+
+
+def _make_parts(operations: list[Operation], result: Any) -> list[Part]:
+    """Return one part per host operation, and one for the others with the same host predecessors.
+
+    No path between two operations of such a group passes through a host operation, so they can be
+    one program, and they become ready at the same time, so joining them delays none.
+    """
+    hosts: list[frozenset[int]] = []
+    groups: dict[Any, list[Operation]] = {}
+    for operation in operations:
+        before = [hosts[i] | {i} if operations[i].host else hosts[i] for i in operation.after]
+        hosts.append(frozenset[int]().union(*before))
+        key = operation.index if operation.host else hosts[-1]
+        groups.setdefault(key, []).append(operation)
+
+    def position(group: list[Operation]) -> tuple[int, int, int]:
+        # Host operations in the order of the calls; a program after the last one that it needs.
+        before = hosts[group[0].index]
+        return (
+            (group[0].index, 0, 0) if group[0].host else (max(before, default=-1), 1, len(before))
+        )
+
+    ordered = sorted(groups.values(), key=position)
+    part_of = {operation.index: n for n, group in enumerate(ordered) for operation in group}
+    used = {p._source for p in _placeholders(result)}
+    parts = []
+    for number, group in enumerate(ordered):
+        name = " + ".join(operation.name for operation in group)
+        after = {part_of[i] for operation in group for i in operation.after} - {number}
+        outside = (op.after for op in operations if part_of[op.index] != number)
+        results = {operation.index for operation in group} & used.union(*outside)
+        parts.append(Part(name, group, tuple(sorted(after)), tuple(sorted(results))))
+    return parts
+
+
+@dataclasses.dataclass(frozen=True)
+class _Result:
+    """The result of an operation of the same program, in the arguments of another one."""
+
+    source: int
+    path: tuple[Any, ...]
+
+
+def _program(ops: list[Any], calls: list[Any], layout: Any) -> list[Any]:
+    """Call the operations of a part; `JitFunction` compiles this for each structure of a part."""
+    names, results = layout
+    values: dict[int, Any] = {}
+
+    def value(leaf: Any) -> Any:
+        if isinstance(leaf, _Result):
+            return functools.reduce(python.getitem, leaf.path, values[leaf.source])
+        return leaf
+
+    for (index, name), op, call in zip(names, ops, calls, strict=True):
+        args, kwargs = jax.tree.map(value, call)
+        try:
+            values[index] = op(*args, **kwargs)
+        except Exception as error:
+            note(
+                error,
+                "raised by {}, which JAX traces and compiles; if it is Python code, set "
+                "host = True in its class, or use execution.operator(fn, host=True)",
+                name,
+            )
+            raise
+    return [values[i] for i in results]
+
+
+class StructuralOp(Supervised):
+    """A composite returned by `structural_jit`."""
+
+    enforces_deadline = True
+
+    def __init__(
+        self, fn: Callable[..., Any], name: str, strategy: Strategy, workers: int | None
+    ) -> None:
         functools.update_wrapper(self, fn, updated=())
         self.composite = fn
-        self._strategy, self._workers = strategy, workers
-        self._name = getattr(fn, "__name__", None) or type(fn).__name__
-        # A composite may call itself, on constants, while it is recorded.
-        self._lock = threading.RLock()
-        self._schedules: OrderedDict[Any, Schedule | str] = OrderedDict()
-        self._last: Schedule | str | None = None
+        self._name, self._strategy = name, strategy
+        self._workers = 1 if strategy == "sequential" else workers
+        self._program = JitFunction(_program, JITOptions(), name)
+        # The reasons why calls have no graph, by the structure of their arguments.
+        self._failures: dict[Any, str] = {}
+        self._last: list[Part] | str = "it has not been called yet"
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
-    def recorded(self, recorder: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """A composite inside another one is part of the same graph."""
-        return recorder.expanded(self, args, kwargs)
-
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
-        """A call without a look at `execution_options`."""
-        if is_tracing() or any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
+        """Call the composite without regard to `execution_options`."""
+        if is_tracing() or has_tracers((args, kwargs)):
             return self.composite(*args, **kwargs)
-        owner, rest = self._owner(args)
-        leaves = jax.tree.leaves((rest, kwargs))
-        self._last = schedule = self._scheduled(owner, rest, kwargs, leaves)
-        if isinstance(schedule, str):
-            return self.composite(*args, **kwargs)
-        limit = 1 if self._strategy == "sequential" else self._workers
-        return schedule.run(leaves, self._name, limit)
+        forward, rest = self.composite, args
+        if isinstance(forward, Operator):
+            forward, rest = forward.forward, ()
+            kwargs = {"inputs": args[0] if args else kwargs["inputs"]}
+        elif args and isinstance(args[0], Operator) and type(args[0]).forward is self:
+            forward, rest = types.MethodType(forward, args[0]), args[1:]
+        leaves, tree = jax.tree.flatten((rest, kwargs))
+        recorder = Recorder()
+        if tree not in self._failures:
+            try:
+                result = recorder.record(forward, leaves, tree)
+            except Exception as error:  # JAX, NumPy and others raise their own errors
+                self._failures[tree] = self._failure(error)
+        if tree in self._failures:
+            self._last = self._failures[tree]
+            return forward(*rest, **kwargs)
+        self._last = parts = _make_parts(recorder.operations, result)
+        values = {-1 - index: value for index, value in enumerate(leaves)}
+        run = functools.partial(self._run_part, values)
+        if len(parts) == 1 and not parts[0].operations[0].host and not current_options().deadline:
+            run(parts[0])  # asynchronous, like any jitted function
+        else:
+            tasks = [
+                Task(p.name, functools.partial(self._time_part, run, p), p.after) for p in parts
+            ]
+            run_tasks(tasks, self._name, self._workers)
+        return _resolve(result, values)
 
-    def _owner(self, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        if isinstance(self.composite, Operator):
-            return self.composite, args
-        if isinstance(self.composite, types.FunctionType) and args:
-            first = args[0]
-            if isinstance(first, Operator) and getattr(type(first), "forward", None) is self:
-                return first, args[1:]
-        return None, args
+    def _failure(self, error: Exception) -> str:
+        """Return why a composite has no graph; with the strategy "parallel", raise the error."""
+        symbolic = isinstance(error, SymbolicError)
+        reason = str(error) if symbolic else f"recording it raised {describe_exception(error)}"
+        if self._strategy == "parallel":
+            raise SymbolicError(f"structural_jit: {self._name} has no graph: {reason}") from error
+        return f"runs as written, one call after another: {reason}"
 
-    def _scheduled(self, owner: Any, rest: Any, kwargs: Any, leaves: list[Any]) -> Schedule | str:
-        """The schedule of a call, or why it has none."""
-        structure = jax.tree.structure(owner)
-        operators = operators_in(owner)
-        kinds = tuple(
-            (isinstance(x, jax.Array), x.shape, x.dtype) if is_array(x) else type(x) for x in leaves
-        )
-        tree = jax.tree.structure((rest, kwargs))
-        key = (structure, tree, kinds, tuple(map(id, operators)))
-        with self._lock:
-            found = self._schedules.get(key)
-            if found is None or (isinstance(found, Schedule) and not found.graph.is_current()):
-                graph = self._recorded(owner, rest, kwargs)
-                if isinstance(graph, str):
-                    found = graph
-                elif isinstance(found, Schedule) and found.graph.form() == graph.form():
-                    # With other arrays, which its programs take as operands.
-                    found.graph = graph
-                else:
-                    found = Schedule(graph, operators)
-                self._schedules[key] = found
-                if len(self._schedules) > _KEPT_SCHEDULES:
-                    self._schedules.popitem(last=False)
-            self._schedules.move_to_end(key)
-        return found
+    def _time_part(self, run: Callable[[Part], None], part: Part) -> None:
+        started = time.perf_counter()
+        run(part)
+        part.seconds = time.perf_counter() - started
 
-    def _recorded(self, owner: Any, rest: Any, kwargs: Any) -> Graph | str:
-        """The graph of a call, or why it has none."""
-        forward: Any = self.composite
-        if isinstance(self.composite, Operator):
-            forward = self.composite.forward
-            rest, kwargs = (), {"inputs": rest[0] if rest else kwargs["inputs"]}
-        elif owner is not None:
-            forward = types.MethodType(self.composite, owner)
-        try:
-            return Recorder().record(forward, rest, kwargs)
-        except Exception as error:  # what JAX, NumPy and others say to a placeholder
-            if self._strategy == "parallel":
-                note = f"structural_jit: {self._name} has no graph to run in parallel"
-                if isinstance(error, SymbolicError):
-                    error.add_note(note)
-                    raise
-                what = describe_exception(error)
-                raise SymbolicError(f"{note}; while it was recorded: {what}") from error
-            return (
-                str(error)
-                if isinstance(error, SymbolicError)
-                else f"it cannot be called on placeholders ({describe_exception(error)})"
-            )
+    def _run_part(self, values: dict[int, Any], part: Part) -> None:
+        """Add the results of a part to the values."""
+        operation = part.operations[0]
+        if operation.host:
+            args, kwargs = _resolve((operation.args, operation.kwargs), values)
+            values[operation.index] = jax.block_until_ready(operation.op(*args, **kwargs))
+            return
+        members = {op.index for op in part.operations}
+
+        def operand(leaf: Any) -> Any:
+            if type(leaf) is not Placeholder:
+                return leaf if is_array(leaf) else Static(leaf)
+            if leaf._source in members:
+                return _Result(leaf._source, leaf._path)
+            return _resolve(leaf, values)
+
+        ops = [op.op for op in part.operations]
+        calls = [jax.tree.map(operand, (op.args, op.kwargs)) for op in part.operations]
+        names = [(op.index, op.name) for op in part.operations]
+        layout = Static((tuple(names), part.results))
+        results = self._program.call(ops, calls, layout)
+        values.update(zip(part.results, results, strict=True))
 
     def explain(self) -> str:
-        """The graph of the last call, as text.
+        """Describe the graph of the last call.
 
-        Its operators with what runs them and why, the levels, the critical path with the times that
-        were measured in the last call, the parts that are not yet timed (as those that the last
-        call compiled) and count as 0, and what keeps the rest from being parallel.
+        Lists the operators with what runs them and why, the levels, the critical path with the
+        times of the last call (which include compilation), and what limits parallelism.
         """
-        last = self._last
-        if last is None:
-            return f"{self._name}: not called yet; call it once and there is a graph to explain"
-        if isinstance(last, str):
-            return f"{self._name}: runs as written, one call after the other, because {last}"
-        return explanation(self._name, last, self._strategy, self._workers)
+        parts = self._last
+        if isinstance(parts, str):
+            return f"{self._name}: {parts}"
+        operations = sorted((op for p in parts for op in p.operations), key=lambda op: op.index)
+        number = {op.index: n for n, part in enumerate(parts) for op in part.operations}
+        lines = [
+            f"{self._name}: {len(operations)} operators in {len(parts)} parts, strategy "
+            f"{self._strategy!r}"
+        ]
+        width = max((len(op.name) for op in operations), default=0)
+        level: list[int] = []
+        for op in operations:
+            level.append(1 + max((level[i] for i in op.after), default=-1))
+            needs = ", ".join(operations[i].name for i in op.after) or "the inputs"
+            lines.append(
+                f"  {op.name:{width}}  {'host' if op.host else 'jax':4}  part {number[op.index]}  "
+                f"needs {needs}  ({op.reason})"
+            )
+        for depth in range(max(level, default=-1) + 1):
+            names = (op.name for op, at in zip(operations, level, strict=True) if at == depth)
+            lines.append(f"level {depth}: {', '.join(names)}")
+        path = critical_path([p.seconds or 0.0 for p in parts], [p.after for p in parts])
+        total = sum(p.seconds or 0.0 for p in parts)
+        length = sum(parts[i].seconds or 0.0 for i in path)
+        lines.append(
+            f"critical path: {length * 1e3:.3f} ms of {total * 1e3:.3f} ms: "
+            + " -> ".join(f"{parts[i].name} {_milliseconds(parts[i])}" for i in path)
+        )
+        if self._workers is not None:
+            lines.append(f"not parallel: at most {self._workers} parts at a time")
+        if not current_options().use_parallel:
+            lines.append("not parallel: execution_options(use_parallel=False)")
+        lines += [f"one program: {p.name}" for p in parts if len(p.operations) > 1]
+        return "\n".join(lines)
+
+
+def _milliseconds(part: Part) -> str:
+    return "not timed" if part.seconds is None else f"{part.seconds * 1e3:.3f} ms"
+
+
+def critical_path(seconds: list[float], after: list[tuple[int, ...]]) -> list[int]:
+    """Return the chain of parts with the largest total time; each part comes after its needs."""
+    total: list[float] = []
+    previous: list[int | None] = []
+    for own, before in zip(seconds, after, strict=True):
+        last = max(before, key=lambda i: total[i], default=None)
+        previous.append(last)
+        total.append(own + (0.0 if last is None else total[last]))
+    path: list[int] = []
+    at = max(range(len(total)), key=lambda i: total[i], default=None)
+    while at is not None:
+        path.insert(0, at)
+        at = previous[at]
+    return path
 
 
 def structural_jit(
@@ -139,30 +437,29 @@ def structural_jit(
     execution_strategy: Strategy = "auto",
     max_workers: int | None = None,
 ) -> Any:
-    """Runs a composite of operators by the graph of what needs what.
+    """Run a composite of operators in parallel, by the graph of their dependencies.
 
-    The composite's ``forward`` (or the function) is called once on placeholders, which records the
-    operators that it calls; also functions that are its attributes, and arithmetic between results.
-    Each runs when what it needs is there: those that are declared ``host = True`` on threads, all
-    others, as far as they wait for the same host operators, as one compiled program. Arithmetic is
-    JAX's where a value of JAX is in it, as in Python. Under ``jax.jit``, ``grad`` or ``vmap`` the
-    composite is called as it is written.
+    Each call runs the composite's ``forward`` (or the function) on placeholders, which records the
+    operators that it calls, and arithmetic between results. Operators with ``host = True``, and
+    operators that contain some, run on threads as soon as their inputs are ready; all others that
+    need the same host operators run as one compiled program. Arithmetic is JAX code if an operand
+    is a value of JAX. Under ``jax.jit``, ``grad`` or ``vmap`` the composite is called as written.
 
     Args:
-      fn: a subclass of `Operator`, an operator, or a function that calls operators; without it, a
+      fn: a subclass of `Operator`, an operator, or a function that calls operators; None returns a
         decorator.
-      execution_strategy: "parallel" makes it an error when there is no graph because the calls
-        depend on data; "auto" then runs the composite as written; "sequential" runs one part after
-        the other, in the order of the calls.
-      max_workers: the most host operators at a time; None for as many as are ready.
+      execution_strategy: "parallel" raises if there is no graph because the calls depend on data;
+        "auto" then runs the composite as written; "sequential" runs one part at a time, in the
+        order of the calls.
+      max_workers: maximum number of concurrent parts.
 
     Returns:
-      The same, with ``explain()`` (of a class: ``op.forward.explain()``).
+      The same object, with ``explain()`` (``op.forward.explain()`` for a class).
 
     Raises:
-      SymbolicError: with "parallel", for a forward that decides by data.
-      Exception: what JAX says to an operator that it cannot trace, with a note that names it.
-      ValueError: for another strategy.
+      SymbolicError: with "parallel", if ``forward`` depends on data.
+      Exception: an error of JAX for an operator that it cannot trace, with a note that names it.
+      ValueError: for an unknown strategy.
 
     >>> import jaxkern.execution as ex
     >>> up, down = ex.operator(str.upper, host=True), ex.operator(str.lower, host=True)
@@ -174,8 +471,7 @@ def structural_jit(
     """
     if execution_strategy not in get_args(Strategy):
         raise ValueError(
-            f"execution_strategy is {execution_strategy!r}; wanted 'auto', 'parallel' or "
-            "'sequential'"
+            f"execution_strategy: expected one of {get_args(Strategy)}, got {execution_strategy!r}"
         )
     if max_workers is not None:
         max_workers = check_integer("max_workers", max_workers, 1)
@@ -183,18 +479,13 @@ def structural_jit(
         return functools.partial(
             structural_jit, execution_strategy=execution_strategy, max_workers=max_workers
         )
-    if isinstance(fn, type):
-        if not issubclass(fn, Operator):
-            raise TypeError(
-                f"structural_jit: {fn.__name__} is a class; wanted a subclass of "
-                "jaxkern.execution.Operator, an operator, or a function"
-            )
-        made: Any = Structural(fn.forward, execution_strategy, max_workers)
-        made._name = fn.__name__
-        fn.forward = made  # type: ignore[method-assign]
-        return fn
-    if not callable(fn):
+    name = getattr(fn, "__name__", None) or type(fn).__name__
+    if not callable(fn) or (isinstance(fn, type) and not issubclass(fn, Operator)):
         raise TypeError(
-            f"structural_jit: got {type(fn).__name__}; wanted an Operator or a function"
+            f"structural_jit: expected a subclass of Operator, an operator or a function, got "
+            f"{name}"
         )
-    return Structural(fn, execution_strategy, max_workers)
+    if isinstance(fn, type):
+        fn.forward = StructuralOp(fn.forward, name, execution_strategy, max_workers)  # type: ignore
+        return fn
+    return StructuralOp(fn, name, execution_strategy, max_workers)

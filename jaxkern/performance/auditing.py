@@ -1,4 +1,4 @@
-"""Reads a function's program and reports what costs time or memory without being asked for."""
+"""Audit of a function's program for hidden costs in time and memory."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jaxkern.core.calls import inner_programs, op_calls, times
 from jaxkern.core.programs import CompiledProgram, compile_program
-from jaxkern.performance.collectives import Collective
 from jaxkern.performance.hlo import HloModule, Instruction
-from jaxkern.performance.program_memory import measured_collectives
+from jaxkern.performance.memory import Collective, find_collectives
 
 Severity = Literal["warning", "info"]
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print")
 _MOVES = ("copy", "transpose")
-# What a fusion that only moves data may hold besides.
+# Other instructions allowed in a fusion that only moves data.
 _VIEWS = ("parameter", "bitcast", "reshape", "tuple", "get-tuple-element")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that costs more than it must.
+    """One avoidable cost.
 
     Attributes:
       kind: ``"copy"``, ``"collective"``, ``"f64"``, ``"donation"``, ``"callback"``, ``"fallback"``
         or ``"constant"``.
-      severity: ``"warning"`` for what is rarely meant, ``"info"`` for what may be.
+      severity: ``"warning"`` if it is rarely intended, ``"info"`` if it may be.
       what: the instruction, operation or argument.
-      bytes: that it concerns, for one execution; 0 where size is not the point.
-      advice: what to do.
+      bytes: size of the data, for one execution; 0 if size does not matter.
+      advice: how to avoid it.
     """
 
     kind: str
@@ -50,13 +49,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Audit:
-    """The findings of `audit`, warnings first, large ones first.
+    """The result of `audit`.
 
     Attributes:
-      findings: each with its severity, size and what to do.
-      collectives: of the program, with bytes and times.
-      platform: that it was compiled for.
-      notes: what is left out, and why.
+      findings: warnings first, then by size.
+      collectives: all collectives of the program, with bytes and times.
+      platform: platform that the program was compiled for.
+      notes: what was not measured, with the reason.
     """
 
     findings: tuple[Finding, ...]
@@ -66,40 +65,39 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no warning."""
+        """True if there are no warnings."""
         return not any(f.severity == "warning" for f in self.findings)
 
     def of(self, kind: str) -> tuple[Finding, ...]:
-        """The findings of a kind."""
+        """Return the findings of one kind."""
         return tuple(f for f in self.findings if f.kind == kind)
 
     def __str__(self) -> str:
-        notes = [f"note: {note}" for note in self.notes]
-        if not self.findings:
-            return "\n".join([f"audit on {self.platform}: nothing found", *notes])
         warnings = sum(f.severity == "warning" for f in self.findings)
-        head = f"audit on {self.platform}: {warnings} warnings, {len(self.findings)} findings"
-        return "\n".join([head, *map(str, self.findings), *notes])
+        counts = f"{warnings} warnings, {len(self.findings)} findings"
+        lines = [f"audit on {self.platform}: {counts if self.findings else 'no findings'}"]
+        return "\n".join([*lines, *map(str, self.findings), *(f"note: {n}" for n in self.notes)])
 
 
 def audit(
     fn: Callable[..., Any], *args: Any, min_bytes: int = 1 << 20, time_collectives: bool = False
 ) -> Audit:
-    """Reads the traced and compiled program of ``fn(*args)`` for hidden costs.
+    """Check the traced and compiled program of ``fn(*args)`` for hidden costs.
 
-    Hidden copies and transposes, arguments copied at entry, all-gathers and other collectives,
-    f64 where no argument has it, missed and unusable donations, host callbacks, ops of this package
-    that run in pure JAX, and large constants. Nothing is run, unless ``time_collectives`` asks for
-    it and the arguments are arrays that are not donated.
+    It reports copies and transposes, arguments copied at entry, collectives, f64 values that no f64
+    argument explains, missed and unusable donations, host callbacks, ops of this package that run
+    in pure JAX, and large constants. Nothing is run, unless ``time_collectives`` is True and the
+    arguments are arrays that are not donated.
 
     Args:
-      fn: jitted (with its own donation) or not.
+      fn: function, jitted (with its own donation) or not.
       *args: arrays or ``jax.ShapeDtypeStruct``.
       min_bytes: smaller copies, collectives, donations and constants are not reported.
-      time_collectives: whether to run the program to time its collectives.
+      time_collectives: run the program to time its collectives.
 
     Raises:
-      TypeError: when ``fn`` cannot be compiled for the arguments.
+      TypeError: if ``fn`` cannot be compiled for the arguments.
+      ValueError: if ``min_bytes`` is negative.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -112,57 +110,51 @@ def audit(
       ()
     """
     if min_bytes < 0:
-        raise ValueError(f"min_bytes is {min_bytes}; wanted 0 or more")
-    built = compile_program(fn, *args)
-    program = HloModule(built.compiled.as_text() or "")
-    traced: ClosedJaxpr = built.traced.jaxpr
-    collectives, notes = measured_collectives(built, args, time_collectives)
-    found = [
-        *_fallbacks(built, traced),
+        raise ValueError(f"min_bytes: expected at least 0, got {min_bytes}")
+    program = compile_program(fn, *args)
+    module = HloModule(program.compiled.as_text() or "")
+    traced: ClosedJaxpr = program.traced.jaxpr
+    collectives, notes = find_collectives(program, args, time_collectives)
+    findings = [
+        *_fallbacks(program, traced),
         *_callbacks(traced),
         *_upcasts(traced),
         *_constants(traced, min_bytes),
-        *_donations(built, program, min_bytes),
-        *_copies(program, min_bytes),
+        *_donations(program, module, min_bytes),
+        *_copies(module, min_bytes),
         *_collectives(collectives, min_bytes),
     ]
-    found.sort(key=lambda f: (f.severity != "warning", -f.bytes))
-    return Audit(tuple(found), tuple(collectives), built.platform, notes)
+    findings.sort(key=lambda f: (f.severity != "warning", -f.bytes))
+    return Audit(tuple(findings), tuple(collectives), program.platform, notes)
 
 
-def _fallbacks(built: CompiledProgram, traced: ClosedJaxpr) -> Iterator[Finding]:
-    seen = set()
-    for call in op_calls(traced):
-        problem = call.problem(built.platform)
-        if problem is None or (call.op.name, problem) in seen:
-            continue
-        seen.add((call.op.name, problem))
-        chosen = call.backend == "jax"
-        yield Finding(
-            "fallback",
-            "info" if chosen else "warning",
-            f"{call.op.name} runs in pure JAX: {problem}",
-            0,
-            "leave the context or unset JAXKERN_BACKEND"
-            if chosen
-            else "see jaxkern.doctor(); within jaxkern.backend('native') this is an error",
-        )
+def _fallbacks(program: CompiledProgram, traced: ClosedJaxpr) -> Iterator[Finding]:
+    calls = [(call, call.problem(program.platform)) for call in op_calls(traced)]
+    unique = {(call.op.name, problem): call for call, problem in calls if problem is not None}
+    for (name, problem), call in unique.items():
+        what = f"{name} runs in pure JAX: {problem}"
+        if call.backend == "jax":
+            advice = "leave the backend context or unset JAXKERN_BACKEND"
+            yield Finding("fallback", "info", what, 0, advice)
+        else:
+            advice = "see jaxkern.doctor(); within jaxkern.backend('native') this is an error"
+            yield Finding("fallback", "warning", what, 0, advice)
 
 
 def _callbacks(traced: ClosedJaxpr) -> Iterator[Finding]:
-    for eqn, count, place in _equations(traced.jaxpr, 1):
+    for eqn, count, source in _equations(traced.jaxpr, 1):
         if eqn.primitive.name in _CALLBACKS:
-            often = "an unknown number of times" if count is None else f"{count} times"
-            called = eqn.params.get("callback")
-            name = getattr(called, "callback_func", called)
-            label = getattr(name, "__name__", eqn.primitive.name)
+            repeats = "an unknown number of times" if count is None else f"{count} times"
+            callback = eqn.params.get("callback")
+            function = getattr(callback, "callback_func", callback)
+            label = getattr(function, "__name__", eqn.primitive.name)
             yield Finding(
                 "callback",
                 "warning",
-                f"{eqn.primitive.name} of {label}, {often} a run{place}",
+                f"{eqn.primitive.name} of {label}, {repeats} per run{source}",
                 0,
-                "each call waits for Python and moves data to the host; write it in JAX, or take "
-                "it out of the function. The persistent cache keeps no such program",
+                "each call waits for Python and copies data to the host, and the persistent cache "
+                "does not store such a program; write it in JAX or move it out of the function",
             )
 
 
@@ -172,33 +164,24 @@ def _upcasts(traced: ClosedJaxpr) -> Iterator[Finding]:
         return
     for variable, value in zip(jaxpr.constvars, traced.consts, strict=True):
         if _is_double(variable.aval):
-            yield Finding(
-                "f64",
-                "warning",
-                f"a constant {variable.aval.str_short()} is f64",
-                int(np.asarray(value).nbytes),
-                "make it np.float32 before it is closed over",
-            )
+            what = f"a constant {variable.aval.str_short()} is f64"
+            advice = "convert it with np.float32 before the function captures it"
+            yield Finding("f64", "warning", what, int(np.asarray(value).nbytes), advice)
+    advice = "no argument is f64: pass dtype=jnp.float32, or cast the argument if f64 is intended"
     seen = set()
-    for eqn, _, place in _equations(jaxpr, 1):
+    for eqn, _, source in _equations(jaxpr, 1):
         if any(_is_double(getattr(v, "aval", None)) for v in eqn.invars) or inner_programs(eqn):
             continue
-        for out in eqn.outvars:
-            aval: Any = out.aval
-            # A Python number is a weak scalar: it does not widen what it meets.
+        avals: list[Any] = [variable.aval for variable in eqn.outvars]
+        for aval in avals:
+            # A Python number is a weakly typed scalar and does not promote its operands.
             if not _is_double(aval) or (aval.weak_type and aval.size == 1):
                 continue
-            what = f"{eqn.primitive.name} makes {aval.str_short()}{place}"
+            what = f"{eqn.primitive.name} makes {aval.str_short()}{source}"
             if what not in seen:
                 seen.add(what)
-                yield Finding(
-                    "f64",
-                    "warning",
-                    what,
-                    int(aval.size * aval.dtype.itemsize),
-                    "no argument is f64: give the dtype (dtype=jnp.float32, np.float32(...)), or "
-                    "cast the argument where f64 is meant",
-                )
+                size = int(aval.size * aval.dtype.itemsize)
+                yield Finding("f64", "warning", what, size, advice)
 
 
 def _constants(traced: ClosedJaxpr, min_bytes: int) -> Iterator[Finding]:
@@ -208,18 +191,18 @@ def _constants(traced: ClosedJaxpr, min_bytes: int) -> Iterator[Finding]:
             yield Finding(
                 "constant",
                 "warning",
-                f"{value.dtype}{list(value.shape)} is closed over",
+                f"the function captures {value.dtype}{list(value.shape)}",
                 size,
-                "it becomes part of the program, which compiles longer and holds a copy: pass it "
+                "it becomes part of the program, which compiles longer and holds a copy; pass it "
                 "as an argument",
             )
 
 
-def _donations(built: CompiledProgram, program: HloModule, min_bytes: int) -> Iterator[Finding]:
-    parameters = program.parameters()
-    aliased = {p.op_name for n, p in parameters.items() if n in program.aliased_parameters}
-    arguments = _arguments(built)
-    outputs = [(o.shape, o.dtype) for o in jax.tree.leaves(built.lowered.out_info)]
+def _donations(program: CompiledProgram, module: HloModule, min_bytes: int) -> Iterator[Finding]:
+    parameters = module.parameters()
+    aliased = {p.op_name for n, p in parameters.items() if n in module.aliased_parameters}
+    arguments = _named_arguments(program)
+    outputs = [(o.shape, o.dtype) for o in jax.tree.leaves(program.lowered.out_info)]
     for name, info in arguments:
         if name in aliased and (info.shape, info.dtype) in outputs:
             outputs.remove((info.shape, info.dtype))
@@ -227,113 +210,102 @@ def _donations(built: CompiledProgram, program: HloModule, min_bytes: int) -> It
         size = int(np.prod(info.shape, dtype=np.int64)) * info.dtype.itemsize
         if name in aliased or size < min_bytes or not size:
             continue
-        kind = f"{name}: {info.dtype}{list(info.shape)}"
+        what = f"{name}: {info.dtype}{list(info.shape)}"
         if info.donated:
             yield Finding(
                 "donation",
                 "warning",
-                f"{kind} is donated and no result takes its place",
+                f"{what} is donated, but no result can reuse its memory",
                 size,
-                "it is lost without a gain: donate what has the shape, dtype and sharding of a "
-                "result",
+                "donate arguments that have the shape, dtype and sharding of a result",
             )
         elif (info.shape, info.dtype) in outputs:
             outputs.remove((info.shape, info.dtype))
             yield Finding(
                 "donation",
                 "info",
-                f"{kind} has the shape and dtype of a result",
+                f"{what} has the shape and dtype of a result",
                 size,
-                "where it is not needed after the call: jax.jit(fn, donate_argnums=...) saves a "
-                "buffer of its size",
+                "if it is not used after the call, jax.jit(fn, donate_argnums=...) saves a buffer "
+                "of its size",
             )
 
 
-def _copies(program: HloModule, min_bytes: int) -> Iterator[Finding]:
-    # Of donated arguments a copy is made for another reason.
+def _copies(module: HloModule, min_bytes: int) -> Iterator[Finding]:
+    # Copies of donated arguments have other causes.
     parameters = {
-        p.name: p for n, p in program.parameters().items() if n not in program.aliased_parameters
+        p.name: p for n, p in module.parameters().items() if n not in module.aliased_parameters
     }
-    for instruction, count in program.executed():
-        kind = _moved(instruction, program)
+    for instruction, count in module.executed():
+        kind = _moves(instruction, module)
         if kind is None or instruction.bytes < min_bytes or not instruction.bytes:
             continue
         source = next((parameters[o] for o in instruction.operands if o in parameters), None)
-        looped = count is None or count > 1
-        often = "" if count == 1 else f", {'unknown' if count is None else count} times a run"
-        where = f" from {instruction.op_name}" if instruction.op_name else ""
+        repeats = "" if count == 1 else f", {'unknown' if count is None else count} times per run"
         # XLA writes a transpose as a copy into another order of axes.
-        turned = "transpose" in instruction.op_name or any(
-            inner.opcode == "transpose" for inner in program.fused(instruction)
+        transposed = "transpose" in instruction.op_name or any(
+            inner.opcode == "transpose" for inner in module.fused(instruction)
         )
-        entry = source is not None and kind == "copy" and source.shape == instruction.shape
-        entry = entry and not turned
+        entry = False
+        if source is not None and kind == "copy" and not transposed:
+            entry = source.shape == instruction.shape
         if entry and source is not None:
             what = f"the argument {source.op_name or source.name} is copied at entry"
             advice = (
-                "it is updated or returned and was not donated: donate it (donate_argnums) where "
-                "it is not needed afterwards"
+                "it is updated or returned but not donated: donate it (donate_argnums) if it is "
+                "not used after the call"
             )
         else:
-            kind = "transpose" if turned else kind
-            what = f"{kind} {instruction.name}{where}"
+            where = f" from {instruction.op_name}" if instruction.op_name else ""
+            what = f"{'transpose' if transposed else kind} {instruction.name}{where}"
             advice = (
-                "a pass over memory that computes nothing: keep the layout that the next operation "
-                "reads (order of axes), or move it out of the loop"
+                "a pass over memory without arithmetic: use the order of axes that the next "
+                "operation reads, or move it out of the loop"
             )
-        yield Finding(
-            "copy",
-            "warning" if looped or entry else "info",
-            what + often,
-            instruction.bytes,
-            advice,
-        )
+        severity: Severity = "warning" if entry or count is None or count > 1 else "info"
+        yield Finding("copy", severity, what + repeats, instruction.bytes, advice)
 
 
-def _moved(instruction: Instruction, program: HloModule) -> str | None:
+def _moves(instruction: Instruction, module: HloModule) -> str | None:
     if instruction.opcode.removesuffix("-start") in _MOVES:
         return instruction.opcode.removesuffix("-start")
-    inside = [i.opcode for i in program.fused(instruction) if i.opcode not in _VIEWS]
-    if inside and set(inside) <= set(_MOVES):
-        return inside[-1]
-    return None
+    inside = [i.opcode for i in module.fused(instruction) if i.opcode not in _VIEWS]
+    return inside[-1] if inside and set(inside) <= set(_MOVES) else None
 
 
-def _collectives(found: Sequence[Collective], min_bytes: int) -> Iterator[Finding]:
-    for c in found:
+def _collectives(collectives: Sequence[Collective], min_bytes: int) -> Iterator[Finding]:
+    for c in collectives:
         if c.bytes < min_bytes:
             continue
-        gathers = c.kind in ("all-gather", "all-to-all")
-        yield Finding(
-            "collective",
-            "warning" if gathers else "info",
-            str(c),
-            c.bytes,
-            "the whole array is made on every device: shard the operands along the axes that the "
-            "operation maps over, or constrain the result (jax.lax.with_sharding_constraint)"
-            if gathers
-            else "expected where values are combined over devices; fewer and larger ones cost less",
-        )
+        if c.kind in ("all-gather", "all-to-all"):
+            advice = (
+                "every device holds the entire array: shard the operands along the axes that the "
+                "operation maps over, or constrain the result (jax.lax.with_sharding_constraint)"
+            )
+            yield Finding("collective", "warning", str(c), c.bytes, advice)
+        else:
+            advice = "expected where devices combine values; fewer, larger collectives are faster"
+            yield Finding("collective", "info", str(c), c.bytes, advice)
 
 
-def _arguments(built: CompiledProgram) -> list[tuple[str, Any]]:
-    names = list(built.traced.jaxpr.jaxpr.debug_info.arg_names or ())
-    infos = jax.tree.leaves_with_path(built.lowered.args_info)
+def _named_arguments(program: CompiledProgram) -> list[tuple[str, Any]]:
+    names = list(program.traced.jaxpr.jaxpr.debug_info.arg_names or ())
+    infos = jax.tree.leaves_with_path(program.lowered.args_info)
     if len(names) != len(infos):
         names = [f"argument {jax.tree_util.keystr(path)}" for path, _ in infos]
     return [(str(name), info) for name, (_, info) in zip(names, infos, strict=True)]
 
 
 def _equations(
-    jaxpr: Jaxpr, count: int | None, around: str = ""
+    jaxpr: Jaxpr, count: int | None, outer: str = ""
 ) -> Iterator[tuple[JaxprEqn, int | None, str]]:
-    """Every equation, how often it runs, and its place: that of the call where JAX kept no own."""
+    """Yield every equation, how often it runs, and its source line or its caller's."""
     for eqn in jaxpr.eqns:
         line = source_info_util.summarize(eqn.source_info)
-        place = f", at {line}" if line else around
-        yield eqn, count, place
+        source = f", at {line}" if line else outer
+        yield eqn, count, source
         for inner in inner_programs(eqn):
-            yield from _equations(inner.jaxpr, times(count, inner.times), place)
+            yield from _equations(inner.jaxpr, times(count, inner.times), source)
 
 
 def _is_double(aval: Any) -> bool:

@@ -1,4 +1,4 @@
-"""JAX's persistent compilation cache, so that a second process does not compile again."""
+"""JAX's persistent compilation cache, also for programs that compile fast."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _MISS = "/jax/compilation_cache/cache_misses"
 
 @dataclass
 class CacheReport:
-    """Hits and misses of the persistent cache since it was enabled; it counts on by itself.
+    """Hits and misses of the persistent cache since it was enabled, updated as they occur.
 
     Attributes:
-      directory: where the programs are.
-      hits: compilations that were read from it.
-      misses: compilations that were not there, and are now.
+      directory: directory of the cached programs.
+      hits: number of compilations that were read from the cache.
+      misses: number of compilations that were not in the cache and were added to it.
     """
 
     directory: Path
@@ -36,15 +36,15 @@ class CacheReport:
 
     @property
     def entries(self) -> int:
-        """Programs in the folder now, those of other processes included."""
+        """Current number of programs in the directory, including those of other processes."""
         return sum(1 for path in self._files() if path.name.endswith("-cache"))
 
     @property
     def bytes(self) -> int:
-        """Size of the folder now."""
+        """Current size of the directory."""
         total = 0
         for path in self._files():
-            # Another process may take it away meanwhile.
+            # Another process may delete the file meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 total += path.stat().st_size
         return total
@@ -66,30 +66,30 @@ _SETTINGS: dict[str, Any] = {
     "jax_persistent_cache_min_compile_time_secs": 0.0,
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }
-_before: dict[str, Any] = {}
+_saved_settings: dict[str, Any] = {}
 
 
 def enable_persistent_cache(directory: str | os.PathLike[str]) -> CacheReport:
-    """Keeps compiled programs in a folder, also those that compile fast or are small.
+    """Cache compiled programs in a directory, including small ones and those that compile fast.
 
-    By default JAX keeps only what took a second or more to compile, and small kernels take less.
-    Calling it again with another folder moves on to that one.
+    By default JAX caches only programs that take a second or more to compile; small kernels take
+    less. A further call with another directory switches to that directory.
 
-    A program is found again when its text, the versions of JAX and XLA, the devices and the
-    compiler options are the same. Programs with host callbacks are never kept. The folder grows:
-    ``jax.config.update("jax_compilation_cache_max_size", bytes)`` bounds it.
+    A cached program is used if its text, the versions of JAX and XLA, the devices and the compiler
+    options are the same. Programs with host callbacks are never cached. The directory grows without
+    bound unless ``jax.config.update("jax_compilation_cache_max_size", bytes)`` sets a limit.
 
     Args:
-      directory: made where it is missing.
+      directory: path; created if it does not exist.
 
     Returns:
-      A `CacheReport` with the hits and misses from now on.
+      A `CacheReport` that counts hits and misses from now on.
 
     Raises:
-      ValueError: when the path is empty, or begins with ``~`` and the user has no home folder.
-      NotADirectoryError: when it is a file.
-      PermissionError: when the folder cannot be made or written to.
-      OSError: when it cannot be made for another reason.
+      ValueError: if the path is empty, or begins with ``~`` and the user has no home directory.
+      NotADirectoryError: if the path is a file.
+      PermissionError: if the directory cannot be created or written to.
+      OSError: if it cannot be created for another reason.
 
     Example:
       >>> import tempfile
@@ -101,29 +101,29 @@ def enable_persistent_cache(directory: str | os.PathLike[str]) -> CacheReport:
       0
     """
     global _current
-    path = _usable(directory)
+    path = _writable_directory(directory)
     settings = {**_SETTINGS, "jax_compilation_cache_dir": str(path)}
     with _lock:
         if _current is None:
             jax.monitoring.register_event_listener(_count)
-            _before.update({name: getattr(jax.config, name) for name in settings})
+            _saved_settings.update({name: getattr(jax.config, name) for name in settings})
         _current = CacheReport(path)
         for name, value in settings.items():
             jax.config.update(name, value)
-        # JAX decides once, at its first compilation, whether and where there is a cache.
+        # JAX reads these settings only at its first compilation, or after a reset.
         compilation_cache.reset_cache()
         return _current
 
 
 def disable_persistent_cache() -> None:
-    """Undoes `enable_persistent_cache`: JAX's folder and thresholds are what they were before."""
+    """Restore the cache directory and thresholds that JAX had before `enable_persistent_cache`."""
     global _current
     with _lock:
         if _current is None:
             return
         jax.monitoring.unregister_event_listener(_count)
         _current = None
-        for name, value in _before.items():
+        for name, value in _saved_settings.items():
             jax.config.update(name, value)
         compilation_cache.reset_cache()
 
@@ -137,22 +137,22 @@ def _count(event: str, **_: Any) -> None:
             _current.misses += event == _MISS
 
 
-def _usable(directory: str | os.PathLike[str]) -> Path:
-    wanted = "wanted a folder that this process may write to"
+def _writable_directory(directory: str | os.PathLike[str]) -> Path:
     if not os.fspath(directory):
-        raise ValueError(f"the cache directory is empty text; {wanted}")
+        raise ValueError("directory: expected a path, got an empty string")
     path = home_path(directory).absolute()
     if path.exists() and not path.is_dir():
-        raise NotADirectoryError(f"the cache directory {path} is a file; {wanted}")
+        raise NotADirectoryError(f"directory: expected a directory, got the file {path}")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         kind = PermissionError if isinstance(error, PermissionError) else OSError
-        raise kind(f"the cache directory {path} cannot be made: {error}; {wanted}") from error
+        raise kind(f"directory: cannot create {path}: {error}") from error
     try:
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
         raise PermissionError(
-            f"the cache directory {path} cannot be written to: {error}; {wanted}"
+            f"directory: cannot write to {path}: {error}; choose a directory that this process "
+            "may write to"
         ) from error
     return path

@@ -1,4 +1,4 @@
-"""Counts traces and compilations per function, and names the argument that caused each."""
+"""Counts of traces and compilations per function, and the argument that caused each."""
 
 from __future__ import annotations
 
@@ -16,39 +16,68 @@ import jax
 import jax.monitoring
 
 from jaxkern.core import compat
-from jaxkern.performance.changes import Change, differences
 
 _TRACED = "/jax/core/compile/jaxpr_trace_duration"
 _LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
-_OPTIONS = ("jax_explain_cache_misses", "jax_log_compiles")
-# What these options make JAX log; other records of the same loggers pass.
+_EXPLAIN, _LOG = _OPTIONS = ("jax_explain_cache_misses", "jax_log_compiles")
 _MISS, _COMPILING = "TRACING CACHE MISS", "Compiling "
+# Beginnings of the records that these options cause; other records of the same loggers pass.
 _LOGGED = {
-    _MISS: "jax_explain_cache_misses",
-    _COMPILING: "jax_log_compiles",
-    "Finished ": "jax_log_compiles",
-    "Persistent compilation cache hit": "jax_log_compiles",
-    "PERSISTENT COMPILATION CACHE MISS": "jax_explain_cache_misses",
-    "Writing ": "jax_explain_cache_misses",
-    "Not writing persistent cache": "jax_explain_cache_misses",
+    _MISS: _EXPLAIN,
+    _COMPILING: _LOG,
+    "Finished ": _LOG,
+    "Persistent compilation cache hit": _LOG,
+    "PERSISTENT COMPILATION CACHE MISS": _EXPLAIN,
+    "Writing ": _EXPLAIN,
+    "Not writing persistent cache": _EXPLAIN,
 }
-_OF_CONTEXT = Change("", "context", "", "")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A reason why a function was traced or compiled again.
+
+    Attributes:
+      argument: such as ``"batch['image']"``; empty if no argument changed.
+      kind: ``"shape"``, ``"dtype"``, ``"weak type"``, ``"sharding"``, ``"static value"``,
+        ``"structure"``, ``"function"`` (another function object of the same definition) or
+        ``"context"`` (an option of JAX, a mesh, `jaxkern.backend`, or cleared caches).
+      before, now: the two values as text.
+    """
+
+    argument: str
+    kind: str
+    before: str
+    now: str
+
+    def __str__(self) -> str:
+        if self.kind == "function":
+            return "another function object of the same definition: define and jit it once"
+        if self.kind == "context":
+            return (
+                "no argument: an option of JAX, the mesh or the backend context changed, or JAX's "
+                "caches were cleared"
+            )
+        return f"{self.argument or 'arguments'}: {self.kind} {self.before} -> {self.now}"
+
+
+_CONTEXT, _FUNCTION = Change("", "context", "", ""), Change("", "function", "", "")
 
 
 @dataclass
 class FunctionCompiles:
-    """One function's traces and compilations while it was watched.
+    """Traces and compilations of one function while it was watched.
 
     Attributes:
-      name: of the Python function.
+      name: name of the Python function.
       location: ``file:line`` of its definition; empty for functions of JAX itself.
-      traces: how often Python ran it to make a program.
-      compiles: how often XLA was asked for a program.
-      from_cache: how many of those came from the persistent cache.
-      trace_seconds, lowering_seconds, compile_seconds: sums; a trace includes those inside it.
-      changes: for each trace or compilation that followed an earlier one: what differed from it.
+      traces: number of times that JAX traced it.
+      compiles: number of compilations requested from XLA.
+      from_cache: number of those that the persistent cache served.
+      trace_seconds, lowering_seconds, compile_seconds: total times; tracing includes nested traces.
+      changes: for each trace or compilation after the first, the differences from the previous one.
     """
 
     name: str
@@ -78,10 +107,10 @@ class FunctionCompiles:
 
 
 class CompileWatch:
-    """What `watch_compiles` saw. It may be read inside its context too.
+    """The counts of `watch_compiles`; they can be read before its context ends.
 
     Attributes:
-      functions: a `FunctionCompiles` for each function, in the order of first sight.
+      functions: a `FunctionCompiles` for each function, in the order of first occurrence.
     """
 
     def __init__(self) -> None:
@@ -89,31 +118,32 @@ class CompileWatch:
 
     @property
     def traces(self) -> int:
-        """Traces of all functions."""
+        """Number of traces of all functions."""
         return sum(f.traces for f in self.functions)
 
     @property
     def compiles(self) -> int:
-        """Compilations of all functions, JAX's own small ones included."""
+        """Number of compilations of all functions, including JAX's own small ones."""
         return sum(f.compiles for f in self.functions)
 
     @property
     def seconds(self) -> float:
-        """Seconds of lowering and compiling, and of tracing as far as that is not counted twice."""
+        """Time of lowering and compiling, and the longest tracing time of one function."""
         traced = max((f.trace_seconds for f in self.functions), default=0.0)
         return traced + sum(f.lowering_seconds + f.compile_seconds for f in self.functions)
 
     def __getitem__(self, function: str | Callable[..., Any]) -> FunctionCompiles:
-        """Of a function (jitted or not) or a name; with counts of 0 where it was not seen.
+        """Return the counts of a function (jitted or not) or a name; all 0 if it never occurred.
 
-        Raises: KeyError where several functions have that name.
+        Raises:
+          KeyError: if several functions have that name.
         """
         if isinstance(function, str):
-            found = [f for f in self.functions if f.name == function]
-            if len(found) > 1:
-                places = ", ".join(f.location or "JAX" for f in found)
-                raise KeyError(f"{function!r} is the name of {len(found)} functions ({places})")
-            return found[0] if found else FunctionCompiles(function)
+            named = [f for f in self.functions if f.name == function]
+            if len(named) > 1:
+                locations = ", ".join(f.location or "JAX" for f in named)
+                raise KeyError(f"{len(named)} functions are called {function!r} ({locations})")
+            return named[0] if named else FunctionCompiles(function)
         plain = inspect.unwrap(function)
         while isinstance(plain, functools.partial):
             plain = inspect.unwrap(plain.func)
@@ -122,7 +152,7 @@ class CompileWatch:
         if code is None:
             return self[name]
         location = f"{code.co_filename}:{code.co_firstlineno}"
-        # Without JAX's log (logging.disable) there are counts by name only.
+        # If JAX's log is disabled (logging.disable), functions are known by name only.
         for known in (location, ""):
             for f in self.functions:
                 if f.location == known and f.name == name:
@@ -134,55 +164,54 @@ class CompileWatch:
         head = f"{self.traces} traces, {self.compiles} compilations"
         return "\n".join([head, *map(str, rows)])
 
-    def _of(self, name: str, location: str | None) -> FunctionCompiles:
-        """The newest of that name where the location is not known."""
+    def _entry(self, name: str, location: str | None) -> FunctionCompiles:
+        """Find or add a function; the newest one of that name if the location is unknown."""
         for f in reversed(self.functions):
             if f.name == name and (location is None or f.location == location):
                 return f
-        new = FunctionCompiles(name, location or "")
-        self.functions.append(new)
-        return new
+        self.functions.append(FunctionCompiles(name, location or ""))
+        return self.functions[-1]
 
-    def _traced(self, call: compat.TracedCall) -> None:
-        f = self._of(call.name, call.location)
+    def _add_trace(self, call: compat.TracedCall) -> None:
+        f = self._entry(call.name, call.location)
         f.traces += 1
         f._traced_since_compile = True
         before = f._arguments
         if before is None and call.earlier:
-            before = min(call.earlier, key=lambda old: len(differences(call, old)))
+            before = min(call.earlier, key=lambda old: len(_differences(call, old)))
         if before is not None:
-            changes = differences(call, before)
+            changes = _differences(call, before)
             if not changes:
                 same = f._function is None or f._function is call.function
-                changes = [_OF_CONTEXT if same else Change("", "function", "", "")]
+                changes = [_CONTEXT if same else _FUNCTION]
             f.changes.append(tuple(changes))
         f._function, f._arguments = call.function, call.arguments
 
-    def _took(self, name: str, location: str, seconds: float, counted: bool) -> None:
-        f = self._of(name, location)
+    def _add_trace_time(self, name: str, location: str, seconds: float, counted: bool) -> None:
+        f = self._entry(name, location)
         f.trace_seconds += seconds
         f.traces += not counted
         f._traced_since_compile = True
 
-    def _compiling(self, name: str, location: str | None, placement: str) -> None:
-        f = self._of(name, location)
+    def _start_compile(self, name: str, location: str | None, placement: str) -> None:
+        f = self._entry(name, location)
         if f._placement not in (None, placement):
             changes = (Change("", "sharding", f._placement or "", placement),)
             if not f._traced_since_compile:
                 f.changes.append(changes)
-            elif f.changes and f.changes[-1] == (_OF_CONTEXT,):  # `execution.jit` traces anew
+            elif f.changes and f.changes[-1] == (_CONTEXT,):  # `execution.jit` traces again
                 f.changes[-1] = changes
         f._placement, f._traced_since_compile = placement, False
 
-    def _compiled(self, name: str, location: str | None, seconds: float, cached: bool) -> None:
-        f = self._of(name, location)
+    def _add_compile(self, name: str, location: str | None, seconds: float, cached: bool) -> None:
+        f = self._entry(name, location)
         f.compiles += 1
         f.from_cache += cached
         f.compile_seconds += seconds
 
 
-class _Thread(threading.local):
-    """What is under way in one thread."""
+class _ThreadState(threading.local):
+    """Traces and compilations in progress in one thread."""
 
     def __init__(self) -> None:
         self.pending: list[compat.TracedCall] = []
@@ -190,17 +219,20 @@ class _Thread(threading.local):
         self.cached = False
 
 
-class _Tap(logging.Filter):
-    """Listens to JAX's events and log for all watches that are open; nothing is left behind."""
+class _Listener(logging.Filter):
+    """Listener to JAX's events and log records on behalf of all open watches.
+
+    It is installed with the first watch and removed with the last one.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.lock = threading.RLock()
         self.watches: list[CompileWatch] = []
-        self.thread = _Thread()
-        # In the thread that opened the first watch, and without any context.
+        self.thread = _ThreadState()
+        # Options in the thread that opened the first watch, and outside any context.
         self.options: dict[str, bool] = {}
-        self.globals: dict[str, bool] = {}
+        self.global_options: dict[str, bool] = {}
         self.levels: dict[str, tuple[int, bool]] = {}
 
     def open(self, watch: CompileWatch) -> None:
@@ -208,13 +240,13 @@ class _Tap(logging.Filter):
             self.watches.append(watch)
             if len(self.watches) > 1:
                 return
-            self.thread = _Thread()
-            jax.monitoring.register_event_duration_secs_listener(self.timed)
-            jax.monitoring.register_event_listener(self.happened)
-            self.options = _options()
-            # A context such as jax.log_compiles() belongs to a thread: a new one has none.
+            self.thread = _ThreadState()
+            jax.monitoring.register_event_duration_secs_listener(self.on_duration)
+            jax.monitoring.register_event_listener(self.on_event)
+            self.options = _read_options()
+            # A context such as jax.log_compiles() applies to one thread; a new thread has none.
             with ThreadPoolExecutor(1) as pool:
-                self.globals = pool.submit(_options).result()
+                self.global_options = pool.submit(_read_options).result()
             for option in _OPTIONS:
                 jax.config.update(option, True)
             for name in compat.COMPILE_LOGGERS:
@@ -234,81 +266,74 @@ class _Tap(logging.Filter):
                 logger = logging.getLogger(name)
                 logger.removeFilter(self)
                 logger.setLevel(level)
-            for option, value in self.globals.items():
+            for option, value in self.global_options.items():
                 jax.config.update(option, value)
-            jax.monitoring.unregister_event_listener(self.happened)
-            jax.monitoring.unregister_event_duration_listener(self.timed)
+            jax.monitoring.unregister_event_listener(self.on_event)
+            jax.monitoring.unregister_event_duration_listener(self.on_duration)
 
-    def happened(self, event: str, **_: Any) -> None:
+    def on_event(self, event: str, **_: Any) -> None:
         if event == _CACHE_HIT:
             self.thread.cached = True
 
-    def timed(self, event: str, duration_secs: float, **about: Any) -> None:
+    def on_duration(self, event: str, duration_secs: float, **about: Any) -> None:
         if event not in (_TRACED, _LOWERED, _COMPILED):
             return
         name = _plain(str(about.get("fun_name", "unknown")))
-        here = self.thread
+        state = self.thread
         with self.lock:
             if event == _TRACED:
-                call = self.begun(name)
-                location = here.locations[name] = "" if call is None else call.location
+                call = self.finish_trace(name)
+                location = state.locations[name] = "" if call is None else call.location
                 for watch in self.watches:
-                    watch._took(name, location, duration_secs, counted=call is not None)
+                    watch._add_trace_time(name, location, duration_secs, counted=call is not None)
                 return
-            known = here.locations.get(name)
+            known = state.locations.get(name)
             for watch in self.watches:
                 if event == _LOWERED:
-                    watch._of(name, known).lowering_seconds += duration_secs
+                    watch._entry(name, known).lowering_seconds += duration_secs
                 else:
-                    watch._compiled(name, known, duration_secs, here.cached)
+                    watch._add_compile(name, known, duration_secs, state.cached)
             if event == _COMPILED:
-                here.cached = False
+                state.cached = False
 
-    def begun(self, name: str) -> compat.TracedCall | None:
-        """The call whose trace ended; what was begun after it has failed."""
+    def finish_trace(self, name: str) -> compat.TracedCall | None:
+        """Return the call whose trace ended; traces that started after it have failed."""
         pending = self.thread.pending
-        for place in range(len(pending) - 1, -1, -1):
-            if pending[place].name == name:
-                call = pending[place]
-                del pending[place:]
+        for index in reversed(range(len(pending))):
+            if pending[index].name == name:
+                call = pending[index]
+                del pending[index:]
                 return call
         return None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        text = str(record.msg)
+        text, args = str(record.msg), record.args
         if text.startswith(_MISS):
             call = compat.traced_call()
             if call is not None:
                 self.thread.pending.append(call)
                 with self.lock:
                     for watch in self.watches:
-                        watch._traced(_whole(call))
-        elif text.startswith(_COMPILING) and isinstance(record.args, tuple):
-            self.compiling(record.args)
-        wanted = (
-            self.options[option] for start, option in _LOGGED.items() if text.startswith(start)
-        )
-        return next(wanted, True) and self.levels[record.name][1]
-
-    def compiling(self, arguments: tuple[Any, ...]) -> None:
-        if len(arguments) < 3:
-            return
-        name = _plain(str(arguments[0]))
-        with self.lock:
-            for watch in self.watches:
-                watch._compiling(name, self.thread.locations.get(name), str(arguments[2]))
+                        watch._add_trace(_with_fixed_arguments(call))
+        elif text.startswith(_COMPILING) and isinstance(args, tuple) and len(args) >= 3:
+            name = _plain(str(args[0]))
+            with self.lock:
+                for watch in self.watches:
+                    watch._start_compile(name, self.thread.locations.get(name), str(args[2]))
+        shown = (self.options[option] for head, option in _LOGGED.items() if text.startswith(head))
+        return next(shown, True) and self.levels[record.name][1]
 
 
-_tap = _Tap()
+_listener = _Listener()
 
 
 class watch_compiles:
-    """Counts traces and compilations of the whole process while its context is open.
+    """Context that counts traces and compilations of the entire process.
 
-    Each trace after the first of a function says what changed since the one before: an argument's
-    shape, dtype, weak type, static value or tree, or that the function object itself is new. Works
-    in nested contexts and with calls from any thread. While no watch is open nothing is installed,
-    so that calls cost nothing; while one is open only traces and compilations cost more.
+    For each trace of a function after the first it records what changed since the previous one: an
+    argument's shape, dtype, weak type, static value or tree structure, or the function object
+    itself. Contexts can be nested, and calls can come from any thread. Nothing is installed outside
+    the context. Within it only traces and compilations become slower.
 
     Yields:
       A `CompileWatch`: ``watch[fn].compiles``, ``watch[fn].changes``, ``print(watch)``.
@@ -328,7 +353,7 @@ class watch_compiles:
 
     def __enter__(self) -> CompileWatch:
         watch = CompileWatch()
-        _tap.open(watch)
+        _listener.open(watch)
         self._open.append(watch)
         return watch
 
@@ -338,15 +363,15 @@ class watch_compiles:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _tap.close(self._open.pop())
+        _listener.close(self._open.pop())
 
 
-def _options() -> dict[str, bool]:
+def _read_options() -> dict[str, bool]:
     return {option: bool(getattr(jax.config, option)) for option in _OPTIONS}
 
 
-def _whole(call: compat.TracedCall) -> compat.TracedCall:
-    """The call of the user's function, also where `execution.jit` made a program of it."""
+def _with_fixed_arguments(call: compat.TracedCall) -> compat.TracedCall:
+    """Return the call of the user's function if `execution.jit` bound some of its arguments."""
     fixed = getattr(call.function, "fixed_arguments", None)
     if fixed is None:
         return call
@@ -358,5 +383,65 @@ def _whole(call: compat.TracedCall) -> compat.TracedCall:
 
 
 def _plain(name: str) -> str:
-    """``f`` of ``jit(f)``, as XLA's modules are named."""
+    """Return ``f`` for XLA's module name ``jit(f)``."""
     return name[4:-1] if name.startswith("jit(") and name.endswith(")") else name
+
+
+# Differences between two calls --------------------------------------------------------------------
+
+
+def _differences(call: compat.TracedCall, before: dict[Any, Any]) -> list[Change]:
+    now = call.arguments
+    changes = []
+    for path in [*now, *(p for p in before if p not in now)]:
+        name = _argument_name(call.function, path)
+        if path not in before:
+            changes.append(Change(name, "structure", "absent", _text(now[path])))
+        elif path not in now:
+            changes.append(Change(name, "structure", _text(before[path]), "absent"))
+        elif (change := _difference(name, before[path], now[path])) is not None:
+            changes.append(change)
+    return changes
+
+
+def _difference(name: str, old: Any, new: Any) -> Change | None:
+    arrays = _is_array(old), _is_array(new)
+    if not any(arrays):
+        if type(old) is type(new) and old == new:
+            return None
+        return Change(name, "static value", repr(old), repr(new))
+    if all(arrays):
+        for attribute in ("shape", "dtype", "weak_type", "sharding"):
+            before, now = getattr(old, attribute, None), getattr(new, attribute, None)
+            if before != now:
+                return Change(name, attribute.replace("_", " "), str(before), str(now))
+        if old == new:
+            return None
+    return Change(name, "structure", _text(old), _text(new))
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, jax.core.AbstractValue)
+
+
+def _text(value: Any) -> str:
+    return str(value) if _is_array(value) else repr(value)
+
+
+def _argument_name(function: Any, path: tuple[Any, ...]) -> str:
+    """Return ``batch['image']`` for a path in ``(args, kwargs)``, using the parameters' names."""
+    if len(path) < 2:
+        return ""
+    key, rest = path[1], jax.tree_util.keystr(path[2:])
+    if path[0].idx == 1:
+        return f"{key.key}{rest}"
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return f"args[{key.idx}]{rest}"
+    for position, parameter in enumerate(parameters):
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            return f"{parameter.name}[{key.idx - position}]{rest}"
+        if position == key.idx:
+            return f"{parameter.name}{rest}"
+    return f"args[{key.idx}]{rest}"

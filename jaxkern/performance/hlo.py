@@ -1,4 +1,4 @@
-"""Reads the text of a compiled program: its instructions, their sizes, and what is in fusions."""
+"""Parser for the text of a compiled program (HLO): instructions, sizes, fusions and loops."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-COLLECTIVES = (
-    "all-gather",
-    "all-reduce",
-    "all-to-all",
-    "collective-broadcast",
-    "collective-permute",
-    "ragged-all-to-all",
-    "reduce-scatter",
+_COLLECTIVE = re.compile(
+    "all-(gather|reduce|to-all)|collective-(broadcast|permute)|ragged-all-to-all|reduce-scatter"
 )
+# Instructions whose computations run as part of them, not fused into a parent.
+CONTROL_FLOW = ("while", "conditional", "call", "async-start")
 _ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([0-9,]*)\]")
 _HEAD = re.compile(r"^\s*(?:ROOT )?%?([^\s=]+) = ")
 _OPCODE = re.compile(r"\s([a-z][a-z0-9\-]*)\(")
@@ -27,14 +23,15 @@ _CALLED = re.compile(
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
+_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _ALIAS = re.compile(r"\{[0-9, ]*\}: \((\d+),")
-# Bits of the element types whose name does not end in them.
+# Bits of the element types whose name does not end in their number of bits.
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction: its name, what it does, the bytes of its result, and where it comes from."""
+    """One instruction; ``bytes`` is the size of its result, ``op_name`` its origin in Python."""
 
     name: str
     opcode: str
@@ -46,20 +43,32 @@ class Instruction:
 
     @property
     def collective(self) -> str | None:
-        """Its kind, such as ``"all-gather"``; the end of an asynchronous one is not counted."""
+        """Kind of collective, such as ``"all-gather"``; None for ``-done`` instructions."""
         kind = self.opcode.removesuffix("-start")
-        return kind if kind in COLLECTIVES else None
+        return kind if _COLLECTIVE.fullmatch(kind) else None
 
     @property
     def target(self) -> str | None:
-        """Of a custom call."""
-        found = _TARGET.search(self.text) if self.opcode == "custom-call" else None
-        return None if found is None else found[1]
+        """Target of a custom call."""
+        match = _TARGET.search(self.text) if self.opcode == "custom-call" else None
+        return None if match is None else match[1]
+
+    @property
+    def called(self) -> list[str]:
+        """Names of the computations that the instruction refers to."""
+        groups = (group.strip("{}").split(",") for group in _CALLED.findall(self.text))
+        return [name.strip().lstrip("%") for group in groups for name in group]
+
+    @property
+    def trips(self) -> int | None:
+        """Number of iterations of a while instruction; None if the program does not state it."""
+        match = _TRIPS.search(self.text)
+        return None if match is None else int(match[1])
 
 
 @dataclass
 class Computation:
-    """The instructions of one computation, in order of execution where it is scheduled."""
+    """The instructions of one computation."""
 
     name: str
     entry: bool
@@ -67,7 +76,7 @@ class Computation:
 
 
 class HloModule:
-    """A compiled program by its text (``compiled.as_text()``)."""
+    """A compiled program, parsed from ``compiled.as_text()``."""
 
     def __init__(self, text: str) -> None:
         self.computations: dict[str, Computation] = {}
@@ -82,7 +91,7 @@ class HloModule:
             elif line.startswith("}"):
                 current = None
             elif current is not None:
-                instruction = _instruction(line)
+                instruction = _parse(line)
                 if instruction is not None:
                     current.instructions.append(instruction)
         alias = header.partition("input_output_alias={ ")[2].partition(" }")[0]
@@ -92,10 +101,15 @@ class HloModule:
     def entry(self) -> Computation:
         return next(c for c in self.computations.values() if c.entry)
 
-    def executed(self) -> Iterator[tuple[Instruction, int | None]]:
-        """Every instruction that runs by itself, and how often; None in a loop of unknown length.
+    def callees(self, instruction: Instruction) -> list[Computation]:
+        """Computations that an instruction runs."""
+        names = instruction.called
+        return [self.computations[name] for name in names if name in self.computations]
 
-        What is fused into another instruction is not among them.
+    def executed(self) -> Iterator[tuple[Instruction, int | None]]:
+        """Yield each instruction outside fusions and its number of executions in one run.
+
+        The number is None within a loop of unknown length.
         """
         yield from self._executed(self.entry, 1)
 
@@ -104,61 +118,37 @@ class HloModule:
     ) -> Iterator[tuple[Instruction, int | None]]:
         for instruction in computation.instructions:
             yield instruction, count
-            if instruction.opcode not in ("while", "conditional", "call", "async-start"):
+            if instruction.opcode not in CONTROL_FLOW:
                 continue
-            inner = count
-            if instruction.opcode == "while":
-                trips = self.trips(instruction)
-                inner = None if trips is None or count is None else count * trips
-            for name in called(instruction):
-                if name in self.computations:
-                    yield from self._executed(self.computations[name], inner)
+            trips = instruction.trips if instruction.opcode == "while" else 1
+            inner = None if trips is None or count is None else count * trips
+            for callee in self.callees(instruction):
+                yield from self._executed(callee, inner)
 
     def custom_calls(self) -> Counter[str]:
-        """How often each target of a custom call stands in the program."""
+        """Count the custom calls in the program's text by target."""
         every = (i for c in self.computations.values() for i in c.instructions)
         return Counter(i.target for i in every if i.target is not None)
 
-    def trips(self, loop: Instruction) -> int | None:
-        """How often a while instruction runs its body; None where the program does not tell."""
-        found = _TRIPS.search(loop.text)
-        return None if found is None else int(found[1])
-
     def fused(self, instruction: Instruction) -> list[Instruction]:
-        """What a fusion does; empty for anything else."""
+        """Return the instructions inside a fusion; an empty list for other instructions."""
         if instruction.opcode != "fusion":
             return []
-        found: list[Instruction] = []
-        for name in called(instruction):
-            if name in self.computations:
-                found += self.computations[name].instructions
-        return found
+        return [i for callee in self.callees(instruction) for i in callee.instructions]
 
     def parameters(self) -> dict[int, Instruction]:
-        """The entry's parameters by number; `Instruction.op_name` is the argument's name."""
-        found: dict[int, Instruction] = {}
-        for instruction in self.entry.instructions:
-            if instruction.opcode == "parameter":
-                found[int(instruction.operands[0])] = instruction
-        return found
-
-
-def called(instruction: Instruction) -> list[str]:
-    """The computations that an instruction names."""
-    found: list[str] = []
-    for group in _CALLED.findall(instruction.text):
-        found += [name.strip().lstrip("%") for name in group.strip("{}").split(",")]
-    return found
+        """Return the entry's parameters by number; ``op_name`` is the argument's name."""
+        return {int(i.operands[0]): i for i in self.entry.instructions if i.opcode == "parameter"}
 
 
 def shape_bytes(shape: str) -> int:
-    """Bytes of ``f32[2,3]{1,0}`` or of a tuple of such."""
+    """Return the size in bytes of ``f32[2,3]{1,0}`` or of a tuple of such shapes."""
     return sum(size for _, size in arrays(shape))
 
 
 def arrays(shape: str) -> list[tuple[tuple[int, ...], int]]:
-    """Dimensions and bytes of ``f32[2,3]{1,0}``, or of each array in a tuple of such."""
-    found = []
+    """Return dimensions and bytes of each array in a shape such as ``(f32[2,3]{1,0}, s8[4])``."""
+    result = []
     for kind, sizes in _ARRAY.findall(shape):
         bits = _BITS.get(kind)
         if bits is None:
@@ -167,11 +157,11 @@ def arrays(shape: str) -> list[tuple[tuple[int, ...], int]]:
                 continue
             bits = int(digits[1])
         dims = tuple(int(n) for n in sizes.split(",") if n)
-        found.append((dims, (math.prod(dims) * bits + 7) // 8))
-    return found
+        result.append((dims, (math.prod(dims) * bits + 7) // 8))
+    return result
 
 
-def _instruction(line: str) -> Instruction | None:
+def _parse(line: str) -> Instruction | None:
     head = _HEAD.match(line)
     if head is None:
         return None
@@ -181,45 +171,33 @@ def _instruction(line: str) -> Instruction | None:
         return None
     offset = 0 if rest.startswith("(") else 1
     shape = rest[: max(opcode.start() - offset, 0)].strip()
-    arguments = rest[opcode.end() - offset :].partition(")")[0]
-    operands = tuple(
-        part.strip().rsplit(" ", 1)[-1].lstrip("%")
-        for part in arguments.split(", ")
-        if part.strip()
-    )
-    named = re.search(r'op_name="((?:[^"\\]|\\.)*)"', line)
+    arguments = [a.strip() for a in rest[opcode.end() - offset :].partition(")")[0].split(", ")]
+    operands = tuple(a.rsplit(" ", 1)[-1].lstrip("%") for a in arguments if a)
+    named = _OP_NAME.search(line)
     op_name = named[1].replace("\\'", "'").replace('\\"', '"') if named else ""
-    return Instruction(
-        name=head[1],
-        opcode=opcode[1],
-        shape=shape,
-        bytes=_result_bytes(opcode[1], shape),
-        operands=operands,
-        op_name=op_name,
-        text=line,
-    )
+    size = _result_bytes(opcode[1], shape)
+    return Instruction(head[1], opcode[1], shape, size, operands, op_name, line)
 
 
 def _result_bytes(opcode: str, shape: str) -> int:
-    # The tuple of an all-reduce that is begun holds its results; of others (operand, result, ...),
-    # each of which is a tuple where several were combined.
+    # The tuple of an all-reduce-start holds its results. Tuples of other asynchronous starts are
+    # (operand, result, ...), where each element is a tuple if several collectives were combined.
     if opcode.endswith("-start") and opcode != "all-reduce-start" and shape.startswith("("):
-        parts = _elements(shape)
-        return shape_bytes(parts[1] if len(parts) > 1 else shape)
+        elements = _tuple_elements(shape)
+        return shape_bytes(elements[1] if len(elements) > 1 else shape)
     return shape_bytes(shape)
 
 
-def _elements(shape: str) -> list[str]:
-    """The elements of a tuple's shape, which may be tuples."""
-    found, depth, begun = [], 0, 1
-    for at, character in enumerate(shape):
+def _tuple_elements(shape: str) -> list[str]:
+    elements, depth, start = [], 0, 1
+    for index, character in enumerate(shape):
         if character in "([{":
             depth += 1
         elif character in ")]}":
             depth -= 1
         if (character == "," and depth == 1) or depth == 0:
-            found.append(shape[begun:at])
-            begun = at + 1
+            elements.append(shape[start:index])
+            start = index + 1
         if depth == 0:
             break
-    return found
+    return elements

@@ -1,4 +1,4 @@
-"""``roofline_analysis``: what bounds a function or a pipeline, from measured times and ceilings."""
+"""``roofline_analysis``: the bottleneck of a function or a pipeline, from times and ceilings."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import numpy as np
 from jaxkern.core.arguments import check_integer, check_number
 from jaxkern.core.backend import backend
 from jaxkern.core.calls import OpCall
-from jaxkern.core.ceilings import Ceilings, ceilings
+from jaxkern.core.ceilings import Ceilings
+from jaxkern.core.ceilings import ceilings as measure_ceilings
 from jaxkern.core.timing import call_seconds
-from jaxkern.performance.operands import call_operands, made_up_operands
+from jaxkern.performance.op_uses import call_operands, synthetic_operands
 from jaxkern.performance.program_cost import ProgramCost, program_cost, program_devices
 from jaxkern.performance.roofline_result import OpRow, Placement, Roofline, place
 
@@ -31,38 +32,37 @@ def roofline_analysis(
     num_batches: int = 50,
     ceilings: Ceilings | None = None,
 ) -> Roofline:
-    """Times a function or a pipeline and sets it against what this machine can do at best.
+    """Time a function or a pipeline and compare it with the ceilings of this machine.
 
-    A function is compiled by ``jax.jit``, unless it already is jitted. Its operations and bytes are
-    those of XLA's cost analysis, bodies of scans multiplied by their lengths, and the models of the
-    ops that run natively, whose work XLA does not know, for each call that the compiled program
-    makes. Each op is also timed alone. A while loop runs an unknown number of times, and what is
-    unknown is None.
+    A function is compiled by ``jax.jit`` unless it is jitted. Its operations and bytes are those of
+    XLA's cost analysis, with bodies of scans multiplied by their lengths, plus the cost model of
+    each op that runs natively, whose work XLA does not know. Each op is also timed alone. If a
+    while loop makes a figure unknown, it is None.
 
     A pipeline, or any other iterable of batches (pytrees of arrays with the samples along their
     first axis), is measured by the samples and bytes that it delivers.
 
-    The ceilings are measured once a machine by native probes, in under 5 s, and kept on disk.
+    The ceilings are measured once per machine by native probes, in under 5 s, and cached on disk.
 
     Args:
-      fn_or_pipeline: a function of arrays, or an iterable of batches.
-      args: of the function: pytrees of arrays and numbers.
-      flops_per_sample: takes the place of the counted operations, per sample.
-      bytes_per_sample: takes the place of the counted bytes, per sample.
-      samples: that one call of the function handles: by default the size of the first axis of its
-        first array (1 where there is none).
-      num_batches: of a pipeline that are timed at most, after one that is not.
-      ceilings: instead of this machine's.
+      fn_or_pipeline: function of arrays, or iterable of batches.
+      *args: arguments of the function: pytrees of arrays and numbers.
+      flops_per_sample: operations per sample, instead of the counted ones.
+      bytes_per_sample: bytes per sample, instead of the counted ones.
+      samples: number of samples in one call of the function; by default the size of the first axis
+        of its first array, or 1 without one.
+      num_batches: maximum number of timed batches of a pipeline, after one that is not timed.
+      ceilings: ceilings to use instead of this machine's.
 
     Returns:
-      A `Roofline`: ``.intensity .bottleneck .achieved .ceiling .efficiency .time``, rows for the
-      ops, ``.plot(path)``, and a readable ``str``.
+      A `Roofline`: ``.intensity .bottleneck .achieved .ceiling .efficiency .time``, a row for each
+      op, ``.plot(path)``, and a readable ``str``.
 
     Raises:
-      TypeError: for what is neither, an argument that is no array, a function that cannot be
-        jitted, or ceilings that are none.
-      ValueError: for a figure below 0, or a pipeline without batches or without arrays.
-      RuntimeError: where the machine cannot be probed.
+      TypeError: if ``fn_or_pipeline``, an argument or ``ceilings`` has another type, or the
+        function cannot be jitted.
+      ValueError: if a figure is negative, or a pipeline delivers no batches or no arrays.
+      RuntimeError: if the machine cannot be probed.
 
     Example:
       >>> import jax.numpy as jnp
@@ -72,8 +72,8 @@ def roofline_analysis(
       >>> result.flops == 2 * 256**3
       True
     """
-    given = {"flops_per_sample": flops_per_sample, "bytes_per_sample": bytes_per_sample}
-    for name, value in given.items():
+    per_sample = (flops_per_sample, bytes_per_sample)
+    for name, value in zip(("flops_per_sample", "bytes_per_sample"), per_sample, strict=True):
         if value is not None:
             check_number(name, value, 0)
     if samples is not None:
@@ -81,148 +81,128 @@ def roofline_analysis(
     num_batches = check_integer("num_batches", num_batches, 1)
     if ceilings is not None and not isinstance(ceilings, Ceilings):
         raise TypeError(
-            f"ceilings is a {type(ceilings).__name__}; wanted what jaxkern.performance.ceilings() "
-            "returns, or None"
+            "ceilings: expected the result of jaxkern.performance.ceilings() or None, got "
+            f"{type(ceilings).__name__}"
         )
     if callable(fn_or_pipeline):
-        return _of_function(
-            fn_or_pipeline, args, flops_per_sample, bytes_per_sample, samples, ceilings
+        return _analyze_function(fn_or_pipeline, args, per_sample, samples, ceilings)
+    if not hasattr(fn_or_pipeline, "__iter__"):
+        raise TypeError(
+            "fn_or_pipeline: expected a function of arrays or an iterable of batches, got "
+            f"{type(fn_or_pipeline).__name__}"
         )
-    if hasattr(fn_or_pipeline, "__iter__"):
-        if args:
-            raise TypeError("a pipeline takes no arguments; give them with a function of arrays")
-        return _of_batches(
-            fn_or_pipeline, flops_per_sample, bytes_per_sample, num_batches, ceilings
-        )
-    raise TypeError(
-        f"fn_or_pipeline is a {type(fn_or_pipeline).__name__}; wanted a function of arrays or an "
-        "iterable of batches"
-    )
+    if args:
+        raise TypeError("args: expected no arguments with a pipeline")
+    return _analyze_batches(fn_or_pipeline, per_sample, num_batches, ceilings)
 
 
-def _of_function(
+def _analyze_function(
     fn: Callable[..., Any],
     args: Sequence[Any],
-    flops_per_sample: float | None,
-    bytes_per_sample: float | None,
+    per_sample: tuple[float | None, float | None],
     samples: int | None,
-    given: Ceilings | None,
+    ceilings: Ceilings | None,
 ) -> Roofline:
-    name = _name(fn)
-    lowered, program = _traced(fn, args, name)
+    inner = getattr(fn, "func", fn)  # functools.partial
+    name = str(getattr(inner, "__name__", type(inner).__name__))
+    jitted: Any = fn if hasattr(fn, "trace") else jax.jit(fn)
+    traced = _trace(fn, jitted, args, name)
+    lowered, program = traced.lower(), traced.jaxpr
     compiled = lowered.compile()
     devices = program_devices(compiled)
-    # On a cluster others belong to other processes, which alone can probe them.
-    here = [d for d in devices if d.process_index == jax.process_index()]
-    roof = _machine(given, (here or devices)[0])
+    # A device of another process can be probed only there.
+    local = [d for d in devices if d.process_index == jax.process_index()]
+    roof = measure_ceilings((local or devices)[0]) if ceilings is None else ceilings
     cost = program_cost(program, compiled, roof.platform, len(devices))
-    shared = 1 if roof.platform == "cpu" else len(devices)  # devices of a CPU share it
-    peak, bandwidth = roof.best.flops(cost.dtype) * shared, roof.best.bandwidth * shared
-    count = _samples(args) if samples is None else samples
-    flops = cost.flops if flops_per_sample is None else flops_per_sample * count
-    moved = cost.bytes if bytes_per_sample is None else bytes_per_sample * count
-    seconds = _timed(fn, args, lowered)
+    # Devices of a CPU share its cores and memory.
+    scale = 1 if roof.platform == "cpu" else len(devices)
+    peak, bandwidth = roof.best.flops(cost.dtype) * scale, roof.best.bandwidth * scale
+    count = _count_samples(args) if samples is None else samples
+    flops = cost.flops if per_sample[0] is None else per_sample[0] * count
+    moved = cost.bytes if per_sample[1] is None else per_sample[1] * count
+
+    def copies() -> Any:
+        return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, args)
+
+    donated = any(info.donated for info in jax.tree.leaves(lowered.args_info))
+    fresh = copies if donated else None
+    seconds = call_seconds(jitted, *args, calls=_CALLS, seconds=_SECONDS, fresh=fresh)
     placement = place(flops, moved, statistics.median(seconds), peak, bandwidth)
-    # Static arguments of a function that is already jitted are no operands of the program.
+    # Static arguments of a jitted function are not operands of the program.
     leaves = jax.tree.leaves(args)
-    fits = len(leaves) == len(program.jaxpr.invars)
-    rows = _rows(cost, program, leaves if fits else None, roof, peak, bandwidth, placement.time)
-    notes = [] if flops_per_sample is not None and bytes_per_sample is not None else cost.notes
+    operands = leaves if len(leaves) == len(program.jaxpr.invars) else None
     return Roofline(
         name=name,
         **vars(placement),
         samples=count,
         dtype=cost.dtype,
-        counted=_counted(cost, flops_per_sample, bytes_per_sample),
-        rows=rows,
+        counted=_describe_counts(cost, *per_sample),
+        rows=_rows(cost, program, operands, roof.platform, peak, bandwidth, placement.time),
         ceilings=roof,
         devices=len(devices),
         times=tuple(seconds),
         statistic="median",
-        notes=(*notes, *_remarks(placement, roof), *roof.notes),
+        notes=(
+            *(cost.notes if None in per_sample else ()),
+            *_explain_efficiency(placement, roof),
+            *roof.notes,
+        ),
     )
 
 
-def _traced(fn: Callable[..., Any], args: Sequence[Any], name: str) -> tuple[Any, Any]:
-    jitted: Any = fn
-    if not hasattr(fn, "trace"):
-        _refuse_other_than_arrays(args, name)
-        jitted = jax.jit(fn)
+def _trace(fn: Callable[..., Any], jitted: Any, args: Sequence[Any], name: str) -> Any:
+    if jitted is not fn:
+        _check_arrays(args, name)
     try:
-        traced = jitted.trace(*args)
+        return jitted.trace(*args)
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
         raise TypeError(
-            f"{name} cannot be jitted, and a roofline is of one compiled program: "
-            f"{str(error).splitlines()[0]}; branch with jax.lax.cond or jnp.where, and keep NumPy, "
-            "files and printing out of it"
+            f"{name} cannot be jitted: {str(error).splitlines()[0]}; branch with jax.lax.cond or "
+            "jnp.where, and move NumPy, files and printing out of it"
         ) from error
     except TypeError:
-        # A jitted function may take anything as a static argument, so that JAX is asked first.
-        _refuse_other_than_arrays(args, name)
+        # A jitted function may accept any object as a static argument, so JAX checks first.
+        _check_arrays(args, name)
         raise
-    return traced.lower(), traced.jaxpr
 
 
-def _refuse_other_than_arrays(args: Sequence[Any], name: str) -> None:
+def _check_arrays(args: Sequence[Any], name: str) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tuple(args)):
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
             raise TypeError(
-                f"args{jax.tree_util.keystr(path)} of {name} is a {type(leaf).__name__}; wanted "
-                "arrays and numbers: bind anything else with functools.partial, or jit the "
+                f"args{jax.tree_util.keystr(path)} of {name}: expected arrays and numbers, got "
+                f"{type(leaf).__name__}; bind other objects with functools.partial, or jit the "
                 "function with static_argnums"
             )
 
 
-def _name(fn: Callable[..., Any]) -> str:
-    inner = getattr(fn, "func", fn)  # of a functools.partial
-    return str(getattr(inner, "__name__", type(inner).__name__))
+def _count_samples(args: Sequence[Any]) -> int:
+    shapes = (np.shape(leaf) for leaf in jax.tree.leaves(args))
+    return next((int(shape[0]) for shape in shapes if shape), 1)
 
 
-def _machine(given: Ceilings | None, device: jax.Device) -> Ceilings:
-    return ceilings(device) if given is None else given
-
-
-def _samples(args: Sequence[Any]) -> int:
-    for leaf in jax.tree.leaves(args):
-        shape = np.shape(leaf)
-        if shape:
-            return int(shape[0])
-    return 1
-
-
-def _timed(fn: Callable[..., Any], args: Sequence[Any], lowered: Any) -> list[float]:
-    run: Any = fn if hasattr(fn, "trace") else jax.jit(fn)
-    donated = any(info.donated for info in jax.tree.leaves(lowered.args_info))
-
-    def copies() -> Any:
-        return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, args)
-
-    fresh = copies if donated else None
-    return call_seconds(run, *args, calls=_CALLS, seconds=_SECONDS, fresh=fresh)
-
-
-def _counted(cost: ProgramCost, flops: float | None, moved: float | None) -> str:
+def _describe_counts(cost: ProgramCost, flops: float | None, moved: float | None) -> str:
     if flops is not None and moved is not None:
         return "the caller, per sample"
-    by = "XLA and the ops' models" if cost.op_bytes != 0 or cost.op_flops != 0 else "XLA"
+    source = "XLA and the ops' models" if cost.op_bytes != 0 or cost.op_flops != 0 else "XLA"
     if flops is None and moved is None:
-        return by
+        return source
     mine, rest = ("operations", "bytes") if flops is not None else ("bytes", "operations")
-    return f"{mine}: the caller, per sample; {rest}: {by}"
+    return f"{mine}: the caller, per sample; {rest}: {source}"
 
 
-def _remarks(placement: Placement, roof: Ceilings) -> list[str]:
+def _explain_efficiency(placement: Placement, roof: Ceilings) -> list[str]:
     if placement.efficiency is None or placement.efficiency <= 1:
         return []
     if placement.bottleneck == "compute":
         return [
-            "above the ceiling: the peak is that of multiply-adds in this precision, and a matrix "
-            "unit, a narrower type or a compiler that leaves work out can be faster"
+            "above the ceiling: the peak is that of multiply-adds in this precision; a matrix "
+            "unit, a narrower type or a compiler that removes work can be faster"
         ]
     cache = "" if roof.cache_bytes is None else f" (of {roof.cache_bytes / 2**20:.3g} MiB)"
     return [
-        f"above the ceiling: that is of data in memory, and these were in a cache{cache}, or XLA "
-        "counts bytes that fused operations never moved"
+        "above the ceiling: the bandwidth is that of memory; the data were in a cache"
+        f"{cache}, or XLA counts bytes that fused operations do not move"
     ]
 
 
@@ -230,34 +210,32 @@ def _rows(
     cost: ProgramCost,
     program: Any,
     leaves: Sequence[Any] | None,
-    roof: Ceilings,
+    platform: str,
     peak: float,
     bandwidth: float,
-    whole: float,
+    total: float,
 ) -> tuple[OpRow, ...]:
-    """Every different call of an op that the compiled program makes, timed alone."""
+    """Time each distinct op call of the compiled program alone."""
     if not cost.uses:
         return ()
     own = [None] * len(cost.calls) if leaves is None else list(call_operands(program, leaves))
     rows = []
     for use in cost.uses:
-        call, total = use.call, use.count
-        operands = next((own[at] for at in use.members if own[at] is not None), None)
-        seconds = _op_seconds(call, made_up_operands(call) if operands is None else operands)
-        # An op in a branch that does not count still has its place.
-        factor = total or 1
+        call = use.call
+        operands = next((own[index] for index in use.members if own[index] is not None), None)
+        seconds = _op_seconds(call, synthetic_operands(call) if operands is None else operands)
+        factor = use.count or 1
         flops, moved = (None if v is None else v * factor for v in call.cost)
-        here = place(flops, moved, seconds * factor, peak, bandwidth)
         rows.append(
             OpRow(
                 name=call.op.name,
                 shapes=tuple(f"{x.dtype}{list(x.shape)}" for x in call.operands),
-                count=total,
+                count=use.count,
                 seconds=seconds,
-                share=None if total is None else total * seconds / whole,
-                **vars(here),
-                reason=call.problem(roof.platform),
-                operands="made up" if operands is None else "its own",
+                share=None if use.count is None else use.count * seconds / total,
+                **vars(place(flops, moved, seconds * factor, peak, bandwidth)),
+                reason=call.problem(platform),
+                operands="synthetic" if operands is None else "its own",
             )
         )
     return tuple(sorted(rows, key=lambda row: -(row.share or 0.0)))
@@ -269,76 +247,71 @@ def _op_seconds(call: OpCall, operands: Sequence[Any]) -> float:
 
     chosen: Any = call.backend
     with backend(chosen):
-        return statistics.median(
-            call_seconds(jax.jit(run), *operands, calls=_CALLS, seconds=_SECONDS / 2)
-        )
+        times = call_seconds(jax.jit(run), *operands, calls=_CALLS, seconds=_SECONDS / 2)
+    return statistics.median(times)
 
 
-def _of_batches(
+def _analyze_batches(
     pipeline: Any,
-    flops_per_sample: float | None,
-    bytes_per_sample: float | None,
+    per_sample: tuple[float | None, float | None],
     num_batches: int,
-    given: Ceilings | None,
+    ceilings: Ceilings | None,
 ) -> Roofline:
-    """A run is one batch; the first is not timed, since it starts workers and compiles."""
-    iterator = iter(pipeline)
+    """Time batches. The first one is not timed, because it starts workers and compiles."""
     seconds: list[float] = []
     samples = delivered = 0
-    place_of: jax.Device | None = None
-    begun = None
-    for number, batch in enumerate(iterator):
+    device: jax.Device | None = None
+    started = None
+    for number, batch in enumerate(iter(pipeline)):
         leaves = jax.tree.leaves(jax.block_until_ready(batch))
         ended = time.perf_counter()
-        if begun is not None:
-            seconds.append(ended - begun)
-            samples += _samples([leaves])
+        if started is not None:
+            seconds.append(ended - started)
+            samples += _count_samples([leaves])
             delivered += sum(int(getattr(x, "nbytes", 0)) for x in leaves)
-        elif place_of is None:
-            place_of = next(
-                (d for x in leaves if isinstance(x, jax.Array) for d in x.devices()), None
-            )
+        else:
+            arrays = [x for x in leaves if isinstance(x, jax.Array)]
+            device = next((d for x in arrays for d in x.devices()), None)
         if number == num_batches:
             break
-        begun = time.perf_counter()
+        started = time.perf_counter()
     if not seconds:
         raise ValueError(
-            "the pipeline delivered fewer than 2 batches, of which the first is not timed; wanted "
-            "at least 2"
+            "the pipeline delivered fewer than 2 batches, of which the first is not timed"
         )
-    if not delivered and bytes_per_sample is None:
+    flops_each, bytes_each = per_sample
+    if not delivered and bytes_each is None:
         raise ValueError(
-            "the pipeline's batches hold no arrays, so that their bytes are not known; wanted "
-            "arrays, or bytes_per_sample"
+            "the pipeline's batches hold no arrays, so their bytes are unknown; pass "
+            "bytes_per_sample"
         )
-    roof = _machine(given, jax.local_devices(backend="cpu")[0])
-    runs = len(seconds)
-    flops = None if flops_per_sample is None else flops_per_sample * samples / runs
-    moved = delivered / runs if bytes_per_sample is None else bytes_per_sample * samples / runs
+    cpu = jax.local_devices(backend="cpu")[0]
+    roof = measure_ceilings(cpu) if ceilings is None else ceilings
+    mean_samples = samples / len(seconds)
+    flops = None if flops_each is None else flops_each * mean_samples
+    moved = delivered / len(seconds) if bytes_each is None else bytes_each * mean_samples
     mean = statistics.fmean(seconds)
     placement = place(flops, moved, mean, roof.best.fma_f32, roof.best.bandwidth)
     notes = []
-    if flops_per_sample is None:
+    if flops_each is None:
         notes.append(
-            "a pipeline does not tell its operations: achieved and ceiling are bytes a second; "
-            "give flops_per_sample for its intensity"
+            "a pipeline does not report its operations, so achieved and ceiling are bytes per "
+            "second; pass flops_per_sample to get its intensity"
         )
-    if bytes_per_sample is None:
-        notes.append("bytes are those delivered; reading and decoding move others, uncounted")
-    if place_of is not None and place_of.platform != "cpu":
-        notes.append("the ceilings are the host's, which makes the batches")
+    if bytes_each is None:
+        notes.append("only delivered bytes are counted, not those of reading and decoding")
+    if device is not None and device.platform != "cpu":
+        notes.append("the ceilings are those of the host, which makes the batches")
     return Roofline(
         name=type(pipeline).__name__,
         **vars(placement),
-        samples=max(1, round(samples / runs)),
+        samples=max(1, round(mean_samples)),
         dtype="f32",
-        counted="delivered samples and bytes"
-        if bytes_per_sample is None
-        else "the caller, per sample",
+        counted="delivered samples and bytes" if bytes_each is None else "the caller, per sample",
         rows=(),
         ceilings=roof,
         devices=1,
         times=tuple(seconds),
         statistic="mean",
-        notes=(*notes, *_remarks(placement, roof), *roof.notes),
+        notes=(*notes, *_explain_efficiency(placement, roof), *roof.notes),
     )

@@ -1,25 +1,26 @@
-"""Caps the threads of the CPU kernels from Python."""
+"""Limit of the number of threads of the CPU kernels."""
 
 from __future__ import annotations
 
 from jaxkern.core import registry
 from jaxkern.core.arguments import check_integer
-from jaxkern.core.threads import MOST_THREADS, worker_cap
+from jaxkern.core.threads import MAX_THREADS, worker_cap
 from jaxkern.core.threads import num_threads as num_threads
 
 
 def set_num_threads(count: int | None) -> None:
-    """Caps the threads that the CPU kernels use from now on.
+    """Limit the number of threads of the CPU kernels, from the next call on.
 
-    XLA's own operations run in XLA's thread pool, whose size is the process's CPU affinity: set
-    that too (``taskset``, ``srun --cpu-bind=cores``) where the rest of a program matters.
+    XLA's own operations run in XLA's thread pool, whose size is the process's CPU affinity. Set the
+    affinity too (``taskset``, ``srun --cpu-bind=cores``) if the rest of the program matters.
 
     Args:
-      count: the most threads; 0 for no cap but XLA's pool; None for what the environment says
-        (``JAXKERN_NUM_THREADS``, else SLURM's, the control group's and the affinity's bound).
+      count: maximum number of threads; 0 for XLA's pool as the only limit; None for the limit of
+        the environment (``JAXKERN_NUM_THREADS``, else the smallest of SLURM's allocation, the
+        control group's quota and the affinity).
 
     Raises:
-      ValueError: when ``count`` is no whole number from 0 to 2**31 - 1.
+      ValueError: if ``count`` is not an integer from 0 to 2**31 - 1.
 
     Example:
       >>> import jaxkern.performance
@@ -27,5 +28,5 @@ def set_num_threads(count: int | None) -> None:
       >>> jaxkern.performance.set_num_threads(None)
     """
     if count is not None:
-        count = check_integer("count", count, 0, MOST_THREADS)
+        count = check_integer("count", count, 0, MAX_THREADS)
     registry.set_max_workers(worker_cap() if count is None else count)

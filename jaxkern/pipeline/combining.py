@@ -30,7 +30,7 @@ from jaxkern.pipeline.graph import (
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import SequentialRepeat, SequentialTake
-from jaxkern.pipeline.sources.joined import FieldsOf, JoinedSource, ZippedSource, side_by_side
+from jaxkern.pipeline.sources.combined import FieldChecker, JoinedSource, ZippedSource, merge_fields
 from jaxkern.pipeline.sources.source import BatchSource
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Combined(PipelineNode):
         self.seed = seed
         self.batch_size, self.remainder = settings.batch_size, settings.remainder
         self._arrange, self._names = arrange, names
-        self._fields = FieldsOf(name)
+        self._fields = FieldChecker(name)
         self._description = name
 
     def describe(self) -> str:
@@ -116,7 +116,7 @@ class Combined(PipelineNode):
         data: Data
         if isinstance(order.order if isinstance(order, ReshardedOrder) else order, Pairing):
             batches = [row.scattered(parts, len(rows)) for parts in pieces]
-            data = side_by_side(batches, self._names)
+            data = merge_fields(batches, self._names)
         else:
             self._fields.check(
                 *((source, part[0]) for source, parts in enumerate(pieces) for part in parts)

@@ -21,7 +21,7 @@ from jaxkern.pipeline.sequential import (
     SequentialNode,
     with_remainder,
 )
-from jaxkern.pipeline.sources.source import record_arrays, stacked
+from jaxkern.pipeline.sources.source import record_arrays, stack_records
 
 #: the number of records that one may become: output n of record r is record r * PARTS + n
 PARTS = 1 << 16
@@ -74,7 +74,7 @@ class FlatMap(SequentialNode):
             outputs += new
         origins = np.repeat(np.arange(len(counts)), counts)
         records = part_ids(block.records, counts)
-        data = stacked(outputs, records.tolist(), self.describe()) if outputs else {}
+        data = stack_records(outputs, records.tolist(), self.describe()) if outputs else {}
         return Rows(data, records, origins, len(counts))
 
     def _outputs(self, fields: Data, record: int) -> list[Data]:

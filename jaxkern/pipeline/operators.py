@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.image import ChainProducer, Compose, EncodedProducer, MaskProducer
-from jaxkern.image.compose.targets import move_places
+from jaxkern.image.compose.targets import move_points
 from jaxkern.pipeline.element import Element, ElementOperator
 from jaxkern.pipeline.graph import (
     KeyDerivation,
@@ -21,7 +21,7 @@ from jaxkern.pipeline.graph import (
     qualified_name,
 )
 from jaxkern.pipeline.rows import Data, described, is_ragged
-from jaxkern.pipeline.sources.encoded import EncodedImages
+from jaxkern.pipeline.sources.source import EncodedImages
 
 
 class OperatorNode(PipelineNode):
@@ -371,7 +371,7 @@ class ImageAdapter(BatchOperator):
         self._op, self._fields = op, fields
         self._image, self._label = fields.image, fields.label
         self.stochastic = any(transform.parameters for transform in op.transforms)
-        self._mixes = any(transform.stage == "batch" for transform in op.transforms)
+        self._mixes = any(transform.kind == "batch" for transform in op.transforms)
         self._moves = any(transform.geometric for transform in op.transforms)
         self._is_compose = _declares_native(op, Compose)
         self.native = self._is_compose and not self._mixes
@@ -428,7 +428,7 @@ class ImageAdapter(BatchOperator):
         encoded = isinstance(image, EncodedImages)
         start: Any = (None, None) if isinstance(image, EncodedImages) else image.shape[:2]
         # With targets of images of different sizes, and draws by boxes, a program does it all.
-        if encoded and (targets or None in self._op._sizes(start)[-1]):
+        if encoded and (targets or None in self._op.sizes(start)[-1]):
             return None
         if any(transform.needs_boxes for transform in self._op.transforms):
             return None
@@ -451,7 +451,7 @@ class ImageAdapter(BatchOperator):
         names = {"image": self._image, **self._fields.targets(fields, axes=2)}
         names.pop("mask", None)
         size: Any = fields[self._image].shape[:2] if self._image in fields else (None, None)
-        if None in size or (len(names) == 1 and None not in self._op._sizes(size)[-1]):
+        if None in size or (len(names) == 1 and None not in self._op.sizes(size)[-1]):
             return None
         return PointsAdapter(self._op, self._fields.with_flags(names), size)
 
@@ -468,7 +468,7 @@ class PointsAdapter(BatchOperator):
         count = len(keys) if keys is not None else len(next(iter(batch.values())))
         fields = {name: batch[field] for name, field in names.items() if field in batch}
         params = self._op.sample(keys, self._size) if self.stochastic else None
-        moved = move_places(self._op, fields, params, count, self._size)
+        moved = move_points(self._op, fields, params, count, self._size)
         return {names[name]: value for name, value in moved.items()}
 
 

@@ -29,7 +29,7 @@ from jaxkern.pipeline.graph import (
 )
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import Flow, FlowStart, SequentialNode, with_remainder
-from jaxkern.pipeline.sources.source import record_arrays, stacked
+from jaxkern.pipeline.sources.source import record_arrays, stack_records
 
 _PARTS = 1 << 20  # of a position in the order, so that delays are rarely equal
 
@@ -286,7 +286,7 @@ class _StreamBatches:
                 oldest = min(oldest, self._reader.position - (self._longest + 1) * self._count)
             self._needed = max(oldest, 0)
             records = np.array([position for _, position, _ in batch])
-            data = stacked([fields for _, _, fields in batch], records.tolist(), self._who)
+            data = stack_records([fields for _, _, fields in batch], records.tolist(), self._who)
             return with_remainder(Block(data, records), self._size, self._remainder)
         finally:
             self.position = {**self._reader.resume_from(self._needed), "last": list(self._last)}

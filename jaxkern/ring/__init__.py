@@ -6,13 +6,13 @@ from jaxkern.ring.assembly import RowParts as RowParts
 from jaxkern.ring.errors import ProducerError as ProducerError
 from jaxkern.ring.errors import RingClosed as RingClosed
 from jaxkern.ring.errors import RingError as RingError
-from jaxkern.ring.mapped import map_hdf5 as map_hdf5
 from jaxkern.ring.ops import pop as pop
 from jaxkern.ring.ops import push as push
 from jaxkern.ring.ring import Ring as Ring
 from jaxkern.ring.ring import RingSlot as RingSlot
+from jaxkern.ring.ring import RingStats as RingStats
 from jaxkern.ring.ring import SlotMemory as SlotMemory
-from jaxkern.ring.statistics import RingStats as RingStats
+from jaxkern.ring.rows import map_hdf5 as map_hdf5
 
 __all__ = [
     "Assembly",

@@ -1,4 +1,4 @@
-"""Batches of rows of arrays, put together by native threads that do not need the interpreter."""
+"""Batches of rows of arrays, assembled by native threads without the GIL."""
 
 from __future__ import annotations
 
@@ -18,73 +18,71 @@ from jaxkern.core.arguments import check_integer
 from jaxkern.core.contexts import ThreadContexts
 from jaxkern.core.mapped import check_mapped
 from jaxkern.ring import errors
-from jaxkern.ring.ring import Ring, SlotMemory
+from jaxkern.ring.ring import Ring, RingStats, SlotMemory
 from jaxkern.ring.rows import byte_rows
-from jaxkern.ring.statistics import RingStats
 
 Remainder = Literal["drop", "pad", "partial"]
 
-# Parameters are drawn for at least so many records at once, one such chunk ahead of the threads.
+# Minimum number of records for which parameters are drawn at once, and their lead over the threads.
 _CHUNK = 1024
 
 
 class RecordProducer(Protocol):
-    """Native code that makes each record of a field from a row, such as ``image.ChainProducer``.
+    """Native code that converts rows of a field to records, such as ``image.ChainProducer``.
 
     Attributes:
-      capsule: named as core/producer.h says; None where rows are copied as they are.
-      struct: shape and dtype of one record's output.
+      capsule: a producer capsule, see core/producer.h; None if rows are copied unchanged.
+      struct: shape and dtype of one output record.
     """
 
     capsule: Any
     struct: jax.ShapeDtypeStruct
 
     def operands(self, records: np.ndarray) -> Sequence[np.ndarray]:
-        """The parameters of these records int64 [N]: arrays [N or 1, ...]."""
+        """Return the parameters of records int64 [N], as arrays [N or 1, ...]."""
         ...
 
 
 class RowParts(NamedTuple):
-    """Arrays of one field, alike but for their lengths, whose rows come one behind the other."""
+    """Arrays of one field with equal row shapes, treated as their concatenation."""
 
     arrays: tuple[Any, ...]
 
 
 class Assembly:
-    """Batches of rows of arrays in a given order, filled natively into a ring's slots.
+    """Iterator over batches of array rows in a given order, filled natively in a ring's slots.
 
-    The threads copy rows, or run a producer on them, straight into the memory that becomes the
-    batch's arrays, and never wait for the interpreter: where ``order`` is an array and nothing is
-    drawn at random, Python has no part in it; else a Python thread hands them parameters and
-    record numbers for many batches ahead.
+    Native threads copy rows, or run a producer on them, directly into the memory of the batch's
+    arrays. They do not need the GIL. If ``order`` is an array and no parameters are drawn, no
+    Python code runs; otherwise a Python thread submits record numbers and parameters in advance.
 
     Args:
-      arrays: field -> array [N, ...]: NumPy arrays, memory maps, or a CPU's ``jax.Array``; each row
-        lies without gaps in memory. They are not copied and must not be written meanwhile. Or
-        field -> `RowParts`.
-      order: record numbers int [M], or an iterable of such arrays, which may be endless.
-      batch_size: records a batch.
-      capacity: the ring's slots.
-      workers: native threads.
-      remainder: what becomes of records that do not fill the last batch: "drop"; "pad" with zeros,
-        and a field "mask" bool [batch_size] in every batch; or "partial", a shorter last batch.
-      producers: field -> what makes its records; the other fields are copied. 64-bit numbers
-        become 32-bit ones where JAX has no 64-bit types enabled.
-      valid: the name of a field bool [batch_size] that says which records the producers could make;
-        what stands for the others is the producer's choice. None: such a record is its batch's
-        error.
-      start: the index of the first batch.
-      rows_of: from the numbers in ``order`` [M] to rows of the arrays, where they differ; what is
-        drawn for a record goes by its number.
+      arrays: field -> array [N, ...] with contiguous rows: NumPy arrays, memory maps, or
+        ``jax.Array`` on the CPU; or field -> `RowParts`. They are not copied, and must not be
+        modified during the iteration.
+      order: record numbers int [M], or an iterable of such arrays, which may be infinite.
+      batch_size: number of records per batch.
+      capacity: number of slots of the ring.
+      workers: number of native threads.
+      remainder: treatment of records that do not fill the last batch: "drop"; "pad" with zeros and
+        add a field "mask" bool [batch_size] to every batch; or "partial", a shorter last batch.
+      producers: field -> producer of its records; other fields are copied. 64-bit numbers become
+        32-bit if JAX has no 64-bit types enabled.
+      valid: name of an additional field bool [batch_size] that is False for records that a producer
+        could not make; the producer defines their contents. None: such a record is an error of
+        its batch.
+      start: index of the first batch.
+      rows_of: function from record numbers [M] to rows of the arrays, if they differ. Parameters
+        are drawn by record number.
       device, pop_timeout, memory: as in `Ring`.
 
     Raises:
-      IndexError: for a record that the arrays do not have. In an iterable, it is raised by `get`
-        in the place of the batch.
-      OSError: where a mapped file has been cut short; likewise.
-      TypeError, ValueError: for arrays of different lengths, without a leading axis, with gaps in
-        a row, or of dtypes that are not numbers of this machine's byte order; and for batches
-        beyond index 2**62.
+      IndexError: a record number is out of range. If ``order`` is an iterable, `get` raises it
+        instead of returning the batch.
+      OSError: a mapped file was truncated; raised as above.
+      TypeError, ValueError: arrays have different lengths, no leading axis, rows that are not
+        contiguous, or dtypes that are not numbers in native byte order; or the batch index
+        exceeds 2**62.
 
     Example:
       >>> import numpy as np, jaxkern as jk
@@ -115,17 +113,17 @@ class Assembly:
         batch_size = check_integer("batch_size", batch_size, 1)
         workers = check_integer("workers", workers, 1)
         if remainder not in ("drop", "pad", "partial"):
-            raise ValueError(f"remainder is {remainder!r}; wanted 'drop', 'pad' or 'partial'")
+            raise ValueError(f"remainder is {remainder!r}; expected 'drop', 'pad' or 'partial'")
         struct = {name: field.struct(batch_size) for name, field in fields.items()}
         if valid is not None:
             if valid in fields:
-                raise ValueError(f"valid names the field {valid!r}, which is given; rename it")
+                raise ValueError(f"valid is {valid!r}, which is also a field; rename it")
             struct[valid] = jax.ShapeDtypeStruct((batch_size,), np.dtype(bool))
         if remainder == "pad":
             if "mask" in struct:
                 raise ValueError("a field is named 'mask', which remainder='pad' adds; rename it")
             struct["mask"] = jax.ShapeDtypeStruct((batch_size,), np.dtype(bool))
-        # The flags are the native assembly's last leaves: a list keeps this order in the ring.
+        # The flags must be the last leaves of the native assembly; a list preserves their order.
         self._names = list(struct)
         self.ring = Ring(
             list(struct.values()),
@@ -136,7 +134,7 @@ class Assembly:
             memory=memory,
         )
         library = registry.module("cpu")
-        assert library is not None  # or there would be no ring
+        assert library is not None  # checked by Ring
         rows = next(iter(fields.values())).rows
         native = library.Assembly(
             self.ring._key,
@@ -149,20 +147,20 @@ class Assembly:
             valid is not None,
         )
         self._native = native
-        self._short: dict[int, int] = {}  # index of a shorter batch -> its records
+        self._short: dict[int, int] = {}  # index of a short batch -> its number of records
         self._closing = weakref.finalize(self, native.close)
         self._length: int | None = None
         self._thread: threading.Thread | None = None
         feed = _RecordFeed(
             native, self.ring, fields, batch_size, remainder, start, rows, self._short, rows_of
         )
-        if _in_parts(order):
+        if _is_chunked(order):
             self._run(feed, order)
             return
         records = _records(order)
-        place, record = _first_outside(feed.rows_at(records), rows)
-        if place >= 0:
-            raise IndexError(_outside(record, place, rows))
+        position, record = _first_out_of_range(feed.rows_at(records), rows)
+        if position >= 0:
+            raise IndexError(_out_of_range(record, position, rows))
         self._length = len(records) // batch_size
         if remainder != "drop" and len(records) % batch_size:
             self._length += 1
@@ -171,7 +169,7 @@ class Assembly:
             chunks = (records[i : i + size] for i in range(0, len(records), size))
             self._run(feed, chunks)
         else:
-            feed.everything(records)
+            feed.submit_all(records)
 
     def _run(self, feed: _RecordFeed, chunks: Iterable[Any]) -> None:
         thread = threading.Thread(
@@ -182,17 +180,17 @@ class Assembly:
 
     @property
     def struct(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes and dtypes of a whole batch's fields."""
+        """Return the shapes and dtypes of the fields of a full batch."""
         return self._tree(self.ring.struct)
 
     def __len__(self) -> int:
-        """The number of batches, where ``order`` is an array."""
+        """Return the number of batches if ``order`` is an array."""
         if self._length is None:
-            raise TypeError("order is an iterable, whose length is not known ahead")
+            raise TypeError("order is an iterable, so the number of batches is unknown")
         return self._length
 
     def get(self, timeout: float | None = None) -> dict[str, jax.Array]:
-        """The next batch; waits until it is there. Raises as `Ring.get` does."""
+        """Wait for the next batch and return it. Raises as `Ring.get` does."""
         _, error, batch = self.take(timeout)
         if error is not None:
             try:
@@ -202,7 +200,7 @@ class Assembly:
         return batch  # type: ignore[no-any-return]
 
     def take(self, timeout: float | None = None) -> tuple[int, BaseException | None, Any]:
-        """Like `get`, but return an error in a batch's place; see `Ring.take`."""
+        """Return the next batch or error; see `Ring.take`."""
         index, error, leaves = self.ring.take(timeout)
         if error is not None:
             return index, error, None
@@ -218,9 +216,9 @@ class Assembly:
         return self.get()
 
     def pop(self, token: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
-        """The next whole batch inside jitted code, and the next token; see `jaxkern.ring.pop`.
+        """Return the next full batch inside jitted code, and the next token; see `ring.pop`.
 
-        A shorter last batch comes with rows of zeros behind it.
+        A short last batch is padded with rows of zeros.
         """
         from jaxkern.ring.ops import pop
 
@@ -228,18 +226,19 @@ class Assembly:
         return self._tree(leaves), token
 
     def token(self) -> jax.Array:
-        """uint32 [2], for the first `pop` of a jitted program."""
+        """Return uint32 [2], the token for the first `pop` of a jitted program."""
         return self.ring.token()
 
     def stats(self) -> RingStats:
-        """The ring's statistics."""
+        """Return the ring's statistics."""
         return self.ring.stats()
 
     def close(self, timeout: float | None = 5.0) -> None:
-        """Stops the threads, at the next row, and closes the ring. Idempotent.
+        """Stop the threads at their next row, and close the ring. Idempotent.
 
         Args:
-          timeout: seconds to wait for who waits in `get`, and for the iterable of ``order``.
+          timeout: maximum time in seconds until threads in `get` and the iterable ``order`` have
+            returned.
         """
         self._closing()
         self.ring.close(timeout)
@@ -260,17 +259,17 @@ class Assembly:
 
 
 class _Field:
-    """One field: where its rows lie, and what becomes of them."""
+    """The rows and the producer of one field."""
 
     def __init__(self, name: str, value: Any, producer: RecordProducer | None):
-        given = value.arrays if isinstance(value, RowParts) else (value,)
-        self.arrays = [_array(name, part) for part in given]
+        parts = value.arrays if isinstance(value, RowParts) else (value,)
+        self.arrays = [_array(name, part) for part in parts]
         array = self.arrays[0]
         for part in self.arrays:
             if (part.shape[1:], part.dtype) != (array.shape[1:], array.dtype):
                 raise ValueError(
                     f"the parts of field {name!r} have rows {array.dtype}{list(array.shape[1:])} "
-                    f"and {part.dtype}{list(part.shape[1:])}; wanted the same"
+                    f"and {part.dtype}{list(part.shape[1:])}; expected equal rows"
                 )
         self.rows = sum(part.shape[0] for part in self.arrays)
         self.producer = producer if producer is not None and producer.capsule is not None else None
@@ -279,8 +278,8 @@ class _Field:
         if producer is not None:
             if not all(part.flags.aligned for part in self.arrays):
                 raise ValueError(
-                    f"field {name!r} does not lie at a multiple of its items' size, where its "
-                    "producer reads it; copy it: np.array(array)"
+                    f"field {name!r} is not aligned to its item size, as its producer expects; "
+                    "copy it: np.array(array)"
                 )
             self._cast, self._record = Cast.NONE, producer.struct
 
@@ -294,15 +293,17 @@ class _Field:
 
 @dataclasses.dataclass
 class _RecordFeed:
-    """Hands records and their parameters to the native threads; holds no reference to `Assembly`,
-    so that one that is dropped is collected, which ends this."""
+    """Submits records and their parameters to the native threads.
+
+    Holds no reference to the `Assembly`, so an unused one is collected, which stops the feed.
+    """
 
     native: Any
     ring: Ring
     fields: dict[str, _Field]
     batch: int
     remainder: Remainder
-    following: int  # the index of the next batch
+    next_index: int  # of the next batch
     rows: int
     short: dict[int, int]
     rows_of: Callable[[np.ndarray], np.ndarray] | None = None
@@ -310,54 +311,54 @@ class _RecordFeed:
 
     @property
     def draws(self) -> bool:
-        """Whether a producer wants parameters."""
+        """True if a field has a producer, which needs parameters."""
         return any(field.producer is not None for field in self.fields.values())
 
     def rows_at(self, records: np.ndarray) -> np.ndarray:
-        """Of the arrays, for the numbers of records."""
+        """Return the rows of the arrays for record numbers."""
         return records if self.rows_of is None else self.rows_of(records)
 
-    def everything(self, records: np.ndarray) -> None:
-        """All records at once; nothing is left for Python to do."""
-        whole = len(records) - len(records) % self.batch
-        self._submit(records[:whole])
-        self._end(records[whole:])
+    def submit_all(self, records: np.ndarray) -> None:
+        """Submit all records at once."""
+        full = len(records) - len(records) % self.batch
+        self._submit(records[:full])
+        self._finish(records[full:])
 
     def run(self, chunks: Iterable[Any]) -> None:
-        """Chunk by chunk, a little ahead of the threads."""
+        """Submit chunk by chunk, slightly ahead of the threads."""
         try:
             with self.contexts.enter():
                 self._chunks(chunks)
         except BaseException as error:
             if not self.native.closed:
-                self._give_up(error)
+                self._fail(error)
 
     def _chunks(self, chunks: Iterable[Any]) -> None:
-        left = np.empty(0, np.int64)
-        passed = 0
+        rest = np.empty(0, np.int64)
+        submitted = 0
         for chunk in chunks:
             records = _records(chunk)
-            place, record = _first_outside(self.rows_at(records), self.rows)
-            if place >= 0:
-                whole = (len(left) + place) // self.batch * self.batch
-                self._submit(np.concatenate([left, records])[:whole])
-                raise IndexError(_outside(record, passed + place, self.rows))
-            passed += len(records)
-            records = np.concatenate([left, records]) if len(left) else records
-            whole = len(records) - len(records) % self.batch
-            left = records[whole:]
-            self._submit(records[:whole])
+            position, record = _first_out_of_range(self.rows_at(records), self.rows)
+            if position >= 0:
+                full = (len(rest) + position) // self.batch * self.batch
+                self._submit(np.concatenate([rest, records])[:full])
+                raise IndexError(_out_of_range(record, submitted + position, self.rows))
+            submitted += len(records)
+            records = np.concatenate([rest, records]) if len(rest) else records
+            full = len(records) - len(records) % self.batch
+            rest = records[full:]
+            self._submit(records[:full])
             ahead = max(1, _CHUNK // self.batch, self.ring.capacity)
             self.native.wait_for_room(ahead, -1.0)
             if self.native.closed:
                 return
-        self._end(left)
+        self._finish(rest)
 
-    def _end(self, left: np.ndarray) -> None:
-        if len(left) and self.remainder != "drop":
+    def _finish(self, rest: np.ndarray) -> None:
+        if len(rest) and self.remainder != "drop":
             if self.remainder == "partial":
-                self.short[self.following] = len(left)
-            self._submit(left)
+                self.short[self.next_index] = len(rest)
+            self._submit(rest)
         self.native.finish()
 
     def _submit(self, records: np.ndarray) -> None:
@@ -367,26 +368,25 @@ class _RecordFeed:
             for part in field.arrays:
                 check_mapped(f"field {name!r}", part)
         producers = [field.producer for field in self.fields.values()]
-        operands = [[] if made is None else list(made.operands(records)) for made in producers]
+        operands = [[] if p is None else list(p.operands(records)) for p in producers]
         rows = np.ascontiguousarray(self.rows_at(records), np.int64)
-        self.following = self.native.submit(rows, operands)
+        self.next_index = self.native.submit(rows, operands)
 
-    def _give_up(self, error: BaseException) -> None:
-        # Closed meanwhile: nobody is left to be told. What the error's own text raises comes when
-        # it has been told.
+    def _fail(self, error: BaseException) -> None:
+        # The ring may be closed. An exception from str(error) comes after the delivery.
         with contextlib.suppress(BaseException):
-            self.ring.fail(error, self.following)
+            self.ring.fail(error, self.next_index)
         with contextlib.suppress(errors.RingError, ValueError):
-            self.ring.finish(self.following + 1)
+            self.ring.finish(self.next_index + 1)
         self.native.finish()
 
 
 def _fields(arrays: Mapping[str, Any], producers: dict[str, RecordProducer]) -> dict[str, _Field]:
     if not isinstance(arrays, Mapping) or not arrays:
-        raise TypeError(f"arrays is {arrays!r:.80}; wanted a dict with at least one field -> array")
+        raise TypeError(f"arrays is {arrays!r:.80}; expected a dict with at least one field")
     unknown = [name for name in producers if name not in arrays]
     if unknown:
-        raise ValueError(f"producers names {unknown}; the fields are {list(arrays)}")
+        raise ValueError(f"producers has unknown fields {unknown}; the fields are {list(arrays)}")
     fields = {
         name: _Field(name, value, producers.pop(name, None)) for name, value in arrays.items()
     }
@@ -399,24 +399,24 @@ def _fields(arrays: Mapping[str, Any], producers: dict[str, RecordProducer]) -> 
 def _array(name: str, value: Any) -> np.ndarray:
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if array.ndim == 0:
-        raise ValueError(f"field {name!r} is one number; wanted an array [N, ...]")
+        raise ValueError(f"field {name!r} is a scalar; expected an array [N, ...]")
     if array.dtype.kind in "OSUMm" or (array.dtype.kind == "V" and array.dtype.isbuiltin != 2):
-        raise TypeError(f"field {name!r} has dtype {array.dtype}; wanted numbers or bools")
+        raise TypeError(f"field {name!r} has dtype {array.dtype}; expected numbers or bools")
     if not array.dtype.isnative:
         raise TypeError(
-            f"field {name!r} has dtype {array.dtype.str}, of the other byte order; convert it: "
+            f"field {name!r} has dtype {array.dtype.str}, not in native byte order; convert it: "
             "array.astype(array.dtype.newbyteorder('='))"
         )
     if array.size and not array[:1].flags.c_contiguous:
         raise ValueError(
-            f"field {name!r} has gaps within a row (strides {array.strides}); use "
+            f"the rows of field {name!r} are not contiguous (strides {array.strides}); use "
             "np.ascontiguousarray(array)"
         )
     return array
 
 
 class Cast(enum.IntEnum):
-    """What happens to the items of a row on the way, numbered as in csrc/ring/gather.h."""
+    """Conversion of the items of a row; values as in csrc/ring/gather.h."""
 
     NONE = 0
     INT64_TO_INT32 = 1
@@ -424,15 +424,15 @@ class Cast(enum.IntEnum):
 
 
 def _cast(dtype: np.dtype) -> tuple[Cast, np.dtype]:
-    """The cast of a field's rows, and the dtype in the batch."""
+    """Return the cast of a field's rows, and the dtype in the batch."""
     canonical = jax.dtypes.canonicalize_dtype(dtype)
     if canonical == dtype:
         return Cast.NONE, canonical
     return Cast.INT64_TO_INT32 if dtype.kind in "iu" else Cast.FLOAT64_TO_FLOAT32, canonical
 
 
-def _in_parts(order: Any) -> bool:
-    """Whether it is an iterable of arrays rather than one array, or a sequence of numbers."""
+def _is_chunked(order: Any) -> bool:
+    """True for an iterable of arrays, False for one array or a sequence of numbers."""
     if isinstance(order, Sequence):
         return len(order) > 0 and np.ndim(order[0]) > 0
     return not hasattr(order, "shape")
@@ -444,22 +444,22 @@ def _records(order: Any) -> np.ndarray:
         return np.empty(0, np.int64)
     if records.ndim != 1 or records.dtype.kind not in "iu":
         raise TypeError(
-            f"order is {records.dtype}{list(records.shape)}; wanted integers [M], or an iterable "
+            f"order is {records.dtype}{list(records.shape)}; expected integers [M], or an iterable "
             "of such arrays"
         )
     return records.astype(np.int64, copy=False)
 
 
-def _first_outside(records: np.ndarray, rows: int) -> tuple[int, int]:
-    """(place, record) of the first record that does not exist, or (-1, 0)."""
+def _first_out_of_range(records: np.ndarray, rows: int) -> tuple[int, int]:
+    """Return (position, record) of the first record out of range, or (-1, 0)."""
     if not len(records) or (records.min() >= 0 and records.max() < rows):
         return -1, 0
-    place = int(np.flatnonzero((records < 0) | (records >= rows))[0])
-    return place, int(records[place])
+    position = int(np.flatnonzero((records < 0) | (records >= rows))[0])
+    return position, int(records[position])
 
 
-def _outside(record: int, place: int, rows: int) -> str:
+def _out_of_range(record: int, position: int, rows: int) -> str:
     return (
-        f"record {record} at place {place} of order is not in the arrays, which have records 0 to "
-        f"{rows - 1}"
+        f"record {record} at position {position} of order is out of range; the arrays have records "
+        f"0 to {rows - 1}"
     )

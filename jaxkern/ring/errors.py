@@ -1,14 +1,14 @@
-"""What goes wrong in a ring, and which exception says so."""
+"""Exceptions of rings, and their outcomes in native code."""
 
 from __future__ import annotations
 
 
 class RingError(RuntimeError):
-    """The ring cannot do what was asked."""
+    """An operation that the ring cannot perform."""
 
 
 class RingClosed(RingError):
-    """The ring was closed: nothing is delivered or taken any more."""
+    """The ring is closed; it accepts and delivers no batches."""
 
 
 class ProducerError(RingError):
@@ -16,7 +16,7 @@ class ProducerError(RingError):
 
     Attributes:
       slot: the index of the batch.
-      record: the record at fault; None where the producer does not name one.
+      record: the failing record; None if the producer does not report one.
     """
 
     def __init__(self, slot: int, record: int | None, message: str) -> None:
@@ -25,7 +25,7 @@ class ProducerError(RingError):
 
 
 class RingTimeout(TimeoutError):
-    """A wait in a ring that was too long; other code raises TimeoutError too."""
+    """A timeout of a ring, as opposed to TimeoutError raised by other code."""
 
 
 # jaxkern::ring::Outcome of csrc/ring/ring.h.
@@ -33,7 +33,7 @@ OK, TIMEOUT, FAILED, FINISHED, CLOSED, INVALID, FORKED, NO_MEMORY = range(8)
 
 
 def problem(outcome: int, message: str, timeout: float | None) -> Exception:
-    """The exception for an outcome that is not `OK`; `FAILED` and a consumer's end are not here."""
+    """Return the exception for an outcome other than `OK`, `FAILED` and a consumer's end."""
     if outcome == TIMEOUT:
         return RingTimeout(f"waited {timeout:g} s for {message}")
     if outcome == CLOSED:

@@ -1,4 +1,4 @@
-"""Batches in and out of a ring in the middle of a jitted program."""
+"""Ops that take batches from a ring, or put them, inside jitted programs."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ POP, PUSH = "jaxkern.ring_pop.v1", "jaxkern.ring_push.v1"
 
 
 def pop(ring: Any, token: jax.Array) -> tuple[Any, jax.Array]:
-    """The next batch, inside jitted code: the program waits for it where it stands.
+    """Return the next batch inside jitted code; the program waits for it.
 
-    The token orders pops: each takes the token of the one before, so that ``lax.scan`` takes
-    batches in order without returning to Python. The ring itself travels in the token: a compiled
-    function serves every ring of the same structure.
+    The token orders the pops: each consumes the token of the previous one, so ``lax.scan`` reads
+    batches in order without returning to Python. The token also identifies the ring, so a compiled
+    function works with every ring of the same structure.
 
     Args:
       ring: the `Ring`, or the structure of its batches; only the structure matters.
-      token: uint32 [2], from ``ring.token()`` or from the pop or push before.
+      token: uint32 [2], from ``ring.token()`` or from the previous pop or push.
 
     Returns:
       (batch, token).
 
     Raises:
-      jax.errors.JaxRuntimeError: where the program runs, when the producer failed (with its
-        message), the ring is closed, has ended, has another structure, or the batch did not come
-        within the ring's ``pop_timeout``. Nothing else interrupts a program that waits.
-      NotImplementedError: under ``vmap``, in a program over several devices, and on a platform
+      jax.errors.JaxRuntimeError: at run time, if the producer failed (with its message), the ring
+        is closed, has ended or has another structure, or the batch was not put within the ring's
+        ``pop_timeout``. A waiting program cannot be interrupted otherwise.
+      NotImplementedError: under ``vmap``, in a program over several devices, and on platforms
         without the native library.
 
     Example:
@@ -59,18 +59,18 @@ def pop(ring: Any, token: jax.Array) -> tuple[Any, jax.Array]:
 
 
 def push(ring: Any, token: jax.Array, batch: Any) -> jax.Array:
-    """Puts a batch, inside jitted code, behind the last one; waits while the ring is full.
+    """Put a batch after the last one, inside jitted code; wait while the ring is full.
 
     Args:
       ring: the `Ring`, or the structure of its batches; only the structure matters.
-      token: uint32 [2], from ``ring.token()`` or from the push or pop before.
-      batch: a pytree of arrays like the ring's structure.
+      token: uint32 [2], from ``ring.token()`` or from the previous push or pop.
+      batch: a pytree of arrays that matches the ring's structure.
 
     Returns:
       The token for the next push or pop.
 
     Raises:
-      ValueError: when a shape, a dtype or the tree differs from the ring's.
+      ValueError: a shape, a dtype or the tree differs from the ring's.
       jax.errors.JaxRuntimeError: as for `pop`.
     """
     structure = _structure(ring)
@@ -86,39 +86,39 @@ def _structure(ring: Any) -> Structure:
         if packed(leaf.dtype):
             raise TypeError(
                 f"{name} has dtype {leaf.dtype}, which programs pack; put it as uint8 and unpack "
-                "it behind the pop"
+                "it after the pop"
             )
     return structure
 
 
-def _token(given: Any) -> jax.Array:
-    token: jax.Array = jnp.asarray(given)
+def _token(value: Any) -> jax.Array:
+    token: jax.Array = jnp.asarray(value)
     if token.shape != (2,) or token.dtype != jnp.uint32:
         raise ValueError(
-            f"the token is {token.dtype}{list(token.shape)}; wanted uint32[2]: what ring.token() "
-            "or the last pop or push returned"
+            f"the token is {token.dtype}{list(token.shape)}; expected uint32[2], the result of "
+            "ring.token() or of the last pop or push"
         )
     return token
 
 
-# The identity on a token; its rules refuse what a pop cannot do.
+# The identity on a token; its rules reject transformations that a pop does not support.
 _checked = Primitive("jaxkern_ring_token")
 _checked.def_impl(lambda token, target: token)
 _checked.def_abstract_eval(lambda token, target: token)
 
 
-def _refuse_vmap(*_: Any, **__: Any) -> Any:
+def _reject_vmap(*_: Any, **__: Any) -> Any:
     raise NotImplementedError(
-        "jaxkern.ring.pop and push under vmap: a batch is taken once, in order; pop outside and "
-        "map over the batch"
+        "jaxkern.ring.pop and push under vmap: each batch can be taken only once; pop outside "
+        "of vmap and map over the batch"
     )
 
 
 def _lower(ctx: Any, token: Any, *, target: str) -> Any:
     if compat.is_partitioned(ctx):
         raise NotImplementedError(
-            "jaxkern.ring.pop and push in a program over several devices: each of them would take "
-            "its own batch; use ring.get() of Ring(..., device=sharding) outside"
+            "jaxkern.ring.pop and push in a program over several devices: each device would take "
+            "another batch; use ring.get() of Ring(..., device=sharding) outside"
         )
     for platform in ctx.platforms or ctx.module_context.platforms:
         problem = registry.missing(target, platform)
@@ -127,5 +127,5 @@ def _lower(ctx: Any, token: Any, *, target: str) -> Any:
     return [token]
 
 
-batching.primitive_batchers[_checked] = _refuse_vmap
+batching.primitive_batchers[_checked] = _reject_vmap
 mlir.register_lowering(_checked, _lower)

@@ -1,4 +1,4 @@
-"""The ring as a Python object: producers put, a training loop gets."""
+"""The Python interface of the native ring buffer, for producers and a training loop."""
 
 from __future__ import annotations
 
@@ -10,32 +10,70 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core import registry
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.failures import describe_exception, exception_name
 from jaxkern.ring import errors
-from jaxkern.ring.delivery import Delivery, one_device
-from jaxkern.ring.statistics import RingStats
-from jaxkern.ring.structure import Structure
+from jaxkern.ring.structure import Delivery, Structure, one_device
 
 _NEXT, _LAST = -1, 2**62  # kNextIndex and kLastIndex of csrc/ring/ring.h
+_MAX_CAPACITY = 2**20
 _open: weakref.WeakSet[Ring] = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class RingStats:
+    """Statistics since the creation of a ring.
+
+    Attributes:
+      batches: number of delivered batches.
+      bytes: size of the delivered batches.
+      failures: number of delivered errors.
+      zero_copy: number of arrays that share the slot's memory.
+      copied: number of arrays that were copied, inside jitted code or to another device.
+      producer_wait: seconds that producers waited for a slot, summed over producers.
+      consumer_wait: seconds that consumers waited for a batch.
+      elapsed: seconds since the ring's first use.
+      occupancy: [capacity + 1], histogram of the number of ready batches at each `Ring.get`.
+      ready: current number of batches that wait for the consumer.
+      filling: current number of slots that producers fill.
+      held: current number of batches of which the consumer references an array.
+      verdict: "producer-bound" if the consumer waits more than twice as long as a producer does on
+        average, "consumer-bound" in the opposite case, otherwise "balanced"; also "balanced" if
+        both wait for less than 2% of the time.
+    """
+
+    batches: int
+    bytes: int
+    failures: int
+    zero_copy: int
+    copied: int
+    producer_wait: float
+    consumer_wait: float
+    elapsed: float
+    occupancy: tuple[int, ...]
+    ready: int
+    filling: int
+    held: int
+    verdict: Literal["producer-bound", "consumer-bound", "balanced"]
 
 
 class RingSlot:
     """A slot that a producer fills in place; see `Ring.slot`.
 
-    Without a ``with`` block, `commit`, `fail` or `abandon` ends it.
+    Without a ``with`` block, call `commit`, `fail` or `abandon` once.
 
     Attributes:
-      index: of the batch.
-      batch: the pytree of NumPy arrays to fill. They must not be written after the ``with`` block.
+      index: index of the batch.
+      batch: pytree of NumPy arrays to fill. They must not be written after the ``with`` block.
     """
 
     def __init__(self, ring: Ring, native: Any):
@@ -58,65 +96,65 @@ class RingSlot:
             self.fail(exception)
 
     def commit(self) -> None:
-        """Delivers the batch."""
+        """Deliver the batch."""
         self.batch = None
         self._ring._commit(self._native)
 
     def fail(self, error: BaseException) -> None:
-        """Delivers an exception in the batch's place."""
+        """Deliver an exception instead of the batch."""
         self.batch = None
         try:
             self._ring._fail(error, self.index, self._native)
         except BaseException:
-            self._native.abandon()  # where it could not be told: somebody may fail the index
+            self._native.abandon()  # frees the index, so that it can still be failed
             raise
 
     def abandon(self) -> None:
-        """Gives the slot back unfilled: its index may be put by somebody else."""
+        """Return the slot without a batch; its index can be put again."""
         self.batch = None
         self._native.abandon()
 
 
 class SlotMemory:
-    """Memory of slots that rings, one after the other, take over: see `Ring`.
+    """Cache of slot memory for successive rings; see the argument ``memory`` of `Ring`.
 
-    The system makes fresh memory page by page when it is first written, which takes longer than
-    filling a slot again. Here it stays from one ring to the next, until this object is gone: a
-    ring's slots and one.
+    Page faults of fresh memory take longer than refilling a slot. This cache keeps the memory of a
+    ring's slots, and of one more batch, from one ring to the next.
     """
 
     def __init__(self) -> None:
         self._native: Any = None
 
-    def _in(self, library: Any) -> Any:
-        """As the native library has it; made at the first use."""
+    def _native_in(self, library: Any) -> Any:
+        """Return the native object, created at the first use."""
         if self._native is None:
             self._native = library.SlotMemory()
         return self._native
 
 
 class Ring:
-    """A bounded ring of batches between threads: any number of producers, delivery by index.
+    """A bounded ring buffer of batches between threads, with any number of producers.
 
-    Each slot holds one batch of fixed shapes and dtypes. Batches leave strictly by index, whatever
-    the order in which producers finish; a producer that is ``capacity`` batches ahead waits. On the
-    CPU an array that `get` returns is the slot's own memory, which is filled anew only after the
-    array is gone. The memory is ``capacity`` slots plus what a consumer keeps beyond half of them.
+    Each slot holds one batch of fixed shapes and dtypes. Batches are delivered strictly in the
+    order of their index, independent of the order in which producers finish. A producer that is
+    ``capacity`` batches ahead waits. On the CPU, arrays returned by `get` share the slot's memory,
+    which is refilled only after they are deleted. Memory: ``capacity`` slots, plus the batches that
+    the consumer holds beyond half of the capacity.
 
     Args:
-      struct: the pytree of ``jax.ShapeDtypeStruct`` (or of arrays) that every batch matches.
-      capacity: the number of slots.
-      start: the index of the first batch.
-      device: where `get` puts batches: a device or a sharding; None for JAX's default device. The
-        arrays are committed to it.
-      pop_timeout: seconds that `pop` and `push` in jitted code wait at most, since nothing can
-        interrupt them; None for ever.
-      memory: where the slots are taken from and given back; None for memory of the ring's own.
+      struct: pytree of ``jax.ShapeDtypeStruct`` (or of arrays) that every batch matches.
+      capacity: number of slots.
+      start: index of the first batch.
+      device: device or sharding of the delivered batches; None for JAX's default device. The arrays
+        are committed to it.
+      pop_timeout: maximum time in seconds that `pop` and `push` wait in jitted code, where they
+        cannot be interrupted; None for no limit.
+      memory: cache of slot memory, shared with earlier and later rings; None for no cache.
 
     Raises:
-      ValueError: for a capacity below 1.
-      TypeError: when a leaf of ``struct`` has no shape and dtype, or is neither numbers nor bools.
-      MemoryError: when there is no memory for the slots.
+      ValueError: ``capacity`` or ``start`` is not an integer or out of range.
+      TypeError: a leaf of ``struct`` has no shape and dtype, or is neither numbers nor bools.
+      MemoryError: the slots cannot be allocated.
 
     Example:
       >>> import jax, numpy as np, jaxkern as jk
@@ -141,13 +179,13 @@ class Ring:
         library = registry.module("cpu")
         if library is None:
             raise errors.RingError(
-                "the ring is native code, and jaxkern's CPU library is not loaded: "
+                "rings need jaxkern's native CPU library, which is not loaded: "
                 f"{registry.missing('jaxkern.ring', 'cpu')}"
             )
         self._structure = Structure(struct)
-        self._key = secrets.randbits(64) | 1  # 0 is no key
-        self._capacity = _whole("capacity", capacity)
-        self._start = _whole("start", start)
+        self._key = secrets.randbits(64) | 1  # 0 means no key
+        self._capacity = check_integer("capacity", capacity, 1, _MAX_CAPACITY)
+        self._start = check_integer("start", start, 0, _LAST)
         try:
             self._native = library.Ring(
                 self._structure.native(),
@@ -156,49 +194,49 @@ class Ring:
                 self._key,
                 -1.0 if pop_timeout is None else _seconds("pop_timeout", pop_timeout),
                 _allocator(device),
-                None if memory is None else memory._in(library),
+                None if memory is None else memory._native_in(library),
             )
         except MemoryError:
             raise MemoryError(
-                f"no memory for {capacity} slots of {self._structure.bytes:,} bytes; give the ring "
-                "a smaller capacity or smaller batches"
+                f"no memory for {capacity} slots of {self._structure.bytes:,} bytes; use a smaller "
+                "capacity or smaller batches"
             ) from None
         self._device = device
-        self._errors: dict[int, BaseException] = {}  # by the index of the failed batch
-        self._errors_lock = threading.RLock()  # a signal handler may fail a batch, too
+        self._errors: dict[int, BaseException] = {}  # by index of the failed batch
+        self._errors_lock = threading.RLock()  # reentrant: a signal handler may fail a batch
         _open.add(self)
 
     @property
     def struct(self) -> Any:
-        """The pytree of ``jax.ShapeDtypeStruct`` that every batch matches."""
+        """Return the pytree of ``jax.ShapeDtypeStruct`` that every batch matches."""
         return self._structure.tree()
 
     @property
     def capacity(self) -> int:
-        """The number of slots."""
+        """Return the number of slots."""
         return self._capacity
 
     @property
     def closed(self) -> bool:
-        """Whether the ring is closed."""
+        """True if the ring is closed."""
         return bool(self._native.closed)
 
     def put(self, batch: Any, index: int | None = None, timeout: float | None = None) -> int:
-        """Copies a batch into a slot; waits while the ring is full.
+        """Copy a batch into a slot; wait while the ring is full.
 
         Args:
-          batch: a pytree of arrays like the ring's structure.
-          index: its place in the stream; None for the one after the highest so far.
-          timeout: seconds to wait for a slot; None for ever.
+          batch: pytree of arrays that matches the ring's structure.
+          index: index in the stream; None for the one after the highest index so far.
+          timeout: seconds to wait for a slot; None for no limit.
 
         Returns:
-          The batch's index.
+          The index of the batch.
 
         Raises:
-          ValueError: when a shape, a dtype or the tree differs, or the index was put before.
-          TimeoutError: when no slot came free in time.
-          RingClosed: when the ring is, or becomes, closed.
-          RingError: when the index is behind the end, or the process was forked.
+          ValueError: a shape, a dtype or the tree differs, or the index was already put.
+          TimeoutError: no slot became free in time.
+          RingClosed: the ring is closed, or was closed during the wait.
+          RingError: the index is after the end, or the process was forked.
         """
         buffers = self._structure.buffers(batch)
         *status, slot = self._native.put(_index(index), buffers, _wait(timeout), _interruptible())
@@ -206,14 +244,14 @@ class Ring:
         try:
             return self._commit(slot)
         except BaseException:
-            slot.abandon()  # now, since the traceback keeps it
+            slot.abandon()  # at once: the traceback references it
             raise
 
     def slot(self, index: int | None = None, timeout: float | None = None) -> RingSlot:
-        """A slot to fill in place, without the copy of `put`; waits while the ring is full.
+        """Acquire a slot to fill in place, without the copy of `put`; wait while the ring is full.
 
-        The ``with`` block's end delivers the batch; an exception in it becomes the batch's error,
-        and goes on in the producer too.
+        The end of the ``with`` block delivers the batch. An exception in the block is delivered
+        instead of the batch, and also propagates in the producer.
 
         Example:
           >>> import jax, numpy as np, jaxkern as jk
@@ -228,15 +266,15 @@ class Ring:
         try:
             return RingSlot(self, native)
         except BaseException:
-            native.abandon()  # now, since the traceback keeps it
+            native.abandon()  # at once: the traceback references it
             raise
 
     def fail(self, error: BaseException, index: int | None = None) -> int:
-        """Delivers an exception in the place of a batch: `get` raises it after all earlier ones.
+        """Deliver an exception instead of a batch: `get` raises it after all earlier batches.
 
         Args:
-          error: any exception; it keeps its traceback.
-          index: its place in the stream; None for the one after the highest so far.
+          error: any exception; its traceback is kept.
+          index: index in the stream; None for the one after the highest index so far.
 
         Returns:
           The index.
@@ -244,31 +282,31 @@ class Ring:
         return self._fail(error, _index(index), None)
 
     def finish(self, count: int | None = None) -> None:
-        """Ends the stream. Everything that was put is still delivered, then `get` stops.
+        """End the stream; `get` delivers all batches that were put, then raises StopIteration.
 
         Args:
-          count: the index after the last batch, so that producers may still put earlier ones; None
-            for the one after the highest so far.
+          count: the index after the last batch; producers may still put earlier ones. None for the
+            index after the highest so far.
 
         Raises:
-          ValueError: when a batch at or behind the end was put, or another end was set.
+          ValueError: a batch at or after the end was put, or another end was set.
         """
         self._check(self._native.finish(_NEXT if count is None else _index(count, 1)), None)
 
     def get(self, timeout: float | None = None) -> Any:
-        """The next batch, as a pytree of ``jax.Array``; waits until it is there.
+        """Wait for the next batch and return it as a pytree of ``jax.Array``.
 
-        An interrupt while it waits takes nothing from the ring.
+        An interrupt during the wait removes nothing from the ring.
 
         Args:
-          timeout: seconds to wait; None for ever (Ctrl-C interrupts).
+          timeout: seconds to wait; None for no limit (Ctrl-C interrupts).
 
         Raises:
-          StopIteration: when the stream has ended.
-          TimeoutError: when the batch did not come in time; it names what is missing.
-          BaseException: what the batch's producer failed with, with its traceback.
-          ProducerError: when a native producer failed.
-          RingClosed: when the ring is, or becomes, closed.
+          StopIteration: the stream has ended.
+          TimeoutError: the batch was not put in time; the message describes what is missing.
+          BaseException: the exception of the batch's producer, with its traceback.
+          ProducerError: a native producer failed.
+          RingClosed: the ring is closed, or was closed during the wait.
         """
         _, error, batch = self.take(timeout)
         if error is not None:
@@ -285,12 +323,12 @@ class Ring:
         return self.get()
 
     def close(self, timeout: float | None = 5.0) -> None:
-        """Ends the ring at once: wakes both sides and drops what was not delivered. Idempotent.
+        """Close the ring: wake all waiting threads and drop undelivered batches. Idempotent.
 
-        Arrays that were delivered stay valid.
+        Delivered arrays remain valid.
 
         Args:
-          timeout: seconds to wait for the threads that were waiting in the ring to leave it.
+          timeout: maximum time in seconds until the waiting threads have returned.
         """
         self._native.close(_wait(timeout))
         self._errors.clear()
@@ -302,18 +340,18 @@ class Ring:
         self.close()
 
     def token(self) -> jax.Array:
-        """uint32 [2]: the ring's name for the first `pop` or `push` of a jitted program."""
+        """Return uint32 [2], the token for the first `pop` or `push` of a jitted program."""
         words = (self._key & 0xFFFFFFFF, self._key >> 32)
         return jnp.asarray(np.array(words, np.uint32))
 
     def stats(self) -> RingStats:
-        """What has happened so far, see `RingStats`."""
+        """Return the statistics of the ring."""
         return RingStats(**self._native.statistics())
 
     def state(self) -> dict[str, int | None]:
-        """Where the stream is: ``last_delivered`` (None before the first batch) and ``next``.
+        """Return the position in the stream: ``last_delivered`` (None at first) and ``next``.
 
-        Batches that are ready in the ring and were not taken do not count.
+        Batches that are ready but not yet taken do not count.
         """
         following = int(self._native.delivered)
         return {
@@ -325,12 +363,13 @@ class Ring:
         return f"Ring({self.struct}, capacity={self._capacity}{', closed' * self.closed})"
 
     def take(self, timeout: float | None = None) -> tuple[int, BaseException | None, Any]:
-        """Like `get`, but return an error that was put in a batch's place instead of raising it.
+        """Return the next batch like `get`, but return a producer's error instead of raising it.
 
         Returns:
           (index, None, batch), or (index, error, None).
 
-        Raises: as `get`, except for the errors of producers.
+        Raises:
+          As `get`, except for the errors of producers.
         """
         delivery = self._delivery
         outcome, message, index, record, leaves = self._native.take(
@@ -347,7 +386,7 @@ class Ring:
         raise errors.problem(outcome, message, timeout)
 
     @functools.cached_property
-    def _delivery(self) -> Delivery:  # not before JAX's devices are asked for
+    def _delivery(self) -> Delivery:  # lazy: it starts JAX's backend
         return Delivery(self._structure, self._device)
 
     def _check(self, status: Any, timeout: float | None) -> int:
@@ -361,13 +400,13 @@ class Ring:
 
     def _fail(self, error: BaseException, index: int, slot: Any) -> int:
         if not isinstance(error, BaseException):
-            raise TypeError(f"error is {error!r}; wanted an exception")
+            raise TypeError(f"error is {error!r}; expected an exception")
         raised: BaseException | None = None
         try:
             message = describe_exception(error)
         except BaseException as interrupt:  # raised once the failure is reported
             message, raised = exception_name(error), interrupt
-        with self._errors_lock:  # the consumer looks the error up under the same lock
+        with self._errors_lock:  # the consumer pops the error under the same lock
             if slot is None:
                 status = self._native.fail(index, message)
             else:
@@ -383,17 +422,17 @@ class Ring:
             error = self._errors.pop(index, None)
         if error is None:
             return errors.ProducerError(index, None if record < 0 else record, message)
-        if isinstance(error, StopIteration):  # it would silently end the consumer's loop
-            ended = RuntimeError(f"the producer of batch {index} raised StopIteration")
-            ended.__cause__ = error
-            return ended
+        if isinstance(error, StopIteration):  # would silently end the consumer's loop
+            replacement = RuntimeError(f"the producer of batch {index} raised StopIteration")
+            replacement.__cause__ = error
+            return replacement
         return error
 
 
 def _allocator(device: Any) -> Any:
-    """Page-locked memory where batches go to a GPU, else None.
+    """Return an allocator of page-locked memory if batches go to GPUs, otherwise None.
 
-    It is allocated in the context of one of these GPUs: a context on any other would take memory.
+    It allocates in the context of one of these GPUs: a context on another one would use memory.
     """
     library = registry.module("cuda")
     if library is None:
@@ -405,23 +444,13 @@ def _allocator(device: Any) -> Any:
     return library.pinned_allocator(min(each.local_hardware_id for each in devices))
 
 
-def _index(index: int | None, behind: int = 0) -> int:
-    if index is None:
-        return _NEXT
-    if not 0 <= index <= _LAST + behind:
-        raise ValueError(f"index is {index}; wanted 0 to 2**62, or None")
-    return int(index)
-
-
-def _whole(name: str, value: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} is {value!r}; wanted an integer")
-    return min(max(int(value), -1), _LAST + 1)  # the native ring says what its limits are
+def _index(index: int | None, extra: int = 0) -> int:
+    return _NEXT if index is None else check_integer("index", index, 0, _LAST + extra, ", or None")
 
 
 def _seconds(name: str, value: float) -> float:
     if not value >= 0:
-        raise ValueError(f"{name} is {value}; wanted seconds, 0 or more, or None")
+        raise ValueError(f"{name} is {value}; expected a time of at least 0 seconds, or None")
     return float(value)
 
 
@@ -433,7 +462,7 @@ def _interruptible() -> bool:
     return threading.get_ident() == threading.main_thread().ident
 
 
-def _join_cuda() -> None:
+def _connect_cuda() -> None:
     cpu, cuda = registry.module("cpu"), registry.module("cuda")
     if cpu is not None and cuda is not None:
         cuda.set_ring_access(cpu.ring_access())
@@ -448,16 +477,16 @@ def _close_open() -> None:
         cpu.join_waiters(1.0)
     if not rings:
         return
-    # Python ends daemon threads where they next need its lock; in native code, such as the return
-    # of a program that waited for a batch, that ends the process. They have a moment to leave it.
+    # At exit Python terminates daemon threads when they next need the GIL. In native code, such as
+    # the return from a program that waited for a batch, this aborts the process. Give them time to
+    # return.
     deadline = time.monotonic() + 0.5
     for thread in threading.enumerate():
         if thread.daemon and thread is not threading.current_thread():
-            with contextlib.suppress(RuntimeError):  # its start was interrupted
+            with contextlib.suppress(RuntimeError):  # the thread's start was interrupted
                 thread.join(max(0.0, deadline - time.monotonic()))
 
 
-_join_cuda()
-# Before Python waits for threads that are not daemons, which may wait in a ring; an ordinary exit
-# hook would come after.
+_connect_cuda()
+# Runs before Python joins non-daemon threads, which may wait in a ring; atexit runs after that.
 getattr(threading, "_register_atexit", atexit.register)(_close_open)

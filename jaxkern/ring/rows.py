@@ -1,9 +1,11 @@
-"""Rows of several arrays, in any order, as one array: each is copied once."""
+"""Rows of arrays: gathering from several arrays, and memory maps of HDF5 data sets."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -11,44 +13,46 @@ from jaxkern.core import registry
 
 
 def byte_rows(array: np.ndarray) -> np.ndarray:
-    """View uint8 [N, bytes of a row] of an array [N, ...] whose rows have no gaps."""
+    """View an array [N, ...] with contiguous rows as uint8 [N, bytes per row]."""
     return array.reshape(len(array), math.prod(array.shape[1:])).view(np.uint8)
 
 
 def gather_rows(arrays: Sequence[np.ndarray], rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Rows of arrays that are thought one behind the other, written to `out`, which it returns.
+    """Gather rows of the concatenation of arrays into `out`, and return `out`.
 
-    Native code copies them without the interpreter's lock, where no value is to be converted.
+    Native code copies the rows without the GIL if their dtypes equal that of `out`.
 
     Args:
-      arrays: [n_k, ...], alike but for their lengths.
-      rows: integers [N].
-      out: [N, ...].
-    Raises: IndexError for a row that is not there.
+      arrays: arrays [n_k, ...] with equal row shapes.
+      rows: indices int [N] into the concatenation.
+      out: array [N, ...].
+
+    Raises:
+      IndexError: a row is out of range.
 
     >>> parts = [np.array([[1, 2], [3, 4]]), np.array([[5, 6]])]
     >>> gather_rows(parts, np.array([2, 0, 2]), np.empty((3, 2), int)).tolist()
     [[5, 6], [1, 2], [5, 6]]
     """
     library = registry.module("cpu")
-    if library is not None and _is_copied(arrays, out):
+    if library is not None and _is_byte_copy(arrays, out):
         parts = [byte_rows(array) for array in arrays]
         flat = out.reshape(-1).view(np.uint8)
         library.gather_rows(parts, np.ascontiguousarray(rows, np.int64), flat)
         return out
     ends = np.cumsum([len(array) for array in arrays])
     if rows.size and not (rows.min() >= 0 and rows.max() < ends[-1]):
-        raise IndexError(f"rows {rows.min()} to {rows.max()} of {ends[-1]}")
-    which = np.searchsorted(ends, rows, side="right")
-    for number in np.flatnonzero(np.bincount(which)).tolist():
-        places = np.flatnonzero(which == number)
+        raise IndexError(f"rows {rows.min()} to {rows.max()} are out of range for {ends[-1]} rows")
+    sources = np.searchsorted(ends, rows, side="right")
+    for number in np.flatnonzero(np.bincount(sources)).tolist():
+        positions = np.flatnonzero(sources == number)
         array = arrays[number]
-        out[places] = array[rows[places] - (ends[number] - len(array))]
+        out[positions] = array[rows[positions] - (ends[number] - len(array))]
     return out
 
 
-def _is_copied(arrays: Sequence[np.ndarray], out: np.ndarray) -> bool:
-    """Whether rows become those of `out` byte by byte."""
+def _is_byte_copy(arrays: Sequence[np.ndarray], out: np.ndarray) -> bool:
+    """True if rows can be copied to `out` byte by byte."""
     return (
         out.flags.c_contiguous
         and out.flags.writeable
@@ -59,4 +63,91 @@ def _is_copied(arrays: Sequence[np.ndarray], out: np.ndarray) -> bool:
             and array[:1].flags.c_contiguous
             for array in arrays
         )
+    )
+
+
+def map_hdf5(dataset: Any) -> np.ndarray:
+    """Map the rows of a contiguous HDF5 data set into memory as a read-only ``np.memmap``.
+
+    The open file is mapped, even if its name refers to another file by now. The map remains valid
+    after the file is closed.
+
+    Args:
+      dataset: an ``h5py.Dataset`` without chunks and filters. Pending writes are flushed.
+
+    Raises:
+      ValueError: the values are not stored contiguously in the file: chunked, compact, external or
+        virtual data sets, types that NumPy lacks, files that are not on disk, empty data sets.
+
+    Example:
+      >>> import os, tempfile, h5py, numpy as np, jaxkern as jk
+      >>> path = os.path.join(tempfile.mkdtemp(), "x.h5")
+      >>> with h5py.File(path, "w") as file:
+      ...     file["x"] = np.arange(6).reshape(3, 2)
+      ...     rows = jk.ring.map_hdf5(file["x"])
+      >>> rows[1].tolist()
+      [2, 3]
+    """
+    name = f"data set {dataset.name!r}"
+    if dataset.chunks is not None:
+        raise ValueError(
+            f"{name} is chunked{f' and compressed ({c})' if (c := dataset.compression) else ''}; "
+            "expected a contiguous data set: write it without chunks and compression, or read it "
+            "through h5py"
+        )
+    if dataset.external or dataset.is_virtual:
+        raise ValueError(f"{name} is stored in other files; map those, or read it through h5py")
+    if not _is_stored_as(dataset.id.get_type(), dataset.dtype):
+        raise ValueError(
+            f"{name} has a stored type that NumPy lacks, and HDF5 converts it to {dataset.dtype}; "
+            "read it through h5py"
+        )
+    file = dataset.file
+    if file.driver != "sec2":  # other drivers have no single file descriptor
+        raise ValueError(
+            f"{name} is in a file of driver {file.driver!r}; expected a file on disk, opened with "
+            "h5py's default driver"
+        )
+    if file.mode != "r":
+        file.flush()  # the map does not see data that h5py has buffered
+    offset = dataset.id.get_offset()
+    if offset is None or dataset.shape is None:
+        raise ValueError(
+            f"{name} has no offset in its file: nothing was written, or it is stored in the "
+            "header; read it through h5py"
+        )
+    with _reopen(file, name) as opened:
+        return np.memmap(opened, dataset.dtype, "r", offset, dataset.shape)
+
+
+def _is_stored_as(stored: Any, dtype: np.dtype) -> bool:
+    """True if the stored type equals the NumPy type, unlike variable-length text."""
+    import h5py
+
+    if dtype.hasobject:
+        return False
+    if stored.get_class() not in (h5py.h5t.INTEGER, h5py.h5t.FLOAT):
+        return bool(stored.get_size() == dtype.itemsize)
+    return bool(stored.equal(h5py.h5t.py_create(dtype)))
+
+
+def _reopen(file: Any, name: str) -> BinaryIO:
+    """Open an h5py file's file with another descriptor.
+
+    A map keeps its descriptor open. HDF5's own descriptor holds HDF5's lock, so nobody could write
+    to the file while the map exists, or read it if it was mapped during writing.
+    """
+    descriptor = file.id.get_vfd_handle()
+    for path in (f"/proc/self/fd/{descriptor}", file.filename):
+        try:
+            # In two steps: with open() the map would record this path as its file name.
+            opened = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC), "rb")
+        except OSError:
+            continue
+        if os.path.sameopenfile(opened.fileno(), descriptor):
+            return opened
+        opened.close()
+    raise ValueError(
+        f"{name} is in a file that cannot be reopened: {file.filename} was replaced or is not "
+        "readable; read the data set through h5py"
     )

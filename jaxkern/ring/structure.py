@@ -1,4 +1,4 @@
-"""What a ring's batches look like: leaves of fixed shapes and dtypes in a fixed tree."""
+"""The structure of a ring's batches, and the delivery of slots as JAX arrays."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# DLPack's type codes, by NumPy's kind. JAX's remaining dtypes go through NumPy arrays.
+from jaxkern.core import compat
+from jaxkern.core.client import default_device
+
+# DLPack type codes by NumPy kind. Other dtypes of JAX are delivered through NumPy arrays.
 _DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 _DLPACK_BFLOAT = 4
 
 
 class Structure:
-    """The tree of a batch, and the checks of one."""
+    """The pytree of shapes and dtypes of a batch, and checks of batches."""
 
     def __init__(self, struct: Any):
         leaves, treedef = jax.tree.flatten(struct)
@@ -26,7 +29,7 @@ class Structure:
         self.names = [f"batch{jax.tree_util.keystr(path)}" for path, _ in paths]
 
     def native(self) -> list[tuple[str, int, tuple[int, ...], int]]:
-        """(dtype, item size, shape, DLPack type code or -1) of each leaf, for the native ring."""
+        """Return (dtype, item size, shape, DLPack type code or -1) of each leaf."""
         return [
             (leaf.dtype.name, leaf.dtype.itemsize, leaf.shape, _dlpack_code(leaf.dtype))
             for leaf in self.leaves
@@ -34,71 +37,110 @@ class Structure:
 
     @property
     def bytes(self) -> int:
-        """Of a batch."""
+        """Return the size of a batch in bytes."""
         return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in self.leaves)
 
     def tree(self) -> Any:
-        """The pytree of ``jax.ShapeDtypeStruct``."""
+        """Return the pytree of ``jax.ShapeDtypeStruct``."""
         return self.treedef.unflatten(self.leaves)
 
     def buffers(self, batch: Any) -> list[Any]:
-        """The leaves of a batch as contiguous buffers; raises where it differs from the ring's."""
+        """Return the leaves of a batch as contiguous buffers; raise if they do not match."""
         return [
-            _buffer(name, leaf, want)
-            for name, leaf, want in zip(self.names, self._flatten(batch), self.leaves, strict=True)
+            _buffer(name, leaf, spec)
+            for name, leaf, spec in zip(self.names, self._flatten(batch), self.leaves, strict=True)
         ]
 
     def _flatten(self, batch: Any) -> list[Any]:
         leaves, treedef = jax.tree.flatten(batch)
         if treedef != self.treedef:
-            raise ValueError(
-                f"the batch has the structure {treedef}; the ring wants {self.treedef}"
-            )
+            raise ValueError(f"the batch has the structure {treedef}; the ring has {self.treedef}")
         return leaves
 
     def program_leaves(self, batch: Any) -> list[jax.Array]:
-        """The leaves of a batch of a traced program; raises where it differs from the ring's."""
+        """Return the leaves of a batch in a traced program; raise if they do not match."""
         leaves = [jnp.asarray(leaf) for leaf in self._flatten(batch)]
-        for name, leaf, want in zip(self.names, leaves, self.leaves, strict=True):
-            if leaf.shape != want.shape or leaf.dtype != want.dtype:
+        for name, leaf, spec in zip(self.names, leaves, self.leaves, strict=True):
+            if leaf.shape != spec.shape or leaf.dtype != spec.dtype:
                 raise ValueError(
-                    f"{name} is {leaf.dtype}{list(leaf.shape)}; the ring wants "
-                    f"{want.dtype}{list(want.shape)}"
+                    f"{name} is {leaf.dtype}{list(leaf.shape)}; the ring has "
+                    f"{spec.dtype}{list(spec.shape)}"
                 )
         return leaves
 
     def views(self, slots: Sequence[Any]) -> list[np.ndarray]:
-        """Arrays of the leaves' shapes and dtypes over bytes."""
+        """Return arrays of the leaves' shapes and dtypes that view the bytes of a slot."""
         return [
             memory.view(leaf.dtype).reshape(leaf.shape)
             for memory, leaf in zip(slots, self.leaves, strict=True)
         ]
 
 
+class Delivery:
+    """Converts the leaves of a slot to arrays on the ring's device, without a copy on the CPU."""
+
+    def __init__(self, structure: Structure, device: Any):
+        self._structure, self._device = structure, device
+        one = one_device(device)
+        self.zero_copy = one is not None and one.platform == "cpu"
+        self._one = one
+        self._arrays = len(structure.leaves)
+        self._packed = sum(packed(leaf.dtype) for leaf in structure.leaves)
+
+    def batch(self, leaves: list[Any]) -> tuple[Any, tuple[int, int]]:
+        """Return the pytree of arrays, and the numbers of zero-copy and of copied arrays."""
+        if self.zero_copy:
+            arrays = [self._zero_copy(i, leaf) for i, leaf in enumerate(leaves)]
+            counts = self._arrays - self._packed, self._packed
+        else:
+            # JAX references the host array, and so the slot, until the transfer is complete.
+            arrays = jax.device_put(self._structure.views(leaves), self._device or self._one)
+            counts = 0, self._arrays
+        return self._structure.treedef.unflatten(arrays), counts
+
+    def _zero_copy(self, i: int, leaf: Any) -> jax.Array:
+        if isinstance(leaf, np.ndarray):  # a dtype without a DLPack code
+            struct = self._structure.leaves[i]
+            view = leaf.view(struct.dtype).reshape(struct.shape)
+            copy: jax.Array = jax.device_put(view, self._one)
+            return copy
+        return compat.array_from_dlpack(leaf, self._one)
+
+
+def one_device(device: Any) -> Any:
+    """Return the single device of a device or sharding, or None if there are several."""
+    if device is None:
+        return default_device()
+    if isinstance(device, jax.sharding.Sharding):
+        devices = list(device.device_set)
+        return devices[0] if len(devices) == 1 and device.memory_kind is None else None
+    return device
+
+
 def _leaf(position: int, leaf: Any) -> jax.ShapeDtypeStruct:
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         raise TypeError(
-            f"leaf {position} of the ring's structure is {leaf!r}; wanted jax.ShapeDtypeStruct, or "
-            "an array of the shape and dtype that each batch has"
+            f"leaf {position} of the ring's structure is {leaf!r}; expected "
+            "jax.ShapeDtypeStruct or an array with the shape and dtype of every batch"
         )
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         raise TypeError(
             f"leaf {position} of the ring's structure has dtype {leaf.dtype}, which is not host "
-            "memory; put jax.random.key_data(keys) and wrap it again behind the ring"
+            "memory; put jax.random.key_data(keys) and wrap it again after get()"
         )
     number = jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == bool
     if not number or not np.dtype(leaf.dtype).isnative:
         raise TypeError(
-            f"leaf {position} of the ring's structure has dtype {leaf.dtype}; wanted numbers or "
-            "bools in the machine's byte order"
+            f"leaf {position} of the ring's structure has dtype {leaf.dtype}; expected numbers "
+            "or bools in native byte order"
         )
-    # As jnp.asarray would: 64-bit types only where JAX has them enabled.
+    # As in jnp.asarray: 64-bit types only if JAX has them enabled.
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
     return jax.ShapeDtypeStruct(tuple(int(n) for n in leaf.shape), dtype)
 
 
 def packed(dtype: np.dtype) -> bool:
-    """Whether JAX keeps several numbers in a byte, which NumPy does not."""
+    """True if JAX packs several numbers of this dtype into a byte, unlike NumPy."""
     return dtype.name.endswith(("int4", "uint4", "int2", "uint2", "float4_e2m1fn"))
 
 
@@ -108,18 +150,18 @@ def _dlpack_code(dtype: np.dtype) -> int:
     return _DLPACK_CODES.get(dtype.kind, -1) if dtype.isbuiltin == 1 else -1
 
 
-def _buffer(name: str, leaf: Any, want: jax.ShapeDtypeStruct) -> Any:
+def _buffer(name: str, leaf: Any, spec: jax.ShapeDtypeStruct) -> Any:
     dtype = getattr(leaf, "dtype", None)
     if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.extended):
-        raise ValueError(f"{name} has dtype {dtype}; the ring wants {want.dtype}")
+        raise ValueError(f"{name} has dtype {dtype}; the ring has {spec.dtype}")
     array = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
-    if array.shape != want.shape:
-        raise ValueError(f"{name} has shape {array.shape}; the ring wants {want.shape}")
-    if array.dtype != want.dtype:
-        if jax.dtypes.canonicalize_dtype(array.dtype) != want.dtype:
-            raise ValueError(f"{name} has dtype {array.dtype}; the ring wants {want.dtype}")
-        array = array.astype(want.dtype)
+    if array.shape != spec.shape:
+        raise ValueError(f"{name} has shape {array.shape}; the ring has {spec.shape}")
+    if array.dtype != spec.dtype:
+        if jax.dtypes.canonicalize_dtype(array.dtype) != spec.dtype:
+            raise ValueError(f"{name} has dtype {array.dtype}; the ring has {spec.dtype}")
+        array = array.astype(spec.dtype)
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
-    # Types beyond NumPy's own do not export a buffer.
+    # Only NumPy's own dtypes export a buffer.
     return array if array.dtype.isbuiltin == 1 else array.reshape(-1).view(np.uint8)

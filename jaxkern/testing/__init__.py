@@ -1,4 +1,4 @@
-"""``check_op``: puts anybody's op through everything that the recipe promises."""
+"""``check_op``: tests all guarantees of the op recipe for an op."""
 
 from jaxkern.testing.check import OpCheck as OpCheck
 from jaxkern.testing.check import check_op as check_op

@@ -1,4 +1,4 @@
-"""One op with samples to check it on: what every check of the table receives."""
+"""An op with samples, the argument of every check."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import numpy as np
 
 from jaxkern.core.batch import as_tuple
 from jaxkern.core.op import Op
-from jaxkern.testing.differentials import is_inexact
-from jaxkern.testing.twin import Twin
+from jaxkern.testing.reference import Reference, is_inexact
 
 DEVICES = 4
 
@@ -23,8 +22,8 @@ DEVICES = 4
 class OpCase:
     """An op, its samples and tolerances.
 
-    Operands and wanted results are NumPy arrays, so that handling them compiles nothing. Programs
-    that several checks share compile once.
+    Operands and expected results are NumPy arrays, so that slicing them compiles nothing. Programs
+    that several checks use are compiled once.
     """
 
     op: Op
@@ -47,7 +46,7 @@ class OpCase:
 
     @functools.cached_property
     def stacked(self) -> list[Any]:
-        """The operands of all samples, each with one leading batch axis."""
+        """The operands of all samples, with a leading batch axis."""
         return [np.stack(xs) for xs in zip(*self.samples, strict=True)]
 
     @property
@@ -69,31 +68,31 @@ class OpCase:
         return as_tuple(self.op.core_results(self.first, 0, self.static))
 
     def call(self, *operands: Any, batch_dims: int = 0) -> tuple[Any, ...]:
-        """The op itself; always a tuple."""
+        """Call the op; the result is always a tuple."""
         result = self.op(*operands, batch_dims=batch_dims, **self.static)
         return result if isinstance(result, tuple) else (result,)
 
     def call_batch(self, *operands: Any) -> tuple[Any, ...]:
-        """The op over one leading batch axis."""
+        """Call the op on operands with a leading batch axis."""
         return self.call(*operands, batch_dims=1)
 
     @functools.cached_property
     def batched(self) -> Any:
-        """`call_batch`, jitted once for all checks."""
+        """The jitted `call_batch`, shared by all checks."""
         return jax.jit(self.call_batch)
 
     @functools.cached_property
-    def twin(self) -> Twin:
-        """The pure-JAX implementation over samples."""
-        return Twin(self.op, dict(self.static), self.floats, self.count)
+    def reference(self) -> Reference:
+        """The pure-JAX implementation."""
+        return Reference(self.op, dict(self.static), self.floats, self.count)
 
     @functools.cached_property
-    def wanted(self) -> tuple[Any, ...]:
-        """The results of all samples, by the pure-JAX implementation."""
-        return self.twin.values(*self.stacked)
+    def expected(self) -> tuple[Any, ...]:
+        """The results of the pure-JAX implementation for all samples."""
+        return self.reference.values(*self.stacked)
 
-    def mixed(self, mapped: Sequence[bool]) -> tuple[list[Any], list[Any]]:
-        """Operands of which some are the first sample's, and the same spelled out for the twin."""
+    def broadcast_unmapped(self, mapped: Sequence[bool]) -> tuple[list[Any], list[Any]]:
+        """Return operands of which the unmapped ones are unbatched, and the same ones broadcast."""
         operands = [s if m else f for s, f, m in zip(self.stacked, self.first, mapped, strict=True)]
         full = [
             s if m else np.broadcast_to(f, s.shape)
@@ -101,13 +100,13 @@ class OpCase:
         ]
         return operands, full
 
-    def halves(self) -> list[tuple[bool, ...]]:
-        """Every other operand mapped, and the others: each operand is broadcast in one of them."""
+    def alternating_masks(self) -> list[tuple[bool, ...]]:
+        """Return two alternating masks of mapped operands; each operand is unmapped in one."""
         flags = [tuple((i + k) % 2 == 0 for i in range(len(self.first))) for k in (0, 1)]
         return [f for f in flags if any(f) and not all(f)]
 
-    def noise(self, like: Iterable[Any], count: int | None = None) -> tuple[Any, ...]:
-        """Random arrays of these shapes and dtypes, behind a leading axis where one is asked."""
+    def random_like(self, like: Iterable[Any], count: int | None = None) -> tuple[Any, ...]:
+        """Return random arrays of these shapes and dtypes with a leading axis ``count``."""
         leading = () if count is None else (count,)
 
         def one(x: Any) -> Any:
@@ -119,45 +118,52 @@ class OpCase:
         return tuple(map(one, like))
 
     def directions(self) -> tuple[Any, ...]:
-        """A random direction of the float operands of each sample."""
-        return self.noise((self.first[i] for i in self.floats), self.count)
+        """Return random tangents of the float operands of each sample."""
+        return self.random_like((self.first[i] for i in self.floats), self.count)
 
     def cotangents(self) -> tuple[Any, ...]:
-        """Random cotangents of the float results of each sample."""
-        return self.noise(filter(is_inexact, self.results), self.count)
+        """Return random cotangents of the float results of each sample."""
+        return self.random_like(filter(is_inexact, self.results), self.count)
 
-    def equal(self, got: Any, wanted: Any, what: str, terms: Sequence[float] | None = None) -> None:
-        """Raises where two pytrees of arrays differ by more than the tolerances.
+    def equal(
+        self, actual: Any, expected: Any, label: str, terms: Sequence[float] | None = None
+    ) -> None:
+        """Raise AssertionError if two pytrees of arrays differ by more than the tolerances.
 
-        ``terms``: for sums, how large the terms' magnitudes are together: they bound the rounding.
+        ``terms``: for results that are sums, the sum of the magnitudes of the terms, to which the
+        rounding error is proportional.
         """
-        got_leaves, wanted_leaves = jax.tree.leaves(got), jax.tree.leaves(wanted)
-        assert len(got_leaves) == len(wanted_leaves), f"{what}: another number of results"
-        sizes = terms if terms is not None else [0.0] * len(got_leaves)
-        for g, w, size in zip(got_leaves, wanted_leaves, sizes, strict=True):
-            assert g.shape == w.shape, f"{what}: shape {g.shape}, wanted {w.shape}"
-            assert g.dtype == w.dtype, f"{what}: dtype {g.dtype}, wanted {w.dtype}"
+        actual_leaves, expected_leaves = jax.tree.leaves(actual), jax.tree.leaves(expected)
+        assert len(actual_leaves) == len(expected_leaves), (
+            f"{label}: expected {len(expected_leaves)} results, got {len(actual_leaves)}"
+        )
+        sizes = terms if terms is not None else [0.0] * len(actual_leaves)
+        for g, w, size in zip(actual_leaves, expected_leaves, sizes, strict=True):
+            assert g.shape == w.shape, f"{label}: expected shape {w.shape}, got {g.shape}"
+            assert g.dtype == w.dtype, f"{label}: expected dtype {w.dtype}, got {g.dtype}"
             kind: Any = np.int64
             rtol, atol = 0.0, float(self.integer_atol)
             if is_inexact(w):
                 kind = np.complex128 if jnp.iscomplexobj(w) else np.float64
                 rtol, atol = self.rtol, self.atol + self.rtol * size
-            got_wide, wanted_wide = (np.asarray(x).astype(kind) for x in (g, w))
-            np.testing.assert_allclose(got_wide, wanted_wide, rtol=rtol, atol=atol, err_msg=what)
+            actual_wide, expected_wide = (np.asarray(x).astype(kind) for x in (g, w))
+            np.testing.assert_allclose(
+                actual_wide, expected_wide, rtol=rtol, atol=atol, err_msg=label
+            )
 
     def custom_calls(self, text: str | None) -> int:
-        """How often a compiled program, given as text, calls the op's native target."""
+        """Count the calls of the op's native target in the text of a compiled program."""
         return (text or "").count(f'custom_call_target="{self.op.target}"')
 
 
 def _check_samples(case: OpCase) -> None:
     if case.count < 4 or case.count % 4:
-        raise ValueError(f"got {case.count} samples; wanted a multiple of 4, to shard them")
+        raise ValueError(f"samples: expected a multiple of 4 for sharding, got {case.count}")
     shapes = {tuple((x.shape, x.dtype) for x in s) for s in case.samples}
     if len(shapes) > 1:
-        raise ValueError(f"the samples differ in shape or dtype: {sorted(map(str, shapes))}")
+        raise ValueError(f"samples: expected one shape and dtype, got {sorted(map(str, shapes))}")
     if len(jax.devices()) < DEVICES:
         raise RuntimeError(
-            f"this process has {len(jax.devices())} devices; check_op needs {DEVICES} to check "
-            "sharding: set XLA_FLAGS=--xla_force_host_platform_device_count=4 before JAX starts"
+            f"check_op: expected at least {DEVICES} devices, got {len(jax.devices())}; "
+            "set XLA_FLAGS=--xla_force_host_platform_device_count=4 before JAX starts"
         )

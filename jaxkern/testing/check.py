@@ -1,4 +1,4 @@
-"""The table of the op recipe as checks, and ``check_op`` that runs them."""
+"""``check_op``, which runs the checks of the op recipe."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from jaxkern.core.op import Op
-from jaxkern.testing import batching, declaration, derivatives, placement, programs
+from jaxkern.testing import batching, derivatives, placement, programs
 from jaxkern.testing.case import OpCase
 
-# The rows of the table, in the order in which they run.
+# In the order in which they run.
 CHECKS: tuple[Callable[[OpCase], None], ...] = (
     batching.vmap_mixes,
     batching.vmap_axes,
@@ -21,8 +21,8 @@ CHECKS: tuple[Callable[[OpCase], None], ...] = (
     batching.empty_batch,
     batching.large_batch,
     batching.other_sizes,
-    declaration.declaration,
-    declaration.cost,
+    programs.declaration,
+    programs.cost,
     derivatives.forward,
     derivatives.reverse,
     derivatives.jacobians,
@@ -43,17 +43,14 @@ CHECKS: tuple[Callable[[OpCase], None], ...] = (
 
 
 class OpCheck(OpCase):
-    """One op with samples to check it on.
-
-    Keep it to run checks one by one: the programs that they share compile once.
-    """
+    """An op with samples, to run checks one at a time; shared programs are compiled once."""
 
     def run(self, names: Iterable[str] | None = None) -> list[str]:
-        """Runs checks of the table, by default all; raises as `check_op` does."""
+        """Run checks, by default all, and return their names; errors as in `check_op`."""
         known = {check.__name__: check for check in CHECKS}
         chosen = list(known if names is None else names)
         if unknown := set(chosen) - set(known):
-            raise ValueError(f"no check is named {sorted(unknown)}; wanted some of {list(known)}")
+            raise ValueError(f"names: expected some of {list(known)}, got {sorted(unknown)}")
         failures = []
         for name in chosen:
             self.random = np.random.default_rng(0)
@@ -71,7 +68,7 @@ class OpCheck(OpCase):
 
 
 def check_names() -> list[str]:
-    """The rows of the table, in the order in which they run."""
+    """Return the names of all checks, in the order in which they run."""
     return [check.__name__ for check in CHECKS]
 
 
@@ -86,33 +83,33 @@ def check_op(
     native: bool = True,
     only: Iterable[str] | None = None,
 ) -> list[str]:
-    """Checks that an op keeps every promise of the recipe, against its pure-JAX implementation.
+    """Test all guarantees of the op recipe for an op, against its pure-JAX implementation.
 
-    Covers jit, control flow, remat, vmap with every mix of two operands, several batch axes, a
-    batch of up to 33,333 samples (8 MiB), other sizes than the samples', forward and reverse
-    derivatives, those of broadcast operands, second ones where the op has a ``jvp``, Auto and
+    Covers jit, control flow, remat, vmap with every combination of two operands, several batch
+    axes, batches of up to 33,333 samples (8 MiB), other operand sizes, forward and reverse
+    derivatives, also of broadcast operands, second derivatives of ops with a ``jvp``, Auto and
     Explicit meshes, shard_map, export and the compilation cache across processes, donation, the
-    choice of backend, and the same bits from many runs in
-    many threads. Equal bits do not prove that a kernel has no race: none showed in these runs.
+    choice of backend, and bit-identical results of concurrent runs. Identical results do not prove
+    that a kernel has no data race.
 
     Args:
       op: the op.
-      samples: at least 4 samples with different values: each the operands of ONE sample, arrays of
-        the same shapes and dtypes throughout. Their number must be a multiple of 4.
+      samples: the operands of at least 4 samples with different values, without batch axes. All
+        samples have the same shapes and dtypes, and their number is a multiple of 4.
       static: the op's static arguments.
       rtol: relative tolerance of every comparison of floats.
       atol: absolute tolerance of every comparison of floats.
-      integer_atol: by how much integer results may differ.
-      native: whether the default platform must run a native kernel for these samples.
-      only: names of the checks to run; by default all (``jaxkern.testing.check.check_names()``).
+      integer_atol: absolute tolerance of integer results.
+      native: if True, the default platform must run a native kernel for these samples.
+      only: names of the checks to run; default ``jaxkern.testing.check.check_names()``.
 
     Returns:
       The names of the checks that ran.
 
     Raises:
-      AssertionError: with the message of every check that failed.
-      ValueError: when the samples do not fit the description above.
-      RuntimeError: when this process has fewer than 4 devices.
+      AssertionError: if checks fail, with the message of each.
+      ValueError: if the samples do not fit the description above.
+      RuntimeError: if JAX has fewer than 4 devices.
 
     Example:
       >>> import jax.numpy as jnp, jaxkern as jk
@@ -121,6 +118,5 @@ def check_op(
       >>> jk.testing.check_op(double, samples, native=False, only=["eager_and_jit"])
       ['eager_and_jit']
     """
-    given = [tuple(s) for s in samples]
-    case = OpCheck(op, given, static or {}, rtol, atol, integer_atol, native)
+    case = OpCheck(op, [tuple(s) for s in samples], static or {}, rtol, atol, integer_atol, native)
     return case.run(only)

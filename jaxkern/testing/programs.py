@@ -1,4 +1,4 @@
-"""Checks of programs: eager, jit, control flow, donation, backends, and runs side by side."""
+"""Checks of programs: jit, control flow, donation, backends, concurrent runs, declarations."""
 
 from __future__ import annotations
 
@@ -11,37 +11,38 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.backend import Backend, backend
+from jaxkern.core.op import ops
 from jaxkern.testing.case import OpCase
 
-# Of the check `repeated_runs`.
+# Parameters of `repeated_runs`.
 _RUNS, _THREADS, _SAMPLES, _BYTES = 10, 8, 4096, 1 << 20
 
 
 def eager_and_jit(case: OpCase) -> None:
-    """Each sample alone, eagerly and jitted, and all samples at once."""
+    """Single samples, eager and jitted, and a batch of all samples."""
     jitted = jax.jit(case.call)
     for k, sample in enumerate(case.samples):
-        wanted = tuple(w[k] for w in case.wanted)
-        case.equal(case.call(*sample), wanted, "eager")
-        case.equal(jitted(*sample), wanted, "jit")
-    case.equal(case.batched(*case.stacked), case.wanted, "a batch axis")
+        expected = tuple(w[k] for w in case.expected)
+        case.equal(case.call(*sample), expected, "eager")
+        case.equal(jitted(*sample), expected, "jit")
+    case.equal(case.batched(*case.stacked), case.expected, "a batch axis")
 
 
 def one_native_call(case: OpCase) -> None:
-    """One custom call for a whole batch, and no loop around it."""
+    """A batch is one custom call, without a loop."""
     if not case.native:
         return
     programs: dict[str, Any] = {
         "batch": case.batched,
         "vmapped op": jax.jit(jax.vmap(case.call)),
     }
-    for what, fn in programs.items():
+    for label, fn in programs.items():
         calls = case.custom_calls(fn.lower(*case.stacked).compile().as_text())
-        assert calls == 1, f"the {what} has {calls} custom calls to {case.op.target}; wanted 1"
+        assert calls == 1, f"{label}: expected 1 custom call of {case.op.target}, got {calls}"
 
 
 def no_retrace(case: OpCase) -> None:
-    """Other values of the same shapes take the compiled program."""
+    """Other values of the same shapes use the compiled program."""
     traces = 0
 
     def fn(*xs: Any) -> Any:
@@ -56,16 +57,16 @@ def no_retrace(case: OpCase) -> None:
 
 
 def control_flow(case: OpCase) -> None:
-    """scan, while_loop (fori_loop is one of the two), cond and remat, in one program."""
-    stacked, wanted = case.stacked, case.wanted
-    first, one = case.first, tuple(w[0] for w in wanted)
+    """scan, while_loop (fori_loop is one of them), cond and remat, in one program."""
+    stacked, expected = case.stacked, case.expected
+    first, one = case.first, tuple(w[0] for w in expected)
 
     def looped(*xs: Any) -> Any:
         def body(i: Any, outs: Any) -> Any:
             one = case.call(*(jax.lax.dynamic_index_in_dim(x, i, keepdims=False) for x in xs))
             return tuple(out.at[i].set(r) for out, r in zip(outs, one, strict=True))
 
-        outs = tuple(jnp.zeros(w.shape, w.dtype) for w in wanted)
+        outs = tuple(jnp.zeros(w.shape, w.dtype) for w in expected)
         condition = lambda state: state[0] < case.count  # noqa: E731
         step = lambda state: (state[0] + 1, body(state[0], state[1]))  # noqa: E731
         return jax.lax.while_loop(condition, step, (0, outs))[1]
@@ -82,31 +83,31 @@ def control_flow(case: OpCase) -> None:
             "remat": jax.checkpoint(case.call)(*x),
         }
 
-    got = program(True, stacked, first)
-    for what, right in ("scan", wanted), ("while_loop", wanted), ("cond", one), ("remat", one):
-        case.equal(got[what], right, what)
+    actual = program(True, stacked, first)
+    for label, right in ("scan", expected), ("while_loop", expected), ("cond", one), ("remat", one):
+        case.equal(actual[label], right, label)
     nothing = tuple(np.zeros_like(w) for w in one)
     case.equal(program(False, stacked, first)["cond"], nothing, "cond, the other branch")
 
 
 def donation(case: OpCase) -> None:
-    """Donated operands give the same results; where the op aliases, the program says so."""
+    """Donated operands give the same results; an op with aliases has them in the program."""
     donating = jax.jit(case.call_batch, donate_argnums=tuple(range(len(case.first))))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")
         program = donating.lower(*case.stacked).compile()
         given = [jax.device_put(x.copy()) for x in case.stacked]
-        case.equal(program(*given), case.wanted, "donated operands")
+        case.equal(program(*given), case.expected, "donated operands")
     keep = [jax.device_put(x.copy()) for x in case.stacked]
     jax.block_until_ready(case.batched(*keep))
     case.equal(tuple(keep), tuple(case.stacked), "operands that are not donated")
     if case.op.aliases and case.native:
         text = program.as_text() or ""
-        assert "output_to_operand_aliasing" in text, "the custom call aliases nothing"
+        assert "output_to_operand_aliasing" in text, "the custom call has no aliases"
 
 
 def backends(case: OpCase) -> None:
-    """'native' calls the kernel, 'jax' does not; a context entered after jit takes effect."""
+    """'native' calls the kernel, 'jax' does not; a context entered after jit applies."""
     target = f"@{case.op.target}("
     names: tuple[Backend, ...] = ("auto", "jax", "native", "jax", "auto")
     for name in names:
@@ -117,37 +118,59 @@ def backends(case: OpCase) -> None:
                     case.batched(*case.stacked)
                 except NotImplementedError:
                     continue
-                raise AssertionError("'native' ran an op that has no native kernel")
+                raise AssertionError(
+                    "backend 'native': expected an error, as the op has no native kernel"
+                )
             text = case.batched.lower(*case.stacked).as_text()
             assert (target in text) == native, f"backend {name!r}: custom call is {target in text}"
-            case.equal(case.batched(*case.stacked), case.wanted, f"backend {name!r}")
+            case.equal(case.batched(*case.stacked), case.expected, f"backend {name!r}")
 
 
 def repeated_runs(case: OpCase) -> None:
-    """The same bits from many runs of a large batch, alone and in many threads at once.
+    """Repeated runs of a large batch, sequential and concurrent, are bit-identical.
 
-    Runs that differ show a race, or memory that is read before it is written. Equal runs do not
-    prove that there is none: another machine may interleave threads as this one never did.
+    A difference indicates a data race or a read of uninitialized memory. Identical results do not
+    prove the absence of either: threads may interleave differently on another machine.
     """
     if not case.native:
         return
-    size = max(1, sum(x.nbytes for x in [*case.stacked, *case.wanted]))
+    size = max(1, sum(x.nbytes for x in [*case.stacked, *case.expected]))
     copies = max(1, min(_SAMPLES // case.count, _BYTES // size))
     operands = [jax.device_put(np.concatenate([x] * copies)) for x in case.stacked]
-    wanted = tuple(np.concatenate([w] * copies) for w in case.wanted)
+    expected = tuple(np.concatenate([w] * copies) for w in case.expected)
     program = jax.jit(case.call_batch).lower(*operands).compile()
 
     def run(_: int = 0) -> list[bytes]:
         return [np.asarray(r).tobytes() for r in program(*operands)]
 
-    case.equal(program(*operands), wanted, "a large batch")
+    case.equal(program(*operands), expected, "a large batch")
     first = run()
     for k in range(_RUNS):
-        # Freed memory with other content, for a result that is not written everywhere.
-        junk = [jnp.array(np.full(len(bits), k, np.uint8)) for bits in first]
-        jax.block_until_ready(junk)
-        del junk
-        assert run() == first, f"run {k + 2} of one program on one input has other bits"
+        # Fill memory that a result may reuse, to detect elements that are not written.
+        filler = [jnp.array(np.full(len(bits), k, np.uint8)) for bits in first]
+        jax.block_until_ready(filler)
+        del filler
+        assert run() == first, f"run {k + 2} of the same program on the same input differs"
     with ThreadPoolExecutor(_THREADS) as pool:
         for k, bits in enumerate(pool.map(run, range(_THREADS * _RUNS))):
-            assert bits == first, f"run {k + 1} in {_THREADS} threads at once has other bits"
+            assert bits == first, f"run {k + 1} of {_THREADS} concurrent threads differs"
+
+
+def declaration(case: OpCase) -> None:
+    """The name is unique, and the results of impl have the types that abstract returns."""
+    name = case.op.name
+    assert ops().get(name) is case.op, (
+        f"another op has the name {name!r} and would call the same target; rename one of them"
+    )
+    jax.eval_shape(case.reference.one, *case.first)
+
+
+def cost(case: OpCase) -> None:
+    """The cost is proportional to the batch size, and the number of bytes is not zero."""
+    one = case.op.cost(*case.first, **case.static)
+    many = case.op.cost(*case.stacked, batch_dims=1, **case.static)
+    assert one.bytes, f"cost: expected bytes to be positive, got {one.bytes}"
+    assert many.bytes == case.count * one.bytes, (
+        f"cost: {one} for one sample, {many} for {case.count}"
+    )
+    assert one.flops is None or many.flops == case.count * one.flops

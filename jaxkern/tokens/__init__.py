@@ -1,4 +1,4 @@
-"""Token sequences of any length: where documents lie, and rows of one length packed of them."""
+"""Token documents of variable length, packed into rows of fixed length."""
 
 from jaxkern.tokens.documents import Documents as Documents
 from jaxkern.tokens.packing import PackingStats as PackingStats

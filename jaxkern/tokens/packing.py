@@ -1,4 +1,4 @@
-"""Documents packed into rows of one length, natively: which row takes which, and the rows."""
+"""Native packing of documents into rows of one length: placement, and writing the rows."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from jaxkern.core.arguments import check_integer
 from jaxkern.tokens.documents import Documents, native
 
 Method = Literal["first-fit", "best-fit", "concat-split"]
-#: what becomes of a document that is longer than a row
+#: treatment of a document that is longer than a row
 Overlong = Literal["error", "split", "truncate", "drop"]
 MARKS = {"segment_ids": np.int32, "positions": np.int32, "loss_mask": np.bool_}
-_ROWS = 1 << 40  # more than there are
-_BLOCK = 1 << 16  # documents whose places are looked up together
-_LONGEST, _MOST_BINS = 1 << 30, 1 << 20
+_UNLIMITED = 1 << 40  # rows
+_BLOCK = 1 << 16  # documents that are located together
+_MAX_LENGTH, _MAX_BINS = 1 << 30, 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class PackingStats:
-    """What became of rows.
+    """Statistics of packed rows.
 
     Attributes:
-      rows: how many there are.
-      tokens: in them, of documents.
-      padding: places without a token.
-      segments: documents in them, or parts of documents.
+      rows: number of rows.
+      tokens: number of tokens in them.
+      padding: number of padding elements.
+      segments: number of documents, or parts of documents, in them.
     """
 
     rows: int = 0
@@ -39,13 +39,13 @@ class PackingStats:
 
     @property
     def efficiency(self) -> float:
-        """The share of places that hold a token; 1 where there are no rows."""
-        places = self.tokens + self.padding
-        return self.tokens / places if places else 1.0
+        """Return the fraction of elements that are tokens; 1 without rows."""
+        elements = self.tokens + self.padding
+        return self.tokens / elements if elements else 1.0
 
     def __add__(self, other: PackingStats) -> PackingStats:
-        theirs = vars(other)
-        return PackingStats(**{name: mine + theirs[name] for name, mine in vars(self).items()})
+        counts = vars(other)
+        return PackingStats(**{name: n + counts[name] for name, n in vars(self).items()})
 
     def __str__(self) -> str:
         return (
@@ -55,12 +55,12 @@ class PackingStats:
 
 
 class Rows(NamedTuple):
-    """Rows that are complete.
+    """Complete rows, as references to documents.
 
     Attributes:
-      pieces: int64 [P, 4]: document, first token of it, tokens, place of the first among values.
-      ends: int64 [R]: where the pieces of each row end.
-      length: of a row.
+      pieces: int64 [P, 4]: document, start in the document, number of tokens, offset in the values.
+      ends: int64 [R], the end of each row among the pieces.
+      length: tokens per row.
     """
 
     pieces: np.ndarray
@@ -69,17 +69,17 @@ class Rows(NamedTuple):
 
     @property
     def stats(self) -> PackingStats:
-        """Of these rows."""
+        """Return the statistics of these rows."""
         tokens = int(self.pieces[:, 2].sum())
         rows = len(self.ends)
         return PackingStats(rows, tokens, rows * self.length - tokens, len(self.pieces))
 
 
 class RowPacker:
-    """Which row takes which document, by their lengths alone; documents are numbered as they come.
+    """Assignment of documents to rows by their lengths; documents are numbered as they are added.
 
     Args:
-      length: of a row.
+      length: tokens per row.
       method: see `pack`.
       long: see `pack`.
       max_open_bins: see `pack`.
@@ -93,12 +93,12 @@ class RowPacker:
         long: Overlong = "error",
         max_open_bins: int = 64,
     ) -> None:
-        self.length = check_integer("length", length, 1, _LONGEST)
-        self.max_open_bins = check_integer("max_open_bins", max_open_bins, 1, _MOST_BINS)
+        self.length = check_integer("length", length, 1, _MAX_LENGTH)
+        self.max_open_bins = check_integer("max_open_bins", max_open_bins, 1, _MAX_BINS)
         for name, value, kinds in (("method", method, Method), ("long", long, Overlong)):
             if value not in get_args(kinds):
-                wanted = ", ".join(map(repr, get_args(kinds)))
-                raise ValueError(f"{name} is {value!r}; wanted one of {wanted}")
+                expected = ", ".join(map(repr, get_args(kinds)))
+                raise ValueError(f"{name} is {value!r}; expected one of {expected}")
         self.method, self.long = method, long
         self._native = native().TokenPacker(
             self.length,
@@ -109,50 +109,60 @@ class RowPacker:
 
     @property
     def document(self) -> int:
-        """The number of the next document to add, which may have been placed in part."""
+        """Return the number of the next document to add, which may be partially placed."""
         return int(self._native.document)
 
     @property
     def complete(self) -> int:
-        """Complete rows that were not taken."""
+        """Return the number of complete rows that were not taken."""
         return int(self._native.complete)
 
     @property
     def open(self) -> int:
-        """Open bins."""
+        """Return the number of open bins."""
         return int(self._native.open)
 
-    def add(self, begins: np.ndarray, lengths: np.ndarray, rows: int = _ROWS) -> int:
-        """Places documents int64 [N] until so many rows are complete; returns how many it used up.
+    def add(self, begins: np.ndarray, lengths: np.ndarray, rows: int = _UNLIMITED) -> int:
+        """Place documents until `rows` rows are complete; return the number of consumed documents.
 
-        Raises: ValueError for a document that is longer than a row, where that is an error; the
-          next call begins with it.
+        Args:
+          begins, lengths: offsets and lengths of documents, int64 [N].
+          rows: number of complete rows at which to stop.
+
+        Raises:
+          ValueError: with ``long="error"``, for a document that is longer than a row; the next
+            call begins with it.
         """
         return int(self._native.add(begins, lengths, rows))
 
     def skip(self) -> None:
-        """Passes over the next document."""
+        """Skip the next document."""
         self._native.skip()
 
-    def flush(self, rows: int = _ROWS) -> None:
-        """Completes open bins until so many rows are complete: behind the last document."""
+    def flush(self, rows: int = _UNLIMITED) -> None:
+        """Close open bins until `rows` rows are complete; for use after the last document."""
         self._native.flush(rows)
 
     def take(self) -> Rows:
-        """The complete rows that were not taken."""
+        """Remove and return the complete rows."""
         pieces, ends = self._native.take()
         return Rows(pieces, ends, self.length)
 
     def bins(self) -> tuple[int, int, np.ndarray, np.ndarray]:
-        """All of its state: `document`, tokens of it that were placed, and how many pieces each
-        open bin has, int64 [B], of the pieces int64 [P, 4], see `Rows`."""
+        """Return its state.
+
+        Returns:
+          `document`, the number of its tokens that were placed, the number of pieces of each open
+          bin, int64 [B], and the pieces, int64 [P, 4], see `Rows`.
+        """
         sizes, pieces = self._native.open_bins()
         return self.document, int(self._native.started), sizes, pieces
 
     def restore(self, document: int, started: int, sizes: Any, pieces: Any) -> None:
-        """Goes on where `bins` was called; complete rows are dropped.
+        """Restore the state that `bins` returned; complete rows are dropped.
 
-        Raises: ValueError for what no packer can have.
+        Raises:
+          ValueError: the state is invalid.
         """
         self._native.restore(document, started, np.asarray(sizes, np.int64), pieces)
 
@@ -160,14 +170,14 @@ class RowPacker:
 def bins_state(
     document: int, started: int, sizes: np.ndarray, pieces: np.ndarray
 ) -> dict[str, Any]:
-    """What `RowPacker.bins` returns as a small dict, JSON-able, of documents' numbers alone."""
+    """Convert the result of `RowPacker.bins` to a small JSON-compatible dict."""
     split = np.flatnonzero(pieces[:, 1])
     return {
         "document": document,
         "started": started,
         "bins": sizes.tolist(),
         "documents": pieces[:, 0].tolist(),
-        # places in "documents" where a document does not begin, and its token there
+        # indices in "documents" of pieces that start within a document, and their start
         "split": [split.tolist(), pieces[split, 1].tolist()],
     }
 
@@ -175,10 +185,12 @@ def bins_state(
 def state_bins(
     state: Mapping[str, Any], places: Any, packer: RowPacker
 ) -> tuple[int, int, list[int], np.ndarray]:
-    """The arguments of `RowPacker.restore` of a state that `bins_state` made.
+    """Convert a result of `bins_state` to the arguments of `RowPacker.restore`.
 
     Args:
-      places: documents int64 [M] -> where they begin and their lengths, as `Documents.places`.
+      state: from `bins_state`.
+      places: function from documents int64 [M] to their offsets and lengths: `Documents.places`.
+      packer: the packer to restore.
     """
     numbers = np.array(state["documents"], np.int64)
     begins, lengths = places(numbers)
@@ -199,13 +211,16 @@ def packed_rows(
     pad_id: int | Mapping[str, int] = 0,
     out: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
-    """The arrays of rows: every field, and the marks of `pack`.
+    """Write rows: the arrays of every field, and the marks of `pack`.
 
     Args:
-      fields: field -> values, as of `Documents`; the pieces' places are among them.
+      rows: the rows to write.
+      fields: field -> values, as in `Documents`; the pieces refer to them.
       pad_id: see `pack`.
-      out: arrays [R, length] to fill and return, C-contiguous.
-    Raises: ValueError for rows that do not fit the values, and for values that are no int32.
+      out: C-contiguous arrays [R, length] to fill and return.
+
+    Raises:
+      ValueError: rows do not match the values, or values do not fit int32.
     """
     shape = (len(rows.ends), rows.length)
     if out is None:
@@ -214,20 +229,19 @@ def packed_rows(
     for name, values in fields.items():
         if out[name].dtype != row_dtype(values):
             raise ValueError(
-                f"{name!r} has values of {values.dtype} and rows of {out[name].dtype}; wanted "
-                "rows of int32, or of float32 where the values are"
+                f"{name!r} has values of {values.dtype} and rows of {out[name].dtype}; expected "
+                f"rows of {np.dtype(row_dtype(values))}"
             )
     written = [
         (values, out[name], _pad_bits(name, pad_id, out[name].dtype))
         for name, values in fields.items()
     ]
     marks = [out.get(name) for name in MARKS]
-    field, place = native().write_token_rows(rows.pieces, rows.ends, rows.length, written, *marks)
+    field, index = native().write_token_rows(rows.pieces, rows.ends, rows.length, written, *marks)
     if field >= 0:
         name = list(fields)[field]
         raise ValueError(
-            f"{name!r} has {fields[name][place]} among its values, at {place}; wanted tokens that "
-            "an int32 holds"
+            f"value {index} of {name!r} is {fields[name][index]}; expected tokens that fit int32"
         )
     return dict(out)
 
@@ -240,9 +254,10 @@ def padded_rows(
     pad_id: int | Mapping[str, int] = 0,
     out: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Documents int64 [N] of at most `width` tokens, each in a row of its own; without marks."""
-    real = np.flatnonzero(lengths)
-    pieces = np.stack([real, np.zeros_like(real), lengths[real], begins[real]], 1)
+    """Write documents [N] of at most `width` tokens to one row each, without marks."""
+    nonempty = np.flatnonzero(lengths)
+    columns = [nonempty, np.zeros_like(nonempty), lengths[nonempty], begins[nonempty]]
+    pieces = np.stack(columns, 1)
     rows = Rows(pieces, np.cumsum(lengths > 0, dtype=np.int64), width)
     if out is None:
         shape = (len(lengths), width)
@@ -251,7 +266,7 @@ def padded_rows(
 
 
 def row_dtype(values: np.ndarray) -> Any:
-    """The dtype of a field's rows."""
+    """Return the dtype of a field's rows."""
     return np.float32 if values.dtype == np.float32 else np.int32
 
 
@@ -273,32 +288,34 @@ def pack(
     pad_id: int | Mapping[str, int] = 0,
     order: Sequence[int] | np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """Documents of any length in rows of one length.
+    """Pack documents of any length into rows of one length.
+
+    Returns a dict:
 
     ================  =============================================================================
-    ``"tokens"``      int32 [R, length], or the fields of `values`; `pad_id` behind the last token.
-                      A field of float32 stays float32
-    ``segment_ids``   int32 [R, length]: 1, 2, ... by document in the row, 0 in padding. Attention
-                      between equal ids alone keeps documents apart
-    ``positions``     int32 [R, length]: place in the segment, from 0
-    ``loss_mask``     bool [R, length]: whether the token is to be predicted, from those before it
-                      in its segment: neither padding nor the first token of a segment
+    ``"tokens"``      int32 [R, length], or the fields of `values`; padded with `pad_id`. Fields of
+                      float32 remain float32
+    ``segment_ids``   int32 [R, length]: 1, 2, ... by document in the row, 0 in padding. Restrict
+                      attention to equal ids to separate documents
+    ``positions``     int32 [R, length]: position in the segment, from 0
+    ``loss_mask``     bool [R, length]: True for tokens to predict from earlier tokens of their
+                      segment; False for padding and for the first token of each segment
     ================  =============================================================================
 
     Args:
-      values, offsets: of the documents, see `Documents`.
-      length: of a row.
-      method: "first-fit" puts a document into the first open bin that has room for it, "best-fit"
-        into the one with the least room that suffices; a bin is a row in the making, and documents
-        stay whole. "concat-split" puts one behind the other and cuts at every row's end, without
-        padding but in the last row; what follows in the next row is a segment of its own.
-      long: what becomes of a document that is longer than a row, but for "concat-split": an
-        "error"; "split" gives it rows of its own and treats what is left as a document; "truncate"
-        takes its first `length` tokens; "drop" leaves it out.
-      max_open_bins: where a document has room in no bin and so many are open, the fullest becomes
-        a row. More of them leave less padding.
-      pad_id: what stands in padding; a dict by field where they differ.
-      order: of the documents; None is their own. Empty ones are passed over.
+      values, offsets: the documents, see `Documents`.
+      length: tokens per row.
+      method: "first-fit" places a document in the first open bin with enough room, "best-fit" in
+        the bin with the least sufficient room; a bin is an incomplete row, and documents are not
+        split. "concat-split" concatenates documents and splits them at row ends; only the last row
+        has padding, and the rest of a document in the next row is a new segment.
+      long: treatment of documents longer than a row, except with "concat-split": "error" raises;
+        "split" fills rows with the document and treats the rest as a document; "truncate" keeps
+        the first `length` tokens; "drop" omits the document.
+      max_open_bins: maximum number of open bins. If a document fits into none of them, the fullest
+        bin becomes a row. More bins result in less padding.
+      pad_id: value of padding; a dict of field -> value if the fields differ.
+      order: order of the documents; None for the stored order. Empty documents are skipped.
 
     >>> import numpy as np
     >>> import jaxkern as jk
@@ -309,11 +326,13 @@ def pack(
     """
     documents = values if isinstance(values, Documents) else Documents(values, offsets)
     packer = RowPacker(length, method, long=long, max_open_bins=max_open_bins)
-    chosen = np.arange(len(documents)) if order is None else np.asarray(order, np.int64)
-    if chosen.size and not (chosen.min() >= 0 and chosen.max() < len(documents)):
-        raise IndexError(f"order has {chosen.min()} to {chosen.max()} of {len(documents)}")
-    for first in range(0, len(chosen), _BLOCK):
-        block = chosen[first : first + _BLOCK]
+    numbers = np.arange(len(documents)) if order is None else np.asarray(order, np.int64)
+    if numbers.size and not (numbers.min() >= 0 and numbers.max() < len(documents)):
+        raise IndexError(
+            f"order has documents {numbers.min()} to {numbers.max()}; there are {len(documents)}"
+        )
+    for first in range(0, len(numbers), _BLOCK):
+        block = numbers[first : first + _BLOCK]
         begins, lengths = documents.places(block)
         check_lengths(lengths, block, packer)
         packer.add(begins, lengths)
@@ -323,12 +342,12 @@ def pack(
 
 
 def check_lengths(lengths: np.ndarray, documents: np.ndarray, packer: RowPacker) -> None:
-    """Raises ValueError that names a document longer than a row, where that is an error."""
+    """Raise ValueError for a document longer than a row if that is an error."""
     if packer.long != "error" or packer.method == "concat-split":
         return
-    place = int(lengths.argmax()) if lengths.size else 0
-    if lengths.size and lengths[place] > packer.length:
+    longest = int(lengths.argmax()) if lengths.size else 0
+    if lengths.size and lengths[longest] > packer.length:
         raise ValueError(
-            f"document {documents[place]} has {lengths[place]} tokens and a row {packer.length}; "
-            'say what becomes of it: long="split", "truncate" or "drop"; or use longer rows'
+            f"document {documents[longest]} has {lengths[longest]} tokens, but a row has "
+            f'{packer.length}; use long="split", "truncate" or "drop", or longer rows'
         )

@@ -47,7 +47,14 @@ from jaxkern.xpcs.files.simulation import simulate, simulate_to_file
 from jaxkern.xpcs.files.sources import Source, as_source
 from jaxkern.xpcs.fitting.checkpoint import CheckpointError
 from jaxkern.xpcs.fitting.fit import curve_fit, fit
-from jaxkern.xpcs.fitting.options import StreamingOptions
+from jaxkern.xpcs.fitting.options import (
+    ErrorOptions,
+    MemoryEstimate,
+    SolverOptions,
+    Strategy,
+    StreamingOptions,
+    estimate_memory,
+)
 from jaxkern.xpcs.fitting.passes import BadDataError
 from jaxkern.xpcs.fitting.result import (
     FitInterrupted,
@@ -56,7 +63,6 @@ from jaxkern.xpcs.fitting.result import (
     load_result,
     save_result,
 )
-from jaxkern.xpcs.fitting.strategy import MemoryEstimate, Strategy, estimate_memory
 from jaxkern.xpcs.model import ops as ops
 from jaxkern.xpcs.model.correlation import g2, g2_at, residual
 from jaxkern.xpcs.model.geometry import Geometry
@@ -69,8 +75,7 @@ from jaxkern.xpcs.model.normal import (
     normal_equations,
 )
 from jaxkern.xpcs.model.ops import state_size
-from jaxkern.xpcs.model.photons import simulate_photons
-from jaxkern.xpcs.model.speckles import SimulatedFrames, simulate_frames
+from jaxkern.xpcs.model.speckles import SimulatedFrames, simulate_frames, simulate_photons
 from jaxkern.xpcs.model.twin import ROW_BLOCK
 
 __all__ = [
@@ -88,6 +93,7 @@ __all__ = [
     "CorrelationWarning",
     "CustomModel",
     "DetectorFileError",
+    "ErrorOptions",
     "EventFrames",
     "Events",
     "FileOutcome",
@@ -110,6 +116,7 @@ __all__ = [
     "Prepared",
     "QMap",
     "SimulatedFrames",
+    "SolverOptions",
     "Source",
     "Static",
     "Strategy",

@@ -1,4 +1,4 @@
-"""`benchmarks/run.py`: would catch a benchmark that the one command for all of them leaves out."""
+"""`benchmarks/run.py`: would catch a benchmark that it does not run."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-# The command itself; profiles of one fit and counts of damage, which are no comparison; what steps
-# start or import.
+# The command itself, and programs that do not compare anything.
 NO_STEPS = {"run", "profile_fit", "damaged_files"}
+# Programs and modules that a step starts or imports.
 PARTS = {
     "xpcs_cases": "xpcs_fits",
     "photographs": "file_batches",

@@ -1,5 +1,5 @@
-"""`compare`: would catch unequal work that is timed, arms that take no turns, and a refusal that
-does not say where."""
+"""`compare`: would catch timing of unequal work, arms that are not interleaved, and an error that
+does not say where results differ."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def quick(arms, *args, **options):
     return compare(arms, *args, **{"rounds": 2, "warmup": 0, "turn_seconds": 0, **options})
 
 
-def test_arms_take_turns_and_rounds_begin_with_another():
+def test_arms_are_interleaved_and_rounds_rotate():
     calls = []
 
     def arm(name):
@@ -33,13 +33,13 @@ def test_arms_take_turns_and_rounds_begin_with_another():
         return run
 
     quick({name: arm(name) for name in "abc"}, rounds=3)
-    # One check each, one call to see how long a turn is, then turns of two calls.
+    # A check of each arm, a call of each to choose the repeats, then turns of two calls.
     assert "".join(calls[:6]) == "abcabc"
     assert "".join(calls[6:]) == "aabbcc" + "bbccaa" + "ccaabb"
 
 
-def test_finds_which_arm_is_faster(monkeypatch):
-    """By a clock that only the arms move: a busy machine's would give the faster one bad rounds."""
+def test_speedup(monkeypatch):
+    """Uses a simulated clock that only the arms advance."""
     now = [0.0]
 
     def taking(seconds):
@@ -49,15 +49,15 @@ def test_finds_which_arm_is_faster(monkeypatch):
         return run
 
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    found = compare({"slow": taking(0.02), "fast": taking(0.002)}, rounds=6, warmup=0)
-    assert found.fastest == "fast"
-    assert found["slow"].min == pytest.approx(0.02)
-    speedup = found.speedup("fast", over="slow")
+    result = compare({"slow": taking(0.02), "fast": taking(0.002)}, rounds=6, warmup=0)
+    assert result.fastest == "fast"
+    assert result["slow"].min == pytest.approx(0.02)
+    speedup = result.speedup("fast", over="slow")
     assert speedup.low == pytest.approx(10)
     assert speedup.high == pytest.approx(10)
-    assert found["slow"].rounds == found["fast"].rounds
-    with pytest.raises(KeyError, match="no arm 'other'; there are slow, fast"):
-        found["other"]
+    assert result["slow"].rounds == result["fast"].rounds
+    with pytest.raises(KeyError, match="slow, fast"):
+        result["other"]
 
 
 def one_wrong(x):
@@ -67,16 +67,13 @@ def one_wrong(x):
 @pytest.mark.parametrize(
     ("second", "where"),
     [
-        (one_wrong, r"\['a'\], 1 of 12 values differ, the first at \[2, 1\]: 9.0 and 10.0"),
-        (lambda x: {"a": x, "b": [x[0]]}, r"\['b'\]\[0\], the shapes are \(3, 4\) and \(4,\)"),
-        (
-            lambda x: {"a": x, "b": [x.astype(jnp.bfloat16)]},
-            r"\['b'\]\[0\], the dtypes are float32 and bfloat16",
-        ),
-        (lambda x: {"a": x}, "the structures are"),
+        (one_wrong, r"\['a'\], 1 of 12 values.*\[2, 1\]: 9.0 and 10.0"),
+        (lambda x: {"a": x, "b": [x[0]]}, r"\['b'\]\[0\].*\(3, 4\) and \(4,\)"),
+        (lambda x: {"a": x, "b": [x.astype(jnp.bfloat16)]}, r"\['b'\]\[0\].*bfloat16"),
+        (lambda x: {"a": x}, "structures"),
     ],
 )
-def test_different_results_are_refused_and_nothing_is_timed(second, where):
+def test_different_results_raise_before_timing(second, where):
     calls = []
 
     def counted(x):
@@ -88,7 +85,7 @@ def test_different_results_are_refused_and_nothing_is_timed(second, where):
     assert len(calls) == 1
 
 
-def test_what_is_equal():
+def test_equal_results():
     nan = jnp.asarray([jnp.nan, 1.0])
     assert quick({"a": lambda: nan, "b": lambda: nan * 1}).checked == "All results are equal"
     keys = {"a": lambda: jax.random.key(3), "b": lambda: jax.random.key(3)}
@@ -101,40 +98,41 @@ def test_what_is_equal():
         quick({"a": lambda: np.float32(1), "b": lambda: np.nextafter(np.float32(1), 2)})
 
 
-def test_what_is_close():
+def test_close_results():
     arms = {"a": lambda: X, "b": lambda: X * (1 + 1e-5)}
     with pytest.raises(DifferentResultsError):
         quick(arms)
     assert quick(arms, check="close").checked == "All results are close"
-    with pytest.raises(DifferentResultsError, match=r"\(rtol=1e-07, atol=0\)"):
+    with pytest.raises(DifferentResultsError, match="rtol=1e-07, atol=0"):
         quick(arms, check="close", rtol=1e-7)
-    # The coarser dtype says how close: bfloat16's epsilon is 2**-7.
+    # The coarser dtype determines rtol: bfloat16's epsilon is 2**-7.
     quick({"a": lambda: X, "b": lambda: X.astype(jnp.bfloat16)}, check="close")
-    # Integers have no tolerance.
-    with pytest.raises(DifferentResultsError):
-        quick({"a": lambda: jnp.int32(1), "b": lambda: jnp.int32(2)}, check="close")
+    # Integers have no tolerance, and are not close to floats.
+    for other in (lambda: jnp.int32(2), lambda: jnp.float32(1)):
+        with pytest.raises(DifferentResultsError):
+            quick({"a": lambda: jnp.int32(1), "b": other}, check="close")
 
 
-def test_a_function_checks():
+def test_check_by_a_function():
     arms = {"a": lambda: 1, "b": lambda: 5}
 
     def same_parity(a, b):
         return a % 2 == b % 2
 
     assert quick(arms, check=same_parity).checked == "All results passed same_parity"
-    with pytest.raises(DifferentResultsError, match="returned False"):
+    with pytest.raises(DifferentResultsError, match="False"):
         quick(arms, check=lambda a, b: a == b)
     with pytest.raises(DifferentResultsError, match="Not equal to tolerance"):
         quick(arms, check=np.testing.assert_allclose)
 
 
-def test_unchecked_is_said():
-    found = quick({"a": lambda: 1, "b": lambda: 2}, check=None)
-    assert found.checked == "The results were not compared"
-    assert "not compared" in found["a"].methodology[0]
+def test_unchecked_results_are_reported():
+    result = quick({"a": lambda: 1, "b": lambda: 2}, check=None)
+    assert result.checked == "The results were not compared"
+    assert "not compared" in result["a"].methodology[0]
 
 
-def test_back_to_back_calls_are_waited_for_together():
+def test_back_to_back_calls_wait_once():
     waited = []
 
     class Result:
@@ -145,21 +143,22 @@ def test_back_to_back_calls_are_waited_for_together():
     arms = dict.fromkeys(("a", "b"), Result)
     options = {"check": None, "rounds": 1, "warmup": 0, "turn_seconds": 1e-3}
     each = compare(arms, **options)
-    count, found = len(waited), compare(arms, back_to_back=True, **options)
+    count, result = len(waited), compare(arms, back_to_back=True, **options)
     together = len(waited) - count
-    assert together == 2 * 4  # unchecked, to count calls, uncounted, a turn
+    # Each arm: the check, the choice of repeats, an untimed call, a turn.
+    assert together == 2 * 4
     assert together < count
     assert "every call waits" in each["a"].methodology[1]
-    assert "a turn waits" in found["a"].methodology[1]
+    assert "a turn waits" in result["a"].methodology[1]
     donating = jax.jit(lambda x: x + 1, donate_argnums=0)
-    with pytest.raises(ValueError, match="b donates arguments"):
+    with pytest.raises(ValueError, match="got b,"):
         compare({"a": jnp.sin, "b": donating}, X, back_to_back=True)
 
 
-def test_donating_arms_get_fresh_arguments():
+def test_donating_arms_receive_fresh_arguments():
     add = jax.jit(lambda x: x + 1, donate_argnums=0)
-    found = compare({"donates": add, "keeps": jax.jit(lambda x: x + 1)}, X, rounds=3)
-    assert len(found["donates"].samples) == 3
+    result = compare({"donates": add, "keeps": jax.jit(lambda x: x + 1)}, X, rounds=3)
+    assert len(result["donates"].samples) == 3
     assert float(X[0, 1]) == 1.0
 
 
@@ -175,14 +174,14 @@ def test_native_against_jax():
         return run
 
     arms = {b: jax.jit(arm(b)) for b in ("native", "jax")}
-    found = compare(arms, images, check="close", rounds=2)
-    assert found["jax"].dimensions == {"args[0]": "uint8[2, 16, 16, 3]"}
+    result = compare(arms, images, check="close", rounds=2)
+    assert result["jax"].dimensions == {"args[0]": "uint8[2, 16, 16, 3]"}
 
 
-def test_bad_input():
-    with pytest.raises(ValueError, match="two functions or more"):
+def test_invalid_arguments():
+    with pytest.raises(ValueError, match="two functions"):
         compare({"alone": lambda: 1})
-    with pytest.raises(ValueError, match="check is 'same'"):
+    with pytest.raises(ValueError, match="'same'"):
         compare({"a": lambda: 1, "b": lambda: 1}, check="same")
     for name, wrong in (
         ("rounds", 0),
@@ -193,25 +192,19 @@ def test_bad_input():
         ("rtol", math.nan),
         ("atol", -1.0),
     ):
-        with pytest.raises(ValueError, match=f"{name} is {wrong!r}; wanted a"):
+        with pytest.raises(ValueError, match=f"{name} is {wrong!r}"):
             compare({"a": lambda: 1, "b": lambda: 1}, **{name: wrong})
-    with pytest.raises(TypeError, match="wanted a function"):
+    with pytest.raises(TypeError, match="fn"):
         compare({"a": lambda: 1, "b": 2})
 
 
-def test_an_arm_that_changes_its_arguments_is_refused():
-    """The second arm would sort what the first one has sorted already."""
+def test_arm_that_modifies_its_arguments():
+    """The second arm would sort an array that the first one has sorted."""
 
     def in_place(x):
         x.sort()
         return x
 
     for check in ("equal", None):
-        with pytest.raises(ValueError, match=r"'in place' changes args\[0\] in place"):
+        with pytest.raises(ValueError, match=r"'in place' modifies args\[0\]"):
             quick({"in place": in_place, "copy": np.sort}, np.array([2.0, 1.0]), check=check)
-
-
-def test_a_float_is_not_close_to_an_integer():
-    arms = {"a": lambda: jnp.float32(1), "b": lambda: jnp.int32(1)}
-    with pytest.raises(DifferentResultsError, match="the dtypes are float32 and int32"):
-        quick(arms, check="close")

@@ -1,5 +1,5 @@
-"""`profile_fn`: would catch results that are not waited for, compilation that counts as running,
-donated arguments that are lost, and resources that the system sees otherwise."""
+"""`profile_fn`: would catch unfinished results, compilation that counts as running, donated
+arguments that are deleted, and resources that differ from the figures of the system."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from jaxkern import execution as ex
 from jaxkern.benchmarking.callee import Callee
 from jaxkern.core.compile_clock import CompileClock
 
-# Of memory that is the process's own.
-_OWN = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 def test_counts_calls_and_waits():
@@ -43,12 +42,12 @@ def test_figures_by_attribute_and_by_name():
     for name in ("median", "mean", "std", "min", "max", "p90", "compile_seconds"):
         assert measured[name] == getattr(measured, name)
     assert measured.median == np.median(measured.samples.seconds)
-    with pytest.raises(KeyError, match="no figure 'p17'; there are"):
+    with pytest.raises(KeyError, match="p17"):
         measured["p17"]
-    assert "sorted: 20 samples, one a call" in str(measured)
+    assert "sorted: 20 samples" in str(measured)
 
 
-def test_compile_time_is_apart():
+def test_compile_time_is_separate():
     def chain(x):
         for i in range(60):
             x = jnp.sin(x) + i
@@ -59,7 +58,7 @@ def test_compile_time_is_apart():
     again = jk.benchmarking.profile_fn(fn, jnp.ones(4), calls=5, seconds=0)
     assert 0.5 * first.first_call_seconds < first.compile_seconds <= first.first_call_seconds
     assert first.median < first.compile_seconds / 5
-    # Asking again what is donated lowers nothing anew.
+    # A second query of the donated arguments does not lower the function again.
     assert again.compile_seconds < first.compile_seconds / 5
 
 
@@ -69,7 +68,7 @@ def test_nested_compilations_count_once():
     assert clock.seconds == 13.0
 
 
-def test_donated_arguments_live_on():
+def test_donated_arguments_are_copied():
     add = jax.jit(lambda state, x: {"a": state["a"] + x}, donate_argnums=0)
     state, x = {"a": jnp.zeros(1000)}, jnp.ones(1000)
     measured = jk.benchmarking.profile_fn(add, state, x, calls=5, seconds=0)
@@ -78,10 +77,10 @@ def test_donated_arguments_live_on():
     assert "Donated arguments were copied" in measured.methodology[0]
 
 
-def test_what_our_own_jit_donates_lives_on():
+def test_arguments_donated_by_execution_jit_are_copied():
     @ex.jit(options=ex.JITOptions(donate_argnames="state", static_argnames="count"))
     def add(how, state, count, *, by=1.0):
-        return {"a": state["a"] + count * by, "how": how}
+        return {"a": state["a"] + count * by}
 
     @functools.partial(ex.jit, options=ex.JITOptions(donate_argnames="inputs"))
     class Add(ex.Operator):
@@ -102,14 +101,14 @@ def test_what_our_own_jit_donates_lives_on():
         measured = jk.benchmarking.profile_fn(fn, *args, calls=3, seconds=0)
         assert "Donated arguments were copied" in measured.methodology[0]
         np.testing.assert_array_equal(x, 0)
-    found = jk.benchmarking.compare({"ours": Add(), "plain": lambda x: x + 1}, x, rounds=3)
-    assert len(found["ours"].samples) == 3
+    result = jk.benchmarking.compare({"ours": Add(), "plain": lambda x: x + 1}, x, rounds=3)
+    assert len(result["ours"].samples) == 3
     np.testing.assert_array_equal(x, 0)
     keeps = jk.benchmarking.profile_fn(ex.jit(lambda x: x + 1), x, calls=3, seconds=0)
     assert "copied" not in keeps.methodology[0]
 
 
-def test_an_operator_that_donates_itself_is_refused():
+def test_operator_that_donates_itself():
     @functools.partial(ex.jit, options=ex.JITOptions(donate_argnames="self"))
     class Add(ex.Operator):
         def __init__(self):
@@ -118,65 +117,62 @@ def test_an_operator_that_donates_itself_is_refused():
         def forward(self, *, inputs):
             return inputs + self.b
 
-    with pytest.raises(ValueError, match="Add donates the operator that it belongs to"):
+    with pytest.raises(ValueError, match="Add donates its own operator"):
         jk.benchmarking.profile_fn(Add(), jnp.zeros((300, 300)))
 
 
-def test_hidden_donation_is_refused():
+def test_donation_inside_the_function():
     inner = jax.jit(lambda x: x + 1, donate_argnums=0)
-    with pytest.raises(ValueError, match=r"args\[0\] is gone after the first call of hidden"):
-        jk.benchmarking.profile_fn(lambda_named(inner), jnp.zeros(1000))
 
-
-def lambda_named(inner):
-    def hidden(x):
+    def outer(x):
         return inner(x)
 
-    return hidden
+    with pytest.raises(ValueError, match=r"args\[0\] .*outer"):
+        jk.benchmarking.profile_fn(outer, jnp.zeros(1000))
 
 
-def test_bad_input():
-    with pytest.raises(TypeError, match="wanted a function"):
+def test_invalid_arguments():
+    with pytest.raises(TypeError, match="fn"):
         jk.benchmarking.profile_fn(3)
     with pytest.raises(TypeError, match=r"args\[1\] is a str.*static_argnums"):
         jk.benchmarking.profile_fn(jax.jit(lambda x, how: x), 1.0, "fast")
-    with pytest.raises(TypeError, match=r"cannot be traced.*JAX says"):
+    with pytest.raises(TypeError, match="cannot be traced"):
         jk.benchmarking.profile_fn(jax.jit(lambda x: int(x)), 1.0)
     for wrong in ({"calls": 0}, {"calls": 1.5}, {"calls": True}, {"warmup": -1}):
-        with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .*; expected an integer"):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
             jk.benchmarking.profile_fn(sum, [1], **wrong)
     for wrong in (math.nan, -1, "2", None):
         with pytest.raises(ValueError, match=f"seconds is {wrong!r}"):
             jk.benchmarking.profile_fn(sum, [1], seconds=wrong)
 
 
-def take(size):
-    """Touches memory and gives it back.
+def touch_memory(size):
+    """Allocate, write and free memory.
 
-    A mapping of its own: an array may get what the allocator kept from another test.
+    It is a mapping, because an array may receive memory that the allocator kept from another test.
     """
-    with mmap.mmap(-1, size, flags=_OWN) as taken:
+    with mmap.mmap(-1, size, flags=_PRIVATE) as memory:
         for start in range(0, size, 2**20):
-            taken[start : start + 2**20] = bytes(2**20)
+            memory[start : start + 2**20] = bytes(2**20)
 
 
-def test_peak_memory_is_the_systems():
+def test_peak_memory():
     size = 150 * 2**20
     with jk.benchmarking.ResourceMeter() as before:
         pass
     with jk.benchmarking.ResourceMeter() as meter:
-        take(size)
+        touch_memory(size)
     with jk.benchmarking.ResourceMeter() as after:
         pass
     assert meter.used.peak_of_span
     grown = meter.used.peak_bytes - meter.used.start_bytes
     assert 0.98 * size < grown < 1.3 * size
-    # The mark was reset: what came before and after does not hold the array.
+    # The peak was reset: the blocks before and after do not include the array.
     assert after.used.peak_bytes < meter.used.peak_bytes - 0.8 * size
     assert before.used.peak_bytes < meter.used.peak_bytes - 0.8 * size
 
 
-def test_cpu_time_is_the_systems():
+def test_cpu_time():
     def spin(seconds):
         end = time.process_time() + seconds
         while time.process_time() < end:
@@ -193,23 +189,23 @@ def test_cpu_time_is_the_systems():
     assert meter.used.cores_busy < 0.9
 
 
-def test_meters_inside_each_other_keep_their_peaks():
+def test_nested_meters():
     size = 100 * 2**20
     with jk.benchmarking.ResourceMeter() as outer:
-        take(size)
+        touch_memory(size)
         with jk.benchmarking.ResourceMeter() as inner:
             pass
     assert outer.used.peak_bytes - outer.used.start_bytes > 0.98 * size
     assert inner.used.peak_bytes < outer.used.peak_bytes - 0.8 * size
 
 
-def test_donated_arguments_behind_static_ones():
+def test_donated_arguments_after_static_ones():
     add = jax.jit(lambda how, x: x + 1, static_argnums=0, donate_argnums=1)
     x = jnp.zeros(1000)
     assert len(jk.benchmarking.profile_fn(add, "fast", x, calls=3, seconds=0).samples) == 3
     assert not x.is_deleted()
 
 
-def test_calls_of_no_length_end(monkeypatch):
+def test_number_of_calls_is_limited(monkeypatch):
     monkeypatch.setattr(Callee, "seconds", lambda self: 0.0)
     assert len(jk.benchmarking.profile_fn(len, [1]).samples) == 10_000

@@ -1,5 +1,5 @@
-"""Statistics of timings against NumPy and SciPy; would catch a wrong percentile or degree of
-freedom, intervals that do not cover, and a verdict that noise alone can produce."""
+"""Statistics of times against NumPy and SciPy: would catch a wrong percentile or degree of freedom,
+intervals with wrong coverage, and a difference that is only noise."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 import scipy.stats
 
 from jaxkern import benchmarking
-from jaxkern.benchmarking.samples import Ratio, Samples, _draws, ratio_of_medians
+from jaxkern.benchmarking.samples import Ratio, Samples, draw_blocks, ratio_of_medians
 
 
-def test_figures_are_numpys():
+def test_figures():
     seconds = np.random.default_rng(3).gamma(4.0, 0.01, 37)
     samples = Samples(tuple(seconds))
     assert samples.median == np.median(seconds)
@@ -23,13 +23,13 @@ def test_figures_are_numpys():
 
 
 @pytest.mark.parametrize("seconds", [(), (1.0, -1.0), (1.0, np.nan), (np.inf,)])
-def test_bad_samples_are_refused(seconds):
-    with pytest.raises(ValueError, match="wanted one or more finite"):
+def test_invalid_samples(seconds):
+    with pytest.raises(ValueError, match="seconds"):
         Samples(seconds)
 
 
 @pytest.mark.parametrize("paired", [False, True])
-def test_interval_is_scipys(paired):
+def test_interval_equals_that_of_scipy(paired):
     random = np.random.default_rng(5)
     rounds = random.lognormal(0.0, 0.3, 60)
     before, after = (
@@ -44,14 +44,14 @@ def test_interval_is_scipys(paired):
         (after, before), statistic, paired=paired, vectorized=True, method="percentile",
         n_resamples=20_000, rng=np.random.default_rng(1),
     ).confidence_interval  # fmt: skip
-    found = ratio_of_medians(after, before, paired=paired, resamples=20_000, block=1)
-    assert found.value == np.median(after) / np.median(before)
-    assert found.low == pytest.approx(expected.low, rel=0.02)
-    assert found.high == pytest.approx(expected.high, rel=0.02)
+    result = ratio_of_medians(after, before, paired=paired, resamples=20_000, block=1)
+    assert result.value == np.median(after) / np.median(before)
+    assert result.low == pytest.approx(expected.low, rel=0.02)
+    assert result.high == pytest.approx(expected.high, rel=0.02)
 
 
 @pytest.mark.parametrize("count", [40, 100])
-def test_interval_covers_as_often_as_it_says(count):
+def test_coverage_of_the_interval(count):
     random = np.random.default_rng(11)
     covered = 0
     for _ in range(200):
@@ -59,15 +59,15 @@ def test_interval_covers_as_often_as_it_says(count):
             random.normal(1.5, 0.1, count), random.normal(1.0, 0.1, count), resamples=300
         )
         covered += ratio.low <= 1.5 <= ratio.high
-    # 95% of 200 are 190; 176 would come once in 100,000 times.
+    # 95% of 200 are 190; 176 or fewer have a probability of 1e-5.
     assert covered > 176
 
 
-def test_a_machine_that_is_slow_for_a_while_shows_no_difference():
+def test_slow_phases_of_a_machine_show_no_difference():
     random = np.random.default_rng(4)
 
     def slow_at_times():
-        # Phases of 30 samples in which everything takes up to half as long again.
+        # Phases of 30 samples that are up to 50% slower.
         return np.repeat(1 + 0.5 * random.random(10), 30) * random.normal(1, 0.01, 300)
 
     pairs = [(slow_at_times(), slow_at_times()) for _ in range(60)]
@@ -81,7 +81,7 @@ def test_a_machine_that_is_slow_for_a_while_shows_no_difference():
     assert wrong[None] < wrong[1] / 2
 
 
-def test_pairing_cancels_what_slows_a_round():
+def test_pairing_cancels_slow_rounds():
     random = np.random.default_rng(7)
     rounds = random.lognormal(0, 0.8, 40)
     before, after = rounds, rounds * 0.9 * random.normal(1, 0.005, 40)
@@ -99,13 +99,8 @@ def test_pairing_cancels_what_slows_a_round():
         (1.06, 1.20, 0.05, "slower"),
     ],
 )
-def test_outcome_needs_the_whole_interval(low, high, least, outcome):
+def test_outcome_requires_the_entire_interval(low, high, least, outcome):
     assert Ratio(1.0, low, high, 0.95, 30).outcome(least) == outcome
-
-
-def test_few_samples_show_nothing():
-    assert ratio_of_medians([1.0] * 4, [9.0] * 4).outcome() == "no difference shown"
-    assert ratio_of_medians([1.0] * 5, [9.0] * 5).outcome() == "faster"
 
 
 def test_inverse_is_the_speedup():
@@ -113,18 +108,18 @@ def test_inverse_is_the_speedup():
     assert (ratio.value, ratio.low, ratio.high) == (2.0, 1.25, 2.5)
 
 
-def test_bad_ratios_are_refused():
-    with pytest.raises(ValueError, match="wanted as many"):
+def test_invalid_ratios():
+    with pytest.raises(ValueError, match="2 and 1"):
         ratio_of_medians([1.0, 2.0], [1.0], paired=True)
-    with pytest.raises(ValueError, match=r"before is .* wanted seconds above 0"):
+    with pytest.raises(ValueError, match="before"):
         ratio_of_medians([1.0], [0.0])
 
 
 @pytest.mark.parametrize("count", [5, 15])
-def test_every_sample_is_drawn_as_often(count):
-    """Blocks that end with the samples draw the first and the last less often than the others."""
-    drawn = _draws(np.random.default_rng(2), 4000, count, None)
-    share = np.bincount(drawn.ravel(), minlength=count) / drawn.size
+def test_all_samples_are_equally_likely(count):
+    """Blocks that are not circular draw the first and the last sample less often."""
+    indices = draw_blocks(np.random.default_rng(2), 4000, count, None)
+    share = np.bincount(indices.ravel(), minlength=count) / indices.size
     np.testing.assert_allclose(share, 1 / count, rtol=0.1)
 
 
@@ -133,8 +128,8 @@ def test_few_samples_have_no_interval():
     assert (str(few), str(enough)) == ("0.5", "0.5 (0.5 to 0.5)")
     assert np.isnan([few.low, few.high, few.inverse.low]).all()
     assert (few.outcome(), enough.outcome()) == ("no difference shown", "faster")
-    found = benchmarking.compare({"a": abs, "b": abs}, 1, rounds=2)
-    assert "nan" not in str(found)
-    text = benchmarking.report(found["a"], found["b"])
-    assert "2 samples, too few for an interval" in text
+    result = benchmarking.compare({"a": abs, "b": abs}, 1, rounds=2)
+    assert "nan" not in str(result)
+    text = benchmarking.report(result["a"], result["b"])
+    assert "2 samples, too few" in text
     assert "bootstrap" not in text

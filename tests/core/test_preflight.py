@@ -84,7 +84,7 @@ def test_libraries_that_cannot_run_leave_pure_jax(tmp_path: Path) -> None:
 import warnings
 import jaxkern as jk
 for name, problem in (
-    ("newer", "built for XLA FFI 0.99 and the running jaxlib speaks"),
+    ("newer", "built for XLA FFI 0.99 and the running jaxlib has"),
     ("broken", "cannot be loaded (OSError"),
     ("half", "cannot be loaded (RuntimeError: no more)"),
 ):
@@ -147,7 +147,7 @@ def test_require_makes_a_missing_module_an_error(tmp_path: Path) -> None:
 def test_a_number_of_threads_that_is_none(tmp_path: Path) -> None:
     done = _run("import jaxkern", tmp_path, JAXKERN_NUM_THREADS="many")
     assert done.returncode != 0
-    assert "JAXKERN_NUM_THREADS is 'many'; wanted a number of threads" in done.stderr
+    assert "JAXKERN_NUM_THREADS is 'many'" in done.stderr
 
 
 def test_an_unknown_simd_level_is_an_error_of_the_call(tmp_path: Path) -> None:

@@ -34,11 +34,11 @@ def test_recipe(name: str, check: str) -> None:
 
 def test_bad_samples() -> None:
     op = jk.Op("test.same", version=1, abstract=lambda x: x, impl=lambda x: x)
-    with pytest.raises(ValueError, match="got 3 samples; wanted a multiple of 4"):
+    with pytest.raises(ValueError, match=r"multiple of 4.* got 3"):
         jk.testing.check_op(op, [(jnp.ones(2),)] * 3)
-    with pytest.raises(ValueError, match="differ in shape or dtype"):
+    with pytest.raises(ValueError, match="shape and dtype"):
         jk.testing.check_op(op, [(jnp.ones(2),)] * 3 + [(jnp.ones(3),)])
-    with pytest.raises(ValueError, match="no check is named"):
+    with pytest.raises(ValueError, match="names: "):
         jk.testing.check_op(op, [(jnp.ones(2),)] * 4, only=["nonsense"])
 
 

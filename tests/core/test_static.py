@@ -48,11 +48,11 @@ VALUES = (
 
 
 def test_every_static_argument_has_its_own_program():
-    wanted = [told(value) for value in VALUES]
-    assert [float(OP(0.0, s=value)) for value in VALUES] == wanted
-    assert [float(OP(0.0, s=value)) for value in VALUES] == wanted
+    expected = [told(value) for value in VALUES]
+    assert [float(OP(0.0, s=value)) for value in VALUES] == expected
+    assert [float(OP(0.0, s=value)) for value in VALUES] == expected
     at_once = jax.jit(lambda x: [OP(x, s=value) for value in VALUES])
-    assert [float(y) for y in at_once(0.0)] == wanted
+    assert [float(y) for y in at_once(0.0)] == expected
 
 
 def test_equal_static_arguments_share_a_program():
@@ -101,7 +101,7 @@ def _ops_of_each_kind():
 
 
 def test_ops_run_where_jit_is_disabled():
-    wanted = _ops_of_each_kind()
+    expected = _ops_of_each_kind()
     with jax.disable_jit():
         found = _ops_of_each_kind()
-    jax.tree.map(lambda f, w: np.testing.assert_allclose(f, w, rtol=2e-4), found, wanted)
+    jax.tree.map(lambda f, w: np.testing.assert_allclose(f, w, rtol=2e-4), found, expected)

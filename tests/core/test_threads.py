@@ -24,7 +24,7 @@ def sixteen_cpus(monkeypatch, tmp_path):
 def test_asked_for(sixteen_cpus):
     assert threads.num_threads({"JAXKERN_NUM_THREADS": "3", "SLURM_CPUS_PER_TASK": "2"}) == 3
     assert threads.worker_cap({"JAXKERN_NUM_THREADS": "24"}) == 24
-    with pytest.raises(ValueError, match="JAXKERN_NUM_THREADS is 'x'; wanted a number"):
+    with pytest.raises(ValueError, match="JAXKERN_NUM_THREADS is 'x'"):
         threads.num_threads({"JAXKERN_NUM_THREADS": "x"})
 
 
@@ -34,9 +34,7 @@ def test_asked_for(sixteen_cpus):
 def test_what_is_no_number_of_threads(sixteen_cpus, text):
     """Superscripts and other digits that ``str.isdigit`` takes, and more than a C int holds."""
     for of in (threads.num_threads, threads.worker_cap):
-        with pytest.raises(
-            ValueError, match=r"JAXKERN_NUM_THREADS is .*; wanted a number of threads"
-        ):
+        with pytest.raises(ValueError, match=r"JAXKERN_NUM_THREADS is"):
             of({"JAXKERN_NUM_THREADS": text})
     # Others' variables are not ours to refuse.
     assert threads.num_threads({"SLURM_CPUS_PER_TASK": text}) == 16

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "core/simd_dispatch.h"
-#include "image/headers.h"
+#include "image/files.h"
 #include "ring/assembly.h"
 #include "ring/program_ring.h"
 #include "ring/ring.h"
@@ -176,7 +176,7 @@ struct Story {
           const Status got = rings.acquire(ring, kNow, &program);
           if (got.outcome == Outcome::kNoMemory) throw std::bad_alloc();
         },
-        [this, &rings]() noexcept { rings.end_elsewhere(std::move(program), "a device's error"); },
+        [this, &rings]() noexcept { rings.end_in_waiter(std::move(program), "a device's error"); },
         [this] {
           const Status got = ring->take(soon(), &batch);
           expect(got.outcome == Outcome::kFailed && got.index == 4, "a device's error is lost");
@@ -372,7 +372,7 @@ void waiters() {
     changed.notify_all();
     throw std::runtime_error("a task's exception");
   };
-  for (size_t i = 0; i < kTasks; ++i) run_waiting(task);
+  for (size_t i = 0; i < kTasks; ++i) run_in_thread(task);
   wait_for([&] { return running == kTasks; }, "tasks that wait hold each other up");
   expect(waiter_threads() == kTasks, "a thread a task that waits");
   expect(!join_waiters(Clock::now()), "threads that still wait were joined");
@@ -390,7 +390,7 @@ void waiters() {
   // A caller whose deadline passes does not stop another caller from joining.
   open = false;
   running = ran = 0;
-  run_waiting(task);
+  run_in_thread(task);
   wait_for([&] { return running == 1; }, "the task did not start");
   bool joined = false;
   std::thread joiner([&] { joined = join_waiters(soon()); });
@@ -408,7 +408,7 @@ void waiters() {
     {
       const Failing failing(first, 1);
       try {
-        run_waiting([&] {
+        run_in_thread([&] {
           std::lock_guard<std::mutex> lock(mutex);
           ++mine;
           changed.notify_all();

@@ -383,7 +383,7 @@ void exhaustion() {
   Slot slot;
   const Status none = ring->acquire(kNextIndex, kNoDeadline, &slot);
   expect(none.outcome == Outcome::kNoMemory && none.index == 2 &&
-             none.message.find("keeps 2 batches") != std::string::npos,
+             none.message.find("holds 2 batches") != std::string::npos,
          "exhausted memory: " + none.message);
   kept.clear();
   expect(ring->acquire(kNextIndex, kNow, &slot).ok() && slot.index() == 2, "memory came back");
@@ -490,7 +490,7 @@ void programs() {
     if (!threads) none.emplace();
     jaxkern::ring::HostBatch slot, batch;
     expect(rings.acquire(ring, kNow, &slot).ok(), "a program's slot");
-    rings.end_elsewhere(std::move(slot), nullptr);
+    rings.end_in_waiter(std::move(slot), nullptr);
     expect(rings.take(ring, in(5000000), &batch).ok(), "a batch that was committed elsewhere");
     expect(batch.end(nullptr).ok() && ring->statistics().held == 0, "a program's batch goes back");
   }

@@ -206,13 +206,14 @@ void check_refusals() {
     return
         [=] { Packer(length, static_cast<Method>(method), static_cast<Overlong>(overlong), bins); };
   };
-  expect(!throws(made(1, 0, 0, 1)) && !throws(made(kLongestRow, 2, 3, 1)), "a packer was refused");
-  for (const int64_t length : {int64_t{0}, int64_t{-1}, kLongestRow + 1, INT64_MAX}) {
+  expect(!throws(made(1, 0, 0, 1)) && !throws(made(kMaxRowLength, 2, 3, 1)),
+         "a packer was refused");
+  for (const int64_t length : {int64_t{0}, int64_t{-1}, kMaxRowLength + 1, INT64_MAX}) {
     expect(throws(made(length, 0, 0, 1)), "a row of no length");
   }
   expect(throws(made(8, 3, 0, 1)) && throws(made(8, -1, 0, 1)), "no such method");
   expect(throws(made(8, 0, 4, 1)) && throws(made(8, 0, -1, 1)), "no such way");
-  expect(throws(made(8, 0, 0, 0)) && throws(made(8, 0, 0, kMostBins + 1)), "no such bins");
+  expect(throws(made(8, 0, 0, 0)) && throws(made(8, 0, 0, kMaxBins + 1)), "no such bins");
 
   int64_t wide[] = {1, int64_t{1} << 31, -(int64_t{1} << 31)};
   uint32_t out[3];
@@ -220,7 +221,7 @@ void check_refusals() {
   const int64_t end = 1;
   const std::vector<Field> fields = {{wide, 3, Kind::kInt64, 0, out}};
   const BadValue bad = write_rows(&piece, &end, 1, 3, fields, {});
-  expect(bad.field == 0 && bad.place == 1, "a value beyond int32 was not found");
+  expect(bad.field == 0 && bad.index == 1, "a value beyond int32 was not found");
 }
 
 }  // namespace

@@ -1,9 +1,8 @@
-"""Would catch: a stale program, a cache that grows, hides compilations, or fixes an array."""
+"""Would catch: a stale program, a cache that grows, or one that hides compilations."""
 
 from __future__ import annotations
 
 import enum
-import functools
 import gc
 import threading
 import time
@@ -27,33 +26,31 @@ def test_each_signature_is_compiled_once():
     traces = []
 
     @ex.jit
-    def f(x, scale=1.0, how="sum"):
-        traces.append(how)
-        return (x * scale).sum() if how == "sum" else x * scale
+    def f(x, scale=1.0, mode="sum"):
+        traces.append(mode)
+        return (x * scale).sum() if mode == "sum" else x * scale
 
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert f(x) == 15
     assert f(jnp.asarray(x), 2.0) == 30
     assert f(jnp.asarray(x), 3.0) == 45  # a number is an operand
-    np.testing.assert_array_equal(f(x, how="keep"), x)
+    np.testing.assert_array_equal(f(x, mode="keep"), x)
     assert f(x) == 15
     f(x.astype(np.int32))
     f(x[:1])
     assert len(traces) == 5
     assert counts(f) == (2, 5, 0, 5)
-    info = f.cache_info()
-    assert info.bytes > 0
-    assert info.compile_seconds > 0
+    assert f.cache_info().compile_seconds > 0
 
 
-def test_weak_types_are_told_apart():
+def test_weak_types_are_distinguished():
     half = jnp.ones(2, jnp.bfloat16)
     f = ex.jit(lambda x, y: x + y)
     assert f(half, 1.0).dtype == jnp.bfloat16
     assert f(half, np.float32(1)).dtype == jnp.float32
 
 
-def test_the_least_recently_used_program_goes_and_is_freed():
+def test_the_least_recently_used_program_is_evicted_and_freed():
     f = ex.jit(lambda x: jnp.sin(x) + 1, options=ex.JITOptions(cache_size=2))
     arrays = [jnp.ones(n) for n in (1, 2, 3)]
     client = jax.devices()[0].client
@@ -65,7 +62,7 @@ def test_the_least_recently_used_program_goes_and_is_freed():
     f(arrays[0]), f(arrays[1])
     before = live()
     f(arrays[0])
-    f(arrays[2])  # takes the place of arrays[1]
+    f(arrays[2])  # evicts the program for arrays[1]
     assert counts(f) == (1, 3, 1, 2)
     assert live() == before
     f(arrays[0])
@@ -77,7 +74,7 @@ def test_the_least_recently_used_program_goes_and_is_freed():
     assert live() == before - 2
 
 
-def test_threads_that_evict_one_anothers_programs_get_right_results():
+def test_threads_that_evict_each_others_programs():
     f = ex.jit(lambda x, y: x + y, options=ex.JITOptions(cache_size=2))
     arrays = [jnp.full(n, float(n)) for n in range(1, 6)]
     wrong, calls = [], 40
@@ -104,45 +101,37 @@ def test_threads_that_evict_one_anothers_programs_get_right_results():
 
 
 def test_precompiled_shapes_are_hits():
-    slow, begun, go_on = [], threading.Event(), threading.Event()
-    go_on.set()
+    traces, started, resume = [], threading.Event(), threading.Event()
+    resume.set()
 
     def f(x, y):
-        begun.set()
-        slow.append(go_on.wait(60))
+        started.set()
+        traces.append(resume.wait(60))
         return x @ y
 
     sample = (jax.ShapeDtypeStruct((2, 3), jnp.float32), jax.ShapeDtypeStruct((3,), jnp.float32))
     once = ex.jit(f, options=ex.JITOptions(sample_input=sample))
-    assert len(slow) == 1
+    assert len(traces) == 1
     assert once(jnp.ones((2, 3)), jnp.ones(3)).tolist() == [3, 3]
     assert counts(once) == (1, 0, 0, 1)
     late = ex.jit(f)
-    begun.clear()
-    go_on.clear()
-    handle = ex.precompile(late, sample, background=True)
-    assert begun.wait(60)
-    assert not handle.done
-    threading.Timer(0.2, go_on.set).start()
-    assert late(jnp.ones((2, 3)), jnp.ones(3)).tolist() == [3, 3]  # waits for it
-    handle.wait(20)
-    assert len(slow) == 2
+    started.clear()
+    resume.clear()
+    with ThreadPoolExecutor(2) as pool:
+        compilation = pool.submit(late.precompile, *sample)
+        assert started.wait(60)
+        call = pool.submit(late, jnp.ones((2, 3)), jnp.ones(3))
+        assert not compilation.done()
+        resume.set()
+        assert call.result(60).tolist() == [3, 3]  # it waited for the compilation
+        compilation.result(60)
+    assert len(traces) == 2
     late(jnp.ones((1, 3)), jnp.ones(3))  # another shape
     assert counts(late)[1:] == (1, 0, 2)
-    with pytest.raises(TypeError, match="not jitted"):
-        ex.precompile(f, sample)
-
-
-def test_errors_of_a_background_compilation_are_told_to_who_waits():
-    f = ex.jit(lambda x: x if x > 0 else -x)
-    handle = ex.precompile(f, 1.0, background=True)
-    with pytest.raises(jax.errors.TracerBoolConversionError):
-        handle.wait(20)
-    assert f.cache_info().programs == 0
 
 
 def test_under_other_transformations():
-    f = ex.jit(lambda x, how: jnp.sin(x) if how == "sin" else x)
+    f = ex.jit(lambda x, mode: jnp.sin(x) if mode == "sin" else x)
     x = jnp.arange(3.0)
     np.testing.assert_allclose(jax.grad(lambda x: f(x, "sin").sum())(x), jnp.cos(x), rtol=1e-6)
     np.testing.assert_allclose(jax.vmap(lambda x: f(x, "sin"))(x), jnp.sin(x), rtol=1e-6)
@@ -161,26 +150,11 @@ def test_kernels_inside():
     assert counts(f) == (1, 1, 0, 1)
 
 
-class Plain:
-    def __init__(self):
-        self.w = jnp.ones(3)
-
-    @ex.jit
-    def __call__(self, x):
-        return self.w @ x
-
-
 def test_bad_input():
-    with pytest.raises(TypeError, match="holds an array in its attribute 'w'"):
-        Plain()(jnp.ones(3))
-    with pytest.raises(TypeError, match=r"argument 1 is a set, .*no\s*hash"):
+    with pytest.raises(TypeError, match=r"args\[1\].* set"):
         ex.jit(lambda x, s: x)(1.0, {1})
-    with pytest.raises(jax.errors.TracerBoolConversionError) as error:
+    with pytest.raises(jax.errors.TracerBoolConversionError):
         ex.jit(lambda x: 1 if x else 2)(1.0)
-    assert "static_argnames" in " ".join(error.value.__notes__)
-    with pytest.raises(jax.errors.TracerArrayConversionError) as error:
-        ex.jit(lambda x: np.asarray(x))(1.0)
-    assert "host = True" in " ".join(error.value.__notes__)
 
     async def later(x):
         return x
@@ -190,12 +164,18 @@ def test_bad_input():
             ex.jit(wrong)
     with pytest.raises(ValueError, match="cache_size is 0"):
         ex.JITOptions(cache_size=0)
-    with pytest.raises(ValueError, match="no argument 'y'"):
+    with pytest.raises(ValueError, match="'y'"):
         ex.jit(lambda x: x, options=ex.JITOptions(static_argnames=["y"]))
+    for field in ("static_argnames", "donate_argnames"):
+        for names in (3, [3], ("x", 1), b"x"):
+            with pytest.raises(TypeError, match=field):
+                ex.JITOptions(**{field: names})
+        for names in ("x", ["x"], ("x",), {"x"}):
+            assert getattr(ex.JITOptions(**{field: names}), field) == ("x",)
 
 
 def test_nested_programs_count_once():
-    """JAX reports the trace of an inner jitted function within its caller's too."""
+    """JAX reports the trace of an inner jitted function as part of its caller's too."""
 
     def nested(depth):
         def f(x):
@@ -208,22 +188,6 @@ def test_nested_programs_count_once():
     started = time.perf_counter()
     f(jnp.ones(3))
     assert 0.25 < f.cache_info().compile_seconds <= time.perf_counter() - started
-
-
-def test_arrays_of_callable_objects_are_refused():
-    class Scale:
-        def __init__(self):
-            self.factor = jnp.ones(2)
-
-        def scaled(self, x):
-            return x * self.factor
-
-        __call__ = scaled
-
-    scale = Scale()
-    for fn in (scale, scale.scaled, functools.partial(Scale.scaled, scale)):
-        with pytest.raises(TypeError, match="holds an array in its attribute 'factor'"):
-            ex.jit(fn)(jnp.ones(2))
 
 
 def test_a_function_that_calls_itself_ends():
@@ -251,22 +215,22 @@ def test_programs_of_donating_functions_count():
         assert (info.hits, info.misses, info.programs) == (4, 4, 2)
 
 
-def test_a_clear_while_others_compile():
-    begun, go_on = threading.Semaphore(0), threading.Event()
+def test_clearing_while_others_compile():
+    started, resume = threading.Semaphore(0), threading.Event()
 
     @ex.jit
     def f(x):
-        begun.release()
-        assert go_on.wait(60)
+        started.release()
+        assert resume.wait(60)
         return x + 1
 
     threads = [threading.Thread(target=f, args=(jnp.ones(n),)) for n in range(1, 5)]
     for thread in threads:
         thread.start()
     for _ in threads:
-        assert begun.acquire(timeout=60)
+        assert started.acquire(timeout=60)
     f.cache_clear()
-    go_on.set()
+    resume.set()
     for thread in threads:
         thread.join()
     assert counts(f) == (0, 0, 0, 0)
@@ -275,18 +239,18 @@ def test_a_clear_while_others_compile():
 
 
 def test_random_keys_enumerations_and_functions():
-    class Way(enum.Enum):
+    class Direction(enum.Enum):
         UP = 1
         DOWN = -1
 
-    f = ex.jit(lambda key, way, fn: fn(jax.random.normal(key)) * way.value)
+    f = ex.jit(lambda key, direction, fn: fn(jax.random.normal(key)) * direction.value)
     for seed in (0, 1):
         key = jax.random.key(seed)
-        for way in Way:
-            want = jnp.sin(jax.random.normal(key)) * way.value
-            np.testing.assert_allclose(f(key, way, jnp.sin), want, rtol=1e-6)
+        for direction in Direction:
+            expected = jnp.sin(jax.random.normal(key)) * direction.value
+            np.testing.assert_allclose(f(key, direction, jnp.sin), expected, rtol=1e-6)
     assert counts(f) == (2, 2, 0, 2)
-    text = ex.jit(lambda x, how: -x if how == "minus" else x)
+    text = ex.jit(lambda x, mode: -x if mode == "minus" else x)
     assert text(2.0, np.str_("minus")) == -2
 
 
@@ -297,24 +261,22 @@ def test_known_values_inside_a_trace_compile_nothing():
     assert (info.misses, info.programs, info.inlined) == (0, 0, 1)
 
 
-def test_without_jit_the_function_itself_runs():
+def test_disabled_jit_runs_the_function():
     seen = []
 
     @ex.jit
-    def f(x, how="double"):
+    def f(x, mode="double"):
         seen.append(isinstance(x, jax.core.Tracer))
-        return 2 * x if how == "double" else x
+        return 2 * x if mode == "double" else x
 
-    text = ex.jit(lambda x, s="a": (x, s))
     with jax.disable_jit():
         assert f(jnp.ones(3)).tolist() == [2, 2, 2]
         assert f(jnp.ones(3), "keep").tolist() == [1, 1, 1]
-        assert text(jnp.ones(3), "q")[1] == "q"
     assert seen == [False, False]
     assert f(jnp.ones(3)).tolist() == [2, 2, 2]
 
 
-def test_threads_that_need_one_program_compile_it_once():
+def test_threads_compile_a_program_once():
     traces, together = [], threading.Barrier(4)
 
     @ex.jit
@@ -333,23 +295,23 @@ def test_threads_that_need_one_program_compile_it_once():
     assert counts(f) == (3, 1, 0, 1)
 
 
-def test_interrupted_and_failed_compilations_leave_no_programs():
-    fails, begun, go_on = [True], threading.Event(), threading.Event()
+def test_interrupted_and_failed_compilations_cache_nothing():
+    failures, started, resume = [True], threading.Event(), threading.Event()
 
     @ex.jit
     def f(x):
-        if fails:
-            fails.clear()
-            begun.set()
-            assert go_on.wait(60)
+        if failures:
+            failures.clear()
+            started.set()
+            assert resume.wait(60)
             raise KeyboardInterrupt
         return x + 1
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(f, 1.0)
-        assert begun.wait(60)
-        second = pool.submit(f, 1.0)  # waits, and compiles it itself
-        go_on.set()
+        assert started.wait(60)
+        second = pool.submit(f, 1.0)  # waits, then compiles
+        resume.set()
         assert float(second.result()) == 2
         with pytest.raises(KeyboardInterrupt):
             first.result()
@@ -359,7 +321,7 @@ def test_interrupted_and_failed_compilations_leave_no_programs():
         ex.jit(lambda x: 1 / 0)(1.0)
 
 
-def test_what_jax_has_dropped_is_there_again():
+def test_programs_recover_from_clear_caches():
     f = ex.jit(lambda x: x + 1, options=ex.JITOptions(cache_size=2))
     f(jnp.ones(3)), f(jnp.ones(4))
     jax.clear_caches()

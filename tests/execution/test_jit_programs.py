@@ -1,4 +1,4 @@
-"""Would catch: a program that serves another signature's call, or a needless compilation."""
+"""Would catch: a program used for another signature, or an unnecessary compilation."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ def counts(fn):
     return info.hits, info.misses, info.evictions, info.programs
 
 
-def total_and_texts(*xs, **named):
+def total(*xs, **named):
     leaves = jax.tree.leaves((xs, named))
-    texts = [leaf for leaf in leaves if isinstance(leaf, str)]
-    total = sum(jnp.sum(leaf) for leaf in leaves if not isinstance(leaf, str))
-    return total, ",".join(texts)
+    return sum(100 * ord(x[0]) if isinstance(x, str) else jnp.sum(x) for x in leaves)
 
 
 X = np.arange(6, dtype=np.float32)
@@ -44,23 +42,21 @@ CALLS = [
     (([X, X],), {}, 30, ""),
     (((X, X),), {}, 30, ""),
     (({"x": X, "y": X},), {}, 30, ""),
-    (({"x": X, "how": "deep"},), {}, 15, "deep"),
+    (({"x": X, "mode": "deep"},), {}, 15, "d"),
     ((X,), {"y": X}, 30, ""),
     ((X,), {"z": X}, 30, ""),
-    ((X,), {"self": "text"}, 15, "text"),
+    ((X,), {"self": "text"}, 15, "t"),
     ((X, None), {}, 15, ""),
     ((), {}, 0, ""),
 ]
 
 
-def test_calls_of_every_form_have_programs_of_their_own():
-    f = ex.jit(total_and_texts)
-    for turn in range(2):
-        for index, (args, kwargs, total, texts) in enumerate(CALLS):
-            got, text = f(*args, **kwargs)
-            assert float(got) == total, index
-            assert text == texts, index
-            assert counts(f)[1] == (index + 1 if turn == 0 else len(CALLS))
+def test_each_signature_has_its_program():
+    f = ex.jit(total)
+    for repeat in range(2):
+        for index, (args, kwargs, expected, text) in enumerate(CALLS):
+            assert float(f(*args, **kwargs)) == expected + 100 * ord(text or "\0"), index
+            assert counts(f)[1] == (index + 1 if repeat == 0 else len(CALLS))
     assert counts(f) == (len(CALLS), len(CALLS), 0, len(CALLS))
 
 
@@ -69,7 +65,7 @@ class Setting:
     value: float
 
 
-def test_fixed_values_are_told_apart_by_types_and_bits():
+def test_static_values_are_distinguished_by_types_and_bits():
     def sign(x, s):
         value = s.value if isinstance(s, Setting) else s
         return x + (math.copysign(2, value) if isinstance(value, float) else 5)
@@ -96,8 +92,8 @@ def test_static_arguments():
     assert f(x, 2).shape == (1,)
     assert float(f(x, n=3)[0]) == 27
     assert f(jnp.int32(3), 2)[0].dtype == jnp.int32
-    assert f(jnp.int32(3), 2.0)[0].dtype == jnp.float32  # equal to 2, and of another type
-    with pytest.raises(TypeError, match="argument 1 is a list, which has no hash, and static_arg"):
+    assert f(jnp.int32(3), 2.0)[0].dtype == jnp.float32  # equal to 2, but of another type
+    with pytest.raises(TypeError, match=r"args\[1\].* list"):
         f(x, [2])
     assert float(f(x, 2)[0]) == 9
     assert counts(f) == (1, 6, 0, 6)
@@ -114,28 +110,29 @@ def test_static_arguments():
     ],
     ids=lambda x: type(x).__name__,
 )
-def test_what_is_the_same_to_jax_shares_a_program(sample, arrays):
-    f = ex.jit(lambda x, how: jax.random.normal(x) if how == "key" else x + 1)
-    how = "key" if jnp.issubdtype(jnp.result_type(sample), jax.dtypes.extended) else "add"
-    ex.precompile(f, (sample, how))
+def test_arguments_that_are_equal_to_jax_share_a_program(sample, arrays):
+    f = ex.jit(lambda x, kind: jax.random.normal(x) if kind == "key" else x + 1)
+    kind = "key" if jnp.issubdtype(jnp.result_type(sample), jax.dtypes.extended) else "add"
+    f.precompile(sample, kind)
     with performance.watch_compiles() as watch:
         for x in arrays:
-            f(x, how)
+            f(x, kind)
     assert (watch.traces, watch.compiles) == (0, 0)
     assert counts(f) == (len(arrays), 0, 0, 1)
 
 
 @pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
-def test_each_placement_has_a_program(kind):
+def test_each_sharding_has_a_program(kind):
     meshes = [
         jax.make_mesh((2,), ("i",), axis_types=(kind,), devices=jax.devices()[at : at + 2])
         for at in (0, 2)
     ]
     split = [jax.NamedSharding(mesh, jax.P("i")) for mesh in meshes]
-    places = [None, *jax.devices()[:2], *split, jax.NamedSharding(meshes[0], jax.P())]
+    shardings = [None, *jax.devices()[:2], *split, jax.NamedSharding(meshes[0], jax.P())]
     f, x = ex.jit(lambda x: x + 1), np.arange(4, dtype=np.float32)
-    ex.precompile(f, *(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s) for s in split))
-    arrays = [x if place is None else jax.device_put(x, place) for place in places]
+    for sharding in split:
+        f.precompile(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding))
+    arrays = [x if s is None else jax.device_put(x, s) for s in shardings]
     with performance.watch_compiles() as watch:
         for array in arrays:
             for _ in range(2):
@@ -165,7 +162,7 @@ def test_each_context_has_a_program():
     assert counts(g) == (4, 4, 0, 4)
     h = ex.jit(lambda x: x @ x)
     meshes = [jax.make_mesh((1,), ("i",), devices=jax.devices()[i : i + 1]) for i in (0, 1)]
-    for mesh in meshes:  # which differ in their devices only
+    for mesh in meshes:  # they differ only in their devices
         for _ in range(2):
             with jax.set_mesh(mesh):
                 assert h(np.ones(2)).devices() == set(mesh.devices.flat)
@@ -174,10 +171,10 @@ def test_each_context_has_a_program():
         ex.jit(lambda x: jnp.log(x))(-1.0)
 
 
-def test_a_watch_knows_functions_and_their_arguments():
+def test_compile_watches_name_functions_and_arguments():
     @ex.jit
-    def scaled(x, how="sum", *, factor=1.0):
-        return x.sum() * factor if how == "sum" else x * factor
+    def scaled(x, mode="sum", *, factor=1.0):
+        return x.sum() * factor if mode == "sum" else x * factor
 
     class Double(ex.Operator):
         def forward(self, *, inputs):
@@ -190,12 +187,11 @@ def test_a_watch_knows_functions_and_their_arguments():
             scaled(y, "copy", factor=y)
         scaled(jax.device_put(y, jax.devices()[1]), "copy", factor=y)
         double(X), double(y), double(y)
-    found = watch[scaled]
-    assert (found.traces, found.compiles) == (7, 7)
-    assert [(change.argument, change.kind) for (change,) in found.changes] == [
+    assert (watch[scaled].traces, watch[scaled].compiles) == (7, 7)
+    assert [(change.argument, change.kind) for (change,) in watch[scaled].changes] == [
         ("x", "shape"),
-        ("how", "structure"),
-        ("how", "static value"),
+        ("mode", "structure"),
+        ("mode", "static value"),
         ("factor", "structure"),
         ("", "context"),
         ("", "sharding"),
@@ -214,21 +210,20 @@ def test_errors_are_those_of_the_call():
     with pytest.raises(TypeError, match="missing 1 required positional argument"):
         f(x)
     assert counts(f) == (0, 1, 0, 1)
-    gone = jnp.ones((2, 2))
-    gone.delete()
+    deleted = jnp.ones((2, 2))
+    deleted.delete()
     with pytest.raises(RuntimeError, match="deleted"):
-        f(gone, gone)
+        f(deleted, deleted)
     with pytest.raises(jax.errors.TracerBoolConversionError, match="argument deep"):
         ex.jit(lambda x, deep: x if deep else -x)("text", True)
 
 
-def test_donated_arguments_and_texts_in_results():
+def test_donated_arguments():
     options = ex.JITOptions(donate_argnames=("x", "tree"))
-    f = ex.jit(lambda x, how, keep, *, tree: (x + 1, tree["a"] + keep, how + "!"), options=options)
+    f = ex.jit(lambda x, mode, keep, *, tree: (x + 1, tree["a"] + keep), options=options)
     for _ in range(3):
         x, keep, a = jnp.ones(4), jnp.ones(4), jnp.ones(4)
-        y, b, text = f(x, "text", keep, tree={"a": a})
-        assert text == "text!"
+        y, b = f(x, "text", keep, tree={"a": a})
         assert x.is_deleted()
         assert a.is_deleted()
         assert not keep.is_deleted()
@@ -239,13 +234,13 @@ def test_donated_arguments_and_texts_in_results():
 
 def test_operators_share_programs():
     class Scale(ex.Operator):
-        def __init__(self, factor, how):
-            self.factors, self.how = [jnp.float32(factor), "a text among arrays"], how
+        def __init__(self, factor, mode):
+            self.factors, self.mode = [jnp.float32(factor), "a string"], mode
 
         def forward(self, *, inputs):
             factor, text = self.factors
-            assert text == "a text among arrays"
-            return inputs * factor if self.how == "times" else inputs / factor
+            assert text == "a string"
+            return inputs * factor if self.mode == "times" else inputs / factor
 
     x = jnp.float32(6)
     cls = ex.jit(Scale)
@@ -256,31 +251,31 @@ def test_operators_share_programs():
     op = Scale(2, "times")
     one = ex.jit(op)
     assert float(one(x)) == 12
-    op.factors = [jnp.float32(5), "a text among arrays"]  # the next call uses it
+    op.factors = [jnp.float32(5), "a string"]  # the next call uses it
     assert float(one(x)) == 30
     assert counts(one) == (1, 1, 0, 1)
 
 
 class Config:
-    """Fixed in a program: no pytree, and told apart by identity."""
+    """Static: not a pytree, and compared by identity."""
 
 
-def test_what_is_fixed_goes_with_its_program():
-    f = ex.jit(lambda x, how: x + 1, options=ex.JITOptions(cache_size=2))
+def test_static_values_are_freed_with_their_program():
+    f = ex.jit(lambda x, mode: x + 1, options=ex.JITOptions(cache_size=2))
     g = ex.jit(lambda x, c: x + 1, options=ex.JITOptions(cache_size=2, static_argnames="c"))
-    kept = []
+    refs = []
     for _ in range(5):
         for jitted in (f, g):
             config = Config()
             jitted(X, config), jitted(X, config)
-            kept.append(weakref.ref(config))
+            refs.append(weakref.ref(config))
     del config
     gc.collect()
-    assert sum(ref() is not None for ref in kept) == 4
+    assert sum(ref() is not None for ref in refs) == 4
     assert f.cache_info().evictions == g.cache_info().evictions == 3
     f.cache_clear(), g.cache_clear()
     gc.collect()
-    assert [ref() for ref in kept] == [None] * 10
+    assert [ref() for ref in refs] == [None] * 10
 
 
 def test_a_dropped_function_and_its_arguments_are_freed():
@@ -291,7 +286,7 @@ def test_a_dropped_function_and_its_arguments_are_freed():
         def forward(self, *, inputs):
             return inputs + self.w
 
-    def made():
+    def make():
         def f(x, op):
             return op(x)
 
@@ -301,7 +296,7 @@ def test_a_dropped_function_and_its_arguments_are_freed():
             jax.jit(lambda x: jitted(x, op))(jnp.ones(3))
         return jitted, weakref.ref(op), weakref.ref(f), weakref.ref(jitted)
 
-    jitted, *refs = made()
+    jitted, *refs = make()
     gc.collect()
     assert refs[0]() is None
     del jitted
@@ -309,7 +304,7 @@ def test_a_dropped_function_and_its_arguments_are_freed():
     assert [ref() for ref in refs] == [None] * 3
 
 
-def test_signatures_that_say_something_else():
+def test_misleading_signatures():
     x = jnp.ones((2, 3))
 
     def inner(x):
@@ -327,13 +322,12 @@ def test_signatures_that_say_something_else():
     for fn, args, kwargs, shape in [
         (getattr, (x, "T"), {}, (3, 2)),
         (max, ([x],), {}, (2, 3)),
-        (varied, (x,), {"z": x, "a": x}, (2, 3)),
         (varied, (x,), {"function": x, "self": x, "args": x, "fn": x}, (2, 3)),
     ]:
         jitted = ex.jit(fn)
         for _ in range(2):
             assert jitted(*args, **kwargs).shape == shape
-    with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
+    with pytest.raises(TypeError, match="takes 1 positional argument"):
         ex.jit(inner)(x, "text")
     with pytest.raises(TypeError, match="unexpected keyword argument 'mode'"):
         ex.jit(inner)(x, mode="text")
@@ -350,24 +344,24 @@ def test_objects_that_are_arrays():
             return self.a
 
     f, x = ex.jit(lambda x: jnp.asarray(x) + 1), jnp.ones(2)
-    for given in (Wrapped(x), x, Wrapped(2 * x)):
-        np.testing.assert_array_equal(f(given), jnp.asarray(given) + 1)
+    for value in (Wrapped(x), x, Wrapped(2 * x)):
+        np.testing.assert_array_equal(f(value), jnp.asarray(value) + 1)
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_random_uses_against_a_list(seed):
+def test_random_calls_against_a_list(seed):
     rng = np.random.default_rng(seed)
-    f = ex.jit(lambda x, how="": x.sum() + len(how), options=ex.JITOptions(cache_size=3))
-    calls = [(np.ones(n, np.float32), how) for n in (1, 2, 3) for how in ("", "a")]
+    f = ex.jit(lambda x, text="": x.sum() + len(text), options=ex.JITOptions(cache_size=3))
+    calls = [(np.ones(n, np.float32), text) for n in (1, 2, 3) for text in ("", "a")]
     order, hits, misses, evictions = [], 0, 0, 0
     for _ in range(60):
         which, ahead = int(rng.integers(len(calls))), rng.random() < 0.1
         for _ in range(1 if ahead else int(rng.integers(1, 4))):
-            x, how = calls[which]
+            x, text = calls[which]
             if ahead:
-                ex.precompile(f, (x, how))
+                f.precompile(x, text)
             else:
-                assert float(f(x, how)) == x.size + len(how)
+                assert float(f(x, text)) == x.size + len(text)
                 hits, misses = hits + (which in order), misses + (which not in order)
             order = [other for other in order if other != which] + [which]
             evictions += len(order) > 3

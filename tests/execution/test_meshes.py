@@ -1,4 +1,4 @@
-"""Would catch: a mesh function that is not sharded, or gathers what a kernel could do in place."""
+"""Would catch: a function that is not sharded, or a kernel whose operands are gathered."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MESH = ex.DeviceMesh(shape=(2, 2))
 X = np.arange(32.0, dtype=np.float32).reshape(4, 8)
 
 
-def test_a_mesh_is_one_of_jax():
+def test_a_mesh_is_a_jax_mesh():
     four, names = jax.devices()[:4], ("i", "j")
     for shape in ((2, 2), np.array([2, 2]), (-1, 2), (2, -1)):
-        wanted = jax.sharding.Mesh(np.array(four).reshape(2, 2), names)
-        assert ex.DeviceMesh(shape, names, four) == wanted
+        expected = jax.sharding.Mesh(np.array(four).reshape(2, 2), names)
+        assert ex.DeviceMesh(shape, names, four) == expected
     for shape, size in ((np.int64(2), 2), (-1, jax.device_count())):
         assert dict(ex.DeviceMesh(shape).shape) == {"axis0": size}
 
@@ -45,7 +45,7 @@ def test_a_tree_of_specifications_and_one_for_results():
     np.testing.assert_allclose(grads, np.tile(X.sum(0), (4, 1)))
 
 
-def test_kernels_run_where_their_images_are():
+def test_kernels_run_on_the_device_of_their_images():
     crop = jk.image.Compose([jk.image.RandomCrop(4), jk.image.Normalize(0.5, 0.25)])
     images = np.random.default_rng(0).integers(0, 256, (8, 6, 6, 3), np.uint8)
     params = crop.sample(jk.random.record_keys(0, 0, np.arange(8)), (6, 6))
@@ -58,25 +58,25 @@ def test_kernels_run_where_their_images_are():
 
 def test_bad_meshes():
     for arguments, message in [
-        (((64, 2),), "needs 128 devices and there are"),
-        (((2, 2), ("a",)), "2 axes and there are 1"),
-        (((2, 0),), "sizes of at least 1"),
-        (((-1, -1),), "one -1 for the devices that the others leave"),
-        (((-1, 64),), "one -1 for the devices that the others leave"),
+        (((64, 2),), r"4 devices, got \(64, 2\)"),
+        (((2, 2), ("a",)), "2 axis_names"),
+        (((2, 0),), r"got \(2, 0\)"),
+        (((-1, -1),), r"got \(-1, -1\)"),
+        (((-1, 64),), r"got \(-1, 64\)"),
     ]:
         with pytest.raises(ValueError, match=message):
             ex.DeviceMesh(*arguments)
     for shape in ((2.0, 2), 2.5, "22", (True, 2), None):
-        with pytest.raises(TypeError, match=r"shape is .*; wanted an integer for each axis"):
+        with pytest.raises(TypeError, match="shape"):
             ex.DeviceMesh(shape)
     for entry in (2, -1, "rows", True):
-        with pytest.raises(ValueError, match="the mesh has 2 axes: 0 or 'axis0'"):
+        with pytest.raises(ValueError, match=f"axis0.*{entry!r}"):
             ex.mesh_sharded(jnp.sin, MESH, ex.PartitionSpec(entry))
     with pytest.raises(ValueError, match=r"dimension size is 3|divisible by 2"):
         ex.mesh_sharded(jnp.sin, MESH, ex.PartitionSpec(0))(X[:3])
-    with pytest.raises(ValueError, match="1 entries and there are 2 arguments"):
+    with pytest.raises(ValueError, match="1 entries for 2 arguments"):
         ex.mesh_sharded(jnp.add, MESH, (ex.PartitionSpec(),))(X, X)
-    with pytest.raises(TypeError, match="wanted a DeviceMesh"):
+    with pytest.raises(TypeError, match="got tuple"):
         ex.mesh_sharded(jnp.sin, (2, 2), ex.PartitionSpec(0))
-    with pytest.raises(TypeError, match="partition_spec has a int"):
+    with pytest.raises(TypeError, match="got int"):
         ex.mesh_sharded(jnp.sin, MESH, 0)

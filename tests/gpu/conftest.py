@@ -43,9 +43,9 @@ def on(device: Any, backend: str, fn: Any, *operands: Any) -> Any:
     return jax.tree.map(np.asarray, out)
 
 
-def assert_same(got: Any, wanted: Any, levels: int = 1, slack: float = 1.0) -> None:
+def assert_same(got: Any, expected: Any, levels: int = 1, slack: float = 1.0) -> None:
     """u8 within `levels`; floats within the tolerance of their dtype times `slack`."""
-    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         assert x.shape == y.shape
         assert x.dtype == y.dtype
         if x.size == 0:

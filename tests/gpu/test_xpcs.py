@@ -34,9 +34,9 @@ def _phases(n: int, angles: int, dtype: Any = np.float64, seed: int = 0) -> tupl
     return tuple(x.astype(dtype) for x in (A, X, contrast, offset))
 
 
-def _close(got: Any, wanted: Any, scale: Any = 1.0) -> None:
+def _close(got: Any, expected: Any, scale: Any = 1.0) -> None:
     """Within a few roundings of `scale`, which is of what was added up."""
-    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         assert x.shape == y.shape
         assert x.dtype == y.dtype
         allowed = (3e-7 if x.dtype == np.float32 else 1e-12) * np.broadcast_to(scale, y.shape)
@@ -166,17 +166,17 @@ def _compare_states(
 ) -> np.ndarray:
     tables = operands["tangents_A"].shape[1], operands["tangents_X"].shape[1]
     got = _states(device, operands, **static).copy()
-    wanted = _states(host, operands, **static).copy()
+    expected = _states(host, operands, **static).copy()
     if static.get("symmetric") == 2:  # how many are taken as mirrored depends on the tiles
         assert (got[:, -1] <= got[:, -2]).all()
-        assert ((got[:, -1] == got[:, -2]) == (wanted[:, -1] == wanted[:, -2])).all()
-        got[:, -1] = wanted[:, -1] = 0
-    _close(got, wanted, _scale(wanted, tables))
+        assert ((got[:, -1] == got[:, -2]) == (expected[:, -1] == expected[:, -2])).all()
+        got[:, -1] = expected[:, -1] = 0
+    _close(got, expected, _scale(expected, tables))
     if pure:
         reference = _states(device, operands, "jax", **static).copy()
         if static.get("symmetric") == 2:
             reference[:, -1] = 0
-        _close(got, reference, 100 * _scale(wanted, tables))
+        _close(got, reference, 100 * _scale(expected, tables))
     return got
 
 
@@ -266,8 +266,8 @@ def test_gradients_of_a_model(device: Any, host: Any) -> None:
 
     params = np.asarray(model.defaults, np.float64)
     for fn in (jax.grad(cost), lambda p: jax.jvp(cost, (p,), (p,))):
-        got, wanted = (on(d, "native", fn, params) for d in (device, host))
-        for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        got, expected = (on(d, "native", fn, params) for d in (device, host))
+        for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-9)
 
 

@@ -1,7 +1,7 @@
-"""What Compose promises beyond single transforms: dtypes, mixing, eval, sampling by record.
+"""Compose beyond single transforms: dtypes, mixing, eval, sampling by record.
 
 Would catch: a missing or doubled x / 255, labels that disagree with the pixels, randomness that
-depends on the place in a batch, an `eval` that still draws.
+depends on the position in a batch, an `eval` that draws.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NORM = im.Normalize([0.4, 0.5, 0.6], [0.2, 0.25, 0.3])
 
 
 @pytest.mark.parametrize(
-    ("images", "transforms", "dtype", "scale", "wanted"),
+    ("images", "transforms", "dtype", "scale", "expected"),
     [
         (U8, [im.CenterCrop(4)], None, True, (np.uint8, 1)),
         (U8, [im.CenterCrop(4)], np.float32, True, (np.float32, 1 / 255)),
@@ -38,10 +38,10 @@ NORM = im.Normalize([0.4, 0.5, 0.6], [0.2, 0.25, 0.3])
         (F32, [im.CenterCrop(4), im.Normalize(0, 2)], jnp.bfloat16, True, (jnp.bfloat16, 0.5)),
     ],
 )
-def test_value_space_and_dtype(run, images, transforms, dtype, scale, wanted):
+def test_value_space_and_dtype(run, images, transforms, dtype, scale, expected):
     out = run(im.Compose(transforms, dtype, scale=scale), images, ({},) * len(transforms))
-    assert out.dtype == wanted[0]
-    middle = images[:, 3:7, 4:8].astype(np.float64) * wanted[1]
+    assert out.dtype == expected[0]
+    middle = images[:, 3:7, 4:8].astype(np.float64) * expected[1]
     assert_close(out, middle)
 
 
@@ -78,8 +78,8 @@ def test_mixing_equals_oracle(run, name):
     aug = im.Compose(MIXES[name], dtype=np.float32, layout=layout)
     params = aug.sample(jax.random.split(jax.random.key(1), 4), (10, 12))
     out, soft = run(aug, U8, params, LABELS)
-    wanted, wanted_soft = reference(aug, U8, params, np.float32, LABELS)
-    assert_close(out, wanted)
+    expected, wanted_soft = reference(aug, U8, params, np.float32, LABELS)
+    assert_close(out, expected)
     np.testing.assert_allclose(soft, wanted_soft, atol=1e-6)
     np.testing.assert_allclose(np.asarray(soft).sum(axis=1), 1, atol=1e-6)
 
@@ -100,7 +100,7 @@ def test_a_tie_between_bfloat16_numbers_goes_to_the_even_one(run):
 
 
 def test_cutmix_labels_follow_clipped_box(run):
-    """A box that leaves the image counts only with what is inside, whatever `lam` says."""
+    """Only the part of a box inside the image counts, whatever `lam` is."""
     aug = im.Compose([im.CutMix()])
     box = {"top": 8, "left": -3, "height": 6, "width": 7}
     out, soft = run(aug, F32, ({"lam": 0.9, **box},), LABELS)
@@ -134,8 +134,8 @@ def test_eval_is_deterministic(run):
     assert [type(t).__name__ for t in chain.transforms] == ["Resize", "CenterCrop", "Normalize"]
     assert chain.transforms[0].size == 8
     assert (chain.output_size, chain.dtype, chain.layout) == ((7, 7), np.float32, "NCHW")
-    wanted = reference(chain, U8, ({},) * 3, np.float32)
-    assert_close(run(chain, U8, ({},) * 3), wanted)
+    expected = reference(chain, U8, ({},) * 3, np.float32)
+    assert_close(run(chain, U8, ({},) * 3), expected)
     first, second = (jax.jit(chain)(jax.random.key(k), U8) for k in range(2))
     np.testing.assert_array_equal(first, second)
     only = im.Compose([FLIP]).eval()
@@ -161,12 +161,12 @@ def test_call_splits_one_key_and_takes_many():
     call = jax.jit(aug)
     key = jax.random.key(2)
     keys = jax.random.split(key, 4)
-    wanted = aug.apply(U8, aug.sample(keys, (10, 12)))
-    np.testing.assert_array_equal(call(key, U8), wanted)
-    np.testing.assert_array_equal(call(keys, U8), wanted)
+    expected = aug.apply(U8, aug.sample(keys, (10, 12)))
+    np.testing.assert_array_equal(call(key, U8), expected)
+    np.testing.assert_array_equal(call(keys, U8), expected)
     old = jax.random.PRNGKey(2)
-    np.testing.assert_array_equal(call(old, U8), wanted)
-    np.testing.assert_array_equal(call(jax.random.split(old, 4), U8), wanted)
+    np.testing.assert_array_equal(call(old, U8), expected)
+    np.testing.assert_array_equal(call(jax.random.split(old, 4), U8), expected)
 
 
 def test_sampling_depends_on_the_record_only():
@@ -174,14 +174,14 @@ def test_sampling_depends_on_the_record_only():
     aug = im.Compose([im.RandomResizedCrop(5), FLIP, im.RandomErasing()])
     sample = jax.jit(lambda keys: aug.sample(keys, (10, 12)))
     ids = np.arange(12)
-    whole = sample(jr.record_keys(0, 3, ids))
+    complete = sample(jr.record_keys(0, 3, ids))
     order = np.random.default_rng(0).permutation(12)
     for part in np.split(order, 3):
-        drawn = sample(jr.record_keys(0, 3, ids[part]))
-        same = jax.tree.map(lambda a, b, p=part: np.array_equal(a[p], b), whole, drawn)
+        draws = sample(jr.record_keys(0, 3, ids[part]))
+        same = jax.tree.map(lambda a, b, p=part: np.array_equal(a[p], b), complete, draws)
         assert all(jax.tree.leaves(same))
     other = sample(jr.record_keys(0, 4, ids))
-    assert not np.array_equal(other[0]["top"], whole[0]["top"])
+    assert not np.array_equal(other[0]["top"], complete[0]["top"])
 
 
 def test_position_in_the_chain_changes_the_draw():
@@ -196,12 +196,12 @@ def test_record_keys(traced):
         return np.asarray(jax.random.key_data(keys))
 
     ids = np.asarray([0, 1, 2**31 - 1])
-    wanted = data(jr.record_keys(5, 1, ids))
+    expected = data(jr.record_keys(5, 1, ids))
     if traced:
         keys = jax.jit(jr.record_keys)(jnp.int32(5), jnp.int32(1), jnp.asarray(ids, jnp.int32))
     else:
         keys = jr.record_keys(5, 1, ids[::-1])[::-1]
-    np.testing.assert_array_equal(data(keys), wanted)
+    np.testing.assert_array_equal(data(keys), expected)
 
 
 def test_record_keys_use_all_64_bits():

@@ -1,7 +1,7 @@
-"""Would catch: integers that wrap around on their way to the kernels' int32.
+"""Would catch: integers that wrap around when they are converted to the kernels' int32.
 
-A crop from row 2**32 + 3 that acts as row 3, an offset of 2**33 that reads image 0 again, sizes of
-ragged chains whose products leave int32, sizes that no kernel takes.
+Examples are a crop from row 2**32 + 3 that acts as row 3, an offset of 2**33 that reads image 0
+again, sizes of ragged chains whose products exceed int32, and sizes that no kernel supports.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ def cropped(top):
     ids=repr,
 )
 def test_a_host_integer_beyond_int32_is_an_error(top):
-    with pytest.raises(ValueError, match=r"'top'\].* is .*int32 does not hold; wanted -2147483648"):
+    with pytest.raises(ValueError, match=r"'top'\].* is .*int32.* -2147483648"):
         cropped(top)
 
 
 @pytest.mark.parametrize("top", [True, 3.0, np.array([3.0, 2.0]), [True, False], [2**70, 0]])
-def test_what_is_no_integer_is_an_error(top):
-    with pytest.raises(TypeError, match=r"'top'\] has dtype .*; wanted int values"):
+def test_a_value_that_is_not_an_integer_is_an_error(top):
+    with pytest.raises(TypeError, match=r"'top'\]: .* int "):
         cropped(top)
 
 
 def test_every_integer_type_gives_the_same():
-    wanted = np.stack([IMAGES[0, 3:7, :4], IMAGES[1, 2:6, :4]])
+    expected = np.stack([IMAGES[0, 3:7, :4], IMAGES[1, 2:6, :4]])
     for dtype in (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64):
-        np.testing.assert_array_equal(cropped(np.array([3, 2], dtype)), wanted)
-    np.testing.assert_array_equal(cropped([3, 2]), wanted)
-    np.testing.assert_array_equal(cropped(jnp.array([3, 2], jnp.uint32)), wanted)
+        np.testing.assert_array_equal(cropped(np.array([3, 2], dtype)), expected)
+    np.testing.assert_array_equal(cropped([3, 2]), expected)
+    np.testing.assert_array_equal(cropped(jnp.array([3, 2], jnp.uint32)), expected)
 
 
-def test_device_integers_stop_at_the_end_instead_of_wrapping():
-    # On a device they cannot be looked at; the kernel then finds the crop outside.
+def test_device_integers_saturate_instead_of_wrapping():
+    # Python does not read values on a device. The kernel rejects the crop, which is outside.
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="geometry"):
         cropped(jnp.array([3, 2**32 - 1], jnp.uint32)).block_until_ready()
     with jax.enable_x64(True), pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="geo"):
@@ -75,25 +75,25 @@ RESIZED = im.Compose([im.Resize((5, 5))])
 
 
 @pytest.mark.parametrize("field", ["offset", "height", "width"])
-def test_ragged_places_and_sizes(field):
+def test_ragged_offsets_and_sizes(field):
     good = getattr(ragged(), field)
-    wanted = RESIZED.apply(ragged())
+    expected = RESIZED.apply(ragged())
     for same in (good.astype(np.int64), good.astype(np.uint32), good.tolist(), jnp.asarray(good)):
-        np.testing.assert_array_equal(RESIZED.apply(ragged(**{field: same})), wanted)
+        np.testing.assert_array_equal(RESIZED.apply(ragged(**{field: same})), expected)
     for far in (np.array([0, 2**33]), [0, 2**33], np.array([0, 2**33], np.uint64)):
         with pytest.raises(ValueError, match=rf"images.{field}\[1\] is 8589934592"):
             RESIZED.apply(ragged(**{field: far}))
-    with pytest.raises(TypeError, match=rf"images.{field} has dtype float64; wanted integers"):
+    with pytest.raises(TypeError, match=rf"images.{field}: .* float64"):
         RESIZED.apply(ragged(**{field: good.astype(np.float64)}))
 
 
-def test_sizes_to_draw_for():
+def test_sizes_passed_to_sample():
     keys = jax.random.split(jax.random.key(0), 2)
     with pytest.raises(ValueError, match=r"height\[1\] is 4294967305"):
         CROP.sample(keys, (np.array([9, 2**32 + 9]), np.array([11, 11])))
     with pytest.raises(ValueError, match=r"images.width\[0\] is 4294967307"):
         CROP.sample(keys, ragged(width=np.array([2**32 + 11, 11])))
-    with pytest.raises(ValueError, match="width=4294967296; wanted 1 to"):
+    with pytest.raises(ValueError, match=r"width: .* 4294967296"):
         CROP.sample(keys, (9, 2**32))
 
 
@@ -134,13 +134,13 @@ def test_records_and_points():
     ],
 )
 @pytest.mark.parametrize("size", [2**24 + 1, 2**31, 2**70])
-def test_sizes_that_nothing_takes_are_refused_when_given(make, size):
-    with pytest.raises(ValueError, match=r"is above 2\*\*24 pixels; wanted"):
+def test_sizes_above_the_limit_are_errors_in_constructors(make, size):
+    with pytest.raises(ValueError, match=r"2\*\*24"):
         make(size)
 
 
-def test_outputs_that_nothing_takes_are_refused():
-    with pytest.raises(ValueError, match="makes images of 16777216 x 256 pixels"):
+def test_outputs_above_the_limit_are_errors():
+    with pytest.raises(ValueError, match="16777216 x 256"):
         jax.eval_shape(im.Compose([im.Resize((2**24, 2**8))]).apply, IMAGES)
 
 
@@ -149,15 +149,15 @@ def test_scaled_is_exact_beyond_int32():
     exponents = rng.uniform(0, 24, (3, 20_000))
     a, b, c = (np.minimum(2**e, 2**24).astype(np.int32) for e in exponents)
     a[:50] = c[50:100] = 2**24
-    wanted = np.minimum(a.astype(object) * b.astype(object) // c.astype(object), 2**31 - 1)
-    np.testing.assert_array_equal(scaled(a, b, c), wanted.astype(np.int64))
-    np.testing.assert_array_equal(jax.jit(scaled)(a, b, c), wanted.astype(np.int64))
+    expected = np.minimum(a.astype(object) * b.astype(object) // c.astype(object), 2**31 - 1)
+    np.testing.assert_array_equal(scaled(a, b, c), expected.astype(np.int64))
+    np.testing.assert_array_equal(jax.jit(scaled)(a, b, c), expected.astype(np.int64))
     assert scaled(70_000, 70_000, 1_000) == 4_900_000
 
 
 @pytest.mark.parametrize("max_size", [None, 16_000_000])
 def test_a_ragged_image_grows_beyond_int32(run, max_size):
-    """31000 * 70000 leaves int32, on the way to 31000 x 15500000 pixels."""
+    """31000 * 70000 exceeds int32 during a resize to 31000 x 15500000 pixels."""
     shape, side = (140, 70_000), 31_000
     image = np.arange(140 * 70_000, dtype=np.uint32).astype(np.uint8).reshape(*shape, 1)
     batch = im.Ragged.from_list([image, image[:, :150]])
@@ -171,8 +171,8 @@ def test_a_ragged_image_grows_beyond_int32(run, max_size):
     np.testing.assert_array_equal(out[0], image[np.ix_(*at)])
 
 
-def test_boxes_up_to_int32s_end(run):
-    """Erasing "down to the end" by an enormous height; a pad and a flip move the box."""
+def test_boxes_up_to_the_largest_int32(run):
+    """A very large height erases down to the last row; a pad and a flip move the box."""
     images = np.full((1, 6, 6, 1), 7, np.uint8)
     end = 2**31 - 1
     aug = im.Compose(
@@ -183,9 +183,9 @@ def test_boxes_up_to_int32s_end(run):
     both = np.concatenate([images, images + 1])
     labels = np.eye(2, dtype=np.float32)
     out, soft = run(aug, both, ({**box, "erase": True}, {}, {"flip": True}, cut), labels)
-    wanted = np.zeros((2, 8, 8), int)
-    wanted[0, 1:7, 1:7], wanted[1, 1:7, 1:7] = 7, 8
-    wanted[:, 1:3, 1] = 1  # column 0, rows 4 to 5 of 6, upside down
-    wanted[:, 6:, 2:] = wanted[::-1, 6:, 2:].copy()
-    np.testing.assert_array_equal(out[..., 0], wanted)
+    expected = np.zeros((2, 8, 8), int)
+    expected[0, 1:7, 1:7], expected[1, 1:7, 1:7] = 7, 8
+    expected[:, 1:3, 1] = 1  # column 0, rows 4 to 5 of 6, upside down
+    expected[:, 6:, 2:] = expected[::-1, 6:, 2:].copy()
+    np.testing.assert_array_equal(out[..., 0], expected)
     np.testing.assert_allclose(soft[0], [1 - 12 / 64, 12 / 64], rtol=1e-6)

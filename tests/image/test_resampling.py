@@ -1,7 +1,7 @@
-"""Resampling at its edges, against Pillow and float64.
+"""Resampling at the edges of images and number ranges, against Pillow and float64.
 
-Would catch: taps that leave the crop, half-pixel or rounding slips, tap weights that lose precision
-on long images, sizes that no vector width divides, sums that overflow 32 bits.
+Would catch: taps that leave the crop, errors of half a pixel, weights that lose precision on long
+images, sizes that are not multiples of a vector width, sums that overflow 32 bits.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ def test_antialias_equals_pillow(run, size):
     aug = im.Compose([im.RandomResizedCrop(size)], dtype=np.float32, scale=False)
     out = np.asarray(run(aug, images, crop_params(boxes)))
     for name, (top, left, height, width), got in zip(names, boxes, out, strict=True):
-        wanted = pillow_resize(PHOTO[0, top : top + height, left : left + width], size)
-        np.testing.assert_allclose(got, wanted, atol=2e-4 * 255, err_msg=name)
+        expected = pillow_resize(PHOTO[0, top : top + height, left : left + width], size)
+        np.testing.assert_allclose(got, expected, atol=2e-4 * 255, err_msg=name)
 
 
 def test_u8_antialias_within_one_level_of_pillow(run):
-    """Pillow rounds to u8 after each of its two passes, so that single levels differ."""
+    """Pillow rounds to uint8 after each of its two passes, so that single levels differ."""
     aug = im.Compose([im.RandomResizedCrop((24, 37))])
     out = np.asarray(run(aug, PHOTO, crop_params([BOXES["inner"]])))[0]
     top, left, height, width = BOXES["inner"]
     part = Image.fromarray(PHOTO[0, top : top + height, left : left + width])
-    wanted = np.asarray(part.resize((37, 24), Image.Resampling.BILINEAR))
-    assert np.abs(out.astype(int) - wanted).max() <= 1
+    expected = np.asarray(part.resize((37, 24), Image.Resampling.BILINEAR))
+    assert np.abs(out.astype(int) - expected).max() <= 1
 
 
 @pytest.mark.parametrize(
@@ -112,12 +112,14 @@ def test_positions_beyond_32_bits(run, interpolation):
     index = 1000 + np.arange(38001)  # the odd pixel: round(1999 / 2) is 1000
     position = (2 * index + 1) * 70001 / 80000
     if interpolation == "nearest":
-        wanted = line[position.astype(int)]
+        expected = line[position.astype(int)]
     else:
-        whole = np.floor(position - 0.5).astype(int)
-        fraction = position - 0.5 - whole
-        wanted = line[whole] * (1 - fraction) + line[np.minimum(whole + 1, 70000)] * fraction
-    np.testing.assert_allclose(out.reshape(-1), wanted, atol=2e-4)
+        complete = np.floor(position - 0.5).astype(int)
+        fraction = position - 0.5 - complete
+        expected = (
+            line[complete] * (1 - fraction) + line[np.minimum(complete + 1, 70000)] * fraction
+        )
+    np.testing.assert_allclose(out.reshape(-1), expected, atol=2e-4)
 
 
 def test_same_size_resize_is_exact(run):
@@ -126,7 +128,7 @@ def test_same_size_resize_is_exact(run):
 
 
 def test_lookups_are_exact(run):
-    """Crops, flips, pads and nearest copy u8 values: no value may change."""
+    """Crops, flips, pads and nearest resizes copy uint8 values without changes."""
     aug = im.Compose(
         [
             im.CenterCrop(40),
@@ -139,8 +141,8 @@ def test_lookups_are_exact(run):
     out = run(aug, PHOTO, ({}, {"flip": True}, {}, {}, {}))
     top, left = round((61 - 40) / 2), round((83 - 40) / 2)
     middle = PHOTO[:, top : top + 40, left : left + 40][:, :, ::-1]
-    wanted = np.pad(middle, ((0, 0), (2, 4), (1, 3), (0, 0)), constant_values=7)
-    np.testing.assert_array_equal(out, wanted)
+    expected = np.pad(middle, ((0, 0), (2, 4), (1, 3), (0, 0)), constant_values=7)
+    np.testing.assert_array_equal(out, expected)
 
 
 def test_empty_batch_and_single(run):

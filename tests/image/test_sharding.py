@@ -1,7 +1,7 @@
 """Would catch: a chain that gathers a sharded batch, or mixes wrongly across shards.
 
-Also transforms that one kind of mesh refuses: slices of a sharded axis, tables read by sharded
-numbers and vmap over operands that are sharded differently are errors on an Explicit one.
+Includes transforms that an Explicit mesh would reject: slices of a sharded axis, tables indexed by
+sharded numbers, and vmap over operands with different shardings.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def sharded(kind, *values):
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_a_sharded_batch_stays_where_it_is(kind):
     params = crops(KEYS)
-    wanted = CROPS.apply(IMAGES, params)
+    expected = CROPS.apply(IMAGES, params)
     mesh, (images, params) = sharded(kind, IMAGES, params)
     with jax.set_mesh(mesh):
         apply = jax.jit(CROPS.apply)
@@ -47,19 +47,19 @@ def test_a_sharded_batch_stays_where_it_is(kind):
         assert collective not in text
     assert "jaxkern.image_chain" in text
     assert out.sharding.shard_shape(out.shape)[0] == 2
-    np.testing.assert_array_equal(out, wanted)
+    np.testing.assert_array_equal(out, expected)
 
 
 def test_several_draws_of_a_sharded_batch_leave_it_where_it_is():
     several = crops(jk.random.record_keys(0, 0, np.arange(24)))
     several = jax.tree.map(lambda x: jnp.reshape(x, (3, 8, *x.shape[1:])), several)
     draws = jax.vmap(CROPS.apply, in_axes=(None, 0))
-    wanted = draws(IMAGES, several)
+    expected = draws(IMAGES, several)
     _, (images,) = sharded(AxisType.Auto, IMAGES)
     text = jax.jit(draws).lower(images, several).compile().as_text()
     assert "jaxkern.image_chain" in text
     assert "all-gather" not in text
-    np.testing.assert_array_equal(jax.jit(draws)(images, several), wanted)
+    np.testing.assert_array_equal(jax.jit(draws)(images, several), expected)
 
 
 LABELS = np.eye(8, dtype=np.float32)
@@ -85,7 +85,7 @@ RAGGED = im.Ragged.from_list([x[: 20 - i % 3] for i, x in enumerate(IMAGES)])
 def every_transform(keys, images, labels, ragged):
     return (
         RESIZED(keys, images, labels),
-        CROPPED(keys, IMAGES, labels),  # images that every device has
+        CROPPED(keys, IMAGES, labels),  # images replicated on every device
         FLIPPED(keys, images, labels),
         OF_RAGGED(keys, ragged, labels),
     )
@@ -96,8 +96,8 @@ def unsharded():
     return jax.jit(every_transform)(KEYS, IMAGES, LABELS, RAGGED)
 
 
-def assert_same(got, wanted):
-    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, atol=1e-5), got, wanted)
+def assert_same(got, expected):
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, atol=1e-5), got, expected)
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
@@ -114,23 +114,23 @@ def test_every_transform_on_a_mesh(kind, unsharded):
 
 def test_a_ragged_batch_of_the_host_on_an_explicit_mesh():
     aug = im.Compose([im.Resize(12), im.RandomCrop(8)])
-    wanted = jax.jit(aug)(KEYS, RAGGED)
+    expected = jax.jit(aug)(KEYS, RAGGED)
     mesh, (keys,) = sharded(AxisType.Explicit, KEYS)
     with jax.set_mesh(mesh):
-        np.testing.assert_array_equal(jax.jit(aug)(keys, RAGGED), wanted)
+        np.testing.assert_array_equal(jax.jit(aug)(keys, RAGGED), expected)
 
 
 @pytest.mark.slow
 def test_clips_and_their_targets_on_an_explicit_mesh():
-    """Frames share the draw of their clip, and the corners of boxes are points along one axis."""
+    """Frames share the draw of their clip, and corners of boxes are points along one axis."""
     aug = jax.jit(im.Compose([im.RandomHorizontalFlip(), im.RandomCrop(16)]))
     clips = np.stack([IMAGES, IMAGES[:, ::-1]], axis=1)
     boxes = np.float32([[[3, 4, 12, 15], [0, 2, 24, 20]]] * 2)
     fields = {"image": clips, "mask": clips.astype(np.int32), "boxes": np.stack([boxes] * 8)}
     fields["keypoints"] = fields["boxes"][..., :2]
-    wanted = aug(KEYS, fields)
+    expected = aug(KEYS, fields)
     mesh, (keys, fields) = sharded(AxisType.Explicit, KEYS, fields)
     with jax.set_mesh(mesh):
         got = aug(keys, fields)
-        assert_same(got, wanted)
+        assert_same(got, expected)
         assert all(jax.typeof(x).sharding.spec[0] == "batch" for x in jax.tree.leaves(got))

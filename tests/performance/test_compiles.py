@@ -1,4 +1,4 @@
-"""Would catch: a wrong count of traces or compilations, a wrong culprit, a listener left behind."""
+"""Would catch a wrong count of traces or compilations, a wrong cause, and a remaining listener."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def kinds(record):
 
 
 @pytest.fixture
-def installed():
-    """What JAX and logging hold, to compare after a watch."""
+def unchanged():
+    """Check that the state of JAX and logging is the same after a test."""
 
     def now():
         loggers = [logging.getLogger(name) for name in compat.COMPILE_LOGGERS]
@@ -39,7 +39,7 @@ def installed():
     assert now() == before
 
 
-def test_each_kind_of_change_names_its_argument(installed):
+def test_each_kind_of_change_names_its_argument(unchanged):
     @functools.partial(jax.jit, static_argnames=("mode", "steps"))
     def step(params, x, *, mode="a", steps=1):
         return params["w"] * x * steps
@@ -58,9 +58,9 @@ def test_each_kind_of_change_names_its_argument(installed):
     with performance.watch_compiles() as watch:
         for call in calls:
             call()
-    found = watch[step]
-    assert (found.traces, found.compiles) == (7, 7)
-    assert kinds(found) == [
+    record = watch[step]
+    assert (record.traces, record.compiles) == (7, 7)
+    assert kinds(record) == [
         [("x", "shape")],
         [("x", "dtype")],
         [("params['w']", "weak type")],
@@ -68,11 +68,11 @@ def test_each_kind_of_change_names_its_argument(installed):
         [("mode", "static value")],
         [("params['v']", "structure")],
     ]
-    change = found.changes[4][0]
+    change = record.changes[4][0]
     assert (change.before, change.now) == ("'b'", "'c'")
     assert "x: shape (4,) -> (5,)" in str(watch)
-    assert found.compile_seconds > 0
-    assert found.trace_seconds > 0
+    assert record.compile_seconds > 0
+    assert record.trace_seconds > 0
 
 
 def test_positional_static_values_and_varargs():
@@ -88,7 +88,7 @@ def test_positional_static_values_and_varargs():
     assert kinds(watch[scale]) == [[("factor", "static value")], [("more[0]", "shape")]]
 
 
-def test_what_was_compiled_before_the_watch_is_what_changed():
+def test_changes_since_a_compilation_before_the_watch():
     double = jax.jit(lambda x: 2 * x)
     double(jnp.ones(3))
     with performance.watch_compiles() as watch:
@@ -98,17 +98,17 @@ def test_what_was_compiled_before_the_watch_is_what_changed():
     assert kinds(watch[double]) == [[("x", "shape")]]
 
 
-def test_a_function_made_anew_at_each_call():
+def test_function_defined_in_each_call():
     x = jnp.ones(3)
     with performance.watch_compiles() as watch:
         for _ in range(3):
             jax.jit(lambda y: y + 1)(x)
-    (found,) = [f for f in watch.functions if f.name == "<lambda>"]
-    assert (found.traces, found.compiles) == (3, 3)
-    assert kinds(found) == [[("", "function")]] * 2
+    (record,) = [f for f in watch.functions if f.name == "<lambda>"]
+    assert (record.traces, record.compiles) == (3, 3)
+    assert kinds(record) == [[("", "function")]] * 2
 
 
-def test_a_context_is_not_an_argument():
+def test_context_is_not_an_argument():
     double = jax.jit(lambda x: x @ x)
     x = jnp.ones((3, 3))
     with performance.watch_compiles() as watch:
@@ -118,7 +118,7 @@ def test_a_context_is_not_an_argument():
     assert kinds(watch[double]) == [[("", "context")]]
 
 
-def test_a_placement_compiles_again():
+def test_change_of_placement():
     double = jax.jit(lambda x: 2 * x)
     x = jnp.ones(4)
     with performance.watch_compiles() as watch:
@@ -128,7 +128,7 @@ def test_a_placement_compiles_again():
     assert watch[double].changes[-1][0].kind == "sharding"
 
 
-def test_inner_functions_are_traced_and_not_compiled():
+def test_inner_functions_are_traced_but_not_compiled():
     inner = jax.jit(lambda x: x + 1)
 
     @jax.jit
@@ -141,7 +141,7 @@ def test_inner_functions_are_traced_and_not_compiled():
     assert (watch[outer].traces, watch[outer].compiles) == (1, 1)
 
 
-def test_a_failed_trace_does_not_confuse_the_next():
+def test_failed_trace_does_not_affect_the_next():
     @jax.jit
     def picky(x):
         if x.shape[0] == 3:
@@ -157,7 +157,7 @@ def test_a_failed_trace_does_not_confuse_the_next():
     assert str(watch[picky].changes[-1][0]) == "x: shape (4,) -> (5,)"
 
 
-def test_nested_watches_see_what_is_inside_them(installed):
+def test_nested_watches(unchanged):
     double = jax.jit(lambda x: 2 * x)
     sizes = [jnp.ones(n) for n in (1, 2, 3)]
     with performance.watch_compiles() as outer:
@@ -169,14 +169,14 @@ def test_nested_watches_see_what_is_inside_them(installed):
     assert (outer[double].compiles, inner[double].compiles) == (3, 1)
 
 
-def test_threads_do_not_mix_up_functions(installed):
+def test_functions_in_threads(unchanged):
     functions = []
-    for place in range(4):
+    for index in range(4):
 
-        def fn(x, place=place):
-            return x * place
+        def fn(x, index=index):
+            return x * index
 
-        fn.__name__ = fn.__qualname__ = f"fn{place}"
+        fn.__name__ = fn.__qualname__ = f"fn{index}"
         functions.append(jax.jit(fn))
     arrays = [jnp.ones(n) for n in range(2, 7)]
     with performance.watch_compiles() as watch:
@@ -188,19 +188,19 @@ def test_threads_do_not_mix_up_functions(installed):
             thread.start()
         for thread in threads:
             thread.join()
-    for place in range(4):
-        found = watch[f"fn{place}"]
-        assert (found.traces, found.compiles) == (5, 5)
-        assert kinds(found) == [[("x", "shape")]] * 4
+    for index in range(4):
+        record = watch[f"fn{index}"]
+        assert (record.traces, record.compiles) == (5, 5)
+        assert kinds(record) == [[("x", "shape")]] * 4
 
 
-def test_nothing_is_printed_and_nothing_is_left(installed, caplog):
+def test_nothing_is_logged(unchanged, caplog):
     with performance.watch_compiles():
         jax.jit(lambda x: x - 1)(jnp.ones(3))
     assert not caplog.records
 
 
-def test_the_persistent_cache_is_silent_too(tmp_path):
+def test_persistent_cache_is_silent(tmp_path):
     code = (
         "import sys, jax, jax.numpy as jnp; from jaxkern import performance\n"
         "performance.enable_persistent_cache(sys.argv[1])\n"
@@ -208,21 +208,21 @@ def test_the_persistent_cache_is_silent_too(tmp_path):
         "    jax.jit(lambda x: x + 1)(jnp.ones(3))\n"
         "print(watch.compiles)"
     )
-    # XLA's own lines aside: it has some for the features of a processor that it does not know.
+    # Without XLA's own messages about unknown features of the processor.
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     for _ in ("misses", "hits"):
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-P", "-c", code, str(tmp_path)],
             check=True,
             env=environment,
             capture_output=True,
             text=True,
         )
-        assert int(done.stdout) >= 1
-        assert done.stderr == ""
+        assert int(process.stdout) >= 1
+        assert process.stderr == ""
 
 
-def test_jax_logs_what_its_user_wanted(installed):
+def test_requested_logs_remain(unchanged):
     records = []
     handler = logging.Handler()
     handler.emit = records.append
@@ -237,7 +237,7 @@ def test_jax_logs_what_its_user_wanted(installed):
     assert not any("CACHE MISS" in text for text in texts)
 
 
-def test_a_watch_does_not_recompile_what_is_compiled():
+def test_watch_does_not_recompile():
     double = jax.jit(lambda x: 2 * x)
     x = jnp.ones(3)
     double(x)
@@ -248,7 +248,7 @@ def test_a_watch_does_not_recompile_what_is_compiled():
     assert double._cache_size() == 1
 
 
-def test_partials_and_callable_objects_are_found():
+def test_partials_and_callable_objects():
     class Scale:
         def __call__(self, x):
             return 3 * x
@@ -267,7 +267,7 @@ def test_partials_and_callable_objects_are_found():
     assert watch.traces == 4
 
 
-def test_a_disabled_log_leaves_the_counts():
+def test_counts_with_a_disabled_log():
     double = jax.jit(lambda x: 2 * x)
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""Would catch: a memory report that is not what the process takes, or a wrong collective."""
+"""Would catch a report that differs from the memory of the process, and a wrong collective."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxkern import performance
 from jaxkern.performance.hlo import HloModule, shape_bytes
 
-# Runs one program once and tells by how much the peak of the resident memory rose meanwhile.
+# Runs one program once and prints the growth of the peak resident memory meanwhile.
 MEASURED = """
 import sys, jax, jax.numpy as jnp
 from jaxkern import performance
@@ -31,7 +31,7 @@ def fn(x):
 x = jax.block_until_ready(jnp.full((2048, 4096), 2.0))
 report = performance.memory_report(fn, jax.ShapeDtypeStruct(x.shape, x.dtype))
 compiled = jax.jit(fn).lower(x).compile()
-open("/proc/self/clear_refs", "w").write("5")  # the peak starts anew
+open("/proc/self/clear_refs", "w").write("5")  # resets the peak
 before = status("RssAnon")
 jax.block_until_ready(compiled(x))
 print(status("VmHWM") - status("VmRSS") + status("RssAnon") - before,
@@ -39,18 +39,18 @@ print(status("VmHWM") - status("VmRSS") + status("RssAnon") - before,
 """
 
 
-def test_the_report_is_what_the_operating_system_says():
-    done = subprocess.run(
+def test_report_equals_the_figures_of_the_operating_system():
+    process = subprocess.run(
         [sys.executable, "-c", MEASURED], capture_output=True, text=True, timeout=300
     )
-    assert done.returncode == 0, done.stderr
-    measured, planned, arguments, given = map(int, done.stdout.split())
-    assert arguments == given == 32 << 20
+    assert process.returncode == 0, process.stderr
+    measured, planned, arguments, array = map(int, process.stdout.split())
+    assert arguments == array == 32 << 20
     assert planned > 63 << 20
     assert measured == pytest.approx(planned, rel=0.1)
 
 
-def test_figures_that_are_known_by_hand():
+def test_known_figures():
     x = jnp.ones((256, 1024), jnp.float32)
     report = performance.memory_report(lambda x: (x + 1, x.sum()), x)
     assert report.argument_bytes == x.nbytes
@@ -76,16 +76,16 @@ def sharded(mesh, x, *spec):
 
 def test_collectives_have_bytes_and_times(mesh):
     x = sharded(mesh, np.ones((64, 256), np.float32), "d", None)
-    whole = NamedSharding(mesh, PartitionSpec())
+    replicated = NamedSharding(mesh, PartitionSpec())
 
     def fn(x):
-        return jax.lax.with_sharding_constraint(x * 2, whole), x.sum()
+        return jax.lax.with_sharding_constraint(x * 2, replicated), x.sum()
 
     report = performance.memory_report(fn, x)
-    found = {c.kind: c for c in report.collectives}
-    assert set(found) == {"all-gather", "all-reduce"}
-    assert found["all-gather"].bytes == x.nbytes
-    assert found["all-reduce"].bytes == 4
+    by_kind = {c.kind: c for c in report.collectives}
+    assert set(by_kind) == {"all-gather", "all-reduce"}
+    assert by_kind["all-gather"].bytes == x.nbytes
+    assert by_kind["all-reduce"].bytes == 4
     for c in report.collectives:
         assert c.count == 1
         assert 0 < c.seconds < 10
@@ -95,15 +95,15 @@ def test_collectives_have_bytes_and_times(mesh):
     assert all(c.seconds is None for c in untimed.collectives)
 
 
-def test_while_another_profile_runs_nothing_is_timed(mesh, tmp_path):
+def test_nothing_is_timed_during_another_profile(mesh, tmp_path):
     x = sharded(mesh, np.ones((64, 256), np.float32), "d", None)
     with jax.profiler.trace(tmp_path):
         report = performance.memory_report(jnp.sum, x)
         audit = performance.audit(jnp.sum, x, time_collectives=True)
-    for found in (report, audit):
-        assert found.collectives
-        assert all(c.seconds is None for c in found.collectives)
-        assert "note: the collectives are not timed: another profile" in str(found)
+    for result in (report, audit):
+        assert result.collectives
+        assert all(c.seconds is None for c in result.collectives)
+        assert "another profile" in str(result)
     assert performance.memory_report(jnp.sum, x).notes == ()
 
 
@@ -115,24 +115,24 @@ def test_collectives_in_a_loop_are_counted(mesh):
     spec = PartitionSpec("d")
     fn = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     report = performance.memory_report(fn, sharded(mesh, np.ones(64, np.float32), "d"))
-    (found,) = report.collectives
-    assert (found.kind, found.bytes, found.count) == ("all-reduce", 64, 7)
-    assert found.seconds > 0
+    (collective,) = report.collectives
+    assert (collective.kind, collective.bytes, collective.count) == ("all-reduce", 64, 7)
+    assert collective.seconds > 0
 
 
-def test_a_donating_program_is_not_run(mesh):
+def test_donating_program_is_not_run(mesh):
     x = sharded(mesh, np.ones((8, 8), np.float32), "d", None)
-    whole = NamedSharding(mesh, PartitionSpec())
-    fn = jax.jit(lambda x: jax.lax.with_sharding_constraint(x, whole).sum(0), donate_argnums=0)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    fn = jax.jit(lambda x: jax.lax.with_sharding_constraint(x, replicated).sum(0), donate_argnums=0)
     report = performance.memory_report(fn, x)
     assert not x.is_deleted()
     assert all(c.seconds is None for c in report.collectives)
 
 
-def test_what_cannot_be_compiled():
-    with pytest.raises(TypeError, match="wanted a function"):
+def test_functions_that_cannot_be_compiled():
+    with pytest.raises(TypeError, match="fn"):
         performance.memory_report(3)
-    with pytest.raises(TypeError, match=r"cannot be compiled.*arrays or jax\.Shape"):
+    with pytest.raises(TypeError, match="cannot be compiled"):
         performance.memory_report(lambda x: x, "text")
     with pytest.raises(TypeError, match="cannot be compiled"):
         performance.memory_report(lambda x: x if x > 0 else -x, jnp.float32(1))
@@ -166,10 +166,10 @@ def test_bytes_of_shapes(shape, size):
         ("(f32[2,8]{1,0}, f32[2,8]{0,1}, u32[])", "copy-start", 64),
     ],
 )
-def test_asynchronous_ones_that_were_combined_count_all_results(shape, opcode, size):
-    text = f"ENTRY %main () -> f32[] {{\n  %begun = {shape} {opcode}(%a, %b), channel_id=1\n}}\n"
-    ((found, _),) = HloModule(text).executed()
-    assert (found.opcode, found.bytes) == (opcode, size)
+def test_combined_asynchronous_collectives_count_all_results(shape, opcode, size):
+    text = f"ENTRY %main () -> f32[] {{\n  %start = {shape} {opcode}(%a, %b), channel_id=1\n}}\n"
+    ((instruction, _),) = HloModule(text).executed()
+    assert (instruction.opcode, instruction.bytes) == (opcode, size)
 
 
 def test_instructions_of_asynchronous_collectives():
@@ -184,5 +184,5 @@ ENTRY %main (p: f32[4]) -> f32[16] {
     program = HloModule(text)
     assert program.aliased_parameters == {1, 3}
     assert program.parameters()[0].op_name == "s['a']"
-    found = [(i.name, i.collective, i.bytes) for i, _ in program.executed() if i.collective]
-    assert found == [("all-gather-start.1", "all-gather", 64)]
+    collectives = [(i.name, i.collective, i.bytes) for i, _ in program.executed() if i.collective]
+    assert collectives == [("all-gather-start.1", "all-gather", 64)]

@@ -54,7 +54,7 @@ def masked(root):
 @pytest.mark.parametrize(("where", "workers"), [("device", 0), ("host", 2)])
 def test_no_other_row_changes(folders, workers, where):
     whole, damaged, bad = folders
-    found, wanted = (
+    found, expected = (
         jk.from_source(masked(root), 4, True, 5, workers, pad_remainder=True)
         >> (lambda batch: {**batch, "size": batch["image"].height})
         >> jk.OperatorNode(SIZE, on=where)
@@ -64,7 +64,7 @@ def test_no_other_row_changes(folders, workers, where):
     for records in order:
         batches = iter(found)
         seen = 0
-        for number, (one, other) in enumerate(zip(batches, wanted, strict=True)):
+        for number, (one, other) in enumerate(zip(batches, expected, strict=True)):
             rows = records[4 * number : 4 * number + 4]
             valid = np.asarray(one.pop("valid"))
             assert np.asarray(other.pop("valid")).all()
@@ -89,9 +89,9 @@ def test_native_threads_name_them_too(folders, part):
         assert is_native(pipe)
         return photos, iter(pipe)
 
-    (photos, found), (_, wanted) = batches(damaged), batches(whole)
+    (photos, found), (_, expected) = batches(damaged), batches(whole)
     seen = 0
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(found, expected, strict=True):
         valid = np.asarray(one["valid"])
         assert (np.asarray(one["image"])[~valid] == -1).all()
         assert_same(
@@ -174,15 +174,15 @@ def test_what_could_not_be_read_is_an_error(folders, tmp_path):
         source.gather(np.arange(3))
     with pytest.raises(OSError, match="truncated"):  # unless it is asked for
         ImageFolder(folders[1], max_size=(40, 40)).gather(np.array(folders[2]))
-    with pytest.raises(ValueError, match="'raise' or 'mask'"):
+    with pytest.raises(ValueError, match="on_bad_record is 'skip'"):
         ImageFolder(root, on_bad_record="skip")
     for mode in ("raise", "mask"):  # the file is good, and what was said of it is not
         small = ImageFolder(folders[0], max_size=(20, 39), on_bad_record=mode)
-        with pytest.raises(ValueError, match=r"00\.jpg is 20x40 and max_size is \(20, 39\)"):
+        with pytest.raises(ValueError, match=r"00\.jpg is 20x40.* \(20, 39\)"):
             small.gather(np.arange(2))
     for path in source.files:
         path.write_bytes(b"")
-    with pytest.raises(ValueError, match="no image that can be decoded"):
+    with pytest.raises(ValueError, match="no image can be decoded"):
         _ = ImageFolder(root, on_bad_record="mask").max_size
 
 
@@ -195,7 +195,7 @@ def test_what_is_no_regular_file_is_not_waited_for(folders, tmp_path, workers, o
     source = ImageFiles(paths, max_size=(40, 40), on_bad_record=on_bad_record)
     batches = iter(jk.from_source(source, 2, num_workers=workers))
     assert len(next(batches)["image"]) == 2
-    with pytest.raises(OSError, match=r"it is no regular file: '.*pipe\.jpg'"):
+    with pytest.raises(OSError, match=r"not a regular file: '.*pipe\.jpg'"):
         next(batches)
 
 
@@ -210,10 +210,10 @@ def test_bytes_that_were_cut_while_they_are_mapped(folders, tmp_path, workers):
     pipe = jk.from_source({"image": column}, 2, num_workers=workers) >> SIZE
     assert len(epoch_of(pipe)) == 2
     os.truncate(path, 3)
-    with pytest.raises(OSError, match="which has 3 bytes now"):
+    with pytest.raises(OSError, match="3 bytes"):
         epoch_of(pipe)
     again = Encoded((values, np.cumsum([0, *map(len, files)])))
-    with pytest.raises(OSError, match="which has 3 bytes now"):
+    with pytest.raises(OSError, match="3 bytes"):
         again.max_size  # noqa: B018 - reads the headers
 
 

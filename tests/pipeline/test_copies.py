@@ -153,9 +153,9 @@ def test_the_bytes_of_ragged_batches_are_counted():
     iterator = iter(jk.from_source(Images(), 10, num_workers=2))
     found = list(iterator)[1:]  # the first one did not go through the ring
     records = sum(8 * len(batch["record"]) for batch in found)
-    wanted = sum(leaf.nbytes for leaf in jax.tree.leaves(found)) + records
+    expected = sum(leaf.nbytes for leaf in jax.tree.leaves(found)) + records
     assert [len(batch["record"]) for batch in found] == [10, 4]
-    assert iterator.stats().bytes == wanted
+    assert iterator.stats().bytes == expected
     assert iterator.stats().batches == 2
 
 
@@ -166,7 +166,7 @@ def test_epochs_have_the_same_slots(node):
     pipe = jk.from_source({"x": np.arange(8000.0, dtype=np.float32).reshape(80, 100)}, 10)
     pipe = pipe >> node if node else pipe
     kept = next(iter(pipe))["x"]
-    wanted = np.array(kept)
+    expected = np.array(kept)
     pipe.epoch = 0
     slots = set()
     for _ in range(6):
@@ -175,4 +175,4 @@ def test_epochs_have_the_same_slots(node):
     # batch, which a thread without a slot makes.
     assert len(slots) <= 7
     assert kept.unsafe_buffer_pointer() not in slots
-    np.testing.assert_array_equal(kept, wanted)
+    np.testing.assert_array_equal(kept, expected)

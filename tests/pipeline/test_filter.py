@@ -82,32 +82,32 @@ def test_every_record_that_holds_once_in_dense_batches(kind, remainder):
     pipe = KINDS[kind](base(**REMAINDERS[remainder]))
     size = 2 if kind == "rebatched" else 6
     for epoch in range(3):
-        wanted = kept(epoch, kind)
+        expected = kept(epoch, kind)
         batches = epoch_of(pipe)
         sizes = [len(batch["record"]) for batch in batches]
         found = np.concatenate([batch["record"] for batch in batches])
         if remainder == "partial":
-            assert sizes == [min(size, len(wanted) - k) for k in range(0, len(wanted), size)]
+            assert sizes == [min(size, len(expected) - k) for k in range(0, len(expected), size)]
         else:
             assert set(sizes) == {size}
         if remainder == "drop":
-            wanted = wanted[: len(wanted) // size * size]
+            expected = expected[: len(expected) // size * size]
         if remainder == "pad":
             mask = np.concatenate([batch["mask"] for batch in batches])
-            assert mask.sum() == len(wanted) > len(mask) - size
-            assert (found[~mask] == wanted[-1]).all()
+            assert mask.sum() == len(expected) > len(mask) - size
+            assert (found[~mask] == expected[-1]).all()
             found = found[mask]
-        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("remainder", REMAINDERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_bits_do_not_depend_on_workers(kind, remainder):
     first = KINDS[kind](base(**REMAINDERS[remainder]))
-    wanted = [epoch_of(first) for _ in range(2)]
+    expected = [epoch_of(first) for _ in range(2)]
     for workers in (1, 3):
         pipe = KINDS[kind](base(workers, prefetch_size=workers, **REMAINDERS[remainder]))
-        for epoch in wanted:
+        for epoch in expected:
             assert_same(epoch_of(pipe), epoch)
 
 
@@ -115,8 +115,8 @@ def test_bits_do_not_depend_on_workers(kind, remainder):
 def test_resumes_behind_every_batch(kind):
     build = KINDS.get(kind, lambda pipe: KINDS["one"](pipe) >> jk.OperatorNode(NOISE))
     pipes = [build(base(workers)) for workers in (0, 2)]
-    wanted = epoch_of(pipes[0])
-    for number in range(len(wanted) + 1):
+    expected = epoch_of(pipes[0])
+    for number in range(len(expected) + 1):
         for pipe, other in (pipes, pipes[::-1]):
             pipe.epoch = 0
             begun = iter(pipe)
@@ -128,7 +128,7 @@ def test_resumes_behind_every_batch(kind):
             other.epoch = 0
             resumed = iter(other)
             resumed.set_state(json.loads(state))
-            assert_same(epoch_of(resumed), wanted[number:])
+            assert_same(epoch_of(resumed), expected[number:])
 
 
 def test_what_was_resumed_resumes_again():
@@ -137,8 +137,8 @@ def test_what_was_resumed_resumes_again():
     def build():
         return base() >> Filter(some) >> Rebatch(8) >> Rebatch(3)
 
-    wanted, state = epoch_of(build()), None
-    for batch in wanted:
+    expected, state = epoch_of(build()), None
+    for batch in expected:
         iterator = iter(build())
         if state is not None:
             iterator.set_state(json.loads(state))
@@ -147,8 +147,8 @@ def test_what_was_resumed_resumes_again():
 
 
 def test_a_finished_state_ends_at_once_and_the_next_epoch_follows():
-    pipe, wanted = KINDS["one"](base()), KINDS["one"](base())
-    epochs = [epoch_of(wanted) for _ in range(2)]
+    pipe, expected = KINDS["one"](base()), KINDS["one"](base())
+    epochs = [epoch_of(expected) for _ in range(2)]
     begun = iter(pipe)
     assert_same(epoch_of(begun), epochs[0])
     state = begun.get_state()
@@ -209,11 +209,11 @@ def test_errors_come_once_in_their_place_and_the_next_call_goes_on(workers):
     # Blocks of 6: 12 to 17 and 30 to 35 are lost with the records that cannot be judged.
     rows = [n for n in range(RECORDS) if n % 5 not in (1, 2) and n // 6 not in (2, 5)]
     early = sum(n < 12 for n in rows) // 6, sum(n < 30 for n in rows) // 6
-    wanted = [rows[k : k + 6] for k in range(0, len(rows), 6)]
-    wanted.insert(early[0], "record 13")
-    wanted.insert(early[1] + 1, "record 31")
-    assert outcomes(iter(make(workers))) == wanted
-    for number in range(len(wanted) + 1):
+    expected = [rows[k : k + 6] for k in range(0, len(rows), 6)]
+    expected.insert(early[0], "record 13")
+    expected.insert(early[1] + 1, "record 31")
+    assert outcomes(iter(make(workers))) == expected
+    for number in range(len(expected) + 1):
         begun = iter(make(workers))
         for _ in range(number):
             with contextlib.suppress(ValueError):
@@ -221,8 +221,8 @@ def test_errors_come_once_in_their_place_and_the_next_call_goes_on(workers):
         resumed = iter(make(2 - workers))
         resumed.set_state(json.loads(json.dumps(begun.get_state())))
         # A state is behind the last batch: an error comes again until one behind it has come.
-        again = number > 0 and isinstance(wanted[number - 1], str)
-        assert outcomes(resumed) == wanted[number - again :]
+        again = number > 0 and isinstance(expected[number - 1], str)
+        assert outcomes(resumed) == expected[number - again :]
 
 
 def test_errors_behind_a_filter_lose_their_own_batch_only():
@@ -231,7 +231,7 @@ def test_errors_behind_a_filter_lose_their_own_batch_only():
             raise OSError("24")
         return batch
 
-    wanted = kept(0)
+    expected = kept(0)
     for workers in (0, 2):
         batches, found, failed = iter(base(workers) >> Filter(some) >> fails), [], 0
         while True:
@@ -241,10 +241,10 @@ def test_errors_behind_a_filter_lose_their_own_batch_only():
                 failed += 1
             except StopIteration:
                 break
-        place = int(np.flatnonzero(wanted == 24)[0]) // 6 * 6
+        place = int(np.flatnonzero(expected == 24)[0]) // 6 * 6
         assert failed == 1
         np.testing.assert_array_equal(
-            np.concatenate(found), np.delete(wanted, np.s_[place : place + 6])
+            np.concatenate(found), np.delete(expected, np.s_[place : place + 6])
         )
 
 

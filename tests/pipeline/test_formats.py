@@ -144,7 +144,7 @@ def test_a_tar_shard_that_is_cut_while_it_is_open(tmp_path, photos):
         if read:
             source.gather(np.arange(read))
         os.truncate(tmp_path / "cut.tar", 600)
-        with pytest.raises(OSError, match=r"which has 600 bytes now"):
+        with pytest.raises(OSError, match=r"600 bytes"):
             source.gather(np.array([3]))
 
 
@@ -256,7 +256,7 @@ def table_of(photos):
     import pyarrow as pa
 
     rng = np.random.default_rng(1)
-    wanted = {
+    expected = {
         "u8": rng.integers(0, 256, 12, np.uint8),
         "f16": rng.random(12).astype(np.float16),
         "flag": rng.random(12) < 0.5,
@@ -265,20 +265,20 @@ def table_of(photos):
         "nested": rng.integers(0, 9, (12, 2, 3), np.int32),
         "tensor": rng.random((12, 2, 2), np.float32),
     }
-    tensor = pa.FixedShapeTensorArray.from_numpy_ndarray(wanted["tensor"])
+    tensor = pa.FixedShapeTensorArray.from_numpy_ndarray(expected["tensor"])
     table = pa.table(
         {
-            **{name: wanted[name] for name in ("u8", "f16", "flag")},
-            "list": pa.array(wanted["list"].tolist(), pa.list_(pa.float32())),
-            "fixed": pa.FixedSizeListArray.from_arrays(pa.array(wanted["fixed"].ravel()), 4),
-            "nested": pa.array(wanted["nested"].tolist(), pa.large_list(pa.list_(pa.int32(), 3))),
+            **{name: expected[name] for name in ("u8", "f16", "flag")},
+            "list": pa.array(expected["list"].tolist(), pa.list_(pa.float32())),
+            "fixed": pa.FixedSizeListArray.from_arrays(pa.array(expected["fixed"].ravel()), 4),
+            "nested": pa.array(expected["nested"].tolist(), pa.large_list(pa.list_(pa.int32(), 3))),
             "tensor": tensor,
             "class": pa.DictionaryArray.from_arrays(pa.array(ALL % 2), pa.array([30, 40])),
             "image": [{"bytes": data, "path": None} for data in photos],
             "raw": pa.array(photos, pa.large_binary()),
         }
     )
-    return table, {**wanted, "class": 30 + 10 * (ALL % 2)}
+    return table, {**expected, "class": 30 + 10 * (ALL % 2)}
 
 
 @libraries
@@ -291,7 +291,7 @@ def test_arrow_and_parquet(tmp_path, photos, how, copied, monkeypatch):
     from pyarrow import feather, parquet
 
     monkeypatch.setattr(arrow_format, "_COPIED", copied)
-    table, wanted = table_of(photos)
+    table, expected = table_of(photos)
     if how == "table":
         given = table
     elif how == "chunks":
@@ -307,7 +307,7 @@ def test_arrow_and_parquet(tmp_path, photos, how, copied, monkeypatch):
     else:
         given = write_arrow(tmp_path / "x.arrow", table, 5, stream=how == "stream")
     found = epoch_of(jk.from_source(given, 5, num_workers=2))
-    for name, values in wanted.items():
+    for name, values in expected.items():
         values = values.astype(jax.dtypes.canonicalize_dtype(values.dtype))
         assert column(found, name).dtype == values.dtype, name
         np.testing.assert_array_equal(column(found, name), values, err_msg=name)
@@ -321,16 +321,16 @@ def test_arrow_and_parquet(tmp_path, photos, how, copied, monkeypatch):
 
 @libraries
 def test_arrow_files_are_not_copied(tmp_path, photos):
-    table, wanted = table_of(photos)
+    table, expected = table_of(photos)
     path = write_arrow(tmp_path / "x.arrow", table, 12)
     source = jk.pipeline.ArrowSource(path, columns=["u8", "fixed", "tensor"])
     rows = source.row_arrays()
     for name, array in rows.items():
         assert isinstance(array, np.memmap), name
-        np.testing.assert_array_equal(array, wanted[name])
+        np.testing.assert_array_equal(array, expected[name])
     with path.open("r+b") as file:
         file.truncate(100)
-    with pytest.raises(OSError, match=r"x\.arrow, which has 100 bytes now"):
+    with pytest.raises(OSError, match=r"x\.arrow.* 100 bytes"):
         source.gather(ORDER)
     images = jk.pipeline.ArrowSource(table.select(["raw"]))._images.images["raw"].images
     (buffer,) = (table.column("raw").chunk(0).buffers()[2],)
@@ -533,7 +533,7 @@ def test_files_of_patterns(tmp_path):
         (tmp_path / name).touch()
 
     def found(given):
-        return [path.name for path in files.files_of(given, (".tar",), "shards")]
+        return [path.name for path in files.expand_paths(given, (".tar",), "shards")]
 
     def inside(name):
         return str(tmp_path / name)
@@ -548,9 +548,9 @@ def test_files_of_patterns(tmp_path):
         found(inside("x-{8..11}.tar"))
     with pytest.raises(FileNotFoundError, match=r"z-\*\.tar: no such file"):
         found(inside("z-*.tar"))
-    with pytest.raises(ValueError, match="names 1000000000 files; wanted"):
+    with pytest.raises(ValueError, match="1000000000 files"):
         found(inside("x-{0..999999999}.tar"))
-    with pytest.raises(FileNotFoundError, match="names no file"):
+    with pytest.raises(FileNotFoundError, match="matches no file"):
         found([])
     with pytest.raises(TypeError, match="3 is no path"):
         found([3])

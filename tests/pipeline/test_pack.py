@@ -70,10 +70,10 @@ WAYS = ["source", "subset", "function", "filter"]
 @pytest.mark.parametrize("way", [*WAYS, "stream", "concat"])
 def test_equals_lists(way, method):
     rows = slow_rows(LENGTHS.tolist(), 32, method, max_open_bins=3)
-    wanted = slow_arrays(rows, documents(), 32)
+    expected = slow_arrays(rows, documents(), 32)
     batches = epoch_of(piped(way, Pack(32, method=method, max_open_bins=3)))
     assert {len(batch["tokens"]) for batch in batches[:-1]} == {4}
-    for name, array in wanted.items():
+    for name, array in expected.items():
         np.testing.assert_array_equal(column(batches, name), array)
         assert batches[0][name].dtype == array.dtype
 
@@ -84,20 +84,20 @@ def test_resume_after_every_batch(way, method):
     """In the middle of bins and of documents, also with another number of workers."""
     pack = Pack(16, method=method, long="split", max_open_bins=3)
     options = {"shuffle": True, "seed": 2, "shard": (1, 2)}
-    wanted = epoch_of(piped(way, pack, num_workers=0, **options))
-    assert_same(epoch_of(piped(way, pack, **options)), wanted)
+    expected = epoch_of(piped(way, pack, num_workers=0, **options))
+    assert_same(epoch_of(piped(way, pack, **options)), expected)
     running = iter(piped(way, pack, **options))
-    for stop in range(len(wanted) + 1):
+    for stop in range(len(expected) + 1):
         state = json.loads(json.dumps(running.get_state()))
         assert len(json.dumps(state)) < 1500
         resumed = iter(piped(way, pack, num_workers=stop % 2, **options))
         resumed.set_state(state)
         assert resumed.get_state() == state
-        assert_same(epoch_of(resumed), wanted[stop:])
-        if stop < len(wanted):
+        assert_same(epoch_of(resumed), expected[stop:])
+        if stop < len(expected):
             next(running)
     assert running.packing == resumed.packing
-    segments = column(wanted, "segment_ids")
+    segments = column(expected, "segment_ids")
     assert running.packing.rows == len(segments)
     assert running.packing.tokens == (segments > 0).sum()
     assert running.packing.segments == segments.max(1).sum()
@@ -125,12 +125,12 @@ def test_every_token_once_over_all_shards(remainder):
             assert not batch["tokens"][~real].any()
             if remainder == "pad_remainder":
                 np.testing.assert_array_equal(batch["mask"], real.any(1))
-    wanted = Counter(tuple(document.tolist()) for document in documents(lengths))
+    expected = Counter(tuple(document.tolist()) for document in documents(lengths))
     if remainder == "drop_remainder":
-        assert Counter(found) < wanted
+        assert Counter(found) < expected
         assert set(tails) == {4}
     else:
-        assert Counter(found) == wanted
+        assert Counter(found) == expected
         assert set(tails) == {4} if remainder == "pad_remainder" else {*tails} - {4}
 
 
@@ -138,8 +138,8 @@ def test_every_token_once_over_all_shards(remainder):
 def test_a_document_longer_than_a_row(way):
     lengths = LENGTHS.copy()
     lengths[40] = 29
-    wanted = [d for d in documents() if len(d) <= 28]
-    assert len(wanted) < len(LENGTHS)
+    expected = [d for d in documents() if len(d) <= 28]
+    assert len(expected) < len(LENGTHS)
     told = set()
     for state_at in (0, 1, 2, 5, None):
         iterator, outcomes = iter(piped(way, Pack(28, max_open_bins=3))), []
@@ -156,15 +156,15 @@ def test_a_document_longer_than_a_row(way):
                 told.add(str(error).partition(" ")[2].partition(";")[0])
                 outcomes.append(None)
         rows = np.concatenate([np.asarray(o["tokens"]) for o in outcomes if o is not None])
-        assert sorted(rows[rows > 0].tolist()) == np.concatenate(wanted).tolist()
+        assert sorted(rows[rows > 0].tolist()) == np.concatenate(expected).tolist()
         if state_at is None:
-            assert sum(o is None for o in outcomes) == len(LENGTHS) - len(wanted)
+            assert sum(o is None for o in outcomes) == len(LENGTHS) - len(expected)
     assert {text.partition(" ")[2] for text in told} == {"has 29 tokens, more than a row of 28"}
     pipe = piped(way, Pack(28, long="drop"))
     iterator = iter(pipe)
     rows = column(epoch_of(iterator), "tokens")
-    assert sorted(rows[rows > 0].tolist()) == np.concatenate(wanted).tolist()
-    assert iterator.counts["pack"]["dropped"] == len(LENGTHS) - len(wanted)
+    assert sorted(rows[rows > 0].tolist()) == np.concatenate(expected).tolist()
+    assert iterator.counts["pack"]["dropped"] == len(LENGTHS) - len(expected)
     rows = column(epoch_of(piped(way, Pack(28, long="truncate"))), "tokens")
     assert sorted(rows[rows > 0].tolist()) == np.concatenate([d[:28] for d in documents()]).tolist()
 
@@ -284,10 +284,10 @@ def test_rows_a_batch_and_nodes_behind():
 
     pipe = jk.from_source(source(), 7) >> Pack(32, batch_size=3) >> double
     rows = slow_rows(LENGTHS.tolist(), 32, "first-fit")
-    wanted = 2 * slow_arrays(rows, documents(), 32)["tokens"]
+    expected = 2 * slow_arrays(rows, documents(), 32)["tokens"]
     found = epoch_of(pipe)
     assert {len(batch["twice"]) for batch in found[:-1]} == {3}
-    np.testing.assert_array_equal(column(found, "twice"), wanted)
+    np.testing.assert_array_equal(column(found, "twice"), expected)
     assert pipe.element_spec["twice"].shape == (3, 32)
     with pytest.raises(TypeError, match="the number of rows of 'pack'"):
         len(pipe)

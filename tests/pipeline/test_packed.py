@@ -123,14 +123,14 @@ def test_the_bytes_are_where_the_format_says(tmp_path):
 def test_records_of_one_size_are_one_array(tmp_path):
     """Wherever in a record what fills a page stands."""
     random = np.random.default_rng(0)
-    wanted = {
+    expected = {
         "small": random.random((5, 90), np.float32),
         "large": random.integers(0, 256, (5, 50, 40, 3), np.uint8),
         "middle": random.integers(0, 256, (5, 700), np.uint8),
     }
-    pack(wanted, tmp_path / "x.jkp", progress=False)
+    pack(expected, tmp_path / "x.jkp", progress=False)
     found = PackedSource(tmp_path / "x.jkp").row_arrays()
-    for name, values in wanted.items():
+    for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values)
         assert not found[name].flags.owndata
 
@@ -158,12 +158,12 @@ def folder(tmp_path_factory):
 def test_a_lossless_format_does_not_change_an_epoch(folder, tmp_path, how):
     name = packed(folder, tmp_path / "x.jkp", **how)
     again = packed(PackedSource(name), tmp_path / "again.jkp", format="raw")
-    wanted, *found = (
+    expected, *found = (
         [batch for _ in range(2) for batch in epoch_of(pipe)]
         for pipe in (jk.from_source(source, 4, True, 5) for source in (folder, name, again))
     )
     for one in found:
-        assert_same(one, wanted)
+        assert_same(one, expected)
     assert PackedSource(name).metadata["classes"] == ["a", "b"]
     assert PackedSource(name).describe() == PackedSource(again).describe()
 
@@ -198,11 +198,11 @@ def test_images_of_one_size_are_one_array(tmp_path, shards):
 
 def test_a_subset_of_a_packed_file(folder, tmp_path):
     name = packed(folder, tmp_path / "x.jkp", format="raw")
-    wanted, found = (
+    expected, found = (
         epoch_of(jk.from_source(Subset(source, [9, 2, 5]), 2))
         for source in (folder, PackedSource(name))
     )
-    assert_same(found, wanted)
+    assert_same(found, expected)
 
 
 def test_shards_are_the_records_one_behind_the_other(tmp_path):
@@ -236,22 +236,22 @@ def test_jpeg_files_that_fit_are_taken_as_they_are(tmp_path):
         with PIL.Image.open(path) as image:
             fits = path.suffix == ".jpg" and max(image.size) <= 32
             if fits:
-                wanted = whole
+                expected = whole
             else:
                 scale = min(1, 32 / max(image.size))
                 size = tuple(round(side * scale) for side in image.size)
                 file = io.BytesIO()
                 small = image.resize(size, PIL.Image.Resampling.LANCZOS)
                 small.save(file, "JPEG", quality=80)
-                wanted = file.getvalue()
-        assert found == wanted
-        pixels = np.asarray(PIL.Image.open(io.BytesIO(wanted)))
+                expected = file.getvalue()
+        assert found == expected
+        pixels = np.asarray(PIL.Image.open(io.BytesIO(expected)))
         np.testing.assert_array_equal(PackedSource(name)[record]["image"], pixels)
     again = packed(Subset(name, [2, 0]), tmp_path / "again.jkp", format="jpeg:50")
     assert stored(again, "image") == [stored(name, "image")[k] for k in (2, 0)]
     gray = PackedSource(name, channels=1)[0]["image"]
-    wanted = PIL.Image.open(io.BytesIO(stored(name, "image")[0])).convert("L")
-    np.testing.assert_array_equal(gray[..., 0], np.asarray(wanted))
+    expected = PIL.Image.open(io.BytesIO(stored(name, "image")[0])).convert("L")
+    np.testing.assert_array_equal(gray[..., 0], np.asarray(expected))
 
 
 @pytest.mark.parametrize("max_side", [None, 24])
@@ -282,10 +282,10 @@ def test_raw_images_are_resized_once(tmp_path):
     image = np.random.default_rng(0).integers(0, 256, (2, 30, 61, 1), np.uint8)
     name = packed({"image": image, "id": [0, 1]}, tmp_path / "x.jkp", format="raw", max_side=20)
     for k in (0, 1):
-        wanted = PIL.Image.fromarray(image[k, ..., 0]).resize(
+        expected = PIL.Image.fromarray(image[k, ..., 0]).resize(
             (20, 10), PIL.Image.Resampling.LANCZOS
         )
-        np.testing.assert_array_equal(PackedSource(name)[k]["image"][..., 0], np.asarray(wanted))
+        np.testing.assert_array_equal(PackedSource(name)[k]["image"][..., 0], np.asarray(expected))
 
 
 @pytest.mark.parametrize("source", ["arrays", "folder"])

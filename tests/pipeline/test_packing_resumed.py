@@ -40,7 +40,7 @@ class Photos:
 
 
 @pytest.fixture(scope="module")
-def wanted(tmp_path_factory):
+def expected(tmp_path_factory):
     """The bytes of a file, and of three shards, that nobody interrupted."""
     folder = tmp_path_factory.mktemp("whole")
     pack(Photos(), folder / "x.jkp", progress=False)
@@ -53,7 +53,7 @@ def content(folder):
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt, SystemExit])
-def test_a_call_continues_an_interrupted_one(tmp_path, wanted, monkeypatch, error):
+def test_a_call_continues_an_interrupted_one(tmp_path, expected, monkeypatch, error):
     monkeypatch.setattr(writer, "_STEP_BYTES", 20_000)
     path = tmp_path / "x.jkp"
     reached = -1
@@ -69,10 +69,10 @@ def test_a_call_continues_an_interrupted_one(tmp_path, wanted, monkeypatch, erro
         assert not set(source.read[3:]) & set(range(1, reached))
         reached = bad
     pack(Photos(), path, progress=False)
-    assert content(tmp_path) == {"x.jkp": wanted["x.jkp"]}
+    assert content(tmp_path) == {"x.jkp": expected["x.jkp"]}
 
 
-def test_shards_are_continued(tmp_path, wanted):
+def test_shards_are_continued(tmp_path, expected):
     for bad in (5, 20, 38):
         with pytest.raises(OSError, match=f"record {bad} is gone"):
             pack(Photos(bad), tmp_path / "x.jkp", shards=3, progress=False)
@@ -80,7 +80,7 @@ def test_shards_are_continued(tmp_path, wanted):
     source = Photos()
     pack(source, tmp_path / "x.jkp", shards=3, progress=False)
     assert set(source.read) == {0, 38, 39}
-    assert content(tmp_path) == {n: b for n, b in wanted.items() if n != "x.jkp"}
+    assert content(tmp_path) == {n: b for n, b in expected.items() if n != "x.jkp"}
     with pytest.raises(FileExistsError, match=r"x-00000-of-00003.jkp is there already"):
         pack(Photos(), tmp_path / "x.jkp", shards=3, progress=False)
 
@@ -97,7 +97,7 @@ def test_shards_of_another_source_are_not(tmp_path):
 
 
 @pytest.mark.parametrize("change", ["source", "format", "torn part", "torn journal", "no journal"])
-def test_what_does_not_fit_is_written_anew(tmp_path, wanted, monkeypatch, change):
+def test_what_does_not_fit_is_written_anew(tmp_path, expected, monkeypatch, change):
     """Or the whole steps of it are kept; either way with the bytes of an uninterrupted call."""
     monkeypatch.setattr(writer, "_STEP_BYTES", 20_000)
     path, part, journal = (tmp_path / f"x.jkp{end}" for end in ("", ".part", ".journal"))
@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_written_anew(tmp_path, wanted, monkeypatch, change
     elif change == "no journal":
         journal.unlink()
     pack(Photos(), path, progress=False)
-    assert content(tmp_path) == {"x.jkp": wanted["x.jkp"]}
+    assert content(tmp_path) == {"x.jkp": expected["x.jkp"]}
 
 
 def test_two_writers_of_one_file(tmp_path):
@@ -168,7 +168,7 @@ pack(Slow(), sys.argv[1], shards=3, threads=2, progress=False)
 
 
 @pytest.mark.slow
-def test_kills_at_any_moment(tmp_path, wanted):
+def test_kills_at_any_moment(tmp_path, expected):
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "x.jkp")]
     kills = 0
     for turn in range(30):
@@ -181,10 +181,10 @@ def test_kills_at_any_moment(tmp_path, wanted):
             time.sleep(0.04 + 0.013 * (turn % 7))
             process.kill()
         for path in tmp_path.glob("*.jkp"):  # what has its name is whole
-            assert path.read_bytes() == wanted[path.name]
+            assert path.read_bytes() == expected[path.name]
         if len(list(tmp_path.glob("*.jkp"))) == 3:
             break
         assert process.returncode == -signal.SIGKILL
         kills += 1
     assert kills >= 3
-    assert content(tmp_path) == {n: b for n, b in wanted.items() if n != "x.jkp"}
+    assert content(tmp_path) == {n: b for n, b in expected.items() if n != "x.jkp"}

@@ -43,7 +43,7 @@ def make(case, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def wanted(make):
+def expected(make):
     """Two epochs without workers."""
     pipe = make(num_workers=0)
     check_length(pipe, list(pipe))
@@ -73,7 +73,7 @@ def ids_of(batches):
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_exact_epochs_and_no_lost_tail(case, make, shards):
-    wanted = Counter(CASES[case].ids)
+    expected = Counter(CASES[case].ids)
     for remainder in ("partial", "pad_remainder", "drop_remainder"):
         options = {} if remainder == "partial" else {remainder: True}
         parts = []
@@ -87,18 +87,18 @@ def test_exact_epochs_and_no_lost_tail(case, make, shards):
         found = Counter(i for part in parts for i in part)
         if remainder != "drop_remainder":
             spare = CASES[case].spares * shards if shards > 1 else 0
-            assert found <= wanted
-            assert wanted.total() - found.total() <= spare
+            assert found <= expected
+            assert expected.total() - found.total() <= spare
         else:
-            assert found <= wanted
+            assert found <= expected
             # How many records of a shard a filter keeps, for instance, is the shard's affair.
             assert len({len(part) for part in parts}) == 1 or not has_length(pipe)
             spare = CASES[case].spares * shards if shards > 1 else 0
-            assert wanted.total() - found.total() < 4 * shards + spare
+            assert expected.total() - found.total() < 4 * shards + spare
 
 
-def test_the_second_iteration_is_the_next_epoch(make, wanted):
-    first, second = wanted
+def test_the_second_iteration_is_the_next_epoch(make, expected):
+    first, second = expected
     assert ids_of(first) != ids_of(second)
     pipe = make(num_workers=2)
     pipe.epoch = 1
@@ -107,24 +107,24 @@ def test_the_second_iteration_is_the_next_epoch(make, wanted):
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
-def test_bits_do_not_depend_on_the_workers(make, wanted, num_workers):
+def test_bits_do_not_depend_on_the_workers(make, expected, num_workers):
     pipe = make(num_workers=num_workers)
-    for epoch in wanted:
+    for epoch in expected:
         assert_same(epoch_of(pipe), epoch)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_resume_after_every_batch(make, wanted, num_workers):
+def test_resume_after_every_batch(make, expected, num_workers):
     running, pipe = iter(make(num_workers=num_workers)), make(num_workers=num_workers)
-    for stop in range(len(wanted[0]) + 1):
+    for stop in range(len(expected[0]) + 1):
         state = json.loads(json.dumps(running.get_state()))
         pipe.epoch = 5
         resumed = iter(pipe)
         resumed.set_state(state)
         assert resumed.get_state() == state
-        assert_same(epoch_of(resumed), wanted[0][stop:])
+        assert_same(epoch_of(resumed), expected[0][stop:])
         assert pipe.epoch == 1
-        if stop < len(wanted[0]):
+        if stop < len(expected[0]):
             next(running)
 
 
@@ -160,9 +160,9 @@ def test_other_shards_go_on(case, make):
     last = iter(make(num_workers=0, batch_size=3))
     last.set_state(states)
     found += ids_of(list(last))
-    found, wanted = Counter(found), Counter(CASES[case].ids)
-    assert found <= wanted
-    assert wanted.total() - found.total() <= 3 * CASES[case].spares
+    found, expected = Counter(found), Counter(CASES[case].ids)
+    assert found <= expected
+    assert expected.total() - found.total() <= 3 * CASES[case].spares
 
 
 def outcomes(batches):
@@ -185,7 +185,7 @@ def refuse(batch):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("who", ["a node", "the source"])
-def test_errors_arrive_in_place(case, make, wanted, tmp_path, num_workers, who):
+def test_errors_arrive_in_place(case, make, expected, tmp_path, num_workers, who):
     if who == "a node":
         pipe = make(num_workers=num_workers) >> refuse
     elif CASES[case].breaks is not None:
@@ -193,8 +193,8 @@ def test_errors_arrive_in_place(case, make, wanted, tmp_path, num_workers, who):
     else:
         return  # what the row reads cannot fail
     found = outcomes(pipe)
-    assert len(found) == len(wanted[0])
-    for one, good in zip(found, wanted[0], strict=True):
+    assert len(found) == len(expected[0])
+    for one, good in zip(found, expected[0], strict=True):
         if BAD in good["id"]:
             assert isinstance(one, Exception), "the bad record's batch came"
         else:

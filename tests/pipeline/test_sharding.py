@@ -29,13 +29,13 @@ AUTO, EXPLICIT = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
 
 
 @pytest.fixture(scope="module")
-def wanted():
+def expected():
     return epoch_of(augmented())
 
 
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_batches_over_a_mesh(kind, num_workers, wanted):
+def test_batches_over_a_mesh(kind, num_workers, expected):
     mesh = jax.make_mesh((4,), ("data",), axis_types=(kind,))
     sharding = jax.NamedSharding(mesh, jax.P("data"))
     pipe = augmented(sharding, num_workers=num_workers)
@@ -43,13 +43,13 @@ def test_batches_over_a_mesh(kind, num_workers, wanted):
     for batch in batches:
         for value in batch.values():
             assert value.sharding.is_equivalent_to(sharding, value.ndim)
-    assert_same(epoch_of(batches), wanted)
+    assert_same(epoch_of(batches), expected)
 
 
-def test_batches_over_two_axes_of_a_mesh(wanted):
+def test_batches_over_two_axes_of_a_mesh(expected):
     mesh = jax.make_mesh((2, 2), ("data", "model"))
     sharding = jax.NamedSharding(mesh, jax.P(("data", "model")))
-    assert_same(epoch_of(augmented(sharding)), wanted)
+    assert_same(epoch_of(augmented(sharding)), expected)
 
 
 def test_fields_are_divided_along_their_second_axis_too():

@@ -223,9 +223,9 @@ def test_bits_do_not_depend_on_workers():
         pipe = make(num_workers=workers, shuffle_buffer=7) >> Filter(lambda r: r["id"] % 3 > 0)
         return pipe >> (lambda b: {**b, "x": b["x"] + 1}) >> Rebatch(3) >> jk.OperatorNode(noise)
 
-    wanted = epoch_of(build(0))
-    assert sorted(ids(wanted)) == [n for n in range(RECORDS) if n % 3]
-    assert_same(epoch_of(build(3)), wanted)
+    expected = epoch_of(build(0))
+    assert sorted(ids(expected)) == [n for n in range(RECORDS) if n % 3]
+    assert_same(epoch_of(build(3)), expected)
 
 
 def outcomes(batches):
@@ -271,27 +271,27 @@ class Flaky:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_errors_come_once_in_their_place(workers):
     rows = [n for n in range(RECORDS) if n != 20]
-    wanted = [rows[k : k + 4] for k in range(0, len(rows), 4)]
-    wanted[2:2] = ["at 9", "at 10"]
+    expected = [rows[k : k + 4] for k in range(0, len(rows), 4)]
+    expected[2:2] = ["at 9", "at 10"]
     found = outcomes(iter(jk.from_stream(Flaky(), 4, num_workers=workers)))
     text = next(o for o in found if isinstance(o, str) and "a dict of arrays" in o)
     assert "record 20" in text
-    wanted.insert(7, text)
-    wanted.insert(10, "at 30")
-    assert found == wanted
+    expected.insert(7, text)
+    expected.insert(10, "at 30")
+    assert found == expected
     running, fresh = iter(jk.from_stream(Flaky(), 4)), jk.from_stream(Flaky(), 4)
-    for number in range(len(wanted) + 1):
+    for number in range(len(expected) + 1):
         resumed = iter(fresh)
         resumed.set_state(json.loads(json.dumps(running.get_state())))
         again = 0  # a state is behind the last batch
-        while number > again and isinstance(wanted[number - 1 - again], str):
+        while number > again and isinstance(expected[number - 1 - again], str):
             again += 1
-        assert outcomes(resumed) == wanted[number - again :]
-        if number < len(wanted):
+        assert outcomes(resumed) == expected[number - again :]
+        if number < len(expected):
             try:
                 next(running)
             except Exception as error:
-                assert str(error) == wanted[number]  # noqa: PT017
+                assert str(error) == expected[number]  # noqa: PT017
 
 
 def test_a_generator_that_fails_ends_behind_its_error():
@@ -328,7 +328,7 @@ def test_records_of_other_shapes_are_an_error_in_place():
     found = outcomes(iter(jk.from_stream(ragged, 4)))
     assert found[0] == [0, 1, 2, 3]
     assert "record 6" in found[1]
-    assert "one shape" in found[1]
+    assert "of shape (4,) and record 4 of shape (3,)" in found[1]
 
 
 def test_what_cannot_be_is_said():

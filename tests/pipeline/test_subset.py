@@ -29,23 +29,23 @@ def rows_of(indices):
 @pytest.mark.parametrize("name", INDICES)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_it_is_the_source_of_those_rows(name, workers):
-    found, wanted = (
+    found, expected = (
         epoch_of(jk.from_source(source, 5, True, 3, num_workers=workers))
         for source in (Subset(arrays(), INDICES[name]), rows_of(INDICES[name]))
     )
-    assert_same(found, wanted)
+    assert_same(found, expected)
 
 
 def test_records_are_drawn_for_by_their_place_in_it():
     """By native threads and by the program alike."""
     indices = INDICES["permuted"]
-    found, wanted = (
+    found, expected = (
         jk.from_source(source, 5, True, 3) >> CROP
         for source in (Subset(arrays(), indices), rows_of(indices))
     )
     assert not is_native(found)
-    assert is_native(wanted)
-    assert_same(epoch_of(found), epoch_of(wanted))
+    assert is_native(expected)
+    assert_same(epoch_of(found), epoch_of(expected))
 
 
 def test_native_threads_gather_what_has_one_step():
@@ -53,8 +53,8 @@ def test_native_threads_gather_what_has_one_step():
     for name, indices in INDICES.items():
         pipe = jk.from_source(Subset(arrays(), indices), 1)
         native[name] = is_native(pipe)
-    wanted = dict.fromkeys(INDICES, False) | {"range": True, "backwards": True, "one": True}
-    assert native == wanted
+    expected = dict.fromkeys(INDICES, False) | {"range": True, "backwards": True, "one": True}
+    assert native == expected
     part = Subset(Subset(arrays(), range(0, 20, 2)), [3, 5, 7])
     pipe = jk.from_source(part, 2)
     assert is_native(pipe)
@@ -95,10 +95,10 @@ def test_a_state_knows_its_split():
         ([0, 23, 5], IndexError, r"indices\[1\] is 23; .* has the records 0 to 22"),
         ([-1], IndexError, r"indices\[0\] is -1"),
         ([2**63], IndexError, r"indices\[0\] is 9223372036854775808"),
-        ([1.5], TypeError, "the numbers of records"),
+        ([1.5], TypeError, "indices is"),
         (np.ones(23, bool), TypeError, r"np\.flatnonzero\(mask\)"),
         ([[1, 2]], TypeError, r"integers \[M\]"),
-        (3, TypeError, "the numbers of records"),
+        (3, TypeError, "indices is"),
     ],
 )
 def test_what_names_no_records(indices, kind, message):

@@ -30,10 +30,10 @@ def test_targets_move_with_their_record(on):
         records = np.asarray(batch["id"])
         given = {"image": DATA["image"], "mask": DATA["mask"], "boxes": DATA["things"]}
         given = {name: value[records] for name, value in given.items()}
-        wanted = AUG(jk.random.record_keys(4, 0, records), given)
+        expected = AUG(jk.random.record_keys(4, 0, records), given)
         for name, field in {"image": "image", "mask": "mask", "boxes": "things"}.items():
-            np.testing.assert_allclose(batch[field], wanted[name], atol=1e-5)
-        np.testing.assert_array_equal(batch["things_valid"], wanted["boxes_valid"])
+            np.testing.assert_allclose(batch[field], expected[name], atol=1e-5)
+        np.testing.assert_array_equal(batch["things_valid"], expected["boxes_valid"])
 
 
 def test_a_mask_of_records_is_none_of_pixels():
@@ -77,10 +77,10 @@ def test_native_threads_make_masks_too(dtype):
     for batch in pipe:
         records = np.asarray(batch["id"])
         given = {name: data[name][records] for name in ("image", "mask")}
-        wanted = aug(jk.random.record_keys(4, 0, records), given)
+        expected = aug(jk.random.record_keys(4, 0, records), given)
         assert batch["mask"].dtype == dtype
-        np.testing.assert_array_equal(batch["mask"], wanted["mask"])
-        np.testing.assert_allclose(batch["image"], wanted["image"], atol=1e-5)
+        np.testing.assert_array_equal(batch["mask"], expected["mask"])
+        np.testing.assert_allclose(batch["image"], expected["image"], atol=1e-5)
 
 
 def test_boxes_and_keypoints_beside_native_threads():
@@ -96,10 +96,13 @@ def test_boxes_and_keypoints_beside_native_threads():
     pipe = pipe >> jk.OperatorNode(aug, on="host", boxes="things")
     assert "Compose  native threads" in str(pipe.explain())
     given = {name: data[name] for name in ("image", "keypoints")} | {"boxes": data["things"]}
-    wanted = jax.jit(aug)(jk.random.record_keys(4, 0, data["id"]), given)
-    wanted["things"], wanted["things_valid"] = wanted.pop("boxes"), wanted.pop("boxes_valid")
+    expected = jax.jit(aug)(jk.random.record_keys(4, 0, data["id"]), given)
+    expected["things"], expected["things_valid"] = (
+        expected.pop("boxes"),
+        expected.pop("boxes_valid"),
+    )
     for batch in pipe:
-        assert batch.keys() == wanted.keys() | {"id"}
-        for name, value in wanted.items():
+        assert batch.keys() == expected.keys() | {"id"}
+        for name, value in expected.items():
             assert batch[name].dtype == value.dtype
             np.testing.assert_allclose(batch[name], value[batch["id"]], atol=1e-5)

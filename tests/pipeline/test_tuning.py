@@ -142,19 +142,19 @@ def test_waiting_sources_get_threads_and_the_batches_stay(kind, monkeypatch):
     monkeypatch.setattr(tuning, "_LOOK", 0.01)
     monkeypatch.setattr(tuning, "_GAIN", 0.0)  # other work may slow any half second
     options = {"batch_size": 2, "shuffle": True, "seed": 1}
-    wanted = epoch_of(KINDS[kind](jk.from_source(Slow(0), num_workers=0, **options)))
+    expected = epoch_of(KINDS[kind](jk.from_source(Slow(0), num_workers=0, **options)))
     source = jk.from_source(Slow(0.0015), num_workers="auto", prefetch_size="auto", **options)
     pipe = KINDS[kind](source)
     batches = iter(pipe)
-    found = [next(batches) for _ in range(len(wanted) - 1)]
+    found = [next(batches) for _ in range(len(expected) - 1)]
     stats, state = batches.stats(), json.loads(json.dumps(batches.get_state()))
     found += list(batches)
-    assert_same(epoch_of(found), wanted)
+    assert_same(epoch_of(found), expected)
     assert stats.num_workers > 2
     assert any("kept" in text for text in stats.choices)
     resumed = iter(KINDS[kind](jk.from_source(Slow(0), num_workers=1, **options)))
     resumed.set_state(state)
-    assert_same(epoch_of(resumed), wanted[-1:])
+    assert_same(epoch_of(resumed), expected[-1:])
     if kind == "by index":
         assert stats.prefetch_size >= stats.num_workers
     later = iter(pipe)

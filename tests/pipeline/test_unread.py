@@ -101,8 +101,8 @@ CASES = [
 )
 def test_images_that_are_gone(name, options, folder, tmp_path):
     whole = ImageFolder(folder, on_bad_record="mask" if "pad_remainder" in options else "raise")
-    wanted = pipelines(whole, **options)[name]
-    batch = next(iter(wanted))
+    expected = pipelines(whole, **options)[name]
+    batch = next(iter(expected))
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
     for source in (ImageFolder, lambda *a, **k: Subset(ImageFolder(*a, **k), range(9))):
         copied = tmp_path / "copy"
@@ -110,7 +110,7 @@ def test_images_that_are_gone(name, options, folder, tmp_path):
         gone = source(copied, on_bad_record=whole.on_bad_record)
         shutil.rmtree(copied)
         pipe = pipelines(gone, **options)[name]
-        assert len(pipe) == len(wanted)
+        assert len(pipe) == len(expected)
         assert pipe.element_spec == shapes
         assert "9" in repr(pipe)
         assert isinstance(pipe.compilations, dict)

@@ -94,10 +94,10 @@ def test_a_chain_equals_apply_on_the_same_parameters(name):
         for i, batch in enumerate(batches):
             records = order[8 * i : 8 * i + 8]
             params = aug.sample(jk.random.record_keys(7, 2, records), (24, 32))
-            wanted = jax.jit(aug.apply)(images[records], params)
-            assert batch["image"].dtype == wanted.dtype
-            assert batch["image"].shape[1:] == wanted.shape[1:]
-            assert bits(batch["image"][: len(records)]) == bits(wanted)
+            expected = jax.jit(aug.apply)(images[records], params)
+            assert batch["image"].dtype == expected.dtype
+            assert batch["image"].shape[1:] == expected.shape[1:]
+            assert bits(batch["image"][: len(records)]) == bits(expected)
             assert not any(bits(batch["image"][len(records) :]))
             assert batch["label"][: len(records)].tolist() == records.tolist()
         assert i == 3
@@ -161,10 +161,10 @@ def test_plans_are_checked_natively():
     with pytest.raises(ValueError, match="0 x 4"):
         library.image_chain_producer(library.image_stages(**plan, **size), 0, 4)
     first = library.image_stages(**{**plan, **size, **alone, "dtype": [0]})
-    with pytest.raises(ValueError, match="5 x 4 and the program is for 4 x 4"):
+    with pytest.raises(ValueError, match=r"4 x 4.*5 x 4"):
         library.image_chain_producer(first, 5, 4)
     source = {"blobs": [], "in_files": False, "codec": 1, "max_pixels": 9, "scaled": False}
-    with pytest.raises(ValueError, match="a program is first"):
+    with pytest.raises(ValueError, match="chain first"):
         library.image_encoded_producer(first, **source)
     with pytest.raises(TypeError, match="image_encoded_producer"):  # an address is no array
         library.image_encoded_producer(first, **{**source, "blobs": [(4096, 1)]})

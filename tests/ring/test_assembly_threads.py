@@ -228,8 +228,8 @@ def process(code: str) -> str:
 
 def test_a_fork_gets_a_clear_error():
     told = process(FORK).strip()
-    assert "make a new ring in the child" in told
-    assert "make a new one in the child" in told
+    assert "create a new ring in the child" in told
+    assert "create a new one in the child" in told
     assert told.endswith("0 4")
 
 

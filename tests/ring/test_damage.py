@@ -75,7 +75,7 @@ def told(call):
     try:
         call()
     except (OSError, jk.xpcs.BadDataError) as error:
-        return "bytes now" in str(error) and "write another one and rename it" in str(error)
+        return "truncated to" in str(error) and "rename it" in str(error)
 for name, pipe in sources.items():
     print(name, told(lambda: list(pipe)))
 with open(places["x.npy"], "r+b") as again:
@@ -124,18 +124,18 @@ def test_indices_have_an_end():
     with jk.ring.Assembly(rows, np.arange(4), 2, start=LAST - 2) as batches:
         assert [batch["x"].tolist() for batch in batches] == [[0, 1], [2, 3]]
     for start in (LAST - 1, LAST):
-        with pytest.raises(ValueError, match=f"2 more batches from index {start} on"):
+        with pytest.raises(ValueError, match=f"2 more batches from index {start} "):
             jk.ring.Assembly(rows, np.arange(4), 2, start=start)
         with jk.ring.Assembly(rows, iter([np.arange(2), np.arange(4)]), 2, start=start) as batches:
             found = [batches.get(20)["x"].tolist() for _ in range(LAST - start)]
             assert found == [[0, 1]] * (LAST - start)
-            with pytest.raises(ValueError, match="indices of batches end before"):
+            with pytest.raises(ValueError, match="largest index"):
                 batches.get(20)
             with pytest.raises(StopIteration):
                 batches.get(20)
     ring = jk.ring.Ring(np.zeros(1, np.int32), start=LAST)
     assert ring.put(np.ones(1, np.int32)) == LAST
-    with pytest.raises(ValueError, match="index 4611686018427387905 is beyond"):
+    with pytest.raises(ValueError, match="index 4611686018427387905"):
         ring.put(np.ones(1, np.int32))
     ring.finish()
     assert [batch.tolist() for batch in ring] == [[1]]

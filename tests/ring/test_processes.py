@@ -92,7 +92,7 @@ print(array.tolist(), ring.get().tolist())
 """
     )
     lines = output.splitlines()
-    assert all("made before the process forked" in line for line in lines[:4])
+    assert all("before the process forked" in line for line in lines[:4])
     assert lines[4] == "[0.0, 0.0, 0.0, 0.0] [0.0, 0.0, 0.0, 0.0]"
 
 

@@ -107,10 +107,10 @@ def test_what_goes_wrong_raises_with_its_message(pop):
         jax.block_until_ready(pop(ring.token()))
     token = ring.token()
     ring.close()
-    with raises("NOT_FOUND", "closed or gone"):
+    with raises("NOT_FOUND", "ring is closed"):
         jax.block_until_ready(pop(token))
     del ring
-    with raises("NOT_FOUND", "closed or gone"):
+    with raises("NOT_FOUND", "ring is closed"):
         jax.block_until_ready(pop(token))
     other = jk.ring.Ring({"x": np.zeros((8, 3), np.float32), "y": np.zeros(9, np.int32)})
     with raises("INVALID_ARGUMENT", r"leaf 1 .* is int32\[8\]; the ring's is int32\[9\]"):
@@ -206,9 +206,9 @@ def test_what_a_program_cannot_do_is_refused():
     token = ring.token()
     with pytest.raises(NotImplementedError, match="under vmap"):
         jax.vmap(lambda t: jk.ring.pop(STRUCT, t)[0]["y"])(jnp.stack([token, token]))
-    with pytest.raises(ValueError, match=r"the token is int32\[2\]; wanted uint32\[2\]"):
+    with pytest.raises(ValueError, match=r"the token is int32\[2\]"):
         jk.ring.pop(ring, jnp.zeros(2, jnp.int32))
-    with pytest.raises(ValueError, match=r"batch\['y'\] is int32\[9\]; the ring wants int32\[8\]"):
+    with pytest.raises(ValueError, match=r"batch\['y'\] is int32\[9\].* int32\[8\]"):
         jk.ring.push(ring, token, {"x": jnp.zeros((8, 3)), "y": jnp.zeros(9, jnp.int32)})
     with pytest.raises(TypeError, match="programs pack"):
         jk.ring.pop(jax.ShapeDtypeStruct((2,), jnp.int4), token)

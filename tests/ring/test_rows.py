@@ -73,7 +73,7 @@ def test_native_code_checks_sizes():
     gather = registry.module("cpu").gather_rows
     array, out = np.arange(6), np.zeros(16, np.uint8)
     part = byte_rows(array)
-    with pytest.raises(ValueError, match="16 bytes; 3 rows of 8"):
+    with pytest.raises(ValueError, match=r"16 bytes.* 3 rows of 8"):
         gather([part], np.array([0, 1, 2]), out)
     one = np.zeros(1, np.uint8)
     huge = as_strided(one, (1, 2**62), (0, 1))

@@ -1,4 +1,4 @@
-"""Would catch a check_op that passes an op which is wrong: each op here is, in one way.
+"""Would catch a check_op that accepts a wrong op: each op here is wrong in one way.
 
 The checks named here fail on the broken op alone: a right one with the same samples passes them.
 """
@@ -43,14 +43,14 @@ def kernel(name):
         ("LateRows", np.float32, "large_batch", "samples 8192 to 12287 of a batch of 33333"),
         ("OffByOne", np.int32, "eager_and_jit", "Max absolute difference.*: 1"),
         ("NoImaginary", np.complex64, "eager_and_jit", "Mismatched elements"),
-        ("BetweenSamples", np.float32, "repeated_runs", "has other bits|a large batch"),
-        ("WithinSample", np.float32, "repeated_runs", "has other bits|a large batch"),
-        ("Unwritten", np.float32, "repeated_runs", "has other bits|a large batch"),
+        ("BetweenSamples", np.float32, "repeated_runs", "differs|a large batch"),
+        ("WithinSample", np.float32, "repeated_runs", "differs|a large batch"),
+        ("Unwritten", np.float32, "repeated_runs", "differs|a large batch"),
     ],
 )
 def test_a_wrong_kernel_fails(name, dtype, check, message):
     with pytest.raises(AssertionError, match=message):
-        # A tolerance for floats is none for integers.
+        # A tolerance for floats does not apply to integers.
         jk.testing.check_op(
             kernel(name), samples(dtype), only=[check], atol=1.0 if dtype == np.int32 else 1e-4
         )
@@ -155,7 +155,7 @@ def test_an_impl_that_disagrees_with_abstract_is_named():
         abstract=lambda x: x,
         impl=lambda x: jnp.concatenate([x, x]).astype(jnp.float16),
     )
-    message = r"broken.shape: impl returns float16\[6\] and abstract says float32\[3\]"
+    message = r"broken.shape.* float16\[6\] .* float32\[3\]"
     one, batch = jnp.ones(3), jnp.ones((2, 3))
     slope = jax.grad(lambda x: op(x).sum())
     for call, x in ((op, one), (jax.jit(op), one), (jax.vmap(op), batch), (slope, one)):
@@ -171,18 +171,16 @@ def test_two_ops_of_one_name():
     first = jk.Op("broken.same", version=1, abstract=lambda x: x, impl=lambda x: x)
     # A notebook runs a cell again, and a module may be reloaded.
     jk.Op("broken.same", version=1, abstract=lambda x: x, impl=lambda x: 2 * x)
-    with pytest.raises(AssertionError, match=r"a later op is named 'broken.same' too"):
+    with pytest.raises(AssertionError, match=r"another op .*broken.same"):
         jk.testing.check_op(first, given, native=False, only=["declaration"])
     other = {"__name__": "another_package", "jk": jk}
-    with pytest.raises(
-        ValueError, match=r"'broken.same' is declared in .*test_broken_ops.* give the"
-    ):
+    with pytest.raises(ValueError, match=r"'broken.same' .*test_broken_ops"):
         exec("jk.Op('broken.same', version=1, abstract=lambda x: x, impl=lambda x: x)", other)
 
 
 @pytest.mark.parametrize("name", ["double", "", "a.", ".a", "a b.c", "a..b", None])
 def test_a_name_without_a_dot(name):
-    with pytest.raises(ValueError, match="wanted one with a dot"):
+    with pytest.raises(ValueError, match="a dot"):
         jk.Op(name, version=1, abstract=lambda x: x, impl=lambda x: x)
 
 
@@ -193,28 +191,26 @@ def test_a_rule_that_is_no_function(role):
         "impl": lambda x: x,
         role: 0 if role in ("jvp", "cost") else None,
     }
-    with pytest.raises(TypeError, match=f"broken.none: {role} is .*; wanted a function"):
+    with pytest.raises(TypeError, match=f"broken.none: {role} is "):
         jk.Op("broken.none", version=1, **rules)
 
 
 def test_batch_dims_and_static_arguments():
     op = jk.Op("broken.add", version=1, abstract=lambda x, **_: x, impl=lambda x, by=0: x + by)
     assert op(jnp.ones(2), by=np.float32(2)).tolist() == [3, 3]
-    with pytest.raises(ValueError, match=r"broken.add: batch_dims is -1; wanted"):
+    with pytest.raises(ValueError, match=r"broken.add: batch_dims is -1"):
         op(jnp.ones(3), batch_dims=-1)
     with pytest.raises(TypeError, match="integer"):
         op(jnp.ones(3), batch_dims=0.5)
     for array in (np.ones(3), jnp.ones(3), (1, jnp.float32(1))):
-        with pytest.raises(
-            TypeError, match="static argument 'by' is or holds an array; make it an op"
-        ):
+        with pytest.raises(TypeError, match="static argument 'by'"):
             op(jnp.ones(3), by=array)
-    with pytest.raises(TypeError, match="static argument 'by' is or holds an array"):
+    with pytest.raises(TypeError, match="static argument 'by'"):
         jax.jit(lambda x, by: op(x, by=by))(jnp.ones(3), 1.0)
-    with pytest.raises(TypeError, match="'by' is a list, which has no hash"):
+    with pytest.raises(TypeError, match="'by' is a list"):
         op(jnp.ones(3), by=[1, 2])
     given = [(x,) for x, _ in samples()]
-    with pytest.raises(AssertionError, match="'by' is or holds an array"):
+    with pytest.raises(AssertionError, match="'by' is or contains an array"):
         jk.testing.check_op(
             op, given, static={"by": jnp.ones(6)}, native=False, only=["eager_and_jit"]
         )

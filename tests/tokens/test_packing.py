@@ -45,10 +45,10 @@ def documents_of(lengths, dtype="int32", seed=0):
 )
 def test_equals_lists(lengths, length, method, long, bins, dtype):
     values, offsets = documents_of(lengths, dtype)
-    wanted = slow_rows(lengths, length, method, long, bins)
+    expected = slow_rows(lengths, length, method, long, bins)
     documents = [values[a:b].tolist() for a, b in itertools.pairwise(offsets)]
     found = pack(values, offsets, length, method, long=long, max_open_bins=bins, pad_id=-1)
-    for name, array in slow_arrays(wanted, documents, length, pad=-1).items():
+    for name, array in slow_arrays(expected, documents, length, pad=-1).items():
         assert found[name].dtype == array.dtype
         np.testing.assert_array_equal(found[name], array, err_msg=name)
 
@@ -130,7 +130,7 @@ def test_an_order_is_taken():
     documents = [[1, 1, 1], [2, 2], [3]]
     found = pack(documents, length=4, order=[2, 0, 1])
     assert found["tokens"].tolist() == [[3, 1, 1, 1], [2, 2, 0, 0]]
-    with pytest.raises(IndexError, match="3 to 3 of 3"):
+    with pytest.raises(IndexError, match="3 to 3"):
         pack(documents, length=4, order=[3])
 
 
@@ -166,7 +166,7 @@ def test_files_and_arrow(tmp_path):
     values, offsets = documents_of([3, 0, 9, 2], "uint16")
     np.save(tmp_path / "values.npy", values)
     np.save(tmp_path / "offsets.npy", offsets.astype(np.uint32))
-    wanted = pack(values, offsets, 8, long="split")
+    expected = pack(values, offsets, 8, long="split")
     documents = [values[a:b] for a, b in itertools.pairwise(offsets)]
     lists = pa.array([d.tolist() for d in documents], pa.large_list(pa.uint16()))
     for given_values, given_offsets in [
@@ -179,8 +179,8 @@ def test_files_and_arrow(tmp_path):
         (lists.slice(0), None),
     ]:
         found = pack(given_values, given_offsets, 8, long="split")
-        for name in wanted:
-            np.testing.assert_array_equal(found[name], wanted[name])
+        for name in expected:
+            np.testing.assert_array_equal(found[name], expected[name])
     part = pack(lists.slice(2, 2), None, 8, long="split")
     np.testing.assert_array_equal(
         part["tokens"], pack(documents[2:], None, 8, long="split")["tokens"]
@@ -194,13 +194,13 @@ def test_files_and_arrow(tmp_path):
 @pytest.mark.parametrize(
     ("offsets", "message"),
     [
-        ([0, 5, 4, 6], r"offsets\[2\] is 4 behind 5"),
+        ([0, 5, 4, 6], r"offsets\[2\] is 4 after 5"),
         ([-1, 5], r"offsets\[0\] is -1"),
-        ([0, 2**62], rf"offsets\[1\] is {2**62} behind 0.* 10 or less"),
+        ([0, 2**62], rf"offsets\[1\] is {2**62} .* 10,"),
         ([11], r"offsets\[0\] is 11"),
         ([], "offsets is empty"),
-        ([0.0, 1.0], "wanted integers"),
-        ([[0, 1]], "wanted a flat array"),
+        ([0.0, 1.0], "offsets .*float64"),
+        ([[0, 1]], "one dimension"),
     ],
 )
 def test_bad_offsets(offsets, message):
@@ -211,21 +211,21 @@ def test_bad_offsets(offsets, message):
 @pytest.mark.parametrize(
     ("values", "offsets", "options", "message"),
     [
-        (np.arange(10), [0, 10], {}, 'document 0 has 10 tokens and a row 8; .*long="split"'),
+        (np.arange(10), [0, 10], {}, 'document 0 has 10 tokens.* 8; .*long="split"'),
         (np.arange(10), [0, 4], {"length": 0}, "length is 0"),
-        (np.arange(10), [0, 4], {"method": "worst"}, "method is 'worst'; wanted one of"),
+        (np.arange(10), [0, 4], {"method": "worst"}, "method is 'worst'"),
         (np.arange(10), [0, 4], {"long": "keep"}, "long is 'keep'"),
         (np.arange(10), [0, 4], {"max_open_bins": 0}, "max_open_bins is 0"),
         (np.arange(10), [0, 4], {"pad_id": 2**31}, "pad_id is 2147483648"),
-        (np.array([1, 2**31]), [0, 2], {}, "2147483648 among its values, at 1"),
-        (np.array([1, -(2**31) - 1]), [0, 2], {}, "-2147483649 among its values, at 1"),
-        (np.array([2**31], np.uint32), [0, 1], {}, "2147483648 among its values, at 0"),
-        (np.array([0, 2**63], np.uint64), [0, 2], {}, "9223372036854775808 among its values, at 1"),
-        (np.zeros(4), [0, 4], {}, "dtype float64; wanted integers or float32"),
-        (np.zeros((4, 2), int), [0, 4], {}, r"int64\[4, 2\]; wanted a flat array"),
+        (np.array([1, 2**31]), [0, 2], {}, "value 1 .* 2147483648"),
+        (np.array([1, -(2**31) - 1]), [0, 2], {}, "value 1 .* -2147483649"),
+        (np.array([2**31], np.uint32), [0, 1], {}, "value 0 .* 2147483648"),
+        (np.array([0, 2**63], np.uint64), [0, 2], {}, "value 1 .* 9223372036854775808"),
+        (np.zeros(4), [0, 4], {}, "dtype float64"),
+        (np.zeros((4, 2), int), [0, 4], {}, r"int64\[4, 2\]"),
         ({}, [0], {}, "empty dict"),
-        (7, None, {}, "wanted offsets with it"),
-        ({"a": [[1], [2]], "b": [[1, 2], [3]]}, None, {}, "'b' has documents of other lengths"),
+        (7, None, {}, "without offsets"),
+        ({"a": [[1], [2]], "b": [[1, 2], [3]]}, None, {}, "'b' have documents"),
     ],
 )  # fmt: skip
 def test_bad_arguments(values, offsets, options, message):
@@ -256,7 +256,7 @@ def test_rows_that_cannot_be_are_refused():
         packed_rows(good._replace(ends=np.array([2])), {"tokens": values})
     with pytest.raises(ValueError, match="ends before"):
         packed_rows(good._replace(ends=np.array([0])), {"tokens": values})
-    with pytest.raises(ValueError, match="another shape"):
+    with pytest.raises(ValueError, match="wrong shape"):
         packed_rows(good, {"tokens": values}, out={"tokens": np.empty((1, 7), np.int32)})
     documents = Documents(values, [0, 5, 10, 10])
     with pytest.raises(ValueError, match="rows of float32"):
@@ -287,5 +287,5 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path):
     documents = Documents(path, [0, 100_000])
     with path.open("r+b") as file:
         file.truncate(5000)
-    with pytest.raises(OSError, match="which has 5000 bytes now"):
+    with pytest.raises(OSError, match="5000 bytes"):
         jk.tokens.pack(documents, length=100_000)

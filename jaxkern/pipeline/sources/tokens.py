@@ -1,4 +1,4 @@
-"""A source of documents of tokens, of any length each."""
+"""A source of token documents of variable length."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from jaxkern.tokens import Documents, padded_rows
 
 
 class TokenSource(BatchSource):
-    """Documents of tokens: values behind each other, and offsets among them.
+    """Source of token documents, stored as concatenated values and offsets.
 
-    Behind it stands a `Pack`, which takes the documents from where they lie. Without one, each is a
-    row of its own: the fields int32 [N, width], `pad_id` behind the last token, and "length",
-    int32 [N]. The width is `max_length`, or the longest document's length.
+    Usually followed by `Pack`, which reads the documents without a copy. Without it each document
+    is one padded row: the fields int32 [N, width], and "length", int32 [N]. The width is
+    `max_length`, or the length of the longest document.
 
     Args:
       values, offsets: see `jaxkern.tokens.Documents`: arrays, memory maps or paths of ``.npy``
         files; or, without offsets, a sequence of arrays or an Arrow array of lists.
-      max_length: tokens that a document has at most; what is behind them is left out. None: all.
-      pad_id: what stands in padding; a dict by field where they differ.
-    Raises: as `Documents`.
+      max_length: documents are truncated to this number of tokens; None: no limit.
+      pad_id: value of padding; a dict of field -> value if the fields differ.
+
+    Raises:
+      As `Documents`.
 
     >>> import jaxkern as jk
     >>> source = jk.pipeline.TokenSource([1, 2, 3, 4, 5, 6], offsets=[0, 3, 4, 6])
@@ -46,12 +48,14 @@ class TokenSource(BatchSource):
     ) -> None:
         self.documents = Documents(values, offsets, max_length)
         if "length" in self.documents.fields:
-            raise ValueError("a field is named 'length', which the batches have beside: rename it")
+            raise ValueError(
+                "the field name 'length' is reserved for the lengths of documents; rename it"
+            )
         self.pad_id = pad_id
 
     @functools.cached_property
     def width(self) -> int:
-        """Columns of the batches."""
+        """Return the number of columns of the batches."""
         return self.documents.max_length or max(self.documents.longest(), 1)
 
     def __len__(self) -> int:
@@ -66,13 +70,15 @@ class TokenSource(BatchSource):
         return f"TokenSource({fields}; {first} to {last}, at most {self.documents.max_length})"
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """The documents, each in a row."""
+        """Return documents, one per row."""
         if records.size and not (records.min() >= 0 and records.max() < len(self)):
-            raise IndexError(f"records {records.min()} to {records.max()} of {len(self)}")
+            raise IndexError(
+                f"records {records.min()} to {records.max()} are out of range for {len(self)}"
+            )
         self.documents.check_files()
         begins, lengths = self.documents.places(records)
-        made = padded_rows(begins, lengths, self.width, self.documents.fields, self.pad_id, out)
+        rows = padded_rows(begins, lengths, self.width, self.documents.fields, self.pad_id, out)
         if out is None:
-            return {**made, "length": lengths.astype(np.int32)}
+            return {**rows, "length": lengths.astype(np.int32)}
         out["length"][...] = lengths
         return out

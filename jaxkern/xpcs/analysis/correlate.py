@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core.archives import digest
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.version import __version__
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
@@ -32,7 +33,6 @@ from jaxkern.xpcs.detectors.opening import open_frames
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.made_of import file_told, links_told
 from jaxkern.xpcs.files.results_writer import write_results
-from jaxkern.xpcs.fitting.checkpoint import digest
 
 # A longer list is told by its digest.
 _LISTED = 20

@@ -27,14 +27,14 @@ from jaxkern.xpcs.files.prepare import (
 )
 from jaxkern.xpcs.files.simulation import check_room, simulate_to_file
 from jaxkern.xpcs.fitting.fit import fit
-from jaxkern.xpcs.fitting.options import StreamingOptions
+from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions, StreamingOptions
 from jaxkern.xpcs.fitting.parameters import physics_vector
 from jaxkern.xpcs.fitting.result import FitResult, load_result, save_result
 from jaxkern.xpcs.model.geometry import Geometry
 from jaxkern.xpcs.model.models import LaminarFlow, Model, Static
 
-# Settings of `optimization` that are arguments of `fit`.
-_PASSED_ON = ["loss", "f_scale", "absolute_sigma", "errors", "ftol", "xtol", "gtol", "max_nfev"]
+# Settings of `optimization` that are fields of `SolverOptions`.
+_SOLVER_SETTINGS = ["loss", "f_scale", "ftol", "xtol", "gtol", "max_nfev"]
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,15 @@ def fit_measurement(
     """Fits with the settings; checkpoints go to ``output/checkpoints`` unless they say where."""
     start, how = config.initial_parameters, config.optimization
     streaming = vars(how.streaming) | {
-        "checkpoint_dir": how.streaming.checkpoint_dir or Path(output) / "checkpoints"
+        "checkpoint_dir": how.streaming.checkpoint_dir or Path(output) / "checkpoints",
+        "strategy": None if how.strategy == "auto" else how.strategy,
     }
+    solver = SolverOptions(
+        multistart=how.multistart.starts,
+        seed=how.multistart.seed,
+        allow_bounds=start.allow_bounds,
+        **{name: getattr(how, name) for name in _SOLVER_SETTINGS},
+    )
     return fit(
         measurement.model,
         measurement.data,
@@ -135,14 +142,11 @@ def fit_measurement(
         config.scaling,
         bounds=start.bounds or None,
         hold=start.hold,
-        allow_bounds=start.allow_bounds,
         keep=measurement.keep,
-        multistart=how.multistart.starts,
-        seed=how.multistart.seed,
-        strategy=None if how.strategy == "auto" else how.strategy,
+        solver=solver,
+        errors=ErrorOptions(how.errors, how.absolute_sigma),
         streaming=StreamingOptions(**streaming),
         progress=progress,
-        **{name: getattr(how, name) for name in _PASSED_ON},
     )
 
 

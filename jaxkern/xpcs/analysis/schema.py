@@ -76,9 +76,8 @@ class InitialParameters:
 @dataclass(frozen=True)
 class Streaming:
     enable_checkpoints: bool = _key("so that a killed fit can go on", False)
-    checkpoint_frequency: int = _key("chunks of data between two checkpoints", 10)
+    checkpoint_frequency: int = _key("passes between two checkpoints", 1)
     checkpoint_dir: str | None = _key("null: checkpoints/ in the output directory")
-    max_checkpoint_overhead: float = _key("part of the time that writing them may take", 0.02)
     chunk_points: int | None = _key("points the kernel gets at a time; null: 2^21")
     on_bad_chunk: Literal["exclude", "raise"] = _key(
         "rows with NaN, or that cannot be read", "exclude"
@@ -94,8 +93,8 @@ class Multistart:
 
 @dataclass(frozen=True)
 class Optimization:
-    strategy: Literal["auto", "STANDARD", "LARGE", "CHUNKED", "STREAMING"] = _key(
-        "auto: by size and memory limit", "auto"
+    strategy: Literal["auto", "memory", "stream", "STANDARD", "LARGE", "CHUNKED", "STREAMING"] = (
+        _key("auto: by size and memory limit", "auto")
     )
     loss: Literal["linear", "soft_l1", "huber", "cauchy", "arctan"] = _key(
         "how residuals count", "linear"

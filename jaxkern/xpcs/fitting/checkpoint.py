@@ -1,189 +1,147 @@
-"""The file that a fit resumes from: written whole or not at all, and checked before it is believed.
+"""The checkpoint of a fit: the best point of each start, in a small file.
 
-A file is a magic word, the SHA-256 of what follows, and an npz archive: the fingerprint of the fit
-as JSON, the log of finished passes (points and states), and the unfinished pass with the states of
-its finished chunks. The solver has no state of its own here: replaying the log brings it back.
+The file is a SHA-256 and a JSON object with a fingerprint of the fit, the excluded row blocks and
+the state of each start. A resumed fit starts at the stored point and converges to the same minimum.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-from dataclasses import dataclass, field
+import math
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.archives import npz_bytes
+from jaxkern.core.archives import digest
 from jaxkern.core.paths import remove_leftovers, write_atomically
+from jaxkern.xpcs.fitting.evaluation import Evaluation, FitProblem
+from jaxkern.xpcs.fitting.passes import BadBlocks
+from jaxkern.xpcs.fitting.sampling import rows_of
+from jaxkern.xpcs.fitting.solver import Solution
 
 Array = NDArray[np.float64]
 
-_MAGIC = b"jaxkern-fit-1\n"
-
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be resumed from; the message says why."""
+    """A checkpoint that cannot be resumed from; the message has the reason."""
 
 
 @dataclass
-class PartialPass:
-    """A pass that was under way: its point, the states so far and how many chunks are in them."""
+class StartState:
+    """The best free parameters of a start; `status` is None while the solver has not finished."""
 
-    x: Array
-    states: Array  # [n_phi, S]
-    chunks: int
+    x: list[float]
+    cost: float
+    passes: int
+    status: int | None = None
+    message: str = ""
 
-
-@dataclass
-class PassLog:
-    """What a fit has computed: finished passes in order, one that is under way, bad blocks.
-
-    `excluded` holds (angle, row block) pairs. When a block turns bad in the middle of a fit, the
-    cost is another function from then on: the solver starts again from `start`, and the passes
-    before it are only counted, in `earlier`. `extra` holds the states of the finished passes for
-    the errors, which follow the solver's last.
-    """
-
-    points: list[Array] = field(default_factory=list)
-    states: list[Array] = field(default_factory=list)  # [n_phi, S] each
-    partial: PartialPass | None = None
-    excluded: list[tuple[int, int]] = field(default_factory=list)
-    start: Array | None = None
-    earlier: int = 0
-    extra: list[Array] = field(default_factory=list)  # [n_phi, S] each
-
-
-def _pack(fingerprint: dict[str, Any], log: PassLog) -> bytes:
-    arrays: dict[str, Any] = {
-        "fingerprint": np.frombuffer(json.dumps(fingerprint, sort_keys=True).encode(), np.uint8),
-        "excluded": np.array(log.excluded, np.int64).reshape(-1, 2),
-        "earlier": np.int64(log.earlier),
-        "points": np.array(log.points),
-        "states": np.array(log.states),
-        "extra": np.array(log.extra),
-    }
-    if log.start is not None:
-        arrays["start"] = log.start
-    if log.partial is not None:
-        arrays["partial_x"] = log.partial.x
-        arrays["partial_states"] = log.partial.states
-        arrays["partial_chunks"] = np.int64(log.partial.chunks)
-    return npz_bytes(arrays)
-
-
-def save(path: Path, fingerprint: dict[str, Any], log: PassLog) -> None:
-    """Replaces the file at `path` in one step; a kill at any moment leaves the old or the new."""
-    payload = _pack(fingerprint, log)
-    digest = hashlib.sha256(payload).hexdigest().encode() + b"\n"
-    write_atomically(path, _MAGIC + digest + payload)
-
-
-def load(path: Path, fingerprint: dict[str, Any], sizes: tuple[int, int, int]) -> PassLog:
-    """Reads a checkpoint of the fit with this fingerprint.
-
-    Args:
-      path: the file.
-      fingerprint: of the fit.
-      sizes: free parameters, angles and numbers of a state.
-
-    Raises:
-      CheckpointError: if the file is damaged or belongs to another fit, with the reason.
-    """
-    content = path.read_bytes()
-    if not content.startswith(_MAGIC):
-        raise CheckpointError(f"{path} is not a checkpoint of this version of jaxkern's fit")
-    start = len(_MAGIC) + 65
-    payload = content[start:]
-    if hashlib.sha256(payload).hexdigest().encode() + b"\n" != content[len(_MAGIC) : start]:
-        raise CheckpointError(
-            f"{path} is damaged: its checksum does not match its {len(payload)} bytes of content; "
-            "delete it to start the fit anew"
+    def solution(self) -> Solution | None:
+        """Return the solution of a finished solver."""
+        if self.status is None:
+            return None
+        return Solution(
+            np.array(self.x), self.cost, self.status, self.message, self.passes, (self.cost,)
         )
-    damaged = f"{path} is damaged: it holds no passes of this fit; delete it to start the fit anew"
-    try:
-        theirs, log = _unpack(payload)
-    except Exception as error:  # of JSON, zip and NumPy, which have no kind in common
-        raise CheckpointError(f"{damaged} ({error})") from error
-    # Through JSON, so that both sides went the same way.
-    ours = json.loads(json.dumps(fingerprint, sort_keys=True))
-    if theirs != ours:
-        raise CheckpointError(_difference(path, ours, theirs))
-    try:
-        _check_shapes(log, sizes)
-    except ValueError as error:
-        raise CheckpointError(f"{damaged} ({error})") from error
-    return log
 
 
-def _unpack(payload: bytes) -> tuple[dict[str, Any], PassLog]:
-    """The inverse of `_pack`, with any exception for what it did not write."""
-    with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
-        theirs = json.loads(arrays["fingerprint"].tobytes().decode())
-        if not isinstance(theirs, dict):
-            raise ValueError("the fingerprint is no mapping")
-        log = PassLog(
-            excluded=[(int(angle), int(block)) for angle, block in arrays["excluded"]],
-            start=arrays.get("start"),
-            earlier=int(arrays["earlier"]),
-            points=list(arrays["points"]),
-            states=list(arrays["states"]),
-            extra=list(arrays["extra"]),
-        )
-        if "partial_x" in arrays:
-            log.partial = PartialPass(
-                arrays["partial_x"], arrays["partial_states"], int(arrays["partial_chunks"])
+class Checkpoint:
+    """The file ``fit.checkpoint`` of a fit, which `save` replaces atomically."""
+
+    def __init__(self, problem: FitProblem, start: Array, bad: BadBlocks) -> None:
+        """Read the file; raise CheckpointError if it is damaged or of another fit."""
+        self._path = Path(problem.streaming.checkpoint_dir) / "fit.checkpoint"
+        self._frequency = problem.streaming.checkpoint_frequency
+        self._fingerprint = _fingerprint(problem, start)
+        self._bad = bad
+        self.starts: dict[int, StartState] = {}
+        if self._path.exists():
+            self._load(int(problem.free.sum()))
+
+    def after_pass(self, k: int, evaluation: Evaluation) -> None:
+        """Save the best point of start k if a checkpoint is due."""
+        passes = evaluation.earlier + evaluation.passes
+        if evaluation.best is not None and passes % self._frequency == 0:
+            x, point = evaluation.best
+            self.save(k, StartState(x.tolist(), point.cost, passes))
+
+    def save(self, k: int, state: StartState) -> None:
+        """Store the state of start k."""
+        self.starts[k] = state
+        content = {
+            "fingerprint": self._fingerprint,
+            "excluded": sorted(self._bad.excluded),
+            "reasons": self._bad.reasons,
+            "starts": {str(k): asdict(start) for k, start in self.starts.items()},
+        }
+        text = json.dumps(content).encode()
+        write_atomically(self._path, hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
+
+    def remove(self) -> None:
+        """Delete the file, and temporary files of killed processes."""
+        self._path.unlink(missing_ok=True)
+        if self._path.parent.is_dir():
+            remove_leftovers(self._path)
+
+    def _load(self, n_free: int) -> None:
+        checksum, _, text = self._path.read_bytes().partition(b"\n")
+        damaged = f"{self._path} is damaged or not a checkpoint; delete it to start again"
+        try:
+            if hashlib.sha256(text).hexdigest().encode() != checksum:
+                raise ValueError("its checksum does not match")
+            content = json.loads(text)
+            fingerprint = dict(content["fingerprint"])
+            excluded = {(int(angle), int(block)) for angle, block in content["excluded"]}
+            reasons = list(map(str, content["reasons"]))
+            starts = {int(k): StartState(**state) for k, state in content["starts"].items()}
+            shapes = {np.array(state.x, np.float64).shape for state in starts.values()}
+        except Exception as error:  # JSON, lookups and conversions share no type of error
+            raise CheckpointError(f"{damaged} ({error})") from error
+        ours = self._fingerprint
+        differing = [name for name in ours if not _equal(ours[name], fingerprint.get(name))]
+        if differing:
+            raise CheckpointError(
+                f"{self._path} belongs to another fit; it differs in {', '.join(differing)}. Pass "
+                "another checkpoint_dir, or delete the file to start again"
             )
-    return theirs, log
+        if not shapes <= {(n_free,)}:
+            raise CheckpointError(f"{damaged} (expected points of {n_free} numbers, got {shapes})")
+        self._bad.excluded |= excluded
+        self._bad.reasons += [r for r in reasons if r not in self._bad.reasons]
+        self.starts = starts
 
 
-def _check_shapes(log: PassLog, sizes: tuple[int, int, int]) -> None:
-    """Raises ValueError for arrays that are not float64 of the fit's sizes."""
-    if len(log.points) != len(log.states):
-        raise ValueError(f"{len(log.points)} points and {len(log.states)} states")
-    points = log.points + ([] if log.start is None else [log.start])
-    # A pass at another point than the fit comes to is not gone on with, so x may be anything.
-    states = log.states + log.extra + ([] if log.partial is None else [log.partial.states])
-    for array, shape in [(p, sizes[:1]) for p in points] + [(s, sizes[1:]) for s in states]:
-        if array.dtype != np.float64 or array.shape != shape:
-            raise ValueError(f"{array.dtype} {list(array.shape)} where float64 {shape} belongs")
-    counts = [log.earlier, *(n for pair in log.excluded for n in pair)]
-    if min(counts) < 0 or (log.partial is not None and log.partial.chunks < 0):
-        raise ValueError("a negative count")
+def _fingerprint(problem: FitProblem, start: Array) -> dict[str, Any]:
+    """Return JSON data that identify a fit.
+
+    Sampled rows identify the data, and projections of the tables at the start identify the model.
+    """
+    model, data, layout, solver = problem.model, problem.data, problem.layout, problem.solver
+    sample, sigma = data.sample, problem.noise.per_angle
+    tables = problem.context.program.host_tables(layout.split(start).physics)
+    return {
+        "data": [list(data.shape), np.dtype(data.dtype).str, digest(sample.rows, sample.values)],
+        "keep": digest(data.keep),
+        "sigma": digest(rows_of(problem.noise.sigma, sample.rows)) if sigma is None else [*sigma],
+        "model": [type(model).__qualname__, *model.parameter_names, model.shear_power],
+        "phases": [float(np.cos(np.arange(t.size)) @ t.ravel()) for t in tables],
+        "start": start.tolist(),
+        "bounds": [problem.lower.tolist(), problem.upper.tolist()],
+        "hold": (~problem.free).tolist(),
+        "scaling": [layout.scaling, *layout.contrast, *layout.offset],
+        "loss": [solver.loss, float(solver.f_scale)],
+        "multistart": [int(solver.multistart), int(solver.seed)],
+    }
 
 
-def _difference(path: Path, ours: dict[str, Any], theirs: dict[str, Any]) -> str:
-    differing = [
-        f"{key} (there {_shown(theirs.get(key))}, here {_shown(ours.get(key))})"
-        for key in sorted({*ours, *theirs})
-        if ours.get(key) != theirs.get(key)
-    ]
-    return (
-        f"{path} belongs to another fit; it differs in {', '.join(differing)}. "
-        "Give another checkpoint_dir, or delete the file to start anew"
-    )
-
-
-def _shown(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else text[:16] + "..."
-
-
-def remove(path: Path) -> None:
-    """Deletes the checkpoint, and what writes that were killed half-way left beside it."""
-    path.unlink(missing_ok=True)
-    if path.parent.is_dir():
-        remove_leftovers(path)
-
-
-def digest(*arrays: Any) -> str:
-    """A short fingerprint of arrays: their bytes, shapes and dtypes."""
-    total = hashlib.sha256()
-    for array in arrays:
-        value = np.ascontiguousarray(array)
-        total.update(f"{value.dtype.str}{value.shape}".encode())
-        total.update(value.tobytes())
-    return total.hexdigest()[:32]
+def _equal(a: Any, b: Any) -> bool:
+    """Compare values of fingerprints; numbers up to rounding, which depends on the CPU."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12)
+    return bool(a == b)

@@ -1,232 +1,164 @@
-"""The function that the solver calls: passes with their log, checkpoints and replay."""
+"""The function that the solver calls: normal equations at a point, from one pass over the data."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.memory import anonymous_bytes
-from jaxkern.xpcs.fitting import checkpoint
-from jaxkern.xpcs.fitting.checkpoint import CheckpointError, PartialPass, PassLog
+from jaxkern.core.progress import ProgressBar
+from jaxkern.xpcs.fitting.data import FitData
+from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions, StreamingOptions
+from jaxkern.xpcs.fitting.parameters import FitLayout, PeriodicBounds
 from jaxkern.xpcs.fitting.pass_program import AngleSums, assemble_states
-from jaxkern.xpcs.fitting.problem import FitProblem
+from jaxkern.xpcs.fitting.passes import PassContext, PassRunner
+from jaxkern.xpcs.fitting.sampling import Noise
 from jaxkern.xpcs.fitting.solver import NormalPoint, Solution
+from jaxkern.xpcs.model.models import Model
 
 Array = NDArray[np.float64]
 
 
-class StartAgain(Exception):
-    """Blocks turned bad after the first pass: the cost is another function from here on."""
+class FitProgress(ProgressBar):
+    """The progress bar of a fit: number and cost of passes, and chunks of the current pass."""
 
-    def __init__(self, x: Array) -> None:
-        super().__init__("blocks turned bad in the middle of the fit")
-        self.x = x
+    def __init__(self, enabled: bool) -> None:
+        super().__init__(enabled, "fit: pass 1", "chunk")
+
+    def after_pass(self, number: int, cost: float) -> None:
+        """Show that pass `number` is finished."""
+        self.update(done=0, text=f"fit: pass {number + 1}, cost {cost:.6g}")
+
+    def after_extra(self, number: int, total: int) -> None:
+        """Show that pass `number` of `total` for the standard errors is finished."""
+        self.update(done=0, text=f"errors: pass {min(number + 1, total)} of {total}")
 
 
-@dataclass
-class CheckpointStore:
-    """Saves the log every `frequency` chunks and after every pass, within a share of the time.
+@dataclass(frozen=True)
+class FitProblem:
+    """Data, noise, parameters and options of a fit, which all of its starts share.
 
-    `max_overhead` is the part of the time that saving may take; a save that would go beyond it
-    waits for a later chunk.
+    Attributes:
+      bounds: of all fitted parameters, as the user gave them.
+      lower, upper: the same for the solver, infinite for periodic parameters.
+      free: True for fitted parameters that are not held [p].
+      mirrored: True for angles with symmetric data [n_phi].
     """
 
-    path: Path
-    fingerprint: dict[str, Any]
-    frequency: int
-    max_overhead: float
-    free_from: float = 0.0
-
-    def load(self, sizes: tuple[int, int, int]) -> PassLog:
-        """The log so far; an empty one where there is no checkpoint."""
-        if not self.path.exists():
-            return PassLog()
-        return checkpoint.load(self.path, self.fingerprint, sizes)
-
-    def is_due(self, chunks: int) -> bool:
-        return chunks % self.frequency == 0 and time.monotonic() >= self.free_from
-
-    def save(self, log: PassLog) -> None:
-        start = time.monotonic()
-        checkpoint.save(self.path, self.fingerprint, log)
-        end = time.monotonic()
-        self.free_from = end + (end - start) * (1.0 / self.max_overhead - 1.0)
-
-    def remove(self) -> None:
-        checkpoint.remove(self.path)
+    model: Model
+    data: FitData
+    noise: Noise
+    layout: FitLayout
+    bounds: PeriodicBounds
+    lower: Array
+    upper: Array
+    free: NDArray[np.bool_]
+    mirrored: NDArray[np.bool_]
+    context: PassContext
+    solver: SolverOptions
+    errors: ErrorOptions
+    streaming: StreamingOptions
 
 
 class Evaluation:
-    """x (the free parameters) -> `NormalPoint`, from the log where it has the pass already."""
+    """Evaluates the normal equations at points of one start: free parameters x -> `NormalPoint`.
+
+    Args:
+      problem: the fit.
+      runner: runs its passes.
+      base: the start [p], which has the values of held parameters.
+      progress: shows the passes.
+      on_pass: called after every pass of the solver.
+      earlier: passes of this start before it was resumed.
+    """
 
     def __init__(
-        self, problem: FitProblem, base: Array, store: CheckpointStore | None = None
+        self,
+        problem: FitProblem,
+        runner: PassRunner,
+        base: Array,
+        progress: FitProgress,
+        on_pass: Callable[[Evaluation], None] | None = None,
+        earlier: int = 0,
     ) -> None:
-        self._problem = problem
-        self._layout = problem.layout
-        self._program = problem.context.program
-        self._bad = problem.bad
-        self._base = base
-        self.free = problem.free
-        self.store = store
-        sizes = (int(self.free.sum()), self._program.n_phi, self._program.state_size)
-        self.log = PassLog() if store is None else store.load(sizes)
-        self._bad.excluded |= set(self.log.excluded)
-        self._way = problem.data.way(
-            problem.context,
-            problem.bad,
-            problem.streaming,
-            after_chunk=self._after_chunk,
-            advance=problem.progress.update,
-        )
-        self._served = 0
-        self._excluded_before = 0
-        self.seconds = 0.0  # in passes, without compiling
-        self.peak_bytes = anonymous_bytes()
-        self.best: tuple[float, Array, AngleSums] | None = None
-        self._at_solution: tuple[bytes, AngleSums] | None = None
+        self.problem, self.runner, self.free = problem, runner, problem.free
+        self._base, self._progress, self._on_pass = base, progress, on_pass
+        self.start = self._x = base[problem.free]
+        self.earlier = earlier  # passes before the last restart, which had another cost
+        self.passes = 0  # since then
+        self.best: tuple[Array, NormalPoint] | None = None
 
     def full(self, x: Array) -> Array:
-        """All fitted parameters, those that are held included."""
+        """Return all fitted parameters, including held ones."""
         vector = self._base.copy()
         vector[self.free] = x
         return vector
 
-    def __call__(self, x: Array) -> NormalPoint:
-        log, served = self.log, self._served
-        if served < len(log.points):
-            if log.points[served].tobytes() != x.tobytes():
-                raise CheckpointError(
-                    f"the checkpoint's pass {served} was at {log.points[served].tolist()} and this "
-                    f"fit comes to {x.tolist()} there; delete the checkpoint to start anew"
-                )
-            states = log.states[served]
-        else:
-            states = self._compute(x)
-        self._served += 1
-        sums = self._sums_of(states, x)
-        normal = self._layout.join(sums)
-        if np.isfinite(normal.cost) and (self.best is None or normal.cost < self.best[0]):
-            self.best = (normal.cost, x.copy(), sums)
-        self._problem.progress.after_pass(log.earlier + self._served, normal.cost)
-        return self.of_free(normal)
+    def __call__(self, x: Array) -> NormalPoint | None:
+        """Return the normal equations; None if row blocks were excluded after the first pass.
 
-    def _sums_of(self, states: Array, x: Array) -> AngleSums:
-        contrast = self._layout.split(self.full(x)).contrast
-        return assemble_states(states, self._problem.model, contrast)
+        The cost is another function then, and the solver must be restarted from `restart`.
+        """
+        self._x = x
+        excluded = len(self.runner.bad.excluded)
+        sums = self._sums(x)
+        if len(self.runner.bad.excluded) > excluded and self.passes > 0:
+            return None
+        self.passes += 1
+        point = self.restrict(self.problem.layout.join(sums))
+        if np.isfinite(point.cost) and (self.best is None or point.cost < self.best[1].cost):
+            self.best = (x.copy(), point)
+        self._progress.after_pass(self.earlier + self.passes, point.cost)
+        if self._on_pass is not None:
+            self._on_pass(self)
+        return point
 
-    def of_free(self, normal: NormalPoint) -> NormalPoint:
-        """The rows and columns of the free parameters."""
+    def restart(self) -> Array:
+        """Forget all passes, and return the best point among them."""
+        x = self._x if self.best is None else self.best[0]
+        self.earlier += self.passes
+        self.passes, self.best = 0, None
+        return x
+
+    def _sums(self, x: Array, left_out: NDArray[np.bool_] | None = None) -> AngleSums:
+        point = self.problem.layout.split(self.full(x))
+        states = self.runner.states(point, left_out)
+        return assemble_states(states, self.problem.model, point.contrast)
+
+    def restrict(self, normal: NormalPoint) -> NormalPoint:
+        """Return the rows and columns of the free parameters."""
         free = self.free
         if free.all():
             return normal
-        return NormalPoint(normal.jtj[np.ix_(free, free)], normal.jtr[free], normal.cost)
+        jtj, jtr = normal.jtj[np.ix_(free, free)], normal.jtr[free]
+        return NormalPoint(jtj, jtr, normal.cost, normal.sums)
 
-    def _compute(self, x: Array) -> Array:
-        log = self.log
-        self._excluded_before = len(self._bad.excluded)
-        states = self._pass(x, x)
-        self._check_excluded(x)
-        if self.store is not None:
-            log.points.append(x.copy())
-            log.states.append(states.copy())
-            log.excluded = sorted(self._bad.excluded)
-            if self.store.is_due(0):
-                self.store.save(log)
-        return states
+    def unfinished(self) -> Solution | None:
+        """Return the best point of an interrupted solver; None before its first pass."""
+        if self.best is None:
+            return None
+        x, point = self.best
+        # -2 is SciPy's status of a solver that was stopped by its caller.
+        return Solution(x, point.cost, -2, "", self.passes, (point.cost,), point)
 
-    def _pass(self, x: Array, key: Array) -> Array:
-        """The states at x; `key` tells an unfinished pass from that of another kind."""
-        log = self.log
-        partial = log.partial
-        if partial is not None and partial.x.tobytes() != key.tobytes():
-            partial = None
-        log.partial = None
-        start, compiled = time.perf_counter(), self._program.compile_seconds
-        states = self._way.states(self._layout.split(self.full(x)), key, partial)
-        self.seconds += time.perf_counter() - start - (self._program.compile_seconds - compiled)
-        self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
-        log.partial = None
-        return states
+    def sums(self, solution: Solution) -> AngleSums:
+        """Return the sums at a solution, from another pass if it was read from a checkpoint."""
+        if solution.point is not None:
+            sums: AngleSums = solution.point.sums
+            return sums
+        return self._sums(solution.x)
 
-    def _after_chunk(self, x: Array, states: Array, done: int) -> None:
-        """Saves the unfinished pass where a checkpoint is due."""
-        self._check_excluded(x)
-        if self.store is None or not self.store.is_due(done):
-            return
-        self.log.partial = PartialPass(x.copy(), states.copy(), done)
-        self.log.excluded = sorted(self._bad.excluded)
-        self.store.save(self.log)
+    def extra_passes(
+        self, passes: Sequence[tuple[Array, NDArray[np.bool_] | None]]
+    ) -> list[AngleSums]:
+        """Return the sums at points without some frames [n], for the standard errors.
 
-    def _check_excluded(self, x: Array) -> None:
-        if len(self._bad.excluded) > self._excluded_before and self._served > 0:
-            raise StartAgain(self.best[1] if self.best is not None else x)
-
-    def start_again(self, x: Array) -> None:
-        """Forgets the passes so far, which were of another cost."""
-        log = self.log
-        log.earlier += self._served
-        log.points.clear()
-        log.states.clear()
-        log.extra.clear()
-        log.partial, log.start = None, x.copy()
-        log.excluded = sorted(self._bad.excluded)
-        self._served = 0
-        self.best = None
-
-    def phases(self, physics: Array) -> tuple[Array, Array]:
-        """The phases at these parameters."""
-        return self.tables(physics)[:2]
-
-    def tables(self, physics: Array) -> tuple[Array, Array, Array, Array]:
-        """The phases at these parameters, and their derivatives, as `Tables` has them."""
-        A, X, tangents_A, tangents_X = map(np.asarray, self._program.tables_at(physics))
-        return A, X, tangents_A, tangents_X
-
-    def unfinished(self) -> Solution:
-        """The best point so far, of a solver that was interrupted."""
-        assert self.best is not None
-        cost, x, sums = self.best
-        point = self.of_free(self._layout.join(sums))
-        # SciPy's status of a solver that its caller has stopped.
-        return Solution(x, point, -2, "", self._served, (cost,))
-
-    def sums(self, x: Array) -> AngleSums:
-        """The sums at the solution, from a pass at the same point."""
-        if self.best is None or self.best[1].tobytes() != x.tobytes():
-            # The solver stopped at a point that is not the best one; its pass is run again. Blocks
-            # that turn bad only now are left out of the sums, and there is no start to go back to.
-            self._excluded_before = self._bad.total
-            if self._at_solution is None or self._at_solution[0] != x.tobytes():
-                states = self._pass(x, np.append(x, -1.0))
-                self._at_solution = (x.tobytes(), self._sums_of(states, x))
-            return self._at_solution[1]
-        return self.best[2]
-
-    def extra_passes(self, passes: Sequence[tuple[Array, NDArray[np.bool_]]]) -> list[AngleSums]:
-        """The sums at some x without some frames [n], after the solver's: the same in every life.
-
-        Blocks of rows that turn bad here are left out of the sums, as in `sums`.
+        Row blocks that turn bad here are excluded from the sums.
         """
-        log = self.log
-        self._excluded_before = self._bad.total
-        found = []
+        results = []
         for number, (x, left_out) in enumerate(passes):
-            if number < len(log.extra):
-                states = log.extra[number]
-            else:
-                with self._problem.context.without(left_out):
-                    states = self._pass(x, np.append(x, number))
-                if self.store is not None:
-                    log.extra.append(states.copy())
-                    if self.store.is_due(0):
-                        self.store.save(log)
-            self._problem.progress.after_extra(number + 1, len(passes))
-            found.append(self._sums_of(states, x))
-        return found
+            results.append(self._sums(x, left_out))
+            self._progress.after_extra(number + 1, len(passes))
+        return results

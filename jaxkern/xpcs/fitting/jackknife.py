@@ -1,24 +1,23 @@
-"""Standard errors by a jackknife: what leaving out a block of frames, or an angle, changes.
+"""Standard errors by a jackknife that leaves out blocks of frames, or angles.
 
-The noise of a two-time correlation is that of speckles and photons, which a frame has in common
-with all the others that it is correlated with: its points are far from independent, and
-2 inv(J^T J) is too small by factors of 2 to 20. A block of frames that is left out of both times
-takes its noise with it.
+The noise of a two-time correlation comes from speckles and photons. A frame shares its noise with
+all frames that it is correlated with, so the points are not independent, and 2 inv(J^T J) is too
+small by factors of 2 to 20. Leaving out a block of frames, in both times, removes its noise.
 
 With H = J^T J of all data, H_b without block b, and the block's share s_b of J^T r at the optimum,
-a refit without the block begins with the step -inv(H_b) s_b. Blocks do not hold equal parts of what
-is known of a parameter (a rate that falls as 1/t is known from the first frames alone), and where
-one holds most of it, its step is far larger than the error. The weighted jackknife (Wu, Ann. Stat.
-14, 1261, 1986) multiplies each step with the root of the part of the information that stays,
+the first step of a refit without the block is -inv(H_b) s_b. Blocks contain different parts of the
+information on a parameter: a rate that falls as 1/t is determined by the first frames alone. If a
+block contains most of it, its step is far larger than the error. The weighted jackknife (Wu, Ann.
+Stat. 14, 1261, 1986) multiplies each step by the root of the remaining part of the information,
 
     d_b = -G (G^T H_b G)^(-1/2) G^T s_b,  G G^T = inv(H),
-    covariance = B / (B - 1) sum (d_b - mean)(d_b - mean)^T,
+    covariance = B / (B - 1) sum (d_b - mean)(d_b - mean)^T.
 
-which is the usual jackknife, (B - 1) / B times the sum over steps, where all blocks know as much.
+For blocks of equal information this is the usual jackknife, (B - 1) / B times the sum over steps.
 
-A robust loss makes H, which has the weights rho' alone, larger than half the second derivative K of
-the cost, and steps smaller than a refit's: G then becomes G (G^T K G)^-1, with K from differences
-of the gradient J^T r.
+With a robust loss, H contains only the weights rho' and is larger than half the second derivative K
+of the cost, so steps would be smaller than those of a refit. G is replaced by G (G^T K G)^-1 then,
+with K from differences of the gradient J^T r.
 """
 
 from __future__ import annotations
@@ -28,47 +27,45 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.fitting.evaluation import Evaluation
+from jaxkern.xpcs.fitting.evaluation import Evaluation, FitProblem
 from jaxkern.xpcs.fitting.parameters import FitLayout
 from jaxkern.xpcs.fitting.pass_program import AngleSums
 from jaxkern.xpcs.fitting.passes import BadDataError
-from jaxkern.xpcs.fitting.problem import FitProblem
-from jaxkern.xpcs.fitting.solver import NormalPoint, normalized, rank_threshold
+from jaxkern.xpcs.fitting.solver import NormalPoint, Solution, normalized, rank_threshold
 
 Array = NDArray[np.float64]
 
-ERRORS = ("jackknife", "independent")
 BLOCKS = 10
 LEAST_BLOCKS = 5
-# Fewer frames than this a block, and the angles are left out instead where there are enough.
+# With fewer frames than this in a block, angles are left out instead if there are enough.
 LEAST_FRAMES = 3
-# What may be left of the correlation after a block: neighbours share the noise that lasts longer.
+# Largest correlation of the model over a block. Neighbouring blocks share noise that lasts longer.
 SLOW = float(np.exp(-1.0))
-# Of a robust loss, in units of J^T J with its weights.
+# Least curvature of a robust loss, in units of J^T J with its weights.
 _LEAST_CURVATURE = 0.05
 
 
 @dataclass(frozen=True)
 class Jackknife:
-    """What leaving out one block after the other changes.
+    """Changes of the parameters by leaving out one block at a time.
 
     Attributes:
-      changes: of the fitted parameters [B, p]; None where there was no jackknife.
-      method: what was left out, in words.
-      passes: over the data that were made for it.
-      own: (J^T J)^-1 [p, p] of contrast and offset of each angle for given physics, which must be
-        added where angles are left out: no other angle knows them.
-      notes: what a careful reader should know.
+      changes: of the fitted parameters [B, p]; None without a jackknife.
+      method: the kind and number of blocks, in words.
+      passes: number of passes over the data.
+      scale_covariance: (J^T J)^-1 [p, p] of contrast and offset of each angle at fixed physics. It
+        is added if angles are left out, because other angles have no information on these.
+      notes: warnings for the result.
     """
 
     changes: Array | None
     method: str
     passes: int = 0
-    own: Array | None = None
+    scale_covariance: Array | None = None
     notes: tuple[str, ...] = ()
 
     def covariance(self) -> Array:
-        """The covariance [p, p] of the parameters."""
+        """Return the covariance [p, p] of the parameters."""
         assert self.changes is not None
         count = len(self.changes)
         change = self.changes - self.changes.mean(axis=0)
@@ -77,12 +74,12 @@ class Jackknife:
 
 
 def independent(*notes: str) -> Jackknife:
-    """No jackknife."""
+    """Return a result without a jackknife, for errors of independent noise."""
     return Jackknife(None, "independent", notes=notes)
 
 
 def blocks_of_frames(frames: NDArray[np.bool_], n_phi: int) -> list[NDArray[np.bool_]]:
-    """The frames [n] of each block; none where angles should be left out, or nothing can be."""
+    """Return the frames [n] of each block; an empty list to leave out angles, or nothing."""
     used = np.flatnonzero(frames)
     count = min(BLOCKS, len(used) // LEAST_FRAMES)
     if count < (BLOCKS if n_phi >= LEAST_BLOCKS else LEAST_BLOCKS):
@@ -95,76 +92,81 @@ def blocks_of_frames(frames: NDArray[np.bool_], n_phi: int) -> list[NDArray[np.b
     return blocks
 
 
-def jackknife(problem: FitProblem, evaluation: Evaluation, x: Array) -> Jackknife:
-    """Leaves out blocks of frames, or angles where frames are few or a block holds few decay times.
+def jackknife(problem: FitProblem, evaluation: Evaluation, solution: Solution) -> Jackknife:
+    """Leave out blocks of frames, or angles if frames are few or blocks are shorter than the decay.
 
     Args:
       problem: the fit.
-      evaluation: that found x.
-      x: the solution, the free parameters.
+      evaluation: of the start with this solution.
+      solution: the optimum.
     """
-    layout, bad, robust = problem.layout, problem.bad, problem.loss != "linear"
-    used, sums = problem.data.frames, evaluation.sums(x)
-    n_phi = int((sums.count > 0).sum())  # without those that are left out
+    layout, x, bad = problem.layout, solution.x, evaluation.runner.bad
+    robust = problem.solver.loss != "linear"
+    used, sums = problem.data.frames, evaluation.sums(solution)
+    n_phi = int((sums.count > 0).sum())  # without excluded angles
     blocks, notes = blocks_of_frames(used, n_phi), []
     if blocks:
         frames = used.sum() / len(blocks)
-        phases = evaluation.phases(layout.split(evaluation.full(x)).physics)
-        left = correlation_left(problem.model.shear_power, phases, round(frames))
-        if left > SLOW and n_phi >= LEAST_BLOCKS:
+        physics = layout.split(evaluation.full(x)).physics
+        A, X, _, _ = problem.context.program.host_tables(physics)
+        remaining = mean_correlation(problem.model.shear_power, (A, X), round(frames))
+        if remaining > SLOW and n_phi >= LEAST_BLOCKS:
             blocks = []
-        elif left > SLOW:
+        elif remaining > SLOW:
             notes.append(
-                f"the model's correlation is {left:.0%} after {frames:.3g} frames, the blocks of "
-                "the jackknife: the noise of blocks is not independent, and errors can be too small"
+                f"the model's correlation is {remaining:.0%} after {frames:.3g} frames, the blocks "
+                "of the jackknife: the noise of blocks is not independent, and errors can be too "
+                "small"
             )
     elif n_phi < LEAST_BLOCKS:
         return independent(
-            f"{int(used.sum())} frames and {n_phi} angles are too few for a jackknife "
-            f"(wanted {LEAST_BLOCKS * LEAST_FRAMES} frames, or {LEAST_BLOCKS} angles): the errors "
-            "are those of independent noise, too small where it is correlated"
+            f"the jackknife needs {LEAST_BLOCKS * LEAST_FRAMES} frames or {LEAST_BLOCKS} angles, "
+            f"got {int(used.sum())} frames and {n_phi} angles: the errors are those of independent "
+            "noise, too small if the noise is correlated"
         )
     free = evaluation.free
-    unusable, told = set(bad.excluded), len(bad.reasons)
+    excluded, n_reasons = set(bad.excluded), len(bad.reasons)
     shifts = _shifts(sums, layout, free, x, problem.upper[free]) if robust else []
-    nothing = np.zeros_like(used)
-    passes = [(x, block) for block in blocks] + [(x + s, nothing) for s in shifts]
-    found: list[AngleSums] = []
+    passes: list[tuple[Array, NDArray[np.bool_] | None]] = [(x, block) for block in blocks]
+    passes += [(x + shift, None) for shift in shifts]
+    results: list[AngleSums] = []
     try:
-        found = evaluation.extra_passes(passes)
+        results = evaluation.extra_passes(passes)
     except BadDataError:
-        if len(bad.excluded) < bad.total:  # the fit was told to fail on bad data
+        if len(bad.excluded) < bad.total:  # on_bad_chunk="raise"
             raise
-    if bad.excluded > unusable:
-        # The fit itself had them.
-        reason = bad.reasons[told]
-        bad.excluded &= unusable
-        del bad.reasons[told:]
+    if bad.excluded > excluded:
+        # The solution is that of the data with these rows.
+        reason = bad.reasons[n_reasons]
+        bad.excluded &= excluded
+        del bad.reasons[n_reasons:]
         return independent(
-            f"rows turned bad after the fit, in the passes for its errors ({reason}); these are "
-            "therefore those of independent noise, too small where the noise is correlated"
+            f"rows turned bad after the fit, in the passes for its errors ({reason}); the errors "
+            "are therefore those of independent noise, too small if the noise is correlated"
         )
+    curved = sums
     if robust:
-        curved = _curvature(sums, found[len(blocks) :], shifts, layout, free)
-    else:
-        curved = sums
+        curved = _curvature(sums, results[len(blocks) :], shifts, layout, free)
     if blocks:
-        total, curvature = (evaluation.of_free(layout.join(part)) for part in (sums, curved))
-        parts = [evaluation.of_free(layout.join(part)) for part in found[: len(blocks)]]
-        changes, own = weighted_changes(total, parts, curvature.jtj), None
+        total, curvature = (evaluation.restrict(layout.join(part)) for part in (sums, curved))
+        parts = [evaluation.restrict(layout.join(part)) for part in results[: len(blocks)]]
+        changes, scale_covariance = weighted_changes(total, parts, curvature.jtj), None
         method = f"jackknife over {len(blocks)} blocks of {used.sum() / len(blocks):.3g} frames"
     else:
-        changes, own = _over_angles(sums, curved, layout, free)
+        changes, scale_covariance = _over_angles(sums, curved, layout, free)
         method = f"jackknife over {n_phi} angles"
     if changes is None:
-        return independent("a part of the data gives no finite sums: errors of independent noise")
+        return independent(
+            "the sums of a part of the data are not finite: the errors are those of independent "
+            "noise"
+        )
     full = np.zeros((len(changes), len(free)))
     full[:, free] = changes
-    return Jackknife(full, method, len(passes), own, tuple(notes))
+    return Jackknife(full, method, len(passes), scale_covariance, tuple(notes))
 
 
-def correlation_left(shear_power: int, phases: tuple[Array, Array], lag: int) -> float:
-    """(g2 - offset) / contrast of the model at a lag of some frames, on average."""
+def mean_correlation(shear_power: int, phases: tuple[Array, Array], lag: int) -> float:
+    """Return the model's mean (g2 - offset) / contrast at a lag in frames."""
     A, X = phases
     distance = np.abs(A[..., lag:] - A[..., :-lag])
     shear = np.sinc((X[:, lag:] - X[:, :-lag]) / np.pi) ** shear_power
@@ -174,9 +176,10 @@ def correlation_left(shear_power: int, phases: tuple[Array, Array], lag: int) ->
 def _shifts(
     sums: AngleSums, layout: FitLayout, free: NDArray[np.bool_], x: Array, upper: Array
 ) -> list[Array]:
-    """Small changes of x [p free] for differences of the gradient: contrasts together, as offsets.
+    """Return small changes of x [free] for differences of the gradient.
 
-    The sums come angle by angle, and no angle knows the contrast of another.
+    All contrasts change together, and all offsets, because the sums of an angle do not depend on
+    the contrast and offset of another angle.
     """
     normal = layout.join(sums)
     steps = 0.05 / np.sqrt(np.maximum(np.diag(normal.jtj), np.finfo(float).tiny))
@@ -185,23 +188,23 @@ def _shifts(
     groups += [np.array([k]) for k in range(2 * scales, layout.size) if free[k]]
     shifts = []
     for group in groups:
-        shift = np.zeros(layout.size)
-        shift[group] = steps[group]
-        inside = shift[free]
-        shifts.append(np.where(x + inside > upper, -inside, inside))
+        full = np.zeros(layout.size)
+        full[group] = steps[group]
+        shift = full[free]
+        shifts.append(np.where(x + shift > upper, -shift, shift))
     return shifts
 
 
 def _curvature(
     sums: AngleSums,
-    moved: list[AngleSums],
+    shifted: list[AngleSums],
     shifts: list[Array],
     layout: FitLayout,
     free: NDArray[np.bool_],
 ) -> AngleSums:
-    """`sums` with half the second derivative of the cost, by differences, instead of J^T J."""
+    """Return `sums` with half the second derivative of the cost in place of J^T J."""
     scales, jtj = layout.n_scales, sums.jtj.copy()
-    for part, shift in zip(moved, shifts, strict=True):
+    for part, shift in zip(shifted, shifts, strict=True):
         full = np.zeros(layout.size)
         full[free] = shift
         at = int(np.flatnonzero(full)[0])
@@ -210,35 +213,34 @@ def _curvature(
         else:
             column, size = at // scales, full[at : at + scales]
         jtj[:, :, column] = (sums.jtr - part.jtr) / size[:, None]
-    both = 0.5 * (jtj + np.swapaxes(jtj, 1, 2))
-    return AngleSums(both, sums.jtr, sums.chi2, sums.cost, sums.count, sums.mirrored)
+    symmetric = 0.5 * (jtj + np.swapaxes(jtj, 1, 2))
+    return AngleSums(symmetric, sums.jtr, sums.chi2, sums.cost, sums.count, sums.mirrored)
 
 
 def _over_angles(
     sums: AngleSums, curved: AngleSums, layout: FitLayout, free: NDArray[np.bool_]
 ) -> tuple[Array | None, Array | None]:
-    """Changes [B, p free] without each angle that counts, and (J^T J)^-1 of what is their own.
+    """Return the changes [B, free] without each used angle, and `Jackknife.scale_covariance`.
 
-    The contrast and offset of an angle go with it: they are eliminated first.
+    Individual contrast and offset are eliminated first, because they are left out with the angle.
     """
     n_phi, scales = layout.n_phi, layout.n_scales
-    physics, counts = free[2 * scales :], sums.count > 0
+    physics, used = free[2 * scales :], sums.count > 0
     if layout.scaling != "individual":
         first = 2 if scales == 0 else 0
         inside = np.ix_(free, free)
         parts = [
             NormalPoint(jtj[inside], jtr[free], 0.0)
-            for jtj, jtr in zip(
-                sums.jtj[counts, first:, first:], sums.jtr[counts, first:], strict=True
-            )
+            for jtj, jtr in zip(sums.jtj[used, first:, first:], sums.jtr[used, first:], strict=True)
         ]
         return _one_by_one(parts, curved.jtj[:, first:, first:].sum(0)[inside]), None
     parts, curvature = [], np.zeros((int(physics.sum()),) * 2)
-    own, follow = np.zeros((len(free), len(free))), np.zeros((n_phi, 2, int(physics.sum())))
-    for k in np.flatnonzero(counts):
+    covariance = np.zeros((len(free), len(free)))
+    follow = np.zeros((n_phi, 2, int(physics.sum())))
+    for k in np.flatnonzero(used):
         inverse = np.linalg.pinv(sums.jtj[k, :2, :2], hermitian=True)
-        places = [k, n_phi + k]
-        own[np.ix_(places, places)] = inverse
+        indices = [k, n_phi + k]
+        covariance[np.ix_(indices, indices)] = inverse
         slope = inverse @ sums.jtj[k, :2, 2:][:, physics]
         follow[k] = -slope
         # Contrast and offset move with the physics.
@@ -249,18 +251,18 @@ def _over_angles(
     if changes is None:
         return None, None
     contrast, offset = (changes @ follow[:, row].T for row in (0, 1))
-    return np.concatenate([contrast, offset, changes], axis=1), own
+    return np.concatenate([contrast, offset, changes], axis=1), covariance
 
 
 def _one_by_one(parts: list[NormalPoint], curvature: Array) -> Array | None:
-    """`weighted_changes` where each of the parts, which add up to the whole, is left out."""
+    """Return `weighted_changes` for leaving out each of `parts`, whose sum is all data."""
     jtj, jtr = np.sum([p.jtj for p in parts], axis=0), np.sum([p.jtr for p in parts], axis=0)
     rest = [NormalPoint(jtj - p.jtj, jtr - p.jtr, 0.0) for p in parts]
     return weighted_changes(NormalPoint(jtj, jtr, 0.0), rest, curvature)
 
 
 def weighted_changes(total: NormalPoint, rest: list[NormalPoint], curvature: Array) -> Array | None:
-    """The changes d_b [B, p] of the formula above; None where sums are not finite.
+    """Return the changes d_b [B, p] of the formula above; None if sums are not finite.
 
     Args:
       total: the normal equations [p] of all data at the optimum.
@@ -273,41 +275,41 @@ def weighted_changes(total: NormalPoint, rest: list[NormalPoint], curvature: Arr
         return np.zeros((len(rest), 0))
     scaled, norms = normalized(total.jtj)
     values, vectors = np.linalg.eigh(scaled)
-    kept = values > 10 * rank_threshold(len(norms)) * max(values[-1], np.finfo(float).tiny)
-    root = vectors[:, kept] / np.sqrt(values[kept]) / norms[:, None]
+    regular = values > 10 * rank_threshold(len(norms)) * max(values[-1], np.finfo(float).tiny)
+    root = vectors[:, regular] / np.sqrt(values[regular]) / norms[:, None]
     along = root.T @ curvature @ root
-    # A loss that falls back (cauchy, arctan) can be flat where the data scatter widely.
-    low, turned = np.linalg.eigh(along)
-    step = root @ (turned / np.maximum(low, _LEAST_CURVATURE)) @ turned.T
+    # A redescending loss (cauchy, arctan) can be flat if the data scatter widely.
+    low, axes_K = np.linalg.eigh(along)
+    step = root @ (axes_K / np.maximum(low, _LEAST_CURVATURE)) @ axes_K.T
     changes = []
     for part in rest:
         share = total.jtr - part.jtr
-        stays, axes = np.linalg.eigh(root.T @ part.jtj @ root)
-        # Where a block holds all that is known in a direction, its share there is zero too.
-        weight = np.where(stays > 1e-9, 1 / np.sqrt(np.maximum(stays, 1e-9)), 0.0)
+        remaining, axes = np.linalg.eigh(root.T @ part.jtj @ root)
+        # If a block has all information in a direction, its share there is zero too.
+        weight = np.where(remaining > 1e-9, 1 / np.sqrt(np.maximum(remaining, 1e-9)), 0.0)
         changes.append(-step @ (axes @ (weight * (axes.T @ (root.T @ share)))))
     return np.stack(changes)
 
 
-def errors_of(
-    found: Jackknife, independent: Array, by_sigma: Array, pairs: float, n_scales: int
+def combine_errors(
+    jackknife: Jackknife, independent: Array, by_sigma: Array, pairs: float, n_scales: int
 ) -> tuple[Array, float]:
-    """Joins the jackknife's covariance with that of independent noise.
+    """Combine the covariance of the jackknife with that of independent noise.
 
     Args:
-      found: the jackknife.
+      jackknife: of the fit.
       independent: the covariance [p, p] of independent noise, as the fit scales it.
-      by_sigma: the same, with sigma as it is: `pairs` times (J^T J)^-1.
-      pairs: how often a number was counted.
-      n_scales: contrasts among the parameters (as many offsets).
+      by_sigma: the same for absolute sigma: `pairs` times (J^T J)^-1.
+      pairs: 2 if every number was counted twice, 1 if none was.
+      n_scales: number of contrasts among the parameters.
 
     Returns:
-      The covariance, infinite where `independent` is (the data do not determine the parameter), and
-      the mean over the physics of its diagonal in units of `by_sigma`.
+      The covariance, infinite for parameters that the data do not determine, and the mean over the
+      physics of its diagonal in units of `by_sigma`.
     """
     pcov = independent
-    if found.changes is not None:
-        pcov = np.where(np.isfinite(independent), found.covariance(), np.inf)
+    if jackknife.changes is not None:
+        pcov = np.where(np.isfinite(independent), jackknife.covariance(), np.inf)
     variances, units = np.diag(pcov), np.diag(by_sigma)
     usable = np.isfinite(variances) & np.isfinite(units) & (units > 0)
     physics = np.arange(len(usable)) >= 2 * n_scales
@@ -316,6 +318,6 @@ def errors_of(
         if chosen.any():
             inflation = float(np.mean(variances[chosen] / units[chosen]))
             break
-    if found.own is not None:
-        pcov = pcov + inflation * pairs * found.own
+    if jackknife.scale_covariance is not None:
+        pcov = pcov + inflation * pairs * jackknife.scale_covariance
     return pcov, inflation

@@ -1,12 +1,11 @@
-"""The second check of a fit: residuals that are averaged by lag and by age must be noise.
+"""The second check of a fit: residuals averaged by lag and age must be compatible with noise.
 
 A misfit of a few percent is far below the noise of single points, and far above the noise of an
-average over thousands of them. The residuals are averaged in logarithmic bins of the lag, three
-times: over all ages, with a weight that rises with the age from -1 to 1, and with one that tells
-the middle of the run from its ends (Legendre polynomials). The standard error of an average is
-taken from the scatter between independent parts of the data. A part is a block of frames t1 at one
-angle. Blocks are so long that the fitted model has decayed between their ends, because the noise
-of speckles is correlated over that time.
+average over thousands of them. The residuals are averaged in logarithmic bins of the lag with three
+weights: 1, one that rises with the age from -1 to 1, and one that contrasts the middle of the run
+with its ends (Legendre polynomials). The standard error of an average is estimated from the scatter
+between independent parts of the data. A part is a block of frames t1 at one angle. The fitted model
+decays within a block, because the noise of speckles is correlated over that time.
 
 The fit has already adjusted its parameters to the noise. With the sums H = J^T J, s_u = the share
 of part u in J^T z, and J_c of the weighted Jacobian for average c, part u changes the weighted sum
@@ -14,8 +13,8 @@ of the residuals z by
 
     h[u, c] = (weighted sum of z over the points of u) - J_c H^-1 s_u.
 
-t[c] = sum_u h[u, c] in units of its standard error is compared with Student's distribution, for as
-many degrees of freedom as there are parts of equal size, less one and the shared parameters.
+t[c] = sum_u h[u, c] in units of its standard error is compared with Student's t distribution. The
+degrees of freedom are the effective number of parts, less one and the shared parameters.
 """
 
 from __future__ import annotations
@@ -27,32 +26,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.xpcs.files.sources import Source
+from jaxkern.xpcs.fitting.evaluation import FitProblem
 from jaxkern.xpcs.fitting.parameters import FitLayout
-from jaxkern.xpcs.fitting.passes import PassPoint
-from jaxkern.xpcs.fitting.problem import FitProblem
-from jaxkern.xpcs.fitting.starting import rows_of_angle
+from jaxkern.xpcs.fitting.passes import MAX_VALUE, PassPoint
+from jaxkern.xpcs.fitting.sampling import rows_of_angle
 from jaxkern.xpcs.model.geometry import Geometry
 
 Array = NDArray[np.float64]
-Places = NDArray[np.intp]
+Indices = NDArray[np.intp]
 
-# The probability that noise alone fails a fit, by the degree of the weight; shared equally among
-# the bins of the lag (Bonferroni).
+# False-alarm probability by the degree of the weight; divided by the number of bins of the lag
+# (Bonferroni).
 LEVELS = (2e-3, 5e-4, 5e-4)
-# The ages are summed in so many parts, and have one weight in each.
+# Number of bins of the age; the weight is constant in each.
 _AGES = 12
-# Points that are read at most, beyond a least number of rows.
+# Largest number of points that are read, except for a least number of rows.
 _POINTS, _LEAST_ROWS = 2**18, 24
 # Ratio of neighbouring edges of the bins of the lag.
 _RATIO = 1.6
-# What is left of the model's correlation between the ends of a block, and the fewest frames of one.
+# Largest correlation of the model between the ends of a block, and least number of its frames.
 _FORGOTTEN, _LEAST_FRAMES = float(np.exp(-4.0)), 3
-# The scatter between blocks is below the variance by up to this factor: neighbours share some of
-# their noise, and contrast and offset of an angle with few blocks take a part of it.
+# The scatter between blocks underestimates the variance by up to this factor: neighbours share some
+# noise, and contrast and offset of an angle with few blocks absorb a part of it.
 _WIDER = 1.25
-# With fewer degrees of freedom a cell is not judged.
+# Cells with fewer degrees of freedom are skipped.
 _LEAST_FREEDOM = 4.0
-# Residuals of robust fits are cut at so many standard deviations.
+# Residuals of robust fits are clipped at this number of standard deviations.
 _CUT = 8.0
 
 
@@ -65,7 +64,7 @@ class Cell:
       degree: of the weight in the age: 0 over all ages, 1 for a trend, 2 for the middle of the run.
       mean: the average of the residuals, in units of sigma.
       t: the average in units of its standard error.
-      limit: what |t| may be.
+      limit: largest |t| that is compatible with noise.
     """
 
     lags: tuple[int, int]
@@ -80,17 +79,17 @@ class Cell:
 
 
 def misfit(cells: Sequence[Cell], geometry: Geometry, floor: float) -> str | None:
-    """Return why averages are not noise, with the worst lags and ages; None if they are.
+    """Return the reason that averages are not noise, with the worst lags and ages, or None.
 
     Args:
       cells: from `averages`.
       geometry: of the model, for times in seconds.
       floor: averages below this, in units of sigma, are rounding.
     """
-    beyond = [cell for cell in cells if cell.excess > 1.0 and abs(cell.mean) > floor]
-    if not beyond:
+    outliers = [cell for cell in cells if cell.excess > 1.0 and abs(cell.mean) > floor]
+    if not outliers:
         return None
-    beyond.sort(key=lambda cell: -cell.excess)
+    outliers.sort(key=lambda cell: -cell.excess)
     begin, end = float(geometry.t[0]), float(geometry.t[-1])
     weights = (
         f"mean over the ages {begin:.3g} to {end:.3g} s",
@@ -98,22 +97,22 @@ def misfit(cells: Sequence[Cell], geometry: Geometry, floor: float) -> str | Non
         f"rise from the age {(begin + end) / 2:.3g} s to both ends of the run",
     )
 
-    def named(cell: Cell) -> str:
+    def describe(cell: Cell) -> str:
         first, last = (geometry.dt * lag for lag in cell.lags)
         lags = f"lag {first:.3g} s" if first == last else f"lags {first:.3g} to {last:.3g} s"
         return f"{lags}, {weights[cell.degree]}: {cell.t:+.3g} (at most {cell.limit:.3g})"
 
     return (
-        "the residuals averaged by lag and age are not noise, the model does not describe the "
-        f"data: in standard errors, {'; '.join(map(named, beyond[:4]))}. Draw the cuts along the "
-        "lag, and try other models or starts"
+        "the residuals averaged by lag and age are not noise, so the model does not describe the "
+        f"data: in standard errors, {'; '.join(map(describe, outliers[:4]))}. Plot the cuts along "
+        "the lag, and try other models or starts"
     )
 
 
 def averages(
     problem: FitProblem, tables: tuple[Array, Array, Array, Array], point: PassPoint
 ) -> list[Cell]:
-    """Read some rows of the data and return the averages of their residuals that can be judged.
+    """Read some rows of the data and return the averages of their residuals.
 
     Args:
       problem: the fit.
@@ -122,32 +121,34 @@ def averages(
     """
     data, model, sigma = problem.data, problem.model, problem.noise.sigma
     rows = _rows_to_read(data.shape, data.frames)
-    pairs = _Pairs.of(rows, data.frames)
+    pairs = _Pairs.from_rows(rows, data.frames)
     curves = _Curves(*tables, model.columns_A, model.columns_X, model.shear_power)
-    moves = problem.free[-len(point.physics) :]
+    free = problem.free[-len(point.physics) :]
     parts = []
     for angle, (measured, noise) in enumerate(_each_angle(data.each_angle(rows), sigma, rows)):
-        z, noise = measured.ravel()[pairs.taken], noise.ravel()[pairs.taken]
+        z, noise = measured.ravel()[pairs.mask], noise.ravel()[pairs.mask]
         good = np.isfinite(z) & np.isfinite(noise) & (noise > 1e-10)
         if not good.any():
             continue
         noise = noise[good]
         i, j = pairs.first[good], pairs.second[good]
-        jacobian = curves.jacobian(angle, i, j, float(point.contrast[angle]), moves)
+        jacobian = curves.jacobian(angle, i, j, float(point.contrast[angle]), free)
         fitted = point.offset[angle] + point.contrast[angle] * jacobian[0]
         jacobian /= noise
-        # Squares of what a flipped bit makes of a number shall not overflow.
-        z = np.clip((z[good] - fitted) / noise, -1e100, 1e100)
-        if problem.loss != "linear":
+        # The squares of huge numbers, as of a flipped bit, must not overflow.
+        z = np.clip((z[good] - fitted) / noise, -MAX_VALUE, MAX_VALUE)
+        if problem.solver.loss != "linear":
             cut = _CUT * 1.4826 * float(np.median(np.abs(z)))
             z = np.clip(z, -cut, cut)
         unit = _blocks(curves, angle, data.shape[1])[i]
-        parts.append(_AnglePart.of(angle, z, jacobian, unit, pairs.cell[good], pairs.n_cells))
-    return _judged(parts, problem.layout, problem.free, pairs.edges) if parts else []
+        parts.append(
+            _AnglePart.from_points(angle, z, jacobian, unit, pairs.cell[good], pairs.n_cells)
+        )
+    return _cells(parts, problem.layout, problem.free, pairs.edges) if parts else []
 
 
 def _each_angle(
-    data: Iterator[Array], sigma: Array | Source, rows: Places
+    data: Iterator[Array], sigma: Array | Source, rows: Indices
 ) -> Iterator[tuple[Array, Array]]:
     """Yield values and sigma of the rows of each angle."""
     for angle, measured in enumerate(data):
@@ -157,12 +158,12 @@ def _each_angle(
             yield measured, rows_of_angle(sigma, angle, rows)
 
 
-def _rows_to_read(shape: tuple[int, int, int], frames: NDArray[np.bool_]) -> Places:
-    """Rows of frames that count, evenly spread; all of them if they are few."""
+def _rows_to_read(shape: tuple[int, int, int], frames: NDArray[np.bool_]) -> Indices:
+    """Return rows of used frames, evenly spread; all of them if they are few."""
     n_phi, n, _ = shape
     used = np.flatnonzero(frames)
     count = min(len(used), max(_LEAST_ROWS, _POINTS // (n_phi * n)))
-    chosen: Places = used[np.linspace(0, len(used) - 1, count).round().astype(np.intp)]
+    chosen: Indices = used[np.linspace(0, len(used) - 1, count).round().astype(np.intp)]
     return chosen
 
 
@@ -171,24 +172,24 @@ class _Pairs:
     """The points of the rows that are read, each pair of frames once.
 
     Attributes:
-      taken: which points of the flattened rows these are.
+      mask: True for these points in the flattened rows.
       first, second: the frames, first < second.
-      cell: where it is summed, age * (bins of the lag) + bin.
+      cell: index of the average, age * (bins of the lag) + bin.
       edges: of the bins of the lag, in frames.
     """
 
-    taken: NDArray[np.bool_]
-    first: Places
-    second: Places
-    cell: Places
-    edges: Places
+    mask: NDArray[np.bool_]
+    first: Indices
+    second: Indices
+    cell: Indices
+    edges: Indices
 
     @property
     def n_cells(self) -> int:
         return _AGES * (len(self.edges) - 1)
 
     @classmethod
-    def of(cls, rows: Places, frames: NDArray[np.bool_]) -> _Pairs:
+    def from_rows(cls, rows: Indices, frames: NDArray[np.bool_]) -> _Pairs:
         n = len(frames)
         edges = [1]
         while edges[-1] < n:
@@ -198,13 +199,13 @@ class _Pairs:
         is_row = np.zeros(n, bool)
         is_row[rows] = True
         # A point left of the diagonal is skipped if its mirror image is in another row.
-        taken = ((column > row) | ((column < row) & ~is_row[column])) & frames[column]
-        row, column = row[taken], column[taken]
+        mask = ((column > row) | ((column < row) & ~is_row[column])) & frames[column]
+        row, column = row[mask], column[mask]
         first, second = np.minimum(row, column), np.maximum(row, column)
         bins = np.searchsorted(edges, np.arange(n), side="right") - 1
         age = _AGES * (first + second) // (2 * n - 1)
         cell = age * (len(edges) - 1) + bins[second - first]
-        return cls(taken, first, second, cell, np.asarray(edges))
+        return cls(mask, first, second, cell, np.asarray(edges))
 
 
 @dataclass(frozen=True)
@@ -219,27 +220,27 @@ class _Curves:
     columns_X: tuple[int, ...]
     shear_power: int
 
-    def _of_angle(self, angle: int) -> tuple[Array, Array, Array, Array]:
-        each = self.A.ndim == 2
-        A, along_A = (v[angle] if each else v for v in (self.A, self.tangents_A))
-        at = 0 if len(self.X) == 1 else angle
-        return A, self.X[at], along_A, self.tangents_X[at]
+    def _slice_angle(self, angle: int) -> tuple[Array, Array, Array, Array]:
+        per_angle = self.A.ndim == 2
+        A, along_A = (v[angle] if per_angle else v for v in (self.A, self.tangents_A))
+        index = 0 if len(self.X) == 1 else angle
+        return A, self.X[index], along_A, self.tangents_X[index]
 
-    def memory(self, angle: int, i: int, j: Places) -> Array:
-        """(g2 - offset) / contrast between frames i and j."""
-        A, X, _, _ = self._of_angle(angle)
+    def correlation(self, angle: int, i: int, j: Indices) -> Array:
+        """Return (g2 - offset) / contrast between frames i and j."""
+        A, X, _, _ = self._slice_angle(angle)
         decay = np.exp(-2.0 * np.abs(A[j] - A[i]))
         return np.asarray(decay * np.sinc((X[j] - X[i]) / np.pi) ** self.shear_power)
 
     def jacobian(
-        self, angle: int, i: Places, j: Places, contrast: float, moves: NDArray[np.bool_]
+        self, angle: int, i: Indices, j: Indices, contrast: float, free: NDArray[np.bool_]
     ) -> Array:
-        """Derivatives [2 + p, points] of g2 by contrast, offset and the physics that `moves`."""
-        A, X, along_A, along_X = self._of_angle(angle)
+        """Return the derivatives [2 + p, points] of g2 by contrast, offset and free physics."""
+        A, X, along_A, along_X = self._slice_angle(angle)
         difference = A[j] - A[i]
-        found = np.zeros((2 + len(moves), len(i)))
-        found[1] = 1.0
-        decay = np.exp(-2.0 * np.abs(difference), out=found[0])
+        jacobian = np.zeros((2 + len(free), len(i)))
+        jacobian[1] = 1.0
+        decay = np.exp(-2.0 * np.abs(difference), out=jacobian[0])
         if self.shear_power:
             x = X[j] - X[i]
             small = np.abs(x) < 1e-3
@@ -249,24 +250,24 @@ class _Curves:
             power = sinc ** (self.shear_power - 1)
             by_X = contrast * self.shear_power * decay * power * slope
             for row, column in zip(along_X, self.columns_X, strict=True):
-                if moves[column]:
-                    found[2 + column] += by_X * (row[j] - row[i])
+                if free[column]:
+                    jacobian[2 + column] += by_X * (row[j] - row[i])
             decay *= power * sinc
         by_A = -2.0 * contrast * decay * np.sign(difference)
         for row, column in zip(along_A, self.columns_A, strict=True):
-            if moves[column]:
-                found[2 + column] += by_A * (row[j] - row[i])
-        return found
+            if free[column]:
+                jacobian[2 + column] += by_A * (row[j] - row[i])
+        return jacobian
 
 
-def _blocks(curves: _Curves, angle: int, n: int) -> Places:
-    """The block [n] of each frame."""
+def _blocks(curves: _Curves, angle: int, n: int) -> Indices:
+    """Return the index of the block of each frame [n]."""
     starts = [0]
     while True:
         later = np.arange(min(starts[-1] + _LEAST_FRAMES, n), n)
-        decayed = np.flatnonzero(curves.memory(angle, starts[-1], later) <= _FORGOTTEN)
+        decayed = np.flatnonzero(curves.correlation(angle, starts[-1], later) <= _FORGOTTEN)
         if not decayed.size:
-            # The frames after the last start are too few for a block, and join the one before.
+            # The frames after the last start are too few for a block, and join the previous one.
             return np.searchsorted(starts[1:-1], np.arange(n), side="right")
         starts.append(int(later[decayed[0]]))
 
@@ -291,41 +292,41 @@ class _AnglePart:
     normal: Array
 
     @classmethod
-    def of(
-        cls, angle: int, z: Array, jacobian: Array, unit: Places, cell: Places, cells: int
+    def from_points(
+        cls, angle: int, z: Array, jacobian: Array, unit: Indices, cell: Indices, cells: int
     ) -> _AnglePart:
         units = int(unit.max()) + 1
-        shape, place = (units, cells), unit * cells + cell
+        shape, index = (units, cells), unit * cells + cell
         return cls(
             angle,
-            np.bincount(place, z, minlength=units * cells).astype(np.float64).reshape(shape),
-            np.bincount(place, minlength=units * cells).reshape(shape).astype(np.float64),
+            np.bincount(index, z, minlength=units * cells).astype(np.float64).reshape(shape),
+            np.bincount(index, minlength=units * cells).reshape(shape).astype(np.float64),
             np.stack([np.bincount(cell, row, minlength=cells) for row in jacobian]),
             np.stack([np.bincount(unit, row * z, minlength=units) for row in jacobian], axis=1),
             jacobian @ jacobian.T,
         )
 
 
-def _judged(
-    parts: Sequence[_AnglePart], layout: FitLayout, free: NDArray[np.bool_], edges: Places
+def _cells(
+    parts: Sequence[_AnglePart], layout: FitLayout, free: NDArray[np.bool_], edges: Indices
 ) -> list[Cell]:
-    """The averages of all angles."""
+    """Return the averages over all angles that have enough degrees of freedom."""
     from scipy.special import stdtrit
 
     p, scales = len(layout.physics_names), layout.n_scales
     normal = np.zeros((layout.size, layout.size))
     jacobian = np.zeros((layout.size, parts[0].jacobian.shape[1]))
-    every = []
+    gradients = []
     for part in parts:
-        # Contrast, offset and physics of an angle among all parameters; fixed scales are none.
-        own = [] if scales == 0 else [part.angle % scales, scales + part.angle % scales]
-        at, used = [*own, *range(2 * scales, 2 * scales + p)], slice(0 if own else 2, None)
+        # Indices of an angle's contrast, offset and physics among all parameters.
+        pair = [] if scales == 0 else [part.angle % scales, scales + part.angle % scales]
+        at, used = [*pair, *range(2 * scales, 2 * scales + p)], slice(0 if pair else 2, None)
         normal[np.ix_(at, at)] += part.normal[used, used]
         jacobian[at] += part.jacobian[used]
         gradient = np.zeros((len(part.scores), layout.size))
         gradient[:, at] = part.scores[:, used]
-        every.append(gradient)
-    scores = np.concatenate(every)[:, free]
+        gradients.append(gradient)
+    scores = np.concatenate(gradients)[:, free]
     normal, jacobian = normal[np.ix_(free, free)], jacobian[free]
     norms = np.sqrt(np.maximum(np.diag(normal), np.finfo(float).tiny))
     inverse = np.linalg.pinv(normal / np.outer(norms, norms), rcond=1e-10, hermitian=True)
@@ -342,10 +343,9 @@ def _judged(
     total, points = h.sum(0), count.sum(0)
     with np.errstate(invalid="ignore", divide="ignore"):
         weight = count / points
-        # As many parts of equal size know as much.
-        equal = np.nan_to_num(1.0 / (weight**2).sum(0))
-        freedom = equal - 1 - shared
-        variance = ((h - weight * total) ** 2).sum(0) * equal / freedom * _WIDER
+        n_effective = np.nan_to_num(1.0 / (weight**2).sum(0))
+        freedom = n_effective - 1 - shared
+        variance = ((h - weight * total) ** 2).sum(0) * n_effective / freedom * _WIDER
         t, mean = total / np.sqrt(variance), total / points
     usable = (freedom >= _LEAST_FREEDOM) & np.isfinite(t)
     levels = np.array(LEVELS) / np.maximum(usable.sum(1), 1)

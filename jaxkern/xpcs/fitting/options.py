@@ -1,47 +1,276 @@
-"""Options of a fit that go together: how it goes through large or unsafe data."""
+"""Options of `fit`, the strategies for going through the data, and the memory that these need."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from jaxkern.core.arguments import check_integer
+from jaxkern.core.memory import GIB, memory_limit
+from jaxkern.xpcs.model.twin import LOSSES
+
+# Points of one chunk: 16 MB in float64, half of a typical shared cache.
+CHUNK_POINTS = 2**21
+# A matrix of up to this many points is one chunk: one compiled program, no remainder.
+WHOLE_MATRIX_POINTS = 2**22
+# Memory added by compiling one pass, in bytes (measured with jax 0.10 and 0.12 on CPU).
+PROGRAM_BYTES = 72 * 2**20
+# By default, fewer points than this are processed in one call a pass.
+_MEMORY_POINTS = 10**7
+# By default, a file with fewer points than this is loaded once instead of read in every pass.
+_LOADED_POINTS = 10**8
+
+
+@dataclass(frozen=True)
+class SolverOptions:
+    """Options of the least-squares solver.
+
+    Attributes:
+      loss, f_scale: ``"linear"``, ``"soft_l1"``, ``"huber"``, ``"cauchy"`` or ``"arctan"``, and the
+        residual in units of sigma at which a robust loss bends, as in
+        `scipy.optimize.least_squares`.
+      ftol, xtol, gtol, max_nfev, x_scale: as in `scipy.optimize.least_squares`.
+      multistart: number of starts. The first is `p0`; the others are drawn within the bounds with
+        `seed`. The best solution is returned.
+      seed: seed of the drawn starts.
+      allow_bounds: True if a physics parameter at one of its bounds is a valid result. Otherwise
+        such a fit has ``success=False``. Contrast and offset may always be at a bound.
+
+    Raises:
+      ValueError: for values outside these ranges.
+    """
+
+    loss: str = "linear"
+    f_scale: float = 1.0
+    ftol: float | None = 1e-8
+    xtol: float | None = 1e-8
+    gtol: float | None = 1e-8
+    max_nfev: int | None = None
+    x_scale: Any = "jac"
+    multistart: int = 1
+    seed: int = 0
+    allow_bounds: bool = False
+
+    def __post_init__(self) -> None:
+        _check_choice("loss", self.loss, LOSSES)
+        if not self.f_scale > 0:
+            raise ValueError(f"f_scale: expected a number > 0, got {self.f_scale!r}")
+        check_integer("multistart", self.multistart, 1)
+        check_integer("seed", self.seed, 0)
+        if self.max_nfev is not None:
+            check_integer("max_nfev", self.max_nfev, 1)
+        if not isinstance(self.x_scale, str):
+            object.__setattr__(self, "x_scale", np.array(self.x_scale, np.float64))
+
+
+@dataclass(frozen=True)
+class ErrorOptions:
+    """How measurement noise enters the fit, and how standard errors are computed.
+
+    Attributes:
+      method: ``"jackknife"`` leaves out 10 blocks of frames (or single angles, if there are few
+        frames) one at a time, because speckle noise is correlated; each costs one pass over the
+        data. ``"independent"`` treats the noise of points as independent, as SciPy does. The result
+        of a jackknife contains both.
+      absolute_sigma: as in `scipy.optimize.curve_fit`; affects the errors of independent noise.
+      weights: 1 / sigma^2, in place of the argument `sigma` of `fit` and with the same shapes.
+
+    Raises:
+      ValueError: for an unknown method.
+    """
+
+    method: Literal["jackknife", "independent"] = "jackknife"
+    absolute_sigma: bool = False
+    weights: Any = None
+
+    def __post_init__(self) -> None:
+        _check_choice("method", self.method, ("jackknife", "independent"))
+
+
+class Strategy(StrEnum):
+    """How a fit goes through its data; the values are the names that `StreamingOptions` accepts.
+
+    ``memory`` copies the data to the device once and makes one kernel call a pass. ``stream``
+    passes chunks of rows to the kernel. A chunk of an array in memory is not copied; a chunk of a
+    file is read one chunk ahead of the kernel.
+    """
+
+    MEMORY = "memory"
+    STREAM = "stream"
+
+
+_OTHER_NAMES = {
+    "standard": Strategy.MEMORY,
+    "large": Strategy.MEMORY,
+    "chunked": Strategy.STREAM,
+    "streaming": Strategy.STREAM,
+}
 
 
 @dataclass(frozen=True)
 class StreamingOptions:
-    """How a fit goes through large or unsafe data.
+    """How a fit reads its data, handles bad rows and saves its progress.
 
     Attributes:
-      enable_checkpoints: write ``checkpoint_dir/fit.checkpoint`` and resume from it where it is; it
-        is removed when the fit has ended.
-      checkpoint_frequency: chunks between two checkpoints inside a pass; one follows every pass.
-      checkpoint_dir: made where it is missing.
-      max_checkpoint_overhead: the part of the time that writing may take; checkpoints wait for it.
-      chunk_points: points that the kernel gets at a time; None for 2^21, and for whole matrices
-        up to 2^22 points.
-      on_bad_chunk: ``"exclude"`` leaves rows with NaN, or that cannot be read, out in blocks of 32;
-        ``"raise"`` fails the fit.
-      retries: attempts to read such rows again before that.
+      strategy: ``"memory"`` or ``"stream"``, see `Strategy`; None to choose by size and memory
+        limit. The names ``"standard"`` and ``"large"`` mean memory, ``"chunked"`` and
+        ``"streaming"`` mean stream.
+      symmetric: True if all matrices are symmetric, which halves the work; ``"auto"`` compares all
+        matrices with their transpose once before the fit.
+      quantization: (step, zero) of uint16 data; a value is zero + step * stored.
+      chunk_points: points of one chunk; None for 2^21, or a matrix of up to 2^22 points.
+      on_bad_chunk: ``"exclude"`` leaves out rows that hold NaN or cannot be read, in blocks of 32;
+        ``"raise"`` raises `BadDataError`.
+      retries: attempts to read such rows again first.
+      enable_checkpoints: write ``checkpoint_dir/fit.checkpoint`` after passes, and resume from it
+        if it exists. The file is removed when the fit has finished.
+      checkpoint_dir: directory of the checkpoint; created if missing.
+      checkpoint_frequency: passes between two checkpoints.
+
+    Raises:
+      ValueError: for values outside these ranges.
     """
 
-    enable_checkpoints: bool = False
-    checkpoint_frequency: int = 10
-    checkpoint_dir: str | Path = "checkpoints"
-    max_checkpoint_overhead: float = 0.02
+    strategy: str | None = None
+    symmetric: bool | Literal["auto"] = "auto"
+    quantization: tuple[float, float] | None = None
     chunk_points: int | None = None
     on_bad_chunk: Literal["exclude", "raise"] = "exclude"
     retries: int = 2
+    enable_checkpoints: bool = False
+    checkpoint_dir: str | Path = "checkpoints"
+    checkpoint_frequency: int = 1
 
     def __post_init__(self) -> None:
-        check_integer("checkpoint_frequency", self.checkpoint_frequency, 1)
-        check_integer("retries", self.retries, 0)
+        if self.strategy is not None:
+            parse_strategy(self.strategy)
+        _check_choice("symmetric", self.symmetric, ("auto", True, False))
         if self.chunk_points is not None:
             check_integer("chunk_points", self.chunk_points, 1)
-        if not 0 < self.max_checkpoint_overhead <= 1:
-            raise ValueError(
-                f"max_checkpoint_overhead is {self.max_checkpoint_overhead}; wanted 0 < part <= 1"
-            )
-        if self.on_bad_chunk not in ("exclude", "raise"):
-            raise ValueError(f"on_bad_chunk is {self.on_bad_chunk!r}; wanted 'exclude' or 'raise'")
+        _check_choice("on_bad_chunk", self.on_bad_chunk, ("exclude", "raise"))
+        check_integer("retries", self.retries, 0)
+        check_integer("checkpoint_frequency", self.checkpoint_frequency, 1)
+
+
+def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def parse_strategy(name: str) -> Strategy:
+    """Return the strategy with a name, in any case.
+
+    Raises:
+      ValueError: for an unknown name.
+    """
+    known = {str(s): s for s in Strategy} | _OTHER_NAMES
+    if name.lower() not in known:
+        raise ValueError(f"strategy: expected 'memory', 'stream' or None, got {name!r}")
+    return known[name.lower()]
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Memory in GB (2^30 bytes): of a solver that stores the Jacobian, and of this fit.
+
+    `fit` is the memory that a fit adds to a process that already holds its data. Mapped files do
+    not count, because the system can drop their pages.
+    """
+
+    dense_jacobian: float
+    fit: float
+
+
+def chunk_rows(n: int, row_block: int, chunk_points: int = CHUNK_POINTS) -> int:
+    """Return the rows of a chunk of an n x n matrix: n, or a multiple of `row_block`."""
+    limit = max(WHOLE_MATRIX_POINTS, chunk_points) if chunk_points >= CHUNK_POINTS else chunk_points
+    if n * n <= limit:
+        return n
+    return max(row_block, chunk_points // n // row_block * row_block)
+
+
+def choose_strategy(
+    n_points: int,
+    *,
+    n_phi: int = 1,
+    itemsize: int = 8,
+    in_memory: bool = True,
+    limit: float | None = None,
+) -> Strategy:
+    """Return the strategy for data of this size under a limit in GB (None: `memory_limit()`)."""
+    available = (memory_limit() if limit is None else limit) * GIB
+    data = n_points * itemsize if in_memory else 0
+    needed = data + fit_bytes(n_points, Strategy.MEMORY, n_phi, itemsize, in_memory)
+    return Strategy.MEMORY if n_points < _MEMORY_POINTS and needed <= available else Strategy.STREAM
+
+
+def loads_file(
+    n_points: int, *, n_phi: int = 1, itemsize: int = 8, limit: float | None = None
+) -> bool:
+    """True if a streamed file is loaded once by default, instead of read in every pass."""
+    available = (memory_limit() if limit is None else limit) * GIB
+    needed = n_points * itemsize + fit_bytes(n_points, Strategy.STREAM, n_phi, itemsize)
+    return n_points < _LOADED_POINTS and needed <= available
+
+
+def fit_bytes(
+    n_points: int, strategy: Strategy, n_phi: int = 1, itemsize: int = 8, in_memory: bool = True
+) -> int:
+    """Return the bytes that a fit adds to the process."""
+    data = n_points * itemsize
+    n = max(math.isqrt(n_points // n_phi), 1)
+    points = min(chunk_rows(n, 32) * n, n_points)
+    if strategy is Strategy.MEMORY:
+        # The device's copy, and for data of a file the loaded array.
+        return PROGRAM_BYTES + data * (1 if in_memory else 2)
+    return PROGRAM_BYTES + points * itemsize * (2 if in_memory else 3)
+
+
+def estimate_memory(
+    n_points: int,
+    n_parameters: int,
+    *,
+    n_phi: int = 1,
+    itemsize: int = 8,
+    in_memory: bool = True,
+    strategy: str | None = None,
+) -> MemoryEstimate:
+    """Estimate the memory of a fit, with and without a stored Jacobian.
+
+    Args:
+      n_points: points of all angles together, counting both triangles.
+      n_parameters: fitted parameters, including contrast and offset.
+      n_phi, itemsize, in_memory: number of angles, bytes of a point, and True if the data are
+        already in memory.
+      strategy: as in `StreamingOptions`; None for the one that `fit` would choose.
+
+    Raises:
+      ValueError: for counts below 1 and unknown strategies.
+
+    Example:
+      >>> estimate = estimate_memory(23 * 1001**2, 53, n_phi=23)
+      >>> round(estimate.dense_jacobian, 1), estimate.fit < 0.3
+      (18.5, True)
+    """
+    if n_points < 1 or n_parameters < 1:
+        raise ValueError(
+            f"n_points and n_parameters: expected 1 or more, got {n_points} and {n_parameters}"
+        )
+    loaded = 0
+    if strategy is not None:
+        chosen = parse_strategy(strategy)
+    else:
+        chosen = choose_strategy(n_points, n_phi=n_phi, itemsize=itemsize, in_memory=in_memory)
+        if chosen is Strategy.STREAM and not in_memory:
+            in_memory = loads_file(n_points, n_phi=n_phi, itemsize=itemsize)
+            loaded = n_points * itemsize if in_memory else 0
+    total = loaded + fit_bytes(n_points, chosen, n_phi, itemsize, in_memory)
+    return MemoryEstimate(
+        dense_jacobian=n_points * (1 + n_parameters) * 16 / GIB,
+        fit=total / GIB,
+    )

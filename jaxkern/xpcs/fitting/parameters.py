@@ -1,4 +1,4 @@
-"""Where each fitted parameter stands: [contrast..., offset..., physics...] and back."""
+"""The vector of fitted parameters [contrast..., offset..., physics...]: layout, bounds, starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxkern.xpcs.fitting.pass_program import AngleSums
 from jaxkern.xpcs.fitting.passes import PassPoint
 from jaxkern.xpcs.fitting.solver import NormalPoint
 from jaxkern.xpcs.model.models import CONTRAST_BOUNDS, OFFSET_BOUNDS
-from jaxkern.xpcs.model.normal import joined
+from jaxkern.xpcs.model.normal import join_angles
 
 Array = NDArray[np.float64]
 
@@ -22,19 +22,23 @@ Scaling = Literal["individual", "constant", "auto", "fixed"]
 
 
 def resolve_scaling(scaling: str, n_phi: int) -> str:
-    """ "auto" as what it stands for: from three angles on they share one contrast and offset."""
+    """Replace "auto" by "constant" for three angles or more, and by "individual" for fewer.
+
+    Raises:
+      ValueError: for an unknown scaling.
+    """
     if scaling == "auto":
         return "constant" if n_phi >= 3 else "individual"
     if scaling not in ("individual", "constant", "fixed"):
         raise ValueError(
-            f"scaling is {scaling!r}; wanted 'individual', 'constant', 'auto' or 'fixed'"
+            f"scaling: expected 'individual', 'constant', 'auto' or 'fixed', got {scaling!r}"
         )
     return scaling
 
 
 @dataclass(frozen=True)
 class FitLayout:
-    """The vector of fitted parameters under a scaling; contrast and offset [n_phi] are a start."""
+    """The vector of fitted parameters; `contrast` and `offset` [n_phi] are their start."""
 
     scaling: str
     physics_names: tuple[str, ...]
@@ -48,7 +52,7 @@ class FitLayout:
 
     @property
     def n_scales(self) -> int:
-        """Fitted contrasts (as many offsets)."""
+        """Number of fitted contrasts, and of fitted offsets."""
         return {"individual": self.n_phi, "constant": 1, "fixed": 0}[self.scaling]
 
     @property
@@ -68,7 +72,7 @@ class FitLayout:
         return ("",) * (2 * self.n_scales) + self.physics_units
 
     def vector(self, physics: Array) -> Array:
-        """The fitted parameters at these physics and the start of contrast and offset."""
+        """Return the fitted parameters of some physics and the start of contrast and offset."""
         if self.scaling == "individual":
             return np.concatenate([self.contrast, self.offset, physics])
         if self.scaling == "constant":
@@ -76,55 +80,63 @@ class FitLayout:
         return physics.copy()
 
     def split(self, x: Array) -> PassPoint:
-        """Contrast and offset of every angle and the physics of a vector."""
+        """Return physics, and contrast and offset of every angle, from a vector."""
         scales, n_phi = self.n_scales, self.n_phi
         physics = np.ascontiguousarray(x[2 * scales :])
         if scales == 0:
             return PassPoint(physics, self.contrast, self.offset)
-        each = np.broadcast_to(x[: 2 * scales].reshape(2, scales), (2, n_phi))
-        return PassPoint(physics, *each.copy())
+        pairs = np.broadcast_to(x[: 2 * scales].reshape(2, scales), (2, n_phi))
+        return PassPoint(physics, *pairs.copy())
 
     def join(self, sums: AngleSums) -> NormalPoint:
-        """The normal equations of the whole vector from those of the angles."""
-        jtj, jtr = joined(sums.jtj, sums.jtr, self.scaling, np)
-        return NormalPoint(jtj, jtr, float(sums.cost.sum()))
+        """Return the normal equations of the vector from those of the angles."""
+        jtj, jtr = join_angles(sums.jtj, sums.jtr, self.scaling, np)
+        return NormalPoint(jtj, jtr, float(sums.cost.sum()), sums)
 
 
-def physics_vector(given: Any, names: Sequence[str], defaults: Any, what: str = "p0") -> Array:
-    """Physics parameters [p] from an array, a mapping by name (the rest are defaults) or None."""
-    base = np.array(defaults, np.float64)
-    if given is None:
-        return base
-    if isinstance(given, Mapping):
-        for name, value in given.items():
+def physics_vector(values: Any, names: Sequence[str], defaults: Any, argument: str = "p0") -> Array:
+    """Return physics parameters [p] from an array, a mapping by name over the defaults, or None.
+
+    Raises:
+      ValueError: for another shape, unknown names, and numbers that are not finite.
+    """
+    vector = np.array(defaults, np.float64)
+    if isinstance(values, Mapping):
+        for name, value in values.items():
             if name not in names:
-                raise ValueError(unknown_name(name, names, what))
-            base[names.index(name)] = float(value)
-        vector = base
-    else:
-        vector = np.array(given, np.float64)
+                raise ValueError(unknown_name(name, names, argument))
+            vector[names.index(name)] = float(value)
+    elif values is not None:
+        vector = np.array(values, np.float64)
         if vector.shape != (len(names),):
             raise ValueError(
-                f"{what} has the shape {vector.shape}; wanted [{len(names)}], the model's "
-                f"parameters {', '.join(names)}"
+                f"{argument}: expected [{len(names)}], the model's parameters {', '.join(names)}, "
+                f"got the shape {vector.shape}"
             )
     if not np.isfinite(vector).all():
-        raise ValueError(f"{what} is {vector.tolist()}; wanted finite numbers")
+        raise ValueError(f"{argument}: expected finite numbers, got {vector.tolist()}")
     return vector
 
 
-def unknown_name(name: str, names: Sequence[str], what: str) -> str:
+def unknown_name(name: str, names: Sequence[str], argument: str) -> str:
+    """Return the message for an unknown parameter name."""
     near = get_close_matches(name, names, 1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{what} names the parameter {name!r}; wanted one of {', '.join(names)}{hint}"
+    return f"{argument}: expected one of the parameters {', '.join(names)}, got {name!r}{hint}"
 
 
-def bounds_vectors(given: Any, layout: FitLayout, model_bounds: Any) -> tuple[Array, Array]:
-    """(lower [p], upper [p]) of all fitted parameters.
+def bounds_vectors(bounds: Any, layout: FitLayout, model_bounds: Any) -> tuple[Array, Array]:
+    """Return (lower [p], upper [p]) of all fitted parameters.
 
-    `given` is None for the model's own, a mapping by name of (lower, upper) that replaces some
-    ("contrast" and "offset" stand for those of every angle), or a pair (lower, upper) of arrays
-    or numbers for all fitted parameters, or for the physics alone.
+    Args:
+      bounds: None for the model's bounds; a mapping from names to (lower, upper) that replaces some
+        of them ("contrast" and "offset" mean those of every angle); or a pair (lower, upper) of
+        numbers or arrays for all fitted parameters, or for the physics alone.
+      layout: of the fitted parameters.
+      model_bounds: pairs of the physics.
+
+    Raises:
+      ValueError: for unknown names, other shapes, and bounds that are not lower < upper.
     """
     scales = layout.n_scales
     pairs = (
@@ -134,22 +146,22 @@ def bounds_vectors(given: Any, layout: FitLayout, model_bounds: Any) -> tuple[Ar
     )
     lower, upper = (np.array(side, np.float64) for side in zip(*pairs, strict=True))
     names = layout.names
-    if isinstance(given, Mapping):
-        for name, (low, high) in given.items():
+    if isinstance(bounds, Mapping):
+        for name, (low, high) in bounds.items():
             if name in names:
-                places = [names.index(name)]
+                indices = [names.index(name)]
             else:
-                places = [k for k, known in enumerate(names) if known.startswith(f"{name}[")]
-            if not places and not (layout.scaling == "fixed" and name in ("contrast", "offset")):
+                indices = [k for k, known in enumerate(names) if known.startswith(f"{name}[")]
+            if not indices and not (layout.scaling == "fixed" and name in ("contrast", "offset")):
                 raise ValueError(unknown_name(name, names, "bounds"))
-            lower[places], upper[places] = low, high
-    elif given is not None:
-        # SciPy's own Bounds too.
-        sides = (given.lb, given.ub) if hasattr(given, "lb") else tuple(given)
+            lower[indices], upper[indices] = low, high
+    elif bounds is not None:
+        # A scipy.optimize.Bounds has the attributes lb and ub.
+        sides = (bounds.lb, bounds.ub) if hasattr(bounds, "lb") else tuple(bounds)
         if len(sides) != 2:
             raise ValueError(
-                f"bounds has {len(sides)} entries; wanted a pair (lower, upper) of numbers or "
-                "arrays, or a mapping name -> (lower, upper)"
+                "bounds: expected a pair (lower, upper) of numbers or arrays, or a mapping "
+                f"name -> (lower, upper), got {len(sides)} entries"
             )
         for target, side, label in zip((lower, upper), sides, ("lower", "upper"), strict=True):
             value = np.asarray(side, np.float64)
@@ -159,43 +171,51 @@ def bounds_vectors(given: Any, layout: FitLayout, model_bounds: Any) -> tuple[Ar
                 target[2 * scales :] = value
             else:
                 raise ValueError(
-                    f"the {label} bounds have the shape {value.shape}; wanted "
-                    f"[{layout.size}] for {', '.join(names)}, or "
-                    f"[{len(layout.physics_names)}] for the physics alone"
+                    f"{label} bounds: expected [{layout.size}] for {', '.join(names)}, or "
+                    f"[{len(layout.physics_names)}] for the physics alone, got the shape "
+                    f"{value.shape}"
                 )
     for name, low, high in zip(names, lower, upper, strict=True):
         if not low < high:
-            raise ValueError(f"the bounds of {name} are {low:g} and {high:g}; wanted lower < upper")
+            raise ValueError(f"bounds of {name}: expected lower < upper, got {low:g} and {high:g}")
     return lower, upper
 
 
 @dataclass(frozen=True)
-class Turns:
-    """Periodic parameters whose bounds span a period: the solver has no bounds for these.
+class PeriodicBounds:
+    """Bounds of the parameters, of which those that span a period do not bind the solver.
 
-    A bound inside the period would end a search that has to pass it. Values outside the bounds are
-    moved by whole periods instead, once, in the result.
+    A bound inside a period would stop a search that has to cross it. Values of such a parameter
+    outside its bounds are shifted by multiples of the period instead, once, in the result.
+
+    Attributes:
+      unbound: True for these parameters [p].
+      period: [p], infinite for parameters that are not periodic.
+      lower, upper: [p], as the user gave them.
     """
 
-    free: NDArray[np.bool_]  # [p]: which parameters these are
-    period: Array  # [p]
-    lower: Array  # [p], the bounds as given
+    unbound: NDArray[np.bool_]
+    period: Array
+    lower: Array
     upper: Array
 
     @classmethod
-    def of(cls, layout: FitLayout, periods: Array, lower: Array, upper: Array) -> Turns:
-        """From the periods [p] of the physics (infinite: none) and the bounds of all parameters."""
+    def from_periods(
+        cls, layout: FitLayout, periods: Array, lower: Array, upper: Array
+    ) -> PeriodicBounds:
+        """Create from the periods [p] of the physics and the bounds of all fitted parameters."""
         period = np.concatenate([np.full(2 * layout.n_scales, np.inf), periods])
         return cls(np.isfinite(period) & (upper - lower >= period), period, lower, upper)
 
-    def bounds(self) -> tuple[Array, Array]:
-        """The bounds [p] of the solver."""
-        return np.where(self.free, -np.inf, self.lower), np.where(self.free, np.inf, self.upper)
+    def solver_bounds(self) -> tuple[Array, Array]:
+        """Return the lower and upper bounds [p] for the solver."""
+        lower = np.where(self.unbound, -np.inf, self.lower)
+        return lower, np.where(self.unbound, np.inf, self.upper)
 
     def wrap(self, x: Array) -> Array:
-        """x [p] with these parameters inside their bounds."""
+        """Return x [p] with periodic parameters shifted inside their bounds."""
         result = x.copy()
-        for k in np.flatnonzero(self.free):
+        for k in np.flatnonzero(self.unbound):
             below, above = max(self.lower[k] - x[k], 0.0), max(x[k] - self.upper[k], 0.0)
             turns = np.ceil(below / self.period[k]) - np.ceil(above / self.period[k])
             result[k] += turns * self.period[k]
@@ -203,10 +223,52 @@ class Turns:
 
 
 def check_start(x: Array, lower: Array, upper: Array, names: Sequence[str]) -> None:
-    """Raises ValueError for a start outside the bounds."""
+    """Raise ValueError for a start outside the bounds."""
     for name, value, low, high in zip(names, x, lower, upper, strict=True):
         if not low <= value <= high:
             raise ValueError(
-                f"p0 has {name} = {value:g}, outside its bounds {low:g} .. {high:g}; give another "
-                "start, or bounds that contain it"
+                f"p0: expected {name} within its bounds {low:g} .. {high:g}, got {value:g}; pass "
+                "another start, or bounds that contain it"
             )
+
+
+def first_start(
+    layout: FitLayout, physics: Array, lower: Array, upper: Array, *estimated: bool
+) -> Array:
+    """Return the start of all fitted parameters, with estimated ones moved inside their bounds.
+
+    `estimated` is True for contrast and for offset if they were estimated from the data.
+    """
+    start = layout.vector(physics)
+    scales = layout.n_scales
+    for k, is_estimated in enumerate(estimated):
+        part = slice(k * scales, (k + 1) * scales)
+        if is_estimated:
+            with np.errstate(invalid="ignore"):
+                margin = np.minimum(1e-3 * (upper[part] - lower[part]), 1e-3)
+            start[part] = np.clip(start[part], lower[part] + margin, upper[part] - margin)
+    return start
+
+
+def drawn_starts(
+    start: Array, lower: Array, upper: Array, layout: FitLayout, count: int, seed: int
+) -> list[Array]:
+    """Return the start and count - 1 others, drawn within the bounds of the physics.
+
+    The distribution is uniform; uniform in the logarithm for positive bounds that span more than
+    two decades; and uniform around the start for a parameter without bounds.
+    """
+    draw = np.random.default_rng(seed)
+    starts = [start]
+    for _ in range(count - 1):
+        x = start.copy()
+        for k in range(2 * layout.n_scales, layout.size):
+            low, high, u = lower[k], upper[k], draw.random()
+            if not (np.isfinite(low) and np.isfinite(high)):
+                x[k] = np.clip(x[k] + (2 * u - 1) * max(abs(x[k]), 1.0), low, high)
+            elif low > 0 and high > 100 * low:
+                x[k] = low * (high / low) ** u
+            else:
+                x[k] = low + (high - low) * u
+        starts.append(x)
+    return starts

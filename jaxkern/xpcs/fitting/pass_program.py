@@ -1,7 +1,7 @@
-"""The compiled pass: phases, their tables and the accumulated normal equations in one program.
+"""The compiled programs of a pass: tables of the phases, and the normal equations of a chunk.
 
-Everything of order n_t and n_t^2 of a pass is inside; what is of the order of the parameters
-(`assemble_states`) is NumPy, where nothing has to be compiled.
+The programs do all work of order n_t and n_t^2. Work of the order of the number of parameters
+(`assemble_states`) is NumPy code, which needs no compilation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PassSettings:
-    """What is compiled into a pass. `symmetric`: only points above the diagonal, twice."""
+    """Options that are compiled into a pass.
+
+    Attributes:
+      loss: as in `SolverOptions`.
+      symmetric: True to use only points above the diagonal, with weight 2.
+    """
 
     loss: str
     symmetric: bool
@@ -36,7 +41,7 @@ class PassSettings:
 
 @dataclass(frozen=True)
 class AngleSums:
-    """The sums of each angle over its own parameters [contrast, offset, physics...]."""
+    """The sums of each angle for its parameters [contrast, offset, physics...]."""
 
     jtj: Array  # [n_phi, 2 + p, 2 + p]
     jtr: Array  # [n_phi, 2 + p]
@@ -47,41 +52,43 @@ class AngleSums:
 
 
 def assemble_states(states: Array, model: Model, contrast: Array) -> AngleSums:
-    """Sums over basis columns (states [n_phi, S]) as sums over parameters."""
+    """Convert sums over basis columns (states [n_phi, S]) into sums over parameters."""
     columns = model.columns_A + model.columns_X
     jtj, jtr, sums = sums_of_angles(states, columns, len(model.parameters), contrast, np)
     return AngleSums(jtj, jtr, *sums.T)
 
 
-def _take(value: Any, angle: Any, count: int) -> Any:
-    """What belongs to `count` angles from `angle` on; what is the same for all angles stays."""
+def _slice_angles(value: Any, angle: Any, count: int) -> Any:
+    """Return the values of `count` angles from `angle` on, or the value that all angles share."""
     if value.shape[0] in (1, count):
         return value
     return jax.lax.dynamic_slice_in_dim(value, angle, count, 0)
 
 
-def _of_angles(tables: Tables, angle: Any, count: int) -> Tables:
-    own = ["X", "tangents_X"] + (["A", "tangents_A"] if tables.A.ndim == 2 else [])
-    return tables._replace(**{name: _take(getattr(tables, name), angle, count) for name in own})
+def _slice_tables(tables: Tables, angle: Any, count: int) -> Tables:
+    names = ["X", "tangents_X"] + (["A", "tangents_A"] if tables.A.ndim == 2 else [])
+    return tables._replace(
+        **{name: _slice_angles(getattr(tables, name), angle, count) for name in names}
+    )
 
 
 def _chunk(model: Model, settings: PassSettings, tables: Tables, at: dict[str, Any]) -> Any:
-    """The states of the angles angle .. angle + k from `data` [k, m, n].
+    """Return the states of the angles angle .. angle + k after adding `data` [k, m, n].
 
-    `at` holds contrast and offset [n_phi], angle and first_row (int32), data, quantization [2],
+    `at` contains contrast and offset [n_phi], angle and first_row (int32), data, quantization [2],
     sigma ([n_phi], or [k, m, n]), keep ([n], or [n_phi, n]), f_scale and initial [k, S].
     """
     data, sigma, keep = at["data"], at["sigma"], at["keep"]
     count, angle = data.shape[0], at["angle"]
     return accumulate(
-        _of_angles(tables, angle, count),
-        _take(at["contrast"], angle, count),
-        _take(at["offset"], angle, count),
+        _slice_tables(tables, angle, count),
+        _slice_angles(at["contrast"], angle, count),
+        _slice_angles(at["offset"], angle, count),
         data,
-        _take(sigma, angle, count) if sigma.ndim == 1 else sigma,
+        _slice_angles(sigma, angle, count) if sigma.ndim == 1 else sigma,
         first_row=at["first_row"],
         initial=at["initial"],
-        keep=_take(keep, angle, count) if keep.ndim == 2 else keep,
+        keep=_slice_angles(keep, angle, count) if keep.ndim == 2 else keep,
         loss=settings.loss,
         f_scale=at["f_scale"],
         symmetric=settings.symmetric,
@@ -91,7 +98,7 @@ def _chunk(model: Model, settings: PassSettings, tables: Tables, at: dict[str, A
 
 
 def _sharded(model: Model, settings: PassSettings, mesh: Any, spec: Any, at: dict[str, Any]) -> Any:
-    """All states, over a mesh: local sums of each device, added up."""
+    """Return the states of all angles from data sharded over a mesh: local sums, then a psum."""
     from jax.sharding import PartitionSpec as P
 
     angle_axes, row_axes = _axes(spec, 0), _axes(spec, 1)
@@ -105,12 +112,11 @@ def _sharded(model: Model, settings: PassSettings, mesh: Any, spec: Any, at: dic
         angles, rows, _ = part["data"].shape
         first_angle = _device_index(angle_axes) * angles
         initial = part["initial"]
-        mine = dict(part)
-        mine["angle"] = first_angle
-        mine["first_row"] = _device_index(row_axes) * rows
-        mine["initial"] = jnp.zeros((angles, initial.shape[1]), initial.dtype)
-        tables = model.tables(part["params"])
-        state = _chunk(model, settings, tables, mine)
+        chunk = dict(part)
+        chunk["angle"] = first_angle
+        chunk["first_row"] = _device_index(row_axes) * rows
+        chunk["initial"] = jnp.zeros((angles, initial.shape[1]), initial.dtype)
+        state = _chunk(model, settings, model.tables(part["params"]), chunk)
         all_states = jax.lax.dynamic_update_slice_in_dim(
             jnp.zeros_like(initial), state, first_angle, 0
         )
@@ -131,12 +137,12 @@ def _device_index(axes: tuple[str, ...]) -> Any:
     return jax.lax.axis_index(axes) if axes else jnp.int32(0)
 
 
-# Models with equal numbers are equal, so a second fit of the same kind finds its programs here.
+# Models with equal numbers are equal, so later fits of the same kind reuse these programs.
 _compiled: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
 _COMPILED_LIMIT = 64
 
 
-# XLA's optimizer takes most of the time of a fit of short series, and longer ones need it.
+# XLA's optimizer dominates the time of a fit of a short series, but speeds up long series.
 _SHORT_SERIES = 1024
 _FAST_COMPILATION: dict[str, Any] = {
     "xla_backend_optimization_level": 0,
@@ -153,7 +159,8 @@ def _has_cpu_kernel() -> bool:
 class PassProgram:
     """Compiles the programs of a model's pass for each layout of their operands, and runs them.
 
-    One makes the tables, once a pass; the other accumulates a chunk. Over a mesh one does both.
+    One program computes the tables, once a pass; another accumulates a chunk. For data sharded over
+    a mesh one program does both.
     """
 
     def __init__(self, model: Model, settings: PassSettings, sharding: Any = None) -> None:
@@ -161,15 +168,14 @@ class PassProgram:
         self._settings = settings
         self.n_phi = model.geometry.n_phi
         self.state_size = state_size(len(model.columns_A), len(model.columns_X))
-        self._sharding = sharding
-        self._tables: tuple[bytes, Any] | None = None
+        self.sharding = sharding
         self.compile_seconds = 0.0
 
     def _program(
         self, name: str, function: Callable[..., Any], fast: bool, *operands: Any
     ) -> Callable[..., Any]:
         layout = tuple((x.shape, x.dtype) for x in jax.tree.leaves(operands))
-        context = (self._settings, self._sharding, current_backend())
+        context = (self._settings, self.sharding, current_backend())
         key = (name, self._model, context, layout)
         if key in _compiled:
             _compiled.move_to_end(key)
@@ -183,36 +189,44 @@ class PassProgram:
             self.compile_seconds += time.perf_counter() - start
         return _compiled[key]
 
-    def tables_at(self, params: Array) -> Any:
-        """The arrays of the tables, on the device."""
-        key = params.tobytes()
-        if self._tables is None or self._tables[0] != key:
-            model = self._model
-            fast = jax.default_backend() == "cpu" and model.geometry.n_t <= _SHORT_SERIES
-            program = self._program("tables", lambda p: tuple(model.tables(p)[:4]), fast, params)
-            self._tables = (key, program(params))
-        return self._tables[1]
+    def tables(self, params: Array) -> tuple[Any, Any, Any, Any]:
+        """Return A, X and their tangents at physics parameters [p], on the device."""
+        model = self._model
+        fast = jax.default_backend() == "cpu" and model.geometry.n_t <= _SHORT_SERIES
+        program = self._program("tables", lambda p: tuple(model.tables(p)[:4]), fast, params)
+        tables: tuple[Any, Any, Any, Any] = program(params)
+        return tables
 
-    def __call__(self, at: dict[str, Any]) -> Array:
-        """The states [k, S] on the host, after the program has finished with its operands."""
+    def host_tables(self, params: Array) -> tuple[Array, Array, Array, Array]:
+        """Return A, X and their tangents as NumPy arrays."""
+        A, X, tangents_A, tangents_X = map(np.asarray, self.tables(params))
+        return A, X, tangents_A, tangents_X
+
+    def accumulate(self, tables: tuple[Any, Any, Any, Any], at: dict[str, Any]) -> Array:
+        """Return the states [k, S] after a chunk, once the program has released its operands.
+
+        Args:
+          tables: of `tables`.
+          at: operands of the chunk: contrast, offset, angle, first_row, data, quantization, sigma,
+            keep, f_scale and initial.
+        """
         model, settings = self._model, self._settings
-        params = at["params"]
-        if self._sharding is not None:
-            mesh, spec = self._sharding.mesh, self._sharding.spec
-            program = self._program(
-                "sharded", lambda at: _sharded(model, settings, mesh, spec, at), False, at
-            )
-            states = program(at)
-        else:
-            tables = self.tables_at(params)
-            rest = {name: value for name, value in at.items() if name != "params"}
 
-            def accumulated(arrays: Any, at: dict[str, Any]) -> Any:
-                A, X, tangents_A, tangents_X = arrays
-                columns = model.columns_A, model.columns_X
-                full = Tables(A, X, tangents_A, tangents_X, *columns, len(model.parameters))
-                return _chunk(model, settings, full, at)
+        def accumulate(arrays: Any, at: dict[str, Any]) -> Any:
+            A, X, tangents_A, tangents_X = arrays
+            columns = model.columns_A, model.columns_X
+            full = Tables(A, X, tangents_A, tangents_X, *columns, len(model.parameters))
+            return _chunk(model, settings, full, at)
 
-            program = self._program("chunk", accumulated, _has_cpu_kernel(), tables, rest)
-            states = program(tables, rest)
-        return np.asarray(states)
+        program = self._program("chunk", accumulate, _has_cpu_kernel(), tables, at)
+        return np.asarray(program(tables, at))
+
+    def accumulate_sharded(self, params: Array, at: dict[str, Any]) -> Array:
+        """Return the states [n_phi, S] of data sharded over the mesh."""
+        model, settings = self._model, self._settings
+        mesh, spec = self.sharding.mesh, self.sharding.spec
+        operands = {**at, "params": params}
+        program = self._program(
+            "sharded", lambda at: _sharded(model, settings, mesh, spec, at), False, operands
+        )
+        return np.asarray(program(operands))

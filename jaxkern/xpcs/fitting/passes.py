@@ -1,13 +1,12 @@
-"""One pass over the data: in one call, or chunk by chunk with reading ahead of the kernel."""
+"""Passes over the data: in one call, or in chunks that are read ahead of the kernel."""
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,36 +22,39 @@ from jaxkern.xpcs.files.sources import (
     lies_ready,
     values,
 )
-from jaxkern.xpcs.fitting.checkpoint import PartialPass
 from jaxkern.xpcs.fitting.options import StreamingOptions
 from jaxkern.xpcs.fitting.pass_program import PassProgram
 from jaxkern.xpcs.model.twin import SIGMA_FLOOR
 
 Array = NDArray[np.float64]
 
-# What is larger was never measured, and its square may overflow.
-_NO_NUMBER = 1e100
+# Larger numbers are not measurements, and their squares may overflow.
+MAX_VALUE = 1e100
 
 
 class BadDataError(ValueError):
-    """Data that hold NaN or cannot be read, where the fit was told to fail on them."""
+    """Data that hold NaN or cannot be read, if the fit does not exclude them."""
 
 
 @dataclass(frozen=True)
 class PassPoint:
-    """Where a pass is evaluated: physics [p], contrast [n_phi] and offset [n_phi]."""
+    """A point at which a pass is evaluated: physics [p], contrast [n_phi] and offset [n_phi]."""
 
     physics: Array
     contrast: Array
     offset: Array
 
 
-@dataclass
+@dataclass(frozen=True)
 class PassContext:
-    """What stays the same from pass to pass.
+    """The operands that all passes of a fit share.
 
-    sigma is [n_phi] or a source of [n_phi, n, n]; keep [n], or [n_phi, n] where angles differ, is
-    1 for frames that count, fewer of them in the passes of a jackknife.
+    Attributes:
+      program: the compiled programs.
+      sigma: [n_phi], or a source of [n_phi, n, n].
+      keep: 1 for used frames [n]; [n_phi, n] if these differ between angles.
+      f_scale: as in `SolverOptions`.
+      step_zero: step and zero of quantized data.
     """
 
     program: PassProgram
@@ -61,65 +63,51 @@ class PassContext:
     f_scale: float
     step_zero: tuple[float, float]
 
-    @contextlib.contextmanager
-    def without(self, frames: NDArray[np.bool_]) -> Iterator[None]:
-        """Passes in this context leave frames [n] out of both times."""
-        keep = self.keep
-        self.keep = np.where(frames, 0, keep).astype(keep.dtype)
-        try:
-            yield
-        finally:
-            self.keep = keep
-
-    def no_states(self) -> Array:
-        """The states [n_phi, S] before the first chunk."""
+    def zero_states(self) -> Array:
+        """Return the states [n_phi, S] before the first chunk."""
         return np.zeros((self.program.n_phi, self.program.state_size))
 
-    def operands(self, point: PassPoint) -> dict[str, Any]:
+    def operands(self, point: PassPoint, left_out: NDArray[np.bool_] | None) -> dict[str, Any]:
+        """Return the operands of the kernel that are constant in a pass."""
+        keep = self.keep
+        if left_out is not None:
+            keep = np.where(left_out, 0, keep).astype(keep.dtype)
         return {
-            "params": point.physics,
             "contrast": point.contrast,
             "offset": point.offset,
-            "keep": self.keep,
+            "keep": keep,
             "f_scale": np.float64(self.f_scale),
             "quantization": np.array(self.step_zero),
         }
 
 
-class Pass(Protocol):
-    """A way through the data: the states [n_phi, S] at a point."""
-
-    def states(self, point: PassPoint, x: Array, partial: PartialPass | None = None) -> Array: ...
-
-
 class WholePass:
-    """All data on the device (or sharded over devices), one call a pass."""
+    """Passes of one kernel call over data on the device, or sharded over devices."""
 
     def __init__(self, context: PassContext, data: Any) -> None:
         self._context = context
         self._data = data
-        self.n_chunks = 0
-        if isinstance(context.sigma, np.ndarray):
-            self._sigma: Any = context.sigma
+        sigma = context.sigma
+        if isinstance(sigma, np.ndarray):
+            self._sigma: Any = sigma
         else:
-            given = context.sigma
-            source = given if isinstance(given, StackSource) else LoadedSource(given)
+            source = sigma if isinstance(sigma, StackSource) else LoadedSource(sigma)
             self._sigma = jax.device_put(source.array.astype(np.float64), data.sharding)
 
-    def states(self, point: PassPoint, x: Array, partial: PartialPass | None = None) -> Array:
-        del x, partial
-        context = self._context
-        self.n_chunks += 1
-        return context.program(
-            {
-                **context.operands(point),
-                "angle": np.int32(0),
-                "first_row": np.int32(0),
-                "data": self._data,
-                "sigma": self._sigma,
-                "initial": context.no_states(),
-            }
-        )
+    def states(self, point: PassPoint, left_out: NDArray[np.bool_] | None) -> Array:
+        """Return the states [n_phi, S] at a point, without the frames `left_out` [n]."""
+        program = self._context.program
+        at = {
+            **self._context.operands(point, left_out),
+            "angle": np.int32(0),
+            "first_row": np.int32(0),
+            "data": self._data,
+            "sigma": self._sigma,
+            "initial": self._context.zero_states(),
+        }
+        if program.sharding is not None:
+            return program.accumulate_sharded(point.physics, at)
+        return program.accumulate(program.tables(point.physics), at)
 
 
 @dataclass(frozen=True)
@@ -132,7 +120,7 @@ class Chunk:
 
 
 def chunks_of(shape: tuple[int, int, int], rows: int, frames: NDArray[np.bool_]) -> list[Chunk]:
-    """The chunks of a pass in their order, without those whose rows do not count."""
+    """Return the chunks of a pass in order, skipping those without used frames."""
     n_phi, n, _ = shape
     return [
         Chunk(angle, first, min(first + rows, n))
@@ -144,7 +132,7 @@ def chunks_of(shape: tuple[int, int, int], rows: int, frames: NDArray[np.bool_])
 
 @dataclass
 class BadBlocks:
-    """Row blocks that are left out, as (angle, block) pairs, and why."""
+    """Row blocks that are left out of the passes, as (angle, block) pairs, and the reasons."""
 
     row_block: int
     total: int
@@ -156,17 +144,23 @@ class BadBlocks:
         return 1.0 - len(self.excluded) / self.total
 
     def in_chunk(self, chunk: Chunk) -> list[int]:
+        """Return the excluded blocks of a chunk."""
         blocks = range(chunk.first_row // self.row_block, -(-chunk.stop_row // self.row_block))
         return [block for block in blocks if (chunk.angle, block) in self.excluded]
 
+    def check_any_left(self) -> None:
+        """Raise BadDataError if every block is excluded."""
+        if len(self.excluded) >= self.total:
+            raise BadDataError(f"every row is excluded: {self.reasons[0]}, and so on")
+
 
 class ChunkedPass:
-    """The data chunk by chunk; a thread reads the next chunk while the kernel works on this one.
+    """Passes in chunks; a thread reads the next chunk while the kernel works on the current one.
 
-    Chunks that lie in memory as the kernel wants them need no reading and no thread.
+    Chunks that are in memory in the layout of the kernel need no reading and no thread.
 
-    Rows that hold NaN, or that cannot be read after some more attempts, are left out in blocks of
-    `bad.row_block` rows, or fail the pass, as `streaming` says.
+    Rows that hold NaN, or that cannot be read after `streaming.retries` more attempts, are excluded
+    in blocks of `bad.row_block` rows, or raise `BadDataError`, depending on `streaming`.
     """
 
     def __init__(
@@ -178,64 +172,57 @@ class ChunkedPass:
         streaming: StreamingOptions,
         *,
         mirrored: bool,
-        after_chunk: Callable[[Array, Array, int], None],
-        advance: Callable[[int, int], None],
+        on_chunk: Callable[[int, int], None],
     ) -> None:
         self._context, self._source, self._chunks, self._bad = context, source, chunks, bad
-        self._streaming, self._mirrored = streaming, mirrored
-        self._after_chunk, self._advance = after_chunk, advance
+        self._streaming, self._mirrored, self._on_chunk = streaming, mirrored, on_chunk
         self._in_memory = bool(getattr(source, "in_memory", False))
-        self._ahead = (RowBuffers(touch=not self._in_memory), RowBuffers())
-        # What is read again is read here while the other thread may be reading ahead.
-        self._again = (RowBuffers(), RowBuffers())
+        self._read_ahead = (RowBuffers(touch=not self._in_memory), RowBuffers())
+        # Retries use buffers of their own, because the thread may be reading ahead.
+        self._retry = (RowBuffers(), RowBuffers())
         self.peak_bytes = 0
         self.n_chunks = 0
 
-    def states(self, point: PassPoint, x: Array, partial: PartialPass | None = None) -> Array:
+    def states(self, point: PassPoint, left_out: NDArray[np.bool_] | None) -> Array:
+        """Return the states [n_phi, S] at a point, without the frames `left_out` [n]."""
         context = self._context
-        states = context.no_states()
-        done = 0
-        if partial is not None:
-            states, done = partial.states.copy(), partial.chunks
-        operands = context.operands(point)
-        # On the device once a pass, not once a chunk; the parameters are looked at on the host.
-        constant = {k: v for k, v in operands.items() if k != "params"}
+        states = context.zero_states()
+        operands = context.operands(point, left_out)
+        keep = operands["keep"]
         if isinstance(context.sigma, np.ndarray):
-            constant["sigma"] = context.sigma
-        operands |= jax.device_put(constant)
+            operands["sigma"] = context.sigma
+        # Copied to the device once a pass, not once a chunk.
+        operands = jax.device_put(operands)
+        call = _KernelCall(context.program, context.program.tables(point.physics), operands, keep)
         with ThreadPoolExecutor(1, "jaxkern-read") as reader:
-            ahead = self._submit(reader, done)
-            for place in range(done, len(self._chunks)):
-                chunk = self._chunks[place]
+            ahead = self._submit(reader, 0)
+            for k, chunk in enumerate(self._chunks):
                 loaded = ahead.result() if isinstance(ahead, Future) else ahead
-                # Two buffers: the next chunk is read while the kernel has this one.
-                ahead = self._submit(reader, place + 1)
-                states[chunk.angle] = self._run(operands, chunk, loaded, states[chunk.angle])
+                # Two buffers: the next chunk is read while the kernel uses this one.
+                ahead = self._submit(reader, k + 1)
+                states[chunk.angle] = self._run(call, chunk, loaded, states[chunk.angle])
                 self.n_chunks += 1
-                if place % 16 == 0:
+                if k % 16 == 0:
                     self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
-                if place + 1 < len(self._chunks):
-                    self._after_chunk(x, states, place + 1)
-                self._advance(place + 1, len(self._chunks))
-        if len(self._bad.excluded) >= self._bad.total:
-            raise BadDataError(f"no row can be used: {self._bad.reasons[0]}, and so on")
+                self._on_chunk(k + 1, len(self._chunks))
+        self._bad.check_any_left()
         return states
 
-    def _submit(self, reader: ThreadPoolExecutor, place: int) -> Any:
-        """A chunk that lies ready, the future of one that is being read, None for one to skip."""
-        if place >= len(self._chunks) or self._bad.in_chunk(self._chunks[place]):
+    def _submit(self, reader: ThreadPoolExecutor, k: int) -> Any:
+        """Return a chunk in memory, the future of one to be read, or None for one to skip."""
+        if k >= len(self._chunks) or self._bad.in_chunk(self._chunks[k]):
             return None
-        chunk = self._chunks[place]
+        chunk = self._chunks[k]
         if self._in_memory and isinstance(self._context.sigma, np.ndarray):
             rows = self._source.read(chunk.angle, chunk.first_row, chunk.stop_row)
             if lies_ready(rows):
                 return rows, None
-        return reader.submit(self._load, chunk, self._ahead)
+        return reader.submit(self._load, chunk, self._read_ahead)
 
     def _load(
         self, chunk: Chunk, buffers: tuple[RowBuffers, RowBuffers]
     ) -> tuple[NDArray[Any], Any] | OSError:
-        """The rows of a chunk and their sigma, ready for the kernel; or why they cannot be read."""
+        """Return rows and sigma of a chunk in the kernel's layout, or the error of reading them."""
         where = (chunk.angle, chunk.first_row, chunk.stop_row)
         try:
             rows = buffers[0].ready(
@@ -250,11 +237,100 @@ class ChunkedPass:
         except OSError as error:
             return error
 
-    def _call(
-        self, operands: dict[str, Any], chunk: Chunk, rows: Any, sigma: Any, initial: Array
-    ) -> Array:
+    def _run(self, call: _KernelCall, chunk: Chunk, loaded: Any, initial: Array) -> Array:
+        """Return the state after a chunk, with retries and without bad blocks."""
+        for attempt in range(self._streaming.retries + 1):
+            if loaded is None and self._bad.in_chunk(chunk):
+                break
+            if attempt > 0:
+                time.sleep(0.02 * 4**attempt)
+                loaded = self._load(chunk, self._retry)
+            if isinstance(loaded, OSError):
+                continue
+            rows, sigma = loaded
+            state = call(chunk, rows, sigma, initial)
+            if np.isfinite(state).all() or not self._has_bad_points(chunk, rows, sigma, call.keep):
+                # Finite, or the model overflows at this point, which the solver handles.
+                return state
+        return self._without_bad_blocks(call, chunk, initial)
+
+    def _has_bad_points(
+        self, chunk: Chunk, rows: NDArray[Any], sigma: Any, keep: NDArray[np.uint8]
+    ) -> bool:
+        """True if a point with weight is not finite, or larger than `MAX_VALUE`."""
+        block = self._bad.row_block
+        for first in range(0, len(rows), block):
+            part = values(self._source, rows[first : first + block])
+            used = self._used_points(chunk.angle, chunk.first_row + first, len(part), keep)
+            if sigma is not None:
+                deviation = np.asarray(sigma[first : first + block])
+                used &= ~(deviation <= SIGMA_FLOOR)
+                part = part + deviation
+            if not (np.abs(part[used]) < MAX_VALUE).all():
+                return True
+        return False
+
+    def _used_points(
+        self, angle: int, first_row: int, count: int, keep: NDArray[np.uint8]
+    ) -> NDArray[np.bool_]:
+        used = keep.astype(bool)
+        used = used[angle] if used.ndim == 2 else used
+        row = first_row + np.arange(count)[:, None]
+        column = np.arange(len(used))[None, :]
+        side = column > row if self._mirrored else column != row
+        return np.asarray(side & used[None, :] & used[row])
+
+    def _without_bad_blocks(self, call: _KernelCall, chunk: Chunk, initial: Array) -> Array:
+        """Return the state after the usable blocks of a chunk; sigma 0 excludes the others."""
+        context, block = self._context, self._bad.row_block
+        count, n = chunk.stop_row - chunk.first_row, context.keep.shape[-1]
+        rows = np.zeros((count, n), kernel_dtype(self._source.dtype))
+        sigma = np.zeros((count, n))
+        for first in range(0, count, block):
+            key = (chunk.angle, (chunk.first_row + first) // block)
+            last = min(first + block, count)
+            if key in self._bad.excluded:
+                continue
+            part = Chunk(chunk.angle, chunk.first_row + first, chunk.first_row + last)
+            loaded = self._load(part, self._retry)
+            reason = None
+            if isinstance(loaded, OSError):
+                reason = f"cannot be read ({loaded})"
+            elif self._has_bad_points(part, *loaded, call.keep):
+                reason = "contain numbers that are not finite or exceed 1e100"
+            if reason is not None or isinstance(loaded, OSError):
+                self._exclude(
+                    key,
+                    f"angle {chunk.angle}, rows {part.first_row} to {part.stop_row - 1} {reason}",
+                )
+                continue
+            rows[first:last] = loaded[0]
+            fixed = context.sigma
+            sigma[first:last] = fixed[chunk.angle] if isinstance(fixed, np.ndarray) else loaded[1]
+        return call(chunk, rows, sigma, initial)
+
+    def _exclude(self, key: tuple[int, int], reason: str) -> None:
+        if self._streaming.on_bad_chunk == "raise":
+            raise BadDataError(
+                f"{reason}; on_bad_chunk='exclude' leaves out such rows, `keep` masks bad frames"
+            )
+        self._bad.excluded.add(key)
+        self._bad.reasons.append(reason)
+
+
+@dataclass(frozen=True)
+class _KernelCall:
+    """The kernel with the operands of one pass."""
+
+    program: PassProgram
+    tables: tuple[Any, Any, Any, Any]
+    operands: dict[str, Any]
+    keep: NDArray[np.uint8]
+
+    def __call__(self, chunk: Chunk, rows: Any, sigma: Any, initial: Array) -> Array:
+        """Return the state after a chunk; sigma None for that of `operands`."""
         full = {
-            **operands,
+            **self.operands,
             "angle": np.int32(chunk.angle),
             "first_row": np.int32(chunk.first_row),
             "data": jax.device_put(rows[None]),
@@ -262,81 +338,69 @@ class ChunkedPass:
         }
         if sigma is not None:
             full["sigma"] = jax.device_put(sigma[None])
-        state: Array = self._context.program(full)[0]
+        state: Array = self.program.accumulate(self.tables, full)[0]
         return state
 
-    def _run(self, operands: dict[str, Any], chunk: Chunk, loaded: Any, initial: Array) -> Array:
-        """The state after a chunk, whatever is wrong with it."""
-        for attempt in range(self._streaming.retries + 1):
-            if loaded is None and self._bad.in_chunk(chunk):
-                break
-            if attempt > 0:
-                time.sleep(0.02 * 4**attempt)
-                loaded = self._load(chunk, self._again)
-            if isinstance(loaded, OSError):
-                continue
-            rows, sigma = loaded
-            state = self._call(operands, chunk, rows, sigma, initial)
-            if np.isfinite(state).all() or not self._not_finite(chunk, rows, sigma):
-                # Finite, or the model itself overflows here, which the solver deals with.
-                return state
-        return self._without_bad_blocks(operands, chunk, initial)
 
-    def _not_finite(self, chunk: Chunk, rows: NDArray[Any], sigma: Any) -> bool:
-        """Whether a point that counts is not finite, or beyond all measure."""
-        block = self._bad.row_block
-        for first in range(0, len(rows), block):
-            part = values(self._source, rows[first : first + block])
-            wanted = self._counting(chunk.angle, chunk.first_row + first, len(part))
-            if sigma is not None:
-                deviation = np.asarray(sigma[first : first + block])
-                wanted &= ~(deviation <= SIGMA_FLOOR)
-                part = part + deviation
-            if not (np.abs(part[wanted]) < _NO_NUMBER).all():
-                return True
-        return False
+class PassRunner:
+    """Runs and counts the passes of a fit.
 
-    def _counting(self, angle: int, first_row: int, count: int) -> NDArray[np.bool_]:
-        keep = self._context.keep.astype(bool)
-        keep = keep[angle] if keep.ndim == 2 else keep
-        row = first_row + np.arange(count)[:, None]
-        column = np.arange(len(keep))[None, :]
-        side = column > row if self._mirrored else column != row
-        return np.asarray(side & keep[None, :] & keep[row])
+    The data are passed to the kernel in one call as long as no rows have to be excluded, and in
+    chunks afterwards. Data on devices have no chunks: NaN in their first pass raises
+    `BadDataError`, and later means that the model overflows.
 
-    def _without_bad_blocks(self, operands: dict[str, Any], chunk: Chunk, initial: Array) -> Array:
-        """The state after the blocks of a chunk that can be used: sigma 0 takes out the others."""
-        context, block = self._context, self._bad.row_block
-        count, n = chunk.stop_row - chunk.first_row, context.keep.shape[-1]
-        rows = np.zeros((count, n), kernel_dtype(self._source.dtype))
-        sigma = np.zeros((count, n))
-        for first in range(0, count, block):
-            place = (chunk.angle, (chunk.first_row + first) // block)
-            last = min(first + block, count)
-            if place in self._bad.excluded:
-                continue
-            part = Chunk(chunk.angle, chunk.first_row + first, chunk.first_row + last)
-            loaded = self._load(part, self._again)
-            reason = None
-            if isinstance(loaded, OSError):
-                reason = f"cannot be read ({loaded})"
-            elif self._not_finite(part, *loaded):
-                reason = "hold numbers that are not finite, or beyond 1e100"
-            if reason is not None or isinstance(loaded, OSError):
-                self._report(
-                    place,
-                    f"angle {chunk.angle}, rows {part.first_row} to {part.stop_row - 1} {reason}",
+    Args:
+      bad: blocks that are excluded; passes add to them.
+      program: whose compilation time is not counted.
+      whole: passes of one call, or None.
+      chunked: passes in chunks, or None.
+    """
+
+    def __init__(
+        self,
+        bad: BadBlocks,
+        program: PassProgram,
+        whole: WholePass | None,
+        chunked: ChunkedPass | None,
+    ) -> None:
+        self.bad = bad
+        self._program, self._whole, self._chunked = program, whole, chunked
+        self._first = True
+        self._whole_calls = 0
+        self.seconds = 0.0  # without compilation
+        self._peak = anonymous_bytes()
+
+    @property
+    def n_batches(self) -> int:
+        """Number of kernel calls, one for each chunk."""
+        return self._whole_calls + (0 if self._chunked is None else self._chunked.n_chunks)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Largest anonymous memory of the process that was measured."""
+        return max(self._peak, 0 if self._chunked is None else self._chunked.peak_bytes)
+
+    def states(self, point: PassPoint, left_out: NDArray[np.bool_] | None = None) -> Array:
+        """Return the states [n_phi, S] at a point, without the frames `left_out` [n]."""
+        start, compiled = time.perf_counter(), self._program.compile_seconds
+        states = self._states(point, left_out)
+        self.seconds += time.perf_counter() - start - (self._program.compile_seconds - compiled)
+        self._peak = max(self._peak, anonymous_bytes())
+        return states
+
+    def _states(self, point: PassPoint, left_out: NDArray[np.bool_] | None) -> Array:
+        if self._whole is not None and (self._chunked is None or not self.bad.excluded):
+            self._whole_calls += 1
+            states = self._whole.states(point, left_out)
+            finite = np.isfinite(states).all(axis=1)
+            first, self._first = self._first, False
+            if finite.all() or (self._chunked is None and not first):
+                return states
+            if self._chunked is None:
+                raise BadDataError(
+                    "data on devices: expected no NaN, got sums that are not finite at the angles "
+                    f"{np.flatnonzero(~finite).tolist()}; pass a NumPy array or a file, or mask "
+                    "frames with `keep`"
                 )
-                continue
-            rows[first:last] = loaded[0]
-            fixed = context.sigma
-            sigma[first:last] = fixed[chunk.angle] if isinstance(fixed, np.ndarray) else loaded[1]
-        return self._call(operands, chunk, rows, sigma, initial)
-
-    def _report(self, place: tuple[int, int], reason: str) -> None:
-        if self._streaming.on_bad_chunk == "raise":
-            raise BadDataError(
-                f"{reason}; on_bad_chunk='exclude' leaves such rows out, keep masks bad frames"
-            )
-        self._bad.excluded.add(place)
-        self._bad.reasons.append(reason)
+        assert self._chunked is not None
+        return self._chunked.states(point, left_out)

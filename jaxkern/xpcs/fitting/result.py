@@ -1,6 +1,6 @@
-"""What a fit returns, with its errors and warnings, and how it is kept.
+"""The result of a fit with its errors and warnings, and its files.
 
-`results.json` is to be read, `results.npz` to be computed with.
+`results.json` is for reading, `results.npz` for computing.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from numpy.typing import NDArray
 
 from jaxkern.core.archives import npz_bytes
 from jaxkern.core.paths import write_atomically
-from jaxkern.xpcs.fitting.parameters import Turns
+from jaxkern.xpcs.fitting.parameters import PeriodicBounds
 from jaxkern.xpcs.fitting.solver import Covariance
 from jaxkern.xpcs.model.geometry import Geometry
 
 Array = NDArray[np.float64]
 
-# Standard errors beyond so many times the parameter say that the data do not determine it.
+# With a larger standard error, relative to its value, a parameter is not determined by the data.
 _LARGEST_ERROR = 100.0
 
 
 @dataclass(frozen=True)
 class FitTimings:
-    """Seconds: of compiling, of computing (passes with their reading) and of everything."""
+    """Seconds of compilation, of passes including reading, and in total."""
 
     compile: float
     compute: float
@@ -40,38 +40,41 @@ class FitTimings:
 class FitResult:
     """The result of `jaxkern.xpcs.fit`.
 
-    Parameters come in the order [contrast..., offset..., physics...], as `names` tells.
+    Parameters are ordered [contrast..., offset..., physics...], see `names`.
 
     Attributes:
       popt: fitted parameters [p].
       names, units: of the parameters.
-      pcov: covariance [p, p]; infinite for parameters that the data do not determine. That of a
-        jackknife over B blocks has the rank B - 1 at most.
-      pcov_independent: the covariance if the noise of each point were its own. Mirrored points are
-        counted once (physics: a two-time correlation holds each number twice).
-      errors: what pcov comes from: ``"jackknife over 10 blocks of 40 frames"``, ``"independent"``.
-      error_passes: passes over the data for pcov, besides `nfev`.
-      inflation: by how much the variances of the physics exceed those of independent noise of
-        sigma, on average: what `log_likelihood` takes to be as wide as pcov.
-      chi2: sum of squared residuals over all points that count, mirrored ones twice.
-      cost: what was minimized, times two: chi2, or the sum of rho for a robust loss.
-      count, independent_count: points that count, and those with mirrored pairs counted once.
+      pcov: covariance [p, p]; infinite for parameters that the data do not determine. After a
+        jackknife over B blocks its rank is at most B - 1.
+      pcov_independent: the covariance for independent noise of the points. Mirrored points are
+        counted once, because a two-time correlation contains each number twice.
+      errors: the origin of pcov: ``"jackknife over 10 blocks of 40 frames"``, ``"independent"``.
+      error_passes: passes over the data for pcov, which `nfev` does not include.
+      inflation: ratio of the variances of the physics to those of independent noise of sigma, on
+        average; `log_likelihood` with it is as wide as pcov.
+      chi2: sum of squared residuals over all points with weight, counting mirrored ones twice.
+      cost: twice the minimized function: chi2, or the sum of rho for a robust loss.
+      count, independent_count: points with weight; the same with mirrored pairs counted once.
       reduced_chi2: chi2 a degree of freedom, with mirrored pairs counted once.
-      nfev: passes over the data. n_batches: chunks that the kernel was given.
+      nfev: passes over the data by the solver.
+      n_batches: kernel calls, one for each chunk.
       success: True if a tolerance was met, the residuals are noise, no physics parameter is at a
-        bound and none has an error that is infinite or exceeds 100 times its value. status:
-        SciPy's. message: SciPy's, and the reasons why the result is no success although the solver
-        stopped well.
-      success_rate: the part of the data's row blocks that could be used.
-      keep: [n_t] bool, the frames that counted: without masked ones and those without numbers;
-        [n_phi, n_t] where these are others at other angles.
-      strategy: the way through the data.
-      sigma, sigma_method: the noise [n_phi] (None for noise given point by point) and its origin.
-      contrast, offset: [n_phi] of each angle, also where they were not fitted one by one.
-      physics: the model's parameters in its own order.
-      timings, peak_memory: seconds; bytes of anonymous memory, the largest that was seen.
-      warnings: what a careful reader should know.
-      start_costs: the cost from each start of a multistart, in the order of the starts.
+        bound, and none has an error that is infinite or exceeds 100 times its value.
+      status: SciPy's status.
+      message: SciPy's message, and the reasons why a converged fit has `success` False.
+      success_rate: the used part of the data's row blocks.
+      keep: True for used frames [n_t]: neither masked nor without finite numbers; [n_phi, n_t] if
+        these differ between angles.
+      strategy: ``"memory"`` or ``"stream"``, see `Strategy`.
+      sigma, sigma_method: the noise [n_phi] (None for point-wise noise) and its origin.
+      contrast, offset: of each angle [n_phi], for every scaling.
+      physics: the model's parameters [p] in its own order.
+      timings: seconds.
+      peak_memory: largest measured anonymous memory, bytes.
+      costs: of the evaluated points, in order.
+      warnings: remarks on the result.
+      start_costs: the cost from each start of a multistart, in order.
       held: names of the parameters that were not fitted.
       interrupted: True for the best result so far of a fit that Ctrl-C ended, see `FitInterrupted`.
     """
@@ -117,7 +120,7 @@ class FitResult:
 
     @property
     def perr_independent(self) -> Array:
-        """Standard errors [p] if the noise of each point were its own."""
+        """Standard errors [p] for independent noise of the points."""
         return np.sqrt(np.diag(self.pcov_independent))
 
     @property
@@ -127,19 +130,19 @@ class FitResult:
 
     def __str__(self) -> str:
         width = max((len(name) for name in self.names), default=9)
-        both = self.errors != "independent"
+        has_both = self.errors != "independent"
         rows = [
             f"  {name:<{width}}  {value: .6g} "
             + ("held" if name in self.held else f"+/- {error:.2g}")
-            + (f" ({alone:.2g})" if both and name not in self.held else "")
+            + (f" ({independent:.2g})" if has_both and name not in self.held else "")
             + (f" {unit}" if unit else "")
-            for name, value, error, alone, unit in zip(
+            for name, value, error, independent, unit in zip(
                 self.names, self.popt, self.perr, self.perr_independent, self.units, strict=True
             )
         ]
-        if both:
-            rows.append(f"  errors: {self.errors} (in brackets: if all points were independent)")
-        stopped = "converged but is NOT to be believed" if self.status > 0 else "NOT converged"
+        if has_both:
+            rows.append(f"  errors: {self.errors} (in brackets: for independent points)")
+        stopped = "converged but is NOT reliable" if self.status > 0 else "NOT converged"
         state = "interrupted" if self.interrupted else "converged" if self.success else stopped
         lines = [
             f"fit {state} after {self.nfev} passes ({self.strategy}): {self.message}",
@@ -150,17 +153,17 @@ class FitResult:
             f"total {self.timings.total:.2f} s; {self.peak_memory / 2**20:.0f} MiB of memory",
         ]
         if self.success_rate < 1.0:
-            lines.append(f"  {self.success_rate:.2%} of the data could be used")
+            lines.append(f"  {self.success_rate:.2%} of the data were used")
         lines += [f"  warning: {warning}" for warning in self.warnings]
         return "\n".join(lines)
 
 
 class FitInterrupted(KeyboardInterrupt):
-    """Ctrl-C during `jaxkern.xpcs.fit`, with what the fit had found by then.
+    """Ctrl-C during `jaxkern.xpcs.fit`, with the best result so far.
 
     Attributes:
-      result: the best `FitResult` so far, of all starts, with `interrupted` True, `success` False
-        and errors of independent noise; None before the first pass has ended.
+      result: the best `FitResult` of all starts, with `interrupted` True, `success` False and
+        errors of independent noise; None before the first pass has finished.
     """
 
     def __init__(self, result: FitResult | None) -> None:
@@ -174,19 +177,19 @@ def save_result(
     geometry: Geometry,
     settings: Mapping[str, Any] | None = None,
 ) -> tuple[Path, Path]:
-    """Writes ``results.json`` and ``results.npz`` into a directory, each in one step.
+    """Write ``results.json`` and ``results.npz`` into a directory, each atomically.
 
     Args:
-      directory: made when it is not there.
+      directory: created if missing.
       result: of `fit`.
-      geometry: of the fitted model; goes into both files.
-      settings: the configuration, kept in the JSON file.
+      geometry: of the fitted model, for both files.
+      settings: the configuration, for the JSON file.
 
     Returns:
       The two paths.
     """
     directory = Path(directory)
-    held = {item.name: getattr(result, item.name) for item in fields(result)}
+    values = {item.name: getattr(result, item.name) for item in fields(result)}
     rows = zip(
         result.names, result.popt, result.perr, result.perr_independent, result.units, strict=True
     )
@@ -195,13 +198,17 @@ def save_result(
             name: {
                 "value": _number(value),
                 "error": _number(error),
-                "error_independent": _number(alone),
+                "error_independent": _number(independent),
                 "unit": unit,
                 "held": name in result.held,
             }
-            for name, value, error, alone, unit in rows
+            for name, value, error, independent, unit in rows
         },
-        **{k: _number(v) for k, v in held.items() if isinstance(v, str | int | float | np.generic)},
+        **{
+            k: _number(v)
+            for k, v in values.items()
+            if isinstance(v, str | int | float | np.generic)
+        },
         "sigma": None if result.sigma is None else [_number(s) for s in result.sigma.tolist()],
         "warnings": list(result.warnings),
         "timings": {name: _number(value) for name, value in asdict(result.timings).items()},
@@ -215,7 +222,7 @@ def save_result(
         "settings": dict(settings or {}),
     }
     text, binary = directory / "results.json", directory / "results.npz"
-    arrays = {name: value for name, value in held.items() if isinstance(value, np.ndarray)}
+    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
     arrays |= {"perr": result.perr, "perr_independent": result.perr_independent}
     arrays |= {"names": np.array(result.names), "costs": np.array(result.costs, np.float64)}
     arrays |= {"phi": geometry.phi, "t": geometry.t, "q": np.asarray(geometry.q)}
@@ -225,18 +232,18 @@ def save_result(
 
 
 def load_result(directory: str | Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What `save_result` wrote: the contents of ``results.json``, and the arrays.
+    """Read the files of `save_result`: the contents of ``results.json``, and the arrays.
 
     Raises:
-      FileNotFoundError: no results in the directory.
-      ValueError: a file that is damaged, or of something else.
+      FileNotFoundError: if the directory contains no results.
+      ValueError: for a damaged file.
     """
     directory = Path(directory)
     text, binary = directory / "results.json", directory / "results.npz"
     for path in (text, binary):
         if not path.exists():
             raise FileNotFoundError(
-                f"there is no {str(path)!r}; `python -m jaxkern xpcs fit` writes it"
+                f"no such file: {str(path)!r}; `python -m jaxkern xpcs fit` writes it"
             )
     reading = text
     try:
@@ -244,14 +251,14 @@ def load_result(directory: str | Path) -> tuple[dict[str, Any], dict[str, np.nda
         reading = binary
         with np.load(binary) as arrays:
             return summary, {name: arrays[name] for name in arrays.files}
-    except Exception as error:  # of JSON, zip and NumPy, which have no kind in common
+    except Exception as error:  # JSON, zip and NumPy share no type of error
         raise ValueError(
             f"{reading} cannot be read as a result: {error}; `python -m jaxkern xpcs fit` writes it"
         ) from error
 
 
 def _number(value: Any) -> Any:
-    """A plain number of JSON, which has none that is infinite or NaN: null."""
+    """Return a value for JSON, which has no infinite numbers and NaN: None for these."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -262,13 +269,13 @@ def _number(value: Any) -> Any:
 def scaled_covariance(
     inverse: Array, *, pairs: float, reduced_chi2: float, absolute_sigma: bool
 ) -> Array:
-    """(J^T J)^-1 as a covariance: `pairs` is 2 where each number was counted twice.
+    """Scale (J^T J)^-1 to a covariance; `pairs` is 2 if each number was counted twice.
 
-    Without `absolute_sigma` the noise is taken from the residuals, as SciPy's curve_fit does.
+    Without `absolute_sigma` the noise is estimated from the residuals, as in SciPy's curve_fit.
     """
     scale = pairs if absolute_sigma else pairs * reduced_chi2
     with np.errstate(invalid="ignore"):
-        # An infinite scale leaves the zeros of parameters that are held.
+        # The zeros of held parameters remain zero with an infinite scale.
         scaled = np.where(inverse == 0, 0.0, inverse * scale)
     return np.where(np.isinf(inverse) | np.isinf(scaled), np.inf, scaled)
 
@@ -276,44 +283,47 @@ def scaled_covariance(
 def at_bounds(
     x: Array, lower: Array, upper: Array, names: Sequence[str], free: NDArray[np.bool_]
 ) -> dict[int, str]:
-    """The parameters that ended at one of their bounds, by index, each with which bound."""
-    found = {}
+    """Return the parameters at one of their bounds: index -> message."""
+    messages = {}
     for k in map(int, np.flatnonzero(free)):
         width = upper[k] - lower[k]
-        room = 1e-6 * (width if np.isfinite(width) else max(abs(x[k]), 1.0))
+        tolerance = 1e-6 * (width if np.isfinite(width) else max(abs(x[k]), 1.0))
         for side, bound in (("lower", lower[k]), ("upper", upper[k])):
-            if abs(x[k] - bound) <= room:
-                found[k] = f"{names[k]} is at its {side} bound {bound:g}"
-    return found
+            if abs(x[k] - bound) <= tolerance:
+                messages[k] = f"{names[k]} is at its {side} bound {bound:g}"
+    return messages
 
 
-def undetermined(x: Array, errors: Array, turns: Turns, free: NDArray[np.bool_]) -> list[int]:
-    """Parameters with a standard error that is infinite or exceeds 100 times the value.
+def undetermined(
+    x: Array, errors: Array, bounds: PeriodicBounds, free: NDArray[np.bool_]
+) -> list[int]:
+    """Return the parameters with a standard error that is infinite or exceeds 100 times the value.
 
-    A parameter that may be zero is compared with the width of its bounds too: one that is zero in
-    truth, and well known, is often smaller than a hundredth of its error. An angle is compared with
-    half of its period.
+    The error of a parameter whose bounds include zero may also be as large as their distance,
+    because a well-determined parameter near zero is often smaller than a hundredth of its error.
+    The error of an angle may be at most half of its period.
     """
-    signed = (turns.lower < 0) & (turns.upper > 0)
-    limit = np.maximum(_LARGEST_ERROR * np.abs(x), np.where(signed, turns.upper - turns.lower, 0.0))
-    limit = np.minimum(limit, turns.period / 2)
+    signed = (bounds.lower < 0) & (bounds.upper > 0)
+    width = np.where(signed, bounds.upper - bounds.lower, 0.0)
+    limit = np.maximum(_LARGEST_ERROR * np.abs(x), width)
+    limit = np.minimum(limit, bounds.period / 2)
     return [int(k) for k in np.flatnonzero(free & ~(np.isfinite(errors) & (errors <= limit)))]
 
 
 def rank_warnings(covariance: Covariance, names: Sequence[str]) -> list[str]:
-    """A line for each direction that the data do not determine, and one for nearly equal pairs."""
-    found = []
+    """Return a warning for each direction without information, and for the worst correlation."""
+    messages = []
     for members in covariance.tradeoffs:
         if len(members) == 1:
-            found.append(f"the data do not depend on {names[members[0]]} here")
+            messages.append(f"the data do not depend on {names[members[0]]} here")
         else:
             listed = ", ".join(names[k] for k in members)
-            found.append(f"the fit is rank deficient: {listed} trade off against each other")
+            messages.append(f"the fit is rank deficient: {listed} trade off against each other")
     if covariance.nearly:
         a, b, value = max(covariance.nearly, key=lambda pair: abs(pair[2]))
-        pair = f"{names[a]} and {names[b]} can hardly be told apart (correlation {value:.6f})"
+        pair = f"{names[a]} and {names[b]} are hardly distinguishable (correlation {value:.6f})"
         count = len(covariance.nearly) - 1
         others = f", the worst of {count + 1} such pairs" if count else ""
-        found.append(pair + others)
-    # Several directions may lie in the same parameters.
-    return list(dict.fromkeys(found))
+        messages.append(pair + others)
+    # Several directions may involve the same parameters.
+    return list(dict.fromkeys(messages))

@@ -6,7 +6,7 @@ problem
     J_c = [R; 0],   f_c = [-R^-T J^T r; sqrt(cost - |R^-T J^T r|^2)]
 
 has the cost, gradient and Gauss-Newton matrix of the full one, so that
-`scipy.optimize.least_squares` takes the steps on it that it would take on the full Jacobian.
+`scipy.optimize.least_squares` makes the same steps as with the full Jacobian.
 """
 
 from __future__ import annotations
@@ -25,13 +25,17 @@ Array = NDArray[np.float64]
 class NormalPoint:
     """The normal equations at one point, with r = (data - model) / sigma and J = d(model) / sigma.
 
-    jtj [p, p] is J^T J, jtr [p] is J^T r and `cost` the sum of r^2 (for a robust loss the sum of
-    rho, with the weights rho' in jtj and jtr).
+    Attributes:
+      jtj: J^T J [p, p]; for a robust loss with the weights rho'.
+      jtr: J^T r [p], with the same weights.
+      cost: sum of r^2, or of rho for a robust loss.
+      sums: the sums by angle that these came from (`AngleSums`), if the caller needs them later.
     """
 
     jtj: Array
     jtr: Array
     cost: float
+    sums: Any = None
 
     def is_finite(self) -> bool:
         return bool(
@@ -43,39 +47,50 @@ class StartNotFinite(ValueError):
     """A start at which the model or its derivatives are not finite."""
 
 
-Evaluate = Callable[[Array], NormalPoint]
+# Returns None to stop the solver.
+Evaluate = Callable[[Array], NormalPoint | None]
 
 
 @dataclass(frozen=True)
 class Solution:
-    """Where the solver stopped. `status` and `message` are those of SciPy's least_squares."""
+    """The point where the solver stopped.
+
+    Attributes:
+      x: the free parameters [p].
+      cost: at x, as in `NormalPoint`.
+      status, message: as in `scipy.optimize.least_squares`.
+      nfev: evaluated points.
+      costs: of these, in order.
+      point: the normal equations at x; None for a solution that was read from a checkpoint.
+    """
 
     x: Array
-    point: NormalPoint
+    cost: float
     status: int
     message: str
     nfev: int
-    costs: tuple[float, ...]  # of the evaluated points, in order
+    costs: tuple[float, ...]
+    point: NormalPoint | None = None
 
 
 def normalized(jtj: Array) -> tuple[Array, Array]:
-    """jtj with unit diagonal, and the column norms that were divided out (1 for a zero column)."""
+    """Return jtj scaled to a unit diagonal, and the column norms (1 for a zero column)."""
     norms = np.sqrt(np.maximum(np.diag(jtj), 0.0))
     norms = np.where(norms > 0, norms, 1.0)
     return jtj / norms[:, None] / norms[None, :], norms
 
 
 def rank_threshold(size: int) -> float:
-    """Eigenvalues of the normalized J^T J below this part of the largest are rounding errors."""
+    """Return the relative size of eigenvalues of the normalized J^T J that are rounding errors."""
     return 4.0 * size * float(np.finfo(np.float64).eps)
 
 
 def compress(point: NormalPoint) -> tuple[Array, Array]:
-    """(f_c [p+1], J_c [p+1, p]) with the cost, the gradient and the Gauss-Newton matrix of `point`.
+    """Return f_c [p+1] and J_c [p+1, p] with the cost, gradient and Gauss-Newton matrix of a point.
 
     The columns are scaled to unit norm before factorizing, since J^T J squares the condition
-    number. Where it is singular to rounding, eigenvectors take the place of the Cholesky factor
-    and directions that the data do not determine get zero rows.
+    number. If J^T J is singular to rounding, eigenvectors replace the Cholesky factor, and
+    directions that the data do not determine become zero rows.
     """
     size = len(point.jtr)
     scaled, norms = normalized(point.jtj)
@@ -88,52 +103,54 @@ def compress(point: NormalPoint) -> tuple[Array, Array]:
         head = -np.linalg.solve(lower, gradient)
     except np.linalg.LinAlgError:
         values, vectors = np.linalg.eigh(scaled)
-        kept = values > rank_threshold(size) * values[-1]
-        root = np.sqrt(np.where(kept, values, 0.0))
+        significant = values > rank_threshold(size) * values[-1]
+        root = np.sqrt(np.where(significant, values, 0.0))
         factor = root[:, None] * vectors.T
-        head = -np.where(kept, vectors.T @ gradient, 0.0) / np.where(kept, root, 1.0)
+        head = -np.where(significant, vectors.T @ gradient, 0.0) / np.where(significant, root, 1.0)
     rest = max(point.cost - float(head @ head), 0.0)
     residual = np.append(head, np.sqrt(rest))
     jacobian = np.vstack([factor * norms, np.zeros((1, size))])
     return residual, jacobian
 
 
+class _Stop(Exception):
+    """Ends SciPy's solver, which cannot be stopped in another way before SciPy 1.16."""
+
+
 class _Compressed:
-    """The functions that SciPy calls; both of one point come from one pass."""
+    """The functions that SciPy calls.
+
+    SciPy's trust region evaluates the residual at a trial point, and the Jacobian only at the last
+    trial point, after accepting it. Hence one pass serves both, and the point of the last Jacobian
+    is the solution.
+    """
 
     def __init__(self, evaluate: Evaluate) -> None:
         self._evaluate = evaluate
-        # The last point, and the last one that SciPy accepted: it ends on either.
-        self._last: tuple[bytes, NormalPoint] | None = None
-        self._accepted: tuple[bytes, NormalPoint] | None = None
+        self._trial: NormalPoint | None = None
+        self.accepted: NormalPoint | None = None
         self.costs: list[float] = []
 
-    def point(self, x: Array) -> NormalPoint:
-        key = x.tobytes()
-        for known in (self._last, self._accepted):
-            if known is not None and known[0] == key:
-                return known[1]
+    def residual(self, x: Array) -> Array:
         point = self._evaluate(x.copy())
+        if point is None:
+            raise _Stop
         if not self.costs and not point.is_finite():
             raise StartNotFinite(
-                f"the cost is {point.cost} at the start {x.tolist()}; give a start where the model "
-                "is finite"
+                f"start: expected finite model values, got the cost {point.cost} at {x.tolist()}"
             )
         self.costs.append(point.cost)
-        self._last = (key, point)
-        return point
-
-    def residual(self, x: Array) -> Array:
-        point = self.point(x)
+        self._trial = point
         if not point.is_finite():
             # SciPy shortens a step that leads to a residual that is not finite.
             return np.full(len(x) + 1, np.inf)
         return compress(point)[0]
 
     def jacobian(self, x: Array) -> Array:
-        point = self.point(x)
-        self._accepted = (x.tobytes(), point)
-        return compress(point)[1]
+        del x
+        assert self._trial is not None
+        self.accepted = self._trial
+        return compress(self._trial)[1]
 
 
 def solve(
@@ -144,14 +161,17 @@ def solve(
     upper: Any = np.inf,
     x_scale: Any = "jac",
     **options: Any,
-) -> Solution:
-    """Minimizes cost / 2 from `x0` within bounds; one call of `evaluate` a visited point.
+) -> Solution | None:
+    """Minimize cost / 2 from `x0` within bounds, with one call of `evaluate` a trial point.
 
     Args:
-      evaluate: the pass over the data, x [p] -> `NormalPoint`.
+      evaluate: the pass over the data, x [p] -> `NormalPoint`, or None to stop the solver.
       x0: start [p], within the bounds.
       lower, upper: bounds [p].
       x_scale, options: ftol, xtol, gtol and max_nfev, as in `scipy.optimize.least_squares`.
+
+    Returns:
+      The solution; None if `evaluate` stopped the solver.
 
     Raises:
       ValueError: for a start outside the bounds.
@@ -170,43 +190,50 @@ def solve(
     from scipy.optimize import least_squares
 
     problem = _Compressed(evaluate)
-    # The trust region moves a start that lies on a bound inside, so the first point may not be x0.
-    found: Any = least_squares(
-        problem.residual,
-        np.asarray(x0, np.float64),
-        jac=problem.jacobian,
-        bounds=(lower, upper),
-        method="trf",
-        x_scale=x_scale,
-        **options,
-    )
+    # The trust region moves a start at a bound inside, so the first point may differ from x0.
+    try:
+        optimum: Any = least_squares(
+            problem.residual,
+            np.asarray(x0, np.float64),
+            jac=problem.jacobian,
+            bounds=(lower, upper),
+            method="trf",
+            x_scale=x_scale,
+            **options,
+        )
+    except _Stop:
+        return None
+    assert problem.accepted is not None
     return Solution(
-        x=found.x,
-        point=problem.point(found.x),
-        status=int(found.status),
-        message=str(found.message),
+        x=optimum.x,
+        cost=problem.accepted.cost,
+        status=int(optimum.status),
+        message=str(optimum.message),
         nfev=len(problem.costs),
         costs=tuple(problem.costs),
+        point=problem.accepted,
     )
 
 
 @dataclass(frozen=True)
 class Covariance:
-    """(J^T J)^-1 and what the data do not determine.
+    """(J^T J)^-1, and the directions that the data do not determine.
 
-    `tradeoffs` holds, for each direction without information, the indices of the parameters that
-    take part in it; their rows and columns of `inverse` are infinite.
+    Attributes:
+      inverse: (J^T J)^-1 [p, p]; infinite for parameters that the data do not determine.
+      tradeoffs: for each direction without information, the indices of its parameters.
+      nearly: pairs of parameters with a |correlation| above 0.999, and the correlation.
     """
 
     inverse: Array
     tradeoffs: tuple[tuple[int, ...], ...]
-    nearly: tuple[tuple[int, int, float], ...]  # pairs of parameters with |correlation| near 1
+    nearly: tuple[tuple[int, int, float], ...]
 
 
 def covariance(jtj: Array, *, active: NDArray[np.bool_] | None = None) -> Covariance:
-    """Inverts J^T J [p, p], with unit columns, and names the directions it does not determine.
+    """Invert J^T J [p, p] with columns scaled to unit norm, and find its null directions.
 
-    `active` marks parameters that count as free; others get zero rows and columns.
+    `active` marks the free parameters; the others have zero rows and columns in the inverse.
     """
     full = len(jtj)
     free = np.arange(full) if active is None else np.flatnonzero(active)

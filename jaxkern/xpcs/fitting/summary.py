@@ -1,4 +1,4 @@
-"""From the solver's last point to a `FitResult`: errors, statistics and warnings."""
+"""The `FitResult` of a solution: errors, statistics, checks and warnings."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import warnings
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.fitting.evaluation import Evaluation
-from jaxkern.xpcs.fitting.jackknife import Jackknife, errors_of
+from jaxkern.xpcs.fitting.evaluation import Evaluation, FitProblem
+from jaxkern.xpcs.fitting.jackknife import Jackknife, combine_errors
 from jaxkern.xpcs.fitting.misfit import averages, misfit
 from jaxkern.xpcs.fitting.pass_program import AngleSums
 from jaxkern.xpcs.fitting.passes import PassPoint
-from jaxkern.xpcs.fitting.problem import FitProblem
 from jaxkern.xpcs.fitting.quality import Residuals, judge
 from jaxkern.xpcs.fitting.result import (
     FitResult,
@@ -23,107 +22,92 @@ from jaxkern.xpcs.fitting.result import (
     scaled_covariance,
     undetermined,
 )
+from jaxkern.xpcs.fitting.sampling import SIGMA_FLOOR, format_frames, rows_of
 from jaxkern.xpcs.fitting.solver import Solution, covariance
-from jaxkern.xpcs.fitting.starting import SIGMA_FLOOR, listed, rows_of
 
 Array = NDArray[np.float64]
 
 
 def summarize(
     problem: FitProblem,
-    evaluations: list[Evaluation],
-    best: int,
+    evaluation: Evaluation,
     solution: Solution,
     jackknife: Jackknife,
     start_costs: tuple[float, ...],
+    begin: float,
     *,
     interrupted: str = "",
 ) -> FitResult:
-    """The result of a fit: the solution of its best start, with the errors of the jackknife.
+    """Return the result of a fit.
 
-    `interrupted` says where Ctrl-C ended the fit; nothing that takes a run over the data follows.
+    Args:
+      problem: the fit.
+      evaluation: of its best start.
+      solution: of this start.
+      jackknife: for the standard errors.
+      start_costs: the cost from each start.
+      begin: `time.perf_counter` when the fit began.
+      interrupted: the reason, if Ctrl-C ended the fit; skips checks that read the data.
     """
-    layout, evaluation = problem.layout, evaluations[best]
-    x = problem.turns.wrap(evaluation.full(solution.x))
+    layout, bad, data = problem.layout, evaluation.runner.bad, problem.data
+    x = problem.bounds.wrap(evaluation.full(solution.x))
     point = layout.split(x)
-    sums = evaluation.sums(solution.x)
+    sums = evaluation.sums(solution)
     normal = layout.join(sums)
     count = float(sums.count.sum())
     mirrored = np.where(problem.mirrored, sums.count, sums.mirrored)
     independent = count - float(mirrored.sum()) / 2
-    # 2 for symmetric data, where every number was counted twice; 1 where none was.
+    # 2 for symmetric data, where every number was counted twice; 1 if none was.
     pairs = count / independent if independent > 0 else 1.0
     freedom = independent - int(problem.free.sum())
     chi2, cost = float(sums.chi2.sum()), float(sums.cost.sum())
-    # An angle that is left out says nothing of its own contrast and offset, which is told once.
-    unseen = np.zeros(layout.size, bool)
+    # Contrast and offset of an excluded angle have no information; one warning covers both.
+    excluded = np.zeros(layout.size, bool)
     if layout.scaling == "individual":
-        unseen[: 2 * layout.n_phi] = np.tile(sums.count == 0, 2)
-    found = covariance(normal.jtj, active=problem.free & ~unseen)
-    found.inverse[unseen] = found.inverse[:, unseen] = np.inf
+        excluded[: 2 * layout.n_phi] = np.tile(sums.count == 0, 2)
+    inverse = covariance(normal.jtj, active=problem.free & ~excluded)
+    inverse.inverse[excluded] = inverse.inverse[:, excluded] = np.inf
     with np.errstate(divide="ignore", invalid="ignore"):
         scale = cost / pairs / freedom if freedom > 0 else np.inf
-    absolute = problem.absolute_sigma
     pcov_independent, by_sigma = (
-        scaled_covariance(found.inverse, pairs=pairs, reduced_chi2=scale, absolute_sigma=known)
-        for known in (absolute, True)
+        scaled_covariance(inverse.inverse, pairs=pairs, reduced_chi2=scale, absolute_sigma=known)
+        for known in (problem.errors.absolute_sigma, True)
     )
-    pcov, inflation = errors_of(jackknife, pcov_independent, by_sigma, pairs, layout.n_scales)
+    pcov, inflation = combine_errors(jackknife, pcov_independent, by_sigma, pairs, layout.n_scales)
     names = layout.names
     notes = []
     reasons: list[str] = []
     if np.any(sums.jtj):
-        seen = problem.free & ~unseen
-        bounded = at_bounds(x, problem.lower, problem.upper, names, seen)
+        free = problem.free & ~excluded
+        bounded = at_bounds(x, problem.lower, problem.upper, names, free)
         notes = [f"{line}; its error is not meaningful" for line in bounded.values()]
-        notes += rank_warnings(found, names)
+        notes += rank_warnings(inverse, names)
         reasons = _unusable(problem, x, pcov, bounded)
-    sample, power = problem.data.sample, problem.model.shear_power
-    phases = evaluation.phases(point.physics)
-    sigma: Array | None = problem.noise.per_angle
-    if sigma is None:
-        sigma = rows_of(problem.noise.sigma, sample.rows)
-    else:
-        sigma = sigma[:, None, None]
-    residuals = Residuals.of(sample, model_rows(phases, power, point, sample.rows), sigma)
-    alone = PassPoint(point.physics, np.ones(layout.n_phi), np.zeros(layout.n_phi))
-    sampled_phases = tuple(phase[..., sample.rows] for phase in phases)
-    memory = model_rows(sampled_phases, power, alone, np.arange(len(sample.rows)))
-    # Of points without weight, which are judged by no one, it may be as large as it likes.
-    spread = np.median(np.where(sigma > 0, sigma, SIGMA_FLOOR), axis=(1, 2))
-    floor = (SIGMA_FLOOR / spread) ** 2
     if interrupted:
         reasons = [interrupted]
     else:
-        reason, more = _checked(
-            problem, sums, residuals, memory, floor, point, independent, freedom
-        )
-        if reason is None and freedom > 0 and np.any(sums.jtj):
-            cells = averages(problem, evaluation.tables(point.physics), point)
-            reason = misfit(cells, problem.model.geometry, float(np.sqrt(floor).max()))
+        reason, remarks = _check(problem, sums, point, independent, freedom)
         reasons = ([] if reason is None else [reason]) + reasons
-        notes += more
+        notes += remarks
     notes += jackknife.notes
-    notes += [f"left out: {reason}" for reason in problem.bad.reasons]
-    if problem.empty_frames:
-        named = listed(problem.empty_frames)
-        where = (" at some angle", " there") if problem.data.keep.ndim == 2 else ("", "")
+    notes += [f"left out: {reason}" for reason in bad.reasons]
+    if data.empty_frames:
+        frames = format_frames(data.empty_frames)
+        where = (" at some angle", " there") if data.keep.ndim == 2 else ("", "")
         notes.append(
-            f"frames {named} (counted from 0) hold no finite number{where[0]} and are left out"
+            f"frames {frames} (counted from 0) contain no finite number{where[0]} and are left out"
             f"{where[1]}"
         )
-        warnings.warn(notes[-1], RuntimeWarning, stacklevel=3)
+        warnings.warn(notes[-1], RuntimeWarning, stacklevel=4)
     if freedom <= 0:
         notes.append(f"{independent:g} independent points cannot determine {len(x)} parameters")
-    if problem.bad.reasons:
+    if bad.reasons:
         warnings.warn(
-            f"{len(problem.bad.excluded)} of {problem.bad.total} row blocks are left out: "
-            f"{problem.bad.reasons[0]}",
+            f"{len(bad.excluded)} of {bad.total} row blocks are left out: {bad.reasons[0]}",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
-    seconds = sum(e.seconds for e in evaluations)
-    compiled = problem.context.program.compile_seconds
+    runner, compiled = evaluation.runner, problem.context.program.compile_seconds
     return FitResult(
         popt=x,
         names=names,
@@ -138,78 +122,84 @@ def summarize(
         count=int(count),
         independent_count=independent,
         reduced_chi2=chi2 / pairs / freedom if freedom > 0 else float("inf"),
-        nfev=sum(e.log.earlier for e in evaluations) + solution.nfev,
-        n_batches=problem.data.n_batches,
+        nfev=evaluation.earlier + evaluation.passes,
+        n_batches=runner.n_batches,
         success=solution.status > 0 and not reasons,
         status=solution.status,
         message=" But ".join(filter(None, [solution.message, "; ".join(reasons)])),
-        success_rate=problem.bad.success_rate,
-        strategy=problem.data.strategy.value,
+        success_rate=bad.success_rate,
+        strategy=data.strategy.value,
         sigma=problem.noise.per_angle,
         sigma_method=problem.noise.method,
         contrast=point.contrast,
         offset=point.offset,
         physics=point.physics,
-        timings=FitTimings(compiled, seconds, time.perf_counter() - problem.begin),
-        peak_memory=_peak_memory(problem, evaluations),
+        timings=FitTimings(compiled, runner.seconds, time.perf_counter() - begin),
+        peak_memory=runner.peak_bytes,
         costs=solution.costs,
         warnings=tuple(notes),
-        start_costs=start_costs,
-        keep=problem.data.keep,
+        start_costs=start_costs if len(start_costs) > 1 else (),
+        keep=data.keep,
         held=tuple(name for name, free in zip(names, problem.free, strict=True) if not free),
         interrupted=bool(interrupted),
     )
 
 
 def _unusable(problem: FitProblem, x: Array, pcov: Array, bounded: dict[int, str]) -> list[str]:
-    """Reasons why the physics [p] cannot be used; contrast and offset are nuisance parameters."""
+    """Return reasons why the physics [p] are unusable; contrast and offset are ignored."""
     names, scales = problem.layout.names, 2 * problem.layout.n_scales
     reasons = []
     lines = [line for k, line in bounded.items() if k >= scales]
-    if lines and not problem.allow_bounds:
+    if lines and not problem.solver.allow_bounds:
         reasons.append(
             f"{', '.join(lines)}: try other starts or wider bounds, or pass allow_bounds=True if "
             "the bounds are physical"
         )
     errors = np.sqrt(np.diag(pcov))
     physics = problem.free & (np.arange(len(x)) >= scales)
-    told = [
+    values = [
         f"{names[k]} = {x[k]:.4g} +/- {errors[k]:.2g}"
-        for k in undetermined(x, errors, problem.turns, physics)
+        for k in undetermined(x, errors, problem.bounds, physics)
     ]
-    if told:
+    if values:
         reasons.append(
-            f"the data do not determine {', '.join(told)}: hold parameters, or fit a model with "
+            f"the data do not determine {', '.join(values)}: hold parameters, or fit a model with "
             "fewer"
         )
     return reasons
 
 
-def _peak_memory(problem: FitProblem, evaluations: list[Evaluation]) -> int:
-    peak = max(e.peak_bytes for e in evaluations)
-    for way in problem.data.ways:
-        peak = max(peak, getattr(way, "peak_bytes", 0))
-    return int(peak)
-
-
-def _checked(
-    problem: FitProblem,
-    sums: AngleSums,
-    residuals: Residuals,
-    memory: Array,
-    floor: Array,
-    point: PassPoint,
-    independent: float,
-    freedom: float,
+def _check(
+    problem: FitProblem, sums: AngleSums, point: PassPoint, independent: float, freedom: float
 ) -> tuple[str | None, list[str]]:
-    """Why the result is not to be believed, or None; and what else the residuals tell."""
+    """Return the reason that the residuals are not noise, or None, and remarks on them."""
     if not np.any(sums.jtj):
-        return "no point has any weight: sigma is 0 or infinite, or frames are masked", []
+        return "no point has weight: sigma is 0 or infinite, or all frames are masked", []
     if freedom < 0:
         return f"{independent:g} independent points are fewer than the parameters", []
     if freedom == 0:
         return None, []
+    sample, power = problem.data.sample, problem.model.shear_power
+    tables = problem.context.program.host_tables(point.physics)
+    sigma: Array | None = problem.noise.per_angle
+    if sigma is None:
+        sigma = rows_of(problem.noise.sigma, sample.rows)
+    else:
+        sigma = sigma[:, None, None]
+    residuals = Residuals.from_sample(
+        sample, model_rows(tables[:2], power, point, sample.rows), sigma
+    )
+    n_phi = len(point.contrast)
+    unscaled = PassPoint(point.physics, np.ones(n_phi), np.zeros(n_phi))
+    sampled_phases = tuple(phase[..., sample.rows] for phase in tables[:2])
+    memory = model_rows(sampled_phases, power, unscaled, np.arange(len(sample.rows)))
+    # Points without weight are not checked, so their least mean square is irrelevant.
+    spread = np.median(np.where(sigma > 0, sigma, SIGMA_FLOOR), axis=(1, 2))
+    floor = (SIGMA_FLOOR / spread) ** 2
     scale = independent / freedom / np.where(sums.count > 0, sums.count, 1.0)
+    robust = None
+    if problem.solver.loss != "linear":
+        robust = float(sums.cost.sum() / sums.count.sum() * independent / freedom)
     judgement = judge(
         residuals,
         memory,
@@ -218,26 +208,26 @@ def _checked(
         points=freedom,
         floor=floor,
         phi=problem.model.geometry.phi,
-        robust=None
-        if problem.loss == "linear"
-        else float(sums.cost.sum() / sums.count.sum() * independent / freedom),
-        absolute=problem.absolute_sigma and not problem.noise.estimated,
+        robust=robust,
+        absolute=problem.errors.absolute_sigma and not problem.noise.estimated,
     )
     if judgement.reason is None:
-        return None, list(judgement.notes)
+        cells = averages(problem, tables, point)
+        reason = misfit(cells, problem.model.geometry, float(np.sqrt(floor).max()))
+        return reason, list(judgement.notes)
     reason = judgement.reason
-    if not judgement.seen:
-        found = problem.data.find_largest(np.where(sums.count > 0, point.offset, np.nan))
-        if found is not None:
-            angle, i, j, value = found
-            reason += f"; the value furthest off is {value:.6g} at angle {angle}, frames {i}, {j}"
-    return f"{reason}. Mask bad frames with keep, or try other starts or models", []
+    if not judgement.sampled:
+        furthest = problem.data.find_largest(np.where(sums.count > 0, point.offset, np.nan))
+        if furthest is not None:
+            angle, i, j, value = furthest
+            reason += f"; the most distant value is {value:.6g} at angle {angle}, frames {i}, {j}"
+    return f"{reason}. Mask bad frames with `keep`, or try other starts or models", []
 
 
 def model_rows(
     phases: tuple[Array, ...], shear_power: int, point: PassPoint, rows: NDArray[np.intp]
 ) -> Array:
-    """g2 [n_phi, len(rows), n] of some rows, in NumPy."""
+    """Return g2 [n_phi, len(rows), n] of some rows, computed with NumPy."""
     n_phi = len(point.contrast)
     A, X = (np.broadcast_to(phase, (n_phi, phase.shape[-1])) for phase in phases)
     fitted = np.exp(-2.0 * np.abs(A[:, rows, None] - A[:, None, :]))

@@ -15,9 +15,9 @@ from jaxkern.xpcs.model.models import Model
 
 
 def _inputs(model: Model, params: Any, contrast: Any, offset: Any) -> tuple[Any, ...]:
-    """Phases A [1 or n_phi, n_t] and X [1 or n_phi, n_t], contrast and offset [n_phi]."""
+    """Return phases A and X [1 or n_phi, n_t], contrast and offset [n_phi]."""
     if not isinstance(model, Model):
-        raise TypeError(f"model is a {type(model).__name__}; wanted a Model, such as LaminarFlow")
+        raise TypeError(f"model: expected a Model, such as LaminarFlow, got {type(model).__name__}")
     dtype, n_phi = jnp.result_type(float), model.geometry.n_phi
     A, X = model.checked_phases(params)
     A = A[None] if A.ndim == 1 else A
@@ -29,10 +29,10 @@ def _inputs(model: Model, params: Any, contrast: Any, offset: Any) -> tuple[Any,
 
 
 def g2(model: Model, params: Any, contrast: Any = 0.5, offset: Any = 1.0) -> jax.Array:
-    """Two-time correlation of a model: ``offset + contrast exp(-2 |dA|) sinc(dX)^shear_power``.
+    """Compute the two-time correlation ``offset + contrast exp(-2 |dA|) sinc(dX)^shear_power``.
 
     Args:
-      model: a `Model`; it makes the phases A [n_t] and X [n_phi, n_t].
+      model: a `Model`, which computes the phases A [n_t] and X [n_phi, n_t].
       params: its parameters [p], in its units.
       contrast, offset: one number, or one for each angle [n_phi].
 
@@ -63,7 +63,7 @@ def _g2(model: Model, params: Any, contrast: Any, offset: Any) -> jax.Array:
 
 
 def g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) -> jax.Array:
-    """g2 at single points, as `g2` computes it.
+    """Compute g2 at single points.
 
     Args:
       model: a `Model` whose phase A is the same for all angles.
@@ -72,10 +72,10 @@ def g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) -> 
       index: integers [M, 3] of (phi, i, j).
 
     Returns:
-      [M]; NaN for a point outside, which is an error where the index can be looked at.
+      [M]; NaN for a point outside of the matrices, if the index is a tracer.
 
     Raises:
-      IndexError: for a point outside the matrices.
+      IndexError: for a point outside of the matrices.
       ValueError: for arguments of a wrong shape or dtype.
 
     Example:
@@ -92,8 +92,8 @@ def g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) -> 
             if outside.any():
                 at = int(np.argmax(outside))
                 raise IndexError(
-                    f"index[{at}]={points[at].tolist()} is outside; wanted (phi, i, j) from 0 "
-                    f"below {limits}"
+                    f"index[{at}]: expected (phi, i, j) >= 0 and < {limits}, got "
+                    f"{points[at].tolist()}"
                 )
     values: jax.Array = _g2_at(model, params, contrast, offset, index)
     return values
@@ -105,14 +105,15 @@ def _g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) ->
     points = jnp.asarray(index)
     if points.ndim != 2 or points.shape[1] != 3 or not jnp.issubdtype(points.dtype, jnp.integer):
         raise ValueError(
-            f"index is {points.dtype}{list(points.shape)}; wanted integers [M, 3] of (phi, i, j)"
+            "index: expected integers [M, 3] of (phi, i, j), got "
+            f"{points.dtype}{list(points.shape)}"
         )
     if A.shape[0] != 1:
         raise ValueError(
-            f"g2_at wants a phase A [n_t] that all angles share; the model's is {A.shape}: take "
-            "the points out of g2"
+            "g2_at: expected a model with one phase A [n_t] for all angles, got the shape "
+            f"{A.shape}; index the result of g2 instead"
         )
-    points = to_int32(points, "index")  # what int32 cannot hold is outside, not wrapped around
+    points = to_int32(points, "index")  # a point that exceeds int32 must not wrap around
     X = jnp.broadcast_to(X, (contrast.shape[0], X.shape[1]))
     values: jax.Array = ops.two_time_g2_at(
         A[0], X, contrast, offset, points, shear_power=model.shear_power
@@ -123,7 +124,7 @@ def _g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) ->
 def residual(
     model: Model, params: Any, contrast: Any, offset: Any, data: Any, sigma: Any
 ) -> jax.Array:
-    """(data - g2) / sigma; 0 on the diagonal and where sigma <= 1e-10.
+    """Compute (data - g2) / sigma; 0 on the diagonal and where sigma <= 1e-10.
 
     Args:
       model: a `Model`.
@@ -147,10 +148,10 @@ def residual(
       ((1, 50, 50), True)
     """
     n_phi, n_t, dtype = model.geometry.n_phi, model.geometry.n_t, jnp.result_type(float)
-    measured = checks.data_of(data, (n_phi, n_t, n_t))
+    measured = checks.check_data(data, (n_phi, n_t, n_t))
     if not jnp.issubdtype(measured.dtype, jnp.floating):
-        raise ValueError(f"data is {measured.dtype}; wanted floats: give zero + step * data")
-    deviations, sigma_rank = checks.sigma_of(sigma, n_phi, measured.shape, dtype)
+        raise ValueError(f"data: expected floats, got {measured.dtype}; pass zero + step * data")
+    deviations, sigma_rank = checks.check_sigma(sigma, n_phi, measured.shape, dtype)
     measured = measured.astype(dtype)
     r: jax.Array = _residual(model, params, contrast, offset, measured, deviations, sigma_rank)
     return r

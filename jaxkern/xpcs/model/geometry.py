@@ -11,17 +11,17 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Geometry:
-    """Where and when two-time correlations were measured.
+    """Wavevector, gap, times and angles of measured two-time correlations.
 
-    Geometries with equal numbers compare and hash as equal, so that a function that was jitted for
-    one serves the other.
+    Geometries with equal numbers are equal and have the same hash, so they share jitted functions.
 
     Args:
       q: magnitude of the wavevector, 1/Angstrom.
       gap: distance of the plates in shear flow, Angstrom; None for models without shear.
-      dt: time between frames, s. It scales the phases; `t` enters the power laws alone, and the two
-        need not agree.
-      t: times of the frames since the start, s, from 0, strictly increasing, [n_t] with n_t >= 2.
+      dt: time between frames, s. It scales the phases. Only the power laws use `t`, so the two may
+        differ.
+      t: times of the frames since the start of the process, s, [n_t]: not negative, strictly
+        increasing, n_t >= 2.
       phi: azimuthal angles of the matrices, degrees, [n_phi] or one number.
 
     Raises:
@@ -47,20 +47,20 @@ class Geometry:
         numbers = (_positive(self.q, "q", "1/Angstrom"), gap, _positive(self.dt, "dt", "s"))
         t, phi = _vector(self.t, "t"), _vector(self.phi, "phi", scalar=True)
         if t.size < 2:
-            raise ValueError(f"t has {t.size} times; wanted at least 2 frames")
+            raise ValueError(f"t: expected 2 or more frames, got {t.size}")
         if not np.all(t[1:] > t[:-1]):
             at = int(np.argmin(t[1:] > t[:-1]))
             raise ValueError(
-                f"t is not strictly increasing: t[{at}]={t[at]:g}, t[{at + 1}]={t[at + 1]:g}; "
-                "sort the frames and remove repeated times"
+                f"t: expected strictly increasing times, got t[{at}]={t[at]:g} and "
+                f"t[{at + 1}]={t[at + 1]:g}; sort the frames and remove repeated times"
             )
         if t[0] < 0:
             raise ValueError(
-                f"t[0]={t[0]:g} is negative; wanted times since the start of the process, in s, of "
-                "0 or more: the power laws in t are of these"
+                f"t: expected times >= 0 since the start of the process, in s, got t[0]={t[0]:g}; "
+                "the power laws use these"
             )
         if phi.size < 1:
-            raise ValueError("phi is empty; wanted at least one angle in degrees")
+            raise ValueError("phi: expected one or more angles in degrees, got none")
         for name, value in zip(("q", "gap", "dt", "t", "phi"), (*numbers, t, phi), strict=True):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "_key", (*numbers, t.tobytes(), phi.tobytes()))
@@ -77,7 +77,7 @@ class Geometry:
 
     @property
     def times(self) -> np.ndarray:
-        """Times in the power laws, s, [n_t]: t, not below half of the first step (nor 1e-8)."""
+        """Times of the power laws, s, [n_t]: t, at least half of the first step and 1e-8."""
         floor = max(abs(self.t[1] - self.t[0]) / 2, 1e-8)
         times: np.ndarray = np.where(self.t > floor, self.t, floor)
         return times
@@ -92,7 +92,7 @@ class Geometry:
 def _positive(value: Any, name: str, unit: str) -> float:
     number = float(value)
     if not (math.isfinite(number) and number > 0):
-        raise ValueError(f"{name}={value!r}; wanted a finite number above 0, in {unit}")
+        raise ValueError(f"{name}: expected a finite number > 0 in {unit}, got {value!r}")
     return number
 
 
@@ -101,8 +101,8 @@ def _vector(value: Any, name: str, scalar: bool = False) -> np.ndarray:
     if scalar and array.ndim == 0:
         array = array[None]
     if array.ndim != 1:
-        raise ValueError(f"{name} has shape {array.shape}; wanted one axis")
+        raise ValueError(f"{name}: expected one axis, got the shape {array.shape}")
     if not np.all(np.isfinite(array)):
-        raise ValueError(f"{name} holds values that are not finite; wanted finite numbers")
+        raise ValueError(f"{name}: expected finite numbers, got infinity or NaN")
     array.setflags(write=False)
     return array

@@ -1,8 +1,7 @@
 """The Gaussian log-likelihood of two-time correlations, with its gradient from the same pass.
 
-With r = (data - g2) / sigma and J the derivative of g2 / sigma, the likelihood -chi2 / 2 changes by
-(J^T r) . d(parameters): both are sums of one pass, so that a sampler's value and gradient cost what
-the value costs.
+With r = (data - g2) / sigma and J the derivative of g2 / sigma, the gradient of the log-likelihood
+-chi2 / 2 is J^T r. One pass computes both sums.
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ def log_likelihood(
     quantization: Any = None,
     inflation: Any = 1.0,
 ) -> jax.Array:
-    """Gaussian log-likelihood -sum(r^2) / 2 of the data, r = (data - g2) / sigma.
+    """Compute the Gaussian log-likelihood -sum(r^2) / 2 of the data, r = (data - g2) / sigma.
 
-    Each mirrored pair of symmetric data counts once, so that the spread of a posterior equals the
-    covariance 2 inv(J^T J) of a fit. Where only a part ``mirrored`` of ``count`` points is
-    mirrored, the sum is weighted with 1 - mirrored / (2 count). The diagonal and points with
-    sigma <= 1e-10 count for nothing.
+    Each mirrored pair of symmetric data is counted once, so the covariance of a posterior is that
+    of a fit, 2 inv(J^T J). If only ``mirrored`` of ``count`` points are mirrored, the sum is
+    multiplied by 1 - mirrored / (2 count). The diagonal and points with sigma <= 1e-10 have no
+    weight.
 
-    The noise of speckles is correlated, which a sum over points does not know: its posterior is too
+    The noise of speckles is correlated, which a sum over points ignores: its posterior is too
     narrow, like the errors of independent noise. ``inflation=fit.inflation`` divides the sum by the
-    factor by which the variances of a fit's jackknife exceed those.
+    ratio of the variances of a fit's jackknife to those of independent noise.
 
-    The constant -sum(log(sigma sqrt(2 pi))) is left out: it does not depend on the parameters.
+    The constant -sum(log(sigma sqrt(2 pi))) is omitted.
 
     Works under jit, vmap, jvp and grad with respect to params, contrast and offset, also in
-    NumPyro (``numpyro.factor("c2", jk.xpcs.log_likelihood(...))``). Value and gradient take one
-    pass over the data; a value alone takes one of a smaller kind.
+    NumPyro (``numpyro.factor("c2", jk.xpcs.log_likelihood(...))``). Value and gradient need one
+    pass over the data; a value alone needs a cheaper pass.
 
     Args:
       model: a `Model` with p parameters.
@@ -56,18 +55,17 @@ def log_likelihood(
       data: measured correlations [n_phi, n_t, n_t], f64, f32, f16, or quantized u16.
       sigma: their standard deviations: one number, [n_phi], or the shape of the data.
       symmetric: True, False or "auto", as in `normal_equations`.
-      keep: which frames count, [n_t] or [n_phi, n_t]; all by default.
-      quantization: (step, zero), or [n_phi, 2], of u16 data that stand for zero + step * data.
-
-      inflation: a number above 0 that divides the sum, such as `FitResult.inflation`.
+      keep: mask of used frames, [n_t] or [n_phi, n_t]; all by default.
+      quantization: (step, zero), or [n_phi, 2], of u16 data; a value is zero + step * data.
+      inflation: positive divisor of the sum, such as `FitResult.inflation`.
 
     Returns:
       A scalar, f64 (f32 in JAX's 32-bit mode).
 
     Raises:
-      ValueError: for arguments of a wrong shape, unknown words, a negative or NaN sigma, and an
-        inflation that is not above 0.
-      TypeError: when differentiated with respect to data, sigma or quantization.
+      ValueError: for arguments of a wrong shape, unknown options, a negative or NaN sigma, and an
+        inflation that is not positive.
+      TypeError: if differentiated with respect to data, sigma or quantization.
 
     Example:
       >>> import jax, numpy as np, jaxkern as jk
@@ -79,18 +77,18 @@ def log_likelihood(
       (True, (3,))
     """
     n_phi, n_t, dtype = model.geometry.n_phi, model.geometry.n_t, jnp.result_type(float)
-    measured = checks.data_of(data, (n_phi, n_t, n_t))
-    deviations, _ = checks.sigma_of(sigma, n_phi, measured.shape, dtype)
-    scale = checks.quantization_of(quantization, measured, n_phi, dtype)
-    frames = checks.kept_frames(keep, n_phi, n_t)
+    measured = checks.check_data(data, (n_phi, n_t, n_t))
+    deviations, _ = checks.check_sigma(sigma, n_phi, measured.shape, dtype)
+    scale = checks.check_quantization(quantization, measured, n_phi, dtype)
+    frames = checks.check_keep(keep, n_phi, n_t)
     contrasts = checks.per_angle(contrast, "contrast", n_phi, dtype)
     offsets = checks.per_angle(offset, "offset", n_phi, dtype)
     params = jnp.asarray(params, dtype)
     operands = (params, contrasts, offsets, measured, deviations, scale, frames)
-    widening = jnp.asarray(inflation, dtype)
-    if widening.shape != () or (checks.is_concrete(widening) and not float(widening) > 0):
-        raise ValueError(f"inflation is {inflation!r}; wanted one number above 0")
-    value: jax.Array = _value(model, symmetric, *operands) / widening
+    divisor = jnp.asarray(inflation, dtype)
+    if divisor.shape != () or (checks.is_concrete(divisor) and not float(divisor) > 0):
+        raise ValueError(f"inflation: expected a number > 0, got {inflation!r}")
+    value: jax.Array = _value(model, symmetric, *operands) / divisor
     return value
 
 
@@ -109,8 +107,8 @@ def _sums(model: Model, symmetric: Any, tables: Tables, operands: Sequence[Any])
     )
     _, rhs, sums = unpack(state, 2 + len(tables.columns_A) + len(tables.columns_X))
     chi2, _, count, mirrored = jnp.sum(sums, axis=0)
-    pairs_once = 1.0 - mirrored / (2.0 * jnp.maximum(count, 1.0))
-    return -0.5 * pairs_once * chi2, pairs_once, rhs
+    weight = 1.0 - mirrored / (2.0 * jnp.maximum(count, 1.0))
+    return -0.5 * weight * chi2, weight, rhs
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
@@ -126,26 +124,26 @@ def _value(model: Model, symmetric: Any, *operands: Any) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _value_and_slopes(model: Model, symmetric: Any, *operands: Any) -> tuple[Any, ...]:
-    """The value, and its derivatives by params [p], contrast [n_phi] and offset [n_phi]."""
+    """Return the value, and its derivatives by params [p], contrast and offset [n_phi]."""
     tables = model.tables(operands[0])
-    value, pairs_once, rhs = _sums(model, symmetric, tables, operands)
+    value, weight, rhs = _sums(model, symmetric, tables, operands)
     by_table = operands[1] @ rhs[:, 2:]
     columns = jnp.asarray((*tables.columns_A, *tables.columns_X), jnp.int32)
     by_params = jnp.zeros_like(operands[0]).at[columns].add(by_table)
-    return value, pairs_once * by_params, pairs_once * rhs[:, 1], pairs_once * rhs[:, 0]
+    return value, weight * by_params, weight * rhs[:, 1], weight * rhs[:, 0]
 
 
 def _jvp(model: Model, symmetric: Any, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    moved = [not isinstance(t, jax.custom_derivatives.SymbolicZero) for t in tangents]
-    if any(moved[3:6]):
+    nonzero = [not isinstance(t, jax.custom_derivatives.SymbolicZero) for t in tangents]
+    if any(nonzero[3:6]):
         raise TypeError(
-            "log_likelihood differentiates with respect to params, contrast and offset; for data, "
-            "sigma and quantization take the square sum of jaxkern.xpcs.residual"
+            "log_likelihood: expected derivatives by params, contrast and offset only; for those "
+            "by data, sigma and quantization, sum the squares of jaxkern.xpcs.residual"
         )
     value, *slopes = _value_and_slopes(model, symmetric, *primals)
     change = jnp.zeros_like(value)
-    for slope, tangent, is_moved in zip(slopes, tangents[:3], moved[:3], strict=True):
-        if is_moved:
+    for slope, tangent, is_nonzero in zip(slopes, tangents[:3], nonzero[:3], strict=True):
+        if is_nonzero:
             change = change + jnp.vdot(slope, tangent)
     return value, change
 

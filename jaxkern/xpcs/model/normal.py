@@ -1,8 +1,9 @@
-"""Normal equations of a model in one pass over the data, and the likelihood made of them.
+"""Normal equations of a model, accumulated in one pass over the data.
 
-A pass leaves a *state* for each angle: sums over its points, additive over chunks of rows. Per
-point of an angle the Jacobian has few different functions, the basis: 1 (offset), f (contrast), and
-one for each tangent table of the phases; `assemble` makes the Jacobian's columns of them.
+A pass returns a *state* for each angle: sums over its points, which are additive over chunks of
+rows. The Jacobian at a point is linear in a few basis functions: 1 (offset), f (contrast), and one
+for each tangent table of the phases. States contain products of basis functions; `assemble`
+converts them to products of the Jacobian's columns.
 """
 
 from __future__ import annotations
@@ -34,16 +35,15 @@ _SYMMETRIC = (False, True, "auto")
 class NormalEquations:
     """J^T J, J^T r and sums over the points; J is the derivative of g2 / sigma, r the residual.
 
-    With a robust loss the first two carry rho' per point. A JAX pytree.
+    With a robust loss, J^T J and J^T r have the weights rho'. The class is a JAX pytree.
 
     Attributes:
       jtj: [P, P], parameters in the order [contrast.., offset.., physics..].
       jtr: [P]; the gradient of cost / 2 is -jtr.
       chi2: sum of squared residuals [].
       cost: sum of f_scale^2 rho((residual / f_scale)^2) []; chi2 for the linear loss.
-      count: number of points that counted [].
-      mirrored: how many of them were taken as halves of mirrored pairs [], which hold no
-        information of their own.
+      count: number of points with weight [].
+      mirrored: number of points in mirrored pairs [], of which one half carries no information.
     """
 
     jtj: Any
@@ -70,11 +70,11 @@ def accumulate(
     symmetric: bool | str = "auto",
     quantization: Any = None,
 ) -> jax.Array:
-    """Adds a chunk of rows of all angles to the states.
+    """Add a chunk of rows of all angles to the states.
 
-    Chunks that split at multiples of `ROW_BLOCK` rows, each given the states before as `initial`,
-    leave the identical bits as one call; other splits agree to rounding. In JAX's 32-bit mode the
-    state between two calls is rounded to f32, and all splits agree to that.
+    The result for chunks that split at multiples of `ROW_BLOCK` rows, each with the previous states
+    as `initial`, is bit-identical to that of one call. Other splits agree to rounding. In JAX's
+    32-bit mode, states between calls are rounded to f32.
 
     Args:
       tables: a model's `Tables`.
@@ -82,22 +82,22 @@ def accumulate(
       data: rows of the correlations [n_phi, m, n_t], f64, f32, f16 or u16.
       sigma: standard deviations: one number, [n_phi], or the shape of the data.
       shear_power: 0, 2 or 4.
-      first_row: the row of the matrices at which the chunk starts; it may be traced.
+      first_row: index of the chunk's first row in the matrices; may be a tracer.
       initial: states [n_phi, S] to add to; zeros by default.
-      keep: which frames count, [n_t] or [n_phi, n_t]; all by default.
+      keep: mask of used frames, [n_t] or [n_phi, n_t]; all by default.
       loss: a loss of `scipy.optimize.least_squares`, by name.
-      f_scale: residual beyond which a robust loss takes a point as an outlier.
-      symmetric: True takes the part above the diagonal for both; False takes every point; "auto"
-        compares mirrored tiles of data and sigma, and wants whole matrices.
-      quantization: (step, zero), or [n_phi, 2], of u16 data that stand for zero + step * data.
+      f_scale: residual at which a robust loss bends.
+      symmetric: True uses the points above the diagonal with weight 2; False uses every point;
+        "auto" compares mirrored tiles of data and sigma, and needs full matrices.
+      quantization: (step, zero), or [n_phi, 2], of u16 data; a value is zero + step * data.
 
     Returns:
       States [n_phi, S], S = ``state_size(k_A, k_X)``, f64 (f32 in JAX's 32-bit mode): the upper
-      triangle of the basis' products, row by row, their products with the residual, chi2, cost,
-      count, mirrored.
+      triangle of the products of basis functions, row by row; their products with the residual;
+      chi2, cost, count, mirrored.
 
     Raises:
-      ValueError: for arguments of a wrong shape, unknown words, a negative or NaN sigma, and
+      ValueError: for arguments of a wrong shape, unknown options, a negative or NaN sigma, and
         ``symmetric="auto"`` with a part of the rows.
 
     Example:
@@ -113,26 +113,25 @@ def accumulate(
       ((1, 24), 4032.0)
     """
     dtype, n_t = tables.A.dtype, tables.A.shape[-1]
-    measured = checks.data_of(data, (None, None, n_t))
+    measured = checks.check_data(data, (None, None, n_t))
     n_phi, rows = measured.shape[:2]
     if tables.X.shape[0] not in (1, n_phi):
-        raise ValueError(f"data has {n_phi} angles, the tables have {tables.X.shape[0]}")
+        raise ValueError(f"data: expected {tables.X.shape[0]} angles, as in tables, got {n_phi}")
     mode = checks.choice(symmetric, "symmetric", _SYMMETRIC)
     if mode == 2 and rows != n_t:
         raise ValueError(
-            f'symmetric="auto" compares mirrored tiles of whole matrices, but data has {rows} rows '
-            f"of {n_t}; say True or False for chunks of rows"
+            f'symmetric: expected full matrices of {n_t} rows with "auto", got {rows} rows; pass '
+            "True or False for chunks of rows"
         )
     if checks.is_concrete(first_row) and not 0 <= int(first_row) <= n_t - rows:
         raise ValueError(
-            f"first_row={int(first_row)} and {rows} rows leave the matrix of {n_t} rows; wanted 0 "
-            f"to {n_t - rows}"
+            f"first_row: expected 0 to {n_t - rows} for {rows} of {n_t} rows, got {int(first_row)}"
         )
-    deviations, sigma_rank = checks.sigma_of(sigma, n_phi, measured.shape, dtype)
+    deviations, sigma_rank = checks.check_sigma(sigma, n_phi, measured.shape, dtype)
     size = state_size(len(tables.columns_A), len(tables.columns_X))
-    before = jnp.zeros((n_phi, size), dtype) if initial is None else jnp.asarray(initial, dtype)
-    if before.shape != (n_phi, size):
-        raise ValueError(f"initial has shape {before.shape}; wanted ({n_phi}, {size})")
+    states = jnp.zeros((n_phi, size), dtype) if initial is None else jnp.asarray(initial, dtype)
+    if states.shape != (n_phi, size):
+        raise ValueError(f"initial: expected ({n_phi}, {size}), got the shape {states.shape}")
     shared = tables.A.ndim == 1
     state: jax.Array = ops.two_time_normal_equations(
         tables.A[None] if shared else tables.A,
@@ -142,12 +141,12 @@ def accumulate(
         checks.per_angle(contrast, "contrast", n_phi, dtype),
         checks.per_angle(offset, "offset", n_phi, dtype),
         measured,
-        checks.quantization_of(quantization, measured, n_phi, dtype),
+        checks.check_quantization(quantization, measured, n_phi, dtype),
         deviations,
-        checks.kept_frames(keep, n_phi, n_t),
-        checks.f_scale_of(f_scale, dtype)[None],
+        checks.check_keep(keep, n_phi, n_t),
+        checks.check_f_scale(f_scale, dtype)[None],
         jnp.asarray(first_row, jnp.int32).reshape(1),
-        before,
+        states,
         batch_dims=1,
         shear_power=shear_power,
         loss=checks.choice(loss, "loss", LOSSES),
@@ -158,37 +157,37 @@ def accumulate(
 
 
 def unpack(state: Any, basis: int) -> tuple[Any, Any, Any]:
-    """Products [n_phi, B, B], products with the residual [n_phi, B] and the 4 sums [n_phi, 4]."""
+    """Return products [n_phi, B, B], products with the residual [n_phi, B] and sums [n_phi, 4]."""
     upper = np.triu_indices(basis)
-    place = np.zeros((basis, basis), np.int32)
-    place[upper] = place.T[upper] = np.arange(len(upper[0]))
+    index = np.zeros((basis, basis), np.int32)
+    index[upper] = index.T[upper] = np.arange(len(upper[0]))
     packed = len(upper[0])
-    return state[:, place], state[:, packed : packed + basis], state[:, packed + basis :]
+    return state[:, index], state[:, packed : packed + basis], state[:, packed + basis :]
 
 
 def sums_of_angles(
     state: Any, columns: Sequence[int], n_parameters: int, contrast: Any, xp: Any
 ) -> tuple[Any, Any, Any]:
-    """Sums over each angle's own [contrast, offset, physics..] from those over its basis.
+    """Convert states to sums over the parameters [contrast, offset, physics..] of each angle.
 
-    J^T J [n_phi, 2 + p, 2 + p], J^T r [n_phi, 2 + p] and the 4 sums [n_phi, 4]; `columns` are the
-    parameters of the basis' tangents, `xp` is NumPy or jax.numpy.
+    Returns J^T J [n_phi, 2 + p, 2 + p], J^T r [n_phi, 2 + p] and the 4 sums [n_phi, 4]. `columns`
+    are the parameters of the tangents; `xp` is NumPy or jax.numpy.
     """
     gram, rhs, sums = unpack(state, 2 + len(columns))
     select = np.zeros((2 + len(columns), 2 + n_parameters))
     select[1, 0] = select[0, 1] = 1.0
     for row, column in enumerate(columns):
         select[2 + row, 2 + column] = 1.0
-    # The derivative of g2 by a phase parameter is contrast times the sum of its columns.
+    # The derivative of g2 by a physics parameter is contrast times the sum of its columns.
     scale = xp.concatenate([xp.ones((len(state), 2)), xp.outer(contrast, np.ones(n_parameters))], 1)
     change = (select * scale[:, None, :]).astype(state.dtype)
     exact = xp.matmul if xp is np else functools.partial(xp.matmul, precision="highest")
-    turned = xp.swapaxes(change, 1, 2)
-    return exact(exact(turned, gram), change), exact(turned, rhs[..., None])[..., 0], sums
+    transposed = xp.swapaxes(change, 1, 2)
+    return exact(exact(transposed, gram), change), exact(transposed, rhs[..., None])[..., 0], sums
 
 
-def joined(jtj: Any, jtr: Any, scaling: str, xp: Any) -> tuple[Any, Any]:
-    """Those of all parameters from the angles' own [n_phi, 2 + p, 2 + p] and [n_phi, 2 + p]."""
+def join_angles(jtj: Any, jtr: Any, scaling: str, xp: Any) -> tuple[Any, Any]:
+    """Return J^T J and J^T r of all parameters from those of the angles (`sums_of_angles`)."""
     total_jtj, total_jtr = jtj.sum(0), jtr.sum(0)
     if scaling == "constant":
         return total_jtj, total_jtr
@@ -207,14 +206,14 @@ def joined(jtj: Any, jtr: Any, scaling: str, xp: Any) -> tuple[Any, Any]:
 def assemble(
     state: Any, tables: Tables, contrast: Any, scaling: str = "individual"
 ) -> NormalEquations:
-    """Normal equations of the parameters from the states of all angles.
+    """Return the normal equations of the parameters from the states of all angles.
 
     Args:
       state: [n_phi, S], from `accumulate`.
-      tables: the tables that it was made with.
-      contrast: the contrast that it was made with: one number or [n_phi].
-      scaling: "individual" (a contrast and an offset for each angle), "constant" (one of each for
-        all) or "fixed" (physics parameters alone).
+      tables: the tables of the pass.
+      contrast: the contrast of the pass: one number or [n_phi].
+      scaling: "individual" (contrast and offset of each angle), "constant" (one pair for all
+        angles) or "fixed" (physics parameters only).
 
     Returns:
       `NormalEquations` of [contrast.., offset.., physics..].
@@ -225,11 +224,11 @@ def assemble(
     checks.choice(scaling, "scaling", SCALINGS)
     size = state_size(len(tables.columns_A), len(tables.columns_X))
     if state.ndim != 2 or state.shape[1] != size:
-        raise ValueError(f"state has shape {state.shape}; wanted [n_phi, S] = [.., {size}]")
+        raise ValueError(f"state: expected [n_phi, {size}], got the shape {state.shape}")
     columns = (*tables.columns_A, *tables.columns_X)
     scale = checks.per_angle(contrast, "contrast", state.shape[0], state.dtype)
     jtj, jtr, sums = sums_of_angles(state, columns, tables.n_parameters, scale, jnp)
-    jtj, jtr = joined(jtj, jtr, scaling, jnp)
+    jtj, jtr = join_angles(jtj, jtr, scaling, jnp)
     chi2, cost, count, mirrored = jnp.sum(sums, axis=0)
     return NormalEquations(jtj, jtr, chi2, cost, count, mirrored)
 
@@ -249,14 +248,14 @@ def normal_equations(
     f_scale: Any = 1.0,
     quantization: Any = None,
 ) -> NormalEquations:
-    """J^T J, J^T r, chi2 and count of a least-squares fit in one pass over the data.
+    """Compute J^T J, J^T r, chi2 and count of a least-squares fit in one pass over the data.
 
     J is the derivative of g2 / sigma by [contrast.., offset.., physics..] and r = (data - g2) /
-    sigma. Nothing of the size of the data is stored. The diagonal and points with sigma <= 1e-10
-    count for nothing.
+    sigma. No array of the size of the data is stored. The diagonal and points with sigma <= 1e-10
+    have no weight.
 
-    Mirrored points of symmetric data (all, when ``mirrored == count``) are not independent: the
-    covariance of the parameters is then 2 inv(jtj), and reduced chi2 takes half of the count.
+    Mirrored points are not independent. If all are mirrored (``mirrored == count``), the covariance
+    of the parameters is 2 inv(jtj), and reduced chi2 uses half of the count.
 
     Args:
       model: a `Model` with p parameters.
@@ -267,19 +266,19 @@ def normal_equations(
       scaling: "individual" (2 n_phi + p parameters), "constant" (2 + p; contrast and offset are one
         number each) or "fixed" (p).
       symmetric: "auto" compares mirrored tiles of data and sigma and computes equal ones once; True
-        takes the part above the diagonal for both halves; False takes every point.
-      keep: which frames count, [n_t] or [n_phi, n_t]; all by default.
+        uses the points above the diagonal with weight 2; False uses every point.
+      keep: mask of used frames, [n_t] or [n_phi, n_t]; all by default.
       loss: "linear", "soft_l1", "huber", "cauchy" or "arctan", as in SciPy's ``least_squares``, but
         without its second-order term.
-      f_scale: residual beyond which a robust loss takes a point as an outlier.
-      quantization: (step, zero), or [n_phi, 2], of u16 data that stand for zero + step * data.
+      f_scale: residual at which a robust loss bends.
+      quantization: (step, zero), or [n_phi, 2], of u16 data; a value is zero + step * data.
 
     Returns:
       `NormalEquations`.
 
     Raises:
-      ValueError: for arguments of a wrong shape, unknown words, a negative or NaN sigma, and an
-        f_scale that is not above 0.
+      ValueError: for arguments of a wrong shape, unknown options, a negative or NaN sigma, and an
+        f_scale that is not positive.
 
     Example:
       >>> import numpy as np, jaxkern as jk
@@ -291,16 +290,16 @@ def normal_equations(
       ((13, 13), True, 7350)
     """
     n_phi, n_t, dtype = model.geometry.n_phi, model.geometry.n_t, jnp.result_type(float)
-    measured = checks.data_of(data, (n_phi, n_t, n_t))
-    deviations, _ = checks.sigma_of(sigma, n_phi, measured.shape, dtype)
+    measured = checks.check_data(data, (n_phi, n_t, n_t))
+    deviations, _ = checks.check_sigma(sigma, n_phi, measured.shape, dtype)
     if scaling == "constant" and max(jnp.ndim(contrast), jnp.ndim(offset)) > 0:
         shapes = jnp.shape(contrast), jnp.shape(offset)
         if any(shape not in ((), (1,)) for shape in shapes):
             raise ValueError(
-                f'contrast and offset have shapes {shapes}; scaling="constant" wants one number '
-                "for each"
+                'contrast and offset: expected one number each with scaling="constant", got the '
+                f"shapes {shapes}"
             )
-    turn = checks.f_scale_of(f_scale, dtype)
+    scale = checks.check_f_scale(f_scale, dtype)
     ne: NormalEquations = _normal_equations(
         model,
         scaling,
@@ -312,7 +311,7 @@ def normal_equations(
         symmetric=symmetric,
         keep=keep,
         loss=loss,
-        f_scale=turn,
+        f_scale=scale,
         quantization=quantization,
     )
     return ne

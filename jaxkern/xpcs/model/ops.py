@@ -1,6 +1,6 @@
-"""The XPCS domain's ops, declared: g2 with its derivatives, residual, normal equations.
+"""Declarations of the XPCS ops: g2 with its derivatives, residual, normal equations.
 
-All are for one angle; angles are the batch axis. With dg2 linear in (dA, dX, dcontrast, doffset),
+An op acts on one angle; angles are the batch axis. With dg2 linear in (dA, dX, dcontrast, doffset),
 
     jvp of g2:            dg2 = two_time_g2_tangent(A, X, contrast, dA, dX, dcontrast, doffset)
     transpose of that:    (A, X, contrast, offset)_bar = two_time_g2_cotangent(A, X, contrast, G)
@@ -23,19 +23,19 @@ from jaxkern.xpcs.model import twin
 from jaxkern.xpcs.model.models import SHEAR_POWERS
 
 DATA_DTYPES = (np.float64, np.float32, np.float16, np.uint16)
-"""Of measured correlations, as the kernels read them."""
+"""Dtypes of measured correlations that the kernels read."""
 
-# Multiplies, adds and their like of one point: f alone, and f with both slopes.
+# Floating-point operations of one point: f alone, and f with both slopes.
 _FLOPS_F, _FLOPS_SLOPES = 16, 30
 
 
 def basis_size(k_A: int, k_X: int) -> int:
-    """Basis functions of a point: offset, contrast, and one for every tangent."""
+    """Return the number of basis functions: offset, contrast, and one for each tangent."""
     return 2 + k_A + k_X
 
 
 def state_size(k_A: int, k_X: int) -> int:
-    """Length of the state of `two_time_normal_equations` with k_A and k_X tangents."""
+    """Return the size of the state of `two_time_normal_equations` with k_A and k_X tangents."""
     basis = basis_size(k_A, k_X)
     return basis * (basis + 1) // 2 + basis + 4
 
@@ -44,47 +44,50 @@ def state_size(k_A: int, k_X: int) -> int:
 
 
 def _abstract(op: str, operands: str, *results: str) -> Callable[..., Any]:
-    """The abstract evaluation of an op, of one sample.
+    """Return the abstract evaluation of an op for one sample.
 
-    An operand is "name:sizes" or "name:sizes:dtype", a result "sizes". The first operand that has a
-    size tells it; S is that of a state; sigma may be one number. Reals are of the first's dtype.
+    An operand is "name:sizes" or "name:sizes:dtype", a result is "sizes". A size is defined by the
+    first operand that has it; S is the size of a state; sigma may be a scalar. Reals have the dtype
+    of the first operand.
     """
     rows = [(*row.split(":"), "real")[:3] for row in operands.split()]
 
-    def evaluate(*given: Any, shear_power: int, sigma_rank: int = 2, **_: int) -> Any:
-        real = np.dtype(given[0].dtype)
+    def evaluate(*operands: Any, shear_power: int, sigma_rank: int = 2, **_: int) -> Any:
+        real = np.dtype(operands[0].dtype)
         if real not in (np.float32, np.float64):
-            raise ValueError(f"{op}: A is {real.name}; wanted float32 or float64")
+            raise ValueError(f"{op}: A: expected float32 or float64, got {real.name}")
         if shear_power not in SHEAR_POWERS:
-            raise ValueError(f"{op}: shear_power={shear_power!r}; wanted one of {SHEAR_POWERS}")
+            raise ValueError(
+                f"{op}: shear_power: expected one of {SHEAR_POWERS}, got {shear_power!r}"
+            )
         if sigma_rank not in (0, 2):
             raise ValueError(
-                f"{op}: sigma_rank={sigma_rank!r}; wanted 0 (one sigma) or 2 (a matrix)"
+                f"{op}: sigma_rank: expected 0 (a scalar) or 2 (a matrix), got {sigma_rank!r}"
             )
         sizes = {"2": 2, "3": 3}
-        for (name, axes, kind), x in zip(rows, given, strict=True):
-            places = axes.split(",") if axes and (name != "sigma" or sigma_rank) else []
+        for (name, axes, kind), x in zip(rows, operands, strict=True):
+            names = axes.split(",") if axes and (name != "sigma" or sigma_rank) else []
             if name == "initial":
                 sizes["S"] = state_size(sizes["kA"], sizes["kX"])
-            if len(places) == len(x.shape):
-                for place, size in zip(places, x.shape, strict=True):
-                    sizes.setdefault(place, size)
-            found = np.dtype(x.dtype)
-            dtype = np.dtype({"real": real, "stored": found}.get(kind, kind))
-            wanted = [sizes.get(place, place) for place in places]
-            if list(x.shape) != wanted or found != dtype:
+            if len(names) == len(x.shape):
+                for axis, size in zip(names, x.shape, strict=True):
+                    sizes.setdefault(axis, size)
+            actual = np.dtype(x.dtype)
+            dtype = np.dtype({"real": real, "stored": actual}.get(kind, kind))
+            shape = [sizes.get(axis, axis) for axis in names]
+            if list(x.shape) != shape or actual != dtype:
                 raise ValueError(
-                    f"{op}: {name} is {found.name}{list(x.shape)} of one sample; wanted "
-                    f"{dtype.name}[{', '.join(map(str, wanted))}]"
+                    f"{op}: {name}: expected {dtype.name}[{', '.join(map(str, shape))}] for one "
+                    f"sample, got {actual.name}{list(x.shape)}"
                 )
-        shapes = [[sizes[place] for place in axes.split(",") if place] for axes in results]
+        shapes = [[sizes[axis] for axis in axes.split(",") if axis] for axes in results]
         structs = tuple(jax.ShapeDtypeStruct(shape, real) for shape in shapes)
         return structs if len(structs) > 1 else structs[0]
 
     return evaluate
 
 
-_sums_of_chunk = _abstract(
+_abstract_chunk = _abstract(
     "two_time_normal_equations",
     "A:n X:n tangents_A:kA,n tangents_X:kX,n contrast: offset: data:m,n:stored quantization:2 "
     "sigma:m,n keep:n:uint8 f_scale: first_row::int32 initial:S",
@@ -96,40 +99,40 @@ def _abstract_normal(*operands: Any, loss: int, symmetric: int, **static: int) -
     op, data = "two_time_normal_equations", operands[6]
     if np.dtype(data.dtype) not in DATA_DTYPES:
         names = [d.__name__ for d in DATA_DTYPES]
-        raise ValueError(f"{op}: data is {np.dtype(data.dtype)}; wanted one of {names}")
+        raise ValueError(f"{op}: data: expected one of {names}, got {np.dtype(data.dtype)}")
     if loss not in range(len(twin.LOSSES)) or symmetric not in (0, 1, 2):
         raise ValueError(
-            f"{op}: loss={loss!r} and symmetric={symmetric!r}; wanted 0 to 4 and 0 to 2"
+            f"{op}: loss and symmetric: expected 0 to 4 and 0 to 2, got {loss!r} and {symmetric!r}"
         )
-    result = _sums_of_chunk(*operands, **static)
+    result = _abstract_chunk(*operands, **static)
     m, n = data.shape
     if symmetric == 2 and m != n:
         raise ValueError(
-            f"{op}: symmetric=2 compares mirrored tiles of whole matrices, but data has {m} rows "
-            f"of {n}; say 0 or 1 for chunks of rows"
+            f"{op}: data: expected all {n} rows with symmetric=2, got {m}; pass symmetric=0 or 1 "
+            "for chunks of rows"
         )
     return result
 
 
 # csrc/xpcs/arithmetic.h: kMaxTables.
-_MOST_TABLES = 64
+_MAX_TABLES = 64
 
 
 def _normal_supports(
     A: Any, X: Any, tangents_A: Any, tangents_X: Any, *_: Any, **static: Any
 ) -> Any:
     tables = tangents_A.shape[0] + tangents_X.shape[0]
-    if tables > _MOST_TABLES:
-        return f"{tables} tangent tables; the kernels take up to {_MOST_TABLES}"
+    if tables > _MAX_TABLES:
+        return f"{tables} tangent tables; the kernels support up to {_MAX_TABLES}"
     if static["shear_power"] == 0 and tangents_X.shape[0]:
-        return "tangent tables of X without a shear factor"
+        return "tangent tables of X with shear_power=0"
     return None
 
 
 # Derivatives.
 
 
-def _filled(tangents: Sequence[Any], primals: Sequence[Any]) -> list[Any]:
+def _with_zeros(tangents: Sequence[Any], primals: Sequence[Any]) -> list[Any]:
     return [jnp.zeros_like(p) if t is None else t for t, p in zip(tangents, primals, strict=True)]
 
 
@@ -138,8 +141,8 @@ def _g2_jvp(
 ) -> tuple[Any, Any]:
     static = {"batch_dims": batch_dims, "shear_power": shear_power}
     A, X, contrast, _ = primals
-    moved = two_time_g2_tangent(A, X, contrast, *_filled(tangents, primals), **static)
-    return two_time_g2(*primals, **static), moved
+    tangent = two_time_g2_tangent(A, X, contrast, *_with_zeros(tangents, primals), **static)
+    return two_time_g2(*primals, **static), tangent
 
 
 def _tangent_transpose(
@@ -149,17 +152,17 @@ def _tangent_transpose(
     bars = two_time_g2_cotangent(
         A, X, contrast, cotangents[0], batch_dims=batch_dims, shear_power=shear_power
     )
-    given: list[Any] = [None, None, None]
+    results: list[Any] = [None, None, None]
     for operand, bar in zip(linear, bars, strict=True):
         if not isinstance(operand, ad.UndefinedPrimal):
-            given.append(None)
+            results.append(None)
             continue
         shape = operand.aval.shape
         shared = tuple(
             axis for axis in range(batch_dims) if shape[axis] == 1 and bar.shape[axis] != 1
         )
-        given.append(jnp.sum(bar, axis=shared, keepdims=True) if shared else bar)
-    return given
+        results.append(jnp.sum(bar, axis=shared, keepdims=True) if shared else bar)
+    return results
 
 
 def _residual_jvp(
@@ -175,19 +178,19 @@ def _residual_jvp(
     residual = two_time_residual(*primals, **static, sigma_rank=sigma_rank)
     n = data.shape[-1]
     sigma_of_points = sigma if sigma_rank == 2 else sigma[..., None, None]
-    counts = (sigma_of_points > twin.SIGMA_FLOOR) & ~jnp.eye(n, dtype=bool)
-    weight = jnp.where(counts, 1.0 / jnp.where(counts, sigma_of_points, 1.0), 0.0)
-    moved = jnp.zeros_like(residual)
+    used = (sigma_of_points > twin.SIGMA_FLOOR) & ~jnp.eye(n, dtype=bool)
+    weight = jnp.where(used, 1.0 / jnp.where(used, sigma_of_points, 1.0), 0.0)
+    tangent = jnp.zeros_like(residual)
     if any(t is not None for t in tangents[:4]):
-        along = _filled(tangents[:4], primals[:4])
-        moved = moved - weight * two_time_g2_tangent(A, X, contrast, *along, **static)
+        directions = _with_zeros(tangents[:4], primals[:4])
+        tangent = tangent - weight * two_time_g2_tangent(A, X, contrast, *directions, **static)
     if tangents[4] is not None:
-        moved = moved + weight * tangents[4]
+        tangent = tangent + weight * tangents[4]
     if tangents[5] is not None:
         change = tangents[5] if sigma_rank == 2 else tangents[5][..., None, None]
-        moved = moved - residual * weight * change
-    # A weight of 0 does not silence a tangent, nor a cotangent, that is not a number.
-    return residual, jnp.where(counts, moved, 0.0)
+        tangent = tangent - residual * weight * change
+    # A weight of 0 does not remove tangents and cotangents of NaN.
+    return residual, jnp.where(used, tangent, 0.0)
 
 
 # Costs of one sample, from shapes.
@@ -211,7 +214,7 @@ def _normal_cost(*operands: Any, symmetric: int, **_: Any) -> Cost:
     basis = basis_size(tangents_A.shape[0], tangents_X.shape[0])
     # A mirrored pair is computed once.
     points = data.size if symmetric == 0 else data.size // 2
-    # A function of the basis costs a difference and a product, and enters each sum with two more.
+    # A basis function costs a difference and a product, and two operations in each sum.
     flops = points * (_FLOPS_SLOPES + 2 * basis + basis * (basis + 1) + 2 * basis + 8)
     read = data.size * np.dtype(data.dtype).itemsize
     if symmetric == 1:

@@ -1,4 +1,4 @@
-"""Simulated detector frames: speckles whose field correlation is known, counted as photons."""
+"""Simulated detector frames and two-time correlations of speckles with Poisson counts."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from jaxkern.xpcs.detectors.frames import ArrayFrames
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.model.correlation import g2
 from jaxkern.xpcs.model.models import Model
-from jaxkern.xpcs.model.photons import covariance_root
 
-#: (random numbers, pixels, modes) -> intensities [N, pixels], of mean 2 modes
+#: function (generator, pixels, modes) -> intensities [N, pixels] with a mean of 2 modes
 Speckles: TypeAlias = Callable[[np.random.Generator, int, int], NDArray[Any]]
 
-_BLOCK_COUNTS = 2**21  # frames times pixels that are drawn at a time
-_MOST_FRAMES = 8192  # whose covariance is taken apart as a matrix
+_BLOCK_COUNTS = 2**21  # counts (frames times pixels) that are drawn at a time
+_MAX_FRAMES = 8192  # largest covariance matrix that is factorized
 
 
 class SimulatedFrames(ArrayFrames):
-    """Frames that `simulate_frames` made, and the bins of their pixels.
+    """Frames of `simulate_frames`, and the bins of their pixels.
 
     Attributes:
-      qmap: the bins, with q and phi where they are known.
+      qmap: the bins, with q and phi if known.
     """
 
     def __init__(self, array: NDArray[Any], qmap: QMap, frame_time: float | None) -> None:
@@ -54,33 +53,32 @@ def simulate_frames(
     out: Any = None,
     progress: bool = True,
 ) -> SimulatedFrames:
-    """Frames as a detector would give them, of speckles with a known field correlation g1.
+    """Simulate detector frames of speckles with a known field correlation g1.
 
-    Each pixel sees `modes` speckle patterns that do not interfere, complex Gaussian fields with
-    the g1 of its dynamic bin between frames, and counts photons (Poisson) of their intensity. So
-    g2 = 1 + g1^2 / modes, of pixels that are independent of each other.
+    The intensity of a pixel is the sum of `modes` speckle patterns that do not interfere: complex
+    Gaussian fields whose correlation between frames is the g1 of the pixel's dynamic bin. Counts
+    are Poisson numbers of this intensity. Pixels are independent, and g2 = 1 + g1^2 / modes.
 
     Args:
       dynamics: a model, with `params` [p], whose angles are the dynamic bins 1, 2, ...; or an array
         of the bins' g1: [n_bins] rates, for g1 = exp(-rate lag) with the lag in frames (diffusion:
         D q^2 frame_time); [n_bins, N] g1 at the lags 0 .. N - 1; [n_bins, N, N] g1 between frames.
-      qmap: the bins of the detector's pixels; by default a row of `pixels` for each bin.
-      n_frames: N, where `dynamics` are rates.
-      frame_time: from a frame to the next in s, which readers are told; a model's own by default.
+      qmap: bins of the detector's pixels; by default a row of `pixels` for each bin.
+      n_frames: N, required for rates.
+      frame_time: time between frames, s, for the metadata; that of a model by default.
       photons: mean count of a pixel in a frame: a number, or [H, W].
-      modes: speckle patterns that add up, 1 / contrast.
-      seed: a whole number, a JAX key, or what NumPy makes generators of.
+      modes: number of speckle patterns, 1 / contrast.
+      seed: an integer, a JAX key, a NumPy `SeedSequence` or `Generator`.
       dtype: of the counts.
-      out: where the frames go, [N, H, W]: an array or a memory map. Beside them little memory is
-        taken.
-      progress: a bar on the terminal.
+      out: destination of the frames [N, H, W], an array or a memory map.
+      progress: True for a progress bar on a terminal.
 
     Returns:
       `SimulatedFrames`: a source of frames with its `qmap`.
 
     Raises:
-      ValueError: for shapes that do not agree, numbers out of range, a g1 that is no correlation
-        function, and counts that `dtype` cannot hold.
+      ValueError: for shapes that do not agree, numbers out of range, a g1 that is not a correlation
+        function, and counts that exceed `dtype`.
 
     Example:
       >>> import jaxkern as jk
@@ -104,45 +102,45 @@ def simulate_frames(
         frame_time = geometry.dt if frame_time is None else frame_time
     else:
         if params is not None:
-            raise ValueError("params is given without a model; wanted a model, or g1 alone")
+            raise ValueError("params: expected a model as dynamics, got an array; pass g1 alone")
         n, bins = _from_array(np.asarray(dynamics, np.float64), n_frames)
     if qmap is None:
         qmap = QMap(np.repeat(np.arange(1, len(bins) + 1)[:, None], pixels, 1), q=q, phi=phi)
     if qmap.n_dynamic != len(bins):
         raise ValueError(
-            f"dynamics has {len(bins)} bins and the qmap {qmap.n_dynamic}; wanted one for each"
+            f"dynamics: expected {qmap.n_dynamic} bins, as in the qmap, got {len(bins)}"
         )
     if frame_time is not None:
         frame_time = check_number("frame_time", frame_time, 0.0)
     mean = np.asarray(photons, np.float64)
     if mean.shape not in ((), qmap.shape) or not (np.isfinite(mean) & (mean >= 0)).all():
         raise ValueError(
-            f"photons is {photons!r:.80}; wanted a number of 0 or more, or such numbers of the "
-            f"shape {qmap.shape}"
+            f"photons: expected a number >= 0, or an array of the shape {qmap.shape}, got "
+            f"{photons!r:.80}"
         )
     if out is None:
         out = np.zeros((n, *qmap.shape), dtype)
     elif out.shape != (n, *qmap.shape):
-        raise ValueError(f"out has the shape {out.shape}; wanted {(n, *qmap.shape)}")
+        raise ValueError(f"out: expected the shape {(n, *qmap.shape)}, got {out.shape}")
     else:
         out[...] = 0
     rates = np.broadcast_to(mean, qmap.shape).ravel() / (2 * modes)
     entropy = _entropy(seed)
     dynamic = qmap.dynamic.ravel()[qmap.pixels]
-    most = np.iinfo(out.dtype).max if out.dtype.kind in "ui" else np.inf
+    limit = np.iinfo(out.dtype).max if out.dtype.kind in "ui" else np.inf
     done = 0
     with ProgressBar(progress, "simulated frames", "pixels") as bar:
         for number, speckles in enumerate(bins, 1):
-            of_bin = qmap.pixels[dynamic == number]
+            bin_pixels = qmap.pixels[dynamic == number]
             size = max(_BLOCK_COUNTS // n, 1)
-            for block in range(0, len(of_bin), size):
-                chosen = of_bin[block : block + size]
+            for block in range(0, len(bin_pixels), size):
+                chosen = bin_pixels[block : block + size]
                 draw = np.random.default_rng([*entropy, number, block // size])
                 counts = draw.poisson(speckles(draw, len(chosen), modes) * rates[chosen])
-                if counts.max(initial=0) > most:
+                if counts.max(initial=0) > limit:
                     raise ValueError(
-                        f"a pixel counts {counts.max()}, which {out.dtype} does not hold; wanted a "
-                        "wider dtype or fewer photons"
+                        f"dtype: expected one that holds counts of {counts.max()}, got "
+                        f"{out.dtype}; pass a wider dtype or fewer photons"
                     )
                 out[:, *np.divmod(chosen, qmap.shape[1])] = counts
                 done += len(chosen)
@@ -150,25 +148,94 @@ def simulate_frames(
     return SimulatedFrames(out, qmap, frame_time)
 
 
+def simulate_photons(
+    model: Model,
+    params: ArrayLike,
+    *,
+    photons: float = 1.0,
+    pixels: int = 1000,
+    modes: int = 3,
+    seed: int = 0,
+) -> NDArray[np.float64]:
+    """Simulate two-time correlations [n_phi, n_t, n_t] of photon counts, including their noise.
+
+    The intensity of a pixel is the sum of `modes` speckle patterns that do not interfere: complex
+    Gaussian fields with the model's g1 between frames. Counts are Poisson numbers of this
+    intensity. Frames are correlated as in a measurement, C(t, t') = P sum I I' / (sum I sum I')
+    over the P pixels of an angle. The contrast is 1 / modes and the offset 1 (to 1 / pixels).
+    Unlike that of `simulate`, the noise is correlated between points, as in measured data.
+
+    Args:
+      model: `Static`, `LaminarFlow` or `CustomModel`.
+      params: parameters [p] of the model.
+      photons: mean count of a pixel in a frame.
+      pixels: number of pixels of each angle.
+      modes: number of speckle patterns, 1 / contrast.
+      seed: of fields and counts.
+
+    Raises:
+      ValueError: for numbers that are not positive, and a g1 that is not a correlation function.
+
+    Example:
+      >>> import numpy as np
+      >>> from jaxkern import xpcs
+      >>> t = 0.1 * np.arange(20)
+      >>> model = xpcs.Static(xpcs.Geometry(q=0.01, gap=None, dt=0.1, t=t, phi=[0.0, 90.0]))
+      >>> xpcs.simulate_photons(model, model.defaults, photons=0.5).shape
+      (2, 20, 20)
+    """
+    for name, value in (("photons", photons), ("pixels", pixels), ("modes", modes)):
+        if not value > 0:
+            raise ValueError(f"{name}: expected a number > 0, got {value!r}")
+    n_t = model.geometry.n_t
+    with jax.enable_x64(True):
+        squared = np.asarray(g2(model, params, 1.0, 0.0))
+    draw = np.random.default_rng(seed)
+    correlations = np.empty(squared.shape)
+    for angle, matrix in enumerate(squared):
+        mix = covariance_root(np.sqrt(np.clip(matrix, 0.0, None)))
+        intensity = np.zeros((n_t, pixels))
+        for _ in range(modes):
+            parts = mix @ draw.standard_normal((n_t, 2 * pixels))
+            intensity += parts[:, :pixels] ** 2 + parts[:, pixels:] ** 2
+        counts = draw.poisson(intensity * (photons / (2 * modes))).astype(np.float64)
+        total = counts.sum(axis=1)
+        total[total == 0] = 1.0
+        correlations[angle] = pixels * (counts @ counts.T) / np.outer(total, total)
+    return correlations
+
+
+def covariance_root(g1: NDArray[Any]) -> NDArray[Any]:
+    """Return a matrix R with R R^T = g1 [n, n]."""
+    values, vectors = np.linalg.eigh(g1)
+    if values[0] < -1e-6 * values[-1]:
+        raise ValueError(
+            "g1: expected a correlation function, without negative eigenvalues, got the eigenvalue "
+            f"{values[0]:.3g} (largest {values[-1]:.3g})"
+        )
+    root: NDArray[Any] = vectors * np.sqrt(np.clip(values, 0.0, None))
+    return root
+
+
 def _from_array(g1: NDArray[Any], n_frames: int | None) -> tuple[int, list[Speckles]]:
-    """The number of frames, and the speckles of each bin."""
+    """Return the number of frames, and the speckles of each bin."""
     if g1.ndim == 1:
         n = check_integer("n_frames", n_frames, 1)
         if not (np.isfinite(g1) & (g1 >= 0)).all():
-            raise ValueError(f"dynamics is {g1!r:.80}; wanted rates of 0 or more")
+            raise ValueError(f"dynamics: expected rates >= 0, got {g1!r:.80}")
         return n, [_exponential(float(rate), n) for rate in g1]
     n = g1.shape[1] if g1.ndim > 1 else 0
     if not (g1.ndim == 2 or (g1.ndim == 3 and g1.shape[2] == n)) or n < 1:
         raise ValueError(
-            f"dynamics has the shape {g1.shape}; wanted [n_bins], [n_bins, N] or [n_bins, N, N]"
+            f"dynamics: expected [n_bins], [n_bins, N] or [n_bins, N, N], got the shape {g1.shape}"
         )
     if n_frames is not None and n_frames != n:
-        raise ValueError(f"n_frames is {n_frames}, and dynamics is of {n} frames")
-    return n, [_stationary(row) if g1.ndim == 2 else _rooted(row) for row in g1]
+        raise ValueError(f"n_frames: expected {n}, as in dynamics, got {n_frames}")
+    return n, [_stationary(row) if g1.ndim == 2 else _from_covariance(row) for row in g1]
 
 
 def _exponential(rate: float, n: int) -> Speckles:
-    """g1 = exp(-rate lag): an Ornstein-Uhlenbeck process, from frame to frame."""
+    """Return speckles with g1 = exp(-rate lag), from an Ornstein-Uhlenbeck process."""
     keep = np.float32(np.exp(-rate))
     renew = np.float32(np.sqrt(-np.expm1(-2 * rate)))
 
@@ -185,18 +252,18 @@ def _exponential(rate: float, n: int) -> Speckles:
 
 
 def _stationary(g1: NDArray[Any]) -> Speckles:
-    """g1 by lag: Fourier modes of a circle of frames twice as long (circulant embedding)."""
+    """Return speckles with g1 by lag, from circulant embedding in twice the frames."""
     n = len(g1)
     circle = np.concatenate([g1, g1[-2:0:-1]])
     power = np.fft.fft(circle).real
     if power.min() < -1e-9 * power.max():  # not a correlation function on the circle
-        if n > _MOST_FRAMES:
+        if n > _MAX_FRAMES:
             raise ValueError(
-                f"g1 of {n} frames does not fall to a constant, so that its covariance is needed; "
-                f"wanted at most {_MOST_FRAMES} frames"
+                f"dynamics: expected at most {_MAX_FRAMES} frames for a g1 that does not decay, "
+                f"got {n}"
             )
         lags = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
-        return _rooted(g1[lags])
+        return _from_covariance(g1[lags])
     amplitude = np.sqrt(np.clip(power, 0.0, None) / len(circle))[:, None]
 
     def speckles(draw: np.random.Generator, pixels: int, modes: int) -> NDArray[Any]:
@@ -210,8 +277,8 @@ def _stationary(g1: NDArray[Any]) -> Speckles:
     return speckles
 
 
-def _rooted(g1: NDArray[Any]) -> Speckles:
-    """g1 between frames: independent numbers times a root of the covariance."""
+def _from_covariance(g1: NDArray[Any]) -> Speckles:
+    """Return speckles with g1 between frames, from a root of the covariance."""
     mix = covariance_root(g1)
 
     def speckles(draw: np.random.Generator, pixels: int, modes: int) -> NDArray[Any]:
@@ -225,7 +292,7 @@ def _rooted(g1: NDArray[Any]) -> Speckles:
 
 
 def _entropy(seed: Any) -> list[int]:
-    """Whole numbers that a generator can be made of, beside others."""
+    """Return integers that seed a generator."""
     if isinstance(seed, jax.Array):
         is_key = jnp.issubdtype(seed.dtype, jax.dtypes.prng_key)
         words = np.asarray(jax.random.key_data(seed) if is_key else seed).ravel()

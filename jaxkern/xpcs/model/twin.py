@@ -1,4 +1,4 @@
-"""Two-time correlations in pure JAX, for one angle: what the native kernels are equal to.
+"""Pure-JAX reference implementations ("twins") of the XPCS kernels, for one angle.
 
     f(i, j) = exp(-2 |A_i - A_j|) sinc(X_i - X_j)^P,  g2 = offset + contrast f,  sinc x = sin(x) / x
 
@@ -20,16 +20,16 @@ from jaxkern.core import compat
 from jaxkern.core.op import pvary
 
 ROW_BLOCK = 32
-"""Rows whose sums are added to a state at once: chunks that split at its multiples give the
-identical bits (in f32, where the kernels sum in f64, but for the rounding between chunks)."""
+"""Number of rows that are summed before they are added to a state. Results of chunks that split at
+its multiples are bit-identical (in f32, up to rounding between chunks)."""
 
 TILE_COLUMNS = 128
-# The float32 nearest to 1e-10, a little more, so that both precisions agree on 1e-10 itself.
+# The float32 nearest to 1e-10 exceeds it slightly, so both precisions exclude 1e-10 itself.
 SIGMA_FLOOR = float(np.float32(1e-10))
 LOSSES = ("linear", "soft_l1", "huber", "cauchy", "arctan")
 
-# Below this |x|, 8 terms of the series give sinc and sinc' to rounding; above it the formulas lose
-# at most a few bits.
+# Below this |x|, 8 terms of the series are exact to rounding for sinc and sinc'. Above it, the
+# formulas lose at most a few bits.
 _SERIES = 0.5
 _SINC = [(-1) ** k / math.factorial(2 * k + 1) for k in range(8)]
 _SLOPE = [(-1) ** k * 2 * k / math.factorial(2 * k + 1) for k in range(1, 9)]
@@ -43,7 +43,7 @@ def _polynomial(coefficients: list[float], square: jax.Array) -> jax.Array:
 
 
 def _split(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Where |x| is small, x there (else 0), and x elsewhere (else 1): no branch ever sees 0 / 0."""
+    """Return a mask of small |x|, x there (else 0), and x elsewhere (else 1), to avoid 0 / 0."""
     small = jnp.abs(x) < _SERIES
     return small, jnp.where(small, x, 0.0), jnp.where(small, 1.0, x)
 
@@ -60,7 +60,7 @@ def _sinc_slope(x: jax.Array) -> jax.Array:
 
 
 def correlation(dA: jax.Array, dX: jax.Array, shear_power: int) -> jax.Array:
-    """f of phase differences."""
+    """Compute f of phase differences."""
     decay = jnp.exp(-2.0 * jnp.abs(dA))
     if shear_power == 0:
         return decay
@@ -71,7 +71,7 @@ def correlation(dA: jax.Array, dX: jax.Array, shear_power: int) -> jax.Array:
 def slopes(
     dA: jax.Array, dX: jax.Array, shear_power: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """f, a and h of phase differences."""
+    """Compute f, a and h of phase differences."""
     decay = jnp.exp(-2.0 * jnp.abs(dA))
     if shear_power == 0:
         return decay, -2.0 * jnp.sign(dA) * decay, jnp.zeros_like(decay)
@@ -88,7 +88,7 @@ def _differences(table: jax.Array) -> jax.Array:
 def two_time_g2(
     A: jax.Array, X: jax.Array, contrast: jax.Array, offset: jax.Array, *, shear_power: int
 ) -> jax.Array:
-    """g2 [n, n] of phases A [n] and X [n]."""
+    """Compute g2 [n, n] of phases A [n] and X [n]."""
     return offset + contrast * correlation(_differences(A), _differences(X), shear_power)
 
 
@@ -103,7 +103,7 @@ def two_time_g2_tangent(
     *,
     shear_power: int,
 ) -> jax.Array:
-    """The change of g2 [n, n] along (dA, dX, dcontrast, doffset), in which it is linear."""
+    """Compute the tangent of g2 [n, n] along (dA, dX, dcontrast, doffset)."""
     f, a, h = slopes(_differences(A), _differences(X), shear_power)
     return doffset + dcontrast * f + contrast * (a * _differences(dA) + h * _differences(dX))
 
@@ -111,14 +111,14 @@ def two_time_g2_tangent(
 def two_time_g2_cotangent(
     A: jax.Array, X: jax.Array, contrast: jax.Array, G: jax.Array, *, shear_power: int
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The gradient of sum(G g2) by A [n], X [n], contrast [] and offset []."""
+    """Compute the gradient of sum(G g2) by A [n], X [n], contrast [] and offset []."""
     f, a, h = slopes(_differences(A), _differences(X), shear_power)
 
-    def pulled(slope: jax.Array) -> jax.Array:
+    def pull_back(slope: jax.Array) -> jax.Array:
         flow = contrast * (G * slope)
         return jnp.sum(flow, axis=1) - jnp.sum(flow, axis=0)
 
-    return pulled(a), pulled(h), jnp.sum(G * f), jnp.sum(G)
+    return pull_back(a), pull_back(h), jnp.sum(G * f), jnp.sum(G)
 
 
 def two_time_residual(
@@ -132,11 +132,11 @@ def two_time_residual(
     shear_power: int,
     sigma_rank: int,
 ) -> jax.Array:
-    """(data - g2) / sigma [n, n]; 0 on the diagonal and where sigma <= 1e-10."""
+    """Compute (data - g2) / sigma [n, n]; 0 on the diagonal and where sigma <= 1e-10."""
     n = A.shape[0]
-    counts = (sigma > SIGMA_FLOOR) & ~jnp.eye(n, dtype=bool)
+    valid = (sigma > SIGMA_FLOOR) & ~jnp.eye(n, dtype=bool)
     g2 = two_time_g2(A, X, contrast, offset, shear_power=shear_power)
-    return jnp.where(counts, data - g2, 0.0) / jnp.where(counts, sigma, 1.0)
+    return jnp.where(valid, data - g2, 0.0) / jnp.where(valid, sigma, 1.0)
 
 
 def two_time_g2_at(
@@ -148,7 +148,7 @@ def two_time_g2_at(
     *,
     shear_power: int,
 ) -> jax.Array:
-    """g2 [k] at index (phi, i, j) [k, 3] of A [n], X [m, n]; NaN for an index outside."""
+    """Compute g2 [k] at index (phi, i, j) [k, 3] of A [n], X [m, n]; NaN if out of range."""
     limits = jnp.asarray([X.shape[0], X.shape[1], X.shape[1]], index.dtype)
     inside = jnp.all((index >= 0) & (index < limits), axis=1)
     phi, i, j = jnp.moveaxis(jnp.clip(index, 0, jnp.maximum(limits - 1, 0)), 1, 0)
@@ -159,12 +159,12 @@ def two_time_g2_at(
 
 
 def robust(loss: int, z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """rho(z) and rho'(z) of SciPy's loss of that index, for z >= 0."""
+    """Compute rho(z) and rho'(z) of SciPy's loss with an index in `LOSSES`, for z >= 0."""
     if loss == 0:
         return z, jnp.ones_like(z)
     if loss == 1:
         root = jnp.sqrt(1.0 + z)
-        # 2 (root - 1) without its cancellation for small z.
+        # 2 (root - 1) without cancellation for small z.
         return 2.0 * z / (root + 1.0), 1.0 / root
     if loss == 2:
         inner = z <= 1.0
@@ -175,11 +175,11 @@ def robust(loss: int, z: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.arctan(z), 1.0 / (1.0 + z * z)
 
 
-def _mirrored_tiles(data: jax.Array, sigma: jax.Array, kept: jax.Array) -> jax.Array:
-    """Which points [n, n] lie in a tile that equals its mirror image, in data and sigma.
+def _mirrored_tiles(data: jax.Array, sigma: jax.Array, keep: jax.Array) -> jax.Array:
+    """Return a mask [n, n] of points in tiles whose data and sigma equal their mirror image.
 
-    Tiles are the points above the diagonal of ROW_BLOCK rows and TILE_COLUMNS columns, the first of
-    which starts at the first of the rows. Frames that are not kept are not compared.
+    A tile consists of the points above the diagonal in ROW_BLOCK rows and TILE_COLUMNS columns; the
+    first tile of a row block starts at the column of its first row. Masked frames are not compared.
     """
     n = data.shape[0]
     equal = data == data.T
@@ -187,15 +187,15 @@ def _mirrored_tiles(data: jax.Array, sigma: jax.Array, kept: jax.Array) -> jax.A
         equal = equal & (sigma == sigma.T)
     index = jnp.arange(n)
     above = index[:, None] < index
-    equal = equal | ~(above & kept[:, None] & kept)
+    equal = equal | ~(above & keep[:, None] & keep)
     starts = ROW_BLOCK * jnp.arange(-(-n // ROW_BLOCK))[:, None]
     equal = jnp.pad(equal, ((0, starts.shape[0] * ROW_BLOCK - n), (0, 0)), constant_values=True)
     lines = jnp.all(equal.reshape(starts.shape[0], ROW_BLOCK, n), axis=1)
     tile = jnp.maximum(index - starts, 0) // TILE_COLUMNS
     tiles = jnp.ones((starts.shape[0], 1 + n // TILE_COLUMNS), bool)
     tiles = tiles.at[jnp.arange(starts.shape[0])[:, None], tile].min(lines)
-    whole = jnp.take_along_axis(tiles, tile, axis=1)
-    half = jnp.repeat(whole, ROW_BLOCK, axis=0)[:n] & above
+    mirrored = jnp.take_along_axis(tiles, tile, axis=1)
+    half = jnp.repeat(mirrored, ROW_BLOCK, axis=0)[:n] & above
     return half | half.T
 
 
@@ -219,31 +219,31 @@ def two_time_normal_equations(
     symmetric: int,
     sigma_rank: int,
 ) -> jax.Array:
-    """`initial` [S] plus the sums over data [m, n], rows first_row .. first_row + m of the matrix.
+    """Add sums over data [m, n], rows first_row .. first_row + m of the matrix, to `initial` [S].
 
-    Data are taken as they are, uint16 as zero + step * data with (step, zero) = quantization.
-    The basis of a point is [1, f, a (TA_k[i] - TA_k[j]) .., h (TX_k[i] - TX_k[j]) ..], B functions.
-    A state holds the upper triangle of sum w^2 b_k b_l row by row, sum w^2 b_k r, and the sums
-    chi2, cost, count, mirrored, with w = 1 / sigma and r = data - g2. NaN for rows outside.
+    uint16 data mean zero + step * data with (step, zero) = quantization. The basis of a point is
+    [1, f, a (TA_k[i] - TA_k[j]) .., h (TX_k[i] - TX_k[j]) ..], B functions. A state contains the
+    upper triangle of sum w^2 b_k b_l row by row, sum w^2 b_k r, and the sums chi2, cost, count,
+    mirrored, with w = 1 / sigma and r = data - g2. The result is NaN for rows out of range.
     """
     n, m, dtype = A.shape[0], data.shape[0], A.dtype
     initial = jnp.where((first_row >= 0) & (first_row <= n - m), initial, jnp.nan)
     if m == 0:
         return initial
     count = -(-m // ROW_BLOCK)
-    room = count * ROW_BLOCK - m
+    padding = count * ROW_BLOCK - m
 
     def blocks(x: jax.Array, fill: Any) -> jax.Array:
-        padded = jnp.pad(x, ((0, room), *((0, 0) for _ in x.shape[1:])), constant_values=fill)
+        padded = jnp.pad(x, ((0, padding), *((0, 0) for _ in x.shape[1:])), constant_values=fill)
         return padded.reshape(count, ROW_BLOCK, *x.shape[1:])
 
-    kept, columns = keep != 0, lax.iota(first_row.dtype, n)
+    used, columns = keep != 0, lax.iota(first_row.dtype, n)
     rows = first_row + lax.iota(first_row.dtype, m)
     xs: dict[str, Any] = {
         "row": blocks(rows, -1),
         "data": blocks(data, 0),
         "sigma": blocks(sigma, 1) if sigma_rank == 2 else None,
-        "mirrored": blocks(_mirrored_tiles(data, sigma, kept), False) if symmetric == 2 else None,
+        "mirrored": blocks(_mirrored_tiles(data, sigma, used), False) if symmetric == 2 else None,
     }
     upper = jnp.triu_indices(2 + tangents_A.shape[0] + tangents_X.shape[0])
     factor = 2.0 if symmetric == 1 else 1.0
@@ -253,38 +253,43 @@ def two_time_normal_equations(
     def add(state: jax.Array, x: dict[str, Any]) -> tuple[jax.Array, None]:
         row = jnp.clip(x["row"], 0, n - 1)
         deviation = sigma if x["sigma"] is None else x["sigma"]
-        counts = (x["row"] >= 0) & (x["row"] < n) & kept[row]
-        counts = counts[:, None] & kept & (row[:, None] != columns) & (deviation > SIGMA_FLOOR)
+        valid = (x["row"] >= 0) & (x["row"] < n) & used[row]
+        valid = valid[:, None] & used & (row[:, None] != columns) & (deviation > SIGMA_FLOOR)
         if symmetric == 1:
-            counts = counts & (row[:, None] < columns)
+            valid = valid & (row[:, None] < columns)
 
-        def apart(table: jax.Array) -> jax.Array:
+        def difference(table: jax.Array) -> jax.Array:
             return table[..., row][..., :, None] - table[..., None, :]
 
-        f, a, h = slopes(apart(A), apart(X), shear_power)
-        basis = [jnp.ones_like(f)[None], f[None], a * apart(tangents_A), h * apart(tangents_X)]
+        f, a, h = slopes(difference(A), difference(X), shear_power)
+        basis = [
+            jnp.ones_like(f)[None],
+            f[None],
+            a * difference(tangents_A),
+            h * difference(tangents_X),
+        ]
         flat = jnp.concatenate(basis).reshape(-1, ROW_BLOCK * n)
         value = x["data"].astype(dtype)
         if quantized:
             value = zero + step * value
-        residual = jnp.where(counts, value - (offset + contrast * f), 0.0)
-        scaled = residual / jnp.where(counts, deviation, 1.0)
+        residual = jnp.where(valid, value - (offset + contrast * f), 0.0)
+        scaled = residual / jnp.where(valid, deviation, 1.0)
         rho, weight = robust(loss, (scaled / f_scale) ** 2)
-        weight = jnp.where(counts, factor * weight / jnp.where(counts, deviation, 1.0) ** 2, 0.0)
+        weight = jnp.where(valid, factor * weight / jnp.where(valid, deviation, 1.0) ** 2, 0.0)
         weighted = flat * weight.reshape(-1)
         gram = jnp.dot(weighted, flat.T, precision=lax.Precision.HIGHEST)
         rhs = jnp.dot(weighted, residual.reshape(-1), precision=lax.Precision.HIGHEST)
-        number = factor * jnp.sum(counts, dtype=dtype)
+        number = factor * jnp.sum(valid, dtype=dtype)
         mirrored = number if symmetric == 1 else jnp.zeros((), dtype)
         if x["mirrored"] is not None:
-            mirrored = jnp.sum(counts & x["mirrored"], dtype=dtype)
+            mirrored = jnp.sum(valid & x["mirrored"], dtype=dtype)
         cost = chi2 = jnp.sum(scaled * scaled)
-        if loss != 0:  # the linear cost does not depend on f_scale, not even by rounding
-            cost = f_scale**2 * jnp.sum(jnp.where(counts, rho, 0.0))
+        if loss != 0:  # the linear cost must not depend on the rounding of f_scale
+            cost = f_scale**2 * jnp.sum(jnp.where(valid, rho, 0.0))
         sums = jnp.stack([factor * chi2, factor * cost, number, mirrored])
         return state + jnp.concatenate([gram[upper], rhs, sums]), None
 
-    # Inside shard_map a carry varies over devices as its sums do.
+    # Inside shard_map, a carry must vary over the same axes as its sums.
     operands = (A, X, tangents_A, tangents_X, contrast, offset, data, quantization, sigma, keep)
     varying = frozenset[str]().union(
         *(compat.varying_axes(v) for v in (*operands, f_scale, first_row, initial))

@@ -1,7 +1,7 @@
-"""Chains against torchvision's own v2 functions: run by `make test-torchvision` only.
+"""Chains against torchvision's v2 functions; run by `make test-torchvision` only.
 
-Would catch: a semantic that the oracle and the code misread in the same way: argument order,
-defaults, rounding of sizes and centres, which image is the partner of a mix.
+Would catch: semantics that the oracle and the code misread in the same way: argument order,
+defaults, rounding of sizes and centres, the partner of a mix.
 """
 
 from __future__ import annotations
@@ -58,23 +58,23 @@ def test_training_chain(v2, run, mode):
 
 @pytest.mark.parametrize("size", [24, (20, 31), 60])
 def test_u8_evaluation_chain(v2, run, size):
-    """torchvision rounds u8 between steps and computes in fixed point: one level at most."""
+    """torchvision rounds uint8 between steps and computes in fixed point: at most one level."""
     aug = im.Compose([im.Resize(size), im.CenterCrop(28), im.Pad((1, 2, 3, 4), fill=9)])
     out = run(aug, U8, ({}, {}, {}))
     reference = v2.Compose(
         [v2.Resize(size, antialias=True), v2.CenterCrop(28), v2.Pad((1, 2, 3, 4), fill=9)]
     )
-    wanted = reference(tensors(U8))
+    expected = reference(tensors(U8))
     assert out.dtype == np.uint8
-    assert np.abs(np.asarray(out).astype(int) - arrays(wanted)).max() <= 1
+    assert np.abs(np.asarray(out).astype(int) - arrays(expected)).max() <= 1
 
 
 def test_resize_max_size(v2):
     for size in [(37, 53), (53, 37), (40, 200), (200, 40), (64, 64)]:
         for edge, limit in [(24, None), (30, 40), (32, 33)]:
             image = torch.zeros((1, *size), dtype=torch.uint8)
-            wanted = v2.Resize(edge, max_size=limit)(image).shape[1:]
-            assert im.Resize(edge, max_size=limit).output_size(size) == tuple(wanted)
+            expected = v2.Resize(edge, max_size=limit)(image).shape[1:]
+            assert im.Resize(edge, max_size=limit).output_size(size) == tuple(expected)
 
 
 def test_center_crop_of_odd_sizes(v2, run):
@@ -97,9 +97,9 @@ def test_mixing_partner_and_labels(v2, run):
     onehot = np.eye(3, dtype=np.float32)[labels.numpy()]
     mixup = v2.MixUp(alpha=1.0, num_classes=3)
     params = {"lam": 0.3, "labels": labels, "batch_size": 3}
-    wanted, soft = (mixup.transform(x, params) for x in (tensors(values), labels))
+    expected, soft = (mixup.transform(x, params) for x in (tensors(values), labels))
     out, mixed = run(im.Compose([im.MixUp()]), values, ({"lam": 0.3},), onehot)
-    assert_close(out, arrays(wanted))
+    assert_close(out, arrays(expected))
     np.testing.assert_allclose(mixed, soft.numpy(), atol=1e-6)
 
 
@@ -109,15 +109,15 @@ def test_drawn_boxes_have_the_same_distribution(v2):
     image = torch.zeros((3, 60, 90))
     crop = im.Compose([im.RandomResizedCrop(8)]).sample(keys, (60, 90))[0]
     theirs = v2.RandomResizedCrop(8)
-    drawn = [theirs.make_params([image]) for _ in range(2000)]
+    draws = [theirs.make_params([image]) for _ in range(2000)]
     for name in ("top", "left", "height", "width"):
-        mine, other = np.asarray(crop[name]), np.asarray([d[name] for d in drawn])
+        mine, other = np.asarray(crop[name]), np.asarray([d[name] for d in draws])
         error = np.hypot(mine.std(), other.std()) / np.sqrt(2000)
         assert abs(mine.mean() - other.mean()) < 5 * error, name
     erase = im.Compose([im.RandomErasing(1.0)]).sample(keys, (60, 90))[0]
     theirs = v2.RandomErasing(p=1.0)
-    drawn = [theirs.make_params([image]) for _ in range(2000)]
+    draws = [theirs.make_params([image]) for _ in range(2000)]
     for name, short in (("top", "i"), ("left", "j"), ("height", "h"), ("width", "w")):
-        mine, other = np.asarray(erase[name]), np.asarray([d[short] for d in drawn])
+        mine, other = np.asarray(erase[name]), np.asarray([d[short] for d in draws])
         error = np.hypot(mine.std(), other.std()) / np.sqrt(2000)
         assert abs(mine.mean() - other.mean()) < 5 * error, name

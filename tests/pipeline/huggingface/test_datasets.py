@@ -54,8 +54,8 @@ def assert_is(batches, dataset):
     np.testing.assert_array_equal(column(batches, "tokens"), dataset["tokens"])
     np.testing.assert_array_equal(column(batches, "grid"), dataset["grid"])
     images = [image for b in batches for image in images_of(b["image"], range(len(b["label"])))]
-    for image, wanted in zip(images, dataset["image"], strict=True):
-        np.testing.assert_array_equal(image, np.asarray(wanted))
+    for image, expected in zip(images, dataset["image"], strict=True):
+        np.testing.assert_array_equal(image, np.asarray(expected))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -84,8 +84,8 @@ def test_images_stay_encoded_where_they_lie(data):
     images = HuggingFaceSource(data)._images.images["image"].images
     buffers = [c.field("bytes").buffers()[2].address for c in data.data.table["image"].chunks]
     assert [blob.ctypes.data for blob in images.blobs] == buffers
-    wanted = data.cast_column("image", datasets.Image(decode=False))["image"]
-    assert [bytes(images[k]) for k in range(17)] == [row["bytes"] for row in wanted]
+    expected = data.cast_column("image", datasets.Image(decode=False))["image"]
+    assert [bytes(images[k]) for k in range(17)] == [row["bytes"] for row in expected]
     gray = data.cast_column("image", datasets.Image(mode="L"))
     np.testing.assert_array_equal(
         HuggingFaceSource(gray)[3]["image"][..., 0], np.asarray(gray[3]["image"])
@@ -93,10 +93,10 @@ def test_images_stay_encoded_where_they_lie(data):
 
 
 def test_formats(data):
-    wanted = epoch_of(jk.from_source(data, 4))
+    expected = epoch_of(jk.from_source(data, 4))
     for name in ("numpy", "arrow", "pandas"):
         found = epoch_of(jk.from_source(data.with_format(name), 4))
-        np.testing.assert_array_equal(column(found, "grid"), column(wanted, "grid"))
+        np.testing.assert_array_equal(column(found, "grid"), column(expected, "grid"))
     chosen = data.with_format("numpy", columns=["label"])
     assert {name for batch in epoch_of(jk.from_source(chosen, 4)) for name in batch} == {"label"}
     doubled = data.with_transform(lambda rows: {"x": [2 * label for label in rows["label"]]})
@@ -111,19 +111,19 @@ def test_formats(data):
 
 def test_epochs_resume_and_subsets(data):
     pipe = jk.from_source(data, 4, shuffle=True, seed=2)
-    wanted = epoch_of(pipe)
+    expected = epoch_of(pipe)
     pipe.epoch = 0
     iterator = iter(pipe)
     next(iterator)
     state = iterator.get_state()
     resumed = iter(jk.from_source(data, 4, shuffle=True, seed=2))
     resumed.set_state(state)
-    assert_same(epoch_of(resumed), wanted[1:])
+    assert_same(epoch_of(resumed), expected[1:])
     iterator = iter(jk.from_source(data.shuffle(seed=1), 4))
     next(iterator)
     with pytest.raises(ValueError, match="the state is of another pipeline"):
         iter(jk.from_source(data.shuffle(seed=2), 4)).set_state(iterator.get_state())
-    assert sorted(column(wanted, "grid")[:, 0, 0].tolist()) == list(range(17))
+    assert sorted(column(expected, "grid")[:, 0, 0].tolist()) == list(range(17))
     part = Subset(data, [3, 1])
     np.testing.assert_array_equal(part.gather(np.array([0, 1]))["label"], [3, 1])
 

@@ -1,4 +1,4 @@
-"""How an output is compared with the oracle's float64 values."""
+"""Comparisons of outputs with the oracle's float64 values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from support.image.oracle import BFLOAT16
 
-# Share of the value range that an output may be off, by its dtype.
+# Allowed error by dtype, as a fraction of the value range.
 TOLERANCE = {
     np.dtype(np.float32): 2e-4,
     np.dtype(np.float16): 1e-3,
@@ -14,33 +14,33 @@ TOLERANCE = {
 }
 
 
-def assert_close(out, wanted, odd_levels=0.0, slack=0.0):
-    """u8: equal but for a share `odd_levels` of values one level off; floats: within tolerance.
+def assert_close(out, expected, odd_levels=0.0, slack=0.0):
+    """Compare: uint8 equal except for a fraction `odd_levels` one level off; floats in tolerance.
 
-    `slack` is what a few float values may be off in addition, where the chain rounds to levels.
+    `slack` is an additional error of a few float values, for chains that round to levels.
     """
-    assert out.shape == wanted.shape
+    assert out.shape == expected.shape
     dtype = np.dtype(out.dtype)
     if out.size == 0:
         return 0.0
-    difference = np.abs(np.asarray(out).astype(np.float64) - wanted)
+    difference = np.abs(np.asarray(out).astype(np.float64) - expected)
     worst = float(difference.max())
     if dtype == np.uint8:
         assert worst <= (1 if odd_levels else 0), f"{worst} levels off"
         assert (difference > 0).mean() <= odd_levels
         return worst
-    allowed = TOLERANCE[dtype] * max(1.0, float(np.abs(wanted).max()))
+    allowed = TOLERANCE[dtype] * max(1.0, float(np.abs(expected).max()))
     assert worst <= allowed + slack, f"{worst} off, {allowed} allowed"
     assert (difference > allowed).mean() <= 0.05
     return worst
 
 
-def assert_alike(out, wanted, interpolation="bilinear"):
-    """u8: one level on one pixel of a thousand; nearest any value on as many; floats: 2e-4."""
-    off = np.abs(np.asarray(out).astype(float) - wanted.astype(float)).max(axis=-1)
+def assert_alike(out, expected, interpolation="bilinear"):
+    """Compare: uint8 by one level on 0.1% of pixels, nearest any value on as many, floats 2e-4."""
+    off = np.abs(np.asarray(out).astype(float) - expected.astype(float)).max(axis=-1)
     if interpolation == "nearest":
         assert (off > 2e-4).mean() <= 1e-3
-    elif wanted.dtype == np.uint8:
+    elif expected.dtype == np.uint8:
         assert off.max() <= 1
         assert (off > 0).mean() <= 1e-3
     else:

@@ -23,10 +23,10 @@ def epoch_of(batches: Any) -> list[dict[str, Any]]:
     return [jax.tree.map(np.asarray, batch) for batch in batches]
 
 
-def assert_same(found: list[Any], wanted: list[Any]) -> None:
+def assert_same(found: list[Any], expected: list[Any]) -> None:
     """Bit-identical batches."""
-    assert len(found) == len(wanted)
-    for one, other in zip(found, wanted, strict=True):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
         assert jax.tree.structure(one) == jax.tree.structure(other)
         for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
             assert a.dtype == b.dtype

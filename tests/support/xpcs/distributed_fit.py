@@ -1,8 +1,8 @@
-"""A fit whose data lie on two processes: run as a program by test_fit_distribution.
+"""A fit of data on two processes; test_fit_distribution runs it as a program.
 
     python distributed_fit.py PROCESS PORT RESULT
 
-Each process holds half of the rows on two devices of its own.
+Each process has half of the rows on its two devices.
 """
 
 from __future__ import annotations

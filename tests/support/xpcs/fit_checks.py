@@ -1,11 +1,19 @@
-"""The package's model of a simulated case, and the comparison of its fit with SciPy's."""
+"""Helpers for tests of fits: the model of a simulated case, and a comparison with SciPy's fit."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 
 import jaxkern as jk
 from support.xpcs import fit_problems as problems
+
+_GROUPS = {
+    "solver": jk.xpcs.SolverOptions,
+    "errors": jk.xpcs.ErrorOptions,
+    "streaming": jk.xpcs.StreamingOptions,
+}
 
 
 def model_of(case, kind=None):
@@ -15,15 +23,35 @@ def model_of(case, kind=None):
     return jk.xpcs.LaminarFlow(geometry) if kind is None else kind(geometry)
 
 
-def assert_same_optimum(found, dense, scale=1e-3):
-    """Parameters to a small part of their errors, which is what their size means."""
+def options(**values):
+    """Arguments of `jk.xpcs.fit`, with the fields of its options objects as keywords.
+
+    ``errors="independent"`` is short for the field `method` of `ErrorOptions`.
+    """
+    if isinstance(values.get("errors"), str):
+        values["method"] = values.pop("errors")
+    for group, kind in _GROUPS.items():
+        names = {field.name for field in dataclasses.fields(kind)} & values.keys()
+        fields = {name: values.pop(name) for name in sorted(names)}
+        if fields:
+            values[group] = dataclasses.replace(values.get(group) or kind(), **fields)
+    return {"progress": False} | values
+
+
+def fit(model, data, *arguments, **values):
+    """Call `jk.xpcs.fit` with `options(**values)`."""
+    return jk.xpcs.fit(model, data, *arguments, **options(**values))
+
+
+def assert_same_optimum(result, dense, scale=1e-3):
+    """Compare parameters in units of their standard errors, and the errors themselves."""
     inverse = np.linalg.inv(dense.jac.T @ dense.jac)
     freedom = len(dense.fun) - len(dense.x)
     deviation = np.sqrt(np.diag(inverse) * 2 * dense.cost / freedom)
-    np.testing.assert_array_less(np.abs(found.popt - dense.x), scale * deviation + 1e-12)
-    np.testing.assert_allclose(found.perr_independent, deviation, rtol=1e-3)
+    np.testing.assert_array_less(np.abs(result.popt - dense.x), scale * deviation + 1e-12)
+    np.testing.assert_allclose(result.perr_independent, deviation, rtol=1e-3)
     np.testing.assert_allclose(
-        found.pcov_independent / np.outer(deviation, deviation),
+        result.pcov_independent / np.outer(deviation, deviation),
         inverse * 2 * dense.cost / freedom / np.outer(deviation, deviation),
         atol=2e-3,
     )

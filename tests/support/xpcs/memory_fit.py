@@ -1,9 +1,9 @@
-"""A fit whose memory is watched: run as a program by test_fit_memory.
+"""A fit whose memory is sampled; test_fit_memory runs it as a program.
 
     python memory_fit.py FILE STRATEGY
 
-Maps FILE for STREAMING and loads it for the rest. Prints one JSON object, bytes of anonymous
-memory: what the process had before the fit, the fit's own peak, and samples taken while it ran.
+Maps FILE for "stream" and loads it for "memory". Prints a JSON object with the anonymous memory in
+bytes: before the fit, the peak that the fit reports, and samples during the fit.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ def anonymous() -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError("this system does not tell RssAnon")
+    raise RuntimeError("/proc/self/status has no RssAnon")
 
 
 def main() -> None:
     path, strategy = sys.argv[1], sys.argv[2]
-    data = np.load(path, mmap_mode="r" if strategy == "STREAMING" else None)
+    data = np.load(path, mmap_mode="r" if strategy == "stream" else None)
     n_phi, n, _ = data.shape
     geometry = jk.xpcs.Geometry(
         problems.Q, problems.GAP, problems.DT, problems.DT * np.arange(n), problems.PHI[:n_phi]
     )
-    jax.block_until_ready(jax.numpy.zeros(1))  # the backend's own memory is not the fit's
+    jax.block_until_ready(jax.numpy.zeros(1))  # the memory of the backend is not counted
     before, samples, running = anonymous(), [], [True]
 
     def watch() -> None:
@@ -50,10 +50,9 @@ def main() -> None:
         data,
         0.01,
         problems.START,
-        strategy=strategy,
-        symmetric=False,
+        solver=jk.xpcs.SolverOptions(max_nfev=12),
+        streaming=jk.xpcs.StreamingOptions(strategy=strategy, symmetric=False),
         progress=False,
-        max_nfev=12,
     )
     running[0] = False
     watcher.join()

@@ -61,18 +61,20 @@ def measured(c2, noise=0.01, symmetric=False, seed=0):
     return data
 
 
-def assert_scaled(got, wanted, tolerance=1e-12):
+def assert_scaled(got, expected, tolerance=1e-12):
     """Largest difference within the tolerance times the largest wanted value."""
-    got, wanted = np.asarray(got, np.float64), np.asarray(wanted, np.float64)
-    assert got.shape == wanted.shape
+    got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+    assert got.shape == expected.shape
     assert np.all(np.isfinite(got))
-    assert np.max(np.abs(got - wanted), initial=0) <= tolerance * np.max(np.abs(wanted), initial=0)
+    assert np.max(np.abs(got - expected), initial=0) <= tolerance * np.max(
+        np.abs(expected), initial=0
+    )
 
 
-def assert_normalized(got, wanted, tolerance=1e-11):
+def assert_normalized(got, expected, tolerance=1e-11):
     """The same for J^T J (or J^T r with `scale`) whose columns have units of their own."""
-    scale = np.sqrt(np.diag(np.asarray(wanted)))
+    scale = np.sqrt(np.diag(np.asarray(expected)))
     scale = np.where(scale > 0, scale, 1.0)
     assert_scaled(
-        np.asarray(got) / np.outer(scale, scale), wanted / np.outer(scale, scale), tolerance
+        np.asarray(got) / np.outer(scale, scale), expected / np.outer(scale, scale), tolerance
     )

@@ -123,7 +123,7 @@ def test_ctrl_c_leaves_whole_files(data, capsys, monkeypatch):
 
     monkeypatch.setattr(results_writer, "_write_multitau", write)
     assert correlate(data) == 130
-    assert "interrupted: the same command does what is not finished" in capsys.readouterr().err
+    assert "interrupted: the same command" in capsys.readouterr().err
     assert any(name.endswith(".tmp") for name in count[1])
     assert listed(results) == ["run2.hdf"]
     assert correlate(data) == 0
@@ -228,7 +228,7 @@ def test_the_table(data, name):
     assert "run11.npy" in failed["error"]
     qmap, kept = made.qmap(), np.delete(np.arange(40), 3)
     for k, row in enumerate(rows):
-        wanted = xpcs.multitau(counts[k // 2], qmap, bad_frames=[3], frame_time=0.5)
+        expected = xpcs.multitau(counts[k // 2], qmap, bad_frames=[3], frame_time=0.5)
         column = (1, 4)[k % 2]
         assert (row["status"], row["error"]) == ("done", None)
         assert row["results"] == str(data / "results" / f"{NAMES[k // 2]}.hdf")
@@ -240,9 +240,9 @@ def test_the_table(data, name):
         inside = qmap.used & (qmap.dynamic == column + 1)
         light = counts[k // 2][kept][:, inside].mean()
         np.testing.assert_allclose(float(row["mean_counts"]), light, rtol=1e-12)
-        curve = wanted.g2[:, column]
+        curve = expected.g2[:, column]
         assert float(row["g2"]) == curve[0]
-        assert float(row["g2_err"]) == wanted.g2_err[0, column]
+        assert float(row["g2_err"]) == expected.g2_err[0, column]
         np.testing.assert_allclose(float(row["baseline"]), curve[-4:].mean(), rtol=1e-12)
         np.testing.assert_allclose(float(row["contrast"]), curve[0] - curve[-4:].mean())
 

@@ -68,21 +68,21 @@ def test_the_baseline_is_one(backend, kind, mean):
         c = jk.xpcs.twotime(frames, qmap)
     else:
         c = jk.xpcs.twotime_events(*events_of(frames), N, qmap)
-    wanted = correlation(frames)
-    np.testing.assert_allclose(c.c2[0], wanted, 1e-12)
-    g2, n_pairs = diagonals(wanted)
+    expected = correlation(frames)
+    np.testing.assert_allclose(c.c2[0], expected, 1e-12)
+    g2, n_pairs = diagonals(expected)
     np.testing.assert_allclose(c.g2[:, 0], g2, 1e-12)
     np.testing.assert_array_equal(c.n_pairs[:, 0], n_pairs)
     for part in range(5):
         inside = slice(part * N // 5, (part + 1) * N // 5)
-        g2, n_pairs = diagonals(wanted[inside, inside])
+        g2, n_pairs = diagonals(expected[inside, inside])
         np.testing.assert_allclose(c.g2_parts[part, :, 0], g2, 1e-12)
         np.testing.assert_array_equal(c.n_pairs_parts[part, :, 0], n_pairs)
     empty = (frames.sum(axis=(1, 2)) == 0).sum()
     assert c.n_empty.tolist() == [empty]
     assert empty > 0.7 * N * np.exp(-mean)  # which the frames of this seed have
     # Values of C off the diagonal do not depend on each other: the light is constant.
-    off = wanted[np.triu_indices(N, 1)]
+    off = expected[np.triu_indices(N, 1)]
     off = off[~np.isnan(off)]
     error = off.std() / np.sqrt(len(off))
     assert abs(baseline(c.g2[:, 0], c.n_pairs[:, 0]) - 1) < 3 * error
@@ -112,13 +112,13 @@ def test_cells_are_means_of_defined_pairs(kind, form):
         c = jk.xpcs.twotime(frames, qmap, form=form, bad_frames=[7, 8])
     else:
         c = jk.xpcs.twotime_events(*events_of(frames), N, qmap, form=form, bad_frames=[7, 8])
-    wanted = correlation(frames)
-    wanted[[7, 8]] = wanted[:, [7, 8]] = np.nan
-    t1, t2 = np.indices(wanted.shape)
+    expected = correlation(frames)
+    expected[[7, 8]] = expected[:, [7, 8]] = np.nan
+    t1, t2 = np.indices(expected.shape)
     place = (t1, t2) if form[0] == "t1t2" else ((t1 + t2) / 2, t2 - t1)
-    used = (t1 <= t2) & ~np.isnan(wanted)
+    used = (t1 <= t2) & ~np.isnan(expected)
     coordinates = [x[used] for x in place]
-    sums, *_ = np.histogram2d(*coordinates, (c.t1, c.t2), weights=wanted[used])
+    sums, *_ = np.histogram2d(*coordinates, (c.t1, c.t2), weights=expected[used])
     pairs, *_ = np.histogram2d(*coordinates, (c.t1, c.t2))
     with np.errstate(invalid="ignore"):
         means = sums / pairs
@@ -290,12 +290,12 @@ def fit_of(data):
         p0=start,
         hold=["alpha", "D_offset"],
         bounds={"D0": (1.0, 1e7)},
-        symmetric=True,
+        streaming=jk.xpcs.StreamingOptions(symmetric=True),
         progress=False,
     )
 
 
-NAMED = pytest.mark.filterwarnings("ignore:frames .* hold no finite number:RuntimeWarning")
+NAMED = pytest.mark.filterwarnings("ignore:frames .* no finite number:RuntimeWarning")
 
 
 def deviation(found):

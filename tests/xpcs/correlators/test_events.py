@@ -163,7 +163,7 @@ def called(events, threads=1, memory=1e9, pixels=4096, n_frames=500):
 
 def test_neither_threads_nor_memory_nor_order_change_a_bit():
     events = drawn(500, 60000, pixels=4096)
-    wanted = called(events)
+    expected = called(events)
     order = np.argsort(events[1], kind="stable")
     for found in (
         called(events, threads=64),
@@ -171,11 +171,11 @@ def test_neither_threads_nor_memory_nor_order_change_a_bit():
         called(tuple(x[order] for x in events)),
         called(tuple(x[::-1] for x in events)),
     ):
-        for x, y in zip(found, wanted, strict=True):
+        for x, y in zip(found, expected, strict=True):
             np.testing.assert_array_equal(x, y)
     used = np.arange(4096) % 5 != 3
     counts = np.bincount(events[0], events[2], 4096)
-    _, (products, early, late), _, _ = wanted
+    _, (products, early, late), _, _ = expected
     # The first delay leaves out one frame's counts, at either end.
     first, last = (np.bincount(*(x[events[1] == at] for x in events[::2]), 4096) for at in (0, 499))
     assert early[0].sum() == (counts - last)[used].sum()
@@ -275,15 +275,15 @@ def test_a_run_of_very_many_frames_takes_memory_for_its_events_alone():
     count = np.arange(1, 10)
     light = jk.xpcs.multitau_events(frame * 0, frame, count, n, jk.xpcs.QMap([[1]]))
     level = np.repeat(np.arange(30), [8] + [4] * 29)[: len(light.delay)]
-    wanted = []
+    expected = []
     for power, t in zip(level, light.delay >> level, strict=True):
         places, size = frame >> power, n >> power
         inside = places < size
         lag = places[None, :] - places[:, None]
         pairs = (count[:, None] * count * inside * inside[:, None])[lag == t].sum()
         ends = [count[inside & at].sum() for at in (places < size - t, places >= t)]
-        wanted.append(pairs * float(size - t) / (ends[0] * ends[1]) if pairs else 0.0)
-    np.testing.assert_allclose(light.g2[:, 0], wanted, 1e-14)
+        expected.append(pairs * float(size - t) / (ends[0] * ends[1]) if pairs else 0.0)
+    np.testing.assert_allclose(light.g2[:, 0], expected, 1e-14)
     np.testing.assert_array_equal(light.n_pairs, (n >> level) - (light.delay >> level))
 
 
@@ -330,14 +330,14 @@ def test_counts_at_the_limit_of_64_bits():
 @pytest.mark.parametrize("n_events", [0, 60, 4000])
 def test_twotime_events(n_events, asked):
     events = drawn(40, n_events)
-    wanted = oracle.twotime(frames_of(events, 40), DYNAMIC, STATIC, **asked)
+    expected = oracle.twotime(frames_of(events, 40), DYNAMIC, STATIC, **asked)
     for n_blocks in (1, 7):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(two_time_events, "_MOST_ROWS", -(-40 // n_blocks))
             found = jk.xpcs.twotime_events(*events, 40, QMAP, **asked)
         for name in ("c2", "g2", "g2_parts"):
-            np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), 1e-13)
-        same(found, wanted, ("n_pairs", "n_pairs_parts"))
+            np.testing.assert_allclose(getattr(found, name), getattr(expected, name), 1e-13)
+        same(found, expected, ("n_pairs", "n_pairs_parts"))
 
 
 @pytest.mark.parametrize("form", [("t1t2", 7), ("age-lag", 3, 5, 4)])
@@ -358,8 +358,8 @@ def test_twotime_of_large_counts_and_few_bins_at_a_time(monkeypatch):
     frames = frames_of(events, 30)
     monkeypatch.setattr(two_time_events, "available_bytes", lambda: 20000)
     found = jk.xpcs.twotime_events(*events, 30, QMAP, bins=[5, 1, 2])
-    wanted = oracle.twotime(frames, DYNAMIC, STATIC)
-    np.testing.assert_allclose(found.c2, wanted.c2[[4, 0, 1]], 1e-13)
+    expected = oracle.twotime(frames, DYNAMIC, STATIC)
+    np.testing.assert_allclose(found.c2, expected.c2[[4, 0, 1]], 1e-13)
 
 
 def test_sources_of_events():
@@ -393,13 +393,13 @@ def test_events_of_mapped_files(tmp_path):
 def test_words_of_a_mapped_file(tmp_path):
     """Pages are given back as they were read, and read again; written ones would be lost."""
     events = drawn(3000, 300000)
-    wanted = jk.xpcs.multitau(Words(words_of(events), 3000), QMAP)
+    expected = jk.xpcs.multitau(Words(words_of(events), 3000), QMAP)
     words_of(events).tofile(tmp_path / "run.bin")
     for mode in ("r", "c", "r+"):
         words = np.memmap(tmp_path / "run.bin", "<u8", mode)
         if mode != "r":
             words[5] = words[5]  # a page of its own
-        same(jk.xpcs.multitau(Words(np.asarray(words), 3000), QMAP), wanted)
+        same(jk.xpcs.multitau(Words(np.asarray(words), 3000), QMAP), expected)
         np.testing.assert_array_equal(words, words_of(events))
         source = Words(np.asarray(words), 3000)
         assert EventMemory.of(source).mapped == (mode == "r")

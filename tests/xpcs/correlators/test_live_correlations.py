@@ -28,12 +28,12 @@ def test_parts_give_the_bits_of_all(steps, normalize):
     live = xpcs.LiveMultiTau(qmap, 61, frame_time=0.1, bins=[1, 3], **how)
     for n in np.cumsum(steps):
         assert live.update(xpcs.as_frames(counts[:n])) == n
-    wanted = xpcs.multitau(counts[:61], qmap, frame_time=0.1, bins=[1, 3], overview=True, **how)
+    expected = xpcs.multitau(counts[:61], qmap, frame_time=0.1, bins=[1, 3], overview=True, **how)
     found = live.result()
     for name in ("g2", "g2_err", "delay", "tau", "n_pairs", "n_frames", "bins", "q"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), err_msg=name)
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
     for name in ("mean_image", "intensity", "static_means"):
-        one, other = getattr(found.overview, name), getattr(wanted.overview, name)
+        one, other = getattr(found.overview, name), getattr(expected.overview, name)
         np.testing.assert_allclose(one, other, rtol=1e-15)
     parts = found.overview.static_means_parts
     assert 10 <= len(parts) < 20
@@ -129,9 +129,9 @@ def test_a_file_of_events_that_grows(tmp_path):
     assert settled(frames) == 19
     assert frames.finish() == 20
     np.testing.assert_array_equal(frames.read(9, 20), counts[9:20])
-    found, wanted = live.finish(frames), xpcs.multitau(path, xpcs.QMap(bins))
-    np.testing.assert_array_equal(found.g2, wanted.g2)
-    np.testing.assert_array_equal(found.g2_err, wanted.g2_err)
+    found, expected = live.finish(frames), xpcs.multitau(path, xpcs.QMap(bins))
+    np.testing.assert_array_equal(found.g2, expected.g2)
+    np.testing.assert_array_equal(found.g2_err, expected.g2_err)
     path.write_bytes(path.read_bytes()[:800])
     with pytest.raises(DetectorFileError, match="wanted a file that grows"):
         settled(frames)
@@ -204,11 +204,11 @@ def test_dead_pixels_are_those_of_the_complete_file(tmp_path, normalize):
     with xpcs.open_frames(path) as whole:
         assert whole.dead.sum() == 2
         np.testing.assert_array_equal(growing.dead, whole.dead)
-    wanted = xpcs.multitau(path, qmap, normalize=normalize, overview=True)
+    expected = xpcs.multitau(path, qmap, normalize=normalize, overview=True)
     for name in ("g2", "g2_err", "n_pixels", "delay"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), err_msg=name)
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
     for name in ("mean_image", "intensity", "static_means"):
-        one, other = getattr(found.overview, name), getattr(wanted.overview, name)
+        one, other = getattr(found.overview, name), getattr(expected.overview, name)
         np.testing.assert_allclose(one, other, rtol=1e-15)
 
 
@@ -231,9 +231,9 @@ def test_dead_pixels_are_looked_at_where_most_frames_are_there(tmp_path):
         assert growing.dead.sum() == 1
         write(40)
         found = watch(growing, live, 40, lambda _: None, idle=10, every=10).result
-    wanted = xpcs.multitau(path, qmap)
-    np.testing.assert_array_equal(found.n_pixels, wanted.n_pixels)
-    np.testing.assert_array_equal(found.g2, wanted.g2)
+    expected = xpcs.multitau(path, qmap)
+    np.testing.assert_array_equal(found.n_pixels, expected.n_pixels)
+    np.testing.assert_array_equal(found.g2, expected.g2)
 
 
 def test_a_pixel_that_every_file_marks_is_dead(tmp_path):
@@ -261,11 +261,11 @@ def test_an_intensity_cut_is_made_at_the_end(normalize):
         live.update(xpcs.as_frames(counts[:n]))
     assert live.result().config["bad_frames"] == [3]
     found = live.finish(xpcs.as_frames(counts))
-    wanted = xpcs.multitau(counts, qmap, bad_frames=[3], **how)
-    assert found.config == wanted.config
+    expected = xpcs.multitau(counts, qmap, bad_frames=[3], **how)
+    assert found.config == expected.config
     assert found.config["bad_frames"] == [3, 33, 50]
-    np.testing.assert_array_equal(found.g2, wanted.g2)
-    np.testing.assert_array_equal(found.g2_err, wanted.g2_err)
+    np.testing.assert_array_equal(found.g2, expected.g2)
+    np.testing.assert_array_equal(found.g2_err, expected.g2_err)
 
 
 def test_files_that_are_not_alike(tmp_path):

@@ -43,9 +43,9 @@ def test_any_split_is_the_definition(backend, block):
     found = jk.xpcs.multitau_result(state)
     sums, weight = sums_of_pixels(frames)
     width = 2 ** np.ceil(np.log2(np.maximum(found.delay / 8, 1)))
-    for values, wanted, power in zip(found[1:], sums, (2, 1, 1), strict=True):
+    for values, expected, power in zip(found[1:], sums, (2, 1, 1), strict=True):
         scale = weight.astype(float) * width**power
-        np.testing.assert_array_equal(values, wanted.astype(float) / scale[:, None])
+        np.testing.assert_array_equal(values, expected.astype(float) / scale[:, None])
     same_bits(state, added(frames, len(frames)))
 
 
@@ -91,8 +91,8 @@ def test_result_at_any_time():
 def test_more_frames_than_said():
     """Frames beyond the largest number count at the delays that are there."""
     found = jk.xpcs.multitau_result(added(FRAMES, 50, most=40))
-    wanted = jk.xpcs.multitau_result(added(FRAMES, 50))
-    for one, other in zip(found, wanted, strict=True):
+    expected = jk.xpcs.multitau_result(added(FRAMES, 50))
+    for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other[: len(found.delay)])
 
 

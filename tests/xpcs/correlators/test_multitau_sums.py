@@ -60,27 +60,27 @@ def native(frames, pixel=None, static=None, dynamic=None, **options):
     )
 
 
-def check_sums(found, wanted, weight, exact=True):
+def check_sums(found, expected, weight, exact=True):
     assert found[0].tolist() == [float(w) for w in weight]
     if exact:
-        np.testing.assert_array_equal(found[1], wanted.astype(np.float64))
+        np.testing.assert_array_equal(found[1], expected.astype(np.float64))
     else:
-        np.testing.assert_allclose(found[1], wanted.astype(np.float64), rtol=1e-12)
+        np.testing.assert_allclose(found[1], expected.astype(np.float64), rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [1, 2, 9, 40, 129, 517])
 def test_each_pixel(dtype, n):
     frames = drawn(dtype, n, 37)
-    wanted, weight = sums_of_pixels(frames)
-    check_sums(native(frames), wanted, weight, np.dtype(dtype).kind != "f")
+    expected, weight = sums_of_pixels(frames)
+    check_sums(native(frames), expected, weight, np.dtype(dtype).kind != "f")
 
 
 @pytest.mark.parametrize("dpl", [1, 3, 8, 64])
 def test_delays_per_level(dpl):
     frames = drawn(np.uint8, 300, 5)
-    wanted, weight = sums_of_pixels(frames, dpl)
-    check_sums(native(frames, dpl=dpl), wanted, weight)
+    expected, weight = sums_of_pixels(frames, dpl)
+    check_sums(native(frames, dpl=dpl), expected, weight)
 
 
 @pytest.mark.parametrize("most", [1, 255, 32767, 32768, 65535])
@@ -88,8 +88,8 @@ def test_largest_counts(most):
     """Counts on both sides of the largest that pairs of 15 bits hold, all at it."""
     frames = np.full((260, 40), most, np.uint16)
     frames[:, 20:] = drawn(np.uint16, 260, 20, most=most)
-    wanted, weight = sums_of_pixels(frames)
-    check_sums(native(frames), wanted, weight)
+    expected, weight = sums_of_pixels(frames)
+    check_sums(native(frames), expected, weight)
 
 
 def test_bins_and_masks():
@@ -102,10 +102,10 @@ def test_bins_and_masks():
     dynamic = static // 3
     found = native(frames, pixel, static, dynamic, threads=1)
     each, weight = sums_of_pixels(frames[:, pixel])
-    wanted = np.zeros((3, len(weight), 20), object)
+    expected = np.zeros((3, len(weight), 20), object)
     for b in range(20):
-        wanted[:, :, b] = each[:, :, static == b].sum(2)
-    check_sums(found, wanted, weight)
+        expected[:, :, b] = each[:, :, static == b].sum(2)
+    check_sums(found, expected, weight)
     G, IP, IF = each.astype(float)
     light = IP * IF
     ratio = np.where(
@@ -125,8 +125,8 @@ def test_strides_and_sums_of_neighbours():
     """Every third frame of a part of a detector, off any alignment; two of them a sum."""
     memory = np.random.default_rng(5).integers(0, 256, 399 * 60 * 2 + 1, np.uint8)
     frames = np.ndarray((399, 60), np.uint16, memory, 1)[5::3]
-    wanted, weight = sums_of_pixels(np.array(frames), average=2)
-    check_sums(native(frames, average=2), wanted, weight)
+    expected, weight = sums_of_pixels(np.array(frames), average=2)
+    check_sums(native(frames, average=2), expected, weight)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint32, np.float64])
@@ -139,16 +139,16 @@ def test_bad_frames(dtype, average):
     clean = np.where(bad[:, None] == 1, 0, frames).astype(dtype)
     n = 200 // average
     good = average - bad[: n * average].reshape(n, average).sum(1)
-    wanted, weight = sums_of_pixels(clean, good=good, average=average)
+    expected, weight = sums_of_pixels(clean, good=good, average=average)
     found = native(frames, bad=bad, average=average)
-    check_sums(found, wanted, weight, dtype != np.float64)
+    check_sums(found, expected, weight, dtype != np.float64)
 
 
 def test_frames_divided():
     frames = drawn(np.uint16, 90, 35, most=900)
     mean = frames.mean(1)
-    wanted, weight = sums_of_pixels(frames / mean[:, None])
-    check_sums(native(frames, divisor=mean), wanted, weight, exact=False)
+    expected, weight = sums_of_pixels(frames / mean[:, None])
+    check_sums(native(frames, divisor=mean), expected, weight, exact=False)
 
 
 def arrays_of_state(pixels, most_frames, real=False, missing=False, dpl=4):

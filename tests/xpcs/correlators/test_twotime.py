@@ -47,12 +47,12 @@ def counts(shape, dtype, most, seed=0):
 def check(frames, dynamic, static, mask=None, rtol=1e-12, **how):
     qmap = jk.xpcs.QMap(dynamic, static, mask)
     found = jk.xpcs.twotime(frames, qmap, **how)
-    wanted = oracle.twotime(frames, dynamic, static, mask, **how)
+    expected = oracle.twotime(frames, dynamic, static, mask, **how)
     for name in ("c2", "g2", "g2_parts"):
-        np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol, 0.0)
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol, 0.0)
     for name in ("n_pairs", "n_pairs_parts"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name))
-    return found, wanted
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    return found, expected
 
 
 @pytest.mark.parametrize("smoothing", ["static", "none"])
@@ -155,13 +155,13 @@ def test_matrices_of_whole_counts_are_exact(most, pixels):
         )
         found = two_time_products.multiply(piece.tiles[0], piece.tiles[0], piece.product)
     whole = frames.reshape(10, pixels).astype(object)
-    wanted = whole @ whole.T
+    expected = whole @ whole.T
     found = np.asarray(found)[:10, :10]
-    if wanted.max() < 2**53:
-        assert found.astype(np.uint64).tolist() == wanted.tolist()
+    if expected.max() < 2**53:
+        assert found.astype(np.uint64).tolist() == expected.tolist()
         assert (found == np.floor(found)).all()
     else:  # the sum of three exact parts, rounded
-        np.testing.assert_allclose(found, wanted.astype(np.float64), 4e-16)
+        np.testing.assert_allclose(found, expected.astype(np.float64), 4e-16)
     assert piece.sums.tolist() == whole.sum(axis=1).tolist()
 
 
@@ -200,7 +200,7 @@ def test_counts_of_long_runs_are_kept_in_small_pieces(monkeypatch):
     """A piece of pixels in all frames would else take more than memory has."""
     frames = counts((50, 20, 20), "uint8", 9)
     qmap = jk.xpcs.QMap(np.ones((20, 20), int))
-    wanted = jk.xpcs.twotime(frames, qmap)
+    expected = jk.xpcs.twotime(frames, qmap)
     stage, sizes = two_time_products.stage, []
 
     def seen(source, selection, divisor, pixels, tiles):
@@ -209,7 +209,7 @@ def test_counts_of_long_runs_are_kept_in_small_pieces(monkeypatch):
 
     monkeypatch.setattr(two_time_products, "stage", seen)
     monkeypatch.setattr(two_time, "_PIECE_BYTES", 100 * 50)
-    np.testing.assert_array_equal(jk.xpcs.twotime(frames, qmap).c2, wanted.c2)
+    np.testing.assert_array_equal(jk.xpcs.twotime(frames, qmap).c2, expected.c2)
     assert sizes == [100, 100, 100, 100]
 
 
@@ -247,12 +247,12 @@ def test_forms_are_means_of_the_full_matrix(n):
     assert aged.t2[0] == 0
     assert aged.t2[-1] == n
     for b in range(2):
-        wanted = oracle.t1t2(full.c2[b], square.t1)
+        expected = oracle.t1t2(full.c2[b], square.t1)
         upper = np.triu_indices(min(5, n))
-        np.testing.assert_allclose(square.c2[b][upper], wanted[upper], 1e-12)
+        np.testing.assert_allclose(square.c2[b][upper], expected[upper], 1e-12)
         np.testing.assert_array_equal(square.c2[b], square.c2[b].T)
-        wanted = oracle.age_lag(full.c2[b], aged.t1, aged.t2)
-        np.testing.assert_allclose(aged.c2[b], wanted, 1e-12)
+        expected = oracle.age_lag(full.c2[b], aged.t1, aged.t2)
+        np.testing.assert_allclose(aged.c2[b], expected, 1e-12)
         good = n - len(bad)
         assert aged.c2_pairs[b].sum() == good * (good + 1) // 2
         assert np.triu(square.c2_pairs[b]).sum() == good * (good + 1) // 2
@@ -289,8 +289,8 @@ def test_the_result_goes_where_it_is_asked_to(tmp_path, kind, monkeypatch):
     dynamic, _ = bins_of((3, 5), 2, 1)
     dynamic[dynamic == 1] = 0  # a bin without pixels
     frames, qmap = counts((35, 3, 5), "uint8", 5), jk.xpcs.QMap(dynamic, dynamic)
-    wanted = jk.xpcs.twotime(frames, qmap).c2
-    assert np.isnan(wanted[0]).all()
+    expected = jk.xpcs.twotime(frames, qmap).c2
+    assert np.isnan(expected[0]).all()
     shape = (2, 35, 35)
     if kind == "array":
         out = np.empty(shape, np.float32)
@@ -300,11 +300,11 @@ def test_the_result_goes_where_it_is_asked_to(tmp_path, kind, monkeypatch):
         out = h5py.File(tmp_path / "c2.h5", "w").create_dataset("c2", shape, np.float32)
     c = jk.xpcs.twotime(frames, qmap, out=out)
     assert c.c2 is out
-    np.testing.assert_array_equal(out[...], wanted.astype(np.float32))
+    np.testing.assert_array_equal(out[...], expected.astype(np.float32))
     if kind == "hdf5":
         out.file.close()
     single = jk.xpcs.twotime(frames, qmap, dtype=np.float32, bins=[2])
-    np.testing.assert_array_equal(single.c2, wanted.astype(np.float32)[1:])
+    np.testing.assert_array_equal(single.c2, expected.astype(np.float32)[1:])
     assert single.bins.tolist() == [2]
 
 
@@ -347,8 +347,8 @@ def test_frames_are_normalized_before_they_are_summed():
     how = {"average": 3, "begin": 2, "bad_frames": [4]}
     found = jk.xpcs.twotime(frames, qmap, normalize=True, **how)
     divided = frames / frames.mean(axis=(1, 2), keepdims=True)
-    wanted = oracle.twotime(divided, np.ones((3, 4), int), **how)
-    np.testing.assert_allclose(found.c2, wanted.c2, 1e-12)
+    expected = oracle.twotime(divided, np.ones((3, 4), int), **how)
+    np.testing.assert_allclose(found.c2, expected.c2, 1e-12)
     assert (jk.xpcs.twotime(frames, qmap, **how).c2 != found.c2).any()
     plain = [jk.xpcs.twotime(frames, qmap, normalize=x).c2 for x in (False, True)]
     np.testing.assert_array_equal(*plain)

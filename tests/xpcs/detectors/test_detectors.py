@@ -193,8 +193,8 @@ def test_dead_pixels_are_left_out(tmp_path):
     mask = np.ones((4, 6), bool)
     mask[1, 2] = False
     found = jk.xpcs.multitau(tmp_path / "run.h5", jk.xpcs.QMap(bins), progress=False)
-    wanted = jk.xpcs.multitau(frames, jk.xpcs.QMap(bins, mask=mask), progress=False)
-    np.testing.assert_array_equal(found.g2, wanted.g2)
+    expected = jk.xpcs.multitau(frames, jk.xpcs.QMap(bins, mask=mask), progress=False)
+    np.testing.assert_array_equal(found.g2, expected.g2)
     assert found.n_pixels.tolist() == [11, 12]
     c2 = jk.xpcs.twotime(tmp_path / "run.h5", jk.xpcs.QMap(bins), progress=False).c2
     less = jk.xpcs.twotime(frames, jk.xpcs.QMap(bins, mask=mask), progress=False).c2
@@ -313,7 +313,7 @@ def test_npy(tmp_path, dtype):
     with open(path, "r+b") as file:  # cut short while it is mapped
         source = jk.xpcs.open_frames(path, (3, 5))
         file.truncate(200)
-    with pytest.raises(OSError, match="which has 200 bytes now"):
+    with pytest.raises(OSError, match="200 bytes"):
         source.read(0, 6)
 
 

@@ -40,8 +40,8 @@ def _on_circle(phi: int, low: int, high: int) -> bool:
 @given(st.lists(st.integers(-720, 720), max_size=8), st.integers(-400, 400), st.integers(-400, 400))
 @settings(max_examples=60, deadline=None)
 def test_ranges_of_phi_walk_the_circle(phi, low, high):
-    wanted = [_on_circle(p, low, high) for p in phi]
-    assert prepare.select_phi(phi, [(low, high)]).tolist() == wanted
+    expected = [_on_circle(p, low, high) for p in phi]
+    assert prepare.select_phi(phi, [(low, high)]).tolist() == expected
 
 
 def test_ranges_join_and_round(tmp_path):
@@ -81,8 +81,8 @@ def test_a_ring_whose_q_varies_keeps_every_angle(angles, seed):
     chosen[order] = prepare.select_q(q.ravel()[order], 0.0054, phi=phi.ravel()[order])
     # Each angle by itself: the nearest of its three.
     nearest = np.abs(q - 0.0054).argmin(axis=0)
-    wanted = np.arange(3)[:, None] == nearest
-    np.testing.assert_array_equal(chosen.reshape(q.shape), wanted)
+    expected = np.arange(3)[:, None] == nearest
+    np.testing.assert_array_equal(chosen.reshape(q.shape), expected)
 
 
 def test_a_fine_grid_of_angles_is_kept():
@@ -121,11 +121,11 @@ def test_slabs_of_a_prepared_source(data):
     first = data.draw(st.integers(0, n - 2))
     stop = data.draw(st.integers(first + 2, n))
     shown = prepare.Prepared(Memory(c2), angles=[2, 0], frames=(first, stop))
-    wanted = _corrected(c2[[2, 0], first:stop, first:stop])
+    expected = _corrected(c2[[2, 0], first:stop, first:stop])
     a = data.draw(st.integers(0, stop - first))
     b = data.draw(st.integers(a, stop - first))
-    np.testing.assert_allclose(shown.read(1, a, b), wanted[1, a:b], rtol=1e-15)
-    np.testing.assert_allclose(shown.load(), wanted, rtol=1e-15)
+    np.testing.assert_allclose(shown.read(1, a, b), expected[1, a:b], rtol=1e-15)
+    np.testing.assert_allclose(shown.load(), expected, rtol=1e-15)
 
 
 def test_prepared_without_correction_takes_a_mask():

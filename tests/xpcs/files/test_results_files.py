@@ -77,9 +77,9 @@ def written(tmp_path_factory):
     return multitau, twotime, path
 
 
-def same(found, wanted):
+def same(found, expected):
     """All fields of two results."""
-    for name, value in vars(wanted).items():
+    for name, value in vars(expected).items():
         other = getattr(found, name)
         if name == "qmap":
             for part in ("dynamic", "static", "mask", "q", "phi"):
@@ -263,11 +263,11 @@ def test_units_of_copied_metadata(tmp_path):
 
 def test_parts_of_the_run(tmp_path):
     """With the public function, whose parts are shorter and reach fewer delays."""
-    wanted = xpcs.multitau(made.frames(40), made.qmap(), bins=[2, 4], parts=3, progress=False)
-    assert len(wanted.parts[0].delay) < len(wanted.delay)
-    found = read_results(write_results(tmp_path / "p.hdf", wanted)).multitau
+    expected = xpcs.multitau(made.frames(40), made.qmap(), bins=[2, 4], parts=3, progress=False)
+    assert len(expected.parts[0].delay) < len(expected.delay)
+    found = read_results(write_results(tmp_path / "p.hdf", expected)).multitau
     assert len(found.parts) == 3
-    for one, other in zip(found.parts, wanted.parts, strict=True):
+    for one, other in zip(found.parts, expected.parts, strict=True):
         for name in ("delay", "g2", "g2_err", "n_pairs", "n_frames", "q"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 

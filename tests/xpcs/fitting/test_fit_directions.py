@@ -1,23 +1,26 @@
 """Flow directions, parameters at bounds, and parameters that the data do not determine.
 
-Would catch a flow that is found only within 10 degrees of 0, a fit at a bound or without
-information that says success, and bounds of the contrast that bias the diffusion. Data are speckles
-and photons simulated in NumPy, without the package.
+Flows must be found in every direction; a fit at a bound or without information must not be a
+success; bounds of the contrast must not bias the diffusion. Data are speckles and photons simulated
+in NumPy, without the package.
 """
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from support.xpcs import fit_checks as checks
 from support.xpcs import fit_problems as problems
 
 import jaxkern as jk
 from jaxkern.xpcs.fitting import fit as fitting
-from jaxkern.xpcs.fitting.noise import resolve_noise
+from jaxkern.xpcs.fitting.directions import _ThinnedProblem
+from jaxkern.xpcs.fitting.parameters import PeriodicBounds
 from jaxkern.xpcs.fitting.pass_program import PassProgram, PassSettings
 from jaxkern.xpcs.fitting.result import undetermined
-from jaxkern.xpcs.fitting.screening import _Thinned
-from jaxkern.xpcs.fitting.starting import RowSample, sample_rows
+from jaxkern.xpcs.fitting.sampling import RowSample, resolve_noise, sample_rows
 
 N = 60
 PHI = np.linspace(0.0, 157.5, 8)
@@ -26,13 +29,13 @@ HELD = ["D_offset", "gamma_dot_t_offset"]
 
 
 def truth(phi0, **changes):
-    given = {**RATES, "D_offset": 0.0, "gamma_dot_t_offset": 0.0, "phi0": phi0, **changes}
+    values = {**RATES, "D_offset": 0.0, "gamma_dot_t_offset": 0.0, "phi0": phi0, **changes}
     names = ("D0", "alpha", "D_offset", "gamma_dot_t0", "beta", "gamma_dot_t_offset", "phi0")
-    return np.array([given[name] for name in names])
+    return np.array([values[name] for name in names])
 
 
 def photons(physics, mean=1.0, pixels=400, modes=1, seed=0, phi=PHI, n=N):
-    """C2 [n_phi, n, n] of complex Gaussian speckles and Poisson counts."""
+    """Simulate C2 [n_phi, n, n] of complex Gaussian speckles with Poisson counts."""
     draw = np.random.default_rng(seed)
     squared = problems.correlation(physics, np.ones(len(phi)), np.zeros(len(phi)), n, phi)
     c2 = np.empty_like(squared)
@@ -55,37 +58,37 @@ def model(phi=PHI, n=N, kind=jk.xpcs.LaminarFlow):
 
 
 def fit(data, **options):
-    given = {"p0": {**RATES, "D_offset": 0.0}, "hold": HELD, "progress": False, **options}
-    return jk.xpcs.fit(model(), data, **given)
+    given = {"p0": {**RATES, "D_offset": 0.0}, "hold": HELD, **options}
+    return checks.fit(model(), data, **given)
 
 
-def away(phi0, flow):
-    """Degrees between two directions of a flow, of which the reverse is the same."""
+def angle_between(phi0, flow):
+    """Return the degrees between two flow directions, which are equal to their reverse."""
     return abs((phi0 - flow + 90.0) % 180.0 - 90.0)
 
 
 @pytest.mark.parametrize("flow", [90.0, 37.0])
 def test_a_flow_in_any_direction_is_found(flow):
     data = photons(truth(flow), seed=int(flow) % 7)
-    found = fit(data)
-    assert found.success, found.message
-    assert away(found.as_dict["phi0"], flow) < 5
-    assert -90 <= found.as_dict["phi0"] <= 90
-    assert abs(found.as_dict["D0"] - 8000) < 5 * found.perr[found.names.index("D0")]
-    # The direction is not taken from the start, which may be of any turn.
+    result = fit(data)
+    assert result.success, result.message
+    assert angle_between(result.as_dict["phi0"], flow) < 5
+    assert -90 <= result.as_dict["phi0"] <= 90
+    assert abs(result.as_dict["D0"] - 8000) < 5 * result.perr[result.names.index("D0")]
+    # The direction does not depend on that of the start.
     turned = fit(data, p0={**RATES, "D_offset": 0.0, "phi0": flow + 120.0})
-    assert away(turned.as_dict["phi0"], found.as_dict["phi0"]) < 0.1
-    # With no start at all, so that the rates are far off too.
+    assert angle_between(turned.as_dict["phi0"], result.as_dict["phi0"]) < 0.1
+    # From the defaults, the rates are far off too.
     defaults = fit(data, p0=None)
-    assert away(defaults.as_dict["phi0"], flow) < 6
+    assert angle_between(defaults.as_dict["phi0"], flow) < 6
 
 
-def test_bounds_of_a_part_of_a_turn_are_kept():
+def test_bounds_narrower_than_half_a_turn_are_respected():
     data = photons(truth(37.0))
-    found = fit(data, bounds={"phi0": (-10.0, 10.0)})
-    assert found.as_dict["phi0"] == pytest.approx(10.0, abs=1e-3)
-    assert not found.success
-    assert "phi0 is at its upper bound 10" in found.message
+    result = fit(data, bounds={"phi0": (-10.0, 10.0)})
+    assert result.as_dict["phi0"] == pytest.approx(10.0, abs=1e-3)
+    assert not result.success
+    assert "phi0 is at its upper bound 10" in result.message
     allowed = fit(data, bounds={"phi0": (-10.0, 10.0)}, allow_bounds=True)
     assert "upper bound" not in allowed.message
     assert any("phi0 is at its upper bound 10" in line for line in allowed.warnings)
@@ -95,26 +98,26 @@ def test_bounds_of_a_part_of_a_turn_are_kept():
     assert full.as_dict["phi0"] == pytest.approx(217.0, abs=6)
 
 
-def test_a_start_that_is_good_is_not_moved(monkeypatch):
+def test_a_good_start_is_not_moved(monkeypatch):
     moved = []
     search = fitting.best_direction
 
-    def spy(start, **rest):
-        found = search(start, **rest)
-        moved.append(found is not start)
-        return found
+    def spy(start, problem):
+        result = search(start, problem)
+        moved.append(result is not start)
+        return result
 
     monkeypatch.setattr(fitting, "best_direction", spy)
     data = photons(truth(4.0))
     fit(data)
     assert moved == [False]
-    assert away(fit(photons(truth(80.0))).as_dict["phi0"], 80.0) < 5
+    assert angle_between(fit(photons(truth(80.0))).as_dict["phi0"], 80.0) < 5
     assert moved == [False, True]
 
 
 @pytest.mark.parametrize("power", [2, 4])
 def test_the_gradient_of_the_search(x64, power):
-    """J^T r is minus half the derivative of chi2, by differences."""
+    """J^T r must be minus half the derivative of chi2, from differences."""
     flow = jk.xpcs.LaminarFlow(model().geometry, shear_power=power)
     data = photons(truth(20.0))
     good = np.ones(N, bool)
@@ -123,50 +126,56 @@ def test_the_gradient_of_the_search(x64, power):
     noise = resolve_noise(None, None, data.shape, sample)
     program = PassProgram(flow, PassSettings("linear", True))
     x = truth(30.0, D_offset=500.0, gamma_dot_t_offset=1e-4)
-    thinned = _Thinned.of(sample, noise, flow, program, x, np.ones(7, bool))
-    found = thinned(x)
+    problem = SimpleNamespace(
+        data=SimpleNamespace(sample=sample),
+        noise=noise,
+        model=flow,
+        context=SimpleNamespace(program=program),
+    )
+    thinned = _ThinnedProblem.from_sample(problem, x, np.ones(7, bool))
+    result = thinned(x)
     for k, step in enumerate(1e-4 * np.maximum(np.abs(x), [0, 0.1, 0, 0, 0.1, 0, 0])):
         shift = step * np.eye(7)[k]
         slope = (thinned(x + shift).cost - thinned(x - shift).cost) / (2 * step)
-        assert -2 * found.jtr[k] == pytest.approx(slope, rel=1e-4, abs=1e-6 * found.cost / step)
+        assert -2 * result.jtr[k] == pytest.approx(slope, rel=1e-4, abs=1e-6 * result.cost / step)
 
 
-def test_a_still_sample_does_not_determine_a_flow():
+def test_a_static_sample_does_not_determine_a_flow():
     still = photons(truth(0.0, D0=20.0, gamma_dot_t0=1e-9), modes=3)
-    found = fit(still, p0=None, hold=[])
-    assert not found.success
-    assert "do not determine" in found.message
-    assert "gamma_dot_t0 = " in found.message.split("do not determine")[1]
+    result = fit(still, p0=None, hold=[])
+    assert not result.success
+    assert "do not determine" in result.message
+    assert "gamma_dot_t0 = " in result.message.split("do not determine")[1]
 
 
-def test_the_contrast_of_coherent_light_is_not_cut():
-    """At a contrast of 1 half of the estimates lie above it: a bound at 1 moves the diffusion."""
+def test_the_contrast_of_coherent_light_is_not_clipped():
+    """Half of the estimates of a contrast of 1 exceed it: a bound at 1 would bias the diffusion."""
     static = model(kind=jk.xpcs.Static)
     data = photons(truth(0.0, D0=3000.0, gamma_dot_t0=1e-9), mean=0.1, pixels=500)
     start = {"D0": 3000.0, "alpha": 0.0, "D_offset": 0.0}
 
     def rate(bounds):
-        options = {"bounds": bounds, "errors": "independent", "progress": False}
-        found = jk.xpcs.fit(static, data, p0=start, hold=["alpha", "D_offset"], **options)
-        return found.as_dict["D0"]
+        options = {"bounds": bounds, "errors": "independent"}
+        result = checks.fit(static, data, p0=start, hold=["alpha", "D_offset"], **options)
+        return result.as_dict["D0"]
 
     free = rate({"contrast": (-np.inf, np.inf), "offset": (-np.inf, np.inf)})
     assert rate(None) == pytest.approx(free, rel=1e-4)
     assert rate({"contrast": (0.0, 1.0)}) < 0.99 * free
 
 
-def test_what_is_not_determined():
+def test_parameters_that_are_not_determined():
     lower = np.array([100.0, -1e5, -2.0, -90.0, -np.inf])
     upper = np.array([1e5, 1e5, 2.0, 90.0, np.inf])
-    turns = jk.xpcs.fitting.parameters.Turns(
+    bounds = PeriodicBounds(
         np.arange(5) == 3, np.array([np.inf] * 3 + [180.0, np.inf]), lower, upper
     )
     free = np.ones(5, bool)
 
     def names(x, errors):
-        return undetermined(np.array(x), np.array(errors), turns, free)
+        return undetermined(np.array(x), np.array(errors), bounds, free)
 
-    # Zero in truth, and well known.
+    # The true values are zero, and well determined.
     assert names([2e4, 1e-3, 1e-6, 1e-4, 1e-6], [100.0, 2000.0, 0.1, 3.0, 1.0]) == []
     assert names([99999.0, 10.0, 0.1, 80.0, 1.0], [1.7e7, 3e5, 12.0, 95.0, np.inf]) == [
         0,
@@ -178,8 +187,8 @@ def test_what_is_not_determined():
     assert names([2e4, 10.0, 0.1, 5.0, 1.0], [np.nan, 1.0, 1.0, 1.0, 1.0]) == [0]
 
 
-def test_held_parameters_are_said_to_be_held():
-    found = fit(photons(truth(0.0)))
-    lines = str(found).splitlines()
+def test_held_parameters_are_marked():
+    result = fit(photons(truth(0.0)))
+    lines = str(result).splitlines()
     assert any("D_offset" in line and "held" in line and "+/-" not in line for line in lines)
-    assert found.held == tuple(HELD)
+    assert result.held == tuple(HELD)

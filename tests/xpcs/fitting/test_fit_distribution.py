@@ -1,4 +1,4 @@
-"""Data on several devices: would catch sums that miss a shard, rows that are placed wrongly."""
+"""Fits of data that are sharded over several devices or processes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from support import SUPPORT, environment
+from support.xpcs import fit_checks as checks
 from support.xpcs import fit_problems as problems
 from support.xpcs.fit_checks import model_of
 
 import jaxkern as jk
-from jaxkern.xpcs.fitting.input import open_data
+from jaxkern.xpcs.fitting.data import open_data
 
 N = 64
 
@@ -27,15 +28,15 @@ def case(request):
 
 
 @pytest.fixture(scope="module")
-def wanted(case):
+def expected(case):
     """The fit on one device."""
-    return jk.xpcs.fit(model_of(case), case.data, p0=problems.START, progress=False)
+    return checks.fit(model_of(case), case.data, p0=problems.START)
 
 
-def assert_same(found, wanted):
-    np.testing.assert_array_less(np.abs(found.popt - wanted.popt), 1e-6 * wanted.perr)
-    np.testing.assert_allclose(found.perr, wanted.perr, rtol=1e-7)
-    assert (found.count, found.independent_count) == (wanted.count, wanted.independent_count)
+def assert_same(result, expected):
+    np.testing.assert_array_less(np.abs(result.popt - expected.popt), 1e-6 * expected.perr)
+    np.testing.assert_allclose(result.perr, expected.perr, rtol=1e-7)
+    assert (result.count, result.independent_count) == (expected.count, expected.independent_count)
 
 
 @pytest.mark.parametrize(
@@ -48,15 +49,15 @@ def assert_same(found, wanted):
         ((2, 2), ("a", "r"), (None, "r"), AxisType.Explicit),
     ],
 )
-def test_four_devices_give_one_devices_result(case, wanted, shape, names, spec, kind):
+def test_four_devices_give_one_devices_result(case, expected, shape, names, spec, kind):
     mesh = jax.make_mesh(shape, names, axis_types=(kind,) * len(names))
     with jax.enable_x64(True):
         data = jax.device_put(case.data, jax.NamedSharding(mesh, jax.P(*spec)))
-    found = jk.xpcs.fit(model_of(case), data, p0=problems.START, progress=False)
-    assert_same(found, wanted)
+    result = checks.fit(model_of(case), data, p0=problems.START)
+    assert_same(result, expected)
 
 
-def test_sigma_point_by_point_is_sharded_with_the_data(case):
+def test_pointwise_sigma_is_sharded_with_the_data(case):
     sigma = np.full(case.data.shape, 0.004)
     sigma[:, :20] = 0.01
     sigma = np.minimum(sigma, np.swapaxes(sigma, 1, 2))
@@ -64,13 +65,13 @@ def test_sigma_point_by_point_is_sharded_with_the_data(case):
     where = jax.NamedSharding(mesh, jax.P(None, "d"))
     with jax.enable_x64(True):
         data, deviations = jax.device_put((case.data, sigma), where)
-    wanted = jk.xpcs.fit(model_of(case), case.data, sigma, problems.START, progress=False)
-    for given in (sigma, deviations):
-        found = jk.xpcs.fit(model_of(case), data, given, problems.START, progress=False)
-        assert_same(found, wanted)
+    expected = checks.fit(model_of(case), case.data, sigma, problems.START)
+    for noise in (sigma, deviations):
+        result = checks.fit(model_of(case), data, noise, problems.START)
+        assert_same(result, expected)
 
 
-def test_what_cannot_be_done_is_said(case):
+def test_errors_for_unsupported_shardings_and_nan(case):
     mesh = jax.make_mesh((4,), ("d",))
     with jax.enable_x64(True):
         columns = jax.device_put(case.data, jax.NamedSharding(mesh, jax.P(None, None, "d")))
@@ -78,39 +79,39 @@ def test_what_cannot_be_done_is_said(case):
             np.where(case.data == case.data[1, 2, 3], np.nan, case.data),
             jax.NamedSharding(mesh, jax.P("d")),
         )
-    with pytest.raises(ValueError, match="wanted a NamedSharding over angles or rows"):
-        jk.xpcs.fit(model_of(case), columns, progress=False)
-    with pytest.raises(jk.xpcs.BadDataError, match=r"sums of angles \[1\] are not finite"):
-        jk.xpcs.fit(model_of(case), broken, p0=problems.START, progress=False)
+    with pytest.raises(ValueError, match="NamedSharding over angles or rows"):
+        checks.fit(model_of(case), columns)
+    with pytest.raises(jk.xpcs.BadDataError, match=r"angles \[1\]"):
+        checks.fit(model_of(case), broken, p0=problems.START)
 
 
-def test_faults_of_sharded_data_are_named(case):
-    """A frame of NaN is masked, an angle of zeros left out, and one value far off is searched."""
+def test_faults_of_sharded_data_are_reported(case):
+    """A frame of NaN is masked, an angle of zeros left out, and an outlier located."""
     mesh = jax.make_mesh((4,), ("d",))
     where = jax.NamedSharding(mesh, jax.P(None, "d"))
 
     def fit(data):
         with jax.enable_x64(True):
             data = jax.device_put(data, where)
-        return jk.xpcs.fit(model_of(case), data, p0=problems.START, progress=False)
+        return checks.fit(model_of(case), data, p0=problems.START)
 
     broken = case.data.copy()
     broken[:, 9] = broken[:, :, 9] = np.nan
     broken[2] = 0
-    with pytest.warns(RuntimeWarning) as told:
-        found = fit(broken)
-    texts = [str(warning.message) for warning in told]
-    assert any("frames 9 (counted from 0) hold no finite number" in text for text in texts)
+    with pytest.warns(RuntimeWarning) as warned:
+        result = fit(broken)
+    texts = [str(warning.message) for warning in warned]
+    assert any("frames 9 (counted from 0) contain no finite number" in text for text in texts)
     assert any("angle 2 has the value 0" in text for text in texts)
     n = case.data.shape[1]
-    assert found.count == 3 * (n - 1) * (n - 2)
-    assert found.success
+    assert result.count == 3 * (n - 1) * (n - 2)
+    assert result.success
     far = case.data.copy()
     far[1, 5, 30] = far[1, 30, 5] = 40.0
     assert not fit(far).success
     with jax.enable_x64(True):
         data = jax.device_put(far, where)
-        opened = open_data(data, far.shape, np.ones(n, bool), None, None, None)
+        opened = open_data(data, far.shape, np.ones(n, bool), jk.xpcs.StreamingOptions())
         assert opened.find_largest(np.ones(4)) == (1, 5, 30, 40.0)
 
 
@@ -133,9 +134,9 @@ def test_two_processes_give_one_devices_result(tmp_path):
         _, errors = process.communicate(timeout=200)
         assert process.returncode == 0, errors[-3000:]
     case = problems.simulate(64, seed=71)
-    wanted = jk.xpcs.fit(model_of(case), case.data, p0=problems.START, progress=False)
+    expected = checks.fit(model_of(case), case.data, p0=problems.START)
     first, second = (np.load(tmp_path / f"{k}.npz") for k in range(2))
     assert first["local"] == second["local"] == 2
     np.testing.assert_array_equal(first["popt"], second["popt"])
-    np.testing.assert_array_less(np.abs(first["popt"] - wanted.popt), 1e-6 * wanted.perr)
-    np.testing.assert_allclose(np.diag(first["pcov"]), wanted.perr**2, rtol=1e-6)
+    np.testing.assert_array_less(np.abs(first["popt"] - expected.popt), 1e-6 * expected.perr)
+    np.testing.assert_allclose(np.diag(first["pcov"]), expected.perr**2, rtol=1e-6)

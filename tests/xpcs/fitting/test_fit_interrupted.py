@@ -1,7 +1,6 @@
-"""Ctrl-C during a fit: the best result so far is kept, by `fit` and on the command line.
+"""Ctrl-C during a fit: `fit` and the command line return the best result so far.
 
-Would catch a traceback, finished starts of a multistart that are lost, and a result of an
-interrupted fit that looks like any other. The signal is a real one, sent to this process.
+The tests send SIGINT to their own process.
 """
 
 from __future__ import annotations
@@ -12,12 +11,13 @@ import signal
 
 import numpy as np
 import pytest
+from support.xpcs import fit_checks as checks
 from support.xpcs import fit_problems as problems
 from support.xpcs.fit_checks import model_of
 
 import jaxkern as jk
 from jaxkern.cli import main
-from jaxkern.xpcs.fitting.problem import FitProgress
+from jaxkern.xpcs.fitting.evaluation import FitProgress
 
 SETTINGS = """\
 data_files: {file: run.h5}
@@ -29,7 +29,7 @@ initial_parameters: {values: {D0: 700.0, alpha: 0.2}, hold: [D_offset]}
 
 @pytest.fixture
 def interrupt(monkeypatch):
-    """Sends SIGINT to this process after a pass with some number."""
+    """Return a function that arranges SIGINT after the n-th call of a method of `FitProgress`."""
 
     def after(number, method="after_pass"):
         plain, seen = getattr(FitProgress, method), []
@@ -51,10 +51,10 @@ def case():
 
 
 def stopped(case, **options):
-    with pytest.raises(KeyboardInterrupt) as found:
-        jk.xpcs.fit(model_of(case), case.data, p0=problems.START, progress=False, **options)
-    assert isinstance(found.value, jk.xpcs.FitInterrupted)
-    return found.value.result
+    with pytest.raises(KeyboardInterrupt) as error:
+        checks.fit(model_of(case), case.data, p0=problems.START, **options)
+    assert isinstance(error.value, jk.xpcs.FitInterrupted)
+    return error.value.result
 
 
 def test_the_best_point_so_far(case, interrupt):
@@ -70,14 +70,14 @@ def test_the_best_point_so_far(case, interrupt):
     assert result.chi2 == pytest.approx(2 * (away**2).sum(), rel=1e-6)
 
 
-def test_before_the_first_pass_has_ended(case, interrupt):
+def test_before_the_end_of_the_first_pass(case, interrupt):
     interrupt(1, "__enter__")
     with pytest.raises(KeyboardInterrupt):
-        jk.xpcs.fit(model_of(case), case.data, p0=problems.START, progress=False)
+        checks.fit(model_of(case), case.data, p0=problems.START)
 
 
-def test_finished_starts_are_kept(case, interrupt):
-    whole = jk.xpcs.fit(model_of(case), case.data, p0=problems.START, progress=False)
+def test_finished_starts_are_part_of_the_result(case, interrupt):
+    whole = checks.fit(model_of(case), case.data, p0=problems.START)
     interrupt(whole.nfev + 3)
     result = stopped(case, multistart=4, seed=1)
     assert "1 of 4 starts" in result.message

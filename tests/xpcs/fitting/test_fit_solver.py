@@ -150,7 +150,7 @@ def normal_point(problem: Certified, b: np.ndarray) -> NormalPoint:
 @pytest.mark.parametrize(("name", "start"), STARTS)
 def test_certified_values(name, start):
     problem = PROBLEMS[name]
-    found = solve(
+    result = solve(
         lambda b: normal_point(problem, b),
         np.array(problem.starts[start], float),
         ftol=1e-15,
@@ -158,12 +158,12 @@ def test_certified_values(name, start):
         gtol=None,
         max_nfev=5000,
     )
-    np.testing.assert_allclose(found.x, problem.value, rtol=problem.digits)
-    assert found.point.cost == pytest.approx(problem.residual_sum, rel=1e-8)
-    inverse = covariance(found.point.jtj)
+    np.testing.assert_allclose(result.x, problem.value, rtol=problem.digits)
+    assert result.cost == pytest.approx(problem.residual_sum, rel=1e-8)
+    inverse = covariance(result.point.jtj)
     assert not inverse.tradeoffs
     freedom = len(problem.x) - len(problem.value)
-    deviation = np.sqrt(np.diag(inverse.inverse) * found.point.cost / freedom)
+    deviation = np.sqrt(np.diag(inverse.inverse) * result.cost / freedom)
     np.testing.assert_allclose(deviation, problem.deviation, rtol=20 * problem.digits)
 
 
@@ -178,15 +178,15 @@ def test_same_steps_as_the_full_problem(name):
         x_scale="jac",
         method="trf",
     )
-    found = solve(lambda b: normal_point(problem, b), start)
-    assert found.nfev == full.nfev
-    assert found.point.cost == pytest.approx(2 * full.cost, rel=1e-12)
-    np.testing.assert_allclose(found.x, full.x, rtol=1e-5)
+    result = solve(lambda b: normal_point(problem, b), start)
+    assert result.nfev == full.nfev
+    assert result.cost == pytest.approx(2 * full.cost, rel=1e-12)
+    np.testing.assert_allclose(result.x, full.x, rtol=1e-5)
 
 
 def test_bounds_are_kept():
     lower, upper = np.array([0.0, 0.0]), np.array([230.0, 1.0])
-    found = solve(
+    result = solve(
         lambda b: normal_point(MISRA1A, b), np.array([200.0, 5e-4]), lower=lower, upper=upper
     )
     full = least_squares(
@@ -196,8 +196,8 @@ def test_bounds_are_kept():
         bounds=(lower, upper),
         x_scale="jac",
     )
-    np.testing.assert_allclose(found.x, full.x, rtol=1e-6)
-    assert found.x[0] == pytest.approx(230.0, rel=1e-6)
+    np.testing.assert_allclose(result.x, full.x, rtol=1e-6)
+    assert result.x[0] == pytest.approx(230.0, rel=1e-6)
 
 
 def test_one_pass_a_point():
@@ -207,8 +207,8 @@ def test_one_pass_a_point():
         seen.append(b.tobytes())
         return normal_point(MISRA1A, b)
 
-    found = solve(evaluate, np.array(MISRA1A.starts[1], float))
-    assert len(seen) == len(set(seen)) == found.nfev == len(found.costs)
+    result = solve(evaluate, np.array(MISRA1A.starts[1], float))
+    assert len(seen) == len(set(seen)) == result.nfev == len(result.costs)
 
 
 @pytest.mark.parametrize("singular", [False, True])
@@ -234,16 +234,16 @@ def test_covariance_names_what_trades_off():
     jacobian = draw.normal(size=(40, 5)) * np.array([1.0, 1e5, 1e-5, 3.0, 1.0])
     jacobian[:, 3] = 2e-5 * jacobian[:, 1]
     jacobian[:, 4] = 0.0
-    found = covariance(jacobian.T @ jacobian)
-    assert sorted(found.tradeoffs) == [(1, 3), (4,)]
-    assert np.isinf(found.inverse[[1, 3, 4], [1, 3, 4]]).all()
+    result = covariance(jacobian.T @ jacobian)
+    assert sorted(result.tradeoffs) == [(1, 3), (4,)]
+    assert np.isinf(result.inverse[[1, 3, 4], [1, 3, 4]]).all()
     others = jacobian[:, [0, 1, 2]]
-    wanted = np.linalg.pinv(others.T @ others, rcond=1e-30)[np.ix_([0, 2], [0, 2])]
-    np.testing.assert_allclose(found.inverse[np.ix_([0, 2], [0, 2])], wanted, rtol=1e-6)
+    expected = np.linalg.pinv(others.T @ others, rcond=1e-30)[np.ix_([0, 2], [0, 2])]
+    np.testing.assert_allclose(result.inverse[np.ix_([0, 2], [0, 2])], expected, rtol=1e-6)
 
 
-def test_a_start_that_is_not_finite_is_refused():
-    with pytest.raises(ValueError, match="start where the model is finite"):
+def test_a_start_that_is_not_finite():
+    with pytest.raises(ValueError, match=r"nan at \[1\.0\]"):
         solve(lambda b: NormalPoint(np.eye(1), np.zeros(1), float("nan")), np.array([1.0]))
 
 
@@ -255,5 +255,5 @@ def test_a_step_into_overflow_is_shortened():
         slope = 1.0 - 0.6 * (b[0] - 1.9)
         return NormalPoint(np.array([[slope**2]]), np.array([slope * residual]), residual**2)
 
-    found = solve(evaluate, np.array([-3.0]))
-    assert found.x[0] == pytest.approx(1.9, abs=1e-6)
+    result = solve(evaluate, np.array([-3.0]))
+    assert result.x[0] == pytest.approx(1.9, abs=1e-6)

@@ -1,4 +1,4 @@
-"""Ways through the data: would catch a strategy, source or dtype that gives another answer."""
+"""Strategies, sources and dtypes of data: all must give the same fit."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import h5py
 import numpy as np
 import pytest
+from support.xpcs import fit_checks as checks
 from support.xpcs import fit_problems as problems
 from support.xpcs.fit_checks import model_of
 
 import jaxkern as jk
 from jaxkern.xpcs.files.sources import RowBuffers, aligned_empty
-from jaxkern.xpcs.fitting import strategy as strategies
-from jaxkern.xpcs.fitting.starting import (
+from jaxkern.xpcs.fitting.options import choose_strategy, loads_file
+from jaxkern.xpcs.fitting.sampling import (
     estimate_contrast_offset,
     estimate_sigma,
     mirrored_angles,
@@ -33,82 +34,85 @@ def case():
 
 @pytest.fixture(scope="module")
 def whole(case):
-    return jk.xpcs.fit(
-        model_of(case), case.data, p0=problems.START, strategy="STANDARD", progress=False
-    )
+    return checks.fit(model_of(case), case.data, p0=problems.START, strategy="memory")
 
 
-def assert_same(found, wanted):
-    """Equal to rounding: a kernel may sum the points of a row in another order in another call."""
-    np.testing.assert_array_less(np.abs(found.popt - wanted.popt), 1e-7 * wanted.perr)
-    np.testing.assert_allclose(found.perr, wanted.perr, rtol=1e-8)
-    assert found.chi2 == pytest.approx(wanted.chi2, rel=1e-12)
-    assert (found.count, found.nfev) == (wanted.count, wanted.nfev)
+def assert_same(result, expected):
+    """Compare up to rounding: another call may sum the points of a row in another order."""
+    np.testing.assert_array_less(np.abs(result.popt - expected.popt), 1e-7 * expected.perr)
+    np.testing.assert_allclose(result.perr, expected.perr, rtol=1e-8)
+    assert result.chi2 == pytest.approx(expected.chi2, rel=1e-12)
+    assert (result.count, result.nfev) == (expected.count, expected.nfev)
 
 
-@pytest.mark.parametrize("strategy", ["LARGE", "CHUNKED", "STREAMING", "streaming"])
+@pytest.mark.parametrize(
+    ("strategy", "name"),
+    [
+        ("STANDARD", "memory"),
+        ("LARGE", "memory"),
+        ("CHUNKED", "stream"),
+        ("STREAMING", "stream"),
+        ("Stream", "stream"),
+    ],
+)
 @pytest.mark.parametrize("streaming", [None, SMALL_CHUNKS])
-def test_every_strategy_gives_the_same(case, whole, strategy, streaming):
-    found = jk.xpcs.fit(
+def test_every_strategy_gives_the_same_fit(case, whole, strategy, name, streaming):
+    result = checks.fit(
         model_of(case),
         case.data,
         p0=problems.START,
         strategy=strategy,
         streaming=streaming,
-        progress=False,
     )
-    assert found.strategy == strategy.upper()
-    assert_same(found, whole)
-    chunks = {"LARGE": 1}.get(found.strategy, 3 if streaming is None else 9)
-    assert found.n_batches == chunks * (found.nfev + found.error_passes)
+    assert result.strategy == name
+    assert_same(result, whole)
+    chunks = 1 if name == "memory" else 3 if streaming is None else 9
+    assert result.n_batches == chunks * (result.nfev + result.error_passes)
 
 
-def test_chunks_that_do_not_fit_the_blocks(whole, case):
-    """A last chunk of fewer rows, and matrices whose size is no multiple of a block."""
+def test_chunks_that_are_no_multiple_of_a_block():
+    """A last chunk of fewer rows, and matrices whose size is not a multiple of a block."""
     odd = problems.simulate(75, seed=22)
     answers = [
-        jk.xpcs.fit(
-            model_of(odd), odd.data, p0=problems.START, strategy=name, streaming=s, progress=False
-        )
+        checks.fit(model_of(odd), odd.data, p0=problems.START, strategy=name, streaming=s)
         for name, s in (
-            ("STANDARD", None),
-            ("STREAMING", jk.xpcs.StreamingOptions(chunk_points=64 * 75)),
+            ("memory", None),
+            ("stream", jk.xpcs.StreamingOptions(chunk_points=64 * 75)),
         )
     ]
     assert_same(*answers)
 
 
 def at_offset(array, offset):
-    """A copy that begins `offset` bytes after an aligned address."""
-    room = aligned_empty((array.nbytes + 64,), np.uint8)
-    copy = room[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)
+    """Copy an array to `offset` bytes after an aligned address."""
+    buffer = aligned_empty((array.nbytes + 64,), np.uint8)
+    copy = buffer[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[:] = array
     return copy
 
 
-def test_where_data_lie_makes_no_difference(case, monkeypatch):
-    """Aligned data go without the reading thread, others through copies of what is read of them."""
+def test_alignment_does_not_change_the_result(case, monkeypatch):
+    """Aligned data are not copied and need no reading thread; other data are copied by it."""
 
     def run(offset):
-        return jk.xpcs.fit(
+        return checks.fit(
             model_of(case),
             at_offset(case.data, offset),
             p0=problems.START,
-            strategy="CHUNKED",
+            strategy="stream",
             streaming=SMALL_CHUNKS,
-            progress=False,
         )
 
     copied = run(8)
     monkeypatch.setattr(ThreadPoolExecutor, "submit", lambda *_: pytest.fail("a thread was used"))
-    found = run(0)
-    assert found.popt.tobytes() == copied.popt.tobytes()
-    assert found.pcov.tobytes() == copied.pcov.tobytes()
+    result = run(0)
+    assert result.popt.tobytes() == copied.popt.tobytes()
+    assert result.pcov.tobytes() == copied.pcov.tobytes()
     with pytest.raises(pytest.fail.Exception, match="a thread was used"):
         run(8)
 
 
-def test_copies_hold_the_upper_triangle_where_that_is_enough():
+def test_copies_of_mirrored_data_contain_the_upper_triangle():
     rows = at_offset(np.arange(1.0, 64 * 96 + 1).reshape(64, 96), 8)
     copy = RowBuffers().ready(rows, upper_from=32, row_block=32)
     np.testing.assert_array_equal(np.triu(copy, 32), np.triu(rows, 32))
@@ -131,16 +135,15 @@ def test_sources(case, whole, tmp_path):
             "list": list(case.data),
         }
         for source in sources.values():
-            for strategy in ("STREAMING", "CHUNKED", "STANDARD"):
-                found = jk.xpcs.fit(
+            for strategy in ("stream", "memory"):
+                result = checks.fit(
                     model_of(case),
                     source,
                     p0=problems.START,
                     strategy=strategy,
                     streaming=SMALL_CHUNKS,
-                    progress=False,
                 )
-                assert_same(found, whole)
+                assert_same(result, whole)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint16", ">f8", "int32"])
@@ -158,23 +161,22 @@ def test_dtypes_of_data(case, dtype):
     else:
         data = case.data.astype(dtype)
         values = data.astype(float)
-    wanted = {k: v for k, v in options.items() if k != "quantization"}
-    for strategy in ("STANDARD", "STREAMING"):
-        found = jk.xpcs.fit(
+    expected = {k: v for k, v in options.items() if k != "quantization"}
+    for strategy in ("memory", "stream"):
+        result = checks.fit(
             model_of(case),
             data,
             0.004,
             problems.START,
             strategy=strategy,
-            progress=False,
             streaming=SMALL_CHUNKS,
             **options,
         )
-        exact = jk.xpcs.fit(model_of(case), values, 0.004, problems.START, progress=False, **wanted)
-        np.testing.assert_array_less(np.abs(found.popt - exact.popt), 1e-3 * exact.perr)
+        exact = checks.fit(model_of(case), values, 0.004, problems.START, **expected)
+        np.testing.assert_array_less(np.abs(result.popt - exact.popt), 1e-3 * exact.perr)
 
 
-def test_own_source_is_read_ahead_by_another_thread(case, whole):
+def test_user_sources_are_read_ahead_by_another_thread(case, whole):
     class Recorded:
         shape, dtype, symmetric = case.data.shape, case.data.dtype, True
 
@@ -186,19 +188,18 @@ def test_own_source_is_read_ahead_by_another_thread(case, whole):
             return case.data[angle, first_row:stop_row]
 
     source = Recorded()
-    found = jk.xpcs.fit(
+    result = checks.fit(
         model_of(case),
         source,
         p0=problems.START,
-        strategy="STREAMING",
-        progress=False,
+        strategy="stream",
         streaming=SMALL_CHUNKS,
     )
-    assert_same(found, whole)
+    assert_same(result, whole)
     assert any(thread is not threading.main_thread() for thread in source.threads)
 
 
-def test_buffers_copy_only_what_they_must():
+def test_buffers_copy_only_unaligned_rows():
     buffers = RowBuffers()
     rows = aligned_empty((4, 8), np.float32)
     rows[:] = 1
@@ -213,7 +214,7 @@ def test_buffers_copy_only_what_they_must():
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "uint16"])
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_mirrored_data_are_told_apart(dtype, in_memory):
+def test_mirrored_data_are_detected(dtype, in_memory):
     draw = np.random.default_rng(1)
     data = draw.integers(0, 4, (4, 150, 150)).astype(dtype)
     data = np.triu(data) + np.swapaxes(np.triu(data, 1), 1, 2)
@@ -226,12 +227,12 @@ def test_mirrored_data_are_told_apart(dtype, in_memory):
     np.testing.assert_array_equal(mirrored_angles(source), [True, False, False, True])
 
 
-def test_one_angle_that_is_not_mirrored_is_counted_right(case):
+def test_count_of_a_mix_of_mirrored_and_other_angles(case):
     data = case.data.copy()
     data[1, 3, 50] += 1e-9
-    found = jk.xpcs.fit(model_of(case), data, p0=problems.START, progress=False)
-    assert found.count == 3 * N * (N - 1)
-    assert found.independent_count == 2 * N * (N - 1)
+    result = checks.fit(model_of(case), data, p0=problems.START)
+    assert result.count == 3 * N * (N - 1)
+    assert result.independent_count == 2 * N * (N - 1)
 
 
 def test_estimates_from_the_data(case):
@@ -243,7 +244,7 @@ def test_estimates_from_the_data(case):
     assert (np.abs(contrast / case.contrast - 1) < 0.5).all()
 
 
-def test_sigma_of_none_is_said(whole):
+def test_the_origin_of_an_estimated_sigma_is_reported(whole):
     assert whole.sigma_method.startswith("estimated from the data, per angle")
     np.testing.assert_allclose(whole.sigma, 0.004, rtol=0.1)
     assert whole.reduced_chi2 == pytest.approx(1.0, abs=0.2)
@@ -251,15 +252,20 @@ def test_sigma_of_none_is_said(whole):
 
 
 def test_choice_by_size_and_memory(monkeypatch):
-    choose = strategies.choose_strategy
-    assert [choose(n, limit=1e6) for n in (10**6 - 1, 10**6, 10**7, 10**8, 10**9)] == [
-        "STANDARD", "LARGE", "CHUNKED", "STREAMING", "STREAMING"
-    ]  # fmt: skip
-    # A copy of 9M points does not fit beside them, chunks do.
-    assert choose(9 * 10**6, limit=0.19) == "CHUNKED"
-    assert choose(5 * 10**7, limit=0.3, in_memory=False) == "STREAMING"
+    sizes = (10**6, 10**7 - 1, 10**7, 10**8)
+    assert [choose_strategy(n, limit=1e6) for n in sizes] == [
+        "memory",
+        "memory",
+        "stream",
+        "stream",
+    ]
+    # A copy of 9M points does not fit in memory next to them.
+    assert choose_strategy(9 * 10**6, limit=0.19) == "stream"
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "0.19")
-    assert choose(9 * 10**6) == "CHUNKED"
+    assert choose_strategy(9 * 10**6) == "stream"
+    # A file of up to 100M points is loaded once if it fits.
+    assert [loads_file(n, limit=1e6) for n in sizes] == [True, True, True, False]
+    assert not loads_file(5 * 10**7, limit=0.3)
 
 
 def test_estimate_memory():
@@ -270,14 +276,14 @@ def test_estimate_memory():
         jk.xpcs.estimate_memory(n, 53, in_memory=False, itemsize=4).fit for n in (10**9, 4 * 10**9)
     ]
     assert streaming[0] == pytest.approx(streaming[1], rel=0.05)
-    with pytest.raises(ValueError, match="n_points is 0"):
+    with pytest.raises(ValueError, match="got 0 and 3"):
         jk.xpcs.estimate_memory(0, 3)
 
 
-def test_no_warning_without_reason(case):
+def test_a_good_fit_has_no_warnings(case):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = jk.xpcs.fit(model_of(case), case.data, p0=problems.START, progress=False)
-    assert found.warnings == ()
-    assert found.timings.total > 0
-    assert found.timings.compute > 0
+        result = checks.fit(model_of(case), case.data, p0=problems.START)
+    assert result.warnings == ()
+    assert result.timings.total > 0
+    assert result.timings.compute > 0

@@ -1,6 +1,4 @@
-"""Would catch: a message of an XPCS handler that does not name the op and what was wrong with it,
-and a read beyond the rows of a call. tests/core/test_handler_fuzz.py makes random hostile calls.
-"""
+"""Errors of XPCS handlers for invalid calls; tests/core/test_handler_fuzz.py makes random calls."""
 
 from __future__ import annotations
 
@@ -73,20 +71,20 @@ CALLS: dict[str, dict[str, Any]] = {
 
 
 def outcome(target: str, call: dict[str, Any]) -> str:
-    """Runs the call: OK, or the error's text."""
+    """Run the call; return "OK" or the text of the error."""
     structs = [v for k, v in call.items() if k in RESULTS]
     attributes = {k: v for k, v in call.items() if k in ATTRIBUTES}
     operands = [v for k, v in call.items() if k not in (*ATTRIBUTES, *RESULTS)]
     run = jax.ffi.ffi_call(target, structs if len(structs) > 1 else structs[0])
     try:
         results = jax.block_until_ready(jax.jit(lambda *xs: run(*xs, **attributes))(*operands))
-    except (jax.errors.JaxRuntimeError, ValueError) as error:  # JAX's choice, for one status
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # depends on the version of JAX
         text = str(error)
         assert target.removesuffix(".v1") + ": " in text, text
         assert any(name in text for name in [*call, "result", "attribute", "_bar"]), text
         return text
-    given = results if isinstance(results, (list, tuple)) else [results]
-    assert [r.shape for r in given] == [s.shape for s in structs]
+    outputs = results if isinstance(results, (list, tuple)) else [results]
+    assert [r.shape for r in outputs] == [s.shape for s in structs]
     return OK
 
 
@@ -116,8 +114,8 @@ def test_messages_name_the_argument_and_its_value(changed, facts):
     assert all(fact in text for fact in facts), text
 
 
-def test_rows_beyond_the_end_are_not_read():
-    """Rows 3 and 4 of 5 at their place are fine; one row further is refused."""
+def test_rows_after_the_end_are_not_read():
+    """Rows 3 and 4 of 5 are valid; one row further is an error."""
     call = CALLS[NORMAL] | {
         "symmetric": np.int32(1), "data": real(B, 2, N), "sigma": real(B, 2, N),
         "first_row": np.full(B, 3, np.int32),
@@ -128,15 +126,15 @@ def test_rows_beyond_the_end_are_not_read():
     assert "4" in text
 
 
-def test_no_points_of_very_many_samples():
-    """Nothing to do, however many samples: no loop over them."""
+def test_no_points_of_many_samples():
+    """There must be no loop over samples without points."""
     target = "jaxkern.two_time_g2_at.v1"
     one = {k: v[:1] for k, v in CALLS[target].items() if k in ("A", "X", "contrast", "offset")}
     call = CALLS[target] | one | {"index": np.zeros((1, 0, 3), np.int32)}
     assert outcome(target, call | {"out": struct(2**40, 0)}) is OK
 
 
-def test_points_outside_are_nan():
+def test_points_out_of_range_are_nan():
     target = "jaxkern.two_time_g2_at.v1"
     call = CALLS[target]
     index = np.array([[[3, 0, 0], [0, -1, 0]], [[0, 0, 5], [2, 4, 4]]], np.int32)

@@ -1,6 +1,4 @@
-"""Would catch: a likelihood that counts mirrored pairs twice, a gradient that is not the value's, a
-sampler's pass that takes more than one, a silent zero gradient by sigma.
-"""
+"""The log-likelihood: mirrored pairs, gradient, number of passes and errors."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ def made(n=40, symmetric=True):
 
 
 def exact(reference, data, sigma, symmetric):
-    """The sum over pairs, or points, from the oracle."""
+    """Compute the sum over pairs, or points, with the oracle."""
 
     def value(params, contrast, offset):
         r = (data - reference.g2(params, contrast, offset)) / sigma
@@ -41,16 +39,16 @@ def exact(reference, data, sigma, symmetric):
 def test_value_and_gradient(symmetric, option):
     model, reference, data = made(symmetric=symmetric)
     option = symmetric if option == "fixed" else option
-    wanted = exact(reference, data, 0.01, symmetric)
+    expected = exact(reference, data, 0.01, symmetric)
 
     def fn(*v):
         return xpcs.log_likelihood(model, *v, data, 0.01, symmetric=option)
 
     at = jnp.asarray(PARAMS), jnp.asarray(0.3), jnp.asarray([1.0, 1.01, 0.99])
     value, slopes = jax.value_and_grad(fn, (0, 1, 2))(*at)
-    assert_scaled(value, wanted(*(np.asarray(v) for v in at)), 1e-11)
+    assert_scaled(value, expected(*(np.asarray(v) for v in at)), 1e-11)
     assert_scaled(fn(*at), value, 1e-13)
-    # By residuals, whose derivatives are tested against extended precision.
+    # The derivatives of residuals are tested against extended precision.
     pairs = 0.25 if symmetric else 0.5
     reference_slopes = jax.grad(
         lambda *v: -pairs * jnp.sum(xpcs.residual(model, *v, data, 0.01) ** 2), (0, 1, 2)
@@ -79,7 +77,7 @@ def test_batches_and_jit():
 
 @native_only
 def test_one_pass():
-    """Value and gradient call the fused kernel once, and no other."""
+    """Value and gradient call only the fused kernel, once."""
     model, _, data = made(30)
     fn = jax.value_and_grad(lambda p: xpcs.log_likelihood(model, p, 0.3, 1.0, data, 0.01))
     text = jax.jit(fn).lower(jnp.asarray(PARAMS)).compile().as_text()
@@ -89,7 +87,7 @@ def test_one_pass():
 
 @cases("symmetric", native=[(False,), (True,)], jax=[])
 def test_curvature_is_the_inverse_covariance(symmetric):
-    """At the truth without noise the Hessian is -J^T J, halved where pairs count once."""
+    """At the truth without noise the Hessian is -J^T J, or half of it if pairs count once."""
     model, reference, _ = made(25)
     data = reference.g2(PARAMS, 0.3, 1.0)
     data = measured(data, 0.0, symmetric)
@@ -102,19 +100,19 @@ def test_curvature_is_the_inverse_covariance(symmetric):
         model, PARAMS, 0.3, 1.0, data, 0.01, scaling="fixed", symmetric=symmetric
     )
     scale = np.sqrt(np.diag(ne.jtj))
-    wanted = -ne.jtj / np.outer(scale, scale) * (0.5 if symmetric else 1.0)
-    assert_scaled(hessian / np.outer(scale, scale), wanted, 1e-5)
+    expected = -ne.jtj / np.outer(scale, scale) * (0.5 if symmetric else 1.0)
+    assert_scaled(hessian / np.outer(scale, scale), expected, 1e-5)
 
 
 def test_masks_and_quantized_data():
     model, reference, data = made(symmetric=False)
     step, zero = 1e-4, 0.5
-    given = np.clip(np.round((data - zero) / step), 0, 65535).astype(np.uint16)
+    stored = np.clip(np.round((data - zero) / step), 0, 65535).astype(np.uint16)
     keep = np.arange(40) % 7 != 0
     value = xpcs.log_likelihood(
-        model, PARAMS, 0.3, 1.0, given, 0.01, keep=keep, quantization=(step, zero)
+        model, PARAMS, 0.3, 1.0, stored, 0.01, keep=keep, quantization=(step, zero)
     )
-    r = (zero + step * given - reference.g2(PARAMS, 0.3, 1.0)) / 0.01
+    r = (zero + step * stored - reference.g2(PARAMS, 0.3, 1.0)) / 0.01
     r = r[:, keep][:, :, keep] * (1 - np.eye(keep.sum()))
     assert_scaled(value, -np.sum(r**2) / 2, 1e-10)
 
@@ -126,5 +124,5 @@ def test_no_gradient_by_data_or_sigma(which):
     def fn(data, sigma):
         return xpcs.log_likelihood(model, PARAMS, 0.3, 1.0, data, sigma)
 
-    with pytest.raises(TypeError, match="differentiates with respect to params, contrast and off"):
+    with pytest.raises(TypeError, match="params, contrast and offset"):
         jax.grad(fn, ["data", "sigma"].index(which))(jnp.asarray(data), jnp.asarray(0.01))

@@ -1,4 +1,4 @@
-"""The example with NumPyro's NUTS: would catch a wrong gradient or scale of log_likelihood."""
+"""The example with NumPyro's NUTS: gradient and scale of `log_likelihood`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def example():
 
 
 @pytest.mark.slow
-def test_spread_of_the_posterior_is_that_of_pcov(example, tmp_path):
-    found, draws = example.compare(1000)
+def test_the_posterior_has_the_covariance_of_the_fit(example, tmp_path):
+    result, draws = example.compare(1000)
     assert list(draws) == ["contrast[0]", "offset[0]", "D0", "alpha"]
-    for name, fit, error, mean, spread in example.table(found, draws):
-        # Some 400 of 1000 draws are independent: they know a spread and a correlation to 0.05.
+    for name, fit, error, mean, spread in example.table(result, draws):
+        # About 400 independent draws determine a spread and a correlation to 0.05.
         assert spread == pytest.approx(error, rel=0.25), name
         assert abs(mean - fit) < 0.4 * error, name
-    names = [found.names.index(name) for name in draws]
-    wanted = found.pcov[np.ix_(names, names)] / np.outer(found.perr[names], found.perr[names])
-    np.testing.assert_allclose(np.corrcoef(list(draws.values())), wanted, atol=0.2)
-    example.plot(found, draws, tmp_path / "posterior.png")
+    names = [result.names.index(name) for name in draws]
+    expected = result.pcov[np.ix_(names, names)] / np.outer(result.perr[names], result.perr[names])
+    np.testing.assert_allclose(np.corrcoef(list(draws.values())), expected, atol=0.2)
+    example.plot(result, draws, tmp_path / "posterior.png")
     assert (tmp_path / "posterior.png").stat().st_size > 5000

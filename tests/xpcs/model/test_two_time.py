@@ -1,6 +1,4 @@
-"""Would catch: a wrong g2, residual or derivative, lost digits in sinc or its slope on either side
-of the series, a NaN at equal phases, an op that reads outside for a wild index.
-"""
+"""g2, residuals and their derivatives, compared with an oracle and mpmath."""
 
 from __future__ import annotations
 
@@ -26,8 +24,8 @@ from jaxkern.xpcs.model import ops
 pytestmark = pytest.mark.usefixtures("x64", "backend")
 CONTRAST, OFFSET = np.array([0.3, 0.25, 0.4]), np.array([1.0, 1.1, 0.9])
 POWERS = [0, 2, 4]
-# Differences: zero, far below and on both sides of any switch between series and quotient, zeros
-# of sinc, and large ones.
+# Differences: zero, tiny, on both sides of a switch between series and quotient, zeros of sinc,
+# and large.
 NEAR = [0, 1e-300, 1e-160, 1e-9, 1e-4, 1e-2, 0.05, 0.1, 0.2, 0.2499, 0.25, 0.3, 0.4999, 0.5]
 FAR = [0.501, 0.7, 0.99, 1.0, 1.01, 2.0, 3.141592653589793, 6.28, 31.4, 1e3, 1e5]
 DIFFERENCES = np.array([*NEAR, *FAR])
@@ -48,12 +46,12 @@ def test_g2_of_a_model(power):
 
 @pytest.mark.parametrize("power", POWERS)
 @pytest.mark.parametrize("decay", [0.0, 1e-3])
-def test_sinc_to_its_last_digits(power, decay):
-    """f and its slopes by the phases' differences against mpmath at chosen differences."""
+def test_sinc_to_full_precision(power, decay):
+    """f and its slopes by the phase differences are compared with mpmath."""
     x = np.concatenate([DIFFERENCES, -DIFFERENCES])
     A = np.zeros(x.size)
     A[1:] = decay
-    # Row 0 holds all differences, exactly: x_0 - x_j = -x_j.
+    # Row 0 has all differences, exactly: x_0 - x_j = -x_j.
     f = ops.two_time_g2(A, x, 1.0, 0.0, shear_power=power)[0]
     unit = np.zeros(x.size)
     unit[0] = 1.0
@@ -82,9 +80,9 @@ def test_tangent_and_cotangent(power):
     dA, dX, G = random.normal(size=n), random.normal(size=n), random.normal(size=(n, n))
     D = A[:, None] - A, X[:, None] - X
     f, (a, h) = oracle.correlation(*D, power), oracle.slopes(*D, power)
-    wanted = 0.7 + 0.2 * f + 0.4 * (a * (dA[:, None] - dA) + h * (dX[:, None] - dX))
+    expected = 0.7 + 0.2 * f + 0.4 * (a * (dA[:, None] - dA) + h * (dX[:, None] - dX))
     got = ops.two_time_g2_tangent(A, X, 0.4, dA, dX, 0.2, 0.7, shear_power=power)
-    assert_scaled(got, wanted)
+    assert_scaled(got, expected)
 
     bars = ops.two_time_g2_cotangent(A, X, 0.4, G, shear_power=power)
     flows = 0.4 * G * a, 0.4 * G * h
@@ -96,7 +94,7 @@ def test_tangent_and_cotangent(power):
 
 @pytest.mark.parametrize("order", ["falling", "shuffled", "equal"])
 def test_phases_in_any_order(order):
-    """A need not increase: the sign of A_i - A_j decides, and 0 at equal phases."""
+    """A need not increase: the slope has the sign of A_i - A_j, and is 0 for equal phases."""
     A, X = phases()
     if order == "falling":
         A, X = A[::-1].copy(), X[::-1].copy()
@@ -118,13 +116,13 @@ def test_strong_decay_does_not_overflow():
     A = np.array([0.0, 1.0, 400.0, 800.0, 1e5, 1e5 + 1e-6, 3e8])
     X = np.linspace(0, 1, A.size)
     got = ops.two_time_g2(A, X, 1.0, 0.0, shear_power=4)
-    wanted = oracle.correlation(A[:, None] - A, X[:, None] - X, 4)
-    np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-300)
+    expected = oracle.correlation(A[:, None] - A, X[:, None] - X, 4)
+    np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-300)
 
 
 @cases("angle", native=[(0,), (2,)], jax=[(2,)])
 def test_derivatives_of_a_model(angle):
-    """jacfwd and grad of g2 by everything, against finite differences in 60 digits."""
+    """Compare jacfwd and grad of g2 with finite differences in 60 digits."""
     model, reference = flow(20)
 
     def c2(contrast, offset, params):
@@ -177,21 +175,21 @@ def test_residual(kind):
     }[kind]
     whole = np.broadcast_to(np.reshape(sigma, (-1, 1, 1)) if kind == "angles" else sigma, c2.shape)
     counts = (whole > 1e-10) & ~np.eye(70, dtype=bool)
-    wanted = np.where(counts, data - c2, 0) / np.where(counts, whole, 1)
-    # Values that count for nothing may be anything.
+    expected = np.where(counts, data - c2, 0) / np.where(counts, whole, 1)
+    # Values without weight are arbitrary.
     broken = np.where(counts, data, np.nan)
-    assert_scaled(xpcs.residual(model, PARAMS, CONTRAST, OFFSET, broken, sigma), wanted, 1e-11)
+    assert_scaled(xpcs.residual(model, PARAMS, CONTRAST, OFFSET, broken, sigma), expected, 1e-11)
 
     def square(data, sigma, params, contrast, offset):
         r = xpcs.residual(model, params, contrast, offset, data, sigma)
         return jnp.sum(weights * r), r
 
     weights = random.normal(size=c2.shape)
-    found = jax.jit(jax.grad(square, (0, 1, 2, 3, 4), has_aux=True))
-    slopes, _ = found(broken, jnp.asarray(sigma), PARAMS, CONTRAST, OFFSET)
+    gradient = jax.jit(jax.grad(square, (0, 1, 2, 3, 4), has_aux=True))
+    slopes, _ = gradient(broken, jnp.asarray(sigma), PARAMS, CONTRAST, OFFSET)
     flowing = np.where(counts, weights, 0) / np.where(counts, whole, 1)
     assert_scaled(slopes[0], flowing)
-    by_sigma = -flowing * wanted
+    by_sigma = -flowing * expected
     if kind != "points":
         by_sigma = by_sigma.sum((1, 2)) if kind == "angles" else by_sigma.sum()
     assert_scaled(slopes[1], by_sigma, 1e-11)
@@ -201,16 +199,16 @@ def test_residual(kind):
         assert_scaled(got, back, 1e-11)
 
 
-def test_residual_along_tangents_that_are_not_numbers():
-    """Such as of sigma = sqrt(variance) at a variance of 0: what counts for nothing stays out."""
+def test_residual_with_tangents_of_nan():
+    """As of sigma = sqrt(variance) at a variance of 0; points without weight are ignored."""
     model, _ = flow(40)
     data = measured(xpcs.g2(model, PARAMS, CONTRAST, OFFSET))
     sigma = np.where(np.random.default_rng(3).uniform(size=data.shape) > 0.1, 0.02, 0.0)
     counts = (sigma > 0) & ~np.eye(40, dtype=bool)
     r = lambda data, sigma: xpcs.residual(model, PARAMS, CONTRAST, OFFSET, data, sigma)  # noqa: E731
     along = np.where(counts, 1.0, np.nan), np.where(counts, 2.0, np.inf)
-    wanted, moved = jax.jit(lambda *v: jax.jvp(r, v, along))(data, sigma)
-    slope = (1 - 2 * wanted) / np.where(counts, sigma, 1.0)
+    expected, moved = jax.jit(lambda *v: jax.jvp(r, v, along))(data, sigma)
+    slope = (1 - 2 * expected) / np.where(counts, sigma, 1.0)
     assert_scaled(moved, np.where(counts, slope, 0.0), 1e-11)
     ct = np.where(counts, 1.0, np.nan)
     for back in jax.jit(lambda *v: jax.vjp(r, *v)[1](ct))(data, sigma):
@@ -230,12 +228,12 @@ def test_g2_at():
         two = jax.grad(lambda *v: weights @ xpcs.g2(model, *v)[tuple(index.T)], (0, 1, 2))(*at)
         return one, two
 
-    for got, wanted in zip(*jax.jit(slopes)(PARAMS, CONTRAST, OFFSET), strict=True):
-        assert_scaled(got, wanted, 1e-11)
+    for got, expected in zip(*jax.jit(slopes)(PARAMS, CONTRAST, OFFSET), strict=True):
+        assert_scaled(got, expected, 1e-11)
 
 
 def test_g2_at_outside_is_nan():
-    """Where the index cannot be looked at."""
+    """The index is a tracer."""
     model, _ = flow()
     wild = [[0, 0, 70], [0, -1, 0], [3, 0, 0], [-1, 5, 5], [2**31 - 1, -(2**31), 7]]
     values = jax.jit(lambda index: xpcs.g2_at(model, PARAMS, 0.3, 1.0, index))(
@@ -260,7 +258,7 @@ def test_sizes(n):
 
 
 def test_32_bit_mode(backend):
-    """f32 operands, an f32 result that is right to what f32 phases carry."""
+    """The result for f32 operands is accurate to the rounding of f32 phases."""
     model, reference = flow(40)
 
     def slope_of(p):
@@ -272,14 +270,14 @@ def test_32_bit_mode(backend):
         slope = slope_of(jnp.asarray(PARAMS))
     assert got.dtype == data.dtype == slope.dtype == np.float32
     assert np.abs(data).max() < 2.5e-5  # two roundings of got, over sigma
-    wanted = reference.g2(PARAMS, CONTRAST, OFFSET)
-    np.testing.assert_allclose(got, wanted, atol=2e-6)
+    expected = reference.g2(PARAMS, CONTRAST, OFFSET)
+    np.testing.assert_allclose(got, expected, atol=2e-6)
     exact = slope_of(jnp.asarray(PARAMS))
     np.testing.assert_allclose(slope, exact, rtol=2e-4, atol=1e-4 * np.abs(exact[6]))
 
 
 def test_phases_may_differ_by_angle():
-    """A custom model's diffusion phase of its own for each angle."""
+    """The diffusion phase of a custom model can differ between angles."""
     geometry = xpcs.Geometry(0.01, None, 0.1, 0.1 * np.arange(30), PHI)
     rates = np.array([1.0, 2.0, 3.0])
 
@@ -289,7 +287,7 @@ def test_phases_may_differ_by_angle():
     model = xpcs.CustomModel(geometry, phases_of, ["rate"], shear_power=0)
     got = xpcs.g2(model, [0.2], 0.5, 1.0)
     A = 0.2 * rates[:, None] * geometry.t
-    wanted = 1 + 0.5 * np.exp(-2 * np.abs(A[:, :, None] - A[:, None, :]))
-    assert_scaled(got, wanted)
-    with pytest.raises(ValueError, match="g2_at wants a phase A"):
+    expected = 1 + 0.5 * np.exp(-2 * np.abs(A[:, :, None] - A[:, None, :]))
+    assert_scaled(got, expected)
+    with pytest.raises(ValueError, match="g2_at"):
         xpcs.g2_at(model, [0.2], 0.5, 1.0, [[0, 1, 2]])

@@ -1,0 +1,179 @@
+"""A search for the flow direction in which a fit starts, on thinned data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkern.xpcs.fitting.evaluation import FitProblem
+from jaxkern.xpcs.fitting.pass_program import PassProgram
+from jaxkern.xpcs.fitting.passes import MAX_VALUE
+from jaxkern.xpcs.fitting.sampling import rows_of
+from jaxkern.xpcs.fitting.solver import NormalPoint, compress, solve
+from jaxkern.xpcs.model.models import Model
+
+Array = NDArray[np.float64]
+
+# Number of directions, evenly over a period, and passes over the thinned data from each.
+_DIRECTIONS, _PASSES = 4, 12
+# Largest number of thinned points of all angles, except for a least number of bands.
+_POINTS, _LEAST_BANDS = 2000, 8
+_LAGS_PER_DECADE = 8
+# Another direction must lower chi2 by this multiple of chi2 a degree of freedom: 5 sigma squared.
+_EVIDENCE = 25.0
+
+
+def best_direction(start: Array, problem: FitProblem) -> Array:
+    """Return the start [p], with other physics if another flow direction fits far better.
+
+    From the wrong direction a fit ends without shear, or at a bound. Therefore sampled rows,
+    averaged over bins of the lag, are compared with the model in directions evenly spread over the
+    period, with the best contrast and offset for each. The direction of the start is used if it is
+    better than the others by more than the first step of its fit would gain. Otherwise the thinned
+    points are fitted from each direction, and the start moves to the best fit: that from its own
+    direction, unless another one is better by five standard deviations of chi2. It does not move if
+    the fit stays near the start's direction.
+    """
+    layout, bounds, free = problem.layout, problem.bounds, problem.free
+    physics = slice(2 * layout.n_scales, layout.size)
+    periodic = np.flatnonzero(bounds.unbound & free)
+    if not periodic.size or layout.n_phi < 2:
+        return start
+    moving, index = free[physics], int(periodic[0])
+    thinned = _ThinnedProblem.from_sample(problem, start[physics], moving)
+    starts = np.tile(start, (_DIRECTIONS, 1))
+    starts[:, index] += bounds.period[index] / _DIRECTIONS * np.arange(_DIRECTIONS)
+    starts = starts[:, physics][:, moving]
+    points = [thinned(x) for x in starts]
+    costs = np.array([point.cost if point.is_finite() else np.inf for point in points])
+    if not np.isfinite(costs[0]):
+        return start  # the fit reports it
+    step = compress(points[0])[0][:-1]
+    if costs[1:].min() - costs[0] > step @ step:
+        return start
+    lower, upper = (bound[physics][moving] for bound in bounds.solver_bounds())
+    options: Any = {"lower": lower, "upper": upper, "ftol": 1e-3, "xtol": 1e-3, "max_nfev": _PASSES}
+    finite = [x for x, cost in zip(starts, costs, strict=True) if cost < np.inf]
+    solutions = [s for s in (solve(thinned, x, **options) for x in finite) if s is not None]
+    own, best = solutions[0], min(solutions, key=lambda solution: solution.cost)
+    freedom = thinned.points - len(best.x) - 2 * layout.n_phi
+    if not own.cost - best.cost > _EVIDENCE * best.cost / max(freedom, 1):
+        best = own
+    # The full fit makes other steps, and may not reach the direction that these points reach.
+    turned = abs(best.x - starts[0])[moving[: index - physics.start].sum()]
+    if best is own and turned < 0.5 * bounds.period[index] / _DIRECTIONS:
+        return start
+    better = start.copy()
+    better[np.flatnonzero(moving) + physics.start] = best.x
+    return bounds.wrap(better)
+
+
+@dataclass
+class _ThinnedProblem:
+    """The normal equations of sampled rows that are averaged over bins of the lag.
+
+    Contrast and offset of each angle are eliminated: they are the best ones for the physics.
+    """
+
+    model: Model
+    program: PassProgram
+    rows: NDArray[np.intp]  # [m], frames of the bins
+    columns: NDArray[np.intp]  # [m], the other frames
+    values: Array  # [n_phi, m]
+    weights: Array  # [n_phi, m]: 1 / sigma of the mean, 0 without points
+    physics: Array  # [p]
+    moving: NDArray[np.bool_]  # [p], those that the solver varies
+
+    @classmethod
+    def from_sample(
+        cls, problem: FitProblem, physics: Array, moving: NDArray[np.bool_]
+    ) -> _ThinnedProblem:
+        """Average rows of the sample, fewer of them for many angles."""
+        sample, noise = problem.data.sample, problem.noise
+        n_phi, n_rows, n = sample.values.shape
+        edges = np.unique(np.geomspace(1, n, int(_LAGS_PER_DECADE * np.log10(n)) + 2).astype(int))
+        bands = n_rows // 3
+        chosen = min(bands, max(_LEAST_BANDS, _POINTS // (n_phi * len(edges))))
+        middles = 3 * np.linspace(0, bands - 1, chosen).round().astype(int) + 1
+        sigma = noise.sigma if isinstance(noise.sigma, np.ndarray) else None
+        if sigma is None:
+            sigma = rows_of(noise.sigma, sample.rows[middles])
+        else:
+            sigma = np.broadcast_to(sigma[:, None, None], (n_phi, chosen, n))
+        c2 = sample.values[:, middles]
+        used = sample.good & (sample.rows[middles][:, None] != np.arange(n))
+        used = used & (np.abs(c2) < MAX_VALUE) & (sigma > 1e-10) & np.isfinite(sigma)
+        weight = np.where(used, sigma, np.inf) ** -2.0
+        c2 = np.where(used, c2, 0.0)
+        parts = []
+        for k, row in enumerate(sample.rows[middles]):
+            lag = np.arange(n) - row
+            # The two sides of the diagonal have bins of their own, because their ages differ.
+            number = np.searchsorted(edges, np.abs(lag), side="right") * np.where(lag < 0, -1, 1)
+            starts = np.flatnonzero(np.diff(number, prepend=number[0] - 1))
+            total = np.add.reduceat(weight[:, k], starts, axis=1)
+            mean = np.add.reduceat(weight[:, k] * c2[:, k], starts, axis=1)
+            columns = (starts + np.append(starts[1:], n) - 1) // 2
+            parts.append((np.full(len(starts), row), columns, total, mean))
+        rows, columns, total, mean = (
+            np.concatenate([part[k] for part in parts], axis=-1) for k in range(4)
+        )
+        value = mean / np.where(total > 0, total, 1.0)
+        return cls(
+            problem.model,
+            problem.context.program,
+            rows,
+            columns,
+            value,
+            np.sqrt(total),
+            physics.copy(),
+            moving,
+        )
+
+    @property
+    def points(self) -> int:
+        return int((self.weights > 0).sum())
+
+    def __call__(self, x: Array) -> NormalPoint:
+        self.physics[self.moving] = x
+        with np.errstate(all="ignore"):
+            f, slopes = self._correlation()
+        if not (np.isfinite(f).all() and np.isfinite(slopes).all()):
+            return NormalPoint(np.eye(len(x)), np.zeros(len(x)), np.inf)
+        weight = self.weights
+        f, slopes, target = f * weight, slopes * weight[:, None], self.values * weight
+        # Contrast and offset are the least squares of f and 1, which r and the slopes lose.
+        basis = np.stack([f, weight], axis=1)
+        gram = basis @ basis.transpose(0, 2, 1)
+        inverse = np.linalg.pinv(gram, rcond=1e-10, hermitian=True)
+        scales = inverse @ (basis @ target[..., None])  # [n_phi, 2, 1]
+        r = target - (scales.transpose(0, 2, 1) @ basis)[:, 0]
+        slopes *= scales[:, :1]
+        slopes -= (slopes @ basis.transpose(0, 2, 1)) @ inverse @ basis
+        jacobian = np.moveaxis(slopes, 1, 2).reshape(-1, slopes.shape[1])[:, self.moving]
+        flat = r.ravel()
+        return NormalPoint(jacobian.T @ jacobian, jacobian.T @ flat, float(flat @ flat))
+
+    def _correlation(self) -> tuple[Array, Array]:
+        """Return g1^2 [n_phi, m] of the points, and its derivatives [n_phi, p, m]."""
+        model, tables = self.model, self.program.host_tables(self.physics)
+        dA, dX, slope_A, slope_X = (
+            table[..., self.columns] - table[..., self.rows] for table in tables
+        )
+        power = model.shear_power
+        sinc = np.sinc(dX / np.pi)
+        flow = sinc**power
+        f = np.broadcast_to(np.exp(-2.0 * np.abs(dA)) * flow, self.values.shape)
+        slopes = np.zeros((len(f), len(model.parameters), f.shape[1]))
+        by_A = -2.0 * np.sign(dA) * f
+        slopes[:, list(model.columns_A)] += by_A[:, None] * slope_A
+        if power:
+            small = np.abs(dX) < 1e-4
+            x = np.where(small, 1.0, dX)
+            derivative = np.where(small, -dX / 3.0, (np.cos(x) - sinc) / x)
+            by_X = np.exp(-2.0 * np.abs(dA)) * power * sinc ** (power - 1) * derivative
+            slopes[:, list(model.columns_X)] += by_X[:, None] * slope_X
+        return f, slopes

@@ -1,0 +1,355 @@
+"""A sample of the data, and estimates from it before a fit: noise, contrast, offset, faults.
+
+Everything but the check of symmetry uses a few bands of three consecutive rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkern.xpcs.files.sources import (
+    SigmaSource,
+    Source,
+    StackSource,
+    as_source,
+    check_not_negative,
+    values,
+    weights_to_sigma,
+)
+
+Array = NDArray[np.float64]
+
+BANDS = 48
+SIGMA_METHOD = (
+    "per angle: 1.4826 median |e| / sqrt(1.5), with e = C(i,j) - (C(i-1,j-1) + C(i+1,j+1)) / 2 "
+    "off the diagonal; the root mean square of e / sqrt(1.5) where many values of C are 0"
+)
+# If more than this part of the values is exactly 0, medians carry no information.
+_SPARSE = 0.25
+# Such values are clipped at this multiple of their root mean square without the largest 0.1%.
+SPARSE_CUT = 64.0
+# Least estimate of sigma. It keeps sigma of noiseless data far above 1e-10, which means no weight.
+SIGMA_FLOOR = 1e-6
+
+
+@dataclass(frozen=True)
+class RowSample:
+    """Bands of three rows: values [n_phi, 3 * bands, n] of the rows `rows` [3 * bands]."""
+
+    rows: NDArray[np.intp]
+    values: Array
+    good: NDArray[np.bool_]  # [n]: the frames that are used
+
+    @property
+    def sparse(self) -> NDArray[np.bool_]:
+        """True for angles [n_phi] with many values of exactly 0.
+
+        At low count rates most pairs of frames have no counts in common. C is 0 for these pairs and
+        large for the others: the noise has a heavy tail, and medians are 0.
+        """
+        used = self.used_points() & np.isfinite(self.values)
+        zeros = (used & (self.values == 0)).sum((1, 2))
+        return np.asarray(zeros > _SPARSE * used.sum((1, 2)))
+
+    def used_points(self) -> NDArray[np.bool_]:
+        """Return a mask [3 * bands, n] of the points of used frames off the diagonal."""
+        off_diagonal = self.rows[:, None] != np.arange(self.values.shape[2])
+        return np.asarray(self.good & self.good[self.rows][:, None] & off_diagonal)
+
+
+def sample_rows(frames: NDArray[np.bool_], bands: int = BANDS) -> NDArray[np.intp]:
+    """Return rows in bands of three, spread evenly over the used frames."""
+    used = np.flatnonzero(frames)
+    middles = np.unique(np.linspace(1, len(used) - 2, bands).astype(np.intp))
+    rows: NDArray[np.intp] = used[(middles[:, None] + np.arange(-1, 2)).ravel()]
+    return rows
+
+
+def read_sample(source: Source, frames: NDArray[np.bool_], bands: int = BANDS) -> RowSample:
+    """Read the bands; rows that cannot be read are NaN here, and are reported by the fit."""
+    n_phi, n, _ = source.shape
+    rows = sample_rows(frames, bands)
+    sampled = np.full((n_phi, len(rows), n), np.nan)
+    for angle in range(n_phi):
+        for k in range(0, len(rows), 3):
+            first, middle, last = map(int, rows[k : k + 3])
+            try:
+                if last - first == 2:
+                    band = source.read(angle, first, last + 1)
+                else:
+                    band = np.concatenate(
+                        [source.read(angle, row, row + 1) for row in (first, middle, last)]
+                    )
+            except OSError:
+                continue
+            sampled[angle, k : k + 3] = values(source, band)
+    return RowSample(rows, sampled, frames)
+
+
+def rows_of(source: Any, rows: NDArray[np.intp]) -> Array:
+    """Return rows [n_phi, len(rows), n] of a source; zeros for rows that cannot be read."""
+    n_phi, n, _ = source.shape
+    result = np.zeros((n_phi, len(rows), n))
+    for angle in range(n_phi):
+        for k, row in enumerate(map(int, rows)):
+            with contextlib.suppress(OSError):
+                result[angle, k] = source.read(angle, row, row + 1)[0]
+    return result
+
+
+def rows_of_angle(source: Source, angle: int, rows: NDArray[np.intp]) -> Array:
+    """Return the values [len(rows), n] of one angle; NaN for rows that cannot be read."""
+    result = np.full((len(rows), source.shape[1]), np.nan)
+    starts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
+    for begin, end in itertools.pairwise([*starts, len(rows)]):
+        with contextlib.suppress(OSError):
+            stored = source.read(angle, int(rows[begin]), int(rows[end - 1]) + 1)
+            result[begin:end] = values(source, stored)
+    return result
+
+
+def estimate_sigma(sample: RowSample) -> Array:
+    """Estimate the noise [n_phi] of a point from second differences along the diagonal.
+
+    Along a diagonal the lag is constant and the correlation changes slowly, so
+    e = C(i,j) - (C(i-1,j-1) + C(i+1,j+1)) / 2 is noise with the variance 1.5 sigma^2. If frames
+    between these are masked, linear interpolation replaces the mean.
+    """
+    n_phi, _, n = sample.values.shape
+    noise: list[list[Array]] = [[] for _ in range(n_phi)]
+    for k in range(0, len(sample.rows), 3):
+        first, middle, last = map(int, sample.rows[k : k + 3])
+        back, ahead = middle - first, last - middle
+        column = np.arange(back, n - ahead)
+        frames = sample.good
+        used = frames[column - back] & frames[column] & frames[column + ahead]
+        used &= (np.abs(column - middle) > 1) & bool(frames[[first, middle, last]].all())
+        column = column[used]
+        before, at, after = (
+            sample.values[:, k + m, column + shift] for m, shift in enumerate((-back, 0, ahead))
+        )
+        left, right = ahead / (back + ahead), back / (back + ahead)
+        with np.errstate(invalid="ignore"):  # infinity - infinity
+            e = np.abs(at - (left * before + right * after)) / np.sqrt(1 + left**2 + right**2)
+        for angle, row in enumerate(e):
+            noise[angle].append(row[np.isfinite(row)])
+    result = np.ones(n_phi)
+    for angle, parts in enumerate(noise):
+        e = np.concatenate(parts)
+        if e.size and sample.sparse[angle]:
+            result[angle] = _clipped_rms(e)
+        elif e.size:
+            result[angle] = 1.4826 * np.median(e)
+    return np.maximum(result, SIGMA_FLOOR)
+
+
+def _clipped_rms(e: Array) -> float:
+    """Return the root mean square of values that are mostly 0, with outliers clipped."""
+    bulk = e[e <= np.quantile(e, 0.999)]
+    scale = float(np.sqrt(np.mean(bulk**2))) or float(e.max())
+    return float(np.sqrt(np.mean(np.minimum(e, SPARSE_CUT * scale) ** 2)))
+
+
+def estimate_contrast_offset(sample: RowSample) -> tuple[Array, Array]:
+    """Estimate contrast [n_phi] and offset [n_phi] from medians over lags (means, if sparse).
+
+    The offset is the lowest of the medians of 16 ranges of lags. The contrast is the median of the
+    first two lags minus the offset.
+    """
+    n_phi, _, n = sample.values.shape
+    lag = np.abs(np.arange(n)[None, :] - sample.rows[:, None])
+    edges = np.unique(np.geomspace(1, max(n, 4), 17).astype(int))
+    contrast, offset = np.full(n_phi, 0.5), np.ones(n_phi)
+    for angle in range(n_phi):
+        usable = sample.used_points() & np.isfinite(sample.values[angle])
+        lags, c2 = lag[usable], sample.values[angle][usable]
+        groups = [c2[(lags >= low) & (lags < high)] for low, high in itertools.pairwise(edges)]
+        center = np.mean if sample.sparse[angle] else np.median
+        levels = [float(center(group)) for group in groups if group.size >= 16]
+        start = c2[lags <= 2]
+        if not levels or not start.size or c2.min() == c2.max():
+            continue
+        offset[angle] = min(levels)
+        contrast[angle] = float(center(start)) - offset[angle]
+    return contrast, offset
+
+
+def frames_without_numbers(sample: RowSample) -> NDArray[np.intp]:
+    """Return the frames whose column is NaN in every sampled row of some angle.
+
+    Angles and rows without any finite number are ignored, such as rows that cannot be read.
+    """
+    numbers = np.isfinite(sample.values)
+    columns = np.arange(numbers.shape[2])
+    used = sample.good & (sample.rows[:, None] != columns)
+    # A sampled row of a frame without numbers carries no information on the columns.
+    rows = (numbers & used).any(axis=2)
+    sampled = (rows[:, :, None] & used).any(axis=1)
+    finite = (numbers & rows[:, :, None] & used).any(axis=1)
+    return np.flatnonzero((sampled & ~finite).any(axis=0))
+
+
+def format_frames(frames: Sequence[int], most: int = 10) -> str:
+    """Return frame indices for a message, shortened after `most` of them."""
+    more = f" and {len(frames) - most} more" if len(frames) > most else ""
+    return ", ".join(map(str, frames[:most])) + more
+
+
+def angles_without_signal(sample: RowSample) -> NDArray[np.bool_]:
+    """True for angles [n_phi] with the same number at every sampled point, such as 0."""
+    used = sample.used_points() & np.isfinite(sample.values)
+    lowest = np.min(sample.values, axis=(1, 2), where=used, initial=np.inf)
+    highest = np.max(sample.values, axis=(1, 2), where=used, initial=-np.inf)
+    return np.asarray(lowest == highest)
+
+
+def mirrored_angles(source: Source) -> NDArray[np.bool_]:
+    """True for angles [n_phi] whose matrix is bit-identical to its transpose."""
+    n_phi, n, _ = source.shape
+    known = getattr(source, "symmetric", None)
+    if known is not None:
+        return np.full(n_phi, bool(known))
+    result = np.zeros(n_phi, bool)
+    for angle in range(n_phi):
+        try:
+            if isinstance(source, StackSource) and source.in_memory:
+                result[angle] = _equals_transpose(source.read(angle, 0, n))
+            else:
+                result[angle] = _mirrored_by_checksum(source, angle)
+        except OSError:
+            result[angle] = False
+    return result
+
+
+def _equals_transpose(matrix: NDArray[np.generic], tile: int = 128) -> bool:
+    n = len(matrix)
+    bits = matrix.view(f"u{matrix.dtype.itemsize}") if matrix.dtype.itemsize <= 8 else matrix
+    for row in range(0, n, tile):
+        for column in range(row, n, tile):
+            upper = bits[row : row + tile, column : column + tile]
+            if not np.array_equal(upper, bits[column : column + tile, row : row + tile].T):
+                return False
+    return True
+
+
+def _mirrored_by_checksum(source: Source, angle: int, block_points: int = 2**20) -> bool:
+    """Compare a matrix with its transpose in one run over the rows, for data not in memory.
+
+    Compares sum a_i b_j h(C_ij) over i < j with sum a_j b_i h(C_ij) over i > j, modulo 2^64, with
+    a bijective hash h of the bit patterns and random odd numbers a and b. Triangles that differ
+    have equal sums with a probability of about 2^-60.
+    """
+    n = source.shape[1]
+    draw = np.random.default_rng(20261121 + angle)
+    a, b = (draw.integers(0, 2**63, n, np.uint64) * 2 + 1 for _ in range(2))
+    rows = max(1, block_points // n)
+    upper = lower = np.uint64(0)
+    with np.errstate(over="ignore"):
+        for first in range(0, n, rows):
+            block = np.ascontiguousarray(source.read(angle, first, min(first + rows, n)))
+            for row, line in enumerate(block, first):
+                # One row at a time, which stays in the cache.
+                bits = line.view(f"u{block.dtype.itemsize}").astype(np.uint64)
+                bits ^= bits >> np.uint64(33)
+                bits *= np.uint64(0xFF51AFD7ED558CCD)
+                bits ^= bits >> np.uint64(29)
+                upper = upper + a[row] * np.dot(bits[row + 1 :], b[row + 1 :])
+                lower = lower + b[row] * np.dot(bits[:row], a[:row])
+    return bool(upper == lower)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The noise of a fit.
+
+    Attributes:
+      sigma: [n_phi], or a source of [n_phi, n, n].
+      method: the origin of sigma, in words.
+      estimated: True if sigma was estimated from the data.
+      silent: angles without weight, because they hold the same number everywhere and have no noise
+        to estimate; their sigma is 0.
+    """
+
+    sigma: Array | Source
+    method: str
+    estimated: bool = False
+    silent: tuple[int, ...] = ()
+
+    @property
+    def per_angle(self) -> Array | None:
+        return self.sigma if isinstance(self.sigma, np.ndarray) else None
+
+
+def resolve_noise(
+    sigma: Any, weights: Any, shape: tuple[int, int, int], sample: RowSample
+) -> Noise:
+    """Check sigma or weights of the user, or estimate sigma.
+
+    Raises:
+      ValueError: for both of sigma and weights, a shape that does not fit, or negative numbers.
+    """
+    if sigma is not None and weights is not None:
+        raise ValueError(
+            "sigma and weights: expected one of them, got both (weights = 1 / sigma^2)"
+        )
+    if sigma is None and weights is None:
+        silent = angles_without_signal(sample)
+        estimate = np.where(silent, 0.0, estimate_sigma(sample))
+        indices = tuple(map(int, np.flatnonzero(silent)))
+        return Noise(estimate, f"estimated from the data, {SIGMA_METHOD}", True, indices)
+    name = "sigma" if weights is None else "weights"
+    argument = sigma if weights is None else weights
+    n_phi = shape[0]
+    if not isinstance(argument, Source | Path | str | Mapping) and np.ndim(argument) <= 1:
+        value = np.asarray(argument, np.float64)
+        if value.shape not in ((), (n_phi,)):
+            raise ValueError(_wrong_shape(name, value.shape, shape))
+        check_not_negative(value, name)
+        if weights is not None:
+            value = weights_to_sigma(value)
+        return Noise(np.ascontiguousarray(np.broadcast_to(value, (n_phi,))), "given")
+    source = as_source(argument, name=name)
+    if source.shape != shape:
+        raise ValueError(_wrong_shape(name, source.shape, shape))
+    if not getattr(source, "in_memory", False) or not isinstance(source, StackSource):
+        return Noise(SigmaSource(source, name), "given")
+    for matrix in source.array:
+        check_not_negative(matrix, name)
+    return Noise(source if weights is None else SigmaSource(source, name), "given")
+
+
+def _wrong_shape(name: str, actual: tuple[int, ...], shape: tuple[int, int, int]) -> str:
+    return (
+        f"{name}: expected a number, one for each angle ({shape[0]},) or the shape of the data "
+        f"{shape}, got the shape {actual}"
+    )
+
+
+def resolve_frames(keep: Any, n: int) -> NDArray[np.bool_]:
+    """Return the mask [n] of used frames from `keep`: a mask [n], a slice, or None for all.
+
+    Raises:
+      ValueError: for another shape, or fewer than 3 frames.
+    """
+    frames = np.zeros(n, bool)
+    if keep is None or isinstance(keep, slice):
+        frames[slice(None) if keep is None else keep] = True
+    else:
+        mask = np.asarray(keep)
+        if mask.shape != (n,) or mask.dtype.kind not in "bui":
+            raise ValueError(
+                f"keep: expected a mask [{n}] of used frames or a slice, got {mask.dtype} of the "
+                f"shape {mask.shape}"
+            )
+        frames = mask.astype(bool)
+    if int(frames.sum()) < 3:
+        raise ValueError(f"keep: expected 3 or more frames, got {int(frames.sum())} of {n}")
+    return frames
