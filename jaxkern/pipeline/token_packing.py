@@ -15,6 +15,7 @@ from jaxkern.pipeline.graph import RECORDS_PER_CALL, Block, PipelineNode, Vertex
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import DeferredBlock, Flow, FlowStart, Rows, SequentialNode
+from jaxkern.pipeline.sources.combined import Subset
 from jaxkern.pipeline.sources.source import BatchSource
 from jaxkern.pipeline.sources.tokens import TokenSource
 from jaxkern.tokens import Documents, PackingStats, RowPacker, bins_state, packed_rows, state_bins
