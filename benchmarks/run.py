@@ -94,6 +94,7 @@ STEPS = (
     Step("xpcs-streaming", (_script("xpcs_streaming"),)),
     Step("xpcs-correlators", (_script("xpcs_correlators"),)),
     Step("xpcs-growth", (_script("xpcs_growth"),)),
+    Step("xpcs-cpu", (_script("xpcs_cpu"),), quick=False),
     _native("native", "ffi_overhead", "bench_image", "native.json"),
     _native("xpcs-native", "xpcs_native", "bench_xpcs", "native-xpcs.json"),
     _native("ring-handover", "ring_handover", "bench_ring", "native-ring.json"),

@@ -2,8 +2,8 @@
 
     make figures-images      # or: python examples/augmentations.py
 
-Each row of a name shows three photographs, with a draw each. A public transform is found by itself;
-one that shows too little by its defaults, or wants arguments, has a line in ARGUMENTS.
+Each name shows three photographs, with one draw each. All public transforms are included; one whose
+defaults have little effect, or that needs arguments, has a line in ARGUMENTS.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "Resize": {"size": SIDE // 3},
     "ScaleJitter": {"target_size": (SIDE, SIDE), "scale_range": (0.3, 1.0)},
 }
-# They change types and units, or targets: there is nothing to see.
+# They change dtypes, units or targets, without a visible effect.
 HIDDEN = {"Normalize", "SanitizeBoundingBoxes", "ToDtype", "Transform"}
 
 
 def photographs() -> np.ndarray:
-    """Three that scikit-image ships, free of rights: u8 [3, SIDE, SIDE, 3]."""
+    """Return three photographs of scikit-image in the public domain: u8 [3, SIDE, SIDE, 3]."""
     corners = ((data.astronaut(), 0, 90), (data.chelsea(), 40, 90), (data.coffee(), 60, 130))
     crops = [shot[top : top + 256, left : left + 256] for shot, top, left in corners]
     resize = ji.Compose([ji.Resize(SIDE)])
@@ -58,23 +58,22 @@ def photographs() -> np.ndarray:
 
 
 def transforms() -> Iterator[tuple[str, ji.Transform]]:
-    """Every public one; those that are done with some probability are done."""
+    """Yield every public transform, with probability 1."""
     for name in sorted(ji.__all__):
-        found = getattr(ji, name)
-        if name in HIDDEN or not (isinstance(found, type) and issubclass(found, ji.Transform)):
+        cls = getattr(ji, name)
+        if name in HIDDEN or not (isinstance(cls, type) and issubclass(cls, ji.Transform)):
             continue
         arguments = ARGUMENTS.get(name)
         if arguments is None:
-            certain = "p" in getattr(found, "__dataclass_fields__", {})
-            arguments = {"p": 1.0} if certain else {}
-        yield name, found(**arguments)
+            arguments = {"p": 1.0} if "p" in getattr(cls, "__dataclass_fields__", {}) else {}
+        yield name, cls(**arguments)
 
 
-def shown(transform: ji.Transform, images: np.ndarray) -> list[Image.Image]:
-    """What becomes of each image; smaller ones as they are in the middle of a tile."""
+def draw_tiles(transform: ji.Transform, images: np.ndarray) -> list[Image.Image]:
+    """Return a tile for each transformed image; smaller images are centred."""
     keys = jk.random.record_keys(3, 0, np.arange(len(images)))
     augment = ji.Compose([transform], dtype="uint8")
-    if isinstance(transform, ji.RandomIoUCrop):  # it draws by boxes
+    if isinstance(transform, ji.RandomIoUCrop):  # it needs boxes
         boxes = np.tile(np.float32([[[60, 60, 130, 130]]]), (len(images), 1, 1))
         out = np.asarray(augment(keys, {"image": images, "boxes": boxes})["image"])
     else:
@@ -82,8 +81,8 @@ def shown(transform: ji.Transform, images: np.ndarray) -> list[Image.Image]:
     out = np.broadcast_to(out, (*out.shape[:3], 3))
     tiles = []
     for one in out:
-        whole = max(*one.shape[:2], SIDE)
-        height, width = (max(1, round(side * TILE / whole)) for side in one.shape[:2])
+        extent = max(*one.shape[:2], SIDE)
+        height, width = (max(1, round(side * TILE / extent)) for side in one.shape[:2])
         tile = Image.new("RGB", (TILE, TILE), "white")
         small = Image.fromarray(np.ascontiguousarray(one)).resize((width, height))
         tile.paste(small, ((TILE - width) // 2, (TILE - height) // 2))
@@ -93,18 +92,18 @@ def shown(transform: ji.Transform, images: np.ndarray) -> list[Image.Image]:
 
 def sheet() -> Image.Image:
     images = photographs()
-    rows = [("photographs", shown(ji.RandomHorizontalFlip(0.0), images))]
+    rows = [("photographs", draw_tiles(ji.RandomHorizontalFlip(0.0), images))]
     for name, transform in transforms():
         try:
-            rows.append((name, shown(transform, images)))
+            rows.append((name, draw_tiles(transform, images)))
         except (TypeError, ValueError) as error:
-            raise SystemExit(f"{name}: {error}; a line in ARGUMENTS or HIDDEN is wanted") from error
+            raise SystemExit(f"{name}: {error}; add a line to ARGUMENTS or HIDDEN") from error
     width, height = (TILE + 2) * len(images) + 10, TILE + TITLE + 6
     lines = -(-len(rows) // COLUMNS)
     page = Image.new("RGB", (COLUMNS * width - 10, lines * height), "white")
     draw, font = ImageDraw.Draw(page), ImageFont.load_default(size=12)
-    for place, (name, tiles) in enumerate(rows):
-        left, top = place % COLUMNS * width, place // COLUMNS * height
+    for index, (name, tiles) in enumerate(rows):
+        left, top = index % COLUMNS * width, index // COLUMNS * height
         draw.text((left, top), name, "black", font)
         for k, tile in enumerate(tiles):
             page.paste(tile, (left + k * (TILE + 2), top + TITLE))

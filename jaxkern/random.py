@@ -1,4 +1,4 @@
-"""Random keys that belong to a record, not to its place in a batch."""
+"""Random keys that depend on a record, not on its position in a batch."""
 
 from jaxkern.core.keys import record_keys as record_keys
 

@@ -5,10 +5,11 @@ from jaxkern.image.compose.producer import ChainProducer, EncodedProducer, MaskP
 from jaxkern.image.jpeg import decode_jpeg
 from jaxkern.image.policies.policies import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
 from jaxkern.image.policies.tables import AutoAugmentPolicy
+from jaxkern.image.program.program import Code, program_step
 from jaxkern.image.ragged import Ragged
-from jaxkern.image.transforms.blur import GaussianBlur
 from jaxkern.image.transforms.choices import RandomApply, RandomChoice, RandomOrder
 from jaxkern.image.transforms.colour import (
+    ColorJitter,
     Grayscale,
     RandomAdjustSharpness,
     RandomAutocontrast,
@@ -16,19 +17,23 @@ from jaxkern.image.transforms.colour import (
     RandomEqualize,
     RandomGrayscale,
     RandomInvert,
+    RandomPhotometricDistort,
     RandomPosterize,
     RandomSolarize,
 )
-from jaxkern.image.transforms.crops import CenterCrop, RandomCrop, RandomResizedCrop
+from jaxkern.image.transforms.crops import (
+    CenterCrop,
+    Pad,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+)
 from jaxkern.image.transforms.detection import RandomIoUCrop, RandomZoomOut, SanitizeBoundingBoxes
-from jaxkern.image.transforms.flips import RandomHorizontalFlip, RandomVerticalFlip
-from jaxkern.image.transforms.jitter import ColorJitter, RandomPhotometricDistort
-from jaxkern.image.transforms.mixing import CutMix, MixUp
-from jaxkern.image.transforms.noise import ElasticTransform, GaussianNoise
-from jaxkern.image.transforms.padding import Pad
+from jaxkern.image.transforms.noise import ElasticTransform, GaussianBlur, GaussianNoise
 from jaxkern.image.transforms.sizes import RandomShortestSize, Resize, ScaleJitter
 from jaxkern.image.transforms.transform import Transform
-from jaxkern.image.transforms.values import Normalize, RandomErasing, ToDtype
+from jaxkern.image.transforms.values import CutMix, MixUp, Normalize, RandomErasing, ToDtype
 from jaxkern.image.transforms.warps import (
     RandomAffine,
     RandomPerspective,
@@ -41,6 +46,7 @@ __all__ = [
     "AutoAugmentPolicy",
     "CenterCrop",
     "ChainProducer",
+    "Code",
     "ColorJitter",
     "Compose",
     "CutMix",
@@ -85,4 +91,5 @@ __all__ = [
     "Transform",
     "TrivialAugmentWide",
     "decode_jpeg",
+    "program_step",
 ]

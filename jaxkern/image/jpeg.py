@@ -1,19 +1,121 @@
-"""JPEG bytes to pixels in the middle of a program."""
+"""JPEG decoding inside jitted programs."""
 
 from __future__ import annotations
 
+import functools
+import io
 import operator
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jaxkern.core.cost import Cost
 from jaxkern.core.integers import check_narrowing
-from jaxkern.image import ops
+from jaxkern.core.op import Op
 from jaxkern.image.chain.plan import CHANNEL_COUNTS
+
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+def _call_pillow(buffer: Any, begin: Any, end: Any, **static: Any) -> tuple[jax.Array, jax.Array]:
+    """Call Pillow on the host: return image u8 [height, width, channels] and its size i32 [2]."""
+    canvas = (static["height"], static["width"], static["channels"])
+    results = (jax.ShapeDtypeStruct(canvas, np.uint8), jax.ShapeDtypeStruct((2,), np.int32))
+    run = functools.partial(_decode_all, **static)
+    return jax.pure_callback(run, results, buffer, begin, end, vmap_method="expand_dims")  # type: ignore[no-any-return]
+
+
+def _decode_all(
+    buffer: Any, begin: Any, end: Any, *, mask: bool, **static: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    buffer, begin, end = (np.asarray(x) for x in (buffer, begin, end))
+    batch = np.broadcast_shapes(buffer.shape[:-1], begin.shape, end.shape)
+    buffer = np.broadcast_to(buffer, (*batch, buffer.shape[-1]))
+    begin, end = np.broadcast_to(begin, batch), np.broadcast_to(end, batch)
+    canvas = (static["height"], static["width"], static["channels"])
+    images, sizes = np.zeros((*batch, *canvas), np.uint8), np.zeros((*batch, 2), np.int32)
+    for n, index in enumerate(np.ndindex(batch)):
+        try:
+            image = _decode_one(buffer[index], int(begin[index]), int(end[index]), **static)
+        except (OSError, SyntaxError, ValueError) as error:
+            if not mask:
+                raise ValueError(f"jaxkern.image_decode_jpeg: image {n}: {error}") from error
+            continue
+        images[index][: image.shape[0], : image.shape[1]] = image
+        sizes[index] = image.shape[:2]
+    return images, sizes
+
+
+def _decode_one(
+    buffer: np.ndarray,
+    begin: int,
+    end: int,
+    *,
+    height: int,
+    width: int,
+    channels: int,
+    max_pixels: int,
+    denominator: int,
+) -> np.ndarray:
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ImportError:
+        raise ImportError(
+            "jk.image.decode_jpeg needs Pillow here, because jaxkern has no native JPEG decoder "
+            "for this platform or was built without libjpeg-turbo; run `pip install pillow`"
+        ) from None
+    if not 0 <= begin <= end <= len(buffer):
+        raise ValueError(
+            f"expected a range inside operand 'buffer' of {len(buffer)} bytes, got bytes "
+            f"{begin} to {end}"
+        )
+    try:
+        opened = Image.open(io.BytesIO(buffer[begin:end].tobytes()), formats=["JPEG"])
+    except UnidentifiedImageError:
+        raise ValueError("expected a JPEG, but Pillow does not recognize the format") from None
+    except Image.DecompressionBombError as error:  # from twice Image.MAX_IMAGE_PIXELS
+        raise ValueError(str(error)) from None
+    with opened:
+        if opened.width * opened.height > max_pixels:
+            raise ValueError(
+                f"its header says {opened.height} x {opened.width} pixels; "
+                f"max_pixels is {max_pixels}"
+            )
+        if denominator > 1:
+            opened.draft(None, [max(1, n // denominator) for n in opened.size])
+        image = ImageOps.exif_transpose(opened).convert(_MODES[channels])
+    if image.height > height or image.width > width:
+        raise ValueError(
+            f"it has {image.height} x {image.width} pixels and the canvas {height} x {width}"
+        )
+    return np.asarray(image).reshape(image.height, image.width, channels)
+
 
 MAX_PIXELS = 178_956_970
 """Pillow's limit: a quarter of 2**31 bytes as RGB."""
+
+
+decode_jpeg_op = Op(
+    "jaxkern.image_decode_jpeg",
+    version=1,
+    abstract=lambda buffer, begin, end, *, height, width, channels, **_: (
+        jax.ShapeDtypeStruct((height, width, channels), np.uint8),
+        jax.ShapeDtypeStruct((2,), np.int32),
+    ),
+    impl=_call_pillow,
+    attributes=lambda max_pixels, denominator, mask, **_: {
+        "max_pixels": np.int64(max_pixels),
+        "denominator": np.int32(denominator),
+        "mask": np.bool_(mask),
+    },
+    # The number of bytes of an image is known at run time only.
+    cost=lambda buffer, begin, end, *, height, width, channels, **_: Cost(
+        flops=None, bytes=height * width * channels
+    ),
+    platforms=("cpu",),
+)
 
 
 def decode_jpeg(
@@ -27,33 +129,33 @@ def decode_jpeg(
     max_pixels: int = MAX_PIXELS,
     denominator: int = 1,
 ) -> tuple[jax.Array, jax.Array]:
-    """Decodes N JPEG images that lie in one buffer, each into the corner of a canvas of one size.
+    """Decode N JPEG images from one buffer, each into the top left corner of a canvas.
 
-    Baseline and progressive, of any subsampling, grayscale, colour, CMYK and YCCK; upright by the
-    orientation of EXIF. Values are those of Pillow's ``convert``. Native threads decode on the CPU;
-    on other platforms, and where jaxkern was built without libjpeg-turbo, Pillow does, called on
-    the host.
+    Supports baseline and progressive files of any subsampling, in grayscale, colour, CMYK and YCCK.
+    EXIF orientation is applied. Values equal those of Pillow's ``convert``. Native threads decode
+    on the CPU. On other platforms, and if jaxkern was built without libjpeg-turbo, the program
+    calls Pillow on the host.
 
     Args:
       buffer: uint8 [B].
       offsets: int32 or int64 [N + 1]: image n is ``buffer[offsets[n]:offsets[n + 1]]``; or [N] with
         ``lengths``.
       lengths: int32 or int64 [N], bytes of each image.
-      size: (H, W) of the canvas, static; a number for a square one. Pixels beyond an image are 0.
+      size: (H, W) of the canvas, static; an integer for a square. Pixels outside an image are 0.
       channels: 1, 3 or 4 (alpha is 255).
       on_bad: "raise", or "mask": zeros and the size (0, 0) for an image that does not decode, is
-        cut off or damaged, exceeds the canvas or ``max_pixels``, or does not lie in the buffer.
-      max_pixels: height * width that an image may have, checked before anything is allocated.
-      denominator: 1, 2, 4 or 8: decodes at this fraction of the size, rounded up, which takes less
-        time. Values then differ from a full image that is resized: each is an average of its pixels
-        before the colours are interpolated.
+        truncated or damaged, exceeds the canvas or ``max_pixels``, or is not inside the buffer.
+      max_pixels: largest height * width of an image, checked before anything is allocated.
+      denominator: 1, 2, 4 or 8: decode at this fraction of the size, rounded up, which is faster.
+        Values then differ from a resized full image: each is an average of pixels before chroma
+        is interpolated.
 
     Returns:
       Images, uint8 [N, H, W, channels], and their sizes, int32 [N, 2], height and width.
 
     Raises:
       TypeError, ValueError: for wrong dtypes, shapes or options.
-      jax.errors.JaxRuntimeError: where the program runs, for a bad image, with its number.
+      jax.errors.JaxRuntimeError: at run time, for a bad image; the message has its number.
 
     Example:
       >>> import io, numpy as np, jax, jaxkern as jk
@@ -68,34 +170,34 @@ def decode_jpeg(
     height, width = (size, size) if isinstance(size, int) else size
     height, width = operator.index(height), operator.index(width)
     if height < 1 or width < 1:
-        raise ValueError(f"size is {size}; wanted a height and width of 1 or more")
+        raise ValueError(f"size: expected a height and width of at least 1, got {size}")
     if channels not in CHANNEL_COUNTS:
-        raise ValueError(f"channels is {channels!r}; wanted 1, 3 or 4")
+        raise ValueError(f"channels: expected 1, 3 or 4, got {channels!r}")
     if on_bad not in ("raise", "mask"):
-        raise ValueError(f"on_bad is {on_bad!r}; wanted 'raise' or 'mask'")
+        raise ValueError(f"on_bad: expected 'raise' or 'mask', got {on_bad!r}")
     if denominator not in (1, 2, 4, 8):
-        raise ValueError(f"denominator is {denominator!r}; wanted 1, 2, 4 or 8")
+        raise ValueError(f"denominator: expected 1, 2, 4 or 8, got {denominator!r}")
     if operator.index(max_pixels) < 1:
-        raise ValueError(f"max_pixels is {max_pixels}; wanted 1 or more")
+        raise ValueError(f"max_pixels: expected at least 1, got {max_pixels}")
     data = jnp.asarray(buffer)
     if data.dtype != jnp.uint8 or data.ndim != 1:
-        raise TypeError(f"buffer is {data.dtype.name}{list(data.shape)}; wanted uint8[B]")
-    places = _integers("offsets", offsets)
+        raise TypeError(f"buffer: expected uint8[B], got {data.dtype.name}{list(data.shape)}")
+    starts = _integers("offsets", offsets)
     if lengths is None:
-        if places.shape[0] < 1:
-            raise ValueError("offsets is empty; wanted N + 1 numbers, or N with lengths")
-        begin, end = places[:-1], places[1:]
+        if starts.shape[0] < 1:
+            raise ValueError("offsets: expected N + 1 numbers, or N with lengths, got none")
+        begin, end = starts[:-1], starts[1:]
     else:
         counts = _integers("lengths", lengths)
-        if counts.shape != places.shape:
+        if counts.shape != starts.shape:
             raise ValueError(
-                f"lengths has {counts.shape[0]} numbers and offsets {places.shape[0]}; "
-                "wanted as many"
+                f"lengths: expected {starts.shape[0]} numbers, as many as offsets, got "
+                f"{counts.shape[0]}"
             )
-        # A sum that overflows ends before it begins, which is refused as any place outside.
-        end = places + counts
-        begin = places.astype(end.dtype)
-    images, sizes = ops.decode_jpeg(
+        # A sum that overflows ends before it begins, and is rejected like any invalid range.
+        end = starts + counts
+        begin = starts.astype(end.dtype)
+    images, sizes = decode_jpeg_op(
         data[None],
         begin,
         end,
@@ -110,10 +212,10 @@ def decode_jpeg(
     return images, sizes
 
 
-def _integers(name: str, given: Any) -> jax.Array:
-    array = jnp.asarray(check_narrowing(given, name))
+def _integers(name: str, values: Any) -> jax.Array:
+    array = jnp.asarray(check_narrowing(values, name))
     if array.dtype not in (jnp.int32, jnp.int64) or array.ndim != 1:
         raise TypeError(
-            f"{name} is {array.dtype.name}{list(array.shape)}; wanted int32 or int64 [N]"
+            f"{name}: expected int32 or int64 [N], got {array.dtype.name}{list(array.shape)}"
         )
     return array

@@ -1,4 +1,4 @@
-"""The image domain's ops, declared: chains and stages over dense or ragged images, and mixing."""
+"""Ops of the image domain: chains, programs and stages, dense and ragged, and mixing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 from jaxkern.core.batch import nbytes
 from jaxkern.core.cost import Cost
 from jaxkern.core.op import Op
-from jaxkern.image import pillow
 from jaxkern.image.chain import twin
 from jaxkern.image.chain.plan import ChainPlan, Filter, Layout
 from jaxkern.image.program import program_twin
@@ -24,7 +23,7 @@ from jaxkern.image.stages import ragged_stages as ragged_image_stages
 
 _Struct = jax.ShapeDtypeStruct
 
-# Multiplies and adds a value of a segment's output: one affine, and the taps of two passes.
+# Multiplies and adds per value of a segment's output: one affine, and the taps of two passes.
 _FLOPS = {
     **{Filter.NONE: 2, Filter.NEAREST: 2, Filter.BILINEAR: 10, Filter.ANTIALIAS: 18},
     **dict.fromkeys((Filter.BICUBIC, Filter.BICUBIC_LEVELS), 18),
@@ -33,7 +32,7 @@ _FLOPS = {
 
 
 def plan_attributes(plan: ChainPlan, **_: Any) -> dict[str, Any]:
-    """The attributes of a chain's call: its structure, nothing of a sample."""
+    """Return the attributes of a chain's call: its structure, without any sample's parameters."""
     rows = plan.segments
     return {
         "filter": np.asarray([s.sampling for s in rows], np.int32),
@@ -69,7 +68,7 @@ ragged_chain = Op(
     abstract=lambda buffer, *parameters, plan, max_height, max_width: plan.output(),
     impl=twin.ragged_chain,
     attributes=plan_attributes,
-    # At most: how much of an image is there is known at run time only.
+    # An upper bound: the sizes of images are known at run time only.
     cost=lambda buffer, *parameters, plan, max_height, max_width: _chain_cost(
         plan, max_height * max_width * plan.channels
     ),
@@ -87,12 +86,12 @@ mix = Op(
     aliases={0: 0},
 )
 
-# Values that an operation of a program takes for each of the image's: of the order of a blend.
+# Operations per value for one step of a program: those of a blend.
 _PROGRAM_FLOPS = 8
 
 
 def _program_attributes(steps: tuple[ProgramStep, ...], channels: int, **_: Any) -> dict[str, Any]:
-    fill = [step.fill_of(channels) for step in steps]
+    fill = [step.channel_fill(channels) for step in steps]
     return {
         "codes": np.asarray([step.mask for step in steps], np.int32),
         "interpolation": np.asarray(
@@ -120,7 +119,7 @@ program = Op(
 
 
 def stages_attributes(plan: StagesPlan, **_: Any) -> dict[str, Any]:
-    """The attributes of a call of stages: their structure, nothing of a sample."""
+    """Return the attributes of a call of stages: their structure, without any parameters."""
     chains = [plan_attributes(chain) for chain in plan.chains]
     empty, counts = np.zeros(0, np.int32), [stage.chain for stage in plan.stages]
     joined = {
@@ -143,7 +142,7 @@ def stages_attributes(plan: StagesPlan, **_: Any) -> dict[str, Any]:
 
 
 def _stages_cost(plan: StagesPlan, values: int, pixels: int) -> Cost:
-    """Of a source of so many values and bytes."""
+    """Return the cost for a source of `values` values and `pixels` bytes."""
     chains, flops = plan.chains, 0
     for stage in plan.stages:
         if stage.chain is not None:
@@ -169,40 +168,20 @@ ragged_stages = Op(
     abstract=lambda buffer, *operands, plan, max_height, max_width: plan.output(buffer),
     impl=ragged_image_stages,
     attributes=stages_attributes,
-    # At most, as of ragged chains.
+    # An upper bound, as for ragged chains.
     cost=lambda buffer, *operands, plan, max_height, max_width: _stages_cost(
         plan, *[max_height * max_width * plan.channels] * 2
     ),
     platforms=("cpu",),
 )
 
-decode_jpeg = Op(
-    "jaxkern.image_decode_jpeg",
-    version=1,
-    abstract=lambda buffer, begin, end, *, height, width, channels, **_: (
-        _Struct((height, width, channels), np.uint8),
-        _Struct((2,), np.int32),
-    ),
-    impl=pillow.decode_jpeg,
-    attributes=lambda max_pixels, denominator, mask, **_: {
-        "max_pixels": np.int64(max_pixels),
-        "denominator": np.int32(denominator),
-        "mask": np.bool_(mask),
-    },
-    # How many bytes an image has is known at run time only.
-    cost=lambda buffer, begin, end, *, height, width, channels, **_: Cost(
-        flops=None, bytes=height * width * channels
-    ),
-    platforms=("cpu",),
-)
-
 
 def run_stages(images: Any, builder: StagesBuilder) -> Any:
-    """Runs stages over pixels [N, H, W, C], or a `Ragged` batch.
+    """Run stages on pixels [N, H, W, C], or on a `Ragged` batch.
 
-    On the CPU in one call, also where there is no chain: a program alone is an op that changes its
-    images in place, for which XLA would copy the batch of a caller who keeps it. Elsewhere there
-    are kernels of chains and of programs: a call for each.
+    The CPU runs them in one call. It uses the op of stages even without a chain, since the op of
+    programs works in place, and XLA would first copy a batch that the caller still holds. Other
+    platforms have kernels for a chain and for a program, and need a call for each.
     """
     on_cpu = jax.default_backend() == "cpu"
     for plan, operands in builder.calls(together=on_cpu):
@@ -219,7 +198,7 @@ def run_stages(images: Any, builder: StagesBuilder) -> Any:
 
 
 def _run_ragged(images: Ragged, plan: ChainPlan | StagesPlan, operands: Sequence[Any]) -> Any:
-    """The buffer is one operand for all samples."""
+    """Run one call; the buffer is an operand shared by all samples."""
     call = ragged_chain if isinstance(plan, ChainPlan) else ragged_stages
     return call(
         images.buffer[None],
@@ -235,13 +214,13 @@ def _run_ragged(images: Ragged, plan: ChainPlan | StagesPlan, operands: Sequence
 
 
 def run_mix(x: jax.Array, partner: jax.Array, lam: Any, box: Any, layout: Layout) -> Any:
-    """Mixes two batches of images, lam f32 [N or 1] and box i32 [N or 1, 4]."""
+    """Mix two batches of images with lam f32 [N or 1] and box i32 [N or 1, 4]."""
     return mix(x, partner, lam, box, batch_dims=1, layout=layout)
 
 
 def run_program(images: jax.Array, steps: Sequence[Step]) -> jax.Array:
-    """Runs operations one after the other on images [N, H, W, C] u8 or f32."""
-    op, values, static = program_operands(steps)
-    given = {"steps": static, "channels": images.shape[-1]}
-    result: jax.Array = program(images, op, values, batch_dims=1, **given)
+    """Run steps in order on images [N, H, W, C] u8 or f32."""
+    op, values, fixed = program_operands(steps)
+    static = {"steps": fixed, "channels": images.shape[-1]}
+    result: jax.Array = program(images, op, values, batch_dims=1, **static)
     return result

@@ -1,4 +1,4 @@
-"""Batches of u8 images of different sizes, flat in one buffer."""
+"""Batches of uint8 images of different sizes in one flat buffer."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _INT32_MAX = 2**31 - 1
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Ragged:
-    """N images [height[n], width[n], C] u8, image n dense from buffer[offset[n]]; a pytree.
+    """N images [height[n], width[n], C] u8, image n contiguous from buffer[offset[n]]; a pytree.
 
-    `channels`, `max_height` and `max_width` are static: functions are retraced when they change,
-    as they are when the buffer's length changes. Fix them in `from_list` for a stream of batches.
+    `channels`, `max_height` and `max_width` are static: functions are retraced if they or the
+    buffer's length change. Set them in `from_list` for a stream of batches.
 
     Fields: buffer u8 [B], offset i32 (i64 under x64) [N], height i32 [N], width i32 [N].
 
@@ -53,17 +53,17 @@ class Ragged:
         buffer_size: int | Literal["rounded"] | None = None,
         channels: int | None = None,
     ) -> Ragged:
-        """Copies images [H, W, C] u8 of one channel count, one after the other, into a buffer.
+        """Copy images [H, W, C] u8 with equal channel counts into one buffer.
 
-        JAX on the CPU takes the buffer as it is: do not write to it while its arrays are in use.
+        JAX on the CPU uses the buffer without a copy: do not modify it while its arrays are in use.
 
         Args:
-          max_height, max_width: upper bounds of the sizes; the largest image's if not given.
-          buffer_size: length of the buffer in bytes; what the images need if not given; "rounded":
-            that rounded up to one of four lengths in each doubling, so that a stream of batches
+          max_height, max_width: upper bounds of the sizes; default: the largest image's.
+          buffer_size: length of the buffer in bytes; default: the size of the images. "rounded"
+            rounds it up to one of four lengths per power of two, so that a stream of batches
             compiles few programs.
           channels: needed only for an empty list.
-        Raises: TypeError for images that are not u8; ValueError for other ranks, zero sizes,
+        Raises: TypeError for images that are not uint8; ValueError for other ranks, zero sizes,
           channel counts, bounds that are too small, and more than 2**31 - 1 bytes without x64.
 
         >>> import numpy as np
@@ -74,20 +74,20 @@ class Ragged:
         arrays = [np.asarray(image) for image in images]
         for k, array in enumerate(arrays):
             if array.dtype != np.uint8:
-                raise TypeError(f"images[{k}] has dtype {array.dtype.name}; wanted uint8")
+                raise TypeError(f"images[{k}]: expected dtype uint8, got {array.dtype.name}")
             if array.ndim != 3 or array.size == 0 or array.shape[2] not in CHANNEL_COUNTS:
                 raise ValueError(
-                    f"images[{k}] has shape {array.shape}; wanted [H, W, C] with H and W from 1 "
-                    "and 1, 3 or 4 channels"
+                    f"images[{k}]: expected shape [H, W, C] with H and W from 1 and 1, 3 or 4 "
+                    f"channels, got {array.shape}"
                 )
             channels = array.shape[2] if channels is None else channels
             if array.shape[2] != channels:
                 raise ValueError(
-                    f"images[{k}] has {array.shape[2]} channels and the batch {channels}; "
-                    "all images of a batch need the same number"
+                    f"images[{k}]: expected {channels} channels, as in the images before it, got "
+                    f"{array.shape[2]}"
                 )
         if channels not in CHANNEL_COUNTS:
-            raise ValueError(f"channels={channels!r}; an empty list needs channels=1, 3 or 4")
+            raise ValueError(f"channels: expected 1, 3 or 4 for an empty list, got {channels!r}")
         heights = np.asarray([array.shape[0] for array in arrays], np.int32)
         widths = np.asarray([array.shape[1] for array in arrays], np.int32)
         limits = []
@@ -97,25 +97,25 @@ class Ragged:
         ):
             largest = int(sizes.max(initial=1))
             if limit is not None and limit < largest:
-                raise ValueError(f"{name}={limit} is below the largest image's {largest}")
+                raise ValueError(f"{name}: expected at least {largest}, got {limit}")
             limits.append(largest if limit is None else int(limit))
-        bytes_of = np.asarray([array.size for array in arrays], np.int64)
-        total = int(bytes_of.sum())
+        byte_counts = np.asarray([array.size for array in arrays], np.int64)
+        total = int(byte_counts.sum())
         length = _length(total, buffer_size)
         if length < total:
-            raise ValueError(f"buffer_size={buffer_size}, but the images take {total} bytes")
-        wide = bool(jax.config.read("jax_enable_x64"))
-        if length > _INT32_MAX and not wide:
+            raise ValueError(f"buffer_size: expected at least {total} bytes, got {buffer_size}")
+        x64 = bool(jax.config.read("jax_enable_x64"))
+        if length > _INT32_MAX and not x64:
             raise ValueError(
-                f"the images take {length} bytes, above 2**31 - 1, which int32 offsets cannot "
-                "reach; use smaller batches or jax.config.update('jax_enable_x64', True)"
+                f"images: expected at most 2**31 - 1 bytes for int32 offsets, got {length}; use "
+                " smaller batches or jax.config.update('jax_enable_x64', True)"
             )
         buffer = aligned_array(max(length, 1), np.uint8, np.zeros)
         offsets = np.zeros(len(arrays), np.int64)
-        offsets[1:] = np.cumsum(bytes_of)[:-1]
+        offsets[1:] = np.cumsum(byte_counts)[:-1]
         for offset, array in zip(offsets, arrays, strict=True):
             buffer[offset : offset + array.size] = array.reshape(-1)
-        offsets = offsets if wide else offsets.astype(np.int32)
+        offsets = offsets if x64 else offsets.astype(np.int32)
         return cls(buffer, offsets, heights, widths, int(channels), limits[0], limits[1])
 
 
@@ -124,8 +124,8 @@ def _length(total: int, buffer_size: int | str | None) -> int:
         return total
     if isinstance(buffer_size, str):
         if buffer_size != "rounded":
-            raise ValueError(f"buffer_size={buffer_size!r}; wanted bytes, 'rounded' or None")
+            raise ValueError(f"buffer_size: expected bytes, 'rounded' or None, got {buffer_size!r}")
         step = 1 << max(total.bit_length() - 3, 0)
-        # Offsets stay within int32 where those of the images do.
+        # Offsets stay within int32 if those of the images do.
         return min(-(-total // step) * step, max(total, _INT32_MAX))
     return operator.index(buffer_size)

@@ -1,4 +1,4 @@
-"""Stages: chains and programs that take turns on an image in one call (csrc/image/stages.h)."""
+"""Stages, each a fused chain and an image program, of one call (see csrc/image/stages.h)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ MAX_STAGES = 8  # of one call
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A chain, None in the first stage alone, and the steps of the program that follows it."""
+    """A fused chain and the steps of the image program that follows it.
+
+    Only the first stage may have no chain.
+    """
 
     chain: ChainPlan | None
     steps: tuple[ProgramStep, ...] = ()
@@ -29,11 +32,11 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class StagesPlan:
-    """What is the same for every sample of a call; hashable, so it can be a static argument.
+    """The structure of a call, the same for all samples; hashable, so it can be a static argument.
 
     Attributes:
-      stages: in order; only the last one's chain may have another layout than NHWC, or another
-        output than uint8 or float32, and no program behind it then.
+      stages: in order. Chains before the last one have the layout NHWC and the output uint8 or
+        float32. No program follows a chain with another layout or output.
     """
 
     stages: tuple[Stage, ...]
@@ -42,26 +45,26 @@ class StagesPlan:
 
     @property
     def chains(self) -> tuple[ChainPlan, ...]:
-        """Those of all stages."""
+        """The chains of all stages."""
         return tuple(stage.chain for stage in self.stages if stage.chain is not None)
 
     def output(self, source: Any) -> jax.ShapeDtypeStruct:
-        """Shape and dtype of one sample's output; those of the source where there is no chain."""
+        """Return shape and dtype of one sample's output; without a chain those of the source."""
         if self.chains:
             return self.chains[-1].output()
         return jax.ShapeDtypeStruct(source.shape, source.dtype)
 
     @property
     def steps(self) -> tuple[ProgramStep, ...]:
-        """Those of all stages."""
+        """The steps of all stages."""
         return tuple(step for stage in self.stages for step in stage.steps)
 
 
 class StageOperands(NamedTuple):
-    """Per-sample arrays of one call, the leading axis of size N or 1 (shared).
+    """Per-sample arrays of one call; the leading axis has size N or 1 (shared).
 
-    Those of chains (`Operands`) and of programs, op i32 [N, P] and values f32 [N, P, 8], of all
-    stages one behind the other.
+    The arrays of all chains (see `Operands`), and of all programs: op i32 [N, P] and values
+    f32 [N, P, 8]. Those of successive stages are concatenated.
     """
 
     geometry: Any
@@ -75,50 +78,51 @@ class StageOperands(NamedTuple):
 
 Folded = tuple[ChainPlan, Operands]
 Call = Folded | tuple[StagesPlan, StageOperands]
-# op, values and the static part of some steps
-_Program = tuple[Any, Any, tuple[ProgramStep, ...]]
-_Part = tuple[Folded | None, list[_Program]]
+# Codes, values and the static part of some steps.
+_ProgramOperands = tuple[Any, Any, tuple[ProgramStep, ...]]
+_StageParts = tuple[Folded | None, list[_ProgramOperands]]
 
 
 class StagesBuilder:
-    """Collects the chains and programs that follow each other on images of as many channels."""
+    """Collects successive chains and programs on images with the same number of channels."""
 
     def __init__(self, channels: int, source_dtype: Dtype) -> None:
         self.channels = channels
         self.source_dtype = source_dtype
-        self._parts: list[_Part] = []
+        self._stages: list[_StageParts] = []
 
     def chain(self, folded: Folded | None) -> None:
-        """A chain follows; None changes nothing."""
+        """Append a chain; None appends nothing."""
         if folded is not None:
-            self._parts.append((folded, []))
+            self._stages.append((folded, []))
 
     def program(
         self, steps: Callable[[dict[str, Any]], Sequence[Step]], params: dict[str, Any]
     ) -> None:
-        """The steps follow that a transform makes of its parameters."""
-        made = _program(steps, params)
-        if made[2] and not self._parts:
-            self._parts.append((None, []))
-        if made[2]:
-            self._parts[-1][1].append(made)
+        """Append the steps that a transform makes of its parameters."""
+        operands = _step_operands(steps, params)
+        if operands[2] and not self._stages:
+            self._stages.append((None, []))
+        if operands[2]:
+            self._stages[-1][1].append(operands)
 
     def calls(self, together: bool) -> Iterator[Call]:
-        """What `finish` returns for one call after the other: as few as there can be together,
-        else one for each chain and program.
+        """Yield the plan and operands of each call.
+
+        With `together`, as few calls as possible; else one for each chain and each program.
         """
-        each: list[list[_Part]] = []
+        each: list[list[_StageParts]] = []
         if together:
-            starts = range(0, len(self._parts), MAX_STAGES)
-            each = [self._parts[k : k + MAX_STAGES] for k in starts]
+            starts = range(0, len(self._stages), MAX_STAGES)
+            each = [self._stages[k : k + MAX_STAGES] for k in starts]
         else:
-            for folded, programs in self._parts:
+            for folded, programs in self._stages:
                 each += [[(folded, [])]] if folded is not None else []
                 each += [[(None, programs)]] if programs else []
         dtype = self.source_dtype
         for parts in each:
             call = StagesBuilder(self.channels, dtype)
-            call._parts = parts
+            call._stages = parts
             finished = call.finish()
             assert finished is not None
             yield finished
@@ -126,37 +130,38 @@ class StagesBuilder:
                 dtype = dtype if folded is None else folded[0].output_dtype
 
     def finish(self) -> Call | None:
-        """The plan and its operands; None where nothing changes, and a chain's where there is
-        nothing else.
+        """Return the plan and its operands, or None if nothing changes.
+
+        A single chain without a program has a `ChainPlan`.
 
         Raises:
           ValueError: for more stages or steps than one call takes.
         """
-        if len(self._parts) > MAX_STAGES:
+        if len(self._stages) > MAX_STAGES:
             raise ValueError(
-                f"{len(self._parts)} chains with programs between them; wanted at most "
-                f"{MAX_STAGES}: reorder the transforms, or split them into two Compose objects"
+                f"at most {MAX_STAGES} stages fit in one call, got {len(self._stages)}; reorder "
+                "the transforms, or split them into two Compose objects"
             )
-        if not self._parts:
+        if not self._stages:
             return None
-        chains = [folded[1] for folded, _ in self._parts if folded is not None]
-        drawn = [program for _, programs in self._parts for program in programs]
-        if not drawn and len(self._parts) == 1:
-            return self._parts[0][0]
-        drawn = drawn or [program_operands(())]  # of chains with nothing between them
+        chains = [folded[1] for folded, _ in self._stages if folded is not None]
+        programs = [program for _, programs in self._stages for program in programs]
+        if not programs and len(self._stages) == 1:
+            return self._stages[0][0]
+        programs = programs or [program_operands(())]  # Chains without a program between them.
         stages = tuple(
             Stage(folded and folded[0], tuple(step for *_, steps in programs for step in steps))
-            for folded, programs in self._parts
+            for folded, programs in self._stages
         )
         most = max(len(stage.steps) for stage in stages)
         if most > MAX_STEPS:
             raise ValueError(
-                f"{most} operations follow each other; wanted at most {MAX_STEPS}: split them "
-                "into two Compose objects"
+                f"at most {MAX_STEPS} steps may follow each other, got {most}; split the "
+                "transforms into two Compose objects"
             )
-        op, values, _ = zip(*drawn, strict=True)
+        op, values, _ = zip(*programs, strict=True)
         arrays = (*zip(*(chains or [self._no_chain()]), strict=True), op, values)
-        operands = StageOperands(*(_joined(parts) for parts in arrays))
+        operands = StageOperands(*(_concatenated(parts) for parts in arrays))
         return StagesPlan(stages, self.channels, self.source_dtype), operands
 
     def _no_chain(self) -> Operands:
@@ -170,29 +175,31 @@ class StagesBuilder:
         )
 
 
-def _program(steps: Callable[[dict[str, Any]], Sequence[Step]], params: dict[str, Any]) -> _Program:
-    """The operands of steps. What makes them need not follow the rules of Explicit mode."""
+def _step_operands(
+    steps: Callable[[dict[str, Any]], Sequence[Step]], params: dict[str, Any]
+) -> _ProgramOperands:
+    """Return the operands of steps; their computation is exempt from Explicit mode's rules."""
     names = [name for name, value in params.items() if isinstance(value, jax.Array)]
-    drawn = [params[name] for name in names]
-    axes = explicit_axes(drawn)
+    traced = [params[name] for name in names]
+    axes = explicit_axes(traced)
     static: tuple[ProgramStep, ...] = ()
 
     def operands(*arrays: Any) -> tuple[Any, Any]:
         nonlocal static
         op, values, static = program_operands(steps(params | dict(zip(names, arrays, strict=True))))
-        if axes:  # all of them lie like the parameters
-            full = drawn[0].shape[:1]
+        if axes:  # The operands are sharded like the parameters.
+            full = traced[0].shape[:1]
             op = jnp.broadcast_to(op, (*full, *op.shape[1:]))
             values = jnp.broadcast_to(values, (*full, *values.shape[1:]))
         return op, values
 
-    specs = tuple(batch_sharding(drawn, rank) for rank in (2, 3)) if axes else None
-    op, values = in_auto_mode(operands, specs, axes)(*drawn)
+    specs = tuple(batch_sharding(traced, rank) for rank in (2, 3)) if axes else None
+    op, values = in_auto_mode(operands, specs, axes)(*traced)
     return op, values, static
 
 
-def _joined(parts: Sequence[Any]) -> Any:
-    """Arrays [N or 1, rows, ...] one behind the other along the rows."""
+def _concatenated(parts: Sequence[Any]) -> Any:
+    """Concatenate arrays [N or 1, rows, ...] along the rows."""
     full = [part for part in parts if part.shape[1] > 0] or list(parts[:1])
     if len(full) == 1:
         return full[0]
@@ -204,24 +211,24 @@ def _joined(parts: Sequence[Any]) -> Any:
 
     if all(isinstance(part, np.ndarray) for part in full):
         return join(np, *full)
-    drawn = [part for part in full if not isinstance(part, np.ndarray)]
-    sharded = [part for part in drawn if part.shape[0] == batch] or drawn
+    traced = [part for part in full if not isinstance(part, np.ndarray)]
+    sharded = [part for part in traced if part.shape[0] == batch] or traced
 
     def table(*arrays: Any) -> Any:
-        given = iter(arrays)
-        return join(jnp, *(x if isinstance(x, np.ndarray) else next(given) for x in full))
+        operands = iter(arrays)
+        return join(jnp, *(x if isinstance(x, np.ndarray) else next(operands) for x in full))
 
     spec = batch_sharding(sharded, full[0].ndim)
-    return in_auto_mode(table, spec, explicit_axes(drawn))(*drawn)
+    return in_auto_mode(table, spec, explicit_axes(traced))(*traced)
 
 
 def image_stages(pixels: jax.Array, *operands: jax.Array, plan: StagesPlan) -> jax.Array:
-    """Runs `plan` on pixels [H, W, C] in pure JAX, with `StageOperands` of one sample."""
+    """Run `plan` on pixels [H, W, C] in pure JAX, with `StageOperands` of one sample."""
 
-    def first(chain: ChainPlan, given: Operands) -> jax.Array:
-        return twin.image_chain(pixels, *given, plan=chain)
+    def first(chain: ChainPlan, operands: Operands) -> jax.Array:
+        return twin.image_chain(pixels, *operands, plan=chain)
 
-    return _through(pixels, first, StageOperands(*operands), plan)
+    return _run(pixels, first, StageOperands(*operands), plan)
 
 
 def ragged_stages(
@@ -234,27 +241,27 @@ def ragged_stages(
     max_height: int,
     max_width: int,
 ) -> jax.Array:
-    """Runs `plan`, whose first stage has a chain, on the image that starts at buffer[offset]."""
+    """Run `plan`, whose first stage has a chain, on the image that starts at buffer[offset]."""
 
-    def first(chain: ChainPlan, given: Operands) -> jax.Array:
+    def first(chain: ChainPlan, operands: Operands) -> jax.Array:
         return twin.ragged_chain(
             buffer,
             offset,
             height,
             width,
-            *given,
+            *operands,
             plan=chain,
             max_height=max_height,
             max_width=max_width,
         )
 
-    return _through(buffer, first, StageOperands(*operands), plan)
+    return _run(buffer, first, StageOperands(*operands), plan)
 
 
-def _through(
+def _run(
     image: jax.Array,
-    first: Callable[[ChainPlan, Operands], jax.Array],
-    given: StageOperands,
+    run_first_chain: Callable[[ChainPlan, Operands], jax.Array],
+    operands: StageOperands,
     plan: StagesPlan,
 ) -> jax.Array:
     segment = erasure = step = 0
@@ -264,15 +271,16 @@ def _through(
             segments = slice(segment, segment + len(chain.segments))
             erasures = slice(erasure, erasure + sum(s.erasures for s in chain.segments))
             segment, erasure = segments.stop, erasures.stop
-            operands = Operands(
-                *(array[segments] for array in given[:3]),
-                *(array[erasures] for array in given[3:5]),
+            of_chain = Operands(
+                *(array[segments] for array in operands[:3]),
+                *(array[erasures] for array in operands[3:5]),
             )
-            image = (
-                first(chain, operands) if k == 0 else twin.image_chain(image, *operands, plan=chain)
-            )
+            if k == 0:
+                image = run_first_chain(chain, of_chain)
+            else:
+                image = twin.image_chain(image, *of_chain, plan=chain)
         if steps:
-            drawn = (array[step : step + steps] for array in given[5:])
-            image = program_twin.image_program(image, *drawn, steps=stage.steps)
+            of_program = (array[step : step + steps] for array in operands[5:])
+            image = program_twin.image_program(image, *of_program, steps=stage.steps)
             step += steps
     return image

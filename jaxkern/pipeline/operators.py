@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.image import ChainProducer, Compose, EncodedProducer, MaskProducer
-from jaxkern.image.compose.targets import move_places
+from jaxkern.image.compose.targets import move_points
 from jaxkern.pipeline.element import Element, ElementOperator
 from jaxkern.pipeline.graph import Derivation, PipelineNode, SeededProducer, digest, named
 from jaxkern.pipeline.rows import Data, described, is_ragged
@@ -361,7 +361,7 @@ class _OfImages(BatchOperator):
         self._op, self._fields = op, fields
         self._image, self._label = fields.image, fields.label
         self.stochastic = any(transform.parameters for transform in op.transforms)
-        self._mixes = any(transform.stage == "batch" for transform in op.transforms)
+        self._mixes = any(transform.kind == "batch" for transform in op.transforms)
         self._moves = any(transform.geometric for transform in op.transforms)
         names = ("__call__", "sample", "apply")
         self._own_way = any(getattr(type(op), n) is not getattr(Compose, n) for n in names)
@@ -418,7 +418,7 @@ class _OfImages(BatchOperator):
         encoded = isinstance(image, EncodedImages)
         start: Any = (None, None) if isinstance(image, EncodedImages) else image.shape[:2]
         # Beside images of different sizes, and for draws by boxes, a program does it all.
-        if encoded and (targets or None in self._op._sizes(start)[-1]):
+        if encoded and (targets or None in self._op.sizes(start)[-1]):
             return None
         if any(transform.needs_boxes for transform in self._op.transforms):
             return None
@@ -439,7 +439,7 @@ class _OfImages(BatchOperator):
         names = {"image": self._image, **self._fields.targets(fields, axes=2)}
         names.pop("mask", None)
         size = fields[self._image].shape[:2] if self._image in fields else (None, None)
-        if None in size or (len(names) == 1 and None not in self._op._sizes(size)[-1]):
+        if None in size or (len(names) == 1 and None not in self._op.sizes(size)[-1]):
             return None
         return _OfPoints(self._op, self._fields.with_flags(names), size)
 
@@ -456,7 +456,7 @@ class _OfPoints(BatchOperator):
         count = len(keys) if keys is not None else len(next(iter(batch.values())))
         given = {name: batch[field] for name, field in names.items() if field in batch}
         params = self._op.sample(keys, (height, width)) if self.stochastic else None
-        moved = move_places(self._op, given, params, count, (height, width))
+        moved = move_points(self._op, given, params, count, (height, width))
         return {names[name]: value for name, value in moved.items()}
 
 

@@ -16,7 +16,7 @@ from jaxkern.image import stages
 from jaxkern.image.chain import plan
 from jaxkern.image.compose import producer
 from jaxkern.image.program import program
-from jaxkern.image.transforms import blur
+from jaxkern.image.transforms import noise
 from jaxkern.ring import assembly, errors, ring
 from jaxkern.tokens import packing
 from jaxkern.xpcs.correlators import delays
@@ -55,7 +55,7 @@ PYTHON: dict[str, Any] = {
     "image.kMaxErasures": plan.MAX_ERASURES,
     "image.kMaxSize": plan.MAX_SIZE,
     "image.kMaxPixels": plan.MAX_PIXELS,
-    "image.kMaxBlurKernel": blur.MAX_KERNEL,
+    "image.kMaxBlurKernel": noise.MAX_KERNEL,
     "image.kMaxProgramSteps": program.MAX_STEPS,
     "image.kProgramValues": program.VALUES,
     "image.kMaxFactor": program.MAX_FACTOR,

@@ -1,6 +1,6 @@
-// Regions of JPEG images against the crop of a full decode, which libjpeg makes by itself here:
-// every subsampling, odd sizes, restart markers, progressive, scaled, all orientations, in bands
-// and whole. Usage: check_jpeg [regions of each file].
+// Compares regions of JPEG images with the crop of a full decode by libjpeg: every subsampling, odd
+// sizes, restart markers, progressive, scaled, all orientations, in bands and in one piece. Usage:
+// check_jpeg [regions of each file]
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
@@ -21,7 +21,7 @@ struct Picture {
   Bytes pixels;
 };
 
-// All of it, as libjpeg decodes it to RGB or inverted CMYK; values in the end as the decoder's.
+// Decodes a file in full by libjpeg to RGB or inverted CMYK, and converts it like the decoder.
 Picture full_decode(const Bytes& file, int32_t denominator) {
   jpeg_decompress_struct cinfo;
   jpeg_error_mgr errors;
@@ -47,7 +47,7 @@ Picture full_decode(const Bytes& file, int32_t denominator) {
         const int value = line[x * components + c];
         if (components == 3) {
           out[3 * x + c] = static_cast<uint8_t>(value);
-        } else {  // light * (1 - ink), rounded as a product of bytes is
+        } else {  // light * (1 - ink), rounded like a product of bytes
           const int light = line[4 * x + 3];
           const double ink = (255 - value) * light / 255.0;
           out[3 * x + c] = static_cast<uint8_t>(light - static_cast<int>(ink + 0.5));
@@ -60,7 +60,7 @@ Picture full_decode(const Bytes& file, int32_t denominator) {
   return picture;
 }
 
-// The same with an EXIF segment that says so.
+// Returns the same file with an EXIF segment of this orientation.
 Bytes with_orientation(const Bytes& file, int orientation, bool big_endian) {
   Bytes result = {0xFF, 0xD8, 0xFF, 0xE1, 0, 34, 'E', 'x', 'i', 'f', 0, 0};
   const auto number = [&](uint32_t value, int count) {
@@ -82,7 +82,7 @@ Bytes with_orientation(const Bytes& file, int orientation, bool big_endian) {
   return result;
 }
 
-// By turns and flips of whole images, one after the other.
+// Orients an image by a sequence of rotations and flips.
 Picture upright(const Picture& from, int orientation) {
   const bool transposed = orientation >= 5;
   Picture to{transposed ? from.width : from.height, transposed ? from.height : from.width, 3, {}};
@@ -152,16 +152,16 @@ void check_region(JpegDecoder& decoder, const std::string& name, const Bytes& fi
     for (int32_t x = 0; x < region.width; ++x) {
       const uint8_t* rgb =
           &whole.pixels[static_cast<size_t>((y + region.top) * whole.width + x + region.left) * 3];
-      uint8_t wanted[4] = {rgb[0], rgb[1], rgb[2], 255};
+      uint8_t expected[4] = {rgb[0], rgb[1], rgb[2], 255};
       if (channels == 1) {
-        wanted[0] =
+        expected[0] =
             static_cast<uint8_t>((rgb[0] * 19595 + rgb[1] * 38470 + rgb[2] * 7471 + 32768) / 65536);
       }
       const uint8_t* got = &out[static_cast<size_t>(y) * line + static_cast<size_t>(x * channels)];
-      if (memcmp(got, wanted, static_cast<size_t>(channels)) != 0) {
+      if (memcmp(got, expected, static_cast<size_t>(channels)) != 0) {
         return complain(name, region,
                         "pixel (" + std::to_string(y) + ", " + std::to_string(x) + ") is " +
-                            std::to_string(got[0]) + ", wanted " + std::to_string(wanted[0]));
+                            std::to_string(got[0]) + ", expected " + std::to_string(expected[0]));
       }
     }
   }
@@ -202,7 +202,7 @@ void check_kind(JpegDecoder& decoder, const JpegKind& kind, int regions) {
 
 int write_kinds(const std::string& folder) {
   for (const JpegKind& kind : kJpegKinds) {
-    // Libraries smooth what was not refined in ways of their own, and tests compare with another.
+    // Libraries smooth unrefined coefficients differently, and the comparison uses another library.
     if (kind.scans != 0) continue;
     std::string name;
     for (const char* c = kind.name; *c != '\0'; ++c) {

@@ -1,6 +1,6 @@
-// Mutated JPEG files: nothing may crash, leak, or read or write out of bounds (build it with
-// sanitizers), and nothing of a file may reach the next one that a decoder is given.
-// Usage: fuzz_jpeg [files] [first seed]; the files follow from their seeds.
+// Decodes mutated JPEG files. Nothing may crash, leak, or read or write out of bounds (build it
+// with sanitizers), and a decoder must not use anything of an earlier file. Files are determined by
+// their seeds. Usage: fuzz_jpeg [files] [first seed]
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -15,7 +15,7 @@
 namespace jaxkern::image::testing {
 namespace {
 
-// Headers may say more than is decoded here in reasonable time.
+// Larger headers would take too long to decode.
 constexpr int64_t kMaxPixels = 1 << 18;
 
 class Mutator {
@@ -69,7 +69,7 @@ class Mutator {
     return file.begin() + static_cast<std::ptrdiff_t>(std::min(at, file.size()));
   }
 
-  // A quarter of them at a marker, a quarter in the header, where most bytes matter.
+  // A quarter at a marker, and a quarter in the header, where most bytes matter.
   size_t chosen_place(const Bytes& file) {
     const size_t anywhere = below(file.size());
     switch (below(4)) {
@@ -118,7 +118,7 @@ class Mutator {
     file.insert(place(file, below(2) ? 2 : at), segment.begin(), segment.end());
   }
 
-  // Tables, restart intervals or colour markers that an earlier file may have had.
+  // Tables, restart intervals or colour markers, which an earlier file may have had.
   void remove_segment(Bytes& file) {
     uint32_t skipped = below(12);
     for (size_t at = 2; at + 3 < file.size() && file[at] == 0xFF && file[at + 1] != 0xDA;) {
@@ -144,7 +144,7 @@ class Mutator {
   std::mt19937 random_;
 };
 
-// Memory that ends where no page is: libjpeg's own code, which no sanitizer sees, cannot pass it.
+// Memory that ends at an unmapped page, because no sanitizer checks the code of libjpeg.
 class Guarded {
  public:
   explicit Guarded(size_t size) : size_(size) {
@@ -168,7 +168,7 @@ class Guarded {
 };
 
 struct Tally {
-  int64_t headers = 0, decoded = 0, refused = 0;
+  int64_t headers = 0, decoded = 0, rejected = 0;
 };
 
 void try_file(JpegDecoder& decoder, const Bytes& file, Mutator& random, Tally& tally) {
@@ -184,7 +184,7 @@ void try_file(JpegDecoder& decoder, const Bytes& file, Mutator& random, Tally& t
   int32_t height = wrong.empty() ? info.height : 16, width = wrong.empty() ? info.width : 16;
   if (info.orientation >= 5) std::swap(height, width);
   height = scaled_side(height, denominator), width = scaled_side(width, denominator);
-  if (random.below(3) == 0) {  // above max_pixels it is refused, and nothing is written
+  if (random.below(3) == 0) {  // above max_pixels: an error, and nothing is written
     region = {0, 0, height, width};
   } else {
     region.height = 1 + static_cast<int32_t>(random.below(static_cast<size_t>(height)));
@@ -216,11 +216,11 @@ void try_file(JpegDecoder& decoder, const Bytes& file, Mutator& random, Tally& t
   const std::string problem = decode_by(decoder, out.get());
   if (problem != decode_by(unused, expected.get()) ||
       (problem.empty() && memcmp(out.get(), expected.get(), bytes) != 0)) {
-    fprintf(stderr, "a used decoder says '%s' or has other pixels than a new one\n",
+    fprintf(stderr, "a used decoder returns '%s' or other pixels than a new one\n",
             problem.c_str());
     std::abort();
   }
-  (problem.empty() ? tally.decoded : tally.refused) += 1;
+  (problem.empty() ? tally.decoded : tally.rejected) += 1;
 }
 
 }  // namespace
@@ -245,9 +245,9 @@ int main(int argc, char** argv) {
     random.mutate(file);
     try_file(decoder, file, random, tally);
   }
-  printf("%lld files: %lld headers read, %lld decoded, %lld refused\n",
+  printf("%lld files: %lld headers read, %lld decoded, %lld rejected\n",
          static_cast<long long>(count), static_cast<long long>(tally.headers),
-         static_cast<long long>(tally.decoded), static_cast<long long>(tally.refused));
-  // Mutations that leave nothing to decode, or never break anything, would test nothing.
-  return tally.decoded * 10 < count || tally.refused * 10 < count;
+         static_cast<long long>(tally.decoded), static_cast<long long>(tally.rejected));
+  // Without files that decode and files that fail, the mutations would test nothing.
+  return tally.decoded * 10 < count || tally.rejected * 10 < count;
 }

@@ -1,4 +1,4 @@
-"""Fixtures of the image tests: which backend runs, and the comparison with the oracle."""
+"""Fixtures of the image tests: the backend, and the comparison with the oracle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import jaxkern as jk
 
 @pytest.fixture(params=["jax", "native"])
 def backend(request):
-    """The backend under test; every test that calls `apply` through `run` sees both."""
+    """The backend under test; tests that call `apply` through `run` use both."""
     missing = not any("image" in target for target in jk.export_targets())
     if request.param == "native" and missing and "cpu" not in os.environ.get("JAXKERN_REQUIRE", ""):
         pytest.skip("this installation has no native image kernels")
@@ -23,7 +23,7 @@ def backend(request):
 
 @pytest.fixture
 def run(backend):
-    """Runs aug.apply under jit on the backend under test."""
+    """A function that runs aug.apply under jit on the backend under test."""
 
     def call(aug, images, params, labels=None):
         with jk.backend(backend):
@@ -36,7 +36,7 @@ def run(backend):
 
 @pytest.fixture
 def check(run):
-    """Compares aug.apply with the oracle; returns the output and the largest difference."""
+    """A function that compares aug.apply with the oracle; returns the output and the error."""
 
     def call(aug, images, params, odd_levels=0.0, slack=0.0):
         out = run(aug, images, params)

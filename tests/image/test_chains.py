@@ -1,8 +1,8 @@
 """Random chains against the one-by-one oracle.
 
 Would catch: a fold that does not commute (a crop after a pad, a flip before a resize, a constant
-that misses a later Normalize), wrong taps at borders, wrong channel or layout handling, a parameter
-read for the wrong image.
+before a Normalize), wrong taps at borders, a wrong channel or layout, the parameter of another
+image.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CONSTANTS = [0, 1, 0.25]
 
 
 def modes(size, padding):
-    """The modes of padding that a border of (left, top, right, bottom) can have."""
+    """Return the padding modes that a border of (left, top, right, bottom) can have."""
     room = min(size[k] - max(padding[1 - k], padding[3 - k]) for k in range(2))
     allowed = ["constant", "edge", *["symmetric"] * (room >= 0), *["reflect"] * (room >= 1)]
     return st.sampled_from(allowed)
@@ -33,7 +33,7 @@ def modes(size, padding):
 
 @st.composite
 def steps(draw, count, size):
-    """One transform with explicit parameters for images of `size`; and the size after it."""
+    """Draw one transform with parameters for images of `size`; also return the size after it."""
     height, width = size
 
     def ints(low, high):
@@ -128,7 +128,7 @@ def rounds(aug):
 
 def check_chain(case, check):
     aug, images, params = case
-    # Levels that are rounded from float32 and from float64 may fall on two sides of a tie.
+    # Levels rounded from float32 and from float64 may differ at a tie.
     slack = 255.0 if rounds(aug) else 0.0
     try:
         check(aug, images, params, odd_levels=0.05, slack=slack)
@@ -145,7 +145,7 @@ def test_native_chain_equals_oracle(case, check):
 
 
 @pytest.mark.parametrize("backend", ["jax"], indirect=True)
-@settings(max_examples=10, **SETTINGS)  # XLA compiles each for a second
+@settings(max_examples=10, **SETTINGS)  # each compiles for a second
 @given(case=chains())
 def test_jax_chain_equals_oracle(case, check):
     check_chain(case, check)
@@ -206,14 +206,14 @@ DIRECTED = {
 
 @pytest.mark.parametrize("name", DIRECTED)
 def test_directed_chain_equals_oracle(name, check):
-    """What random chains rarely meet: constants and boxes that later steps move or clip."""
+    """Cases that random chains rarely contain: later steps move or clip constants and boxes."""
     transforms, params = zip(*DIRECTED[name], strict=True)
     images = np.random.default_rng(1).integers(0, 256, (2, 10, 12, 3), np.uint8)
     check(im.Compose(transforms, np.float32, scale=False), images, params)
 
 
 def test_levels_in_another_layout(run):
-    """Nothing to do but to lay the planes apart, of the source and of what a program made."""
+    """Only the layout changes, of the source and of a program's output."""
     images = np.random.default_rng(2).integers(0, 256, (2, 10, 12, 3), np.uint8)
     planes = images.transpose(0, 3, 1, 2)
     moved = im.Compose([im.CenterCrop((10, 12))], layout="NCHW")

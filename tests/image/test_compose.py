@@ -1,7 +1,7 @@
-"""What Compose promises beyond single transforms: dtypes, mixing, eval, sampling by record.
+"""Compose beyond single transforms: dtypes, mixing, eval, sampling by record.
 
 Would catch: a missing or doubled x / 255, labels that disagree with the pixels, randomness that
-depends on the place in a batch, an `eval` that still draws.
+depends on the position in a batch, an `eval` that draws.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def test_mixing_equals_oracle(run, name):
     aug = im.Compose(MIXES[name], dtype=np.float32, layout=layout)
     params = aug.sample(jax.random.split(jax.random.key(1), 4), (10, 12))
     out, soft = run(aug, U8, params, LABELS)
-    expected, expected_soft = reference(aug, U8, params, np.float32, LABELS)
+    expected, wanted_soft = reference(aug, U8, params, np.float32, LABELS)
     assert_close(out, expected)
-    np.testing.assert_allclose(soft, expected_soft, atol=1e-6)
+    np.testing.assert_allclose(soft, wanted_soft, atol=1e-6)
     np.testing.assert_allclose(np.asarray(soft).sum(axis=1), 1, atol=1e-6)
 
 
@@ -100,7 +100,7 @@ def test_a_tie_between_bfloat16_numbers_goes_to_the_even_one(run):
 
 
 def test_cutmix_labels_follow_clipped_box(run):
-    """A box that leaves the image counts only with what is inside, whatever `lam` says."""
+    """Only the part of a box inside the image counts, whatever `lam` is."""
     aug = im.Compose([im.CutMix()])
     box = {"top": 8, "left": -3, "height": 6, "width": 7}
     out, soft = run(aug, F32, ({"lam": 0.9, **box},), LABELS)
@@ -174,14 +174,14 @@ def test_sampling_depends_on_the_record_only():
     aug = im.Compose([im.RandomResizedCrop(5), FLIP, im.RandomErasing()])
     sample = jax.jit(lambda keys: aug.sample(keys, (10, 12)))
     ids = np.arange(12)
-    whole = sample(jr.record_keys(0, 3, ids))
+    complete = sample(jr.record_keys(0, 3, ids))
     order = np.random.default_rng(0).permutation(12)
     for part in np.split(order, 3):
-        drawn = sample(jr.record_keys(0, 3, ids[part]))
-        same = jax.tree.map(lambda a, b, p=part: np.array_equal(a[p], b), whole, drawn)
+        draws = sample(jr.record_keys(0, 3, ids[part]))
+        same = jax.tree.map(lambda a, b, p=part: np.array_equal(a[p], b), complete, draws)
         assert all(jax.tree.leaves(same))
     other = sample(jr.record_keys(0, 4, ids))
-    assert not np.array_equal(other[0]["top"], whole[0]["top"])
+    assert not np.array_equal(other[0]["top"], complete[0]["top"])
 
 
 def test_position_in_the_chain_changes_the_draw():

@@ -1,7 +1,7 @@
-"""What every public transform promises, whatever it does.
+"""Properties of every public transform.
 
-Would catch: a transform whose repr is no expression that makes it, draws that are other numbers
-with jax_enable_x64 than without it, a new transform that nobody put here.
+Would catch: a repr that does not construct the transform again, draws that depend on
+jax_enable_x64, a new transform that is not tested here.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def test_they_are_all_here():
 
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=NAMES)
 def test_repr_makes_the_transform_again(transform):
-    made = eval(repr(transform), dict(vars(im)))
-    assert made == transform
-    assert repr(made) == repr(transform)
+    created = eval(repr(transform), dict(vars(im)))
+    assert created == transform
+    assert repr(created) == repr(transform)
     chain = im.Compose([transform], jnp.bfloat16, boxes="xywh")
     assert repr(eval(repr(chain), dict(vars(im)))) == repr(chain)
 
@@ -86,7 +86,7 @@ def _sample(transform):
 
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=NAMES)
 def test_draws_take_no_wider_bits_with_x64(transform):
-    """Traced alone: random bits of 64, or results of other types, would be other numbers."""
+    """Random bits of 64, or results of other types, would give other numbers."""
     draw, key = _sample(transform), jax.random.key(0)
     types = jax.tree.map(lambda leaf: leaf.dtype, jax.eval_shape(draw, key))
     with jax.enable_x64(True):
@@ -109,6 +109,6 @@ def test_draws_are_the_same_with_x64(transform):
     draw = jax.vmap(_sample(transform))
     expected = draw(keys)
     with jax.enable_x64(True):
-        found = draw(keys)
+        actual = draw(keys)
     for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value)
+        np.testing.assert_array_equal(actual[name], value)

@@ -1,9 +1,8 @@
-"""Transforms against what torchvision made of small images: torchvision/frozen.npz.
+"""Transforms against torchvision's results on small images: torchvision/frozen.npz.
 
-Would catch: what `make test-torchvision` does, op by op, where torchvision is not installed: a rule
-of a colour that is another, a warp about another point, rounding at another place, a box, keypoint
-or mask that goes another way than its image. Natively only: the twin's levels are those of the
-kernels, which the tests of colours, warps and policies show.
+Would catch, without torchvision: a wrong rule of a colour, a warp about the wrong point, a wrong
+rounding, and a box, keypoint or mask that moves differently from its image. Only native kernels
+run: the tests of colours, warps and policies compare them with pure JAX.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ TARGET_CASES = json.loads(FROZEN["target_cases"].tobytes())
 
 
 def as_float(images):
-    """As freeze.py has it."""
+    """Return the arguments of a case in freeze.py."""
     return ((images.astype(np.float32) + np.float32(0.37)) / 256).astype(np.float32)
 
 
@@ -40,11 +39,11 @@ def test_as_torchvision_made_it(run, number, dtype):
     if dtype == "u8":
         out = np.asarray(run(aug, images, (params,)))
         assert out.dtype == np.uint8
-        # A level where torchvision's order of float operations decides.
+        # torchvision's order of float operations decides single levels.
         away = np.abs(out.astype(int) - expected)
         rows = np.argwhere(away.max(axis=(1, 2, 3)) > 1).reshape(-1).tolist()
         assert not rows, f"images {rows} of the batch are more than one level off"
-        # Those that resample are computed in fixed point there, and rounded between two passes.
+        # torchvision resamples in fixed point and rounds between the two passes.
         resampled = case["options"].get("interpolation") == "bicubic"
         assert resampled or (away > 0).sum() <= 1 + away.size // 1000
     else:
@@ -71,22 +70,22 @@ def test_targets_as_torchvision_moved_them(number):
     expected = {key.removeprefix(prefix): FROZEN[key] for key in FROZEN if key.startswith(prefix)}
     names = [key for key in expected if key.startswith("param.")]
     params = {name.removeprefix("param."): expected.pop(name) for name in names}
-    given = {name: FROZEN[f"given.{name}"] for name in ("boxes", "keypoints", "mask")}
-    given["boxes"] = _as(case["boxes"], given["boxes"])
+    inputs = {name: FROZEN[f"given.{name}"] for name in ("boxes", "keypoints", "mask")}
+    inputs["boxes"] = _as(case["boxes"], inputs["boxes"])
     aug = im.Compose([getattr(im, case["transform"])(**case["options"])], boxes=case["boxes"])
     out = aug.apply(
-        {"image": images, **{n: v for n, v in given.items() if n in expected}}, (params,)
+        {"image": images, **{n: v for n, v in inputs.items() if n in expected}}, (params,)
     )
     for name, value in expected.items():
-        found = np.asarray(out[name])
+        actual = np.asarray(out[name])
         if name in ("mask", "image"):
-            away = np.abs(found.astype(int) - value)
-            # A level, or a pixel of the nearest, where torchvision's float32 decides.
+            away = np.abs(actual.astype(int) - value)
+            # torchvision's float32 decides single levels, or nearest pixels.
             assert (away > (name == "image")).sum() <= away.size // 500
         elif value.dtype == bool:
-            np.testing.assert_array_equal(found, value)
+            np.testing.assert_array_equal(actual, value)
         else:
-            np.testing.assert_allclose(found, value, rtol=0, atol=1e-4)
+            np.testing.assert_allclose(actual, value, rtol=0, atol=1e-4)
 
 
 def _as(form, boxes):

@@ -1,7 +1,7 @@
-"""Derivatives through a chain against central differences of the float64 oracle.
+"""Derivatives of chains against central differences of the float64 oracle.
 
-Would catch: a constant that is folded so early that its gradient is lost, gradients that sum in a
-half type, a clamp or mask that passes gradients of pixels that are not shown.
+Would catch: a constant folded without its gradient, gradients summed in a half type, a clamp or
+mask that passes gradients of hidden pixels.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ def test_gradients_equal_differences(backend, antialias):
                 object.__setattr__(aug.transforms[transform], name, constants[at])
         return np.sum(weight * reference(aug, images, PARAMS, np.float32))
 
-    for place, (name, got) in enumerate(
+    for position, (name, got) in enumerate(
         zip(("images", "mean", "std", "fill", "value"), gradients, strict=True)
     ):
-        direction = RNG.standard_normal(arguments[place].shape)
+        direction = RNG.standard_normal(arguments[position].shape)
         moved = [
-            [a if k != place else a + s * 1e-4 * direction for k, a in enumerate(arguments)]
+            [a if k != position else a + s * 1e-4 * direction for k, a in enumerate(arguments)]
             for s in (1, -1)
         ]
         expected = (oracle(*moved[0]) - oracle(*moved[1])) / 2e-4
@@ -80,7 +80,7 @@ def test_gradients_equal_differences(backend, antialias):
 
 
 def test_half_gradients_accumulate_in_float32(backend):
-    """One source pixel feeds 4096 outputs: in bfloat16 the sum would stop growing at 256."""
+    """One source pixel feeds 4096 outputs: in bfloat16 the sum would stop at 256."""
     aug = im.Compose([im.Resize((64, 64), antialias=False)], dtype=np.float32)
     images = jnp.ones((1, 1, 1, 1), jnp.bfloat16)
     with jk.backend(backend):

@@ -1,4 +1,4 @@
-"""Would catch: a crop outside its image that goes unnoticed, and eval chains that need dummies."""
+"""Would catch: a crop outside its image without an error, and eval chains that need parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IMAGES = np.random.default_rng(0).integers(1, 256, (2, 16, 20, 3), np.uint8)
 def test_a_crop_outside_the_image_is_an_error_of_the_call(top):
     aug = im.Compose([im.RandomCrop(4)])
     params = ({"top": jnp.array([top, 0]), "left": jnp.array([0, 0])},)
-    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="geometry"):
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError)):
         jax.block_until_ready(jax.jit(aug.apply)(IMAGES, params))
 
 
@@ -46,5 +46,5 @@ def test_keys_are_of_one_kind_whatever_the_default():
         keys = jk.random.record_keys(0, 0, np.arange(8))
         some = jk.random.record_keys(0, 0, np.arange(4, 8))
         aug = im.Compose([im.RandomCrop(8)])
-        whole, part = aug.sample(keys, (64, 64)), aug.sample(some, (64, 64))
-    np.testing.assert_array_equal(whole[0]["top"][4:], part[0]["top"])
+        complete, part = aug.sample(keys, (64, 64)), aug.sample(some, (64, 64))
+    np.testing.assert_array_equal(complete[0]["top"][4:], part[0]["top"])

@@ -1,8 +1,8 @@
-"""Policies and containers on images: the native kernels and their twin, and plain applications.
+"""Policies and containers on images: native kernels, pure JAX, and transforms applied one by one.
 
-Would catch: a container that runs what it did not draw, in another order, or all of it; a mean of
-AugMix that rounds its parts, begins with what a chain left, or takes the image's own share twice; a
-level that depends on the backend or the batch; a draw that compiles again.
+Would catch: a container that runs undrawn transforms or the wrong order; a mean of AugMix that
+rounds its terms, starts with the result of a chain, or counts the image twice; a level that
+depends on the backend or the batch; a draw that compiles again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
+from support.errors import raises
 
 import jaxkern as jk
 from jaxkern import image as im
@@ -23,7 +24,7 @@ U8 = RNG.integers(0, 256, (6, 12, 17, 3), np.uint8)
 
 
 def applied(transform, image, params):
-    """One transform on one image [H, W, C]."""
+    """Apply one transform to one image [H, W, C]."""
     return np.asarray(im.Compose([transform]).apply(image[None], (params,)))[0]
 
 
@@ -32,9 +33,9 @@ INNER_PARAMS = {"0.apply": True, "1.apply": True, "2.flip": True}
 
 
 def in_order(image, order):
-    for place in order:
-        name = "flip" if place == 2 else "apply"
-        image = applied(INNER[place], image, {name: np.asarray([True])})
+    for position in order:
+        name = "flip" if position == 2 else "apply"
+        image = applied(INNER[position], image, {name: np.asarray([True])})
     return image
 
 
@@ -47,7 +48,7 @@ def test_random_order(run):
 
 
 def test_random_choice_and_apply(run):
-    choice = np.asarray([0, 1, 2, 1, 3, -1], np.int32)  # the last two are none of them
+    choice = np.asarray([0, 1, 2, 1, 3, -1], np.int32)  # the last two are invalid
     apply = np.asarray([True, True, True, False, True, True])
     nested = im.RandomApply([im.RandomChoice(INNER)])
     params = {"apply": apply, "0.choice": choice}
@@ -58,9 +59,9 @@ def test_random_choice_and_apply(run):
         np.testing.assert_array_equal(got, in_order(U8[n], order))
 
 
-def test_channels_that_change_are_refused():
+def test_containers_reject_changes_of_channels():
     aug = im.Compose([im.RandomApply([im.Grayscale()])])
-    with pytest.raises(ValueError, match=r"transforms\[0\] is Grayscale.*makes 1 of 3 channels"):
+    with raises(ValueError, "transforms[0]:", "Grayscale", "3 channels"):
         aug.apply(U8, ({"apply": True},))
 
 
@@ -68,7 +69,7 @@ def slow(policy):
     return pytest.param(policy, marks=pytest.mark.slow)
 
 
-# Each step of a policy is a program of its own in the twin, whose compilation takes seconds.
+# Each step of a policy is a separate program in pure JAX, which compiles for seconds.
 SMALL = [
     im.TrivialAugmentWide(),
     slow(im.AugMix(mixture_width=2, chain_depth=1, all_ops=False)),
@@ -80,7 +81,7 @@ LARGE = [
 ]
 
 
-def drawn(aug, seed, images):
+def draws(aug, seed, images):
     keys = jax.random.split(jax.random.key(seed), len(images))
     return keys, jax.jit(lambda k: aug.sample(k, images.shape[1:3]))(keys)
 
@@ -88,19 +89,19 @@ def drawn(aug, seed, images):
 @pytest.mark.parametrize("policy", SMALL, ids=lambda p: type(p).__name__)
 def test_native_equals_twin(policy):
     aug, images = im.Compose([policy]), np.tile(U8, (8, 1, 1, 1))
-    _, params = drawn(aug, 8, images)
-    found = {}
+    _, params = draws(aug, 8, images)
+    actual = {}
     for backend in ("native", "jax"):
         with jk.backend(backend):
-            found[backend] = np.asarray(jax.jit(aug.apply)(images, params))
-    np.testing.assert_array_equal(found["native"], found["jax"])
+            actual[backend] = np.asarray(jax.jit(aug.apply)(images, params))
+    np.testing.assert_array_equal(actual["native"], actual["jax"])
 
 
 @native
 @pytest.mark.parametrize("policy", LARGE, ids=lambda p: type(p).__name__)
 def test_the_same_in_any_batch(run, policy):
     aug, images = im.Compose([policy]), np.tile(U8, (3, 1, 1, 1))
-    keys, params = drawn(aug, 8, images)
+    keys, params = draws(aug, 8, images)
     out = run(aug, images, params)
     assert (np.asarray(out) != images).any(axis=(1, 2, 3)).sum() > len(images) // 3
     alone = jax.jit(lambda k, x: aug(k, x))(keys[5:6], images[5:6])
@@ -117,7 +118,7 @@ def test_no_draw_compiles():
 
 @native
 def test_aug_mix_is_a_mean_of_chains(run):
-    """Against the chains run one by one, in float32 as torchvision adds them."""
+    """Compare with chains that run one by one, summed in float32 as in torchvision."""
     policy = im.AugMix()
     names = policy.OPS
     chains = [[("Equalize",)], [("Posterize", 2.0), ("Rotate", 20.0)], [("AutoContrast",)] * 3]
@@ -137,9 +138,9 @@ def test_aug_mix_is_a_mean_of_chains(run):
         for w, chain in enumerate(chains):
             image = U8[n : n + 1]
             for name, *strength in chain:
-                given = np.asarray([[strength[0] if strength else 0.0]], np.float32)
-                place = np.asarray([[im.TrivialAugmentWide.OPS.index(name)]], np.int32)
-                image = np.asarray(single(image, ({"op": place, "magnitude": given},)))
+                inputs = np.asarray([[strength[0] if strength else 0.0]], np.float32)
+                position = np.asarray([[im.TrivialAugmentWide.OPS.index(name)]], np.int32)
+                image = np.asarray(single(image, ({"op": position, "magnitude": inputs},)))
             share = weights[n, w] * (np.float32(1) - m[n])
             total = total + share * image[0].astype(np.float32)
         np.testing.assert_array_equal(out[n], total.astype(np.uint8))
@@ -158,7 +159,7 @@ def test_aug_mix_with_weights_that_are_not_finite(run):
 
 @native
 def test_policies_of_other_images(run):
-    """One and four channels, of which alpha is no colour, and images of one pixel."""
+    """One channel, four channels with alpha, and images of one pixel."""
     invert = {"op": np.asarray([[-1, 13]] * 6, np.int32), "magnitude": np.zeros((6, 2), np.float32)}
     rgba = np.concatenate([U8, U8[..., :1]], axis=-1)
     out = run(im.Compose([im.AutoAugment()]), rgba, (invert,))
@@ -170,5 +171,5 @@ def test_policies_of_other_images(run):
         magnitude[:14] = np.nan
         images = RNG.integers(0, 256, shape, np.uint8)
         out = run(aug, images, ({"op": op, "magnitude": magnitude},))
-        np.testing.assert_array_equal(out[:12], images[:12])  # strengths that are NaN
+        np.testing.assert_array_equal(out[:12], images[:12])  # NaN magnitudes
         assert (np.asarray(out) != images).any()

@@ -1,6 +1,7 @@
-"""Would catch: a kernel that checks places in memory and then reads them there again.
+"""Would catch: a kernel that checks offsets in memory and then reads them there again.
 
-A caller's array can be an operand without a copy, and another thread can write to it meanwhile.
+The caller's array can be an operand without a copy, and another thread can write to it during the
+call.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from jaxkern import image as im
 
 
 def aligned(count, dtype):
-    """Zeros whose memory JAX takes as it is."""
+    """Return zeros whose memory JAX uses without a copy."""
     size = np.dtype(dtype).itemsize
     raw = np.zeros(count * size + 64, np.uint8)
     start = -raw.ctypes.data % 64
@@ -24,7 +25,7 @@ def aligned(count, dtype):
 def test_offsets_that_change_during_a_call():
     count, length = 50_000, 4096
     memory, offset = aligned(2 * length, np.uint8), aligned(count, np.int32)
-    memory[length:] = 255  # mapped, but beyond the buffer
+    memory[length:] = 255  # mapped, but outside the buffer
     sizes = np.ones(count, np.int32)
     batch = im.Ragged(
         jax.dlpack.from_dlpack(memory[:length]),
@@ -58,4 +59,4 @@ def test_offsets_that_change_during_a_call():
     finally:
         ended.set()
         thread.join()
-    assert errors > 0  # it was written to during calls
+    assert errors > 0  # the memory changed during calls

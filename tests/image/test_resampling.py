@@ -1,7 +1,7 @@
-"""Resampling at its edges, against Pillow and float64.
+"""Resampling at the edges of images and number ranges, against Pillow and float64.
 
-Would catch: taps that leave the crop, half-pixel or rounding slips, tap weights that lose precision
-on long images, sizes that no vector width divides, sums that overflow 32 bits.
+Would catch: taps that leave the crop, errors of half a pixel, weights that lose precision on long
+images, sizes that are not multiples of a vector width, sums that overflow 32 bits.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_antialias_equals_pillow(run, size):
 
 
 def test_u8_antialias_within_one_level_of_pillow(run):
-    """Pillow rounds to u8 after each of its two passes, so that single levels differ."""
+    """Pillow rounds to uint8 after each of its two passes, so that single levels differ."""
     aug = im.Compose([im.RandomResizedCrop((24, 37))])
     out = np.asarray(run(aug, PHOTO, crop_params([BOXES["inner"]])))[0]
     top, left, height, width = BOXES["inner"]
@@ -114,9 +114,11 @@ def test_positions_beyond_32_bits(run, interpolation):
     if interpolation == "nearest":
         expected = line[position.astype(int)]
     else:
-        whole = np.floor(position - 0.5).astype(int)
-        fraction = position - 0.5 - whole
-        expected = line[whole] * (1 - fraction) + line[np.minimum(whole + 1, 70000)] * fraction
+        complete = np.floor(position - 0.5).astype(int)
+        fraction = position - 0.5 - complete
+        expected = (
+            line[complete] * (1 - fraction) + line[np.minimum(complete + 1, 70000)] * fraction
+        )
     np.testing.assert_allclose(out.reshape(-1), expected, atol=2e-4)
 
 
@@ -126,7 +128,7 @@ def test_same_size_resize_is_exact(run):
 
 
 def test_lookups_are_exact(run):
-    """Crops, flips, pads and nearest copy u8 values: no value may change."""
+    """Crops, flips, pads and nearest resizes copy uint8 values without changes."""
     aug = im.Compose(
         [
             im.CenterCrop(40),

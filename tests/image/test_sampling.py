@@ -1,7 +1,7 @@
-"""Parameters as distributions: what is drawn, not only that it is valid.
+"""Parameters as distributions.
 
-Would catch: a ratio drawn linearly, height and width swapped, positions that miss the last row, a
-fallback that leaves the image, a probability used the wrong way round.
+Would catch: a ratio drawn linearly, height and width exchanged, positions without the last row, a
+fallback that leaves the image, an inverted probability.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def keys():
     return jax.random.split(jax.random.key(0), COUNT)
 
 
-def draw(transform, size, place=0):
+def draw(transform, size, position=0):
     sample = jax.jit(lambda k: im.Compose([transform]).sample(k, size))
-    return {name: np.asarray(value) for name, value in sample(keys())[place].items()}
+    return {name: np.asarray(value) for name, value in sample(keys())[position].items()}
 
 
 def test_random_resized_crop_area_and_ratio():
@@ -37,9 +37,9 @@ def test_random_resized_crop_area_and_ratio():
     low, high = np.log(ratio)
     assert stats.kstest(log_ratio, stats.uniform(low, high - low).cdf).pvalue > 1e-3
     assert abs(np.corrcoef(share, log_ratio)[0, 1]) < 0.03
-    for start, length, whole in (("top", "height", 4000), ("left", "width", 5000)):
-        place = (p[start] + 0.5) / (whole - p[length] + 1)
-        assert stats.kstest(place, stats.uniform(0, 1).cdf).pvalue > 1e-3
+    for start, length, complete in (("top", "height", 4000), ("left", "width", 5000)):
+        position = (p[start] + 0.5) / (complete - p[length] + 1)
+        assert stats.kstest(position, stats.uniform(0, 1).cdf).pvalue > 1e-3
 
 
 def test_random_resized_crop_stays_inside_and_reaches_all_places():
@@ -53,7 +53,7 @@ def test_random_resized_crop_stays_inside_and_reaches_all_places():
 
 
 def test_random_resized_crop_fallback():
-    """No box of the full area with ratio up to 4/3 fits a strip: the central crop is taken."""
+    """No box of the full area with ratio up to 4/3 fits a strip: the central crop is used."""
     cases = {(10, 100): (0, 43, 10, 13), (100, 10): (43, 0, 13, 10), (1, 1): (0, 0, 1, 1)}
     sizes = np.repeat(np.asarray(list(cases), np.int32), 30, axis=0)
     aug = im.Compose([im.RandomResizedCrop(8, scale=(1.0, 1.0))])
@@ -117,7 +117,7 @@ def test_cutmix_boxes():
     assert (p["top"] + p["height"] <= 40).all()
     assert (p["left"] + p["width"] <= 60).all()
     np.testing.assert_allclose(p["lam"], 1 - p["height"] * p["width"] / 2400, atol=1e-6)
-    # A box that was not clipped has sides sqrt(1 - lam) of the image's, with lam uniform.
+    # The sides of an unclipped box are sqrt(1 - lam) of the image's, with lam uniform.
     free = (p["top"] > 0) & (p["left"] > 0)
     free &= (p["top"] + p["height"] < 40) & (p["left"] + p["width"] < 60)
     assert abs(np.mean(p["height"][free] / 40 - p["width"][free] / 60)) < 0.01
@@ -126,7 +126,7 @@ def test_cutmix_boxes():
 
 def test_sample_one_image_gives_scalars():
     for transform in (im.RandomResizedCrop(4), im.RandomErasing(), im.RandomCrop(4)):
-        drawn = transform.sample(jax.random.key(0), (8, 9))
-        assert drawn.keys() == transform.parameters.keys()
-        assert all(value.shape == () for value in drawn.values())
+        draws = transform.sample(jax.random.key(0), (8, 9))
+        assert draws.keys() == transform.parameters.keys()
+        assert all(value.shape == () for value in draws.values())
     assert im.CenterCrop(4).sample(jax.random.key(0), (8, 9)) == {}

@@ -1,7 +1,7 @@
 """Would catch: a chain that gathers a sharded batch, or mixes wrongly across shards.
 
-Also transforms that one kind of mesh refuses: slices of a sharded axis, tables read by sharded
-numbers and vmap over operands that are sharded differently are errors on an Explicit one.
+Includes transforms that an Explicit mesh would reject: slices of a sharded axis, tables indexed by
+sharded numbers, and vmap over operands with different shardings.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ RAGGED = im.Ragged.from_list([x[: 20 - i % 3] for i, x in enumerate(IMAGES)])
 def every_transform(keys, images, labels, ragged):
     return (
         RESIZED(keys, images, labels),
-        CROPPED(keys, IMAGES, labels),  # images that every device has
+        CROPPED(keys, IMAGES, labels),  # images replicated on every device
         FLIPPED(keys, images, labels),
         OF_RAGGED(keys, ragged, labels),
     )
@@ -122,7 +122,7 @@ def test_a_ragged_batch_of_the_host_on_an_explicit_mesh():
 
 @pytest.mark.slow
 def test_clips_and_their_targets_on_an_explicit_mesh():
-    """Frames share the draw of their clip, and the corners of boxes are points along one axis."""
+    """Frames share the draw of their clip, and corners of boxes are points along one axis."""
     aug = jax.jit(im.Compose([im.RandomHorizontalFlip(), im.RandomCrop(16)]))
     clips = np.stack([IMAGES, IMAGES[:, ::-1]], axis=1)
     boxes = np.float32([[[3, 4, 12, 15], [0, 2, 24, 20]]] * 2)

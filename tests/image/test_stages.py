@@ -1,7 +1,7 @@
-"""A chain with colours and warps in one call, against a call for each chain and program.
+"""Stages in one call, against a call for each chain and program.
 
-Would catch: an operand of another stage, an image that is rounded in another way between two, a
-buffer that is read while it is written, a call that takes other operands than its plan says.
+Would catch: an operand of another stage, different rounding between stages, a buffer that is read
+while it is written, a call whose operands do not match its plan.
 """
 
 from __future__ import annotations
@@ -37,12 +37,15 @@ def flags():
     return {"apply": RANDOM.integers(0, 2, COUNT) > 0}
 
 
-def integers(most, *names):
-    return {name: RANDOM.integers(0, most, COUNT).astype(np.int32) for name in names}
+def integers(largest, *names):
+    return {name: RANDOM.integers(0, largest, COUNT).astype(np.int32) for name in names}
 
 
-def box(most):
-    return {**integers(4, "top", "left"), **{n: np.full(COUNT, most) for n in ("height", "width")}}
+def box(largest):
+    return {
+        **integers(4, "top", "left"),
+        **{n: np.full(COUNT, largest) for n in ("height", "width")},
+    }
 
 
 def policy():
@@ -52,7 +55,7 @@ def policy():
 
 NOTHING = np.zeros((COUNT, 0), np.float32)
 
-# Parameters are given, not drawn, which would be compiled.
+# Parameters are constants, since a compiled `sample` takes time.
 CASES = {
     "recipe": (
         images,
@@ -113,24 +116,24 @@ def test_one_call_is_the_separate_calls(name, monkeypatch):
     make, *steps = CASES[name]
     transforms, params = zip(*steps, strict=True)
     aug = im.Compose(transforms, layout="NCHW" if "NCHW" in name else "NHWC")
-    together, given = StagesBuilder.calls, make()
+    together, inputs = StagesBuilder.calls, make()
 
-    def both(given):
-        first = aug.apply(given, params)
+    def both(inputs):
+        first = aug.apply(inputs, params)
         monkeypatch.setattr(StagesBuilder, "calls", lambda self, **_: together(self, False))
-        return first, aug.apply(given, params)
+        return first, aug.apply(inputs, params)
 
-    one, many = map(np.asarray, jax.jit(both)(given))
+    one, many = map(np.asarray, jax.jit(both)(inputs))
     assert one.dtype == many.dtype
     np.testing.assert_array_equal(one.view(np.uint8), many.view(np.uint8))
 
 
-def calls_of(transforms, given):
-    """The native calls of a chain."""
+def calls_of(transforms, inputs):
+    """Return the native calls of a chain."""
     aug = im.Compose(transforms)
     any_of = {"bool": True, "int": 1, "float": 0.5, "number": 0.5}
     params = [{n: any_of[kind] for n, kind in t.parameters.items()} for t in transforms]
-    jaxpr = jax.make_jaxpr(lambda x: aug.apply(x, params))(given)
+    jaxpr = jax.make_jaxpr(lambda x: aug.apply(x, params))(inputs)
     words = str(jaxpr).split()
     return [word.split("[")[0][8:] for word in words if word.startswith("jaxkern.image")]
 
@@ -139,7 +142,7 @@ def test_a_chain_with_programs_is_one_call():
     invert, crop, erase = im.RandomInvert(), im.RandomCrop(9), im.RandomErasing()
     assert calls_of([crop, invert, erase], images()) == ["image_stages.v1"]
     assert calls_of([crop, invert], images()) == ["image_stages.v1"]
-    # image_program.v1 writes over its operand, which XLA would copy first.
+    # image_program.v1 overwrites its operand, which XLA would first copy.
     assert calls_of([invert], images()) == ["image_stages.v1"]
     assert calls_of([crop, erase], images()) == ["image_chain.v1"]
     assert calls_of([crop, invert, erase], ragged()) == ["image_stages_ragged.v1"]
@@ -161,18 +164,18 @@ def test_where_stages_have_no_kernel_they_have_a_call_each(monkeypatch):
 def test_a_box_outside_is_named_with_its_segment():
     """Segments are counted over all stages."""
     aug = im.Compose([im.CenterCrop(9), im.RandomInvert(), im.RandomCrop(4)])
-    place = {"top": jnp.asarray([0, 0, 99, 0, 0, 0], np.int32), "left": 0}
+    position = {"top": jnp.asarray([0, 0, 99, 0, 0, 0], np.int32), "left": 0}
     problem = "'geometry' of sample 2, segment 1.*rows 99 to 102 in an input of 9"
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=problem):
-        np.asarray(aug.apply(images(), ({}, {"apply": True}, place)))
+        np.asarray(aug.apply(images(), ({}, {"apply": True}, position)))
 
 
 def test_a_batch_without_images():
     aug = im.Compose([im.RandomCrop(9), im.RandomInvert(), im.RandomCrop(4), im.Normalize(0, 1)])
     nothing = np.zeros((0, 12, 12, 3), np.uint8)
-    made = aug(jax.random.split(jax.random.key(0), 0), nothing)
-    assert made.shape == (0, 4, 4, 3)
-    assert made.dtype == np.float32
+    created = aug(jax.random.split(jax.random.key(0), 0), nothing)
+    assert created.shape == (0, 4, 4, 3)
+    assert created.dtype == np.float32
 
 
 def test_pure_jax_has_the_same_levels():

@@ -1,8 +1,8 @@
 """Targets that move with images: dicts through a `Compose`, against the pixels themselves.
 
-Would catch: a mask, box or keypoint that goes another way than its pixels (a sense of an angle, a
-half pixel, the order of transforms, parameters of another image), labels that lose bits, boxes
-that stay valid where nothing is left of them, clips whose frames draw apart.
+Would catch: a mask, box or keypoint that moves differently from its pixels (the sense of an angle,
+half a pixel, the order of transforms, parameters of another image), labels that lose bits, boxes
+that remain valid although nothing of them is visible, clips whose frames draw separately.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.errors import raises
 
 from jaxkern import image as im
 from jaxkern.image.transforms.moves import boxed, moved_points
@@ -54,28 +55,28 @@ CHAINS = {
 
 
 def _quick(names, *quick):
-    """Parameters, of which only some run in `make test`."""
+    """Return parameters, some of them marked slow."""
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def coordinates(count=COUNT):
-    """f32 images whose first two channels are where their pixels' centres are."""
+    """Return f32 images whose first two channels are the coordinates of their pixel centres."""
     y, x = np.mgrid[:HEIGHT, :WIDTH].astype(np.float32)
     return np.broadcast_to(np.stack([x, y, 0 * x + 1], -1), (count, HEIGHT, WIDTH, 3))
 
 
 def numbered(dtype=np.int32):
-    """Masks that number the pixels from 1."""
+    """Return masks that number the pixels from 1."""
     mask = np.arange(1, HEIGHT * WIDTH + 1).reshape(HEIGHT, WIDTH)
     return np.broadcast_to(mask, (COUNT, HEIGHT, WIDTH)).astype(dtype)
 
 
 def points():
-    """Whole and other places in the middle of the images."""
+    """Return integer and fractional points in the central part of the images."""
     rng = np.random.default_rng(5)
-    drawn = rng.uniform((8, 8), (WIDTH - 9, HEIGHT - 9), (COUNT, 24, 2))
-    drawn[:, ::2] = np.round(drawn[:, ::2])
-    return drawn.astype(np.float32)
+    draws = rng.uniform((8, 8), (WIDTH - 9, HEIGHT - 9), (COUNT, 24, 2))
+    draws[:, ::2] = np.round(draws[:, ::2])
+    return draws.astype(np.float32)
 
 
 def bilinear(image, x, y):
@@ -91,11 +92,11 @@ def bilinear(image, x, y):
 def test_keypoints_and_masks_are_where_their_pixels_are(name):
     """The output shows, at a moved keypoint, the coordinates that the keypoint had."""
     aug = im.Compose(CHAINS[name], keypoints="centers")
-    given = points()
-    corners = np.concatenate([given[:, :12] - 3, given[:, 12:] + 3], axis=-1)
+    inputs = points()
+    corners = np.concatenate([inputs[:, :12] - 3, inputs[:, 12:] + 3], axis=-1)
     boxes = np.sort(corners.reshape(COUNT, 12, 2, 2), axis=2).reshape(COUNT, 12, 4)
-    fields = {"image": coordinates(), "mask": numbered(), "boxes": boxes, "keypoints": given}
-    if name == "policy":  # colours spoil what the pixels say
+    fields = {"image": coordinates(), "mask": numbered(), "boxes": boxes, "keypoints": inputs}
+    if name == "policy":  # colours change the coordinates in the pixels
         params = aug.sample(KEYS, (HEIGHT, WIDTH))
         names = np.asarray(im.RandAugment.OPS)
         params[0]["op"] = jnp.where(
@@ -116,32 +117,32 @@ def test_keypoints_and_masks_are_where_their_pixels_are(name):
         if not (3 <= x < width - 4 and 3 <= y < height - 4):
             continue
         patch = image[n, max(int(y) - 2, 0) : int(y) + 4, max(int(x) - 2, 0) : int(x) + 4]
-        if patch[..., 2].min() < 0.999:  # beside the border of the warped image
+        if patch[..., 2].min() < 0.999:  # next to the border of the warped image
             continue
         seen += 1
-        # An elastic warp moves a point by the displacement of the pixel that it lies in.
+        # An elastic warp moves a point by the displacement of the pixel that contains it.
         off = 0.3 if name == "ElasticTransform" else 0.1
-        np.testing.assert_allclose(bilinear(image[n], x, y)[:2], given[n, k], atol=off)
+        np.testing.assert_allclose(bilinear(image[n], x, y)[:2], inputs[n, k], atol=off)
         label = mask[n, int(np.round(y)), int(np.round(x))] - 1
-        np.testing.assert_allclose((label % WIDTH, label // WIDTH), given[n, k], atol=1.51)
+        np.testing.assert_allclose((label % WIDTH, label // WIDTH), inputs[n, k], atol=1.51)
     assert seen > 20
 
 
 @pytest.mark.parametrize("form", _quick(["xyxy", "xywh", "cxcywh"], "xywh"))
 @pytest.mark.parametrize("name", _quick(["all", "ssd", "RandomPerspective"], "all"))
 def test_boxes_are_around_their_pixels(name, form):
-    """A mask that fills each box lies in the moved box, and reaches its sides where boxes stay."""
+    """A mask that fills each box is inside the moved box, and touches its sides if it has any."""
     aug = im.Compose(CHAINS[name], boxes=form)
     boxes = np.float32([[10, 9, 30, 21], [5, 14, 17, 30], [0, 0, 0, 0], [20, 20, 20, 25]])
     boxes = np.broadcast_to(boxes, (COUNT, 4, 4))
     sides = boxes[..., 2:] - boxes[..., :2]
     first = boxes[..., :2] + (0.5 * sides if form == "cxcywh" else 0)
-    given = boxes if form == "xyxy" else np.concatenate([first, sides], axis=-1)
+    inputs = boxes if form == "xyxy" else np.concatenate([first, sides], axis=-1)
     masks = np.zeros((COUNT, HEIGHT, WIDTH, 2), np.uint8)
     for k in range(2):
         left, top, right, bottom = boxes[0, k].astype(int)
         masks[:, top:bottom, left:right, k] = 1
-    out = aug(KEYS, {"image": coordinates(), "mask": masks, "boxes": given})
+    out = aug(KEYS, {"image": coordinates(), "mask": masks, "boxes": inputs})
     moved, valid = np.asarray(out["boxes"]), np.asarray(out["boxes_valid"])
     assert not valid[:, 2:].any()
     assert valid[:, :2].any()
@@ -177,12 +178,12 @@ def test_masks_are_mirrored_as_their_images(mode):
     out = aug.apply(fields, ({}, {}))["mask"]
     np.testing.assert_array_equal(out, np.pad(mask, ((0, 0), (4, 4), (3, 3)), mode))
     fields["boxes"] = np.zeros((2, 1, 4), np.float32)
-    with pytest.raises(ValueError, match="beside boxes or keypoints"):
+    with raises(ValueError, "Pad(", "boxes"):
         aug.apply(fields, ({}, {}))
 
 
 def test_planes_of_masks_move_together():
-    """M masks an image, one behind the other or as the channels of one."""
+    """M masks an image, along an axis or as channels."""
     aug = im.Compose([im.RandomResizedCrop(20), im.RandomRotation(30)])
     params = aug.sample(KEYS, (HEIGHT, WIDTH))
     images, mask = coordinates(), numbered()
@@ -197,7 +198,7 @@ def test_planes_of_masks_move_together():
 
 
 def test_keypoints_as_torchvision_counts_them():
-    """Flips count pixels from the other end; a turn takes whole numbers as edges."""
+    """Flips count pixels from the other end; a rotation treats integers as edges."""
     points = np.float32([[[0, 0], [3, 2], [np.nan, 1], [-1, 4], [9, 7]]])
     image = np.zeros((1, 8, 10, 1), np.uint8)
     flip = im.Compose([im.RandomHorizontalFlip(), im.RandomVerticalFlip()])
@@ -205,8 +206,8 @@ def test_keypoints_as_torchvision_counts_them():
     expected = [[9, 0], [6, 2], [np.nan, 1], [10, 4], [0, 7]]
     np.testing.assert_array_equal(out["keypoints"][0], expected)
     assert out["keypoints_visible"].tolist() == [[True, True, False, False, True]]
-    turn = im.Compose([im.RandomRotation(0)])
-    out = turn.apply({"image": image, "keypoints": points}, ({"angle": np.float32(180)},))
+    angle = im.Compose([im.RandomRotation(0)])
+    out = angle.apply({"image": image, "keypoints": points}, ({"angle": np.float32(180)},))
     np.testing.assert_allclose(out["keypoints"][0, 1], [7, 6], atol=1e-5)
     hidden = {"image": image, "keypoints": points, "keypoints_visible": np.int32([[1, 0, 2, 1, 1]])}
     shown = flip.apply(hidden, ({"flip": False}, {"flip": False}))["keypoints_visible"]
@@ -214,7 +215,7 @@ def test_keypoints_as_torchvision_counts_them():
 
 
 def test_what_is_cut_off_does_not_come_back():
-    """A keypoint cropped away stays invisible where a later border would have room for it."""
+    """A cropped keypoint remains invisible even if a later border would show its position."""
     fields = {
         "image": np.zeros((1, 8, 10, 1), np.uint8),
         "keypoints": np.float32([[[1, 4], [5, 4]]]),
@@ -233,14 +234,14 @@ def test_what_is_cut_off_does_not_come_back():
 
 
 def test_a_box_of_the_whole_image_fills_it_after_a_resize():
-    """To the last bit, or it would leave the image and be dropped."""
+    """Exact to the last bit: otherwise the box would leave the image and be dropped."""
     corners = np.float32([[[0, 0], [41, 27]]])
     moved = moved_points(corners, boxed((0, 0, 27, 41), (55, 27)))
     assert moved.tolist() == [[[0, 0], [27, 55]]]
 
 
 def test_a_canvas_cuts_images_and_their_targets():
-    """What a smaller canvas leaves is an image of that size, also for what follows."""
+    """The part of an image on a smaller canvas is an image of that size for later transforms."""
     sizes = {"height": np.int32([54, 18, 30, 72]), "width": np.int32([72, 24, 60, 96])}
     fields = {
         "image": coordinates(),
@@ -250,22 +251,24 @@ def test_a_canvas_cuts_images_and_their_targets():
     }
     flip = {"flip": np.ones(COUNT, bool)}
     resize = im.ScaleJitter((48, 48))
-    whole = im.Compose([resize]).apply(fields, (sizes,))
+    complete = im.Compose([resize]).apply(fields, (sizes,))
     resize = im.ScaleJitter((48, 48), canvas=(36, 40))
     out = im.Compose([resize, im.RandomHorizontalFlip()]).apply(fields, (sizes, flip))
     assert out["image"].shape == (COUNT, 36, 40, 3)
     assert out["image_size"].tolist() == [[36, 40], [18, 24], [30, 40], [36, 40]]
     for n, (height, width) in enumerate(np.asarray(out["image_size"])):
         for name in ("image", "mask"):
-            given, made = np.asarray(whole[name])[n], np.asarray(out[name])[n]
-            np.testing.assert_array_equal(made[:height, :width], given[:height, :width][:, ::-1])
-            assert not made[height:].any()
-            assert not made[:, width:].any()
-        left, top, right, bottom = np.minimum(whole["boxes"][n], [width, height] * 2).T
+            inputs, created = np.asarray(complete[name])[n], np.asarray(out[name])[n]
+            np.testing.assert_array_equal(
+                created[:height, :width], inputs[:height, :width][:, ::-1]
+            )
+            assert not created[height:].any()
+            assert not created[:, width:].any()
+        left, top, right, bottom = np.minimum(complete["boxes"][n], [width, height] * 2).T
         expected = np.stack([width - right, top, width - left, bottom], -1)
         np.testing.assert_allclose(out["boxes"][n], expected, rtol=1e-6)
         assert out["boxes_valid"][n].tolist() == (right - left > 0).tolist()
-        x, y = np.asarray(whole["keypoints"])[n].T
+        x, y = np.asarray(complete["keypoints"])[n].T
         np.testing.assert_array_equal(out["keypoints_visible"][n], (x < width) & (y < height))
 
 
@@ -293,10 +296,10 @@ def test_frames_of_a_clip_share_a_draw():
     ids=["alone", "contained"],
 )
 def test_each_frame_of_a_clip_has_noise_of_its_own(noise, name):
-    """As torchvision's, where one pattern in all frames would be part of the picture."""
+    """Frames have different noise, as in torchvision: equal noise would look like a pattern."""
     params = {name: np.int32([[7, -1], [2**31 - 1, 2**31 - 1]])}
-    given = params | ({"apply": np.ones(2, bool)} if name != "seed" else {})
-    out = np.asarray(im.Compose([noise]).apply(np.zeros((2, 3, 6, 6, 1), np.float32), (given,)))
+    inputs = params | ({"apply": np.ones(2, bool)} if name != "seed" else {})
+    out = np.asarray(im.Compose([noise]).apply(np.zeros((2, 3, 6, 6, 1), np.float32), (inputs,)))
     assert len(np.unique(out.reshape(6, 36), axis=0)) == 6
     aug, image = im.Compose([im.GaussianNoise()]), np.zeros((2, 6, 6, 1), np.float32)
     np.testing.assert_array_equal(out[:, 0], aug.apply(image, ({"seed": params[name]},)))
@@ -328,9 +331,9 @@ def test_clips_mix_with_clips():
 @pytest.mark.slow
 def test_a_record_has_the_same_targets_in_any_batch_under_jit_and_vmap():
     aug = im.Compose([*CHAINS["ssd"], im.RandomRotation(20)])
-    given = points()[:, :8]
-    boxes = np.concatenate([given, given + 7], axis=-1)
-    fields = {"image": coordinates(), "mask": numbered(), "boxes": boxes, "keypoints": given}
+    inputs = points()[:, :8]
+    boxes = np.concatenate([inputs, inputs + 7], axis=-1)
+    fields = {"image": coordinates(), "mask": numbered(), "boxes": boxes, "keypoints": inputs}
     together = jax.jit(aug)(KEYS, fields)
     mapped = jax.vmap(
         lambda key, one: jax.tree.map(
@@ -346,19 +349,19 @@ def test_a_record_has_the_same_targets_in_any_batch_under_jit_and_vmap():
 
 @pytest.mark.slow
 def test_ragged_images_zoom_out():
-    """SSD's sampling takes images of different sizes, on a canvas for the largest of them."""
+    """SSD's sampling of images of different sizes, on a canvas for the largest of them."""
     sizes, zoomed = [(6, 7), (9, 5)], [(11, 20), (9, 5)]
     pictures = [np.full((*size, 1), 50 + k, np.uint8) for k, size in enumerate(sizes)]
     aug = im.Compose([im.RandomZoomOut(7, (1, 3)), im.RandomIoUCrop()])
     zoom = {"top": [4, 0], "left": [2, 0], "height": [11, 9], "width": [20, 5]}
     crop = {"top": [2, 1], "left": [1, 2], "height": [8, 4], "width": [12, 3]}
-    zoom, crop = ({name: np.int32(v) for name, v in given.items()} for given in (zoom, crop))
+    zoom, crop = ({name: np.int32(v) for name, v in inputs.items()} for inputs in (zoom, crop))
     fields = {"image": im.Ragged.from_list(pictures), "boxes": np.float32([[[0, 0, 5, 5]]] * 2)}
     out = aug.apply(fields, (zoom, crop | {"crop": np.ones(2, bool)}))
     assert out["image"].shape == (2, 27, 21, 1)
     assert out["image_size"].tolist() == [[8, 12], [4, 3]]
-    for n, (size, whole) in enumerate(zip(sizes, zoomed, strict=True)):
-        canvas, (top, left) = np.full(whole, 7), (zoom["top"][n], zoom["left"][n])
+    for n, (size, complete) in enumerate(zip(sizes, zoomed, strict=True)):
+        canvas, (top, left) = np.full(complete, 7), (zoom["top"][n], zoom["left"][n])
         canvas[top : top + size[0], left : left + size[1]] = 50 + n
         top, left, height, width = (crop[name][n] for name in zoom)
         expected = canvas[top : top + height, left : left + width]
@@ -370,7 +373,7 @@ def test_ragged_images_zoom_out():
 
 @pytest.mark.slow
 def test_targets_of_images_of_different_sizes():
-    """A ragged batch as each image alone."""
+    """A ragged batch gives the results of each image alone."""
     rng = np.random.default_rng(4)
     sizes = [(20, 31), (33, 18)]
     pictures = [rng.integers(0, 256, (*size, 3)).astype(np.uint8) for size in sizes]

@@ -223,10 +223,10 @@ def test_native_entries_check_what_they_are_given():
         [0, 3, far],
         [0, far, far],
     ):
-        with pytest.raises(IndexError, match="wanted a blob"):
+        with pytest.raises(IndexError, match=r"\[0\].*\({}, {}, {}\)".format(*place)):
             native.jpeg_sizes([blob], np.array([place]), 2, sizes)
     place = np.zeros((2, 3), np.int64)
-    with pytest.raises(ValueError, match="an output has 1 rows; wanted 2"):
+    with pytest.raises(ValueError, match="2 rows, got 1"):
         native.jpeg_sizes([blob], place, 2, sizes)
     with pytest.raises(TypeError):
         native.jpeg_sizes([blob], place[:, :2], 2, sizes)

@@ -1,6 +1,6 @@
-"""Integer geometry of one image axis, and small arithmetic on numbers that may be per sample.
+"""Integer geometry of one image axis, and arithmetic on numbers that may differ by sample.
 
-A number is a Python int, or an int32 array [N] (NumPy or traced) with one value a sample.
+A number is a Python int, or an int32 array [N] (NumPy or traced) with one value per sample.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import numpy as np
 from jax import lax
 
 Number = Any  # int, or an int32 array [N]
-Size = tuple[Any, Any]  # height and width: ints, int32 scalars or arrays [N], or None if unknown
+Size = tuple[Any, Any]  # (height, width): ints, int32 scalars or arrays [N], or None if unknown
 
 
 def is_static(*values: Number) -> bool:
-    """Whether all values are plain ints, the same for every sample."""
+    """Return True if all values are Python ints, the same for every sample."""
     return all(isinstance(value, int) for value in values)
 
 
-def plus(a: Number, b: Number) -> Number:
-    """a + b; adding a static 0 costs nothing in the traced program."""
+def add(a: Number, b: Number) -> Number:
+    """Return a + b; a static 0 adds nothing to the traced program."""
     if is_static(a) and a == 0:
         return b
     return a if is_static(b) and b == 0 else a + b
 
 
-def times(a: Number, b: Number) -> Number:
-    """a * b; multiplying by a static 0 or 1 costs nothing in the traced program."""
+def multiply(a: Number, b: Number) -> Number:
+    """Return a * b; a static 0 or 1 adds nothing to the traced program."""
     for first, second in ((a, b), (b, a)):
         if is_static(first) and first in (0, 1):
             return second if first == 1 else 0
@@ -37,31 +37,31 @@ def times(a: Number, b: Number) -> Number:
 
 
 def minimum(a: Number, b: Number) -> Number:
-    """The smaller of two numbers."""
-    return _one_of(a, b, min, np.minimum, lax.min)
+    """Return the smaller of two numbers."""
+    return _dispatch(a, b, min, np.minimum, lax.min)
 
 
 def maximum(a: Number, b: Number) -> Number:
-    """The larger of two numbers."""
-    return _one_of(a, b, max, np.maximum, lax.max)
+    """Return the larger of two numbers."""
+    return _dispatch(a, b, max, np.maximum, lax.max)
 
 
-def _one_of(a: Number, b: Number, of_ints: Any, of_known: Any, of_traced: Any) -> Number:
+def _dispatch(a: Number, b: Number, on_ints: Any, on_numpy: Any, on_traced: Any) -> Number:
     if is_static(a, b):
-        return of_ints(a, b)
+        return on_ints(a, b)
     if isinstance(a, int | np.ndarray) and isinstance(b, int | np.ndarray):
-        return of_known(a, b)
+        return on_numpy(a, b)
     a, b = jnp.broadcast_arrays(jnp.asarray(a, jnp.int32), jnp.asarray(b, jnp.int32))
-    return of_traced(a, b)
+    return on_traced(a, b)
 
 
 _INT32_MAX = 2**31 - 1
 
 
 def scaled(size: Number, numerator: Number, denominator: Number) -> Number:
-    """floor(size * numerator / denominator) of numbers up to 2**24, at most 2**31 - 1.
+    """Return floor(size * numerator / denominator) for numbers up to 2**24, at most 2**31 - 1.
 
-    The product may leave int32, which is all that JAX has without x64.
+    The product may exceed int32, the widest integer that JAX has without x64.
     """
     if is_static(size, numerator, denominator):
         return size * numerator // denominator
@@ -72,12 +72,12 @@ def scaled(size: Number, numerator: Number, denominator: Number) -> Number:
         jnp.asarray(n, jnp.int32) for n in (size, numerator, denominator)
     )
     denominator = jnp.maximum(denominator, 1)
-    # The estimate is off by less than a 2**23rd part and by one, so that what it leaves of the
-    # product is below 2**27, and arithmetic that wraps around gives it exactly.
+    # The estimate has a relative error below 2**-23 and an absolute error of at most one. The rest
+    # of the product is below 2**27, so wrapping int32 arithmetic computes it exactly.
     estimate = _float(size) * _float(numerator) / _float(denominator)
     small = estimate < 2.0**31 - 2.0**10
-    whole = jnp.where(small, estimate, 0.0).astype(jnp.int32)
-    exact = whole + (size * numerator - whole * denominator) // denominator
+    quotient = jnp.where(small, estimate, 0.0).astype(jnp.int32)
+    exact = quotient + (size * numerator - quotient * denominator) // denominator
     return jnp.where(small, exact, _INT32_MAX)
 
 
@@ -86,27 +86,27 @@ def _float(number: Any) -> Any:
 
 
 def half_to_even(value: Number) -> Number:
-    """value / 2 rounded to the nearest integer, ties to even (Python's round)."""
+    """Return value / 2 rounded to the nearest integer, ties to even (Python's round)."""
     quotient = value // 2
     return quotient + (value - 2 * quotient) * (quotient % 2)
 
 
 def clip(value: Number, low: Number, high: Number) -> Number:
-    """value limited to [low, high]."""
+    """Limit value to [low, high]."""
     return minimum(maximum(value, low), high)
 
 
-def _same(a: Number, b: Number) -> bool:
-    """Whether two numbers are known to be equal, ragged sizes by being the same array."""
+def _known_equal(a: Number, b: Number) -> bool:
+    """Return True if two numbers are known to be equal; arrays only if they are the same object."""
     return a is b or (is_static(a, b) and a == b)
 
 
 @dataclasses.dataclass
 class Axis:
-    """One axis of a segment: box, resampled size, index map, and what is valid of the output.
+    """One axis of a segment: box, resampled size, index map, and valid range of the output.
 
     Output index y shows resampled index  offset + step * y,  step = 1 - 2 * flipped.
-    The valid range [valid_start, valid_stop) always lies within [0, size).
+    The valid range [valid_start, valid_stop) is always within [0, size).
     """
 
     box_start: Number
@@ -120,51 +120,51 @@ class Axis:
     source: Number
 
     @staticmethod
-    def whole(size: Number) -> Axis:
-        """The axis of an untouched image."""
+    def full_size(size: Number) -> Axis:
+        """Return the axis of an unchanged image."""
         return Axis(0, size, size, 0, 0, 0, size, size, size)
 
     @property
     def identity(self) -> bool:
-        """Whether the output is the input, known without looking at parameters."""
-        whole = _same(self.box_start, 0) and _same(self.size, self.source)
-        return is_static(self.size) and whole and self.plain
+        """True if the output is known to be the input, whatever the parameters."""
+        uncropped = _known_equal(self.box_start, 0) and _known_equal(self.size, self.source)
+        return is_static(self.size) and uncropped and self.plain
 
     @property
     def plain(self) -> bool:
-        """Whether the output is the box as it is, so that a crop of it is a smaller box."""
+        """True if the output is the unchanged box, so that a crop of it is a smaller box."""
         return (
             self.full
-            and _same(self.offset, 0)
-            and _same(self.flipped, 0)
-            and _same(self.size, self.box_size)
-            and _same(self.resampled, self.box_size)
+            and _known_equal(self.offset, 0)
+            and _known_equal(self.flipped, 0)
+            and _known_equal(self.size, self.box_size)
+            and _known_equal(self.resampled, self.box_size)
         )
 
     @property
     def step(self) -> Number:
-        """1, or -1 where the axis is mirrored."""
+        """1, or -1 on a mirrored axis."""
         return 1 - 2 * self.flipped
 
     @property
     def full(self) -> bool:
-        """Whether every output index is valid for every sample, as far as sizes tell."""
-        return _same(self.valid_start, 0) and _same(self.valid_stop, self.size)
+        """True if every output index is known to be valid for every sample."""
+        return _known_equal(self.valid_start, 0) and _known_equal(self.valid_stop, self.size)
 
     @property
     def shows_all(self) -> bool:
-        """Whether the output is all of the resampled image and nothing else."""
-        return self.full and _same(self.size, self.resampled)
+        """True if the output is the complete resampled image."""
+        return self.full and _known_equal(self.size, self.resampled)
 
     def extend(self, start: Number, size: Number) -> None:
-        """Shows [start, start + size), where other pixels stand for those outside."""
-        self.offset = plus(self.offset, times(self.step, start))
+        """Show [start, start + size), with padding pixels outside."""
+        self.offset = add(self.offset, multiply(self.step, start))
         self.valid_start, self.valid_stop, self.size = 0, size, size
 
     def window(self, start: Number, size: Number, inside: bool) -> None:
-        """Shows [start, start + size) of the current output; `inside` promises that it exists."""
-        if inside and self.plain:  # the kernel checks that the smaller box exists
-            self.box_start = plus(self.box_start, start)
+        """Show [start, start + size) of the current output; with `inside` all of it exists."""
+        if inside and self.plain:  # The kernel checks that the smaller box exists.
+            self.box_start = add(self.box_start, start)
             self.box_size = self.resampled = self.valid_stop = self.size = size
             return
         if inside and self.full:
@@ -172,24 +172,24 @@ class Axis:
         else:
             self.valid_start = clip(self.valid_start - start, 0, size)
             self.valid_stop = clip(self.valid_stop - start, 0, size)
-        self.offset = plus(self.offset, times(self.step, start))
+        self.offset = add(self.offset, multiply(self.step, start))
         self.size = size
 
     def flip(self, flipped: Number) -> None:
-        """Mirrors the output where `flipped` is 1."""
-        self.offset = plus(self.offset, times(flipped, times(self.step, self.size - 1)))
+        """Mirror the output where `flipped` is 1."""
+        self.offset = add(self.offset, multiply(flipped, multiply(self.step, self.size - 1)))
         if not self.full:
-            shift = times(flipped, self.size - self.valid_start - self.valid_stop)
-            self.valid_start = plus(self.valid_start, shift)
-            self.valid_stop = plus(self.valid_stop, shift)
-        both = times(flipped, self.flipped)
-        self.flipped = plus(plus(self.flipped, flipped), times(-2, both))
+            shift = multiply(flipped, self.size - self.valid_start - self.valid_stop)
+            self.valid_start = add(self.valid_start, shift)
+            self.valid_stop = add(self.valid_stop, shift)
+        both = multiply(flipped, self.flipped)
+        self.flipped = add(add(self.flipped, flipped), multiply(-2, both))
 
     def resample(self, start: Number, box: Number, size: Number) -> None:
-        """Resamples [start, start + box) of an output that is so far a plain, full window."""
-        first = plus(plus(self.box_start, self.offset), times(self.step, start))
-        self.box_start = plus(first, times(self.flipped, 1 - box))
+        """Resample [start, start + box) of an output that is a plain, full window."""
+        first = add(add(self.box_start, self.offset), multiply(self.step, start))
+        self.box_start = add(first, multiply(self.flipped, 1 - box))
         self.box_size = box
         self.resampled = size
-        self.offset = times(self.flipped, size - 1)
+        self.offset = multiply(self.flipped, size - 1)
         self.valid_start, self.valid_stop, self.size = 0, size, size

@@ -1,7 +1,7 @@
 """Folds a list of image transforms into as few segments as their semantics allow.
 
-A transform calls the methods of `ChainBuilder` in order. Each either changes the open segment or,
-where it does not commute with what the segment already does, closes it and opens another.
+Transforms call the methods of `ChainBuilder` in order. Each method changes the open segment, or
+closes it and opens another if it does not commute with the operations of the segment.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
-from jaxkern.image.chain.axis import Number, is_static, plus, times
+from jaxkern.image.chain.axis import Axis, Number, add, clip, is_static, maximum, minimum, multiply
 from jaxkern.image.chain.plan import (
     MAX_ERASURES,
     MAX_PIXELS,
@@ -28,16 +28,108 @@ from jaxkern.image.chain.plan import (
     Rounding,
     Segment,
 )
-from jaxkern.image.chain.segment import OpenSegment, Values, channel_values, equal_values
+
+Values = Any  # per-channel values [C]: float64 NumPy if known, else a traced float32 array
+
+
+def channel_values(value: Any, channels: int, name: str) -> Values:
+    """Return `value` (a number, or one per channel) as an array [channels]."""
+    if isinstance(value, jax.Array):
+        array: Any = value.astype(jnp.float32)
+    else:
+        array = np.asarray(value, np.float64)
+    if array.ndim > 1 or (array.ndim == 1 and array.shape[0] not in (1, channels)):
+        raise ValueError(
+            f"{name}: expected one number or {channels} for images of {channels} channels, got "
+            f"shape {array.shape}"
+        )
+    if isinstance(array, np.ndarray):
+        return np.broadcast_to(array.reshape(-1), (channels,))
+    return jnp.broadcast_to(array.reshape(-1), (channels,))
+
+
+def equal_values(a: Values, b: Values) -> bool:
+    """Return True if both arrays are known to be equal."""
+    if a is b:
+        return True
+    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b)
+
+
+class OpenSegment:
+    """One segment under construction, in the coordinates of its output."""
+
+    def __init__(self, height: Number, width: Number, channels: int) -> None:
+        self.filter = Filter.NONE
+        self.rows = Axis.full_size(height)
+        self.columns = Axis.full_size(width)
+        self.scale: Values = np.ones(channels)
+        self.bias: Values = np.zeros(channels)
+        self.fill: Values | None = None
+        self.may_leave_image = False  # A crop at a run-time position may leave the image.
+        self.erasures: list[tuple[tuple[Number, Number, Number, Number], Values]] = []
+        self.rounding = Rounding.KEEP
+        self.padding = Padding.CONSTANT
+
+    def is_identity(self) -> bool:
+        """Return True if the segment's output is its input (rounding aside)."""
+        axes = (self.rows, self.columns)
+        return (
+            self.filter is Filter.NONE
+            and not self.erasures
+            and all(axis.identity for axis in axes)
+            and equal_values(self.scale, np.ones_like(self.scale))
+            and equal_values(self.bias, np.zeros_like(self.bias))
+        )
+
+    def geometry(self) -> list[Number]:
+        """Return the fields of plan.h's Geometry, in order."""
+        r, c = self.rows, self.columns
+        return [
+            *(r.box_start, c.box_start, r.box_size, c.box_size, r.resampled, c.resampled),
+            *(r.valid_start, c.valid_start, r.valid_stop, c.valid_stop),
+            *(r.offset, r.step, c.offset, c.step),
+        ]
+
+    def fill_operand(self) -> Values:
+        """Return the fill; if nothing reads it, unequal values.
+
+        XLA fills a constant of equal values by a kernel, which takes long to compile.
+        """
+        if self.fill is not None:
+            return self.fill
+        channels = len(self.scale)
+        return np.zeros(channels) if self.may_leave_image else np.arange(channels)
+
+    def clip_erasures(self) -> None:
+        """Clip erasures before the image moves: outside parts must not enter it or leave int32."""
+        size = self.rows.size, self.columns.size
+        self.erasures = [(_clip_box(box, size), value) for box, value in self.erasures]
+
+
+def _clip_box(
+    box: tuple[Number, Number, Number, Number], size: tuple[Number, Number]
+) -> tuple[Number, Number, Number, Number]:
+    """Return the part of a box inside an image; other parts must not show in a padded border."""
+    sides = []
+    for start, length, extent in ((box[0], box[2], size[0]), (box[1], box[3], size[1])):
+        first = clip(start, 0, extent)
+        # Start and length are not added if both are positive: the sum may leave int32.
+        inside = minimum(start, 0) + maximum(length, 0)
+        sides.append((first, clip(inside, 0, extent - first)))
+    (top, height), (left, width) = sides
+    return top, left, height, width
 
 
 class ChainBuilder:
-    """Collects transforms of one chain. Sizes are ints, or int32 arrays [N] for ragged batches.
+    """Collects the transforms of one chain. Sizes are ints, or int32 arrays [N] for ragged batches.
 
-    `levels` says that values are u8 levels, 0 to 255, and `integral` that they are whole numbers.
-    `scale` decides whether levels become x / 255 where a float image is implied. Where sizes that
-    differ are `bounded`, images lie at the top left of a canvas of that size wherever a common size
-    is needed. `largest` is what the sizes of a ragged batch are at most.
+    Attributes:
+      levels: True if values are uint8 levels, 0 to 255.
+      integral: True if values are whole numbers.
+      scale: True if levels become x / 255 when a float image is implied.
+      bounded: upper bound of sizes that differ, or None. Wherever a common size is needed, images
+        are stored at the top left of a canvas of that size, filled with `canvas_fill`.
+    `largest` is the upper bound of the sizes of a ragged batch.
     """
 
     def __init__(
@@ -54,10 +146,10 @@ class ChainBuilder:
         self.levels = self.integral = dtype is Dtype.U8
         self.scale = scale
         self.bounded: tuple[int, int] | None = None
-        self.beyond: Values = np.zeros(channels)
+        self.canvas_fill: Values = np.zeros(channels)
         self._done: list[OpenSegment] = []
         self._open = OpenSegment(height, width, channels)
-        self._of_source = (height, width, largest)
+        self._source_size = (height, width, largest)
 
     @property
     def size(self) -> tuple[Number, Number]:
@@ -65,7 +157,7 @@ class ChainBuilder:
         return self._open.rows.size, self._open.columns.size
 
     def values(self, value: Any, name: str) -> Values:
-        """A number or one number a channel, as [C]."""
+        """Return a number or one number a channel as an array [C]."""
         return channel_values(value, self.channels, name)
 
     def _new_segment(self) -> OpenSegment:
@@ -73,15 +165,15 @@ class ChainBuilder:
         if not is_static(height, width):
             if self.bounded is None:
                 raise ValueError(
-                    "the images still differ in size at a transform that needs a common size; "
-                    "put RandomResizedCrop, CenterCrop, RandomCrop or Resize((h, w)) before it"
+                    "a transform needs images of one size, but their sizes differ; put "
+                    "RandomResizedCrop, CenterCrop, RandomCrop or Resize((h, w)) before it"
                 )
             self._onto_canvas(self.bounded)
         self._done.append(self._open)
         if len(self._done) >= MAX_SEGMENTS:
             raise ValueError(
-                f"the chain needs more than {MAX_SEGMENTS} passes; reorder it so that crops and "
-                "resizes come before pads and erasures, or split it into two Compose objects"
+                f"at most {MAX_SEGMENTS} passes fit in one chain; put crops and resizes before "
+                "pads and erasures, or split the chain into two Compose objects"
             )
         self._open = OpenSegment(height, width, self.channels)
         return self._open
@@ -92,7 +184,7 @@ class ChainBuilder:
         box: tuple[Number, Number, Number, Number],
         size: tuple[Number, Number],
     ) -> None:
-        """Resizes the box (top, left, height, width) of the current image to `size`."""
+        """Resize the box (top, left, height, width) of the current image to `size`."""
         segment, (top, left, height, width) = self._open, box
         if is_static(height, width, *size) and (height, width) == tuple(size):
             self.window((top, left), size, None)
@@ -107,10 +199,10 @@ class ChainBuilder:
             or segment.erasures
             or segment.rounding is not Rounding.KEEP
             or segment.padding is not Padding.CONSTANT
-            or (kind is Filter.NEAREST and mirrored)  # its ties are not symmetric
+            or (kind is Filter.NEAREST and mirrored)  # Its ties are not symmetric.
         ):
             segment = self._new_segment()
-        segment.filter = kind.of_levels() if self.levels else kind
+        segment.filter = kind.for_levels() if self.levels else kind
         segment.rows.resample(top, height, size[0])
         segment.columns.resample(left, width, size[1])
         self.bounded = None
@@ -120,7 +212,7 @@ class ChainBuilder:
     def window(
         self, start: tuple[Number, Number], size: tuple[Number, Number], fill: Values | None
     ) -> None:
-        """Shows `size` pixels from `start`; outside the image is `fill`, None: never outside."""
+        """Show `size` pixels from `start`, with `fill` outside; None if all are inside."""
         segment = self._open
         if fill is not None and _window_inside(start, size, self.size):
             fill = None
@@ -136,11 +228,11 @@ class ChainBuilder:
         inside = fill is None
         segment.clip_erasures()
         segment.erasures = [
-            ((plus(top, times(-1, start[0])), plus(left, times(-1, start[1])), *sides), value)
+            ((add(top, multiply(-1, start[0])), add(left, multiply(-1, start[1])), *sides), value)
             for (top, left, *sides), value in segment.erasures
         ]
         plain = segment.rows.plain and segment.columns.plain
-        segment.may_miss |= inside and not plain and not is_static(*start)
+        segment.may_leave_image |= inside and not plain and not is_static(*start)
         segment.rows.window(start[0], size[0], inside)
         segment.columns.window(start[1], size[1], inside)
         self.bounded = None
@@ -148,7 +240,7 @@ class ChainBuilder:
     def extend(
         self, start: tuple[Number, Number], size: tuple[Number, Number], padding: Padding
     ) -> None:
-        """Shows `size` pixels from `start`; `padding` says which stand for those outside."""
+        """Show `size` pixels from `start`, with the pixels of `padding` outside."""
         if _window_inside(start, size, self.size):
             self.window(start, size, None)
             return
@@ -162,15 +254,15 @@ class ChainBuilder:
         segment.columns.extend(start[1], size[1])
 
     def flip(self, rows: Number, columns: Number) -> None:
-        """Mirrors rows and columns where the given 0/1 numbers say so."""
+        """Mirror rows and columns where the 0/1 numbers are 1."""
         segment = self._open
         height, width = self.size
         segment.clip_erasures()
         segment.erasures = [
             (
                 (
-                    plus(top, times(rows, height - h - 2 * top)),
-                    plus(left, times(columns, width - w - 2 * left)),
+                    add(top, multiply(rows, height - h - 2 * top)),
+                    add(left, multiply(columns, width - w - 2 * left)),
                     h,
                     w,
                 ),
@@ -183,35 +275,34 @@ class ChainBuilder:
 
     @property
     def limit(self) -> tuple[int, int] | None:
-        """What the current height and width are at most, where that is known."""
+        """The upper bound of the current height and width, if it is known."""
         height, width = self.size
-        of_source, its_width, largest = self._of_source
+        of_source, its_width, largest = self._source_size
         if is_static(height, width):
             return height, width
         return largest if height is of_source and width is its_width else self.bounded
 
-    def bound(self, size: tuple[int, int] | None, beyond: Values | None = None) -> None:
-        """Says what the current height and width are at most, and what the canvas then shows."""
+    def bound(self, size: tuple[int, int] | None, canvas_fill: Values | None = None) -> None:
+        """Set the upper bound of the current height and width, and the fill of the canvas."""
         self.bounded = size
-        self.beyond = np.zeros(self.channels) if beyond is None else beyond
+        self.canvas_fill = np.zeros(self.channels) if canvas_fill is None else canvas_fill
 
     def _onto_canvas(self, size: tuple[int, int]) -> None:
-        """Shows the image at the top left of `size` pixels."""
+        """Show the image at the top left of a canvas of `size`."""
         segment = self._open
         if segment.padding is not Padding.CONSTANT:
             raise ValueError(
-                "a border repeats the pixels of images that still differ in size, and a canvas of "
-                'one size follows; wanted padding_mode="constant", or Resize((h, w)) or a crop to '
-                "one size before it"
+                'padding_mode: expected "constant" for images whose sizes differ and that end on '
+                "a canvas; or put Resize((h, w)) or a crop to one size before it"
             )
         if segment.fill is None:
-            segment.fill = self.beyond
+            segment.fill = self.canvas_fill
         segment.clip_erasures()
         segment.rows.window(0, size[0], False)
         segment.columns.window(0, size[1], False)
 
     def affine(self, scale: Values, bias: Values) -> None:
-        """value = scale * value + bias."""
+        """Compute value = scale * value + bias."""
         segment = self._open
         if segment.rounding is not Rounding.KEEP:
             segment = self._new_segment()
@@ -223,7 +314,7 @@ class ChainBuilder:
         self.integral = False
 
     def erase(self, box: tuple[Number, Number, Number, Number], value: Values) -> None:
-        """Paints the box (top, left, height, width) with `value`."""
+        """Paint the box (top, left, height, width) with `value`."""
         if self._open.rounding is not Rounding.KEEP:
             self._new_segment()
         self._open.erasures.append((box, value))
@@ -231,13 +322,13 @@ class ChainBuilder:
             self.integral = False
 
     def to_float(self, scale: bool) -> None:
-        """Levels become a float image: x / 255, or as they are."""
+        """Convert levels to a float image: x / 255 with `scale`, else unchanged."""
         if self.levels and scale:
             self.affine(np.full(self.channels, 1 / 255.0), np.zeros(self.channels))
         self.levels = self.integral = False
 
     def to_u8(self, scale: bool) -> None:
-        """Values become whole levels: float values trunc(x * 255.999), levels to the nearest."""
+        """Convert to levels: float values by trunc(x * 255.999), levels to the nearest."""
         if self.levels:
             if not self.integral:
                 self._open.rounding = Rounding.NEAREST
@@ -250,14 +341,14 @@ class ChainBuilder:
         self.levels = self.integral = True
 
     def finish(self, dtype: Dtype, layout: Layout) -> tuple[ChainPlan, Operands] | None:
-        """The plan and its operands, or None where the chain returns its input as it is."""
+        """Return the plan and its operands, or None if the chain returns its input unchanged."""
         height, width = self.size
         if not is_static(height, width) and self.bounded is not None:
             self._onto_canvas(self.bounded)
             height, width = self.bounded
         if not is_static(height, width):
             raise ValueError(
-                "the output's size differs from image to image; end the chain with a fixed size: "
+                "the output size differs between images; end the chain with a fixed size: "
                 "RandomResizedCrop, CenterCrop, RandomCrop or Resize((h, w))"
             )
         if dtype is Dtype.U8:
@@ -274,8 +365,8 @@ class ChainBuilder:
         erasures = [erasure for segment in opened for erasure in segment.erasures]
         if len(erasures) > MAX_ERASURES:
             raise ValueError(
-                f"the chain has {len(erasures)} erasures, at most {MAX_ERASURES} fit in one call; "
-                "split it into two Compose objects"
+                f"at most {MAX_ERASURES} erasures fit in one call, got {len(erasures)}; split the "
+                "chain into two Compose objects"
             )
         segments = tuple(
             Segment(
@@ -293,29 +384,23 @@ class ChainBuilder:
                 segment.height * segment.width > MAX_PIXELS
             ):
                 raise ValueError(
-                    f"the chain makes images of {segment.height} x {segment.width} pixels; wanted "
-                    "at most 2**24 on a side and 2**31 in all"
+                    "the output must have at most 2**24 pixels on a side and 2**31 in total, got "
+                    f"{segment.height} x {segment.width}"
                 )
         plan = ChainPlan(segments, self.channels, self.source_dtype, dtype, layout)
-        # Nothing reads the fill of a segment without padding. Its values differ because XLA makes a
-        # constant of equal ones by a kernel, which takes longer to compile than all the rest.
-        unused, zeros = np.arange(self.channels), np.zeros(self.channels)
         operands = Operands(
             geometry=_integers([s.geometry() for s in opened], 14),
             affine=_floats(
                 [row for s in opened for row in (s.scale, s.bias)], self.channels
             ).reshape(1, -1, 2, self.channels),
-            fill=_floats(
-                [s.fill if s.fill is not None else zeros if s.may_miss else unused for s in opened],
-                self.channels,
-            ),
+            fill=_floats([s.fill_operand() for s in opened], self.channels),
             erase_box=_integers([list(box) for box, _ in erasures], 4),
             erase_value=_floats([value for _, value in erasures], self.channels),
         )
         return plan, operands
 
     def finish_open(self) -> tuple[ChainPlan, Operands] | None:
-        """As `finish`, for a chain that another one follows: float32 in the same value space."""
+        """Return `finish` for a chain before another one: float32 in the same value space."""
         levels, integral, scale = self.levels, self.integral, self.scale
         self.scale = False
         folded = self.finish(Dtype.F32, Layout.NHWC)
@@ -324,20 +409,20 @@ class ChainBuilder:
 
     @property
     def rounded_dtype(self) -> Dtype:
-        """What `finish_rounded` makes."""
+        """The output dtype of `finish_rounded`."""
         return Dtype.U8 if self.levels else Dtype.F32
 
     def finish_rounded(self) -> tuple[ChainPlan, Operands] | None:
-        """As `finish`, for a program between chains: levels as uint8, else float32."""
+        """Return `finish` for a chain before a program or a JAX step: uint8 levels or float32."""
         if not is_static(*self.size):
             raise ValueError(
-                "the images still differ in size at a transform that needs a common size; "
-                "put RandomResizedCrop, CenterCrop, RandomCrop or Resize((h, w)) before it"
+                "a transform needs images of one size, but their sizes differ; put "
+                "RandomResizedCrop, CenterCrop, RandomCrop or Resize((h, w)) before it"
             )
         return self.finish(self.rounded_dtype, Layout.NHWC)
 
     def following(self, channels: int, dtype: Dtype) -> ChainBuilder:
-        """A builder that goes on from here, on what another call made of images."""
+        """Return a builder that continues from the output of the call before."""
         height, width = self.size
         chain = ChainBuilder(height, width, channels, dtype, self.scale)
         chain.levels = self.levels
@@ -348,13 +433,13 @@ def _window_inside(
     start: tuple[Number, Number], size: tuple[Number, Number], image: tuple[Number, Number]
 ) -> bool:
     return is_static(*start, *size, *image) and all(
-        first >= 0 and first + length <= whole
-        for first, length, whole in zip(start, size, image, strict=True)
+        first >= 0 and first + length <= extent
+        for first, length, extent in zip(start, size, image, strict=True)
     )
 
 
 def _integers(rows: list[list[Number]], fields: int) -> Any:
-    """Rows of numbers as int32 [N or 1, rows, fields]; runs of constants become one constant."""
+    """Stack rows of numbers as int32 [N or 1, rows, fields]; constants share one array."""
     flat = [number for row in rows for number in row]
     if all(isinstance(number, int) for number in flat):
         return np.asarray(flat, np.int32).reshape(1, len(rows), fields)
@@ -381,7 +466,7 @@ def _integers(rows: list[list[Number]], fields: int) -> Any:
 
 
 def _floats(rows: list[Values], channels: int) -> Any:
-    """Rows of per-channel values as float32 [1, rows, C]."""
+    """Stack rows of per-channel values as float32 [1, rows, C]."""
     if all(isinstance(row, np.ndarray) for row in rows):
         return np.asarray(rows, np.float32).reshape(1, len(rows), channels)
     return jnp.stack([jnp.asarray(row, jnp.float32) for row in rows])[None]

@@ -12,7 +12,7 @@ import numpy as np
 
 MAX_SEGMENTS = 8
 MAX_ERASURES = 16
-MAX_SIZE = 1 << 24  # of a height or width, of a source or of anything on the way
+MAX_SIZE = 1 << 24  # largest height or width of sources, crops and outputs
 MAX_PIXELS = 1 << 31  # of an output
 CHANNEL_COUNTS = (1, 3, 4)
 
@@ -36,12 +36,12 @@ _JAX_DTYPES = {code: dtype for dtype, code in _DTYPES.items()}
 
 
 def dtype_code(dtype: Any) -> Dtype | None:
-    """The code of a NumPy-style dtype, or None where a chain cannot hold it."""
+    """Return the code of a NumPy-style dtype, or None if a chain does not support it."""
     return _DTYPES.get(np.dtype(dtype))
 
 
 def jax_dtype(code: Dtype) -> np.dtype[Any]:
-    """The NumPy dtype (bfloat16 included) of a code."""
+    """Return the NumPy dtype (bfloat16 included) of a code."""
     dtype: np.dtype[Any] = _JAX_DTYPES[code]
     return dtype
 
@@ -54,7 +54,7 @@ class Layout(enum.IntEnum):
 
 
 class Filter(enum.IntEnum):
-    """How a segment resamples its box."""
+    """Resampling of a segment's box."""
 
     NONE = 0
     NEAREST = 1
@@ -67,17 +67,17 @@ class Filter(enum.IntEnum):
 
     @property
     def bicubic(self) -> bool:
-        """Whether it is one of the cubic convolutions."""
+        """True for the cubic convolutions."""
         return self >= Filter.BICUBIC
 
     @property
     def widened(self) -> bool:
-        """Whether it grows with what the box shrinks."""
+        """True if the filter widens where the box shrinks."""
         wide = (Filter.ANTIALIAS, Filter.BICUBIC_ANTIALIAS, Filter.BICUBIC_ANTIALIAS_LEVELS)
         return self in wide
 
-    def of_levels(self) -> Filter:
-        """The same of u8 levels, which are clamped after each pass of a bicubic one."""
+    def for_levels(self) -> Filter:
+        """Return the filter for uint8 levels: bicubic ones clamp after each pass."""
         kept = {
             Filter.BICUBIC: Filter.BICUBIC_LEVELS,
             Filter.BICUBIC_ANTIALIAS: Filter.BICUBIC_ANTIALIAS_LEVELS,
@@ -86,7 +86,7 @@ class Filter(enum.IntEnum):
 
 
 class Padding(enum.IntEnum):
-    """What a segment shows outside its resampled image; numpy.pad has the words."""
+    """Pixels that a segment shows outside its resampled image; names as in numpy.pad."""
 
     CONSTANT = 0
     EDGE = 1
@@ -95,7 +95,7 @@ class Padding(enum.IntEnum):
 
 
 class Rounding(enum.IntEnum):
-    """What a segment does to its values before they leave it."""
+    """Rounding of a segment's output values."""
 
     KEEP = 0
     NEAREST = 1
@@ -115,13 +115,13 @@ class Segment:
 
     @property
     def sampling(self) -> int:
-        """Filter and padding in one number, as the ops' attribute `filter` holds them."""
+        """Filter and padding in one number, the encoding of the ops' attribute `filter`."""
         return self.filter + 16 * self.padding
 
 
 @dataclasses.dataclass(frozen=True)
 class ChainPlan:
-    """What is the same for every sample of one call; hashable, so it can be a static argument."""
+    """The structure of a call, the same for all samples; hashable, to be a static argument."""
 
     segments: tuple[Segment, ...]
     channels: int
@@ -130,7 +130,7 @@ class ChainPlan:
     layout: Layout = Layout.NHWC
 
     def output(self) -> jax.ShapeDtypeStruct:
-        """Shape and dtype of one sample's output, in the plan's layout."""
+        """Return shape and dtype of one sample's output, in the plan's layout."""
         height, width = self.segments[-1].height, self.segments[-1].width
         shape = (height, width, self.channels)
         if self.layout is Layout.NCHW:

@@ -1,10 +1,10 @@
-"""The fused image chain in pure JAX, for one sample: what the native kernels are equal to.
+"""The fused chain in pure JAX, for one sample: the reference implementation of the native kernels.
 
 Runs on every platform and differentiates with respect to float pixels, affine, fill and
-erase_value. Boxes that leave the image are clamped into it, as pure JAX cannot raise.
+erase_value. Boxes that leave the image are clamped into it, since pure JAX cannot raise.
 
-NaN and infinities reach the outputs that have a part of them, and no others: what has weight 0 is
-left out of a sum, not multiplied by 0. Where the source is u8 there are none.
+NaN and infinities affect only the outputs in which they have a weight other than 0: a pixel of
+weight 0 is left out of a sum, not multiplied by 0. uint8 sources contain neither.
 """
 
 from __future__ import annotations
@@ -15,32 +15,146 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxkern.image.chain.line_twin import Line, as_float
 from jaxkern.image.chain.plan import (
     ChainPlan,
     Dtype,
     Filter,
     Layout,
+    Operands,
+    Padding,
     Rounding,
     Segment,
     jax_dtype,
 )
 
-_CHECKED = "promise_in_bounds"  # indices are clamped here already
+
+def as_float(values: jax.Array) -> jax.Array:
+    return values.astype(jnp.float32)
 
 
-def image_chain(
-    pixels: jax.Array,
-    geometry: jax.Array,
-    affine: jax.Array,
-    fill: jax.Array,
-    erase_box: jax.Array,
-    erase_value: jax.Array,
-    *,
-    plan: ChainPlan,
-) -> jax.Array:
-    """Runs `plan` on pixels [H, W, C]; geometry i32 [S, 14] and so on as in plan.h."""
-    return _run(_Dense(pixels), geometry, affine, fill, erase_box, erase_value, plan)
+class Line:
+    """One axis of a segment: the source positions of its outputs, as traced int32 scalars."""
+
+    def __init__(
+        self,
+        start: Any,
+        box: Any,
+        resampled: Any,
+        offset: Any,
+        step: Any,
+        limit: Any,
+        size: int,
+        padding: Padding,
+    ) -> None:
+        self.box = jnp.clip(box, 1, limit)
+        self.start = jnp.clip(start, 0, limit - self.box)
+        self.resampled = jnp.maximum(resampled, 1)
+        index = offset + step * lax.iota(jnp.int32, size)
+        if padding is not Padding.CONSTANT:
+            index = _fold_index(index, self.resampled, padding)
+        self.exists = (index >= 0) & (index < self.resampled)
+        self.index = jnp.clip(index, 0, self.resampled - 1)
+
+    def position(self, half: bool) -> tuple[jax.Array, jax.Array]:
+        """Return integer and fraction of (2 i + 1) box / (2 resampled), less 1/2 if `half`.
+
+        Exact for every size: see `offset`.
+        """
+        whole, rest = self.offset(half)
+        return whole, as_float(rest) / as_float(2 * self.resampled)
+
+    def offset(self, half: bool) -> tuple[jax.Array, jax.Array]:
+        """Return the position with the fraction as a remainder, in units of 1 / (2 resampled).
+
+        The float32 estimate is off by a few at most. The remainder that corrects it is small, so
+        wrapping int32 arithmetic computes it exactly.
+        """
+        odd, double = 2 * self.index + 1, 2 * self.resampled
+        estimate = as_float(odd) * as_float(self.box) / as_float(double) - (0.5 if half else 0.0)
+        whole = jnp.floor(estimate).astype(jnp.int32)
+        rest = odd * self.box - (self.resampled if half else 0) - whole * double
+        more = rest // double
+        return whole + more, rest - more * double
+
+    def direct(self) -> jax.Array:
+        """Return source indices without resampling."""
+        return self.start + jnp.minimum(self.index, self.box - 1)
+
+    def nearest(self) -> jax.Array:
+        """Return source indices of the nearest pixels."""
+        return self.start + jnp.clip(self.offset(half=False)[0], 0, self.box - 1)
+
+    def bilinear(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Return the two source indices and the weight of the second."""
+        whole, fraction = self.position(half=True)
+        first = jnp.clip(whole, 0, self.box - 1)
+        second = jnp.minimum(first + 1, self.box - 1)
+        # If the second weight is 0, both indices are the first one with weight 1/2 each, so that
+        # an infinite neighbour has no effect.
+        single = (whole < 0) | (fraction == 0.0)
+        second = jnp.where(single, first, second)
+        fraction = jnp.where(second == first, 0.5, fraction)
+        return self.start + first, self.start + second, fraction
+
+    def weights(self, columns: int, kind: Filter) -> jax.Array:
+        """Return weights [size, columns] of all source pixels under a windowed filter."""
+        double = 2 * self.resampled
+        # The filter's unit on the integer scale of `_distance`, so that a weight is 0 exactly if it
+        # is 0 in the kernels.
+        one = jnp.maximum(2 * self.box, double) if kind.widened else double
+        source = lax.iota(jnp.int32, columns) - self.start
+        inside = (source >= 0) & (source < self.box)
+        if kind is Filter.ANTIALIAS:
+            height = jnp.maximum(one - jnp.abs(self._distance(source, one)), 0)
+            weight = as_float(jnp.where(inside, height, 0))
+        else:
+            argument = as_float(self._distance(source, 2 * one)) / as_float(one)
+            a = -0.5 if kind.widened else -0.75
+            weight = jnp.where(inside, _keys(a, argument), 0.0)
+        if kind.widened:
+            return weight / jnp.sum(weight, axis=1, keepdims=True)
+        # Taps outside the box read its first and last pixel.
+        for beyond in (1.0, 2.0):
+            below, above = _keys(a, argument - beyond), _keys(a, argument + beyond)
+            weight += jnp.where(source == 0, below, 0.0)
+            weight += jnp.where(source == self.box - 1, above, 0.0)
+        return weight
+
+    def _distance(self, source: jax.Array, reach: jax.Array) -> jax.Array:
+        """Return distances to source pixels in units of 1 / (2 resampled), [size, columns].
+
+        Distances beyond `reach` are clipped, since they could exceed int32.
+        """
+        whole, rest = self.offset(half=True)
+        double = 2 * self.resampled
+        limit = reach // double + 2
+        return jnp.clip(source[None, :] - whole[:, None], -limit, limit) * double - rest[:, None]
+
+
+def _keys(a: float, x: jax.Array) -> jax.Array:
+    """Evaluate Keys' cubic convolution kernel."""
+    x = jnp.abs(x)
+    inner = 1.0 - x * x * (a + 3.0 - (a + 2.0) * x)
+    outer = a * (x - 1.0) * (x - 2.0) * (x - 2.0)
+    return jnp.where(x < 1.0, inner, jnp.where(x < 2.0, outer, 0.0))
+
+
+def _fold_index(index: jax.Array, count: jax.Array, padding: Padding) -> jax.Array:
+    """Map indices outside [0, count) to those that the padding repeats."""
+    if padding is Padding.EDGE:
+        return jnp.clip(index, 0, count - 1)
+    twice = 1 if padding is Padding.SYMMETRIC else 0  # the edge pixel is repeated
+    period = jnp.maximum(2 * (count - 1 + twice), 1)
+    within = jnp.mod(index, period)
+    return jnp.where(within < count, within, period - twice - within)
+
+
+_CHECKED = "promise_in_bounds"  # indices are already clamped
+
+
+def image_chain(pixels: jax.Array, *operands: jax.Array, plan: ChainPlan) -> jax.Array:
+    """Run `plan` on pixels [H, W, C] with the `Operands` of one sample."""
+    return _run(_Dense(pixels), Operands(*operands), plan)
 
 
 def ragged_chain(
@@ -48,30 +162,25 @@ def ragged_chain(
     offset: jax.Array,
     height: jax.Array,
     width: jax.Array,
-    geometry: jax.Array,
-    affine: jax.Array,
-    fill: jax.Array,
-    erase_box: jax.Array,
-    erase_value: jax.Array,
-    *,
+    *operands: jax.Array,
     plan: ChainPlan,
     max_height: int,
     max_width: int,
 ) -> jax.Array:
-    """Runs `plan` on the [height, width, C] image that starts at buffer[offset]."""
+    """Run `plan` on the [height, width, C] image that starts at buffer[offset]."""
     source = _Ragged(buffer, offset, height, width, plan.channels, max_height, max_width)
-    return _run(source, geometry, affine, fill, erase_box, erase_value, plan)
+    return _run(source, Operands(*operands), plan)
 
 
 def mix(
     x: jax.Array, partner: jax.Array, lam: jax.Array, box: jax.Array, *, layout: Layout
 ) -> jax.Array:
-    """lam * x + (1 - lam) * partner outside `box` (i32 [4]), partner inside it.
+    """Return lam * x + (1 - lam) * partner outside `box` (i32 [4]), and partner inside it.
 
     x and partner are [H, W, C], or [C, H, W] for NCHW; u8 results are rounded to the nearest.
     """
     first, second = x.astype(jnp.float32), partner.astype(jnp.float32)
-    mixed = lam * _taking_part(first, lam != 0) + (1.0 - lam) * _taking_part(second, lam != 1)
+    mixed = lam * _weighable(first, lam != 0) + (1.0 - lam) * _weighable(second, lam != 1)
     height, width = x.shape[1:] if layout is Layout.NCHW else x.shape[:2]
     rows, columns = _inside(box, height, width)
     inside = rows[:, None] & columns
@@ -82,35 +191,35 @@ def mix(
     return mixed.astype(x.dtype)
 
 
-def _taking_part(pixels: jax.Array, weighted: jax.Array) -> jax.Array:
-    """Pixels without what is not finite, unless they have a weight; derivatives are as they are."""
+def _weighable(pixels: jax.Array, weighted: jax.Array) -> jax.Array:
+    """Replace non-finite pixels of weight 0 by 0; derivatives are unchanged."""
     return jnp.where(weighted | jnp.isfinite(pixels), pixels, 0.0)
 
 
 def _clamped(value: jax.Array) -> jax.Array:
-    """Values within the levels 0 to 255; 0 for NaN."""
+    """Clamp values to the levels 0 to 255; NaN becomes 0."""
     return jnp.minimum(jnp.where(value > 0.0, value, 0.0), 255.0)
 
 
 def _levels(value: jax.Array) -> jax.Array:
-    """The nearest of the levels 0 to 255; 0 for NaN."""
+    """Round values to the levels 0 to 255; NaN becomes 0."""
     return jnp.round(_clamped(value))
 
 
 class _Source(Protocol):
-    """An image that segments read: its size, and its pixels by index."""
+    """The interface of images that segments read: their size, and pixels by index."""
 
     height: Any
     width: Any
 
     def grid(self, rows: jax.Array, columns: jax.Array) -> jax.Array:
-        """Pixels at rows x columns as float32 [h, w, C]."""
+        """Return pixels at rows x columns as float32 [h, w, C]."""
 
     def separable(self, rows: tuple[Any, ...], columns: tuple[Any, ...], finite: bool) -> jax.Array:
-        """Pixels interpolated between two rows and two columns: (index, next, fraction)."""
+        """Interpolate between two rows and two columns: (index, next, fraction)."""
 
     def dense(self) -> jax.Array:
-        """All pixels as float32 [height or more, width or more, C]."""
+        """Return all pixels as float32 [height or more, width or more, C]."""
 
 
 def _lerp(a: jax.Array, b: jax.Array, fraction: jax.Array, finite: bool) -> jax.Array:
@@ -120,7 +229,7 @@ def _lerp(a: jax.Array, b: jax.Array, fraction: jax.Array, finite: bool) -> jax.
 
 class _Dense:
     def __init__(self, pixels: jax.Array) -> None:
-        # Half types are widened before the gathers so that gradients add up in float32.
+        # Half types are widened before the gathers so that gradients are summed in float32.
         integer = jnp.issubdtype(pixels.dtype, jnp.integer)
         self.pixels = pixels if integer else as_float(pixels)
         self.height, self.width = pixels.shape[:2]
@@ -130,7 +239,7 @@ class _Dense:
         return as_float(picked.get(mode=_CHECKED))
 
     def separable(self, rows: tuple[Any, ...], columns: tuple[Any, ...], finite: bool) -> jax.Array:
-        # Columns first: the row pass then copies whole rows, which XLA vectorizes on CPU.
+        # Columns first: the row pass then copies complete rows, which XLA vectorizes on CPU.
         left, right, across = columns
         a = as_float(self.pixels.at[:, left].get(mode=_CHECKED))
         b = as_float(self.pixels.at[:, right].get(mode=_CHECKED))
@@ -181,7 +290,7 @@ class _Ragged:
 def _weighted(
     weights: jax.Array, pixels: jax.Array, axis: int, finite: bool, signed: bool = False
 ) -> jax.Array:
-    """Sums of pixels [h, w, C] along an axis; of the weights [outputs, inputs] most are 0."""
+    """Sum pixels [h, w, C] along an axis with weights [outputs, inputs], most of which are 0."""
 
     def product(weights: jax.Array, values: jax.Array) -> jax.Array:
         summed = jnp.tensordot(weights, values, (1, axis), precision=lax.Precision.HIGHEST)
@@ -189,12 +298,12 @@ def _weighted(
 
     if finite:
         return product(weights, pixels)
-    # Infinities are counted apart, NaN as one of each sign, whose sum is NaN again.
+    # Infinities are counted separately, and NaN as one of each sign, whose sum is NaN again.
     channels = pixels.shape[-1]
     known = jnp.isfinite(pixels)
     up, down = ~known & ~(pixels < 0), ~known & ~(pixels > 0)
     parts = [jnp.where(known, pixels, 0.0), as_float(up), as_float(down)]
-    if signed:  # a weight below 0 turns them round
+    if signed:  # A negative weight exchanges the signs of infinities.
         value = product(weights, parts[0])
         up, down = (
             product(jnp.maximum(weights, 0), one) + product(jnp.maximum(-weights, 0), other)
@@ -218,14 +327,14 @@ def _resampled(source: _Source, kind: Filter, rows: Line, columns: Line, finite:
     down, across = rows.weights(height, kind), columns.weights(width, kind)
     if not kind.bicubic:
         return _weighted(across, _weighted(down, pixels, 0, finite), 1, finite)
-    levels = kind.of_levels() is kind
+    levels = kind.for_levels() is kind
     lines = _weighted(across, pixels, 1, finite, signed=True)
     value = _weighted(down, _clamped(lines) if levels else lines, 0, finite, signed=True)
     return _clamped(value) if levels else value
 
 
 def _inside(box: jax.Array, height: int, width: int) -> tuple[jax.Array, jax.Array]:
-    """Which rows [height] and columns [width] lie in the box (top, left, height, width)."""
+    """Return which rows [height] and columns [width] are in the box (top, left, height, width)."""
     y, x = lax.iota(jnp.int32, height), lax.iota(jnp.int32, width)
     # Compared without adding start and size, whose sum may leave int32.
     rows = (y >= box[0]) & (y - jnp.maximum(box[0], 0) < box[2] + jnp.minimum(box[0], 0))
@@ -233,17 +342,8 @@ def _inside(box: jax.Array, height: int, width: int) -> tuple[jax.Array, jax.Arr
     return rows, columns
 
 
-def _segment(
-    source: _Source,
-    segment: Segment,
-    geometry: jax.Array,
-    affine: jax.Array,
-    fill: jax.Array,
-    erase_box: jax.Array,
-    erase_value: jax.Array,
-    finite: bool,
-) -> jax.Array:
-    g = geometry
+def _segment(source: _Source, segment: Segment, operands: Operands, finite: bool) -> jax.Array:
+    g, affine, fill, erase_box, erase_value = operands
     rows = Line(g[0], g[2], g[4], g[10], g[11], source.height, segment.height, segment.padding)
     columns = Line(g[1], g[3], g[5], g[12], g[13], source.width, segment.width, segment.padding)
     value = _resampled(source, segment.filter, rows, columns, finite)
@@ -257,8 +357,8 @@ def _segment(
         shown, constant = shown & ~erased, jnp.where(erased, erase_value[k], constant)
     scale, bias = affine
     if finite:
-        # Factors are selected, not pixels, which can be multiplied by 0: a select makes XLA's CPU
-        # compiler branch around the gathers that feed it, which doubles the time of a crop.
+        # The factors are selected, not the pixels: selecting pixels makes XLA's CPU compiler branch
+        # around the gathers that compute them, which doubles the time of a crop.
         value = value * jnp.where(shown, scale, 0.0) + jnp.where(shown, bias, constant)
     else:
         value = jnp.where(shown, value * scale + bias, constant)
@@ -269,31 +369,18 @@ def _segment(
     return value
 
 
-def _run(
-    source: _Source,
-    geometry: jax.Array,
-    affine: jax.Array,
-    fill: jax.Array,
-    erase_box: jax.Array,
-    erase_value: jax.Array,
-    plan: ChainPlan,
-) -> jax.Array:
+def _run(source: _Source, operands: Operands, plan: ChainPlan) -> jax.Array:
     first = 0
     value = jnp.zeros(())
     for s, segment in enumerate(plan.segments):
         if s > 0:
             source = _Dense(value)
         last = first + segment.erasures
-        value = _segment(
-            source,
-            segment,
-            geometry[s],
-            affine[s],
-            fill[s],
-            erase_box[first:last],
-            erase_value[first:last],
-            finite=s == 0 and plan.source_dtype is Dtype.U8,
+        of_segment = Operands(
+            *(array[s] for array in operands[:3]), *(array[first:last] for array in operands[3:])
         )
+        finite = s == 0 and plan.source_dtype is Dtype.U8
+        value = _segment(source, segment, of_segment, finite)
         first = last
     if plan.output_dtype is Dtype.U8 and plan.segments[-1].rounding is Rounding.KEEP:
         value = _levels(value)

@@ -1,4 +1,4 @@
-"""Checks of what `Compose` is given: images, keys, parameters and labels."""
+"""Checks of the arguments of `Compose`: images, keys, parameters and labels."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from jaxkern.image.transforms.values import ToDtype
 
 
 class Batch(NamedTuple):
-    """A checked batch: how many images, their sizes (ints, or int32 [N]), channels and dtype.
+    """A checked batch: number of images, sizes (ints, or int32 [N]), channels and dtype.
 
-    Of different sizes also what they are at most.
+    `largest` is the upper bound of sizes that differ.
     """
 
     images: int
@@ -33,63 +33,62 @@ class Batch(NamedTuple):
 
 
 def checked_images(images: Any) -> Batch:
-    """What `apply` was given as images; raises TypeError or ValueError that names the problem."""
+    """Check the images of `apply`; raise TypeError or ValueError for invalid ones."""
     if isinstance(images, Ragged):
         return _checked_ragged(images)
     if not hasattr(images, "shape") or not hasattr(images, "dtype"):
         raise TypeError(
-            f"images is a {type(images).__name__}; wanted an array [N, H, W, C] or a Ragged batch"
+            "images: expected an array [N, H, W, C] or a Ragged batch, got a "
+            f"{type(images).__name__}"
         )
     shape = images.shape
     if len(shape) != 4:
         more = "; add a batch axis with images[None]" if len(shape) == 3 else ""
         raise ValueError(
-            f"images has shape {shape}; wanted [N, H, W, C], or [N, T, H, W, C] of clips{more}"
+            f"images: expected shape [N, H, W, C], or [N, T, H, W, C] of clips, got {shape}{more}"
         )
     if shape[3] not in CHANNEL_COUNTS:
-        more = "; this looks like NCHW, wanted NHWC" if shape[1] in CHANNEL_COUNTS else ""
-        raise ValueError(
-            f"images has shape {shape}; wanted 1, 3 or 4 channels on the last axis{more}"
-        )
+        more = ", which looks like NCHW" if shape[1] in CHANNEL_COUNTS else ""
+        raise ValueError(f"images: expected NHWC with 1, 3 or 4 channels, got shape {shape}{more}")
     if not (1 <= shape[1] <= MAX_SIZE and 1 <= shape[2] <= MAX_SIZE):
-        raise ValueError(f"images has shape {shape}; wanted a height and width from 1 to 2**24")
+        raise ValueError(f"images: expected a height and width from 1 to 2**24, got shape {shape}")
     code = dtype_code(images.dtype)
     if code is None:
         raise TypeError(
-            f"images has dtype {images.dtype}; wanted uint8, uint16, float16, bfloat16 or "
-            "float32: convert with images.astype(...)"
+            "images: expected dtype uint8, uint16, float16, bfloat16 or float32, got "
+            f"{images.dtype}"
         )
     return Batch(shape[0], int(shape[1]), int(shape[2]), int(shape[3]), code)
 
 
-_MOST = 65535.0  # of uint16
+_UINT16_MAX = 65535.0
 
 
 def is_uint16(images: Any) -> bool:
-    """Whether images are uint16 levels, which a chain has as float32."""
+    """Return True for uint16 levels, which a chain processes as float32."""
     return not isinstance(images, Ragged) and getattr(images, "dtype", None) == np.uint16
 
 
-def as_unit(images: Any, scale: bool, transforms: Sequence[Transform]) -> Any:
-    """uint16 images as float32, x / 65535 or with `scale` False as they are; others untouched.
+def uint16_to_float(images: Any, scale: bool, transforms: Sequence[Transform]) -> Any:
+    """Convert uint16 images to float32, with `scale` x / 65535; return others unchanged.
 
     Raises:
-      ValueError: for a ToDtype without scale, for which it is too late; for constants above 1 where
-        values are not, and what takes values up to 1 where they are more.
+      ValueError: for a ToDtype without scale on scaled values, for constants above 1 with scaled
+        values, and for transforms of unit values on levels.
     """
     if not is_uint16(images):
         return images
     for transform in transforms:
         if scale and getattr(transform, "scale", None) is False:
             raise ValueError(
-                f"{transform!r} got uint16 images, which a chain takes as x / 65535; wanted "
-                "scale=True, or Compose(..., scale=False) for their levels"
+                f"{transform!r}: expected scale=True, since uint16 images are x / 65535; use "
+                "Compose(..., scale=False) to keep their levels"
             )
-        if transform.linear or isinstance(transform, ToDtype):  # other values from there on
+        if transform.linear or isinstance(transform, ToDtype):  # It changes the value range.
             break
         _check_values(transform, scale)
     values = jnp.asarray(images).astype(jnp.float32)
-    return values / _MOST if scale else values
+    return values / _UINT16_MAX if scale else values
 
 
 def _check_values(transform: Transform, scale: bool) -> None:
@@ -97,35 +96,35 @@ def _check_values(transform: Transform, scale: bool) -> None:
         _check_values(inner, scale)
     constants = {name: getattr(transform, name, None) for name in ("fill", "value", "threshold")}
     numbers = {name: np.max(v) for name, v in constants.items() if isinstance(v, float | tuple)}
-    for name, most in numbers.items():
-        if scale and most > 1.0:
+    for name, largest in numbers.items():
+        if scale and largest > 1.0:
             raise ValueError(
-                f"{transform!r} got uint16 images, which a chain takes as x / 65535; wanted {name} "
-                f"up to 1: of a level, {name}={most:g} / 65535"
+                f"{transform!r}: expected {name} up to 1, since uint16 images are x / 65535, got "
+                f"{largest:g}; a level is {name}={largest:g} / 65535"
             )
-    if not scale and transform.of_unit_values:
+    if not scale and transform.expects_unit_range:
         raise ValueError(
-            f"{transform!r} takes values from 0 to 1, and Compose(..., scale=False) keeps the "
-            "levels of uint16 images; wanted scale=True"
+            f"{transform!r}: expected values from 0 to 1, but Compose(..., scale=False) keeps "
+            "the levels of uint16 images; use scale=True"
         )
 
 
-def as_uint16(values: jax.Array, scale: bool) -> jax.Array:
-    """Floats as uint16 levels: clamped, rounded to the nearest, of two the even one; NaN to 0."""
-    levels = values.astype(jnp.float32) * (_MOST if scale else 1.0)
+def float_to_uint16(values: jax.Array, scale: bool) -> jax.Array:
+    """Clamp floats and round them to uint16 levels, half to even; NaN becomes 0."""
+    levels = values.astype(jnp.float32) * (_UINT16_MAX if scale else 1.0)
     positive = jnp.where(levels > 0.0, levels, 0.0)
-    return jnp.round(jnp.minimum(positive, _MOST)).astype(jnp.uint16)
+    return jnp.round(jnp.minimum(positive, _UINT16_MAX)).astype(jnp.uint16)
 
 
-def as_frames(images: Any) -> tuple[Any, int | None]:
-    """Clips [N, T, H, W, C] as the images [N T, H, W, C], and T; other images as they are."""
+def split_clips(images: Any) -> tuple[Any, int | None]:
+    """Return clips [N, T, H, W, C] as images [N T, H, W, C], and T; or other images and None."""
     if isinstance(images, Ragged) or getattr(images, "ndim", 0) != 5:
         return images, None
     clips, frames = images.shape[:2]
     return images.reshape(clips * frames, *images.shape[2:]), int(frames)
 
 
-def _repeated(value: Any, frames: int) -> Any:
+def _repeat_frames(value: Any, frames: int) -> Any:
     if isinstance(value, np.ndarray):
         return value.repeat(frames, axis=0)
     repeat = in_auto_mode(
@@ -136,27 +135,27 @@ def _repeated(value: Any, frames: int) -> Any:
     return repeat(value)
 
 
-def of_frames(
+def frame_parameters(
     transform: Transform, params: dict[str, Any], clips: int, frames: int | None
 ) -> dict[str, Any]:
-    """Checked parameters of a transform of clips as those of their frames."""
+    """Return the parameters of frames, from a transform's checked parameters of their clips."""
     if frames is None:
         return params
     repeated = {
-        name: _repeated(value, frames)
+        name: _repeat_frames(value, frames)
         if hasattr(value, "shape") and value.shape[0] == clips
         else value
         for name, value in params.items()
     }
-    return transform._of_frames(repeated, np.tile(np.arange(frames, dtype=np.int32), clips))
+    return transform.frame_parameters(repeated, np.tile(np.arange(frames, dtype=np.int32), clips))
 
 
-def canonical(images: Any) -> Any:
-    """`images`; of a `Ragged` with integers in int32, offsets in int64 where they are that.
+def canonicalize(images: Any) -> Any:
+    """Return images; a `Ragged` with int32 integers, and int64 offsets if x64 is enabled.
 
     Raises:
-      TypeError: for places and sizes that are no integers.
-      ValueError: for integers in host memory that do not fit the type.
+      TypeError: for offsets and sizes that are not integers.
+      ValueError: for integers in host memory outside the range of the dtype.
     """
     if not isinstance(images, Ragged):
         return images
@@ -165,7 +164,7 @@ def canonical(images: Any) -> Any:
         value, where = getattr(images, name), f"images.{name}"
         value = value if hasattr(value, "dtype") else _array(value)
         if np.dtype(value.dtype).kind not in "iu":
-            raise TypeError(f"{where} has dtype {value.dtype}; wanted integers")
+            raise TypeError(f"{where}: expected integers, got dtype {value.dtype}")
         wide = name == "offset" and value.dtype != np.int32
         dtype = jax.dtypes.canonicalize_dtype(np.int64) if wide else np.dtype(np.int32)
         fields[name] = as_integers(value, dtype, where)
@@ -180,37 +179,37 @@ def _array(value: Any) -> Any:
 def _checked_ragged(images: Ragged) -> Batch:
     if images.buffer.ndim != 1 or images.buffer.dtype != np.uint8:
         raise TypeError(
-            f"images.buffer is {images.buffer.dtype} {images.buffer.shape}; wanted uint8 [B]"
+            f"images.buffer: expected uint8 [B], got {images.buffer.dtype} {images.buffer.shape}"
         )
     if images.buffer.shape[0] == 0:
-        raise ValueError("images.buffer is empty; wanted at least one byte")
+        raise ValueError("images.buffer: expected at least one byte, got none")
     count = images.height.shape
     for name in ("offset", "height", "width"):
         array = getattr(images, name)
         if array.ndim != 1 or array.shape != count:
-            raise ValueError(f"images.{name} has shape {array.shape}; wanted [N] = {count}")
+            raise ValueError(f"images.{name}: expected shape [N] = {count}, got {array.shape}")
     if images.channels not in CHANNEL_COUNTS:
-        raise ValueError(f"images.channels={images.channels}; wanted 1, 3 or 4")
+        raise ValueError(f"images.channels: expected 1, 3 or 4, got {images.channels}")
     for name, size in (("max_height", images.max_height), ("max_width", images.max_width)):
         if not 1 <= size <= MAX_SIZE:
-            raise ValueError(f"images.{name}={size}; wanted a size from 1 to 2**24")
+            raise ValueError(f"images.{name}: expected a size from 1 to 2**24, got {size}")
     largest = images.max_height, images.max_width
     return Batch(count[0], images.height, images.width, images.channels, Dtype.U8, largest)
 
 
 def is_single_key(key: Any) -> bool:
-    """Whether a typed or uint32 key array holds one key; raises TypeError for anything else."""
+    """Return True if a typed or uint32 key array holds one key; raise TypeError otherwise."""
     if hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         rank = 0
     elif hasattr(key, "dtype") and key.dtype == jnp.uint32 and key.ndim in (1, 2):
         rank = 1
     else:
         raise TypeError(
-            f"keys is {_described(key)}; wanted keys from jax.random.key, jax.random.split or "
-            "jaxkern.random.record_keys"
+            "keys: expected keys from jax.random.key, jax.random.split or "
+            f"jaxkern.random.record_keys, got {_described(key)}"
         )
     if key.ndim not in (rank, rank + 1):
-        raise ValueError(f"keys has shape {key.shape}; wanted one key or one key per image")
+        raise ValueError(f"keys: expected one key or one key per image, got shape {key.shape}")
     return bool(key.ndim == rank)
 
 
@@ -230,37 +229,38 @@ def _kind(dtype: Any) -> str:
 def checked_parameters(
     transforms: tuple[Transform, ...], params: Any, count: int
 ) -> list[dict[str, Any]]:
-    """One dict a transform; ints and bools become ints or int32/bool [N], others float32 [N]."""
+    """Check parameters: one dict a transform, of ints, bools, int32 [N], bool [N] or f32 [N]."""
     if params is None:
         params = tuple({} for _ in transforms)
     if not isinstance(params, tuple | list) or len(params) != len(transforms):
-        given = len(params) if isinstance(params, tuple | list) else type(params).__name__
+        count_or_type = len(params) if isinstance(params, tuple | list) else type(params).__name__
         raise ValueError(
-            f"params is {given}; wanted {len(transforms)} dicts, one per transform, as from sample"
+            f"params: expected {len(transforms)} dicts, one per transform, as from sample, got "
+            f"{count_or_type}"
         )
     checked = []
-    for place, (transform, given) in enumerate(zip(transforms, params, strict=True)):
-        where = f"params[{place}] ({type(transform).__name__})"
-        if not isinstance(given, dict):
-            raise TypeError(f"{where} is a {type(given).__name__}; wanted a dict")
-        missing = [name for name in transform.parameters if name not in given]
-        unknown = [name for name in given if name not in transform.parameters]
+    for index, (transform, values) in enumerate(zip(transforms, params, strict=True)):
+        where = f"params[{index}] ({type(transform).__name__})"
+        if not isinstance(values, dict):
+            raise TypeError(f"{where}: expected a dict, got a {type(values).__name__}")
+        missing = [name for name in transform.parameters if name not in values]
+        unknown = [name for name in values if name not in transform.parameters]
         if missing or unknown:
             raise ValueError(
-                f"{where} has missing {missing} and unknown {unknown}; "
-                f"wanted exactly {list(transform.parameters)}"
+                f"{where}: expected exactly {list(transform.parameters)}, got missing {missing} "
+                f"and unknown {unknown}"
             )
         checked.append(
             {
-                name: _checked_parameter(given[name], kind, count, f"{where}[{name!r}]")
+                name: _checked_parameter(values[name], kind, count, f"{where}[{name!r}]")
                 for name, kind in transform.parameters.items()
             }
         )
     return checked
 
 
-def _checked_parameter(value: Any, wanted: str, count: int, where: str) -> Any:
-    kind, _, sides = wanted.partition("[")
+def _checked_parameter(value: Any, spec: str, count: int, where: str) -> Any:
+    kind, _, sides = spec.partition("[")
     shape = (count, *(int(side) for side in sides.rstrip("]").split(",") if side))
     if not isinstance(value, jax.Array):
         value = np.asarray(value)
@@ -270,27 +270,26 @@ def _checked_parameter(value: Any, wanted: str, count: int, where: str) -> Any:
                 return np.asarray(value, np.float32).reshape(1)
             return value.item()
     if _kind(value.dtype) not in _KINDS[kind]:
-        raise TypeError(f"{where} has dtype {value.dtype}; wanted {kind} values")
+        raise TypeError(f"{where}: expected {kind} values, got dtype {value.dtype}")
     if kind == "int":
         value = to_int32(value, where)
     if value.shape == shape[1:]:
         value = jnp.broadcast_to(value, shape)
     if value.shape != shape:
-        each = "one value" if len(shape) == 1 else f"{list(shape[1:])} values"
-        raise ValueError(f"{where} has shape {value.shape}; wanted {shape}: {each} per image")
+        raise ValueError(f"{where}: expected shape {shape}, got {value.shape}")
     if kind in ("float", "number") and value.dtype != np.float32:
         return value.astype(np.float32)
     return value
 
 
 def checked_labels(labels: Any, count: int) -> Any:
-    """Labels as float [N, classes]."""
+    """Check labels: float [N, classes]."""
     labels = labels if hasattr(labels, "shape") else np.asarray(labels)
     if labels.ndim != 2 or not jnp.issubdtype(labels.dtype, jnp.floating):
         raise TypeError(
-            f"labels is {_described(labels)}; wanted one-hot floats [N, classes]: "
-            "use jax.nn.one_hot(labels, classes)"
+            "labels: expected one-hot floats [N, classes], as jax.nn.one_hot returns, got "
+            f"{_described(labels)}"
         )
     if labels.shape[0] != count:
-        raise ValueError(f"labels has {labels.shape[0]} rows and the batch {count} images")
+        raise ValueError(f"labels: expected {count} rows, one per image, got {labels.shape[0]}")
     return jnp.asarray(labels)

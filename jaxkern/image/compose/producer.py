@@ -1,43 +1,225 @@
-"""A `Compose` as a producer of records: it fills batches natively, without the interpreter.
-
-`record_drawing.py` draws the parameters of the records.
-"""
+"""A `Compose` as a native producer of records, which fills batches without the interpreter."""
 
 from __future__ import annotations
 
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import jax
 import numpy as np
 
-from jaxkern.image.compose.compose import Compose
-from jaxkern.image.compose.drawing import Params
+from jaxkern.core import registry
+from jaxkern.core.keys import epoch_key, fold_records, split_int64
+from jaxkern.image.chain.fold import ChainBuilder
+from jaxkern.image.chain.plan import ChainPlan
+from jaxkern.image.compose.batch import checked_images, checked_parameters
+from jaxkern.image.compose.compose import Compose, Params
 from jaxkern.image.compose.masks import fill_bytes, mask_transforms
-from jaxkern.image.compose.record_drawing import SeededChain, drawing_of, key_data, library, native
+from jaxkern.image.ops import stages_attributes
+from jaxkern.image.stages import Call, Stage, StagesPlan
+
+# Records per call that draws parameters: about a millisecond for a crop, a flip and an erasure.
+_BLOCK = 1024
+
+
+class SeededChain:
+    """Base class of producers: a `_DrawingProgram` with a seed and an epoch."""
+
+    struct: jax.ShapeDtypeStruct
+    capsule: Any
+    _sampler: _DrawingProgram
+    _key: np.ndarray
+
+    def at(self, seed: int, epoch: int) -> Self:
+        """Return the same producer for another seed and epoch, without compiling again."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._key = key_data(seed, epoch)
+        return other
+
+    def operands(self, records: np.ndarray) -> list[np.ndarray]:
+        """Draw the parameters of records int64 [N]: arrays [N or 1, ...]."""
+        return [] if self.capsule is None else self._sample(records)
+
+    def _sample(self, records: np.ndarray, size: np.ndarray | None = None) -> list[np.ndarray]:
+        """Draw parameters, for images of `size` int32 [N, 2] if sizes differ."""
+        count = len(records)
+        # Blocks of one size need only one compiled program; draws do not depend on the block.
+        blocks = max(-(-count // _BLOCK), 1)
+        padded = np.zeros(blocks * _BLOCK, np.int64)
+        padded[:count] = records
+        sides: list[tuple[np.ndarray, ...]] = [()] * blocks
+        if size is not None:
+            sized = np.ones((blocks * _BLOCK, 2), np.int32)
+            sized[:count] = size
+            sides = [(part[:, 0], part[:, 1]) for part in sized.reshape(blocks, _BLOCK, 2)]
+        with jax.default_device(_cpu()):
+            drawn = [
+                self._sampler.sample(self._key, *split_int64(block, "records", rank=1), *side)
+                for block, side in zip(padded.reshape(-1, _BLOCK), sides, strict=True)
+            ]
+        arrays = [np.asarray(_concatenate(blocks)) for blocks in zip(*drawn, strict=True)]
+        return [np.ascontiguousarray(a if a.shape[0] == 1 else a[:count]) for a in arrays]
+
+
+class _DrawingProgram:
+    """A compiled program that draws and folds the parameters of a chain's records.
+
+    Attributes:
+      plan: None if the chain changes nothing.
+      struct, capsule: as in `ChainProducer`; the capsule is None if image sizes differ.
+      sample: jitted function of (data of the epoch's key, high and low halves of [N] records, and
+        heights and widths int32 [N] if sizes differ) that returns the operands.
+    """
+
+    def __init__(
+        self,
+        aug: Compose,
+        settings: str,
+        shape: tuple[int | None, ...],
+        dtype: np.dtype,
+        derive: Callable[[jax.Array], jax.Array] | None,
+        wide: bool,
+    ) -> None:
+        del settings, wide  # They are cache keys: tracing depends on them.
+        self._aug = copy.copy(aug)  # The caller may change attributes before it is traced.
+        self._shape, self._dtype = shape, dtype
+        self._derive = derive
+        # The plan depends on shapes only, so one image determines it.
+        plans: list[ChainPlan | StagesPlan | None] = []
+
+        def trace(key: Any, high: Any, low: Any, *sides: Any) -> Any:
+            size = sides or shape[:2]
+            folded = self._plan_of(self._draw(key, high, low, size), high.shape[0], size)
+            plans.append(folded[0] if folded else None)
+            return folded[1] if folded else ()
+
+        one = np.zeros(1, np.uint32)
+        sides = [np.ones(1, np.int32) for side in shape[:2] if side is None]
+        jax.eval_shape(trace, np.zeros(2, np.uint32), one, one, *sides)
+        self.plan = plan = plans[0]
+        self.capsule: Any = None
+        if plan is None:
+            self.struct = jax.ShapeDtypeStruct(shape, dtype)
+        else:
+            source = None if sides else jax.ShapeDtypeStruct(shape, dtype)
+            self.struct = plan.output() if isinstance(plan, ChainPlan) else plan.output(source)
+            if not sides:
+                height, width = (int(side) for side in shape[:2] if side is not None)
+                self.capsule = library().image_chain_producer(
+                    native(plan, height, width), height, width
+                )
+        self.sample = jax.jit(trace)
+
+    def _draw(self, key: Any, high: Any, low: Any, size: tuple[Any, ...]) -> Params:
+        keys = fold_records(jax.random.wrap_key_data(key, impl="threefry2x32"), high, low)
+        return self._aug.sample(keys if self._derive is None else self._derive(keys), size)
+
+    def _plan_of(self, params: Params, count: int, size: tuple[Any, ...]) -> Call | None:
+        """Return the chain's plan and operands for the parameters of `count` records."""
+        aug = self._aug
+        shape = (count, *(1 if side is None else side for side in self._shape))
+        batch = checked_images(jax.ShapeDtypeStruct(shape, self._dtype))
+        checked = checked_parameters(aug.transforms, params, count)
+        height, width = size
+        chain = ChainBuilder(height, width, batch.channels, batch.dtype, aug.scale)
+        steps = list(zip(aug.transforms, checked, strict=True))
+        first, *others = aug.passes(steps, chain)
+        if others:
+            raise ValueError(
+                f"{aug!r}: expected a chain of one native call; a change of the number of channels "
+                "or a transform of kind 'jax' runs as a JAX program only"
+            )
+        return first.stages.finish()
+
+
+def drawing_of(
+    aug: Compose, shape: Sequence[int | None], dtype: Any, derive: Any
+) -> _DrawingProgram:
+    """Return the drawing program of a chain that processes records one by one."""
+    for transform in aug.transforms:
+        if transform.kind == "batch":
+            raise ValueError(
+                f"{transform!r}: expected no mixing, since records are processed one by one; apply "
+                "it to batches in a separate Compose"
+            )
+    if aug.dtype == np.uint16:
+        raise ValueError(
+            "dtype: expected another type than uint16, which native threads do not support; a "
+            "JAX program does"
+        )
+    library()
+    wide = bool(jax.config.read("jax_enable_x64"))
+    return _cached_program(aug, repr(aug), tuple(shape), np.dtype(dtype), derive, wide)
+
+
+def library() -> Any:
+    """Return the CPU library; raise RuntimeError if it is not loaded."""
+    result = registry.module("cpu")
+    if result is None:
+        raise RuntimeError(
+            "jaxkern's CPU library, which fills batches, is not loaded: "
+            f"{registry.missing('jaxkern.image_chain.v1', 'cpu')}"
+        )
+    return result
+
+
+def native(plan: ChainPlan | StagesPlan, height: int = 0, width: int = 0) -> Any:
+    """Convert a plan for images of this size to the library's type."""
+    if isinstance(plan, ChainPlan):
+        plan = StagesPlan((Stage(plan),), plan.channels, plan.source_dtype)
+    return library().image_stages(
+        **{name: np.asarray(value).tolist() for name, value in stages_attributes(plan).items()},
+        channels=plan.channels,
+        source_dtype=int(plan.source_dtype),
+        height=height,
+        width=width,
+    )
+
+
+# Pipelines with equal chains share a program. An evicted one is compiled again.
+_cached_program = functools.lru_cache(maxsize=32)(_DrawingProgram)
+
+
+def key_data(seed: int, epoch: int) -> np.ndarray:
+    with jax.default_device(_cpu()):
+        return np.asarray(jax.random.key_data(epoch_key(seed, epoch)))
+
+
+@functools.cache
+def _cpu() -> jax.Device:
+    return jax.local_devices(backend="cpu")[0]
+
+
+def _concatenate(blocks: Sequence[Any]) -> Any:
+    """Concatenate an operand of several blocks, unless all records share it."""
+    if len(blocks) == 1 or blocks[0].shape[0] == 1:
+        return blocks[0]
+    return np.concatenate([np.asarray(block) for block in blocks])
 
 
 class ChainProducer(SeededChain):
-    """A chain as native code that makes records where they lie, for `jaxkern.ring.Assembly`.
+    """A chain as native code that writes records into batches, for `jaxkern.ring.Assembly`.
 
-    The pixels are read from the source's rows and written into the batch. The result is what
-    ``aug(record_keys(seed, epoch, records), images)`` gives.
+    Pixels are read from the source's rows. The result equals
+    ``aug(record_keys(seed, epoch, records), images)``.
 
     Args:
       aug: the chain; it must not mix images.
       image: shape and dtype of one source image [H, W, C].
-      seed, epoch: integers that, with the record's number, decide its parameters.
-      derive: from the records' keys [N] to those that parameters are drawn with; traced, and
-        hashable. None takes the keys themselves.
+      seed, epoch: integers that determine a record's parameters together with its number.
+      derive: traceable and hashable function from the records' keys [N] to the keys that
+        parameters are drawn with. None uses the records' keys.
 
     Attributes:
       struct: shape and dtype of one record's output.
-      capsule: the producer's C interface (core/producer.h); None where the chain changes nothing.
+      capsule: the producer's C interface (core/producer.h); None if the chain changes nothing.
 
     Raises:
-      ValueError: for a chain that mixes images, or that changes the number of their channels.
+      ValueError: for a chain that mixes images, changes the number of their channels between
+        transforms, or has a transform of kind "jax".
       RuntimeError: without the native library.
 
     >>> import jax, numpy as np, jaxkern as jk
@@ -55,14 +237,14 @@ class ChainProducer(SeededChain):
         epoch: int = 0,
         derive: Callable[[jax.Array], jax.Array] | None = None,
     ):
-        self._drawing = drawing = drawing_of(aug, image.shape, image.dtype, derive)
+        self._sampler = drawing = drawing_of(aug, image.shape, image.dtype, derive)
         self._key = key_data(seed, epoch)
         self.struct = drawing.struct
         self.capsule = drawing.capsule
 
 
 class MaskProducer(ChainProducer):
-    """As `ChainProducer`, of the masks that move with its images: the same draws, by nearest.
+    """A `ChainProducer` of masks that move with its images: the same draws, nearest sampling.
 
     Args:
       aug, seed, epoch, derive: as for `ChainProducer`.
@@ -70,7 +252,7 @@ class MaskProducer(ChainProducer):
 
     Raises:
       TypeError: for labels of other sizes.
-      ValueError: for a chain that leaves masks as they are, and as `ChainProducer`.
+      ValueError: for a chain that does not change masks, and as `ChainProducer`.
 
     >>> import jax, numpy as np, jaxkern as jk
     >>> aug = jk.image.Compose([jk.image.RandomCrop(4), jk.image.Normalize(0.5, 0.5)])
@@ -90,7 +272,7 @@ class MaskProducer(ChainProducer):
         labels = np.dtype(mask.dtype)
         if len(mask.shape) != 2 or labels.itemsize not in (1, 4):
             raise TypeError(
-                f"mask is {labels.name}{list(mask.shape)}; wanted [H, W] of one or four bytes"
+                f"mask: expected [H, W] of one or four bytes, got {labels.name}{list(mask.shape)}"
             )
         fill = fill_bytes(aug.targets.mask_fill, labels, labels)
         pixels = jax.ShapeDtypeStruct((*mask.shape, labels.itemsize), np.uint8)
@@ -100,32 +282,32 @@ class MaskProducer(ChainProducer):
 
 
 class _MaskChain(Compose):
-    """What another chain does to masks, with what that one draws."""
+    """The chain for masks, with the parameters that another chain draws."""
 
     def __init__(self, aug: Compose, settings: str, fill: tuple[float, ...]) -> None:
         del settings
         steps = mask_transforms(aug.transforms, fill)
         if not steps:
-            raise ValueError(f"{aug!r} leaves masks as they are")
+            raise ValueError(f"{aug!r}: expected a chain that changes masks")
         super().__init__([transform for _, transform in steps], np.uint8)
-        self._drawn_by, self._places = copy.copy(aug), [place for place, _ in steps]
+        self._drawn_by, self._places = copy.copy(aug), [index for index, _ in steps]
 
     def sample(self, keys: Any, size: Any, boxes: Any = None, boxes_valid: Any = None) -> Params:
         drawn = self._drawn_by.sample(keys, size, boxes, boxes_valid)
-        return tuple(drawn[place] for place in self._places)
+        return tuple(drawn[index] for index in self._places)
 
 
-# One object a chain, by which its drawing is found.
+# One object per chain, since drawing programs are cached by object.
 _mask_chain = functools.lru_cache(maxsize=32)(_MaskChain)
 
 
 class EncodedRows(Protocol):
-    """Encoded images by record; `jaxkern.pipeline.EncodedImages` says what each part is."""
+    """Encoded images by record; `jaxkern.pipeline.EncodedImages` documents the attributes."""
 
     @property
     def blobs(self) -> Sequence[np.ndarray]: ...
     @property
-    def place(self) -> np.ndarray: ...
+    def index(self) -> np.ndarray: ...
     @property
     def in_files(self) -> bool: ...
     @property
@@ -145,26 +327,27 @@ class EncodedRows(Protocol):
 class EncodedProducer(SeededChain):
     """A chain as native code that decodes records, for `jaxkern.ring.Assembly`.
 
-    Its rows are ``images.place``. Of each image only the region that the chain needs is decoded,
-    and a large one in bands; the result is what the chain gives on a `Ragged` batch of the whole
-    images, bit for bit (unless they are ``scaled``). A record's parameters are drawn with the size
-    that ``images`` says, and an image that has another one by now is refused.
+    Its rows are ``images.place``. Only the region of an image that the chain reads is decoded, in
+    bands if it is large. The result is bit-identical to the chain on a `Ragged` batch of complete
+    images (unless they are ``scaled``). Parameters are drawn with the sizes in ``images``; an image
+    whose size has changed is an error.
 
     Args:
       aug, seed, epoch, derive: as for `ChainProducer`.
-      images: where the images lie.
+      images: the encoded images.
 
     Attributes:
-      struct, capsule: as of `ChainProducer`.
+      struct, capsule: as in `ChainProducer`.
 
     Raises:
-      ValueError: for a chain that mixes images, changes the number of their channels or has no
-        fixed size of output, and where the native library was built without a decoder.
+      ValueError: for a chain that mixes images, changes the number of their channels, has a
+        transform of kind "jax" or an output size that depends on the image, and if the native
+        library was built without a decoder.
       RuntimeError: without the native library.
 
     >>> import numpy as np, jaxkern as jk
     >>> aug = jk.image.Compose([jk.image.RandomResizedCrop(4)])
-    >>> pixels = np.arange(90 + 189, dtype=np.uint8)  # two images, one behind the other
+    >>> pixels = np.arange(90 + 189, dtype=np.uint8)  # two images, one after the other
     >>> images = jk.pipeline.EncodedImages(
     ...     (pixels,), place=np.array([[0, 0, 90], [0, 90, 189]]), in_files=False,
     ...     size=np.array([[6, 5], [9, 7]], np.int32), codec="raw")
@@ -184,23 +367,24 @@ class EncodedProducer(SeededChain):
         derive: Callable[[jax.Array], jax.Array] | None = None,
     ):
         shape = (None, None, images.channels)
-        self._drawing = drawing = drawing_of(aug, shape, np.uint8, derive)
+        self._sampler = drawing = drawing_of(aug, shape, np.uint8, derive)
         self._key = key_data(seed, epoch)
         self.struct = drawing.struct
         self._images = images
-        # A header that cannot be understood has no size; its image is an error or zeros.
+        # An image with an invalid header has no size; it becomes an error or zeros.
         size = np.asarray(images.size, np.int32)
         largest = np.maximum(size.max(0, initial=1), 1)
         self._size = np.where((size > 0).all(1, keepdims=True), size, largest)
-        #: what the capsule reads, for who keeps the capsule alone
-        self.kept = tuple(np.ascontiguousarray(blob, np.uint8) for blob in images.blobs)
+        #: buffers that the capsule reads
+        self.buffers = tuple(np.ascontiguousarray(blob, np.uint8) for blob in images.blobs)
         if drawing.plan is None:
             raise ValueError(
-                f"{aug!r} changes nothing, and images of different sizes make no batch"
+                f"{aug!r}: expected a chain that returns images of one size, got one that changes "
+                "nothing"
             )
         self.capsule = library().image_encoded_producer(
             native(drawing.plan),
-            blobs=list(self.kept),
+            blobs=list(self.buffers),
             in_files=bool(images.in_files),
             codec=_CODECS.index(images.codec),
             max_pixels=int(images.max_pixels),
@@ -208,11 +392,11 @@ class EncodedProducer(SeededChain):
         )
 
     def operands(self, records: np.ndarray) -> list[np.ndarray]:
-        """The parameters of these records int64 [N], and the sizes that they were drawn with."""
+        """Draw the parameters of records int64 [N]; also return the sizes used."""
         rows_of = self._images.rows_of
         rows = records if rows_of is None else rows_of(records)
         size = np.ascontiguousarray(self._size[rows])
-        return [*self._drawn(records, size), size]
+        return [*self._sample(records, size), size]
 
 
 _CODECS = ("jpeg", "raw")  # numbered as in encoded_producer.h

@@ -1,4 +1,4 @@
-"""Boxes and keypoints that move with their images, and what `Compose` does with a dict."""
+"""Targets of a `Compose`: boxes and keypoints that move with their images, and dicts of fields."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ import numpy as np
 from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
 from jaxkern.image.chain.axis import is_static
 from jaxkern.image.compose.batch import (
-    as_frames,
-    canonical,
+    canonicalize,
     checked_images,
     checked_parameters,
     is_uint16,
+    split_clips,
 )
 from jaxkern.image.compose.masks import mask_bytes, mask_transforms
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.boxes import (
+from jaxkern.image.transforms.moves import (
     FORMATS,
+    Move,
     clamped,
     from_corners,
     moved_boxes,
+    moved_points,
+    of_images,
     sane,
     to_corners,
     with_area,
 )
-from jaxkern.image.transforms.moves import Move, moved_points, of_images
 from jaxkern.image.transforms.transform import Size, Transform
 
 KEYPOINTS = ("torchvision", "centers")
 TARGETS = ("mask", "boxes", "keypoints")
 _FLAGS = {"boxes": "boxes_valid", "keypoints": "keypoints_visible"}
-# What others call them.
+# Names of targets in other libraries.
 _OTHER_NAMES = {
     **dict.fromkeys(("masks", "segmentation_mask"), "mask"),
     **dict.fromkeys(("bboxes", "bbox", "box", "bounding_boxes"), "boxes"),
@@ -46,7 +48,7 @@ _OTHER_NAMES = {
 
 
 class Formats(NamedTuple):
-    """How a chain reads targets: boxes, what a keypoint names, and a mask's fill."""
+    """Formats of targets: of boxes, of keypoints, and the fill of masks."""
 
     boxes: str
     keypoints: str
@@ -54,10 +56,10 @@ class Formats(NamedTuple):
 
 
 def checked_formats(boxes: Any, keypoints: Any, mask_fill: Any) -> Formats:
-    """Raises ValueError for other words, and a fill that is no number."""
+    """Return the formats; raise ValueError for unknown ones, and for an invalid fill."""
     number = isinstance(mask_fill, numbers.Real) or hasattr(mask_fill, "dtype")
     if isinstance(mask_fill, bool) or not number or np.ndim(mask_fill) != 0:
-        raise ValueError(f"mask_fill={mask_fill!r}; wanted one number, a mask's label")
+        raise ValueError(checks.unexpected("mask_fill", "one number, a label", mask_fill))
     return Formats(
         checks.choice(boxes, "boxes", FORMATS),
         checks.choice(keypoints, "keypoints", KEYPOINTS),
@@ -65,122 +67,121 @@ def checked_formats(boxes: Any, keypoints: Any, mask_fill: Any) -> Formats:
     )
 
 
-def checked_boxes(boxes: Any, valid: Any, count: int, form: str) -> tuple[Any, Any]:
-    """Boxes of a format as f32 [N, K, 4] (left, top, right, bottom), and which have an area.
+def checked_boxes(boxes: Any, valid: Any, count: int, format_name: str) -> tuple[Any, Any]:
+    """Convert boxes to f32 [N, K, 4] (left, top, right, bottom); also return which have an area.
 
     Raises:
-      TypeError, ValueError: for other shapes and dtypes than [N, ..., 4] and [N, ...].
+      TypeError, ValueError: for shapes and dtypes other than [N, ..., 4] and [N, ...].
     """
     boxes = _checked_points(boxes, "boxes", count, 4)
     flags = _checked_flags(valid, "boxes_valid", boxes.shape[:-1])
-    corners = to_corners(boxes.reshape(*flags.shape, 4), form)
+    corners = to_corners(boxes.reshape(*flags.shape, 4), format_name)
     return corners, with_area(corners) & flags
 
 
 def _checked_points(values: Any, name: str, count: int, numbers: int) -> jax.Array:
-    wanted = f"floats or integers [{count}, K, {numbers}]"
+    expected = f"floats or integers [{count}, K, {numbers}]"
     if not hasattr(values, "shape") or not hasattr(values, "dtype"):
-        raise TypeError(f"{name} is a {type(values).__name__}; wanted an array: {wanted}")
+        raise TypeError(f"{name}: expected {expected}, got a {type(values).__name__}")
     if np.dtype(values.dtype).kind not in "iu" and not jnp.issubdtype(values.dtype, jnp.floating):
-        raise TypeError(f"{name} has dtype {values.dtype}; wanted {wanted}")
+        raise TypeError(f"{name}: expected {expected}, got dtype {values.dtype}")
     if len(values.shape) < 3 or values.shape[0] != count or values.shape[-1] != numbers:
         raise ValueError(
-            f"{name} has shape {values.shape}; wanted {wanted}: as many for each image, those that "
-            "are missing 0 or NaN"
+            f"{name}: expected {expected}, with 0 or NaN for missing ones, got shape {values.shape}"
         )
     return jnp.asarray(values, jnp.float32)
 
 
 def _checked_flags(flags: Any, name: str, shape: tuple[int, ...]) -> Any:
-    """Bools [N, K] of what is given, all True where nothing is."""
+    """Return flags as bools [N, K], all True for None."""
     flat = (shape[0], int(np.prod(shape[1:])))
     if flags is None:
         return jnp.ones(flat, bool)
     if not hasattr(flags, "dtype") or np.dtype(flags.dtype).kind not in "biu":
-        given = getattr(flags, "dtype", type(flags).__name__)
-        raise TypeError(f"{name} is {given}; wanted bools or integers {shape}")
+        dtype = getattr(flags, "dtype", type(flags).__name__)
+        raise TypeError(f"{name}: expected bools or integers {shape}, got {dtype}")
     if flags.shape != shape:
-        raise ValueError(f"{name} has shape {flags.shape}; wanted {shape}: one value each")
+        raise ValueError(f"{name}: expected shape {shape}, got {flags.shape}")
     return jnp.asarray(flags).astype(bool).reshape(flat)
 
 
-class _Passage(NamedTuple):
-    """What one transform does to targets, and the size of the images after it."""
+class _AppliedTransform(NamedTuple):
+    """The moves of points by one transform, and the size of the images after it."""
 
     transform: Transform
     moves: list[Move]
     size: Size
 
 
-def passages(
+def applied_transforms(
     transforms: Sequence[Transform],
     params: Sequence[dict[str, Any]],
     size: Size,
     points: bool = True,
-) -> list[_Passage]:
-    """What each transform does to images that begin with `size`, numbers or arrays [N].
+) -> list[_AppliedTransform]:
+    """Return the effect of each transform on images of initial `size`, numbers or arrays [N].
 
-    Without `points`, only to their sizes.
+    Without `points`, only sizes are computed.
 
     Raises:
       ValueError: for a warp of images of different sizes.
     """
-    found = []
-    for transform, given in zip(transforms, params, strict=True):
-        moving = transform.geometric and points
-        if moving and transform.stage == "program" and not is_static(*size):
+    applied = []
+    for transform, values in zip(transforms, params, strict=True):
+        has_moves = transform.geometric and points
+        if has_moves and transform.kind == "program" and not is_static(*size):
             raise ValueError(
-                f"{transform!r} got images that still differ in size; put RandomResizedCrop, "
-                "CenterCrop, RandomCrop or Resize((h, w)) before it"
+                f"{transform!r}: expected images of one size, but sizes differ; put "
+                "RandomResizedCrop, CenterCrop, RandomCrop or Resize((h, w)) before it"
             )
-        moves = transform._moves(given, size) if moving else []
-        size = transform._size_after(size, given)
-        found.append(_Passage(transform, moves, size))
-    return found
+        moves = transform.moves(values, size) if has_moves else []
+        size = transform.size_after(size, values)
+        applied.append(_AppliedTransform(transform, moves, size))
+    return applied
 
 
-def passed_boxes(boxes: Any, valid: Any, passage: _Passage) -> tuple[Any, Any]:
-    """Boxes f32 [N, K, 4] (left, top, right, bottom) behind a transform, and which are valid."""
-    boxes, valid = moved_boxes(boxes, valid, passage.moves, passage.size)
-    return boxes, passage.transform._still_valid(boxes, valid, passage.size)
+def boxes_after(boxes: Any, valid: Any, applied: _AppliedTransform) -> tuple[Any, Any]:
+    """Move boxes f32 [N, K, 4] (left, top, right, bottom); also return which remain valid."""
+    boxes, valid = moved_boxes(boxes, valid, applied.moves, applied.size)
+    return boxes, applied.transform.valid_boxes(boxes, valid, applied.size)
 
 
 def move_boxes(
-    boxes: Any, given: Any, count: int, trail: Sequence[_Passage], form: str
+    boxes: Any, flags: Any, count: int, applied: Sequence[_AppliedTransform], format_name: str
 ) -> tuple[jax.Array, jax.Array]:
-    """Boxes of a format behind a chain, clamped to its images, and which of them are valid."""
+    """Move boxes of a format and clamp them to the images; also return which remain valid."""
     shape = boxes.shape if hasattr(boxes, "shape") else ()
-    corners, valid = checked_boxes(boxes, given, count, form)
-    for passage in trail:
-        corners, valid = passed_boxes(corners, valid, passage)
-    size = trail[-1].size
+    corners, valid = checked_boxes(boxes, flags, count, format_name)
+    for step in applied:
+        corners, valid = boxes_after(corners, valid, step)
+    size = applied[-1].size
     corners = clamped(corners, size)
     finite = jnp.isfinite(corners).all(axis=-1)
     corners = jnp.where(finite[..., None], corners, 0.0)
     valid &= sane(corners, size, 1.0, 1.0)
-    return from_corners(corners, form).reshape(shape), valid.reshape(shape[:-1])
+    return from_corners(corners, format_name).reshape(shape), valid.reshape(shape[:-1])
 
 
 def move_keypoints(
-    points: Any, given: Any, count: int, trail: Sequence[_Passage], named: str
+    points: Any, flags: Any, count: int, applied: Sequence[_AppliedTransform], convention: str
 ) -> tuple[jax.Array, jax.Array]:
-    """Keypoints behind a chain, and which of them its images show."""
+    """Move keypoints; also return which are visible in the images."""
     checked = _checked_points(points, "keypoints", count, 2)
-    visible = _checked_flags(given, "keypoints_visible", checked.shape[:-1])
+    visible = _checked_flags(flags, "keypoints_visible", checked.shape[:-1])
     moved = checked.reshape(*visible.shape, 2)
-    half = 0.5 if named == "centers" else 0.0
-    for _, moves, size in trail:
+    half = 0.5 if convention == "centers" else 0.0
+    for _, moves, size in applied:
         for move in moves:
-            found = moved_points(moved + half, move) - half
+            new_points = moved_points(moved + half, move) - half
             if not half:
                 shift = [of_images(jnp.asarray(flag) & move.used) for flag in move.mirrored]
-                found = found - jnp.stack(jnp.broadcast_arrays(*shift), axis=-1)
-            moved = found
+                new_points = new_points - jnp.stack(jnp.broadcast_arrays(*shift), axis=-1)
+            moved = new_points
             if move.crops:
                 shown = _inside(moved + half, size)
                 used = jnp.asarray(move.used).reshape(-1, 1)
                 visible &= shown | ~used
-    visible &= _inside(moved + half, trail[-1].size)
+    visible &= _inside(moved + half, applied[-1].size)
     return moved.reshape(checked.shape), visible.reshape(checked.shape[:-1])
 
 
@@ -190,31 +191,34 @@ def _inside(points: jax.Array, size: Size) -> Any:
     return (x >= 0.0) & (x < width) & (y >= 0.0) & (y < height)
 
 
-def checked_fields(fields: dict[str, Any], transforms: Sequence[Transform]) -> None:
-    """Raises ValueError for a dict without images, with targets by another name, which would stay
-    where they are, and for targets where images are mixed."""
+def check_fields(fields: dict[str, Any], transforms: Sequence[Transform]) -> None:
+    """Raise ValueError for fields that a chain cannot process.
+
+    These are a dict without images, targets under another name, which would not move, and targets
+    of images that are mixed.
+    """
     if "image" not in fields:
-        raise ValueError(f'the dict has the fields {sorted(fields)}; wanted one named "image"')
+        raise ValueError(f'fields: expected one named "image", got {sorted(fields)}')
     if any(transform.geometric for transform in transforms):
         for name, known in _OTHER_NAMES.items():
             if name in fields and known not in fields:
                 raise ValueError(
-                    f"the dict has a field {name!r}, which does not move with its images; wanted "
-                    f"{known!r} for what moves, and another name for what stays"
+                    f"fields: expected the name {known!r} for a target that moves with its image, "
+                    f"got {name!r}; rename it, or use another name if it should not move"
                 )
     for transform in transforms:
-        given = [name for name in TARGETS if name in fields]
-        if transform.stage == "batch" and given:
+        targets = [name for name in TARGETS if name in fields]
+        if transform.kind == "batch" and targets:
             raise ValueError(
-                f"{transform!r} mixes the images of a batch, which leaves {given} no meaning; "
-                "wanted it without them, in a Compose of its own, or labels alone"
+                f"{transform!r}: expected only labels as targets of mixed images, got {targets}; "
+                "use a separate Compose without them"
             )
 
 
-def counted(images: Any) -> tuple[int, tuple[Any, Any]]:
-    """How many images, or clips, there are, and their height and width."""
-    images = canonical(images)
-    frames = as_frames(images)[0]
+def batch_count(images: Any) -> tuple[int, tuple[Any, Any]]:
+    """Return the number of images, or clips, and their height and width."""
+    images = canonicalize(images)
+    frames = split_clips(images)[0]
     if is_uint16(frames):
         frames = jax.ShapeDtypeStruct(frames.shape, np.float32)
     batch = checked_images(frames)
@@ -222,50 +226,52 @@ def counted(images: Any) -> tuple[int, tuple[Any, Any]]:
     return count, (batch.height, batch.width)
 
 
-def move_fields(
+def apply_to_fields(
     aug: Any,
     fields: dict[str, Any],
     params: Any,
     labels: Any,
     chain: Callable[[list[Transform]], Any],
 ) -> dict[str, Any]:
-    """What a `Compose` makes of a dict; `chain` makes a Compose of uint8 images for masks."""
-    checked_fields(fields, aug.transforms)
+    """Apply a `Compose` to a dict; `chain` returns a Compose of uint8 images for masks."""
+    check_fields(fields, aug.transforms)
     if labels is not None:
-        raise ValueError('labels go with images; wanted them in the dict, as its field "label"')
-    mixes = any(transform.stage == "batch" for transform in aug.transforms)
+        raise ValueError('labels: expected None for a dict of images; use its field "label"')
+    mixes = any(transform.kind == "batch" for transform in aug.transforms)
     label = fields.get("label") if mixes else None
-    count, size = counted(fields["image"])
+    count, size = batch_count(fields["image"])
     moved = dict(fields)
     if "mask" in fields:
-        moved["mask"] = _moved_masks(aug, fields, params, chain)
-    moved |= move_places(aug, fields, params, count, size)
+        moved["mask"] = _move_masks(aug, fields, params, chain)
+    moved |= move_points(aug, fields, params, count, size)
     result = aug.apply(fields["image"], params, label)
     if label is None:
         return {**moved, "image": result}
     return {**moved, "image": result[0], "label": result[1]}
 
 
-def move_places(
+def move_points(
     aug: Any, fields: dict[str, Any], params: Any, count: int, size: Size
 ) -> dict[str, Any]:
-    """Boxes and keypoints behind a chain on `count` images of `size`, what is valid and visible of
-    them, and the sizes of images that have sizes of their own."""
-    given = checked_parameters(aug.transforms, params, count)
-    moved = _moved_places(aug, fields, given, count, size)
-    last = passages(aug.transforms, given, size, points=False)[-1].size
+    """Return moved boxes and keypoints on `count` images of `size`, and their flags.
+
+    If image sizes differ after the chain, "image_size" is included.
+    """
+    checked = checked_parameters(aug.transforms, params, count)
+    moved = _move_targets(aug, fields, checked, count, size)
+    last = applied_transforms(aug.transforms, checked, size, points=False)[-1].size
     if not is_static(*last):
         sides = [jnp.broadcast_to(jnp.asarray(side, jnp.int32), (count,)) for side in last]
         moved["image_size"] = jnp.stack(sides, axis=-1)
     return moved
 
 
-def _moved_places(
-    aug: Any, fields: dict[str, Any], given: Any, count: int, size: Size
+def _move_targets(
+    aug: Any, fields: dict[str, Any], params: Any, count: int, size: Size
 ) -> dict[str, Any]:
     flags = {name: flag for name, flag in _FLAGS.items() if name in fields}
-    named = {name: fields[name] for pair in flags.items() for name in pair if name in fields}
-    leaves, tree = jax.tree.flatten((named, given, size))
+    inputs = {name: fields[name] for pair in flags.items() for name in pair if name in fields}
+    leaves, tree = jax.tree.flatten((inputs, params, size))
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     if not flags:
         return {}
@@ -273,18 +279,20 @@ def _moved_places(
     def moved(*arrays: jax.Array) -> dict[str, Any]:
         new = iter(arrays)
         filled = [next(new) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
-        named, given, size = jax.tree.unflatten(tree, filled)
-        trail, made = passages(aug.transforms, given, size), {}
-        for move, name, form in (
+        inputs, params, size = jax.tree.unflatten(tree, filled)
+        applied, targets = applied_transforms(aug.transforms, params, size), {}
+        for move, name, format_name in (
             (move_boxes, "boxes", aug.targets.boxes),
             (move_keypoints, "keypoints", aug.targets.keypoints),
         ):
-            if name in named:
+            if name in inputs:
                 flag = flags[name]
-                made[name], made[flag] = move(named[name], named.get(flag), count, trail, form)
-        return made
+                targets[name], targets[flag] = move(
+                    inputs[name], inputs.get(flag), count, applied, format_name
+                )
+        return targets
 
-    # XLA places what is inside: the corners of all boxes of an image are points along one axis.
+    # Exempt from Explicit mode's rules: the corners of all boxes of an image share one axis.
     axes = explicit_axes(arrays)
     specs: dict[str, Any] = {}
     for name, flag in flags.items() if axes else ():
@@ -294,12 +302,14 @@ def _moved_places(
     return result
 
 
-def _moved_masks(
+def _move_masks(
     aug: Any, fields: dict[str, Any], params: Any, chain: Callable[[list[Transform]], Any]
 ) -> Any:
-    taken = mask_bytes(fields["mask"], fields["image"], aug.targets.mask_fill)
-    steps = mask_transforms(aug.transforms, taken.fill)
+    split = mask_bytes(fields["mask"], fields["image"], aug.targets.mask_fill)
+    steps = mask_transforms(aug.transforms, split.fill)
     if not steps:
         return fields["mask"]
-    given = None if params is None else tuple(params[place] for place, _ in steps)
-    return taken.restored(chain([transform for _, transform in steps]).apply(taken.images, given))
+    own_params = None if params is None else tuple(params[index] for index, _ in steps)
+    return split.restore(
+        chain([transform for _, transform in steps]).apply(split.images, own_params)
+    )

@@ -1,19 +1,20 @@
-"""Augmentation policies: which colour and warp ops an image gets, and how strong, is drawn.
+"""Augmentation policies: they draw the colour and warp ops of each image, and their magnitudes.
 
-What is drawn is an operand of one program for all images, so that each image pays for its own ops
-and no draw compiles anything.
+The draws are operands of one program for all images. Each image runs only its own ops, and a new
+draw compiles nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.image.policies.operations import checked_ops, program_step, step_static
 from jaxkern.image.policies.tables import (
     AUG_MIX,
     AUTO_AUGMENT,
@@ -25,32 +26,121 @@ from jaxkern.image.policies.tables import (
     pairs,
     signed_ops,
 )
+from jaxkern.image.program.coefficients import affine_coefficients
 from jaxkern.image.program.program import (
     MAX_STEPS,
+    VALUES,
     Code,
     ProgramStep,
     Step,
-    drawn_codes,
+    codes_where,
     step_values,
 )
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.draws import uniform_below
-from jaxkern.image.transforms.transform import Size, Stage, Transform, set_fields
+from jaxkern.image.transforms.transform import Kind, Size, Transform, set_fields, uniform_below
 from jaxkern.image.transforms.warps import warp_fill
 
+_CODES = {
+    "Identity": Code.NONE,
+    **dict.fromkeys(("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"), Code.WARP),
+    "Brightness": Code.BRIGHTNESS,
+    "Color": Code.SATURATION,
+    "Contrast": Code.CONTRAST,
+    "Sharpness": Code.SHARPNESS,
+    "Posterize": Code.POSTERIZE,
+    "Solarize": Code.SOLARIZE,
+    "AutoContrast": Code.AUTOCONTRAST,
+    "Equalize": Code.EQUALIZE,
+    "Invert": Code.INVERT,
+}
+_FACTORS = ("Brightness", "Color", "Contrast", "Sharpness")
 
-def _either_sign(space: Space, op: jax.Array, magnitude: jax.Array, fraction: jax.Array) -> Any:
-    """`magnitude`, with either sign where the op has one, by fractions in [0, 1)."""
+
+def static_step(ops: Sequence[str], interpolation: str, fill: Any) -> ProgramStep:
+    """Return the static part of a step that runs one of `ops`."""
+    codes = tuple(sorted({_CODES[name] for name in ops} - {Code.NONE}))
+    return ProgramStep(codes, interpolation, fill=(math.nan,) if fill is None else fill)
+
+
+def checked_ops(op: Any, ops: Sequence[str], where: str) -> Any:
+    """Return `op`; reject invalid indices in NumPy arrays."""
+    if isinstance(op, np.ndarray) and op.size and not -1 <= op.min() <= op.max() < len(ops):
+        wrong = op[(op < -1) | (op >= len(ops))].flat[0]
+        raise ValueError(
+            f"{where}: expected op to hold indices of OPS, 0 to {len(ops) - 1}, or -1 for no op, "
+            f"got {wrong}"
+        )
+    return op
+
+
+def op_steps(ops: Sequence[str], op: Any, magnitude: Any, size: Size) -> tuple[Any, Any]:
+    """Return program codes i32 [...] and values f32 [..., VALUES] of ops.
+
+    Args:
+      ops: the names that `op` i32 [...] indexes; any other number leaves an image unchanged.
+      magnitude: f32 [...], in torchvision's units: shears as tangents, pixels, degrees
+        counter-clockwise, factor - 1, bits, a fraction of the largest value.
+      size: height and width of the images.
+    """
+    known = (op >= 0) & (op < len(ops))
+    index = jnp.clip(op, 0, len(ops) - 1)
+
+    def named(*names: str) -> Any:
+        return known & jnp.asarray([name in names for name in ops])[index]
+
+    codes = jnp.asarray([int(_CODES[name]) for name in ops], np.int32)[index]
+    code = jnp.where(known, codes, int(Code.NONE))
+    truncated = jnp.trunc(magnitude)
+    # A blend with the factor 1 + m has the second value 1 - factor = -m, without rounding.
+    first = jnp.where(named(*_FACTORS), 1.0 + magnitude, magnitude)
+    first = jnp.where(named("Posterize"), truncated, first)
+    rest = jnp.where(named(*_FACTORS), -magnitude, 0.0)
+    zeros = [jnp.zeros_like(magnitude)] * (VALUES - 2)
+    values = jnp.stack([first, rest, *zeros], axis=-1)
+    warp = (code == int(Code.WARP))[..., None]
+    return code, jnp.where(warp, _coefficients(named, magnitude, truncated, size), values)
+
+
+def _coefficients(named: Any, magnitude: Any, truncated: Any, size: Size) -> Any:
+    """Return the coefficients of warps: see coefficients.py.
+
+    Shears fix the top left corner, for which torchvision passes shear = atan(magnitude) to its
+    affine map: relative to the corner (x + m y, y) and (x, y + m x). Translations are by integer
+    pixels. Rotations fix the centre.
+    """
+    zero = jnp.zeros_like(magnitude)
+    # torchvision's rotate has the opposite sense of rotation to its affine.
+    angle = jnp.where(named("Rotate"), -magnitude, zero)
+    rotation = affine_coefficients(angle, zero, zero, zero + 1, zero, zero, size=size)
+    x, y = named("ShearX"), named("ShearY")
+    right, down = named("TranslateX"), named("TranslateY")
+    half_height, half_width = (0.5 * side for side in size)
+    moved = [
+        zero,
+        jnp.where(x, magnitude, zero),
+        jnp.where(right, -truncated, jnp.where(x, magnitude * half_height, zero)),
+        jnp.where(y, magnitude, zero),
+        zero,
+        jnp.where(down, -truncated, jnp.where(y, magnitude * half_width, zero)),
+        zero,
+        zero,
+    ]
+    # Without a rotation, `rotation` is exactly the identity map.
+    return rotation + jnp.stack(moved, axis=-1)
+
+
+def _with_sign(space: Space, op: jax.Array, magnitude: jax.Array, fraction: jax.Array) -> Any:
+    """Negate `magnitude` where the op is signed and the fraction is below 1/2."""
     negative = jnp.asarray(signed_ops(space))[op] & (fraction < 0.5)
     return jnp.where(negative, -magnitude, magnitude)
 
 
 class _Policy(Transform):
-    """Ops by name, applied one after another."""
+    """Base class: ops by name, applied in order."""
 
     OPS: ClassVar[tuple[str, ...]]
-    stage: ClassVar[Stage] = "program"
-    of_unit_values: ClassVar[bool] = True
+    kind: ClassVar[Kind] = "program"
+    expects_unit_range: ClassVar[bool] = True
     geometric = True
 
     interpolation: str
@@ -65,34 +155,34 @@ class _Policy(Transform):
         )
 
     def _chain(self, code: Any, values: Any) -> list[Step]:
-        """The steps of codes [N, steps] and their values."""
-        static = step_static(self.OPS, self.interpolation, self.fill)
+        """Return the steps of codes [N, steps] and their values."""
+        static = static_step(self.OPS, self.interpolation, self.fill)
         return [(code[:, step], values[:, step], static) for step in range(code.shape[1])]
 
-    def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
+    def program(self, params: dict[str, Any], size: Size) -> list[Step]:
         op = checked_ops(params["op"], self.OPS, type(self).__name__)
-        return self._chain(*program_step(self.OPS, op, params["magnitude"], size))
+        return self._chain(*op_steps(self.OPS, op, params["magnitude"], size))
 
 
-def _drawn(*shape: int) -> dict[str, str]:
-    """Kinds of op and magnitude of one image."""
+def _op_parameters(*shape: int) -> dict[str, str]:
+    """Return the kinds of op and magnitude of one image."""
     sides = ", ".join(map(str, shape))
     return {"op": f"int[{sides}]", "magnitude": f"float[{sides}]"}
 
 
 @dataclasses.dataclass(frozen=True)
 class RandAugment(_Policy):
-    """`num_ops` ops of 14, each drawn alike, all of one magnitude and either sign.
+    """Apply `num_ops` of 14 ops, all equally likely, with one magnitude and a random sign.
 
     Args:
-      num_ops: ops an image gets, one after another; one may come again.
+      num_ops: number of ops applied to an image; an op can be drawn repeatedly.
       magnitude: the bin of the magnitude, from 0 to num_magnitude_bins - 1.
-      num_magnitude_bins: into how many bins magnitudes are divided, at least 2.
+      num_magnitude_bins: number of bins of the magnitudes, at least 2.
       interpolation: of warps, "nearest" or "bilinear".
-      fill: what lies outside the image, a number or one a channel; None is 0.
-    Parameters an image: op i32 [num_ops], positions in `OPS`, and magnitude f32 [num_ops], as
-    `AutoAugment` has them.
-    Raises: ValueError for numbers out of range and other words.
+      fill: value outside the image, a number or one a channel; None is 0.
+    Parameters of an image: op i32 [num_ops], indices of `OPS`, and magnitude f32 [num_ops], in the
+      units of `AutoAugment`.
+    Raises: ValueError for numbers out of range and unknown interpolations.
     Source: Cubuk et al., RandAugment, 2019, with the ranges of torchvision.
 
     >>> import jax
@@ -110,35 +200,35 @@ class RandAugment(_Policy):
     OPS: ClassVar[tuple[str, ...]] = tuple(RAND_AUGMENT)
 
     def __post_init__(self) -> None:
-        bins = checks.whole(self.num_magnitude_bins, "num_magnitude_bins", 2)
+        bins = checks.integer(self.num_magnitude_bins, "num_magnitude_bins", 2)
         self._checked(
-            num_ops=checks.whole(self.num_ops, "num_ops", 0),
-            magnitude=checks.whole(self.magnitude, "magnitude", 0, bins - 1),
+            num_ops=checks.integer(self.num_ops, "num_ops", 0),
+            magnitude=checks.integer(self.magnitude, "magnitude", 0, bins - 1),
             num_magnitude_bins=bins,
         )
 
     @property
     def parameters(self) -> dict[str, str]:  # type: ignore[override]
         """Kinds and shapes of an image's parameters."""
-        return _drawn(self.num_ops)
+        return _op_parameters(self.num_ops)
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draws the ops of one image and their signs."""
+        """Draw the ops of one image and their signs."""
         fractions = jax.random.uniform(key, (2, self.num_ops), jnp.float32)
         op = uniform_below(fractions[0], len(self.OPS))
         table = magnitude_table(RAND_AUGMENT, self.num_magnitude_bins, size)
         strength = jnp.asarray(table[:, self.magnitude])[op]
-        return {"op": op, "magnitude": _either_sign(RAND_AUGMENT, op, strength, fractions[1])}
+        return {"op": op, "magnitude": _with_sign(RAND_AUGMENT, op, strength, fractions[1])}
 
 
 @dataclasses.dataclass(frozen=True)
 class TrivialAugmentWide(_Policy):
-    """One op of 14 with one of the magnitudes, both drawn alike, and either sign.
+    """Apply one of 14 ops with one of the magnitudes, all equally likely, and a random sign.
 
     Args:
-      num_magnitude_bins, interpolation, fill: as of `RandAugment`.
-    Parameters an image: op i32 [1], a position in `OPS`, and magnitude f32 [1].
-    Raises: ValueError for numbers out of range and other words.
+      num_magnitude_bins, interpolation, fill: as in `RandAugment`.
+    Parameters of an image: op i32 [1], an index of `OPS`, and magnitude f32 [1].
+    Raises: ValueError for numbers out of range and unknown interpolations.
     Source: Müller and Hutter, TrivialAugment, 2021.
 
     >>> from jaxkern.image import TrivialAugmentWide
@@ -151,34 +241,35 @@ class TrivialAugmentWide(_Policy):
     fill: Any = None
 
     OPS: ClassVar[tuple[str, ...]] = tuple(TRIVIAL_AUGMENT_WIDE)
-    parameters: ClassVar[dict[str, str]] = _drawn(1)
+    parameters: ClassVar[dict[str, str]] = _op_parameters(1)
 
     def __post_init__(self) -> None:
-        bins = checks.whole(self.num_magnitude_bins, "num_magnitude_bins", 2)
+        bins = checks.integer(self.num_magnitude_bins, "num_magnitude_bins", 2)
         self._checked(num_magnitude_bins=bins)
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draws the op of one image, its magnitude and its sign."""
+        """Draw the op of one image, its magnitude and its sign."""
         space = TRIVIAL_AUGMENT_WIDE
         fractions = jax.random.uniform(key, (3, 1), jnp.float32)
         op = uniform_below(fractions[0], len(self.OPS))
-        place = uniform_below(fractions[1], self.num_magnitude_bins)
-        strength = jnp.asarray(magnitude_table(space, self.num_magnitude_bins, size))[op, place]
-        return {"op": op, "magnitude": _either_sign(space, op, strength, fractions[2])}
+        magnitude_bin = uniform_below(fractions[1], self.num_magnitude_bins)
+        table = jnp.asarray(magnitude_table(space, self.num_magnitude_bins, size))
+        strength = table[op, magnitude_bin]
+        return {"op": op, "magnitude": _with_sign(space, op, strength, fractions[2])}
 
 
 @dataclasses.dataclass(frozen=True)
 class AutoAugment(_Policy):
-    """One of 25 published pairs of ops, each op with its own probability and magnitude.
+    """Apply one of 25 published pairs of ops, each with its own probability and magnitude.
 
     Args:
       policy: "imagenet", "cifar10" or "svhn", or an `AutoAugmentPolicy`.
-      interpolation, fill: as of `RandAugment`.
-    Parameters an image: op i32 [2], positions in `OPS`, -1 for an op that is not applied, and
-    magnitude f32 [2]: shears as tangents, translations in pixels, angles in degrees
-    counter-clockwise, 1 less than the factor of brightness, color, contrast and sharpness,
-    posterize in bits, solarize as a part of the largest value; 0 where the op has none.
-    Raises: ValueError for other words.
+      interpolation, fill: as in `RandAugment`.
+    Parameters of an image: op i32 [2], indices of `OPS`, -1 for an op that is not applied, and
+      magnitude f32 [2]: shears as tangents, translations in pixels, angles in degrees
+      counter-clockwise, factor - 1 of brightness, color, contrast and sharpness, posterize in bits,
+      solarize as a fraction of the largest value; 0 for ops without a magnitude.
+    Raises: ValueError for unknown policies and interpolations.
     Source: Cubuk et al., AutoAugment, 2019.
 
     >>> from jaxkern.image import AutoAugment
@@ -191,43 +282,44 @@ class AutoAugment(_Policy):
     fill: Any = None
 
     OPS: ClassVar[tuple[str, ...]] = tuple(AUTO_AUGMENT)
-    parameters: ClassVar[dict[str, str]] = _drawn(2)
+    parameters: ClassVar[dict[str, str]] = _op_parameters(2)
 
     def __post_init__(self) -> None:
         word = checks.choice(self.policy, "policy", tuple(map(str, AutoAugmentPolicy)))
         self._checked(policy=AutoAugmentPolicy(word))
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draws a pair for one image, which of its ops are applied, and their signs."""
+        """Draw a pair for one image, which of its ops are applied, and their signs."""
         fractions = jax.random.uniform(key, (3, 2), jnp.float32)
         published = pairs(AutoAugmentPolicy(self.policy))
         drawn = uniform_below(fractions[0, 0], len(published.op))
-        op, place = (jnp.asarray(part)[drawn] for part in (published.op, published.place))
+        op = jnp.asarray(published.op)[drawn]
+        magnitude_bin = jnp.asarray(published.magnitude_bin)[drawn]
         applied = fractions[1] < jnp.asarray(published.probability)[drawn]
-        strength = jnp.asarray(magnitude_table(AUTO_AUGMENT, 10, size))[op, place]
-        magnitude = _either_sign(AUTO_AUGMENT, op, strength, fractions[2])
+        strength = jnp.asarray(magnitude_table(AUTO_AUGMENT, 10, size))[op, magnitude_bin]
+        magnitude = _with_sign(AUTO_AUGMENT, op, strength, fractions[2])
         return {"op": jnp.where(applied, op, -1), "magnitude": jnp.where(applied, magnitude, 0.0)}
 
 
 @dataclasses.dataclass(frozen=True)
 class AugMix(_Policy):
-    """A weighted mean of the image and of chains of ops on it.
+    """Average the image with the results of chains of ops on it.
 
-    Each of `mixture_width` chains has `chain_depth` ops of 13, drawn alike, of a magnitude below
-    `severity`. The image's own share m is drawn from Beta(alpha, alpha), the chains' weights from a
-    Dirichlet distribution of alpha; the result is m image + (1 - m) sum(weights chain), truncated
-    in uint8.
+    Each of `mixture_width` chains has `chain_depth` of 13 ops, equally likely, with a magnitude
+    below `severity`. The image's weight m is drawn from Beta(alpha, alpha), and the chains' weights
+    from a Dirichlet distribution of alpha. The result is m image + (1 - m) sum(weights chain),
+    truncated in uint8.
 
     Args:
-      severity: how many of the 10 magnitudes are drawn from, 1 to 10.
-      mixture_width: how many chains, at least 1.
-      chain_depth: ops of a chain; below 1 for 1 to 3, drawn for each chain.
+      severity: number of the 10 magnitudes that are drawn from, 1 to 10.
+      mixture_width: number of chains, at least 1.
+      chain_depth: number of ops of a chain; below 1 for 1 to 3, drawn for each chain.
       alpha: above 0.
-      all_ops: whether brightness, color, contrast and sharpness are among the ops.
-      interpolation, fill: as of `RandAugment`.
-    Parameters an image: op i32 [mixture_width, depth], positions in `OPS`, -1 beyond a chain's own
-    depth, magnitude f32 alike, weights f32 [mixture_width], m f32.
-    Raises: ValueError for numbers out of range and other words.
+      all_ops: include brightness, color, contrast and sharpness.
+      interpolation, fill: as in `RandAugment`.
+    Parameters of an image: op i32 [mixture_width, depth], indices of `OPS`, -1 beyond a chain's own
+      depth; magnitude f32 of the same shape; weights f32 [mixture_width]; m f32.
+    Raises: ValueError for numbers out of range and unknown interpolations.
     Source: Hendrycks et al., AugMix, 2019, with the ranges of torchvision.
 
     >>> import jax
@@ -248,9 +340,9 @@ class AugMix(_Policy):
 
     def __post_init__(self) -> None:
         self._checked(
-            severity=checks.whole(self.severity, "severity", 1, 10),
-            mixture_width=checks.whole(self.mixture_width, "mixture_width", 1),
-            chain_depth=checks.whole(self.chain_depth, "chain_depth"),
+            severity=checks.integer(self.severity, "severity", 1, 10),
+            mixture_width=checks.integer(self.mixture_width, "mixture_width", 1),
+            chain_depth=checks.integer(self.chain_depth, "chain_depth"),
             alpha=checks.positive(self.alpha, "alpha"),
             all_ops=bool(self.all_ops),
         )
@@ -258,8 +350,8 @@ class AugMix(_Policy):
         steps = self.mixture_width * (self._depth + 1) + 2
         if steps > MAX_STEPS:
             raise ValueError(
-                f"mixture_width={self.mixture_width} with chain_depth={self._depth} makes {steps} "
-                f"steps; wanted at most {MAX_STEPS}: width * (depth + 1) + 2"
+                "mixture_width * (chain_depth + 1) + 2: expected at most "
+                f"{MAX_STEPS} steps, got {steps}"
             )
 
     @property
@@ -270,23 +362,23 @@ class AugMix(_Policy):
     def parameters(self) -> dict[str, str]:  # type: ignore[override]
         """Kinds and shapes of an image's parameters."""
         width = self.mixture_width
-        return {**_drawn(width, self._depth), "weights": f"float[{width}]", "m": "float"}
+        return {**_op_parameters(width, self._depth), "weights": f"float[{width}]", "m": "float"}
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draws the chains of one image and their weights."""
+        """Draw the chains of one image and their weights."""
         fraction_key, depth_key, weight_key = jax.random.split(key, 3)
         width, depth = self.mixture_width, self._depth
         fractions = jax.random.uniform(fraction_key, (3, width, depth), jnp.float32)
         op = uniform_below(fractions[0], len(self.OPS) - (0 if self.all_ops else 4))
-        place = uniform_below(fractions[1], self.severity)
-        strength = jnp.asarray(magnitude_table(AUG_MIX, 10, size))[op, place]
-        magnitude = _either_sign(AUG_MIX, op, strength, fractions[2])
+        magnitude_bin = uniform_below(fractions[1], self.severity)
+        strength = jnp.asarray(magnitude_table(AUG_MIX, 10, size))[op, magnitude_bin]
+        magnitude = _with_sign(AUG_MIX, op, strength, fractions[2])
         used: Any = np.ones((width, depth), bool)
         if self.chain_depth < 1:
             used = jnp.arange(depth) < jax.random.randint(
                 depth_key, (width, 1), 1, depth + 1, jnp.int32
             )
-        # Gamma variates over their sum: Dirichlet, and of two Beta.
+        # Normalized gamma variates have a Dirichlet distribution, and a beta distribution for two.
         log_gamma = jax.random.loggamma(weight_key, self.alpha, (width + 2,), jnp.float32)
         return {
             "op": jnp.where(used, op, -1),
@@ -295,19 +387,19 @@ class AugMix(_Policy):
             "m": jax.nn.softmax(log_gamma[width:])[0],
         }
 
-    def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
+    def program(self, params: dict[str, Any], size: Size) -> list[Step]:
         op = checked_ops(params["op"], self.OPS, "AugMix")
         weights, m = (jnp.asarray(params[name], jnp.float32) for name in ("weights", "m"))
-        # All or nothing: an image with a weight that is not finite is left alone.
-        sound = jnp.isfinite(m) & jnp.isfinite(weights).all(axis=1)
-        op = jnp.where(sound[:, None, None], op, -1)
-        code, values = program_step(self.OPS, op, params["magnitude"], size)
-        # The maximum keeps compilers from fusing this with the product below: one program would
-        # round once less than another.
+        # An image with any weight that is not finite is left unchanged.
+        finite = jnp.isfinite(m) & jnp.isfinite(weights).all(axis=1)
+        op = jnp.where(finite[:, None, None], op, -1)
+        code, values = op_steps(self.OPS, op, params["magnitude"], size)
+        # The maximum keeps compilers from fusing this with the product below: otherwise one program
+        # would round once less than another.
         rest = jnp.maximum(1 - m, jnp.float32(-1e38))
 
         def mean(code: Code, *values: Any) -> Step:
-            return drawn_codes(sound, code), step_values(*values), ProgramStep((code,))
+            return codes_where(finite, code), step_values(*values), ProgramStep((code,))
 
         steps = [mean(Code.KEEP, m)]
         for chain in range(self.mixture_width):

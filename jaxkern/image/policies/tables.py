@@ -1,4 +1,4 @@
-"""What augmentation policies were published with: ops, magnitudes and the pairs of AutoAugment."""
+"""Published tables of the policies: ops, magnitudes and the pairs of AutoAugment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxkern.image.transforms.transform import Size
 
 
 class AutoAugmentPolicy(enum.StrEnum):
-    """The data set that a policy of AutoAugment was found on.
+    """The data set that a policy of AutoAugment was trained for.
 
     >>> from jaxkern.image import AutoAugmentPolicy
     >>> AutoAugmentPolicy("svhn").name
@@ -27,7 +27,7 @@ class AutoAugmentPolicy(enum.StrEnum):
     SVHN = "svhn"
 
     def __repr__(self) -> str:
-        """The word, which stands for it in arguments."""
+        """Return the word that is given as an argument."""
         return repr(str(self))
 
 
@@ -36,10 +36,10 @@ class Magnitude(NamedTuple):
 
     Attributes:
       first, last: in the first and the last bin.
-      side: of the image, whose length multiplies `last`: 0 height, 1 width, None neither.
+      side: side of the image that multiplies `last`: 0 height, 1 width, None neither.
       divisor: of that product.
-      signed: whether a draw has either sign.
-      whole: rounded to whole numbers, half to even.
+      signed: True if a draw has a random sign.
+      integer: True if magnitudes are rounded to integers, half to even.
     """
 
     first: float
@@ -47,7 +47,7 @@ class Magnitude(NamedTuple):
     side: int | None = None
     divisor: float = 1.0
     signed: bool = True
-    whole: bool = False
+    integer: bool = False
 
 
 Space = dict[str, Magnitude | None]
@@ -62,7 +62,7 @@ def _space(
     bits: tuple[float, float],
     factor: float,
 ) -> Space:
-    """All 16 names, in the order of torchvision's tables."""
+    """Return magnitudes of all 16 names, in the order of torchvision's tables."""
     return {
         "Identity": None,
         "ShearX": Magnitude(0.0, shear),
@@ -71,7 +71,7 @@ def _space(
         "TranslateY": translate[1],
         "Rotate": Magnitude(0.0, rotate),
         **dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), Magnitude(0.0, factor)),
-        "Posterize": Magnitude(*bits, signed=False, whole=True),
+        "Posterize": Magnitude(*bits, signed=False, integer=True),
         "Solarize": _SOLARIZE,
         "AutoContrast": None,
         "Equalize": None,
@@ -80,14 +80,14 @@ def _space(
 
 
 def _shares(over: float, under: float) -> tuple[Magnitude, Magnitude]:
-    """Translations up to this share of the width and of the height."""
+    """Return translations up to over / under of the width and of the height."""
     return (
         Magnitude(0.0, over, side=1, divisor=under),
         Magnitude(0.0, over, side=0, divisor=under),
     )
 
 
-def _of(space: Space, names: str) -> Space:
+def _select(space: Space, names: str) -> Space:
     return {name: space[name] for name in names.split()}
 
 
@@ -97,22 +97,22 @@ _FACTORS = "Brightness Color Contrast Sharpness"
 _TABLES = "Posterize Solarize AutoContrast Equalize"
 
 _NARROW = _space(0.3, _shares(150.0, 331.0), 30.0, (8.0, 4.0), 0.9)
-RAND_AUGMENT = _of(_NARROW, f"Identity {_GEOMETRY} {_FACTORS} {_TABLES}")
-AUTO_AUGMENT = _of(_NARROW, f"{_GEOMETRY} {_FACTORS} {_TABLES} Invert")
-TRIVIAL_AUGMENT_WIDE = _of(
+RAND_AUGMENT = _select(_NARROW, f"Identity {_GEOMETRY} {_FACTORS} {_TABLES}")
+AUTO_AUGMENT = _select(_NARROW, f"{_GEOMETRY} {_FACTORS} {_TABLES} Invert")
+TRIVIAL_AUGMENT_WIDE = _select(
     _space(0.99, _PIXELS, 135.0, (8.0, 2.0), 0.99), f"Identity {_GEOMETRY} {_FACTORS} {_TABLES}"
 )
-# Without `all_ops` the last four are left out.
-AUG_MIX = _of(
+# The last four are used only with `all_ops`.
+AUG_MIX = _select(
     _space(0.3, _shares(1.0, 3.0), 30.0, (4.0, 0.0), 0.9), f"{_GEOMETRY} {_TABLES} {_FACTORS}"
 )
 
 
 def magnitude_table(space: Space, bins: int, size: Size) -> Any:
-    """Magnitudes f32 [ops, bins], unsigned; in NumPy where the sizes are known.
+    """Return magnitudes f32 [ops, bins], unsigned; a NumPy array if the sizes are known.
 
-    Rounded once, from float64, so that they are the same wherever they are computed, and whole
-    pixels are whole; torch.linspace has other last bits, which depend on the machine.
+    They are rounded once, from float64, so that they do not depend on the machine and integer
+    pixels are exact. The last bits of torch.linspace differ, and depend on the machine.
     """
     if is_static(*size):
         return np.stack([_row(row, bins, size, np) for row in space.values()]).astype(np.float32)
@@ -128,34 +128,34 @@ def _row(magnitude: Magnitude | None, bins: int, size: Any, xp: Any) -> Any:
     side = 1 if magnitude.side is None else size[magnitude.side]
     last = side * magnitude.last / magnitude.divisor
     row = magnitude.first + (last - magnitude.first) * np.arange(bins) / (bins - 1)
-    return xp.asarray(np.round(row) if magnitude.whole else row)
+    return xp.asarray(np.round(row) if magnitude.integer else row)
 
 
 def signed_ops(space: Space) -> np.ndarray:
-    """Which ops take either sign: bool [ops]."""
+    """Return which ops have a random sign: bool [ops]."""
     return np.asarray([row is not None and row.signed for row in space.values()])
 
 
 class Pairs(NamedTuple):
-    """A policy of AutoAugment: one of these pairs of ops is drawn, arrays [pairs, 2] each."""
+    """A policy of AutoAugment: arrays [pairs, 2], of which one pair is drawn."""
 
     op: np.ndarray
     probability: np.ndarray
-    place: np.ndarray  # the bin of the magnitude, of 10
+    magnitude_bin: np.ndarray  # of the magnitude, of 10
 
 
 def pairs(policy: AutoAugmentPolicy) -> Pairs:
-    """The published pairs, ops as positions in AUTO_AUGMENT."""
+    """Return the published pairs, with ops as indices of AUTO_AUGMENT."""
     names = list(AUTO_AUGMENT)
     steps = [step.split() for step in re.split("[,;\n]", _PAIRS[policy]) if step.strip()]
     op = np.asarray([names.index(name) for name, _, _ in steps], np.int32)
     probability = np.asarray([chance for _, chance, _ in steps], np.float32)
-    place = np.asarray([0 if place == "-" else int(place) for _, _, place in steps], np.int32)
-    return Pairs(op.reshape(-1, 2), probability.reshape(-1, 2), place.reshape(-1, 2))
+    bins = np.asarray([0 if text == "-" else int(text) for _, _, text in steps], np.int32)
+    return Pairs(op.reshape(-1, 2), probability.reshape(-1, 2), bins.reshape(-1, 2))
 
 
 # Cubuk et al., AutoAugment: Learning Augmentation Strategies from Data, 2019, appendix. Each step:
-# the op, its probability, the bin of its magnitude or "-" where it has none.
+# the op, its probability, and the bin of its magnitude or "-" if it has none.
 _PAIRS = {
     AutoAugmentPolicy.IMAGENET: """
         Posterize 0.4 8, Rotate 0.6 9; Solarize 0.6 5, AutoContrast 0.6 -

@@ -1,8 +1,8 @@
-"""The image program in pure JAX, for one image: the same levels as the native kernel, bit for bit.
+"""The image program in pure JAX, for one image: bit-identical levels to the native kernel.
 
-Differentiates float images with respect to pixels and values. Every drawn operation is computed and
-one is taken where images are batched: right, and slow. The rules are torchvision's, of its kernels
-for tensors; what each rounds, and where, is as there.
+Differentiates float images with respect to pixels and values. On a batch every possible operation
+of a step is computed and one is selected, which is correct but slow. The operations, and the
+rounding of each, are those of torchvision's tensor kernels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from jaxkern.image.chain.plan import MAX_SIZE
-from jaxkern.image.program import noise_twin, warp_twin
+from jaxkern.image.program import warp_twin
 from jaxkern.image.program.program import MAX_FACTOR, Code, ProgramStep
 
 _LUMA = (0.2989, 0.587, 0.114)
@@ -26,7 +26,7 @@ _LUMA_PARTS = (2989, 5870, 1140)  # of 10,000
 def image_program(
     image: jax.Array, op: jax.Array, values: jax.Array, *, steps: tuple[ProgramStep, ...]
 ) -> jax.Array:
-    """Runs steps op i32 [S] with values f32 [S, VALUES] on an image [H, W, C] u8 or f32."""
+    """Run steps op i32 [S] with values f32 [S, VALUES] on an image [H, W, C] u8 or f32."""
     mean = _Mean(image, jnp.zeros(image.shape, jnp.float32), jnp.bool_(False))
     for s, step in enumerate(steps):
         if set(step.codes) & set(_MEANS):
@@ -37,7 +37,7 @@ def image_program(
 
 
 class _Mean(NamedTuple):
-    """What the image had when it was kept, the mean so far, and whether one was begun."""
+    """State of a weighted mean of images: the stored image, the sum so far, and its validity."""
 
     kept: jax.Array
     total: jax.Array
@@ -50,7 +50,7 @@ _MEANS = (Code.KEEP, Code.ADD, Code.MEAN)
 def _mean_step(
     image: jax.Array, mean: _Mean, op: jax.Array, values: jax.Array, step: ProgramStep
 ) -> tuple[jax.Array, _Mean]:
-    """A step that does something with a mean, and nothing else."""
+    """Run a step that starts, extends or ends a mean."""
     finite = jnp.all(jnp.isfinite(values))
     weight = jnp.where(finite, values[0], 0.0)
 
@@ -72,11 +72,11 @@ def _step(image: jax.Array, op: jax.Array, values: jax.Array, step: ProgramStep)
     if not codes:
         return image
     finite = jnp.all(jnp.isfinite(values))
-    # What is not drawn gets values that make no NaN, whose derivatives would spread.
+    # Unused operations get finite values: the derivatives of NaN would spread.
     values = jnp.where(finite, values, 0.0)
     which = jnp.int32(0)
-    for place, code in enumerate(codes):
-        which = jnp.where(finite & (op == int(code)), place + 1, which)
+    for index, code in enumerate(codes):
+        which = jnp.where(finite & (op == int(code)), index + 1, which)
     branches = [lambda image, values: image] + [_operation(code, step) for code in codes]
     result: jax.Array = lax.switch(which, branches, image, values)
     return result
@@ -89,12 +89,12 @@ def _operation(code: Code, step: ProgramStep) -> Callable[[jax.Array, jax.Array]
         )
     if code in (Code.WARP, Code.PERSPECTIVE):
         return lambda image, values: _warped(image, values, step, code is Code.PERSPECTIVE)
-    if code in _OF_STEPS:
-        return lambda image, values: _OF_STEPS[code](image, values, step)
+    if code in _STEP_OPERATIONS:
+        return lambda image, values: _STEP_OPERATIONS[code](image, values, step)
     operation = _OPERATIONS[code]
 
     def run(image: jax.Array, values: jax.Array) -> jax.Array:
-        if image.shape[-1] == 1 and code in _OF_COLOURS:
+        if image.shape[-1] == 1 and code in _COLOUR_OPERATIONS:
             return image
         if image.shape[-1] < 4:
             return operation(image, values)
@@ -105,7 +105,7 @@ def _operation(code: Code, step: ProgramStep) -> Callable[[jax.Array, jax.Array]
 
 
 def _filled(image: jax.Array, step: ProgramStep) -> tuple[float, ...] | None:
-    fill = step.fill_of(image.shape[-1])
+    fill = step.channel_fill(image.shape[-1])
     return None if np.isnan(fill[0]) else tuple(fill.tolist())
 
 
@@ -132,24 +132,24 @@ def _turned(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array
 
 
 def _elastic(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
-    key = noise_twin.key_of_parts(values[4:])
+    key = warp_twin.key_of_parts(values[4:])
     height, width, _ = image.shape
-    field = noise_twin.field(key, (height, width), values[2:4], step.kernel)
+    field = warp_twin.field(key, (height, width), values[2:4], step.kernel)
     fill = _filled(image, step)
     return warp_twin.elastic(image, values[:2], field, interpolation=step.interpolation, fill=fill)
 
 
 def _noise(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
     del step
-    noisy = noise_twin.added(image, values)
+    noisy = warp_twin.add_noise(image, values)
     return noisy if image.shape[-1] < 4 else jnp.concatenate([noisy[..., :3], image[..., 3:]], -1)
 
 
 def _erase(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
     fill = _filled(image, step)
     if fill is None:
-        key = noise_twin.key_of_parts(values[4:])
-        paint = noise_twin.normal(key, image.shape).astype(jnp.float32)
+        key = warp_twin.key_of_parts(values[4:])
+        paint = warp_twin.normal(key, image.shape).astype(jnp.float32)
     else:
         paint = jnp.asarray(fill, jnp.float32)
         paint = jnp.round(paint) if _is_levels(image) else paint
@@ -171,7 +171,7 @@ _rounded = warp_twin.rounded
 
 
 def _fused(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
-    """a * b + c of whole numbers a to 255, rounded once: by exact products with parts of b."""
+    """Return a * b + c rounded once, for integers a up to 255, from exact partial products."""
     high = lax.bitcast_convert_type(b, jnp.int32) & np.int32(-256)
     high = lax.bitcast_convert_type(high, jnp.float32)
     large, small = a * high, a * (b - high)
@@ -182,13 +182,14 @@ def _fused(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
 
 
 def _level(value: jax.Array) -> jax.Array:
-    """Clamped to the levels and truncated; NaN to 0."""
+    """Clamp to the levels and truncate; NaN becomes 0."""
     positive = jnp.where(value > 0.0, value, 0.0)
     return jnp.trunc(jnp.minimum(positive, 255.0)).astype(jnp.uint8)
 
 
 def _unit(value: jax.Array) -> jax.Array:
-    # Its derivative asks for order; that of jnp.clip for equality, which XLA may lose: see _hue.
+    # The derivative of lax.clamp compares by order, that of jnp.clip by equality, which XLA may
+    # break: see _hue.
     zero, one = (jnp.asarray(bound, value.dtype) for bound in (0, 1))
     return lax.clamp(zero, value, one)
 
@@ -205,7 +206,7 @@ def _whole(value: jax.Array, low: int, high: int) -> jax.Array:
 
 
 def _luma(image: jax.Array) -> jax.Array:
-    """[H, W] float32 of an image of three channels: floored where it has levels."""
+    """Return the luma [H, W] float32 of an image of three channels; levels are floored."""
     if _is_levels(image):
         parts = sum(image[..., c].astype(jnp.int32) * _LUMA_PARTS[c] for c in range(3))
         return lax.div(jnp.asarray(parts), jnp.int32(10_000)).astype(jnp.float32)
@@ -232,7 +233,7 @@ def _contrast(image: jax.Array, values: jax.Array) -> jax.Array:
     gray = _luma(image) if image.shape[-1] == 3 else image[..., 0].astype(jnp.float32)
     if not _is_levels(image):
         return _unit(image * factor + jnp.mean(gray) * rest)
-    # Added as integers: exact below 2^24 pixels. By a constant XLA would divide as a product.
+    # Integer sums are exact below 2^24 pixels. XLA replaces a division by a constant by a product.
     total = jnp.sum(gray.astype(jnp.uint32)).astype(jnp.float32)
     mean = total / lax.optimization_barrier(jnp.where(total < 0.0, total, np.float32(gray.size)))
     return _level(_rounded(image.astype(jnp.float32) * factor) + _rounded(mean * rest))
@@ -248,7 +249,7 @@ def _grayscale(image: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def _hue(image: jax.Array, values: jax.Array) -> jax.Array:
-    """To hue, saturation and value and back; the order of torchvision's sums."""
+    """Shift the hue by conversion to HSV and back, with torchvision's order of operations."""
     unit = image
     if _is_levels(image):
         unit = _rounded(image.astype(jnp.float32) * np.float32(1 / 255))
@@ -259,10 +260,10 @@ def _hue(image: jax.Array, values: jax.Array) -> jax.Array:
     share = jnp.where(flat, 0.0, (value - low) / jnp.where(flat, 1.0, value))
     divisor = jnp.where(flat, 1.0, value - low)
     rc, gc, bc = ((value - x) / divisor for x in (r, g, b))
-    # By order, not by equality with the largest: XLA may compute a float once for each use, and
-    # not alike, which must not leave a pixel without a largest channel.
-    of_green = jnp.where(g >= b, (2.0 + rc) - bc, (4.0 + gc) - rc)
-    sixths = jnp.where((r >= g) & (r >= b), bc - gc, of_green)
+    # By order, not by equality with the maximum: XLA may compute a float differently for each of
+    # its uses, and every pixel must have a largest channel.
+    green_or_blue = jnp.where(g >= b, (2.0 + rc) - bc, (4.0 + gc) - rc)
+    sixths = jnp.where((r >= g) & (r >= b), bc - gc, green_or_blue)
     hue = _rounded(sixths * np.float32(1 / 6)) + 1.0
     hue = hue - jnp.floor(hue)
     hue = hue + values[0]
@@ -273,14 +274,14 @@ def _hue(image: jax.Array, values: jax.Array) -> jax.Array:
     grown, rest = _rounded(share * part), 1.0 - share
     p, q, t = (_unit(x * value) for x in (rest, 1.0 - grown, grown + rest))
     whole = jnp.where(whole == 6.0, 0.0, whole)
-    # By sextant, of which 0 stands for what is none, NaN among it.
-    chosen = (
+    # By sextant; invalid ones, such as NaN, use sextant 0.
+    sextants = (
         (value, q, p, p, t, value),
         (t, value, value, q, p, p),
         (p, p, t, value, value, q),
     )
     channels = []
-    for options in chosen:
+    for options in sextants:
         channel = options[0]
         for k in range(1, 6):
             channel = jnp.where(whole == k, options[k], channel)
@@ -300,7 +301,7 @@ def _sharpness(image: jax.Array, values: jax.Array) -> jax.Array:
     centre = shifted[4]
     total = sum(shifted[:4] + shifted[5:], 5 * centre)
     if levels:
-        # To the nearest of thirteenths, which have no ties.
+        # Round to the nearest thirteenth; there are no ties.
         away = lax.div(2 * total + 13, jnp.int32(26)) - centre
         start = centre.astype(jnp.float32)
         inside = _level(_fused(away.astype(jnp.float32), rest, start))
@@ -332,7 +333,7 @@ def _autocontrast(image: jax.Array, values: jax.Array) -> jax.Array:
     flat = low == high
     levels = _is_levels(image)
     scale = jnp.where(flat, 1.0, (high - low) * np.float32(1 / 255) if levels else high - low)
-    # As wide as the image: of what is broadcast XLA may multiply by the inverse.
+    # As wide as the image: XLA may replace the division by a broadcast scalar by a product.
     wide = lax.optimization_barrier(jnp.broadcast_to(scale, x.shape)) if levels else scale
     spread = (x - jnp.where(flat, 0.0, low)) / wide
     return _level(spread) if levels else _unit(spread)
@@ -347,7 +348,7 @@ def _equalize(image: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def _equalize_levels(image: jax.Array) -> jax.Array:
-    """Pillow's tables: the pixels below a level, over a 255th of those below the largest."""
+    """Apply Pillow's lookup table: the pixels below a level, in units of 1/255 of all others."""
     channels = []
     for c in range(image.shape[-1]):
         x = image[..., c].astype(jnp.int32)
@@ -384,10 +385,10 @@ _OPERATIONS: dict[Code, Callable[[jax.Array, jax.Array], jax.Array]] = {
     Code.GRAYSCALE: _grayscale,
     Code.PERMUTE: _permute,
 }
-_OF_STEPS = {  # those that want to know more of a step than its values
+_STEP_OPERATIONS = {  # operations that need the static part of the step
     Code.NOISE: _noise,
     Code.ERASE: _erase,
     Code.ELASTIC: _elastic,
     Code.TURN: _turned,
 }
-_OF_COLOURS = (Code.SATURATION, Code.HUE, Code.GRAYSCALE, Code.PERMUTE)
+_COLOUR_OPERATIONS = (Code.SATURATION, Code.HUE, Code.GRAYSCALE, Code.PERMUTE)

@@ -1,13 +1,15 @@
-"""Warps and Gaussian blurs of one image in pure JAX: what csrc/image/warp.h and blur.h say.
+"""Warps, Gaussian blurs and noise of one image in pure JAX.
 
-Points are in float32, rounded step by step as in the kernels. Of u8 images all else is in float64,
-whatever `jax_enable_x64` says, so that what is rounded is the same as those find. Float images are
-in float32 and differentiate, with respect to coefficients and sigma too.
+The reference implementation of csrc/image/warp.h, blur.h and random-inl.h. Sampling positions are
+computed in float32, rounded step by step as in the kernels. For uint8 images everything else is
+float64, whatever `jax_enable_x64` is, so that the rounded levels equal those of the kernels. Float
+images are computed in float32 and are differentiable, also with respect to coefficients and sigma.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any
 
 import jax
@@ -15,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-LEAST_WEIGHT = 2.0**-60  # of a blur, beside the centre's
+LEAST_WEIGHT = 2.0**-60  # of a blur, relative to the centre's weight
 
 
 def _working_dtype(pixels: jax.Array) -> tuple[Any, Any]:
-    """What to compute in, and the context in which JAX has it."""
+    """Return the dtype of the arithmetic, and a context in which JAX supports it."""
     if pixels.dtype == jnp.uint8:
         return jnp.float64, jax.enable_x64(True)
     return jnp.float32, contextlib.nullcontext()
@@ -42,17 +44,17 @@ def warp(
     size: tuple[int, int] | None = None,
     part: tuple[Any, Any] | None = None,
 ) -> jax.Array:
-    """pixels [H, W, C] u8 or f32 seen through coefficients [8]: [height, width, C] of `size`.
+    """Warp pixels [H, W, C] u8 or f32 by coefficients [8] to [height, width, C] of `size`.
 
-    `fill` has a number a channel, or is None for zeros that bilinear weights do not mask. What lies
-    beyond the top left `part`, a height and a width, is outside.
+    `fill` has one number a channel; None gives zeros that bilinear weights do not mask. Only the
+    top left `part` of the pixels, a height and a width, is inside the image.
     """
     height, width = pixels.shape[:2] if size is None else size
     _, context = _working_dtype(pixels)
     with context:
-        of = (pixels.shape[0], pixels.shape[1]) if part is None else part
-        x, y = _points(coefficients, height, width, of, perspective)
-        return _seen(pixels, x, y, interpolation=interpolation, fill=fill, part=of)
+        source_size = (pixels.shape[0], pixels.shape[1]) if part is None else part
+        x, y = _points(coefficients, height, width, source_size, perspective)
+        return _sample_at(pixels, x, y, interpolation=interpolation, fill=fill, part=source_size)
 
 
 def elastic(
@@ -63,14 +65,14 @@ def elastic(
     interpolation: str,
     fill: tuple[float, ...] | None,
 ) -> jax.Array:
-    """pixels [H, W, C] u8 or f32, each seen alpha / 2 [2] times its field f64 [H, W, 2] away."""
+    """Move pixels [H, W, C] u8 or f32 by alpha / 2 [2] times their field f64 [H, W, 2]."""
     height, width = pixels.shape[:2]
     with jax.enable_x64(True):
         sides = jnp.asarray([width, height], jnp.float64)
         moved = (alpha.astype(jnp.float64) / sides * field).astype(jnp.float32)
 
     def at(side: int, shift: jax.Array, first: np.ndarray) -> jax.Array:
-        # In float32 and torchvision's order.
+        # In float32, with torchvision's order of operations.
         middle = (2 * first + 1 - side).astype(np.float32) / np.float32(side)
         unit = rounded(shift + middle)
         return rounded((unit + 1) * np.float32(0.5 * side)) - np.float32(0.5)
@@ -79,21 +81,21 @@ def elastic(
     y = at(height, moved[..., 1], np.arange(height)[:, None])
     _, context = _working_dtype(pixels)
     with context:
-        of = (height, width)
-        return _seen(pixels, x, y, interpolation=interpolation, fill=fill, part=of)
+        source_size = (height, width)
+        return _sample_at(pixels, x, y, interpolation=interpolation, fill=fill, part=source_size)
 
 
 def elastic_field(
     uniform: jax.Array, sigma: jax.Array, *, kernel_size: tuple[int, int]
 ) -> jax.Array:
-    """Numbers f64 [H, W, 2] blurred by sigma [2]; those for x and y by kernels of these sizes."""
+    """Blur fields f64 [H, W, 2] by sigma [2], each of the two with its kernel size."""
     with jax.enable_x64(True):
         fields = []
         for k, size in enumerate(kernel_size):
             value = uniform[..., k].astype(jnp.float64)
             for axis, at in ((0, 1), (1, 0)):
                 weights = _blur_weights(size // 2, sigma[at].astype(jnp.float64))
-                # All taps in one sum: a short program, which compiles in no time.
+                # All taps in one sum: a short program that compiles quickly.
                 taps = jnp.take(value, _reflected_taps(value.shape[axis], size // 2), axis=axis)
                 weights = weights[:, None] if axis == 0 else weights
                 value = (taps * weights).sum(axis=axis + 1)
@@ -102,13 +104,13 @@ def elastic_field(
 
 
 def _reflected_taps(size: int, reach: int) -> np.ndarray:
-    """Places i32 [size, 2 * reach + 1] of the taps along an axis whose ends reflect."""
+    """Return indices i32 [size, 2 * reach + 1] of the taps along an axis with reflected ends."""
     padded = np.pad(np.arange(size, dtype=np.int32), reach, mode="reflect" if size > 1 else "edge")
     taps: np.ndarray = padded[np.arange(size)[:, None] + np.arange(2 * reach + 1)]
     return taps
 
 
-def _seen(
+def _sample_at(
     pixels: jax.Array,
     x: jax.Array,
     y: jax.Array,
@@ -117,9 +119,9 @@ def _seen(
     fill: tuple[float, ...] | None,
     part: tuple[Any, Any],
 ) -> jax.Array:
-    """What points f32 [H, W] show of the top left `part`, a height and a width, of pixels."""
+    """Sample the top left `part`, a height and a width, of pixels at positions f32 [H, W]."""
     working, _ = _working_dtype(pixels)
-    # NaN becomes -2: every point outside [-1, side] is outside, and integers hold it.
+    # NaN becomes -2: every position outside [-1, side] is outside, and int32 can hold it.
     x, y = (
         jnp.minimum(jnp.where(at > -2.0, at, -2.0), side + 1.0)
         for at, side in ((x, part[1]), (y, part[0]))
@@ -142,20 +144,22 @@ def _seen(
             value = value + jnp.where(counts, weight, 0.0) * jnp.where(counts, tap, 0.0)
             mask = mask + jnp.where(inside[..., None], weight, 0.0)
     if fill is not None:
-        wanted = jnp.asarray(fill, working)
-        value = mask * (value - wanted) + wanted
+        fill_values = jnp.asarray(fill, working)
+        value = mask * (value - fill_values) + fill_values
     return _stored(value, pixels.dtype)
 
 
 def _points(
-    c: jax.Array, height: int, width: int, of: tuple[Any, Any], perspective: bool
+    c: jax.Array, height: int, width: int, source_size: tuple[Any, Any], perspective: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """Where the output's pixels are in the input, f32 [height, width], in pixels from the centre of
-    the first; `of` is the input's (H, W)."""
-    # As wide as what it divides: by a scalar XLA would divide as a product with its inverse.
-    known = all(isinstance(side, int) for side in of)
+    """Return the input positions f32 [height, width] of output pixels.
+
+    They are relative to the centre of the first pixel; `source_size` is the input's (H, W).
+    """
+    # A vector of divisors: XLA replaces a division by a scalar by a product with its inverse.
+    known = all(isinstance(side, int) for side in source_size)
     xp: Any = np if known else jnp
-    sides = [xp.float32(0.5) * xp.asarray(side, np.float32) for side in (of[1], of[0])]
+    sides = [xp.float32(0.5) * xp.asarray(side, np.float32) for side in source_size[::-1]]
     half = xp.repeat(xp.stack(sides), 3)
     c = jnp.concatenate([c[:6] / lax.optimization_barrier(jnp.asarray(half)), c[6:]])
     first_x, first_y = (
@@ -164,12 +168,12 @@ def _points(
     x = (np.arange(width, dtype=np.float32) + first_x)[None, :]
     y = (np.arange(height, dtype=np.float32) + first_y)[:, None]
 
-    def line(k: int, last: Any) -> Any:
+    def affine_row(k: int, last: Any) -> Any:
         return rounded(c[k] * x) + rounded(c[k + 1] * y) + last
 
-    units = [line(0, c[2]), line(3, c[5])]
+    units = [affine_row(0, c[2]), affine_row(3, c[5])]
     if perspective:
-        depth = line(6, np.float32(1))
+        depth = affine_row(6, np.float32(1))
         units = [rounded(unit / depth - 1) for unit in units]
     across, down = (
         rounded((unit + 1) * side) - np.float32(0.5)
@@ -179,10 +183,10 @@ def _points(
 
 
 def rounded(value: jax.Array) -> jax.Array:
-    """A value that XLA rounds to float32 before it goes to a sum.
+    """Make XLA round a value to float32 before it is added.
 
-    A product would be fused with it, constants would be added to each other. A minimum stands
-    between the two; nothing is below it but what is not finite.
+    Otherwise XLA may fuse a product with the sum, or add up constants. The maximum in between
+    changes only values that are not finite.
     """
     return jnp.maximum(value, np.float32(np.finfo(np.float32).min))
 
@@ -190,10 +194,10 @@ def rounded(value: jax.Array) -> jax.Array:
 def _tap(
     pixels: jax.Array, row: jax.Array, column: jax.Array, part: tuple[Any, Any], working: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """Pixels at these places, and which of them exist; of those that do not, some pixel."""
+    """Return pixels at these indices, and a mask of the indices that are inside."""
     height, width = pixels.shape[:2]
     inside = (row >= 0) & (row < part[0]) & (column >= 0) & (column < part[1])
-    # One flat index: two would be gathered along two axes, which takes three times as long.
+    # One flat index: a gather along two axes takes three times as long.
     flat = jnp.clip(row, 0, height - 1) * width + jnp.clip(column, 0, width - 1)
     picked = pixels.reshape(height * width, -1).at[flat].get(mode="promise_in_bounds")
     return picked.astype(working), inside
@@ -202,11 +206,11 @@ def _tap(
 def gaussian_blur(
     pixels: jax.Array, sigma: jax.Array, *, kernel_size: tuple[int, int]
 ) -> jax.Array:
-    """pixels [H, W, C] u8 or f32 blurred by sigma [2] along (x, y), with kernels of these sizes."""
+    """Blur pixels [H, W, C] u8 or f32 by sigma [2] along (x, y), with kernels of these sizes."""
     working, context = _working_dtype(pixels)
     with context:
         value = pixels.astype(working)
-        # Down the columns first, as the kernels do.
+        # Along columns first, as in the kernels.
         for axis, at in ((0, 1), (1, 0)):
             weights = _blur_weights(kernel_size[at] // 2, sigma[at].astype(working))
             value = _blurred(value, weights, axis)
@@ -214,8 +218,8 @@ def gaussian_blur(
 
 
 def _blur_weights(reach: int, sigma: jax.Array) -> jax.Array:
-    """Weights [2 * reach + 1] that add up to 1; of a sigma not above 0 the centre's alone."""
-    # Up to 0.01 the neighbours' weights are below LEAST_WEIGHT; squares of small numbers may be 0.
+    """Return weights [2 * reach + 1] with sum 1; without a positive sigma only the centre's."""
+    # Up to 0.01 the other weights are below LEAST_WEIGHT; the square of a smaller sigma may be 0.
     blurs = sigma > 0.01
     t = jnp.arange(-reach, reach + 1, dtype=sigma.dtype)
     twice = 2.0 * jnp.where(blurs, sigma, 1.0) ** 2
@@ -228,7 +232,7 @@ def _blurred(value: jax.Array, weights: jax.Array, axis: int) -> jax.Array:
     size, reach = value.shape[axis], weights.shape[0] // 2
     padding = [(0, 0)] * value.ndim
     padding[axis] = (reach, reach)
-    # The edge is not repeated; numpy's mode of this name reflects as often as it takes.
+    # The edge is not repeated; numpy's mode of this name reflects repeatedly if necessary.
     padded = jnp.pad(value, padding, mode="reflect" if size > 1 else "edge")
     total = jnp.zeros_like(value)
     for t in range(2 * reach + 1):
@@ -236,3 +240,61 @@ def _blurred(value: jax.Array, weights: jax.Array, axis: int) -> jax.Array:
         part = jnp.where((weights[t] > 0.0) | jnp.isfinite(part), part, 0.0)
         total = total + weights[t] * part
     return total
+
+
+def key_of_parts(parts: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the two words of a key from its four 16-bit parts, floats [4]."""
+    whole = jnp.round(jnp.clip(parts, 0, 0xFFFF)).astype(jnp.uint32)
+    return whole[0] | whole[1] << 16, whole[2] | whole[3] << 16
+
+
+def random_words(key: tuple[jax.Array, jax.Array], count: int) -> tuple[jax.Array, jax.Array]:
+    """Return two random words u32 [count] each for the counters from 0, which are below 2^32."""
+    # Imported here because it imports Pallas, which takes long.
+    from jax.extend.random import threefry_2x32
+
+    low = jnp.arange(count, dtype=jnp.uint32)
+    both = threefry_2x32(key, jnp.concatenate([jnp.zeros_like(low), low]))
+    return both[:count], both[count:]
+
+
+def normal(key: tuple[jax.Array, jax.Array], shape: tuple[int, ...]) -> jax.Array:
+    """Return normal numbers f64 of `shape`, in pairs by the Box-Muller method."""
+    count = math.prod(shape)
+    a, b = random_words(key, (count + 1) // 2)
+    with jax.enable_x64(True):
+        radius = jnp.sqrt(-2.0 * jnp.log((a.astype(jnp.float64) + 0.5) * 2.0**-32))
+        angle = b.astype(jnp.float64) * (2.0 * math.pi * 2.0**-32)
+        pairs = jnp.stack([radius * jnp.cos(angle), radius * jnp.sin(angle)], axis=-1)
+        return pairs.reshape(-1)[:count].reshape(shape)
+
+
+def field(
+    key: tuple[jax.Array, jax.Array],
+    size: tuple[int, int],
+    sigma: jax.Array,
+    kernel_size: tuple[int, int],
+) -> jax.Array:
+    """Return the blurred uniform(-1, 1) field f64 [H, W, 2] of a key: see `elastic`."""
+    with jax.enable_x64(True):
+        drawn = [(word >> 8).astype(jnp.float64) for word in random_words(key, size[0] * size[1])]
+        uniform = jnp.stack(drawn, axis=-1).reshape(*size, 2) * 2.0**-23 - 1.0
+        return elastic_field(uniform, sigma, kernel_size=kernel_size)
+
+
+def add_noise(image: jax.Array, values: jax.Array) -> jax.Array:
+    """Add the noise of values [mean, sigma, clip, 0, key] to an image [H, W, C] u8 or f32."""
+    levels = image.dtype == jnp.uint8
+    largest = np.float32(255 if levels else 1)
+    centre, width = values[0] * largest, values[1] * largest
+    clip = values[2] != 0.0
+    with jax.enable_x64(True):
+        wide = normal(key_of_parts(values[4:]), image.shape) * width.astype(jnp.float64)
+        noise = centre.astype(jnp.float64) + wide
+        if not levels:
+            total: Any = image + noise.astype(jnp.float32)
+            zero, one = jnp.float32(0), jnp.float32(1)
+            return jnp.where(clip, jax.lax.clamp(zero, total, one), total)
+        bounded = jnp.minimum(jnp.where(noise > -32768.0, noise, -32768.0), 32767.0)
+        total = image.astype(jnp.int32) + jnp.trunc(bounded).astype(jnp.int32)
+        return jnp.where(clip, jnp.clip(total, 0, 255), total & 255).astype(jnp.uint8)

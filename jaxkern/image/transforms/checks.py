@@ -1,4 +1,4 @@
-"""Argument checks of the image transforms: what was given, what was wanted, what to do."""
+"""Argument checks of the image transforms; messages are "name: expected ..., got ..."."""
 
 from __future__ import annotations
 
@@ -17,176 +17,169 @@ RESAMPLINGS = ("bilinear", "nearest", "bicubic")
 PADDINGS = ("constant", "edge", "reflect", "symmetric")
 
 
+def unexpected(name: str, expected: str, value: Any) -> str:
+    """Return the message for an invalid argument."""
+    return f"{name}: expected {expected}, got {value!r}"
+
+
 def _is_integer(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def _integers(value: Any, name: str, lengths: Sequence[int], wanted: str) -> tuple[int, ...]:
+def _integers(
+    value: Any, name: str, lengths: Sequence[int], low: int, expected: str
+) -> tuple[int, ...]:
     if isinstance(value, jax.core.Tracer):
-        raise TypeError(f"{name} is traced, but it fixes shapes; give Python integers ({wanted})")
-    if _is_integer(value):
-        return (int(value),)
-    items = value.tolist() if isinstance(value, np.ndarray | jax.Array) else value
-    fits = isinstance(items, list | tuple) and len(items) in lengths
-    if fits and all(_is_integer(item) for item in items):
-        return tuple(int(item) for item in items)
-    raise ValueError(f"{name}={value!r}; wanted {wanted}")
+        raise TypeError(f"{name}: expected Python integers, since it sets shapes, got {value}")
+    items = [value] if _is_integer(value) else value
+    items = items.tolist() if isinstance(items, np.ndarray | jax.Array) else items
+    valid = isinstance(items, list | tuple) and (_is_integer(value) or len(items) in lengths)
+    if not (valid and all(_is_integer(item) and low <= item <= MAX_SIZE for item in items)):
+        raise ValueError(unexpected(name, expected, value))
+    return tuple(int(item) for item in items)
 
 
-def _within_limit(value: Any, name: str, found: Sequence[int], wanted: str) -> None:
-    if max(found) > MAX_SIZE:
-        raise ValueError(f"{name}={value!r} is above 2**24 pixels; wanted {wanted}, none above it")
-
-
-def whole(value: Any, name: str, low: int | None = None, high: int | None = None) -> int:
-    """A whole number within bounds."""
+def integer(value: Any, name: str, low: int | None = None, high: int | None = None) -> int:
+    """Check an integer within bounds."""
     bounds = "" if low is None else f" from {low}" if high is None else f" from {low} to {high}"
     if isinstance(value, jax.core.Tracer):
-        raise TypeError(f"{name} is traced, but it fixes shapes; give a Python integer{bounds}")
+        raise TypeError(f"{name}: expected a Python integer, since it sets shapes, got {value}")
     if (
         not _is_integer(value)
         or (low is not None and value < low)
         or (high is not None and value > high)
     ):
-        raise ValueError(f"{name}={value!r}; wanted an integer{bounds}")
+        raise ValueError(unexpected(name, f"an integer{bounds}", value))
     return int(value)
 
 
 def size_pair(value: Any, name: str = "size") -> tuple[int, int]:
-    """A height and a width from 1 to 2**24; one integer is a square."""
-    wanted = "a positive integer or (height, width)"
-    found = _integers(value, name, (1, 2), wanted)
-    if min(found) < 1:
-        raise ValueError(f"{name}={value!r} has a size below 1; wanted {wanted}")
-    _within_limit(value, name, found, wanted)
-    return (found[0], found[-1])
+    """Check a height and a width from 1 to 2**24; one integer is a square."""
+    sides = _integers(value, name, (1, 2), 1, "an integer or (height, width), from 1 to 2**24")
+    return (sides[0], sides[-1])
 
 
 def padding_sides(value: Any, name: str = "padding") -> tuple[int, int, int, int]:
-    """Left, top, right, bottom from an integer, (horizontal, vertical), or all four."""
-    wanted = "an integer, (horizontal, vertical) or (left, top, right, bottom), none below 0"
-    found = _integers(value, name, (1, 2, 4), wanted)
-    if min(found) < 0:
-        raise ValueError(f"{name}={value!r}; wanted {wanted}; crop with CenterCrop or RandomCrop")
-    _within_limit(value, name, found, wanted)
-    if len(found) == 4:
-        return (found[0], found[1], found[2], found[3])
-    return (found[0], found[-1], found[0], found[-1])
+    """Return (left, top, right, bottom) of an integer, (horizontal, vertical), or all four."""
+    expected = (
+        "an integer, (horizontal, vertical) or (left, top, right, bottom), from 0 to 2**24 "
+        "(CenterCrop and RandomCrop crop)"
+    )
+    sides = _integers(value, name, (1, 2, 4), 0, expected)
+    if len(sides) == 4:
+        return (sides[0], sides[1], sides[2], sides[3])
+    return (sides[0], sides[-1], sides[0], sides[-1])
 
 
 def padding_mode(value: Any, fill: Any) -> str:
-    """A mode of padding, and that a fill of channels goes with a constant one only."""
+    """Check a padding mode; only a constant one allows a fill with one value a channel."""
     mode = choice(value, "padding_mode", PADDINGS)
     if mode != "constant" and not isinstance(fill, jax.core.Tracer) and np.size(fill) > 1:
         raise ValueError(
-            f"padding_mode={mode!r} does not use fill={fill!r}; leave fill out, or give "
-            "padding_mode='constant'"
+            f"padding_mode: expected 'constant' with fill={fill!r}, got {mode!r}; leave fill out "
+            "for other modes"
         )
     return mode
 
 
-def mirrored_padding(
+def check_mirrored_padding(
     mode: str, before: tuple[Any, Any], after: tuple[Any, Any], size: tuple[Any, Any], where: str
 ) -> None:
-    """Rejects borders that are wider than the image that they mirror, where both are known."""
+    """Reject borders wider than the image that they mirror, if both are known."""
     if mode not in ("reflect", "symmetric"):
         return
-    for first, last, whole, name in zip(before, after, size, ("height", "width"), strict=True):
-        if not all(isinstance(number, int) for number in (first, last, whole)):
+    for first, last, side, name in zip(before, after, size, ("height", "width"), strict=True):
+        if not all(isinstance(number, int) for number in (first, last, side)):
             continue
-        most = whole - 1 if mode == "reflect" else whole
-        if max(first, last) > most:
+        limit = side - 1 if mode == "reflect" else side
+        if max(first, last) > limit:
             raise ValueError(
-                f"{where}: padding_mode={mode!r} with a border of {max(first, last)} pixels, but "
-                f"the image's {name} is {whole}; wanted at most {most}. Use 'edge', or pad less"
+                f"{where}: expected a border of at most {limit} pixels for padding_mode={mode!r} "
+                f"and an image {name} of {side}, got {max(first, last)}; use 'edge', or pad less"
             )
 
 
 def interval(value: Any, name: str, low: float, open_low: bool) -> tuple[float, float]:
-    """Two finite numbers in increasing order, from `low` up."""
+    """Check two finite numbers in increasing order, from `low`."""
     bound = f"above {low:g}" if open_low else f"from {low:g}"
-    wanted = f"two finite numbers in increasing order, {bound}"
+    message = unexpected(name, f"two finite numbers in increasing order, {bound}", value)
     if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray) or len(value) != 2:
-        raise ValueError(f"{name}={value!r}; wanted {wanted}")
+        raise ValueError(message)
     first, second = (number(each, name, bound) for each in value)
-    good = math.isfinite(first) and math.isfinite(second) and first <= second
-    if not good or first < low or (open_low and first <= low):
-        raise ValueError(f"{name}={value!r}; wanted {wanted}")
+    finite = math.isfinite(first) and math.isfinite(second) and first <= second
+    if not finite or first < low or (open_low and first <= low):
+        raise ValueError(message)
     return (first, second)
 
 
 def number(value: Any, name: str, bounds: str) -> float:
-    """A number; `bounds` are said where it is none, and not checked."""
+    """Check a number; `bounds` describe it in the message and are not checked."""
     if isinstance(value, jax.core.Tracer):
-        raise TypeError(f"{name} is traced; give a Python number {bounds}")
+        raise TypeError(f"{name}: expected a Python number {bounds}, got {value}")
     try:
         if isinstance(value, str):
             raise TypeError
         return float(value)
     except (TypeError, ValueError):
-        raise TypeError(f"{name}={value!r}; wanted a number {bounds}") from None
+        raise TypeError(unexpected(name, f"a number {bounds}", value)) from None
 
 
 def probability(value: Any, name: str = "p") -> float:
-    """A number from 0 to 1."""
-    found = number(value, name, "from 0 to 1")
-    if not 0.0 <= found <= 1.0:
-        raise ValueError(f"{name}={value!r}; wanted a probability from 0 to 1")
-    return found
+    """Check a number from 0 to 1."""
+    result = number(value, name, "from 0 to 1")
+    if not 0.0 <= result <= 1.0:
+        raise ValueError(unexpected(name, "a probability from 0 to 1", value))
+    return result
 
 
 def positive(value: Any, name: str) -> float:
-    """A finite number above 0."""
-    found = number(value, name, "above 0")
-    if not (math.isfinite(found) and found > 0):
-        raise ValueError(f"{name}={value!r}; wanted a finite number above 0")
-    return found
+    """Check a finite number above 0."""
+    result = number(value, name, "above 0")
+    if not (math.isfinite(result) and result > 0):
+        raise ValueError(unexpected(name, "a finite number above 0", value))
+    return result
 
 
 def choice(value: Any, name: str, options: tuple[str, ...]) -> str:
-    """One of a few words."""
+    """Check that a word is one of the options."""
     if value not in options:
-        raise ValueError(f"{name}={value!r}; wanted one of {', '.join(map(repr, options))}")
+        raise ValueError(unexpected(name, f"one of {', '.join(map(repr, options))}", value))
     return str(value)
 
 
 def per_channel(value: Any, name: str) -> Any:
-    """One finite number, or one a channel: a tuple of floats, or the traced array itself."""
-    wanted = "a number or one number per channel (1, 3 or 4)"
-    if isinstance(value, str):
-        raise ValueError(f"{name}={value!r}; wanted {wanted}")
+    """Return one finite number, or one a channel, as a tuple; traced arrays are unchanged."""
+    expected = "a finite number or one per channel (1, 3 or 4)"
     if isinstance(value, jax.core.Tracer):
         if value.ndim > 1 or value.size not in (1, 3, 4):
-            raise ValueError(f"{name} has shape {value.shape}; wanted {wanted}")
+            raise ValueError(f"{name}: expected {expected}, got shape {value.shape}")
         return value
     array = np.asarray(value)
     numeric = array.dtype.kind in "iuf" or array.dtype.name == "bfloat16"
     if array.ndim > 1 or array.size not in (1, 3, 4) or not numeric:
-        raise ValueError(f"{name}={value!r}; wanted {wanted}")
-    found = tuple(float(item) for item in array.reshape(-1))
-    if not all(math.isfinite(item) for item in found):
-        raise ValueError(f"{name}={value!r} is not finite; wanted {wanted}")
-    return found
+        raise ValueError(unexpected(name, expected, value))
+    values = tuple(float(item) for item in array.reshape(-1))
+    if not all(math.isfinite(item) for item in values):
+        raise ValueError(unexpected(name, expected, value))
+    return values
 
 
-def concrete_box(
+def check_box(
     box: tuple[Any, Any, Any, Any], size: tuple[Any, Any], names: Sequence[str], where: str
 ) -> None:
-    """Rejects boxes that leave the image, where both are known without running anything."""
+    """Reject boxes that leave the image, if both are known at trace time."""
     if not all(isinstance(number, int | np.ndarray) for number in (*box, *size)):
         return
-    for start, length, whole, names_of in (
+    for start, length, side, (first, second) in (
         (box[0], box[2], size[0], (names[0], names[2])),
         (box[1], box[3], size[1], (names[1], names[3])),
     ):
-        wide = (np.asarray(number, np.int64) for number in (start, length, whole))
-        start, length, whole = np.broadcast_arrays(*wide)
-        bad = (start < 0) | (length < 1) | (start + length > whole)
-        if bad.any():
-            at = int(np.argmax(bad.reshape(-1)))
-            begin, extent = int(start.reshape(-1)[at]), int(length.reshape(-1)[at])
+        arrays = (np.asarray(number, np.int64) for number in (start, length, side))
+        start, length, side = (array.reshape(-1) for array in np.broadcast_arrays(*arrays))
+        invalid = (start < 0) | (length < 1) | (start + length > side)
+        if invalid.any():
+            n = int(np.argmax(invalid))
             raise ValueError(
-                f"{where}: {names_of[0]}={begin} and {names_of[1]}={extent} of image {at} leave "
-                f"the image of {int(whole.reshape(-1)[at])} pixels; wanted {names_of[0]} from 0, "
-                f"{names_of[1]} from 1, and their sum within the image"
+                f"{where}: expected {first} from 0 and {second} from 1 with a sum up to "
+                f"{side[n]}, the size of image {n}, got {first}={start[n]} and {second}={length[n]}"
             )

@@ -1,4 +1,4 @@
-"""Containers of colour, warp and policy transforms that draw which of them an image gets."""
+"""Containers that draw which of their transforms an image gets, and in which order."""
 
 from __future__ import annotations
 
@@ -13,111 +13,110 @@ import numpy as np
 from jaxkern.image.program.program import Code, Step
 from jaxkern.image.transforms import checks
 from jaxkern.image.transforms.moves import Move
-from jaxkern.image.transforms.transform import Size, Stage, Transform, set_fields
+from jaxkern.image.transforms.transform import Kind, Size, Transform, set_fields
 
 
 class _Container(Transform):
-    """Draws the parameters of all its transforms, and which of them are used."""
+    """Base class: draws the parameters of all its transforms, and which of them are applied."""
 
     transforms: Any
-    stage: ClassVar[Stage] = "program"
+    kind: ClassVar[Kind] = "program"
 
-    def _own(self) -> dict[str, str]:
-        """Kinds of what the container itself draws."""
+    def _own_parameters(self) -> dict[str, str]:
+        """Return the kinds of the container's own parameters."""
         raise NotImplementedError
 
     def _checked_transforms(self) -> tuple[Transform, ...]:
-        name = type(self).__name__
         if isinstance(self.transforms, Transform | str) or not isinstance(
             self.transforms, Sequence
         ):
-            raise TypeError(f"transforms is {self.transforms!r}; wanted a list of transforms")
+            raise TypeError(
+                checks.unexpected("transforms", "a list of transforms", self.transforms)
+            )
         if not self.transforms:
-            raise ValueError("transforms is empty; wanted at least one transform")
-        for place, inner in enumerate(self.transforms):
+            raise ValueError("transforms: expected at least one transform, got none")
+        for k, inner in enumerate(self.transforms):
             if not isinstance(inner, Transform):
-                raise TypeError(
-                    f"transforms[{place}] is {inner!r}; wanted a transform of jaxkern.image"
-                )
-            programs = type(inner)._program is not Transform._program
-            if not programs or inner.output_size(_PROBE) != _PROBE:
+                raise TypeError(checks.unexpected(f"transforms[{k}]", "a transform", inner))
+            has_program = type(inner).program is not Transform.program
+            if not has_program or inner.output_size(_PROBE) != _PROBE:
                 raise ValueError(
-                    f"transforms[{place}] is {inner!r}; {name} takes colour, warp, noise and "
-                    "policy transforms, flips and erasures, which keep an image's size, and "
-                    "containers of them: put others beside it in Compose"
+                    f"transforms[{k}]: {type(self).__name__} expected a transform with program "
+                    "steps that keeps the image size (colour, warp, noise, policy, flip, erasure, "
+                    f"or a container), got {inner!r}; put others into the Compose"
                 )
         return tuple(self.transforms)
 
     @property
     def parameters(self) -> dict[str, str]:  # type: ignore[override]
-        """Its own, and those of transforms[k] by names with the prefix "k."."""
-        return self._own() | {
-            f"{place}.{name}": kind
-            for place, inner in enumerate(self.transforms)
+        """Its own parameters, and those of transforms[k] with the prefix "k."."""
+        return self._own_parameters() | {
+            f"{k}.{name}": kind
+            for k, inner in enumerate(self.transforms)
             for name, kind in inner.parameters.items()
         }
 
-    def _sampled(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """The parameters of all transforms; key 0 is for the container's own."""
+    def _sample_transforms(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
+        """Draw the parameters of all transforms; key 0 is that of the container."""
         return {
-            f"{place}.{name}": value
-            for place, inner in enumerate(self.transforms)
-            for name, value in inner.sample(jax.random.fold_in(key, place + 1), size).items()
+            f"{k}.{name}": value
+            for k, inner in enumerate(self.transforms)
+            for name, value in inner.sample(jax.random.fold_in(key, k + 1), size).items()
         }
 
-    def _channels(self, channels: int) -> int:
-        for place, inner in enumerate(self.transforms):
-            left = inner._channels(channels)
-            if left != channels:
+    def output_channels(self, channels: int) -> int:
+        for k, inner in enumerate(self.transforms):
+            count = inner.output_channels(channels)
+            if count != channels:
                 raise ValueError(
-                    f"transforms[{place}] is {inner!r}, which makes {left} of {channels} channels; "
-                    f"{type(self).__name__} leaves some images alone: wanted one that keeps them"
+                    f"transforms[{k}]: {type(self).__name__} expected a transform that keeps "
+                    f"{channels} channels, since it does not change every image, got {inner!r}, "
+                    f"which returns {count}"
                 )
         return channels
 
     @property
     def geometric(self) -> bool:  # type: ignore[override]
-        """Whether one of its transforms is."""
+        """True if one of its transforms is geometric."""
         return any(inner.geometric for inner in self.transforms)
 
-    def _turns(self, params: dict[str, Any]) -> list[tuple[int, Any]]:
-        """Places in transforms in the order they come, and where they are used: bool or [N]."""
+    def _schedule(self, params: dict[str, Any]) -> list[tuple[int, Any]]:
+        """Return indices of transforms in order, each with the images that it is applied to."""
         raise NotImplementedError
 
-    def _given(self, params: dict[str, Any]) -> list[dict[str, Any]]:
-        """The parameters of each transform."""
+    def _split(self, params: dict[str, Any]) -> list[tuple[Transform, dict[str, Any]]]:
+        """Return each transform with its parameters."""
         return [
-            {name: params[f"{place}.{name}"] for name in inner.parameters}
-            for place, inner in enumerate(self.transforms)
+            (inner, {name: params[f"{k}.{name}"] for name in inner.parameters})
+            for k, inner in enumerate(self.transforms)
         ]
 
-    def _of_frames(self, params: dict[str, Any], frame: Any) -> dict[str, Any]:
-        given = zip(self.transforms, self._given(params), strict=True)
+    def frame_parameters(self, params: dict[str, Any], frame: Any) -> dict[str, Any]:
         return params | {
-            f"{place}.{name}": value
-            for place, (inner, of_inner) in enumerate(given)
-            for name, value in inner._of_frames(of_inner, frame).items()
+            f"{k}.{name}": value
+            for k, (inner, of_inner) in enumerate(self._split(params))
+            for name, value in inner.frame_parameters(of_inner, frame).items()
         }
 
-    def _program(self, params: dict[str, Any], size: Size) -> list[Step]:
-        given = zip(self.transforms, self._given(params), strict=True)
-        programs = [inner._program(of_inner, (size[0], size[1])) for inner, of_inner in given]
-        turns = self._turns(params)
-        return [step for place, used in turns for step in _where(used, programs[place])]
-
-    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
-        given = zip(self.transforms, self._given(params), strict=True)
-        moves = [
-            inner._moves(of_inner, size) if inner.geometric else [] for inner, of_inner in given
+    def program(self, params: dict[str, Any], size: Size) -> list[Step]:
+        programs = [
+            inner.program(of_inner, (size[0], size[1])) for inner, of_inner in self._split(params)
         ]
-        return [move.where(used) for place, used in self._turns(params) for move in moves[place]]
+        return [step for k, used in self._schedule(params) for step in _where(used, programs[k])]
+
+    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        moves = [
+            inner.moves(of_inner, size) if inner.geometric else []
+            for inner, of_inner in self._split(params)
+        ]
+        return [move.where(used) for k, used in self._schedule(params) for move in moves[k]]
 
 
-_PROBE = (13, 17)  # a size that no transform gives by chance
+_PROBE = (13, 17)  # a size that no transform returns by chance
 
 
 def _where(used: Any, steps: Sequence[Step]) -> list[Step]:
-    """`steps` in images where `used`, bool or bool [N]."""
+    """Restrict steps to the images where `used`, bool or bool [N], is True."""
     used = jnp.atleast_1d(jnp.asarray(used))
     return [
         (jnp.where(used, code, np.int32(Code.NONE)), values, static)
@@ -127,15 +126,15 @@ def _where(used: Any, steps: Sequence[Step]) -> list[Step]:
 
 @dataclasses.dataclass(frozen=True)
 class RandomApply(_Container):
-    """Applies all of `transforms`, one after another, to an image with probability p.
+    """Apply all of `transforms` in order, to an image with probability p.
 
     Args:
-      transforms: colour, warp, noise and policy transforms, flips, erasures, and containers of
-        them.
+      transforms: colour, warp, noise and policy transforms, flips, erasures, your own of the kind
+        "program", and containers of them.
       p: from 0 to 1.
-    Parameters an image: apply bool, and those of transforms[k] with the prefix "k.".
-    Raises: TypeError for what is no transform; ValueError for an empty list, other transforms and
-    p outside [0, 1].
+    Parameters of an image: apply bool, and those of transforms[k] with the prefix "k.".
+    Raises: TypeError for an invalid type; ValueError for an empty list, other transforms and p
+      outside [0, 1].
 
     >>> from jaxkern.image import ColorJitter, RandomApply
     >>> RandomApply([ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8).parameters["0.hue"]
@@ -148,29 +147,29 @@ class RandomApply(_Container):
     def __post_init__(self) -> None:
         set_fields(self, transforms=self._checked_transforms(), p=checks.probability(self.p))
 
-    def _own(self) -> dict[str, str]:
+    def _own_parameters(self) -> dict[str, str]:
         return {"apply": "bool"}
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draws whether the transforms are applied to one image, and their parameters."""
+        """Draw if the transforms are applied to one image, and their parameters."""
         fraction = jax.random.uniform(jax.random.fold_in(key, 0), dtype=jnp.float32)
-        return {"apply": fraction < self.p, **self._sampled(key, size)}
+        return {"apply": fraction < self.p, **self._sample_transforms(key, size)}
 
-    def _turns(self, params: dict[str, Any]) -> list[tuple[int, Any]]:
-        return [(place, params["apply"]) for place in range(len(self.transforms))]
+    def _schedule(self, params: dict[str, Any]) -> list[tuple[int, Any]]:
+        return [(k, params["apply"]) for k in range(len(self.transforms))]
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomChoice(_Container):
-    """Applies one of `transforms` to an image.
+    """Apply one of `transforms` to an image.
 
     Args:
-      transforms: as of `RandomApply`.
-      p: their probabilities, divided by their sum; None for all alike.
-    Parameters an image: choice i32, a position in transforms (any other: none is applied), and
-    those of transforms[k] with the prefix "k.".
-    Raises: TypeError for what is no transform; ValueError for an empty list, other transforms and
-    probabilities that are negative, not finite, all 0 or of another number.
+      transforms: as in `RandomApply`.
+      p: their probabilities, normalized to sum 1; None for equal ones.
+    Parameters of an image: choice i32, an index of transforms (any other value applies none), and
+      those of transforms[k] with the prefix "k.".
+    Raises: TypeError for an invalid type; ValueError for an empty list, other transforms, and
+      probabilities that are negative, not finite, all 0 or not one per transform.
 
     >>> from jaxkern.image import RandomChoice, RandomHorizontalFlip, RandomVerticalFlip
     >>> RandomChoice([RandomHorizontalFlip(1.0), RandomVerticalFlip(1.0)], p=[3, 1]).p
@@ -183,40 +182,41 @@ class RandomChoice(_Container):
     def __post_init__(self) -> None:
         transforms = self._checked_transforms()
         count = len(transforms)
-        given = (1.0,) * count if self.p is None else self.p
-        if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray):
-            raise TypeError(f"p={given!r}; wanted {count} numbers, one a transform, or None")
-        p = np.asarray([checks.number(each, "p", "from 0") for each in given])
+        p = (1.0,) * count if self.p is None else self.p
+        message = checks.unexpected(
+            "p", f"{count} finite numbers from 0, not all 0, one per transform, or None", self.p
+        )
+        if isinstance(p, str) or not isinstance(p, Sequence | np.ndarray):
+            raise TypeError(message)
+        p = np.asarray([checks.number(each, "p", "from 0") for each in p])
         if p.shape != (count,) or not np.isfinite(p).all() or (p < 0).any() or p.sum() == 0:
-            raise ValueError(
-                f"p={self.p!r}; wanted {count} finite numbers from 0, one a transform, not all 0"
-            )
+            raise ValueError(message)
         set_fields(self, transforms=transforms, p=tuple((p / p.sum()).tolist()))
 
-    def _own(self) -> dict[str, str]:
+    def _own_parameters(self) -> dict[str, str]:
         return {"choice": "int"}
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draws which transform one image gets, and the parameters of all."""
+        """Draw which transform one image gets, and the parameters of all."""
         fraction = jax.random.uniform(jax.random.fold_in(key, 0), dtype=jnp.float32)
-        # Bounds between the choices; equal ones, of probability 0, hold no fraction.
+        # Two equal bounds contain no fraction: a transform of probability 0.
         bounds = np.cumsum(self.p)[:-1].astype(np.float32)
         choice = jnp.sum(fraction >= jnp.asarray(bounds), dtype=jnp.int32)
-        return {"choice": choice, **self._sampled(key, size)}
+        return {"choice": choice, **self._sample_transforms(key, size)}
 
-    def _turns(self, params: dict[str, Any]) -> list[tuple[int, Any]]:
-        return [(place, params["choice"] == place) for place in range(len(self.transforms))]
+    def _schedule(self, params: dict[str, Any]) -> list[tuple[int, Any]]:
+        return [(k, params["choice"] == k) for k in range(len(self.transforms))]
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomOrder(_Container):
-    """Applies all of `transforms` in an order of the image's own.
+    """Apply all of `transforms` in an order drawn for each image.
 
     Args:
-      transforms: as of `RandomApply`.
-    Parameters an image: order i32 [number of transforms], positions in transforms, and those of
-    transforms[k] with the prefix "k.".
-    Raises: TypeError for what is no transform; ValueError for an empty list and other transforms.
+      transforms: as in `RandomApply`.
+    Parameters of an image: order i32 [number of transforms], indices of transforms, and those of
+      transforms[k] with the prefix "k.".
+    Raises: TypeError for an invalid type; ValueError for an empty list and other transforms.
 
     >>> from jaxkern.image import RandomAffine, RandomInvert, RandomOrder
     >>> RandomOrder([RandomInvert(), RandomAffine(10)]).parameters["order"]
@@ -228,16 +228,16 @@ class RandomOrder(_Container):
     def __post_init__(self) -> None:
         set_fields(self, transforms=self._checked_transforms())
 
-    def _own(self) -> dict[str, str]:
+    def _own_parameters(self) -> dict[str, str]:
         return {"order": f"int[{len(self.transforms)}]"}
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draws the order for one image, and the parameters of all transforms."""
-        places = jnp.arange(len(self.transforms), dtype=jnp.int32)
-        order = jax.random.permutation(jax.random.fold_in(key, 0), places)
-        return {"order": order, **self._sampled(key, size)}
+        """Draw the order for one image, and the parameters of all transforms."""
+        indices = jnp.arange(len(self.transforms), dtype=jnp.int32)
+        order = jax.random.permutation(jax.random.fold_in(key, 0), indices)
+        return {"order": order, **self._sample_transforms(key, size)}
 
-    def _turns(self, params: dict[str, Any]) -> list[tuple[int, Any]]:
-        # Each turn has all transforms, of which an image runs one.
-        places, order = range(len(self.transforms)), params["order"]
-        return [(place, order[:, turn] == place) for turn in places for place in places]
+    def _schedule(self, params: dict[str, Any]) -> list[tuple[int, Any]]:
+        # Each position lists all transforms, of which an image runs one.
+        indices, order = range(len(self.transforms)), params["order"]
+        return [(k, order[:, position] == k) for position in indices for k in indices]

@@ -1,4 +1,4 @@
-"""Crops by overlap with boxes, zooming out, and which boxes are kept: for object detection."""
+"""Transforms for object detection: crops by overlap, zooming out, and filters of boxes."""
 
 from __future__ import annotations
 
@@ -14,36 +14,42 @@ import numpy as np
 from jaxkern.image.chain.axis import clip, is_static
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.boxes import overlap, sane, with_area
-from jaxkern.image.transforms.draws import uniform_below
-from jaxkern.image.transforms.moves import Move, boxed
-from jaxkern.image.transforms.sizes import OfOwnSize
-from jaxkern.image.transforms.transform import Size, Transform, as_number, set_fields
+from jaxkern.image.transforms.moves import Move, boxed, overlap, sane, with_area
+from jaxkern.image.transforms.sizes import PerImageSize
+from jaxkern.image.transforms.transform import (
+    Kind,
+    Size,
+    Transform,
+    as_number,
+    set_fields,
+    uniform_below,
+)
 
-_ROUNDS = 128  # of options, after which an image is left whole
+_ROUNDS = 128  # overlaps that are tried before an image is left unchanged
 
 _BOX = dict.fromkeys(("top", "left", "height", "width"), "int")
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomIoUCrop(OfOwnSize):
-    """Crops so that a box overlaps the crop by a drawn part at least: SSD's sampling.
+class RandomIoUCrop(PerImageSize):
+    """Crop so that a box overlaps the crop at least by a random amount, as SSD does.
 
-    An overlap (intersection over union) is drawn from `sampler_options`, then up to `trials` crops,
-    of which the first is taken that has an aspect ratio within bounds, the centre of a valid box
-    inside, and one such box with that overlap. Without one, another overlap is drawn; from 1 up it
-    leaves the image whole, as do 128 of them in vain. Boxes with a centre outside the crop become
-    invalid. `Compose.sample` needs the boxes for it.
+    An overlap (intersection over union) is drawn from `sampler_options`, and then up to `trials`
+    crops. The first crop is used that has an aspect ratio within bounds, contains the centre of a
+    valid box, and overlaps such a box by that amount. If no crop fits, another overlap is drawn.
+    An overlap of 1 or more leaves the image unchanged, as do 128 overlaps without a crop. Boxes
+    with a centre outside the crop become invalid. `Compose.sample` needs the boxes.
 
     Args:
-      min_scale, max_scale: of the crop's sides, as shares of the image's, up to 1.
+      min_scale, max_scale: sides of the crop, as fractions of the image's, up to 1.
       min_aspect_ratio, max_aspect_ratio: of the crop, width over height.
       sampler_options: overlaps; None for 0, 0.1, 0.3, 0.5, 0.7, 0.9 and 1.
-      trials: crops of an overlap, at least 1.
-      canvas_fill: a number, or one a channel, beside the image where the chain gives no one size.
-    Parameters an image: crop bool; top, left, height, width i32, of the whole image without a crop.
-    Raises: ValueError for ranges that are none and options that are empty or not finite; in
-    `sample` without boxes.
+      trials: crops for each overlap, at least 1.
+      canvas_fill: a number, or one a channel, around images whose output sizes differ.
+    Parameters of an image: crop bool; top, left, height, width i32, those of the complete image if
+      it is not cropped.
+    Raises: ValueError for invalid ranges and for options that are empty or not finite; in `sample`
+      without boxes.
     Source: Liu et al., SSD, 2016, section 2.2.
 
     >>> from jaxkern.image import RandomIoUCrop
@@ -67,7 +73,7 @@ class RandomIoUCrop(OfOwnSize):
             (self.min_scale, self.max_scale), "(min_scale, max_scale)", 0.0, open_low=True
         )
         if high > 1.0:
-            raise ValueError(f"max_scale={self.max_scale!r}; wanted a share of the image, up to 1")
+            raise ValueError(checks.unexpected("max_scale", "a fraction up to 1", self.max_scale))
         thin, wide = checks.interval(
             (self.min_aspect_ratio, self.max_aspect_ratio),
             "(min_aspect_ratio, max_aspect_ratio)",
@@ -77,13 +83,13 @@ class RandomIoUCrop(OfOwnSize):
         options = self.sampler_options
         if options is None:
             options = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-        wanted = "wanted finite overlaps, at least one"
+        message = checks.unexpected("sampler_options", "at least one finite overlap", options)
         listed = isinstance(options, Sequence | np.ndarray) and not isinstance(options, str | bytes)
         if not listed or not len(options):
-            raise ValueError(f"sampler_options={options!r}; {wanted}")
-        options = tuple(checks.number(each, "sampler_options", f": {wanted}") for each in options)
+            raise ValueError(message)
+        options = tuple(checks.number(each, "sampler_options", "in each item") for each in options)
         if not np.isfinite(options).all():
-            raise ValueError(f"sampler_options={options!r}; {wanted}")
+            raise ValueError(message)
         set_fields(
             self,
             min_scale=low,
@@ -91,45 +97,46 @@ class RandomIoUCrop(OfOwnSize):
             min_aspect_ratio=thin,
             max_aspect_ratio=wide,
             sampler_options=options,
-            trials=checks.whole(self.trials, "trials", 1),
+            trials=checks.integer(self.trials, "trials", 1),
             canvas_fill=checks.per_channel(self.canvas_fill, "canvas_fill"),
         )
 
     def sample(
         self, key: jax.Array, size: Size, boxes: Any = None, valid: Any = None
     ) -> dict[str, jax.Array]:
-        """Draws a crop for an image of `size` with boxes f32 [K, 4] (left, top, right, bottom)."""
+        """Draw a crop for an image of `size` with boxes f32 [K, 4] (left, top, right, bottom)."""
         if boxes is None:
             raise ValueError(
-                "RandomIoUCrop draws by the boxes of an image; wanted them: augment(keys, "
-                '{"image": images, "boxes": boxes}), or sample(keys, size, boxes)'
+                "RandomIoUCrop: expected the boxes of the image, got none; call augment(keys, "
+                '{"image": images, "boxes": boxes}) or sample(keys, size, boxes)'
             )
         height, width = (jnp.asarray(side, jnp.int32) for side in size)
         valid = with_area(boxes) if valid is None else valid & with_area(boxes)
         options = jnp.asarray(self.sampler_options, jnp.float32)
 
         def attempt(state: Any) -> Any:
-            turn = state[0]
+            round_number = state[0]
             fraction = jax.random.uniform(
-                jax.random.fold_in(key, turn), (4 * self.trials + 1,), jnp.float32
+                jax.random.fold_in(key, round_number), (4 * self.trials + 1,), jnp.float32
             )
-            wanted = options[uniform_below(fraction[0], len(self.sampler_options))]
+            overlap = options[uniform_below(fraction[0], len(self.sampler_options))]
             crops = self._crops(fraction[1:].reshape(self.trials, 4), height, width)
-            fits = self._fits(crops, boxes, valid, wanted)
+            fits = self._fits(crops, boxes, valid, overlap)
             first = jnp.argmax(fits)
-            whole = wanted >= 1.0
-            return turn + 1, whole | fits[first], ~whole & fits[first], crops[first]
+            full = overlap >= 1.0
+            return round_number + 1, full | fits[first], ~full & fits[first], crops[first]
 
-        def goes_on(state: Any) -> Any:
+        def unfinished(state: Any) -> Any:
             return ~state[1] & (state[0] < _ROUNDS)
 
         start = (jnp.int32(0), jnp.array(False), jnp.array(False), jnp.zeros(4, jnp.int32))
-        _, _, crop, box = jax.lax.while_loop(goes_on, attempt, start)
+        _, _, crop, box = jax.lax.while_loop(unfinished, attempt, start)
+        _, _, crop, box = jax.lax.while_loop(unfinished, attempt, start)
         box = jnp.where(crop, box, jnp.stack([jnp.zeros_like(height), 0 * width, height, width]))
         return {"crop": crop, **dict(zip(_BOX, box, strict=True))}
 
     def _crops(self, fraction: jax.Array, height: Any, width: Any) -> jax.Array:
-        """Crops i32 [trials, 4] by fractions [trials, 4]: top, left, height, width."""
+        """Return crops i32 [trials, 4] (top, left, height, width) of fractions [trials, 4]."""
         scale = self.min_scale + (self.max_scale - self.min_scale) * fraction[:, :2]
         wide, high = (
             (width * scale[:, 0]).astype(jnp.int32),
@@ -139,7 +146,7 @@ class RandomIoUCrop(OfOwnSize):
         top = ((height - high) * fraction[:, 3]).astype(jnp.int32)
         return jnp.stack([top, left, high, wide], axis=-1)
 
-    def _fits(self, crops: jax.Array, boxes: Any, valid: Any, wanted: Any) -> Any:
+    def _fits(self, crops: jax.Array, boxes: Any, valid: Any, min_overlap: Any) -> Any:
         top, left, high, wide = (crops[:, k].astype(jnp.float32) for k in range(4))
         ratio = wide / jnp.maximum(high, 1.0)
         shaped = (ratio >= self.min_aspect_ratio) & (ratio <= self.max_aspect_ratio)
@@ -149,53 +156,58 @@ class RandomIoUCrop(OfOwnSize):
         centred = valid & (x > left[:, None]) & (x < right[:, None])
         centred &= (y > top[:, None]) & (y < bottom[:, None])
         shares = overlap(boxes, jnp.stack([left, top, right, bottom], axis=-1))
-        return shaped & (centred & (shares >= wanted)).any(axis=1)
+        return shaped & (centred & (shares >= min_overlap)).any(axis=1)
 
     def eval(self) -> tuple[Transform, ...]:
-        """The whole image."""
+        """Return nothing: the image is left unchanged."""
         return ()
 
-    def _size_after(self, size: Size, params: dict[str, Any]) -> Size:
+    def size_after(self, size: Size, params: dict[str, Any]) -> Size:
         return self._box(params, size)[2:]
 
     def _box(self, params: dict[str, Any], size: Size) -> tuple[Any, Any, Any, Any]:
-        """The crop, or the whole image; inside it whatever the parameters say."""
+        """Return the crop, or the complete image; the result is always inside the image."""
         crop = as_number(params["crop"])
         sides = []
-        for start, length, whole in (
+        for start, length, extent in (
             (params["top"], params["height"], size[0]),
             (params["left"], params["width"], size[1]),
         ):
-            first = clip(start * crop, 0, whole - 1)
-            sides.append((first, clip(length * crop + whole * (1 - crop), 1, whole - first)))
+            first = clip(start * crop, 0, extent - 1)
+            sides.append(
+                (
+                    first,
+                    clip(length * crop + extent * (1 - crop), 1, extent - first),
+                )
+            )
         (top, height), (left, width) = sides
         return top, left, height, width
 
-    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         limit = chain.limit
         top, left, height, width = self._box(params, chain.size)
         chain.window((top, left), (height, width), None)
         chain.bound(limit, chain.values(self.canvas_fill, "canvas_fill"))
 
-    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+    def for_masks(self, fill: tuple[float, ...]) -> Transform:
         return dataclasses.replace(self, canvas_fill=fill)
 
-    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
         box = self._box(params, size)
         return [boxed(box, box[2:], within=True, used=params["crop"])]
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomZoomOut(OfOwnSize):
-    """Puts each image somewhere on a canvas up to four times as large, with probability p.
+class RandomZoomOut(PerImageSize):
+    """Place each image on a canvas up to four times as large, with probability p.
 
     Args:
-      fill: a number, or one a channel, for the canvas, in the value space at its place.
-      side_range: (low, high), from 1, of the canvas' sides as multiples of the image's.
+      fill: a number, or one a channel, for the canvas, in the value space at this position.
+      side_range: (low, high), from 1: sides of the canvas as multiples of the image's.
       p: from 0 to 1.
-    Parameters an image: top, left, height, width i32: the image's place, and the canvas' size;
-    others than can be drawn count as the next that can.
-    Raises: ValueError for ranges that begin below 1 or decrease, and p outside [0, 1].
+    Parameters of an image: top, left, height, width i32: the position of the image, and the size of
+      the canvas. Values that cannot be drawn are clamped to the nearest that can.
+    Raises: ValueError for ranges that start below 1 or decrease, and p outside [0, 1].
     Source: Liu et al., SSD, 2016, section 3.6.
 
     >>> from jaxkern.image import RandomZoomOut
@@ -218,67 +230,69 @@ class RandomZoomOut(OfOwnSize):
         )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draws a canvas for one image of `size`, and its place there."""
+        """Draw a canvas for one image of `size`, and the image's position on it."""
         fraction = jax.random.uniform(key, (4,), jnp.float32)
         low, high = self.side_range
         factor = jnp.where(fraction[0] < self.p, low + fraction[1] * (high - low), 1.0)
         drawn = []
-        for side, place in zip(size, (fraction[2], fraction[3]), strict=True):
+        for side, position in zip(size, (fraction[2], fraction[3]), strict=True):
             side = jnp.asarray(side, jnp.int32)
             canvas = jnp.maximum((side * factor).astype(jnp.int32), side)
-            drawn.append((((canvas - side) * place).astype(jnp.int32), canvas))
+            drawn.append((((canvas - side) * position).astype(jnp.int32), canvas))
         (top, height), (left, width) = drawn
         return {"top": top, "left": left, "height": height, "width": width}
 
     def eval(self) -> tuple[Transform, ...]:
-        """The image without a canvas."""
+        """Return nothing: the image has no canvas."""
         return ()
 
-    def _size_after(self, size: Size, params: dict[str, Any]) -> Size:
+    def size_after(self, size: Size, params: dict[str, Any]) -> Size:
         return self._box(params, size)[2:]
 
-    def _most(self, side: Any) -> Any:
-        """The largest canvas of an image of so many pixels."""
+    def _largest_canvas(self, side: Any) -> Any:
+        """Return the largest canvas side of an image side."""
         if is_static(side):
             return int(np.float32(side) * np.float32(self.side_range[1]))
         return (side.astype("float32") * np.float32(self.side_range[1])).astype("int32")
 
     def _box(self, params: dict[str, Any], size: Size) -> tuple[Any, Any, Any, Any]:
-        """The canvas as seen from the image, which lies within whatever the parameters say."""
+        """Return the canvas relative to the image, which is inside it for all parameters."""
         sides = []
         for start, length, side in (
             (params["top"], params["height"], size[0]),
             (params["left"], params["width"], size[1]),
         ):
-            canvas = clip(length, side, self._most(side))
+            canvas = clip(length, side, self._largest_canvas(side))
             sides.append((0 - clip(start, 0, canvas - side), canvas))
         (top, height), (left, width) = sides
         return top, left, height, width
 
-    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         limit, fill = chain.limit, chain.values(self.fill, "fill")
         top, left, height, width = self._box(params, chain.size)
         chain.window((top, left), (height, width), fill)
-        chain.bound(limit and (self._most(limit[0]), self._most(limit[1])), fill)
+        chain.bound(
+            limit and (self._largest_canvas(limit[0]), self._largest_canvas(limit[1])), fill
+        )
 
-    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+    def for_masks(self, fill: tuple[float, ...]) -> Transform:
         return dataclasses.replace(self, fill=fill)
 
-    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
         box = self._box(params, size)
         return [boxed(box, box[2:])]
 
 
 @dataclasses.dataclass(frozen=True)
 class SanitizeBoundingBoxes(Transform):
-    """Makes boxes invalid that are small, or that leave the image, at this place of the chain.
+    """Invalidate boxes that are small or leave the image, at this position of the chain.
 
-    At the end of every chain boxes are clamped to the image and those below one pixel in size or
-    area are invalid; this is for other bounds.
+    Every chain ends by clamping boxes to the image and invalidating those below one pixel in size
+    or area; use this transform for other bounds.
 
     Args:
-      min_size: of the shorter side, in pixels, at least 1.
-      min_area: at least 1.
+      min_size: lower bound of the shorter side, in pixels, at least 1.
+      min_area: lower bound of the area, at least 1.
     Raises: ValueError for bounds below 1.
 
     >>> from jaxkern.image import SanitizeBoundingBoxes
@@ -289,15 +303,17 @@ class SanitizeBoundingBoxes(Transform):
     min_size: float = 1.0
     min_area: float = 1.0
 
+    kind: ClassVar[Kind] = "chain"
+
     def __post_init__(self) -> None:
         for name in ("min_size", "min_area"):
             value = checks.number(getattr(self, name), name, "from 1")
             if not 1.0 <= value < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)!r}; wanted a finite number from 1")
+                raise ValueError(checks.unexpected(name, "a finite number from 1", value))
             set_fields(self, **{name: value})
 
-    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         pass
 
-    def _still_valid(self, boxes: Any, valid: Any, size: Size) -> Any:
+    def valid_boxes(self, boxes: Any, valid: Any, size: Size) -> Any:
         return valid & sane(boxes, size, self.min_size, self.min_area)

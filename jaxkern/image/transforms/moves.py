@@ -1,7 +1,7 @@
-"""How transforms move points: maps of coordinates that follow the pixels of each image.
+"""Maps of points and boxes that follow the pixels of each image.
 
-Coordinates (x, y) count from the corner of the image, so that pixel k of a row reaches from k to
-k + 1, and 0 to W lie inside.
+Coordinates (x, y) are relative to the top left corner of the image: pixel k of a row covers k to
+k + 1, and 0 to W is inside.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from jaxkern.image.program.program import Code, Step
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """A map of points of each image, and what else becomes of boxes and keypoints.
+    """A map of points of each image, and its effect on boxes and keypoints.
 
     Attributes:
-      forward: points f32 [N, P, 2] before to those after; NaN for what goes nowhere.
-      used: in which images, a bool or bools [N]; in the others points stay.
-      mirrored: bools, or bools [N], along x and y: there keypoints that name pixels move by 1 less.
-      crops: whether pixels outside the image after it are lost: boxes are clamped to it.
-      within: (top, left, height, width) before the move: boxes with a centre outside it are lost.
+      forward: maps points f32 [N, P, 2]; points without an image become NaN.
+      used: images in which points move, a bool or bools [N].
+      mirrored: bools, or bools [N], along x and y: keypoints that are pixel indices move by 1 less.
+      crops: True if pixels outside the new image are lost: boxes are clamped to it.
+      within: (top, left, height, width) before the move: boxes centred outside it are lost.
     """
 
     forward: Callable[[jax.Array], jax.Array]
@@ -39,7 +39,7 @@ class Move:
     within: tuple[Number, Number, Number, Number] | None = None
 
     def where(self, used: Any) -> Move:
-        """The move in images where `used`, too, a bool or bools [N]."""
+        """Restrict the move to images where `used`, a bool or bools [N], is True."""
         both = self.used & used if hasattr(used, "dtype") else (self.used if used else False)
         return dataclasses.replace(self, used=both)
 
@@ -51,7 +51,7 @@ def boxed(
     within: bool = False,
     used: Any = True,
 ) -> Move:
-    """The box (top, left, height, width) of an image is resized to `size`."""
+    """Return the move that resizes the box (top, left, height, width) of an image to `size`."""
     top, left, height, width = box
 
     def forward(points: jax.Array) -> jax.Array:
@@ -62,15 +62,15 @@ def boxed(
     return Move(forward, used, crops=crops, within=box if within else None)
 
 
-def _resized(place: jax.Array, length: Number, size: Number) -> Any:
-    """Counted from the nearer end, so that both ends go to ends exactly."""
+def _resized(position: jax.Array, length: Number, size: Number) -> Any:
+    """Scale positions from the nearer end, so that both ends map to ends exactly."""
     ratio, last = _ratio(size, length), of_images(length)
-    from_end = of_images(size) - (last - place) * ratio
-    return jnp.where(2.0 * place > last, from_end, place * ratio)
+    from_end = of_images(size) - (last - position) * ratio
+    return jnp.where(2.0 * position > last, from_end, position * ratio)
 
 
 def mirror(size: tuple[Number, Number], rows: Any, columns: Any) -> Move:
-    """Rows, columns or both of images of `size` are mirrored where bools, or bools [N], say so."""
+    """Return the move that mirrors rows and columns of images of `size` where bools are True."""
 
     def forward(points: jax.Array) -> jax.Array:
         x, y = points[..., 0], points[..., 1]
@@ -85,37 +85,37 @@ _WARPS = (Code.WARP, Code.PERSPECTIVE, Code.ELASTIC, Code.TURN)
 
 
 def warps(steps: Sequence[Step]) -> list[Step]:
-    """The steps of a program that may warp, which do nothing else.
+    """Return the steps of a program that may warp, restricted to their warps.
 
     Raises:
-      ValueError: for a program that takes a mean of differently warped copies.
+      ValueError: for a program that averages differently warped copies.
     """
     if any(Code.KEEP in static.codes for _, _, static in steps):
         raise ValueError(
-            "AugMix takes the mean of differently warped copies, in which masks, boxes and "
-            "keypoints have no one place; wanted RandAugment, TrivialAugmentWide or colours"
+            "AugMix averages differently warped copies, in which masks, boxes and keypoints have "
+            "no single position; use RandAugment, TrivialAugmentWide or colours instead"
         )
-    found = []
+    new_boxes = []
     for code, values, static in steps:
         codes = tuple(each for each in static.codes if each in _WARPS)
         if codes:
-            found.append((code, values, dataclasses.replace(static, codes=codes)))
-    return found
+            new_boxes.append((code, values, dataclasses.replace(static, codes=codes)))
+    return new_boxes
 
 
 def warped(steps: Sequence[Step], size: tuple[int, int]) -> list[Move]:
-    """What the warps of a program on images of `size` move; its other operations move nothing."""
+    """Return the moves of a program's warps on images of `size`; other steps move nothing."""
     moves = []
     for code, values, static in warps(steps):
         code, values = jnp.asarray(code), jnp.asarray(values, jnp.float32)
         drawn = [code == int(each) for each in static.codes]
-        # A program leaves an image alone whose coefficients are not finite.
+        # A program does not change an image if its coefficients are not finite.
         used = functools.reduce(jnp.logical_or, drawn) & jnp.isfinite(values).all(axis=-1)
-        moves.append(Move(_through(values, code == int(Code.WARP), size), used))
+        moves.append(Move(_projection(values, code == int(Code.WARP), size), used))
     return moves
 
 
-def _through(
+def _projection(
     values: jax.Array, affine: jax.Array, size: tuple[int, int]
 ) -> Callable[[jax.Array], jax.Array]:
     def forward(points: jax.Array) -> jax.Array:
@@ -123,7 +123,7 @@ def _through(
         a, b, c, d, e, f, g, h = jnp.moveaxis(inverse, -1, 0)[..., None]
         x, y = points[..., 0], points[..., 1]
         depth = g * x + h * y + 1.0
-        # Not above 0: behind who looks at the plane.
+        # Points with a depth of 0 or less are not visible.
         near = 1.0 / jnp.where(depth > 0.0, depth, jnp.nan)
         return jnp.stack([(a * x + b * y + c) * near, (d * x + e * y + f) * near], axis=-1)
 
@@ -131,7 +131,7 @@ def _through(
 
 
 def of_images(value: Any) -> Any:
-    """A number, or one an image, against values [N, P] as float32."""
+    """Reshape a number, or one an image, to broadcast with values [N, P] as float32."""
     return jnp.asarray(value, jnp.float32).reshape(-1, 1)
 
 
@@ -146,7 +146,95 @@ def _ratio(size: Number, length: Number) -> Any:
 
 
 def moved_points(points: jax.Array, move: Move) -> jax.Array:
-    """Points f32 [N, P, 2] after a move."""
+    """Move points f32 [N, P, 2]."""
     if move.used is True:
         return move.forward(points)
     return jnp.where(_flags(move.used)[..., None], move.forward(points), points)
+
+
+FORMATS = ("xyxy", "xywh", "cxcywh")
+
+
+def to_corners(boxes: jax.Array, form: str) -> jax.Array:
+    """Convert boxes [..., 4] of a format to (left, top, right, bottom)."""
+    if form == "xyxy":
+        return boxes
+    first, sides = boxes[..., :2], boxes[..., 2:]
+    if form == "cxcywh":
+        first = first - 0.5 * sides
+    return jnp.concatenate([first, first + sides], axis=-1)
+
+
+def from_corners(boxes: jax.Array, form: str) -> jax.Array:
+    """Convert boxes [..., 4] (left, top, right, bottom) to a format."""
+    if form == "xyxy":
+        return boxes
+    first, last = boxes[..., :2], boxes[..., 2:]
+    if form == "cxcywh":
+        return jnp.concatenate([0.5 * (first + last), last - first], axis=-1)
+    return jnp.concatenate([first, last - first], axis=-1)
+
+
+def clamped(boxes: jax.Array, size: Sequence[Any]) -> jax.Array:
+    """Clip boxes [N, K, 4] to images of `size` (height, width), numbers or [N]."""
+    height, width = (of_images(side)[..., None] for side in size)
+    x, y = jnp.clip(boxes[..., 0::2], 0.0, width), jnp.clip(boxes[..., 1::2], 0.0, height)
+    return jnp.stack([x[..., 0], y[..., 0], x[..., 1], y[..., 1]], axis=-1)
+
+
+def with_area(boxes: jax.Array) -> jax.Array:
+    """Return which boxes [..., 4] are finite and have a positive width and height."""
+    positive = (boxes[..., 2] > boxes[..., 0]) & (boxes[..., 3] > boxes[..., 1])
+    return positive & jnp.isfinite(boxes).all(axis=-1)
+
+
+def sane(boxes: jax.Array, size: Sequence[Any], min_size: float, min_area: float) -> Any:
+    """Return which boxes [N, K, 4] torchvision's SanitizeBoundingBoxes keeps."""
+    height, width = (of_images(side) for side in size)
+    wide, high = boxes[..., 2] - boxes[..., 0], boxes[..., 3] - boxes[..., 1]
+    large = (wide >= min_size) & (high >= min_size) & (wide * high >= min_area)
+    inside = (boxes[..., 2] <= width) & (boxes[..., 3] <= height) & (boxes >= 0.0).all(axis=-1)
+    return large & inside
+
+
+def moved_boxes(
+    boxes: jax.Array, valid: jax.Array, moves: Sequence[Move], size: Sequence[Any]
+) -> tuple[jax.Array, jax.Array]:
+    """Return the bounding boxes [N, K, 4] of moved corners, in images that then have `size`.
+
+    Also returns which boxes remain valid: bool [N, K].
+    """
+    for move in moves:
+        corners = boxes[..., [0, 1, 2, 1, 2, 3, 0, 3]]
+        count, number = boxes.shape[:2]
+        points = moved_points(corners.reshape(count, 4 * number, 2), move)
+        points = points.reshape(count, number, 4, 2)
+        new_boxes = jnp.concatenate([points.min(axis=2), points.max(axis=2)], axis=-1)
+        remaining = valid
+        if move.crops:
+            new_boxes = clamped(new_boxes, size)
+            remaining = remaining & with_area(new_boxes)
+        if move.within is not None:
+            remaining = remaining & _centred(boxes, *move.within)
+        used = jnp.asarray(move.used).reshape(-1, 1)
+        boxes = jnp.where(used[..., None], new_boxes, boxes)
+        valid = jnp.where(used, remaining, valid)
+    return boxes, valid
+
+
+def _centred(boxes: jax.Array, top: Any, left: Any, height: Any, width: Any) -> Any:
+    """Return which boxes [N, K, 4] have their centre within a box of each image."""
+    x, y = 0.5 * (boxes[..., 0] + boxes[..., 2]), 0.5 * (boxes[..., 1] + boxes[..., 3])
+    top, left, height, width = (of_images(value) for value in (top, left, height, width))
+    return (x > left) & (x < left + width) & (y > top) & (y < top + height)
+
+
+def overlap(boxes: jax.Array, crops: jax.Array) -> jax.Array:
+    """Return intersection over union [T, K] of boxes [K, 4] and crops [T, 4]; 0 if undefined."""
+    first = jnp.maximum(boxes[None, :, :2], crops[:, None, :2])
+    last = jnp.minimum(boxes[None, :, 2:], crops[:, None, 2:])
+    shared = jnp.prod(jnp.maximum(last - first, 0.0), axis=-1)
+    areas = (jnp.prod(given[:, 2:] - given[:, :2], axis=-1) for given in (boxes, crops))
+    of_boxes, of_crops = areas
+    union = of_boxes[None, :] + of_crops[:, None] - shared
+    return jnp.where(union > 0.0, shared / jnp.where(union > 0.0, union, 1.0), 0.0)

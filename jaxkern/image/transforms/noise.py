@@ -1,6 +1,6 @@
-"""Transforms with random numbers of their own for each pixel: noise, and elastic warps.
+"""Gaussian blur, noise, and elastic warps.
 
-An image's parameter is a seed, from which the kernels make the numbers of its pixels.
+The parameter of an image with noise is a seed. The kernels generate the numbers of its pixels.
 """
 
 from __future__ import annotations
@@ -8,45 +8,117 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.image.program import noise_twin
-from jaxkern.image.program.program import Code, ProgramStep, Step, drawn_seed, with_key
+from jaxkern.image.program import warp_twin
+from jaxkern.image.program.program import (
+    Code,
+    ProgramStep,
+    Step,
+    sample_seed,
+    step_values,
+    values_with_seed,
+)
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.blur import MAX_KERNEL
 from jaxkern.image.transforms.moves import Move
-from jaxkern.image.transforms.transform import Size, Stage, Transform, set_fields
+from jaxkern.image.transforms.transform import Kind, Size, Transform, set_fields, uniform_between
 from jaxkern.image.transforms.warps import NO_FILL, warp_fill
 
-_TURNS = 8  # to find where a pixel went
+MAX_KERNEL = 1023  # of a blur: kMaxBlurKernel of csrc/image/blur.h
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianBlur(Transform):
+    """Blur each image by a Gaussian with sigma uniform in `sigma`.
+
+    Weights are exp(-t^2 / (2 sigma^2)) at integer t, normalized. Edges are reflected without
+    repeating the edge pixel.
+
+    Args:
+      kernel_size: an odd number of pixels, or (x, y), up to 1023; half of it must be smaller than
+        the image.
+      sigma: (low, high) in pixels, above 0, or a number.
+    Parameter of an image: sigma f32; values not above 0 leave the image unchanged.
+    Raises: TypeError or ValueError for even sizes and invalid ranges; in `apply` for images not
+      larger than half the kernel.
+
+    >>> from jaxkern.image import GaussianBlur
+    >>> GaussianBlur(23).sigma
+    (0.1, 2.0)
+    """
+
+    kernel_size: Any
+    sigma: Any = (0.1, 2.0)
+
+    kind: ClassVar[Kind] = "program"
+    parameters: ClassVar[dict[str, str]] = {"sigma": "number"}
+
+    def __post_init__(self) -> None:
+        kernel = checks.size_pair(self.kernel_size, "kernel_size")
+        if not all(size % 2 == 1 and size <= MAX_KERNEL for size in kernel):
+            raise ValueError(
+                checks.unexpected(
+                    "kernel_size", f"odd sizes from 1 to {MAX_KERNEL}", self.kernel_size
+                )
+            )
+        sigma = self.sigma
+        if isinstance(sigma, numbers.Real):
+            sigma = (sigma, sigma)
+        elif isinstance(sigma, list | tuple) and len(sigma) == 1:
+            sigma = (sigma[0], sigma[0])
+        elif isinstance(sigma, str) or not isinstance(sigma, Sequence | np.ndarray):
+            raise TypeError(checks.unexpected("sigma", "a number above 0, or (low, high)", sigma))
+        set_fields(
+            self, kernel_size=kernel, sigma=checks.interval(sigma, "sigma", 0.0, open_low=True)
+        )
+
+    def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
+        """Draws one sigma."""
+        return {"sigma": uniform_between(jax.random.uniform(key, dtype=jnp.float32), *self.sigma)}
+
+    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+        across, down = self.kernel_size
+        if across // 2 >= size[1] or down // 2 >= size[0]:
+            raise ValueError(
+                f"GaussianBlur(kernel_size={self.kernel_size}): expected images larger than half "
+                f"the kernel, got (height, width) {tuple(size)}"
+            )
+        sigma = params["sigma"]
+        static = ProgramStep((Code.BLUR,), kernel=self.kernel_size)
+        return [(np.full(1, Code.BLUR, np.int32), step_values(sigma, sigma), static)]
+
+
+_ITERATIONS = 8  # to invert a displacement field
 
 
 def _finite(value: Any, name: str, low: float = -math.inf) -> float:
-    wanted = "a finite number" + ("" if low == -math.inf else f" from {low:g}")
+    expected = "a finite number" + ("" if low == -math.inf else f" from {low:g}")
     if not isinstance(value, numbers.Real):
-        raise TypeError(f"{name}={value!r}; wanted {wanted}")
-    found = float(value)
-    if not (math.isfinite(found) and found >= low):
-        raise ValueError(f"{name}={value!r}; wanted {wanted}")
-    return found
+        raise TypeError(checks.unexpected(name, expected, value))
+    result = float(value)
+    if not (math.isfinite(result) and result >= low):
+        raise ValueError(checks.unexpected(name, expected, value))
+    return result
 
 
 @dataclasses.dataclass(frozen=True)
 class GaussianNoise(Transform):
-    """Adds normal noise to each value; alpha is left alone.
+    """Add normal noise to each value; alpha is unchanged.
 
-    uint8 images get 255 times the noise, truncated to whole levels, as torchvision's do.
+    uint8 images get 255 times the noise, truncated to integer levels, as in torchvision.
 
     Args:
-      mean, sigma: of the noise, where 1 is the largest value of an image.
-      clip: whether sums are clipped to the image's range; without it uint8 wraps.
-    Parameter an image: seed int32 [2], any numbers. Another image of the seed has the same noise;
-    the frames of a clip have seeds from seed on, (seed[0], seed[1] + frame).
-    Raises: TypeError for what is no number; ValueError for a sigma below 0 and what is not finite.
+      mean, sigma: of the noise, in units of the largest value of an image.
+      clip: clip sums to the image's range; without it uint8 wraps.
+    Parameter of an image: seed int32 [2], any numbers. Images with equal seeds get equal noise. The
+      frames of a clip use consecutive seeds (seed[0], seed[1] + frame).
+    Raises: TypeError for other types; ValueError for a negative sigma and values that are not
+      finite.
 
     >>> from jaxkern.image import GaussianNoise
     >>> GaussianNoise(sigma=0.05).mean
@@ -57,8 +129,8 @@ class GaussianNoise(Transform):
     sigma: float = 0.1
     clip: bool = True
 
-    stage: ClassVar[Stage] = "program"
-    of_unit_values: ClassVar[bool] = True
+    kind: ClassVar[Kind] = "program"
+    expects_unit_range: ClassVar[bool] = True
     parameters: ClassVar[dict[str, str]] = {"seed": "int[2]"}
 
     def __post_init__(self) -> None:
@@ -70,47 +142,48 @@ class GaussianNoise(Transform):
         )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draws one seed."""
+        """Draw one seed."""
         del size
-        return {"seed": drawn_seed(key)}
+        return {"seed": sample_seed(key)}
 
-    def _of_frames(self, params: dict[str, Any], frame: Any) -> dict[str, Any]:
-        """The seeds of a clip's frames follow each other, from its own."""
+    def frame_parameters(self, params: dict[str, Any], frame: Any) -> dict[str, Any]:
+        """Return consecutive seeds for the frames of a clip, starting with its own."""
         first, second = jnp.moveaxis(jnp.asarray(params["seed"], jnp.int32), -1, 0)
         return {"seed": jnp.stack([first, second + frame], axis=-1)}
 
-    def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
         del size
-        values = with_key(params["seed"], self.mean, self.sigma, self.clip)
+        values = values_with_seed(params["seed"], self.mean, self.sigma, self.clip)
         return [(np.full(1, Code.NOISE, np.int32), values, ProgramStep((Code.NOISE,)))]
 
 
 def _pair(value: Any, name: str, low: float) -> tuple[float, float]:
-    """A number for both axes, or (x, y)."""
-    given = (value,) if isinstance(value, numbers.Real) else value
-    if isinstance(given, str) or not isinstance(given, tuple | list | np.ndarray):
-        raise TypeError(f"{name}={value!r}; wanted a number, or (x, y)")
-    if len(given) not in (1, 2):
-        raise ValueError(f"{name}={value!r} has length {len(given)}; wanted a number, or (x, y)")
-    found = [_finite(item, name, low) for item in given]
-    return (found[0], found[-1])
+    """Return (x, y) of a number for both axes, or of a pair."""
+    items = (value,) if isinstance(value, numbers.Real) else value
+    if isinstance(items, str) or not isinstance(items, tuple | list | np.ndarray):
+        raise TypeError(checks.unexpected(name, "a number, or (x, y)", value))
+    if len(items) not in (1, 2):
+        raise ValueError(checks.unexpected(name, "a number, or (x, y)", value))
+    result = [_finite(item, name, low) for item in items]
+    return (result[0], result[-1])
 
 
 @dataclasses.dataclass(frozen=True)
 class ElasticTransform(Transform):
-    """Moves each pixel a little, and its neighbours alike: as seen through water.
+    """Displace pixels by a smooth random field.
 
-    The displacement of a pixel is alpha / 2 pixels times a random number, uniform from -1 to 1 at
-    each pixel and blurred by a Gaussian whose kernel has int(8 sigma + 1) pixels, or one more.
+    The displacement of a pixel is alpha / 2 pixels times a random number. It is uniform from -1 to
+    1 for each pixel, and blurred by a Gaussian with an odd kernel of int(8 sigma + 1) pixels, or
+    one more.
 
     Args:
-      alpha: how far pixels move along x and y: a number, or (x, y).
-      sigma: how wide the blur is along x and y, in pixels; 0 for none on both axes.
+      alpha: scale of the displacement along x and y: a number, or (x, y).
+      sigma: of the blur along x and y, in pixels; 0 on both axes for no blur.
       interpolation: "nearest" or "bilinear".
-      fill: a number, or one a channel, for what comes from outside; None: zeros.
-    Parameter an image: seed int32 [2], any numbers.
-    Raises: TypeError or ValueError for values that are none, a sigma that is 0 along one axis
-    only, other words, and, in `apply`, images that are not larger than half the kernel.
+      fill: a number, or one a channel, outside the image; None for zeros.
+    Parameter of an image: seed int32 [2], any numbers.
+    Raises: TypeError or ValueError for invalid values and a sigma that is 0 along one axis only; in
+      `apply` for images not larger than half the kernel.
 
     P. Simard, D. Steinkraus, J. Platt, Best practices for convolutional neural networks applied to
     visual document analysis, 2003.
@@ -125,14 +198,16 @@ class ElasticTransform(Transform):
     interpolation: str = "bilinear"
     fill: Any = 0
 
-    stage: ClassVar[Stage] = "program"
+    kind: ClassVar[Kind] = "program"
     parameters: ClassVar[dict[str, str]] = {"seed": "int[2]"}
     geometric = True
 
     def __post_init__(self) -> None:
         sigma = _pair(self.sigma, "sigma", 0.0)
         if (sigma[0] == 0.0) != (sigma[1] == 0.0):
-            raise ValueError(f"sigma={self.sigma!r}; wanted numbers above 0, or 0 along both axes")
+            raise ValueError(
+                checks.unexpected("sigma", "numbers above 0, or 0 along both axes", self.sigma)
+            )
         set_fields(
             self,
             alpha=_pair(self.alpha, "alpha", -math.inf),
@@ -142,8 +217,8 @@ class ElasticTransform(Transform):
         )
         if max(self._kernel) > MAX_KERNEL:
             raise ValueError(
-                f"sigma={self.sigma!r} needs kernels of {max(self._kernel)} pixels; wanted at most "
-                f"{MAX_KERNEL}: a sigma below {MAX_KERNEL // 8}"
+                f"sigma: expected a kernel of at most {MAX_KERNEL} pixels (a sigma below "
+                f"{MAX_KERNEL // 8}), got {self.sigma!r}, a kernel of {max(self._kernel)}"
             )
 
     @property
@@ -152,14 +227,14 @@ class ElasticTransform(Transform):
         return (sides[0] + (sides[0] + 1) % 2, sides[1] + (sides[1] + 1) % 2)
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draws one seed."""
+        """Draw one seed."""
         del size
-        return {"seed": drawn_seed(key)}
+        return {"seed": sample_seed(key)}
 
     def displacement(self, seed: Any, size: tuple[int, int]) -> jax.Array:
-        """Where the pixels of images of `size` come from: f32 [N, H, W, 2], x and y.
+        """Return the displacements f32 [N, H, W, 2], x and y, of images of `size`, in pixels.
 
-        In pixels, to be added to a pixel's place, for seeds int32 [N, 2].
+        A pixel shows the source at its position plus the displacement. Seeds are int32 [N, 2].
 
         >>> import numpy as np
         >>> from jaxkern.image import ElasticTransform
@@ -169,25 +244,25 @@ class ElasticTransform(Transform):
         height, width = self._checked_size(size)
 
         def one(values: jax.Array) -> jax.Array:
-            key = noise_twin.key_of_parts(values[4:])
-            field = noise_twin.field(key, (height, width), values[2:4], self._kernel)
+            key = warp_twin.key_of_parts(values[4:])
+            field = warp_twin.field(key, (height, width), values[2:4], self._kernel)
             with jax.enable_x64(True):
                 return (field * jnp.asarray(self.alpha) * 0.5).astype(jnp.float32)
 
         return jax.vmap(one)(self._values(seed))
 
-    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
         height, width = self._checked_size(size)
         field = self.displacement(params["seed"], (height, width))
 
         def forward(points: jax.Array) -> jax.Array:
-            # Of the place y from which y + displacement(y) shows a point, by iteration.
-            place = points
-            for _ in range(_TURNS):
-                column = jnp.clip(jnp.floor(place[..., 0]), 0, width - 1).astype(jnp.int32)
-                row = jnp.clip(jnp.floor(place[..., 1]), 0, height - 1).astype(jnp.int32)
-                place = points - jax.vmap(lambda f, y, x: f[y, x])(field, row, column)
-            return place
+            # Fixed-point iteration for the position p with p + displacement(p) = point.
+            index = points
+            for _ in range(_ITERATIONS):
+                column = jnp.clip(jnp.floor(index[..., 0]), 0, width - 1).astype(jnp.int32)
+                row = jnp.clip(jnp.floor(index[..., 1]), 0, height - 1).astype(jnp.int32)
+                index = points - jax.vmap(lambda f, y, x: f[y, x])(field, row, column)
+            return index
 
         return [Move(forward)]
 
@@ -195,16 +270,15 @@ class ElasticTransform(Transform):
         reach = max(self._kernel) // 2
         if reach >= min(size):
             raise ValueError(
-                f"ElasticTransform(sigma={self.sigma}) got images of (height, width) "
-                f"{tuple(size)}; half a kernel, {reach} pixels, must be smaller than the image: "
-                "wanted a smaller sigma or larger images"
+                f"ElasticTransform(sigma={self.sigma}): expected images larger than half the "
+                f"kernel, {reach} pixels, got (height, width) {tuple(size)}"
             )
         return (int(size[0]), int(size[1]))
 
     def _values(self, seed: Any) -> Any:
-        return with_key(seed, *self.alpha, *self.sigma)
+        return values_with_seed(seed, *self.alpha, *self.sigma)
 
-    def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
         self._checked_size(size)
         static = ProgramStep(
             (Code.ELASTIC,),

@@ -1,7 +1,7 @@
-"""Resizes: to one size, or to sizes of the images' own.
+"""Resizes to one size, or to a different size for each image.
 
-The latter stay so up to the next transform that gives all one size, as in torchvision; where none
-does, each image lies at the top left of a canvas of one size.
+Sizes differ until the next transform that returns one size, as in torchvision. Without one,
+each image is stored at the top left of a canvas of one size.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.chain.plan import MAX_SIZE, Filter
 from jaxkern.image.program.coefficients import fitted_sizes
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.draws import uniform_below
 from jaxkern.image.transforms.moves import Move, boxed
-from jaxkern.image.transforms.transform import Size, Transform, set_fields
+from jaxkern.image.transforms.transform import Kind, Size, Transform, set_fields, uniform_below
 
 
 def filter_of(interpolation: str, antialias: bool) -> Filter:
-    """The filter of an interpolation that `checks.RESAMPLINGS` names."""
+    """Return the filter of an interpolation in `checks.RESAMPLINGS`."""
     if interpolation == "nearest":
         return Filter.NEAREST
     if interpolation == "bicubic":
@@ -36,16 +35,17 @@ def filter_of(interpolation: str, antialias: bool) -> Filter:
 
 @dataclasses.dataclass(frozen=True)
 class Resize(Transform):
-    """Resizes whole images.
+    """Resize complete images.
 
     Args:
-      size: (height, width), or an integer for the shorter edge, the other edge following.
-      interpolation: "bilinear", "bicubic" (u8 levels are clamped to 0 to 255, floats are not), or
-        "nearest" (torchvision's nearest-exact).
+      size: (height, width), or an integer for the shorter edge, which keeps the aspect ratio.
+      interpolation: "bilinear", "bicubic" (uint8 levels are clamped to 0 to 255, floats are not),
+        or "nearest" (torchvision's nearest-exact).
       max_size: upper bound of the longer edge, only with an integer size.
-      antialias: widen the filter where the image shrinks; as in torchvision, the bicubic kernel's
-        a is -1/2 with it and -3/4 without.
-    Raises: ValueError for sizes below 1 or above 2**24, max_size not above size or beside a pair.
+      antialias: widen the filter where the image shrinks. As in torchvision, the parameter a of the
+        bicubic kernel is -1/2 with antialias and -3/4 without.
+    Raises: ValueError for sizes below 1 or above 2**24, and for a max_size with a pair or not
+      above size.
 
     >>> from jaxkern.image import Resize
     >>> Resize(256).output_size((512, 640))
@@ -57,6 +57,7 @@ class Resize(Transform):
     max_size: int | None = None
     antialias: bool = True
 
+    kind: ClassVar[Kind] = "chain"
     geometric = True
 
     def __post_init__(self) -> None:
@@ -71,13 +72,16 @@ class Resize(Transform):
         if self.max_size is not None:
             limit = checks.size_pair(self.max_size, "max_size")[0]
             if not shorter:
-                raise ValueError("max_size goes only with an integer size, which is a shorter edge")
+                raise ValueError(
+                    "max_size: expected None with size=(height, width); it bounds the longer edge "
+                    "for an integer size"
+                )
             if limit <= pair[0]:
-                raise ValueError(f"max_size={limit} must be above size={pair[0]}")
+                raise ValueError(f"max_size: expected more than size={pair[0]}, got {limit}")
             set_fields(self, max_size=limit)
 
     def output_size(self, size: Size) -> Size:
-        """(height, width) after resizing an image of `size`."""
+        """Return (height, width) after resizing an image of `size`."""
         if isinstance(self.size, tuple):
             return self.size
         height, width = size
@@ -94,13 +98,13 @@ class Resize(Transform):
         difference = new_longer - new_shorter
         return (new_shorter + upright * difference, new_longer - upright * difference)
 
-    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
+    def for_masks(self, fill: tuple[float, ...]) -> Transform:
         return dataclasses.replace(self, interpolation="nearest")
 
-    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
         return [boxed((0, 0, *size), self.output_size(size), crops=False)]
 
-    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         height, width = chain.size
         new = self.output_size((height, width))
         chain.resample(filter_of(self.interpolation, self.antialias), (0, 0, height, width), new)
@@ -112,21 +116,22 @@ def _select(condition: Any, yes: int, no: int) -> Any:
     return no + (yes - no) * condition.astype("int32")
 
 
-class OfOwnSize(Transform):
-    """Gives each image the size that its parameters say."""
+class PerImageSize(Transform):
+    """Base class: gives each image the size in its parameters."""
 
+    kind: ClassVar[Kind] = "chain"
     geometric = True
 
     def output_size(self, size: Size) -> Size:
-        """Not known before the parameters are drawn."""
+        """Return (None, None): the size is unknown before parameters are drawn."""
         return (None, None)
 
-    def _size_after(self, size: Size, params: dict[str, Any]) -> Size:
+    def size_after(self, size: Size, params: dict[str, Any]) -> Size:
         return params["height"], params["width"]
 
 
-class _RandomResize(OfOwnSize):
-    """Resizes whole images to sizes of their own."""
+class _RandomResize(PerImageSize):
+    """Base class: resizes each image to an individual size."""
 
     interpolation: str
     antialias: bool
@@ -146,36 +151,36 @@ class _RandomResize(OfOwnSize):
         )
 
     def _largest(self, size: Size) -> Size:
-        """What images of `size` become without chance."""
+        """Return the size of images of `size` in `eval`."""
         raise NotImplementedError
 
     def _limit(self, size: Size) -> tuple[int, int] | None:
-        """The largest size that images of `size` may become, where it is known."""
+        """Return the largest possible size of images of `size`, or None if it is unknown."""
         raise NotImplementedError
 
     def eval(self) -> tuple[Transform, ...]:
-        """The resize without chance: by the factor 1, or to the largest of the sizes."""
+        """Return the resize without randomness: by the factor 1, or to the largest size."""
         return (_Fitted(self),)
 
     def _resized(self, size: Size, params: dict[str, Any]) -> Size:
-        """Height and width before a canvas cuts them; sizes that are never drawn are the next."""
-        most = self._limit(size) or (MAX_SIZE, MAX_SIZE)
-        return clip(params["height"], 1, most[0]), clip(params["width"], 1, most[1])
+        """Return height and width before the canvas crops them, clamped to possible sizes."""
+        upper = self._limit(size) or (MAX_SIZE, MAX_SIZE)
+        return clip(params["height"], 1, upper[0]), clip(params["width"], 1, upper[1])
 
     def _within(self, size: Size) -> Size:
-        """What a canvas leaves of images of sizes of their own."""
+        """Return the sizes after the canvas crops them, if they differ between images."""
         if self.canvas is None or is_static(*size):
             return size
         return minimum(size[0], self.canvas[0]), minimum(size[1], self.canvas[1])
 
-    def _size_after(self, size: Size, params: dict[str, Any]) -> Size:
+    def size_after(self, size: Size, params: dict[str, Any]) -> Size:
         return self._within(self._resized(size, params))
 
-    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         self._resize(chain, self._resized(chain.size, params))
 
     def _resize(self, chain: ChainBuilder, new: Size) -> None:
-        """To sizes of their own, on the canvas where there is one."""
+        """Resize images, and crop them to the canvas."""
         limit = self._limit(chain.size) if self.canvas is None else self.canvas
         kind = filter_of(self.interpolation, self.antialias)
         chain.resample(kind, (0, 0, *chain.size), new)
@@ -185,10 +190,10 @@ class _RandomResize(OfOwnSize):
             chain.window((0, 0), self._within(new), None)
         chain.bound(limit, chain.values(self.canvas_fill, "canvas_fill"))
 
-    def _for_masks(self, fill: tuple[float, ...]) -> _RandomResize:
+    def for_masks(self, fill: tuple[float, ...]) -> _RandomResize:
         return dataclasses.replace(self, interpolation="nearest", canvas_fill=fill)  # type: ignore
 
-    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
         return self._moves_to(self._resized(size, params), size)
 
     def _moves_to(self, new: Size, size: Size) -> list[Move]:
@@ -197,18 +202,17 @@ class _RandomResize(OfOwnSize):
 
 @dataclasses.dataclass(frozen=True)
 class ScaleJitter(_RandomResize):
-    """Resizes each image to fit `target_size`, times a factor uniform in `scale_range`.
+    """Resize each image to fit `target_size`, times a factor uniform in `scale_range`.
 
     Args:
-      target_size: what an image is fitted into at the factor 1: (width, height), as torchvision
-        reads it.
+      target_size: (width, height), as in torchvision, that an image fits at the factor 1.
       scale_range: (low, high) above 0.
-      interpolation, antialias: as of `Resize`.
-      canvas: (height, width) to which images are cut, and on which they lie in the output where no
-        later transform gives all of them one size. None: the largest size that can be drawn.
-      canvas_fill: a number, or one a channel, beside the image there.
-    Parameters an image: height, width i32; others than can be drawn count as the next that can.
-    Raises: ValueError for sizes below 1 and ranges that are none.
+      interpolation, antialias: as in `Resize`.
+      canvas: (height, width) to which images are cropped, and the output size if no later transform
+        returns one size. None for the largest possible size.
+      canvas_fill: a number, or one a channel, around the image on the canvas.
+    Parameters of an image: height, width i32, clamped to sizes that can be drawn.
+    Raises: ValueError for sizes below 1 and invalid ranges.
     Source: Ghiasi et al., Simple Copy-Paste, 2021, section 3.
 
     >>> from jaxkern.image import ScaleJitter
@@ -230,7 +234,7 @@ class ScaleJitter(_RandomResize):
         )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draws the new size of one image of `size`."""
+        """Draw the new size of one image of `size`."""
         low, high = self.scale_range
         height, width = (jnp.asarray(side, jnp.float32) for side in size)
         fit = jnp.minimum(self.target_size[1] / height, self.target_size[0] / width)
@@ -248,23 +252,23 @@ class ScaleJitter(_RandomResize):
         return jnp.maximum(next(new), 1), jnp.maximum(next(new), 1)
 
     def _limit(self, size: Size) -> tuple[int, int] | None:
-        most = self.scale_range[1]
-        width, height = (max(math.ceil(side * most), 1) for side in self.target_size)
+        upper = self.scale_range[1]
+        width, height = (max(math.ceil(side * upper), 1) for side in self.target_size)
         return height, width
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomShortestSize(_RandomResize):
-    """Resizes each image so that its shorter side has a size drawn from `min_size`.
+    """Resize each image so that its shorter side has a size drawn from `min_size`.
 
     Args:
-      min_size: a size, or a list of them, each drawn alike.
-      max_size: what the longer side is at most; None for no bound.
-      interpolation, antialias: as of `Resize`.
-      canvas, canvas_fill: as of `ScaleJitter`; the largest size is known where all images had one
+      min_size: a size, or a list of equally likely sizes.
+      max_size: upper bound of the longer side; None for no bound.
+      interpolation, antialias: as in `Resize`.
+      canvas, canvas_fill: as in `ScaleJitter`; the largest size is known if all images have one
         size, or with `max_size`.
-    Parameters an image: height, width i32.
-    Raises: ValueError for sizes below 1, and no sizes.
+    Parameters of an image: height, width i32.
+    Raises: ValueError for sizes below 1, and an empty list.
 
     >>> from jaxkern.image import RandomShortestSize
     >>> RandomShortestSize([480, 512, 544], max_size=800).min_size
@@ -279,21 +283,23 @@ class RandomShortestSize(_RandomResize):
     canvas_fill: Any = 0
 
     def __post_init__(self) -> None:
-        given = [self.min_size] if isinstance(self.min_size, numbers.Integral) else self.min_size
-        if not isinstance(given, list | tuple | range | np.ndarray) or not len(given):
-            raise ValueError(f"min_size={self.min_size!r}; wanted a size, or at least one of them")
-        given = np.asarray(given).tolist()
+        sizes = [self.min_size] if isinstance(self.min_size, numbers.Integral) else self.min_size
+        if not isinstance(sizes, list | tuple | range | np.ndarray) or not len(sizes):
+            raise ValueError(
+                checks.unexpected("min_size", "a size, or a list of sizes", self.min_size)
+            )
+        sizes = np.asarray(sizes).tolist()
         self._checked(
-            min_size=tuple(checks.whole(size, "min_size", 1, 2**24) for size in given),
+            min_size=tuple(checks.integer(size, "min_size", 1, 2**24) for size in sizes),
             max_size=None
             if self.max_size is None
-            else checks.whole(self.max_size, "max_size", 1, 2**24),
+            else checks.integer(self.max_size, "max_size", 1, 2**24),
         )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draws the new size of one image of `size`."""
-        place = uniform_below(jax.random.uniform(key, dtype=jnp.float32), len(self.min_size))
-        shortest = jnp.asarray(self.min_size, jnp.int32)[place]
+        """Draw the new size of one image of `size`."""
+        index = uniform_below(jax.random.uniform(key, dtype=jnp.float32), len(self.min_size))
+        shortest = jnp.asarray(self.min_size, jnp.int32)[index]
         sides = fitted_sizes(*size, shortest, longest=self.max_size).astype(jnp.int32)
         return {"height": jnp.maximum(sides[0], 1), "width": jnp.maximum(sides[1], 1)}
 
@@ -315,10 +321,11 @@ class RandomShortestSize(_RandomResize):
 
 @dataclasses.dataclass(frozen=True)
 class _Fitted(Transform):
-    """A resize to the size that another transform gives without chance."""
+    """A resize to the size of another transform in `eval`."""
 
     resize: _RandomResize
 
+    kind: ClassVar[Kind] = "chain"
     geometric = True
 
     def output_size(self, size: Size) -> Size:
@@ -326,11 +333,11 @@ class _Fitted(Transform):
             return (None, None)
         return self.resize._within(self.resize._largest(size))
 
-    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         self.resize._resize(chain, self.resize._largest(chain.size))
 
-    def _for_masks(self, fill: tuple[float, ...]) -> Transform:
-        return _Fitted(self.resize._for_masks(fill))
+    def for_masks(self, fill: tuple[float, ...]) -> Transform:
+        return _Fitted(self.resize.for_masks(fill))
 
-    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
         return self.resize._moves_to(self.resize._largest(size), size)

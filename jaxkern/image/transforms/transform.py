@@ -1,120 +1,202 @@
-"""What every image transform is: parameters drawn for one image, and how it joins a chain."""
+"""The base class of all image transforms, and draws that several transforms share."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Literal
 
 import jax
+import jax.numpy as jnp
 
 from jaxkern.image.chain.axis import Size as Size
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.program.program import Step
 from jaxkern.image.transforms.moves import Move, warped
 
-Stage = Literal["image", "program", "batch"]
+Kind = Literal["chain", "program", "jax", "batch"]
 
 
 class Transform:
-    """A transform of one image, as torchvision's v2 transforms name and define it.
+    """Base class of the transforms of `Compose`, and of your own.
+
+    A subclass draws the parameters of one image in `sample` and implements the method of its
+    `kind`. Make it a frozen dataclass: its `repr` identifies it in the state of a pipeline.
+
+    =========  ==================  ==============================================================
+    kind       method              how it runs
+    =========  ==================  ==============================================================
+    "jax"      ``transform``       a JAX function of one image, between native calls
+    "program"  ``program``         steps of the image program, inside the native call
+    "chain"    ``fold``            part of a fused chain, inside the native call
+    "batch"    ``mixture``         mixes each image with its neighbour in the batch
+    =========  ==================  ==============================================================
 
     Attributes:
-      parameters: the parameters of an image with their kind, "int", "bool", "float" or
-        "number" (of either), and where they are not scalars their shape, as in "int[4]".
-      stage: "image" acts on each image alone and joins a fused chain; "program" is operations
-        between chains that are drawn at run time; "batch" mixes the images of a batch.
-      linear: whether it is an affine map of each channel, which commutes with mixing.
-      per_sample: whether parameters are drawn for each image; otherwise once for a batch, from the
-        first record's key.
-      of_unit_values: whether it takes the values of float images as lying from 0 to 1.
-      geometric: whether it moves pixels, and so masks, boxes and keypoints.
-      needs_boxes: whether `sample` also takes the boxes f32 [K, 4] of the image as they are at its
-        place, (left, top, right, bottom), and which of them are valid, bool [K].
+      parameters: name and kind of each parameter of an image: "int", "bool", "float" or "number"
+        (int or float), with a shape unless it is a scalar, as in "int[4]".
+      kind: which method says what the transform does.
+      linear: True if it is an affine map of each channel, which commutes with mixing.
+      per_sample: True if parameters are drawn for each image; False if they are drawn once for a
+        batch, from the key of its first record.
+      expects_unit_range: True if values of float images must be from 0 to 1.
+      geometric: True if it moves pixels, so that masks, boxes and keypoints must follow.
+      needs_boxes: True if `sample` also takes the boxes of the image, f32 [K, 4] (left, top, right,
+        bottom) after the preceding transforms, and their validity, bool [K].
+
+    >>> import dataclasses, jax, numpy as np
+    >>> from jaxkern.image import Compose, Transform
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class RandomGamma(Transform):
+    ...     low: float = 0.5
+    ...     high: float = 2.0
+    ...     parameters = {"gamma": "float"}
+    ...     def sample(self, key, size):
+    ...         return {"gamma": jax.random.uniform(key, minval=self.low, maxval=self.high)}
+    ...     def transform(self, image, params):
+    ...         return image ** params["gamma"]
+    >>> images = np.full((1, 2, 2, 3), 51, np.uint8)
+    >>> Compose([RandomGamma()]).apply(images, ({"gamma": 2.0},))[0, 0, 0].tolist()
+    [10, 10, 10]
     """
 
     parameters: ClassVar[dict[str, str]] = {}
-    stage: ClassVar[Stage] = "image"
+    kind: ClassVar[Kind] = "jax"
     linear: ClassVar[bool] = False
-    of_unit_values: ClassVar[bool] = False
+    expects_unit_range: ClassVar[bool] = False
     per_sample: bool = True
     geometric: bool = False
     needs_boxes: ClassVar[bool] = False
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draws the parameters of ONE image of `size` (height, width): a dict of scalars."""
+        """Draw the parameters of one image of `size` (height, width): a dict of arrays."""
         del key, size
         return {}
 
-    def output_size(self, size: Size) -> Size:
-        """(height, width) after the transform; None stands for what is not known."""
-        return size
-
-    def _size_after(self, size: Size, params: dict[str, Any]) -> Size:
-        """(height, width) after the transform with these parameters, numbers or arrays [N]."""
-        del params
-        return self.output_size(size)
-
     def eval(self) -> tuple[Transform, ...]:
-        """What stands for this transform when nothing is random: nothing, where it draws all."""
+        """Return the transforms that replace this one in `Compose.eval`.
+
+        By default a transform with parameters is dropped, and one without is kept.
+        """
         return () if self.parameters else (self,)
 
-    def _of_frames(self, params: dict[str, Any], frame: Any) -> dict[str, Any]:
-        """The parameters of the frames i32 [N] of clips, from those of their clips, repeated."""
-        del frame
-        return params
+    def transform(self, image: jax.Array, params: dict[str, Any]) -> jax.Array:
+        """Transform one image: the method of the kind "jax".
 
-    def _spread(self, params: dict[str, Any], size: Size) -> list[tuple[Transform, dict[str, Any]]]:
-        """The transforms that it is made of, on images of `size`, with their parameters."""
+        Args:
+          image: float32 [H, W, C]. uint8 levels are given as x / 255.
+          params: the parameters of this image, as `sample` draws them.
+
+        Returns:
+          The new image, of the same shape. For uint8 images it is clamped to 0 to 1 and rounded to
+          the nearest level.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} must implement transform(image, params), or set kind and "
+            "implement the method of that kind"
+        )
+
+    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+        """Return the steps on images of `size`, in order: the method of the kind "program".
+
+        Args:
+          params: parameters of the whole batch, arrays [N, ...] or [1, ...].
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement program(params, size)")
+
+    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+        """Add the transform to a chain: the method of the kind "chain".
+
+        Args:
+          params: parameters of the whole batch, Python numbers or arrays [N].
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement fold(chain, params)")
+
+    def mixture(self, params: dict[str, Any], size: tuple[int, int]) -> tuple[Any, Any, Any]:
+        """Return how to mix images with their predecessors: the method of the kind "batch".
+
+        Returns:
+          lam of the pixels, the box i32 [N or 1, 4] that is copied from the predecessor, and lam of
+          the labels.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement mixture(params, size)")
+
+    def parts(self, params: dict[str, Any], size: Size) -> list[tuple[Transform, dict[str, Any]]]:
+        """Return the transforms, with parameters, that together do what this one does."""
         del size
         return [(self, params)]
 
-    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
-        """Of the stage "image": adds the transform with these parameters to a chain."""
-        raise NotImplementedError(
-            f"{type(self).__name__} does not say what it does to an image; wanted a transform of "
-            "jaxkern.image, or a subclass of one"
-        )
+    def output_size(self, size: Size) -> Size:
+        """Return (height, width) after the transform; None for a side that is unknown."""
+        return size
 
-    def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
-        """Of the stage "program": its operations on images of `size`, in order."""
-        raise NotImplementedError
+    def size_after(self, size: Size, params: dict[str, Any]) -> Size:
+        """Return (height, width) after the transform with these parameters, ints or [N]."""
+        del params
+        return self.output_size(size)
 
-    def _channels(self, channels: int) -> int:
-        """Of the stage "program": how many channels of so many are left behind it."""
+    def output_channels(self, channels: int) -> int:
+        """Return the number of channels after the transform; kind "program" only."""
         return channels
 
-    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
-        """Of a geometric transform: how it moves points of images of `size`, in order."""
-        return warped(self._program(params, (size[0], size[1])), (size[0], size[1]))
+    def frame_parameters(self, params: dict[str, Any], frame: Any) -> dict[str, Any]:
+        """Return the parameters of frames i32 [N] of clips, from their clips' parameters [N]."""
+        del frame
+        return params
 
-    def _for_masks(self, fill: tuple[float, ...]) -> Transform | None:
-        """What does to a mask what this transform does to an image; None leaves it as it is.
+    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        """Return how a geometric transform moves points of images of `size`, in order."""
+        return warped(self.program(params, (size[0], size[1])), (size[0], size[1]))
 
-        It takes the same parameters, picks the nearest label and fills with `fill`.
+    def for_masks(self, fill: tuple[float, ...]) -> Transform | None:
+        """Return the transform of masks, for a geometric transform of the kind "chain".
+
+        It takes the same parameters, selects the nearest label and fills with `fill`. None leaves
+        masks unchanged.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} does not say what it does to a mask; wanted a transform of "
-            "jaxkern.image"
-        )
+        raise NotImplementedError(f"{type(self).__name__} must implement for_masks(fill)")
 
-    def _still_valid(self, boxes: Any, valid: Any, size: Size) -> Any:
-        """Which of the valid boxes [N, K, 4], already moved, stay valid in images of `size`."""
+    def valid_boxes(self, boxes: Any, valid: Any, size: Size) -> Any:
+        """Return which valid boxes [N, K, 4] remain valid; they are already transformed."""
         del boxes, size
         return valid
 
-    def _mixture(self, params: dict[str, Any], size: tuple[int, int]) -> tuple[Any, Any, Any]:
-        """Of the stage "batch", whose partner is the previous image (a roll by 1).
-
-        Returns lam of the pixels, box i32 [N or 1, 4] of the partner's pixels, lam of the labels.
-        """
-        raise NotImplementedError
-
 
 def as_number(flag: Any) -> Any:
-    """A bool or bool array as 0/1: an int, or int32 [N]."""
+    """Return a bool or bool array as 0 or 1: an int, or int32 [N]."""
     return flag.astype("int32") if hasattr(flag, "astype") else int(flag)
 
 
 def set_fields(instance: Any, **fields: Any) -> None:
-    """Sets fields of a frozen dataclass, as it checks what it was given."""
+    """Set fields of a frozen dataclass in its `__post_init__`."""
     for name, value in fields.items():
         object.__setattr__(instance, name, value)
+
+
+TRIES = 10  # of the rejection loops, as in torchvision
+
+
+def uniform_between(fraction: Any, low: float, high: float) -> jax.Array:
+    """Map a fraction in [0, 1) to a float32 from `low` to `high`."""
+    return jnp.asarray(low + (high - low) * fraction, jnp.float32)
+
+
+def uniform_below(fraction: jax.Array, count: Any) -> jax.Array:
+    """Map a fraction in [0, 1) to an int32 from 0 to count - 1."""
+    drawn = jnp.floor(fraction * jnp.asarray(count, jnp.float32)).astype(jnp.int32)
+    return jnp.clip(drawn, 0, jnp.asarray(count, jnp.int32) - 1)
+
+
+def sample_box_sizes(
+    fractions: jax.Array, size: Size, scale: tuple[float, float], ratio: tuple[float, float]
+) -> tuple[jax.Array, jax.Array]:
+    """Return round(sqrt(area * r)) and round(sqrt(area / r)) for fractions [tries, 2].
+
+    The area is uniform in `scale` times the image's area, and log r is uniform in log `ratio`.
+    """
+    area = jnp.float32(size[0]) * jnp.float32(size[1])
+    target = area * (scale[0] + (scale[1] - scale[0]) * fractions[:, 0])
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    root = jnp.exp(0.5 * (low + (high - low) * fractions[:, 1]))
+    side = jnp.sqrt(target)
+    wide, narrow = jnp.round(side * root), jnp.round(side / root)
+    return wide.astype(jnp.int32), narrow.astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""Transforms that change values in place: conversion, normalization, erasing."""
+"""Transforms of values: conversion, normalization, erasing, and mixing of images."""
 
 from __future__ import annotations
 
@@ -12,19 +12,34 @@ import numpy as np
 
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.chain.plan import Dtype, dtype_code
-from jaxkern.image.program.program import Code, ProgramStep, Step, drawn_codes, drawn_seed, with_key
+from jaxkern.image.program.program import (
+    Code,
+    ProgramStep,
+    Step,
+    codes_where,
+    sample_seed,
+    values_with_seed,
+)
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.draws import TRIES, drawn_sizes, uniform_below
-from jaxkern.image.transforms.transform import Size, Stage, Transform, as_number, set_fields
+from jaxkern.image.transforms.transform import (
+    TRIES,
+    Kind,
+    Size,
+    Transform,
+    as_number,
+    sample_box_sizes,
+    set_fields,
+    uniform_below,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class ToDtype(Transform):
-    """Converts the values' type; with `scale`, u8 levels 0..255 and floats 0..1 correspond.
+    """Convert the dtype; with `scale`, levels 0..255 correspond to floats 0..1.
 
-    u8 to float is x / 255; float to u8 is trunc(x * 255.999), clamped to 0..255. Without `scale`
-    values keep their size (float to u8: truncated and clamped). Between transforms values are
-    float32 whatever `dtype` says, but for uint8, which rounds.
+    uint8 to float is x / 255. Float to uint8 is trunc(x * 255.999), clamped to 0..255. Without
+    `scale` values are not multiplied; float to uint8 truncates and clamps. Between transforms
+    values are float32 for every `dtype` except uint8, which rounds.
 
     Args:
       dtype: uint8, float16, bfloat16 or float32.
@@ -39,13 +54,17 @@ class ToDtype(Transform):
     dtype: Any
     scale: bool = False
 
+    kind: ClassVar[Kind] = "chain"
+
     def __post_init__(self) -> None:
         try:
             dtype = np.dtype(self.dtype)
         except TypeError as error:
-            raise TypeError(f"dtype={self.dtype!r} is not a dtype") from error
+            raise TypeError(checks.unexpected("dtype", "a dtype", self.dtype)) from error
         if dtype_code(dtype) is None:
-            raise TypeError(f"dtype={dtype.name}; wanted uint8, float16, bfloat16 or float32")
+            raise TypeError(
+                f"dtype: expected uint8, float16, bfloat16 or float32, got {dtype.name}"
+            )
         set_fields(self, dtype=dtype, scale=bool(self.scale))
 
     def __repr__(self) -> str:
@@ -53,10 +72,10 @@ class ToDtype(Transform):
 
     @property
     def linear(self) -> bool:  # type: ignore[override]
-        """Whether it is an affine map of values: uint8 rounds."""
+        """True except for uint8, which rounds."""
         return dtype_code(self.dtype) is not Dtype.U8
 
-    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         if dtype_code(self.dtype) is Dtype.U8:
             chain.to_u8(self.scale)
         else:
@@ -65,11 +84,13 @@ class ToDtype(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class Normalize(Transform):
-    """(x - mean) / std per channel; u8 levels become x / 255 first (unless Compose(scale=False)).
+    """Compute (x - mean) / std per channel.
+
+    uint8 levels become x / 255 first, unless the chain has `scale=False`.
 
     Args:
-      mean, std: a number or one a channel; traced arrays are allowed and carry gradients.
-    Raises: ValueError for a std of 0, values that are not finite, lengths that do not match.
+      mean, std: a number or one a channel; traced arrays are allowed and differentiable.
+    Raises: ValueError for a std of 0, values that are not finite, and lengths that do not match.
 
     >>> from jaxkern.image import Normalize
     >>> Normalize([0.5, 0.5, 0.5], 0.25).std
@@ -79,20 +100,22 @@ class Normalize(Transform):
     mean: Any
     std: Any
 
+    kind: ClassVar[Kind] = "chain"
     linear: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         mean, std = checks.per_channel(self.mean, "mean"), checks.per_channel(self.std, "std")
         if isinstance(std, tuple) and 0.0 in std:
-            raise ValueError(f"std={self.std!r} holds a 0; every channel's std must differ from 0")
+            raise ValueError(checks.unexpected("std", "numbers other than 0", self.std))
         lengths = {int(np.size(value)) for value in (mean, std)} - {1}
         if len(lengths) > 1:
             raise ValueError(
-                f"mean has {np.size(mean)} values and std {np.size(std)}; wanted one per channel"
+                f"mean and std: expected one number per channel, got {np.size(mean)} and "
+                f"{np.size(std)}"
             )
         set_fields(self, mean=mean, std=std)
 
-    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         mean, std = chain.values(self.mean, "mean"), chain.values(self.std, "std")
         chain.to_float(chain.scale)
         chain.affine(1.0 / std, -mean / std)
@@ -100,19 +123,19 @@ class Normalize(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class RandomErasing(Transform):
-    """Paints a random box with a constant, or with normal noise, with probability p.
+    """Paint a random box with a constant, or with normal noise, with probability p.
 
-    Ten boxes are drawn with area uniform in `scale` (shares of the image's area) and log aspect
-    ratio uniform in log `ratio`; the first smaller than the image in both directions is taken,
-    else nothing is erased.
+    Ten boxes are drawn with area uniform in `scale` (fractions of the image's area) and log aspect
+    ratio uniform in log `ratio`. The first that is smaller than the image in both directions is
+    used; if no box is, nothing is erased.
 
     Args:
-      value: a number, or one a channel, in the value space at this point of the chain; "random":
-        normal numbers, another one for each value, which are for images that a Normalize made
-        (levels would be truncated and clamped).
-    Parameters an image: top, left, height, width i32 and erase bool; with "random" also seed
-    int32 [2], any numbers.
-    Raises: ValueError for p outside [0, 1], bad ranges, and other words.
+      value: a number, or one a channel, in the value space at this position of the chain; "random"
+        for a normal number per value, for images after a `Normalize` (levels are truncated and
+        clamped).
+    Parameters of an image: top, left, height, width i32 and erase bool; with "random" also seed
+      int32 [2], any numbers.
+    Raises: ValueError for p outside [0, 1], invalid ranges, and other strings.
 
     >>> from jaxkern.image import RandomErasing
     >>> RandomErasing(0.25).scale
@@ -126,14 +149,14 @@ class RandomErasing(Transform):
 
     @property
     def parameters(self) -> dict[str, str]:  # type: ignore[override]
-        """The box, whether it is erased, and of noise its seed."""
+        """The box, a flag to erase it, and the seed of noise."""
         box = dict.fromkeys(("top", "left", "height", "width"), "int")
         return {**box, "erase": "bool", **({"seed": "int[2]"} if self._random else {})}
 
     @property
-    def stage(self) -> Stage:  # type: ignore[override]
-        """Noise is made by a program; constants join a chain."""
-        return "program" if self._random else "image"
+    def kind(self) -> Kind:  # type: ignore[override]
+        """A program paints noise; a chain paints constants."""
+        return "program" if self._random else "chain"
 
     @property
     def _random(self) -> bool:
@@ -141,10 +164,12 @@ class RandomErasing(Transform):
 
     def __post_init__(self) -> None:
         if self._random and self.value != "random":
-            raise ValueError(f"value={self.value!r}; wanted a number, one per channel, or 'random'")
+            raise ValueError(
+                checks.unexpected("value", "a number, one per channel, or 'random'", self.value)
+            )
         scale = checks.interval(self.scale, "scale", 0.0, open_low=False)
         if scale[1] > 1.0:
-            raise ValueError(f"scale={self.scale!r}; wanted shares of the area, at most 1")
+            raise ValueError(checks.unexpected("scale", "fractions up to 1", self.scale))
         set_fields(
             self,
             p=checks.probability(self.p),
@@ -154,42 +179,143 @@ class RandomErasing(Transform):
         )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draws one box within an image of `size`, and whether it is erased."""
+        """Draw one box within an image of `size`, and if it is erased."""
         height, width = (jnp.asarray(side, jnp.int32) for side in size)
         fractions = jax.random.uniform(key, (TRIES + 2, 2), jnp.float32)
-        tried_h, tried_w = drawn_sizes(fractions[:TRIES], size, self.scale, self.ratio)
+        tried_h, tried_w = sample_box_sizes(fractions[:TRIES], size, self.scale, self.ratio)
         fits = (tried_h < height) & (tried_w < width)
         first = jnp.argmax(fits)
         box_h = jnp.minimum(tried_h[first], height)
         box_w = jnp.minimum(tried_w[first], width)
-        place, chance = fractions[TRIES], fractions[TRIES + 1, 0]
-        seed = {"seed": drawn_seed(jax.random.fold_in(key, 1))} if self._random else {}
+        position, chance = fractions[TRIES], fractions[TRIES + 1, 0]
+        seed = {"seed": sample_seed(jax.random.fold_in(key, 1))} if self._random else {}
         return {
-            "top": uniform_below(place[0], height - box_h + 1),
-            "left": uniform_below(place[1], width - box_w + 1),
+            "top": uniform_below(position[0], height - box_h + 1),
+            "left": uniform_below(position[1], width - box_w + 1),
             "height": box_h,
             "width": box_w,
             "erase": fits[first] & (chance < self.p),
             **seed,
         }
 
-    def _fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         height = params["height"] * as_number(params["erase"])
         box = (params["top"], params["left"], height, params["width"])
         chain.erase(box, chain.values(self.value, "value"))
 
-    def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
-        """Of noise; and within a container that draws what is done, of constants too."""
-        del size
+    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+        """Return the step that paints noise, or a constant within a container."""
         if isinstance(self.value, jax.Array):
-            raise TypeError("value is traced, but a compiled program holds it; give numbers")
+            raise TypeError(
+                "value: expected numbers, since they are static in a program, got a traced array"
+            )
         seed = params["seed"] if self._random else np.zeros((1, 2), np.int32)
         box = (params[name] for name in ("top", "left", "height", "width"))
         fill = (math.nan,) if self._random else self.value
-        return [
-            (
-                drawn_codes(params["erase"], Code.ERASE),
-                with_key(seed, *box),
-                ProgramStep((Code.ERASE,), fill=fill),
-            )
-        ]
+        static = ProgramStep((Code.ERASE,), fill=fill)
+        return [(codes_where(params["erase"], Code.ERASE), values_with_seed(seed, *box), static)]
+
+
+@dataclasses.dataclass(frozen=True)
+class MixUp(Transform):
+    """Compute lam * image + (1 - lam) * previous image of the batch, also for labels.
+
+    Args:
+      alpha: lam is drawn from Beta(alpha, alpha).
+      per_sample: draw one lam an image; otherwise one a batch, from the first record's key.
+    Parameter of an image: lam f32.
+    Raises: ValueError for an alpha that is not above 0.
+
+    >>> from jaxkern.image import MixUp
+    >>> MixUp(alpha=0.2).per_sample
+    False
+    """
+
+    alpha: float = 1.0
+    per_sample: bool = False
+
+    kind: ClassVar[Kind] = "batch"
+    parameters: ClassVar[dict[str, str]] = {"lam": "float"}
+
+    def __post_init__(self) -> None:
+        set_fields(
+            self, alpha=checks.positive(self.alpha, "alpha"), per_sample=bool(self.per_sample)
+        )
+
+    def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
+        """Draw one lam."""
+        return {"lam": jax.random.beta(key, self.alpha, self.alpha, dtype=jnp.float32)}
+
+    def mixture(self, params: dict[str, Any], size: tuple[int, int]) -> tuple[Any, Any, Any]:
+        return params["lam"], np.zeros((1, 4), np.int32), params["lam"]
+
+
+@dataclasses.dataclass(frozen=True)
+class CutMix(Transform):
+    """Paste a box of the previous image of the batch; labels are mixed by the box's area.
+
+    The sides of the box are sqrt(1 - lam) of the image's. Its centre is uniform, and it is clipped
+    to the image. Then lam is 1 - (clipped area) / (image area), computed in `sample` and again in
+    `apply`, so that pixels and labels always agree.
+
+    Args:
+      alpha: lam is drawn from Beta(alpha, alpha).
+      per_sample: draw one box an image; otherwise one a batch, from the first record's key.
+    Parameters of an image: lam f32; top, left, height, width i32.
+    Raises: ValueError for an alpha that is not above 0.
+
+    >>> from jaxkern.image import CutMix
+    >>> CutMix(alpha=1.0).alpha
+    1.0
+    """
+
+    alpha: float = 1.0
+    per_sample: bool = False
+
+    kind: ClassVar[Kind] = "batch"
+    parameters: ClassVar[dict[str, str]] = {
+        "lam": "float",
+        **dict.fromkeys(("top", "left", "height", "width"), "int"),
+    }
+
+    def __post_init__(self) -> None:
+        set_fields(
+            self, alpha=checks.positive(self.alpha, "alpha"), per_sample=bool(self.per_sample)
+        )
+
+    def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
+        """Draw one box, clipped to an image of `size`, and its lam."""
+        beta_key, place_key = jax.random.split(key)
+        lam = jax.random.beta(beta_key, self.alpha, self.alpha, dtype=jnp.float32)
+        fractions = jax.random.uniform(place_key, (2,), jnp.float32)
+        half = 0.5 * jnp.sqrt(1.0 - lam)
+        box = []
+        for fraction, side in zip(fractions, size, strict=True):
+            centre = uniform_below(fraction, side)
+            reach = jnp.floor(half * side).astype(jnp.int32)
+            first, last = jnp.maximum(centre - reach, 0), jnp.minimum(centre + reach, side)
+            box.append((first, last - first))
+        (top, height), (left, width) = box
+        share = _share(height, width, size)
+        return {"lam": 1.0 - share, "top": top, "left": left, "height": height, "width": width}
+
+    def mixture(self, params: dict[str, Any], size: tuple[int, int]) -> tuple[Any, Any, Any]:
+        parts = []
+        for start, length, side in (
+            (params["top"], params["height"], size[0]),
+            (params["left"], params["width"], size[1]),
+        ):
+            start, length = jnp.atleast_1d(start), jnp.atleast_1d(length)
+            first = jnp.clip(start, 0, side)
+            # Start and length are not added if both are positive: the sum may leave int32.
+            inside = jnp.minimum(start, 0) + jnp.maximum(length, 0)
+            parts.append((first, jnp.clip(inside, 0, side - first)))
+        (top, height), (left, width) = parts
+        share = _share(height, width, size)
+        box = jnp.stack(jnp.broadcast_arrays(top, left, height, width), axis=-1)
+        return np.ones(1, np.float32), box.astype(jnp.int32), 1.0 - share
+
+
+def _share(height: Any, width: Any, size: tuple[int, int]) -> Any:
+    """Return a box's fraction of the image, in float32: the number of pixels may leave int32."""
+    return height.astype(jnp.float32) * width.astype(jnp.float32) / float(size[0] * size[1])

@@ -1,4 +1,4 @@
-"""Transforms that turn, shear or tilt whole images: steps of an image program."""
+"""Rotations, affine maps and perspectives: steps of an image program."""
 
 from __future__ import annotations
 
@@ -16,63 +16,69 @@ from jaxkern.image.chain.axis import is_static
 from jaxkern.image.program.coefficients import (
     affine_coefficients,
     perspective_coefficients,
-    turned_size,
+    rotated_size,
 )
-from jaxkern.image.program.program import Code, ProgramStep, Step, drawn_codes, step_values
+from jaxkern.image.program.program import Code, ProgramStep, Step, codes_where, step_values
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.crops import RandomCrop
-from jaxkern.image.transforms.draws import between, uniform_below
+from jaxkern.image.transforms.crops import Pad, RandomCrop
 from jaxkern.image.transforms.moves import Move
-from jaxkern.image.transforms.padding import Pad
-from jaxkern.image.transforms.transform import Size, Stage, Transform, set_fields
+from jaxkern.image.transforms.transform import (
+    Kind,
+    Size,
+    Transform,
+    set_fields,
+    uniform_below,
+    uniform_between,
+)
 
-NO_FILL = (math.nan,)  # zeros outside, which bilinear weights do not mask
+NO_FILL = (math.nan,)  # zeros outside the image, which bilinear weights do not mask
 
 
-def _numbers(value: Any, name: str, lengths: tuple[int, ...], wanted: str) -> tuple[float, ...]:
+def _numbers(value: Any, name: str, lengths: tuple[int, ...], expected: str) -> tuple[float, ...]:
+    message = checks.unexpected(name, expected, value)
     if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray):
-        raise TypeError(f"{name}={value!r}; wanted {wanted}")
+        raise TypeError(message)
     if len(value) not in lengths:
-        raise ValueError(f"{name}={value!r} has length {len(value)}; wanted {wanted}")
-    found = tuple(checks.number(item, name, f"each: {wanted}") for item in value)
-    if not all(math.isfinite(item) for item in found):
-        raise ValueError(f"{name}={value!r} is not finite; wanted {wanted}")
-    return found
+        raise ValueError(message)
+    items = tuple(checks.number(item, name, f"in each item: {expected}") for item in value)
+    if not all(math.isfinite(item) for item in items):
+        raise ValueError(message)
+    return items
 
 
 def _angles(value: Any, name: str, lengths: tuple[int, ...]) -> tuple[float, ...]:
-    """Degrees (low, high, ...): a number stands for from minus to plus itself."""
+    """Return degrees (low, high, ...); a number x gives (-x, x)."""
     if isinstance(value, numbers.Real):
         reach = float(value)
         if not 0.0 <= reach < math.inf:
             raise ValueError(
-                f"{name}={value!r}; wanted a number from 0 up, for [-{name}, {name}], or a range"
+                checks.unexpected(name, "a number x from 0, for (-x, x), or a range", value)
             )
         return (-reach, reach)
     sizes = " or ".join(map(str, lengths))
-    found = _numbers(value, name, lengths, f"a number, or {sizes} numbers: low, high of each axis")
-    for low, high in zip(found[::2], found[1::2], strict=True):
+    ends = _numbers(value, name, lengths, f"a number, or {sizes} numbers: low, high of each axis")
+    for low, high in zip(ends[::2], ends[1::2], strict=True):
         if low > high:
-            raise ValueError(f"{name}={value!r}; wanted low, high in increasing order")
-    return found
+            raise ValueError(checks.unexpected(name, "low, high in increasing order", value))
+    return ends
 
 
 def _center(value: Any) -> tuple[float, float] | None:
     if value is None:
         return None
-    found = _numbers(value, "center", (2,), "(x, y) from the top left corner, or None")
-    return (found[0], found[1])
+    x, y = _numbers(value, "center", (2,), "(x, y) from the top left corner, or None")
+    return (x, y)
 
 
 def warp_fill(value: Any) -> tuple[float, ...] | None:
     if isinstance(value, jax.core.Tracer):
-        raise TypeError("fill is traced, but a compiled program holds it; give numbers or None")
+        raise TypeError("fill: expected numbers or None, since it is static, got a traced array")
     return None if value is None else checks.per_channel(value, "fill")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Warp(Transform):
-    stage: ClassVar[Stage] = "program"
+    kind: ClassVar[Kind] = "program"
     geometric = True
 
     def _warped(self, coefficients: Any, moved: Any = True, code: Code = Code.WARP) -> list[Step]:
@@ -82,22 +88,22 @@ class _Warp(Transform):
             interpolation=self.interpolation,  # type: ignore[attr-defined]
             fill=NO_FILL if fill is None else fill,
         )
-        return [(drawn_codes(moved, code), coefficients, static)]
+        return [(codes_where(moved, code), coefficients, static)]
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomRotation(_Warp):
-    """Turns each image about its middle by an angle uniform in `degrees`, counter-clockwise.
+    """Rotate each image about its centre by an angle uniform in `degrees`, counter-clockwise.
 
     Args:
       degrees: (low, high), or a number for (-degrees, degrees).
       interpolation: "nearest" or "bilinear".
-      expand: make images as large as the turned one, for which `degrees` must be one angle twice.
-      center: (x, y) of the point that stays, from the top left corner; None: the middle.
-      fill: a number, or one a channel, for what comes from outside; None: zeros.
-    Parameter an image: angle f32, in degrees.
-    Raises: TypeError or ValueError for ranges that are none, other words, and expand=True where
-    the output's size would depend on the angle: pad first to keep the corners.
+      expand: enlarge the output to hold the rotated image; requires `degrees=(a, a)`.
+      center: (x, y) of the fixed point, from the top left corner; None for the image centre.
+      fill: a number, or one a channel, outside the image; None for zeros.
+    Parameter of an image: angle f32, in degrees.
+    Raises: TypeError or ValueError for invalid ranges, unknown interpolations, and expand=True with
+      several angles, since the output size would depend on the angle.
 
     >>> from jaxkern.image import RandomRotation
     >>> RandomRotation(30).degrees
@@ -125,17 +131,16 @@ class RandomRotation(_Warp):
         )
         if self.expand and self.degrees[0] != self.degrees[1]:
             raise ValueError(
-                f"expand=True with degrees={self.degrees} makes sizes that depend on the angle; "
-                "wanted one angle, degrees=(a, a), or expand=False: put a Pad before the rotation "
-                "to keep the corners"
+                f"degrees: expected one angle, (a, a), with expand=True, got {self.degrees}, for "
+                "which sizes depend on the angle; put a Pad before the rotation to keep the corners"
             )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draws one angle."""
-        return {"angle": between(jax.random.uniform(key, dtype=jnp.float32), *self.degrees)}
+        """Draw one angle."""
+        return {"angle": uniform_between(jax.random.uniform(key, dtype=jnp.float32), *self.degrees)}
 
     def output_size(self, size: Size) -> Size:
-        """That of the turned image where it is expanded, else `size`."""
+        """Return the size of the rotated image with `expand`, else `size`."""
         if not self.expand:
             return size
         height, width = size
@@ -143,87 +148,82 @@ class RandomRotation(_Warp):
             return (None, None)
         if not is_static(height, width):
             raise ValueError(
-                "RandomRotation(expand=True) got images that differ in size; put "
+                "RandomRotation(expand=True): expected images of one size, but sizes differ; put "
                 "RandomResizedCrop, CenterCrop, RandomCrop or Resize((h, w)) before it"
             )
-        return turned_size((height, width), self.degrees[0], self.center)
+        return rotated_size((height, width), self.degrees[0], self.center)
 
-    def _spread(self, params: dict[str, Any], size: Size) -> list[tuple[Transform, dict[str, Any]]]:
-        """Where it expands, on a canvas that holds the image and the turned one."""
+    def parts(self, params: dict[str, Any], size: Size) -> list[tuple[Transform, dict[str, Any]]]:
+        """Return with `expand` a pad, a rotation on the padded canvas, and a crop."""
         if not self.expand:
             return [(self, params)]
         out = self.output_size(size)
-        beyond = (0, 0, max(out[1] - size[1], 0), max(out[0] - size[0], 0))
-        turn = _ExpandedRotation(self, (int(size[0]), int(size[1])), out)
+        margin = (0, 0, max(out[1] - size[1], 0), max(out[0] - size[0], 0))
+        rotation = _ExpandedRotation(self, (int(size[0]), int(size[1])), out)
         corner = {"top": 0, "left": 0}
-        return [(Pad(beyond), {}), (turn, params), (RandomCrop(out), corner)]
+        return [(Pad(margin), {}), (rotation, params), (RandomCrop(out), corner)]
 
-    def _moves(self, params: dict[str, Any], size: Size) -> list[Move]:
-        moves = super()._moves(params, size)
+    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        moves = super().moves(params, size)
         if not self.expand:
             return moves
         out = self.output_size(size)
-        # From middle to middle.
-        beyond = np.asarray([out[1] - size[1], out[0] - size[0]], np.float32) / 2
+        # The centre maps to the centre.
+        margin = np.asarray([out[1] - size[1], out[0] - size[0]], np.float32) / 2
 
-        def onto(move: Move) -> Move:
-            return dataclasses.replace(move, forward=lambda points: move.forward(points) + beyond)
+        def shifted(move: Move) -> Move:
+            return dataclasses.replace(move, forward=lambda points: move.forward(points) + margin)
 
-        return [onto(move) for move in moves]
+        return [shifted(move) for move in moves]
 
-    def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
         return self._warped(self._coefficients(params, size))
 
     def _coefficients(self, params: dict[str, Any], size: Size) -> jax.Array:
         angle = jnp.atleast_1d(jnp.asarray(params["angle"], jnp.float32))
-        # torchvision's rotate turns the other way than its affine.
+        # torchvision's rotate has the opposite sense of rotation to its affine.
         return affine_coefficients(-angle, 0.0, 0.0, 1.0, 0.0, 0.0, size=size, center=self.center)
 
 
 @dataclasses.dataclass(frozen=True)
 class _ExpandedRotation(_Warp):
-    """Turns the images of `size` at the top left of canvases, which show the `output` there."""
+    """Rotates images of `size` at the top left of canvases; the result has the size `output`."""
 
     rotation: RandomRotation
     size: tuple[int, int]
     output: tuple[int, int]
 
-    def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
-        found = self.rotation._coefficients(params, self.size)
-        c = [found[:, k] for k in range(6)]
-        # From the middle of the canvas, not of the output.
+    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+        coefficients = self.rotation._coefficients(params, self.size)
+        c = [coefficients[:, k] for k in range(6)]
+        # Relative to the centre of the canvas, not of the output.
         down, across = (
-            (of_canvas - side) / 2 for of_canvas, side in zip(size, self.output, strict=True)
+            (canvas_side - side) / 2 for canvas_side, side in zip(size, self.output, strict=True)
         )
         c[2] = c[2] + (c[0] * across + c[1] * down)
         c[5] = c[5] + (c[3] * across + c[4] * down)
         values = step_values(*c, self.size[1], self.size[0])
-        ((_, _, static),) = self.rotation._warped(found)
-        return [
-            (
-                np.full(1, Code.TURN, np.int32),
-                values,
-                dataclasses.replace(static, codes=(Code.TURN,)),
-            )
-        ]
+        ((_, _, static),) = self.rotation._warped(coefficients)
+        static = dataclasses.replace(static, codes=(Code.TURN,))
+        return [(np.full(1, Code.TURN, np.int32), values, static)]
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomAffine(_Warp):
-    """Turns (clockwise), shears, scales and shifts each image.
+    """Rotate (clockwise), shear, scale and translate each image.
 
     Args:
       degrees: (low, high) of the angle, or a number for (-degrees, degrees).
-      translate: the largest shift along x and y, as shares of the width and height, or None.
+      translate: largest shift along x and y, as fractions of the width and height, or None.
       scale: (low, high) above 0, or None.
       shear: degrees (low, high) along x, or four numbers for x and y, or a number, or None.
       interpolation: "nearest" or "bilinear".
-      fill: a number, or one a channel, for what comes from outside; None: zeros.
-      center: (x, y) of the point about which all is done, from the top left corner; None: the
-        middle.
-    Parameters an image, all f32: angle in degrees; translate_x, translate_y in pixels, drawn whole;
-    scale, which leaves an image as it is unless above 0; shear_x, shear_y in degrees.
-    Raises: TypeError or ValueError for ranges that are none and other words.
+      fill: a number, or one a channel, outside the image; None for zeros.
+      center: (x, y) of the fixed point, from the top left corner; None for the image centre.
+    Parameters of an image, all f32: angle in degrees; translate_x, translate_y in pixels, drawn as
+      integers; scale, of which values not above 0 leave the image unchanged; shear_x, shear_y in
+      degrees.
+    Raises: TypeError or ValueError for invalid ranges and unknown interpolations.
 
     >>> from jaxkern.image import RandomAffine
     >>> RandomAffine(10, translate=(0.1, 0.2), shear=5).shear
@@ -245,10 +245,10 @@ class RandomAffine(_Warp):
     def __post_init__(self) -> None:
         translate = self.translate
         if translate is not None:
-            wanted = "two shares of the width and height, from 0 to 1, or None"
-            translate = _numbers(translate, "translate", (2,), wanted)
+            expected = "two fractions of the width and height, from 0 to 1, or None"
+            translate = _numbers(translate, "translate", (2,), expected)
             if not all(0.0 <= share <= 1.0 for share in translate):
-                raise ValueError(f"translate={self.translate!r}; wanted {wanted}")
+                raise ValueError(checks.unexpected("translate", expected, self.translate))
         set_fields(
             self,
             degrees=_angles(self.degrees, "degrees", (2,)),
@@ -263,40 +263,40 @@ class RandomAffine(_Warp):
         )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draws one angle, shift, scale and shear for an image of `size`."""
+        """Draw one angle, shift, scale and shear for an image of `size`."""
         fraction = jax.random.uniform(key, (6,), jnp.float32)
         height, width = (jnp.asarray(side, jnp.float32) for side in size)
         share_x, share_y = self.translate or (0.0, 0.0)
         shear = (*(self.shear or (0.0, 0.0)), 0.0, 0.0)
         return {
-            "angle": between(fraction[0], *self.degrees),
+            "angle": uniform_between(fraction[0], *self.degrees),
             "translate_x": jnp.round((2.0 * fraction[1] - 1.0) * share_x * width),
             "translate_y": jnp.round((2.0 * fraction[2] - 1.0) * share_y * height),
-            "scale": between(fraction[3], *(self.scale or (1.0, 1.0))),
-            "shear_x": between(fraction[4], *shear[:2]),
-            "shear_y": between(fraction[5], *shear[2:4]),
+            "scale": uniform_between(fraction[3], *(self.scale or (1.0, 1.0))),
+            "shear_x": uniform_between(fraction[4], *shear[:2]),
+            "shear_y": uniform_between(fraction[5], *shear[2:4]),
         }
 
-    def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
-        given = (jnp.atleast_1d(jnp.asarray(params[name])) for name in self.parameters)
-        return self._warped(affine_coefficients(*given, size=size, center=self.center))
+    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+        arguments = (jnp.atleast_1d(jnp.asarray(params[name])) for name in self.parameters)
+        return self._warped(affine_coefficients(*arguments, size=size, center=self.center))
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomPerspective(_Warp):
-    """Moves the corners of each image inwards, with probability p.
+    """Move the corners of each image inwards, with probability p.
 
     A corner moves by up to `distortion_scale` times half the width and height.
 
     Args:
       distortion_scale: from 0 to 1.
-      p: the probability that an image is changed at all.
+      p: probability that an image is changed.
       interpolation: "nearest" or "bilinear".
-      fill: a number, or one a channel, for what comes from outside; None: zeros.
-    Parameter an image: endpoints [4, 2], (x, y) to which the top left, top right, bottom right
-    and bottom left pixel go; those of an unchanged image are where they are. Points of which
-    three are on a line leave it unchanged where the map is not finite.
-    Raises: ValueError for values out of range and other words.
+      fill: a number, or one a channel, outside the image; None for zeros.
+    Parameter of an image: endpoints [4, 2], new (x, y) of the top left, top right, bottom right and
+      bottom left pixel. The image is unchanged if they are its own corners, or if the map is not
+      finite because three of them are collinear.
+    Raises: ValueError for values out of range and unknown interpolations.
 
     >>> from jaxkern.image import RandomPerspective
     >>> RandomPerspective(0.2).distortion_scale
@@ -320,22 +320,22 @@ class RandomPerspective(_Warp):
         )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draws where the four corners of one image go."""
+        """Draw the new positions of the four corners of one image."""
         apply_key, corner_key = jax.random.split(key)
         fraction = jax.random.uniform(corner_key, (4, 2), jnp.float32)
         sides = jnp.stack([jnp.asarray(side, jnp.int32) for side in (size[1], size[0])])
-        with jax.enable_x64(True):  # of 0.29 and 200 pixels a float32 would make one more
+        with jax.enable_x64(True):  # float32 rounds 0.29 * 100 up to the next integer
             share = jnp.asarray(self.distortion_scale, jnp.float64)
             reach = (share * (sides // 2)).astype(jnp.int32) + 1
         inwards = uniform_below(fraction, reach)
-        # As torchvision's: 0 to reach - 1 from the first, side - reach to side - 1 from the last.
+        # As in torchvision: 0 to reach - 1 near the first, side - reach to side - 1 near the last.
         last = jnp.asarray(_LAST)
         moved = jnp.where(last, sides - 1 - inwards, inwards)
         still = jnp.where(last, sides - 1, 0)
         apply = jax.random.uniform(apply_key, dtype=jnp.float32) < self.p
         return {"endpoints": jnp.where(apply, moved, still)}
 
-    def _program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
         endpoints = jnp.asarray(params["endpoints"]).reshape(-1, 4, 2)
         still = np.where(_LAST, np.asarray([size[1] - 1, size[0] - 1]), 0)
         moved = (endpoints != still).any(axis=(1, 2))
@@ -343,5 +343,5 @@ class RandomPerspective(_Warp):
         return self._warped(coefficients, moved, Code.PERSPECTIVE)
 
 
-# Whether the x and y of the corners, in the order of endpoints, are the last ones.
+# True where the x or y of a corner, in the order of endpoints, is the last one.
 _LAST = np.asarray([[False, False], [True, False], [True, True], [False, True]])

@@ -1,4 +1,4 @@
-"""torchvision for the tests that compare with it."""
+"""torchvision, for the tests that compare with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPERATORS = (
 
 
 def load_v2():
-    """torchvision.transforms.v2; a build of torch that its C++ part does not fit is enough."""
+    """torchvision.transforms.v2; its C++ operators need not match the installed torch."""
     try:
         from torchvision.transforms import v2 as module
     except RuntimeError:
@@ -27,7 +27,7 @@ def load_v2():
             del sys.modules[name]
         from torchvision.transforms import v2 as module
 
-        module.declared_operators = library  # the declarations live as long as the module
+        module.declared_operators = library  # keeps the declarations alive
     return module
 
 

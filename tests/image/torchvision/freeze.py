@@ -1,10 +1,9 @@
-"""Writes frozen.npz: small images and what torchvision makes of them, for ../test_frozen.py.
+"""Writes frozen.npz: small images and torchvision's results on them, for ../test_frozen.py.
 
     PYTHONPATH=tests .venv-torchvision/bin/python tests/image/torchvision/freeze.py
 
-after `make test-torchvision` made that environment. A case is a transform with the parameters of a
-batch. Warps by nearest are chosen so that no point of theirs lies between two pixels, where
-rounding would decide.
+`make test-torchvision` creates that environment. A case is a transform with the parameters of a
+batch. Nearest warps have no sampling position between two pixels, where rounding would decide.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ v2 = load_v2()
 F = v2.functional
 NEAREST, BILINEAR = v2.InterpolationMode.NEAREST, v2.InterpolationMode.BILINEAR
 HEIGHT, WIDTH = 13, 18
-FLOAT_LEVELS = 65535  # floats are stored as whole multiples of 1 / 65535
+FLOAT_LEVELS = 65535  # floats are stored as integer multiples of 1 / 65535
 
 
 def base_images() -> np.ndarray:
-    """Three images u8: smooth colours, noise, and few levels with a constant channel."""
+    """Return three images u8: smooth colours, noise, and few levels with a constant channel."""
     rng = np.random.default_rng(5)
     y, x = np.mgrid[:HEIGHT, :WIDTH]
     smooth = np.stack([x * 14, y * 19, 255 - 6 * (x + y)], axis=-1)
@@ -38,7 +37,7 @@ def base_images() -> np.ndarray:
 
 
 def as_float(images: np.ndarray) -> np.ndarray:
-    """f32 images of 0 to 1 that lie between the levels."""
+    """Return f32 images from 0 to 1 with values between the levels."""
     return ((images.astype(np.float32) + np.float32(0.37)) / 256).astype(np.float32)
 
 
@@ -47,20 +46,20 @@ def tensor(image: np.ndarray) -> torch.Tensor:
 
 
 class Case:
-    """A transform, the parameters of its batch, and what torchvision does to one image of it."""
+    """A transform, the parameters of its batch, and torchvision's function of one image."""
 
     def __init__(self, name, options, params, apply, images=None, channels=3, of_floats=None):
         count = len(next(iter(params.values())))
         self.name, self.options, self.params, self.apply = name, options, params, apply
-        self.of_floats = {} if of_floats is None else of_floats  # other options, of float images
+        self.of_floats = {} if of_floats is None else of_floats  # options for float images
         self.images = np.arange(count) % 3 if images is None else np.asarray(images)
         self.channels = channels
 
     def run(self, batch: np.ndarray) -> np.ndarray:
         rows = []
-        for place, image in enumerate(batch):
-            given = {key: value[place] for key, value in self.params.items()}
-            rows.append(self.apply(tensor(image), given).numpy().transpose(1, 2, 0))
+        for position, image in enumerate(batch):
+            inputs = {key: value[position] for key, value in self.params.items()}
+            rows.append(self.apply(tensor(image), inputs).numpy().transpose(1, 2, 0))
         return np.stack(rows)
 
 
@@ -72,7 +71,7 @@ def policy_op(policy, name, image, magnitude):
 
 
 def no_ties(name, magnitude):
-    """Refuses warps by nearest some of whose points lie on the border of two pixels."""
+    """Reject nearest warps with a sampling position on the border of two pixels."""
     x, y = np.meshgrid(np.arange(WIDTH) + 0.5, np.arange(HEIGHT) + 0.5)
     if name in ("ShearX", "ShearY"):
         moved = [x + magnitude * y] if name == "ShearX" else [y + magnitude * x]
@@ -87,7 +86,7 @@ def no_ties(name, magnitude):
 
 
 def policy_case(name, steps, images=None, channels=3, **options):
-    """Of rows [(op, magnitude), ...] an image."""
+    """Return parameters of rows [(op, magnitude), ...] an image."""
     policy = getattr(v2, name)(**options)
     names = list(policy._AUGMENTATION_SPACE)
     if policy.interpolation == "nearest":
@@ -96,10 +95,10 @@ def policy_case(name, steps, images=None, channels=3, **options):
     op = [[names.index(n) if n else -1 for n, _ in row] for row in steps]
     magnitude = [[m for _, m in row] for row in steps]
 
-    def apply(image, given):
-        for place, m in zip(given["op"], given["magnitude"], strict=True):
-            if place >= 0:
-                image = policy_op(policy, names[place], image, m)
+    def apply(image, inputs):
+        for position, m in zip(inputs["op"], inputs["magnitude"], strict=True):
+            if position >= 0:
+                image = policy_op(policy, names[position], image, m)
         return image
 
     params = {"op": np.asarray(op, np.int32), "magnitude": np.asarray(magnitude, np.float32)}
@@ -124,18 +123,18 @@ SIGNED = {
 
 
 def every_op(names):
-    """Rows and images: each op with each of its magnitudes on two images."""
+    """Return rows and images: each op with each of its magnitudes on two images."""
     rows, images = [], []
-    for place, name in enumerate(names):
-        for turn, m in enumerate(SIGNED[name]):
-            for image in (turn, 2 - (place + turn) % 2):
+    for position, name in enumerate(names):
+        for rotation, m in enumerate(SIGNED[name]):
+            for image in (rotation, 2 - (position + rotation) % 2):
                 rows.append([(name, m)])
                 images.append(image)
     return rows, images
 
 
 def aug_mix_case(chains, weights, m, **options):
-    """Of chains [[(op, magnitude), ...], ...], weights and the original's share an image."""
+    """Return AugMix parameters of chains [[(op, magnitude), ...], ...] and weights."""
     names = list(v2.AugMix._AUGMENTATION_SPACE)
     op = -np.ones((len(chains), 3, 3), np.int32)
     magnitude = np.zeros((len(chains), 3, 3), np.float32)
@@ -150,22 +149,22 @@ def aug_mix_case(chains, weights, m, **options):
         "m": np.asarray(m, np.float32),
     }
 
-    def apply(image, given):
-        """torchvision's own forward pass, whose draws are replaced by those that are given."""
+    def apply(image, inputs):
+        """Run torchvision's forward pass with the given draws."""
         policy = v2.AugMix(**options)
-        used = given["op"] >= 0
+        used = inputs["op"] >= 0
         depths = iter(used.sum(axis=1).tolist())
-        share = float(given["m"])
-        drawn = iter([torch.tensor([[share, 1 - share]]), torch.tensor(given["weights"][None])])
-        steps = iter(zip(given["op"][used], given["magnitude"][used], strict=True))
-        policy._sample_dirichlet = lambda params: next(drawn)
+        share = float(inputs["m"])
+        draws = iter([torch.tensor([[share, 1 - share]]), torch.tensor(inputs["weights"][None])])
+        steps = iter(zip(inputs["op"][used], inputs["magnitude"][used], strict=True))
+        policy._sample_dirichlet = lambda params: next(draws)
 
         real = policy._apply_image_or_video_transform
 
         def replaced(image, name, magnitude, interpolation, fill):
-            place, strength = next(steps)
+            position, strength = next(steps)
             return real(
-                image, names[place], float(strength), interpolation=interpolation, fill=fill
+                image, names[position], float(strength), interpolation=interpolation, fill=fill
             )
 
         policy._apply_image_or_video_transform = replaced
@@ -181,7 +180,7 @@ def aug_mix_case(chains, weights, m, **options):
 
 
 def policies():
-    """The policies: every op by itself, pairs, and mixtures."""
+    """Return cases of policies: every op alone, pairs, and mixtures."""
     rows, images = every_op(SIGNED)
     yield policy_case("TrivialAugmentWide", [[("Identity", 0.0)], *rows], [0, *images])
     grey = [name for name in SIGNED if name not in ("Color", "ShearY", "TranslateX")]
@@ -220,7 +219,7 @@ def f32(*values):
 
 
 def colours():
-    """ColorJitter in several orders, and what is applied or not."""
+    """Return cases of ColorJitter in several orders, with and without each factor."""
     factors = {
         "brightness": f32(1.3, 0.4, 0.8),
         "contrast": f32(0.6, 1.7, 0.2),
@@ -229,10 +228,10 @@ def colours():
     }
     order = np.asarray([[0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 1, 0]], np.int32)
 
-    def jitter(image, given):
-        for place in given["order"]:
-            name = list(factors)[place]
-            image = getattr(F, f"adjust_{name}")(image, float(given[name]))
+    def jitter(image, inputs):
+        for position in inputs["order"]:
+            name = list(factors)[position]
+            image = getattr(F, f"adjust_{name}")(image, float(inputs[name]))
         return image
 
     options = {"brightness": 0.9, "contrast": 0.9, "saturation": 0.9, "hue": 0.5}
@@ -242,10 +241,10 @@ def colours():
         params = {"apply": np.asarray([True, True, True, False])}
         options = options or {}
 
-        def apply(image, given):
+        def apply(image, inputs):
             floats = image.dtype != torch.uint8 and of_floats is not None
             values = (of_floats if floats else options).values()
-            return function(image, *values) if given["apply"] else image
+            return function(image, *values) if inputs["apply"] else image
 
         return Case(name, options, params, apply, of_floats=of_floats)
 
@@ -257,30 +256,30 @@ def colours():
     yield applied("RandomSolarize", F.solarize, {"threshold": 90.0}, {"threshold": 0.4})
     yield applied("RandomAdjustSharpness", F.adjust_sharpness, {"sharpness_factor": 2.5})
 
-    def permuted(image, given):
-        return F.permute_channels(image, given["permutation"].tolist())
+    def permuted(image, inputs):
+        return F.permute_channels(image, inputs["permutation"].tolist())
 
     order = np.asarray([[2, 0, 1], [1, 0, 2], [1, 2, 0]], np.int32)
     yield Case("RandomChannelPermutation", {}, {"permutation": order}, permuted)
 
 
 def warps():
-    """Turns, affine maps and perspectives, bilinear and with fill, and blurs."""
+    """Return cases of rotations, affine maps, perspectives, bilinear and with fill, and blurs."""
     fill = {"fill": [10, 200, 90]}, {"fill": [0.1, 0.7, 0.3]}
 
     def filled(image):
         return fill[image.dtype != torch.uint8]["fill"]
 
-    def turned(image, given):
-        return F.rotate(image, float(given["angle"]), interpolation=NEAREST, fill=0)
+    def rotated(image, inputs):
+        return F.rotate(image, float(inputs["angle"]), interpolation=NEAREST, fill=0)
 
     params = {"angle": f32(23.7, -51.3, 160.9)}
     for angle in params["angle"]:
         no_ties("Rotate", float(angle))
-    yield Case("RandomRotation", {"degrees": 180}, params, turned)
+    yield Case("RandomRotation", {"degrees": 180}, params, rotated)
 
-    def affine(image, given):
-        m = {name: float(value) for name, value in given.items()}
+    def affine(image, inputs):
+        m = {name: float(value) for name, value in inputs.items()}
         return F.affine(
             image,
             angle=m["angle"],
@@ -314,27 +313,27 @@ def warps():
         np.int32,
     )
 
-    def tilted(image, given):
-        given = given["endpoints"].tolist()
-        return F.perspective(image, start, given, interpolation=BILINEAR, fill=filled(image))
+    def tilted(image, inputs):
+        inputs = inputs["endpoints"].tolist()
+        return F.perspective(image, start, inputs, interpolation=BILINEAR, fill=filled(image))
 
     yield Case("RandomPerspective", fill[0], {"endpoints": ends}, tilted, of_floats=fill[1])
 
-    def blurred(image, given):
-        return F.gaussian_blur(image, [5, 3], [float(given["sigma"])] * 2)
+    def blurred(image, inputs):
+        return F.gaussian_blur(image, [5, 3], [float(inputs["sigma"])] * 2)
 
     params = {"sigma": f32(0.6, 1.7, 3.1)}
     yield Case("GaussianBlur", {"kernel_size": [5, 3]}, params, blurred)
 
 
 def resamplings():
-    """Bicubic crops, whole and small, and borders of the image's own pixels."""
+    """Return cases of bicubic crops and resizes, and of borders from the image's own pixels."""
     boxes = np.asarray([[0, 0, 13, 18], [2, 1, 5, 9], [11, 3, 2, 15]], np.int32).T
     params = dict(zip(("top", "left", "height", "width"), boxes, strict=True))
     for antialias in (True, False):
 
-        def resized(image, given, antialias=antialias):
-            box = [int(value) for value in given.values()]
+        def resized(image, inputs, antialias=antialias):
+            box = [int(value) for value in inputs.values()]
             bicubic = v2.InterpolationMode.BICUBIC
             return F.resized_crop(image, *box, [9, 11], bicubic, antialias=antialias)
 
@@ -343,9 +342,9 @@ def resamplings():
     params = {"top": np.asarray([0, 7, 3], np.int32), "left": np.asarray([9, 0, 2], np.int32)}
     for mode in ("edge", "reflect", "symmetric"):
 
-        def cropped(image, given, mode=mode):
+        def cropped(image, inputs, mode=mode):
             padded = F.pad(image, [4, 3, 5, 6], padding_mode=mode)
-            return F.crop(padded, int(given["top"]), int(given["left"]), 14, 12)
+            return F.crop(padded, int(inputs["top"]), int(inputs["left"]), 14, 12)
 
         options = {"size": [14, 12], "padding": [4, 3, 5, 6], "padding_mode": mode}
         yield Case("RandomCrop", options, params, cropped)

@@ -1,6 +1,8 @@
 """The cases of frozen.npz with targets: boxes, keypoints and masks as torchvision moves them, and
-elastic warps by the displacement of given seeds. Its elastic warps of points are left out: they
-are approximate, by whole pixels."""
+elastic warps with the displacement of given seeds.
+
+torchvision's elastic warps of points are left out: they are approximate, by integer pixels.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +19,28 @@ ALL = ("boxes", "keypoints", "mask")
 
 
 def target_cases(v2: Any, base: np.ndarray) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
-    """What a case is, in words, and its arrays, for images u8 [3, H, W, 3]."""
+    """Return a description of each case and its arrays, for images u8 [3, H, W, 3]."""
     from torchvision import tv_tensors
 
     size = base.shape[1:3]
-    given, functions = _given(size), by_name(v2)
+    values, functions = _given(size), by_name(v2)
     functions["ElasticTransform"] = _elastic(v2, size)
-    arrays = {f"given.{name}": value for name, value in given.items()}
+    arrays = {f"given.{name}": value for name, value in values.items()}
     listed = []
     for number, (name, options, params, fields) in enumerate(_transforms(size)):
         form, transform = FORMATS[number % 3], getattr(im, name)(**options)
-        made: dict[str, list[Any]] = {}
+        created: dict[str, list[Any]] = {}
         for n in range(3):
             own, F = of_image(params, n), v2.functional
             corners = tv_tensors.BoundingBoxes(
-                torch.from_numpy(given["boxes"][n]), format="XYXY", canvas_size=size
+                torch.from_numpy(values["boxes"][n]), format="XYXY", canvas_size=size
             )
             inputs = {
                 "boxes": F.convert_bounding_box_format(corners, new_format=form.upper()),
                 "keypoints": tv_tensors.KeyPoints(
-                    torch.from_numpy(given["keypoints"][n]), canvas_size=size
+                    torch.from_numpy(values["keypoints"][n]), canvas_size=size
                 ),
-                "mask": tv_tensors.Mask(torch.from_numpy(given["mask"][n])),
+                "mask": tv_tensors.Mask(torch.from_numpy(values["mask"][n])),
                 "image": tv_tensors.Image(torch.from_numpy(base[n].transpose(2, 0, 1).copy())),
             }
             moved = {field: functions[name](transform, own, inputs[field]) for field in fields}
@@ -50,23 +52,23 @@ def target_cases(v2: Any, base: np.ndarray) -> tuple[list[dict[str, Any]], dict[
                 moved["keypoints_visible"] = F.sanitize_keypoints(points)[1]
             for field, value in moved.items():
                 array = np.asarray(value)
-                made.setdefault(field, []).append(
+                created.setdefault(field, []).append(
                     array.transpose(1, 2, 0) if field == "image" else array
                 )
-        arrays |= {f"target.{number}.{field}": np.stack(rows) for field, rows in made.items()}
+        arrays |= {f"target.{number}.{field}": np.stack(rows) for field, rows in created.items()}
         arrays |= {f"target.{number}.param.{key}": value for key, value in params.items()}
         listed.append({"transform": name, "options": options, "boxes": form})
     return listed, arrays
 
 
 def _given(size: tuple[int, int]) -> dict[str, np.ndarray]:
-    """Boxes xyxy [3, 7, 4], keypoints [3, 8, 2] and masks [3, H, W] with a label a pixel."""
+    """Return boxes xyxy [3, 7, 4], keypoints [3, 8, 2] and masks [3, H, W] with integer labels."""
     height, width = size
     rng = np.random.default_rng(11)
     first = rng.uniform(-3, 0.8 * height, (3, 7, 2))
     boxes = np.concatenate([first, first + rng.uniform(0.4, 9, (3, 7, 2))], axis=-1)
     boxes[:, 0] = [0, 0, width, height]
-    boxes[:, 1] = [width + 2, 1, width + 5, 6]  # beside the image
+    boxes[:, 1] = [width + 2, 1, width + 5, 6]  # outside the image
     points = rng.uniform(-2, (width + 2, height + 2), (3, 8, 2))
     points[:, :4] = np.round(points[:, :4])
     points[:, 0] = [0, height - 1]
@@ -79,7 +81,7 @@ def _given(size: tuple[int, int]) -> dict[str, np.ndarray]:
 
 
 def _transforms(size: tuple[int, int]) -> Any:
-    """(transform, options, parameters of three images, fields)."""
+    """Return (transform, options, parameters of three images, fields)."""
     height, width = size
 
     def rows(names, *images, dtype=np.int32):
@@ -91,8 +93,8 @@ def _transforms(size: tuple[int, int]) -> Any:
     yield "Resize", {"size": [21, 11]}, {}, ALL
     yield "CenterCrop", {"size": [7, 22]}, {}, ALL
     yield "Pad", {"padding": [1, 2, 3, 4]}, {}, ALL
-    places = rows(["top", "left"], [0, 9], [5, 0], [2, 3])
-    yield "RandomCrop", {"size": [11, 14], "padding": [4, 3]}, places, ALL
+    positions = rows(["top", "left"], [0, 9], [5, 0], [2, 3])
+    yield "RandomCrop", {"size": [11, 14], "padding": [4, 3]}, positions, ALL
     names = ["top", "left", "height", "width"]
     boxes = rows(names, [0, 0, 13, 18], [2, 1, 5, 9], [4, 3, 8, 12])
     yield "RandomResizedCrop", {"size": [10, 15]}, boxes, ALL

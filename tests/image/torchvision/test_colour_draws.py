@@ -1,7 +1,7 @@
-"""What transforms of colours draw, beside what torchvision draws: 10,000 draws of each.
+"""Draws of colour transforms against torchvision's: 10,000 of each.
 
-Would catch: factors from another range, orders that are not alike, a probability used the wrong way
-round, channels that two draws share, a contrast that always comes first.
+Would catch: factors from the wrong range, orders that are not equally likely, an inverted
+probability, draws that are correlated, a contrast that always comes first.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ FACTORS = ("brightness", "contrast", "saturation", "hue")
 
 def mine(transform):
     keys = jax.random.split(jax.random.key(4), COUNT)
-    drawn = jax.jit(lambda k: im.Compose([transform]).sample(k, (8, 9)))(keys)[0]
-    return {name: np.asarray(value) for name, value in drawn.items()}
+    draws = jax.jit(lambda k: im.Compose([transform]).sample(k, (8, 9)))(keys)[0]
+    return {name: np.asarray(value) for name, value in draws.items()}
 
 
 def theirs(transform):
@@ -35,7 +35,7 @@ def alike(first, second):
 
 
 def same_frequencies(first, second):
-    """Chi-square of two samples of rows of small whole numbers."""
+    """Test two samples of rows of small integers by chi-square."""
     both = [np.asarray(rows).reshape(COUNT, -1).astype(int) for rows in (first, second)]
     codes = [rows @ 5 ** np.arange(rows.shape[1]) for rows in both]
     outcomes = np.unique(np.concatenate(codes))
@@ -51,40 +51,40 @@ def same_frequencies(first, second):
     ],
 )
 def test_jitters(v2, options):
-    drawn, reference = mine(im.ColorJitter(**options)), theirs(v2.ColorJitter(**options))
+    draws, reference = mine(im.ColorJitter(**options)), theirs(v2.ColorJitter(**options))
     for name in FACTORS:
-        alike(drawn[name], [params[f"{name}_factor"] for params in reference])
-    same_frequencies(drawn["order"], [params["fn_idx"].tolist() for params in reference])
-    # A factor and the order, and two factors, have nothing to do with each other.
-    assert abs(np.corrcoef(drawn["brightness"], drawn["contrast"])[0, 1]) < 0.05
-    assert abs(np.corrcoef(drawn["hue"], drawn["order"][:, 0])[0, 1]) < 0.05
+        alike(draws[name], [params[f"{name}_factor"] for params in reference])
+    same_frequencies(draws["order"], [params["fn_idx"].tolist() for params in reference])
+    # A factor and the order, and two factors, are independent.
+    assert abs(np.corrcoef(draws["brightness"], draws["contrast"])[0, 1]) < 0.05
+    assert abs(np.corrcoef(draws["hue"], draws["order"][:, 0])[0, 1]) < 0.05
 
 
 def test_photometric_distortions(v2):
     for p in (0.5, 0.8):
-        drawn = mine(im.RandomPhotometricDistort(p=p))
+        draws = mine(im.RandomPhotometricDistort(p=p))
         reference = theirs(v2.RandomPhotometricDistort(p=p))
-        for place, name in enumerate(FACTORS):
+        for position, name in enumerate(FACTORS):
             used = [params[f"{name}_factor"] for params in reference]
-            alike(drawn[name], [factor for factor in used if factor is not None])
-            same_frequencies(drawn["apply"][:, place], [factor is not None for factor in used])
+            alike(draws[name], [factor for factor in used if factor is not None])
+            same_frequencies(draws["apply"][:, position], [factor is not None for factor in used])
         order = [params["channel_permutation"] for params in reference]
-        same_frequencies(drawn["apply"][:, 4], [each is not None for each in order])
-        permuted = np.where(drawn["apply"][:, 4:], drawn["permutation"], -1) + 1
+        same_frequencies(draws["apply"][:, 4], [each is not None for each in order])
+        permuted = np.where(draws["apply"][:, 4:], draws["permutation"], -1) + 1
         none = [-1, -1, -1]
         same_frequencies(
             permuted, 1 + np.asarray([none if each is None else each.tolist() for each in order])
         )
         same_frequencies(
-            drawn["contrast_before"], [params["contrast_before"] for params in reference]
+            draws["contrast_before"], [params["contrast_before"] for params in reference]
         )
-        same_frequencies(drawn["apply"], np.random.default_rng(1).random((COUNT, 5)) < p)
+        same_frequencies(draws["apply"], np.random.default_rng(1).random((COUNT, 5)) < p)
 
 
 def test_channel_permutations(v2):
     reference = theirs(v2.RandomChannelPermutation())
-    drawn = mine(im.RandomChannelPermutation())
-    same_frequencies(drawn["permutation"], [params["permutation"].tolist() for params in reference])
+    draws = mine(im.RandomChannelPermutation())
+    same_frequencies(draws["permutation"], [params["permutation"].tolist() for params in reference])
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_channel_permutations(v2):
     ],
 )
 def test_probabilities(v2, name, arguments):
-    """torchvision applies where torch.rand(1) < p: counts are binomial; defaults are the same."""
+    """torchvision applies if torch.rand(1) < p: counts are binomial; defaults are the same."""
     for options in ({}, {"p": 0.23}):
         transform = getattr(im, name)(*arguments, **options)
         p = getattr(v2, name)(*arguments, **options).p
@@ -109,7 +109,7 @@ def test_probabilities(v2, name, arguments):
         if name == "RandomPerspective":
             still = np.asarray([[0, 0], [8, 0], [8, 7], [0, 7]])
             applied = (mine(transform)["endpoints"] != still).any(axis=(1, 2)).sum()
-            p *= 1 - (1 / 3) ** 8  # corners that happen to stay, on sides of 8 and 9 pixels
+            p *= 1 - (1 / 3) ** 8  # corners may stay by chance, on sides of 8 and 9 pixels
         else:
             applied = mine(transform)["apply"].sum()
         assert stats.binomtest(int(applied), COUNT, p).pvalue > 1e-3

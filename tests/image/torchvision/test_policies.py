@@ -1,7 +1,7 @@
-"""Policies op by op beside torchvision's, on random images and what `sample` draws.
+"""Ops of policies against torchvision's, on random images with the draws of `sample`.
 
-Would catch: a factor off by one, a turn the other way, a fill that the mask of torchvision's
-bilinear treats otherwise, mixtures that round their parts.
+Would catch: a factor off by one, a rotation in the wrong direction, a fill that is not mixed like
+torchvision's, mixtures that round their terms.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def array(image):
 
 
 def photographs(count, height, width, dtype):
-    """Blurred noise with flat parts: what a histogram and an edge look like."""
+    """Return blurred noise with constant parts, for histograms and edges."""
     small = RNG.random((count, 1 + height // 5, 1 + width // 5, 3))
     images = small.repeat(5, axis=1).repeat(5, axis=2)[:, :height, :width]
     images = np.clip(images + 0.1 * RNG.standard_normal(images.shape), 0, 1)
@@ -34,7 +34,7 @@ def photographs(count, height, width, dtype):
 
 
 def agree(out, expected, warped, nearest):
-    """As colour.md has it: any value on 1 pixel of 1,000 of a nearest warp, else a level."""
+    """Compare: nearest warps by any value on 1 pixel of 1,000, others by one level."""
     if out.dtype == np.uint8:
         away = np.abs(out.astype(int) - expected.astype(int)).max(axis=-1)
         assert (away > 0).mean() <= 1e-3
@@ -63,16 +63,16 @@ def test_ops(v2, run, size, dtype, options):
     magnitude = table[op, RNG.integers(0, 31, count)]
     sign = np.where(signed_ops(TRIVIAL_AUGMENT_WIDE)[op] & (RNG.random(count) < 0.5), -1, 1)
     magnitude = (magnitude * sign).astype(np.float32)
-    # Shears and turns of round numbers have points between two pixels, and levels that are halves.
+    # Sheared and rotated round numbers give positions between two pixels, and half levels.
     magnitude += np.float32(0.0123) * (op <= 5)
     out = run(aug, images, ({"op": op[:, None], "magnitude": magnitude[:, None]},))
-    for place in range(count):
-        name = mine.OPS[op[place]]
+    for position in range(count):
+        name = mine.OPS[op[position]]
         expected = theirs._apply_image_or_video_transform(
-            tensor(images[place]),
+            tensor(images[position]),
             name,
-            float(magnitude[place]),
+            float(magnitude[position]),
             interpolation=theirs.interpolation,
             fill=theirs._fill,
         )
-        agree(np.asarray(out[place]), array(expected), name in WARPS, not options)
+        agree(np.asarray(out[position]), array(expected), name in WARPS, not options)

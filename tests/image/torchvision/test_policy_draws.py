@@ -1,7 +1,7 @@
-"""What policies and containers draw, beside what torchvision draws: 10,000 draws of each.
+"""Draws of policies and containers against torchvision's: 10,000 of each.
 
-Would catch: another range of magnitudes, other ops, a probability that both the code and its own
-tables misread, weights of AugMix in another order; published tables that were copied wrongly.
+Would catch: a wrong range of magnitudes, wrong ops, a probability that the code and its tests
+misread alike, weights of AugMix in another order; errors in the published tables.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ SIZE = (60, 90)
 
 @pytest.fixture(scope="module")
 def theirs(v2):
-    """Draws of one of torchvision's policies: a list of [(op, magnitude), ...] an image."""
+    """Return draws of one of torchvision's policies: a list of [(op, magnitude), ...] an image."""
 
     def draw(transform, count=COUNT):
         torch.manual_seed(7)
         image = torch.zeros((3, *SIZE), dtype=torch.uint8)
-        taken = []
+        selected = []
 
         def record(image, name, magnitude, **_):
-            taken.append((name, magnitude))
+            selected.append((name, magnitude))
             return image
 
         transform._apply_image_or_video_transform = record
-        drawn = []
+        draws = []
         for _ in range(count):
-            taken.clear()
+            selected.clear()
             transform(image)
-            drawn.append(list(taken))
-        return drawn
+            draws.append(list(selected))
+        return draws
 
     return draw
 
 
 def mine(transform, count=COUNT):
     keys = jax.random.split(jax.random.key(2), count)
-    drawn = jax.jit(lambda k: im.Compose([transform]).sample(k, SIZE))(keys)[0]
-    return {name: np.asarray(value) for name, value in drawn.items()}
+    draws = jax.jit(lambda k: im.Compose([transform]).sample(k, SIZE))(keys)[0]
+    return {name: np.asarray(value) for name, value in draws.items()}
 
 
-def listed(transform, drawn):
-    """As `theirs` gives it."""
-    rows = zip(drawn["op"], drawn["magnitude"], strict=True)
+def listed(transform, draws):
+    """Return our draws in the same form as `theirs`."""
+    rows = zip(draws["op"], draws["magnitude"], strict=True)
     return [
         [(transform.OPS[o], float(m)) for o, m in zip(op, magnitude, strict=True) if o >= 0]
         for op, magnitude in rows
@@ -70,7 +70,7 @@ def listed(transform, drawn):
 
 
 def same_frequencies(first, second):
-    """Chi-square of two samples of outcomes; those that are rare in both are counted as one."""
+    """Test two samples of outcomes by chi-square; rare outcomes are counted as one."""
     counts = [collections.Counter(first), collections.Counter(second)]
     rows = collections.defaultdict(lambda: [0, 0])
     for outcome in set(first) | set(second):
@@ -84,30 +84,30 @@ def same_frequencies(first, second):
     assert stats.chi2_contingency(np.asarray(table).T).pvalue > 1e-3
 
 
-def steps(drawn, place):
+def steps(draws, position):
     return [
         (name, round(magnitude, 3) + 0.0)
-        for image in drawn
-        for name, magnitude in image[place : place + 1]
+        for image in draws
+        for name, magnitude in image[position : position + 1]
     ]
 
 
 def test_rand_augment(v2, theirs):
     for count, magnitude in ((2, 9), (1, 30)):
-        drawn = theirs(v2.RandAugment(count, magnitude))
+        draws = theirs(v2.RandAugment(count, magnitude))
         transform = im.RandAugment(count, magnitude)
         own = listed(transform, mine(transform))
-        for place in range(count):
-            same_frequencies(steps(drawn, place), steps(own, place))
+        for position in range(count):
+            same_frequencies(steps(draws, position), steps(own, position))
 
 
 def test_trivial_augment_wide(v2, theirs):
-    drawn, transform = theirs(v2.TrivialAugmentWide()), im.TrivialAugmentWide()
+    draws, transform = theirs(v2.TrivialAugmentWide()), im.TrivialAugmentWide()
     own = listed(transform, mine(transform))
-    same_frequencies([row[0][0] for row in drawn], [row[0][0] for row in own])
-    same_frequencies([m > 0 for ((_, m),) in drawn], [m > 0 for ((_, m),) in own])
+    same_frequencies([row[0][0] for row in draws], [row[0][0] for row in own])
+    same_frequencies([m > 0 for ((_, m),) in draws], [m > 0 for ((_, m),) in own])
     for name in transform.OPS:
-        values = [[m for ((n, m),) in rows if n == name] for rows in (drawn, own)]
+        values = [[m for ((n, m),) in rows if n == name] for rows in (draws, own)]
         assert stats.ks_2samp(*values).pvalue > 1e-3, name
         assert {round(m, 3) + 0.0 for m in values[1]} == {round(m, 3) + 0.0 for m in values[0]}
 
@@ -115,14 +115,14 @@ def test_trivial_augment_wide(v2, theirs):
 @pytest.mark.parametrize("policy", list(AutoAugmentPolicy))
 def test_auto_augment(v2, theirs, policy):
     reference = v2.AutoAugment(getattr(v2.AutoAugmentPolicy, policy.name))
-    drawn, transform = theirs(reference), im.AutoAugment(policy)
+    draws, transform = theirs(reference), im.AutoAugment(policy)
     own = listed(transform, mine(transform))
-    same_frequencies([len(row) for row in drawn], [len(row) for row in own])
+    same_frequencies([len(row) for row in draws], [len(row) for row in own])
     same_frequencies(
-        [tuple(n for n, _ in row) for row in drawn], [tuple(n for n, _ in row) for row in own]
+        [tuple(n for n, _ in row) for row in draws], [tuple(n for n, _ in row) for row in own]
     )
-    same_frequencies(steps(drawn, 0), steps(own, 0))
-    same_frequencies(steps(drawn, 1), steps(own, 1))
+    same_frequencies(steps(draws, 0), steps(own, 0))
+    same_frequencies(steps(draws, 1), steps(own, 1))
 
 
 @pytest.mark.parametrize("policy", list(AutoAugmentPolicy))
@@ -131,8 +131,8 @@ def test_published_pairs(v2, policy):
     names, published = list(AUTO_AUGMENT), pairs(policy)
     own = [
         tuple(
-            (names[op], round(float(chance), 4), int(place))
-            for op, chance, place in zip(*row, strict=True)
+            (names[op], round(float(chance), 4), int(position))
+            for op, chance, position in zip(*row, strict=True)
         )
         for row in zip(*published, strict=True)
     ]
@@ -163,18 +163,18 @@ def test_aug_mix(v2, theirs):
         reference, transform = v2.AugMix(**options), im.AugMix(**options)
         weights, sample = [], reference._sample_dirichlet
 
-        def kept(params, weights=weights, sample=sample):
-            drawn = sample(params)
-            weights.append(drawn[0].numpy())
-            return drawn
+        def remaining(params, weights=weights, sample=sample):
+            draws = sample(params)
+            weights.append(draws[0].numpy())
+            return draws
 
-        reference._sample_dirichlet = kept
-        drawn, own = theirs(reference), mine(transform)
+        reference._sample_dirichlet = remaining
+        draws, own = theirs(reference), mine(transform)
         op, magnitude = (own[name].reshape(COUNT, -1) for name in ("op", "magnitude"))
         flat = listed(transform, {"op": op, "magnitude": magnitude})
-        same_frequencies([len(row) for row in drawn], [len(row) for row in flat])
-        same_frequencies(steps(drawn, 0), steps(flat, 0))
-        same_frequencies([row[-1][0] for row in drawn], [row[-1][0] for row in flat])
+        same_frequencies([len(row) for row in draws], [len(row) for row in flat])
+        same_frequencies(steps(draws, 0), steps(flat, 0))
+        same_frequencies([row[-1][0] for row in draws], [row[-1][0] for row in flat])
         shares = np.asarray(weights[0::2])[:, 0]
         assert stats.ks_2samp(shares, own["m"]).pvalue > 1e-3
         for chain in range(3):
@@ -185,24 +185,24 @@ def test_aug_mix(v2, theirs):
 def test_containers(v2):
     torch.manual_seed(3)
     image = torch.zeros((3, 4, 4))
-    taken = []
+    selected = []
 
     def named(name):
-        return v2.Lambda(lambda image: (taken.append(name), image)[1])
+        return v2.Lambda(lambda image: (selected.append(name), image)[1])
 
-    def drawn(transform):
+    def draws(transform):
         rows = []
         for _ in range(COUNT):
-            taken.clear()
+            selected.clear()
             transform(image)
-            rows.append(tuple(taken))
+            rows.append(tuple(selected))
         return rows
 
     inner = [im.RandomHorizontalFlip(1.0), im.RandomVerticalFlip(1.0), im.RandAugment(1)]
     outer = [named(0), named(1), named(2)]
     apply = mine(im.RandomApply(inner, p=0.2))["apply"]
-    same_frequencies(drawn(v2.RandomApply(outer, p=0.2)), [(0, 1, 2) if a else () for a in apply])
+    same_frequencies(draws(v2.RandomApply(outer, p=0.2)), [(0, 1, 2) if a else () for a in apply])
     choice = mine(im.RandomChoice(inner, p=[1, 2, 5]))["choice"]
-    same_frequencies(drawn(v2.RandomChoice(outer, p=[1, 2, 5])), [(int(c),) for c in choice])
+    same_frequencies(draws(v2.RandomChoice(outer, p=[1, 2, 5])), [(int(c),) for c in choice])
     order = mine(im.RandomOrder(inner))["order"]
-    same_frequencies(drawn(v2.RandomOrder(outer)), [tuple(map(int, row)) for row in order])
+    same_frequencies(draws(v2.RandomOrder(outer)), [tuple(map(int, row)) for row in order])

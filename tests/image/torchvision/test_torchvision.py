@@ -1,7 +1,7 @@
-"""Chains against torchvision's own v2 functions: run by `make test-torchvision` only.
+"""Chains against torchvision's v2 functions; run by `make test-torchvision` only.
 
-Would catch: a semantic that the oracle and the code misread in the same way: argument order,
-defaults, rounding of sizes and centres, which image is the partner of a mix.
+Would catch: semantics that the oracle and the code misread in the same way: argument order,
+defaults, rounding of sizes and centres, the partner of a mix.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_training_chain(v2, run, mode):
 
 @pytest.mark.parametrize("size", [24, (20, 31), 60])
 def test_u8_evaluation_chain(v2, run, size):
-    """torchvision rounds u8 between steps and computes in fixed point: one level at most."""
+    """torchvision rounds uint8 between steps and computes in fixed point: at most one level."""
     aug = im.Compose([im.Resize(size), im.CenterCrop(28), im.Pad((1, 2, 3, 4), fill=9)])
     out = run(aug, U8, ({}, {}, {}))
     reference = v2.Compose(
@@ -109,15 +109,15 @@ def test_drawn_boxes_have_the_same_distribution(v2):
     image = torch.zeros((3, 60, 90))
     crop = im.Compose([im.RandomResizedCrop(8)]).sample(keys, (60, 90))[0]
     theirs = v2.RandomResizedCrop(8)
-    drawn = [theirs.make_params([image]) for _ in range(2000)]
+    draws = [theirs.make_params([image]) for _ in range(2000)]
     for name in ("top", "left", "height", "width"):
-        mine, other = np.asarray(crop[name]), np.asarray([d[name] for d in drawn])
+        mine, other = np.asarray(crop[name]), np.asarray([d[name] for d in draws])
         error = np.hypot(mine.std(), other.std()) / np.sqrt(2000)
         assert abs(mine.mean() - other.mean()) < 5 * error, name
     erase = im.Compose([im.RandomErasing(1.0)]).sample(keys, (60, 90))[0]
     theirs = v2.RandomErasing(p=1.0)
-    drawn = [theirs.make_params([image]) for _ in range(2000)]
+    draws = [theirs.make_params([image]) for _ in range(2000)]
     for name, short in (("top", "i"), ("left", "j"), ("height", "h"), ("width", "w")):
-        mine, other = np.asarray(erase[name]), np.asarray([d[short] for d in drawn])
+        mine, other = np.asarray(erase[name]), np.asarray([d[short] for d in draws])
         error = np.hypot(mine.std(), other.std()) / np.sqrt(2000)
         assert abs(mine.mean() - other.mean()) < 5 * error, name

@@ -1,7 +1,7 @@
-"""Noise and elastic warps beside torchvision's v2, which is given our random numbers.
+"""Noise and elastic warps against torchvision's v2 with our random numbers.
 
-Would catch: noise in other units or rounded another way, a box or a field along the other axis, a
-kernel of another size, displacements scaled by the other side.
+Would catch: noise in other units or rounded differently, a box or a field along the wrong axis, a
+kernel of another size, displacements scaled by the wrong side.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ def test_elastic(v2, run, size, interpolation, dtype, alpha, sigma, fill):
     out = run(im.Compose([mine]), images, ({"seed": SEEDS},))
     theirs = v2.ElasticTransform(alpha, sigma, v2.InterpolationMode(interpolation), fill)
     for k, image in enumerate(images):
-        # It draws from 0 to 1, for x first.
-        drawn = [torch.from_numpy(u[None, None] / 2 + 0.5) for u in uniforms(SEEDS[k], *size)]
-        with mock.patch("torch.rand", side_effect=[each.float() for each in drawn]):
+        # torchvision draws from 0 to 1, for x first.
+        draws = [torch.from_numpy(u[None, None] / 2 + 0.5) for u in uniforms(SEEDS[k], *size)]
+        with mock.patch("torch.rand", side_effect=[each.float() for each in draws]):
             params = theirs.make_params([tensor(image)])
         half = np.float32([size[1] / 2, size[0] / 2])
         moved = params["displacement"][0].numpy() * half
-        found = np.asarray(mine.displacement(SEEDS[k : k + 1], size))[0]
-        np.testing.assert_allclose(found, moved, atol=1e-3)
+        actual = np.asarray(mine.displacement(SEEDS[k : k + 1], size))[0]
+        np.testing.assert_allclose(actual, moved, atol=1e-3)
         # The same field for both: torchvision blurs it in float32.
-        params["displacement"] = torch.from_numpy((found / half)[None])
+        params["displacement"] = torch.from_numpy((actual / half)[None])
         expected = array(theirs.transform(tensor(image), params))
         assert_alike(out[k], expected, interpolation)
 
@@ -86,9 +86,9 @@ def test_erasing_with_noise(v2, run):
     params = aug.sample(jax.random.split(jax.random.key(1), 3), size)
     out = run(aug, images, params)
     for k, image in enumerate(images):
-        drawn = {name: np.asarray(value[k]) for name, value in params[0].items()}
-        i, j, h, w = (int(drawn[name]) for name in ("top", "left", "height", "width"))
-        n = normals(drawn["seed"], image.shape).astype(np.float32)
+        draws = {name: np.asarray(value[k]) for name, value in params[0].items()}
+        i, j, h, w = (int(draws[name]) for name in ("top", "left", "height", "width"))
+        n = normals(draws["seed"], image.shape).astype(np.float32)
         v = tensor(n[i : i + h, j : j + w])
         assert_alike(out[k], array(v2.functional.erase(tensor(image), i, j, h, w, v)))
 
@@ -111,7 +111,7 @@ def test_noise_has_the_same_distribution(v2):
 
 
 def test_displacements_have_the_same_distribution(v2):
-    """At one pixel, which the blur of others decides, and of neighbours."""
+    """Displacements of one pixel, which the blur of others determines, and of its neighbours."""
     torch.manual_seed(0)
     size, count = (9, 12), 2000
     transform = im.ElasticTransform((50, 20), 0.9)
@@ -119,9 +119,9 @@ def test_displacements_have_the_same_distribution(v2):
     mine = np.asarray(transform.displacement(seeds[0]["seed"], size))
     theirs = v2.ElasticTransform([50.0, 20.0], 0.9)
     image = torch.zeros((3, *size))
-    drawn = [theirs.make_params([image])["displacement"][0].numpy() for _ in range(count)]
-    drawn = np.stack(drawn) * np.float32([size[1] / 2, size[0] / 2])
+    draws = [theirs.make_params([image])["displacement"][0].numpy() for _ in range(count)]
+    draws = np.stack(draws) * np.float32([size[1] / 2, size[0] / 2])
     for axis in range(2):
-        assert ks_2samp(mine[:, 4, 5, axis], drawn[:, 4, 5, axis]).pvalue > 1e-3
-        apart = [each[:, 0, 0, axis] - each[:, 0, 1, axis] for each in (mine, drawn)]
+        assert ks_2samp(mine[:, 4, 5, axis], draws[:, 4, 5, axis]).pvalue > 1e-3
+        apart = [each[:, 0, 0, axis] - each[:, 0, 1, axis] for each in (mine, draws)]
         assert ks_2samp(*apart).pvalue > 1e-3

@@ -1,8 +1,7 @@
-"""Bicubic filters and modes of padding against torchvision's, on tensors of random sizes.
+"""Bicubic filters and padding modes against torchvision's, on tensors of random sizes.
 
-Would catch: another cubic kernel, taps that leave a crop, weights at a border that are not
-torchvision's, overshoot that is clamped at another place, a border mirrored about another pixel,
-limits of padding that are not torchvision's.
+Would catch: another cubic kernel, taps that leave a crop, other weights at a border, overshoot
+clamped at another step, a border mirrored about another pixel, other limits of padding.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def array(image):
 
 
 def photo(size, dtype, channels=3):
-    """Half noise and half black and white, whose edges overshoot."""
+    """Return images of half noise and half black and white, whose edges overshoot."""
     image = RNG.integers(0, 256, (*size, channels))
     edges = 255 * (RNG.random((*size, channels)) < 0.5)
     image[:, size[1] // 2 :] = edges[:, size[1] // 2 :]
@@ -38,7 +37,7 @@ def photo(size, dtype, channels=3):
 def assert_equal(out, expected):
     out = np.asarray(out)
     assert out.dtype == expected.dtype
-    if out.dtype == np.uint8:  # fixed point, and rounded between the two passes there
+    if out.dtype == np.uint8:  # torchvision: fixed point, and rounded between the two passes
         assert np.abs(out.astype(int) - expected).max() <= 1
     else:
         np.testing.assert_allclose(out, expected, rtol=0, atol=2e-4)
@@ -98,16 +97,16 @@ def test_crops_of_padded_images(v2, run, mode):
     theirs = v2.RandomCrop((14, 8), (3, 2), pad_if_needed=True, padding_mode=mode)
     ours = im.RandomCrop((14, 8), (3, 2), pad_if_needed=True, padding_mode=mode)
     for _ in range(20):
-        drawn = theirs.make_params([tensor(image)])
-        params = {name: np.int32(drawn[name]) for name in ("top", "left")}
+        draws = theirs.make_params([tensor(image)])
+        params = {name: np.int32(draws[name]) for name in ("top", "left")}
         out = run(im.Compose([ours]), image[None], (params,))[0]
-        np.testing.assert_array_equal(out, array(theirs.transform(tensor(image), drawn)))
+        np.testing.assert_array_equal(out, array(theirs.transform(tensor(image), draws)))
 
 
-@pytest.mark.parametrize(("mode", "most"), [("reflect", 4), ("symmetric", 5)])
-def test_borders_too_wide_to_mirror(v2, mode, most):
+@pytest.mark.parametrize(("mode", "largest"), [("reflect", 4), ("symmetric", 5)])
+def test_borders_too_wide_to_mirror(v2, mode, largest):
     image = photo((5, 7), np.float32)
-    for padding, good in ((most, True), (most + 1, False)):
+    for padding, good in ((largest, True), (largest + 1, False)):
         padded = (0, padding, 0, 0)
         for call, error in (
             (lambda p: v2.functional.pad(tensor(image), p, padding_mode=mode), Exception),

@@ -1,8 +1,8 @@
-"""Boxes, keypoints and masks beside torchvision's v2: what is drawn for one is given to the other.
+"""Boxes, keypoints and masks against torchvision's v2 with equal parameters.
 
-Would catch: boxes that are clamped at another place of a chain, another corner order, another rule
-of what is valid, keypoints that count from another pixel, masks by another geometry, draws of the
-detection transforms from another distribution.
+Would catch: boxes clamped at another step of a chain, another order of corners, another rule of
+validity, keypoints relative to another pixel, masks with another geometry, draws of detection
+transforms from another distribution.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CHAINS = [
     [im.RandomShortestSize([20, 44], 60), im.CenterCrop(20)],
     [
         im.RandomVerticalFlip(),
-        im.CenterCrop((25, 40)),  # cuts boxes before they are turned
+        im.CenterCrop((25, 40)),  # cuts boxes before the rotation
         im.RandomRotation(80),
         im.RandomHorizontalFlip(),
         im.Resize((50, 60)),
@@ -70,22 +70,22 @@ def test_targets(v2, tv, chain, form):
 
     boxes, points, masks = samples()
     F = v2.functional
-    given = F.convert_bounding_box_format(torch.from_numpy(boxes), "xyxy", form).numpy()
+    values = F.convert_bounding_box_format(torch.from_numpy(boxes), "xyxy", form).numpy()
     aug = im.Compose(chain, boxes=form)
     images = np.zeros((COUNT, *SIZE, 1), np.uint8)
     params = aug.sample(jax.random.split(jax.random.key(5), COUNT), SIZE)
-    fields = {"image": images, "mask": masks, "boxes": given, "keypoints": points}
+    fields = {"image": images, "mask": masks, "boxes": values, "keypoints": points}
     out = {name: np.asarray(value) for name, value in jax.jit(aug.apply)(fields, params).items()}
     for n in range(COUNT):
         inputs = [
             tv_tensors.BoundingBoxes(
-                torch.from_numpy(given[n]), format=form.upper(), canvas_size=SIZE
+                torch.from_numpy(values[n]), format=form.upper(), canvas_size=SIZE
             ),
             tv_tensors.KeyPoints(torch.from_numpy(points[n]), canvas_size=SIZE),
             tv_tensors.Mask(torch.from_numpy(masks[n])),
         ]
-        for transform, drawn in zip(chain, params, strict=True):
-            own = of_image({name: np.asarray(value) for name, value in drawn.items()}, n)
+        for transform, draws in zip(chain, params, strict=True):
+            own = of_image({name: np.asarray(value) for name, value in draws.items()}, n)
             inputs = [tv[type(transform).__name__](transform, own, x) for x in inputs]
         expected = F.clamp_bounding_boxes(inputs[0])
         np.testing.assert_allclose(out["boxes"][n], expected, atol=2e-3)
@@ -94,10 +94,10 @@ def test_targets(v2, tv, chain, form):
         corners = F.convert_bounding_box_format(expected, new_format="XYXY").numpy()
         sides = corners[:, 2:] - corners[:, :2]
         clear = (np.abs(sides - 1) > 1e-2).all(1) & (np.abs(sides.prod(1) - 1) > 1e-2)
-        # Middles and sides of clamped boxes, rounded, may say an ulp more than the image has.
+        # Rounded centres and sides of clamped boxes may exceed the image by one ulp.
         last = corners - np.asarray([*size[::-1]] * 2)
         clear &= ~((last > 0) & (last < 1e-4)).any(1) & ~((corners < 0) & (corners > -1e-4)).any(1)
-        # Ours also forgets what an earlier crop cut off, of which a later warp may make a box.
+        # We also drop boxes that an earlier crop cut off, where torchvision's later warp may not.
         assert not (out["boxes_valid"][n] & ~valid)[clear].any()
         if len(chain) <= 2:
             np.testing.assert_array_equal(out["boxes_valid"][n][clear], valid[clear])
@@ -127,8 +127,8 @@ def mine(transform, count, boxes=None, size=SIZE):
     keys = jax.random.split(jax.random.key(6), count)
     if boxes is not None:
         boxes = np.broadcast_to(boxes, (count, *boxes.shape))
-    drawn = jax.jit(lambda k, b: im.Compose([transform]).sample(k, size, b))(keys, boxes)[0]
-    return {name: np.asarray(value) for name, value in drawn.items()}
+    draws = jax.jit(lambda k, b: im.Compose([transform]).sample(k, size, b))(keys, boxes)[0]
+    return {name: np.asarray(value) for name, value in draws.items()}
 
 
 def assert_same_distribution(a, b):
@@ -138,18 +138,20 @@ def assert_same_distribution(a, b):
 @pytest.mark.parametrize("options", [{}, {"sampler_options": [0.3, 0.7, 1.0], "trials": 9}])
 def test_draws_of_iou_crops(v2, options):
     boxes = np.float32([[3, 4, 20, 30], [10, 12, 50, 33], [40, 3, 47, 9]])
-    drawn = mine(im.RandomIoUCrop(**options), 10_000, boxes)
+    draws = mine(im.RandomIoUCrop(**options), 10_000, boxes)
     rows = theirs(v2, v2.RandomIoUCrop(**options), 2_500, boxes)
-    kept = np.asarray([len(row) > 0 for row in rows])
-    table = np.asarray([[drawn["crop"].sum(), (~drawn["crop"]).sum()], [kept.sum(), (~kept).sum()]])
+    remaining = np.asarray([len(row) > 0 for row in rows])
+    table = np.asarray(
+        [[draws["crop"].sum(), (~draws["crop"]).sum()], [remaining.sum(), (~remaining).sum()]]
+    )
     assert stats.chi2_contingency(table).pvalue > 1e-3
     for name in ("top", "left", "height", "width"):
         assert_same_distribution(
-            drawn[name][drawn["crop"]], [row[name] for row in rows if len(row)]
+            draws[name][draws["crop"]], [row[name] for row in rows if len(row)]
         )
-    # The boxes that stay are those with a centre inside.
+    # The remaining boxes have their centre inside.
     aug = im.Compose([im.RandomIoUCrop(**options)])
-    some = {name: value[:200] for name, value in drawn.items()}
+    some = {name: value[:200] for name, value in draws.items()}
     fields = {"image": np.zeros((200, *SIZE, 1), np.uint8), "boxes": np.stack([boxes] * 200)}
     valid = np.asarray(aug.apply(fields, (some,))["boxes_valid"])[some["crop"]]
     within = np.asarray([row["is_within_crop_area"].numpy() for row in rows if len(row)])
@@ -159,13 +161,13 @@ def test_draws_of_iou_crops(v2, options):
 
 
 def test_draws_of_zoom_outs(v2):
-    drawn = mine(im.RandomZoomOut(side_range=(1.2, 3.0), p=1.0), 10_000)
+    draws = mine(im.RandomZoomOut(side_range=(1.2, 3.0), p=1.0), 10_000)
     rows = theirs(v2, v2.RandomZoomOut(side_range=(1.2, 3.0)), 10_000)
     left, top, right, bottom = np.asarray([row["padding"] for row in rows]).T
-    assert_same_distribution(drawn["top"], top)
-    assert_same_distribution(drawn["left"], left)
-    assert_same_distribution(drawn["height"], top + SIZE[0] + bottom)
-    assert_same_distribution(drawn["width"], left + SIZE[1] + right)
+    assert_same_distribution(draws["top"], top)
+    assert_same_distribution(draws["left"], left)
+    assert_same_distribution(draws["height"], top + SIZE[0] + bottom)
+    assert_same_distribution(draws["width"], left + SIZE[1] + right)
     half = mine(im.RandomZoomOut(side_range=(1.5, 3.0)), 10_000)
     assert abs((half["height"] == SIZE[0]).mean() - 0.5) < 0.02
 
@@ -180,13 +182,13 @@ def test_draws_of_zoom_outs(v2):
     ],
 )
 def test_draws_of_sizes(v2, name, options):
-    drawn = mine(getattr(im, name)(**options), 10_000)
+    draws = mine(getattr(im, name)(**options), 10_000)
     rows = np.asarray([row["size"] for row in theirs(v2, getattr(v2, name)(**options), 10_000)])
     for k, side in enumerate(("height", "width")):
         if name == "ScaleJitter":
-            assert_same_distribution(drawn[side], rows[:, k])
+            assert_same_distribution(draws[side], rows[:, k])
         else:
-            sizes, counts = np.unique(drawn[side], return_counts=True)
+            sizes, counts = np.unique(draws[side], return_counts=True)
             same, expected = np.unique(rows[:, k], return_counts=True)
             assert sizes.tolist() == same.tolist()
             if len(sizes) > 1:

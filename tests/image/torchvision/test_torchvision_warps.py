@@ -1,7 +1,7 @@
-"""Warps and blurs beside torchvision's v2: what is drawn for one is given to the other.
+"""Warps and blurs against torchvision's v2 with equal parameters.
 
 Would catch: another sense of an angle, another order of shears, a centre in other coordinates,
-fill, rounding, kernel sizes and sigmas taken in another order, draws from another distribution.
+fill, rounding, kernel sizes and sigmas in another order, draws from another distribution.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def test_affine(v2, run, size, interpolation, channels, dtype, fill, center):
         120, (0.2, 0.3), (0.6, 1.7), (-20, 20, -15, 15), interpolation, fill, center
     )
     params = mine.sample(jax.random.key(0), size).keys()
-    drawn = im.Compose([mine]).sample(jax.random.split(jax.random.key(1), 4), size)
-    out = run(im.Compose([mine]), images, drawn)
+    draws = im.Compose([mine]).sample(jax.random.split(jax.random.key(1), 4), size)
+    out = run(im.Compose([mine]), images, draws)
     rows = []
     for k, image in enumerate(tensors(images)):
-        p = {name: float(drawn[0][name][k]) for name in params}
+        p = {name: float(draws[0][name][k]) for name in params}
         rows.append(
             v2.functional.affine(
                 image,
@@ -73,7 +73,7 @@ def test_affine(v2, run, size, interpolation, channels, dtype, fill, center):
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
 def test_points_of_large_noise(v2, run, interpolation):
-    """Where a point that is 1e-5 pixels off puts one pixel of 1,000 on another level."""
+    """A position that is off by 1e-5 pixels changes the level of one pixel of 1,000."""
     size, count = (224, 300), 6
     images = RNG.integers(0, 256, (count, *size, 3), np.uint8)
     mode = v2.InterpolationMode(interpolation)
@@ -86,9 +86,9 @@ def test_points_of_large_noise(v2, run, interpolation):
     rows = []
     for k, image in enumerate(tensors(images)):
         shift, shear = [a[f"translate_{c}"][k] for c in "xy"], [a[f"shear_{c}"][k] for c in "xy"]
-        turned = v2.functional.affine(image, a["angle"][k], shift, a["scale"][k], shear, mode, 0)
+        rotated = v2.functional.affine(image, a["angle"][k], shift, a["scale"][k], shear, mode, 0)
         end = np.asarray(p["endpoints"][k]).tolist()
-        rows.append(torch.stack([turned, v2.functional.perspective(image, start, end, mode, 0)]))
+        rows.append(torch.stack([rotated, v2.functional.perspective(image, start, end, mode, 0)]))
     expected = arrays(torch.cat(rows)).reshape(count, 2, *size, 3)
     of_affine = {name: np.float32(value) for name, value in a.items()}
     out = np.stack([run(affine, images, (of_affine,)), run(tilted, images, (p,))], axis=1)
@@ -150,15 +150,15 @@ def test_perspective(v2, run, size, interpolation, channels, dtype, fill, center
     del center
     images = pictures(size, channels, dtype)
     mine = im.Compose([im.RandomPerspective(0.6, 1.0, interpolation, fill)])
-    drawn = mine.sample(jax.random.split(jax.random.key(2), 4), size)
-    out = run(mine, images, drawn)
+    draws = mine.sample(jax.random.split(jax.random.key(2), 4), size)
+    out = run(mine, images, draws)
     height, width = size
     start = [[0, 0], [width - 1, 0], [width - 1, height - 1], [0, height - 1]]
     rows = [
         v2.functional.perspective(
             image, start, end.tolist(), v2.InterpolationMode(interpolation), fill
         )
-        for image, end in zip(tensors(images), np.asarray(drawn[0]["endpoints"]), strict=True)
+        for image, end in zip(tensors(images), np.asarray(draws[0]["endpoints"]), strict=True)
     ]
     assert_alike(out, arrays(torch.stack(rows)), interpolation)
 
@@ -183,7 +183,7 @@ def test_draws_have_the_same_distribution(v2):
     keys = jax.random.split(jax.random.key(0), 10000)
     image = torch.zeros((3, 60, 91))
 
-    def drawn(mine, theirs):
+    def draws(mine, theirs):
         params = im.Compose([mine]).sample(keys, (60, 91))[0]
         return params, [theirs.make_params([image]) for _ in range(10000)]
 
@@ -191,24 +191,26 @@ def test_draws_have_the_same_distribution(v2):
         assert ks_2samp(np.asarray(first), np.asarray(second)).pvalue > 1e-3
 
     arguments = ((-20, 50), (0.1, 0.3), (0.5, 2), (-9, 3, 4, 8))
-    mine, theirs = drawn(im.RandomAffine(*arguments), v2.RandomAffine(*arguments))
+    mine, theirs = draws(im.RandomAffine(*arguments), v2.RandomAffine(*arguments))
     for name in ("angle", "scale"):
         alike(mine[name], [d[name] for d in theirs])
     for k, axis in enumerate("xy"):
         for name in ("translate", "shear"):
             alike(mine[f"{name}_{axis}"], [d[name][k] for d in theirs])
-    mine, theirs = drawn(im.RandomRotation(30), v2.RandomRotation(30))
+    mine, theirs = draws(im.RandomRotation(30), v2.RandomRotation(30))
     alike(mine["angle"], [d["angle"] for d in theirs])
-    mine, theirs = drawn(im.GaussianBlur(5), v2.GaussianBlur(5))
+    mine, theirs = draws(im.GaussianBlur(5), v2.GaussianBlur(5))
     alike(mine["sigma"], [d["sigma"][0] for d in theirs])
 
 
 def test_drawn_corners_have_the_same_distribution(v2, monkeypatch):
-    """torchvision returns coefficients alone, so the end points are taken on their way there."""
+    """torchvision returns coefficients only, so end points are intercepted."""
     import torchvision.transforms.v2._geometry as geometry
 
-    taken = []
-    monkeypatch.setattr(geometry, "_get_perspective_coeffs", lambda start, end: taken.append(end))
+    selected = []
+    monkeypatch.setattr(
+        geometry, "_get_perspective_coeffs", lambda start, end: selected.append(end)
+    )
     torch.manual_seed(0)
     theirs = v2.RandomPerspective(0.4)
     for _ in range(10000):
@@ -217,5 +219,7 @@ def test_drawn_corners_have_the_same_distribution(v2, monkeypatch):
     mine = im.Compose([im.RandomPerspective(0.4, 1.0)]).sample(keys, (60, 91))[0]["endpoints"]
     for corner in range(4):
         for axis in range(2):
-            found = ks_2samp(np.asarray(mine)[:, corner, axis], np.asarray(taken)[:, corner, axis])
-            assert found.pvalue > 1e-3
+            actual = ks_2samp(
+                np.asarray(mine)[:, corner, axis], np.asarray(selected)[:, corner, axis]
+            )
+            assert actual.pvalue > 1e-3

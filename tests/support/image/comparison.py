@@ -1,4 +1,4 @@
-"""How an output is compared with the oracle's float64 values."""
+"""Comparisons of outputs with the oracle's float64 values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from support.image.oracle import BFLOAT16
 
-# Share of the value range that an output may be off, by its dtype.
+# Allowed error by dtype, as a fraction of the value range.
 TOLERANCE = {
     np.dtype(np.float32): 2e-4,
     np.dtype(np.float16): 1e-3,
@@ -15,9 +15,9 @@ TOLERANCE = {
 
 
 def assert_close(out, expected, odd_levels=0.0, slack=0.0):
-    """u8: equal but for a share `odd_levels` of values one level off; floats: within tolerance.
+    """Compare: uint8 equal except for a fraction `odd_levels` one level off; floats in tolerance.
 
-    `slack` is what a few float values may be off in addition, where the chain rounds to levels.
+    `slack` is an additional error of a few float values, for chains that round to levels.
     """
     assert out.shape == expected.shape
     dtype = np.dtype(out.dtype)
@@ -36,7 +36,7 @@ def assert_close(out, expected, odd_levels=0.0, slack=0.0):
 
 
 def assert_alike(out, expected, interpolation="bilinear"):
-    """u8: one level on one pixel of a thousand; nearest any value on as many; floats: 2e-4."""
+    """Compare: uint8 by one level on 0.1% of pixels, nearest any value on as many, floats 2e-4."""
     off = np.abs(np.asarray(out).astype(float) - expected.astype(float)).max(axis=-1)
     if interpolation == "nearest":
         assert (off > 2e-4).mean() <= 1e-3

@@ -1,4 +1,4 @@
-"""The random numbers of noise and elastic warps in NumPy: what csrc/image/random-inl.h says."""
+"""The random numbers of noise and elastic warps in NumPy, as in csrc/image/random-inl.h."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def threefry(key, counter):
-    """Two words u32 [n] of counters u64 [n] for a key of two words: Threefry-2x32, 20 rounds."""
+    """Return two words u32 [n] of counters u64 [n] for a key of two words: Threefry-2x32-20."""
     key = [np.uint32(word) for word in key]
     key.append(key[0] ^ key[1] ^ np.uint32(0x1BD11BDA))
     counter = np.asarray(counter, np.uint64)
@@ -14,30 +14,30 @@ def threefry(key, counter):
         x = (counter >> np.uint64(32)).astype(np.uint32) + key[0]
         y = (counter & np.uint64(0xFFFFFFFF)).astype(np.uint32) + key[1]
         for group in range(5):
-            for turn in ((13, 15, 26, 6), (17, 29, 16, 24))[group % 2]:
+            for angle in ((13, 15, 26, 6), (17, 29, 16, 24))[group % 2]:
                 x = x + y
-                y = ((y << np.uint32(turn)) | (y >> np.uint32(32 - turn))) ^ x
+                y = ((y << np.uint32(angle)) | (y >> np.uint32(32 - angle))) ^ x
             x = x + key[(group + 1) % 3]
             y = y + key[(group + 2) % 3] + np.uint32(group + 1)
     return x, y
 
 
 def words(seed, count):
-    """Of a seed int32 [2], the counters from 0."""
+    """Return the words of a seed int32 [2] for the counters from 0."""
     return threefry(np.asarray(seed, np.int32).view(np.uint32), np.arange(count))
 
 
 def uniforms(seed, height, width):
-    """From -1 to 1, f64 [2, height, width]: for x and for y."""
+    """Return uniform(-1, 1) numbers f64 [2, height, width], for x and y."""
     both = np.stack(words(seed, height * width)) >> np.uint32(8)
     return both.reshape(2, height, width) * 2.0**-23 - 1.0
 
 
 def normals(seed, shape):
-    """Normal numbers f64 of `shape`, by Box and Muller."""
+    """Return normal numbers f64 of `shape` by the Box-Muller method."""
     count = int(np.prod(shape))
     a, b = words(seed, (count + 1) // 2)
     radius = np.sqrt(-2.0 * np.log((a + 0.5) * 2.0**-32))
-    turn = 2.0 * np.pi * (b * 2.0**-32)
-    pairs = np.stack([radius * np.cos(turn), radius * np.sin(turn)], axis=-1)
+    angle = 2.0 * np.pi * (b * 2.0**-32)
+    pairs = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=-1)
     return pairs.reshape(-1)[:count].reshape(shape)

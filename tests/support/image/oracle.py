@@ -1,7 +1,7 @@
 """An independent oracle: image transforms one by one in NumPy float64, never fused.
 
-Written from the semantics of torchvision's v2 transforms. Nothing here uses the plan builder or the
-code under test; transforms are told apart by the names of their classes and fields.
+Written from the semantics of torchvision's v2 transforms. It uses neither the plan builder nor
+other code under test, and identifies transforms by the names of their classes and fields.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def kind_of(dtype) -> str:
 
 
 class Oracle:
-    """Runs a chain over a list of images (they may differ in size until the chain fixes one)."""
+    """Runs a chain on a list of images, whose sizes may differ until the chain sets one."""
 
     def __init__(self, images, scale=True):
         self.images = [np.asarray(image).astype(np.float64) for image in images]
@@ -132,8 +132,8 @@ class Oracle:
         self.images = [function(image, n) for n, image in enumerate(self.images)]
 
     def run(self, transforms, params):
-        for transform, given in zip(transforms, params, strict=True):
-            values = {name: np.asarray(value) for name, value in given.items()}
+        for transform, inputs in zip(transforms, params, strict=True):
+            values = {name: np.asarray(value) for name, value in inputs.items()}
             step = getattr(self, type(transform).__name__)
             step(transform, lambda name, n, v=values: v[name][n] if v[name].ndim else v[name][()])
         return self
@@ -247,7 +247,7 @@ class Oracle:
         )
 
     def finish(self, dtype, layout="NHWC"):
-        """The batch as float64, rounded where the output is u8 (not where it is a half type)."""
+        """Return the batch as float64, rounded for a uint8 output (not for half types)."""
         if np.dtype(dtype) == np.uint8:
             self.to_u8(self.scale)
         else:
@@ -257,7 +257,7 @@ class Oracle:
 
 
 def reference(aug, images, params, dtype, labels=None):
-    """What `aug.apply(images, params)` must return, as float64 (with labels: a pair)."""
+    """Return the expected `aug.apply(images, params)` as float64 (with labels: a pair)."""
     oracle = Oracle(images, aug.scale)
     oracle.labels = labels
     oracle.run(aug.transforms, params)

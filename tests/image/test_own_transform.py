@@ -1,0 +1,264 @@
+"""Transforms that a user writes: a JAX function of one image, steps of a program, and parts.
+
+Would catch: a wrong value range or rounding, parameters of the wrong image, a function that is lost
+under jit, vmap, eval, clips or sharding, a program step that does not join the native call, and a
+pipeline that skips the function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.errors import raises
+
+import jaxkern as jk
+from jaxkern import image as im
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (4, 9, 7, 3), np.uint8)
+KEYS = jax.random.split(jax.random.key(3), 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomGamma(im.Transform):
+    low: float = 0.5
+    high: float = 2.0
+
+    parameters: ClassVar = {"gamma": "float"}
+
+    def sample(self, key, size):
+        return {"gamma": jax.random.uniform(key, minval=self.low, maxval=self.high)}
+
+    def transform(self, image, params):
+        return image ** params["gamma"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomExposure(im.Transform):
+    """A program step: brightness in stops, in images where `apply` is True."""
+
+    parameters: ClassVar = {"stops": "float", "apply": "bool"}
+    kind = "program"
+
+    def sample(self, key, size):
+        stops = jax.random.uniform(key, minval=-1.0, maxval=1.0)
+        return {"stops": stops, "apply": stops > -0.5}
+
+    def program(self, params, size):
+        factor = 2.0 ** jnp.asarray(params["stops"])
+        return [im.program_step(im.Code.BRIGHTNESS, factor, apply=params["apply"])]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shifted(im.Transform):
+    """The same image with a constant added; no parameters."""
+
+    offset: float = 0.25
+
+    def transform(self, image, params):
+        assert params == {}
+        return image + self.offset
+
+
+def gamma_in_numpy(images, gamma):
+    values = (images / 255.0) ** np.reshape(gamma, (-1, 1, 1, 1))
+    return np.rint(np.clip(values, 0, 1) * 255)
+
+
+def test_levels_against_numpy():
+    aug = im.Compose([RandomGamma()])
+    params = aug.sample(KEYS, (9, 7))
+    gamma = np.asarray(params[0]["gamma"])
+    assert len(set(gamma.tolist())) == 4
+    assert ((gamma >= 0.5) & (gamma <= 2.0)).all()
+    for apply in (aug.apply, jax.jit(aug.apply)):
+        out = apply(IMAGES, params)
+        assert out.dtype == np.uint8
+        assert np.abs(np.asarray(out, float) - gamma_in_numpy(IMAGES, gamma)).max() <= 1
+    np.testing.assert_array_equal(aug(KEYS, IMAGES), aug.apply(IMAGES, params))
+    np.testing.assert_array_equal(
+        aug(KEYS[2:], IMAGES[2:]), np.asarray(aug(KEYS, IMAGES))[2:]
+    )  # a record does not depend on its batch
+    one = aug.apply(IMAGES, ({"gamma": 2.0},))  # a scalar is for all images
+    assert np.abs(np.asarray(one, float) - gamma_in_numpy(IMAGES, 2.0)).max() <= 1
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.uint16])
+def test_other_dtypes(dtype):
+    top = 65535 if dtype == np.uint16 else 1
+    images = (IMAGES / 255.0 * top).astype(dtype)
+    out = im.Compose([RandomGamma()]).apply(images, ({"gamma": np.float32([0.5, 1, 2, 3])},))
+    assert out.dtype == dtype
+    expected = (images.astype(float) / top) ** np.reshape([0.5, 1, 2, 3], (-1, 1, 1, 1))
+    np.testing.assert_allclose(np.asarray(out, float) / top, expected, atol=1e-3)
+
+
+def test_inside_a_chain():
+    """Crops, flips and normalization around it; the order of transforms is kept."""
+    crop = {"top": np.int32([0, 1, 2, 3]), "left": np.int32([3, 2, 1, 0])}
+    gamma = np.float32([0.5, 0.8, 1.5, 2.0])
+    flip = np.array([True, False, True, False])
+    chain = [
+        im.RandomCrop((5, 4)),
+        RandomGamma(),
+        im.RandomHorizontalFlip(),
+        Shifted(),
+        im.Normalize(0.5, 0.25),
+    ]
+    out = im.Compose(chain, layout="NCHW").apply(
+        IMAGES, (crop, {"gamma": gamma}, {"flip": flip}, {}, {})
+    )
+    expected = np.stack(
+        [IMAGES[n, y : y + 5, x : x + 4] for n, y, x in zip(range(4), *crop.values(), strict=True)]
+    )
+    expected = gamma_in_numpy(expected, gamma)
+    expected[flip] = expected[flip][:, :, ::-1]
+    expected = np.rint(np.clip(expected / 255 + 0.25, 0, 1) * 255)
+    expected = (expected / 255 - 0.5) / 0.25
+    assert out.shape == (4, 3, 5, 4)
+    assert np.abs(np.asarray(out) - expected.transpose(0, 3, 1, 2)).max() <= 4.1 * 2 / 255
+
+
+def test_no_rounding_of_floats_and_gradients():
+    images = jnp.asarray(IMAGES, jnp.float32) / 255
+    aug = im.Compose([RandomGamma(), Shifted(0.5)])
+    gamma = jnp.float32([0.5, 1.0, 1.5, 2.0])
+    out = aug.apply(images, ({"gamma": gamma}, {}))
+    np.testing.assert_allclose(out, images ** gamma[:, None, None, None] + 0.5, atol=1e-6)
+    slope = jax.grad(lambda g: aug.apply(images + 0.01, ({"gamma": g}, {})).sum())(gamma)
+    shifted = np.asarray(images, float) + 0.01
+    power = shifted ** np.reshape(gamma, (-1, 1, 1, 1))
+    np.testing.assert_allclose(slope, (power * np.log(shifted)).sum((1, 2, 3)), rtol=1e-4)
+
+
+def test_eval_labels_clips_and_targets():
+    aug = im.Compose([RandomGamma(), Shifted(), im.MixUp()])
+    assert im.Compose([RandomGamma()]).eval().apply(IMAGES).tolist() == IMAGES.tolist()
+    evaluated = aug.eval().apply(IMAGES)
+    np.testing.assert_array_equal(evaluated, np.minimum(np.rint(IMAGES + 63.75), 255))
+    labels = np.eye(4, dtype=np.float32)
+    params = ({"gamma": np.ones(4, np.float32)}, {}, {"lam": np.float32([0.25] * 4)})
+    out, soft = aug.apply(IMAGES, params, labels)
+    np.testing.assert_allclose(soft, 0.25 * labels + 0.75 * np.roll(labels, 1, 0))
+    mixed = 0.25 * np.asarray(evaluated) + 0.75 * np.roll(np.asarray(evaluated), 1, 0)
+    assert np.abs(np.asarray(out, float) - mixed).max() <= 1
+    aug = im.Compose([RandomGamma()])
+    clips, gamma = IMAGES.reshape(2, 2, 9, 7, 3), np.float32([0.5, 2.0])
+    frames = np.asarray(aug.apply(clips, ({"gamma": gamma},)), float)
+    expected = gamma_in_numpy(IMAGES, np.repeat(gamma, 2)).reshape(clips.shape)
+    assert np.abs(frames - expected).max() <= 1
+    fields = {"image": IMAGES, "mask": IMAGES[..., 0], "boxes": np.float32([[[1, 2, 5, 6]]] * 4)}
+    result = aug.apply(fields, ({"gamma": np.ones(4, np.float32)},))
+    np.testing.assert_array_equal(result["mask"], fields["mask"])
+    np.testing.assert_array_equal(result["boxes"], fields["boxes"])
+
+
+def test_program_steps_join_the_native_call():
+    aug = im.Compose([im.RandomCrop(5), RandomExposure(), im.RandomInvert()])
+    params = aug.sample(KEYS, (9, 7))
+    out = np.asarray(aug.apply(IMAGES, params), float)
+    jitter = im.Compose([im.RandomCrop(5), im.ColorJitter(brightness=1.0), im.RandomInvert()])
+    factor = np.where(params[1]["apply"], 2.0 ** np.asarray(params[1]["stops"]), 1.0)
+    brightness = {name: np.ones(4, np.float32) for name in ("contrast", "saturation", "hue")}
+    brightness |= {
+        "brightness": factor.astype(np.float32),
+        "order": np.tile(np.int32([0, 1, 2, 3]), (4, 1)),
+    }
+    np.testing.assert_array_equal(out, jitter.apply(IMAGES, (params[0], brightness, params[2])))
+    text = jax.jit(aug.apply).lower(IMAGES, params).as_text()
+    assert text.count("custom_call @jaxkern.image") == 1
+    inner = im.Compose([im.RandomApply([RandomExposure()], p=1.0)])
+    parts = {"apply": True, "0.stops": params[1]["stops"], "0.apply": params[1]["apply"]}
+    expected = im.Compose([RandomExposure()]).apply(IMAGES, params[1:2])
+    np.testing.assert_array_equal(inner.apply(IMAGES, (parts,)), expected)
+
+
+@dataclasses.dataclass(frozen=True)
+class FlipBoth(im.Transform):
+    """Made of other transforms, which fuse; masks and boxes follow."""
+
+    parameters: ClassVar = {"flip": "bool"}
+    kind = "chain"
+    geometric = True
+
+    def sample(self, key, size):
+        return {"flip": jax.random.bernoulli(key)}
+
+    def parts(self, params, size):
+        return [(im.RandomHorizontalFlip(), params), (im.RandomVerticalFlip(), params)]
+
+
+def test_parts():
+    flip = np.array([True, False, True, False])
+    out = im.Compose([FlipBoth()]).apply(IMAGES, ({"flip": flip},))
+    expected = IMAGES.copy()
+    expected[flip] = expected[flip][:, ::-1, ::-1]
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_under_vmap():
+    """Two batches of images with their own parameters."""
+    aug = im.Compose([RandomGamma()])
+    images, gamma = np.stack([IMAGES, IMAGES[::-1]]), np.float32([[0.5] * 4, [2.0] * 4])
+    out = jax.vmap(lambda x, g: aug.apply(x, ({"gamma": g},)))(images, gamma)
+    for k in range(2):
+        expected = gamma_in_numpy(images[k], gamma[k])
+        assert np.abs(np.asarray(out[k], float) - expected).max() <= 1
+
+
+def batches_of(chain, **options):
+    source = {"image": np.tile(IMAGES, (3, 1, 1, 1)), "id": np.arange(12)}
+    pipe = jk.from_source(source, batch_size=4, seed=5)
+    for _ in range(2):
+        yield [
+            {name: np.asarray(value) for name, value in batch.items()}
+            for batch in pipe >> jk.OperatorNode(im.Compose(chain), **options)
+        ]
+
+
+@pytest.mark.parametrize("options", [{}, {"on": "host"}, {"on": "device"}])
+def test_in_pipelines(options):
+    first, _ = batches_of([Shifted()], **options)
+    for k, batch in enumerate(first):
+        np.testing.assert_array_equal(batch["id"], np.arange(4 * k, 4 * k + 4))
+        np.testing.assert_array_equal(batch["image"], np.minimum(np.rint(IMAGES + 63.75), 255))
+    chain = [im.RandomCrop(5), RandomGamma(), RandomExposure(), im.Normalize(0.5, 0.5)]
+    first, again = batches_of(chain, **options)
+    reference, _ = batches_of(chain, on="device")
+    assert len(first) == 3
+    assert (first[0]["image"] != first[1]["image"]).any()
+    for batch, repeated, expected in zip(first, again, reference, strict=True):
+        np.testing.assert_array_equal(batch["image"], repeated["image"])
+        np.testing.assert_allclose(batch["image"], expected["image"], atol=2.1 / 255)
+
+
+def test_invalid_transforms():
+    class Unfinished(im.Transform):
+        pass
+
+    class WrongShape(im.Transform):
+        def transform(self, image, params):
+            return image[1:]
+
+    class WrongParameters(RandomGamma):
+        def sample(self, key, size):
+            return {"alpha": jnp.float32(1)}
+
+    with raises(NotImplementedError, "Unfinished", "transform(image, params)"):
+        im.Compose([Unfinished()]).apply(IMAGES)
+    with raises(ValueError, "WrongShape", "(9, 7, 3)", "(8, 7, 3)"):
+        im.Compose([WrongShape()]).apply(IMAGES)
+    with raises(ValueError, "WrongParameters", "missing ['gamma']", "unknown ['alpha']"):
+        im.Compose([WrongParameters()])(KEYS, IMAGES)
+    with raises(ValueError, "RandomApply", "RandomGamma"):
+        im.RandomApply([RandomGamma()])
+    ragged = im.Ragged.from_list([IMAGES[0], IMAGES[1, :5]])
+    with raises(ValueError, "one size", "RandomResizedCrop"):
+        im.Compose([Shifted()]).apply(ragged)
+    struct = jax.ShapeDtypeStruct((9, 7, 3), np.uint8)
+    with raises(ValueError, "'jax'"):
+        im.ChainProducer(im.Compose([RandomGamma()]), struct)
