@@ -170,9 +170,9 @@ def test_pure_jax_is_honoured_in_worker_threads(monkeypatch):
     seen = set()
 
     class Seen(im.RandomCrop):
-        def _fold(self, *args):
+        def fold(self, *args):
             seen.add((threading.current_thread() is threading.main_thread(), current_backend()))
-            return super()._fold(*args)
+            return super().fold(*args)
 
     pipe = jk.from_source(arrays(), 6) >> jk.OperatorNode(im.Compose([Seen(4)]), on="host")
     with jk.backend("jax"):

@@ -107,11 +107,11 @@ def test_another_epoch_draws_anew_and_compiles_nothing():
     images = np.zeros((4, 16, 16, 3), np.uint8)
     producer = ChainProducer(CHAINS["crop"], images[0])
     first = producer.operands(np.arange(4))
-    compiled = producer._drawing.sample._cache_size()
+    compiled = producer._sampler.sample._cache_size()
     other = producer.at(0, 1)
     assert bits(other.operands(np.arange(4))[0]) != bits(first[0])
     assert bits(other.at(0, 0).operands(np.arange(4))[0]) == bits(first[0])
-    assert other._drawing.sample._cache_size() == compiled
+    assert other._sampler.sample._cache_size() == compiled
 
 
 def test_a_chain_that_changes_nothing_copies():
