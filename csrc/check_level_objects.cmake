@@ -3,8 +3,8 @@
 #
 # The compiler emits an inline function or a template instance that it does not inline as a weak
 # symbol, and the linker keeps one of all copies. If it keeps the copy of an AVX-512 object, baseline
-# code calls it too, and older CPUs stop with SIGILL. Levels therefore use functions of their own
-# namespace, and of std only what is inlined.
+# code calls it too, and older CPUs stop with SIGILL. Levels therefore define functions in an unnamed
+# namespace, and use only functions of std that are inlined.
 cmake_minimum_required(VERSION 3.22)
 string(REPLACE "," ";" objects "${OBJECTS}")
 if(NOT objects)

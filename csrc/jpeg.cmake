@@ -1,14 +1,15 @@
-# libjpeg-turbo for csrc/image/jpeg.cc: sets jaxkern_jpeg_library, empty where there is none, and
-# JPEG_INCLUDE_DIRS. The static library is taken where it can be linked into a Python module.
+# Finds libjpeg-turbo for csrc/image/jpeg.cc: sets jaxkern_jpeg_library, which is empty if it is not
+# found, and JPEG_INCLUDE_DIRS. The static library is used if a Python module can be linked with it.
 set(JAXKERN_JPEG AUTO CACHE STRING "Decode JPEG natively: AUTO (if libjpeg-turbo is found), ON or OFF")
 set(jaxkern_jpeg_library "")
 if(NOT JAXKERN_JPEG MATCHES "^(AUTO|ON|OFF)$")
-  message(FATAL_ERROR "JAXKERN_JPEG is '${JAXKERN_JPEG}'; wanted AUTO, ON or OFF")
+  message(FATAL_ERROR "JAXKERN_JPEG: expected AUTO, ON or OFF, got '${JAXKERN_JPEG}'")
 elseif(NOT JAXKERN_JPEG STREQUAL "OFF")
   find_package(JPEG QUIET)
   if(JPEG_FOUND)
     include(CheckCXXSourceCompiles)
-    # jaxkern_check_jpeg(RESULT LIBRARY): whether a shared object can be linked with it, and all is there
+    # jaxkern_check_jpeg(RESULT LIBRARY): true if a shared object can be linked with the library and it
+    # has all functions
     function(jaxkern_check_jpeg result library)
       set(CMAKE_REQUIRED_INCLUDES ${JPEG_INCLUDE_DIRS})
       set(CMAKE_REQUIRED_LIBRARIES ${library})
@@ -19,10 +20,10 @@ elseif(NOT JAXKERN_JPEG STREQUAL "OFF")
         #include <cstdio>
         #include <jpeglib.h>
         #if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2001000
-        #error wanted libjpeg-turbo 2.1 or later
+        #error expected libjpeg-turbo 2.1 or later
         #endif
         #if BITS_IN_JSAMPLE != 8
-        #error wanted 8 bits a sample
+        #error expected 8 bits per sample
         #endif
         int decode(j_decompress_ptr cinfo) {
           JDIMENSION first = 0, count = 8;
@@ -48,7 +49,7 @@ elseif(NOT JAXKERN_JPEG STREQUAL "OFF")
     endif()
   endif()
   if(NOT jaxkern_jpeg_library AND JAXKERN_JPEG STREQUAL "ON")
-    message(FATAL_ERROR "JAXKERN_JPEG is ON and no libjpeg-turbo 2.1 or later was found; install its "
+    message(FATAL_ERROR "JAXKERN_JPEG is ON, but no libjpeg-turbo 2.1 or later was found; install its "
                         "development package (Debian and Ubuntu: apt-get install libjpeg-dev), "
                         "set JPEG_ROOT, or set JAXKERN_JPEG to AUTO or OFF")
   endif()

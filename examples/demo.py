@@ -1,9 +1,9 @@
-"""Streams augmented crops of photographs through the native kernels, and shows what it costs.
+"""Streams augmented crops of photographs through the native kernels, and compares the throughput.
 
     make demo        # or: python examples/demo.py
 
 Writes a contact sheet and a bar chart into ``demo-output/`` and prints a table of images/s. The
-values of all arms are checked equal before any of them is timed.
+results of all libraries are compared before they are timed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OUTPUT = Path("demo-output")
 
 @jax.jit
 def train_step(total: jax.Array, images: jax.Array, record_ids: jax.Array, epoch: jax.Array):
-    """Where a training step would begin: it draws, augments a batch and has a look at it."""
+    """The input part of a training step: augment a batch, and use its values."""
     keys = jk.random.record_keys(0, epoch, record_ids)
     batch = AUGMENT(keys, images)
     return total + batch[:, ::32, ::32].mean(axis=(0, 1, 2)), batch
@@ -49,7 +49,7 @@ AUGMENT = jk.image.Compose(
 
 
 def stream(images: jax.Array, console: Console) -> tuple[np.ndarray, float]:
-    """Augments BATCHES batches; returns the first of them and the images/s."""
+    """Augment BATCHES batches; return the first batch and the rate in images/s."""
     ids = jnp.arange(BATCH)
     total, first = train_step(jnp.zeros(3), images, ids, jnp.int32(0))
     columns = (TextColumn("augmenting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -62,12 +62,12 @@ def stream(images: jax.Array, console: Console) -> tuple[np.ndarray, float]:
             bar.advance(task, BATCH)
     rate = BATCHES * BATCH / (time.perf_counter() - start)
     if not np.isfinite(np.asarray(total)).all():
-        raise SystemExit("the stream gave values that are not finite")
+        raise SystemExit("expected finite values in the stream, got NaN or infinity")
     return np.asarray(first), rate
 
 
 def contact_sheet(path: Path, images: np.ndarray) -> None:
-    """Each row: a photograph, then augmented crops of it in different epochs."""
+    """Save a figure with a photograph and its augmented crops of several epochs in each row."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -127,7 +127,7 @@ def main() -> None:
     )
     console.print(f"wrote {OUTPUT}/contact-sheet.png and {OUTPUT}/images-per-second.png")
     if not report.ok:
-        raise SystemExit("the native kernels are not in use here; see: python -m jaxkern doctor")
+        raise SystemExit("native kernels are not available; run: python -m jaxkern doctor")
 
 
 if __name__ == "__main__":

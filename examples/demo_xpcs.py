@@ -1,10 +1,10 @@
-"""Simulates detector frames of a flowing sample, correlates them, and fits what comes of it.
+"""Simulates detector frames of a flowing sample, correlates them, and fits the correlations.
 
     make demo        # or: python examples/demo_xpcs.py
 
-From photons to parameters: frames of speckles whose dynamics are known, then what
-``python -m jaxkern xpcs correlate`` and ``fit`` do, by way of a file that xpcs-viewer opens, and a
-comparison of the fit with the truth. Everything is written to ``demo-output/xpcs/``.
+Simulates speckles with known dynamics, runs the steps of ``python -m jaxkern xpcs correlate`` and
+``fit``, with a correlation file that xpcs-viewer opens, and compares the fit with the true values.
+All files are written to ``demo-output/xpcs/``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ data_files: {file: correlations.hdf, q: 0.0054}
 experiment: {gap: 2.0e+6}
 initial_parameters:
   values: {D0: 3000.0, alpha: 0.0, D_offset: 0.0, gamma_dot_t0: 1.0e-4, beta: 0.0, phi0: 0.0}
-  hold: [D_offset, gamma_dot_t_offset]  # the data hardly tell them from D0 and gamma_dot_t0
+  hold: [D_offset, gamma_dot_t_offset]  # nearly degenerate with D0 and gamma_dot_t0
 scaling: individual
 output: {angles: 3}
 """
@@ -65,7 +65,7 @@ def main() -> None:
     table = Table("parameter", "truth", "fit", "standard error", "off by")
     for name, true in TRUTH.items():
         value, error = found[name]["value"], found[name]["error"]
-        if error == 0:  # it was held
+        if error == 0:  # a fixed parameter
             continue
         off = f"{(value - true) / error:+.1f} s.e."
         table.add_row(name, f"{true:.5g}", f"{value:.5g}", f"{error:.2g}", off)

@@ -3,9 +3,9 @@
     make train       # or: python examples/train_digits.py --help; needs jaxkern[train]
 
 The pipeline gathers, augments and prefetches the batches; Flax NNX and Optax train; Orbax keeps
-weights, optimizer, random streams and the pipeline's place in one checkpoint. End it with Ctrl-C or
-`kill -9` and start it again: it goes on with the very next batch, and the last line, a digest of
-the weights, is that of a run that nobody interrupted.
+weights, optimizer, random streams and the pipeline's position in one checkpoint. End it with Ctrl-C
+or `kill -9` and start it again: it continues with the next batch, and the last line, a digest of
+the weights, equals that of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ AUGMENT = jk.image.Compose(
 
 
 class Network(nnx.Module):
-    """Images float32 [N, 16, 16, 1] to logits float32 [N, 10]."""
+    """A network from images, float32 [N, 16, 16, 1], to logits, float32 [N, 10]."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.conv1 = nnx.Conv(1, 16, (3, 3), rngs=rngs)
@@ -55,7 +55,7 @@ class Network(nnx.Module):
 
 
 def pipelines(batch_size: int, seed: int) -> tuple[jk.pipeline.Pipeline, jk.pipeline.Pipeline]:
-    """Augmented batches of four fifths of the digits, and the plain other fifth."""
+    """Return pipelines of augmented training data (80%) and of plain held-out data."""
     digits = load_digits()  # 1,797 scans of 8x8 in 17 shades of grey
     images = np.round(digits.images[..., None] * (255 / 16)).astype(np.uint8)
     labels = digits.target.astype(np.int32)
@@ -77,7 +77,7 @@ def pipelines(batch_size: int, seed: int) -> tuple[jk.pipeline.Pipeline, jk.pipe
 def train_step(
     model: Network, optimizer: nnx.Optimizer, loss: nnx.metrics.Average, batch: dict[str, jax.Array]
 ) -> None:
-    """One step of the optimizer; `loss` gathers the mean over the epoch on the device."""
+    """Run one optimizer step; `loss` accumulates the mean over the epoch on the device."""
 
     def mean_loss(model: Network) -> jax.Array:
         logits = model(batch["image"])
@@ -94,7 +94,7 @@ def count_correct(model: Network, batch: dict[str, jax.Array]) -> jax.Array:
 
 
 def accuracy(model: Network, pipe: jk.pipeline.Pipeline) -> float:
-    """The share of the pipeline's records that the model gets right."""
+    """Return the fraction of the pipeline's records that the model classifies correctly."""
     model.eval()
     pairs = [(count_correct(model, batch), len(batch["label"])) for batch in pipe]
     model.train()
@@ -109,10 +109,10 @@ def save(
     batches: jk.pipeline.PipelineIterator,
     history: list[dict[str, float]],
 ) -> None:
-    """Writes what training goes on from, in the background. A step is there whole or not at all.
+    """Write a checkpoint in the background; a checkpoint is complete or absent.
 
-    Only what is final may be given: arrays are, the dict of the pipeline's state is new each time,
-    and the list grows on.
+    Arguments must not change during the write: arrays are immutable, the state of the pipeline is a
+    new dict in each call, and the list is copied.
     """
     items = ocp.args.Composite(
         training=ocp.args.StandardSave(nnx.state(parts)),
@@ -127,7 +127,7 @@ def restore(
     parts: dict[str, Any],
     batches: jk.pipeline.PipelineIterator,
 ) -> tuple[int, list[dict[str, float]]]:
-    """Puts the latest checkpoint into `parts` and `batches`; returns its step and history."""
+    """Restore `parts` and `batches` from the latest checkpoint; return its step and history."""
     step = checkpoints.latest_step()
     if step is None:
         return 0, []
@@ -143,7 +143,7 @@ def restore(
 
 
 def train(options: argparse.Namespace, console: Console) -> tuple[Network, list[dict[str, float]]]:
-    """The trained model, and the loss and held-out accuracy of every epoch."""
+    """Train; return the model, and the loss and held-out accuracy of every epoch."""
     pipe, test_pipe = pipelines(options.batch_size, options.seed)
     model = Network(nnx.Rngs(options.seed))
     optimizer = nnx.Optimizer(model, optax.adamw(options.learning_rate), wrt=nnx.Param)
@@ -157,10 +157,10 @@ def train(options: argparse.Namespace, console: Console) -> tuple[Network, list[
         ocp.CheckpointManager(directory, options=keep) as checkpoints,
         Progress(*columns, console=console) as bar,
     ):
-        batches = iter(pipe)  # an iteration is an epoch
+        batches = iter(pipe)  # one iterator per epoch
         step, history = restore(checkpoints, parts, batches)
         if step:
-            console.print(f"resumed behind step {step} from {directory}")
+            console.print(f"resumed after step {step} from {directory}")
         task = bar.add_task("training", completed=step, total=options.epochs * len(pipe))
         while batches.epoch < options.epochs:
             for batch in batches:
@@ -169,7 +169,7 @@ def train(options: argparse.Namespace, console: Console) -> tuple[Network, list[
                 bar.advance(task)
                 if step % options.save_every == 0 or step % len(pipe) == 0:
                     save(checkpoints, step, parts, batches, history)
-            # A checkpoint of the epoch's last step resumes here: the iterator has no batch left.
+            # After resuming from the last step of an epoch, the iterator has no more batches.
             row = {"loss": float(loss.compute()), "accuracy": accuracy(model, test_pipe)}
             history.append(row)
             console.print(
@@ -182,13 +182,13 @@ def train(options: argparse.Namespace, console: Console) -> tuple[Network, list[
 
 
 def digest(model: Network) -> str:
-    """Sixteen hexadecimal digits that change with any bit of the weights."""
+    """Return a hash of the weights: sixteen hexadecimal digits."""
     weights = jax.tree.leaves(nnx.state(model, nnx.Param))
     return hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in weights)).hexdigest()[:16]
 
 
 def plot(history: list[dict[str, float]], path: Path) -> None:
-    """Loss and held-out accuracy by epoch, as PNG."""
+    """Plot loss and held-out accuracy by epoch to a PNG file."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -222,7 +222,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="PNG", help="where to draw loss and accuracy")
     options = parser.parse_args()
     if options.epochs < 1 or options.save_every < 1:
-        parser.error("--epochs and --save-every: wanted 1 or more")
+        parser.error("--epochs and --save-every: expected at least 1")
     console = Console(highlight=False)
     model, history = train(options, console)
     if options.plot:

@@ -2,11 +2,11 @@
 
     make train-tokens    # or: python examples/train_tokens.py --help; needs jaxkern[train]
 
-A document is the source text of one function or class, a byte a token, of any length. `Pack` puts
-several into a row: attention stays within a document by its segment ids, positions begin anew with
-each, and the loss counts what is to be predicted. Flax NNX and Optax train; Orbax keeps weights,
-optimizer and the pipeline's place, also in the middle of a row, in one checkpoint. End it with
-Ctrl-C or `kill -9` and start it again: it goes on with the very next batch, to the same weights.
+A document is the source text of one function or class; a token is a byte. `Pack` puts several
+documents into a row: segment ids restrict attention to a document, positions restart with each
+document, and the loss mask excludes padding. Flax NNX and Optax train; Orbax stores weights,
+optimizer and the pipeline's position, also in the middle of a row, in one checkpoint. End it with
+Ctrl-C or `kill -9` and start it again: it continues with the next batch, to the same weights.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import jaxkern as jk
 from jaxkern.pipeline import Pack, Subset, TokenSource
 
-BEGIN, TOKENS = 256, 257  # the bytes, and what every document begins with
+BEGIN, TOKENS = 256, 257  # the first token of a document, and the number of tokens
 WIDTH, HEADS, LAYERS = 64, 4, 2
 
 
 def documents(files: int) -> list[np.ndarray]:
-    """uint16 [any] of each function and class at the top of the library's first modules."""
+    """Return the tokens, uint16, of each top-level function and class of the first modules."""
     found = []
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:files]:
         text = path.read_text(encoding="utf-8", errors="ignore")
@@ -47,11 +47,11 @@ def documents(files: int) -> list[np.ndarray]:
 
 
 def pipelines(options: argparse.Namespace) -> tuple[jk.pipeline.Pipeline, jk.pipeline.Pipeline]:
-    """Packed batches of nine tenths of the documents, and of the others."""
+    """Return pipelines of packed batches of training documents (90%) and held-out ones."""
     source = TokenSource(documents(options.files))
     order = np.random.default_rng(0).permutation(len(source))
     held_out, rest = order[: len(source) // 10], order[len(source) // 10 :]
-    # Functions longer than a row go on in the next one.
+    # A document that is longer than a row continues in the next one.
     pack = Pack(options.length, method="best-fit", long="split")
     train = jk.from_source(
         Subset(source, rest),
@@ -65,7 +65,7 @@ def pipelines(options: argparse.Namespace) -> tuple[jk.pipeline.Pipeline, jk.pip
 
 
 class Block(nnx.Module):
-    """Attention and a perceptron, each added to what comes in."""
+    """Attention and a perceptron with residual connections."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.norm1, self.norm2 = nnx.LayerNorm(WIDTH, rngs=rngs), nnx.LayerNorm(WIDTH, rngs=rngs)
@@ -79,7 +79,7 @@ class Block(nnx.Module):
 
 
 class LanguageModel(nnx.Module):
-    """Rows int32 [N, length], packed, to logits float32 [N, length, TOKENS] of the next token."""
+    """A model from packed rows, int32 [N, length], to logits, float32 [N, length, TOKENS]."""
 
     def __init__(self, length: int, rngs: nnx.Rngs) -> None:
         self.tokens = nnx.Embed(TOKENS, WIDTH, rngs=rngs)
@@ -89,7 +89,7 @@ class LanguageModel(nnx.Module):
 
     def __call__(self, tokens: jax.Array, segments: jax.Array, positions: jax.Array) -> jax.Array:
         x = self.tokens(tokens) + self.positions(positions)
-        # A token sees those before it in its own document.
+        # A token attends to earlier tokens of its document.
         mask = nnx.make_attention_mask(segments, segments, jnp.equal) * nnx.make_causal_mask(tokens)
         for block in self.blocks:
             x = block(x, mask)
@@ -97,20 +97,20 @@ class LanguageModel(nnx.Module):
 
 
 def losses(model: LanguageModel, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """The sum of the losses of all tokens that are to be predicted, and their number."""
+    """Return the sum of the losses of all predicted tokens, and their number."""
     logits = model(batch["tokens"], batch["segment_ids"], batch["positions"])
-    # Of a packed row, the last token of a document is followed by another one's first, which the
-    # mask leaves out, as it does padding.
+    # The mask excludes padding, and the first token of a document, which does not follow from the
+    # previous document of the row.
     each = optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], batch["tokens"][:, 1:])
-    wanted = batch["loss_mask"][:, 1:]
-    return jnp.sum(each * wanted), jnp.sum(wanted)
+    mask = batch["loss_mask"][:, 1:]
+    return jnp.sum(each * mask), jnp.sum(mask)
 
 
 @nnx.jit
 def train_step(
     model: LanguageModel, optimizer: nnx.Optimizer, batch: dict[str, jax.Array]
 ) -> jax.Array:
-    """One step of the optimizer; the mean loss before it."""
+    """Run one optimizer step; return the mean loss before it."""
 
     def mean_loss(model: LanguageModel) -> jax.Array:
         total, count = losses(model, batch)
@@ -122,7 +122,7 @@ def train_step(
 
 
 def held_out_loss(model: LanguageModel, pipe: jk.pipeline.Pipeline) -> float:
-    """The mean loss of all tokens of the pipeline."""
+    """Return the mean loss of all tokens of a pipeline."""
     pipe.epoch = 0
     pairs = [count_losses(model, batch) for batch in pipe]
     total, count = (sum(map(float, column)) for column in zip(*pairs, strict=True))
@@ -133,7 +133,7 @@ count_losses = nnx.jit(losses)
 
 
 def train(options: argparse.Namespace, console: Console) -> tuple[LanguageModel, list[float]]:
-    """The trained model, and the held-out loss in the beginning and behind each epoch's end."""
+    """Train; return the model, and the held-out loss at the start and after each epoch."""
     pipe, test_pipe = pipelines(options)
     model = LanguageModel(options.length, nnx.Rngs(options.seed))
     optimizer = nnx.Optimizer(model, optax.adamw(options.learning_rate), wrt=nnx.Param)
@@ -147,13 +147,13 @@ def train(options: argparse.Namespace, console: Console) -> tuple[LanguageModel,
         batches = iter(pipe)
         step, history = restore(checkpoints, parts, batches)
         if step:
-            console.print(f"resumed behind step {step}")
+            console.print(f"resumed after step {step}")
         else:
             history.append(held_out_loss(model, test_pipe))
         task = bar.add_task("training", completed=step, total=options.steps)
         while step < options.steps:
             batch = next(batches, None)
-            if batch is None:  # the epoch has ended; the next one has another order
+            if batch is None:  # the next epoch has a different order
                 history.append(held_out_loss(model, test_pipe))
                 console.print(f"step {step}   held-out loss {history[-1]:.3f}   {batches.packing}")
                 batches = iter(pipe)
@@ -176,7 +176,7 @@ def restore(
     parts: dict[str, Any],
     batches: jk.pipeline.PipelineIterator,
 ) -> tuple[int, list[float]]:
-    """Puts the latest checkpoint into `parts` and `batches`; returns its step and history."""
+    """Restore `parts` and `batches` from the latest checkpoint; return its step and history."""
     step = checkpoints.latest_step()
     if step is None:
         return 0, []
@@ -192,7 +192,7 @@ def restore(
 
 
 def digest(model: LanguageModel) -> str:
-    """Sixteen hexadecimal digits that change with any bit of the weights."""
+    """Return a hash of the weights: sixteen hexadecimal digits."""
     weights = jax.tree.leaves(nnx.state(model, nnx.Param))
     return hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in weights)).hexdigest()[:16]
 
@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
     options = parser.parse_args()
     if min(options.steps, options.save_every, options.files) < 1:
-        parser.error("--steps, --save-every and --files: wanted 1 or more")
+        parser.error("--steps, --save-every and --files: expected at least 1")
     console = Console(highlight=False)
     model, history = train(options, console)
     console.print(

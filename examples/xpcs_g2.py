@@ -1,9 +1,9 @@
-"""Diffusion from a detector's frames: g2 of every ring of pixels, a fit of each, D from the rates.
+"""Diffusion coefficient from detector frames: g2 of each q ring, fits of g2, D from the rates.
 
     python examples/xpcs_g2.py --plot docs/images/xpcs-g2.png    # needs jaxkern[xpcs]
 
-Frames are simulated, of particles that diffuse with a known D. Prints the rates and D beside the
-truth.
+The frames are simulated for particles with a known D. Prints the rates and D next to the
+true values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ D, FRAME_TIME, FRAMES, MODES = 2e5, 0.01, 2000, 3  # Angstrom^2/s, s
 
 
 def detector() -> jk.xpcs.QMap:
-    """Six rings on 80 x 80 pixels."""
+    """Return a q map of six rings on 80 x 80 pixels."""
     return jk.xpcs.QMap.from_geometry(
         (80, 80),
         beam_center=(39.5, 39.5),
@@ -32,7 +32,7 @@ def detector() -> jk.xpcs.QMap:
 
 
 def measure(n_frames: int = FRAMES) -> jk.xpcs.MultiTauResult:
-    """g2 of simulated frames."""
+    """Return g2 of simulated frames."""
     qmap = detector()
     rates = D * qmap.q**2 * FRAME_TIME
     how = {"n_frames": n_frames, "frame_time": FRAME_TIME, "photons": 0.5, "modes": MODES}
@@ -40,13 +40,13 @@ def measure(n_frames: int = FRAMES) -> jk.xpcs.MultiTauResult:
 
 
 def siegert(tau: np.ndarray, rate: float, contrast: float, baseline: float) -> np.ndarray:
-    """g2 of speckles whose field correlation is exp(-rate tau)."""
+    """Return g2 of speckles with the field correlation exp(-rate tau)."""
     return baseline + contrast * np.exp(-2 * rate * tau)
 
 
 def fits(r: jk.xpcs.MultiTauResult) -> tuple[np.ndarray, np.ndarray]:
-    """Rate, contrast and baseline of each bin, and their standard errors: [n_bins, 3] twice."""
-    used = r.delay < r.n_frames / 8  # beyond, errors of g2 are too small
+    """Return rate, contrast and baseline of each bin, and standard errors, both [n_bins, 3]."""
+    used = r.delay < r.n_frames / 8  # the errors of g2 are underestimated at longer delays
     values, errors = [], []
     for g2, error in zip(r.g2[used].T, r.g2_err[used].T, strict=True):
         start = 1 / r.tau[np.argmin(abs(g2 - (g2[0] + g2[-1]) / 2))], g2[0] - g2[-1], 1.0
@@ -57,7 +57,7 @@ def fits(r: jk.xpcs.MultiTauResult) -> tuple[np.ndarray, np.ndarray]:
 
 
 def plot(path: Path, r: jk.xpcs.MultiTauResult, values: np.ndarray, errors: np.ndarray) -> None:
-    """g2 with the fits, and the rates over q^2."""
+    """Plot g2 with the fits, and the rates over q^2."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""The posterior of a two-time correlation by NumPyro's NUTS, beside the errors of a fit.
+"""The posterior of a two-time correlation by NumPyro's NUTS, compared with the errors of a fit.
 
     python examples/xpcs_nuts.py    # needs jaxkern[xpcs,mcmc]
 
@@ -25,11 +25,11 @@ import jaxkern as jk
 FRAMES, SIGMA = 64, 0.003
 TRUTH = np.array([2e4, 0.3, 50.0])  # D0, alpha, D_offset
 CONTRAST, OFFSET = 0.2, 1.0
-HELD = "D_offset"  # it can hardly be told from D0 here, so neither the fit nor NUTS looks for it
+HELD = "D_offset"  # nearly degenerate with D0 here, so it is fixed in the fit and in NUTS
 
 
 def simulate(seed: int = 0) -> tuple[jk.xpcs.Static, np.ndarray]:
-    """The model of one angle, and mirrored noisy data [1, FRAMES, FRAMES]."""
+    """Return a model of one angle, and symmetric noisy data [1, FRAMES, FRAMES]."""
     times = 0.1 * np.arange(FRAMES)
     model = jk.xpcs.Static(jk.xpcs.Geometry(q=0.0054, gap=None, dt=0.1, t=times, phi=[0.0]))
     clean = np.asarray(jk.xpcs.g2(model, TRUTH, CONTRAST, OFFSET), float)
@@ -40,10 +40,10 @@ def simulate(seed: int = 0) -> tuple[jk.xpcs.Static, np.ndarray]:
 def sample(
     model: jk.xpcs.Static, data: np.ndarray, found: jk.xpcs.FitResult, draws: int, seed: int = 1
 ) -> dict[str, np.ndarray]:
-    """Draws from the posterior of the fitted parameters, with the fit's bounds as flat priors.
+    """Sample the posterior of the fitted parameters, with the fit's bounds as flat priors.
 
-    NUTS walks in units of the fit's errors around its optimum, so that steps of one size suit all
-    parameters; it learns by itself how they hang together (`dense_mass`).
+    NUTS samples in units of the fit's errors around its optimum, so that one step size suits all
+    parameters; it adapts to their correlations (`dense_mass`).
     """
     names = [name for name in found.names if name != HELD]
     limits = {"contrast": (0.0, 1.0), "offset": (0.5, 1.5)}
@@ -73,13 +73,13 @@ def sample(
 
 
 def plain(name: str) -> str:
-    """``contrast`` of ``contrast[0]``."""
+    """Return ``contrast`` for ``contrast[0]``."""
     return name.split("[")[0]
 
 
 def compare(draws: int) -> tuple[jk.xpcs.FitResult, dict[str, np.ndarray]]:
-    """The fit, and draws of the posterior, of the same simulated data."""
-    # Flat priors reach far in units of the errors: float64.
+    """Return the fit and posterior samples of the same simulated data."""
+    # Flat priors are wide in units of the errors, which needs float64.
     with jax.enable_x64(True):
         model, data = simulate()
         found = jk.xpcs.fit(
@@ -95,7 +95,7 @@ def compare(draws: int) -> tuple[jk.xpcs.FitResult, dict[str, np.ndarray]]:
 
 
 def plot(found: jk.xpcs.FitResult, draws: dict[str, np.ndarray], path: Path) -> None:
-    """Histograms of the draws beside the fit's Gaussians, as PNG."""
+    """Plot histograms of the samples and the Gaussians of the fit to a PNG file."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -118,7 +118,7 @@ def plot(found: jk.xpcs.FitResult, draws: dict[str, np.ndarray], path: Path) -> 
 
 
 def table(found: jk.xpcs.FitResult, draws: dict[str, np.ndarray]) -> list[list[Any]]:
-    """Name, fit, its error, and mean and spread of the draws."""
+    """Return rows of name, fit, error, and mean and standard deviation of the samples."""
     errors = dict(zip(found.names, found.perr, strict=True))
     return [
         [name, found.as_dict[name], errors[name], values.mean(), values.std(ddof=1)]

@@ -7,7 +7,7 @@
 #include <random>
 
 #include "core/parallel.h"
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "image/check.h"
 #include "image/levels.h"
 #include "image/mix.h"

@@ -4,7 +4,7 @@
 #include <cinttypes>
 #include <cstdio>
 
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "measure.h"
 #include "xpcs/cpu.h"
 

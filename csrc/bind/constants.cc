@@ -1,11 +1,11 @@
-// Constants that Python repeats, so that pure JAX needs no native module; a test compares them.
+// Constants that Python duplicates, so that pure JAX needs no native module. A test compares them.
 #include <cstdint>
 
 #include "bind/objects.h"
 #include "correlators/multitau.h"
 #include "image/blur.h"
 #include "image/check.h"
-#include "image/encoded_producer.h"
+#include "image/producer.h"
 #include "image/program.h"
 #include "image/stages.h"
 #include "ring/gather.h"
@@ -18,8 +18,8 @@ namespace nb = nanobind;
 namespace jaxkern {
 namespace {
 
-// name_of(Type) returns an enumerator's name, or nullptr for another number. The compiler warns
-// about an enumerator that is missing from a switch.
+// name_of(Type) returns the name of an enumerator, or nullptr for another number. The compiler
+// warns about an enumerator that is missing from a switch.
 #define JAXKERN_NAME(name) \
   case Type::name:         \
     return #name;
@@ -68,15 +68,15 @@ JAXKERN_ENUM(overlong_name, tokens::Overlong, JAXKERN_OVERLONGS)
 JAXKERN_ENUM(loss_name, xpcs::Loss, JAXKERN_LOSSES)
 JAXKERN_ENUM(symmetric_name, xpcs::Symmetric, JAXKERN_SYMMETRICS)
 
-// {name: number} of an enum whose numbers are small.
+// Returns {name: number} of an enum with small numbers.
 template <typename Enum>
 nb::dict numbers(const char* (*name_of)(Enum)) {
-  nb::dict found;
+  nb::dict result;
   for (int32_t number = -1; number < 256; ++number) {
     const char* name = name_of(static_cast<Enum>(number));
-    if (name != nullptr) found[name] = number;
+    if (name != nullptr) result[name] = number;
   }
-  return found;
+  return result;
 }
 
 nb::dict constants() {
@@ -115,7 +115,7 @@ nb::dict constants() {
 
 void define_constants(nb::module_& module) {
   module.def("constants", &constants, nb::sig("def constants() -> dict[str, object]"),
-             "Enums as {name: number}, and limits, that Python has copies of.");
+             "Return enums as {name: number}, and limits, of which Python has copies.");
 }
 
 }  // namespace jaxkern

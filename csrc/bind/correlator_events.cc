@@ -12,7 +12,7 @@
 #include "bind/correlators.h"
 #include "bind/objects.h"
 #include "bind/unlocked.h"
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "correlators/event_pairs.h"
 #include "correlators/multitau_events.h"
 

@@ -14,7 +14,7 @@
 
 #include "bind/objects.h"
 #include "bind/unlocked.h"
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "correlators/bin_sums.h"
 #include "correlators/frame_sums.h"
 #include "correlators/multitau.h"

@@ -1,10 +1,10 @@
-// The CPU module: which FFI target is which handler.
+// The CPU module: a table of FFI targets and their handlers.
 #include <string>
 #include <vector>
 
 #include "bind/objects.h"
 #include "core/module.h"
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "correlators/ops.h"
 #include "image/jpeg.h"
 #include "image/ops.h"
@@ -35,7 +35,7 @@ nb::dict registrations() {
 NB_MODULE(_cpu, m) {
   m.doc() = "jaxkern's CPU kernels as XLA FFI targets";
   m.def("registrations", &registrations, nb::sig("def registrations() -> dict[str, object]"),
-        "FFI targets by name.");
+        "Return the FFI targets by name.");
   jaxkern::define_abi(m);
   jaxkern::define_constants(m);
   jaxkern::correlators::define_multitau(m);
@@ -50,7 +50,7 @@ NB_MODULE(_cpu, m) {
   jaxkern::tokens::define_packing(m);
   m.def(
       "set_max_workers", [](int64_t count) { jaxkern::worker_cap().store(count); },
-      nb::arg("count"), "Caps the threads that a kernel uses, the caller's included; 0: no cap.");
+      nb::arg("count"), "Limit the threads of a kernel, including the calling one; 0: no limit.");
   m.def(
       "simd_levels",
       [] {
@@ -61,11 +61,13 @@ NB_MODULE(_cpu, m) {
         return names;
       },
       nb::sig("def simd_levels() -> list[str]"),
-      "The instruction-set levels that this machine can run, ascending.");
+      "Return the SIMD levels that this machine can run, in ascending order.");
   m.def(
       "simd_level", [] { return jaxkern::simd_level_name(jaxkern::simd_level()); },
-      "The instruction-set level in use: the best one, or the one that JAXKERN_SIMD names.");
+      "Return the SIMD level in use: the best one, or the one in JAXKERN_SIMD.");
   m.def("simd_problem", &jaxkern::simd_problem, nb::sig("def simd_problem() -> str | None"),
-        "What is wrong with JAXKERN_SIMD, or None.");
-  m.def("max_workers", [] { return jaxkern::worker_cap().load(); }, "The cap on threads; 0: none.");
+        "Return an error message for an invalid JAXKERN_SIMD, or None.");
+  m.def(
+      "max_workers", [] { return jaxkern::worker_cap().load(); },
+      "Return the limit on threads; 0: none.");
 }

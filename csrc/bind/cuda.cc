@@ -1,4 +1,4 @@
-// The CUDA module: which FFI target is which handler, and what the machine code is for.
+// The CUDA module: a table of FFI targets and their handlers, and the architectures of its code.
 #include <cuda_runtime_api.h>
 
 #include <memory>
@@ -38,7 +38,7 @@ nb::list architectures() {
 NB_MODULE(_cuda, m) {
   m.doc() = "jaxkern's CUDA kernels as XLA FFI targets";
   m.def("registrations", &registrations, nb::sig("def registrations() -> dict[str, object]"),
-        "FFI targets by name.");
+        "Return the FFI targets by name.");
   jaxkern::define_abi(m);
   jaxkern::performance::define_device_probes(m);
   m.def(
@@ -47,23 +47,24 @@ NB_MODULE(_cuda, m) {
         using namespace jaxkern::ring;
         set_program_access(&jaxkern::shared_object<ProgramAccess>(access, kProgramAccess));
       },
-      nb::arg("access"), "Where the rings of jitted programs are.");
+      nb::arg("access"), "Set the table of rings that jitted programs use.");
   m.def(
       "pinned_allocator",
       [](int device) {
         using jaxkern::ring::Allocator;
         auto allocator = std::make_unique<Allocator>(jaxkern::ring::pinned_allocator(device));
         nb::capsule capsule(allocator.get(), jaxkern::ring::kAllocator,
-                            [](void* made) noexcept { delete static_cast<Allocator*>(made); });
+                            [](void* memory) noexcept { delete static_cast<Allocator*>(memory); });
         (void)allocator.release();
         return capsule;
       },
       nb::arg("device"), nb::sig("def pinned_allocator(device: int) -> object"),
-      "Page-locked memory for the slots of a ring, in the context of CUDA device `device`.");
+      "Return an allocator of page-locked memory for the slots of a ring, on CUDA device "
+      "`device`.");
   m.def(
       "cuda_runtime", [] { return CUDART_VERSION; },
-      "The version of the CUDA runtime inside this module: 1000 * major + 10 * minor.");
-  m.def(
-      "architectures", &architectures, nb::sig("def architectures() -> list[str]"),
-      "What the kernels are compiled for: sm_* is machine code, compute_* PTX for newer devices.");
+      "Return the version of the CUDA runtime in this module: 1000 * major + 10 * minor.");
+  m.def("architectures", &architectures, nb::sig("def architectures() -> list[str]"),
+        "Return the architectures of the kernels: sm_* is machine code, compute_* PTX for newer "
+        "devices.");
 }

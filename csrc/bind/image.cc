@@ -1,4 +1,4 @@
-// A chain's producers for Python: capsules, made from the attributes that the handlers take.
+// Producers of image records for Python: capsules, created from the attributes of the ops.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
 
@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "bind/objects.h"
-#include "image/encoded_producer.h"
 #include "image/producer.h"
 
 namespace nb = nanobind;
@@ -20,7 +19,8 @@ namespace {
 using Integers = std::vector<int32_t>;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// The attributes of the ops of stages (image/stage_operands.h), and the source.
+// Creates stages from the attributes of the ops (image/operands.h) and the properties of the
+// source.
 Stages stages_of(const Integers& filter, const Integers& size, const Integers& erasures,
                  const Integers& rounding, const Integers& segments, const Integers& steps,
                  const Integers& dtype, const Integers& codes, const Integers& interpolation,
@@ -29,28 +29,28 @@ Stages stages_of(const Integers& filter, const Integers& size, const Integers& e
   const auto list = [](const auto& values) {
     return Slice<typename std::decay_t<decltype(values)>::value_type>{values.data(), values.size()};
   };
-  const StagesAttributes given = {list(filter),   list(size),      list(erasures),
-                                  list(rounding), list(segments),  list(steps),
-                                  list(dtype),    list(codes),     list(interpolation),
-                                  list(kernel),   list(warp_fill), layout,
-                                  channels,       source_dtype,    height,
-                                  width};
+  const StagesAttributes attributes = {list(filter),   list(size),      list(erasures),
+                                       list(rounding), list(segments),  list(steps),
+                                       list(dtype),    list(codes),     list(interpolation),
+                                       list(kernel),   list(warp_fill), layout,
+                                       channels,       source_dtype,    height,
+                                       width};
   Stages stages;
-  if (const std::string wrong = set_stages(given, &stages); !wrong.empty()) {
-    throw nb::value_error(wrong.c_str());
+  if (const std::string error = set_stages(attributes, &stages); !error.empty()) {
+    throw nb::value_error(error.c_str());
   }
   return stages;
 }
 
-nb::object in_capsule(const JaxkernProducer* made) {
-  PyObject* capsule = PyCapsule_New(const_cast<JaxkernProducer*>(made), JAXKERN_PRODUCER_CAPSULE,
-                                    [](PyObject* self) {
+nb::object in_capsule(const JaxkernProducer* producer) {
+  PyObject* capsule = PyCapsule_New(const_cast<JaxkernProducer*>(producer),
+                                    JAXKERN_PRODUCER_CAPSULE, [](PyObject* self) {
                                       const auto* last = static_cast<const JaxkernProducer*>(
                                           PyCapsule_GetPointer(self, JAXKERN_PRODUCER_CAPSULE));
                                       last->release(last->state);
                                     });
   if (capsule == nullptr) {
-    made->release(made->state);
+    producer->release(producer->state);
     throw nb::python_error();
   }
   return nb::steal(capsule);
@@ -74,22 +74,23 @@ nb::object encoded_producer(const Stages& stages, const std::vector<Bytes>& blob
 }  // namespace
 
 void define_chain_producer(nb::module_& module) {
-  nb::class_<Stages>(module, "ImageStages", "Checked stages, which producers run.");
-  module.def("image_stages", &stages_of, nb::kw_only(), nb::arg("filter"), nb::arg("size"),
-             nb::arg("erasures"), nb::arg("rounding"), nb::arg("segments"), nb::arg("steps"),
-             nb::arg("dtype"), nb::arg("codes"), nb::arg("interpolation"), nb::arg("kernel"),
-             nb::arg("warp_fill"), nb::arg("layout"), nb::arg("channels"), nb::arg("source_dtype"),
-             nb::arg("height"), nb::arg("width"),
-             "Stages of an op's attributes; height and width of the source matter where a program "
-             "is first.");
+  nb::class_<Stages>(module, "ImageStages", "Checked stages, for producers.");
+  module.def(
+      "image_stages", &stages_of, nb::kw_only(), nb::arg("filter"), nb::arg("size"),
+      nb::arg("erasures"), nb::arg("rounding"), nb::arg("segments"), nb::arg("steps"),
+      nb::arg("dtype"), nb::arg("codes"), nb::arg("interpolation"), nb::arg("kernel"),
+      nb::arg("warp_fill"), nb::arg("layout"), nb::arg("channels"), nb::arg("source_dtype"),
+      nb::arg("height"), nb::arg("width"),
+      "Create stages from an op's attributes. Height and width of the source are used only if "
+      "a program is first.");
   module.def("image_chain_producer", &chain_producer, nb::arg("stages"), nb::arg("height"),
              nb::arg("width"),
-             "A capsule of core/producer.h that runs these stages on images of this size.");
+             "Return a capsule of core/producer.h that runs stages on images of this size.");
   module.def("image_encoded_producer", &encoded_producer, nb::arg("stages"), nb::kw_only(),
              nb::arg("blobs").noconvert(), nb::arg("in_files"), nb::arg("codec"),
              nb::arg("max_pixels"), nb::arg("scaled"),
-             "A capsule of core/producer.h that runs these stages on encoded images. `blobs` are "
-             "arrays uint8 [B], which the caller keeps for as long as it is used.");
+             "Return a capsule of core/producer.h that runs stages on encoded images. `blobs` are "
+             "arrays uint8 [B] that must outlive the capsule.");
 }
 
 }  // namespace jaxkern::image

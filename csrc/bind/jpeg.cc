@@ -39,7 +39,8 @@ void decode_region(const Bytes& data, const Pixels& out, int32_t top, int32_t le
                    int64_t max_pixels, int32_t denominator, int32_t band) {
   thread_local JpegDecoder decoder;
   if (out.shape(0) > INT32_MAX || out.shape(1) > INT32_MAX || out.shape(2) > 4) {
-    throw nb::value_error("the output is not [height, width, channels]");
+    throw nb::value_error(
+        "out: expected [height, width, channels] with at most 4 channels, got another shape");
   }
   const JpegRegion region{top, left, static_cast<int32_t>(out.shape(0)),
                           static_cast<int32_t>(out.shape(1))};
@@ -65,19 +66,20 @@ void decode_region(const Bytes& data, const Pixels& out, int32_t top, int32_t le
 }  // namespace
 
 void define_jpeg(nb::module_& module) {
-  module.def("jpeg_decoder", &jpeg_decoder_name,
-             "The library that decodes JPEG natively, such as \"libjpeg-turbo 2.1.5\", or \"\".");
+  module.def(
+      "jpeg_decoder", &jpeg_decoder_name,
+      "Return the name of the native JPEG library, such as \"libjpeg-turbo 2.1.5\", or \"\".");
   module.def("jpeg_info", &info_of, nb::arg("data"),
              nb::sig("def jpeg_info(data: object) -> tuple[int, int, int, int, bool]"),
-             "From a header: height and width as stored, components, EXIF's orientation, and "
-             "whether it is progressive.");
+             "Return the height and width as stored, the components, the EXIF orientation and the "
+             "progressive flag of a JPEG header.");
   module.def("jpeg_decode", &decode_region, nb::arg("data"), nb::arg("out"), nb::kw_only(),
              nb::arg("top") = 0, nb::arg("left") = 0, nb::arg("max_pixels") = int64_t{178956970},
              nb::arg("denominator") = 1, nb::arg("band") = 0,
              nb::sig("def jpeg_decode(data: object, out: object, *, top: int = 0, left: int = 0, "
                      "max_pixels: int = 178956970, denominator: int = 1, band: int = 0) -> None"),
-             "Decodes the region of the upright image that begins at (top, left) and is as large "
-             "as `out`, uint8 [height, width, channels]; in bands of rows where `band` is given.");
+             "Decode the region of the upright image at (top, left) with the size of `out`, uint8 "
+             "[height, width, channels], in bands of `band` rows if it is positive.");
 }
 
 }  // namespace jaxkern::image

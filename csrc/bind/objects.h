@@ -1,4 +1,4 @@
-// What the modules offer beside their handlers, a file of csrc/bind each.
+// The definitions of the modules apart from their handlers; each file of csrc/bind has one of them.
 #ifndef JAXKERN_BIND_OBJECTS_H_
 #define JAXKERN_BIND_OBJECTS_H_
 
@@ -9,18 +9,18 @@
 
 namespace jaxkern {
 
-// What the other module made: the object in its capsule, whose name says of which version it is.
+// Returns the object in a capsule of the other module. The capsule's name includes a version.
 template <typename T>
-const T& shared_object(const nanobind::capsule& given, const char* wanted) {
-  const char* name = given.name();
-  if (name == nullptr || std::strcmp(name, wanted) != 0) {
+const T& shared_object(const nanobind::capsule& capsule, const char* expected) {
+  const char* name = capsule.name();
+  if (name == nullptr || std::strcmp(name, expected) != 0) {
     throw nanobind::type_error(
-        (std::string("the capsule's name is ") + (name == nullptr ? "missing" : name) +
-         "; wanted " + wanted +
-         ". jaxkern._cpu and jaxkern._cuda must be of one build: install jaxkern again")
+        (std::string("capsule: expected the name ") + expected + ", got " +
+         (name == nullptr ? "none" : name) +
+         "; jaxkern._cpu and jaxkern._cuda must be of one build: reinstall jaxkern")
             .c_str());
   }
-  return *static_cast<const T*>(given.data());
+  return *static_cast<const T*>(capsule.data());
 }
 
 void define_constants(nanobind::module_& module);

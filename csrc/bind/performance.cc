@@ -1,4 +1,4 @@
-// The CPU's probes for Python; they run without the interpreter's lock.
+// Bindings of the CPU probes; they release the GIL.
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 
@@ -18,7 +18,7 @@ SimdLevel level_of(const std::string& name) {
     const SimdLevel level = static_cast<SimdLevel>(i);
     if (name == simd_level_name(level)) return level;
   }
-  throw nb::value_error(("'" + name + "' is no SIMD level; simd_levels() lists them").c_str());
+  throw nb::value_error(("level: expected one of simd_levels(), got '" + name + "'").c_str());
 }
 
 }  // namespace
@@ -31,14 +31,14 @@ void define_probes(nb::module_& module) {
       },
       nb::arg("level"), nb::arg("threads"), nb::arg("bytes"), nb::arg("seconds"),
       nb::call_guard<Unlocked>(),
-      "Bytes a second of streams over `bytes` of memory: the best of `seconds` of passes.");
+      "Measure bytes per second over `bytes` of memory: the best of `seconds` of passes.");
   module.def(
       "measure_compute",
       [](const std::string& level, int64_t threads, double seconds) {
         return measure_compute(level_of(level), threads, seconds);
       },
       nb::arg("level"), nb::arg("threads"), nb::arg("seconds"), nb::call_guard<Unlocked>(),
-      "Operations a second of multiply-adds in registers: the best of `seconds` of runs.");
+      "Measure operations per second of multiply-adds: the best of `seconds` of runs.");
 }
 
 }  // namespace jaxkern::performance

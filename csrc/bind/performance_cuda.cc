@@ -1,4 +1,4 @@
-// The GPU's probes for Python; they run without the interpreter's lock.
+// Bindings of the GPU probes; they release the GIL.
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 
@@ -20,14 +20,14 @@ void define_device_probes(nb::module_& module) {
         Rates rates;
         if (const cudaError_t status = measure_device(ordinal, seconds, rates);
             status != cudaSuccess) {
-          cudaGetLastError();  // an error of this measurement is not the next call's
+          cudaGetLastError();  // clears the error, so that the next call does not report it
           throw std::runtime_error("the probes of GPU " + std::to_string(ordinal) +
                                    " failed: " + cudaGetErrorString(status));
         }
         return rates;
       },
       nb::arg("ordinal"), nb::arg("seconds"), nb::call_guard<Unlocked>(),
-      "Bytes and multiply-adds a second of one GPU: the best of `seconds` of launches each.");
+      "Measure bytes and operations per second of a GPU: the best of `seconds` of launches.");
 }
 
 }  // namespace jaxkern::performance

@@ -1,4 +1,4 @@
-// Native work and waits without the interpreter's lock.
+// Native work and waits without the interpreter's lock (GIL).
 #ifndef JAXKERN_BIND_UNLOCKED_H_
 #define JAXKERN_BIND_UNLOCKED_H_
 
@@ -8,11 +8,11 @@
 
 namespace jaxkern {
 
-// Gives the interpreter's lock back for as long as it lives.
+// Releases the interpreter's lock during its lifetime.
 //
-// Before Python 3.14 a thread that asks for the lock of an interpreter that ends is ended by
-// pthread_exit, which unwinds its stack; nanobind's frames may not be unwound, and the process
-// would abort. Such a thread rests here until the process is gone, as it does in Python 3.14.
+// Before Python 3.14, a thread that requests the lock of a finalizing interpreter is ended by
+// pthread_exit, which unwinds its stack. nanobind's frames must not be unwound, and the process
+// would abort. Therefore such a thread sleeps here until the process ends, like in Python 3.14.
 class Unlocked {
  public:
   Unlocked() : state_(PyEval_SaveThread()) {}

@@ -1,5 +1,4 @@
-// Batched operands without copies: an operand whose batch dimension has size 1 is read with stride
-// 0.
+// Batched operands without copies: an operand whose batch axis has size 1 is read with stride 0.
 #ifndef JAXKERN_CORE_BATCH_H_
 #define JAXKERN_CORE_BATCH_H_
 

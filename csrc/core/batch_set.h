@@ -1,5 +1,5 @@
-// The batch maps of all operands of a kernel at once: a sample's index is divided once per axis,
-// not once per axis and operand.
+// The batch maps of all operands of a kernel together: a sample's index is divided once per axis,
+// and not once per axis and operand.
 #ifndef JAXKERN_CORE_BATCH_SET_H_
 #define JAXKERN_CORE_BATCH_SET_H_
 
@@ -10,7 +10,7 @@
 
 namespace jaxkern {
 
-// Where each operand has a sample, in its elements.
+// The offset of a sample in each operand, in elements.
 template <int kOperands>
 struct BatchOffsets {
   int64_t element[kOperands];
@@ -23,7 +23,7 @@ struct BatchSet {
   int64_t stride[kMaxBatchRank][kOperands] = {};
   const void* data[kOperands] = {};
 
-  // All maps of one call have the same rank and sizes.
+  // All maps of a call have the same rank and sizes.
   void set(int operand, const void* values, const BatchMap& map) {
     rank = map.rank;
     for (int d = 0; d < map.rank; ++d) {
@@ -39,7 +39,7 @@ struct BatchSet {
   }
 };
 
-// Those of sample `flat`.
+// Returns the offsets of sample `flat`.
 template <int kOperands>
 JAXKERN_HD BatchOffsets<kOperands> batch_offsets(const BatchSet<kOperands>& set, int64_t flat) {
   BatchOffsets<kOperands> offsets = {};

@@ -1,4 +1,4 @@
-// An op's handlers from what is written once: its list row, its operands, and what a platform does.
+// Handlers of an op from its row in a list, its operands, and a function per platform.
 //
 // clang-format off
 //   #define MY_OPS(OP) OP(Scale, "my.scale.v1")      // a row: the handlers' name, and the FFI target
@@ -28,7 +28,7 @@
 
 namespace jaxkern {
 
-// How XLA calls the type of a handler's context: a pointer is the platform's stream.
+// XLA's tag for the type of a handler's context. A pointer is the platform's stream.
 template <typename Context>
 struct ContextTag {
   using Type = Context;
@@ -38,8 +38,8 @@ struct ContextTag<Stream*> {
   using Type = ffi::PlatformStream<Stream*>;
 };
 
-// What XLA calls: makes an op of its operands and attributes for `run`, a function of the op and
-// of the contexts that it wants from the platform.
+// The function that XLA calls. It constructs an Op from operands and attributes and calls `run`
+// with the op and the platform contexts that `run` takes.
 template <auto run>
 struct Handler;
 
@@ -69,8 +69,8 @@ struct Handler<run> {
   extern "C" XLA_FFI_Error* Jaxkern##name##Cpu(XLA_FFI_CallFrame*); \
   extern "C" XLA_FFI_Error* Jaxkern##name##Cuda(XLA_FFI_CallFrame*);
 
-// Without the trait kCmdBufferCompatible, so that XLA does not capture the call in a CUDA graph: a
-// replay would use scratch memory that XLA has given to something else by then.
+// The trait kCmdBufferCompatible is absent, so XLA does not capture the call in a CUDA graph: a
+// replay would use scratch memory that XLA has reused by then.
 #define JAXKERN_CPU_HANDLER(name, run)                                         \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(Jaxkern##name##Cpu, ::jaxkern::Handler<run>(), \
                                 ::jaxkern::Handler<run>::binding());

@@ -1,25 +1,25 @@
-// One spelling for functions that CPU kernels, CUDA kernels and tests share.
+// Macros for functions that CPU kernels, CUDA kernels and tests share.
 #ifndef JAXKERN_CORE_HOST_DEVICE_H_
 #define JAXKERN_CORE_HOST_DEVICE_H_
 
-// Internal linkage on purpose: the CPU kernels compile these functions once per instruction set,
-// and the linker must never merge a copy that uses wide instructions into baseline code.
+// These functions have internal linkage, because CPU kernels compile them once per SIMD level, and
+// the linker must never merge a copy with wide instructions into baseline code.
 #ifdef __CUDACC__
 #define JAXKERN_HD static __host__ __device__ __forceinline__
-#elif defined(JAXKERN_CALLS)  // a test that compiles fast matters more than one that runs fast
+#elif defined(JAXKERN_CALLS)  // for tests, where compile time matters more than speed
 #define JAXKERN_HD static inline
 #else
 #define JAXKERN_HD static inline __attribute__((always_inline))
 #endif
 
-// The same for what is long and rare: called, not inlined.
+// The same for long functions on rare paths, which are not inlined.
 #ifdef __CUDACC__
-#define JAXKERN_HD_APART [[maybe_unused]] static __host__ __device__ __noinline__
+#define JAXKERN_HD_NOINLINE [[maybe_unused]] static __host__ __device__ __noinline__
 #else
-#define JAXKERN_HD_APART [[maybe_unused]] static __attribute__((noinline))
+#define JAXKERN_HD_NOINLINE [[maybe_unused]] static __attribute__((noinline))
 #endif
 
-// The same for member functions, which cannot be static.
+// The same for member functions, which cannot have internal linkage.
 #ifdef __CUDACC__
 #define JAXKERN_HD_MEMBER __host__ __device__ __forceinline__
 #elif defined(JAXKERN_CALLS)
@@ -28,8 +28,8 @@
 #define JAXKERN_HD_MEMBER inline __attribute__((always_inline))
 #endif
 
-// Before a loop whose arrays must stay in registers on the device, and before one whose copies
-// would only cost registers.
+// JAXKERN_UNROLL precedes a loop whose arrays must stay in registers on the device, JAXKERN_ROLLED
+// one that unrolling would only cost registers.
 #ifdef __CUDA_ARCH__
 #define JAXKERN_UNROLL _Pragma("unroll")
 #define JAXKERN_ROLLED _Pragma("unroll 1")

@@ -1,4 +1,5 @@
-// What a nanobind module must offer to `jaxkern.load_library`: its targets and its FFI version.
+// The functions that a nanobind module offers to `jaxkern.load_library`: its targets and FFI
+// version.
 #ifndef JAXKERN_CORE_MODULE_H_
 #define JAXKERN_CORE_MODULE_H_
 
@@ -8,15 +9,14 @@
 
 namespace jaxkern {
 
-// Adds a handler to a table of registrations, as the capsule that jax.ffi.register_ffi_target
-// takes.
+// Adds a handler to a table of registrations, as a capsule for jax.ffi.register_ffi_target.
 template <XLA_FFI_Handler* handler>
 void add_handler(nanobind::dict& table, const char* target) {
   Described<handler>::target = target;
   table[target] = nanobind::capsule(reinterpret_cast<void*>(&Described<handler>::call));
 }
 
-// Defines `abi()`, which the loader compares with the running jaxlib before it registers anything.
+// Defines `abi()`, which the loader compares with the running jaxlib before it registers targets.
 inline void define_abi(nanobind::module_& module) {
   module.def(
       "abi", [] { return nanobind::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR); },

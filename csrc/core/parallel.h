@@ -1,6 +1,7 @@
-// A parallel loop whose caller takes part, so that it never waits for work that has not started.
+// A parallel loop in which the calling thread takes part, so that it never waits for work that has
+// not started.
 //
-// Chunks are claimed from a shared counter; a helper that starts late finds none left and returns.
+// Threads claim chunks from a shared counter. A helper that starts late finds no chunk and returns.
 #ifndef JAXKERN_CORE_PARALLEL_H_
 #define JAXKERN_CORE_PARALLEL_H_
 
@@ -15,15 +16,15 @@
 
 namespace jaxkern {
 
-// Where a loop's helpers run. `schedule` hands a task to another thread (XLA's pool, or a test's);
-// null means that the caller works alone.
+// Runs the helpers of a loop. `schedule` passes a task to another thread (of XLA's pool, or of a
+// test). If it is null, the caller works alone.
 struct Executor {
   std::function<void(std::function<void()>)> schedule;
-  int64_t workers = 1;  // threads that may work at once, the caller included
+  int64_t workers = 1;  // maximum number of threads, including the caller
 };
 
-// The cap on workers of the library that holds this code; 0 means none. Kernels read it at each
-// call, so that changing it recompiles nothing.
+// Limit on the workers of the library that contains this code; 0 means no limit. Kernels read it at
+// each call, so changing it recompiles nothing.
 inline std::atomic<int64_t>& worker_cap() {
   static std::atomic<int64_t> cap{0};
   return cap;
@@ -49,7 +50,7 @@ inline void parallel_for(const Executor& executor, int64_t count, int64_t grain,
   struct Loop {
     std::atomic<int64_t> next{0};
     int64_t count = 0, grain = 1;
-    const std::function<void(int64_t, int64_t)>* body = nullptr;  // valid while chunks are left
+    const std::function<void(int64_t, int64_t)>* body = nullptr;  // valid while chunks remain
     std::mutex mutex;
     std::condition_variable idle;
     int64_t finished = 0;  // iterations done; like `error`, guarded by `mutex`
@@ -79,7 +80,7 @@ inline void parallel_for(const Executor& executor, int64_t count, int64_t grain,
   loop->body = &body;
   try {
     for (int64_t i = 1; i < workers; ++i) executor.schedule([loop] { loop->work(); });
-  } catch (...) {  // without some helpers: `body` must outlive those that have started
+  } catch (...) {  // continue with fewer helpers; `body` must outlive those that have started
   }
   loop->work();
   std::unique_lock<std::mutex> lock(loop->mutex);

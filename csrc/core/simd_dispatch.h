@@ -1,5 +1,6 @@
-// Functions that are compiled once per instruction-set level. A domain's headers list them,
-// and its levels.cc defines each in the namespace of the level it is compiled for.
+// Functions that are compiled once per SIMD level, and the choice of the level. The headers of a
+// domain declare such functions, and its levels.cc defines them in the namespace of the level that
+// it is compiled for.
 #ifndef JAXKERN_CORE_SIMD_DISPATCH_H_
 #define JAXKERN_CORE_SIMD_DISPATCH_H_
 
@@ -7,14 +8,38 @@
 #include <memory>
 #include <new>
 
-#include "core/simd_level.h"
-
 namespace jaxkern {
+
+// kPortable is plain C++ for the compiler's baseline and is always available. The others are the
+// x86-64 psABI levels.
+enum class SimdLevel : int { kPortable = 0, kV2 = 1, kV3 = 2, kV4 = 3 };
+constexpr int kSimdLevels = 4;
+
+// The level in use: the best available one, or the one that the environment variable JAXKERN_SIMD
+// (read at first use) or set_simd_level names.
+SimdLevel simd_level();
+
+// "portable", "v2", "v3" or "v4".
+const char* simd_level_name(SimdLevel level);
+
+// True if this build has the level and this machine can run it.
+bool simd_level_available(SimdLevel level);
+
+// The names of the available levels, ascending, ended by a null.
+const char* const* available_simd_levels();
+
+// Null, or an error message for an invalid JAXKERN_SIMD. Then simd_level() is the best available
+// level, and callers should return the error instead of running.
+const char* simd_problem();
+
+// Forces a level by name, for tests; null restores the environment's choice. Returns false and
+// changes nothing if the level is unknown or unavailable. Must not run concurrently with kernels.
+bool set_simd_level(const char* name);
 
 template <typename Function>
 class LevelFunction;
 
-// One function at every level of this build; a call takes the level in use.
+// A function at every level of this build. A call uses the level in use.
 template <typename Result, typename... Parameters>
 class LevelFunction<Result(Parameters...)> {
  public:
@@ -31,10 +56,10 @@ class LevelFunction<Result(Parameters...)> {
   Function levels_[kSimdLevels];
 };
 
-// kBytes of memory of this thread, aligned to 64, for the kernel that it runs next. Kept until the
-// thread ends: a fresh block would cost page faults at every call. Pages that nothing has touched
-// take no memory, so that a thread keeps what its largest call used, at most 12 MiB over all
-// kernels. Throws std::bad_alloc; the next call tries again.
+// Returns kBytes of memory of this thread, aligned to 64, for the next kernel that it runs. The
+// thread keeps the block until it ends, because a fresh block would cause page faults at every
+// call. Untouched pages use no memory, so a thread holds as much as its largest call used, at most
+// 12 MiB over all kernels. Throws std::bad_alloc; the next call tries again.
 template <size_t kBytes>
 char* thread_scratch() {
   static constexpr std::align_val_t kAlignment{64};
@@ -49,7 +74,7 @@ char* thread_scratch() {
 }  // namespace jaxkern
 
 // JAXKERN_LEVEL_FUNCTION(double, norm, const double* x, int64_t n) in a namespace declares
-// portable::norm, v2::norm ..., and `norm` itself, which calls the one of the level in use.
+// portable::norm, v2::norm ..., and `norm` itself, which calls the one for the level in use.
 #if defined(__x86_64__)
 #define JAXKERN_LEVEL_FUNCTION(result, name, ...)                                               \
   namespace portable {                                                                          \

@@ -1,4 +1,13 @@
 // The vector operations of simd-inl.h with AVX2, FMA and F16C: two lanes of four values.
+#ifndef JAXKERN_CORE_SIMD_FLOATS_AVX2_INL_H_
+#define JAXKERN_CORE_SIMD_FLOATS_AVX2_INL_H_
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace jaxkern::simd::JAXKERN_LEVEL {
+namespace {
 
 constexpr int kLanes = 2;
 constexpr int kFloats = 8;
@@ -11,7 +20,7 @@ inline Floats splat(float x) { return _mm256_set1_ps(x); }
 inline Floats multiply(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
 inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 
-// x in [0, high]; 0 for NaN.
+// Clamps x to [0, high]; NaN becomes 0.
 inline Floats limit(Floats x, Floats high) {
   return _mm256_min_ps(_mm256_max_ps(x, _mm256_setzero_ps()), high);
 }
@@ -43,14 +52,14 @@ inline void stream_f32(float* p, Floats x) { _mm256_stream_ps(p, x); }
 
 // bfloat16 in the low halves, zeros above. The values are never NaN (see fast-inl.h). Adding half a
 // unit rounds to nearest with ties away from zero; a tie leaves a low half of 0, to which the
-// saturating addition gives a mask that clears the last bit kept, and to any other low half all
-// ones.
+// saturating addition gives a mask that clears the last remaining bit, and to any other low half
+// all ones.
 inline __m256i round_to_bf16(Floats x) {
   const __m256i away = _mm256_add_epi32(_mm256_castps_si256(x), _mm256_set1_epi32(0x8000));
   const __m256i even = _mm256_adds_epu16(away, _mm256_set1_epi32(0xfffe));
   return _mm256_and_si256(_mm256_srli_epi32(away, 16), even);
 }
-// Packing works within 128-bit halves: this puts four quarters back in order.
+// Packing works within 128-bit halves. This restores the order of the four quarters.
 inline __m256i in_order(__m256i x) { return _mm256_permute4x64_epi64(x, 0xd8); }
 inline __m256i pack_bf16(Floats x, Floats y) {
   return in_order(_mm256_packus_epi32(round_to_bf16(x), round_to_bf16(y)));
@@ -77,7 +86,7 @@ inline void stream2_f16(uint16_t* p, Floats x, Floats y) {
   _mm_stream_si128(reinterpret_cast<__m128i*>(p + kFloats), round_to_f16(y));
 }
 
-// Packing clamps below at 0; the minimum clamps above, before a conversion can overflow.
+// Packing clamps at 0, and the minimum clamps at 255 before a conversion can overflow.
 inline __m128i pack_bytes(__m256i x, __m256i y) {
   const __m256i words = in_order(_mm256_packus_epi32(x, y));
   return _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
@@ -104,3 +113,8 @@ inline void put2_u8_truncate(uint8_t* p, Floats x, Floats y) {
                    pack_bytes(truncated_level(x), truncated_level(y)));
 }
 inline void end_streaming() { _mm_sfence(); }
+
+}  // namespace
+}  // namespace jaxkern::simd::JAXKERN_LEVEL
+
+#endif  // JAXKERN_CORE_SIMD_FLOATS_AVX2_INL_H_

@@ -1,4 +1,15 @@
 // The vector operations of simd-inl.h in plain C++: one lane of four values.
+#ifndef JAXKERN_CORE_SIMD_FLOATS_PORTABLE_INL_H_
+#define JAXKERN_CORE_SIMD_FLOATS_PORTABLE_INL_H_
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "core/half.h"
+
+namespace jaxkern::simd::JAXKERN_LEVEL {
+namespace {
 
 constexpr int kLanes = 1;
 constexpr int kFloats = 4;
@@ -26,7 +37,7 @@ inline Floats multiply_add(Floats a, Floats b, Floats c) {
   return c;
 }
 
-// x in [0, high]; 0 for NaN.
+// Clamps x to [0, high]; NaN becomes 0.
 inline Floats limit(Floats x, Floats high) {
   for (int i = 0; i < kFloats; ++i) {
     x.v[i] = x.v[i] > 0.f ? x.v[i] : 0.f;
@@ -118,3 +129,8 @@ inline void put2_u8_truncate(uint8_t* p, Floats x, Floats y) {
   put_u8_truncate(p + kFloats, y);
 }
 inline void end_streaming() {}
+
+}  // namespace
+}  // namespace jaxkern::simd::JAXKERN_LEVEL
+
+#endif  // JAXKERN_CORE_SIMD_FLOATS_PORTABLE_INL_H_

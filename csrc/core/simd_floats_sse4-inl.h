@@ -1,4 +1,15 @@
 // The vector operations of simd-inl.h with SSE4.1: one lane of four values.
+#ifndef JAXKERN_CORE_SIMD_FLOATS_SSE4_INL_H_
+#define JAXKERN_CORE_SIMD_FLOATS_SSE4_INL_H_
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "core/half.h"
+
+namespace jaxkern::simd::JAXKERN_LEVEL {
+namespace {
 
 constexpr int kLanes = 1;
 constexpr int kFloats = 4;
@@ -11,7 +22,7 @@ inline Floats splat(float x) { return _mm_set1_ps(x); }
 inline Floats multiply(Floats a, Floats b) { return _mm_mul_ps(a, b); }
 inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm_add_ps(_mm_mul_ps(a, b), c); }
 
-// x in [0, high]; 0 for NaN.
+// Clamps x to [0, high]; NaN becomes 0.
 inline Floats limit(Floats x, Floats high) {
   return _mm_min_ps(_mm_max_ps(x, _mm_setzero_ps()), high);
 }
@@ -39,8 +50,8 @@ inline void stream_f32(float* p, Floats x) { _mm_stream_ps(p, x); }
 
 // bfloat16 in the low halves, zeros above. The values are never NaN (see fast-inl.h). Adding half a
 // unit rounds to nearest with ties away from zero; a tie leaves a low half of 0, to which the
-// saturating addition gives a mask that clears the last bit kept, and to any other low half all
-// ones.
+// saturating addition gives a mask that clears the last remaining bit, and to any other low half
+// all ones.
 inline __m128i round_to_bf16(Floats x) {
   const __m128i away = _mm_add_epi32(_mm_castps_si128(x), _mm_set1_epi32(0x8000));
   const __m128i even = _mm_adds_epu16(away, _mm_set1_epi32(0xfffe));
@@ -67,7 +78,7 @@ inline void put2_f16(uint16_t* p, Floats x, Floats y) {
 }
 inline void stream2_f16(uint16_t* p, Floats x, Floats y) { put2_f16(p, x, y); }
 
-// Packing clamps below at 0; the minimum clamps above, before a conversion can overflow.
+// Packing clamps at 0, and the minimum clamps at 255 before a conversion can overflow.
 inline __m128i pack_bytes(__m128i x, __m128i y) {
   const __m128i words = _mm_packus_epi32(x, y);
   return _mm_packus_epi16(words, words);
@@ -93,3 +104,8 @@ inline void put2_u8_truncate(uint8_t* p, Floats x, Floats y) {
   _mm_storeu_si64(p, pack_bytes(truncated_level(x), truncated_level(y)));
 }
 inline void end_streaming() { _mm_sfence(); }
+
+}  // namespace
+}  // namespace jaxkern::simd::JAXKERN_LEVEL
+
+#endif  // JAXKERN_CORE_SIMD_FLOATS_SSE4_INL_H_

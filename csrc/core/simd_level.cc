@@ -1,11 +1,11 @@
-// CPUID detection, and the choice that JAXKERN_SIMD can force.
-#include "core/simd_level.h"
-
+// Detection of the SIMD level by CPUID, which the environment variable JAXKERN_SIMD overrides.
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <string>
+
+#include "core/simd_dispatch.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -63,8 +63,8 @@ struct Choice {
       chosen = static_cast<SimdLevel>(level);
       return;
     }
-    problem = std::string("JAXKERN_SIMD is '") + forced + "'; " +
-              (level < 0 ? "that is no level" : "this CPU or build lacks that level") +
+    problem = std::string("JAXKERN_SIMD: expected a SIMD level of this CPU and build, got '") +
+              forced + "'" + (level < 0 ? "" : ", which is not available") +
               "; unset it or set it to one of:";
     for (int i = 0; available[i]; ++i) problem += std::string(" ") + available[i];
   }

@@ -1,4 +1,16 @@
 // Products of a pixel's dense sums: s holds n sums, and behind them zeros as far as a loop looks.
+#ifndef JAXKERN_CORRELATORS_EVENTS_INL_H_
+#define JAXKERN_CORRELATORS_EVENTS_INL_H_
+
+#include <cstring>
+
+#include "core/simd-inl.h"
+#include "correlators/event_levels.h"
+
+namespace jaxkern::correlators::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 // Sums that a loop takes at once: s must have zeros up to the next multiple and `last` beyond.
 constexpr int64_t kDenseStep = 64;
@@ -120,3 +132,8 @@ inline void divide_in_row(const PairRow& work) {
   double* __restrict out = work.out;
   for (int64_t t = work.row; t < work.n; ++t) out[t] = out[t] * pixels / (divisor * divisors[t]);
 }
+
+}  // namespace
+}  // namespace jaxkern::correlators::JAXKERN_LEVEL
+
+#endif  // JAXKERN_CORRELATORS_EVENTS_INL_H_

@@ -1,5 +1,19 @@
 // Sums of a tile of frames, a type of counts each. Counts are first added up in words that a few
-// frames, or the pixels of a tile, cannot overflow. Include after core/simd_target.h.
+// frames, or the pixels of a tile, cannot overflow.
+#ifndef JAXKERN_CORRELATORS_FRAME_SUMS_INL_H_
+#define JAXKERN_CORRELATORS_FRAME_SUMS_INL_H_
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "core/simd-inl.h"
+#include "correlators/frame_sums.h"
+
+namespace jaxkern::correlators::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 // Narrow: an image of kFrames frames; Square: its sums of squares; Row: all pixels of a tile; Wide:
 // anything.
@@ -124,3 +138,8 @@ inline void sum_any_tile(const FrameSumsTile& tile, char* scratch) {
       return sum_tile<double>(tile, scratch);
   }
 }
+
+}  // namespace
+}  // namespace jaxkern::correlators::JAXKERN_LEVEL
+
+#endif  // JAXKERN_CORRELATORS_FRAME_SUMS_INL_H_

@@ -2,7 +2,7 @@
 #include <string>
 
 #include "core/handler.h"
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "correlators/operands.h"
 #include "correlators/ops.h"
 

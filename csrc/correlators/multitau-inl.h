@@ -1,9 +1,22 @@
-// A block of frames, added to the multi-tau state of a strip of pixels. Include after
-// core/simd_doubles-inl.h.
+// A block of frames, added to the multi-tau state of a strip of pixels.
 //
 // Sums of a level lie in rows of kStrip pixels, the last 2 dpl of earlier blocks before the new
 // ones. Where they fit 15 bits, two neighbouring sums of a pixel share a word, and one instruction
 // multiplies two pairs and adds the products; larger ones are multiplied to 64 bits.
+#ifndef JAXKERN_CORRELATORS_MULTITAU_INL_H_
+#define JAXKERN_CORRELATORS_MULTITAU_INL_H_
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/simd-inl.h"
+#include "correlators/multitau.h"
+
+namespace jaxkern::correlators::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 #if defined(__AVX512BW__)
 constexpr int kWords = 16;
@@ -379,3 +392,8 @@ inline void run_strip(const MultiTauStrip& strip, char* scratch) {
     run_strip<uint32_t>(strip, scratch);
   }
 }
+
+}  // namespace
+}  // namespace jaxkern::correlators::JAXKERN_LEVEL
+
+#endif  // JAXKERN_CORRELATORS_MULTITAU_INL_H_

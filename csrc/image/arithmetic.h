@@ -1,8 +1,7 @@
 // The per-element arithmetic of the image chain (see plan.h), shared by the CPU and CUDA loops.
 //
-// Positions are ratios of integers. They stay in 64-bit integers until one final division, so that
-// a large image loses no precision; every size is at most kMaxSize, which keeps products below
-// 2^52.
+// Positions are ratios of integers. They are computed in 64-bit integers until one final division,
+// so large images lose no precision. Every size is at most kMaxSize, so products are below 2^52.
 #ifndef JAXKERN_IMAGE_ARITHMETIC_H_
 #define JAXKERN_IMAGE_ARITHMETIC_H_
 
@@ -53,8 +52,8 @@ JAXKERN_HD BilinearTaps bilinear_taps(int32_t i, int32_t box, int32_t resampled)
 }
 
 // The taps of output i under the antialias filter: inputs j in [begin, end), where the weight of j
-// is an integer, antialias_height, over the window's total. All of them are above 0, so that NaN
-// and infinities spread no further than to what has a part of them.
+// is the integer antialias_height, divided by the window's total. All of them are positive, so NaN
+// and infinities spread only to outputs that depend on them.
 struct AntialiasWindow {
   int32_t begin, end;
   int64_t center;  // (2 i + 1) * box; input j is centred at (2 j + 1) * resampled
@@ -93,21 +92,22 @@ JAXKERN_HD bool has_antialias(Filter filter) {
          filter == Filter::kBicubicAntialiasLevels;
 }
 
-// Keys' cubic convolution kernel at x >= 0, in the form that is exactly 0 at 1 and from 2 on.
+// Keys' cubic convolution kernel at x >= 0, in a form that is exactly 0 at 1 and for x >= 2 (Keys,
+// Cubic convolution interpolation for digital image processing, 1981).
 JAXKERN_HD float bicubic_kernel(float a, float x) {
   const float inner = 1.f - x * x * (a + 3.f - (a + 2.f) * x);
   const float outer = a * (x - 1.f) * (x - 2.f) * (x - 2.f);
   return x < 1.f ? inner : x < 2.f ? outer : 0.f;
 }
 
-// The taps of output i under a bicubic filter: inputs j in [begin, end) with bicubic_weight, whose
-// total is 1 but under antialias. Some of the weights may be 0.
+// The taps of output i under a bicubic filter: inputs j in [begin, end) with bicubic_weight.
+// Without antialias the weights add up to 1. Some of them may be 0.
 struct BicubicWindow {
   int32_t begin, end;
-  int32_t last;    // of the box
+  int32_t last;    // last index of the box
   int64_t center;  // as in AntialiasWindow
   int64_t resampled;
-  float one;  // an argument of 1 of the kernel on that scale
+  float one;  // the kernel's argument 1 on that scale
   float a;
   bool antialias;
 };
@@ -134,7 +134,7 @@ JAXKERN_HD float bicubic_weight(const BicubicWindow& window, int32_t j) {
   const float x = static_cast<float>(offset) / window.one;
   float weight = bicubic_kernel(window.a, fabsf(x));
   if (!window.antialias && (j == 0 || j == window.last)) {
-    // Those beyond the box.
+    // Add the weights of the taps beyond the box.
     for (int k = 1; k <= 2; ++k) {
       if (j == 0) weight += bicubic_kernel(window.a, fabsf(x - static_cast<float>(k)));
       if (j == window.last) weight += bicubic_kernel(window.a, fabsf(x + static_cast<float>(k)));
@@ -155,7 +155,7 @@ JAXKERN_HD float clamp_level(float value) {
   return positive < 255.f ? positive : 255.f;
 }
 
-// The inputs of output i under any filter.
+// Returns the inputs of output i under any filter.
 JAXKERN_HD Range tap_range(Filter filter, int32_t i, int32_t box, int32_t resampled) {
   if (filter == Filter::kNone) return {i, i + 1};
   if (filter == Filter::kBilinear) {
@@ -176,28 +176,29 @@ JAXKERN_HD Range tap_range(Filter filter, int32_t i, int32_t box, int32_t resamp
 
 // ---------------------------------------------------------------- map
 
-// The resampled index that output index y shows; it exists when it lies in [0, resampled).
+// Returns the resampled index that output index y shows. It may be outside [0, resampled).
 JAXKERN_HD int64_t mapped_index(int32_t offset, int32_t step, int32_t y) {
   return static_cast<int64_t>(offset) + static_cast<int64_t>(step) * y;
 }
 
-// The index in [0, resampled) that stands for index i; i itself where that is inside.
+// Maps index i to an index in [0, resampled) under a padding.
 JAXKERN_HD int32_t folded_index(Padding padding, int64_t i, int32_t resampled) {
   if (i >= 0 && i < resampled) return static_cast<int32_t>(i);
   if (padding == Padding::kEdge || resampled == 1) return i < 0 ? 0 : resampled - 1;
-  const int32_t twice = padding == Padding::kSymmetric ? 1 : 0;  // the outermost are there twice
+  const int32_t twice = padding == Padding::kSymmetric ? 1 : 0;  // edges are repeated
   const int64_t period = 2 * (static_cast<int64_t>(resampled) - 1 + twice);
   const int64_t within = (i % period + period) % period;
   return static_cast<int32_t>(within < resampled ? within : period - twice - within);
 }
 
-// The resampled index that valid output index y shows.
+// Returns the resampled index in [0, resampled) that a valid output index y shows.
 JAXKERN_HD int32_t shown_index(Padding padding, int32_t offset, int32_t step, int32_t resampled,
                                int32_t y) {
   return folded_index(padding, mapped_index(offset, step, y), resampled);
 }
 
-// The outputs in [0, size) of one axis that are valid: a range, since the step is 1 or -1.
+// Returns the valid outputs in [0, size) along one axis. They are a range, because the step is 1 or
+// -1.
 JAXKERN_HD Range valid_range(Padding padding, int32_t offset, int32_t step, int32_t resampled,
                              int32_t valid_begin, int32_t valid_end, int32_t size) {
   const int64_t wide = offset;
@@ -228,14 +229,14 @@ JAXKERN_HD int32_t shown_column(const Segment& segment, const Geometry& g, int32
   return shown_index(segment.padding, g.column_offset, g.column_step, g.resampled_width, x);
 }
 
-// Whether outputs [range.begin, range.end) show indices outside, which others stand for.
-JAXKERN_HD bool leaves(int32_t offset, int32_t step, int32_t resampled, Range range) {
+// True if outputs [range.begin, range.end) show indices outside [0, resampled).
+JAXKERN_HD bool shows_outside(int32_t offset, int32_t step, int32_t resampled, Range range) {
   const int64_t first = mapped_index(offset, step, range.begin);
   const int64_t last = mapped_index(offset, step, range.end - 1);
   return smaller(first, last) < 0 || larger(first, last) >= resampled;
 }
 
-// The part of [0, size) that an erase box's side covers.
+// Returns the part of [0, size) that a side of an erase box covers.
 JAXKERN_HD Range erased_range(int32_t start, int32_t length, int32_t size) {
   const int64_t end = static_cast<int64_t>(start) + larger(length, 0);
   Range range;
@@ -260,7 +261,7 @@ JAXKERN_HD float round_value(Rounding rounding, float value) {
   return truncf(positive < 255.999f ? positive : 255.999f);
 }
 
-// What has weight 0 takes no part, be it NaN.
+// An operand of weight 0 is ignored, even if it is NaN.
 JAXKERN_HD float mix_value(float x, float partner, float lambda) {
   if (lambda == 0.f) return partner;
   return lambda == 1.f ? x : lambda * x + (1.f - lambda) * partner;
@@ -268,7 +269,7 @@ JAXKERN_HD float mix_value(float x, float partner, float lambda) {
 
 // ---------------------------------------------------------------- storage
 
-// Calls run(std::integral_constant<Dtype, dtype>()) of a checked dtype, on the host.
+// Calls run(std::integral_constant<Dtype, dtype>()) for a checked dtype, on the host.
 template <typename Run>
 static inline auto with_dtype(Dtype dtype, const Run& run) {
   switch (dtype) {
@@ -310,7 +311,7 @@ JAXKERN_HD float load_value(const void* values, int64_t index) {
   if constexpr (dtype == Dtype::kF32) return static_cast<const float*>(values)[index];
 }
 
-// A u8 must already be rounded, that is, an integer in [0, 255].
+// A u8 value must already be an integer in [0, 255].
 template <Dtype dtype>
 JAXKERN_HD void store_value(void* values, int64_t index, float value) {
   if constexpr (dtype == Dtype::kU8)

@@ -1,27 +1,35 @@
-// Gaussian blur of one image in float64: see blur.h. Included by program_levels.cc in the level's
-// namespace.
+// Gaussian blur of one image in float64; blur.h defines the operation.
 //
-// An output row is made of spans of columns: sums down the columns of the span and of its reach to
-// either side, then along the row. Both axes' weights are symmetric, so that two pixels share one
+// An output row is computed in spans of columns: first sums down the columns of the span and of its
+// reach on either side, then sums along the row. The weights are symmetric, so two pixels share one
 // multiplication.
+#ifndef JAXKERN_IMAGE_BLUR_INL_H_
+#define JAXKERN_IMAGE_BLUR_INL_H_
 
+#include "core/simd-inl.h"
+#include "image/blur.h"
+#include "image/pixel.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
 namespace {
 
-// kDoubles neighbouring values.
+using namespace simd::JAXKERN_LEVEL;
+
+// Loads kDoubles consecutive values.
 inline Doubles load_doubles(const double* from) { return load(from); }
 template <typename Element>
 inline Doubles load_doubles(const Element* from) {
 #if defined(__AVX2__)
   typedef float Narrow __attribute__((vector_size(4 * kDoubles), aligned(4), may_alias));
-  typedef int32_t Whole __attribute__((vector_size(4 * kDoubles)));
+  typedef int32_t NarrowInts __attribute__((vector_size(4 * kDoubles)));
   if constexpr (sizeof(Element) == 4) {
     return __builtin_convertvector(*reinterpret_cast<const Narrow*>(from), Doubles);
   } else if constexpr (kDoubles == 8) {
-    const __m256i whole = _mm256_cvtepu8_epi32(_mm_loadu_si64(from));
-    return __builtin_convertvector((Whole)whole, Doubles);
+    const __m256i ints = _mm256_cvtepu8_epi32(_mm_loadu_si64(from));
+    return __builtin_convertvector((NarrowInts)ints, Doubles);
   } else {
-    const __m128i whole = _mm_cvtepu8_epi32(_mm_loadu_si32(from));
-    return __builtin_convertvector((Whole)whole, Doubles);
+    const __m128i ints = _mm_cvtepu8_epi32(_mm_loadu_si32(from));
+    return __builtin_convertvector((NarrowInts)ints, Doubles);
   }
 #else
   Doubles all = {};
@@ -30,8 +38,8 @@ inline Doubles load_doubles(const Element* from) {
 #endif
 }
 
-// sums[i] = weight[0] centre[i] + sum over t of weight[t] (before(t)[i] + after(t)[i]) for i from
-// `first` on, kTogether vectors at a time; returns the first i that is left of `count`.
+// Computes sums[i] = weight[0] centre[i] + sum over t of weight[t] (before(t)[i] + after(t)[i]) for
+// i >= first, kTogether vectors at a time. Returns the first i that was not computed.
 template <int32_t kTogether, typename Before, typename After, typename Element>
 inline int64_t symmetric_vectors(const double* weight, int32_t reach, const Element* centre,
                                  const Before& before, const After& after, int64_t first,
@@ -52,7 +60,7 @@ inline int64_t symmetric_vectors(const double* weight, int32_t reach, const Elem
   return i;
 }
 
-// The same for all i < count.
+// Computes the same for all i < count.
 template <typename Before, typename After, typename Element>
 inline void symmetric_sums(const double* weight, int32_t reach, const Element* centre,
                            const Before& before, const After& after, int64_t count, double* sums) {
@@ -72,7 +80,7 @@ struct SpanBlur {
   const Element* in;
   Result* out;
   double *weight_x, *weight_y;
-  double *columns, *sums;  // of a span and its reach, and of a span
+  double *columns, *sums;  // column sums of a span and its reach, and sums of the span
   int32_t reach_x, reach_y;
 
   SpanBlur(const Blur& blur, const Element* in, float sigma_x, float sigma_y, double* scratch,
@@ -85,7 +93,7 @@ struct SpanBlur {
     reach_y = blur_weights(blur.kernel_y, sigma_y, weight_y);
   }
 
-  // Columns [first, first + count) of row y, at most kBlurSpan of them.
+  // Writes columns [first, first + count) of row y; count is at most kBlurSpan.
   void write(int32_t y, int32_t first, int32_t count) const {
     const int64_t channels = blur.channels, row_values = blur.width * channels;
     const Element *above[kMaxBlurReach + 1], *below[kMaxBlurReach + 1];
@@ -93,8 +101,7 @@ struct SpanBlur {
       above[t] = in + reflected(int64_t{y} - t, blur.height) * row_values;
       below[t] = in + reflected(int64_t{y} + t, blur.height) * row_values;
     }
-    // Of the columns from first - reach_x, `padded` many, [begin, end) exist, and the others are
-    // reflections of some of them.
+    // Of the `padded` columns from first - reach_x, [begin, end) exist. The others are reflections.
     const int32_t start = first - reach_x, padded = count + 2 * reach_x;
     const int32_t begin = start < 0 ? -start : 0;
     const int32_t end = blur.width - start < padded ? blur.width - start : padded;
@@ -130,3 +137,7 @@ void blur_rows(const Blur& blur, const Element* in, float sigma_x, float sigma_y
 }
 
 }  // namespace
+
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_BLUR_INL_H_

@@ -1,46 +1,57 @@
-// Gaussian blur of bytes in float32, where that tells the level: along the rows, then down columns
-// of those sums; what is left in doubt is done again in float64 (blur-inl.h). Then the entry of
-// blur.h. Included by program_levels.cc in the level's namespace.
+// Gaussian blur of bytes in float32, and the entry point of blur.h.
 //
-// A block is four vectors of float32, of which vector k has every fourth value from the k-th on:
-// words of four bytes come apart, and together again, by shifts alone.
+// Sums run along the rows first, and then down the columns of those sums. Levels whose rounding is
+// uncertain in float32 are recomputed in float64 (blur-inl.h). A block is four vectors of float32;
+// vector k holds every fourth value from the k-th, so shifts alone split and join the 4-byte words:
 //
-// How far a sum can be off: let u = 2^-24, values be at most 256, and an axis be added from its
-// smallest weights on, those of both sides together. The partial sum behind weight t is at most 256
-// times all weights from t outwards, and those add up to 1 + m over all t, m being the mean of |t|:
-// so roundings of partial sums come to 256 u (1 + m). Products make 256 u on each axis where they
-// are not fused with their sums, and sums of two float32 values down the columns another 256 u
-// (those of two bytes are exact). That is 2^-16 (3 + m_x + m_y), or 2^-16 (5 + m_x + m_y), and
-// beside it 256 times what the weights lack, rounded or left out. Values are at most 255: the rest
-// is more than what errors make of errors.
+//   bytes     b0 b1 b2 b3 | b4 b5 b6 b7 | ...      one word of four bytes per lane
+//   vector 0  b0            b4            ...      word & 255
+//   vector 1  b1            b5            ...      word >> 8 & 255, and so on
+//
+// Bound of the error. Let u = 2^-24 and values be at most 256. An axis is summed from its smallest
+// weights, both sides together. The partial sum after weight t is at most 256 times the sum of all
+// weights from t outwards, and these sums add up to 1 + m over all t, where m is the mean of |t|.
+// The roundings of partial sums therefore add up to at most 256 u (1 + m). Products add 256 u per
+// axis if they are not fused with their sums, and the sums of two float32 values down the columns
+// another 256 u (those of two bytes are exact). The total is 2^-16 (3 + m_x + m_y), or 2^-16 (5 +
+// m_x + m_y) without fused sums, plus 256 times the weights that were rounded or left out. Values
+// are at most 255, and the difference to 256 covers the higher-order terms.
+#ifndef JAXKERN_IMAGE_BLUR_BYTES_INL_H_
+#define JAXKERN_IMAGE_BLUR_BYTES_INL_H_
 
+#include "core/simd-inl.h"
+#include "image/blur-inl.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
 namespace {
 
-constexpr int32_t kByteReach = 31;    // of larger kernels the error grows, and the rows to keep
-constexpr int32_t kRowsTogether = 4;  // whose sums share what they load
+using namespace simd::JAXKERN_LEVEL;
+
+constexpr int32_t kByteReach = 31;    // larger kernels have larger errors and need more rows
+constexpr int32_t kRowsTogether = 4;  // rows of sums that share loads
 constexpr int32_t kBlurBlock = 4 * kSingles;
 constexpr int32_t kBlurSlots = 2 * kByteReach + kRowsTogether;
 constexpr int32_t kBlurRing = kBlurRingBytes / sizeof(float);
 constexpr int32_t kBlurMargin = kByteReach * kMaxChannels;
 static_assert(kBlurSlots * kBlurBlock <= kBlurRing);
 
-// An axis in float32, without the outermost weights where they are less than 2^-23 together.
+// The weights of an axis in float32, without outermost weights that are less than 2^-23 together.
 struct SingleWeights {
   float weight[kByteReach + 1];
   int32_t reach;
   double error = 0;
 
   SingleWeights(const double* precise, int32_t precise_reach) : reach(precise_reach) {
-    double lacking = 0, mean = 0;
-    for (; reach > 0 && lacking + 2 * precise[reach] < 0x1p-23; --reach)
-      lacking += 2 * precise[reach];
+    double missing = 0, mean = 0;
+    for (; reach > 0 && missing + 2 * precise[reach] < 0x1p-23; --reach)
+      missing += 2 * precise[reach];
     if (reach > kByteReach) return;
     for (int32_t t = 0; t <= reach; ++t) {
       weight[t] = static_cast<float>(precise[t]);
-      lacking += 2 * fabs(precise[t] - static_cast<double>(weight[t]));
+      missing += 2 * fabs(precise[t] - static_cast<double>(weight[t]));
       mean += 2 * t * precise[t];
     }
-    error = 0x1p-16 * (kFusedSingles ? 1.5 + mean : 2.5 + mean) + 256 * lacking;
+    error = 0x1p-16 * (kFusedSingles ? 1.5 + mean : 2.5 + mean) + 256 * missing;
   }
 };
 
@@ -48,11 +59,11 @@ struct ByteBlur {
   const SpanBlur<uint8_t, uint8_t>& precise;
   const Blur& blur;
   int32_t channels;
-  int64_t row_values, margin;  // of a line to either side
+  int64_t row_values, margin;  // values of a row, and of the margin on either side of a line
   SingleWeights x, y;
-  float certain;  // the largest distance from a level at which float32 tells it
-  // Where in a row the values are that stand for those of the margins.
-  int64_t before[kBlurMargin], behind[kBlurMargin];
+  float certain;  // largest distance from a level at which its rounding is certain
+  // The indices in a row of the reflected values of the left and right margins.
+  int64_t left[kBlurMargin], right[kBlurMargin];
 
   explicit ByteBlur(const SpanBlur<uint8_t, uint8_t>& precise)
       : precise(precise),
@@ -64,18 +75,18 @@ struct ByteBlur {
 
   bool fits() const { return x.reach <= kByteReach && y.reach <= kByteReach; }
 
-  // Values [first - margin, first + count + margin) of a row, from `line` on.
+  // Copies values [first - margin, first + count + margin) of a row to `line`.
   void fill_line(const uint8_t* row, int64_t first, int64_t count, uint8_t* line) const {
     const int64_t start = first - margin, size = count + 2 * margin;
     const int64_t begin = start < 0 ? -start : 0;
     const int64_t end = row_values - start < size ? row_values - start : size;
-    for (int64_t i = 0; i < begin; ++i) line[i] = row[before[start + margin + i]];
+    for (int64_t i = 0; i < begin; ++i) line[i] = row[left[start + margin + i]];
     for (int64_t i = begin; i < end; ++i) line[i] = row[start + i];
     const int64_t beyond = size - end < margin ? size - end : margin;
-    for (int64_t i = 0; i < beyond; ++i) line[end + i] = row[behind[i]];
+    for (int64_t i = 0; i < beyond; ++i) line[end + i] = row[right[i]];
   }
 
-  // Sums along a line of the block at `centre`.
+  // Sums the block at `centre` along its line.
   void sum_block(const uint8_t* centre, int32_t reach, int64_t step, float* sums) const {
     constexpr uint32_t kEven = 0x00ff00ff;
     Singles sum[4] = {};
@@ -94,8 +105,8 @@ struct ByteBlur {
     for (int32_t k = 0; k < 4; ++k) store_singles(sums + k * kSingles, sum[k]);
   }
 
-  // Of `blocks` behind each other. This and sum_down are not inlined: their loops need the
-  // registers.
+  // Sums `blocks` consecutive blocks. This and sum_down are not inlined, because their loops need
+  // all registers.
   __attribute__((noinline)) void sum_line(const uint8_t* centre, int64_t blocks,
                                           float* sums) const {
     for (int64_t b = 0; b < blocks; ++b)
@@ -103,15 +114,15 @@ struct ByteBlur {
   }
 
   struct Levels {
-    Words32 bytes;     // in the order of the row
-    Words32 doubtful;  // the highest bit: one of a word's four bytes is
+    Words32 bytes;      // in the order of the row
+    Words32 uncertain;  // highest bit: the rounding of one of the word's four bytes is uncertain
   };
 
-  // The block in kRowsTogether rows, of which row[k] + at has the sums of the k-th behind the
-  // first's reach.
+  // Sums a block down the columns for kRowsTogether output rows. row[k] + at has the line sums of
+  // the row that is k rows below the first output row's reach.
   __attribute__((noinline)) void sum_down(const float* const* row, int64_t at,
                                           Levels* levels) const {
-    constexpr float kWhole = 0x1p23f;  // added, it leaves the nearest level in the lowest bits
+    constexpr float kInteger = 0x1p23f;  // adding it leaves the nearest level in the lowest bits
 #pragma GCC unroll 4
     for (int32_t k = 0; k < 4; ++k) {
       const auto sums = [&](int32_t i) { return load_singles(row[i] + at + k * kSingles); };
@@ -131,43 +142,43 @@ struct ByteBlur {
       }
       for (int32_t j = 0; j < kRowsTogether; ++j) {
         sum[j] = multiply_add_singles(above[j], y.weight[0] - Singles{}, sum[j]);
-        const Singles shifted = sum[j] + kWhole, off = sum[j] - (shifted - kWhole);
-        const Words32 doubt = (Words32)(certain - (Singles)((Words32)off & 0x7fffffff));
+        const Singles shifted = sum[j] + kInteger, off = sum[j] - (shifted - kInteger);
+        const Words32 uncertain_word = (Words32)(certain - (Singles)((Words32)off & 0x7fffffff));
         const Words32 byte = ((Words32)shifted & 255) << (8 * k);
         levels[j].bytes = k == 0 ? byte : levels[j].bytes | byte;
-        levels[j].doubtful = k == 0 ? doubt : levels[j].doubtful | doubt;
+        levels[j].uncertain = k == 0 ? uncertain_word : levels[j].uncertain | uncertain_word;
       }
     }
   }
 
-  // Row `row` from value `first` on: a block, or what the row has left.
+  // Writes a block of a row from value `first`, or the rest of the row.
   void write(int32_t row, int64_t first, const Levels& levels) const {
     uint8_t* const to = precise.out + row * row_values + first;
-    const int64_t left = row_values - first;
-    if (left >= kBlurBlock) {
+    const int64_t rest = row_values - first;
+    if (rest >= kBlurBlock) {
       memcpy(to, &levels.bytes, kBlurBlock);
     } else {
-      memcpy(to, &levels.bytes, static_cast<size_t>(left));
+      memcpy(to, &levels.bytes, static_cast<size_t>(rest));
     }
-    const uint32_t fours = signs(levels.doubtful);
-    if (fours == 0) return;
-    const int64_t begin = first + 4 * __builtin_ctz(fours);
-    const int64_t end = first + 4 * (32 - __builtin_clz(fours));
+    const uint32_t words = signs(levels.uncertain);
+    if (words == 0) return;
+    const int64_t begin = first + 4 * __builtin_ctz(words);
+    const int64_t end = first + 4 * (32 - __builtin_clz(words));
     if (begin >= row_values) return;
     const int64_t column = begin / channels;
     const int64_t last = ((end < row_values ? end : row_values) - 1) / channels;
     precise.write(row, static_cast<int32_t>(column), static_cast<int32_t>(last - column + 1));
   }
 
-  // Strips of blocks, so wide that the rows of sums that are still needed stay in the ring.
+  // Processes strips of blocks, whose width is such that all rows of sums in use fit the ring.
   void run(float* ring) {
     margin = int64_t{x.reach} * channels;
     certain = static_cast<float>(0.5 - x.error - y.error);
     for (int32_t t = 1; t <= x.reach; ++t) {
       for (int32_t c = 0; c < channels; ++c) {
         const int32_t last = blur.width - 1;
-        before[margin - t * channels + c] = int64_t{reflected(-t, blur.width)} * channels + c;
-        behind[(t - 1) * channels + c] = int64_t{reflected(last + t, blur.width)} * channels + c;
+        left[margin - t * channels + c] = int64_t{reflected(-t, blur.width)} * channels + c;
+        right[(t - 1) * channels + c] = int64_t{reflected(last + t, blur.width)} * channels + c;
       }
     }
     const int32_t slots = 2 * y.reach + kRowsTogether;
@@ -185,7 +196,7 @@ struct ByteBlur {
           fill_line(from, strip * kBlurBlock, (end - strip) * kBlurBlock, line);
           sum_line(line + margin, end - strip, ring + done % slots * each * kBlurBlock);
         }
-        // Row k is that of the group before at k + kRowsTogether.
+        // Row k was row k + kRowsTogether of the previous group.
         memmove(rows, rows + kRowsTogether, (kBlurSlots - kRowsTogether) * sizeof rows[0]);
         for (int32_t k = first == 0 ? 0 : slots - kRowsTogether; k < slots; ++k)
           rows[k] = ring + reflected(int64_t{first} - y.reach + k, blur.height) % slots * each *
@@ -218,3 +229,7 @@ void gaussian_blur(const Blur& blur, const void* in, float sigma_x, float sigma_
   if (singles.fits()) return singles.run(ring);
   blur_rows(blur, bytes, sigma_x, sigma_y, doubles, to);
 }
+
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_BLUR_BYTES_INL_H_

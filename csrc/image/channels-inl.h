@@ -1,10 +1,22 @@
-// The channels of interleaved pixels, laid apart as floats and together again. Included by
-// program_levels.cc in the level's unnamed namespace.
+// Vectors of the channels of interleaved pixels, and the widest integer vectors of a level.
 //
-// Bytes are moved as 32-bit words of one pixel each, its first channel lowest, a vector of them at
-// a time: words of three bytes take two shuffles, one of words and one of bytes within four words.
+// Pixels of bytes are moved as 32-bit words of one pixel each, with the first channel in the low
+// byte, a vector of them at a time. Words of three-byte pixels take two shuffles: one of words, and
+// one of bytes within 16-byte lanes.
+#ifndef JAXKERN_IMAGE_CHANNELS_INL_H_
+#define JAXKERN_IMAGE_CHANNELS_INL_H_
 
-constexpr int32_t kPixelBlock = 128;  // pixels whose channels lie apart while they are worked on
+#include <type_traits>
+#include <utility>
+
+#include "core/simd-inl.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
+
+constexpr int32_t kPixelBlock = 128;  // pixels that are deinterleaved at a time
 
 #if defined(__SSSE3__)
 constexpr bool kHasShuffles = true;
@@ -12,16 +24,16 @@ constexpr bool kHasShuffles = true;
 constexpr bool kHasShuffles = false;
 #endif
 
-// Four bytes that begin at every third one, of each: what a pixel of three has, and one more.
+// Expands packed 3-byte pixels to one word each. The fourth byte of a word is arbitrary.
 template <size_t... k, size_t... b>
-inline Words32 spread_threes(Words32 x, std::index_sequence<k...>, std::index_sequence<b...>) {
+inline Words32 unpack_rgb(Words32 x, std::index_sequence<k...>, std::index_sequence<b...>) {
   x = __builtin_shuffle(x, Words32{(k / 4 * 3 + k % 4)...});
   return (Words32)__builtin_shuffle(
       (WordBytes)x, WordBytes{static_cast<uint8_t>(b / 16 * 16 + b % 16 / 4 * 3 + b % 4 % 3)...});
 }
-// The reverse: the lower three bytes of each, without gaps from the first on.
+// Packs the low three bytes of each word without gaps.
 template <size_t... k, size_t... b>
-inline Words32 join_threes(Words32 x, std::index_sequence<k...>, std::index_sequence<b...>) {
+inline Words32 pack_rgb(Words32 x, std::index_sequence<k...>, std::index_sequence<b...>) {
   x = (Words32)__builtin_shuffle(
       (WordBytes)x,
       WordBytes{static_cast<uint8_t>(b / 16 * 16 + b % 16 % 12 / 3 * 4 + b % 16 % 3)...});
@@ -31,22 +43,22 @@ inline Words32 join_threes(Words32 x, std::index_sequence<k...>, std::index_sequ
 using WordIndices = std::make_index_sequence<kSingles>;
 using ByteIndices = std::make_index_sequence<4 * kSingles>;
 
-// kSingles pixels; 4 kSingles bytes are read. The highest byte of three channels is any.
+// Loads kSingles pixels from 4 kSingles readable bytes. The highest byte is arbitrary for C = 3.
 template <int C>
 inline Words32 load_pixels(const uint8_t* from) {
   const Words32 x = load_words(from);
-  return C == 4 ? x : spread_threes(x, WordIndices(), ByteIndices());
+  return C == 4 ? x : unpack_rgb(x, WordIndices(), ByteIndices());
 }
 template <int C>
 inline void store_pixels(uint8_t* to, Words32 x) {
-  if constexpr (C == 3) x = join_threes(x, WordIndices(), ByteIndices());
+  if constexpr (C == 3) x = pack_rgb(x, WordIndices(), ByteIndices());
   memcpy(to, &x, C * kSingles);
 }
 
-// The first three channels of kPixelBlock pixels of bytes; 4 kSingles bytes are read from each
-// whole number of vectors on.
+// Converts the first three channels of kPixelBlock pixels to floats. Each load reads 4 kSingles
+// bytes.
 template <int C>
-inline void lay_apart(const uint8_t* from, float* r, float* g, float* b) {
+inline void deinterleave(const uint8_t* from, float* r, float* g, float* b) {
   for (int32_t i = 0; i < kPixelBlock; i += kSingles) {
     const Words32 x = load_pixels<C>(from + C * i);
     store_singles(r + i, to_singles(x & 255));
@@ -55,7 +67,7 @@ inline void lay_apart(const uint8_t* from, float* r, float* g, float* b) {
   }
 }
 template <int C>
-inline void lay_together(const float* r, const float* g, const float* b, uint8_t* to) {
+inline void interleave(const float* r, const float* g, const float* b, uint8_t* to) {
   const auto levels = [](const float* from) { return to_words(load_singles(from)); };
   for (int32_t i = 0; i < kPixelBlock; i += kSingles) {
     Words32 x = levels(r + i) | levels(g + i) << 8 | levels(b + i) << 16;
@@ -64,8 +76,8 @@ inline void lay_together(const float* r, const float* g, const float* b, uint8_t
   }
 }
 
-// Runs body(r, g, b, n) on arrays of n values over all pixels of an image, and stores what it makes
-// of them but in an image of constants. Bytes are truncated.
+// Runs body(r, g, b, n) on blocks of n pixels of an image, one array per channel. If T is not
+// const, stores the arrays back; bytes are truncated.
 template <typename T, int C, typename Body>
 inline void for_colours(T* image, int64_t pixels, const Body& body) {
   static_assert(C >= 3);
@@ -76,19 +88,19 @@ inline void for_colours(T* image, int64_t pixels, const Body& body) {
     const int64_t left = pixels - start;
     const int32_t n = left < kPixelBlock ? static_cast<int32_t>(left) : kPixelBlock;
     if constexpr (sizeof(T) == 1 && kHasShuffles) {
-      // The last vector is read beyond its pixels.
+      // The last vector would load beyond the image, so the last block is copied.
       uint8_t last[C * kPixelBlock + 4 * kSingles];
-      const bool whole = left >= kPixelBlock + kSingles;
-      T* const bytes = whole ? at : last;
-      if (!whole) {
+      const bool complete = left >= kPixelBlock + kSingles;
+      T* const bytes = complete ? at : last;
+      if (!complete) {
         memset(last, 0, sizeof last);
         memcpy(last, at, static_cast<size_t>(n) * C);
       }
-      lay_apart<C>(bytes, r, g, b);
+      deinterleave<C>(bytes, r, g, b);
       body(r, g, b, n);
       if constexpr (!std::is_const_v<T>) {
-        lay_together<C>(r, g, b, bytes);
-        if (!whole) memcpy(at, last, static_cast<size_t>(n) * C);
+        interleave<C>(r, g, b, bytes);
+        if (!complete) memcpy(at, last, static_cast<size_t>(n) * C);
       }
     } else {
       for (int32_t i = 0; i < n; ++i) {
@@ -107,3 +119,46 @@ inline void for_colours(T* image, int64_t pixels, const Body& body) {
     }
   }
 }
+
+// ---------------------------------------------------------------- integers of the widest vectors
+
+// JAXKERN_WIDE(add_ps) is _mm512_add_ps or _mm256_add_ps. Packs act within 16-byte lanes.
+#if defined(__AVX512BW__)
+#define JAXKERN_WIDE(name) _mm512_##name
+using Wide = __m512i;
+using HalfWide = __m256i;
+using WideFloats = __m512;
+#elif defined(__AVX2__) && defined(__FMA__)
+#define JAXKERN_WIDE(name) _mm256_##name
+using Wide = __m256i;
+using HalfWide = __m128i;
+using WideFloats = __m256;
+#endif
+
+#if defined(JAXKERN_WIDE)
+constexpr int32_t kWideBytes = sizeof(Wide);
+constexpr int32_t kWidePixels = kWideBytes / 4;
+
+inline Wide load_wide(const void* from) {
+  Wide x;
+  memcpy(&x, from, sizeof x);
+  return x;
+}
+inline void store_wide(void* to, Wide x) { memcpy(to, &x, sizeof x); }
+
+// Compiler vectors, because some compilers warn about the undefined registers inside the
+// intrinsics.
+typedef int32_t WideInts __attribute__((vector_size(kWideBytes)));
+inline Wide permute_wide(Wide x, Wide indices) {
+  return (Wide)__builtin_shuffle((WideInts)x, (WideInts)indices);
+}
+inline WideFloats floats_of(Wide ints) {
+  return (WideFloats) __builtin_convertvector((WideInts)ints, WideFloats);
+}
+inline Wide truncated(WideFloats x) { return (Wide) __builtin_convertvector(x, WideInts); }
+#endif
+
+}  // namespace
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_CHANNELS_INL_H_

@@ -23,7 +23,7 @@ constexpr const char* kExpected[] = {
     "a box of at least one row inside the input",
     "a box of at least one column inside the input",
     "a resampled height and width of 1 to 2^24",
-    "a resampled size equal to the box's, since the filter is none",
+    "a resampled size equal to the box's, for filter 0 (none)",
     "row and column steps of 1 or -1",
     "row and column offsets of a padding within 2^25 of 0",
 };

@@ -1,21 +1,32 @@
-// The colour operations of an image program on images of C interleaved channels, in place. Included
-// by program_levels.cc in the level's unnamed namespace.
+// The colour operations of an image program on images of C interleaved channels, in place.
 //
-// To add one that maps pixels: a function of a pixel beside those below, its line in
-// colour_step, its Code in program.h and program.py, and its twin in program_twin.py.
+// A new operation on pixels needs a function next to those below, a case in colour_step
+// (program-inl.h), a Code in program.h and program.py, and its reference in program_twin.py.
+#ifndef JAXKERN_IMAGE_COLOUR_INL_H_
+#define JAXKERN_IMAGE_COLOUR_INL_H_
+
+#include "core/simd-inl.h"
+#include "image/channels-inl.h"
+#include "image/pixel.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 // ---------------------------------------------------------------- operations on pixels
 
-// As luma() of bytes: its sums are exact.
+// The luma() of bytes. Its sums are exact.
 inline Singles luma_of(Words32 pixels) {
-  const auto part = [&](int32_t c, float weight, Singles sum) {
+  const auto term = [&](int32_t c, float weight, Singles sum) {
     return multiply_add_singles(to_singles(pixels >> (8 * c) & 255), weight - Singles{}, sum);
   };
-  const Singles parts = part(0, 2989.f, part(1, 5870.f, part(2, 1140.f, 0.5f - Singles{})));
-  return to_singles(to_words(parts * (1.f / 10000.f)));
+  const Singles scaled = term(0, 2989.f, term(1, 5870.f, term(2, 1140.f, 0.5f - Singles{})));
+  return to_singles(to_words(scaled * (1.f / 10000.f)));
 }
 
-// The first pixels of a byte image, in vectors, where the level has fused sums; returns how many.
+// Processes the first pixels of a byte image in vectors if the level has fused multiply-add.
+// Returns the number of processed pixels.
 template <int C>
 int64_t saturate_vectors(const uint8_t* from, int64_t pixels, Blend blend, uint8_t* to) {
   int64_t i = 0;
@@ -26,7 +37,7 @@ int64_t saturate_vectors(const uint8_t* from, int64_t pixels, Blend blend, uint8
       Words32 y = C == 4 ? x & 0xff000000 : Words32{};
       for (int c = 0; c < 3; ++c) {
         const Singles colour = to_singles(x >> (8 * c) & 255) * blend.factor;
-        // Truncated first: an int32 holds it, since factors are bounded, and is quicker to clamp.
+        // Truncating before clamping is faster, and bounded factors keep the value within int32.
         y |= clamped_bytes(to_words(multiply_add_singles(gray, rest, colour))) << (8 * c);
       }
       store_pixels<C>(to + i * C, y);
@@ -95,10 +106,10 @@ void permute(T* image, int64_t pixels, const int32_t* source) {
   }
 }
 
-// The sum of floored luma, or of the only channel.
+// Returns the sum of floored luma, or of the only channel.
 template <int C>
 int64_t sum_luma(const uint8_t* image, int64_t pixels) {
-  constexpr int64_t kBlock = 1 << 16;  // whose sum an int32 holds
+  constexpr int64_t kBlock = 1 << 16;  // pixels whose sum fits an int32
   int64_t sum = 0;
   for (int64_t start = 0; start < pixels; start += kBlock) {
     const int64_t end = start + kBlock < pixels ? start + kBlock : pixels;
@@ -123,7 +134,7 @@ int64_t sum_luma(const uint8_t* image, int64_t pixels) {
   return sum;
 }
 
-// The mean of luma, or of the only channel. Bytes are added exactly.
+// Returns the mean of luma, or of the only channel. Sums of bytes are exact.
 template <typename T, int C>
 float mean_luma(const T* image, int64_t pixels) {
   if constexpr (sizeof(T) == 1) {
@@ -140,7 +151,7 @@ float mean_luma(const T* image, int64_t pixels) {
 
 // ---------------------------------------------------------------- sharpness
 
-// Sums of the three bytes above each other of a row.
+// Sums each byte of a row with the bytes above and below it.
 inline void sum_columns(const uint8_t* __restrict row, int64_t stride,
                         uint16_t* __restrict columns) {
   const uint8_t *const above = row - stride, *const below = row + stride;
@@ -148,13 +159,13 @@ inline void sum_columns(const uint8_t* __restrict row, int64_t stride,
     columns[i] = static_cast<uint16_t>(above[i] + row[i] + below[i]);
 }
 
-// out[i] of a row of bytes, first <= i < end, of which its neighbours are C bytes away.
+// Computes out[i] of a row of bytes for first <= i < end. Neighbouring pixels are C bytes apart.
 template <int C>
 inline void sharpen_bytes(const uint8_t* __restrict row, const uint16_t* __restrict columns,
                           int64_t first, int64_t end, float rest, uint8_t* __restrict out) {
   int64_t i = first;
 #if defined(JAXKERN_WIDE)
-  // Half a vector of levels, as below, in words.
+  // Half a vector of levels, computed as in the scalar loop below, in 16-bit words.
   const auto half = [&](int64_t at) {
     HalfWide bytes;
     memcpy(&bytes, row + at, sizeof bytes);
@@ -165,7 +176,8 @@ inline void sharpen_bytes(const uint8_t* __restrict row, const uint16_t* __restr
                          add(JAXKERN_WIDE(slli_epi16)(x, 2), JAXKERN_WIDE(set1_epi16)(6)));
     const Wide blurred = JAXKERN_WIDE(mulhi_epu16)(sum, JAXKERN_WIDE(set1_epi16)(5042));
     const Wide more = JAXKERN_WIDE(sub_epi16)(blurred, x);
-    // Above a word of zeros a difference is 2^16 as much, which the factor undoes exactly.
+    // A difference in the upper half of a 32-bit word is scaled by 2^16, which `factor` undoes
+    // exactly.
     const WideFloats factor = JAXKERN_WIDE(set1_ps)(rest * 0x1p-16f);
     const auto level = [&](Wide large, Wide value) {
       return truncated(JAXKERN_WIDE(fmadd_ps)(floats_of(large), factor, floats_of(value)));
@@ -174,12 +186,13 @@ inline void sharpen_bytes(const uint8_t* __restrict row, const uint16_t* __restr
         level(JAXKERN_WIDE(unpacklo_epi16)(zero, more), JAXKERN_WIDE(unpacklo_epi16)(x, zero)),
         level(JAXKERN_WIDE(unpackhi_epi16)(zero, more), JAXKERN_WIDE(unpackhi_epi16)(x, zero)));
   };
-  int32_t pairs[kWidePixels];  // of 8 bytes: a pack takes those of its halves in turn
+  int32_t
+      pairs[kWidePixels];  // order of 4-byte groups: packs interleave the lanes of their operands
   for (int32_t k = 0; k < kWidePixels; ++k)
     pairs[k] = k < kWidePixels / 2 ? k / 2 * 4 + k % 2 : (k / 2 * 4 + k % 2) - kWidePixels + 2;
   const Wide order = load_wide(pairs);
   while (i < end && end - first >= kWideBytes) {
-    // The last vector begins where it ends with the row.
+    // The last vector overlaps the one before, so that it ends with the row.
     i = i + kWideBytes <= end ? i : end - kWideBytes;
     const Wide levels = JAXKERN_WIDE(packus_epi16)(half(i), half(i + kWideBytes / 2));
     store_wide(out + i, permute_wide(levels, order));
@@ -189,9 +202,10 @@ inline void sharpen_bytes(const uint8_t* __restrict row, const uint16_t* __restr
   for (; i < end; ++i) {
     const uint16_t sum =
         static_cast<uint16_t>(columns[i - C] + columns[i] + columns[i + C] + 4 * row[i]);
-    // The whole number next to sum / 13: there are no ties, and 5042 is 2^16 / 13 closely enough.
+    // sum / 13 rounded to the nearest integer. There are no ties, and 5042 is close enough to 2^16
+    // / 13.
     const int32_t blurred = static_cast<uint16_t>(sum + 6) * uint32_t{5042} >> 16;
-    // Truncated first: an int32 holds it, since factors are bounded, and is quicker to clamp.
+    // Truncating before clamping is faster, and bounded factors keep the value within int32.
     const int32_t level = static_cast<int32_t>(
         fused(static_cast<float>(blurred - row[i]), rest, static_cast<float>(row[i])));
     const int32_t positive = level > 0 ? level : 0;
@@ -199,8 +213,8 @@ inline void sharpen_bytes(const uint8_t* __restrict row, const uint16_t* __restr
   }
 }
 
-// Each pixel that has all eight neighbours; the others stay, and so does alpha. Floats are limited
-// then, where there are any such. `scratch` has two rows of words.
+// Sharpens each pixel with eight neighbours. The border and alpha are copied. Floats of images
+// larger than 2 x 2 are clamped to [0, 1]. `scratch` holds two rows of 16-bit words.
 template <typename T, int C>
 void sharpness(const T* image, int32_t height, int32_t width, Blend blend, char* scratch, T* out) {
   constexpr int kColours = C == 4 ? 3 : C;
@@ -212,8 +226,8 @@ void sharpness(const T* image, int32_t height, int32_t width, Blend blend, char*
   }
   memcpy(out, image, static_cast<size_t>(stride) * sizeof(T));
   memcpy(out + values - stride, image + values - stride, static_cast<size_t>(stride) * sizeof(T));
-  // Those of the next row are summed before a row is sharpened: stores that have only just been
-  // made hold up loads of parts of them.
+  // The columns of the next row are summed before a row is sharpened, because loads that overlap
+  // very recent stores stall.
   uint16_t* columns = reinterpret_cast<uint16_t*>(scratch);
   uint16_t* next = columns + stride;
   if constexpr (sizeof(T) == 1) sum_columns(image + stride, stride, next);
@@ -239,9 +253,14 @@ void sharpness(const T* image, int32_t height, int32_t width, Blend blend, char*
     }
     for (int64_t i = kColours; kColours != C && i < stride; i += C) to[i] = row[i];
   }
-  if constexpr (sizeof(T) == 4) {  // the border too
+  if constexpr (sizeof(T) == 4) {  // including the border
     for (int64_t i = 0; i < values; i += C) {
       for (int32_t c = 0; c < kColours; ++c) out[i + c] = unit_of(out[i + c]);
     }
   }
 }
+
+}  // namespace
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_COLOUR_INL_H_

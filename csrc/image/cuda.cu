@@ -10,12 +10,12 @@ namespace {
 
 static_assert(sizeof(ChainTile) % 16 == 0);  // the stage follows it
 
-// Blocks of kMaxThreads that a multiprocessor should hold: leaves a thread 64 registers.
-constexpr int32_t kBlocksAtOnce = 4;
+// Resident blocks of kMaxThreads per multiprocessor, which leaves 64 registers per thread.
+constexpr int32_t kResidentBlocks = 4;
 constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
 
 template <int C, Dtype source, Filter filter>
-__global__ void __launch_bounds__(kMaxThreads, kBlocksAtOnce)
+__global__ void __launch_bounds__(kMaxThreads, kResidentBlocks)
     chain_kernel(const __grid_constant__ ChainCall call) {
   using Body = ChainBody<C, source, filter>;
   extern __shared__ __align__(16) unsigned char memory[];
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocksAtOnce)
     typename Body::Thread state;
     Body::prepare(call, flat, thread, threads, shared, state);
     __syncthreads();
-    // Taken here: behind the last barrier another thread may write the next tile's.
+    // Read here, because after the last barrier another thread may write the next tile.
     const int32_t rows = shared.tile.rows;
     for (int32_t pass = 0; pass * kPassRows < rows; ++pass) {
       Body::compute(call, shared, state, pass, thread, stage);
@@ -90,7 +90,8 @@ cudaError_t launch_chain(const ChainCall& call, Dtype source, cudaStream_t strea
 namespace {
 
 constexpr int32_t kMixThreads = 256;
-constexpr int64_t kMixBlocks = 1 << 16;  // more than any device holds at once; the rest is a loop
+constexpr int64_t kMixBlocks =
+    1 << 16;  // more than any device runs at once; blocks loop over the rest
 
 template <Dtype dtype, int32_t kElements>
 __global__ void __launch_bounds__(kMixThreads) mix_kernel(const __grid_constant__ MixCall call) {

@@ -1,4 +1,4 @@
-// The CUDA entries of the image ops: launches on a stream, without FFI types.
+// The launches of the image ops on a CUDA stream, without FFI types.
 #ifndef JAXKERN_IMAGE_CUDA_H_
 #define JAXKERN_IMAGE_CUDA_H_
 
@@ -9,7 +9,7 @@
 
 namespace jaxkern::image {
 
-// Enqueues one segment. `source` is the dtype of what the segment reads.
+// Enqueues one segment. `source` is the dtype of the segment's input.
 cudaError_t launch_chain(const ChainCall& call, Dtype source, cudaStream_t stream);
 
 // Enqueues a program; `scratch` has program_memory(call).bytes for each of program_blocks(call).

@@ -2,16 +2,16 @@
 // functions of a tile's flat index and a thread's number, so that a CPU test runs them over the
 // whole grid.
 //
-// A kernel calls, for each tile (see cuda_tile.h) and with a barrier between the steps,
+// For each tile (see cuda_tile.h), a kernel calls, with a barrier between the steps,
 //
-//   prepare   resolves the tile's sample, checks it, and computes the taps of the thread's column;
-//             the block's threads share the taps of the tile's rows
-//   compute   one pass of rows of the thread's column, staged in shared memory
-//   store     the staged pass into the output, in 16-byte pieces
+//    prepare   finds the tile's sample, checks it, and computes the taps of the thread's column;
+//              the threads of a block share the taps of the tile's rows
+//    compute   computes a pass of rows of the thread's column and stages it in shared memory
+//    store     writes the staged pass to the output, in 16-byte pieces
 //
-// Boxes and ragged sizes live in device memory, which the host cannot read without waiting for the
-// device. So the body checks its sample itself; a faulty one reads no pixels and becomes NaN
-// (0 in a u8 output). The CPU handlers return an error there instead.
+// Boxes and ragged sizes are in device memory, which the host cannot read without waiting for the
+// device. Therefore the body checks its sample itself. An invalid sample reads no pixels and
+// becomes NaN (0 in a u8 output), where the CPU handlers return an error.
 #ifndef JAXKERN_IMAGE_CUDA_CHAIN_H_
 #define JAXKERN_IMAGE_CUDA_CHAIN_H_
 
@@ -53,7 +53,7 @@ struct ChainCall {
   int64_t buffer_size;  // of a ragged source, in bytes
 
   const float* input;  // after the first segment: [count, height, width, C]
-  void* output;        // of sample `first` on
+  void* output;        // starts at sample `first`
   Dtype output_dtype;
   Layout layout;
   int64_t first, count;
@@ -62,22 +62,22 @@ struct ChainCall {
 
 JAXKERN_HD int64_t tiles_of(const ChainCall& call) { return call.count * call.tiling.each; }
 
-// What the threads of a block share about their tile, beside the stage.
+// The data of a tile that the threads of a block share, without the staged pass.
 struct ChainTile {
   AxisTaps row[kTileRows];
   alignas(16) float scale[kMaxChannels], bias[kMaxChannels];
   Staging pass[kTileRows / kPassRows];
   Tile tile;
-  bool sound;                // the sample passed its checks
+  bool valid_sample;         // the sample passed its checks
   int32_t row_stride;        // values between rows of the input
   int32_t row_step;          // of the geometry
   Range valid;               // rows of the output
-  bool folds;                // some rows of the tile stand for others, which padding mirrors
+  bool folds;                // padding maps some rows of the tile to others
   const float* fill;         // [C]
   const float* erase_value;  // [erasures of the segment, C]
 };
 
-// What a thread keeps over its tile.
+// The state of a thread during a tile.
 template <Dtype source>
 struct ChainThread {
   bool active;  // it owns a column
@@ -89,7 +89,7 @@ template <int C, Dtype source, Filter filter>
 struct ChainBody {
   using Thread = ChainThread<source>;
   using Value = typename Stored<source>::Type;
-  // Rows whose loads are in flight together.
+  // Rows whose loads are issued together.
   static constexpr int32_t kTogether = filter == Filter::kBilinear && C > 1 ? 2 : 4;
   static_assert(kPassRows % kTogether == 0);
 
@@ -103,25 +103,26 @@ struct ChainBody {
 
     int32_t height = call.height, width = call.width;
     int64_t offset = 0;
-    bool sound = true;
+    bool valid_sample = true;
     if (call.ragged) {
       offset = call.wide_offset ? *call.operands.at<int64_t>(at, kOffset)
                                 : *call.operands.at<int32_t>(at, kOffset);
       height = *call.operands.at<int32_t>(at, kHeight);
       width = *call.operands.at<int32_t>(at, kWidth);
-      sound = is_in_buffer(offset, height, width, C, call.buffer_size);
+      valid_sample = is_in_buffer(offset, height, width, C, call.buffer_size);
     }
     const Geometry* geometry =
         reinterpret_cast<const Geometry*>(call.operands.at<int32_t>(at, kGeometry));
-    sound = sound && first_fault(call.plan, geometry, height, width).fault == Fault::kNone;
+    valid_sample =
+        valid_sample && first_fault(call.plan, geometry, height, width).fault == Fault::kNone;
     if (thread < kTileRows / kPassRows)
       shared.pass[thread] = staging_of(tile, thread, segment.height, segment.width, C, call.layout,
                                        call.output_dtype, image_at(call, tile));
     if (thread == 0) {
       shared.tile = tile;
-      shared.sound = sound;
+      shared.valid_sample = valid_sample;
     }
-    if (!sound) return;
+    if (!valid_sample) return;
 
     const Geometry& g = geometry[call.segment];
     const EraseBox* erase =
@@ -131,7 +132,7 @@ struct ChainBody {
     for (int32_t k = thread; k < kTileRows; k += threads) {
       const int32_t y = tile.row + k;
       const bool valid = inside(valid_row, y);
-      // Where nothing is valid, index 0 stands in: its loads are safe and their values are dropped.
+      // Invalid rows use index 0, whose loads are safe and whose values are ignored.
       const int32_t i = valid ? shown_row(segment, g, y) : 0;
       AxisTaps taps = axis_taps<filter>(segment.filter, i, g.box_height, g.resampled_height);
       taps.inside = valid ? kValid : 0;
@@ -168,21 +169,21 @@ struct ChainBody {
       shared.row_stride = width * C;
       shared.row_step = g.row_step;
       shared.valid = valid_row;
-      shared.folds =
-          segment.padding != Padding::kFill &&
-          leaves(g.row_offset, g.row_step, g.resampled_height, {tile.row, tile.row + tile.rows});
+      shared.folds = segment.padding != Padding::kFill &&
+                     shows_outside(g.row_offset, g.row_step, g.resampled_height,
+                                   {tile.row, tile.row + tile.rows});
       shared.fill = call.operands.at<float>(at, kFill) + call.segment * C;
       shared.erase_value = call.operands.at<float>(at, kEraseValue) + call.erasures_before * C;
     }
   }
 
-  // Writes the column's pixels of pass `pass` to `stage`.
+  // Writes the column's pixels of a pass to `stage`.
   JAXKERN_HD void compute(const ChainCall& call, const ChainTile& shared, const Thread& state,
                           int32_t pass, int32_t thread, float* stage) {
     if (!state.active) return;
     const Staging staging = shared.pass[pass];
     float* const column = stage + staging.lead + thread * staging.column_pitch;
-    if (!shared.sound) {
+    if (!shared.valid_sample) {
       const float value = call.output_dtype == Dtype::kU8 ? 0.f : NAN;
       for (int32_t r = 0; r < staging.rows; ++r)
         for (int c = 0; c < C; ++c)
@@ -203,7 +204,7 @@ struct ChainBody {
     }
   }
 
-  // Writes the staged pass `pass` to the output.
+  // Writes a staged pass to the output.
   JAXKERN_HD void store(const ChainCall& call, const ChainTile& shared, int32_t pass,
                         int32_t thread, int32_t threads, const float* stage) {
     switch (call.output_dtype) {
@@ -225,13 +226,14 @@ struct ChainBody {
            tile.image * segment.height * segment.width * C * dtype_bytes(call.output_dtype);
   }
 
-  // weight of the second of two inputs; an input of weight 0 must not spread NaN or infinity.
+  // Interpolates; `weight` is that of `second`. An input of weight 0 must not spread NaN or
+  // infinity.
   JAXKERN_HD float between(float first, float second, float weight) {
     if constexpr (source != Dtype::kU8) second = weight == 0.f ? 0.f : second;
     return (1.f - weight) * first + weight * second;
   }
 
-  // Resamples kTogether rows; every load is issued before the first use.
+  // Resamples kTogether rows. Every load is issued before the first use.
   JAXKERN_HD void gather(const Thread& state, int32_t row_stride, const AxisTaps* row,
                          float (&value)[kTogether][C]) {
     if constexpr (filter == Filter::kBilinear) {
@@ -270,15 +272,15 @@ struct ChainBody {
     return tap_weight(taps, t);
   }
 
-  // Every input row of rows [begin, end) of the pass is resampled along its columns once, and added
-  // to the output rows that it reaches; those are a window that moves one way over them.
+  // Resamples each input row of rows [begin, end) of the pass along its columns once, and adds it
+  // to the output rows that it reaches, a window that moves in one direction.
   JAXKERN_HD void add_windows(const ChainTile& shared, const Thread& state, Filter kind,
                               const AxisTaps* row, const Staging& staging, int32_t begin,
                               int32_t end, float* column) {
     const int32_t pitch = staging.row_pitch, channel_pitch = staging.channel_pitch;
     const int32_t row_stride = shared.row_stride;
     const float a = has_antialias(kind) ? -.5f : -.75f;
-    // In ascending order of inputs: rows [done, started) of the pass are the ones that j reaches.
+    // Inputs are in ascending order. Input j reaches rows [done, started) of the pass.
     const int32_t step = shared.row_step, from = step > 0 ? begin : end - 1;
     const int32_t count = end - begin, taps = state.column.last - state.column.first + 1;
     const int32_t last = row[step > 0 ? end - 1 : begin].last;
@@ -291,7 +293,7 @@ struct ChainBody {
       for (int32_t t = 0; t < taps; ++t) {
         const float weight = weight_of(state.column, a, t);
         if constexpr (filter == Filter::kBicubic) {
-          if (weight == 0.f) continue;  // it may be NaN
+          if (weight == 0.f) continue;  // the input may be NaN
         }
         JAXKERN_UNROLL
         for (int c = 0; c < C; ++c) sum[c] += weight * read_only<source>(at + t * C + c);
@@ -325,7 +327,7 @@ struct ChainBody {
     const int32_t end = static_cast<int32_t>(smaller(shared.valid.end - top, rows));
     for (int32_t r = 0; r < rows; ++r)
       for (int c = 0; c < C; ++c) column[r * pitch + c * channel_pitch] = 0.f;
-    // Mirrored rows go both ways, so each by itself.
+    // Mirrored rows are not monotonic, so each is computed separately.
     const int32_t together = shared.folds ? 1 : kPassRows;
     for (int32_t r = begin; r < end; r += together)
       add_windows(shared, state, kind, row, staging, r,
@@ -340,7 +342,7 @@ struct ChainBody {
     }
   }
 
-  // Affine, fill, erasures and rounding of one pixel, which then goes to `staged`.
+  // Applies affine, fill, erasures and rounding to one pixel and writes it to `staged`.
   JAXKERN_HD void finish(const ChainCall& call, const ChainTile& shared, const Thread& state,
                          uint32_t row_inside, float (&value)[C], float* staged,
                          int32_t channel_pitch) {
@@ -365,7 +367,7 @@ struct ChainBody {
     for (int c = 0; c < C; ++c) staged[c * channel_pitch] = value[c];
   }
 
-  // Lines that cover full rows of the image are one line together.
+  // Writes a pass as contiguous lines. Full rows of the image form a single line.
   template <Dtype dtype>
   JAXKERN_HD void store_pass(const ChainCall& call, const ChainTile& shared, int32_t pass,
                              int32_t thread, int32_t threads, const float* stage) {
@@ -373,10 +375,11 @@ struct ChainBody {
     constexpr int32_t kVector = kStoreBytes / static_cast<int32_t>(sizeof(Element));
     const Segment& segment = call.plan.segment[call.segment];
     const Staging staging = shared.pass[pass];
-    const bool whole = shared.tile.columns == segment.width;
+    const bool full_rows = shared.tile.columns == segment.width;
     const int32_t planes = call.layout == Layout::kNCHW ? C : 1;
-    const int32_t lines = whole ? 1 : staging.rows;
-    const int32_t length = shared.tile.columns * staging.column_pitch * (whole ? staging.rows : 1);
+    const int32_t lines = full_rows ? 1 : staging.rows;
+    const int32_t length =
+        shared.tile.columns * staging.column_pitch * (full_rows ? staging.rows : 1);
     Element* const image = static_cast<Element*>(image_at(call, shared.tile)) + staging.first;
     for (int32_t p = 0; p < planes; ++p) {
       for (int32_t l = 0; l < lines; ++l) {

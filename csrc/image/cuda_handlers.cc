@@ -1,5 +1,6 @@
-// The CUDA handlers of the image ops: enqueue what operands.h has checked of shapes, dtypes and
-// attributes. Values in device memory are checked there, see cuda_chain.h and cuda_program.h.
+// The CUDA handlers of the image ops: they enqueue the calls whose shapes, dtypes and attributes
+// operands.h has checked. Values in device memory are checked on the device, see cuda_chain.h and
+// cuda_program.h.
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -74,7 +75,7 @@ ffi::Error run_program(const ImageProgram& op, cudaStream_t stream,
   if (!memory.has_value()) {
     return ffi::Error(ffi::ErrorCode::kResourceExhausted,
                       op.call.op() + ": no device memory for " + std::to_string(bytes) +
-                          " bytes beside the images; use smaller images or a smaller batch");
+                          " bytes of scratch; use smaller images or a smaller batch");
   }
   return status_of(op.call, launch_program(work, static_cast<char*>(*memory), stream));
 }

@@ -1,5 +1,5 @@
-// The CUDA kernel of image programs: blocks over the body of cuda_program.h, and its launch.
-// Compiled without contraction of products and sums, as program_levels.cc is.
+// The CUDA kernel of image programs: blocks over the body of cuda_program.h, and its launch. Like
+// program_levels.cc, it is compiled without contraction of products and sums.
 #include <algorithm>
 #include <cstdint>
 
@@ -20,9 +20,9 @@ struct CudaBlock {
 #endif
   }
   template <typename Number>
-  JAXKERN_HD_MEMBER void add(Number* where, Number value) {
+  JAXKERN_HD_MEMBER void add(Number* target, Number value) {
 #ifdef __CUDA_ARCH__
-    atomicAdd(where, value);
+    atomicAdd(target, value);
 #endif
   }
 };

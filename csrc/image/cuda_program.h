@@ -1,8 +1,8 @@
-// The body of the CUDA image program: a block runs one image step after step, as program-inl.h has
-// it on the CPU, through the same functions of a pixel (pixel.h), so that a CPU test runs it with a
-// block of its own.
+// The body of the CUDA image program: a block runs one image step after step, like program-inl.h on
+// the CPU and with the same functions of a pixel (pixel.h). A CPU test runs it with a Block of its
+// own.
 //
-// Images of a few hundred kilobytes stay in the device's second-level cache from step to step.
+// Images of a few hundred kilobytes stay in the device's L2 cache from step to step.
 #ifndef JAXKERN_IMAGE_CUDA_PROGRAM_H_
 #define JAXKERN_IMAGE_CUDA_PROGRAM_H_
 
@@ -12,7 +12,6 @@
 #include "core/batch_set.h"
 #include "core/host_device.h"
 #include "image/cuda_program_colours.h"
-#include "image/cuda_program_memory.h"
 #include "image/pixel.h"
 #include "image/program.h"
 #include "image/random.h"
@@ -53,9 +52,10 @@ struct ProgramBody : ProgramColours<T, C, Block> {
     image = output;
     other = reinterpret_cast<T*>(scratch);
     if (source != output) copy(source, output);
-    bool begun = false;  // a mean
+    bool has_mean = false;
     for (int32_t s = 0; s < call.steps; ++s) {
-      // Taken once, for all threads, which must agree; when all have done with those before.
+      // Read once for all threads, which must agree, after all threads have finished the step
+      // before.
       block.run([](int32_t) {});
       block.run([&](int32_t thread) {
         if (thread < kProgramValues) shared.values[thread] = values[s * kProgramValues + thread];
@@ -74,7 +74,7 @@ struct ProgramBody : ProgramColours<T, C, Block> {
       } else if (code == Code::kElastic) {
         elastic(call.step[s]);
       } else if (code >= Code::kKeep) {
-        mean_step(code, &begun);
+        mean_step(code, &has_mean);
       } else {
         colour_step(code);
       }
@@ -84,14 +84,14 @@ struct ProgramBody : ProgramColours<T, C, Block> {
 
  private:
   JAXKERN_HD_MEMBER void blur(const ProgramStep& step) {
-    blurred<C>(image, step.kernel_x, step.kernel_y, shared.values[0], shared.values[1], other);
+    blur_image<C>(image, step.kernel_x, step.kernel_y, shared.values[0], shared.values[1], other);
     swap();
   }
 
-  // Down the columns, then along the rows; beyond an edge is what is reflected.
+  // Blurs down the columns, then along the rows. Indices beyond an edge are reflected.
   template <int N, typename From, typename To>
-  JAXKERN_HD_MEMBER void blurred(const From* from, int32_t kernel_x, int32_t kernel_y,
-                                 float sigma_x, float sigma_y, To* to) {
+  JAXKERN_HD_MEMBER void blur_image(const From* from, int32_t kernel_x, int32_t kernel_y,
+                                    float sigma_x, float sigma_y, To* to) {
     block.run([&](int32_t thread) {
       if (thread == 0) shared.reach_x = blur_weights(kernel_x, sigma_x, shared.weight.x);
       if (thread == block.threads - 1)
@@ -128,16 +128,16 @@ struct ProgramBody : ProgramColours<T, C, Block> {
     warp.perspective = code == Code::kPerspective;
     if (code == Code::kTurn) {
       matrix[6] = matrix[7] = 0;
-      warp.in_width = whole_of(shared.values[6], 1, width);
-      warp.in_height = whole_of(shared.values[7], 1, height);
-      // Its rows one behind the other.
+      warp.in_width = clamp_to_int(shared.values[6], 1, width);
+      warp.in_height = clamp_to_int(shared.values[7], 1, height);
+      // Pack the rows of the image.
       const int64_t row = static_cast<int64_t>(warp.in_width) * C;
       each(row * warp.in_height,
            [&](int64_t i) { other[i] = image[i / row * width * C + i % row]; });
       swap();
     }
     const WarpMap map = warp_map(warp, matrix);
-    seen(warp, [&](int32_t column, int32_t row) {
+    sample_image(warp, [&](int32_t column, int32_t row) {
       return warp.perspective ? warp_point<true>(map, column, row)
                               : warp_point<false>(map, column, row);
     });
@@ -164,21 +164,21 @@ struct ProgramBody : ProgramColours<T, C, Block> {
     });
     for (int32_t axis = 0; axis < 2; ++axis) {
       const int32_t kernel = axis == 0 ? step.kernel_x : step.kernel_y;
-      blurred<1>(numbers + axis * pixels, kernel, kernel, shared.values[2], shared.values[3],
-                 field + axis * pixels);
+      blur_image<1>(numbers + axis * pixels, kernel, kernel, shared.values[2], shared.values[3],
+                    field + axis * pixels);
     }
     const double alpha_x = static_cast<double>(shared.values[0]) / width;
     const double alpha_y = static_cast<double>(shared.values[1]) / height;
-    seen(warp_of(step), [&](int32_t column, int32_t row) {
+    sample_image(warp_of(step), [&](int32_t column, int32_t row) {
       const int64_t i = static_cast<int64_t>(row) * width + column;
       return WarpPoint{elastic_point(column, width, alpha_x * field[i]),
                        elastic_point(row, height, alpha_y * field[pixels + i])};
     });
   }
 
-  // Each pixel (column, row) shows the image, of the warp's sides, at to_point(column, row).
+  // Sets each pixel (column, row) to the value of the image at to_point(column, row).
   template <typename ToPoint>
-  JAXKERN_HD_MEMBER void seen(const Warp& warp, const ToPoint& to_point) {
+  JAXKERN_HD_MEMBER void sample_image(const Warp& warp, const ToPoint& to_point) {
     const bool nearest = warp.filter == Filter::kNearest;
     const int32_t in_height = warp.in_height, in_width = warp.in_width;
     T outside[C];
@@ -197,7 +197,7 @@ struct ProgramBody : ProgramColours<T, C, Block> {
         const bool inside = warp_inside(column, row, in_width, in_height);
         return put_pixel<T, C>(inside ? upper : outside, to);
       }
-      // As the CPU's: in float32 where all four pixels are there and it tells the level.
+      // As on the CPU: in float32 if all four pixels are inside and the rounding is certain.
       if (warp_inside(column, row, in_width - 1, in_height - 1) &&
           blend_inside<T, C>(upper, upper + static_cast<int64_t>(in_width) * C, px - fx, py - fy,
                              to))
@@ -244,26 +244,26 @@ struct ProgramBody : ProgramColours<T, C, Block> {
     normal_pair(a, b, &n[0], &n[1]);
   }
 
-  JAXKERN_HD_MEMBER void mean_step(Code code, bool* begun) {
+  JAXKERN_HD_MEMBER void mean_step(Code code, bool* has_mean) {
     const ProgramMemory memory = program_memory(call);
-    T* const kept = reinterpret_cast<T*>(scratch + memory.kept);
+    T* const kept_image = reinterpret_cast<T*>(scratch + memory.kept_image);
     float* const sum = reinterpret_cast<float*>(scratch + memory.sum);
     const float weight = shared.values[0];
     if (code == Code::kKeep) {
       each(call.elements(), [&](int64_t i) {
-        kept[i] = image[i];
+        kept_image[i] = image[i];
         sum[i] = static_cast<float>(image[i]) * weight;
       });
-      *begun = true;
-    } else if (*begun && code == Code::kAdd) {
+      *has_mean = true;
+    } else if (*has_mean && code == Code::kAdd) {
       each(call.elements(), [&](int64_t i) {
         sum[i] += static_cast<float>(image[i]) * weight;
-        image[i] = kept[i];
+        image[i] = kept_image[i];
       });
-    } else if (*begun) {
+    } else if (*has_mean) {
       each(call.elements(),
            [&](int64_t i) { image[i] = static_cast<T>(kBytes ? level_of(sum[i]) : sum[i]); });
-      *begun = false;
+      *has_mean = false;
     }
   }
 };

@@ -1,5 +1,5 @@
-// The colours of the CUDA image program, table operations and sharpness among them: see
-// cuda_program.h; colour-inl.h and tables-inl.h have them on the CPU.
+// The colour operations of the CUDA image program, including table operations and sharpness; see
+// cuda_program.h. colour-inl.h and tables-inl.h are their CPU counterparts.
 #ifndef JAXKERN_IMAGE_CUDA_PROGRAM_COLOURS_H_
 #define JAXKERN_IMAGE_CUDA_PROGRAM_COLOURS_H_
 
@@ -54,7 +54,7 @@ struct ProgramColours : ProgramBlock<T, C, Block> {
       default:
         break;
     }
-    if constexpr (C >= 3) {  // one channel has no colour
+    if constexpr (C >= 3) {  // a single channel has no colour
       if (code == Code::kSaturation) {
         const Blend by = blend();
         map_colours([&](float* r, float* g, float* b) {
@@ -82,7 +82,7 @@ struct ProgramColours : ProgramBlock<T, C, Block> {
         map_colours([](float* r, float* g, float* b) { *r = *g = *b = luma(*r, *g, *b, T()); });
       } else if (code == Code::kPermute) {
         int32_t from[3];
-        for (int32_t c = 0; c < 3; ++c) from[c] = whole_of(shared.values[c], 0, 2);
+        for (int32_t c = 0; c < 3; ++c) from[c] = clamp_to_int(shared.values[c], 0, 2);
         each(pixels, [&](int64_t i) {
           T* const at = image + i * C;
           const T colour[3] = {at[0], at[1], at[2]};
@@ -104,7 +104,7 @@ struct ProgramColours : ProgramBlock<T, C, Block> {
 
   JAXKERN_HD_MEMBER void contrast() {
     const Blend by = blend();
-    take_mean();
+    compute_mean();
     if constexpr (kBytes) {
       map([&](int32_t, T x) { return contrast_level(x, by, shared.mean); });
     } else {
@@ -113,9 +113,9 @@ struct ProgramColours : ProgramBlock<T, C, Block> {
     }
   }
 
-  // The mean of luma, or of the only channel. Bytes are added exactly.
-  JAXKERN_HD_MEMBER void take_mean() {
-    const auto of = [&](int64_t i) {
+  // Computes the mean of luma, or of the only channel. Sums of bytes are exact.
+  JAXKERN_HD_MEMBER void compute_mean() {
+    const auto luma_at = [&](int64_t i) {
       const T* const at = image + i * C;
       if constexpr (C == 1) return static_cast<float>(at[0]);
       return luma(at[0], at[C > 1 ? 1 : 0], at[C > 1 ? 2 : 0], T());
@@ -127,7 +127,7 @@ struct ProgramColours : ProgramBlock<T, C, Block> {
       block.run([&](int32_t thread) {
         unsigned long long sum = 0;
         for (int64_t i = thread; i < pixels; i += block.threads)
-          sum += static_cast<unsigned long long>(of(i));
+          sum += static_cast<unsigned long long>(luma_at(i));
         block.add(&shared.luma, sum);
       });
       block.run([&](int32_t thread) {
@@ -138,7 +138,7 @@ struct ProgramColours : ProgramBlock<T, C, Block> {
     } else {
       block.run([&](int32_t thread) {
         double sum = 0;
-        for (int64_t i = thread; i < pixels; i += block.threads) sum += of(i);
+        for (int64_t i = thread; i < pixels; i += block.threads) sum += luma_at(i);
         shared.part[thread] = sum;
       });
       block.run([&](int32_t thread) {
@@ -151,7 +151,7 @@ struct ProgramColours : ProgramBlock<T, C, Block> {
   }
 
   JAXKERN_HD_MEMBER void posterize() {
-    const int32_t bits = whole_of(shared.values[0], 0, 8);
+    const int32_t bits = clamp_to_int(shared.values[0], 0, 8);
     if constexpr (kBytes) {
       map([&](int32_t, T x) { return posterize_level(x, bits); });
     } else {
@@ -164,16 +164,16 @@ struct ProgramColours : ProgramBlock<T, C, Block> {
   }
 
   JAXKERN_HD_MEMBER void solarize() {
-    const float given = shared.values[0];
+    const float unit_threshold = shared.values[0];
     if constexpr (kBytes) {
-      const float threshold = shared.values[1] != 0.f ? given : given * 255.f;
+      const float threshold = shared.values[1] != 0.f ? unit_threshold : unit_threshold * 255.f;
       map([&](int32_t, T x) { return solarize_level(x, threshold); });
     } else {
-      map([&](int32_t, T x) { return x >= given ? 1.f - x : x; });
+      map([&](int32_t, T x) { return x >= unit_threshold ? 1.f - x : x; });
     }
   }
 
-  // How many pixels have each level of each colour.
+  // Computes the histogram of each colour.
   JAXKERN_HD_MEMBER void count_levels() {
     each(3 * 256, [&](int64_t k) { shared.count[k / 256][k % 256] = 0; });
     each(pixels, [&](int64_t i) {
@@ -270,7 +270,8 @@ struct ProgramColours : ProgramBlock<T, C, Block> {
         const auto around =
             above[-C] + above[0] + above[C] + row[-C] + row[C] + below[-C] + below[0] + below[C];
         if constexpr (kBytes) {
-          const int32_t blurred = (2 * (around + 5 * centre) + 13) / 26;  // to the nearest: no ties
+          const int32_t blurred =
+              (2 * (around + 5 * centre) + 13) / 26;  // rounded to nearest; there are no ties
           other[i] = static_cast<T>(level_of(
               fused(static_cast<float>(blurred - centre), rest, static_cast<float>(centre))));
         } else {

@@ -1,5 +1,5 @@
 // The order of launches that runs a whole chain: a chunk of samples at a time, segment by segment
-// through two float32 buffers, so that what lies between two segments stays in the device's cache.
+// through two float32 buffers, so that intermediate images stay in the device's cache.
 #ifndef JAXKERN_IMAGE_CUDA_SEGMENTS_H_
 #define JAXKERN_IMAGE_CUDA_SEGMENTS_H_
 
@@ -12,7 +12,7 @@
 
 namespace jaxkern::image {
 
-// Both buffers together; half of the second-level cache of the devices that this was written for.
+// Target size of both buffers: half of the L2 cache of an H100 (50 MB).
 constexpr size_t kScratchTarget = size_t{24} << 20;
 
 struct Scratch {

@@ -1,5 +1,5 @@
-// How CUDA bodies read and write pixels: read-only loads, hardware conversions of half types and
-// 16-byte stores on the device; the shared scalar functions on the host.
+// Loads and stores of pixels in CUDA bodies: read-only loads, hardware conversions of half types
+// and 16-byte stores on the device, and the shared scalar functions on the host.
 #ifndef JAXKERN_IMAGE_CUDA_STORAGE_H_
 #define JAXKERN_IMAGE_CUDA_STORAGE_H_
 
@@ -21,7 +21,7 @@ JAXKERN_HD int32_t highest_bit(uint32_t bits) {
 #endif
 }
 
-// A load that the kernel's own stores cannot change.
+// Loads memory that the kernel does not write.
 template <Dtype dtype>
 JAXKERN_HD float read_only(const typename Stored<dtype>::Type* at) {
 #ifdef __CUDA_ARCH__
@@ -40,7 +40,7 @@ JAXKERN_HD float read_only(const typename Stored<dtype>::Type* at) {
 #endif
 }
 
-// Two values as one word, the first in the lower half; rounds to nearest even.
+// Packs two values into a word, the first in the lower half, rounded to nearest even.
 template <Dtype dtype>
 JAXKERN_HD uint32_t pack_halves(float low, float high) {
 #ifdef __CUDA_ARCH__
@@ -66,12 +66,12 @@ struct alignas(16) Floats {
   float value[4];
 };
 
-// On the device a misaligned vector access ends the process; so it does in a test.
+// A misaligned vector access ends the process on the device, and also in a test on the host.
 inline void trap_misaligned(const void* at) {
   if (reinterpret_cast<uintptr_t>(at) % 16 != 0) __builtin_trap();
 }
 
-// Four floats from a 16-byte boundary.
+// Loads four floats from an address that is a multiple of 16 bytes.
 JAXKERN_HD Floats load_floats(const float* at) {
 #ifdef __CUDA_ARCH__
   return *reinterpret_cast<const Floats*>(at);
@@ -92,7 +92,8 @@ JAXKERN_HD void store_words(const Words& words, void* at) {
 #endif
 }
 
-// Casts as many staged floats as fill 16 bytes and stores them; both pointers are aligned to 16.
+// Casts the staged floats that fill 16 bytes and stores them. Both pointers are aligned to 16
+// bytes.
 template <Dtype dtype>
 JAXKERN_HD void store_vector(const float* staged, typename Stored<dtype>::Type* at) {
   Words words;

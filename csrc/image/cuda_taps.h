@@ -1,5 +1,5 @@
-// The inputs of one output row or column as a CUDA thread holds them: a window whose weights are
-// computed where they are used. Host and device code, so that a CPU test can run it.
+// The taps of one output row or column in a CUDA thread: a window whose weights are computed on
+// use. Host and device code, so that a CPU test can run it.
 #ifndef JAXKERN_IMAGE_CUDA_TAPS_H_
 #define JAXKERN_IMAGE_CUDA_TAPS_H_
 
@@ -12,14 +12,15 @@
 
 namespace jaxkern::image {
 
-// The inputs of one output row or column, relative to the box, and which rectangles it lies in.
+// The inputs of one output row or column, relative to the box, and a mask of the rectangles that
+// contain it.
 struct alignas(16) AxisTaps {
   int32_t first, last;  // both inclusive
   float weight;         // bilinear: of `last`; `first` has the rest
   uint32_t inside;      // bit k: the segment's erase box k; kValid: valid
   // Antialias: input first + t has weight max(reach - |start + t * step|, 0) * unit.
-  // Bicubic: bicubic_kernel(a, |start + t * step|) * unit, the first `weight` more and the last
-  // `reach` more, which is what those beyond the box have.
+  // Bicubic: bicubic_kernel(a, |start + t * step|) * unit. The first input adds `weight` and the
+  // last one `reach`, the weights of the inputs beyond the box.
   float start, step, reach, unit;
 };
 
@@ -61,7 +62,7 @@ JAXKERN_HD AxisTaps bicubic_axis_taps(Filter filter, int32_t i, int32_t box, int
   return taps;
 }
 
-// A kernel of kBicubic is for all bicubic filters, of which `kind` is one.
+// A kernel of kBicubic serves all bicubic filters; `kind` is the actual one.
 template <Filter filter>
 JAXKERN_HD AxisTaps axis_taps(Filter kind, int32_t i, int32_t box, int32_t resampled) {
   if constexpr (filter == Filter::kBicubic) return bicubic_axis_taps(kind, i, box, resampled);
@@ -72,7 +73,7 @@ JAXKERN_HD AxisTaps axis_taps(Filter kind, int32_t i, int32_t box, int32_t resam
     taps.last = two.weight == 0.f ? two.first : two.second;
     taps.weight = taps.last == taps.first ? 0.f : two.weight;
   } else if constexpr (filter == Filter::kAntialias) {
-    // Integers until the window is known; then offsets within it, which are small, in floats.
+    // The window is computed in integers, and the small offsets within it in floats.
     const AntialiasWindow window = antialias_window(i, box, resampled);
     taps.first = window.begin;
     taps.last = window.end - 1;

@@ -1,9 +1,10 @@
-// How the CUDA kernels cut an output into tiles, and how a pass of a tile lies in shared memory
-// before it leaves in 16-byte stores. Host and device code, so that a CPU test can run it.
+// The division of an output into tiles by the CUDA kernels, and the layout of a pass of a tile in
+// shared memory, from where it is stored in 16-byte pieces. Host and device code, so that a CPU
+// test can run it.
 //
-// A tile is kTileRows output rows of at most kMaxThreads columns; a thread owns one column. Rows
-// are computed in passes of kPassRows: a pass is staged as float32 in the order of the output, then
-// written in RUNS, pieces that are contiguous in the output.
+// A tile has kTileRows output rows of at most kMaxThreads columns, and a thread computes one
+// column. Rows are computed in passes of kPassRows. A pass is staged as float32 in the order of the
+// output, then written as runs that are contiguous in the output.
 #ifndef JAXKERN_IMAGE_CUDA_TILE_H_
 #define JAXKERN_IMAGE_CUDA_TILE_H_
 
@@ -54,10 +55,10 @@ JAXKERN_HD Tile tile_at(const Tiling& tiling, int32_t height, int32_t width, int
   return tile;
 }
 
-// Where a pass lies in shared memory: its pixel (row, column), channel c, is float
-// lead + row * row_pitch + column * column_pitch + c * channel_pitch of the stage. Pitches are such
-// that everywhere the place in the stage and the address in the output agree modulo 16-byte
-// vectors.
+// The layout of a pass in shared memory: channel c of its pixel (row, column) is float
+// lead + row * row_pitch + column * column_pitch + c * channel_pitch of the stage. With these
+// pitches the index in the stage and the address in the output agree modulo 16-byte vectors
+// everywhere.
 struct Staging {
   int64_t first;  // the element of the image that float `lead` holds
   int32_t rows;
@@ -66,7 +67,7 @@ struct Staging {
 
 JAXKERN_HD int32_t vector_elements(Dtype dtype) { return kStoreBytes / dtype_bytes(dtype); }
 
-// The least number from `length` on that equals `stride` modulo `vector`, a power of two.
+// Returns the smallest number >= `length` that equals `stride` modulo `vector`, a power of two.
 JAXKERN_HD int32_t congruent_pitch(int32_t length, int64_t stride, int32_t vector) {
   return length + static_cast<int32_t>((stride - length) & (vector - 1));
 }
@@ -92,7 +93,7 @@ JAXKERN_HD Staging staging_of(const Tile& tile, int32_t pass, int32_t height, in
   return staging;
 }
 
-// Floats of shared memory that the largest pass takes.
+// Number of floats of shared memory for the largest pass.
 inline int32_t stage_floats(const Tiling& tiling, int32_t channels) {
   constexpr int32_t kVector = kStoreBytes;  // of u8, the longest
   return channels * (kPassRows * (tiling.columns + kVector) + kVector) + kVector;

@@ -1,20 +1,29 @@
-// Elastic warps: each output pixel shows a point beside its own. Included by program_levels.cc in
-// the level's namespace.
+// Elastic warps: each output pixel shows a point that is displaced at random.
 //
-// The points' distances are a field of random numbers, uniform from -1 to 1 at each pixel, blurred
-// with the kernels of torchvision's ElasticTransform (one for x and one for y, both as
-// gaussian_blur has it) in float64, times alpha / 2. What a point shows is warp.h's business.
+// The displacements are a field of random numbers, uniform from -1 to 1 at each pixel, blurred in
+// float64 with the kernels of torchvision's ElasticTransform (one for x and one for y, each used
+// along both axes), times alpha / 2. warp.h defines the value at a point.
+#ifndef JAXKERN_IMAGE_ELASTIC_INL_H_
+#define JAXKERN_IMAGE_ELASTIC_INL_H_
 
+#include "core/simd-inl.h"
+#include "image/blur-inl.h"
+#include "image/noise-inl.h"
+#include "image/warp-inl.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
 namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 struct Elastic {
   NoiseKey key;
-  int32_t kernel_x, kernel_y;  // of the distances along x and along y
+  int32_t kernel_x, kernel_y;  // of the displacements along x and along y
   float alpha_x, alpha_y;
   float sigma_x, sigma_y;
 };
 
-// The blurred numbers [height, width] of both axes, which lie in `memory` then.
+// Computes the blurred numbers [height, width] of both axes in `memory`.
 inline void elastic_field(const Warp& warp, const Elastic& elastic, char* blur_scratch,
                           char* memory, const double** field_x, const double** field_y) {
   const int64_t pixels = static_cast<int64_t>(warp.height) * warp.width;
@@ -42,10 +51,10 @@ inline void elastic_field(const Warp& warp, const Elastic& elastic, char* blur_s
   *field_y = field[1];
 }
 
-// The points that pixels of [height, width] show beside their own.
+// The displaced points of the pixels of an image [height, width].
 struct ElasticPoints {
   int32_t height, width;
-  double alpha_x, alpha_y;  // over width and height
+  double alpha_x, alpha_y;  // divided by width and height
   const double *field_x, *field_y;
 
   WarpPoint one(int32_t column, int32_t row) const {
@@ -82,3 +91,7 @@ void elastic_image(const Warp& warp, const Elastic& elastic, const Element* in, 
 }
 
 }  // namespace
+
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_ELASTIC_INL_H_

@@ -1,23 +1,56 @@
-// The fast path: one segment from u8, any filter, without intermediate rounding.
+// The fast path of a chain: one segment of a uint8 source, with any filter and nothing rounded
+// before the output.
 //
-// Each source row is resampled horizontally at most once, into a ring of float rows; an output row
-// blends ring rows, applies the affine, casts, and goes straight to memory. Rows with pixels
-// outside the valid rectangle or inside an erase box are composed in working memory first. A flip
-// costs nothing: it only permutes the column taps and the order of rows.
+// Resampling is separable. Box rows are resampled horizontally into a ring of float32 rows, and
+// each output row is a weighted sum of the ring rows under its vertical filter:
+//
+//    source (u8)                     ring (f32)                    output row y
+//    box row j    -- resample -->  slot j % ring_size  --+
+//    box row j+1  -- resample -->  slot (j+1) % ...    --+-- finish -->  cast(scale * sum + bias)
+//    box row j+2  -- resample -->  slot (j+2) % ...    --+
+//
+// - resample (fast_columns-inl.h) uses 16-bit fixed-point weights, byte shuffles and multiply-add,
+//   the instructions of Pillow-SIMD's horizontal pass. Its results are in units of `taps.unit`,
+//   which is folded into the affine scale.
+// - finish (fast_finish-inl.h) blends, applies the affine, casts and stores in one pass. Large
+//   outputs bypass the caches.
+//
+// Invariants:
+// - ring_size is a power of two and at least the longest vertical window, so all rows of an output
+//   row are in the ring at once. ring_row[slot] is the box row that a slot holds, or -1.
+// - Output rows are computed in order, so each box row is resampled once (unless padding folds
+//   indices). A flip only permutes the column taps and reverses the order of rows.
+// - A row that is not valid in full, or that an erase box crosses, is composed as float32 in
+//   `staged` before it is cast.
+// - resample may load up to `taps.reach` bytes from a row's start. Rows that are closer to the end
+//   of the image are copied to `guard` first.
+// - A plain window (no filter, no column flip, interleaved) skips the ring: `bytes` is true.
+#ifndef JAXKERN_IMAGE_FAST_INL_H_
+#define JAXKERN_IMAGE_FAST_INL_H_
 
-constexpr int32_t kFastRing = 64;           // rows at most; a power of two
-constexpr int64_t kStreamBytes = 64 << 10;  // outputs from here on bypass the caches
-constexpr int32_t kPrefetchRows = 4;        // how far ahead source rows are asked for
-constexpr int64_t kGuardBytes = 128 << 10;  // longest row that can be copied near the image's end
+#include "core/simd-inl.h"
+#include "image/fast_columns-inl.h"
+#include "image/fast_finish-inl.h"
+#include "image/stream-inl.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
+
+constexpr int32_t kFastRing = 64;           // maximum number of rows; a power of two
+constexpr int64_t kStreamBytes = 64 << 10;  // outputs of this size or more bypass the caches
+constexpr int32_t kPrefetchRows = 4;        // distance of the prefetched source row
+constexpr int64_t kGuardBytes = 128 << 10;  // longest row that can be copied at the image's end
 
 struct Fast {
   const Plan* plan;
   const Segment* segment;
   const Geometry* geometry;
   const Sample* sample;
-  int32_t channels, planes, together;  // together: values of a pixel in one plane
+  int32_t channels, planes, together;  // together: values of a pixel in one plane of the output
   Range rows, columns;
-  bool bytes;  // source rows need no horizontal step
+  bool bytes;  // source rows need no horizontal pass
   Columns taps;
   int32_t stride;     // floats between planes of a ring row
   int32_t ring_size;  // a power of two
@@ -25,12 +58,12 @@ struct Fast {
   int32_t ring_row[kFastRing];
   const uint8_t* box;  // the box's first pixel
   const uint8_t* end;  // of the source image
-  Range there;         // bytes of a box row that the sample has
+  Range stored;        // bytes of a box row that the sample holds
   int64_t row_bytes;
-  uint8_t* guard;  // a row with room to read past its end
+  uint8_t* guard;  // a copy of a row, with room to read past its end
   float* staged;   // [planes, width * together]
   Pattern affine[kMaxChannels], plain;
-  float most;  // of levels under a bicubic filter: 255 in fixed point; else 0
+  float most;  // 255 in fixed point if a bicubic filter clamps to levels, else 0
   FinishRow store, stage;
   Resample resample;
 };
@@ -41,7 +74,7 @@ inline bool finite(const float* value, int32_t count) {
   return true;
 }
 
-// Asks for box row j ahead of its use: rows are short, so hardware prefetching starts late on each.
+// Prefetches box row j. Rows are short, so the hardware prefetcher starts late on each.
 inline void prefetch_row(const Fast& fast, int32_t j) {
   if (j < 0 || j >= fast.geometry->box_height) return;
   const uint8_t* row = fast.box + j * fast.row_bytes;
@@ -49,7 +82,7 @@ inline void prefetch_row(const Fast& fast, int32_t j) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
 }
 
-// Box row j resampled horizontally.
+// Returns box row j resampled horizontally.
 inline const float* ring_row(Fast& fast, int32_t j) {
   const int32_t slot = j & (fast.ring_size - 1);
   float* out = fast.ring + static_cast<int64_t>(slot) * fast.planes * fast.stride;
@@ -58,8 +91,8 @@ inline const float* ring_row(Fast& fast, int32_t j) {
   prefetch_row(fast, j + kPrefetchRows * fast.geometry->row_step);
   const uint8_t* row = fast.box + j * fast.row_bytes;
   if (fast.end - row < fast.taps.reach + fast.planes - 1) {
-    memcpy(fast.guard + fast.there.begin, row + fast.there.begin,
-           static_cast<size_t>(fast.there.end - fast.there.begin));
+    memcpy(fast.guard + fast.stored.begin, row + fast.stored.begin,
+           static_cast<size_t>(fast.stored.end - fast.stored.begin));
     row = fast.guard;
   }
   for (int32_t p = 0; p < fast.planes; ++p)
@@ -67,7 +100,7 @@ inline const float* ring_row(Fast& fast, int32_t j) {
   return out;
 }
 
-// The box rows and weights of consecutive output rows, which `advance` moves through.
+// Iterator over output rows: the box rows and weights of each.
 struct RowWalk {
   const Fast& fast;
   BilinearWalk bilinear;
@@ -131,7 +164,8 @@ inline void stage_pixels(const Fast& fast, Range range, const float* value) {
         fast.staged[p * plane + static_cast<int64_t>(x) * fast.together + c] = value[p + c];
 }
 
-// A row that is not valid throughout, or that an erase box crosses.
+// Writes a row that is not valid in full, or that an erase box crosses. `taps` is null for a row
+// without valid pixels.
 inline void compose_row(const Fast& fast, const RowTaps* taps, int32_t y, void* output) {
   const Segment& segment = *fast.segment;
   const int32_t width = segment.width;
@@ -169,14 +203,14 @@ inline bool erased_row(const Fast& fast, int32_t y) {
   return false;
 }
 
-// Sets everything up; false when the plan or the sample is not one for this path.
+// Fills `fast`. Returns false if this path does not support the plan or the sample.
 inline bool prepare_fast(const Plan& plan, const Sample& sample, Arena arena, Fast& fast) {
   const Segment& segment = plan.segment[0];
   const Geometry& g = *sample.geometry;
   const int32_t channels = plan.channels;
   if (plan.segments != 1 || plan.source_dtype != Dtype::kU8) return false;
   if (plan.output_dtype != Dtype::kU8 && segment.rounding != Rounding::kKeep) return false;
-  // Finite factors never make a NaN of bytes, which the bfloat16 stores rely on.
+  // Finite factors never turn bytes into NaN, and the bfloat16 stores do not handle NaN.
   if (!finite(sample.affine, 2 * channels) || !finite(sample.fill, channels) ||
       !finite(sample.erase_value, segment.erasures * channels))
     return false;
@@ -196,7 +230,7 @@ inline bool prepare_fast(const Plan& plan, const Sample& sample, Arena arena, Fa
   fast.end = pixels + sample.height * fast.row_bytes;
   fast.box = pixels + g.top * fast.row_bytes + static_cast<int64_t>(g.left) * channels;
   fast.bytes = segment.filter == Filter::kNone && g.column_step == 1 && !planar &&
-               !leaves(g.column_offset, 1, g.resampled_width, fast.columns);
+               !shows_outside(g.column_offset, 1, g.resampled_width, fast.columns);
   fast.staged = arena.take<float>(static_cast<int64_t>(segment.width) * channels + 4 * kFloats);
   if (!fast.staged) return false;
   float unit = 1.f;
@@ -207,7 +241,7 @@ inline bool prepare_fast(const Plan& plan, const Sample& sample, Arena arena, Fa
     if (g.box_width > kGuardBytes / channels) return false;
     const int64_t right = static_cast<int64_t>(sample.width) - g.left;
     const int32_t columns = right < g.box_width ? static_cast<int32_t>(right) : g.box_width;
-    fast.there = {g.left < 0 ? -g.left * channels : 0, columns * channels};
+    fast.stored = {g.left < 0 ? -g.left * channels : 0, columns * channels};
     if (!prepare(segment, g, fast.columns, fast.together, channels, arena, fast.taps)) return false;
     unit = fast.taps.unit;
     if (keeps_levels(segment.filter)) fast.most = 255.f / unit;
@@ -228,16 +262,16 @@ inline bool prepare_fast(const Plan& plan, const Sample& sample, Arena arena, Fa
                  fast.together);
   const float one = 1.f, zero = 0.f;
   fill_pattern(fast.plain, &one, &zero, 1.f, 1);
-  const bool stream = !plan.kept && static_cast<int64_t>(segment.height) * segment.width *
-                                            channels * dtype_bytes(plan.output_dtype) >=
-                                        kStreamBytes;
+  const bool stream = !plan.stays_in_cache && static_cast<int64_t>(segment.height) * segment.width *
+                                                      channels * dtype_bytes(plan.output_dtype) >=
+                                                  kStreamBytes;
   fast.store = choose_finish(plan.output_dtype, segment.rounding, stream);
   fast.stage = choose_finish(Dtype::kF32, Rounding::kKeep, false);
   return true;
 }
 
 inline void run_valid_rows(Fast& fast, void* output) {
-  const bool whole = fast.columns.begin == 0 && fast.columns.end == fast.segment->width;
+  const bool full_width = fast.columns.begin == 0 && fast.columns.end == fast.segment->width;
   const float* row[kFastRing];
   const float* shifted[kFastRing];
   RowWalk walk(fast, fast.rows.begin);
@@ -247,7 +281,7 @@ inline void run_valid_rows(Fast& fast, void* output) {
       taps.bytes = fast.box + walk.range.begin * fast.row_bytes;
     else
       for (int32_t t = 0; t < taps.count; ++t) row[t] = ring_row(fast, walk.range.begin + t);
-    if (!whole || erased_row(fast, y)) {
+    if (!full_width || erased_row(fast, y)) {
       compose_row(fast, &taps, y, output);
       continue;
     }
@@ -267,3 +301,8 @@ inline bool run_fast(const Plan& plan, const Sample& sample, void* output, char*
   end_streaming();
   return true;
 }
+
+}  // namespace
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_FAST_INL_H_

@@ -1,13 +1,35 @@
-// Horizontal resampling of u8 rows in fixed point: the taps of every output value, arranged for
-// byte shuffles, and the row loop that applies them.
+// Horizontal resampling of u8 rows in fixed point: the taps of each output value arranged for byte
+// shuffles, and the loop that applies them to a row.
 //
-// Values are in memory order: all channels of a pixel together (interleaved), or one channel at a
-// time (planar). A lane produces four of them from a 16-byte window of the source row: a shuffle
-// picks each value's two neighbouring taps as 16-bit words, which a multiply-add combines. Where
-// the taps of a lane's pixels lie further apart it takes two windows. Longer filters add one such
-// step for every two taps; their windows move on by two pixels, and the shuffle stays the same.
+// Values are in memory order: all channels of a pixel together (interleaved), or one channel of all
+// pixels (planar). A lane computes four values from a 16-byte window of the source row. For RGB,
+// with taps at pixels p and p + 1 for the first three values and q and q + 1 for the fourth:
+//
+//    window   row[offset .. offset + 16):   Rp Gp Bp | Rp+1 Gp+1 Bp+1 | ... Rq Gq Bq | Rq+1 ...
+//    shuffle  to eight 16-bit words:        Rp Rp+1 | Gp Gp+1 | Bp Bp+1 | Rq Rq+1
+//    multiply_pairs by 16-bit weights:      w0 Rp + w1 Rp+1 | ...            four int32 sums
+//
+// - `windows` is 1 if each lane has its own window, 0 if one window serves all lanes of a
+//   vector, and 2 if the taps of a lane are too far apart for 16 bytes: then two windows are
+//   shuffled and combined, where a mask byte of 0x80 gives 0.
+// - A filter with 2 n taps uses n pairs. Pair k applies the same shuffle to windows 2 k pixels
+//   further right, with other weights, and the sums are added.
+//
+// Invariants: the weights of a value add up to exactly 1 << bits, so constant images stay constant.
+// A weight fits a signed 16-bit word (14 bits, more if all weights are small), and a sum fits an
+// int32. Loads stay within `reach` bytes of the first column of the box.
+#ifndef JAXKERN_IMAGE_FAST_COLUMNS_INL_H_
+#define JAXKERN_IMAGE_FAST_COLUMNS_INL_H_
 
-// Working memory handed out front to back; null when it does not suffice.
+#include "core/simd-inl.h"
+#include "image/arithmetic.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
+
+// Allocator of working memory, from front to back. `take` returns null if the rest is too small.
 struct Arena {
   char* next;
   char* end;
@@ -24,18 +46,18 @@ struct Arena {
 
 struct Columns {
   int32_t values;   // of one row of one plane
-  int32_t vectors;  // that hold them
-  int32_t pairs;    // of taps
-  int32_t windows;  // 1 or 2 a lane, or 0: one for all lanes
+  int32_t vectors;  // vectors that hold these values
+  int32_t pairs;    // pairs of taps
+  int32_t windows;  // windows per lane, 1 or 2, or 0: one for all lanes
   int64_t reach;    // bytes, from the box's first column, that a row's loads may touch
-  float unit;       // what a fixed-point one is worth
+  float unit;       // value of a fixed-point 1
   bool levels;      // results are clamped to [0, 255]
   int32_t* offset;  // [windows, vectors, kLanes] byte offset of each window
   uint8_t* mask;    // [windows, vectors, 16 kLanes]
   int16_t* weight;  // [pairs, vectors, 8 kLanes]
 };
 
-// The taps of a run of output columns before they are arranged.
+// The taps of a range of output columns, before they are arranged for shuffles.
 struct ColumnTaps {
   int32_t count, pairs;
   int32_t* first;  // [count] box column of the first tap
@@ -43,7 +65,7 @@ struct ColumnTaps {
   int32_t bits;    // a weight of one is 1 << bits
 };
 
-constexpr int32_t kWeightBits = 14;  // 1 << 14 still fits a signed word, and one is exact
+constexpr int32_t kWeightBits = 14;  // 1 << 14 fits a signed 16-bit word and represents 1 exactly
 
 inline int32_t pack_pair(int32_t low, int32_t high) {
   const uint32_t first = static_cast<uint32_t>(low) & 0xffffu;
@@ -61,11 +83,11 @@ inline void lookup_taps(const Segment& segment, const Geometry& g, int32_t begin
   }
 }
 
-// bilinear_taps of consecutive indices: the position advances by a constant fraction, kept as a
-// whole part and a remainder, so that each step costs an addition instead of a division.
+// bilinear_taps of consecutive indices. The position advances by a constant fraction, stored as an
+// integer part and a remainder, so each step costs an addition instead of a division.
 struct BilinearWalk {
   int64_t denominator, part, remainder;
-  int32_t whole, first;
+  int32_t quotient, first;
   float unit;
   int32_t last;  // of the box
 
@@ -73,7 +95,7 @@ struct BilinearWalk {
     denominator = 2 * static_cast<int64_t>(resampled);
     const int64_t numerator = (2 * static_cast<int64_t>(i) + 1) * box - resampled;
     divide(numerator, first, remainder);
-    divide(2 * static_cast<int64_t>(box) * step, whole, part);
+    divide(2 * static_cast<int64_t>(box) * step, quotient, part);
     unit = 1.f / static_cast<float>(denominator);
     last = box - 1;
   }
@@ -86,11 +108,11 @@ struct BilinearWalk {
     }
     quotient = static_cast<int32_t>(floor);
   }
-  // The taps are first and first + 1; before the box (first < 0) and at its last index they are
-  // one and the same.
+  // The taps are first and first + 1. Before the box (first < 0) and at its last index both taps
+  // are the same pixel.
   float weight() const { return static_cast<float>(remainder) * unit; }
   void advance() {
-    first += whole;
+    first += quotient;
     remainder += part;
     const bool carry = remainder >= denominator;
     remainder -= carry ? denominator : 0;
@@ -105,7 +127,7 @@ __attribute__((noinline)) void bilinear_column_taps(const Segment& segment, cons
   BilinearWalk walk(g.column_offset + g.column_step * begin, g.column_step, g.box_width,
                     g.resampled_width);
   const int32_t last = walk.last;
-  // A second tap must exist for the shuffle: at the right edge the pair moves left.
+  // The shuffle needs a second tap, so the pair moves left at the right edge.
   const int32_t edge = last > 0 ? last - 1 : 0, edge_weight = last > 0 ? kOne : 0;
   const bool folded = segment.padding != Padding::kFill;
   for (int32_t k = 0; k < taps.count; ++k, walk.advance()) {
@@ -120,18 +142,18 @@ __attribute__((noinline)) void bilinear_column_taps(const Segment& segment, cons
   }
 }
 
-// The first tap of resampled column i and its weights, of which `room` is more than enough.
-// Returns their total.
+// Computes the first tap and the weights of resampled column i. Unused entries of the `room`
+// weights are set to 0. Returns the sum of the weights.
 inline float window_weights(const Segment& segment, const Geometry& g, int32_t i, int32_t room,
-                            int32_t& first, float* own) {
+                            int32_t& first, float* weights) {
   if (is_bicubic(segment.filter)) {
     const BicubicWindow window = bicubic_window(segment.filter, i, g.box_width, g.resampled_width);
     float total = 0;
     first = window.begin;
     for (int32_t t = 0; t < room; ++t) {
       const int32_t j = window.begin + t;
-      own[t] = j < window.end ? bicubic_weight(window, j) : 0.f;
-      total += own[t];
+      weights[t] = j < window.end ? bicubic_weight(window, j) : 0.f;
+      total += weights[t];
     }
     return total;
   }
@@ -141,7 +163,7 @@ inline float window_weights(const Segment& segment, const Geometry& g, int32_t i
   for (int32_t t = 0; t < room; ++t) {
     const int32_t j = window.begin + t;
     const int64_t height = j < window.end ? antialias_height(window, j) : 0;
-    own[t] = static_cast<float>(height);
+    weights[t] = static_cast<float>(height);
     total += height;
   }
   return static_cast<float>(total);
@@ -154,28 +176,28 @@ inline bool window_column_taps(const Segment& segment, const Geometry& g, int32_
   if (!weight) return false;
   float largest = 0;
   for (int32_t k = 0; k < taps.count; ++k) {
-    float* own = weight + static_cast<int64_t>(k) * room;
+    float* weights = weight + static_cast<int64_t>(k) * room;
     const float scale = 1.f / window_weights(segment, g, shown_column(segment, g, begin + k), room,
-                                             taps.first[k], own);
+                                             taps.first[k], weights);
     for (int32_t t = 0; t < room; ++t) {
-      own[t] *= scale;
-      largest = own[t] > largest ? own[t] : largest;
+      weights[t] *= scale;
+      largest = weights[t] > largest ? weights[t] : largest;
     }
   }
-  // Long filters have small weights, which leave room for more bits.
+  // Long filters have small weights, which can have more fractional bits.
   taps.bits = kWeightBits;
   while (taps.bits < 20 && largest * static_cast<float>(1 << (taps.bits + 1)) <= 32000.f)
     ++taps.bits;
   const float one = static_cast<float>(1 << taps.bits);
   for (int32_t k = 0; k < taps.count; ++k) {
-    const float* own = weight + static_cast<int64_t>(k) * room;
-    // Rounding running sums makes the weights add up to exactly one.
+    const float* weights = weight + static_cast<int64_t>(k) * room;
+    // Rounding the running sums makes the weights add up to exactly one.
     float sum = 0;
     int32_t before = 0;
     for (int32_t p = 0; p < taps.pairs; ++p) {
-      sum += own[2 * p];
+      sum += weights[2 * p];
       const int32_t middle = static_cast<int32_t>(sum * one + .5f);
-      sum += own[2 * p + 1];
+      sum += weights[2 * p + 1];
       const int32_t after =
           p + 1 == taps.pairs ? 1 << taps.bits : static_cast<int32_t>(sum * one + .5f);
       taps.pair[static_cast<int64_t>(p) * taps.count + k] =
@@ -186,12 +208,13 @@ inline bool window_column_taps(const Segment& segment, const Geometry& g, int32_
   return true;
 }
 
-// Arranges the taps of kTogether values a pixel (the channels, or 1 in a plane) for shuffles of
-// windows from pixels of `channels` bytes. False when the windows of a lane do not reach.
+// Arranges taps for shuffles. kTogether is the number of values per pixel (the channels, or 1 in a
+// plane), and source pixels have `channels` bytes. Returns false if the taps of a lane do not fit
+// its windows.
 template <int kTogether, int kWindows>
 __attribute__((noinline)) bool arrange(const ColumnTaps& taps, int32_t channels, Columns& columns) {
   int32_t farthest = 0;
-  constexpr int kValues = kWindows == 0 ? kFloats : 4;  // that share windows
+  constexpr int kValues = kWindows == 0 ? kFloats : 4;  // values that share windows
   const int64_t lanes = static_cast<int64_t>(columns.vectors) * kLanes;
   const uint32_t next = static_cast<uint32_t>(channels) << 16;
   const int32_t last = taps.count - 1;
@@ -206,14 +229,15 @@ __attribute__((noinline)) bool arrange(const ColumnTaps& taps, int32_t channels,
         ++p;
       }
     }
-    // Two windows: values of the lane's first pixel and of its second, or the first two of four.
+    // With two windows, the first serves the lane's first pixel (or the first two of four), and the
+    // second the others.
     for (int w = 0; w == 0 || w < kWindows; ++w) {
-      bool own[kValues];
+      bool in_window[kValues];
       int32_t low = INT32_MAX, high = 0;
       for (int e = 0; e < kValues; ++e) {
-        own[e] = kWindows < 2 || (kTogether == 1 ? e / 2 : pixel[e] != pixel[0]) == w;
-        low = own[e] && byte[e] < low ? byte[e] : low;
-        high = own[e] && byte[e] > high ? byte[e] : high;
+        in_window[e] = kWindows < 2 || (kTogether == 1 ? e / 2 : pixel[e] != pixel[0]) == w;
+        low = in_window[e] && byte[e] < low ? byte[e] : low;
+        high = in_window[e] && byte[e] > high ? byte[e] : high;
       }
       if (low == INT32_MAX) low = high = byte[0];
       if (high - low + channels > 15) return false;
@@ -222,8 +246,9 @@ __attribute__((noinline)) bool arrange(const ColumnTaps& taps, int32_t channels,
       columns.offset[at] = low;
       uint32_t word[kValues];
       for (int e = 0; e < kValues; ++e)
-        word[e] = own[e] ? 0x80008000u + static_cast<uint32_t>(byte[e] - low) * 0x10001u + next
-                         : 0x80808080u;
+        word[e] = in_window[e]
+                      ? 0x80008000u + static_cast<uint32_t>(byte[e] - low) * 0x10001u + next
+                      : 0x80808080u;
       memcpy(columns.mask + 16 * at, word, sizeof word);
     }
     for (int32_t k = 0; k < taps.pairs; ++k) {
@@ -246,15 +271,15 @@ inline bool arrange_any(const ColumnTaps& taps, int32_t channels, Columns& colum
          arrange<kTogether, 2>(taps, channels, columns);
 }
 
-// The most taps that an output has under a filter.
+// The largest number of taps of an output under a filter.
 inline int64_t longest_window(Filter filter, int32_t box, int32_t resampled) {
   const int64_t least = is_bicubic(filter) ? 4 : 2;
   if (!has_antialias(filter) || box <= resampled) return least;
   return (least * box + resampled - 1) / resampled;
 }
 
-// The horizontal half of output columns [range.begin, range.end); false when it does not fit the
-// memory or the shuffles.
+// Prepares the horizontal pass of output columns [range.begin, range.end). Returns false if the
+// taps do not fit the memory or the shuffles.
 inline bool prepare(const Segment& segment, const Geometry& g, Range range, int32_t together,
                     int32_t channels, Arena& arena, Columns& columns) {
   ColumnTaps taps;
@@ -291,7 +316,7 @@ inline bool prepare(const Segment& segment, const Geometry& g, Range range, int3
   return arrange_any<4>(taps, channels, columns);
 }
 
-// The columns' fields by value: stores of results cannot change them, so they stay in registers.
+// Copies of the fields of Columns. Stores of results cannot change them, so they stay in registers.
 template <int kWindows>
 struct WindowLoop {
   const int32_t* __restrict offset;
@@ -319,8 +344,8 @@ struct WindowLoop {
   }
 };
 
-// `row` is at the box's first column (and, in a plane, at the channel); columns.reach bytes of it
-// are readable. Writes whole vectors.
+// `row` points to the first column of the box (and, in a plane, to the channel), with columns.reach
+// readable bytes. Writes whole vectors.
 template <int kWindows, int kPairs, bool kLevels = false>
 __attribute__((noinline)) void resample_windows(const Columns& columns, const uint8_t* row,
                                                 int32_t channels, float* __restrict out) {
@@ -352,3 +377,8 @@ inline Resample choose_resample(const Columns& columns) {
   if (columns.pairs == 2) return resample_windows<1, 2>;
   return resample_windows<1, 0>;
 }
+
+}  // namespace
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_FAST_COLUMNS_INL_H_

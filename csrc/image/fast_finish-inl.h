@@ -1,6 +1,30 @@
-// The vertical half of a fast row: blend rows, multiply and add per channel, cast, store.
+// The vertical pass of a fast row: blend ring rows, multiply and add per channel, cast, store.
+//
+//    out[i] = cast(scale[c] * sum over t of weight[t] * row[t][i] + bias[c])   (i in channel c)
+//
+// Values are interleaved, so scale and bias repeat with a period of 1, 3 or 4 values. Three vectors
+// of kFloats values are a multiple of each period, and the main loop covers that pattern twice, in
+// pairs of vectors, because narrow dtypes are stored two vectors at a time:
+//
+//    pattern   | first | second | third |                             scale and bias, loaded once
+//    values    | first second | third first | second third |          six vectors per iteration
+//
+// A Blend is prepared for each of the three positions (`scaled`): with up to three taps the scale
+// is multiplied into the weights. Streaming stores need an aligned address, so a row first stores a
+// head of values up to the alignment, and the pattern starts at the channel where the head ends.
+// Ring rows are padded to whole vectors, so the last vector may load beyond the last value.
+#ifndef JAXKERN_IMAGE_FAST_FINISH_INL_H_
+#define JAXKERN_IMAGE_FAST_FINISH_INL_H_
 
-// Per-channel scale and bias repeated over three vectors, which every channel count divides, with
+#include "core/simd-inl.h"
+#include "image/fast_columns-inl.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
+
+// Per-channel scale and bias, repeated over three vectors, a multiple of every channel count, with
 // room to start at any channel.
 struct Pattern {
   float scale[3 * kFloats + kMaxChannels];
@@ -15,11 +39,11 @@ inline void fill_pattern(Pattern& pattern, const float* scale, const float* bias
   }
 }
 
-// ---------------------------------------------------------------- where values come from
+// ---------------------------------------------------------------- sources of values
 
-// A source prepared for one position in the channels' pattern computes scale * value + bias, where
-// value is the weighted sum of kTaps rows, or of `taps` rows where kTaps is 0. A single row's
-// weight is 1. The scale is folded into the weights where there are few.
+// A source, prepared for one position in the channel pattern, computes scale * value + bias. The
+// value is the weighted sum of kTaps rows, or of `taps` rows if kTaps is 0. The weight of a single
+// row is 1. With few taps the scale is folded into the weights.
 template <int kTaps>
 struct Blend {
   const float* const* row;
@@ -30,7 +54,7 @@ struct Blend {
     Blend blend;
     Floats weight[kTaps > 0 ? kTaps : 1];
     Floats bias;
-    const float* row[kTaps > 0 ? kTaps : 1];  // by value, so that no store can change them
+    const float* row[kTaps > 0 ? kTaps : 1];  // copies, which no store can change
 
     Floats at(int32_t i) const {
       if constexpr (kTaps > 0) {
@@ -56,7 +80,7 @@ struct Blend {
   }
 };
 
-// The same of levels, whose weighted sum is clamped to [0, most] before the scale.
+// The same for levels, whose weighted sum is clamped to [0, most] before it is scaled.
 template <int kTaps>
 struct LevelBlend {
   const float* const* row;
@@ -112,9 +136,9 @@ struct Bytes {
   }
 };
 
-// ---------------------------------------------------------------- where they go
+// ---------------------------------------------------------------- destinations of values
 
-// put: one vector anywhere; put2: two, to an aligned address where kStream.
+// put stores one vector at any address, put2 two vectors, at an aligned address if kStream.
 template <Dtype dtype, Rounding rounding, bool stream>
 struct Sink {
   using Value = typename Stored<dtype>::Type;
@@ -179,7 +203,7 @@ inline void finish_values(const Source& source, const Pattern& pattern, int32_t 
     Sink::put2(out + i + 2 * kFloats, third.at(i + 2 * kFloats), first.at(i + 3 * kFloats));
     Sink::put2(out + i + 4 * kFloats, second.at(i + 4 * kFloats), third.at(i + 5 * kFloats));
   }
-  int32_t k = 0;  // which third of the pattern comes next
+  int32_t k = 0;  // the next third of the pattern
   if (i + 2 * kFloats <= count) {
     Sink::put2(out + i, first.at(i), second.at(i + kFloats));
     i += 2 * kFloats;
@@ -200,8 +224,8 @@ struct RowTaps {
   int32_t count;
   const float** row;
   float* weight;
-  const uint8_t* bytes;  // instead of rows: one row of bytes as it is
-  float most = 0;        // of levels: what their sums are clamped to
+  const uint8_t* bytes;  // instead of rows: one unresampled row of bytes
+  float most = 0;        // upper bound of the sums of levels; 0: not clamped
 };
 
 template <typename Sink>
@@ -242,3 +266,8 @@ inline FinishRow choose_finish(Dtype dtype, Rounding rounding, bool stream) {
                     : finish_row<Sink<type, Rounding::kKeep, false>>;
   });
 }
+
+}  // namespace
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_FAST_FINISH_INL_H_

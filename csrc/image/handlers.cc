@@ -1,4 +1,5 @@
-// The CPU handlers of the image ops: run what operands.h has checked over all samples.
+// The CPU handlers of the image ops: they run the calls that operands.h has checked over all
+// samples.
 #include <cstring>
 #include <mutex>
 #include <string>
@@ -6,24 +7,23 @@
 #include <utility>
 
 #include "core/handler.h"
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "image/levels.h"
 #include "image/operands.h"
 #include "image/ops.h"
-#include "image/stage_operands.h"
 
 namespace jaxkern::image {
 namespace {
 
-// What decides which memory a sample reads, taken once: an operand can be a caller's own memory,
-// which another thread writes to between a check and a use.
-struct Places {
+// The values that determine which memory a sample reads. They are copied before the check, because
+// another thread can write to the memory of an operand between a check and a use.
+struct SampleLayout {
   int64_t offset = 0;
   int32_t height = 0, width = 0;
   Geometry geometry[kMaxStageSegments];
 };
 
-// A read that the compiler does not repeat.
+// Reads a value once; the compiler does not repeat the load.
 template <typename T>
 T read_once(const Operand& operand, int64_t i) {
   return *static_cast<const volatile T*>(operand.at<T>(i));
@@ -33,29 +33,29 @@ int32_t segments_of(const ChainOperands& op) { return op.plan.segments; }
 int32_t segments_of(const StageOperands& op) { return op.stages.segments(); }
 
 template <typename Op>
-void read_places(const Op& op, int64_t i, Places* places) {
+void read_layout(const Op& op, int64_t i, SampleLayout* layout) {
   if (segments_of(op) > 0) {
-    memcpy(places->geometry, op.geometry.template at<Geometry>(i),
+    memcpy(layout->geometry, op.geometry.template at<Geometry>(i),
            sizeof(Geometry) * static_cast<size_t>(segments_of(op)));
   }
   if (op.ragged) {
     const bool wide = op.offset.dtype == ffi::S64;
-    places->offset = wide ? read_once<int64_t>(op.offset, i) : read_once<int32_t>(op.offset, i);
-    places->height = read_once<int32_t>(op.height, i);
-    places->width = read_once<int32_t>(op.width, i);
+    layout->offset = wide ? read_once<int64_t>(op.offset, i) : read_once<int32_t>(op.offset, i);
+    layout->height = read_once<int32_t>(op.height, i);
+    layout->width = read_once<int32_t>(op.width, i);
   } else {
-    places->height = static_cast<int32_t>(op.pixels.core[0]);
-    places->width = static_cast<int32_t>(op.pixels.core[1]);
+    layout->height = static_cast<int32_t>(op.pixels.core[0]);
+    layout->width = static_cast<int32_t>(op.pixels.core[1]);
   }
 }
 
-// One sample at checked places.
+// Returns the operands of one sample.
 template <typename Op>
-Sample sample_at(const Op& op, const Places& places, int64_t i) {
-  return {op.pixels.template at<char>(i) + places.offset,
-          places.height,
-          places.width,
-          places.geometry,
+Sample sample_at(const Op& op, const SampleLayout& layout, int64_t i) {
+  return {op.pixels.template at<char>(i) + layout.offset,
+          layout.height,
+          layout.width,
+          layout.geometry,
           op.affine.template at<float>(i),
           op.fill.template at<float>(i),
           op.erase_box.template at<EraseBox>(i),
@@ -72,17 +72,17 @@ Problem check(const StageOperands& op, const Sample& sample, int64_t i) {
 int32_t channels_of(const ChainOperands& op) { return op.plan.channels; }
 int32_t channels_of(const StageOperands& op) { return op.stages.last().chain.channels; }
 
-// What is wrong with a sample; empty where nothing is.
+// Returns the problem of a sample, or an empty string.
 template <typename Op>
-std::string problem_of(const Op& op, const Places& places, int64_t i) {
+std::string problem_of(const Op& op, const SampleLayout& layout, int64_t i) {
   if (op.ragged &&
-      !is_in_buffer(places.offset, places.height, places.width, channels_of(op), op.buffer_size)) {
+      !is_in_buffer(layout.offset, layout.height, layout.width, channels_of(op), op.buffer_size)) {
     return "image " + std::to_string(i) + ": expected an image inside operand 'buffer' of " +
-           std::to_string(op.buffer_size) + " bytes, got " + std::to_string(places.height) + " x " +
-           std::to_string(places.width) + " x " + std::to_string(channels_of(op)) +
-           " bytes at offset " + std::to_string(places.offset);
+           std::to_string(op.buffer_size) + " bytes, got " + std::to_string(layout.height) + " x " +
+           std::to_string(layout.width) + " x " + std::to_string(channels_of(op)) +
+           " bytes at offset " + std::to_string(layout.offset);
   }
-  const Problem problem = check(op, sample_at(op, places, i), i);
+  const Problem problem = check(op, sample_at(op, layout, i), i);
   if (problem.argument == nullptr) return {};
   return std::string("operand or attribute '") + problem.argument + "' of sample " +
          std::to_string(problem.sample) + ", segment " + std::to_string(problem.segment) + ": " +
@@ -96,7 +96,7 @@ void run(const StageOperands& op, const Sample& sample, int64_t i) {
   run_stages(op.stages, {sample, op.op.at<int32_t>(i), op.values.at<float>(i)}, op.out.at<char>(i));
 }
 
-// The problem of the first sample that has one; the others are run.
+// Runs all valid samples. Returns the problem of the first invalid one, or an empty string.
 template <typename Op>
 std::string run_checked(const Op& op, const Executor& executor) {
   std::mutex mutex;
@@ -104,17 +104,17 @@ std::string run_checked(const Op& op, const Executor& executor) {
   std::string problem;
   parallel_for(executor, op.call.samples(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      Places places;
-      read_places(op, i, &places);
-      std::string found = problem_of(op, places, i);
-      if (found.empty()) {
-        run(op, sample_at(op, places, i), i);
+      SampleLayout layout;
+      read_layout(op, i, &layout);
+      std::string message = problem_of(op, layout, i);
+      if (message.empty()) {
+        run(op, sample_at(op, layout, i), i);
         continue;
       }
       const std::lock_guard<std::mutex> lock(mutex);
       if (i < first) {
         first = i;
-        problem = std::move(found);
+        problem = std::move(message);
       }
     }
   });

@@ -1,12 +1,10 @@
-// Regions of JPEG images by libjpeg-turbo.
+// Decoding of regions of JPEG images by libjpeg-turbo.
 #include "image/jpeg.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <vector>
-
-#include "image/jpeg_header.h"
 
 #ifdef JAXKERN_JPEG
 
@@ -18,9 +16,9 @@
 namespace jaxkern::image {
 namespace {
 
-// What libjpeg needs beside the coefficients of an image that has several scans.
+// libjpeg's memory for images with several scans, without the coefficients.
 constexpr long kWorkingBytes = 64L << 20;
-// Of an image that was turned so much is kept for the next one.
+// Largest buffer of an upright image that is kept for the next image.
 constexpr size_t kKeptBytes = size_t{2} << 20;
 
 bool ends_with_marker(const uint8_t* data, size_t begin, size_t end) {
@@ -30,11 +28,12 @@ bool ends_with_marker(const uint8_t* data, size_t begin, size_t end) {
   return false;
 }
 
-uint8_t luma(const uint8_t* rgb) {  // Pillow's convert("L")
+// Luma as in Pillow's convert("L").
+uint8_t luma(const uint8_t* rgb) {
   return static_cast<uint8_t>((rgb[0] * 19595 + rgb[1] * 38470 + rgb[2] * 7471 + 0x8000) >> 16);
 }
 
-// Inverted CMYK, as Adobe stores it, to RGB as Pillow's convert does.
+// Converts inverted CMYK, as Adobe stores it, to RGB, like Pillow's convert.
 void cmyk_to_rgb(const uint8_t* cmyk, uint8_t* rgb) {
   const int light = cmyk[3];
   for (int c = 0; c < 3; ++c) {
@@ -43,7 +42,7 @@ void cmyk_to_rgb(const uint8_t* cmyk, uint8_t* rgb) {
   }
 }
 
-// Row conversions where libjpeg has none.
+// Row conversions that libjpeg does not have.
 enum class Conversion { kNone, kRgbToGray, kCmyk };
 
 }  // namespace
@@ -60,14 +59,14 @@ struct JpegDecoder::State {
   size_t size = 0, scan = 0;
   int32_t channels = 0, denominator = 1;
   Conversion conversion = Conversion::kNone;
-  // The region as stored, and where it begins in the cropped rows that libjpeg gives.
+  // The region in the stored orientation, and its first column in the cropped rows of libjpeg.
   bool transposed = false, flip_rows = false, flip_columns = false;
   int32_t top = 0, left = 0, height = 0, width = 0, inset = 0;
-  int32_t rows_done = 0;        // of the stored region
-  std::vector<uint8_t> row;     // one of libjpeg's
-  std::vector<uint8_t> pixels;  // the same in `channels`
+  int32_t rows_done = 0;        // rows of the stored region
+  std::vector<uint8_t> row;     // a row from libjpeg
+  std::vector<uint8_t> pixels;  // the same row with `channels` channels
   std::vector<uint8_t> upright;
-  int32_t rows_read = 0;  // of `upright`
+  int32_t rows_read = 0;  // rows of `upright`
 
   State() {
     set_errors(&errors);
@@ -87,10 +86,10 @@ struct JpegDecoder::State {
   int32_t out_width() const { return transposed ? height : width; }
   bool streams() const { return !transposed && !flip_rows; }
 
-  // Only the following functions are left by libjpeg's errors: none has a local with a destructor.
+  // Only the following functions are left by longjmp. None has a local with a destructor.
 
-  // Each image has its own decompressor, created in 0.2 us: jpeg_abort_decompress would keep the
-  // Huffman and quantization tables, and the next image may not define its own.
+  // Each image has its own decompressor, which takes 0.2 us to create. jpeg_abort_decompress would
+  // keep the Huffman and quantization tables, which the next image might lack.
   bool create() {
     created = false;
     jpeg_destroy_decompress(&cinfo);
@@ -141,11 +140,12 @@ struct JpegDecoder::State {
     return true;
   }
 
-  // Interpolated chroma looks one sample further on each side: a block of pixels more on the left,
-  // where cuts are at blocks, and the pixels of a chroma sample more on the right.
+  // Interpolated chroma depends on one more sample on each side. The crop therefore extends by one
+  // block of pixels on the left, where libjpeg crops at blocks, and by one chroma sample on the
+  // right.
   void crop() {
     inset = left;
-    // Scaled chroma of 4:1:0 comes out shifted where rows are cropped.
+    // libjpeg shifts the scaled chroma of 4:1:0 images in cropped rows.
     if (denominator > 1 && cinfo.max_h_samp_factor > 2) return;
     if (smooths_blocks() || (left == 0 && static_cast<JDIMENSION>(width) == cinfo.output_width)) {
       return;
@@ -159,7 +159,8 @@ struct JpegDecoder::State {
     inset = left - static_cast<int32_t>(first);
   }
 
-  // Progressive images whose last refinements are missing are smoothed over neighbouring blocks.
+  // True if libjpeg smooths over neighbouring blocks: for progressive images without their last
+  // refinements.
   bool smooths_blocks() const {
     if (!cinfo.progressive_mode || cinfo.coef_bits == nullptr) return false;
     for (int c = 0; c < cinfo.num_components; ++c) {
@@ -170,7 +171,7 @@ struct JpegDecoder::State {
     return false;
   }
 
-  bool pass_over(int32_t rows) {
+  bool advance_rows(int32_t rows) {
     if (!smooths_blocks()) return skip_rows(rows);
     for (int32_t i = 0; i < rows; ++i) {
       if (!read_row()) return false;
@@ -191,48 +192,49 @@ struct JpegDecoder::State {
     return true;
   }
 
-  // Ends the image, and says why in terms of the file.
+  // Ends the image and returns an error message in terms of the file.
   std::string problem() {
-    if (!created) return std::string("libjpeg-turbo cannot begin: ") + errors.message;
+    if (!created) return std::string("libjpeg-turbo cannot start: ") + errors.message;
     const std::string text = errors.message, bytes = std::to_string(size) + " bytes";
     const int64_t rows = int64_t{cinfo.input_iMCU_row} * cinfo.max_v_samp_factor * DCTSIZE;
-    const std::string held = std::to_string(std::min<int64_t>(rows, info.height)) + " of " +
-                             std::to_string(info.height) + " rows";
+    const std::string decoded_rows = std::to_string(std::min<int64_t>(rows, info.height)) + " of " +
+                                     std::to_string(info.height) + " rows";
     const std::string scan_number = std::to_string(cinfo.input_scan_number);
     jpeg_abort_decompress(&cinfo);
     if (several_scans && source.ended) {
       return "it is truncated: its " + bytes + " end in scan " + scan_number + " (" + text + ")";
     }
     if (!started) return "libjpeg-turbo cannot decode it: " + text;
-    if (source.ended) return "it is truncated: its " + bytes + " hold " + held + " (" + text + ")";
-    return "it is damaged after " + held + ": " + text;
+    if (source.ended)
+      return "it is truncated: its " + bytes + " hold " + decoded_rows + " (" + text + ")";
+    return "it is damaged after " + decoded_rows + ": " + text;
   }
 
-  std::string open(const uint8_t* bytes, size_t count, int32_t wanted_channels, int64_t max_pixels,
+  std::string open(const uint8_t* bytes, size_t count, int32_t channel_count, int64_t max_pixels,
                    const JpegRegion& region, int32_t scale_denominator);
   std::string read_rows(int32_t rows, uint8_t* out);
-  void place(int32_t stored_row, const uint8_t* from, uint8_t* out) const;
+  void copy_row(int32_t stored_row, const uint8_t* from, uint8_t* out) const;
 };
 
-std::string JpegDecoder::State::open(const uint8_t* bytes, size_t count, int32_t wanted_channels,
+std::string JpegDecoder::State::open(const uint8_t* bytes, size_t count, int32_t channel_count,
                                      int64_t max_pixels, const JpegRegion& region,
                                      int32_t scale_denominator) {
   data = bytes;
   size = count;
-  channels = wanted_channels;
+  channels = channel_count;
   denominator = scale_denominator;
   rows_done = rows_read = height = 0;
   if (channels != 1 && channels != 3 && channels != 4) {
-    return "channels is " + std::to_string(channels) + "; wanted 1, 3 or 4";
+    return "channels: expected 1, 3 or 4, got " + std::to_string(channels);
   }
   if (!is_jpeg_denominator(denominator)) {
-    return "the denominator is " + std::to_string(denominator) + "; wanted 1, 2, 4 or 8";
+    return "denominator: expected 1, 2, 4 or 8, got " + std::to_string(denominator);
   }
-  if (std::string wrong = read_jpeg_header(data, size, &info, &scan); !wrong.empty()) return wrong;
+  if (std::string error = read_jpeg_header(data, size, &info, &scan); !error.empty()) return error;
   const int64_t image_pixels = int64_t{info.height} * info.width;
   const std::string sizes = std::to_string(info.height) + " x " + std::to_string(info.width);
   if (image_pixels > max_pixels) {
-    return "its header says " + sizes + " pixels; max_pixels is " + std::to_string(max_pixels);
+    return "max_pixels: expected at most " + std::to_string(max_pixels) + " pixels, got " + sizes;
   }
   transposed = info.orientation >= 5;
   flip_rows = info.orientation == 3 || info.orientation == 4 || info.orientation == 6 ||
@@ -245,10 +247,10 @@ std::string JpegDecoder::State::open(const uint8_t* bytes, size_t count, int32_t
   const int32_t upright_width = transposed ? stored_height : stored_width;
   if (region.top < 0 || region.left < 0 || region.height < 1 || region.width < 1 ||
       region.top > upright_height - region.height || region.left > upright_width - region.width) {
-    return "the region of " + std::to_string(region.height) + " x " + std::to_string(region.width) +
-           " at (" + std::to_string(region.top) + ", " + std::to_string(region.left) +
-           ") is not within the image's " + std::to_string(upright_height) + " x " +
-           std::to_string(upright_width);
+    return "region: expected one inside the image of " + std::to_string(upright_height) + " x " +
+           std::to_string(upright_width) + ", got " + std::to_string(region.height) + " x " +
+           std::to_string(region.width) + " at (" + std::to_string(region.top) + ", " +
+           std::to_string(region.left) + ")";
   }
   height = transposed ? region.width : region.height;
   width = transposed ? region.height : region.width;
@@ -259,11 +261,11 @@ std::string JpegDecoder::State::open(const uint8_t* bytes, size_t count, int32_t
   if (!create() || !begin(image_pixels)) return problem();
   row.resize(size_t{cinfo.output_width} * static_cast<size_t>(cinfo.output_components));
   pixels.resize(static_cast<size_t>(width) * static_cast<size_t>(channels));
-  return pass_over(top) ? "" : problem();
+  return advance_rows(top) ? "" : problem();
 }
 
-// Row `stored_row` of the stored region, in `channels`, to its place in the upright region.
-void JpegDecoder::State::place(int32_t stored_row, const uint8_t* from, uint8_t* out) const {
+// Copies row `stored_row` of the stored region to its position in the upright region.
+void JpegDecoder::State::copy_row(int32_t stored_row, const uint8_t* from, uint8_t* out) const {
   const size_t bytes = static_cast<size_t>(channels);
   const size_t line = static_cast<size_t>(flip_rows ? height - 1 - stored_row : stored_row);
   const size_t count = static_cast<size_t>(width);
@@ -293,14 +295,13 @@ std::string JpegDecoder::State::read_rows(int32_t rows, uint8_t* out) {
       }
       from = pixels.data();
     }
-    place(streams() ? i : rows_done, from, out);
+    copy_row(streams() ? i : rows_done, from, out);
   }
   if (rows_done < height) return "";
-  // A cut file is one whatever region is asked for: where the end is missing, the rest must be
-  // there.
+  // A truncated file is an error for every region. If the end marker is missing, decode the rest.
   const auto rest = static_cast<int32_t>(cinfo.output_height - cinfo.output_scanline);
   if (rest > 0 && !several_scans && !ends_with_marker(data, scan, size)) {
-    if (!pass_over(rest - 1) || !read_row()) return problem();
+    if (!advance_rows(rest - 1) || !read_row()) return problem();
   }
   jpeg_abort_decompress(&cinfo);
   return "";
@@ -330,7 +331,7 @@ std::string JpegDecoder::read(int32_t rows, uint8_t* out) {
   const int32_t left =
       state.streams() ? state.height - state.rows_done : state.out_height() - state.rows_read;
   if (rows < 0 || rows > left) {
-    return "read(" + std::to_string(rows) + ") with " + std::to_string(left) + " rows left";
+    return "rows: expected 0 to " + std::to_string(left) + ", got " + std::to_string(rows);
   }
   if (rows == 0) return "";
   if (state.streams()) return state.read_rows(rows, out);
@@ -360,8 +361,8 @@ const char* jpeg_decoder_name() { return "libjpeg-turbo " JAXKERN_TEXT(LIBJPEG_T
 namespace jaxkern::image {
 namespace {
 
-std::string not_built() {
-  return "this build of jaxkern has no JPEG decoder: libjpeg-turbo was not found when it was built";
+std::string no_decoder() {
+  return "this build of jaxkern has no JPEG decoder, because libjpeg-turbo was not found";
 }
 
 }  // namespace
@@ -371,13 +372,13 @@ JpegDecoder::JpegDecoder() = default;
 JpegDecoder::~JpegDecoder() = default;
 std::string JpegDecoder::decode(const uint8_t*, size_t, int32_t, int64_t, const JpegRegion&,
                                 uint8_t*, int32_t) {
-  return not_built();
+  return no_decoder();
 }
 std::string JpegDecoder::open(const uint8_t*, size_t, int32_t, int64_t, const JpegRegion&,
                               int32_t) {
-  return not_built();
+  return no_decoder();
 }
-std::string JpegDecoder::read(int32_t, uint8_t*) { return not_built(); }
+std::string JpegDecoder::read(int32_t, uint8_t*) { return no_decoder(); }
 bool jpeg_decoder_available() { return false; }
 const char* jpeg_decoder_name() { return ""; }
 

@@ -1,4 +1,4 @@
-// The CPU handler that decodes a batch of JPEG images, each onto a canvas of one size.
+// The CPU handler that decodes a batch of JPEG images, each into a canvas of one size.
 #include <cstring>
 #include <limits>
 #include <mutex>
@@ -66,8 +66,8 @@ struct ImageDecodeJpeg {
     channels = static_cast<int32_t>(c);
   }
 
-  // Read once: an operand can be a caller's own memory, which another thread writes to.
-  static int64_t place(const Operand& operand, int64_t i) {
+  // Reads a value once, because another thread can write to the memory of an operand.
+  static int64_t read_once(const Operand& operand, int64_t i) {
     if (operand.dtype == ffi::S64) return *static_cast<volatile int64_t*>(operand.at<int64_t>(i));
     return *static_cast<volatile int32_t*>(operand.at<int32_t>(i));
   }
@@ -75,7 +75,7 @@ struct ImageDecodeJpeg {
 
 std::string decode_one(const ImageDecodeJpeg& op, int64_t i, JpegDecoder& decoder, uint8_t* canvas,
                        int32_t* size) {
-  const int64_t begin = op.place(op.begin, i), end = op.place(op.end, i);
+  const int64_t begin = op.read_once(op.begin, i), end = op.read_once(op.end, i);
   const int64_t bytes = op.buffer.core[0];
   if (begin < 0 || end < begin || end > bytes) {
     return "expected a range inside operand 'buffer' of " + std::to_string(bytes) +
@@ -90,8 +90,9 @@ std::string decode_one(const ImageDecodeJpeg& op, int64_t i, JpegDecoder& decode
   region.width = scaled_side(info.orientation < 5 ? info.width : info.height, op.denominator);
   if (int64_t{info.height} * info.width <= op.max_pixels &&
       (region.height > op.height || region.width > op.width)) {
-    return "it has " + std::to_string(region.height) + " x " + std::to_string(region.width) +
-           " pixels and the canvas " + std::to_string(op.height) + " x " + std::to_string(op.width);
+    return "expected at most " + std::to_string(op.height) + " x " + std::to_string(op.width) +
+           " pixels, the size of the canvas, got " + std::to_string(region.height) + " x " +
+           std::to_string(region.width);
   }
   std::string problem =
       decoder.open(data, count, op.channels, op.max_pixels, region, op.denominator);
@@ -122,14 +123,14 @@ ffi::Error decode_on_cpu(const ImageDecodeJpeg& op, ffi::ThreadPool pool) {
     for (int64_t i = begin; i < end; ++i) {
       auto* canvas = op.canvas.at<uint8_t>(i);
       auto* size = op.size.at<int32_t>(i);
-      std::string found = decode_one(op, i, decoder, canvas, size);
-      if (found.empty()) continue;
+      std::string message = decode_one(op, i, decoder, canvas, size);
+      if (message.empty()) continue;
       memset(canvas, 0, canvas_bytes);
       size[0] = size[1] = 0;
       const std::lock_guard<std::mutex> lock(mutex);
       if (!op.mask && i < first) {
         first = i;
-        problem = std::move(found);
+        problem = std::move(message);
       }
     }
   });

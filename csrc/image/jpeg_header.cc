@@ -1,13 +1,13 @@
-// Headers of JPEG files: the frame's size and EXIF's orientation, from bytes that may be anything.
-#include "image/jpeg_header.h"
-
+// Headers of JPEG files: the size of the frame and the orientation of EXIF, from untrusted bytes.
 #include <cstring>
 #include <string_view>
+
+#include "image/jpeg.h"
 
 namespace jaxkern::image {
 namespace {
 
-// Bytes of one segment or table; whatever lies outside reads as nothing.
+// The bytes of a segment or table. Numbers outside of it read as 0.
 struct Bytes {
   const uint8_t* data;
   size_t size;
@@ -27,7 +27,7 @@ struct Bytes {
   }
 };
 
-// The orientation of a TIFF structure's first directory, or 0.
+// Returns the orientation in the first directory of a TIFF structure, or 0.
 int32_t tiff_orientation(Bytes tiff) {
   constexpr uint32_t kOrientation = 0x0112, kByte = 1, kShort = 3, kLong = 4;
   if (tiff.starts_with("II*\0", 4)) {
@@ -51,7 +51,7 @@ int32_t tiff_orientation(Bytes tiff) {
   return 0;
 }
 
-// The orientation that XMP names, or 0: Pillow takes it where EXIF has none.
+// Returns the orientation in an XMP packet, or 0. Like Pillow, it is used if EXIF has none.
 int32_t xmp_orientation(const Bytes& packet) {
   const std::string_view text(reinterpret_cast<const char*>(packet.data), packet.size);
   constexpr std::string_view kName = "tiff:Orientation";
@@ -67,27 +67,26 @@ int32_t xmp_orientation(const Bytes& packet) {
 }
 
 std::string frame_problem(int marker, const Bytes& frame, JpegInfo* info) {
-  if (!frame.has(0, 6)) return "its frame header is cut off";
+  if (!frame.has(0, 6)) return "its frame header is truncated";
   const uint32_t bits = frame.number(0, 1);
   info->height = static_cast<int32_t>(frame.number(1, 2));
   info->width = static_cast<int32_t>(frame.number(3, 2));
   info->components = static_cast<int32_t>(frame.number(5, 1));
   info->progressive = marker == 0xC2 || marker == 0xCA;
   if (marker == 0xC3 || marker == 0xCB)
-    return "it is a lossless JPEG; wanted a baseline or "
-           "progressive one";
+    return "expected a baseline or progressive JPEG, got a lossless one";
   if (marker != 0xC0 && marker != 0xC1 && marker != 0xC2 && marker != 0xC9 && marker != 0xCA) {
-    return "it is a hierarchical JPEG; wanted a baseline or progressive one";
+    return "expected a baseline or progressive JPEG, got a hierarchical one";
   }
   if (bits != 8) {
-    return "its samples have " + std::to_string(bits) + " bits; wanted 8";
+    return "expected samples of 8 bits, got " + std::to_string(bits);
   }
   if (info->height == 0 || info->width == 0) {
-    return "its header says " + std::to_string(info->height) + " x " + std::to_string(info->width) +
-           " pixels; wanted a height and width above 0";
+    return "expected a height and width above 0, got " + std::to_string(info->height) + " x " +
+           std::to_string(info->width) + " pixels";
   }
   if (info->components != 1 && info->components != 3 && info->components != 4) {
-    return "it has " + std::to_string(info->components) + " components; wanted 1, 3 or 4";
+    return "expected 1, 3 or 4 components, got " + std::to_string(info->components);
   }
   return "";
 }
@@ -98,33 +97,34 @@ std::string read_jpeg_header(const uint8_t* data, size_t size, JpegInfo* info, s
   *info = JpegInfo{};
   const Bytes file{data, size};
   if (!file.starts_with("\xff\xd8", 2)) {
-    return size == 0 ? "it is empty; wanted a JPEG" : "it does not begin as a JPEG does (FF D8)";
+    return size == 0 ? "expected a JPEG, got no bytes"
+                     : "expected a JPEG, but it does not begin with FF D8";
   }
   int32_t exif = 0, xmp = 0;
-  bool frame_found = false;
+  bool has_frame = false;
   size_t at = 2;
   for (;;) {
-    // As libjpeg: bytes before a marker are passed over, and any number of FF begins one.
+    // Like libjpeg, skip bytes before a marker; a marker begins with any number of FF bytes.
     while (at < size && data[at] != 0xFF) ++at;
     while (at < size && data[at] == 0xFF) ++at;
     if (at >= size) {
-      return "its header is cut off: " + std::to_string(size) + " bytes end before the " +
-             (frame_found ? "first scan" : "frame header");
+      return "its header is truncated: " + std::to_string(size) + " bytes end before the " +
+             (has_frame ? "first scan" : "frame header");
     }
     const int marker = data[at++];
     if (marker == 0x00 || marker == 0x01 || (marker >= 0xD0 && marker <= 0xD7)) continue;
-    if (marker == 0xD8) return "it has a second beginning (FF D8) in its header";
-    if (marker == 0xD9) return "it ends (FF D9) before a scan";
+    if (marker == 0xD8) return "its header has a second start-of-image marker (FF D8)";
+    if (marker == 0xD9) return "it has an end-of-image marker (FF D9) before the first scan";
     const size_t length = file.number(at, 2);
     if (length < 2 || !file.has(at, length)) {
-      return "its header is cut off: a segment of " + std::to_string(length) + " bytes begins at " +
-             std::to_string(at) + " of " + std::to_string(size);
+      return "its header is truncated: a segment of " + std::to_string(length) +
+             " bytes begins at " + std::to_string(at) + " of " + std::to_string(size);
     }
     const Bytes segment{data + at + 2, length - 2};
     at += length;
     if (marker >= 0xC0 && marker <= 0xCF && marker != 0xC4 && marker != 0xC8 && marker != 0xCC) {
-      if (frame_found) return "it has two frame headers";
-      frame_found = true;
+      if (has_frame) return "it has two frame headers";
+      has_frame = true;
       if (std::string problem = frame_problem(marker, segment, info); !problem.empty()) {
         return problem;
       }
@@ -136,7 +136,7 @@ std::string read_jpeg_header(const uint8_t* data, size_t size, JpegInfo* info, s
         xmp = xmp_orientation({segment.data + kXmp, segment.size - kXmp});
       }
     } else if (marker == 0xDA) {
-      if (!frame_found) return "it has a scan before a frame header";
+      if (!has_frame) return "it has a scan before a frame header";
       break;
     }
   }

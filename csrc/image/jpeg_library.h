@@ -1,4 +1,4 @@
-// libjpeg-turbo as jpeg.cc calls it: errors that jump back, and bytes in memory as its source.
+// The parts of libjpeg-turbo that jpeg.cc uses: errors by longjmp, and a source of bytes in memory.
 #ifndef JAXKERN_IMAGE_JPEG_LIBRARY_H_
 #define JAXKERN_IMAGE_JPEG_LIBRARY_H_
 
@@ -15,18 +15,19 @@
 
 namespace jaxkern::image {
 
-// A file of a few bytes can ask for any number of passes over the whole image.
+// Limit on scans, because a small file can request any number of passes over the whole image.
 constexpr int kMaxScans = 500;
-// libjpeg's errors come back by longjmp: what it jumps over holds nothing to destroy.
+// The error manager. Errors return by longjmp, so no skipped frame may own an object with a
+// destructor.
 struct Errors {
-  jpeg_error_mgr manager;  // first, so that libjpeg's pointer to it is one to this
+  jpeg_error_mgr manager;  // first, so that a pointer to it is a pointer to Errors
   jmp_buf back;
   char message[JMSG_LENGTH_MAX];
 };
 
 inline Errors& errors_of(j_common_ptr cinfo) { return *reinterpret_cast<Errors*>(cinfo->err); }
 
-// libjpeg's own table refers to stderr in a way that not every static build lets a module link.
+// A copy of libjpeg's table of messages, because not every static build lets a module link it.
 constexpr const char* kMessages[] = {
 #undef JERROR_H
 #define JCOPYRIGHT_SHORT ""
@@ -53,7 +54,7 @@ inline void format(j_common_ptr cinfo, char* text) {
   longjmp(errors.back, 1);
 }
 
-// A warning after which pixels would be made up is an error.
+// A warning after which libjpeg would invent pixels is an error.
 inline void warn(j_common_ptr cinfo, int level) {
   if (level >= 0) return;
   switch (cinfo->err->msg_code) {
@@ -70,7 +71,7 @@ inline void warn(j_common_ptr cinfo, int level) {
 
 inline void ignore(j_common_ptr) {}
 
-inline void forget(j_common_ptr cinfo) {
+inline void reset(j_common_ptr cinfo) {
   cinfo->err->num_warnings = 0;
   cinfo->err->msg_code = 0;
 }
@@ -83,9 +84,9 @@ inline void count_scans(j_common_ptr cinfo) {
   longjmp(errors.back, 1);
 }
 
-// The bytes, then end-of-image markers for as long as libjpeg asks.
+// A source that provides the bytes, and then end-of-image markers as often as libjpeg asks.
 struct Source {
-  jpeg_source_mgr manager;  // first, as above
+  jpeg_source_mgr manager;  // first, as in Errors
   bool ended;
 };
 
@@ -113,7 +114,7 @@ inline void skip_source(j_decompress_ptr cinfo, long count) {
 
 inline void set_errors(Errors* errors) {
   *errors = Errors{};
-  errors->manager.reset_error_mgr = forget;
+  errors->manager.reset_error_mgr = reset;
   errors->manager.format_message = format;
   errors->manager.error_exit = fail;
   errors->manager.emit_message = warn;

@@ -1,4 +1,4 @@
-// The CPU entry of a chain, which levels.cc defines once per instruction-set level.
+// The CPU entry point of a chain, which levels.cc defines once per SIMD level.
 #ifndef JAXKERN_IMAGE_LEVELS_H_
 #define JAXKERN_IMAGE_LEVELS_H_
 
@@ -9,7 +9,8 @@
 
 namespace jaxkern::image {
 
-// Working memory of one thread; any chain fits, since wide rows are processed in column tiles.
+// Working memory of a thread. Every chain fits, because wide rows are processed in tiles of
+// columns.
 constexpr size_t kScratchBytes = size_t{3} << 20;
 
 // Runs a checked plan on one checked sample; `output` is [height, width, C] or [C, height, width].

@@ -1,8 +1,18 @@
-// Bytes of an image looked up in tables of 256 levels, a table a channel. Included by
-// program_levels.cc in the level's unnamed namespace.
+// Lookups of image bytes in tables of 256 levels, one table per channel, and histograms and
+// extremes.
+#ifndef JAXKERN_IMAGE_LOOKUP_INL_H_
+#define JAXKERN_IMAGE_LOOKUP_INL_H_
+
+#include "core/simd-inl.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 #if defined(__AVX512BW__)
-// Two levels in a word: 32 words are a register, and 64 are looked up at once.
+// A table of 256 levels as 128 words of two levels. A register holds 32 words, so a two-register
+// shuffle looks up 64 words.
 typedef uint16_t Words __attribute__((vector_size(64)));
 
 struct WideTable {
@@ -11,19 +21,19 @@ struct WideTable {
   explicit WideTable(const uint8_t* level) { memcpy(part, level, sizeof part); }
   WideTable() = default;
 
-  // Of words below 256.
+  // Looks up words below 256.
   Words operator()(Words at) const {
-    const Words pair = at >> 1;  // a shuffle takes the lowest bits of its indices
+    const Words pair = at >> 1;  // a shuffle ignores the high bits of its indices
     const Words low = __builtin_shuffle(part[0], part[1], pair);
     const Words high = __builtin_shuffle(part[2], part[3], pair);
     return ((at >= 128 ? high : low) >> ((at & 1) << 3)) & 255;
   }
 };
 
-// Blocks of 64 bytes, the first of which begins with channel 0.
+// Looks up blocks of 64 bytes, the first of which begins with channel 0.
 template <int C>
 void look_up_words(const uint8_t* from, int64_t count, const WideTable* tables, uint8_t* to) {
-  // Which channel the even and the odd bytes of a block have, of as many blocks as differ.
+  // The channels of the even and of the odd bytes of a block, for each phase of the blocks.
   constexpr int kPhases = C == 3 ? 3 : 1;
   Words channel[kPhases][2];
   for (int p = 0; p < kPhases; ++p) {
@@ -45,8 +55,8 @@ void look_up_words(const uint8_t* from, int64_t count, const WideTable* tables, 
   }
 }
 
-// The same where a shuffle takes bytes, from 128 of them (AVX-512 VBMI, which the level need not
-// have), for whole turns of the channels.
+// The same with byte shuffles of 128 bytes (AVX-512 VBMI, which the level does not imply). `count`
+// is a multiple of 64 * C.
 template <int C, int kColours>
 __attribute__((target("avx512vbmi"))) void look_up_bytes(const uint8_t* from, int64_t count,
                                                          const uint8_t (*level)[256], uint8_t* to) {
@@ -63,27 +73,27 @@ __attribute__((target("avx512vbmi"))) void look_up_bytes(const uint8_t* from, in
       const __mmask64 high = _mm512_movepi8_mask(x);
       __m512i value = x;
       for (int c = 0; c < kColours; ++c) {
-        const __m512i found =
+        const __m512i levels =
             _mm512_mask_blend_epi8(high, _mm512_permutex2var_epi8(part[c][0], x, part[c][1]),
                                    _mm512_permutex2var_epi8(part[c][2], x, part[c][3]));
-        value = C == 1 ? found : _mm512_mask_blend_epi8(channel[p][c], value, found);
+        value = C == 1 ? levels : _mm512_mask_blend_epi8(channel[p][c], value, levels);
       }
       _mm512_storeu_si512(to + i + 64 * p, value);
     }
   }
 }
 
-// The first pixels, in blocks that begin with channel 0; returns how many.
+// Processes the first pixels, in blocks that begin with channel 0. Returns their number.
 template <int C, int kColours>
 int64_t look_up_vectors(const uint8_t* image, int64_t pixels, const uint8_t level[kColours][256],
                         uint8_t* to) {
   const int64_t bytes = pixels * C, blocks = bytes - bytes % (64 * C);
-  bool alike = C == kColours;
-  for (int c = 1; c < kColours; ++c) alike &= memcmp(level[c], level[0], 256) == 0;
-  static const bool takes_bytes = __builtin_cpu_supports("avx512vbmi");
-  if (takes_bytes) {
-    alike ? look_up_bytes<1, 1>(image, blocks, level, to)
-          : look_up_bytes<C, kColours>(image, blocks, level, to);
+  bool same_table = C == kColours;
+  for (int c = 1; c < kColours; ++c) same_table &= memcmp(level[c], level[0], 256) == 0;
+  static const bool has_vbmi = __builtin_cpu_supports("avx512vbmi");
+  if (has_vbmi) {
+    same_table ? look_up_bytes<1, 1>(image, blocks, level, to)
+               : look_up_bytes<C, kColours>(image, blocks, level, to);
   } else {
     WideTable tables[C];
     for (int c = 0; c < kColours; ++c) tables[c] = WideTable(level[c]);
@@ -92,15 +102,15 @@ int64_t look_up_vectors(const uint8_t* image, int64_t pixels, const uint8_t leve
       for (int k = 0; k < 256; ++k) same[k] = static_cast<uint8_t>(k);
       tables[kColours] = WideTable(same);
     }
-    alike ? look_up_words<1>(image, blocks, tables, to)
-          : look_up_words<C>(image, blocks, tables, to);
+    same_table ? look_up_words<1>(image, blocks, tables, to)
+               : look_up_words<C>(image, blocks, tables, to);
   }
   return blocks / C;
 }
 #endif
 
-// Each byte of channel c < kColours becomes level[c][byte]; a fourth channel stays. `to` may be the
-// image itself.
+// Replaces each byte of channel c < kColours by level[c][byte]. A fourth channel is copied. `to`
+// may be the image itself.
 template <int C, int kColours>
 void look_up(const uint8_t* image, int64_t pixels, const uint8_t level[kColours][256],
              uint8_t* to) {
@@ -114,31 +124,31 @@ void look_up(const uint8_t* image, int64_t pixels, const uint8_t level[kColours]
   }
 }
 
-// How many pixels have each level, of each channel but a fourth. Neighbours are counted apart, so
-// that where they are alike no addition waits for the one before.
+// Computes the histogram of each channel, except a fourth one. Neighbouring pixels use separate
+// counters, so that equal levels in a row do not serialize the additions.
 template <int C, int kColours>
 void count_levels(const uint8_t* image, int64_t pixels, uint32_t count[kColours][256]) {
-  constexpr int kTurns = 2;
-  uint32_t part[kTurns][kColours][256] = {};
+  constexpr int kCounters = 2;
+  uint32_t counts[kCounters][kColours][256] = {};
   int64_t i = 0;
-  for (; i + kTurns <= pixels; i += kTurns) {
+  for (; i + kCounters <= pixels; i += kCounters) {
     const uint8_t* const at = image + i * C;
-    for (int turn = 0; turn < kTurns; ++turn) {
-      for (int c = 0; c < kColours; ++c) ++part[turn][c][at[turn * C + c]];
+    for (int counter = 0; counter < kCounters; ++counter) {
+      for (int c = 0; c < kColours; ++c) ++counts[counter][c][at[counter * C + c]];
     }
   }
   for (; i < pixels; ++i) {
-    for (int c = 0; c < kColours; ++c) ++part[0][c][image[i * C + c]];
+    for (int c = 0; c < kColours; ++c) ++counts[0][c][image[i * C + c]];
   }
   for (int c = 0; c < kColours; ++c) {
     for (int k = 0; k < 256; ++k) {
       count[c][k] = 0;
-      for (int turn = 0; turn < kTurns; ++turn) count[c][k] += part[turn][c][k];
+      for (int counter = 0; counter < kCounters; ++counter) count[c][k] += counts[counter][c][k];
     }
   }
 }
 
-// The least and the largest level of each channel.
+// Computes the minimum and the maximum level of each channel.
 template <int C>
 void find_extremes(const uint8_t* image, int64_t pixels, int32_t* least, int32_t* most) {
   constexpr int64_t kBlock = 192;  // bytes: whole pixels of 1, 3 or 4 channels
@@ -170,3 +180,8 @@ void find_extremes(const uint8_t* image, int64_t pixels, int32_t* least, int32_t
     }
   }
 }
+
+}  // namespace
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_LOOKUP_INL_H_

@@ -1,6 +1,6 @@
-// Mixing (MixUp, CutMix) of a batch of images with their partners: what a call is, the CPU's entry,
-// and the body of the CUDA kernel as a host and device function of a flat index, so that a CPU test
-// runs it over the whole grid.
+// Mixing (MixUp, CutMix) of a batch of images with their partners: the definition of a call, the
+// CPU entry point, and the body of the CUDA kernel as a host and device function of a flat index,
+// so that a CPU test runs it over the whole grid.
 #ifndef JAXKERN_IMAGE_MIX_H_
 #define JAXKERN_IMAGE_MIX_H_
 
@@ -28,17 +28,17 @@ struct MixCall {
   void* output;
   int64_t samples;
 
-  // Elements of a pixel are together, or each plane is an image of its own.
+  // Values of a pixel that are adjacent in memory. In NCHW each plane is processed as an image.
   JAXKERN_HD_MEMBER int32_t together() const { return layout == Layout::kNHWC ? channels : 1; }
   JAXKERN_HD_MEMBER int64_t elements() const {
     return static_cast<int64_t>(height) * width * channels;
   }
 };
 
-// Samples [begin, end) of a checked call.
+// Mixes samples [begin, end) of a checked call.
 JAXKERN_LEVEL_FUNCTION(void, mix_samples, const MixCall& call, int64_t begin, int64_t end)
 
-// Whether every image of the batch starts and ends at a 16-byte boundary.
+// True if every image of the batch starts and ends at a 16-byte boundary.
 inline bool mix_in_vectors(const MixCall& call) {
   const auto at_boundary = [](const void* at) {
     return reinterpret_cast<uintptr_t>(at) % kStoreBytes == 0;
@@ -94,7 +94,7 @@ struct MixBody {
     JAXKERN_UNROLL
     for (int32_t e = 0; e < kElements; ++e) {
       const bool cut = has_box && inside(rows, row) && inside(columns, column);
-      // A cast of its own partner would change nothing: u8 is an integer, NaN stays NaN.
+      // Rounding the partner itself changes nothing: u8 is an integer, and NaN remains NaN.
       const float value = mix_element<dtype>(load_value<dtype>(x.element, e),
                                              load_value<dtype>(partner.element, e), lambda, cut);
       store_value<dtype>(mixed.element, e, value);

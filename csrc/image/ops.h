@@ -1,4 +1,4 @@
-// The image ops: the handlers' names and the FFI targets.
+// The image ops: names of handlers and FFI targets.
 #ifndef JAXKERN_IMAGE_OPS_H_
 #define JAXKERN_IMAGE_OPS_H_
 
@@ -10,12 +10,12 @@
   OP(ImageMix, "jaxkern.image_mix.v1")                  \
   OP(ImageProgram, "jaxkern.image_program.v1")
 
-// On the CPU alone.
+// Ops without a CUDA kernel.
 #define JAXKERN_IMAGE_CPU_OPS(OP)            \
   OP(ImageStages, "jaxkern.image_stages.v1") \
   OP(ImageStagesRagged, "jaxkern.image_stages_ragged.v1")
 
-// On the CPU alone, and where libjpeg-turbo was found.
+// Ops without a CUDA kernel, in builds with libjpeg-turbo.
 #define JAXKERN_IMAGE_JPEG_OPS(OP) OP(ImageDecodeJpeg, "jaxkern.image_decode_jpeg.v1")
 
 JAXKERN_IMAGE_OPS(JAXKERN_DECLARE_HANDLERS)

@@ -1,5 +1,5 @@
-// What the operations of an image program do to one pixel, level or weight: shared by the loops of
-// the CPU and of CUDA, with every product rounded before it is added.
+// The operations of an image program on one pixel, level or weight, shared by the CPU and CUDA
+// loops, with every product rounded before it is added.
 #ifndef JAXKERN_IMAGE_PIXEL_H_
 #define JAXKERN_IMAGE_PIXEL_H_
 
@@ -11,10 +11,10 @@
 
 namespace jaxkern::image {
 
-// ---------------------------------------------------------------- what is drawn
+// ---------------------------------------------------------------- operands of a step
 
 struct Blend {
-  float factor, rest;  // the image's part and the other's
+  float factor, rest;  // weights of the image and of the other operand
 };
 
 JAXKERN_HD bool is_finite(float x) { return x - x == 0.f; }
@@ -26,13 +26,13 @@ JAXKERN_HD Blend blend_of(const float* values) {
   return {factor_of(values[0]), factor_of(values[1])};
 }
 
-// The nearest whole number within bounds.
-JAXKERN_HD int32_t whole_of(float x, int32_t low, int32_t high) {
+// Rounds to the nearest integer within bounds.
+JAXKERN_HD int32_t clamp_to_int(float x, int32_t low, int32_t high) {
   const float least = static_cast<float>(low), most = static_cast<float>(high);
   return static_cast<int32_t>(rintf(x < least ? least : (x > most ? most : x)));
 }
 
-// The operation that a step draws: none where the step does not declare it.
+// Returns the operation that a step draws, or kNone if the step does not declare it.
 JAXKERN_HD Code drawn_code(const ProgramStep& step, int32_t op, const float* values) {
   if (op < 0 || op >= kCodes || ((step.codes >> op) & 1) == 0) return Code::kNone;
   for (int32_t k = 0; k < kProgramValues; ++k) {
@@ -43,8 +43,8 @@ JAXKERN_HD Code drawn_code(const ProgramStep& step, int32_t op, const float* val
 
 // ---------------------------------------------------------------- colours
 
-// a * b + c, rounded once, as torchvision's fused additions are. Without the instruction in double,
-// which holds the product exactly, and the sum wherever it matters to a level.
+// a * b + c, rounded once like torchvision's fused additions. Without the instruction it is
+// computed in double, where the product is exact, and the sum accurate enough for every level.
 JAXKERN_HD float fused(float a, float b, float c) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__CUDA_ARCH__)
   return fmaf(a, b, c);
@@ -54,12 +54,12 @@ JAXKERN_HD float fused(float a, float b, float c) {
 #endif
 }
 
-// Of a byte image: clamped to the levels and truncated, NaN to 0.
+// Clamps to the levels of a byte image and truncates; NaN becomes 0.
 JAXKERN_HD float level_of(float value) {
   const float positive = value > 0.f ? value : 0.f;
   return truncf(positive < 255.f ? positive : 255.f);
 }
-// Of a float image; NaN stays.
+// Clamps to [0, 1], the range of a float image; NaN is preserved.
 JAXKERN_HD float unit_of(float value) {
   const float positive = value < 0.f ? 0.f : value;
   return positive > 1.f ? 1.f : positive;
@@ -69,8 +69,8 @@ JAXKERN_HD float bounded(float value) {
   return sizeof(T) == 1 ? level_of(value) : unit_of(value);
 }
 
-// ITU-R 601-2 luma. Of bytes floored, exactly: float32 holds the sum in units of 1 / 10,000 and
-// half a unit more, which keeps the quotient 1 / 20,000 away from any whole number.
+// ITU-R 601-2 luma. For bytes it is floored exactly: float32 represents the sum in units of 1 /
+// 10,000 plus half a unit, so the quotient is at least 1 / 20,000 away from any integer.
 JAXKERN_HD float luma(float r, float g, float b, uint8_t) {
   const float parts = 2989.f * r + 5870.f * g + 1140.f * b;
   return truncf((parts + 0.5f) * (1.f / 10000.f));
@@ -79,9 +79,9 @@ JAXKERN_HD float luma(float r, float g, float b, float) {
   return fused(b, 0.114f, fused(g, 0.587f, r * 0.2989f));
 }
 
-// To hue, saturation and value and back, of levels or floats. NaN is converted to no integer; it
-// ends in the value. What can be only in floats, values beyond 0 and 1 among them, costs levels
-// nothing: their range is 0 or above kLeast.
+// Converts to hue, saturation and value, shifts the hue and converts back, for levels or floats.
+// NaN is never converted to an integer and propagates to the value. Cases that occur only in
+// floats, such as values outside [0, 1], cost nothing for levels, whose range is 0 or above kLeast.
 template <typename T>
 JAXKERN_HD void turn_hue(float shift, float* red, float* green, float* blue) {
   constexpr bool kLevels = sizeof(T) == 1;
@@ -91,9 +91,9 @@ JAXKERN_HD void turn_hue(float shift, float* red, float* green, float* blue) {
   const float value = high_rg > b ? high_rg : b, low = low_rg < b ? low_rg : b;
   const float range = value - low;
   const bool flat = value == low;
-  // The hue lies between the two channels below the value, of which `near` is not the lowest: its
-  // distance from the value is a part of the range, and the lowest's is all of it, NaN where the
-  // range is infinite.
+  // The hue depends on the two channels other than the value. `near` is the one that is not the
+  // lowest: its distance from the value is a fraction of the range. The distance of the lowest
+  // channel is the whole range, NaN if the range is infinite.
   const float first = value == r ? b : (value == g ? r : g);
   const float second = value == r ? g : (value == g ? b : r);
   const float start = value == r ? 0.f : (value == g ? 2.f : 4.f);
@@ -114,17 +114,17 @@ JAXKERN_HD void turn_hue(float shift, float* red, float* green, float* blue) {
   hue = hue - floorf(hue);
   hue = hue + shift;
   hue = hue - floorf(hue);
-  hue = hue - floorf(hue);  // of 1, which rounding can make
-  const float scaled = hue * 6.f, whole = floorf(scaled), part = scaled - whole;
+  hue = hue - floorf(hue);  // rounding can give 1
+  const float scaled = hue * 6.f, sextant = floorf(scaled), part = scaled - sextant;
   const float grown = share * part, rest = 1.f - share;
   const auto within = [](float x) { return kLevels ? x : unit_of(x); };
   const float p = within(rest * value);
   const float q = within((1.f - grown) * value);
   const float t = within((grown + rest) * value);
-  // Sextants are compared as floats; NaN is below all of them. One choice a line: of nested ones a
-  // compiler makes branches.
-  const bool below1 = !(whole >= 1.f), below2 = !(whole >= 2.f), below3 = !(whole >= 3.f),
-             below4 = !(whole >= 4.f), below5 = !(whole >= 5.f);
+  // Sextants are compared as floats, and NaN is below all of them. There is one choice per line,
+  // because compilers turn nested choices into branches.
+  const bool below1 = !(sextant >= 1.f), below2 = !(sextant >= 2.f), below3 = !(sextant >= 3.f),
+             below4 = !(sextant >= 4.f), below5 = !(sextant >= 5.f);
   float x = below5 ? t : value;
   x = below4 ? p : x;
   x = below2 ? q : x;
@@ -155,7 +155,7 @@ JAXKERN_HD uint8_t solarize_level(uint8_t x, float threshold) {
   return static_cast<float>(x) >= threshold ? static_cast<uint8_t>(255 - x) : x;
 }
 
-// The levels that Pillow's equalization gives a channel; false where it changes nothing.
+// Computes the table of Pillow's equalization for a channel. Returns false if it changes nothing.
 JAXKERN_HD bool equalized(const uint32_t* count, int64_t pixels, uint8_t* level) {
   int32_t last = 255;
   while (last > 0 && count[last] == 0) --last;
@@ -174,18 +174,19 @@ JAXKERN_HD uint8_t unit_level(float x) { return static_cast<uint8_t>(level_of(x 
 
 // ---------------------------------------------------------------- warps
 
-// In pixels of the input: (0, 0) is the centre of the first. Real: a float, or a vector of them.
+// A point in pixels of the input; (0, 0) is the centre of the first pixel. Real is a float or a
+// vector.
 template <typename Real>
 struct PointOf {
   Real x, y;
 };
 using WarpPoint = PointOf<float>;
 
-// What makes points of output pixels: c0 to c5 in units of half the input's sides.
+// The map from output pixels to points, with c0 to c5 in units of half the input's sides.
 struct WarpMap {
   float c[kWarpCoefficients];
   float half_width, half_height;
-  float first_x, first_y;  // of the first output pixel
+  float first_x, first_y;  // position of the first output pixel
 };
 
 JAXKERN_HD WarpMap warp_map(const Warp& warp, const float* coefficients) {
@@ -203,7 +204,7 @@ JAXKERN_HD WarpMap warp_map(const Warp& warp, const float* coefficients) {
   return map;
 }
 
-// What an output pixel shows, or several of a row.
+// Returns the point of an output pixel, or of several pixels of a row.
 template <bool kPerspective, typename Real>
 JAXKERN_HD PointOf<Real> mapped_point(const WarpMap& map, Real column, float row) {
   const Real x = column + map.first_x;
@@ -222,7 +223,8 @@ JAXKERN_HD WarpPoint warp_point(const WarpMap& map, int32_t column, int32_t row)
   return mapped_point<kPerspective>(map, static_cast<float>(column), static_cast<float>(row));
 }
 
-// NaN becomes -2: every point outside [-1, side] is outside, and integers hold what is left.
+// Clamps a coordinate so that it fits an integer; NaN becomes -2. Every point outside [-1, side]
+// shows no pixel.
 JAXKERN_HD float clamped_point(float x, int32_t side) {
   const float beyond = static_cast<float>(side) + 1.f;
   x = x > -2.f ? x : -2.f;
@@ -234,7 +236,7 @@ JAXKERN_HD bool warp_inside(int32_t x, int32_t y, int32_t width, int32_t height)
          (static_cast<uint32_t>(y) < static_cast<uint32_t>(height));
 }
 
-// As a u8, rounded and clamped (NaN is 0), or as it is.
+// Converts to a u8, rounded and clamped (NaN becomes 0), or to a float.
 template <typename Element>
 JAXKERN_HD Element stored_value(double value) {
   if constexpr (sizeof(Element) == 1) {
@@ -250,23 +252,23 @@ JAXKERN_HD void put_pixel(const Element* pixel, Element* out) {
   for (int32_t c = 0; c < kChannels; ++c) out[c] = pixel[c];
 }
 
-// One pixel in float64, wherever its point is.
+// Computes a pixel in float64, for any point.
 template <typename Element, int32_t kChannels>
-JAXKERN_HD_APART void blend_pixel(const Warp& warp, const Element* in, WarpPoint at,
-                                  const Element* outside, Element* out) {
+JAXKERN_HD_NOINLINE void blend_pixel(const Warp& warp, const Element* in, WarpPoint at,
+                                     const Element* outside, Element* out) {
   const double px = static_cast<double>(clamped_point(at.x, warp.in_width));
   const double py = static_cast<double>(clamped_point(at.y, warp.in_height));
   const double fx = floor(px), fy = floor(py);
   const int32_t x = static_cast<int32_t>(fx), y = static_cast<int32_t>(fy);
   double value[kChannels] = {}, all = 0;
-  bool whole = true;
+  bool all_inside = true;
   for (int32_t k = 0; k < 4; ++k) {
     const int32_t tap_x = x + (k & 1), tap_y = y + (k >> 1);
     const double weight =
         (k & 1 ? px - fx : 1.0 - (px - fx)) * (k >> 1 ? py - fy : 1.0 - (py - fy));
     if (!(weight > 0.0)) continue;
     if (!warp_inside(tap_x, tap_y, warp.in_width, warp.in_height)) {
-      whole = false;
+      all_inside = false;
       continue;
     }
     const Element* tap = in + (static_cast<int64_t>(tap_y) * warp.in_width + tap_x) * kChannels;
@@ -274,25 +276,26 @@ JAXKERN_HD_APART void blend_pixel(const Warp& warp, const Element* in, WarpPoint
     all += weight;
   }
   if (!(all > 0.0)) return put_pixel<Element, kChannels>(outside, out);
-  // Of a pixel that has no part outside a fill takes no digits, however large it is.
-  const bool filled = !whole && warp.fill[0] == warp.fill[0];
+  // Without taps outside the input, a large fill must not cost precision.
+  const bool filled = !all_inside && warp.fill[0] == warp.fill[0];
   for (int32_t c = 0; c < kChannels; ++c) {
     const double fill = warp.fill[c];
     out[c] = stored_value<Element>(filled ? all * (value[c] - fill) + fill : value[c]);
   }
 }
 
-// Between two values, neither of which counts where its weight is 0.
+// Interpolates linearly. A value of weight 0 is ignored, even if it is NaN.
 JAXKERN_HD float between(float a, float b, float weight) {
   if (weight == 0.f) return a;
   return weight == 1.f ? b : (1.f - weight) * a + weight * b;
 }
 
-// Above the error of a blend in float32: six roundings of values and differences up to 255, half a
-// unit of 2^-16 each.
+// Bound of the error of a blend in float32: six roundings of values and differences up to 255, each
+// at most half a unit of 2^-16.
 constexpr float kBlendError = 0x1p-13f;
 
-// One pixel whose four pixels are inside: false where float32 does not tell the level of a u8.
+// Blends four pixels that are all inside the input. Returns false if the rounding to u8 is
+// uncertain in float32.
 template <typename Element, int32_t kChannels>
 JAXKERN_HD bool blend_inside(const Element* upper, const Element* lower, float across, float down,
                              Element* out) {
@@ -313,8 +316,9 @@ JAXKERN_HD bool blend_inside(const Element* upper, const Element* lower, float a
 
 // ---------------------------------------------------------------- blurs
 
-// Fills weight[t], t from 0 to the reach, which it returns: weights of both sides add up to 1.
-JAXKERN_HD_APART int32_t blur_weights(int32_t kernel, float sigma, double* weight) {
+// Computes weight[t] for t from 0 to the reach and returns the reach. The weights of both sides add
+// up to 1.
+JAXKERN_HD_NOINLINE int32_t blur_weights(int32_t kernel, float sigma, double* weight) {
   weight[0] = 1.0;
   if (!(sigma > 0.f)) return 0;
   const double twice = 2.0 * static_cast<double>(sigma) * static_cast<double>(sigma);
@@ -330,7 +334,7 @@ JAXKERN_HD_APART int32_t blur_weights(int32_t kernel, float sigma, double* weigh
   return reach;
 }
 
-// The index within [0, size) that i, an index as far out as may be, is reflected to.
+// Reflects any index into [0, size), without repeating the edge.
 JAXKERN_HD int32_t reflected(int64_t i, int32_t size) {
   if (i >= 0 && i < size) return static_cast<int32_t>(i);
   if (size == 1) return 0;

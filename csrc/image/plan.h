@@ -1,21 +1,22 @@
-// The contract of the fused image chain: what one call computes, independent of CPU, CUDA and FFI.
+// The definition of the fused image chain: what a call computes, independent of CPU, CUDA and FFI.
 //
 // A chain is a short list of segments. Segment s reads a virtual image (the source for s = 0, else
 // the output of segment s - 1) and produces a [height, width, C] image in these steps, per sample:
 //
-//   1. crop       the box (top, left, box_height, box_width) of its input; the box lies inside it
-//   2. resample   the box to (resampled_height, resampled_width); filter taps never leave the box
-//   3. map        output row y shows resampled row  row_offset + row_step * y,  row_step 1 or -1;
-//                 columns likewise; an index outside the resampled image stands for one inside
-//                 where `padding` says so, else it does not exist; a pixel is VALID when both
-//                 indices exist and it lies inside the rectangle [valid_top, valid_bottom) x
-//                 [valid_left, valid_right)
-//   4. affine     value = scale[c] * value + bias[c] on valid pixels; every other pixel is fill[c]
-//   5. erase      for each erase box k in order: pixels inside it become erase_value[k][c]
-//   6. round      see Rounding
+//    1. crop       the box (top, left, box_height, box_width) of its input; the box is inside it
+//    2. resample   the box to (resampled_height, resampled_width); filter taps never leave the box
+//    3. map        output row y shows resampled row  row_offset + row_step * y,  row_step 1 or -1;
+//                  columns likewise. `padding` maps an index outside the resampled image to one
+//                  inside; with Padding::kFill such an index has no pixel. A pixel is VALID if both
+//                  of its indices have a pixel and it is inside the rectangle
+//                  [valid_top, valid_bottom) x [valid_left, valid_right)
+//    4. affine     value = scale[c] * value + bias[c] on valid pixels; every other pixel is fill[c]
+//    5. erase      for each erase box k in order: pixels inside it become erase_value[k][c]
+//    6. round      see Rounding
 //
-// Steps run in float32 or better; nothing is rounded between segments unless `rounding` says so.
-// The last segment's output is cast to the output dtype (u8: already rounded by `rounding`).
+// Steps run in float32 or better, and nothing is rounded between segments unless `rounding`
+// requires it. The last segment's output is cast to the output dtype (u8: already rounded by
+// `rounding`).
 #ifndef JAXKERN_IMAGE_PLAN_H_
 #define JAXKERN_IMAGE_PLAN_H_
 
@@ -33,27 +34,27 @@ enum class Filter : int32_t {
   kNearest = 1,   // index = floor((2 i + 1) * box / (2 * resampled)): torchvision's nearest-exact
   kBilinear = 2,  // two taps at max((2 i + 1) * box / (2 * resampled) - 1/2, 0), the second clamped
   kAntialias = 3,  // triangle of half-width max(box / resampled, 1), weights normalized in the box
-  // Cubic convolution. Its weights may be below 0, so that values go beyond those of the input.
-  kBicubic = 4,           // a = -3/4, four taps; those outside the box are its first or last pixel
+  // Cubic convolution. Weights can be negative, so outputs can exceed the range of the inputs.
+  kBicubic = 4,           // a = -3/4, four taps; the border of the box is repeated
   kBicubicAntialias = 5,  // a = -1/2, half-width 2 max(box / resampled, 1), normalized in the box
-  // The same of levels: columns are resampled first, and each pass is clamped to [0, 255].
+  // The same for levels: columns are resampled first, and each pass is clamped to [0, 255].
   kBicubicLevels = 6,
   kBicubicAntialiasLevels = 7,
 };
 
-// What stands for an index outside the n = resampled ones, as numpy.pad names it; offsets are at
-// most kMaxOffset from 0 then.
+// The treatment of an index outside the resampled image, named as in numpy.pad. Except with kFill,
+// offsets are limited to kMaxOffset.
 enum class Padding : int32_t {
-  kFill = 0,       // nothing: the pixel is `fill`
-  kEdge = 1,       // the nearest: a a | a b c | c c
-  kReflect = 2,    // mirrored about the outermost: c b | a b c | b a
-  kSymmetric = 3,  // mirrored with the outermost twice: b a | a b c | c b
+  kFill = 0,       // the pixel is `fill`
+  kEdge = 1,       // the edge is repeated: a a | a b c | c c
+  kReflect = 2,    // mirrored without repeating the edge: c b | a b c | b a
+  kSymmetric = 3,  // mirrored with the edge repeated: b a | a b c | c b
 };
 
 enum class Rounding : int32_t {
-  kKeep = 0,      // float stays as it is
-  kNearest = 1,   // clamp to [0, 255], round half to even: a u8 image that stays in levels
-  kTruncate = 2,  // clamp to [0, 255.999], truncate: float to u8, scale already holds 255.999
+  kKeep = 0,      // not rounded
+  kNearest = 1,   // clamp to [0, 255], round half to even: u8 images in units of levels
+  kTruncate = 2,  // clamp to [0, 255.999], truncate: float to u8 with a scale of 255.999
 };
 
 constexpr int kMaxSegments = 8;
@@ -61,11 +62,11 @@ constexpr int kMaxErasures = 16;  // over all segments of a chain
 constexpr int kMaxChannels = 4;
 constexpr int32_t kMaxOffset = 1 << 25;
 
-// What is the same for every sample.
+// The parameters of a segment that are equal for all samples.
 struct Segment {
   Filter filter;
   int32_t height, width;  // of the output
-  int32_t erasures;       // how many erase boxes belong to this segment
+  int32_t erasures;       // number of erase boxes
   Rounding rounding;
   Padding padding = Padding::kFill;
 };
@@ -75,13 +76,13 @@ struct Plan {
   Segment segment[kMaxSegments];
   int32_t channels;  // 1, 3 or 4
   Dtype source_dtype, output_dtype;
-  Layout layout;      // of the output; sources are always [H, W, C]
-  bool kept = false;  // the output is read next, so it should stay in the caches
+  Layout layout;                // of the output; sources are always [H, W, C]
+  bool stays_in_cache = false;  // the output is read next, so it should stay in the cache
 };
 
-// Sets the segments from arrays, as the ops' attributes hold them: filter, erasures and rounding
-// [S] and size [S * 2], height and width of each output. `filter` holds the padding, too: its lower
-// four bits are the filter and those above the padding. False where their lengths do not fit.
+// Sets the segments from the arrays of an op's attributes: filter, erasures and rounding [S], and
+// size [S * 2], the height and width of each output. The lower four bits of `filter` are the
+// filter, and the bits above are the padding. Returns false if the lengths do not match.
 template <typename Integers>
 bool set_segments(const Integers& filter, const Integers& size, const Integers& erasures,
                   const Integers& rounding, Plan* plan) {
@@ -102,7 +103,7 @@ bool set_segments(const Integers& filter, const Integers& size, const Integers& 
   return true;
 }
 
-// Per sample and segment, kGeometryFields int32 in this order.
+// The geometry of a segment of a sample: kGeometryFields int32 in this order.
 struct Geometry {
   int32_t top, left, box_height, box_width;
   int32_t resampled_height, resampled_width;
@@ -112,15 +113,15 @@ struct Geometry {
 constexpr int kGeometryFields = 14;
 static_assert(sizeof(Geometry) == kGeometryFields * sizeof(int32_t));
 
-// Per sample and erase box, 4 int32; a height or width <= 0 erases nothing; parts outside the
+// An erase box of a sample: 4 int32. A height or width <= 0 erases nothing, and parts outside the
 // output are ignored.
 struct EraseBox {
   int32_t top, left, height, width;
 };
 
-// One sample's operands. Arrays are dense; S segments, K erase boxes in all, C channels. The pixels
-// may be a part of the source that holds all that the chain reads of it (region.h), whose top and
-// left are subtracted from those of the first box then: on the CPU, once that has been checked.
+// The operands of a sample, as dense arrays over S segments, K erase boxes in total and C channels.
+// On the CPU the pixels can be a region of the source that includes everything that the chain reads
+// (region.h). Then, after the check, the region's origin is subtracted from that of the first box.
 struct Sample {
   const void* pixels;         // [height, width, C] of source_dtype
   int32_t height, width;      // of the source image

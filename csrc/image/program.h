@@ -1,15 +1,15 @@
-// The image program: a few colour and warp operations on each image of a batch, which of them and
-// with what values being operands. What a call is, and the CPU's entry.
+// The image program: a few colour and warp operations on each image of a batch. Operands choose the
+// operations and their values. This header defines a call and the CPU entry point.
 //
-// Image by image, step after step, while the image is in cache; only the drawn operation runs. A
-// step changes nothing where its code is none of those that the step declares, or where one of its
-// values is not finite. Unsigned bytes are rounded after every operation, as torchvision does, and
-// floats are images of values from 0 to 1. Alpha, the fourth channel, is left as it is by colours
-// and moves with the others in blurs and warps.
+// Images are processed one by one, step after step, in cache, and only the drawn operation of a
+// step runs. A step changes nothing if its code is not one of those that it declares, or if one of
+// its values is not finite. Bytes are rounded after every operation, as in torchvision, and floats
+// are images of values from 0 to 1. Colour operations do not change alpha, the fourth channel;
+// blurs and warps move it with the others.
 //
-// Here the bits are the contract, so that a record looks the same at every instruction-set level
-// and in the twin (program_twin.py): program_levels.cc is compiled without contraction of products
-// and sums, and where torchvision's kernels fuse them, so does fused().
+// Results are bit-identical at every SIMD level and in the reference implementation
+// (program_twin.py): program_levels.cc is compiled without contraction of products and sums, and
+// fused() is used where torchvision's kernels fuse them.
 #ifndef JAXKERN_IMAGE_PROGRAM_H_
 #define JAXKERN_IMAGE_PROGRAM_H_
 
@@ -25,8 +25,8 @@
 
 namespace jaxkern::image {
 
-// Numbered as in program.py. Behind each its values; blends take the factor and 1 - factor apart,
-// because torchvision rounds the two on their own.
+// The operations, numbered as in program.py, with their values. Blends take both the factor and
+// 1 - factor, because torchvision rounds the two separately.
 enum class Code : int32_t {
   kNone = -1,
   kBrightness = 0,  // factor
@@ -35,7 +35,8 @@ enum class Code : int32_t {
   kHue = 3,         // shift, in turns
   kSharpness = 4,   // factor, 1 - factor
   kPosterize = 5,   // bits
-  kSolarize = 6,    // threshold as a part of the largest value; or, if the second is not 0, a value
+  kSolarize =
+      6,  // threshold as a fraction of the largest value or, if the second is not 0, a level
   kAutocontrast = 7,
   kEqualize = 8,
   kInvert = 9,
@@ -43,28 +44,28 @@ enum class Code : int32_t {
   kPermute = 11,  // the source of each of three channels
   kBlur = 12,     // sigma along x and y
   kWarp = 13,     // c0 to c5 of an affine map
-  // A mean of what several runs of steps make of one image.
-  kKeep = 14,         // weight: the image is kept, and begins a mean
-  kAdd = 15,          // weight: the image joins the mean, and becomes the kept one again
-  kMean = 16,         // the image becomes the mean
+  // A weighted mean of several branches of steps that start from one image.
+  kKeep = 14,         // weight: keep the image, and start a mean with it
+  kAdd = 15,          // weight: add the image to the mean, and restore the kept image
+  kMean = 16,         // replace the image by the mean
   kPerspective = 17,  // c0 to c7
-  // Random ones end in their key: 64 bits in four values, whole numbers below 2^16, low ones first.
-  kNoise = 18,    // mean, sigma, whether sums are clipped; key
+  // Random operations end with their key: 64 bits in four integers below 2^16, low bits first.
+  kNoise = 18,    // mean, sigma, clip; key
   kErase = 19,    // top, left, height, width; key
   kElastic = 20,  // alpha along x and y, sigma along x and y; key
-  kTurn = 21,     // c0 to c5, width and height of the image, which is the top left of what is given
+  kTurn = 21,     // c0 to c5, width and height of the image in the top left corner of its buffer
 };
 constexpr int kCodes = 22;
 constexpr int kProgramValues = 8;
 constexpr int kMaxProgramSteps = 64;
-constexpr float kMaxFactor = 1024.f;  // larger ones change no pixel further
+constexpr float kMaxFactor = 1024.f;  // larger factors have the same effect
 
-// What is the same for every sample of a step. warp.h and blur.h say what they are.
+// The parameters of a step that are equal for all samples; see warp.h and blur.h.
 struct ProgramStep {
   int32_t codes;               // bit k: code k may be drawn
   int32_t interpolation;       // of warps: 0 nearest, 1 bilinear
-  int32_t kernel_x, kernel_y;  // of blurs, and of the blurs of an elastic warp's x and y: odd
-  float fill[kMaxChannels];    // of warps; the first NaN: none. Of erased boxes; NaN: noise
+  int32_t kernel_x, kernel_y;  // of blurs, and of the x and y fields of elastic warps; odd
+  float fill[kMaxChannels];    // of warps and erased boxes; fill[0] NaN: no fill, or noise
 };
 
 enum ProgramOperand : int { kProgramImages, kProgramOps, kProgramStepValues, kProgramOperands };
@@ -84,7 +85,7 @@ struct ProgramCall {
     return elements() * (dtype == Dtype::kU8 ? 1 : 4);
   }
 
-  // Whether a step declares it.
+  // True if a step declares the code.
   JAXKERN_HD_MEMBER bool may_draw(Code code) const {
     int32_t codes = 0;
     for (int32_t s = 0; s < steps; ++s) codes |= step[s].codes;
@@ -94,14 +95,15 @@ struct ProgramCall {
   JAXKERN_HD_MEMBER bool has_fields() const { return may_draw(Code::kElastic); }
 };
 
-// Samples [begin, end) of a checked call. `scratch`: program_scratch_bytes(call), aligned to 64.
+// Runs samples [begin, end) of a checked call. `scratch`: program_scratch_bytes(call), aligned
+// to 64.
 JAXKERN_LEVEL_FUNCTION(void, program_samples, const ProgramCall& call, int64_t begin, int64_t end,
                        char* scratch)
 
 inline size_t padded_to_line(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// An image beside the one in work, for what cannot be done in place, and rows of it or what a blur
-// needs.
+// Bytes of a second image, for operations that cannot work in place, and of a few rows or the
+// scratch of a blur.
 inline size_t program_work_bytes(const ProgramCall& call) {
   const size_t row = static_cast<size_t>(call.width) * static_cast<size_t>(call.channels) * 4;
   const size_t rows = 4 * padded_to_line(row);
@@ -109,7 +111,7 @@ inline size_t program_work_bytes(const ProgramCall& call) {
          padded_to_line(rows > kBlurScratchBytes ? rows : kBlurScratchBytes);
 }
 
-// Behind it an image for each step that may keep or add one for a mean.
+// Bytes of an image for each step that may keep or add one for a mean.
 inline size_t program_mean_bytes(const ProgramCall& call) {
   if (!call.has_means()) return 0;
   constexpr int32_t kJoins =
@@ -119,7 +121,7 @@ inline size_t program_mean_bytes(const ProgramCall& call) {
   return images * padded_to_line(static_cast<size_t>(call.image_bytes()));
 }
 
-// And behind that the noise of a field, and the field.
+// Total bytes, including the random numbers and the field of an elastic warp.
 inline size_t program_scratch_bytes(const ProgramCall& call) {
   const size_t pixels = static_cast<size_t>(call.height) * static_cast<size_t>(call.width);
   const size_t field = 2 * padded_to_line(pixels * 4) + 2 * padded_to_line(pixels * 8);

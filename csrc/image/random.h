@@ -1,9 +1,9 @@
-// Random numbers of an image, counter by counter, shared by the loops of the CPU and of CUDA.
+// Random numbers of an image by counter, shared by the CPU and CUDA loops.
 //
-// Number n of a key is a function of the two alone: Threefry-2x32 with 20 rounds (Salmon, Moraes,
-// Dror, Shaw, Parallel random numbers: as easy as 1, 2, 3, 2011), as JAX's keys have it, turns a
-// counter into two words. Normal numbers come in pairs, by Box and Muller in float64, right to its
-// last bits, so that every implementation rounds them to the same levels.
+// Number n of a key is a function of the two alone. Threefry-2x32 with 20 rounds (Salmon, Moraes,
+// Dror, Shaw, Parallel random numbers: as easy as 1, 2, 3, 2011), the generator of JAX's keys, maps
+// a counter to two words. Normal numbers come in pairs by the Box-Muller transform in float64,
+// accurate to the last bits, so that every implementation rounds them to the same levels.
 #ifndef JAXKERN_IMAGE_RANDOM_H_
 #define JAXKERN_IMAGE_RANDOM_H_
 
@@ -25,22 +25,22 @@ struct NoiseKey {
 JAXKERN_HD NoiseKey key_of(const float* values) {
   uint32_t part[4];
   for (int32_t k = 0; k < 4; ++k)
-    part[k] = static_cast<uint32_t>(whole_of(values[kProgramValues - 4 + k], 0, 0xFFFF));
+    part[k] = static_cast<uint32_t>(clamp_to_int(values[kProgramValues - 4 + k], 0, 0xFFFF));
   return {{part[0] | part[1] << 16, part[2] | part[3] << 16}};
 }
 
 JAXKERN_HD uint32_t rotated(uint32_t x, int32_t bits) { return (x << bits) | (x >> (32 - bits)); }
 
-// The two words of a counter.
+// Computes the two words of a counter.
 JAXKERN_HD void random_words(NoiseKey key, int64_t counter, uint32_t* first, uint32_t* second) {
   const uint32_t keys[3] = {key.word[0], key.word[1], key.word[0] ^ key.word[1] ^ 0x1BD11BDAu};
-  const int32_t turns[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
+  const int32_t rotations[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
   uint32_t x = static_cast<uint32_t>(static_cast<uint64_t>(counter) >> 32) + keys[0];
   uint32_t y = static_cast<uint32_t>(counter) + keys[1];
   for (int32_t group = 0; group < 5; ++group) {
     for (int32_t round = 0; round < 4; ++round) {
       x += y;
-      y = rotated(y, turns[group % 2][round]) ^ x;
+      y = rotated(y, rotations[group % 2][round]) ^ x;
     }
     x += keys[(group + 1) % 3];
     y += keys[(group + 2) % 3] + static_cast<uint32_t>(group) + 1;
@@ -49,7 +49,7 @@ JAXKERN_HD void random_words(NoiseKey key, int64_t counter, uint32_t* first, uin
   *second = y;
 }
 
-// From -1 to 1, exactly.
+// Maps a word to [-1, 1), exactly.
 JAXKERN_HD float uniform_number(uint32_t word) {
   return static_cast<float>(word >> 8) * 0x1p-23f - 1.f;
 }
@@ -65,11 +65,11 @@ JAXKERN_HD double of_bits(uint64_t bits) {
   return x;
 }
 
-// ln x of a normal number: of its exponent, and of its significand between the roots of 1/2 and 2
-// the series of 2 artanh((m - 1) / (m + 1)).
+// ln x of a normal floating-point number: the exponent times ln 2, plus the series of
+// 2 artanh((m - 1) / (m + 1)) for the significand m between the square roots of 1/2 and 2.
 JAXKERN_HD double natural_logarithm(double x) {
   const uint64_t bits = bits_of(x);
-  // A whole number below 2^52 as a float64, without a conversion of 64-bit integers.
+  // Converts an integer below 2^52 to float64 without a 64-bit conversion instruction.
   double exponent = of_bits((bits >> 52) | 0x4330000000000000u) - 0x1p52 - 1023.0;
   double m = of_bits((bits & 0x000FFFFFFFFFFFFFu) | 0x3FF0000000000000u);
   const bool upper = m > 1.4142135623730951;
@@ -81,8 +81,8 @@ JAXKERN_HD double natural_logarithm(double x) {
   return exponent * 0.6931471805599453 + 2.0 * s * series;
 }
 
-// The two numbers of a counter: radius times the cosine and the sine of b / 2^32 turns. Of a
-// quarter turn, counted from its middle, Taylor's series.
+// Computes the two normal numbers of a counter: the radius times the cosine and the sine of an
+// angle of b / 2^32 turns, by Taylor series around the middle of its quadrant.
 JAXKERN_HD void normal_pair(uint32_t a, uint32_t b, double* first, double* second) {
   const double uniform =
       (static_cast<double>(static_cast<int32_t>(a ^ 0x80000000u)) + 0x1p31 + 0.5) * 0x1p-32;
@@ -103,8 +103,8 @@ JAXKERN_HD void normal_pair(uint32_t a, uint32_t b, double* first, double* secon
   *second = radius * (half ? -y : y);
 }
 
-// A level and its noise, which is truncated to whole levels, as torchvision's is; `clip` keeps the
-// sum a level, else it wraps.
+// Adds noise to a level. Like torchvision, it truncates the noise to an integer; the sum is clamped
+// if `clip`, else it wraps.
 JAXKERN_HD uint8_t noisy(uint8_t x, double noise, bool clip) {
   const double least = noise > -32768.0 ? noise : -32768.0;
   const int32_t sum = x + static_cast<int32_t>(least < 32767.0 ? least : 32767.0);
@@ -116,24 +116,24 @@ JAXKERN_HD float noisy(float x, double noise, bool clip) {
   return clip ? unit_of(sum) : sum;
 }
 
-// Where, along an axis, an elastic warp takes output pixel i from: in float32 and torchvision's
-// order, `moved` in units of half the side.
-JAXKERN_HD float elastic_point(int32_t i, int32_t side, double moved) {
+// Returns the point of output pixel i of an elastic warp along one axis, in float32 and in
+// torchvision's order of operations. `displacement` is in units of half the side.
+JAXKERN_HD float elastic_point(int32_t i, int32_t side, double displacement) {
   const float middle = static_cast<float>(2 * i + 1 - side) / static_cast<float>(side);
-  const float at = middle + static_cast<float>(moved);
+  const float at = middle + static_cast<float>(displacement);
   return (at + 1.f) * (0.5f * static_cast<float>(side)) - 0.5f;
 }
 
 struct Box {
-  int32_t top, left, bottom, right;  // the last two are not in it
+  int32_t top, left, bottom, right;  // bottom and right are exclusive
 };
 
-// The box top, left, height, width within an image.
+// Returns the box (top, left, height, width) clipped to an image.
 JAXKERN_HD Box box_of(const float* values, int32_t height, int32_t width) {
   int32_t at[4];
-  for (int32_t k = 0; k < 4; ++k) at[k] = whole_of(values[k], -(1 << 24), 1 << 24);
-  const auto within = [](int32_t place, int32_t side) {
-    return place < 0 ? 0 : (place < side ? place : side);
+  for (int32_t k = 0; k < 4; ++k) at[k] = clamp_to_int(values[k], -(1 << 24), 1 << 24);
+  const auto within = [](int32_t index, int32_t side) {
+    return index < 0 ? 0 : (index < side ? index : side);
   };
   return {within(at[0], height), within(at[1], width), within(at[0] + at[2], height),
           within(at[1] + at[3], width)};

@@ -1,5 +1,5 @@
-// Parts of a chain's work: which pixels of a source image it reads, so that the others need not be
-// decoded, and a band of output rows as a chain of its own. Both of a checked plan and sample.
+// Parts of the work of a checked chain: the region of a source image that it reads, so that the
+// rest need not be decoded, and a band of output rows as a separate chain.
 #ifndef JAXKERN_IMAGE_REGION_H_
 #define JAXKERN_IMAGE_REGION_H_
 
@@ -15,22 +15,23 @@ struct Region {
   int32_t width() const { return columns.end - columns.begin; }
 };
 
-// The resampled indices that outputs `shown`, which are valid, show, and maybe some between them.
+// Returns a range that includes the resampled indices that the valid outputs `shown` show.
 inline Range shown_range(Padding padding, int32_t offset, int32_t step, int32_t resampled,
                          Range shown) {
   const int64_t first = mapped_index(offset, step, shown.begin);
   const int64_t last = mapped_index(offset, step, shown.end - 1);
   const int64_t low = smaller(first, last), high = larger(first, last);
-  // At most one mirror to either side: kReflect's turn at 1 - resampled and 2 * resampled - 2.
+  // Below: at most one reflection on either side. kReflect reverses at 1 - resampled and
+  // 2 * resampled - 2.
   if (low <= -resampled || high > 2 * static_cast<int64_t>(resampled) - 2) return {0, resampled};
   const int32_t a = folded_index(padding, low, resampled);
   const int32_t b = folded_index(padding, high, resampled);
-  // What lies beyond an end stands for indices from that end on.
+  // An index beyond an end maps to indices that start at that end.
   return {low < 0 ? 0 : static_cast<int32_t>(smaller(a, b)),
           high >= resampled ? resampled : static_cast<int32_t>(larger(a, b)) + 1};
 }
 
-// The inputs of one axis that outputs `shown`, which are valid, are made of. Taps move one way.
+// Returns the inputs along one axis that the valid outputs `shown` depend on. Taps are monotonic.
 inline Range read_range(const Segment& segment, int32_t start, int32_t box, int32_t resampled,
                         int32_t offset, int32_t step, Range shown) {
   if (shown.end <= shown.begin) return {0, 0};
@@ -45,33 +46,33 @@ inline Range overlap(Range a, Range b) {
   return both.end > both.begin ? both : Range{0, 0};
 }
 
-// The rows of the source that rows `wanted` of the output read; empty where they read none.
-inline Range read_rows(const Plan& plan, const Geometry* geometry, Range wanted) {
+// Returns the rows of the source that rows `range` of the output depend on, which may be empty.
+inline Range read_rows(const Plan& plan, const Geometry* geometry, Range range) {
   for (int32_t s = plan.segments - 1; s >= 0; --s) {
     const Geometry& g = geometry[s];
-    const Range shown = overlap(wanted, valid_rows(g, plan.segment[s]));
-    wanted = read_range(plan.segment[s], g.top, g.box_height, g.resampled_height, g.row_offset,
-                        g.row_step, shown);
+    const Range shown = overlap(range, valid_rows(g, plan.segment[s]));
+    range = read_range(plan.segment[s], g.top, g.box_height, g.resampled_height, g.row_offset,
+                       g.row_step, shown);
   }
-  return wanted;
+  return range;
 }
 
-// The columns of the source that the output reads, and one to the left of them inside the box,
-// which the byte shuffles may load beside a last column that stands alone.
+// Returns the columns of the source that the output depends on, and one more on the left inside the
+// box, because the byte shuffles load a last single column as the second of a pair.
 inline Range read_columns(const Plan& plan, const Geometry* geometry) {
-  Range wanted = {0, plan.segment[plan.segments - 1].width};
+  Range range = {0, plan.segment[plan.segments - 1].width};
   for (int32_t s = plan.segments - 1; s >= 0; --s) {
     const Geometry& g = geometry[s];
-    const Range shown = overlap(wanted, valid_columns(g, plan.segment[s]));
-    wanted = read_range(plan.segment[s], g.left, g.box_width, g.resampled_width, g.column_offset,
-                        g.column_step, shown);
+    const Range shown = overlap(range, valid_columns(g, plan.segment[s]));
+    range = read_range(plan.segment[s], g.left, g.box_width, g.resampled_width, g.column_offset,
+                       g.column_step, shown);
   }
-  if (wanted.end > wanted.begin)
-    wanted.begin = static_cast<int32_t>(larger(wanted.begin - 1, geometry[0].left));
-  return wanted;
+  if (range.end > range.begin)
+    range.begin = static_cast<int32_t>(larger(range.begin - 1, geometry[0].left));
+  return range;
 }
 
-// All of it. At least the first pixel, where no pixel is read.
+// Returns the region that the output depends on, or the first pixel if it depends on none.
 inline Region read_region(const Plan& plan, const Geometry* geometry) {
   Region region = {read_rows(plan, geometry, {0, plan.segment[plan.segments - 1].height}),
                    read_columns(plan, geometry)};
@@ -79,25 +80,25 @@ inline Region read_region(const Plan& plan, const Geometry* geometry) {
   return region;
 }
 
-// Output rows `rows` of a plan of one segment, whose output is [rows, width, C] then.
+// Output rows `rows` of a plan of one segment, as a plan with the output [rows, width, C].
 struct Band {
   Plan plan;
   Geometry geometry;
   EraseBox erase_box[kMaxErasures];
 
-  Band(const Plan& whole, const Sample& sample, Range rows)
-      : plan(whole), geometry(*sample.geometry) {
-    const int32_t height = whole.segment[0].height;
-    const Range shown = overlap(rows, valid_rows(geometry, whole.segment[0]));
+  Band(const Plan& full, const Sample& sample, Range rows)
+      : plan(full), geometry(*sample.geometry) {
+    const int32_t height = full.segment[0].height;
+    const Range shown = overlap(rows, valid_rows(geometry, full.segment[0]));
     plan.segment[0].height = rows.end - rows.begin;
     geometry.valid_top = shown.end > shown.begin ? shown.begin - rows.begin : 0;
     geometry.valid_bottom = shown.end > shown.begin ? shown.end - rows.begin : 0;
-    // Of a valid row it is in range; where there is none nobody reads it.
+    // In range for a valid row, and unused otherwise.
     geometry.row_offset =
         shown.end > shown.begin
             ? static_cast<int32_t>(mapped_index(geometry.row_offset, geometry.row_step, rows.begin))
             : 0;
-    for (int32_t k = 0; k < whole.segment[0].erasures; ++k) {
+    for (int32_t k = 0; k < full.segment[0].erasures; ++k) {
       const EraseBox& box = sample.erase_box[k];
       const Range erased = erased_range(box.top, box.height, height);
       erase_box[k] = {erased.begin - rows.begin, box.left, erased.end - erased.begin, box.width};

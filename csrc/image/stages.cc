@@ -1,33 +1,33 @@
-// Stages from attributes, and one image through them.
+// Stages from attributes, and their execution on one image.
 #include "image/stages.h"
 
 #include <cstring>
 #include <string>
 
 #include "image/arithmetic.h"
-#include "image/file.h"
+#include "image/files.h"
 #include "image/levels.h"
 
 namespace jaxkern::image {
 namespace {
 
-// What a thread keeps of an image between two chains, from one image to the next.
-constexpr size_t kKeptBytes = size_t{4} << 20;
+// Largest buffer that a thread keeps from one image to the next.
+constexpr size_t kThreadBufferBytes = size_t{4} << 20;
 
-// The images between chains: one is read while the other is written.
-struct Between {
+// The images between chains. One is read while the other is written.
+struct IntermediateImages {
   Buffer image[2];
 
   void shrink() {
-    for (Buffer& kept : image) {
-      if (kept.size() > kKeptBytes) kept.drop();
+    for (Buffer& buffer : image) {
+      if (buffer.size() > kThreadBufferBytes) buffer.release();
     }
   }
 };
 
-Between& thread_between() {
-  thread_local Between between;
-  return between;
+IntermediateImages& thread_images() {
+  thread_local IntermediateImages images;
+  return images;
 }
 
 int64_t image_bytes(const Stage& stage) {
@@ -41,7 +41,7 @@ int32_t erasures_of(const Plan& plan) {
   return erasures;
 }
 
-// The operands of one stage's chain.
+// Returns the operands of one stage's chain.
 Sample chain_sample(const Stages& stages, const Sample& all, int32_t k) {
   if (k == 0) return all;
   const Stage& stage = stages.stage[k];
@@ -49,10 +49,10 @@ Sample chain_sample(const Stages& stages, const Sample& all, int32_t k) {
   Sample sample = all;
   const Stage& before = stages.stage[k - 1];
   const bool chained = before.chain.segments > 0;
-  const Segment& made = before.chain.segment[chained ? before.chain.segments - 1 : 0];
+  const Segment& last = before.chain.segment[chained ? before.chain.segments - 1 : 0];
   sample.pixels = nullptr;
-  sample.height = chained ? made.height : before.program.height;
-  sample.width = chained ? made.width : before.program.width;
+  sample.height = chained ? last.height : before.program.height;
+  sample.width = chained ? last.width : before.program.width;
   sample.geometry += s;
   sample.affine += s * 2 * c;
   sample.fill += s * c;
@@ -141,7 +141,7 @@ std::string set_stages(const StagesAttributes& in, Stages* stages) {
     plan.source_dtype = dtype;
     plan.output_dtype = static_cast<Dtype>(in.dtype[at]);
     plan.layout = last ? static_cast<Layout>(in.layout) : Layout::kNHWC;
-    plan.kept = !last || steps > 0;
+    plan.stays_in_cache = !last || steps > 0;
     if (segments > 0) {
       set_segments(part(in.filter, segment, segments), part(in.size, segment, segments, 2),
                    part(in.erasures, segment, segments), part(in.rounding, segment, segments),
@@ -160,7 +160,7 @@ std::string set_stages(const StagesAttributes& in, Stages* stages) {
              std::to_string(height) + " x " + std::to_string(width) + " (0 x 0: of several sizes)";
     }
     dtype = plan.output_dtype;
-    if (plan.kept && (!is_program_dtype(dtype) || plan.layout != Layout::kNHWC)) {
+    if (plan.stays_in_cache && (!is_program_dtype(dtype) || plan.layout != Layout::kNHWC)) {
       return "attributes 'dtype' and 'layout' of stage " + std::to_string(k) +
              ": expected 0 (uint8) or 3 (float32), and 0 (NHWC), before a program or chain, got " +
              std::to_string(in.dtype[at]) + " and " + std::to_string(in.layout);
@@ -196,22 +196,23 @@ Problem check_stages_sample(const Stages& stages, const Sample& all, int64_t ind
   return {};
 }
 
-void* first_target(const Stages& stages, void* output) {
+void* first_chain_output(const Stages& stages, void* output) {
   const Stage& first = stages.stage[0];
   if (stages.count == 1 && first.program.steps == 0) return output;
-  return thread_between().image[0].room(static_cast<size_t>(image_bytes(first)));
+  return thread_images().image[0].reserve(static_cast<size_t>(image_bytes(first)));
 }
 
-void run_rest(const Stages& stages, const StagesSample& sample, const void* image, void* output) {
-  Between& between = thread_between();
-  int32_t place = 0;  // the image may be there
+void run_after_first_chain(const Stages& stages, const StagesSample& sample, const void* image,
+                           void* output) {
+  IntermediateImages& images = thread_images();
+  int32_t index = 0;  // the buffer that may hold the image
   for (int32_t k = 0; k < stages.count; ++k) {
     const Stage& stage = stages.stage[k];
     const bool last = k + 1 == stages.count, programs = stage.program.steps > 0;
-    const auto next = [&](bool made) {
-      if (made) return output;
+    const auto next = [&](bool is_output) {
+      if (is_output) return output;
       return static_cast<void*>(
-          between.image[place ^= 1].room(static_cast<size_t>(image_bytes(stage))));
+          images.image[index ^= 1].reserve(static_cast<size_t>(image_bytes(stage))));
     };
     if (k > 0) {
       Sample from = chain_sample(stages, sample.chain, k);
@@ -226,15 +227,16 @@ void run_rest(const Stages& stages, const StagesSample& sample, const void* imag
       image = changed;
     }
   }
-  between.shrink();
+  images.shrink();
 }
 
 void run_stages(const Stages& stages, const StagesSample& sample, void* output) {
   const Stage& first = stages.stage[0];
-  if (first.chain.segments == 0) return run_rest(stages, sample, sample.chain.pixels, output);
-  void* const image = first_target(stages, output);
+  if (first.chain.segments == 0)
+    return run_after_first_chain(stages, sample, sample.chain.pixels, output);
+  void* const image = first_chain_output(stages, output);
   run_sample(first.chain, sample.chain, image, thread_scratch<kScratchBytes>());
-  run_rest(stages, sample, image, output);
+  run_after_first_chain(stages, sample, image, output);
 }
 
 }  // namespace jaxkern::image

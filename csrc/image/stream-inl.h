@@ -1,16 +1,86 @@
-// The general path: any plan, row by row, in column tiles, without storing intermediate images.
+// The general path of a chain: any plan, row by row, in tiles of columns, without intermediate
+// images.
 //
 // Each segment is a stage that produces rows of its output on demand (pull) from rows of its input.
-// It keeps the input rows that it has resampled horizontally in a small ring, because neighbouring
-// output rows share them. A stage holds at most kTile columns of anything: wider inputs are pulled
-// in parts, so memory stays bounded whatever the sizes.
-//
-// Included by levels.cc inside the level's namespace; it uses raw arrays only, so that no library
-// template is instantiated with wide instructions.
+// A stage keeps the input rows that it has resampled horizontally in a small ring, because
+// neighbouring output rows share them. A stage holds at most kTile columns of anything. Wider
+// inputs are pulled in parts, so memory is bounded for every size.
+#ifndef JAXKERN_IMAGE_STREAM_INL_H_
+#define JAXKERN_IMAGE_STREAM_INL_H_
+
+#include "core/simd-inl.h"
+#include "image/arithmetic.h"
+#include "image/levels.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
+
+// ---------------------------------------------------------------- weights of taps
+
+// The weights of an index's taps one by one, for the two kinds of filter with windows. kZeros: some
+// weights are 0, and the inputs of these may be NaN.
+struct TriangleWeights {
+  static constexpr bool kZeros = false;
+  AntialiasWindow window = {};
+  double unit = 0;
+
+  void set(Filter, int32_t i, int32_t box, int32_t resampled) {
+    window = antialias_window(i, box, resampled);
+    unit = 1. / static_cast<double>(antialias_total(window));
+  }
+  float at(int32_t j) const {
+    return static_cast<float>(static_cast<double>(antialias_height(window, j)) * unit);
+  }
+};
+
+struct BicubicWeights {
+  static constexpr bool kZeros = true;
+  BicubicWindow window = {};
+  float unit = 0;
+
+  void set(Filter filter, int32_t i, int32_t box, int32_t resampled) {
+    window = bicubic_window(filter, i, box, resampled);
+    unit = 1.f / bicubic_total(window);
+  }
+  float at(int32_t j) const { return bicubic_weight(window, j) * unit; }
+};
+
+// Computes the weights of the taps of resampled index i; `out` has room for the whole tap_range.
+// Returns that range, without a second tap of weight zero.
+Range tap_weights(Filter filter, int32_t i, int32_t box, int32_t resampled, float* out) {
+  Range range = tap_range(filter, i, box, resampled);
+  if (filter == Filter::kBilinear) {
+    const BilinearTaps taps = bilinear_taps(i, box, resampled);
+    if (taps.weight == 0.f || taps.second == taps.first) {
+      range.end = range.begin + 1;
+      out[0] = 1.f;
+    } else {
+      out[0] = 1.f - taps.weight;
+      out[1] = taps.weight;
+    }
+  } else if (filter == Filter::kAntialias) {
+    const AntialiasWindow window = antialias_window(i, box, resampled);
+    const double total = static_cast<double>(antialias_total(window));
+    for (int32_t j = window.begin; j < window.end; ++j)
+      out[j - window.begin] =
+          static_cast<float>(static_cast<double>(antialias_height(window, j)) / total);
+  } else if (is_bicubic(filter)) {
+    BicubicWeights weights;
+    weights.set(filter, i, box, resampled);
+    for (int32_t j = range.begin; j < range.end; ++j) out[j - range.begin] = weights.at(j);
+  } else {
+    out[0] = 1.f;
+  }
+  return range;
+}
+
+// ---------------------------------------------------------------- stages
 
 constexpr int32_t kTile = 1024;
 constexpr int32_t kRingRows = 16;
-constexpr int32_t kWeights = 8 * kTile;  // tap weights that a stage keeps; others are recomputed
+constexpr int32_t kWeights = 8 * kTile;  // tap weights that a stage stores; more are recomputed
 
 struct Stage {
   const Segment* segment;
@@ -25,8 +95,8 @@ struct Stage {
   // Horizontal taps of the output columns [tile.begin, tile.end), indexed from tile.begin.
   Range tile;
   Range taps[kTile];         // relative to the box
-  Range span;                // of all of them
-  int32_t weight_at[kTile];  // where in `weight` the first tap's weight is, or -1
+  Range span;                // the union of all taps
+  int32_t weight_at[kTile];  // index in `weight` of the first tap's weight, or -1
   float weight[kWeights + 1];
 
   float pair[kTile][2];  // bilinear: weights of the first and the last tap
@@ -57,7 +127,7 @@ void prepare_columns(Stage& stage, Range tile) {
       stage.taps[k] = tap_weights(stage.segment->filter, i, g.box_width, g.resampled_width,
                                   stage.weight + used);
       stage.weight_at[k] = used;
-      // A single tap counts as two halves, which is exact and keeps infinities.
+      // A single tap is stored as two halves, which is exact and preserves infinities.
       const bool single = stage.taps[k].end - stage.taps[k].begin == 1;
       stage.pair[k][0] = single ? .5f : stage.weight[used];
       stage.pair[k][1] = single ? .5f : stage.weight[used + 1];
@@ -74,7 +144,7 @@ void prepare_columns(Stage& stage, Range tile) {
 
 // ---------------------------------------------------------------- horizontal resampling
 
-// One or two taps a column, all of them in `input`, which starts at box column `start`.
+// Resamples columns of one or two taps from `input`, which starts at box column `start`.
 template <int C, Dtype dtype>
 void interpolate_columns(const Stage& stage, const void* input, int32_t start,
                          float* __restrict out) {
@@ -134,9 +204,9 @@ void accumulate_columns(const Stage& stage, const void* input, Range have, float
 }
 
 template <int C>
-void pull(Chain& chain, int32_t s, int32_t y, Range wanted, float* out);
+void pull(Chain& chain, int32_t s, int32_t y, Range columns, float* out);
 
-// Columns of the tile from input columns `span`, which hold every tap.
+// Resamples the columns of the tile from input columns `span`, which include every tap.
 template <int C, Dtype dtype>
 void resample_columns(const Stage& stage, const void* input, Range span, float* out) {
   const Filter filter = stage.segment->filter;
@@ -149,7 +219,7 @@ void resample_columns(const Stage& stage, const void* input, Range span, float* 
   accumulate_columns<C, dtype, TriangleWeights>(stage, input, span, out);
 }
 
-// Box row j of stage s on the tile's columns, before what keeps levels is clamped.
+// Resamples box row j of stage s onto the tile's columns, without clamping to levels.
 template <int C>
 void unclamped_row(Chain& chain, int32_t s, int32_t j, float* out) {
   Stage& stage = chain.stage[s];
@@ -193,13 +263,13 @@ void resample_row(Chain& chain, int32_t s, int32_t j, float* out) {
 // ---------------------------------------------------------------- one output row of a stage
 
 template <int C>
-void set_pixels(float* out, Range wanted, Range set, const float* value) {
-  for (int32_t x = set.begin > wanted.begin ? set.begin : wanted.begin;
-       x < set.end && x < wanted.end; ++x)
-    for (int c = 0; c < C; ++c) out[static_cast<int64_t>(x - wanted.begin) * C + c] = value[c];
+void set_pixels(float* out, Range columns, Range set, const float* value) {
+  for (int32_t x = set.begin > columns.begin ? set.begin : columns.begin;
+       x < set.end && x < columns.end; ++x)
+    for (int c = 0; c < C; ++c) out[static_cast<int64_t>(x - columns.begin) * C + c] = value[c];
 }
 
-// Vertical resampling and affine of the tile's columns; `out` is at the first of them.
+// Resamples vertically and applies the affine on the tile's columns; `out` points to the first one.
 template <int C>
 void valid_row(Chain& chain, int32_t s, int32_t y, float* out) {
   Stage& stage = chain.stage[s];
@@ -209,22 +279,24 @@ void valid_row(Chain& chain, int32_t s, int32_t y, float* out) {
   const int64_t values = static_cast<int64_t>(stage.tile.end - stage.tile.begin) * C;
 
   Range range = tap_range(filter, i, g.box_height, g.resampled_height);
-  const bool keep = range.end - range.begin <= kRingRows;
-  float known[kRingRows];
+  const bool use_ring = range.end - range.begin <= kRingRows;
+  float ring_weights[kRingRows];
   const bool bicubic = is_bicubic(filter);
   TriangleWeights triangle;
   BicubicWeights cubic;
-  if (keep)
-    range = tap_weights(filter, i, g.box_height, g.resampled_height, known);
+  if (use_ring)
+    range = tap_weights(filter, i, g.box_height, g.resampled_height, ring_weights);
   else if (bicubic)
     cubic.set(filter, i, g.box_height, g.resampled_height);
   else
     triangle.set(filter, i, g.box_height, g.resampled_height);
   bool started = false;
   for (int32_t j = range.begin; j < range.end; ++j) {
-    const float weight = keep ? known[j - range.begin] : bicubic ? cubic.at(j) : triangle.at(j);
+    const float weight = use_ring  ? ring_weights[j - range.begin]
+                         : bicubic ? cubic.at(j)
+                                   : triangle.at(j);
     if (bicubic && weight == 0.f) continue;
-    const int32_t slot = keep ? j % kRingRows : 0;
+    const int32_t slot = use_ring ? j % kRingRows : 0;
     float* row = stage.ring + static_cast<int64_t>(slot) * kTile * C;
     if (stage.ring_row[slot] != j) {
       stage.ring_row[slot] = -1;
@@ -244,30 +316,30 @@ void valid_row(Chain& chain, int32_t s, int32_t y, float* out) {
       out[v + c] = apply_affine(out[v + c], stage.scale[c], stage.bias[c]);
 }
 
-// Row y, columns `wanted` (at most kTile) of stage s.
+// Computes columns `columns` (at most kTile) of row y of stage s.
 template <int C>
-void pull(Chain& chain, int32_t s, int32_t y, Range wanted, float* out) {
+void pull(Chain& chain, int32_t s, int32_t y, Range columns, float* out) {
   Stage& stage = chain.stage[s];
   const Segment& segment = *stage.segment;
-  Range valid = {wanted.begin > stage.columns.begin ? wanted.begin : stage.columns.begin,
-                 wanted.end < stage.columns.end ? wanted.end : stage.columns.end};
+  Range valid = {columns.begin > stage.columns.begin ? columns.begin : stage.columns.begin,
+                 columns.end < stage.columns.end ? columns.end : stage.columns.end};
   if (!inside(stage.rows, y) || valid.begin >= valid.end) {
-    set_pixels<C>(out, wanted, wanted, stage.fill);
+    set_pixels<C>(out, columns, columns, stage.fill);
   } else {
     if (valid.begin != stage.tile.begin || valid.end != stage.tile.end)
       prepare_columns(stage, valid);
-    set_pixels<C>(out, wanted, {wanted.begin, valid.begin}, stage.fill);
-    valid_row<C>(chain, s, y, out + static_cast<int64_t>(valid.begin - wanted.begin) * C);
-    set_pixels<C>(out, wanted, {valid.end, wanted.end}, stage.fill);
+    set_pixels<C>(out, columns, {columns.begin, valid.begin}, stage.fill);
+    valid_row<C>(chain, s, y, out + static_cast<int64_t>(valid.begin - columns.begin) * C);
+    set_pixels<C>(out, columns, {valid.end, columns.end}, stage.fill);
   }
   for (int32_t k = 0; k < segment.erasures; ++k) {
     const EraseBox& box = stage.erase_box[k];
     if (inside(erased_range(box.top, box.height, segment.height), y))
-      set_pixels<C>(out, wanted, erased_range(box.left, box.width, segment.width),
+      set_pixels<C>(out, columns, erased_range(box.left, box.width, segment.width),
                     stage.erase_value + k * C);
   }
   if (segment.rounding != Rounding::kKeep) {
-    const int64_t values = static_cast<int64_t>(wanted.end - wanted.begin) * C;
+    const int64_t values = static_cast<int64_t>(columns.end - columns.begin) * C;
     for (int64_t v = 0; v < values; ++v) out[v] = round_value(segment.rounding, out[v]);
   }
 }
@@ -291,8 +363,8 @@ void store_columns(const Plan& plan, const float* values, int32_t y, Range colum
   }
 }
 
-// Whether every stage can pull its whole input span at once when the output is `width` columns
-// wide; otherwise rows of the earlier stages are computed more than once.
+// True if every stage can pull its input span at once for `width` output columns. Otherwise rows of
+// the earlier stages are computed more than once.
 bool spans_fit(const Chain& chain, int32_t width) {
   int64_t span = width;
   for (int32_t s = chain.plan->segments - 1; s > 0; --s) {
@@ -354,3 +426,8 @@ void run_stream(const Plan& plan, const Sample& sample, void* output, char* scra
   if (channels == 3) return stream_channels<3>(chain, output_row, output);
   stream_channels<4>(chain, output_row, output);
 }
+
+}  // namespace
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_STREAM_INL_H_

@@ -1,8 +1,19 @@
-// Operations that are a table of 256 levels a channel, of byte images: neighbours compose into one
-// table, rounded as if each had run on its own, and their histograms follow from one. Then the same
-// operations on floats. Included by program_levels.cc.
+// Operations on bytes that are a table of 256 levels per channel. Tables of adjacent operations are
+// composed into one, rounded after each operation, and the histograms that later operations need
+// follow from one count. The second half of the file has the same operations on floats.
+#ifndef JAXKERN_IMAGE_TABLES_INL_H_
+#define JAXKERN_IMAGE_TABLES_INL_H_
 
-// What is still to be done to an image, and how many pixels have each level before it is.
+#include "core/simd-inl.h"
+#include "image/colour-inl.h"
+#include "image/lookup-inl.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
+
+// The pending tables of an image, and its histograms before these are applied.
 template <int C>
 struct Tables {
   static constexpr int kColours = C == 4 ? 3 : C;
@@ -11,7 +22,7 @@ struct Tables {
   uint32_t count[kColours][256];
   bool pending = false, counted = false;
 
-  // Another operation behind those before it.
+  // Appends an operation.
   template <typename Next>
   void then(const Next& next) {
     for (int c = 0; c < kColours; ++c) {
@@ -23,7 +34,7 @@ struct Tables {
     pending = true;
   }
 
-  // How many pixels of the image as it would be have each level.
+  // Computes the histograms of the image with the pending tables applied.
   void counts(const uint8_t* image, int64_t pixels, uint32_t now[kColours][256]) {
     if (!counted) count_levels<C, kColours>(image, pixels, count);
     counted = true;
@@ -37,7 +48,7 @@ struct Tables {
     }
   }
 
-  // Does what is pending to an image, which may be `to` itself.
+  // Applies the pending tables. `to` may be the image itself.
   void finish(const uint8_t* image, int64_t pixels, uint8_t* to) {
     if (counted) {
       uint32_t now[kColours][256];
@@ -88,7 +99,7 @@ void map_floats(float* image, int64_t pixels, const Next& next) {
   }
 }
 
-// NaN makes a channel NaN.
+// A NaN makes its whole channel NaN.
 template <int C>
 void autocontrast_floats(float* image, int64_t pixels) {
   constexpr int kColours = C == 4 ? 3 : C;
@@ -125,3 +136,8 @@ void equalize_floats(float* image, int64_t pixels) {
     return static_cast<float>(to[c][unit_level(x)]) * (1.f / 255.f);
   });
 }
+
+}  // namespace
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_TABLES_INL_H_

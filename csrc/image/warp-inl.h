@@ -1,28 +1,51 @@
-// Warps of one image: see warp.h. Included by program_levels.cc in the level's namespace.
+// Warps of one image; warp.h defines the operation.
 //
-// A row is done in tiles of columns, and those in groups of neighbouring pixels
-// (warp_groups-inl.h). The points of a tile come first, without branches: its pixels wait for none
-// of them then. A group none of which shows the image is filled. All others are copied or blended
-// at once, from the input's first pixel where a lane cannot; those are done again one by one. Which
-// are: pixels whose four are not all inside; the input's last ones, beyond which a copy or a blend
-// would read; and all of an input of 2^31 values. Where a blend to u8 in float32 comes out so near
-// the middle of two levels that float32 may be wrong about the side, float64 decides.
+// A row is processed in tiles of kWarpTile columns, and a tile in groups of kGroup neighbouring
+// pixels, one lane of a register each (warp_groups-inl.h):
+//
+// - fill_tile maps all pixels of a tile to points of the input, without branches, so that no pixel
+//   waits for the memory of another. It stores for each pixel the offset of the input pixel, or of
+//   the upper left one of four, and for each group two bit masks of lanes:
+//
+//    ready     the pixel, or all four, are inside the input, and loads may read a few bytes more
+//    outside   no input pixel contributes: the output is the fill
+//
+// - warp_rows then processes each group:
+//
+//    all lanes outside        store the fill
+//    some lanes ready         copy or blend all lanes at once; lanes that are not ready load the
+//                             first pixel of the input, and their results are overwritten
+//    lanes in neither mask    recompute one by one (WarpImage::put): some of their four pixels are
+//                             outside, or are the last of the input, where a load would read beyond
+//
+// Inputs of 2^31 values or more have no ready lanes. Bilinear u8 results are computed in float32.
+// If one is so close to the middle between two levels that float32 may round to the wrong side, it
+// is recomputed in float64; kBlendError in pixel.h bounds the error. Every SIMD level and CUDA
+// therefore give the u8 results of the float64 definition in warp.h.
+#ifndef JAXKERN_IMAGE_WARP_INL_H_
+#define JAXKERN_IMAGE_WARP_INL_H_
 
+#include "core/simd-inl.h"
+#include "image/warp_groups-inl.h"
+
+namespace jaxkern::image::JAXKERN_LEVEL {
 namespace {
 
-// What is the same for all pixels of a warp, and one pixel, wherever its point is.
+using namespace simd::JAXKERN_LEVEL;
+
+// The constants of a warp, and `put`, which computes one pixel whose point may be anywhere.
 template <typename Element, int32_t kChannels, bool kNearest>
 struct WarpImage {
   const Warp& warp;
   const Element* in;
   int64_t in_row;
-  Element outside[kChannels];
+  Element fill[kChannels];
 
   WarpImage(const Warp& w, const Element* input)
       : warp(w), in(input), in_row(static_cast<int64_t>(w.in_width) * kChannels) {
     const bool filled = warp.fill[0] == warp.fill[0];
     for (int32_t c = 0; c < kChannels; ++c)
-      outside[c] = stored_value<Element>(filled ? warp.fill[c] : 0.0);
+      fill[c] = stored_value<Element>(filled ? warp.fill[c] : 0.0);
   }
 
   void put(WarpPoint point, Element* out) const {
@@ -32,30 +55,31 @@ struct WarpImage {
       const int32_t x = static_cast<int32_t>(px), y = static_cast<int32_t>(py);
       const bool inside = warp_inside(x, y, warp.in_width, warp.in_height);
       const int64_t offset = inside ? y * in_row + static_cast<int64_t>(x) * kChannels : 0;
-      put_pixel<Element, kChannels>(inside ? in + offset : outside, out);
+      put_pixel<Element, kChannels>(inside ? in + offset : fill, out);
     } else {
-      blend_pixel<Element, kChannels>(warp, in, point, outside, out);
+      blend_pixel<Element, kChannels>(warp, in, point, fill, out);
     }
   }
 };
 
-// Columns whose points are found before any is shown.
+// Columns whose points are computed before any pixel is read.
 constexpr int32_t kWarpTile = 256;
 
-// A group of a tile: bits of lanes.
+// Bit masks of the lanes of a group.
 struct WarpLanes {
-  uint32_t ready;  // those that are copied or blended with the others
-  uint32_t gone;   // those that do not show the image
+  uint32_t ready;    // copied or blended at once
+  uint32_t outside;  // filled
 };
 
 struct WarpTile {
-  uint32_t offset[kWarpTile];                // of the pixel, or of the first of four
-  float across[kWarpTile], down[kWarpTile];  // weights of the others
+  uint32_t offset[kWarpTile];                // of the input pixel, or of the upper left of four
+  float across[kWarpTile], down[kWarpTile];  // weights of the right and of the lower pixels
   WarpLanes lanes[kWarpTile / kGroup];
 };
 
-// Points: group(column, row) of kGroup pixels from a column on, also where a row ends before, and
-// one(column, row) of a pixel. Offsets from `end` on are not ready.
+// Points has two functions: group(column, row) returns the points of kGroup pixels, which may
+// extend beyond the end of the row, and one(column, row) the point of one pixel. Offsets >= `end`
+// are not ready.
 template <int32_t kChannels, bool kNearest, typename Points>
 void fill_tile(const Warp& warp, const Points& points, int32_t row, int32_t first, int32_t count,
                int32_t end, WarpTile* tile) {
@@ -70,9 +94,9 @@ void fill_tile(const Warp& warp, const Points& points, int32_t row, int32_t firs
     WarpLanes lanes = {
         lanes_below(x, width - second) & lanes_below(y, height - second) & lanes_below(offset, end),
         0};
-    if (lanes.ready != kWholeGroup) {
-      lanes.gone = kWholeGroup & ~(lanes_below(x + second, width + second) &
-                                   lanes_below(y + second, height + second));
+    if (lanes.ready != kAllLanes) {
+      lanes.outside = kAllLanes & ~(lanes_below(x + second, width + second) &
+                                    lanes_below(y + second, height + second));
       const GroupInt bit = 1 << lane_numbers();
       offset = (static_cast<int32_t>(lanes.ready) & bit) != 0 ? offset : GroupInt{};
     }
@@ -91,7 +115,7 @@ void warp_rows(const Warp& warp, const Element* in, const Points& points, Elemen
   const WarpImage<Element, kChannels, kNearest> image(warp, in);
   Element blank[kGroup * kChannels], part[kGroup * kChannels];
   for (int32_t k = 0; k < kGroup; ++k)
-    put_pixel<Element, kChannels>(image.outside, blank + k * kChannels);
+    put_pixel<Element, kChannels>(image.fill, blank + k * kChannels);
   const int64_t values = warp.in_height * image.in_row;
   const int64_t read = kNearest ? Kind::kCopied : image.in_row + Kind::kBlended;
   const int32_t end =
@@ -103,13 +127,13 @@ void warp_rows(const Warp& warp, const Element* in, const Points& points, Elemen
       fill_tile<kChannels, kNearest>(warp, points, row, first, count, end, &tile);
       Element* to = out + (static_cast<int64_t>(row) * warp.width + first) * kChannels;
       for (int32_t k = 0; k < count; k += kGroup, to += kGroup * kChannels) {
-        const bool whole = k + kGroup <= count;
-        Element* const at = whole ? to : part;
+        const bool complete = k + kGroup <= count;
+        Element* const at = complete ? to : part;
         const uint32_t* const offset = tile.offset + k;
         const WarpLanes lanes = tile.lanes[k / kGroup];
-        uint32_t again = kWholeGroup & ~(lanes.ready | lanes.gone);
-        uint32_t gone = lanes.gone;
-        if (!whole) again &= (1u << (count - k)) - 1;  // beyond the row there may be no points
+        uint32_t single = kAllLanes & ~(lanes.ready | lanes.outside);
+        uint32_t outside = lanes.outside;
+        if (!complete) single &= (1u << (count - k)) - 1;  // lanes beyond the row have no point
         if (lanes.ready != 0) {
           if constexpr (kNearest) {
             copy_group<Element, kChannels>(in, offset, at);
@@ -117,17 +141,17 @@ void warp_rows(const Warp& warp, const Element* in, const Points& points, Elemen
             blend_group<Element, kChannels>(in, image.in_row, offset, tile.across + k,
                                             tile.down + k, lanes.ready, at);
           }
-        } else if (gone == kWholeGroup) {
+        } else if (outside == kAllLanes) {
           memcpy(at, blank, sizeof blank);
-          gone = 0;
+          outside = 0;
         }
-        for (; gone != 0; gone &= gone - 1)
-          put_pixel<Element, kChannels>(image.outside, at + __builtin_ctz(gone) * kChannels);
-        for (; again != 0; again &= again - 1) {
-          const int32_t lane = __builtin_ctz(again);
+        for (; outside != 0; outside &= outside - 1)
+          put_pixel<Element, kChannels>(image.fill, at + __builtin_ctz(outside) * kChannels);
+        for (; single != 0; single &= single - 1) {
+          const int32_t lane = __builtin_ctz(single);
           image.put(points.one(first + k + lane, row), at + lane * kChannels);
         }
-        if (!whole) {
+        if (!complete) {
           memcpy(to, part, static_cast<size_t>((count - k) * kChannels) * sizeof(Element));
         }
       }
@@ -135,7 +159,7 @@ void warp_rows(const Warp& warp, const Element* in, const Points& points, Elemen
   }
 }
 
-// The points of an affine map or a perspective.
+// The points of an affine or perspective map.
 template <bool kPerspective>
 struct MapPoints {
   const WarpMap& map;
@@ -177,3 +201,7 @@ void warp_image(const Warp& warp, const void* in, const float* coefficients, voi
     return (bytes ? warp_of<uint8_t, 3> : warp_of<float, 3>)(warp, in, map, out);
   (bytes ? warp_of<uint8_t, 4> : warp_of<float, 4>)(warp, in, map, out);
 }
+
+}  // namespace jaxkern::image::JAXKERN_LEVEL
+
+#endif  // JAXKERN_IMAGE_WARP_INL_H_

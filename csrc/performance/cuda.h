@@ -1,4 +1,4 @@
-// What one GPU can do at best, without FFI types: bytes and multiply-adds per second.
+// Ceilings of a GPU: bytes and multiply-adds per second.
 #ifndef JAXKERN_PERFORMANCE_CUDA_H_
 #define JAXKERN_PERFORMANCE_CUDA_H_
 
@@ -8,10 +8,11 @@
 
 namespace jaxkern::performance {
 
-// load, store and copy (whose bytes are those read and those written), fma_f32 and fma_f64; with
-// cache_bytes of the L2 cache and the buffer_bytes that were streamed over. The best of repeated
-// launches, `seconds` of each kind and at least two, over two buffers that together are four times
-// the L2 cache and at least 256 MiB. Leaves the calling thread's current device as it was.
+// Measures bytes per second of load, store and copy (bytes read plus bytes written), and operations
+// per second of fma_f32 and fma_f64; also returns cache_bytes, the size of the L2 cache, and
+// buffer_bytes, the size of the streamed buffers. A rate is the best of repeated launches: at least
+// two, for `seconds` per kind, over two buffers whose total size is four times the L2 cache and at
+// least 256 MiB. Restores the calling thread's current device.
 cudaError_t measure_device(int ordinal, double seconds, Rates& rates);
 
 }  // namespace jaxkern::performance

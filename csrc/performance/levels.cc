@@ -1,8 +1,8 @@
 // The loops of the machine probes, compiled once per instruction-set level into the namespace
-// JAXKERN_LEVEL. Vector types say what is wanted, so that no auto-vectorizer decides a ceiling.
+// JAXKERN_LEVEL. They use vector types, so the ceilings do not depend on auto-vectorization.
 #include "performance/levels.h"
 
-#include "core/simd_target.h"
+#include "core/simd-inl.h"
 
 namespace jaxkern::performance::JAXKERN_LEVEL {
 namespace {
@@ -18,28 +18,28 @@ constexpr int kVectorBytes = 16;
 typedef uint64_t Words __attribute__((vector_size(kVectorBytes)));
 constexpr int kBlockVectors = kBlockBytes / kVectorBytes;
 
-// Enough chains to fill every unit: latency times units is 8 on today's x86 chips and 16 on the
-// widest Arm ones. Chains and two constants must fit in the registers: 16, or 32 in AVX-512 and
-// Arm.
+// Enough chains to keep every unit busy: latency times units is 8 on current x86 chips and 16 on
+// the widest Arm chips. Chains and two constants must fit in the registers: 16, or 32 with AVX-512
+// and on Arm.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kChains = 20;
 #else
 constexpr int kChains = 12;
 #endif
 
-inline void stream(Words* to, Words value) {
+inline void stream(Words* target, Words value) {
 #if defined(__AVX512F__)
-  _mm512_stream_si512(reinterpret_cast<__m512i*>(to), reinterpret_cast<__m512i>(value));
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(target), reinterpret_cast<__m512i>(value));
 #elif defined(__AVX2__)
-  _mm256_stream_si256(reinterpret_cast<__m256i*>(to), reinterpret_cast<__m256i>(value));
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(target), reinterpret_cast<__m256i>(value));
 #elif defined(__x86_64__)
-  _mm_stream_si128(reinterpret_cast<__m128i*>(to), reinterpret_cast<__m128i>(value));
+  _mm_stream_si128(reinterpret_cast<__m128i*>(target), reinterpret_cast<__m128i>(value));
 #else
-  *to = value;
+  *target = value;
 #endif
 }
 
-// Streamed stores are ordered with what follows.
+// Orders streaming stores before later stores.
 inline void finish_stream() {
 #if defined(__x86_64__)
   _mm_sfence();
@@ -54,7 +54,7 @@ struct Chains {
   static double run(int64_t rounds, Real start) {
     Vector x[kChains];
     for (int k = 0; k < kChains; ++k) x[k] = Vector{} + (start + static_cast<Real>(k));
-    // The compiler must not know the factors: x / 2 + 1 has a closed form.
+    // Hides the constants from the compiler, because repeated x / 2 + 1 has a closed form.
     Vector factor = Vector{} + static_cast<Real>(0.5), term = Vector{} + static_cast<Real>(1);
 #if defined(__GNUC__)
     __asm__ volatile("" : : "r"(&factor), "r"(&term) : "memory");
@@ -74,10 +74,10 @@ struct Chains {
 
 }  // namespace
 
-uint64_t load_bytes(const char* from, int64_t bytes) {
+uint64_t load_bytes(const char* source, int64_t bytes) {
   Words sums[8] = {};
-  for (int64_t at = 0; at < bytes; at += kBlockBytes) {
-    const Words* words = reinterpret_cast<const Words*>(from + at);
+  for (int64_t offset = 0; offset < bytes; offset += kBlockBytes) {
+    const Words* words = reinterpret_cast<const Words*>(source + offset);
 #pragma GCC unroll 8
     for (int k = 0; k < kBlockVectors; ++k) sums[k % 8] += words[k];
   }
@@ -88,27 +88,27 @@ uint64_t load_bytes(const char* from, int64_t bytes) {
   return total;
 }
 
-void store_bytes(char* to, int64_t bytes, uint64_t value, bool streaming) {
+void store_bytes(char* target, int64_t bytes, uint64_t value, bool streaming) {
   const Words words = Words{} + value;
-  for (int64_t at = 0; at < bytes; at += kBlockBytes) {
-    Words* place = reinterpret_cast<Words*>(to + at);
+  for (int64_t offset = 0; offset < bytes; offset += kBlockBytes) {
+    Words* block = reinterpret_cast<Words*>(target + offset);
     if (streaming) {
-      for (int k = 0; k < kBlockVectors; ++k) stream(place + k, words);
+      for (int k = 0; k < kBlockVectors; ++k) stream(block + k, words);
     } else {
-      for (int k = 0; k < kBlockVectors; ++k) place[k] = words;
+      for (int k = 0; k < kBlockVectors; ++k) block[k] = words;
     }
   }
   if (streaming) finish_stream();
 }
 
-void copy_bytes(const char* from, char* to, int64_t bytes, bool streaming) {
-  for (int64_t at = 0; at < bytes; at += kBlockBytes) {
-    const Words* words = reinterpret_cast<const Words*>(from + at);
-    Words* place = reinterpret_cast<Words*>(to + at);
+void copy_bytes(const char* source, char* target, int64_t bytes, bool streaming) {
+  for (int64_t offset = 0; offset < bytes; offset += kBlockBytes) {
+    const Words* words = reinterpret_cast<const Words*>(source + offset);
+    Words* block = reinterpret_cast<Words*>(target + offset);
     if (streaming) {
-      for (int k = 0; k < kBlockVectors; ++k) stream(place + k, words[k]);
+      for (int k = 0; k < kBlockVectors; ++k) stream(block + k, words[k]);
     } else {
-      for (int k = 0; k < kBlockVectors; ++k) place[k] = words[k];
+      for (int k = 0; k < kBlockVectors; ++k) block[k] = words[k];
     }
   }
   if (streaming) finish_stream();

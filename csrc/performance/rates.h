@@ -1,4 +1,4 @@
-// What a probe found, by name: bytes or operations a second, or bytes of memory.
+// Results of a probe by name: bytes or operations per second, or bytes of memory.
 #ifndef JAXKERN_PERFORMANCE_RATES_H_
 #define JAXKERN_PERFORMANCE_RATES_H_
 

@@ -1,9 +1,23 @@
-// f and its derivatives for one row of one tile. Include after core/simd-inl.h.
+// f and its derivatives for one row of one tile.
 //
 // exp(-2 |A_i - A_j|) is a product: with a reference near A_i, exp(+-2 (A_i - reference)) of the
 // row times exp(-+2 (A_j - reference)) of the column, and the smaller of the two products is the
 // one with the right sign. The reference moves when a row is further than kReach from it, so that
 // the row's factor neither overflows nor loses digits, and the column's are computed anew.
+#ifndef JAXKERN_XPCS_EVALUATE_INL_H_
+#define JAXKERN_XPCS_EVALUATE_INL_H_
+
+#include <cstring>
+#include <type_traits>
+
+#include "core/simd-inl.h"
+#include "xpcs/arithmetic.h"
+#include "xpcs/levels.h"
+
+namespace jaxkern::xpcs::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 constexpr double kReach = 12;
 
@@ -139,3 +153,8 @@ inline void evaluate_row(const Phases& phases, const Tile& tile, Side side, int6
       return with_power(std::integral_constant<int, 4>());
   }
 }
+
+}  // namespace
+}  // namespace jaxkern::xpcs::JAXKERN_LEVEL
+
+#endif  // JAXKERN_XPCS_EVALUATE_INL_H_

@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "xpcs/cpu.h"
 #include "xpcs/operands.h"
 #include "xpcs/ops.h"

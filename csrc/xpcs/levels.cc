@@ -2,26 +2,12 @@
 // JAXKERN_LEVEL. Everything but the two entry points has internal linkage.
 #include "xpcs/levels.h"
 
-#include <algorithm>
-#include <type_traits>
-
-#include "core/simd_target.h"
-#include "xpcs/arithmetic.h"
+#include "xpcs/matrix-inl.h"
+#include "xpcs/normal_rows-inl.h"
 
 namespace jaxkern::xpcs::JAXKERN_LEVEL {
-namespace {
-
-// clang-format off: in order of use
-#include "core/simd-inl.h"
-#include "xpcs/evaluate-inl.h"
-#include "xpcs/normal-inl.h"
-#include "xpcs/normal_rows-inl.h"
-#include "xpcs/matrix-inl.h"
-// clang-format on
 
 static_assert(sizeof(NormalScratch) <= kScratchBytes && sizeof(MatrixScratch) <= kScratchBytes);
-
-}  // namespace
 
 void normal_block(const NormalWork& work, int64_t row0, int64_t rows, double* state,
                   char* scratch) {

@@ -1,6 +1,18 @@
 // Ops that write or read a value for every point: g2, its tangent, its cotangent, the residual.
-// Include after evaluate-inl.h. g2 and its tangent are symmetric: a row block computes its upper
-// part and writes it twice. The others work on whole rows. No point is written by two blocks.
+// g2 and its tangent are symmetric: a row block computes its upper part and writes it twice. The
+// others work on whole rows. No point is written by two blocks.
+#ifndef JAXKERN_XPCS_MATRIX_INL_H_
+#define JAXKERN_XPCS_MATRIX_INL_H_
+
+#include <algorithm>
+
+#include "core/simd-inl.h"
+#include "xpcs/evaluate-inl.h"
+
+namespace jaxkern::xpcs::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 struct alignas(64) MatrixScratch {
   ColumnFactors factors;
@@ -192,3 +204,8 @@ inline void matrix_rows(MatrixOp op, const MatrixWork& work, int64_t row0, int64
   _mm_sfence();
 #endif
 }
+
+}  // namespace
+}  // namespace jaxkern::xpcs::JAXKERN_LEVEL
+
+#endif  // JAXKERN_XPCS_MATRIX_INL_H_

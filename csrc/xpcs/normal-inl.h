@@ -1,5 +1,4 @@
-// The normal equations of one row block, without a Jacobian row anywhere. Include after
-// evaluate-inl.h.
+// The normal equations of one row block, without a Jacobian row anywhere.
 //
 // A derivative by a phase parameter is s (T_i - T_j) or h (T_i - T_j) with a table T of order n, so
 //   sum Q_ij (T_i - T_j)              = sum_i T_i Q_i. - sum_j T_j Q_.j
@@ -13,6 +12,19 @@
 // With weights (om = 1 / sigma^2 times the loss's slope) Q carries om; without, 1 / sigma^2 is a
 // factor of the block. The Jacobian is symmetric in i and j, so a mirrored pair of different data
 // is one point with the sum of the residuals.
+#ifndef JAXKERN_XPCS_NORMAL_INL_H_
+#define JAXKERN_XPCS_NORMAL_INL_H_
+
+#include <initializer_list>
+#include <type_traits>
+
+#include "core/simd-inl.h"
+#include "xpcs/evaluate-inl.h"
+
+namespace jaxkern::xpcs::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 enum Sum { kS, kSF, kSB, kSS, kSH, kH, kHF, kHB, kHH, kSums };  // Q, as products
 
@@ -226,3 +238,8 @@ inline void contract_rows(const StateLayout& layout, int64_t rows, NormalScratch
     }
   }
 }
+
+}  // namespace
+}  // namespace jaxkern::xpcs::JAXKERN_LEVEL
+
+#endif  // JAXKERN_XPCS_NORMAL_INL_H_

@@ -1,5 +1,17 @@
 // The data's side of the normal equations: reading, residuals, weights, and what does not count.
-// Include after normal-inl.h.
+#ifndef JAXKERN_XPCS_NORMAL_ROWS_INL_H_
+#define JAXKERN_XPCS_NORMAL_ROWS_INL_H_
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/simd-inl.h"
+#include "xpcs/normal-inl.h"
+
+namespace jaxkern::xpcs::JAXKERN_LEVEL {
+namespace {
+
+using namespace simd::JAXKERN_LEVEL;
 
 inline size_t item_size(DataType type) {
   return type == DataType::kF64 ? 8 : type == DataType::kF32 ? 4 : 2;
@@ -289,3 +301,8 @@ inline void normal_block(const NormalWork& work, int64_t row0, int64_t rows, dou
   contract_rows(layout, rows, s);
   write_state(work, t.weighted, state, s);
 }
+
+}  // namespace
+}  // namespace jaxkern::xpcs::JAXKERN_LEVEL
+
+#endif  // JAXKERN_XPCS_NORMAL_ROWS_INL_H_

@@ -1,85 +1,60 @@
-"""The command line, ``python -m jaxkern``, installed also as ``jaxkern``."""
+"""The command line, ``python -m jaxkern``, also installed as ``jaxkern``."""
 
 from __future__ import annotations
 
-import argparse
 import sys
-
-from jaxkern.cli import bench, device, pack, profile, roofline, xpcs
-
-
-def parser() -> argparse.ArgumentParser:
-    """All commands and their arguments."""
-    parser = argparse.ArgumentParser(prog="python -m jaxkern", description="Native kernels for JAX")
-    commands = parser.add_subparsers(dest="command", required=True)
-    doctor = commands.add_parser(
-        "doctor",
-        help="tell which kernels are used here and why; exits with 1 when the default platform "
-        "runs any op in pure JAX",
-    )
-    doctor.add_argument("--json", action="store_true", help="print JSON")
-    bench.add_parser(commands)
-    roofline.add_parser(commands)
-    device.add_parser(commands)
-    profile.add_parser(commands)
-    xpcs.add_parser(commands)
-    pack.add_parser(commands)
-    return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; returns the process's exit code, 2 for input that is wrong.
+    """Run one command and return the exit code: 0, 1 for a negative result, 2 for invalid input.
 
-    Without ``arguments`` it takes the process's, which is to end then.
+    Args:
+      arguments: without the program's name; None for those of the process, which should exit
+        afterwards.
     """
-    chosen = parser().parse_args(arguments)
-    if chosen.command == "xpcs":
-        return xpcs.run(chosen)
-    if chosen.command == "doctor":
-        return _doctor(chosen)
-    from jaxkern.cli.output import MissingExtraError, check_output, exit_code
-    from jaxkern.core.client import BackendError
-    from jaxkern.core.failures import notes_of
-
-    runs = {
-        "bench": bench.run,
-        "device": device.run,
-        "pack": pack.run,
-        "profile": profile.run,
-        "roofline": roofline.run,
-    }
     try:
-        if chosen.command != "pack":  # which prints no table
-            check_output(chosen.json, chosen.plot)
-        code = runs[chosen.command](chosen)
-        if arguments is None and chosen.command == "profile" and chosen.json:
-            profile.end_stdout_at_exit()
-        return code
-    except KeyboardInterrupt as error:
-        if chosen.command == "profile":  # of the script, whose errors are its tracebacks
-            raise
-        # The writer's note is the last: how many records the same call resumes from.
-        print(": ".join(["interrupted", *notes_of(error)[-1:]]), file=sys.stderr)
-        return 130
-    except (ValueError, OSError, MissingExtraError, BackendError) as error:
-        notes = notes_of(error) if chosen.command == "pack" else []
-        print("\n".join([f"error: {error}", *notes]), file=sys.stderr)
-        return exit_code(error)
+        import click
+    except ImportError:
+        return _main_without_click(sys.argv[1:] if arguments is None else arguments)
+    from jaxkern.cli.commands import cli
+
+    try:
+        # The object says if this process exits after the command.
+        code = cli.main(arguments, "jaxkern", standalone_mode=False, obj=arguments is None)
+        return int(code or 0)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort as abort:
+        # Ctrl-C in a script that `profile` runs.
+        raise abort.__cause__ or abort from None
 
 
-def _doctor(chosen: argparse.Namespace) -> int:
+def _main_without_click(arguments: list[str]) -> int:
+    """Run ``doctor``, which must work in every installation, without the parser library."""
+    if arguments[:1] == ["doctor"] and arguments[1:] in ([], ["--json"]):
+        return run_doctor(as_json=bool(arguments[1:]))
+    print(
+        "error: the command line (except for doctor) needs click, which is not installed: "
+        "pip install 'jaxkern[cli]'",
+        file=sys.stderr,
+    )
+    return 2
+
+
+def run_doctor(as_json: bool) -> int:
+    """Print the diagnosis; return 1 if an op runs in pure JAX on the default platform."""
+    from jaxkern.benchmarking.saved import json_text
     from jaxkern.device.doctor import doctor
 
     diagnosis = doctor()
-    if chosen.json:
-        from jaxkern.cli.output import print_json
-
-        # A library's loaded module is nothing that JSON could hold.
+    if as_json:
+        # A library's loaded module cannot be converted to JSON.
         libraries = [
             {k: v for k, v in vars(library).items() if k != "loaded"}
             for library in diagnosis.libraries
         ]
-        print_json({"ok": diagnosis.ok, **vars(diagnosis), "libraries": libraries})
+        print(json_text({"ok": diagnosis.ok, **vars(diagnosis), "libraries": libraries}))
     else:
         print(diagnosis)
     return 0 if diagnosis.ok else 1

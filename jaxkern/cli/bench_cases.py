@@ -1,9 +1,9 @@
-"""Small cases that run the package's ops, for ``bench`` and ``roofline``."""
+"""Small cases of the package's ops for ``bench`` and ``roofline``."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -18,11 +18,14 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A function that runs an op, with its arguments.
+    """A function that calls an op, with its arguments.
 
     Attributes:
-      values: of how many results (pixels, points) a call is.
-      rtol, atol: how far the native values may be from those of pure JAX.
+      name: name of the case.
+      fn: function to time.
+      args: arguments of the function.
+      values: number of results (pixels, points) of a call.
+      rtol, atol: tolerances of the native values relative to those of pure JAX.
     """
 
     name: str
@@ -32,19 +35,19 @@ class Case:
     rtol: float
     atol: float
 
-    def arm(self, way: Literal["native", "jax"]) -> Callable[..., Any]:
-        """The function, compiled with that backend."""
+    def arm(self, name: Literal["native", "jax"]) -> Callable[..., Any]:
+        """Return the function compiled with a backend."""
         compiled = jax.jit(self.fn)
 
         def run(*args: Any) -> Any:
-            with backend(way):
+            with backend(name):
                 return compiled(*args)
 
         return run
 
 
 def image_crops() -> Case:
-    """Random resized crops with flips and normalization, half a level of 255 apart at most."""
+    """Random resized crops with flips and normalization, within half a level of 255."""
     from jaxkern import image, random
 
     chain = image.Compose(
@@ -61,7 +64,7 @@ def image_crops() -> Case:
 
 
 def image_normalize() -> Case:
-    """Normalization of u8 images, within f32's rounding."""
+    """Normalization of uint8 images, within the rounding of f32."""
     from jaxkern import image
 
     chain = image.Compose([image.Normalize(_MEAN, _STD)])
@@ -76,7 +79,7 @@ def _images(count: int, side: int) -> jax.Array:
 
 
 def xpcs_g2() -> Case:
-    """Two-time g2 of laminar flow in f64."""
+    """Two-time correlation of laminar flow in f64."""
     model, parameters, contrast, offset = _flow()
     from jaxkern import xpcs
 
@@ -95,10 +98,10 @@ def xpcs_normal_equations() -> Case:
     data = xpcs.g2(model, parameters, contrast, offset) + (noise + noise.swapaxes(1, 2)) / 2
 
     def normal(parameters: Any, contrast: Any, offset: Any, data: Any) -> Any:
-        found = xpcs.normal_equations(model, parameters, contrast, offset, data, 0.02)
-        # Sums of either sign: their own scale is the diagonal's, by Cauchy and Schwarz.
-        scale = 1 / jnp.sqrt(jnp.diagonal(found.jtj))
-        return found.jtj * scale * scale[:, None], found.jtr * scale / jnp.sqrt(found.chi2)
+        sums = xpcs.normal_equations(model, parameters, contrast, offset, data, 0.02)
+        # Sums with terms of either sign are scaled by their bound (Cauchy-Schwarz inequality).
+        scale = 1 / jnp.sqrt(jnp.diagonal(sums.jtj))
+        return sums.jtj * scale * scale[:, None], sums.jtr * scale / jnp.sqrt(sums.chi2)
 
     args = (parameters, contrast, offset, data)
     return Case("xpcs-normal-equations", normal, args, data.size, 0, 1e-8)
@@ -123,16 +126,20 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
-def chosen_cases(names: list[str] | None) -> list[str]:
-    """The names that were asked for, all of them by default; ValueError for others."""
-    unknown = [name for name in names or () if name not in CASES]
+def select_cases(names: Sequence[str]) -> Sequence[str]:
+    """Return the requested names, all by default.
+
+    Raises:
+      ValueError: if a name is unknown.
+    """
+    unknown = [name for name in names if name not in CASES]
     if unknown:
-        raise ValueError(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
+        raise ValueError(f"--case: expected {', '.join(CASES)}, got {', '.join(unknown)}")
     return names or list(CASES)
 
 
 @contextmanager
-def prepared(name: str) -> Iterator[Case]:
-    """A case under the types that it needs: XPCS computes in f64."""
+def prepare_case(name: str) -> Iterator[Case]:
+    """Create a case; XPCS cases run with x64 enabled."""
     with jax.enable_x64(name.startswith("xpcs")):
         yield CASES[name]()

@@ -1,28 +1,75 @@
-"""What the commands print: a table for people, or JSON for programs."""
+"""Options, errors, tables and JSON that several commands share."""
 
 from __future__ import annotations
 
 import errno
 import importlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
+
+PATH = click.Path(path_type=Path)
+INTERRUPTED = 130  # exit code of a program that Ctrl-C ended
+# Errors of a disk that is full, over its quota or broken, as opposed to a wrong path.
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def combine(*options: Callable[..., Any]) -> Callable[..., Any]:
+    """Combine options into one decorator that adds them in this order."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
 
 class MissingExtraError(Exception):
-    """A package that a command needs is not installed; the message says which extra has it."""
+    """A package that a command needs is not installed; the message names the extra."""
 
 
-def check_output(json: bool, plot: Path | None) -> None:
-    """Raises what `print_table` and `bar_chart` would, before any work is done for them.
+class Command(click.Command):
+    """A command whose expected errors are one line on standard error instead of a traceback."""
+
+    def invoke(self, context: click.Context) -> Any:
+        from jaxkern.core.client import BackendError
+        from jaxkern.core.failures import notes_of
+
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt as error:
+            if self.name == "profile":  # that of the script, whose errors are tracebacks
+                raise
+            # The last note of `pack` says how many records the same call resumes from.
+            print(": ".join(["interrupted", *notes_of(error)[-1:]]), file=sys.stderr)
+            return INTERRUPTED
+        except (ValueError, OSError, MissingExtraError, BackendError) as error:
+            # The notes of `pack` name the record that failed.
+            return print_error(error, notes_of(error) if self.name == "pack" else ())
+
+
+def print_error(error: BaseException, notes: Sequence[str] = ()) -> int:
+    """Print an error and return its exit code: 1 for a failing disk, 2 for invalid input."""
+    print("\n".join([f"error: {error}", *notes]), file=sys.stderr)
+    return 1 if isinstance(error, OSError) and error.errno in _DISK_ERRORS else 2
+
+
+def check_output(as_json: bool, plot: Path | None) -> None:
+    """Check that tables and plots can be made, before any work is done for them.
 
     Raises:
-      MissingExtraError: rich or matplotlib is wanted and not installed.
-      ValueError: matplotlib does not know the plot's suffix.
+      MissingExtraError: if rich or matplotlib is required but not installed.
+      ValueError: if matplotlib does not support the plot's suffix.
     """
-    if not json:
-        _require("rich", "tables need rich, which is not installed: pip install 'jaxkern[cli]'; "
-                 "--json does not")  # fmt: skip
+    if not as_json:
+        _require("rich", "tables need rich, which is not installed: pip install 'jaxkern[cli]', or "
+                 "use --json")  # fmt: skip
     if plot is None:
         return
     _require(
@@ -31,9 +78,11 @@ def check_output(json: bool, plot: Path | None) -> None:
     )
     from matplotlib.backend_bases import FigureCanvasBase
 
-    known = FigureCanvasBase.get_supported_filetypes()
-    if plot.suffix.removeprefix(".").lower() not in known:
-        raise ValueError(f"--plot is {plot}; wanted a file that ends in .{', .'.join(known)}")
+    suffixes = FigureCanvasBase.get_supported_filetypes()
+    if plot.suffix.removeprefix(".").lower() not in suffixes:
+        raise ValueError(
+            f"--plot: expected a file that ends in .{', .'.join(suffixes)}, got {plot}"
+        )
 
 
 def _require(package: str, message: str) -> None:
@@ -43,23 +92,15 @@ def _require(package: str, message: str) -> None:
         raise MissingExtraError(message) from error
 
 
-# Of a disk that is full, over its quota or broken, as opposed to a wrong path.
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-
-
-def exit_code(error: BaseException) -> int:
-    """The exit code of an error: 1 if the disk could not be written, 2 for wrong input."""
-    return 1 if isinstance(error, OSError) and error.errno in _DISK else 2
-
-
 def print_json(record: Any) -> None:
+    """Print a record as JSON, with null for NaN."""
     from jaxkern.benchmarking.saved import json_text
 
     print(json_text(record))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on standard output; the first column is to the left, the others to the right."""
+    """Print a table; the first column is left-aligned, the others right-aligned."""
     from rich.console import Console
     from rich.table import Table
 
@@ -69,7 +110,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     for row in rows:
         table.add_row(*row)
     console = Console()
-    # Where nobody looks, as in a file, no cell is cut to the width of a terminal.
+    # In a file no cell is cut to the width of a terminal.
     if not console.is_terminal:
         console = Console(width=200)
     console.print(table)

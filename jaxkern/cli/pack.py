@@ -1,140 +1,158 @@
-"""``python -m jaxkern pack``: writes packed files, and tells what they hold and whether whole."""
+"""``python -m jaxkern pack``: write, describe and verify packed files."""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
-from jaxkern.cli.output import print_json
+import click
+
+from jaxkern.cli.output import PATH, Command, combine, json_option, print_json
 from jaxkern.core.progress import ProgressBar
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the ``pack`` command."""
-    about = "pack records into one file, or look at packed files; exits with 1 where one is damaged"
-    parser = commands.add_parser("pack", help=about, description=about)
-    parser.add_argument(
-        "source",
-        nargs="?",
-        help="a folder with a subfolder of images for each class, or a file "
-        "or pattern of files that from_source takes",
-    )
-    parser.add_argument("path", nargs="?", type=Path, help="the file to write, NAME.jkp")
-    looks = parser.add_mutually_exclusive_group()
-    looks.add_argument("--info", metavar="FILE", help="tell what a packed file or a set holds")
-    looks.add_argument("--verify", metavar="FILE", help="read every record and name damaged ones")
-    parser.add_argument(
+@click.command(cls=Command)
+@combine(
+    click.argument("source", required=False),
+    click.argument("path", required=False, type=PATH),
+    click.option("--info", metavar="FILE", help="Describe a packed file or a set of files."),
+    click.option("--verify", metavar="FILE", help="Read every record and list damaged ones."),
+    click.option(
         "--format",
+        "codec",
         default="jpeg:90",
-        metavar="FORMAT",
-        help="jpeg:QUALITY, raw (decoded images) or npy (arrays as they are); default jpeg:90",
-    )
-    parser.add_argument("--max-side", type=int, metavar="N", help="resize what has a longer side")
-    parser.add_argument("--shards", type=int, metavar="N", help="write N files")
-    parser.add_argument("--threads", type=int, metavar="N", help="that read and encode")
-    parser.add_argument(
+        show_default=True,
+        help="jpeg:QUALITY, raw (decoded images) or npy (unchanged arrays).",
+    ),
+    click.option("--max-side", type=int, metavar="N", help="Resize images with a longer side."),
+    click.option("--shards", type=int, metavar="N", help="Number of files to write."),
+    click.option("--threads", type=int, metavar="N", help="Threads that read and encode."),
+    click.option(
         "--channels",
-        type=int,
-        choices=(1, 3, 4),
-        default=3,
-        help="of a folder's images: gray, RGB (default) or RGBA",
-    )
-    parser.add_argument(
+        type=click.Choice(["1", "3", "4"]),
+        default="3",
+        show_default=True,
+        help="Channels of a directory's images: gray, RGB or RGBA.",
+    ),
+    click.option(
         "--on-bad-record",
-        choices=("raise", "mask"),
+        type=click.Choice(["raise", "mask"]),
         default="raise",
-        help="a file that does not decode: an error (default), or zeros with valid=False",
-    )
-    parser.add_argument("--force", action="store_true", help="replace files that are there")
-    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar, no report")
+        show_default=True,
+        help="For a file that cannot be decoded: raise an error, or store zeros with valid=False.",
+    ),
+    click.option("--force", is_flag=True, help="Replace existing files."),
+    json_option,
+    click.option("--quiet", is_flag=True, help="Print no progress bar and no report."),
+)
+def pack(
+    source: str | None,
+    path: Path | None,
+    info: str | None,
+    verify: str | None,
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
+) -> int:
+    """Pack the records of SOURCE into the file PATH, NAME.jkp.
+
+    SOURCE is a directory with a subdirectory of images for each class, or a file or pattern of
+    files that from_source accepts. Exits with 1 if --verify finds damaged records.
+    """
+    if info and verify:
+        raise click.UsageError("--info and --verify are mutually exclusive.")
+    if (info or verify) and (source or path):
+        raise ValueError("--info and --verify: expected one FILE without SOURCE and PATH")
+    if info:
+        return _print_info(info, as_json)
+    if verify:
+        return _verify(verify, as_json, quiet)
+    if source is None or path is None:
+        raise ValueError("expected SOURCE and NAME.jkp, or --info FILE, or --verify FILE")
+    return _pack(source, path, as_json, quiet, **options)
 
 
-def run(chosen: argparse.Namespace) -> int:
-    """Packs, or looks; errors of input are for the caller."""
-    looked_at = chosen.info or chosen.verify
-    if looked_at:
-        if chosen.source or chosen.path:
-            raise ValueError("--info and --verify take one FILE, and nothing is packed with them")
-        return _info(chosen) if chosen.info else _verify(chosen)
-    if chosen.path is None:
-        raise ValueError("wanted SOURCE and NAME.jkp, or --info FILE, or --verify FILE")
-    return _pack(chosen)
-
-
-def _pack(chosen: argparse.Namespace) -> int:
-    from jaxkern.pipeline import ImageFolder, pack
+def _pack(
+    name: str,
+    path: Path,
+    as_json: bool,
+    quiet: bool,
+    *,
+    codec: str,
+    channels: str,
+    on_bad_record: Any,
+    force: bool,
+    **options: Any,
+) -> int:
+    from jaxkern.pipeline import ImageFolder
+    from jaxkern.pipeline import pack as write
     from jaxkern.pipeline.sources.as_source import SUFFIXES, as_source
     from jaxkern.pipeline.sources.files import suffix_of
 
-    source: Any = chosen.source
-    if Path(source).is_dir() and suffix_of(source) not in SUFFIXES:  # a Zarr group is a folder
+    source: Any = name
+    if Path(name).is_dir() and suffix_of(name) not in SUFFIXES:  # a Zarr group is a directory
         try:
-            source = ImageFolder(source, chosen.channels, on_bad_record=chosen.on_bad_record)
+            source = ImageFolder(name, int(channels), on_bad_record=on_bad_record)
         except FileNotFoundError as error:
-            kinds = {suffix_of(path) for path in Path(source).iterdir()} & SUFFIXES.keys()
-            if not kinds:
+            suffixes = {suffix_of(file) for file in Path(name).iterdir()} & SUFFIXES.keys()
+            if not suffixes:
                 raise
-            given = " or ".join(repr(str(Path(source) / f"*{kind}")) for kind in sorted(kinds))
-            raise ValueError(f"{error}; it holds other files: give {given}") from error
+            patterns = " or ".join(repr(str(Path(name) / f"*{kind}")) for kind in sorted(suffixes))
+            raise ValueError(f"{error}; it contains other files: pass {patterns}") from error
     try:
         source = as_source(source)
-    except TypeError as error:  # of what is neither a folder nor a file of a known kind
+    except TypeError as error:  # neither a directory nor a file of a known format
         raise ValueError(str(error)) from error
-    paths = pack(
+    paths = write(
         source,
-        chosen.path,
-        format=chosen.format,
-        max_side=chosen.max_side,
-        shards=chosen.shards,
-        threads=chosen.threads,
-        overwrite=chosen.force,
-        progress=not (chosen.quiet or chosen.json),
+        path,
+        format=codec,
+        overwrite=force,
+        progress=not (quiet or as_json),
+        **options,
     )
-    size = sum(path.stat().st_size for path in paths)
-    if chosen.json:
+    size = sum(file.stat().st_size for file in paths)
+    if as_json:
         print_json({"files": paths, "records": len(source), "bytes": size})
-    elif not chosen.quiet:
+    elif not quiet:
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         print(f"wrote {paths[0]}{more}: {len(source):,} records, {size / 1e6:,.1f} MB")
     return 0
 
 
-def _info(chosen: argparse.Namespace) -> int:
+def _print_info(file: str, as_json: bool) -> int:
     from jaxkern.pipeline import PackedSource
 
-    with PackedSource(chosen.info) as source:
-        found = source.info()
-    if chosen.json:
-        print_json(found)
+    with PackedSource(file) as source:
+        info = source.info()
+    if as_json:
+        print_json(info)
         return 0
-    files = len(found["files"])
-    print(
-        f"{files} file{'s' * (files != 1)}, {found['records']:,} records, {found['bytes']:,} bytes"
-    )
-    for name, value in found["metadata"].items():
+    files = len(info["files"])
+    plural = "s" * (files != 1)
+    print(f"{files} file{plural}, {info['records']:,} records, {info['bytes']:,} bytes")
+    for name, value in info["metadata"].items():
         text = ", ".join(value) if isinstance(value, list) else value
         print(f"{name}: {text!s:.200}")
-    for field in found["fields"]:
-        print(f"field {field['name']}: {field['codec']}, {field['dtype']}{field['shapes']}, "
-              f"{field['bytes']:,} bytes")  # fmt: skip
+    for field in info["fields"]:
+        kind = f"{field['codec']}, {field['dtype']}{field['shapes']}"
+        print(f"field {field['name']}: {kind}, {field['bytes']:,} bytes")
     return 0
 
 
-def _verify(chosen: argparse.Namespace) -> int:
+def _verify(file: str, as_json: bool, quiet: bool) -> int:
     from jaxkern.pipeline import PackedSource
 
-    shown = not (chosen.quiet or chosen.json)
-    with PackedSource(chosen.verify) as source, ProgressBar(shown, "verifying", "records") as bar:
+    shown = not (quiet or as_json)
+    with PackedSource(file) as source, ProgressBar(shown, "verifying", "records") as bar:
         bar.update(total=len(source))
         damaged = list(source.damaged(lambda done: bar.update(done=done)))
         records = len(source)
-    if chosen.json:
+    if as_json:
         print_json({"records": records, "damaged": [damage._asdict() for damage in damaged]})
     else:
         for damage in damaged:
             print(damage)
-        if not chosen.quiet:
+        if not quiet:
             print(f"{len(damaged)} of {records:,} records are damaged")
     return 1 if damaged else 0

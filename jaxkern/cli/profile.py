@@ -1,8 +1,7 @@
-"""``profile SCRIPT``: runs a script under JAX's profiler and tells where its time went."""
+"""``profile SCRIPT``: run a script under JAX's profiler and show where its time is spent."""
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import concurrent.futures
 import contextlib
@@ -18,108 +17,132 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxkern.cli.output import print_json, print_table
+import click
+
+from jaxkern.cli.output import (
+    PATH,
+    Command,
+    check_output,
+    combine,
+    json_option,
+    print_json,
+    print_table,
+)
 
 
-def add_parser(commands: Any) -> None:
-    about = "run a script and tell which operations of its compiled programs took how long"
-    parser = commands.add_parser("profile", help=about, description=about)
-    parser.add_argument(
+@click.command(cls=Command, context_settings={"allow_interspersed_args": False})
+@combine(
+    click.option(
         "--output-dir",
-        type=Path,
+        type=PATH,
         metavar="DIR",
-        help="by default ./benchmark-results/profile-SCRIPT",
-    )
-    parser.add_argument("--top", type=int, default=15, metavar="N", help="rows of the table")
-    parser.add_argument("--python", action="store_true", help="record every Python call too")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the longest operations")
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON; the script's own output goes to stderr"
-    )
-    parser.add_argument("script", type=Path)
-    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
-    rest.required = False  # argparse would name it beside a script that is missing
+        help="Directory for the profile; by default ./benchmark-results/profile-SCRIPT.",
+    ),
+    click.option("--top", default=15, show_default=True, metavar="N", help="Rows of the table."),
+    click.option("--python", is_flag=True, help="Record every Python call too."),
+    click.option("--plot", type=PATH, metavar="FILE", help="Draw the longest operations."),
+    json_option,
+    click.argument("script", type=PATH),
+    click.argument("arguments", nargs=-1, type=click.UNPROCESSED),
+    click.pass_obj,
+)
+def profile(
+    exits_afterwards: bool,
+    output_dir: Path | None,
+    top: int,
+    python: bool,
+    plot: Path | None,
+    as_json: bool,
+    script: Path,
+    arguments: tuple[str, ...],
+) -> int:
+    """Run a script and show the times of the operations of its compiled programs.
 
-
-def run(chosen: argparse.Namespace) -> int:
+    ARGUMENTS are those of the script. With --json its output goes to standard error.
+    """
+    check_output(as_json, plot)
     from jaxkern.benchmarking.saved import DIRECTORY
     from jaxkern.benchmarking.tracing import trace
     from jaxkern.core.client import start_backend
     from jaxkern.core.compile_clock import CompileClock
 
-    script: Path = chosen.script
     if not script.is_file():
-        raise FileNotFoundError(f"there is no script {script}")
-    if chosen.top < 1:
-        raise ValueError(f"--top is {chosen.top}; wanted 1 or more")
+        raise FileNotFoundError(f"no such script: {script}")
+    if top < 1:
+        raise ValueError(f"--top: expected at least 1, got {top}")
     # The script may change the working directory.
-    folder = (chosen.output_dir or DIRECTORY / f"profile-{script.stem}").absolute()
-    plot = chosen.plot.absolute() if chosen.plot is not None else None
+    folder = (output_dir or DIRECTORY / f"profile-{script.stem}").absolute()
+    plot = plot.absolute() if plot is not None else None
     start_backend()
-    wait = _waiting()
-    shown = _stdout_to_stderr() if chosen.json else contextlib.nullcontext()
-    # The script's daemons may print until the profile is read.
-    with shown, trace(folder, top=0, python=chosen.python) as recorded, CompileClock() as compiling:
+    wait = _make_wait()
+    redirection = _stdout_to_stderr() if as_json else contextlib.nullcontext()
+    # The script's daemon threads may print until the profile has been read.
+    with (
+        redirection,
+        trace(folder, top=0, python=python) as recorded,
+        CompileClock() as compile_clock,
+    ):
         started = time.perf_counter()
-        code = _execute(script, chosen.arguments, wait)
+        code = _execute(script, list(arguments), wait)
         wall = time.perf_counter() - started
-    recorded.ops = [
-        op for op in recorded.ops if op.program != f"jit_{jaxkern_profile_end.__name__}"
-    ]
-    shares = {
-        "wall_seconds": wall,
-        "compile_seconds": compiling.seconds,
-        "op_seconds": recorded.seconds,
-    }
+    own = f"jit_{jaxkern_profile_end.__name__}"
+    recorded.ops = [op for op in recorded.ops if op.program != own]
     if plot is not None and recorded.ops:
-        longest = recorded.ops[: chosen.top]
         from jaxkern.benchmarking.plots import bar_chart
 
+        longest = recorded.ops[:top]
         bar_chart(
             plot,
-            [f"{op.name}\n{_ending(op.scope or op.program)}" for op in longest],
+            [f"{op.name}\n{_shorten(op.scope or op.program)}" for op in longest],
             [1e3 * op.seconds for op in longest],
-            f"Where the time of {script.name} goes",
-            "ms in the operation, all threads together",
+            f"Where {script.name} spends its time",
+            "ms in the operation, all threads",
         )
-    if chosen.json:
-        print_json({"script": str(script), "exit_code": code, **shares, **recorded.as_dict()})
-        return code
-    _print(script, shares, recorded, chosen.top)
+    if as_json:
+        figures = {
+            "wall_seconds": wall,
+            "compile_seconds": compile_clock.seconds,
+            "op_seconds": recorded.seconds,
+        }
+        print_json({"script": str(script), "exit_code": code, **figures, **recorded.as_dict()})
+        if exits_afterwards:
+            _redirect_stdout_at_exit()
+    else:
+        _print_ops(script, wall, compile_clock.seconds, recorded, top)
     return code
 
 
-def _ending(text: str, most: int = 44) -> str:
-    return text if len(text) <= most else "\N{HORIZONTAL ELLIPSIS}" + text[1 - most :]
+def _shorten(text: str, length: int = 44) -> str:
+    return text if len(text) <= length else "\N{HORIZONTAL ELLIPSIS}" + text[1 - length :]
 
 
 def _execute(script: Path, arguments: list[str], wait: Callable[[], None]) -> int:
-    """Runs a script as ``python SCRIPT ARGUMENTS`` would; returns its exit code.
+    """Run a script as ``python SCRIPT ARGUMENTS`` would, and return its exit code.
 
-    As Python does before it exits, joins the threads that are no daemons; then calls ``wait``,
-    while what the script computed is still referenced.
+    Like Python at its exit, it joins the threads that are not daemons. Then it calls ``wait`` while
+    the script's results are still referenced.
     """
     main = types.ModuleType("__main__")
     path = str(script.absolute())
     main.__dict__.update(__file__=path, __builtins__=__builtins__, __cached__=None)
-    kept = sys.argv, list(sys.path), sys.modules["__main__"]
+    saved = sys.argv, list(sys.path), sys.modules["__main__"]
     threads, executors = set(threading.enumerate()), _executors()
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, os.path.dirname(path))
     sys.modules["__main__"] = main
     try:
         code = _exit_code(path, main.__dict__)
-        while left := [t for t in threading.enumerate() if t not in threads and not t.daemon]:
-            # Idle threads of an executor end when it is shut down, which Python does at its exit.
+        while running := [t for t in threading.enumerate() if t not in threads and not t.daemon]:
+            # Idle threads of an executor end at its shutdown, which Python does at its exit.
             for executor in _executors():
                 if executor not in executors:
                     executor.shutdown()
-            for thread in left:
+            for thread in running:
                 thread.join()
         wait()
         return code
     finally:
-        sys.argv, sys.path[:], sys.modules["__main__"] = kept
+        sys.argv, sys.path[:], sys.modules["__main__"] = saved
 
 
 def _exit_code(path: str, names: dict[str, Any]) -> int:
@@ -133,12 +156,13 @@ def _exit_code(path: str, names: dict[str, Any]) -> int:
         print(end.code, file=sys.stderr)
         return 1
     except Exception as error:
-        # The script's own error, which is none of the command's input.
+        # An error of the script, not of the command's input.
         traceback.print_exc()
         if "Profile has already been started" in str(error):
             print(
                 "error: the script uses JAX's profiler, which records one profile at a time, and "
-                "this command records one: run the script by itself, or leave its profile away",
+                "this command records one; run the script without this command, or without its "
+                "profile",
                 file=sys.stderr,
             )
         return 1
@@ -147,18 +171,18 @@ def _exit_code(path: str, names: dict[str, Any]) -> int:
 
 def _executors() -> list[concurrent.futures.Executor]:
     kinds = (concurrent.futures.ThreadPoolExecutor, concurrent.futures.ProcessPoolExecutor)
-    # By type(): isinstance() would ask objects that pretend to be of another class.
+    # type() instead of isinstance(), which calls the __class__ property of proxy objects.
     return [one for one in gc.get_objects() if issubclass(type(one), kinds)]
 
 
-def _waiting() -> Callable[[], None]:
-    """A function that waits for all that JAX still computes."""
+def _make_wait() -> Callable[[], None]:
+    """Return a function that waits for all pending computations of JAX."""
     import jax
     import numpy as np
 
     devices = jax.local_devices()
     if jax.default_backend() != "cpu":
-        # JAX_PLATFORMS may leave the CPU out.
+        # JAX_PLATFORMS may exclude the CPU.
         with contextlib.suppress(RuntimeError):
             devices += jax.local_devices(backend="cpu")
     platforms = {device.platform for device in devices}
@@ -170,13 +194,13 @@ def _waiting() -> Callable[[], None]:
     def wait() -> None:
         for platform in platforms:
             for array in jax.live_arrays(platform):
-                # An error of what the script did not wait for is none of the script.
+                # The script did not wait for this result, so its error is ignored.
                 with contextlib.suppress(RuntimeError):
                     array.block_until_ready()
         with contextlib.suppress(RuntimeError):
             jax.effects_barrier()
-            # Results that were dropped are no live arrays. A device ends a thread's programs in
-            # their order, so that they have ended when this one has.
+            # Deleted results are not live arrays. A device finishes the programs of a thread in
+            # order, so they have finished when this program has.
             jax.block_until_ready([program(x) for program, x in programs])
 
     return wait
@@ -186,36 +210,36 @@ def jaxkern_profile_end(x: Any) -> Any:
     return x + 1
 
 
-def end_stdout_at_exit() -> None:
-    """From the process's exit on, what the script's atexit handlers print goes to stderr.
+def _redirect_stdout_at_exit() -> None:
+    """Redirect the output of the script's atexit handlers to stderr.
 
-    Handlers run in the reverse of their order: call it after the script.
+    Handlers run in reverse order, so this must be registered after those of the script.
     """
 
-    def end() -> None:
+    def redirect() -> None:
         sys.stdout.flush()
         os.dup2(2, 1)
         sys.stdout = sys.stderr
 
-    atexit.register(end)
+    atexit.register(redirect)
 
 
 @contextlib.contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
-    """What Python, native code and child processes print goes to standard error."""
+    """Redirect the output of Python, native code and child processes to standard error."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    saved = os.dup(1)
     try:
         os.dup2(2, 1)
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
         sys.stderr.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
-def _print(script: Path, shares: dict[str, float], recorded: Any, top: int) -> None:
+def _print_ops(script: Path, wall: float, compiling: float, recorded: Any, top: int) -> None:
     from jaxkern.core.quantities import format_duration
 
     total = recorded.seconds
@@ -231,17 +255,15 @@ def _print(script: Path, shares: dict[str, float], recorded: Any, top: int) -> N
         for op in recorded.ops[:top]
     ]
     if rows:
-        columns = ["from", "operation", "calls", "total", "a call", "share"]
-        print_table(f"Where the time of {script.name} goes: compiled programs", columns, rows)
+        columns = ["source", "operation", "calls", "total", "per call", "share"]
+        print_table(f"Operations of the compiled programs of {script.name}", columns, rows)
     if (rest := len(recorded.ops) - len(rows)) > 0:
-        left = sum(op.seconds for op in recorded.ops[top:])
-        print(f"and {rest:,} more operations: {format_duration(left)}, {100 * left / total:.1f}%")
+        other = sum(op.seconds for op in recorded.ops[top:])
+        print(f"and {rest:,} more operations: {format_duration(other)}, {100 * other / total:.1f}%")
     print(
-        f"the script took {format_duration(shares['wall_seconds'])}, of which its main thread "
-        "traced and "
-        f"compiled for {format_duration(shares['compile_seconds'])}; operations of compiled "
-        "programs took "
-        f"{format_duration(total)} of all threads together"
+        f"the script took {format_duration(wall)}, including {format_duration(compiling)} of "
+        "tracing and compiling in its main thread; operations of compiled programs took "
+        f"{format_duration(total)}, summed over all threads"
     )
     print(f"open {recorded.perfetto} in https://ui.perfetto.dev,")
     print(f"or {recorded.directory} in TensorBoard's profiler")

@@ -1,26 +1,30 @@
-"""``python -m jaxkern xpcs``: correlate frames; simulate, fit and plot two-time correlations."""
+"""``python -m jaxkern xpcs``: simulate, fit and plot two-time correlations, and check files."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+import re
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from jaxkern.cli import xpcs_check, xpcs_correlate, xpcs_watch
-from jaxkern.cli.output import exit_code, print_json
+import click
+
+from jaxkern.cli.output import INTERRUPTED, PATH, combine, json_option, print_json
+from jaxkern.cli.xpcs_command import XpcsCommand, command_options, print_written
+from jaxkern.cli.xpcs_correlate import correlate
+from jaxkern.cli.xpcs_watch import watch
 from jaxkern.core.progress import ProgressBar
 
 if TYPE_CHECKING:
     from jaxkern.xpcs.analysis.run import OpenMeasurement
     from jaxkern.xpcs.analysis.schema import Config
 
-# Flags that stand for a setting: (flag, setting, metavar).
-_FLAGS = (
+# Options that replace a setting: (option, setting, metavar).
+_SETTINGS = (
     ("--data", "data_files.file", "FILE"),
     ("--q", "data_files.q", "Q"),
     ("--layout", "data_files.layout", "LAYOUT"),
@@ -33,127 +37,227 @@ _FLAGS = (
     ("--memory-limit", "optimization.memory_limit", "GB"),
     ("--checkpoint-dir", "optimization.streaming.checkpoint_dir", "DIR"),
 )
+_config_options = combine(
+    click.option(
+        "--config",
+        type=PATH,
+        required=True,
+        metavar="YAML",
+        help="Settings; `python -m jaxkern xpcs config` writes a template.",
+    ),
+    click.option(
+        "--output-dir",
+        type=PATH,
+        default=Path("results"),
+        show_default=True,
+        metavar="DIR",
+        help="Directory for the written files.",
+    ),
+    *(
+        click.option(option, metavar=metavar, help=f"Replace {setting}.")
+        for option, setting, metavar in _SETTINGS
+    ),
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Replace any other setting, such as analysis.frames.end=500; can be repeated.",
+    ),
+    command_options,
+)
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the ``xpcs`` command and those below it."""
-    parser = commands.add_parser(
-        "xpcs", help="correlate frames; simulate, fit and plot two-time correlations"
-    )
-    actions = parser.add_subparsers(dest="action", required=True)
-    for name, about in (
-        ("simulate", "write a simulated data set to an APS file"),
-        ("fit", "fit a data set; exits with 1 when it does not converge or does not describe it"),
-        ("plot", "draw data, model and residuals of a fit that was made before"),
-    ):
-        action = actions.add_parser(name, help=about, description=about)
-        action.add_argument(
-            "--config",
-            type=Path,
-            required=True,
-            metavar="YAML",
-            help="settings, of which `python -m jaxkern xpcs config` writes a template",
-        )
-        action.add_argument(
-            "--output-dir",
-            type=Path,
-            default=Path("results"),
-            metavar="DIR",
-            help="where files are written; default results",
-        )
-        for flag, setting, metavar in _FLAGS:
-            action.add_argument(flag, dest=setting, metavar=metavar, help=f"instead of {setting}")
-        action.add_argument(
-            "--set",
-            dest="settings",
-            action="append",
-            default=[],
-            metavar="NAME=VALUE",
-            help="any other setting, such as analysis.frames.end=500; may be repeated",
-        )
-        action.add_argument("--json", action="store_true", help="print JSON, and nothing else")
-        action.add_argument(
-            "--quiet", action="store_true", help="no progress bar, no report; warnings stay"
-        )
-        if name == "fit":
-            action.add_argument("--no-plots", action="store_true", help="only the numbers")
-    xpcs_correlate.add_parser(actions)
-    xpcs_watch.add_parser(actions)
-    xpcs_check.add_parser(actions)
-    config = actions.add_parser("config", help="write a commented template of the settings")
-    config.add_argument("path", type=Path, nargs="?", default=Path("config.yaml"))
-    config.add_argument("--json", action="store_true", help="print JSON")
-    config.add_argument("--force", action="store_true", help="replace a file that is there")
+@click.group()
+def xpcs() -> None:
+    """Correlate frames; simulate, fit and plot two-time correlations."""
 
 
-def run(chosen: argparse.Namespace) -> int:
-    """Runs one action; errors of input are told in a line and give the exit code 2."""
-    actions: dict[str, Callable[[argparse.Namespace], int]] = {
-        "simulate": _simulate,
-        "fit": _fit,
-        "plot": _plot,
-        "config": _config,
-        "correlate": xpcs_correlate.correlate,
-        "watch": xpcs_watch.watch,
-        "check": xpcs_check.check,
-    }
-    if chosen.json:
-        chosen.quiet = True
-    try:
-        return actions[chosen.action](chosen)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("jaxkern"):
-            raise
-        print(f"error: {error.name} is not installed; pip install 'jaxkern[xpcs]'", file=sys.stderr)
-    except (ValueError, OSError, RuntimeError, MemoryError, ImportError) as error:
-        from jaxkern.xpcs.fitting.checkpoint import CheckpointError
-
-        if isinstance(error, RuntimeError) and not isinstance(error, CheckpointError):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return exit_code(error)
-    return 2
+xpcs.add_command(correlate)
+xpcs.add_command(watch)
 
 
-def _config(chosen: argparse.Namespace) -> int:
+@xpcs.command(cls=XpcsCommand)
+@click.argument("path", type=PATH, default=Path("config.yaml"))
+@json_option
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+def config(path: Path, as_json: bool, force: bool) -> int:
+    """Write a template of the settings with comments."""
     from jaxkern.xpcs.analysis.config import template
 
-    if chosen.path.exists() and not chosen.force:
-        raise FileExistsError(f"{chosen.path} is there already; --force replaces it")
-    chosen.path.write_text(template(), encoding="utf-8")
-    if chosen.json:
-        print_json({"files": [chosen.path]})
+    if path.exists() and not force:
+        raise FileExistsError(f"{path} exists already; --force replaces it")
+    path.write_text(template(), encoding="utf-8")
+    if as_json:
+        print_json({"files": [path]})
     else:
-        print(f"wrote {chosen.path}")
+        print(f"wrote {path}")
     return 0
 
 
-def _settings(chosen: argparse.Namespace) -> Config:
-    """The file's settings with the flags' on top; threads and memory take effect here."""
+@xpcs.command(cls=XpcsCommand)
+@_config_options
+def simulate(**values: Any) -> int:
+    """Write a simulated data set to an APS file."""
+    from jaxkern.xpcs.analysis import run as analysis
+
+    options = SimpleNamespace(**values)
+    config = _load_settings(options)
+    with ProgressBar(not options.quiet, "simulating", "rows") as bar:
+        path, truth = analysis.simulate_data(config, options.config.parent, bar.update)
+    options.output_dir.mkdir(parents=True, exist_ok=True)
+    written = analysis.save_truth(options.output_dir, truth)
+    if options.as_json:
+        print_json({"files": [path, written], "truth": truth})
+    if not options.quiet:
+        conditions = f"dt {truth['dt']:.6g} s, gap {truth['gap']:.6g} Angstrom"
+        print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB; {conditions}) and {written}")
+    return 0
+
+
+@xpcs.command(cls=XpcsCommand)
+@click.option("--no-plots", is_flag=True, help="Write no plots.")
+@_config_options
+def fit(**values: Any) -> int:
+    """Fit a data set.
+
+    Exits with 1 if the fit does not converge or does not describe the data.
+    """
+    from jaxkern.xpcs.analysis import run as analysis
+    from jaxkern.xpcs.fitting.result import FitInterrupted
+
+    options = SimpleNamespace(**values)
+    saved = "nothing was saved"
+    try:
+        config = _load_settings(options)
+        with analysis.open_measurement(config, options.config.parent) as measurement:
+            _print_measurement(measurement, options.quiet)
+            with warnings.catch_warnings():
+                # The report includes them.
+                warnings.filterwarnings("ignore", ".* left out", RuntimeWarning)
+                try:
+                    result = analysis.fit_measurement(
+                        config, measurement, options.output_dir, progress=not options.quiet
+                    )
+                except FitInterrupted as stop:
+                    if stop.result is None:
+                        raise
+                    result = stop.result
+            paths = analysis.save(config, measurement, result, options.output_dir)
+            saved = "wrote " + ", ".join(map(str, paths))
+            if config.output.plots and not options.no_plots and not result.interrupted:
+                paths += analysis.plot_measurement(config, measurement, options.output_dir)
+    except KeyboardInterrupt:
+        print(f"interrupted; {saved}", file=sys.stderr)
+        return INTERRUPTED
+    if options.as_json:
+        # The record that the fit has written, with the paths of all files.
+        record = json.loads((options.output_dir / "results.json").read_text())
+        print_json({**record, "files": paths})
+    if result.interrupted:
+        print(f"{result.message}; {saved}, the best result so far", file=sys.stderr)
+        return INTERRUPTED
+    if not options.quiet:
+        print(result)
+        print_written(paths)
+    else:
+        # --quiet omits the report, but not the warnings.
+        for line in result.warnings:
+            print(f"warning: {line}", file=sys.stderr)
+    if not result.success:
+        print(f"the fit did not succeed: {result.message}", file=sys.stderr)
+    if not result.success or any("counted from 0" in line for line in result.warnings):
+        first = config.analysis.frames.start
+        print(f"(frame 0 of the fit is number {first} of analysis.frames)", file=sys.stderr)
+    return 0 if result.success else 1
+
+
+@xpcs.command(cls=XpcsCommand)
+@_config_options
+def plot(**values: Any) -> int:
+    """Draw data, model and residuals of an earlier fit."""
+    from jaxkern.xpcs.analysis import run as analysis
+
+    options = SimpleNamespace(**values)
+    config = _load_settings(options)
+    with analysis.open_measurement(config, options.config.parent) as measurement:
+        _print_measurement(measurement, options.quiet)
+        paths = analysis.plot_measurement(config, measurement, options.output_dir)
+    if options.as_json:
+        print_json({"files": paths})
+    if not options.quiet:
+        print_written(paths)
+    return 0
+
+
+@xpcs.command(cls=XpcsCommand)
+@click.argument("files", type=PATH, nargs=-1, required=True)
+@click.option("--frame-shape", metavar="H,W", help="Shape of frames whose file does not state it.")
+@click.option("--dataset", metavar="NAME", help="Dataset of an HDF5 file; detected by default.")
+@command_options
+def check(
+    files: tuple[Path, ...],
+    frame_shape: str | None,
+    dataset: str | None,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Read files of frames, bins, correlations or results, each in its own process.
+
+    Exits with 1 if one is damaged, also if it crashes the HDF5 library.
+    """
+    from jaxkern.xpcs.analysis.checking import check_file
+
+    shape = None
+    if frame_shape is not None:
+        match = re.fullmatch(r"\s*([0-9]{1,9})\s*[,x]\s*([0-9]{1,9})\s*", frame_shape)
+        if match is None:
+            raise ValueError(
+                f"--frame-shape: expected H,W such as 512,1024, got {frame_shape!r:.40}"
+            )
+        shape = (int(match[1]), int(match[2]))
+    results = []
+    for file in files:
+        result = check_file(file, shape, dataset)
+        results.append(result)
+        if as_json:
+            continue
+        if result.error is not None:
+            print(f"{file}: damaged: {result.error}", flush=True)
+        elif not quiet:
+            print(f"{file}: no damage found; {result.holds}", flush=True)
+    damaged = sum(result.error is not None for result in results)
+    if as_json:
+        print_json({"files": [vars(result) for result in results], "damaged": damaged})
+    return 1 if damaged else 0
+
+
+def _load_settings(options: SimpleNamespace) -> Config:
+    """Load the file's settings, replaced by options; apply those of threads and memory."""
     from jaxkern import performance
     from jaxkern.core.paths import home_path
     from jaxkern.xpcs.analysis.config import ConfigError, load_config
 
+    # A file may be called 5.
+    texts = ("data_files.file", "optimization.streaming.checkpoint_dir")
     overrides: dict[str, Any] = {}
-    for _, setting, _ in _FLAGS:
-        given = getattr(chosen, setting)
-        if given is not None:
-            # A file may be called 5.
-            texts = ("data_files.file", "optimization.streaming.checkpoint_dir")
-            overrides[setting] = given if setting in texts else _parsed(setting, given)
+    for option, setting, _ in _SETTINGS:
+        value = getattr(options, option.removeprefix("--").replace("-", "_"))
+        if value is not None:
+            overrides[setting] = value if setting in texts else _parse(setting, value)
     if "optimization.streaming.checkpoint_dir" in overrides:
         overrides["optimization.streaming.enable_checkpoints"] = True
-    for item in chosen.settings:
-        name, separator, value = (part.strip() for part in item.partition("="))
+    for item in options.settings:
+        name, separator, text = (part.strip() for part in item.partition("="))
         if not separator:
-            raise ConfigError(f"--set {item}; wanted NAME=VALUE")
-        overrides[name] = _parsed(name, value)
+            raise ConfigError(f"--set: expected NAME=VALUE, got {item}")
+        overrides[name] = _parse(name, text)
     # Paths on the command line are relative to the working directory, as the shell completes them;
     # those in the YAML file are relative to that file.
     file = overrides.get("data_files.file")
     if isinstance(file, str):
         overrides["data_files.file"] = str(home_path(file).absolute())
-    config = load_config(chosen.config, overrides)
+    config = load_config(options.config, overrides)
     if config.optimization.threads is not None:
         performance.set_num_threads(config.optimization.threads)
     if config.optimization.memory_limit is not None:
@@ -161,95 +265,16 @@ def _settings(chosen: argparse.Namespace) -> Config:
     return config
 
 
-def _parsed(name: str, text: str) -> Any:
-    """What a flag's text means as YAML."""
+def _parse(name: str, text: str) -> Any:
+    """Parse an option's text as YAML."""
     from jaxkern.xpcs.analysis.config import parse_yaml
 
     shown = text if len(text) <= 60 else text[:57] + "..."
     return parse_yaml(text, f"{name} is {shown!r}, which")
 
 
-def _simulate(chosen: argparse.Namespace) -> int:
-    from jaxkern.xpcs.analysis import run as analysis
-
-    config = _settings(chosen)
-    with ProgressBar(not chosen.quiet, "simulating", "rows") as bar:
-        path, truth = analysis.simulate_data(config, chosen.config.parent, bar.update)
-    chosen.output_dir.mkdir(parents=True, exist_ok=True)
-    written = analysis.save_truth(chosen.output_dir, truth)
-    if chosen.json:
-        print_json({"files": [path, written], "truth": truth})
-    if not chosen.quiet:
-        conditions = f"dt {truth['dt']:.6g} s, gap {truth['gap']:.6g} Angstrom"
-        print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB; {conditions}) and {written}")
-    return 0
-
-
-def _fit(chosen: argparse.Namespace) -> int:
-    from jaxkern.xpcs.analysis import run as analysis
-    from jaxkern.xpcs.fitting.result import FitInterrupted
-
-    saved = "nothing was saved"
-    try:
-        config = _settings(chosen)
-        with analysis.open_measurement(config, chosen.config.parent) as measurement:
-            _print_measurement(measurement, chosen.quiet)
-            with warnings.catch_warnings():
-                # The report has this too.
-                warnings.filterwarnings("ignore", ".* left out", RuntimeWarning)
-                try:
-                    result = analysis.fit_measurement(
-                        config, measurement, chosen.output_dir, progress=not chosen.quiet
-                    )
-                except FitInterrupted as stop:
-                    if stop.result is None:
-                        raise
-                    result = stop.result
-            paths = analysis.save(config, measurement, result, chosen.output_dir)
-            saved = "wrote " + ", ".join(map(str, paths))
-            if config.output.plots and not chosen.no_plots and not result.interrupted:
-                paths += analysis.plot_measurement(config, measurement, chosen.output_dir)
-    except KeyboardInterrupt:
-        print(f"interrupted; {saved}", file=sys.stderr)
-        return 130
-    if chosen.json:
-        # What the fit has just written, with the paths of all files.
-        record = json.loads((chosen.output_dir / "results.json").read_text())
-        print_json({**record, "files": paths})
-    if result.interrupted:
-        print(f"{result.message}; {saved}, the best so far", file=sys.stderr)
-        return 130
-    if not chosen.quiet:
-        print(result)
-        print("wrote " + ", ".join(str(path) for path in paths))
-    else:
-        # Quiet is the report, not what is wrong.
-        for line in result.warnings:
-            print(f"warning: {line}", file=sys.stderr)
-    if not result.success:
-        print(f"the fit is no success: {result.message}", file=sys.stderr)
-    if not result.success or any("counted from 0" in line for line in result.warnings):
-        first = config.analysis.frames.start
-        print(f"(frame 0 of the fit is number {first} of analysis.frames)", file=sys.stderr)
-    return 0 if result.success else 1
-
-
-def _plot(chosen: argparse.Namespace) -> int:
-    from jaxkern.xpcs.analysis import run as analysis
-
-    config = _settings(chosen)
-    with analysis.open_measurement(config, chosen.config.parent) as measurement:
-        _print_measurement(measurement, chosen.quiet)
-        paths = analysis.plot_measurement(config, measurement, chosen.output_dir)
-    if chosen.json:
-        print_json({"files": paths})
-    if not chosen.quiet:
-        print("wrote " + ", ".join(str(path) for path in paths))
-    return 0
-
-
 def _print_measurement(measurement: OpenMeasurement, quiet: bool) -> None:
-    """What was chosen of the file; what a user must know of it, also when the rest is quiet."""
+    """Print the selected data, and notes on them even if quiet."""
     if not quiet:
         print(measurement.describe())
     for note in measurement.notes:

@@ -1,23 +1,26 @@
-"""``python -m jaxkern xpcs watch``: correlates frames as they are taken, and fits them again."""
+"""``python -m jaxkern xpcs watch``: correlate frames while they are written, and fit them."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import click
 import numpy as np
 
-from jaxkern.cli.output import print_json
-from jaxkern.cli.xpcs_correlate import (
-    add_choices,
+from jaxkern.cli.output import PATH, combine, print_json
+from jaxkern.cli.xpcs_command import (
+    XpcsCommand,
     check_output,
+    correlation_options,
     intensity_cut,
     numbers,
     print_warnings,
+    print_written,
     selection,
     sigterm_exits,
 )
@@ -30,52 +33,61 @@ if TYPE_CHECKING:
     from jaxkern.xpcs.detectors.qmap import QMap
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
-# Bins that are shown at most.
-_SHOWN = 16
-# A fit, or plots, begin again when so many times as long as the last ones took has passed.
+_MAX_ROWS = 16
+# A fit, or plots, are repeated after this multiple of their last duration.
 _REST = 4.0
 
 
-def add_parser(actions: Any) -> None:
-    """Adds the command to those of ``xpcs``."""
-    about = (
-        "correlate frames as a writer appends them, show g2 as it grows, write a file of results; "
-        "exits with 1 when a fit of them is no success"
-    )
-    parser = actions.add_parser("watch", help=about, description=about)
-    parser.add_argument("frames", type=Path, help="a folder that files appear in, or a file")
-    add_choices(parser)
-    parser.add_argument("--pattern", default="*", metavar="GLOB", help="of names in the folder")
-    parser.add_argument(
+@click.command(cls=XpcsCommand)
+@click.argument("frames", type=PATH)
+@combine(
+    correlation_options,
+    click.option(
+        "--pattern", default="*", metavar="GLOB", help="Pattern of file names in the directory."
+    ),
+    click.option(
         "--idle",
-        type=float,
         default=60.0,
+        show_default=True,
         metavar="S",
-        help="end after so long without a frame; default 60",
-    )
-    parser.add_argument(
-        "--every", type=float, default=5.0, metavar="S", help="show and write so often; default 5"
-    )
-    parser.add_argument(
+        help="End after this time in seconds without a frame.",
+    ),
+    click.option(
+        "--every",
+        default=5.0,
+        show_default=True,
+        metavar="S",
+        help="Interval in seconds between updates.",
+    ),
+    click.option(
         "--most-frames",
-        type=int,
         default=1_000_000,
+        show_default=True,
         metavar="N",
-        help="end after so many; default 1000000",
-    )
-    parser.add_argument(
-        "--twotime", action="store_true", help="write two-time correlations too, at the end"
-    )
-    parser.add_argument(
-        "--config", type=Path, metavar="YAML", help="fit two-time correlations with these settings"
-    )
-    parser.add_argument(
-        "--output-dir", type=Path, default=Path("results"), metavar="DIR", help="of the fit"
-    )
+        help="End after this number of frames.",
+    ),
+    click.option("--twotime", is_flag=True, help="Write two-time correlations too, at the end."),
+    click.option(
+        "--config",
+        type=PATH,
+        metavar="YAML",
+        help="Fit two-time correlations with these settings.",
+    ),
+    click.option(
+        "--output-dir",
+        type=PATH,
+        default=Path("results"),
+        show_default=True,
+        metavar="DIR",
+        help="Directory for the results of the fit.",
+    ),
+)
+def watch(**values: Any) -> int:
+    """Correlate frames while they are written, show g2 and write a file of results.
 
-
-def watch(chosen: argparse.Namespace) -> int:
-    """Watches until nothing comes any more; errors of input are for the caller."""
+    FRAMES is a directory in which files appear, or a growing file. Exits with 1 if a fit does not
+    succeed.
+    """
     from jaxkern.xpcs.analysis import watching
     from jaxkern.xpcs.analysis.correlate import time_between
     from jaxkern.xpcs.correlators.bin_checks import CorrelationWarning
@@ -85,78 +97,79 @@ def watch(chosen: argparse.Namespace) -> int:
     from jaxkern.xpcs.detectors.mask_files import masked_map
     from jaxkern.xpcs.detectors.qmap import QMap
 
+    options = SimpleNamespace(**values)
     for name in ("idle", "every"):
-        if not getattr(chosen, name) >= 0:
-            raise ValueError(f"--{name} is {getattr(chosen, name)}; wanted seconds, 0 or more")
-    inputs = (chosen.qmap, chosen.metadata, chosen.mask, chosen.blemish)
-    given = [path for path in (chosen.output, *inputs) if path is not None]
-    check_output(chosen, chosen.frames, *inputs)
-    bins = numbers(chosen.bins, "--bins")
-    config = _settings(chosen)
-    qmap = masked_map(QMap.read(chosen.qmap), chosen.mask, chosen.blemish)
+        if not values[name] >= 0:
+            raise ValueError(f"--{name}: expected at least 0 seconds, got {values[name]}")
+    inputs = (options.qmap, options.metadata, options.mask, options.blemish)
+    excluded = [path for path in (options.output, *inputs) if path is not None]
+    check_output(options, options.frames, *inputs)
+    bins = numbers(options.bins, "--bins")
+    config = _load_settings(options)
+    qmap = masked_map(QMap.read(options.qmap), options.mask, options.blemish)
     BinLabels(qmap, bins)
-    frames = GrowingFrames(chosen.frames, qmap.shape, chosen.dataset, chosen.pattern, given)
+    frames = GrowingFrames(options.frames, qmap.shape, options.dataset, options.pattern, excluded)
     with frames, sigterm_exits(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", CorrelationWarning)  # they are in the results
+        warnings.simplefilter("ignore", CorrelationWarning)  # the results include them
         live = LiveMultiTau(
             qmap,
-            chosen.most_frames,
-            chosen.dpl,
-            chosen.normalize,
-            intensity_cut=intensity_cut(chosen.intensity_cut),
-            hot_pixels=chosen.hot_pixels,
-            bins=None if chosen.twotime or config else bins,
-            frame_time=time_between(chosen.frame_time, chosen.metadata, frames),
-            **selection(chosen),
+            options.most_frames,
+            options.dpl,
+            options.normalize,
+            intensity_cut=intensity_cut(options.intensity_cut),
+            hot_pixels=options.hot_pixels,
+            bins=None if options.twotime or config else bins,
+            frame_time=time_between(options.frame_time, options.metadata, frames),
+            **selection(options),
         )
-        screen = _Screen(chosen, frames, qmap, bins, config)
+        screen = _Screen(options, frames, qmap, bins, config)
         with screen:
             end = watching.watch(
                 frames,
                 live,
-                chosen.most_frames,
+                options.most_frames,
                 screen.show,
-                idle=chosen.idle,
-                every=chosen.every,
+                idle=options.idle,
+                every=options.every,
             )
     if end is None:
-        came = frames.shape[0]
-        fewer = " --begin, --stride and --average leave fewer;" if came > 1 else ""
+        count = frames.shape[0]
+        fewer = " --begin, --stride and --average reduce their number;" if count > 1 else ""
         raise ValueError(
-            f"{came or 'no'} frames came in {chosen.frames} within {chosen.idle:g} s, and two are "
-            f"wanted at least;{fewer} --idle waits longer"
+            f"expected at least two frames in {options.frames}, got {count or 'no frames'} within "
+            f"{options.idle:g} s;{fewer} --idle waits longer"
         )
     return screen.report(end)
 
 
-def _settings(chosen: argparse.Namespace) -> Config | None:
-    """The settings of fits, of the file that is written."""
-    if chosen.config is None:
+def _load_settings(options: SimpleNamespace) -> Config | None:
+    """Load the settings of fits for the file that is written."""
+    if options.config is None:
         return None
     from jaxkern.xpcs.analysis.config import load_config
 
-    return load_config(chosen.config, {"data_files.file": str(chosen.output.absolute())})
+    return load_config(options.config, {"data_files.file": str(options.output.absolute())})
 
 
 class _Screen:
-    """Shows, writes, draws and fits what there is so far."""
+    """Display, files, plots and fits of the frames so far."""
 
     def __init__(
         self,
-        chosen: argparse.Namespace,
+        options: SimpleNamespace,
         frames: GrowingFrames,
         qmap: QMap,
         bins: list[int] | None,
         config: Config | None,
     ) -> None:
-        self._chosen, self._frames, self._qmap = chosen, frames, qmap
+        self._options, self._frames, self._qmap = options, frames, qmap
         self._bins, self._config = bins, config
         self._pairs: TwoTimeResult | None = None
         self._fitted, self._success = "", True
         self._next_fit = self._next_plot = 0.0
         self._files: list[Path] = []
         self._live: Any = None
-        if not chosen.quiet and sys.stdout.isatty():
+        if not options.quiet and sys.stdout.isatty():
             try:
                 from rich.console import Console
                 from rich.live import Live
@@ -174,83 +187,86 @@ class _Screen:
             self._live.stop()
 
     def show(self, watched: Watched) -> None:
-        """Shows, writes and fits."""
+        """Show, write, plot and fit."""
         from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
         from jaxkern.xpcs.detectors.frames import DetectorFileError
         from jaxkern.xpcs.files.results_writer import write_results
 
         due = watched.last or time.monotonic() >= self._next_fit
-        wanted = self._config is not None or (self._chosen.twotime and watched.last)
-        self._pairs, unread, chosen = None, None, self._chosen
-        if wanted and due:
+        needed = self._config is not None or (self._options.twotime and watched.last)
+        self._pairs, unreadable, options = None, None, self._options
+        if needed and due:
             try:
                 self._pairs = self._two_time(watched)
-            except DetectorFileError as error:  # as of a file that is being written just now
-                unread, self._fitted = error, f"no two-time correlations yet: {error}"
+            except DetectorFileError as error:  # such as a file that is being written
+                unreadable, self._fitted = error, f"no two-time correlations yet: {error}"
         files = [
-            write_results(chosen.output, watched.result, self._pairs, chosen.metadata, self._frames)
+            write_results(
+                options.output, watched.result, self._pairs, options.metadata, self._frames
+            )
         ]
         if self._pairs is not None and self._config is not None:
             try:
                 self._fit(self._config)
-            except ValueError as error:  # as of frames that have not come yet
+            except ValueError as error:  # such as missing frames
                 if watched.last:
                     raise
                 self._fitted = f"no fit yet: {error}"
-        if chosen.plots and (watched.last or time.monotonic() >= self._next_plot):
-            began = time.monotonic()
-            title = f"{chosen.frames.name}, {watched.frames:,} frames"
+        if options.plots and (watched.last or time.monotonic() >= self._next_plot):
+            started = time.monotonic()
+            title = f"{options.frames.name}, {watched.frames:,} frames"
             files += plot_correlations(
-                chosen.plots, watched.result, self._pairs, title=title, all_bins=chosen.plot_all
+                options.plots, watched.result, self._pairs, title=title, all_bins=options.plot_all
             )
-            self._next_plot = time.monotonic() + _REST * (time.monotonic() - began)
+            self._next_plot = time.monotonic() + _REST * (time.monotonic() - started)
         self._files = files
-        if not chosen.quiet:
+        if not options.quiet:
             self._print(watched)
-        if unread is not None and watched.last:
-            raise unread
+        if unreadable is not None and watched.last:
+            raise unreadable
 
     def _two_time(self, watched: Watched) -> TwoTimeResult:
-        """Of all frames that were correlated, read again."""
+        """Correlate all frames so far again, in pairs."""
         from jaxkern.xpcs.analysis.correlate import time_between
         from jaxkern.xpcs.correlators.two_time import twotime
 
-        began, config = time.monotonic(), watched.result.config
+        started, config = time.monotonic(), watched.result.config
         names = ("begin", "end", "stride", "average")
-        found = twotime(
+        pairs = twotime(
             self._frames,
             watched.result.qmap,
             bins=self._bins,
             bad_frames=config["bad_frames"],
-            frame_time=time_between(self._chosen.frame_time, self._chosen.metadata, self._frames),
+            frame_time=time_between(self._options.frame_time, self._options.metadata, self._frames),
             progress=False,
             **{name: config[name] for name in names},
         )
-        self._next_fit = time.monotonic() + _REST * (time.monotonic() - began)
-        return found
+        self._next_fit = time.monotonic() + _REST * (time.monotonic() - started)
+        return pairs
 
     def _fit(self, config: Config) -> None:
         from jaxkern.xpcs.analysis import run as analysis
 
-        began = time.monotonic()
+        started = time.monotonic()
         with analysis.open_measurement(config, ".") as measurement, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".* left out", RuntimeWarning)  # which stay the same
+            # The same in each fit.
+            warnings.filterwarnings("ignore", ".* left out", RuntimeWarning)
             result = analysis.fit_measurement(
-                config, measurement, self._chosen.output_dir, progress=False
+                config, measurement, self._options.output_dir, progress=False
             )
-            analysis.save(config, measurement, result, self._chosen.output_dir)
+            analysis.save(config, measurement, result, self._options.output_dir)
         errors = dict(zip(result.names, result.perr, strict=True))
         values = dict(zip(result.names, result.popt, strict=True))
         shown = [name for name in measurement.model.parameter_names if name in values]
         self._success = result.success
         self._fitted = f"fit of {measurement.data.shape[1]:,} frames: " + ", ".join(
             f"{name} {values[name]:.4g} "
-            + ("held" if name in result.held else f"± {errors[name]:.2g}")
+            + ("fixed" if name in result.held else f"± {errors[name]:.2g}")
             for name in shown
         )
         if not result.success:
-            self._fitted += f" (no success: {result.message})"
-        self._next_fit += _REST * (time.monotonic() - began)
+            self._fitted += f" (did not succeed: {result.message})"
+        self._next_fit += _REST * (time.monotonic() - started)
 
     def _print(self, watched: Watched) -> None:
         heading = f"{watched.frames:,} frames, {watched.rate:,.0f} frames/s"
@@ -261,17 +277,17 @@ class _Screen:
         from rich.table import Table
 
         table = Table(title=heading, title_justify="left")
-        for name in ("bin", "q", "phi", "first g2", "g2 over the delay"):
+        for name in ("bin", "q", "phi", "first g2", "g2 over delay"):
             table.add_column(name)
         for row in rows(watched.result):
             table.add_row(*row)
         self._live.update(Group(table, self._fitted), refresh=True)
 
     def report(self, end: Watched) -> int:
-        """Prints how it ended; returns the exit code."""
-        of_pairs = () if self._pairs is None else self._pairs.warnings
-        doubts = list(dict.fromkeys((*end.result.warnings, *of_pairs)))
-        if self._chosen.json:
+        """Print the end of the run, and return the exit code."""
+        pair_warnings = () if self._pairs is None else self._pairs.warnings
+        messages = list(dict.fromkeys((*end.result.warnings, *pair_warnings)))
+        if self._options.as_json:
             print_json(
                 {
                     "files": self._files,
@@ -279,25 +295,26 @@ class _Screen:
                     "frames_correlated": end.result.n_frames,
                     "interrupted": end.interrupted,
                     "hot_pixels": end.result.config.get("hot_pixels"),
-                    "warnings": doubts,
+                    "warnings": messages,
                     "fit": self._fitted or None,
                     "success": self._success,
                 }
             )
-        elif not self._chosen.quiet:
-            print("wrote " + ", ".join(map(str, self._files)))
-        print_warnings(doubts)
+        elif not self._options.quiet:
+            print_written(self._files)
+        print_warnings(messages)
         if not self._success:
             print(self._fitted, file=sys.stderr)
         return 0 if self._success else 1
 
 
 def rows(result: MultiTauResult) -> list[tuple[str, ...]]:
-    """What is shown of some bins: number, q, phi, g2 at the first delay and a curve."""
-    some = np.unique(np.linspace(0, len(result.bins) - 1, min(len(result.bins), _SHOWN)).round())
-    found: list[tuple[str, ...]] = []
-    for k in some.astype(int):
-        found.append(
+    """Return the displayed columns of some bins: number, q, phi, first g2 and a curve."""
+    count = len(result.bins)
+    indices = np.unique(np.linspace(0, count - 1, min(count, _MAX_ROWS)).round()).astype(int)
+    table: list[tuple[str, ...]] = []
+    for k in indices:
+        table.append(
             (
                 str(result.bins[k]),
                 "" if result.q is None else f"{result.q[k]:.4g}",
@@ -306,16 +323,16 @@ def rows(result: MultiTauResult) -> list[tuple[str, ...]]:
                 curve(result.g2[:, k]),
             )
         )
-    return found
+    return table
 
 
 def curve(values: Any) -> str:
-    """Numbers as a line of blocks, from the least to the most; blank where there is none."""
+    """Draw numbers as blocks from the smallest to the largest, with blanks for NaN."""
     numbers = np.asarray(values, np.float64)
     known = np.isfinite(numbers)
     if not known.any():
         return ""
-    least, most = numbers[known].min(), numbers[known].max()
-    height = (np.where(known, numbers, least) - least) / max(most - least, 1e-300)
+    low, high = numbers[known].min(), numbers[known].max()
+    height = (np.where(known, numbers, low) - low) / max(high - low, 1e-300)
     steps = np.where(known, 1 + np.round(height * (len(_BLOCKS) - 2)), 0).astype(int)
     return "".join(_BLOCKS[step] for step in steps)

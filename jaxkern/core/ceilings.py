@@ -15,9 +15,10 @@ from typing import Any
 import jax
 
 from jaxkern.core import registry
+from jaxkern.core.caches import cache_folder
 from jaxkern.core.machine import busy_seconds, cpu_model, last_level_caches
 from jaxkern.core.memory import available_bytes
-from jaxkern.core.paths import home_path, write_atomically
+from jaxkern.core.paths import write_atomically
 from jaxkern.core.threads import num_threads
 from jaxkern.core.version import __version__
 
@@ -179,21 +180,6 @@ def ceilings(device: jax.Device | None = None, *, refresh: bool = False) -> Ceil
         return cached
     measured = _measure_cpu(native, identity) if name == "cpu" else _measure_gpu(native, device)
     return _write(path, identity, measured)
-
-
-def cache_folder() -> Path | None:
-    """Return the folder of cached measurements, ``$XDG_CACHE_HOME/jaxkern``.
-
-    Returns None for a user without a home folder, such as ``docker run --user 1234``.
-    """
-    folder = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification says to ignore relative paths.
-    if folder and Path(folder).is_absolute():
-        return Path(folder) / "jaxkern"
-    try:
-        return home_path("~/.cache/jaxkern")
-    except ValueError:
-        return None
 
 
 def _threads() -> int:

@@ -1,4 +1,4 @@
-"""``configure_optimal_device``: where arrays are made, and how much of it this process takes."""
+"""``configure_optimal_device``: the default device, its share of memory, and the kernel threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxkern.core.threads import MAX_THREADS, worker_cap
 
 @dataclass(frozen=True)
 class DeviceConfiguration:
-    """What `configure_optimal_device` chose: ``notes`` says what differs from what was asked."""
+    """The result of `configure_optimal_device`; ``notes`` explains differences from the request."""
 
     platform: str
     device: str
@@ -30,15 +30,15 @@ class DeviceConfiguration:
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """Return all fields for JSON."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        fraction = "as JAX has it" if self.memory_fraction is None else self.memory_fraction
+        fraction = "JAX's default" if self.memory_fraction is None else self.memory_fraction
         lines = [
-            f"new arrays go to {self.device}",
-            f"GPU memory: {fraction}",
-            f"threads of CPU kernels: {self.cpu_threads or 'as many as XLA has'}",
+            f"device of new arrays: {self.device}",
+            f"fraction of GPU memory: {fraction}",
+            f"threads of CPU kernels: {self.cpu_threads or 'all of XLA'}",
         ]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
@@ -50,23 +50,25 @@ def configure_optimal_device(
     *,
     require: Literal["cpu", "gpu"] | None = None,
 ) -> DeviceConfiguration:
-    """Chooses the device of new arrays: a GPU where there is one, else the CPU, and says which.
+    """Select the device of new arrays: a GPU if there is one, else the CPU.
 
-    Starts JAX's backends. Call it before anything else does if ``memory_fraction`` is given.
+    Starts JAX's backends. With ``memory_fraction`` it must be called before anything else starts
+    them.
 
     Args:
-      prefer_gpu: takes the CPU when False, or when there is no GPU: the result tells.
-      memory_fraction: of each GPU, that JAX takes at its start: above 0 and at most 1.
-      cpu_threads: cap on the threads of the CPU kernels, 0 for none; None for what the environment
-        says (``JAXKERN_NUM_THREADS``, else SLURM's, the control group's and the affinity's bound).
-        XLA's own operations use a pool of the size of the affinity.
-      require: ``"gpu"`` or ``"cpu"``: makes it an error where that is not to be had.
+      prefer_gpu: False selects the CPU. Without a GPU the CPU is selected, and ``notes`` says so.
+      memory_fraction: share of each GPU's memory that JAX allocates at its start, above 0 and at
+        most 1.
+      cpu_threads: maximum number of threads of the CPU kernels, 0 for no limit; None for the limit
+        of the environment (``JAXKERN_NUM_THREADS``, else the smallest of SLURM's allocation, the
+        control group's quota and the affinity). XLA's own operations use as many threads as the
+        affinity has CPUs.
+      require: ``"gpu"`` or ``"cpu"``: raise an error if it is not available.
 
     Raises:
-      ValueError: for a number out of its range, an unknown ``require``, or one that contradicts
-        ``prefer_gpu``.
-      RuntimeError: when what is required is not there, when JAX cannot start a device, or when a
-        GPU has started before its memory fraction was set.
+      ValueError: if an argument is invalid, or ``require`` contradicts ``prefer_gpu``.
+      RuntimeError: if the required device does not exist, JAX cannot start a device, or a GPU
+        started before its memory fraction was set.
 
     Example:
       >>> import jaxkern.device
@@ -74,9 +76,9 @@ def configure_optimal_device(
       'cpu'
     """
     if require not in (None, "cpu", "gpu"):
-        raise ValueError(f"require is {require!r}; wanted 'cpu', 'gpu' or None")
+        raise ValueError(f"require: expected 'cpu', 'gpu' or None, got {require!r}")
     if require == "gpu" and not prefer_gpu:
-        raise ValueError("require is 'gpu' and prefer_gpu is False; wanted one or the other")
+        raise ValueError("require='gpu' contradicts prefer_gpu=False")
     if cpu_threads is not None:
         cpu_threads = check_integer("cpu_threads", cpu_threads, 0, MAX_THREADS)
     if memory_fraction is not None:
@@ -85,24 +87,26 @@ def configure_optimal_device(
     notes = []
     device = None
     if require != "cpu" and prefer_gpu:
-        device, problem = _first_gpu()
-        if device is None and require == "gpu":
-            raise RuntimeError(
-                f"a GPU is required and JAX has none: {problem}; install jax with its CUDA plugin "
-                "(pip install 'jax[cuda13]'), look at nvidia-smi and JAX_PLATFORMS, or leave "
-                "require away to take the CPU"
-            )
-        if device is None:
-            notes.append(f"a GPU is preferred and JAX has none ({problem}): the CPU is taken")
+        try:
+            # Not jax.devices(), which on a cluster begins with the devices of another process.
+            device = jax.local_devices(backend="gpu")[0]
+        except RuntimeError as error:
+            problem = next(iter(str(error).splitlines()), "without a reason")
+            if require == "gpu":
+                raise RuntimeError(
+                    f"require='gpu', but JAX has no GPU: {problem}; install jax with its CUDA "
+                    "plugin (pip install 'jax[cuda13]'), and check nvidia-smi and JAX_PLATFORMS"
+                ) from error
+            notes.append(f"JAX has no GPU ({problem}): the CPU is used")
     if device is None:
         device = _first_cpu()
         if memory_fraction is not None:
-            notes.append("the memory fraction is for GPUs: nothing of this process uses one now")
+            notes.append("the memory fraction has no effect, because it applies to GPUs")
     jax.config.update("jax_default_device", device)
     threads = worker_cap() if cpu_threads is None else cpu_threads
     registry.set_max_workers(threads)
     if registry.module("cpu") is None:
-        notes.append(f"there are no CPU kernels to cap: {registry.missing('', 'cpu')}")
+        notes.append(f"the CPU kernels are not loaded: {registry.missing('', 'cpu')}")
     return DeviceConfiguration(
         platform=device.platform,
         device=str(device),
@@ -116,17 +120,8 @@ def _first_cpu() -> jax.Device:
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:
-        wanted = requested_platforms()
+        platforms = requested_platforms()
         raise BackendError(
-            f"the CPU is wanted and JAX may not start it: JAX_PLATFORMS is {wanted!r}; set "
-            f"JAX_PLATFORMS={wanted},cpu, or unset it"
+            f"the CPU is excluded: JAX_PLATFORMS is {platforms!r}; set "
+            f"JAX_PLATFORMS={platforms},cpu, or unset it"
         ) from error
-
-
-def _first_gpu() -> tuple[jax.Device | None, str]:
-    try:
-        # On a cluster jax.devices() begins with those of another process.
-        return jax.local_devices(backend="gpu")[0], ""
-    except RuntimeError as error:
-        lines = str(error).splitlines()
-        return None, lines[0] if lines else "no reason is given"

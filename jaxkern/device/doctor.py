@@ -1,4 +1,4 @@
-"""``doctor()``: which kernels this process uses, and why it does not use the others."""
+"""``doctor()``: the kernels that this process uses, and why it does not use others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxkern.core.version import __version__
 
 @dataclass(frozen=True)
 class OpStatus:
-    """How one op runs on one platform: ``native`` (``target`` is called) or in pure JAX."""
+    """How an op runs on a platform: by the native ``target``, or in pure JAX for a ``reason``."""
 
     op: str
     platform: str
@@ -28,7 +28,7 @@ class OpStatus:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What ``doctor()`` found; ``str()`` of it is the report."""
+    """The result of ``doctor()``; its ``str()`` is the report."""
 
     versions: dict[str, str]
     backend: str
@@ -46,32 +46,26 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """Whether every op runs natively on JAX's default platform."""
+        """True if every op runs natively on JAX's default platform."""
         mine = [s for s in self.ops if s.platform == self.default_platform]
         return not self.problems and bool(mine) and all(s.native for s in mine)
 
     def __str__(self) -> str:
-        lines = ["jaxkern doctor", ""]
-        lines += [f"  {name:<18}{value}" for name, value in self.versions.items()]
-        lines += [
-            f"  {'default platform':<18}{self.default_platform}",
-            f"  {'backend':<18}{self.backend}",
-            f"  {'XLA FFI running':<18}{_dotted(self.abi_running)}",
+        facts = [
+            *self.versions.items(),
+            ("default platform", self.default_platform),
+            ("backend", self.backend),
+            ("XLA FFI running", _dotted(self.abi_running)),
         ]
         if self.simd_level is not None:
-            others = ", ".join(self.simd_levels)
-            lines.append(f"  {'SIMD level':<18}{self.simd_level} (this machine has {others})")
-            cap = self.max_workers or "no cap (XLA's thread pool decides)"
-            lines.append(f"  {'threads':<18}{cap}")
+            facts += simd_facts(self.simd_level, self.simd_levels, "threads", self.max_workers)
         if self.cuda_architectures:
-            lines.append(f"  {'CUDA code for':<18}{', '.join(self.cuda_architectures)}")
+            facts.append(("CUDA code for", ", ".join(self.cuda_architectures)))
         if self.cuda_driver is not None:
-            lines.append(
-                f"  {'CUDA driver':<18}{self.cuda_driver // 1000}.{self.cuda_driver % 1000 // 10}"
-            )
-        lines.append(f"  {'JPEG decoder':<18}{self.jpeg_decoder}")
-        lines += [f"  {'PROBLEM':<18}{problem}" for problem in self.problems]
-        lines += ["", "libraries"]
+            facts.append(("CUDA driver", cuda_version(self.cuda_driver)))
+        facts.append(("JPEG decoder", self.jpeg_decoder))
+        facts += [("PROBLEM", problem) for problem in self.problems]
+        lines = ["jaxkern doctor", "", *format_facts(facts), "", "libraries"]
         for library in self.libraries:
             built = f"built for FFI {_dotted(library.abi)}" if library.abi else "not loaded"
             state = library.problem or f"in use, {len(library.targets)} targets"
@@ -83,7 +77,7 @@ class Diagnosis:
         lines += [
             "",
             "FFI targets of this process. A compiled or exported program that fails with",
-            "'No FFI handler registered for NAME' needs NAME here: first import its package.",
+            "'No FFI handler registered for NAME' needs NAME here: import its package first.",
             *(f"  {target} [{x.platform}]" for x in self.libraries for target in x.targets),
         ]
         return "\n".join(lines)
@@ -91,12 +85,8 @@ class Diagnosis:
     __repr__ = __str__
 
 
-def _dotted(version: tuple[int, int]) -> str:
-    return ".".join(map(str, version))
-
-
 def doctor() -> Diagnosis:
-    """Tells for every op and platform which implementation it takes, and why.
+    """Report for every op and platform which implementation runs, and why.
 
     Asks JAX for its default platform, which starts its backends.
 
@@ -108,19 +98,29 @@ def doctor() -> Diagnosis:
       >>> jk.doctor().backend
       'auto'
     """
-    from jaxkern import image  # noqa: F401, declares its ops
+    from jaxkern import image  # noqa: F401 (declares its ops)
+    from jaxkern.pipeline.sources.images.decoding import jpeg_decoding
 
     forced = current_backend()
     native = registry.module("cpu")
     problems = []
     try:
-        default = _platform_name(start_backend())
+        backend = start_backend()
+        default = "cuda" if backend == "gpu" else backend
     except BackendError as error:
         default = "none"
         problems.append(str(error))
-    cuda = registry.module("cuda")  # the started backend tells whether the GPUs can run it
+    cuda = registry.module("cuda")  # after the backend, which determines if the GPUs can run it
     if native is not None and (problem := native.simd_problem()) is not None:
         problems.append(problem)
+    decoder, is_native, reason = jpeg_decoding()
+    statuses = []
+    for op in ops().values():
+        for name in op.platforms:
+            missing = registry.missing(op.target, name)
+            if forced == "jax":
+                missing = "the backend is 'jax'"
+            statuses.append(OpStatus(op.name, name, op.target, missing is None, missing or ""))
     return Diagnosis(
         versions={
             "jaxkern": __version__,
@@ -134,33 +134,38 @@ def doctor() -> Diagnosis:
         problems=tuple(problems),
         abi_running=registry.running_abi(),
         libraries=tuple(registry.libraries()),
-        ops=tuple(
-            OpStatus(op.name, p, op.target, reason is None, reason or "")
-            for op in ops().values()
-            for p in op.platforms
-            for reason in [_reason(op.target, p, forced)]
-        ),
+        ops=tuple(statuses),
         simd_level=native.simd_level() if native else None,
         simd_levels=tuple(native.simd_levels()) if native else (),
         max_workers=native.max_workers() if native else None,
         cuda_architectures=tuple(cuda.architectures()) if cuda else (),
         cuda_driver=registry.cuda_driver_version(),
-        jpeg_decoder=_jpeg_decoder(),
+        jpeg_decoder=f"{decoder}, linked"
+        if is_native
+        else f"not native: {reason}; {decoder} decodes in worker threads",
     )
 
 
-def _jpeg_decoder() -> str:
-    from jaxkern.pipeline.sources.images.decoding import jpeg_decoding
-
-    name, native, reason = jpeg_decoding()
-    if native:
-        return f"{name}, linked"
-    return f"not native: {reason}; {name} decodes in worker threads"
+def format_facts(facts: list[tuple[str, str]]) -> list[str]:
+    """Return a line for each name and value."""
+    return [f"  {name:<18}{value}" for name, value in facts]
 
 
-def _platform_name(backend: str) -> str:
-    return "cuda" if backend == "gpu" else backend
+def simd_facts(
+    level: str, levels: tuple[str, ...], threads_name: str, threads: int | None
+) -> list[tuple[str, str]]:
+    """Return the lines of a report on the SIMD level and the threads of the kernels."""
+    limit = str(threads or "no limit (XLA's thread pool decides)")
+    return [
+        ("SIMD level", f"{level} (available: {', '.join(levels)})"),
+        (threads_name, limit),
+    ]
 
 
-def _reason(target: str, name: str, forced: str) -> str | None:
-    return "the backend is 'jax'" if forced == "jax" else registry.missing(target, name)
+def cuda_version(number: int) -> str:
+    """Return the text of a CUDA version: ``13.0`` for 13000."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))

@@ -1,4 +1,4 @@
-"""``get_device_status``: devices, and what this process may use of the machine."""
+"""``get_device_status``: the devices, and the CPUs and memory that this process may use."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from jaxkern.core.machine import cpu_model, last_level_cache_bytes
 from jaxkern.core.memory import GIB, available_bytes, machine_bytes, memory_limit
 from jaxkern.core.threads import cgroup_cpus, num_threads, schedulable_cpus
 from jaxkern.core.version import __version__, installed_versions
+from jaxkern.device.doctor import cuda_version, format_facts, simd_facts
 
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """One of JAX's devices; bytes are None where its client does not tell them (a CPU's)."""
+    """One of JAX's devices; bytes are None if its client does not report them (CPU)."""
 
     id: int
     platform: str
@@ -34,24 +35,25 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class DeviceStatus:
-    """What `get_device_status` found; ``str()`` of it is the report.
+    """The result of `get_device_status`; its ``str()`` is the report.
 
     Attributes:
-      devices: all of JAX's default backend, and the CPU's.
-      default_backend: ``"cpu"``, ``"gpu"`` or ``"tpu"``; ``"none"`` where JAX cannot start one.
-      cpu_model, cpus: the processor, and how many CPUs the machine has.
-      affinity_cpus, cgroup_cpus, slurm_cpus: what bounds this process; None: no such bound.
-      usable_cpus: what is left of them; ``kernel_threads``: the cap on the CPU kernels (0: none,
-        None: there are no kernels).
-      cache_bytes: of the last-level caches together; None where the system does not tell.
-      memory_bytes: of the machine; ``memory_limit_bytes``: what this process may use of it, by its
-        control group, SLURM or ``JAXKERN_MEMORY_LIMIT``; None: no limit;
-        ``memory_available_bytes``: what it may still take now.
-      simd_level, simd_levels: in use, and all that the machine can run.
-      cuda_driver: the newest CUDA of the driver, such as ``"13.0"``; ``cuda_runtime``: the one in
-        jaxkern's CUDA library; ``cuda_architectures``: what its kernels are compiled for.
+      devices: devices of JAX's default backend, and of the CPU.
+      default_backend: ``"cpu"``, ``"gpu"`` or ``"tpu"``; ``"none"`` if JAX cannot start one.
+      cpu_model, cpus: the processor, and the number of CPUs of the machine.
+      affinity_cpus, cgroup_cpus, slurm_cpus: limits on this process; None for no limit.
+      usable_cpus: the smallest of them.
+      kernel_threads: limit on the CPU kernels, 0 for no limit; None without kernels.
+      cache_bytes: total size of the last-level caches; None if the system does not report it.
+      memory_bytes: memory of the machine.
+      memory_limit_bytes: limit on this process by its control group, SLURM or
+        ``JAXKERN_MEMORY_LIMIT``; None for no limit.
+      memory_available_bytes: memory that this process can still allocate.
+      simd_level, simd_levels: the level in use, and all that the machine supports.
+      cuda_driver: newest CUDA version that the driver supports, such as ``"13.0"``.
+      cuda_runtime, cuda_architectures: those of jaxkern's CUDA library.
       versions: of jaxkern, JAX, jaxlib, its GPU plugins and Python.
-      problems: what is wrong and what to do.
+      problems: problems and their solutions.
     """
 
     devices: tuple[DeviceInfo, ...]
@@ -76,55 +78,50 @@ class DeviceStatus:
     problems: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """Return all fields for JSON."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        lines = ["jaxkern device status", "", f"  {'default backend':<18}{self.default_backend}"]
+        facts = [("default backend", self.default_backend)]
         for device in self.devices:
             memory = ""
             if device.memory_bytes is not None:
                 used = device.memory_in_use_bytes or 0
                 memory = f", {used / GIB:.1f} of {device.memory_bytes / GIB:.1f} GiB in use"
-            lines.append(f"  {device.platform + ':' + str(device.id):<18}{device.kind}{memory}")
-        bounds = [
-            f"{count} by {name}"
-            for name, count in (
-                ("affinity", self.affinity_cpus),
-                ("control group", self.cgroup_cpus),
-                ("SLURM", self.slurm_cpus),
-            )
-            if count is not None
-        ]
-        limit = self.memory_limit_bytes
-        within = "no limit on this process" if limit is None else f"limit {limit / GIB:.1f} GiB"
-        lines += [
-            f"  {'processor':<18}{self.cpu_model}",
-            f"  {'CPUs':<18}{self.usable_cpus} usable of {self.cpus} ({', '.join(bounds)})",
-            f"  {'memory':<18}{self.memory_available_bytes / GIB:.1f} GiB available of "
-            f"{self.memory_bytes / GIB:.1f} ({within})",
+            facts.append((f"{device.platform}:{device.id}", f"{device.kind}{memory}"))
+        counts = (self.affinity_cpus, self.cgroup_cpus, self.slurm_cpus)
+        names = ("affinity", "control group", "SLURM")
+        limits = [f"{n} by {name}" for n, name in zip(counts, names, strict=True) if n is not None]
+        limit = "no limit on this process"
+        if self.memory_limit_bytes is not None:
+            limit = f"limit {self.memory_limit_bytes / GIB:.1f} GiB"
+        facts += [
+            ("processor", self.cpu_model),
+            ("CPUs", f"{self.usable_cpus} usable of {self.cpus} ({', '.join(limits)})"),
+            (
+                "memory",
+                f"{self.memory_available_bytes / GIB:.1f} GiB available of "
+                f"{self.memory_bytes / GIB:.1f} ({limit})",
+            ),
         ]
         if self.cache_bytes is not None:
-            lines.append(f"  {'last-level cache':<18}{self.cache_bytes / 2**20:.0f} MiB")
+            facts.append(("last-level cache", f"{self.cache_bytes / 2**20:.0f} MiB"))
         if self.simd_level is not None:
-            cap = self.kernel_threads or "no cap (XLA's thread pool decides)"
-            others = ", ".join(self.simd_levels)
-            lines.append(f"  {'SIMD level':<18}{self.simd_level} (this machine has {others})")
-            lines.append(f"  {'kernel threads':<18}{cap}")
-        lines.append(f"  {'CUDA driver':<18}{self.cuda_driver or 'none found'}")
+            threads = self.kernel_threads
+            facts += simd_facts(self.simd_level, self.simd_levels, "kernel threads", threads)
+        facts.append(("CUDA driver", self.cuda_driver or "none"))
         if self.cuda_runtime is not None:
             code = ", ".join(self.cuda_architectures)
-            lines.append(f"  {'CUDA kernels':<18}runtime {self.cuda_runtime}, code for {code}")
-        lines += [f"  {name:<18}{version}" for name, version in self.versions.items()]
-        lines += [f"  {'PROBLEM':<18}{problem}" for problem in self.problems]
-        return "\n".join(lines)
+            facts.append(("CUDA kernels", f"runtime {self.cuda_runtime}, code for {code}"))
+        facts += [*self.versions.items(), *(("PROBLEM", problem) for problem in self.problems)]
+        return "\n".join(["jaxkern device status", "", *format_facts(facts)])
 
 
 def get_device_status() -> DeviceStatus:
-    """Devices, memory and CPUs that this process may use, SIMD level, drivers and versions.
+    """Return devices, memory and CPUs that this process may use, SIMD level and versions.
 
-    Limits of SLURM, control groups and affinity are heeded. Asks JAX for its devices, which starts
-    its backends: set what they read at their start before (`configure_optimal_device`).
+    Limits of SLURM, control groups and the affinity are included. Asks JAX for its devices, which
+    starts its backends: call `configure_optimal_device` before.
 
     Example:
       >>> import jaxkern.device
@@ -139,24 +136,26 @@ def get_device_status() -> DeviceStatus:
         backend = start_backend()
         devices = list(jax.devices())
         if backend != "cpu":
-            # JAX_PLATFORMS may leave the CPU out.
+            # JAX_PLATFORMS may exclude the CPU.
             with contextlib.suppress(RuntimeError):
                 devices += jax.devices("cpu")
     except BackendError as error:
         backend = "none"
         problems.append(str(error))
-    cuda = registry.module("cuda")  # the started backend tells whether the GPUs can run it
+    cuda = registry.module("cuda")  # after the backend, which determines if the GPUs can run it
     if native is not None and (problem := native.simd_problem()) is not None:
         problems.append(str(problem))
+    has_gpu = any(device.platform == "gpu" for device in devices)
     problems += [
         f"the {library.platform} kernels are not used: {library.problem}"
         for library in registry.libraries()
         if library.problem is not None and library.module.startswith("jaxkern.")
-        # Without a GPU nobody misses its kernels.
-        if library.platform != "cuda" or any(d.platform == "gpu" for d in devices)
+        if library.platform != "cuda" or has_gpu
     ]
     limit = int(min(memory_limit() * GIB, 2**63))
-    allotted = os.environ.get("SLURM_CPUS_PER_TASK", "").strip()
+    slurm = os.environ.get("SLURM_CPUS_PER_TASK", "").strip()
+    driver = registry.cuda_driver_version()
+    without_override = {k: v for k, v in os.environ.items() if k != "JAXKERN_NUM_THREADS"}
     return DeviceStatus(
         devices=tuple(map(_info, devices)),
         default_backend=backend,
@@ -164,10 +163,8 @@ def get_device_status() -> DeviceStatus:
         cpus=os.cpu_count() or 1,
         affinity_cpus=schedulable_cpus(),
         cgroup_cpus=cgroup_cpus(),
-        slurm_cpus=parse_decimal(allotted) or None,
-        usable_cpus=num_threads(
-            {k: v for k, v in os.environ.items() if k != "JAXKERN_NUM_THREADS"}
-        ),
+        slurm_cpus=parse_decimal(slurm) or None,
+        usable_cpus=num_threads(without_override),
         kernel_threads=native.max_workers() if native else None,
         cache_bytes=last_level_cache_bytes(),
         memory_bytes=machine_bytes(),
@@ -175,8 +172,8 @@ def get_device_status() -> DeviceStatus:
         memory_available_bytes=available_bytes(),
         simd_level=native.simd_level() if native else None,
         simd_levels=tuple(native.simd_levels()) if native else (),
-        cuda_driver=_dotted(registry.cuda_driver_version()),
-        cuda_runtime=_dotted(int(cuda.cuda_runtime())) if cuda else None,
+        cuda_driver=None if driver is None else cuda_version(driver),
+        cuda_runtime=cuda_version(int(cuda.cuda_runtime())) if cuda else None,
         cuda_architectures=tuple(cuda.architectures()) if cuda else (),
         versions={
             "jaxkern": __version__,
@@ -191,7 +188,7 @@ def get_device_status() -> DeviceStatus:
 def _info(device: jax.Device) -> DeviceInfo:
     try:
         memory = device.memory_stats() or {}
-    except (RuntimeError, NotImplementedError):  # a client that keeps no count
+    except (RuntimeError, NotImplementedError):  # a client without counters
         memory = {}
     return DeviceInfo(
         id=device.id,
@@ -201,7 +198,3 @@ def _info(device: jax.Device) -> DeviceInfo:
         memory_bytes=memory.get("bytes_limit"),
         memory_in_use_bytes=memory.get("bytes_in_use"),
     )
-
-
-def _dotted(version: int | None) -> str | None:
-    return None if version is None else f"{version // 1000}.{version % 1000 // 10}"

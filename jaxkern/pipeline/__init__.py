@@ -28,7 +28,7 @@ from jaxkern.pipeline.program import RecompilationWarning as RecompilationWarnin
 from jaxkern.pipeline.sequential.expanding import FlatMap as FlatMap
 from jaxkern.pipeline.sequential.expanding import Window as Window
 from jaxkern.pipeline.sequential.filtering import Filter as Filter
-from jaxkern.pipeline.sources.encoded import EncodedImages as EncodedImages
+from jaxkern.pipeline.sources.combined import Subset as Subset
 from jaxkern.pipeline.sources.formats import ArrayRecordSource as ArrayRecordSource
 from jaxkern.pipeline.sources.formats import ArrowSource as ArrowSource
 from jaxkern.pipeline.sources.formats import HuggingFaceSource as HuggingFaceSource
@@ -38,13 +38,13 @@ from jaxkern.pipeline.sources.formats import WebDatasetSource as WebDatasetSourc
 from jaxkern.pipeline.sources.formats import ZarrSource as ZarrSource
 from jaxkern.pipeline.sources.hdf5 import HDF5Source as HDF5Source
 from jaxkern.pipeline.sources.images.fields import Encoded as Encoded
-from jaxkern.pipeline.sources.images.records import EncodedRecords as EncodedRecords
+from jaxkern.pipeline.sources.images.sources import EncodedRecords as EncodedRecords
 from jaxkern.pipeline.sources.images.sources import ImageFiles as ImageFiles
 from jaxkern.pipeline.sources.images.sources import ImageFolder as ImageFolder
 from jaxkern.pipeline.sources.packed.source import PackedSource as PackedSource
 from jaxkern.pipeline.sources.source import ArraySource as ArraySource
 from jaxkern.pipeline.sources.source import BatchSource as BatchSource
-from jaxkern.pipeline.sources.subset import Subset as Subset
+from jaxkern.pipeline.sources.source import EncodedImages as EncodedImages
 from jaxkern.pipeline.sources.tokens import TokenSource as TokenSource
 from jaxkern.pipeline.token_packing import Pack as Pack
 from jaxkern.pipeline.tuning import PipelineStats as PipelineStats

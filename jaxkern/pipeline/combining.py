@@ -24,7 +24,7 @@ from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential.limits import SequentialRepeat, SequentialTake
 from jaxkern.pipeline.sequential.node import follows_sequential
-from jaxkern.pipeline.sources.joined import FieldsOf, JoinedSource, ZippedSource, side_by_side
+from jaxkern.pipeline.sources.combined import FieldChecker, JoinedSource, ZippedSource, merge_fields
 from jaxkern.pipeline.sources.source import BatchSource
 
 #: from the inputs' orders and a seed to that of them all
@@ -70,7 +70,7 @@ class Combined(PipelineNode):
         self.seed = seed
         self.batch_size, self.remainder = settings.batch_size, settings.remainder
         self._arrange, self._names = arrange, names
-        self._fields = FieldsOf(name)
+        self._fields = FieldChecker(name)
         self._described = name
 
     def describe(self) -> str:
@@ -111,7 +111,7 @@ class Combined(PipelineNode):
         data: Data
         if isinstance(order.order if isinstance(order, Continuation) else order, Pairing):
             batches = [row.scattered(parts, len(rows)) for parts in pieces]
-            data = side_by_side(batches, self._names)
+            data = merge_fields(batches, self._names)
         else:
             self._fields.check(
                 *((source, part[0]) for source, parts in enumerate(pieces) for part in parts)

@@ -15,7 +15,7 @@ import numpy as np
 from jaxkern.pipeline.arrangement import Order, Shard
 from jaxkern.pipeline.feed import Feed
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sources.encoded import EncodedImages
+from jaxkern.pipeline.sources.source import EncodedImages
 from jaxkern.ring import RecordProducer
 
 Remainder = Literal["partial", "drop", "pad"]

@@ -11,7 +11,7 @@ from jaxkern.pipeline.combining import Arrange, Settings, check_random_access, c
 from jaxkern.pipeline.pipeline import Pipeline
 from jaxkern.pipeline.schedule import Schedule, whole_weights
 from jaxkern.pipeline.sources.as_source import as_source
-from jaxkern.pipeline.sources.joined import JoinedSource, ZippedSource
+from jaxkern.pipeline.sources.combined import JoinedSource, ZippedSource
 from jaxkern.pipeline.sources.source import BatchSource
 
 

@@ -15,7 +15,7 @@ from jaxkern.image.compose.targets import move_points
 from jaxkern.pipeline.element import Element, ElementOperator
 from jaxkern.pipeline.graph import Derivation, PipelineNode, SeededProducer, digest, named
 from jaxkern.pipeline.rows import Data, described, is_ragged
-from jaxkern.pipeline.sources.encoded import EncodedImages
+from jaxkern.pipeline.sources.source import EncodedImages
 
 
 class OperatorNode(PipelineNode):

@@ -15,8 +15,8 @@ from jaxkern.pipeline.graph import Block, PipelineNode, Stream, Vertex
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential.node import Deferred, Flow, FlowStart, Rows, SequentialNode
+from jaxkern.pipeline.sources.combined import Subset
 from jaxkern.pipeline.sources.source import BatchSource
-from jaxkern.pipeline.sources.subset import Subset
 from jaxkern.pipeline.sources.tokens import TokenSource
 from jaxkern.tokens import Documents, PackingStats, RowPacker, bins_state, packed_rows, state_bins
 from jaxkern.tokens import Rows as TokenRows

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from jaxkern.benchmarking.compare import check_same
-from jaxkern.cli.bench_cases import CASES, prepared
+from jaxkern.cli.bench_cases import CASES, prepare_case
 
 pytestmark = pytest.mark.benchmark
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.benchmark
 @pytest.mark.parametrize("name", CASES)
 def test_op(name, backend, benchmark):
     benchmark.group = name
-    with prepared(name) as case:
+    with prepare_case(name) as case:
         run, reference = case.arm(backend), case.arm("jax")(*case.args)
         result = jax.block_until_ready(run(*case.args))
         check_same("jax", reference, backend, result, "close", case.rtol, case.atol)

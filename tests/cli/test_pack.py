@@ -1,5 +1,5 @@
-"""`python -m jaxkern pack`: would catch a file that is not what `jk.pipeline.pack` writes, damage
-that has the exit code of a whole file, and errors that are tracebacks."""
+"""`python -m jaxkern pack`: would catch a file that differs from that of `jk.pipeline.pack`, a
+damaged file with exit code 0, and errors that are tracebacks."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "how"),
+    ("arguments", "options"),
     [
         ([], {"format": "jpeg:90"}),
         (["--format", "raw", "--max-side", "16"], {"format": "raw", "max_side": 16}),
         (["--format", "npy", "--shards", "2", "--threads", "1"], {"format": "npy", "shards": 2}),
     ],
 )
-def test_a_folder(folder, tmp_path, capsys, arguments, how):
-    expected = pack(ImageFolder(folder), tmp_path / "expected" / "x.jkp", progress=False, **how)
+def test_folder(folder, tmp_path, capsys, arguments, options):
+    expected = pack(ImageFolder(folder), tmp_path / "expected" / "x.jkp", progress=False, **options)
     assert main(["pack", str(folder), str(tmp_path / "x.jkp"), *arguments]) == 0
     assert f"wrote {tmp_path}/x" in capsys.readouterr().out
     for path in expected:
@@ -49,19 +49,19 @@ def test_a_folder(folder, tmp_path, capsys, arguments, how):
 def test_info(folder, tmp_path, capsys):
     path = tmp_path / "x.jkp"
     assert main(["pack", str(folder), str(path), "--max-side", "21", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found == {"files": [str(path)], "records": 6, "bytes": path.stat().st_size}
+    result = json.loads(capsys.readouterr().out)
+    assert result == {"files": [str(path)], "records": 6, "bytes": path.stat().st_size}
     assert main(["pack", "--info", str(path)]) == 0
     text = capsys.readouterr().out
     assert "6 records" in text
     assert "classes: cat, dog" in text
     assert "field image: jpeg, uint8[14, 21] to [18, 21], " in text
     assert main(["pack", "--info", str(path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    result = json.loads(capsys.readouterr().out)
     with PackedSource(path) as source:
-        assert found["digest"] == source.digest
-    assert found["metadata"]["max_side"] == 21
-    assert [field["name"] for field in found["fields"]] == ["image", "label"]
+        assert result["digest"] == source.digest
+    assert result["metadata"]["max_side"] == 21
+    assert [field["name"] for field in result["fields"]] == ["image", "label"]
 
 
 def test_verify(folder, tmp_path, capsys):
@@ -78,11 +78,11 @@ def test_verify(folder, tmp_path, capsys):
     assert f"{path}: record 4, field 'image', is damaged" in out
     assert "1 of 6 records are damaged" in out
     assert main(["pack", "--verify", str(path), "--json"]) == 1
-    (found,) = json.loads(capsys.readouterr().out)["damaged"]
-    assert (found["record"], found["field"], found["begin"]) == (4, "image", offset)
+    (result,) = json.loads(capsys.readouterr().out)["damaged"]
+    assert (result["record"], result["field"], result["begin"]) == (4, "image", offset)
 
 
-def test_another_packed_file_is_a_source(folder, tmp_path, capsys):
+def test_packed_file_as_a_source(folder, tmp_path, capsys):
     assert main(["pack", str(folder), str(tmp_path / "x.jkp"), "--shards", "3"]) == 0
     arguments = [str(tmp_path / "x-*-of-00003.jkp"), str(tmp_path / "one.jkp")]
     assert main(["pack", *arguments]) == 0
@@ -112,47 +112,46 @@ def test_files_that_do_not_decode(folder, tmp_path, capsys):
     assert not source[1]["image"].any()
 
 
-def test_a_folder_of_packed_files_is_no_folder_of_images(folder, tmp_path, capsys):
+def test_folder_of_packed_files(folder, tmp_path, capsys):
     assert main(["pack", str(folder), str(tmp_path / "f" / "x.jkp"), "--shards", "2"]) == 0
     assert main(["pack", str(tmp_path / "f"), str(tmp_path / "y.jkp")]) == 2
     error = capsys.readouterr().err
-    assert "has no images in its subfolders" in error
-    assert f"it holds other files: give '{tmp_path}/f/*.jkp'" in error
+    assert f"'{tmp_path}/f/*.jkp'" in error
     assert main(["pack", f"{tmp_path}/f/*.jkp", str(tmp_path / "y.jkp")]) == 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "fact"),
     [
-        ([], "wanted SOURCE and NAME.jkp"),
+        ([], "NAME.jkp"),
         (["nowhere", "x.jkp"], "nowhere"),
-        (["nowhere.jkp", "x.jkp"], "nowhere.jkp: no such file"),
-        (["--info", "nowhere.jkp"], "nowhere.jkp: no such file"),
-        (["a", "b.jkp", "--verify", "x.jkp"], "nothing is packed with them"),
-        (["FOLDER", "x.jkp", "--format", "png"], "format is 'png'"),
-        (["FOLDER", "x.npy"], "ends in .jkp"),
+        (["nowhere.jkp", "x.jkp"], "nowhere.jkp"),
+        (["--info", "nowhere.jkp"], "nowhere.jkp"),
+        (["a", "b.jkp", "--verify", "x.jkp"], "--verify"),
+        (["FOLDER", "x.jkp", "--format", "png"], "'png'"),
+        (["FOLDER", "x.npy"], ".jkp"),
     ],
 )
-def test_wrong_input_is_a_line(folder, capsys, tmp_path, monkeypatch, arguments, said):
+def test_invalid_input(folder, capsys, tmp_path, monkeypatch, arguments, fact):
     monkeypatch.chdir(tmp_path)
     assert main(["pack", *(str(folder) if a == "FOLDER" else a for a in arguments)]) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert fact in error
     assert error.startswith("error: ")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_is_there_is_replaced_by_force_only(folder, tmp_path, capsys):
+def test_existing_file_is_replaced_only_by_force(folder, tmp_path, capsys):
     arguments = ["pack", str(folder), str(tmp_path / "x.jkp")]
     assert main(arguments) == 0
     assert main([*arguments, "--format", "raw"]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "x.jkp" in capsys.readouterr().err
     assert main([*arguments, "--format", "raw", "--force"]) == 0
     assert PackedSource(tmp_path / "x.jkp").metadata["format"] == "raw"
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="the test extra has no zarr there")
-def test_a_group_of_zarr_is_a_folder_and_none_of_images(tmp_path):
+def test_zarr_group(tmp_path):
     import zarr
 
     zarr.create_group(tmp_path / "x.zarr").create_array("x", data=np.arange(4))
@@ -161,8 +160,7 @@ def test_a_group_of_zarr_is_a_folder_and_none_of_images(tmp_path):
     assert PackedSource(tmp_path / "x.jkp")[3]["x"] == 3
 
 
-def test_an_interrupt_is_one_line(folder, tmp_path, capsys, monkeypatch):
-    """And the same command resumes."""
+def test_interrupted_command_resumes(folder, tmp_path, capsys, monkeypatch):
     encoded = RecordEncoder.encoded
 
     def interrupted(self, records):
@@ -174,10 +172,10 @@ def test_an_interrupt_is_one_line(folder, tmp_path, capsys, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(RecordEncoder, "encoded", interrupted)
         assert main([*command, "--quiet", "--threads", "1"]) == 130
-    found = capsys.readouterr()
-    assert found.out == ""
-    assert found.err.count("\n") == 1
-    assert "interrupted" in found.err
-    assert "of 6 records" in found.err
+    result = capsys.readouterr()
+    assert result.out == ""
+    assert result.err.count("\n") == 1
+    assert "interrupted" in result.err
+    assert "of 6 records" in result.err
     assert main([*command, "--quiet"]) == 0
     assert len(PackedSource(tmp_path / "x.jkp")) == 6

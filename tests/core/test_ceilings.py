@@ -299,10 +299,10 @@ def test_no_matrix_product_is_above_the_peak(dtype):
 
 def test_the_native_probes_refuse_what_they_cannot_do():
     for call, what in (
-        (lambda: CPU.measure_memory("v9", 1, 1 << 20, 0.0), "no SIMD level"),
-        (lambda: CPU.measure_memory("portable", 0, 1 << 20, 0.0), "threads is below 1"),
-        (lambda: CPU.measure_memory("portable", 1, 0, 0.0), "bytes is below 1"),
-        (lambda: CPU.measure_compute("portable", 1, -1.0), "seconds are below 0"),
+        (lambda: CPU.measure_memory("v9", 1, 1 << 20, 0.0), "v9"),
+        (lambda: CPU.measure_memory("portable", 0, 1 << 20, 0.0), "threads"),
+        (lambda: CPU.measure_memory("portable", 1, 0, 0.0), "bytes"),
+        (lambda: CPU.measure_compute("portable", 1, -1.0), "seconds"),
     ):
         with pytest.raises(ValueError, match=what):
             call()

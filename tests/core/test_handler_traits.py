@@ -22,7 +22,7 @@ MODULES = [
 ]
 
 
-# The beginnings of xla/ffi/api/c_api.h's structs. XLA asks a handler for its metadata so.
+# The first fields of structs of xla/ffi/api/c_api.h, by which XLA queries a handler's metadata.
 class ApiVersion(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -54,7 +54,7 @@ class CallFrame(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
         ("extension_start", ctypes.POINTER(MetadataExtension)),
-        ("rest", ctypes.c_void_p * 19),  # as far as `attrs`, which handlers check the size for
+        ("rest", ctypes.c_void_p * 19),  # up to `attrs`; handlers check the size of the struct
     ]
 
 
@@ -79,7 +79,7 @@ def test_no_handler_is_captured_into_a_command_buffer() -> None:
         assert table
         for target, capsule in table.items():
             metadata = metadata_of(capsule)
-            # Shows that the structs above have the layout of the headers.
+            # Checks that the structs above have the layout of the headers.
             version = metadata.api_version
             assert (version.major, version.minor) == native.abi() <= registry.running_abi()
             assert metadata.traits & COMMAND_BUFFER_COMPATIBLE == 0, target

@@ -1,10 +1,10 @@
-// Half conversions against exact arithmetic, and the choice of the instruction-set level.
+// Conversions of half types against exact arithmetic, and the choice of the SIMD level.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 
 #include "core/half.h"
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "random_chain.h"
 #include "reference_chain.h"
 
@@ -18,8 +18,8 @@ void expect(bool condition, const char* what, double detail) {
   if (++g_failures < 20) std::printf("check_core: %s (%.17g)\n", what, detail);
 }
 
-// Every half value survives the round trip; midpoints between neighbours go to the even one, and
-// the floats next to a midpoint to the near one.
+// Every half value is unchanged by a round trip. Midpoints between neighbours round to even, and
+// the floats next to a midpoint to the nearest.
 template <typename ToHalf, typename ToFloat>
 void check_half(Dtype dtype, uint16_t infinity, ToHalf to_half, ToFloat to_float) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
@@ -39,7 +39,7 @@ void check_half(Dtype dtype, uint16_t infinity, ToHalf to_half, ToFloat to_float
     const double low = half_value(dtype, half);
     const double high = half_value(dtype, static_cast<uint16_t>(half + 1));
     const float middle = static_cast<float>((low + high) / 2);
-    if (static_cast<double>(middle) != (low + high) / 2) continue;  // below float's own subnormals
+    if (static_cast<double>(middle) != (low + high) / 2) continue;  // below the subnormals of float
     const float toward_low = std::nextafter(middle, static_cast<float>(low));
     const float toward_high = std::nextafter(middle, static_cast<float>(high));
     expect(to_half(middle) == (half & 1 ? half + 1 : half), "ties to even", middle);
@@ -49,14 +49,14 @@ void check_half(Dtype dtype, uint16_t infinity, ToHalf to_half, ToFloat to_float
 }
 
 void check_levels() {
-  expect(simd_problem() == nullptr, "a problem without JAXKERN_SIMD", 0);
+  expect(simd_problem() == nullptr, "an error without JAXKERN_SIMD", 0);
   expect(!set_simd_level("v9"), "an unknown level was accepted", 0);
   expect(set_simd_level("portable") && simd_level() == SimdLevel::kPortable, "portable", 0);
   expect(set_simd_level(nullptr) && simd_level_available(simd_level()), "the default level", 0);
 }
 
-// The vector rounding of bfloat16 outputs at and next to ties, which a scale puts on level 1
-// exactly.
+// The vector rounding of bfloat16 outputs at ties and their neighbours, which a scale makes the
+// values of level 1.
 void check_bfloat16_ties() {
   constexpr int32_t kWidth = 67;  // whole vectors, pairs of them and a remainder
   std::vector<uint8_t> pixels(kWidth);
@@ -94,7 +94,7 @@ void check_bfloat16_ties() {
 int main(int argc, char** argv) {
   using namespace jaxkern;
   using namespace jaxkern::image::testing;
-  // With an argument: only report how JAXKERN_SIMD was understood, for the caller to compare.
+  // With an argument: print the level in JAXKERN_SIMD or its error, which the caller compares.
   if (argc > 1 && std::string(argv[1]) == "level") {
     const char* problem = simd_problem();
     std::printf("%s\n", problem ? problem : simd_level_name(simd_level()));

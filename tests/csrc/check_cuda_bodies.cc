@@ -1,7 +1,7 @@
 // Runs the bodies of the CUDA kernels over their whole grids on the CPU, thread by thread, and
-// compares them with the CPU kernels, those of mixing also with their formula; catches a wrong
-// index, an unwritten element, and with sanitizers any access outside the operands: usage:
-// check_cuda_bodies [iterations] [first seed].
+// compares them with the CPU kernels, those of mixing also with their formula. Catches a wrong
+// index, an unwritten element and, with sanitizers, any access outside the operands. Usage:
+// check_cuda_bodies [iterations] [first seed]
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -31,7 +31,7 @@ void run_grid(const ChainCall& call) {
   using Body = ChainBody<C, source, filter>;
   const int32_t threads = call.tiling.threads;
   const size_t floats = static_cast<size_t>(stage_floats(call.tiling, C));
-  // As on the device, the block's memory holds garbage at first: NaN and impossible sizes.
+  // As on the device, the block's memory is uninitialized: NaN and impossible sizes.
   const size_t stage_bytes = (floats * sizeof(float) + 15) / 16 * 16;
   std::unique_ptr<ChainTile, Free> shared(
       static_cast<ChainTile*>(std::aligned_alloc(alignof(ChainTile), sizeof(ChainTile))));
@@ -102,7 +102,7 @@ struct Shape {
   int64_t samples() const { return size[0] * size[1]; }
 };
 
-// An operand of `core` elements a sample, whose batch axes are full or 1.
+// An operand of `core` elements per sample, whose batch axes are full or 1.
 struct BatchOperand {
   BatchMap map;
   int64_t items = 1;
@@ -124,7 +124,7 @@ BatchOperand batch_operand(Random& random, const Shape& shape, int64_t core, boo
   return operand;
 }
 
-// Heap blocks of exactly the right size, so that a sanitizer sees every access outside them.
+// Heap blocks of the exact size, so that a sanitizer detects every access outside them.
 template <typename T>
 struct Block {
   std::unique_ptr<T[]> data;
@@ -183,15 +183,15 @@ bool check_chain(uint64_t seed, Statistics& statistics) {
   call.height = c.height;
   call.width = c.width;
 
-  // Sources. A ragged image is at least as large as the case's, in any order and with gaps.
+  // Sources. Ragged images are at least as large as the case's image, in any order and with gaps.
   std::vector<unsigned char> pixels;
   std::vector<int64_t> offset;
   std::vector<int32_t> offset32, heights, widths;
-  BatchOperand place = {};
+  BatchOperand sizes = {};
   const size_t lead = ragged ? 0 : dtype_size(plan.source_dtype) * (seed % 5);
   if (ragged) {
-    place = batch_operand(random, shape, 1, true);
-    for (int64_t i = 0; i < place.items; ++i) {
+    sizes = batch_operand(random, shape, 1, true);
+    for (int64_t i = 0; i < sizes.items; ++i) {
       Case other = c;
       other.height += random.integer(0, 9);
       other.width += random.integer(0, 9);
@@ -203,8 +203,8 @@ bool check_chain(uint64_t seed, Statistics& statistics) {
       pixels.insert(pixels.end(), other.pixels.begin(), other.pixels.end());
     }
     call.buffer_size = static_cast<int64_t>(pixels.size());
-    if (place.items > 0 && random.chance(15)) {
-      const size_t bad = static_cast<size_t>(random.integer(0, place.items - 1));
+    if (sizes.items > 0 && random.chance(15)) {
+      const size_t bad = static_cast<size_t>(random.integer(0, sizes.items - 1));
       const int32_t kind = random.integer(0, 4);
       if (kind == 0) offset[bad] = -1;
       if (kind == 1) offset[bad] = call.buffer_size - (call.buffer_size > 9 ? 2 : 0);
@@ -228,7 +228,7 @@ bool check_chain(uint64_t seed, Statistics& statistics) {
     }
   }
 
-  // Parameters: every stored item is drawn anew.
+  // Parameters: every stored item is drawn again.
   const BatchOperand geometry_at = batch_operand(random, shape, segments * kGeometryFields, true);
   std::vector<Geometry> geometry;
   for (int64_t i = 0; i < geometry_at.items; ++i) {
@@ -277,9 +277,9 @@ bool check_chain(uint64_t seed, Statistics& statistics) {
   operands.set(kEraseValue, value_block.data.get(), value_at.map);
   if (ragged) {
     const void* const wide = offset_block.data.get();
-    operands.set(kOffset, call.wide_offset ? wide : offset32_block.data.get(), place.map);
-    operands.set(kHeight, height_block.data.get(), place.map);
-    operands.set(kWidth, width_block.data.get(), place.map);
+    operands.set(kOffset, call.wide_offset ? wide : offset32_block.data.get(), sizes.map);
+    operands.set(kHeight, height_block.data.get(), sizes.map);
+    operands.set(kWidth, width_block.data.get(), sizes.map);
   }
 
   const size_t bytes = output_bytes(plan), item = dtype_size(plan.output_dtype);
@@ -312,7 +312,7 @@ bool check_chain(uint64_t seed, Statistics& statistics) {
     sample.width = c.width;
     bool sound = true;
     if (ragged) {
-      const size_t at = static_cast<size_t>(place.map.offset(i));
+      const size_t at = static_cast<size_t>(sizes.map.offset(i));
       sample.height = heights[at];
       sample.width = widths[at];
       sound = is_in_buffer(offset[at], heights[at], widths[at], plan.channels, call.buffer_size);
@@ -336,7 +336,7 @@ bool check_chain(uint64_t seed, Statistics& statistics) {
       const double want = sound ? element(plan.output_dtype, expected.get(), k) : faulty;
       const bool nan = !sound && plan.output_dtype != Dtype::kU8;
       double have = element(plan.output_dtype, got, k);
-      if (nan && item == 2) {  // element() reads finite halves only
+      if (nan && item == 2) {  // element() supports finite halves only
         uint16_t bits;
         std::memcpy(&bits, got + 2 * k, 2);
         const uint16_t infinity = plan.output_dtype == Dtype::kF16 ? 0x7c00 : 0x7f80;
@@ -377,7 +377,7 @@ struct Mixed {
   bool exact;
 };
 
-// Of the CPU loop at every level and of the body.
+// The outputs of the CPU loop at every level, and of the body.
 bool check_mix(uint64_t seed, int64_t& in_vectors) {
   Random random(seed * 0x2545f4914f6cdd1du + 7);
   MixCall call = {};
@@ -405,7 +405,7 @@ bool check_mix(uint64_t seed, int64_t& in_vectors) {
     return c.pixels;
   };
   const std::vector<unsigned char> x_values = draw(x_at.items), p_values = draw(partner_at.items);
-  // new[] of char is aligned to 16 bytes; every third case starts off the boundary.
+  // new[] of char is aligned to 16 bytes. Every third case starts at another address.
   const size_t lead = seed % 3 == 0 ? item : 0;
   std::unique_ptr<unsigned char[]> x(new unsigned char[lead + x_values.size()]);
   std::unique_ptr<unsigned char[]> partner(new unsigned char[p_values.size()]);
@@ -434,14 +434,15 @@ bool check_mix(uint64_t seed, int64_t& in_vectors) {
   // The formula for element k of image i, in double.
   const auto formula = [&](int64_t i, int64_t k) -> Mixed {
     const int64_t at = k / call.together(), row = at / call.width % call.height;
-    const EraseBox own = box[static_cast<size_t>(box_at.map.offset(i) / 4)];
+    const EraseBox sample_box = box[static_cast<size_t>(box_at.map.offset(i) / 4)];
     const float part = lambda[static_cast<size_t>(lambda_at.map.offset(i))];
     const double a =
         element(call.dtype, x_values.data(), static_cast<size_t>(x_at.map.offset(i) + k));
     const double b =
         element(call.dtype, p_values.data(), static_cast<size_t>(partner_at.map.offset(i) + k));
-    const bool cut = row >= own.top && row < own.top + own.height && at % call.width >= own.left &&
-                     at % call.width < own.left + own.width;
+    const bool cut = row >= sample_box.top && row < sample_box.top + sample_box.height &&
+                     at % call.width >= sample_box.left &&
+                     at % call.width < sample_box.left + sample_box.width;
     const double value = cut ? b : static_cast<double>(part) * a + (1. - part) * b;
     return {value, cut || part == 1.f};
   };
@@ -460,8 +461,8 @@ bool check_mix(uint64_t seed, int64_t& in_vectors) {
       const double body = element(call.dtype, static_cast<const unsigned char*>(call.output), k);
       const Mixed want = formula(flat / core, flat % core);
       const double bound = want.exact ? 0. : bounds[static_cast<int>(call.dtype)];
-      // The CPU kernels may fuse the multiply and the add: one unit in the last place, or one
-      // level.
+      // The CPU kernels may fuse multiply and add, which changes the result by one unit in the last
+      // place, or by one level.
       const double ulp = call.dtype == Dtype::kU8     ? 1.
                          : call.dtype == Dtype::kF16  ? std::abs(cpu) * 0x1p-10 + 0x1p-24
                          : call.dtype == Dtype::kBF16 ? std::abs(cpu) * 0x1p-7

@@ -1,6 +1,6 @@
-// Encoded images through random chains, against the chain on the decoded image, bit for bit;
-// hostile places, sizes and files. Build it with sanitizers: usage: check_encoded [iterations]
-// [first seed].
+// Runs random chains on encoded images and compares them, bit for bit, with the chain on the
+// decoded image; also with invalid ranges, sizes and files. Build it with sanitizers. Usage:
+// check_encoded [iterations] [first seed]
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "image/encoded_producer.h"
 #include "image/jpeg.h"
+#include "image/producer.h"
 #include "jpeg_seeds.h"
 #include "random_chain.h"
 
@@ -30,10 +30,10 @@ void expect(bool condition, const std::string& what) {
   ++g_failures;
 }
 
-// One record of a case, and a producer of it.
+// A record of a case, and a producer that writes it.
 struct Record {
   const Case* chain;
-  int64_t place[3];
+  int64_t range[3];
   int32_t size[2];
   bool masked = false;
   uint8_t valid = 1;
@@ -41,12 +41,12 @@ struct Record {
   std::string message;
 
   Record(const Case& c, size_t bytes)
-      : chain(&c), place{0, 0, static_cast<int64_t>(bytes)}, size{c.height, c.width} {}
+      : chain(&c), range{0, 0, static_cast<int64_t>(bytes)}, size{c.height, c.width} {}
 
-  // Whether it was made.
+  // Returns true if the producer succeeded.
   bool run(const JaxkernProducer& abi) {
     output.assign(static_cast<size_t>(abi.output_bytes), 0xA5);
-    const void* rows[] = {place};
+    const void* rows[] = {range};
     const void* operands[] = {chain->geometry.data(),    chain->affine.data(),
                               chain->fill.data(),        chain->erase_box.data(),
                               chain->erase_value.data(), size};
@@ -79,7 +79,7 @@ EncodedSource in_memory(const Bytes& bytes, Codec codec) {
   return source;
 }
 
-// A chain on u8 whose source is `pixels` of a JPEG, and that JPEG.
+// A chain on u8 whose source is `pixels`, the decoded image of a JPEG, and that JPEG.
 Case jpeg_case(uint64_t seed, Bytes* encoded) {
   Limits limits;
   limits.size = 60;
@@ -91,9 +91,9 @@ Case jpeg_case(uint64_t seed, Bytes* encoded) {
   c.pixels.resize(static_cast<size_t>(c.height) * static_cast<size_t>(c.width) *
                   static_cast<size_t>(c.plan.channels));
   JpegDecoder decoder;
-  const std::string wrong = decoder.decode(encoded->data(), encoded->size(), c.plan.channels,
+  const std::string error = decoder.decode(encoded->data(), encoded->size(), c.plan.channels,
                                            1 << 20, {0, 0, c.height, c.width}, c.pixels.data());
-  if (!wrong.empty()) c.pixels.clear();  // a kind that this libjpeg does not decode
+  if (!error.empty()) c.pixels.clear();  // a kind that this libjpeg does not decode
   return c;
 }
 
@@ -104,22 +104,22 @@ void check_same(uint64_t seed, bool* ran) {
   if (!*ran) return;
   Random random(seed * 31 + 5);
   const std::string where = "seed " + std::to_string(seed) + ": ";
-  std::vector<unsigned char> wanted(output_bytes(c.plan));
-  run_sample(c.plan, c.view(), wanted.data(), thread_scratch<kScratchBytes>());
+  std::vector<unsigned char> expected(output_bytes(c.plan));
+  run_sample(c.plan, c.view(), expected.data(), thread_scratch<kScratchBytes>());
   EncodedSource source = in_memory(encoded, Codec::kJpeg);
   source.band_bytes = random.chance(50) ? random.integer(1, 5000) : source.band_bytes;
   const Producer producer(c.plan, source);
   Record record(c, encoded.size());
-  // A fresh thread's buffers are just large enough, so that a sanitizer sees what lies beyond.
+  // The buffers of a fresh thread have the exact size, so that a sanitizer detects accesses beyond.
   std::thread([&] { expect(record.run(*producer.abi), where + record.message); }).join();
-  expect(record.output == wanted, where + "the JPEG's chain differs");
+  expect(record.output == expected, where + "the JPEG's chain differs");
 
   const Producer plain(c.plan, in_memory(c.pixels, Codec::kRaw));
   Record raw(c, c.pixels.size());
   expect(raw.run(*plain.abi), where + raw.message);
-  expect(raw.output == wanted, where + "the raw image's chain differs");
+  expect(raw.output == expected, where + "the raw image's chain differs");
 
-  // Zeros in the place of what is broken.
+  // Broken images are replaced by zeros.
   const size_t half = encoded.size() / 2;
   Record broken(c, half);
   broken.masked = true;
@@ -127,14 +127,14 @@ void check_same(uint64_t seed, bool* ran) {
   if (broken.valid == 0) {
     Case zeros = c;
     std::fill(zeros.pixels.begin(), zeros.pixels.end(), static_cast<unsigned char>(0));
-    run_sample(c.plan, zeros.view(), wanted.data(), thread_scratch<kScratchBytes>());
-    expect(broken.output == wanted, where + "zeros differ");
+    run_sample(c.plan, zeros.view(), expected.data(), thread_scratch<kScratchBytes>());
+    expect(broken.output == expected, where + "zeros differ");
   }
   broken.masked = false;
   expect(broken.run(*producer.abi) == (broken.valid == 1), where + "masked, but no error");
 }
 
-// Garbage in what a caller hands over; nothing may be read beyond it.
+// Random operands and rows. Nothing may be read beyond them.
 void check_hostile(uint64_t seed) {
   static const int64_t edges[] = {INT64_MIN, INT64_MIN + 1, -1,       0, 1, 2, 1 << 24,
                                   INT32_MAX, INT64_MAX - 1, INT64_MAX};
@@ -157,8 +157,8 @@ void check_hostile(uint64_t seed) {
   for (int32_t i = 0; i < 8; ++i) {
     Record record(c, bytes.size());
     record.masked = random.chance(50);
-    if (random.chance(60)) record.place[random.integer(0, 2)] = edges[random.integer(0, 9)];
-    if (random.chance(20)) record.place[2] = random.integer(0, static_cast<int64_t>(bytes.size()));
+    if (random.chance(60)) record.range[random.integer(0, 2)] = edges[random.integer(0, 9)];
+    if (random.chance(20)) record.range[2] = random.integer(0, static_cast<int64_t>(bytes.size()));
     if (random.chance(30)) {
       record.size[random.integer(0, 1)] = static_cast<int32_t>(edges[random.integer(0, 9)]);
     }
@@ -180,40 +180,40 @@ struct Folder {
   }
   void write(const std::string& name, const uint8_t* data, size_t size) const {
     FILE* file = std::fopen((path + name).c_str(), "wb");
-    if (file == nullptr) return expect(false, "no file to write");
-    expect(std::fwrite(data, 1, size, file) == size, "no room for a file");
+    if (file == nullptr) return expect(false, "the file cannot be opened");
+    expect(std::fwrite(data, 1, size, file) == size, "the file cannot be written");
     (void)std::fclose(file);
   }
 };
 
-// Files that are there, and what is none, from several threads at once.
+// Readable files, and paths that are not, from several threads at once.
 void check_files() {
   Bytes encoded;
   uint64_t seed = 1;
   Case c = jpeg_case(seed, &encoded);
   while (c.pixels.empty()) c = jpeg_case(++seed, &encoded);
-  std::vector<unsigned char> wanted(output_bytes(c.plan));
-  run_sample(c.plan, c.view(), wanted.data(), thread_scratch<kScratchBytes>());
+  std::vector<unsigned char> expected(output_bytes(c.plan));
+  run_sample(c.plan, c.view(), expected.data(), thread_scratch<kScratchBytes>());
   const Folder folder;
   folder.write("/good", encoded.data(), encoded.size());
   folder.write("/short", encoded.data(), 10);
-  expect(mkfifo((folder.path + "/pipe").c_str(), 0600) == 0, "no pipe");
-  expect(mkdir((folder.path + "/folder").c_str(), 0700) == 0, "no folder");
-  expect(symlink("loop", (folder.path + "/loop").c_str()) == 0, "no link");
+  expect(mkfifo((folder.path + "/pipe").c_str(), 0600) == 0, "mkfifo failed");
+  expect(mkdir((folder.path + "/folder").c_str(), 0700) == 0, "mkdir failed");
+  expect(symlink("loop", (folder.path + "/loop").c_str()) == 0, "symlink failed");
   struct Named {
     std::string name, problem;
-    bool always;  // an error whether flags are given or not
+    bool always;  // an error with and without `valid` flags
   };
   const std::vector<Named> files = {
       {folder.path + "/good", "", false},
       {folder.path + "/short", "/short: ", false},
-      {folder.path + "/pipe", "/pipe: is no regular file", true},
-      {folder.path + "/folder", "/folder: is no regular file", true},
+      {folder.path + "/pipe", "/pipe: is not a regular file", true},
+      {folder.path + "/folder", "/folder: is not a regular file", true},
       {folder.path + "/loop", "/loop: cannot be opened", true},
       {folder.path + "/missing", "/missing: cannot be opened", true},
-      {"/dev/zero", "/dev/zero: is no regular file", true},
-      {std::string("good\0", 5), "name is empty or holds a zero", true},
-      {"", "name is empty or holds a zero", true},
+      {"/dev/zero", "/dev/zero: is not a regular file", true},
+      {std::string("good\0", 5), "file name: ", true},
+      {"", "file name: ", true},
       {std::string(6000, 'x'), "...xxxx", true},
   };
   Bytes names;
@@ -229,14 +229,15 @@ void check_files() {
     for (int round = 0; round < 20; ++round) {
       for (size_t i = 0; i < files.size(); ++i) {
         Record record(c, files[i].name.size());
-        record.place[1] = starts[i];
+        record.range[1] = starts[i];
         record.masked = masked;
-        const bool made = record.run(*producer.abi);
+        const bool succeeded = record.run(*producer.abi);
         const bool right = files[i].problem.empty();
-        expect(made == (right || (masked && !files[i].always)), files[i].name + " was made");
-        expect(record.valid == (made && !right ? 0 : 1), files[i].name + " has a wrong flag");
-        if (right) expect(record.output == wanted, "a file's chain differs");
-        if (!made) {
+        expect(succeeded == (right || (masked && !files[i].always)),
+               files[i].name + ": unexpected outcome");
+        expect(record.valid == (succeeded && !right ? 0 : 1), files[i].name + ": wrong flag");
+        if (right) expect(record.output == expected, "a file's chain differs");
+        if (!succeeded) {
           expect(record.message.find(files[i].problem) != std::string::npos, record.message);
         }
       }

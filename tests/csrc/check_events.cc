@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "correlators/event_pairs.h"
 #include "correlators/multitau_events.h"
 

@@ -15,7 +15,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "correlators/frame_sums.h"
 
 namespace {

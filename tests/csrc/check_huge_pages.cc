@@ -1,6 +1,5 @@
-// Advice on results: which pages get it, and what leaves memory alone. Would catch advice beyond
-// the result, on memory that is there already, that grows the number of mappings from call to call,
-// and errors that are not ignored.
+// Checks which pages of a result get huge pages. Catches advice outside the result or on resident
+// memory, a number of mappings that grows from call to call, and errors that are not ignored.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -51,7 +50,7 @@ int mappings() {
   return count;
 }
 
-// Whether the mapping that holds an address is one for which huge pages were asked ("hg").
+// True if the mapping of an address was advised to use huge pages ("hg").
 bool advised(const char* address) {
   std::ifstream smaps("/proc/self/smaps");
   std::string line;
@@ -90,7 +89,7 @@ void check_which_pages() {
   advise_huge_pages(m.page(0), kHugePage - 1);
   advise_huge_pages(m.page(0), 0);
   expect(mappings() == before, "a result without a whole page was advised");
-  // Pages that are there: all of them, or the first ones of a heap that has grown.
+  // Resident pages: all of them, or the first ones of a heap that has grown.
   std::memset(m.page(0), 1, 2 * kHugePage);
   advise_huge_pages(m.page(0), 2 * kHugePage);
   expect(!advised(m.page(0)) && mappings() == before, "memory in use was advised");
@@ -111,7 +110,7 @@ void check_mappings_stay_few() {
     const uint64_t begin = draw(kPages - 2) * kHugePage + draw(kHugePage);
     const uint64_t bytes = draw(kPages * kHugePage - begin);
     advise_huge_pages(heap.page(0) + begin, bytes);
-    // What is written and given back, as an allocator trims.
+    // Write and release pages, like an allocator that trims.
     if (bytes > 0) heap.page(0)[begin] = 1;
     if (i % 50 == 0) madvise(heap.page(draw(kPages)), kHugePage, MADV_DONTNEED);
   }

@@ -1,12 +1,12 @@
-// Runs random chains at every available instruction-set level and compares them with the reference:
-// usage: check_image [iterations] [first seed] [common]. `common` draws only single-segment u8
-// chains, which take the fast path.
+// Runs random chains at every available SIMD level and compares them with the reference. Usage:
+// check_image [iterations] [first seed] [common]. `common` draws only single-segment u8 chains,
+// which use the fast path.
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "image/region.h"
 #include "random_chain.h"
 #include "reference_chain.h"
@@ -18,7 +18,7 @@ constexpr double kTolerance = 2e-4 * 255;  // levels
 
 struct Expected {
   Image image;       // before the last rounding
-  double tolerance;  // of that, in levels
+  double tolerance;  // in levels
 };
 
 Expected expect(const Case& c) {
@@ -42,7 +42,7 @@ Expected expect(const Case& c) {
       exact = exact && affine[k] == 1.f && affine[plan.channels + k] == 0.f;
     }
     const bool lookup = segment.filter == Filter::kNone || segment.filter == Filter::kNearest;
-    // Weights below 0 make the others larger than 1 together, by up to a half in two passes.
+    // Negative weights make the sum of the positive ones exceed 1, by up to a half in two passes.
     const double gain = segment.filter >= Filter::kBicubic ? 1.6 : 1.;
     tolerance = tolerance * scale * gain + (!lookup ? kTolerance * scale * gain + 1e-4
                                             : exact ? 0.
@@ -54,7 +54,7 @@ Expected expect(const Case& c) {
   return {image, tolerance};
 }
 
-// The half-width of the output dtype's rounding at `value`.
+// Returns half the spacing of the output dtype at `value`.
 double cast_error(Dtype dtype, double value) {
   const double relative = dtype == Dtype::kF16 ? 0x1p-11 : dtype == Dtype::kBF16 ? 0x1p-8 : 0x1p-24;
   return std::abs(value) * relative * 1.01 + (dtype == Dtype::kF16 ? 0x1p-25 : 1e-30);
@@ -103,7 +103,7 @@ bool compare(const Case& c, const Expected& expected, const unsigned char* outpu
   return true;
 }
 
-// Runs the case with blocks that end where the arrays end and start at any alignment.
+// Runs the case with heap blocks of the exact size of the arrays, at any alignment.
 bool check(const Case& original, uint64_t seed) {
   const Case& c = original;
   const Problem plan_problem = check_plan(c.plan);
@@ -136,7 +136,8 @@ bool check(const Case& original, uint64_t seed) {
   return true;
 }
 
-// The indices that a padding shows, of every small axis: region.h says no fewer, and none outside.
+// For every small axis, the range of region.h contains all indices that a padding shows, and none
+// outside the image.
 bool check_shown_ranges() {
   for (const Padding padding : {Padding::kEdge, Padding::kReflect, Padding::kSymmetric})
     for (int32_t count = 1; count <= 5; ++count)

@@ -1,6 +1,6 @@
-// Regions of JPEG images against the crop of a full decode, which libjpeg makes by itself here:
-// every subsampling, odd sizes, restart markers, progressive, scaled, all orientations, in bands
-// and whole. Usage: check_jpeg [regions of each file].
+// Compares regions of JPEG images with the crop of a full decode by libjpeg: every subsampling, odd
+// sizes, restart markers, progressive, scaled, all orientations, in bands and in one piece. Usage:
+// check_jpeg [regions of each file]
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
@@ -21,7 +21,7 @@ struct Picture {
   Bytes pixels;
 };
 
-// All of it, as libjpeg decodes it to RGB or inverted CMYK; values in the end as the decoder's.
+// Decodes a file in full by libjpeg to RGB or inverted CMYK, and converts it like the decoder.
 Picture full_decode(const Bytes& file, int32_t denominator) {
   jpeg_decompress_struct cinfo;
   jpeg_error_mgr errors;
@@ -47,7 +47,7 @@ Picture full_decode(const Bytes& file, int32_t denominator) {
         const int value = line[x * components + c];
         if (components == 3) {
           out[3 * x + c] = static_cast<uint8_t>(value);
-        } else {  // light * (1 - ink), rounded as a product of bytes is
+        } else {  // light * (1 - ink), rounded like a product of bytes
           const int light = line[4 * x + 3];
           const double ink = (255 - value) * light / 255.0;
           out[3 * x + c] = static_cast<uint8_t>(light - static_cast<int>(ink + 0.5));
@@ -60,7 +60,7 @@ Picture full_decode(const Bytes& file, int32_t denominator) {
   return picture;
 }
 
-// The same with an EXIF segment that says so.
+// Returns the same file with an EXIF segment of this orientation.
 Bytes with_orientation(const Bytes& file, int orientation, bool big_endian) {
   Bytes result = {0xFF, 0xD8, 0xFF, 0xE1, 0, 34, 'E', 'x', 'i', 'f', 0, 0};
   const auto number = [&](uint32_t value, int count) {
@@ -82,7 +82,7 @@ Bytes with_orientation(const Bytes& file, int orientation, bool big_endian) {
   return result;
 }
 
-// By turns and flips of whole images, one after the other.
+// Orients an image by a sequence of rotations and flips.
 Picture upright(const Picture& from, int orientation) {
   const bool transposed = orientation >= 5;
   Picture to{transposed ? from.width : from.height, transposed ? from.height : from.width, 3, {}};
@@ -132,7 +132,7 @@ void complain(const std::string& what, const JpegRegion& region, const std::stri
 }
 
 void check_region(JpegDecoder& decoder, const std::string& name, const Bytes& file,
-                  const Picture& whole, const JpegRegion& region, int32_t channels, int32_t band,
+                  const Picture& full, const JpegRegion& region, int32_t channels, int32_t band,
                   int32_t denominator) {
   const size_t line = static_cast<size_t>(region.width) * static_cast<size_t>(channels);
   Bytes out(static_cast<size_t>(region.height) * line, 7);
@@ -151,17 +151,17 @@ void check_region(JpegDecoder& decoder, const std::string& name, const Bytes& fi
   for (int32_t y = 0; y < region.height; ++y) {
     for (int32_t x = 0; x < region.width; ++x) {
       const uint8_t* rgb =
-          &whole.pixels[static_cast<size_t>((y + region.top) * whole.width + x + region.left) * 3];
-      uint8_t wanted[4] = {rgb[0], rgb[1], rgb[2], 255};
+          &full.pixels[static_cast<size_t>((y + region.top) * full.width + x + region.left) * 3];
+      uint8_t expected[4] = {rgb[0], rgb[1], rgb[2], 255};
       if (channels == 1) {
-        wanted[0] =
+        expected[0] =
             static_cast<uint8_t>((rgb[0] * 19595 + rgb[1] * 38470 + rgb[2] * 7471 + 32768) / 65536);
       }
       const uint8_t* got = &out[static_cast<size_t>(y) * line + static_cast<size_t>(x * channels)];
-      if (memcmp(got, wanted, static_cast<size_t>(channels)) != 0) {
+      if (memcmp(got, expected, static_cast<size_t>(channels)) != 0) {
         return complain(name, region,
                         "pixel (" + std::to_string(y) + ", " + std::to_string(x) + ") is " +
-                            std::to_string(got[0]) + ", wanted " + std::to_string(wanted[0]));
+                            std::to_string(got[0]) + ", expected " + std::to_string(expected[0]));
       }
     }
   }
@@ -179,21 +179,21 @@ void check_kind(JpegDecoder& decoder, const JpegKind& kind, int regions) {
       for (int i = 0; i < regions; ++i) {
         const int orientation = denominator == 1 ? i % 8 + 1 : 1;
         const Bytes turned = with_orientation(file, orientation, i % 2 == 0);
-        const Picture whole = upright(stored, orientation);
+        const Picture full = upright(stored, orientation);
         const auto draw = [&](int32_t low, int32_t high) {
           return low + static_cast<int32_t>(random() % static_cast<uint32_t>(high - low + 1));
         };
         JpegRegion region;
-        region.height = i == 0 ? whole.height : draw(1, whole.height);
-        region.width = i == 0 ? whole.width : draw(1, whole.width);
-        region.top = draw(0, whole.height - region.height);
-        region.left = draw(0, whole.width - region.width);
+        region.height = i == 0 ? full.height : draw(1, full.height);
+        region.width = i == 0 ? full.width : draw(1, full.width);
+        region.top = draw(0, full.height - region.height);
+        region.left = draw(0, full.width - region.width);
         constexpr int32_t channels[] = {3, 3, 1, 4};
         check_region(decoder,
                      std::string(kind.name) + ", " + std::to_string(height) + " x " +
                          std::to_string(width) + ", 1/" + std::to_string(denominator) +
                          ", orientation " + std::to_string(orientation),
-                     turned, whole, region, channels[draw(0, 3)], draw(0, 1) * draw(1, 9),
+                     turned, full, region, channels[draw(0, 3)], draw(0, 1) * draw(1, 9),
                      denominator);
       }
     }
@@ -202,7 +202,7 @@ void check_kind(JpegDecoder& decoder, const JpegKind& kind, int regions) {
 
 int write_kinds(const std::string& folder) {
   for (const JpegKind& kind : kJpegKinds) {
-    // Libraries smooth what was not refined in ways of their own, and tests compare with another.
+    // Libraries smooth unrefined coefficients differently, and the comparison uses another library.
     if (kind.scans != 0) continue;
     std::string name;
     for (const char* c = kind.name; *c != '\0'; ++c) {

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "correlators/multitau_update.h"
 
 namespace jaxkern::correlators::testing {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "core/simd_dispatch.h"
-#include "image/headers.h"
+#include "image/files.h"
 #include "ring/assembly.h"
 #include "ring/program_ring.h"
 #include "ring/ring.h"

@@ -1,5 +1,5 @@
-// parallel_for from many threads at once, with exceptions and helpers that start late; build it
-// with -fsanitize=thread: usage: check_parallel [loops a thread].
+// Runs parallel_for from many threads at once, with exceptions and helpers that start late. Build
+// it with -fsanitize=thread. Usage: check_parallel [loops per thread]
 #include <atomic>
 #include <condition_variable>
 #include <cstdio>
@@ -16,7 +16,7 @@
 
 namespace {
 
-// A pool whose threads can be held back, so that helpers start after their loop has ended.
+// A pool whose threads can be delayed, so that helpers start after their loop has ended.
 class Pool {
  public:
   explicit Pool(int threads) {
@@ -79,14 +79,14 @@ void expect(bool condition, const char* what) {
   ++g_failures;
 }
 
-// Plain (not atomic) counters: a range given twice is a data race as well as a wrong count.
+// Counters are not atomic, so a range that runs twice is a data race as well as a wrong count.
 void covers(Pool& pool, int64_t count, int64_t grain) {
   std::vector<int> seen(static_cast<size_t>(count), 0);
   jaxkern::parallel_for(pool.executor(), count, grain, [&](int64_t begin, int64_t end) {
     expect(begin < end && end - begin <= (grain < 1 ? 1 : grain), "a range exceeds the grain");
     for (int64_t i = begin; i < end; ++i) ++seen[static_cast<size_t>(i)];
   });
-  for (int times : seen) expect(times == 1, "an iteration ran other than once");
+  for (int times : seen) expect(times == 1, "an iteration did not run exactly once");
 }
 
 void throws(Pool& pool, int64_t count, int64_t bad) {
@@ -125,8 +125,8 @@ int main(int argc, char** argv) {
     for (std::thread& caller : callers) caller.join();
   }
   {
-    // No helper runs until the loop is over: the caller does all the work, and what the late ones
-    // touch must still be alive.
+    // No helper runs until the loop ends. The caller does all the work, and the memory that late
+    // helpers use must still be valid.
     Pool pool(2);
     for (int i = 0; i < 50; ++i) {
       pool.hold(true);
@@ -144,7 +144,7 @@ int main(int argc, char** argv) {
     jaxkern::worker_cap().store(0);
   }
   {
-    // A pool that refuses its second helper: the first is at work on the loop by then.
+    // A pool that throws for its second helper, while the first one is running.
     Pool pool(2);
     for (int i = 0; i < 200; ++i) {
       std::atomic<int> asked{0}, ran{0};
@@ -154,7 +154,7 @@ int main(int argc, char** argv) {
                                     },
                                     4};
       jaxkern::parallel_for(executor, 50, 1, [&](int64_t, int64_t) { ++ran; });
-      expect(asked == 2 && ran == 50, "a refused helper lost iterations");
+      expect(asked == 2 && ran == 50, "iterations were lost with a failed helper");
     }
   }
   std::printf("check_parallel: %s\n", g_failures ? "FAILED" : "passed");

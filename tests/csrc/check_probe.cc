@@ -1,5 +1,5 @@
-// The machine probes' loops against plain ones, at every level, with guarded bounds; and that a
-// measurement ends, on several threads, with rates that are numbers.
+// Compares the loops of the machine probes with plain loops, at every SIMD level, and checks their
+// bounds. A measurement on several threads must end with finite rates.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -20,8 +20,8 @@ void expect(bool condition, const char* what, double detail) {
   if (++g_failures < 20) std::printf("check_probe: %s (%.17g)\n", what, detail);
 }
 
-// Blocks of memory between canaries; an exact allocation, so that a sanitizer sees any step
-// outside.
+// Blocks of memory between canaries, in an allocation of the exact size, so that a sanitizer
+// detects accesses outside.
 class Guarded {
  public:
   explicit Guarded(int64_t bytes)

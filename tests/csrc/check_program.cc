@@ -1,7 +1,6 @@
-// Image programs with hostile codes and values at every instruction-set level, and the CUDA
-// kernel's body thread by thread: the same bytes at all of them, whatever the code, and images that
-// end where their memory ends, so that a sanitizer sees the first byte beyond:
-//   check_program [rounds] [seed]
+// Runs image programs with random codes and values at every SIMD level, and the body of the CUDA
+// kernel thread by thread. All of them must write the same bytes. Images end at the end of their
+// memory, so that a sanitizer detects accesses beyond. Usage: check_program [rounds] [seed]
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -11,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "image/cuda_program.h"
 #include "image/program.h"
 
@@ -36,7 +35,7 @@ float hostile_value(Random& random) {
 }
 
 int32_t hostile_code(Random& random) {
-  if (random.below(8) == 0) return static_cast<int32_t>(Code::kElastic);  // a field is read
+  if (random.below(8) == 0) return static_cast<int32_t>(Code::kElastic);  // uses a field
   if (random.below(8) != 0) return random.below(kCodes);
   return static_cast<int32_t>(random.bits());
 }
@@ -45,8 +44,8 @@ struct Free {
   void operator()(char* memory) const { std::free(memory); }
 };
 
-// A block whose threads run one after the other, or the other way round: what one needs of another
-// before the next barrier shows.
+// A block whose threads run one after the other, in either order, which detects a thread that
+// depends on another one before the next barrier.
 struct HostBlock {
   int32_t threads;
   bool forward;
@@ -62,7 +61,7 @@ struct HostBlock {
 
 template <typename T, int C>
 void run_block(const ProgramCall& call, int32_t threads) {
-  // As on the device, a block's memory holds garbage at first.
+  // As on the device, a block's memory is uninitialized.
   const size_t bytes = static_cast<size_t>(program_memory(call).bytes);
   const std::unique_ptr<char, Free> scratch(static_cast<char*>(std::aligned_alloc(256, bytes)));
   const std::unique_ptr<ProgramShared> shared(new ProgramShared);
@@ -145,7 +144,8 @@ struct Case {
   }
 };
 
-// Whether the order of additions decides: the mean of an image in which huge values cancel.
+// True if the result depends on the order of additions: the mean of an image where huge values
+// cancel.
 bool order_decides(const Case& c) {
   if (c.call.dtype == Dtype::kU8) return false;
   bool contrast = false, huge = false;
@@ -178,11 +178,11 @@ int main(int argc, char** argv) {
   for (int round = 0; round < rounds; ++round) {
     Random random{std::mt19937_64(seed + static_cast<unsigned>(round))};
     Case c(random);
-    const std::unique_ptr<char[]> wanted = c.run(SimdLevel::kPortable);
+    const std::unique_ptr<char[]> expected = c.run(SimdLevel::kPortable);
     for (int level = 1; level < kSimdLevels; ++level) {
       if (!simd_level_available(static_cast<SimdLevel>(level))) continue;
       const std::unique_ptr<char[]> got = c.run(static_cast<SimdLevel>(level));
-      if (!same(c, got.get(), wanted.get())) {
+      if (!same(c, got.get(), expected.get())) {
         std::printf("seed %u: level %s differs from the portable one\n",
                     seed + static_cast<unsigned>(round),
                     simd_level_name(static_cast<SimdLevel>(level)));
@@ -191,7 +191,7 @@ int main(int argc, char** argv) {
     }
     const int32_t threads = kProgramValues + random.below(kProgramThreads - kProgramValues + 1);
     if (const std::unique_ptr<char[]> got = c.run_cuda(threads);
-        !order_decides(c) && !same(c, got.get(), wanted.get())) {
+        !order_decides(c) && !same(c, got.get(), expected.get())) {
       std::printf("seed %u: the body of the CUDA kernel differs with %d threads\n",
                   seed + static_cast<unsigned>(round), threads);
       return 1;

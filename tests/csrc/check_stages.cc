@@ -1,6 +1,6 @@
-// Stages of random chains and programs against one call after the other, bit for bit, at every
-// instruction-set level and in a thread whose memory is fresh, so that a sanitizer sees what lies
-// beyond; and attributes and boxes that must be refused: check_stages [rounds] [first seed]
+// Compares stages of random chains and programs with separate calls, bit for bit, at every SIMD
+// level and in a thread whose buffers are fresh, so that a sanitizer detects accesses beyond.
+// Invalid attributes and boxes must be errors. Usage: check_stages [rounds] [first seed]
 #include <cinttypes>
 #include <climits>
 #include <cmath>
@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "image/producer.h"
 #include "image/stages.h"
 #include "random_chain.h"
@@ -27,7 +27,7 @@ void append(std::vector<T>* all, const std::vector<T>& more) {
   all->insert(all->end(), more.begin(), more.end());
 }
 
-// Stages as attributes, and one image's operands.
+// The attributes of stages, and the operands of one image.
 struct StagesCase {
   std::vector<int32_t> filter, size, erasures, rounding, segments, steps, dtype;
   std::vector<int32_t> codes, interpolation, kernel;
@@ -107,9 +107,9 @@ StagesCase random_stages(uint64_t seed) {
       height = next.height;
       width = next.width;
     }
-    // Another seed where the channels differ, which the operands depend on.
+    // Use another seed if the channels differ, because the operands depend on them.
     while (next.plan.channels != c.channels) next = random_case(random.engine(), limits);
-    // The boxes of the first segment anew, inside what is there.
+    // Draw the boxes of the first segment again, inside the actual source.
     Geometry& g = next.geometry[0];
     const Segment& first = next.plan.segment[0];
     random_axis(random, first.filter, height, first.height, g.top, g.box_height, g.resampled_height,
@@ -145,7 +145,7 @@ StagesCase random_stages(uint64_t seed) {
   return c;
 }
 
-// One call after the other, each on memory of its own.
+// Runs one call after the other, each with separate memory.
 std::vector<unsigned char> separate(const StagesCase& c, const Stages& stages) {
   std::vector<unsigned char> image = c.all.pixels;
   Sample at = c.all.view();
@@ -153,12 +153,12 @@ std::vector<unsigned char> separate(const StagesCase& c, const Stages& stages) {
   const float* values = c.values.data();
   for (int32_t k = 0; k < stages.count; ++k) {
     Plan plan = stages.stage[k].chain;
-    plan.kept = false;
+    plan.stays_in_cache = false;
     if (plan.segments > 0) {
-      std::vector<unsigned char> made(output_bytes(plan));
+      std::vector<unsigned char> output(output_bytes(plan));
       at.pixels = image.data();
-      run_sample(plan, at, made.data(), thread_scratch<kScratchBytes>());
-      image = made;
+      run_sample(plan, at, output.data(), thread_scratch<kScratchBytes>());
+      image = output;
       const Segment& last = plan.segment[plan.segments - 1];
       at.height = last.height;
       at.width = last.width;
@@ -172,13 +172,13 @@ std::vector<unsigned char> separate(const StagesCase& c, const Stages& stages) {
     }
     ProgramCall program = stages.stage[k].program;
     if (program.steps == 0) continue;
-    std::vector<unsigned char> made(image.size());
+    std::vector<unsigned char> output(image.size());
     program.operands.data[kProgramImages] = image.data();
     program.operands.data[kProgramOps] = op;
     program.operands.data[kProgramStepValues] = values;
-    program.output = made.data();
+    program.output = output.data();
     run_program_samples(program, 0, 1);
-    image = made;
+    image = output;
     op += program.steps;
     values += program.steps * kProgramValues;
   }
@@ -192,17 +192,17 @@ bool check_same(uint64_t seed) {
     std::printf("seed %" PRIu64 ": valid stages rejected: %s\n", seed, problem.c_str());
     return false;
   }
-  if (const Problem found = check_stages_sample(stages, c.all.view(), 0); found.argument) {
+  if (const Problem problem = check_stages_sample(stages, c.all.view(), 0); problem.argument) {
     std::printf("seed %" PRIu64 ": valid sample rejected: %s of segment %d, expected %s\n", seed,
-                found.argument, found.segment, found.expected);
+                problem.argument, problem.segment, problem.expected);
     return false;
   }
   for (const char* const* level = available_simd_levels(); *level; ++level) {
     set_simd_level(*level);
-    const std::vector<unsigned char> wanted = separate(c, stages);
+    const std::vector<unsigned char> expected = separate(c, stages);
     std::vector<unsigned char> output(static_cast<size_t>(stages.output_bytes()), 0xa5);
     std::thread([&] { run_stages(stages, c.sample(), output.data()); }).join();
-    if (output != wanted) {
+    if (output != expected) {
       std::printf("seed %" PRIu64 " level %s: %d stages differ from separate calls\n", seed, *level,
                   stages.count);
       return false;
@@ -219,9 +219,10 @@ int32_t hostile(Random& random, int32_t sane) {
   return sane + random.integer(-2, 2);
 }
 
-// Attributes or boxes with garbage in a few places: refused, or run without harm. Operands have the
-// counts of the attributes before, as a handler makes sure of.
-bool check_hostile(uint64_t seed, bool* refused) {
+// Replaces a few attributes or boxes by random values, which are either errors or run without
+// invalid accesses. Operands have the sizes of the original attributes, which a handler would have
+// checked.
+bool check_hostile(uint64_t seed, bool* rejected) {
   StagesCase c = random_stages(seed);
   Random random(seed ^ 0x9e3779b97f4a7c15u);
   std::vector<int32_t>* lists[] = {&c.filter, &c.size,  &c.erasures,      &c.rounding, &c.segments,
@@ -247,15 +248,15 @@ bool check_hostile(uint64_t seed, bool* refused) {
     }
   }
   Stages stages;
-  *refused = !set_stages(c.attributes(), &stages).empty();
-  if (*refused) return true;
+  *rejected = !set_stages(c.attributes(), &stages).empty();
+  if (*rejected) return true;
   const auto count = [](size_t n) { return static_cast<int32_t>(n); };
   if (stages.segments() > count(c.all.geometry.size()) || stages.steps() > count(c.op.size()) ||
       stages.erasures() > count(c.all.erase_box.size())) {
-    return true;  // a handler refuses such operands
+    return true;  // a handler rejects such operands
   }
-  *refused = check_stages_sample(stages, c.all.view(), 0).argument != nullptr;
-  if (*refused) return true;
+  *rejected = check_stages_sample(stages, c.all.view(), 0).argument != nullptr;
+  if (*rejected) return true;
   for (int32_t k = 0; k < stages.count; ++k) {
     const Plan& plan = stages.stage[k].chain;
     for (int32_t s = 0; s < plan.segments; ++s) {
@@ -267,30 +268,30 @@ bool check_hostile(uint64_t seed, bool* refused) {
   return true;
 }
 
-// A producer of the same stages makes the same image of a row, in threads that share it.
+// A producer of the same stages writes the same image of a row, also in threads that share it.
 bool check_producer(uint64_t seed) {
   const StagesCase c = random_stages(seed);
   Stages stages;
   if (!set_stages(c.attributes(), &stages).empty()) return false;
-  const JaxkernProducer* made = make_chain_producer(stages, c.all.height, c.all.width);
+  const JaxkernProducer* producer = make_chain_producer(stages, c.all.height, c.all.width);
   const void* rows[] = {c.all.pixels.data()};
   const void* operands[] = {c.all.geometry.data(),  c.all.affine.data(),      c.all.fill.data(),
                             c.all.erase_box.data(), c.all.erase_value.data(), c.op.data(),
                             c.values.data()};
   const int64_t strides[7] = {};
-  const std::vector<unsigned char> wanted = separate(c, stages);
+  const std::vector<unsigned char> expected = separate(c, stages);
   std::string problem[2];
-  const auto make = [&](std::string* wrong) {
-    std::vector<unsigned char> output(static_cast<size_t>(made->output_bytes));
+  const auto make = [&](std::string* message) {
+    std::vector<unsigned char> output(static_cast<size_t>(producer->output_bytes));
     const JaxkernRecords records{1, rows, operands, strides, output.data(), nullptr};
     char text[1024] = "another image";
-    const int32_t failed = made->run(made->state, &records, text, sizeof text);
-    if (failed != 0 || output != wanted) *wrong = text;
+    const int32_t failed = producer->run(producer->state, &records, text, sizeof text);
+    if (failed != 0 || output != expected) *message = text;
   };
   std::thread other(make, &problem[1]);
   make(&problem[0]);
   other.join();
-  made->release(made->state);
+  producer->release(producer->state);
   if (problem[0].empty() && problem[1].empty()) return true;
   std::printf("seed %" PRIu64 ": the producer differs: %s %s\n", seed, problem[0].c_str(),
               problem[1].c_str());
@@ -304,18 +305,18 @@ int main(int argc, char** argv) {
   using namespace jaxkern::image::testing;
   const uint64_t rounds = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 400;
   const uint64_t first = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
-  uint64_t refused = 0, failures = 0;
+  uint64_t rejected = 0, failures = 0;
   for (uint64_t seed = first; seed < first + rounds && failures < 5; ++seed) {
     failures += !check_same(seed);
     failures += !check_producer(seed);
     for (uint64_t k = 0; k < 10; ++k) {
       bool was = false;
       failures += !check_hostile(seed * 1000 + k, &was);
-      refused += was;
+      rejected += was;
     }
   }
-  const bool reached = rounds < 100 || (refused > rounds && refused < 10 * rounds);
-  std::printf("check_stages: %" PRIu64 " calls, %" PRIu64 " of ten times as many refused: %s\n",
-              rounds, refused, failures || !reached ? "FAILED" : "passed");
+  const bool reached = rounds < 100 || (rejected > rounds && rejected < 10 * rounds);
+  std::printf("check_stages: %" PRIu64 " calls, %" PRIu64 " of ten times as many rejected: %s\n",
+              rounds, rejected, failures || !reached ? "FAILED" : "passed");
   return failures || !reached ? 1 : 0;
 }

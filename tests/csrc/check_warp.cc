@@ -1,7 +1,6 @@
-// Warps and blurs of random images at every instruction-set level, against their formulas in long
-// double, with hostile coefficients between; images end where their memory ends, so that a
-// sanitizer sees the first byte beyond:
-//   check_warp [rounds] [seed]
+// Compares warps and blurs of random images at every SIMD level with their formulas in long double,
+// also with hostile coefficients. Images end at the end of their memory, so that a sanitizer
+// detects accesses beyond. Usage: check_warp [rounds] [seed]
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -13,7 +12,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "image/blur.h"
 #include "image/warp.h"
 
@@ -31,21 +30,21 @@ struct Random {
   }
 };
 
-// The side of a level on which `value` lies may depend on the last bits of float64.
+// True if the level nearest to `value` may depend on the last bits of float64.
 constexpr Real kUndecided = 1e-9L;
 
 template <typename T>
-bool agrees(T got, Real wanted) {
+bool agrees(T got, Real expected) {
   if constexpr (std::is_same_v<T, uint8_t>) {
-    const Real clamped = wanted > 0 ? (wanted < 255 ? wanted : 255) : 0;
+    const Real clamped = expected > 0 ? (expected < 255 ? expected : 255) : 0;
     const Real level = std::rint(clamped), off = std::fabs(clamped - level);
     if (static_cast<Real>(got) == level) return true;
     return off > 0.5L - kUndecided &&
            std::fabs(static_cast<Real>(got) - clamped) < 0.5L + kUndecided;
   } else {
-    if (std::isnan(wanted) || std::isnan(got)) return std::isnan(wanted) && std::isnan(got);
-    if (std::isinf(wanted) || std::isinf(got)) return wanted == static_cast<Real>(got);
-    return std::fabs(static_cast<Real>(got) - wanted) <= 4e-6L * (1 + std::fabs(wanted));
+    if (std::isnan(expected) || std::isnan(got)) return std::isnan(expected) && std::isnan(got);
+    if (std::isinf(expected) || std::isinf(got)) return expected == static_cast<Real>(got);
+    return std::fabs(static_cast<Real>(got) - expected) <= 4e-6L * (1 + std::fabs(expected));
   }
 }
 
@@ -77,8 +76,8 @@ Picture<T> random_picture(Random& random, int32_t height, int32_t width, int32_t
   return picture;
 }
 
-Real wanted_warp_value(const Real tap[4], const bool exists[4], Real across, Real down,
-                       const float* fill, int32_t channel) {
+Real expected_warp_value(const Real tap[4], const bool exists[4], Real across, Real down,
+                         const float* fill, int32_t channel) {
   Real value = 0, mask = 0;
   for (int k = 0; k < 4; ++k) {
     const Real weight = (k & 1 ? across : 1 - across) * (k >> 1 ? down : 1 - down);
@@ -91,13 +90,13 @@ Real wanted_warp_value(const Real tap[4], const bool exists[4], Real across, Rea
   return mask * (value - fill[channel]) + fill[channel];
 }
 
-// Rounded to float32, whatever a compiler would rather contract or keep wider.
+// Rounds to float32, even if the compiler would contract or keep a wider value.
 float rounded(float value) {
-  volatile float kept = value;
-  return kept;
+  volatile float stored = value;
+  return stored;
 }
 
-// Where warp.h says that an output pixel is in the input, step by step.
+// The point of an output pixel in the input, computed step by step as in warp.h.
 void wanted_point(const Warp& warp, const float* c, int32_t column, int32_t row, Real* px,
                   Real* py) {
   const float start_x = warp.perspective ? 0.5f : static_cast<float>(1 - warp.width) / 2;
@@ -107,9 +106,10 @@ void wanted_point(const Warp& warp, const float* c, int32_t column, int32_t row,
     return rounded(rounded(rounded(a * x) + rounded(b * y)) + last);
   };
   const float depth = line(c[6], c[7], 1);
-  const auto along = [&](const float* of, int32_t side) {
+  const auto along = [&](const float* coefficients, int32_t side) {
     const float half = 0.5f * static_cast<float>(side);
-    float unit = line(rounded(of[0] / half), rounded(of[1] / half), rounded(of[2] / half));
+    float unit = line(rounded(coefficients[0] / half), rounded(coefficients[1] / half),
+                      rounded(coefficients[2] / half));
     if (warp.perspective) unit = rounded(rounded(unit / depth) - 1);
     return rounded(rounded(rounded(unit + 1) * half) - 0.5f);
   };
@@ -140,7 +140,7 @@ bool check_warp(Random& random) {
 
   float c[kWarpCoefficients];
   const double angle = random.within(-3.2, 3.2), scale = random.within(0.2, 2.5);
-  const bool plain = random.below(5) == 0;  // by whole and half pixels: ties
+  const bool plain = random.below(5) == 0;  // moves by multiples of half a pixel: ties
   c[0] = static_cast<float>(plain ? 1 : scale * std::cos(angle));
   c[1] = static_cast<float>(plain ? 0 : -scale * std::sin(angle));
   c[3] = static_cast<float>(plain ? 0 : scale * std::sin(angle));
@@ -170,7 +170,7 @@ bool check_warp(Random& random) {
     set_simd_level(*level);
     const Picture<T> out(warp.height, warp.width, channels);
     warp_image(warp, in.values.get(), c, out.values.get());
-    if (hostile) continue;  // that nothing is touched or converted that may not be
+    if (hostile) continue;  // only checks for invalid accesses and conversions
     for (int32_t row = 0; row < warp.height; ++row) {
       for (int32_t column = 0; column < warp.width; ++column) {
         Real px, py;
@@ -183,29 +183,29 @@ bool check_warp(Random& random) {
           return tx >= 0 && tx < in.width && ty >= 0 && ty < in.height;
         };
         for (int32_t k = 0; k < channels; ++k) {
-          Real wanted;
+          Real expected;
           const int64_t ix = static_cast<int64_t>(fx), iy = static_cast<int64_t>(fy);
           const auto value = [&](int64_t tx, int64_t ty) {
             return static_cast<Real>(in.at(static_cast<int32_t>(ty), static_cast<int32_t>(tx), k));
           };
           if (nearest) {
             const Real outside = std::isnan(warp.fill[0]) ? 0 : warp.fill[k];
-            wanted = exists(ix, iy) ? value(ix, iy) : outside;
+            expected = exists(ix, iy) ? value(ix, iy) : outside;
           } else {
             Real tap[4];
-            bool there[4];
+            bool inside[4];
             for (int n = 0; n < 4; ++n) {
-              there[n] = exists(ix + (n & 1), iy + (n >> 1));
-              tap[n] = there[n] ? value(ix + (n & 1), iy + (n >> 1)) : 0;
+              inside[n] = exists(ix + (n & 1), iy + (n >> 1));
+              tap[n] = inside[n] ? value(ix + (n & 1), iy + (n >> 1)) : 0;
             }
-            wanted = wanted_warp_value(tap, there, px - fx, py - fy, warp.fill, k);
+            expected = expected_warp_value(tap, inside, px - fx, py - fy, warp.fill, k);
           }
-          if (agrees(out.at(row, column, k), wanted)) continue;
+          if (agrees(out.at(row, column, k), expected)) continue;
           std::printf(
-              "%s: warp %s of %dx%dx%d to %dx%d at (%d, %d, %d): %.9g, wanted %.12Lg\n  point "
+              "%s: warp %s of %dx%dx%d to %dx%d at (%d, %d, %d): %.9g, expected %.12Lg\n  point "
               "(%.12Lg, %.12Lg) fill %g by %g %g %g %g %g %g %g %g\n",
               *level, nearest ? "nearest" : "bilinear", in.height, in.width, channels, warp.height,
-              warp.width, row, column, k, static_cast<double>(out.at(row, column, k)), wanted, px,
+              warp.width, row, column, k, static_cast<double>(out.at(row, column, k)), expected, px,
               py, static_cast<double>(warp.fill[0]), c[0], c[1], c[2], c[3], c[4], c[5], c[6],
               c[7]);
           return false;
@@ -236,14 +236,14 @@ std::vector<Real> kernel(int32_t size, float sigma) {
   return weight;
 }
 
-// Blurred in Real, down the columns and along the rows.
+// Blurs in Real, down the columns and along the rows.
 template <typename T>
 std::vector<Real> blurred(const Picture<T>& in, const std::vector<Real>& wx,
                           const std::vector<Real>& wy) {
   const int32_t reach_x = static_cast<int32_t>(wx.size() / 2);
   const int32_t reach_y = static_cast<int32_t>(wy.size() / 2);
   std::vector<Real> columns(in.size()), all(in.size());
-  const auto place = [&](int32_t y, int32_t x, int32_t k) {
+  const auto index = [&](int32_t y, int32_t x, int32_t k) {
     return (static_cast<size_t>(y) * in.width + x) * in.channels + k;
   };
   for (int32_t y = 0; y < in.height; ++y) {
@@ -251,14 +251,14 @@ std::vector<Real> blurred(const Picture<T>& in, const std::vector<Real>& wx,
       const Real weight = wy[v + reach_y];
       if (weight == 0) continue;
       for (int32_t i = 0; i < in.width * in.channels; ++i)
-        columns[place(y, 0, i)] += weight * in.at(reflect(y + v, in.height), 0, i);
+        columns[index(y, 0, i)] += weight * in.at(reflect(y + v, in.height), 0, i);
     }
     for (int32_t x = 0; x < in.width; ++x) {
       for (int32_t u = -reach_x; u <= reach_x; ++u) {
         const Real weight = wx[u + reach_x];
         if (weight == 0) continue;
         for (int32_t k = 0; k < in.channels; ++k)
-          all[place(y, x, k)] += weight * columns[place(y, reflect(x + u, in.width), k)];
+          all[index(y, x, k)] += weight * columns[index(y, reflect(x + u, in.width), k)];
       }
     }
   }
@@ -273,8 +273,8 @@ bool check_blur(Random& random) {
   const int32_t height = static_cast<int32_t>(1 + random.below(wide ? 3 : 30));
   const int32_t width = static_cast<int32_t>(1 + random.below(wide ? 1200 : 40));
   const Picture<T> in = random_picture<T>(random, height, width, channels);
-  // A chessboard of two neighbouring levels, whose blur is so near the middle of both that float32
-  // cannot tell which, and float64 can; in all of the picture or from some row on.
+  // A chessboard of two neighbouring levels. Its blur is so close to the middle that float32 is
+  // uncertain and float64 is not. It covers the whole image, or starts at some row.
   const bool middle = kBytes && random.below(3) == 0;
   const int64_t from = random.below(2) * random.below(height);
   for (int64_t i = from * width * channels; middle && i < static_cast<int64_t>(in.size()); ++i) {
@@ -293,7 +293,7 @@ bool check_blur(Random& random) {
                                 : static_cast<float>(random.within(0.05, 6));
   };
   const float sigma_x = sigma(), sigma_y = sigma();
-  const std::vector<Real> wanted =
+  const std::vector<Real> expected =
       blurred(in, kernel(blur.kernel_x, sigma_x), kernel(blur.kernel_y, sigma_y));
   std::unique_ptr<double[]> scratch(new double[kBlurScratchBytes / sizeof(double)]);
   for (const char* const* level = available_simd_levels(); *level; ++level) {
@@ -301,10 +301,10 @@ bool check_blur(Random& random) {
     const Picture<T> out(height, width, channels);
     gaussian_blur(blur, in.values.get(), sigma_x, sigma_y, scratch.get(), out.values.get());
     for (size_t i = 0; i < in.size(); ++i) {
-      if (agrees(out.values[i], wanted[i])) continue;
-      std::printf("%s: blur %dx%d sigma %g, %g of %dx%dx%d at value %zu: %.9g, wanted %.12Lg\n",
+      if (agrees(out.values[i], expected[i])) continue;
+      std::printf("%s: blur %dx%d sigma %g, %g of %dx%dx%d at value %zu: %.9g, expected %.12Lg\n",
                   *level, blur.kernel_x, blur.kernel_y, sigma_x, sigma_y, height, width, channels,
-                  i, static_cast<double>(out.values[i]), wanted[i]);
+                  i, static_cast<double>(out.values[i]), expected[i]);
       return false;
     }
   }

@@ -7,7 +7,7 @@
 #include <functional>
 #include <thread>
 
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "xpcs_case.h"
 
 namespace jaxkern::xpcs::testing {

@@ -1,6 +1,6 @@
-// Mutated JPEG files: nothing may crash, leak, or read or write out of bounds (build it with
-// sanitizers), and nothing of a file may reach the next one that a decoder is given.
-// Usage: fuzz_jpeg [files] [first seed]; the files follow from their seeds.
+// Decodes mutated JPEG files. Nothing may crash, leak, or read or write out of bounds (build it
+// with sanitizers), and a decoder must not use anything of an earlier file. Files are determined by
+// their seeds. Usage: fuzz_jpeg [files] [first seed]
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -15,7 +15,7 @@
 namespace jaxkern::image::testing {
 namespace {
 
-// Headers may say more than is decoded here in reasonable time.
+// Larger headers would take too long to decode.
 constexpr int64_t kMaxPixels = 1 << 18;
 
 class Mutator {
@@ -40,19 +40,19 @@ class Mutator {
           file.resize(at);
           break;
         case 3:
-          file.erase(place(file, at), place(file, at + below(40)));
+          file.erase(position(file, at), position(file, at + below(40)));
           break;
         case 4:
           copy_part(file, at);
           break;
         case 5:
-          file.insert(place(file, at), {0xFF, static_cast<uint8_t>(random_())});
+          file.insert(position(file, at), {0xFF, static_cast<uint8_t>(random_())});
           break;
         case 6:
           insert_segment(file, at);
           break;
         case 7:
-          std::fill(place(file, at), place(file, at + below(64)), below(2) ? 0xFF : 0x00);
+          std::fill(position(file, at), position(file, at + below(64)), below(2) ? 0xFF : 0x00);
           break;
         case 8:
           remove_segment(file);
@@ -65,20 +65,20 @@ class Mutator {
   }
 
  private:
-  static Bytes::iterator place(Bytes& file, size_t at) {
+  static Bytes::iterator position(Bytes& file, size_t at) {
     return file.begin() + static_cast<std::ptrdiff_t>(std::min(at, file.size()));
   }
 
-  // A quarter of them at a marker, a quarter in the header, where most bytes matter.
+  // A quarter at a marker, and a quarter in the header, where most bytes matter.
   size_t chosen_place(const Bytes& file) {
     const size_t anywhere = below(file.size());
     switch (below(4)) {
       case 0:
         return below(std::min<size_t>(file.size(), 700));
       case 1: {
-        const auto found =
+        const auto marker =
             std::find(file.begin() + static_cast<std::ptrdiff_t>(anywhere), file.end(), 0xFF);
-        return std::min(static_cast<size_t>(found - file.begin()) + below(6), file.size() - 1);
+        return std::min(static_cast<size_t>(marker - file.begin()) + below(6), file.size() - 1);
       }
       default:
         return anywhere;
@@ -88,8 +88,8 @@ class Mutator {
   void copy_part(Bytes& file, size_t at) {
     const size_t from = below(file.size()),
                  count = std::min<size_t>(below(200), file.size() - from);
-    const Bytes part(place(file, from), place(file, from + count));
-    file.insert(place(file, at), part.begin(), part.end());
+    const Bytes part(position(file, from), position(file, from + count));
+    file.insert(position(file, at), part.begin(), part.end());
   }
 
   // EXIF, XMP, Adobe or restart intervals, of any length and content.
@@ -115,16 +115,16 @@ class Mutator {
                      static_cast<uint8_t>(length)};
     segment.insert(segment.end(), start.begin() + 1, start.end());
     segment.resize(segment.size() + below(12), static_cast<uint8_t>(random_()));
-    file.insert(place(file, below(2) ? 2 : at), segment.begin(), segment.end());
+    file.insert(position(file, below(2) ? 2 : at), segment.begin(), segment.end());
   }
 
-  // Tables, restart intervals or colour markers that an earlier file may have had.
+  // Tables, restart intervals or colour markers, which an earlier file may have had.
   void remove_segment(Bytes& file) {
     uint32_t skipped = below(12);
     for (size_t at = 2; at + 3 < file.size() && file[at] == 0xFF && file[at + 1] != 0xDA;) {
       const size_t length = 2 + (size_t{file[at + 2]} << 8 | file[at + 3]);
       if (skipped-- == 0) {
-        file.erase(place(file, at), place(file, at + length));
+        file.erase(position(file, at), position(file, at + length));
         return;
       }
       at += length;
@@ -144,16 +144,16 @@ class Mutator {
   std::mt19937 random_;
 };
 
-// Memory that ends where no page is: libjpeg's own code, which no sanitizer sees, cannot pass it.
+// Memory that ends at an unmapped page, because no sanitizer checks the code of libjpeg.
 class Guarded {
  public:
   explicit Guarded(size_t size) : size_(size) {
     const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     mapped_ = (size / page + 2) * page;
-    void* found =
+    void* mapping =
         mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (found == MAP_FAILED) std::abort();
-    memory_ = static_cast<uint8_t*>(found);
+    if (mapping == MAP_FAILED) std::abort();
+    memory_ = static_cast<uint8_t*>(mapping);
     if (mprotect(memory_ + mapped_ - page, page, PROT_NONE) != 0) std::abort();
     end_ = memory_ + mapped_ - page;
   }
@@ -168,23 +168,23 @@ class Guarded {
 };
 
 struct Tally {
-  int64_t headers = 0, decoded = 0, refused = 0;
+  int64_t headers = 0, decoded = 0, rejected = 0;
 };
 
 void try_file(JpegDecoder& decoder, const Bytes& file, Mutator& random, Tally& tally) {
   const Guarded data(file.size());
   std::copy(file.begin(), file.end(), data.get());
   JpegInfo info;
-  const std::string wrong = read_jpeg_info(data.get(), file.size(), &info);
-  tally.headers += wrong.empty();
+  const std::string error = read_jpeg_info(data.get(), file.size(), &info);
+  tally.headers += error.empty();
   constexpr int32_t channel_counts[] = {1, 3, 4};
   const int32_t channels = channel_counts[random.below(3)];
   const int32_t denominator = random.below(3) ? 1 : 1 << random.below(4);
   JpegRegion region;
-  int32_t height = wrong.empty() ? info.height : 16, width = wrong.empty() ? info.width : 16;
+  int32_t height = error.empty() ? info.height : 16, width = error.empty() ? info.width : 16;
   if (info.orientation >= 5) std::swap(height, width);
   height = scaled_side(height, denominator), width = scaled_side(width, denominator);
-  if (random.below(3) == 0) {  // above max_pixels it is refused, and nothing is written
+  if (random.below(3) == 0) {  // above max_pixels: an error, and nothing is written
     region = {0, 0, height, width};
   } else {
     region.height = 1 + static_cast<int32_t>(random.below(static_cast<size_t>(height)));
@@ -201,13 +201,13 @@ void try_file(JpegDecoder& decoder, const Bytes& file, Mutator& random, Tally& t
     if (!banded) {
       return one.decode(data.get(), file.size(), channels, kMaxPixels, region, out, denominator);
     }
-    std::string found =
+    std::string problem =
         one.open(data.get(), file.size(), channels, kMaxPixels, region, denominator);
-    for (int32_t row = 0; row < region.height && found.empty(); row += band) {
-      found = one.read(std::min(band, region.height - row),
-                       out + int64_t{row} * region.width * channels);
+    for (int32_t row = 0; row < region.height && problem.empty(); row += band) {
+      problem = one.read(std::min(band, region.height - row),
+                         out + int64_t{row} * region.width * channels);
     }
-    return found;
+    return problem;
   };
   const Guarded out(bytes), expected(bytes);
   memset(out.get(), 0x55, bytes);
@@ -216,11 +216,11 @@ void try_file(JpegDecoder& decoder, const Bytes& file, Mutator& random, Tally& t
   const std::string problem = decode_by(decoder, out.get());
   if (problem != decode_by(unused, expected.get()) ||
       (problem.empty() && memcmp(out.get(), expected.get(), bytes) != 0)) {
-    fprintf(stderr, "a used decoder says '%s' or has other pixels than a new one\n",
+    fprintf(stderr, "a used decoder returns '%s' or other pixels than a new one\n",
             problem.c_str());
     std::abort();
   }
-  (problem.empty() ? tally.decoded : tally.refused) += 1;
+  (problem.empty() ? tally.decoded : tally.rejected) += 1;
 }
 
 }  // namespace
@@ -245,9 +245,9 @@ int main(int argc, char** argv) {
     random.mutate(file);
     try_file(decoder, file, random, tally);
   }
-  printf("%lld files: %lld headers read, %lld decoded, %lld refused\n",
+  printf("%lld files: %lld headers read, %lld decoded, %lld rejected\n",
          static_cast<long long>(count), static_cast<long long>(tally.headers),
-         static_cast<long long>(tally.decoded), static_cast<long long>(tally.refused));
-  // Mutations that leave nothing to decode, or never break anything, would test nothing.
-  return tally.decoded * 10 < count || tally.refused * 10 < count;
+         static_cast<long long>(tally.decoded), static_cast<long long>(tally.rejected));
+  // Without files that decode and files that fail, the mutations would test nothing.
+  return tally.decoded * 10 < count || tally.rejected * 10 < count;
 }

@@ -1,12 +1,13 @@
-// Feeds garbage to the checks and runs whatever they accept; nothing may crash, overflow or read
-// out of bounds (build it with sanitizers): usage: hostile_image [iterations] [first seed].
+// Passes random values to the checks and runs every case that they accept. Nothing may crash,
+// overflow or read out of bounds (build it with sanitizers). Usage: hostile_image [iterations]
+// [first seed]
 #include <cinttypes>
 #include <climits>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 
-#include "core/simd_level.h"
+#include "core/simd_dispatch.h"
 #include "random_chain.h"
 
 namespace jaxkern::image::testing {
@@ -29,7 +30,7 @@ float hostile_float(Random& random) {
   return edges[random.integer(0, 9)];
 }
 
-// A valid case with a few fields replaced; most are refused, the rest are extreme but legal.
+// A valid case with a few fields replaced. Most are rejected; the rest are extreme but valid.
 Case hostile_case(uint64_t seed) {
   Limits limits;
   limits.size = 40;
@@ -67,7 +68,7 @@ Case hostile_case(uint64_t seed) {
   return c;
 }
 
-// Bounds the work of an accepted case: outputs, and inputs that a virtual image would make large.
+// Limits the work of an accepted case: outputs, and virtual images that are large.
 bool affordable(const Case& c) {
   for (int32_t s = 0; s < c.plan.segments; ++s) {
     const Segment& segment = c.plan.segment[s];
@@ -76,7 +77,7 @@ bool affordable(const Case& c) {
   return true;
 }
 
-// The arrays of a case have the shape of the plan that made them; an edited plan may want more.
+// The arrays of a case have the shapes of the original plan. An edited plan may need larger ones.
 bool arrays_fit(const Case& c) {
   const size_t segments = static_cast<size_t>(c.plan.segments);
   const size_t channels = static_cast<size_t>(c.plan.channels);
@@ -98,16 +99,16 @@ int main(int argc, char** argv) {
   using namespace jaxkern::image::testing;
   const uint64_t iterations = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 20000;
   const uint64_t first = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
-  uint64_t refused = 0, ran = 0;
+  uint64_t rejected = 0, ran = 0;
   for (uint64_t seed = first; seed < first + iterations; ++seed) {
     const Case c = hostile_case(seed);
     if (check_plan(c.plan).argument) {
-      ++refused;
+      ++rejected;
       continue;
     }
     if (!arrays_fit(c)) continue;
     if (check_sample(c.plan, c.view(), 0).argument) {
-      ++refused;
+      ++rejected;
       continue;
     }
     if (!affordable(c)) continue;
@@ -118,9 +119,9 @@ int main(int argc, char** argv) {
     }
     ++ran;
   }
-  std::printf("hostile_image: %" PRIu64 " refused, %" PRIu64 " run, of %" PRIu64 "\n", refused, ran,
-              iterations);
-  if (iterations >= 100 && (refused == 0 || ran == 0)) {
+  std::printf("hostile_image: %" PRIu64 " rejected, %" PRIu64 " run, of %" PRIu64 "\n", rejected,
+              ran, iterations);
+  if (iterations >= 100 && (rejected == 0 || ran == 0)) {
     std::printf("hostile_image: FAILED, the cases no longer reach both sides of the checks\n");
     return 1;
   }

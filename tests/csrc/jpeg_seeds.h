@@ -1,4 +1,4 @@
-// JPEG files of every kind that libjpeg's compressor writes, of pixels that follow from a seed.
+// JPEG files of every kind that libjpeg's compressor supports, with pixels determined by a seed.
 #ifndef JAXKERN_TESTS_JPEG_SEEDS_H_
 #define JAXKERN_TESTS_JPEG_SEEDS_H_
 
@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-// It needs the types of those above.
+// jpeglib.h needs the types of the headers above.
 #include <jpeglib.h>
 
 namespace jaxkern::image::testing {
@@ -19,11 +19,11 @@ using Bytes = std::vector<uint8_t>;
 struct JpegKind {
   const char* name;
   int components;    // 1, 3 or 4
-  int across, down;  // pixels to a chroma sample
+  int across, down;  // pixels per chroma sample
   bool progressive, arithmetic;
   unsigned restart;      // MCUs between restart markers; 0: none
   J_COLOR_SPACE stored;  // JCS_UNKNOWN: libjpeg's choice
-  int scans = 0;         // the first ones of progressive files; 0: all
+  int scans = 0;         // number of scans of progressive files; 0: all
 };
 
 constexpr JpegKind kJpegKinds[] = {

@@ -1,4 +1,4 @@
-// Random plans and samples for the image drivers, in heap blocks of exactly the right size.
+// Random plans and samples for the image drivers, in heap blocks of the exact size.
 #ifndef JAXKERN_TESTS_RANDOM_CHAIN_H_
 #define JAXKERN_TESTS_RANDOM_CHAIN_H_
 
@@ -105,7 +105,7 @@ inline void random_axis(Random& random, Filter filter, int32_t input, int32_t ou
 struct Limits {
   int32_t width = 0;    // largest width where it differs
   int32_t size = 90;    // largest side of sources and outputs
-  bool common = false;  // only what the fast path takes
+  bool common = false;  // only chains of the fast path
 };
 
 inline Case random_case(uint64_t seed, const Limits& limits) {

@@ -1,4 +1,4 @@
-// The image chain in double precision, pixel by pixel, written from the text of plan.h alone; it
+// The image chain in double precision, pixel by pixel, written from the text of plan.h alone. It
 // shares no arithmetic with the kernels.
 #ifndef JAXKERN_TESTS_REFERENCE_CHAIN_H_
 #define JAXKERN_TESTS_REFERENCE_CHAIN_H_
@@ -56,7 +56,7 @@ inline double reference_cubic(double a, double x) {
   return x < 2 ? a * (x * x * x - 5 * x * x + 8 * x - 4) : 0;
 }
 
-// The index that stands for one outside, by walking back.
+// Maps an index outside to one inside, step by step.
 inline int64_t reference_index(Padding padding, int64_t i, int32_t count) {
   if (padding == Padding::kFill) return i;
   if (padding == Padding::kEdge || count == 1) return std::clamp<int64_t>(i, 0, count - 1);
@@ -107,7 +107,7 @@ inline double reference_round(Rounding rounding, double value) {
   return value;
 }
 
-// One segment; `erase_box` and `erase_value` start at the segment's own.
+// Runs a segment. `erase_box` and `erase_value` start at those of the segment.
 inline Image reference_segment(const Image& input, const Segment& segment, const Geometry& g,
                                const float* affine, const float* fill, const EraseBox* erase_box,
                                const float* erase_value) {

@@ -1,4 +1,4 @@
-"""Would catch a device report that disagrees with the system, or a GPU that is missed silently."""
+"""Would catch a device report that differs from the system, and a GPU that is ignored silently."""
 
 import json
 import os
@@ -21,14 +21,14 @@ from jaxkern.device import (
 
 
 @pytest.fixture(autouse=True)
-def as_before():
+def restore_settings():
     cap, device = registry.module("cpu").max_workers(), jax.config.jax_default_device
     yield
     registry.set_max_workers(cap)
     jax.config.update("jax_default_device", device)
 
 
-def test_the_status_is_the_systems():
+def test_status():
     status = get_device_status()
     assert [d.id for d in status.devices if d.platform == "cpu"] == [0, 1, 2, 3]
     assert status.default_backend == jax.default_backend()
@@ -42,14 +42,14 @@ def test_the_status_is_the_systems():
     assert status.versions["jaxkern"] == jk.__version__
     assert json.loads(json.dumps(status.as_dict()))["devices"][0]["platform"] == "cpu"
     text = str(status)
-    for part in (f"{status.usable_cpus} usable of {status.cpus}", "CUDA driver", "SIMD level"):
-        assert part in text
+    for fact in (f"{status.usable_cpus} usable of {status.cpus}", "CUDA driver", "SIMD level"):
+        assert fact in text
 
 
-def test_limits_of_slurm_and_of_the_user_are_heeded(monkeypatch):
+def test_limits_of_slurm_and_of_the_user(monkeypatch):
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
     monkeypatch.setenv("SLURM_MEM_PER_NODE", "512")
-    monkeypatch.setenv("JAXKERN_NUM_THREADS", "64")  # a cap of the kernels, no CPUs
+    monkeypatch.setenv("JAXKERN_NUM_THREADS", "64")  # limits the kernels, not the CPUs
     status = get_device_status()
     assert (status.slurm_cpus, status.usable_cpus) == (1, 1)
     assert status.memory_limit_bytes == 512 << 20
@@ -57,38 +57,38 @@ def test_limits_of_slurm_and_of_the_user_are_heeded(monkeypatch):
     assert "limit 0.5 GiB" in str(status)
 
 
-def test_a_limit_that_is_none_is_not_told(monkeypatch):
+def test_no_memory_limit(monkeypatch):
     monkeypatch.setattr("jaxkern.device.status.memory_limit", lambda: 2.0**20)
     status = get_device_status()
     assert status.memory_limit_bytes is None
-    assert "no limit on this process" in str(status)
+    assert "no limit" in str(status)
 
 
-def test_affinity_is_heeded():
+def test_affinity():
     code = "import jaxkern.device as d; print(d.get_device_status().usable_cpus)"
     one = min(os.sched_getaffinity(0))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{one}}}); {code}"],
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
         check=True,
         stdout=subprocess.PIPE,
     )
-    assert done.stdout.split() == [b"1"]
+    assert process.stdout.split() == [b"1"]
 
 
-def test_problems_are_told(monkeypatch):
+def test_problems(monkeypatch):
     monkeypatch.setattr(
         registry,
         "_libraries",
-        {("jaxkern._cpu", "cpu"): registry.Library("jaxkern._cpu", "cpu", "it was lost")},
+        {("jaxkern._cpu", "cpu"): registry.Library("jaxkern._cpu", "cpu", "not found")},
     )
     status = get_device_status()
-    assert status.problems == ("the cpu kernels are not used: it was lost",)
+    assert status.problems == ("the cpu kernels are not used: not found",)
     assert (status.simd_level, status.kernel_threads) == (None, None)
     assert "PROBLEM" in str(status)
 
 
-def no_gpu(monkeypatch):
+def hide_gpus(monkeypatch):
     real = jax.local_devices
 
     def devices(backend=None):
@@ -99,31 +99,31 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(jax, "local_devices", devices)
 
 
-def test_without_a_gpu_the_cpu_is_taken_and_told(monkeypatch):
-    no_gpu(monkeypatch)
+def test_cpu_is_selected_without_a_gpu(monkeypatch):
+    hide_gpus(monkeypatch)
     monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.1")
-    made = configure_optimal_device(memory_fraction=0.5, cpu_threads=1)
-    assert (made.platform, made.cpu_threads, made.memory_fraction) == ("cpu", 1, 0.5)
-    assert "a GPU is preferred and JAX has none (Unknown backend: 'gpu' requested)" in str(made)
-    assert "the memory fraction is for GPUs" in made.notes[1]
+    chosen = configure_optimal_device(memory_fraction=0.5, cpu_threads=1)
+    assert (chosen.platform, chosen.cpu_threads, chosen.memory_fraction) == ("cpu", 1, 0.5)
+    assert "Unknown backend: 'gpu' requested" in str(chosen)
+    assert "memory fraction" in chosen.notes[1]
     assert registry.module("cpu").max_workers() == 1
     assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.5"
-    json.dumps(made.as_dict())
+    json.dumps(chosen.as_dict())
 
 
-def test_a_required_gpu_that_is_missing_is_an_error(monkeypatch):
-    no_gpu(monkeypatch)
-    with pytest.raises(RuntimeError, match=r"a GPU is required and JAX has none.*jax\[cuda13\]"):
+def test_required_gpu_that_is_missing(monkeypatch):
+    hide_gpus(monkeypatch)
+    with pytest.raises(RuntimeError, match=r"Unknown backend.*jax\[cuda13\]"):
         configure_optimal_device(require="gpu")
 
 
 @pytest.mark.parametrize("options", [{}, {"require": "gpu"}, {"prefer_gpu": False}])
-def test_where_jax_starts_nothing_its_platforms_are_named(monkeypatch, request, options):
-    def nothing(*_, **__):
+def test_platforms_are_named_if_jax_starts_none(monkeypatch, request, options):
+    def fail(*_, **__):
         raise AssertionError  # without a text, as in JAX
 
     for name in ("default_backend", "devices", "local_devices"):
-        monkeypatch.setattr(jax, name, nothing)
+        monkeypatch.setattr(jax, name, fail)
     before = jax.config.jax_platforms
     jax.config.update("jax_platforms", "cuda")
     request.addfinalizer(lambda: jax.config.update("jax_platforms", before))
@@ -136,16 +136,16 @@ def test_where_jax_starts_nothing_its_platforms_are_named(monkeypatch, request, 
     assert "JAX_PLATFORMS is 'cuda'" in status.problems[0]
 
 
-def test_a_cpu_that_is_left_out_is_told(monkeypatch):
+def test_excluded_cpu(monkeypatch):
     def devices(backend=None):
         raise RuntimeError(f"Unknown backend {backend}")
 
     monkeypatch.setattr(jax, "local_devices", devices)
-    with pytest.raises(RuntimeError, match=r"the CPU is wanted.*JAX_PLATFORMS"):
+    with pytest.raises(RuntimeError, match="JAX_PLATFORMS"):
         configure_optimal_device(prefer_gpu=False)
 
 
-def test_a_gpu_is_taken_where_there_is_one(monkeypatch):
+def test_gpu_is_selected(monkeypatch):
     stand_in = jax.devices("cpu")[2]
     real = jax.local_devices
 
@@ -161,24 +161,24 @@ def test_a_gpu_is_taken_where_there_is_one(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "what"),
+    ("options", "fact"),
     [
-        ({"require": "tpu"}, "require is 'tpu'; wanted 'cpu', 'gpu' or None"),
-        ({"require": "gpu", "prefer_gpu": False}, "one or the other"),
-        ({"cpu_threads": -1}, "cpu_threads is -1; expected an integer from 0 to 2147483647"),
-        ({"cpu_threads": "2"}, "cpu_threads is '2'; expected an integer from 0 to"),
-        ({"cpu_threads": np.arange(2)}, r"cpu_threads is array\(\[0, 1\]\); expected"),
-        ({"cpu_threads": True}, "cpu_threads is True; expected"),
+        ({"require": "tpu"}, "require.*'tpu'"),
+        ({"require": "gpu", "prefer_gpu": False}, "prefer_gpu"),
+        ({"cpu_threads": -1}, "cpu_threads is -1.*2147483647"),
+        ({"cpu_threads": "2"}, "cpu_threads is '2'"),
+        ({"cpu_threads": np.arange(2)}, "cpu_threads is array"),
+        ({"cpu_threads": True}, "cpu_threads is True"),
         ({"memory_fraction": 0}, "the memory fraction is 0"),
     ],
 )
-def test_bad_options_are_clear_errors(options, what):
-    with pytest.raises(ValueError, match=what):
+def test_invalid_options(options, fact):
+    with pytest.raises(ValueError, match=fact):
         configure_optimal_device(**options)
 
 
-def test_the_device_that_is_asked_for_is_measured(monkeypatch):
-    asked, ran = jax.devices()[2], []
+def test_requested_device_is_measured(monkeypatch):
+    requested, ran = jax.devices()[2], []
     roof = Ceilings("cpu", "r", 2, None, None, Rates(1, 1, 1, 1, 1), 1, None, 1.0, "now")
 
     def timed(run, *operands, **_):
@@ -187,37 +187,37 @@ def test_the_device_that_is_asked_for_is_measured(monkeypatch):
 
     monkeypatch.setattr(benchmark, "ceilings", lambda device, refresh: roof)
     monkeypatch.setattr(benchmark, "call_seconds", timed)
-    benchmark_device_performance(asked, size=8)
-    assert ran == [{asked}]
+    benchmark_device_performance(requested, size=8)
+    assert ran == [{requested}]
 
 
-def test_each_process_of_a_cluster_gets_a_device_of_its_own(monkeypatch):
+def test_process_of_a_cluster_uses_a_local_device(monkeypatch):
     class Foreign:
         platform, process_index = "cpu", 7
 
-    # The devices of all processes begin with those of the first.
+    # The devices of all processes begin with those of the first process.
     monkeypatch.setattr(jax, "devices", lambda *_: [Foreign(), *jax.local_devices()])
     configure_optimal_device(prefer_gpu=False)
     assert jax.config.jax_default_device == jax.local_devices()[0]
 
 
-def test_a_g2_kernel_is_timed_under_the_ceilings(monkeypatch):
+def test_g2_kernel_and_ceilings(monkeypatch):
     roof = Ceilings(
         "cpu", "round", 2, "v3", None, Rates(1e9, 1e9, 1e9, 1e10, 5e9), 1 << 20, None, 1.0, "now"
     )
     monkeypatch.setattr(benchmark, "ceilings", lambda device, refresh: roof)
-    found = benchmark_device_performance(size=100)
-    assert found.native
-    assert found.points_per_second == pytest.approx(100**2 / found.seconds)
+    result = benchmark_device_performance(size=100)
+    assert result.native
+    assert result.points_per_second == pytest.approx(100**2 / result.seconds)
     # Every point is written once, in f32.
-    assert found.bytes_per_second == pytest.approx(4 * found.points_per_second)
-    intensity = found.flops_per_second / found.bytes_per_second
-    assert found.ceiling == pytest.approx(min(1e10, intensity * 1e9))
-    assert found.efficiency == pytest.approx(found.flops_per_second / found.ceiling)
-    assert "two-time g2 of 100 frames" in str(found)
-    json.dumps(found.as_dict(), allow_nan=False)
+    assert result.bytes_per_second == pytest.approx(4 * result.points_per_second)
+    intensity = result.flops_per_second / result.bytes_per_second
+    assert result.ceiling == pytest.approx(min(1e10, intensity * 1e9))
+    assert result.efficiency == pytest.approx(result.flops_per_second / result.ceiling)
+    assert "two-time g2 of 100 frames" in str(result)
+    json.dumps(result.as_dict(), allow_nan=False)
     with jk.backend("jax"):
         assert benchmark_device_performance(size=100).reason == "the backend is 'jax'"
     for size in (1, 2.5, "a"):
-        with pytest.raises(ValueError, match="; expected an integer from 2 to "):
+        with pytest.raises(ValueError, match="size is"):
             benchmark_device_performance(size=size)

@@ -12,29 +12,31 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import jax
 import pytest
 from support.core.short_probes import shorten
 from support.pages import BEFORE, PAGES, ROOT, SHOWN, SMALLER, blocks
 
-from jaxkern.cli import main, parser
+from jaxkern.cli import main
+from jaxkern.cli.commands import cli
 
 PYTHON = [page for page in PAGES if blocks(page, "python")]
-# For a pytest that is no worker of this one.
+# For a pytest process that is not a worker of this one.
 _OUTSIDE_PYTEST = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
 COMMANDS = [page for page in PAGES if blocks(page, "sh")]
 
 
 @pytest.fixture(autouse=True)
 def short_probes(tmp_path, monkeypatch):
-    """Seconds of probes are for good figures; these examples only run, and keep nothing."""
+    """Shorten the measurements of machine speed, and use a temporary cache."""
     shorten(monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture
 def default_device():
-    """The page on devices chooses one for the whole process."""
+    """Restore the default device, which the page on devices changes."""
     before = jax.config.jax_default_device
     yield
     jax.config.update("jax_default_device", before)
@@ -67,11 +69,19 @@ def shrink(page, folder):
         (folder / name).write_text(text)
 
 
+def parse(arguments):
+    """Parse a command line without running it; raises click.UsageError."""
+    command: click.Command = cli
+    while isinstance(command, click.Group):
+        command, arguments = command.commands[arguments[0]], arguments[1:]
+    command.make_context(command.name, list(arguments))
+
+
 @pytest.mark.parametrize("page", COMMANDS, ids=lambda page: page.name)
 def test_commands_run(page, tmp_path, monkeypatch):
     """The package's own commands run; targets of make exist. pip's are what CI installs with.
 
-    Lines of `jaxkern` are read by its parser: tests/cli runs each of the commands.
+    Lines of `jaxkern` are only parsed: tests/cli runs each of the commands.
     """
     monkeypatch.chdir(tmp_path)
     for block in blocks(page, "sh"):
@@ -96,7 +106,7 @@ def test_commands_run(page, tmp_path, monkeypatch):
                     [sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, text=True
                 )
             elif command[0] == "jaxkern":
-                parser().parse_args(command[1:])
+                parse(command[1:])
                 continue
             elif command[0] == "pytest":
                 # Collected only, so that there is nothing yet to compare with, which is a warning.

@@ -1,7 +1,7 @@
-"""The language model's example: would catch batches that teach nothing, attention or positions that
-reach into a row's other documents, and a checkpoint in the middle of a row that goes on elsewhere.
+"""Language model example: would catch useless batches, attention or positions that extend to other
+documents of a row, and a checkpoint in the middle of a row that resumes at another position.
 
-Runs where it is named only (`make train-check`), with the extra `train`.
+Runs only if named (`make train-check`), with the extra `train`.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def example():
 
 
 def options(folder, **changed):
-    given = {"steps": 60, "files": 8, "length": 64, "batch_size": 4, "learning_rate": 3e-3}
-    given |= {"seed": 0, "checkpoint_dir": folder, "save_every": 20}
-    return argparse.Namespace(**{**given, **changed})
+    values = {"steps": 60, "files": 8, "length": 64, "batch_size": 4, "learning_rate": 3e-3}
+    values |= {"seed": 0, "checkpoint_dir": folder, "save_every": 20}
+    return argparse.Namespace(**{**values, **changed})
 
 
-def test_resumed_in_the_middle_it_ends_with_the_same_bits(example, tmp_path):
+def test_a_resumed_run_ends_with_the_same_bits(example, tmp_path):
     quiet = Console(quiet=True)
-    whole, history = example.train(options(tmp_path / "whole"), quiet)
+    uninterrupted, history = example.train(options(tmp_path / "whole"), quiet)
     example.train(options(tmp_path / "cut", steps=31), quiet)
-    again, resumed = example.train(options(tmp_path / "cut"), quiet)
-    assert example.digest(again) == example.digest(whole)
+    model, resumed = example.train(options(tmp_path / "cut"), quiet)
+    assert example.digest(model) == example.digest(uninterrupted)
     assert resumed == history
     assert history[0] > 5 > 3.6 > history[-1]
 
@@ -52,6 +52,6 @@ def test_documents_of_a_row_do_not_see_each_other(example):
     together = model(packed["tokens"], packed["segment_ids"], packed["positions"])[0]
     for document in documents:
         alone = jk.tokens.pack([document], length=len(document))
-        found = model(alone["tokens"], alone["segment_ids"], alone["positions"])[0]
+        logits = model(alone["tokens"], alone["segment_ids"], alone["positions"])[0]
         start = int(np.flatnonzero(packed["tokens"][0] == document[1])[0]) - 1
-        np.testing.assert_allclose(together[start : start + len(document)], found, atol=2e-5)
+        np.testing.assert_allclose(together[start : start + len(document)], logits, atol=2e-5)

@@ -1,4 +1,4 @@
-"""Would catch: a CUDA kernel that computes something else than the CPU kernel and pure JAX."""
+"""Would catch: a CUDA kernel whose results differ from the CPU kernel's and pure JAX's."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_bicubic_and_mirrored(device: Any, host: Any, antialias: bool, dtype: An
 
 
 def test_segments_that_do_not_fit_into_one_chunk(device: Any, host: Any) -> None:
-    """More samples than the scratch between two segments holds at once."""
+    """There are more samples than fit the scratch between two segments."""
     rows = (
         Segment(Filter.BILINEAR, 512, 512),
         Segment(Filter.ANTIALIAS, 64, 64, rounding=Rounding.KEEP),
@@ -154,7 +154,7 @@ def _crop() -> jk.image.Compose:
     )
 
 
-def test_vmap_reads_what_is_shared_in_place(device: Any, host: Any) -> None:
+def test_vmap_does_not_copy_shared_operands(device: Any, host: Any) -> None:
     aug = _crop()
     images = _images(np.float32, (4, 30, 40, 3))
     keys = jax.random.split(jax.random.key(5), 12).reshape(3, 4)

@@ -1,5 +1,8 @@
-"""Batches that go to a GPU: would catch a slot that is reused before its copy has ended, a program
-on the device that gets other batches than Python does, augmentation that differs between places."""
+"""Batches for a GPU.
+
+Would catch: a slot that is reused before its copy has ended, a device program that receives other
+batches than Python, augmentation that differs between host and device.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def _feed(ring: Any) -> threading.Thread:
 
 
 def _bits(x: Any) -> Any:
-    """A sum that knows every item and its place, exactly."""
+    """Return an exact sum that depends on every item and its index."""
     words = jax.lax.bitcast_convert_type(x, jnp.uint32).reshape(-1)
     return jnp.sum(words * (jnp.arange(words.size, dtype=jnp.uint32) * 2 + 1), dtype=jnp.uint32)
 

@@ -29,7 +29,7 @@ if CHAIN not in jk.export_targets() and "cpu" not in os.environ.get("JAXKERN_REQ
 
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 FEW = settings(max_examples=150, deadline=None, derandomize=True, database=None)
-SIDE = 4  # of sources and results
+SIDE = 4  # side of sources and results
 BATCH = 2
 # top, left, box, resampled, valid rectangle, row and column offset and step
 WHOLE = [0, 0, SIDE, SIDE, SIDE, SIDE, 0, 0, SIDE, SIDE, 0, 1, 0, 1]
@@ -43,7 +43,7 @@ def i32(*values: int) -> np.ndarray:
 
 
 def chain(segments: int = 1, erasures: int = 0, channels: int = 3, **changed: Any) -> dict:
-    """The operands and attributes of a valid chain, with some replaced."""
+    """Return the operands and attributes of a valid chain, with some replaced."""
     call: dict[str, Any] = {
         "images": np.arange(BATCH * SIDE * SIDE * channels, dtype=np.uint8).reshape(
             BATCH, SIDE, SIDE, channels
@@ -103,7 +103,7 @@ def program(steps: int = 2, dtype: Any = np.uint8, **changed: Any) -> dict:
 
 
 def stages(source: dict | None = None, **changed: Any) -> dict:
-    """Two stages of a segment and a step each, with u8 between them, of dense or other images."""
+    """Return a call of two stages, each with a segment and a step, and u8 images between them."""
     two, steps = chain(segments=2), program()
     call = source or {"images": two["images"]}
     call |= {k: two[k] for k in ("geometry", "affine", "fill", "erase_box", "erase_value")}
@@ -131,7 +131,7 @@ def attributes_of(target: str) -> tuple[str, ...]:
 
 
 def outcome(target: str, call: dict) -> str:
-    """Runs the call: OK, or the error's text. One compiled program a structure, not a call."""
+    """Run the call and return OK or the error's text. Programs are compiled once per structure."""
     out = call["out"]
     names = attributes_of(target)
     attributes = {k: v for k, v in call.items() if k in names}
@@ -147,7 +147,7 @@ def outcome(target: str, call: dict) -> str:
         _compiled[key] = jax.jit(lambda *xs: run(*xs, **attributes))
     try:
         result = np.asarray(_compiled[key](*operands))
-    except (jax.errors.JaxRuntimeError, ValueError) as error:  # JAX's choice, for one status
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # JAX maps one status to either
         return str(error)
     assert result.shape == out.shape
     assert result.dtype == out.dtype
@@ -155,7 +155,7 @@ def outcome(target: str, call: dict) -> str:
 
 
 def survives(target: str, call: dict) -> str:
-    """The call returns, or its error names the op and something that the call has."""
+    """Run the call; an error must name the op and an argument of the call."""
     text = outcome(target, call)
     if text is not OK:
         assert target.removesuffix(".v1") + ": " in text, text
@@ -170,7 +170,7 @@ def edged(*sane: int) -> st.SearchStrategy[int]:
     return st.sampled_from([*near, *edges])
 
 
-# ---------------------------------------------------------------- values: one program, any data
+# ---------------------------------------------------------------- values
 
 FIELDS = st.lists(
     st.tuples(st.integers(0, BATCH - 1), st.integers(0, 13), edged(SIDE)), min_size=1, max_size=3
@@ -216,7 +216,7 @@ LAST = SIDE * SIDE * 3
     st.lists(edged(0, LAST, 2 * LAST), min_size=BATCH, max_size=BATCH),
     st.lists(edged(SIDE), min_size=2 * BATCH, max_size=2 * BATCH),
 )
-def test_ragged_places(offsets, sizes):
+def test_ragged_offsets(offsets, sizes):
     call = ragged(offset=i32(*offsets), height=i32(*sizes[:BATCH]), width=i32(*sizes[BATCH:]))
     text = survives(RAGGED, call)
     inside = all(
@@ -390,8 +390,8 @@ def test_unchanged_calls_run(target):
     assert survives(target, MAKERS[target]()) is OK
 
 
-def test_mix_of_endless_empty_images():
-    """Nothing to compute, whatever the number of samples; walking them would take weeks."""
+def test_mix_of_2_to_the_48_empty_images():
+    """There is nothing to compute, and a loop over the samples would take weeks."""
     many = 2**48
     call = mix(
         x=np.zeros((many, 0, SIDE, 3), np.float32),

@@ -1,7 +1,7 @@
-"""Would catch: integers that wrap around on their way to the kernels' int32.
+"""Would catch: integers that wrap around when they are converted to the kernels' int32.
 
-A crop from row 2**32 + 3 that acts as row 3, an offset of 2**33 that reads image 0 again, sizes of
-ragged chains whose products leave int32, sizes that no kernel takes.
+Examples are a crop from row 2**32 + 3 that acts as row 3, an offset of 2**33 that reads image 0
+again, sizes of ragged chains whose products exceed int32, and sizes that no kernel supports.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def test_a_host_integer_beyond_int32_is_an_error(top):
 
 
 @pytest.mark.parametrize("top", [True, 3.0, np.array([3.0, 2.0]), [True, False], [2**70, 0]])
-def test_what_is_no_integer_is_an_error(top):
+def test_a_value_that_is_not_an_integer_is_an_error(top):
     with pytest.raises(TypeError, match=r"'top'\]: .* int "):
         cropped(top)
 
@@ -57,8 +57,8 @@ def test_every_integer_type_gives_the_same():
     np.testing.assert_array_equal(cropped(jnp.array([3, 2], jnp.uint32)), expected)
 
 
-def test_device_integers_stop_at_the_end_instead_of_wrapping():
-    # On a device they cannot be looked at; the kernel then finds the crop outside.
+def test_device_integers_saturate_instead_of_wrapping():
+    # Python does not read values on a device. The kernel rejects the crop, which is outside.
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="geometry"):
         cropped(jnp.array([3, 2**32 - 1], jnp.uint32)).block_until_ready()
     with jax.enable_x64(True), pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="geo"):
@@ -75,7 +75,7 @@ RESIZED = im.Compose([im.Resize((5, 5))])
 
 
 @pytest.mark.parametrize("field", ["offset", "height", "width"])
-def test_ragged_places_and_sizes(field):
+def test_ragged_offsets_and_sizes(field):
     good = getattr(ragged(), field)
     expected = RESIZED.apply(ragged())
     for same in (good.astype(np.int64), good.astype(np.uint32), good.tolist(), jnp.asarray(good)):
@@ -87,7 +87,7 @@ def test_ragged_places_and_sizes(field):
         RESIZED.apply(ragged(**{field: good.astype(np.float64)}))
 
 
-def test_sizes_to_draw_for():
+def test_sizes_passed_to_sample():
     keys = jax.random.split(jax.random.key(0), 2)
     with pytest.raises(ValueError, match=r"height\[1\] is 4294967305"):
         CROP.sample(keys, (np.array([9, 2**32 + 9]), np.array([11, 11])))
@@ -134,12 +134,12 @@ def test_records_and_points():
     ],
 )
 @pytest.mark.parametrize("size", [2**24 + 1, 2**31, 2**70])
-def test_sizes_that_nothing_takes_are_refused_when_given(make, size):
+def test_sizes_above_the_limit_are_errors_in_constructors(make, size):
     with pytest.raises(ValueError, match=r"2\*\*24"):
         make(size)
 
 
-def test_outputs_that_nothing_takes_are_refused():
+def test_outputs_above_the_limit_are_errors():
     with pytest.raises(ValueError, match="16777216 x 256"):
         jax.eval_shape(im.Compose([im.Resize((2**24, 2**8))]).apply, IMAGES)
 
@@ -157,7 +157,7 @@ def test_scaled_is_exact_beyond_int32():
 
 @pytest.mark.parametrize("max_size", [None, 16_000_000])
 def test_a_ragged_image_grows_beyond_int32(run, max_size):
-    """31000 * 70000 leaves int32, on the way to 31000 x 15500000 pixels."""
+    """31000 * 70000 exceeds int32 during a resize to 31000 x 15500000 pixels."""
     shape, side = (140, 70_000), 31_000
     image = np.arange(140 * 70_000, dtype=np.uint32).astype(np.uint8).reshape(*shape, 1)
     batch = im.Ragged.from_list([image, image[:, :150]])
@@ -171,8 +171,8 @@ def test_a_ragged_image_grows_beyond_int32(run, max_size):
     np.testing.assert_array_equal(out[0], image[np.ix_(*at)])
 
 
-def test_boxes_up_to_int32s_end(run):
-    """Erasing "down to the end" by an enormous height; a pad and a flip move the box."""
+def test_boxes_up_to_the_largest_int32(run):
+    """A very large height erases down to the last row; a pad and a flip move the box."""
     images = np.full((1, 6, 6, 1), 7, np.uint8)
     end = 2**31 - 1
     aug = im.Compose(

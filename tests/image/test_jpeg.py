@@ -1,9 +1,9 @@
-"""JPEG decoding against Pillow, the headers' own reader, and what hostile files get.
+"""JPEG decoding and header parsing against Pillow, and errors for hostile files.
 
 Would catch: a region that differs from the crop of a full decode, a kind of file whose colours,
-orientation or scaling differ from Pillow's, a cut file that gives grey pixels, a header that makes
-it allocate without bound, an op whose images are another sample's, names of libjpeg that other
-libraries meet.
+orientation or scaling differ from Pillow's, a truncated file that gives grey pixels, a header that
+causes unbounded allocation, an op that swaps samples, symbols of libjpeg that conflict with other
+libraries.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def problem_of(data, shape=(8, 8, 3), **options):
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 @pytest.mark.parametrize("path", KINDS, ids=lambda path: path.stem)
-def test_every_kind_of_file_has_pillows_values(path, channels):
+def test_every_kind_of_file_decodes_like_pillow(path, channels):
     data = path.read_bytes()
     expected = by_pillow(data, channels)
     np.testing.assert_array_equal(decode(data, expected.shape), expected)
@@ -84,7 +84,7 @@ def test_every_kind_of_file_has_pillows_values(path, channels):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("options", [{"subsampling": 2}, {"subsampling": 1, "progressive": True}])
-def test_regions_are_of_the_upright_image(orientation, options):
+def test_regions_refer_to_the_upright_image(orientation, options):
     data = encoded(picture(), orientation, quality=85, **options)
     whole = by_pillow(data)
     height, width = whole.shape[:2]
@@ -99,7 +99,7 @@ def test_regions_are_of_the_upright_image(orientation, options):
 
 
 @pytest.mark.parametrize("denominator", [2, 4, 8])
-def test_scaled_decodes_are_libjpegs(denominator):
+def test_scaled_decodes_equal_libjpeg(denominator):
     data = encoded(picture(), quality=90)
     opened = Image.open(io.BytesIO(data))
     opened.draft(None, [n // denominator for n in opened.size])
@@ -109,20 +109,20 @@ def test_scaled_decodes_are_libjpegs(denominator):
 
 
 @pytest.mark.parametrize("kept", [None, -5000])
-def test_a_turned_image_is_not_kept_by_the_thread_that_decoded_it(kept):
-    """Held decoded while it is read: 48 MB, of the last large image of every thread otherwise."""
+def test_the_buffer_of_a_rotated_image_is_released(kept):
+    """Such an image is decoded in full: otherwise each thread would keep 48 MB."""
 
     def resident():
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     data = encoded(Image.new("RGB", (4000, 4000)), 6)[:kept]
     before = resident()
-    with contextlib.suppress(ValueError):  # a cut one is as well
+    with contextlib.suppress(ValueError):  # also for a truncated image
         decode(data, (4000, 4000, 3), band=500)
     assert resident() - before < 24 << 20
 
 
-def test_xmp_says_the_orientation_where_exif_does_not():
+def test_the_orientation_of_xmp_is_used_without_exif():
     plain = encoded(picture(6, 9))
     packet = b'http://ns.adobe.com/xap/1.0/\0<rdf tiff:Orientation="6"/>'
     segment = b"\xff\xe1" + (len(packet) + 2).to_bytes(2, "big") + packet
@@ -132,24 +132,24 @@ def test_xmp_says_the_orientation_where_exif_does_not():
 
 
 @pytest.mark.parametrize("progressive", [False, True])
-def test_a_cut_file_is_an_error_wherever_it_is_cut_and_whatever_is_read(progressive):
+def test_a_truncated_file_is_an_error_for_every_region(progressive):
     data = encoded(picture(), progressive=progressive, quality=80, restart_marker_rows=1)
     for end in [*range(0, len(data) - 2, 37), len(data) - 3]:
         for shape in ((61, 97, 3), (2, 3, 3)):
-            said = problem_of(data[:end], shape)
-            assert any(word in said for word in ("truncated", "cut off", "empty", "begin")), said
+            problem = problem_of(data[:end], shape)
+            assert any(word in problem for word in ("truncated", "no bytes", "begin")), problem
     rows = problem_of(data[: len(data) // 2], (61, 97, 3))
     assert f"{len(data) // 2} bytes" in rows
     assert ("end in scan" if progressive else "of 61 rows") in rows
 
 
-def test_a_missing_end_marker_alone_takes_nothing_from_a_baseline_file():
+def test_a_baseline_file_without_an_end_marker_is_decoded():
     data = encoded(picture())
     np.testing.assert_array_equal(decode(data[:-2], (61, 97, 3)), by_pillow(data))
     np.testing.assert_array_equal(decode(data[:-2], (2, 3, 3)), by_pillow(data)[:2, :3])
 
 
-def test_bytes_behind_and_between_do_no_harm():
+def test_extra_bytes_are_ignored():
     data = encoded(picture())
     for more in (data + b"\0" * 50, data[:-2] + b"\0\0\0" + data[-2:]):
         np.testing.assert_array_equal(decode(more, (61, 97, 3)), by_pillow(data))
@@ -163,7 +163,7 @@ def test_damage_is_an_error():
 
 
 def frame(data, marker=None, **numbers):
-    """The same with another frame header: type, bits, height, width, components."""
+    """Return the file with another frame header: type, bits, height, width, components."""
     changed = bytearray(data)
     at = next(i for i in range(len(data)) if data[i] == 0xFF and data[i + 1] in (0xC0, 0xC2))
     if marker is not None:
@@ -176,31 +176,33 @@ def frame(data, marker=None, **numbers):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "facts"),
     [
-        ({"height": 65535, "width": 65535}, "65535 x 65535 pixels; max_pixels is"),
-        ({"height": 0}, "0 x 97 pixels; wanted a height and width above 0"),
-        ({"bits": 12}, "12 bits; wanted 8"),
-        ({"components": 2}, "2 components; wanted 1, 3 or 4"),
-        ({"marker": 0xC3}, "lossless"),
-        ({"marker": 0xC5}, "hierarchical"),
+        ({"height": 65535, "width": 65535}, ("65535 x 65535", "max_pixels")),
+        ({"height": 0}, ("0 x 97",)),
+        ({"bits": 12}, ("bits", "12")),
+        ({"components": 2}, ("components", "2")),
+        ({"marker": 0xC3}, ("lossless",)),
+        ({"marker": 0xC5}, ("hierarchical",)),
     ],
 )
-def test_frames_that_are_not_decoded_are_refused_by_their_header(changes, words):
+def test_unsupported_frames_are_errors_of_the_header(changes, facts):
     data = frame(encoded(picture()), **changes)
-    assert words in problem_of(data)
-    if "max_pixels" not in words:
-        with pytest.raises(ValueError, match=words.split(";")[0]):
+    assert all(fact in problem_of(data) for fact in facts)
+    if "max_pixels" not in facts:
+        with pytest.raises(ValueError, match=".*".join(facts)):
             NATIVE.jpeg_info(as_array(data))
 
 
-def test_max_pixels_is_of_the_whole_image():
+def test_max_pixels_limits_the_whole_image():
     data = encoded(picture())
-    assert "max_pixels is 5916" in problem_of(data, max_pixels=61 * 97 - 1)
+    problem = problem_of(data, max_pixels=61 * 97 - 1)
+    assert "max_pixels" in problem
+    assert "5916" in problem
     decode(data, (8, 8, 3), max_pixels=61 * 97)
 
 
-def test_a_file_of_too_many_scans_is_refused():
+def test_a_file_with_too_many_scans_is_an_error():
     data = encoded(picture(16, 16), progressive=True)
     start = data.index(b"\xff\xda")
     end = data.index(b"\xff", start + 12)  # of the first scan, which has no restart markers
@@ -213,11 +215,10 @@ def test_a_file_of_too_many_scans_is_refused():
 @pytest.mark.parametrize(
     ("top", "left", "height", "width"), [(-1, 0, 4, 4), (60, 0, 2, 4), (0, 94, 1, 4)]
 )
-def test_regions_outside_are_refused(top, left, height, width):
-    said = problem_of(encoded(picture()), (height, width, 3), top=top, left=left)
-    assert (
-        f"region of {height} x {width} at ({top}, {left}) is not within the image's 61 x 97" in said
-    )
+def test_regions_outside_are_errors(top, left, height, width):
+    problem = problem_of(encoded(picture()), (height, width, 3), top=top, left=left)
+    assert f"{height} x {width} at ({top}, {left})" in problem
+    assert "61 x 97" in problem
 
 
 def memory(name):
@@ -225,16 +226,16 @@ def memory(name):
     return next(int(line.split()[1]) << 10 for line in status if line.startswith(name))
 
 
-def test_rows_of_a_tall_baseline_file_are_decoded_in_little_memory():
+def test_decoding_rows_of_a_tall_baseline_file_uses_little_memory():
     data = encoded(picture(400, 60).resize((600, 20000), Image.Resampling.NEAREST))
     out = np.ones((64, 500, 3), np.uint8)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = memory("VmRSS")
     NATIVE.jpeg_decode(as_array(data), out, top=19000, left=50, band=8)
-    assert memory("VmHWM") - before < 4 << 20  # of 36 MB that the pixels have
+    assert memory("VmHWM") - before < 4 << 20  # the pixels have 36 MB
 
 
-def test_no_name_of_libjpeg_is_visible():
+def test_symbols_of_libjpeg_are_hidden():
     module = ctypes.CDLL(NATIVE.__file__)
     with pytest.raises(AttributeError):
         module.jpeg_read_header  # noqa: B018
@@ -250,7 +251,7 @@ def op_backend(request):
 
 
 def batch_of_files():
-    """Eight files of their own sizes, orientations and kinds: bytes, offsets, arrays."""
+    """Return bytes, offsets and arrays of eight files of different sizes and kinds."""
     files = [
         encoded(picture(20 + k, 33 - 2 * k, "L" if k == 3 else "RGB"), k + 1, progressive=k % 2)
         for k in range(8)
@@ -277,7 +278,7 @@ def test_the_op_fills_canvases_with_images_and_zeros(op_backend):
     images, sizes = run(buffer, offsets)
     np.testing.assert_array_equal(images, expected)
     assert sizes.tolist() == [list(array.shape[:2]) for array in arrays]
-    # Out of order, and with lengths instead of neighbours.
+    # Offsets in another order, with lengths.
     order = np.array([5, 0, 5])
     images, _ = jk.image.decode_jpeg(buffer, offsets[order], np.diff(offsets)[order], size=(40, 36))
     np.testing.assert_array_equal(images, expected[order])
@@ -292,17 +293,17 @@ def test_the_op_under_vmap(op_backend):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("spoil", "fact"),
     [
         (lambda b, o: (b, np.array([*o[:2], -5, *o[3:]])), "'buffer'"),
         (lambda b, o: (b, np.array([*o[:2], 2**31 - 1, *o[3:]])), "'buffer'"),
         (lambda b, o: (np.where(np.arange(b.size) == o[2], 0, b).astype(np.uint8), o), "JPEG"),
     ],
 )
-def test_the_op_names_a_bad_image_or_masks_it(op_backend, spoil, words):
+def test_the_op_names_a_bad_image_or_masks_it(op_backend, spoil, fact):
     buffer, offsets, arrays = batch_of_files()
     bad, places = spoil(buffer, offsets)
-    with pytest.raises(jax.errors.JaxRuntimeError, match=rf"image [12]: .*{words}"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=rf"image [12]: .*{fact}"):
         jax.block_until_ready(jk.image.decode_jpeg(bad, places, size=40))
     images, sizes = jk.image.decode_jpeg(bad, places, size=40, on_bad="mask")
     good = np.asarray(sizes)[:, 0] > 0
@@ -312,13 +313,11 @@ def test_the_op_names_a_bad_image_or_masks_it(op_backend, spoil, words):
     np.testing.assert_array_equal(images, expected)
 
 
-def test_an_image_above_the_canvas_or_max_pixels_is_bad(op_backend):
+def test_an_image_larger_than_the_canvas_or_max_pixels_is_an_error(op_backend):
     buffer, offsets, arrays = batch_of_files()
-    with pytest.raises(
-        jax.errors.JaxRuntimeError, match=r"image 0: .*20 x 33 pixels.*canvas 40 x 30"
-    ):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"image 0: (?=.*20 x 33)(?=.*40 x 30)"):
         jax.block_until_ready(jk.image.decode_jpeg(buffer, offsets, size=(40, 30)))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="max_pixels is 600"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"max_pixels.*600"):
         jax.block_until_ready(jk.image.decode_jpeg(buffer, offsets, size=40, max_pixels=600))
     _, sizes = jk.image.decode_jpeg(buffer, offsets, size=(40, 30), on_bad="mask")
     assert sizes[0].tolist() == [0, 0]
@@ -331,7 +330,7 @@ def test_the_op_scales(op_backend):
     assert sizes.tolist() == [[-(-n // 2) for n in array.shape[:2]] for array in arrays]
 
 
-def test_what_decode_jpeg_is_given_is_checked():
+def test_arguments_of_decode_jpeg_are_checked():
     data, offsets = as_array(encoded(picture())), jnp.array([0, 5])
     for wrong, words in [
         ({"size": 0}, "size: .* got 0"),
@@ -349,15 +348,15 @@ def test_what_decode_jpeg_is_given_is_checked():
         jk.image.decode_jpeg(data, jnp.zeros(2), size=8)
 
 
-def test_the_doctor_says_what_decodes():
+def test_the_doctor_names_the_decoder():
     report = jk.doctor()
     assert f"{NATIVE.jpeg_decoder()}, linked" in str(report)
     assert [s.platform for s in report.ops if s.op == "jaxkern.image_decode_jpeg"] == ["cpu"]
 
 
 @pytest.mark.parametrize("backend", ["auto", "jax"])
-def test_a_header_that_claims_far_too_much_is_masked(backend):
-    """Pillow has a limit of its own, whose error is neither an OSError nor a ValueError."""
+def test_a_header_with_a_huge_size_is_masked(backend):
+    """The error of Pillow's limit is neither an OSError nor a ValueError."""
     data = bytearray(encoded(picture()))
     at = data.index(b"\xff\xc0") + 5
     data[at : at + 4] = b"\xff\xdc\xff\xdc"

@@ -1,4 +1,4 @@
-"""JPEG images that one thread decodes one after the other, against Pillow.
+"""Sequences of JPEG images that one thread decodes, against Pillow.
 
 Would catch: Huffman or quantization tables, restart intervals or colour markers of one image that
 reach the next, so that values change with the order of the images or the number of threads.
@@ -39,7 +39,7 @@ def encoded(image, **options):
 
 
 def without(data, *markers):
-    """The file without its header's segments of these markers."""
+    """Return the file without the header segments of these markers."""
     parts, at = [data[:2]], 2
     while data[at + 1] != 0xDA:
         end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
@@ -50,22 +50,24 @@ def without(data, *markers):
 
 
 def kinds():
-    """Files with other tables than the standard ones, and files that leave some out."""
+    """Yield files with tables other than the standard ones, and files without some tables."""
     for seed in range(6):
         image = photograph(seed, "L" if seed == 3 else "RGB")
         options = [{"optimize": True}, {"progressive": True}, {"restart_marker_rows": 1}][seed % 3]
         yield encoded(image, quality=25 + 12 * seed, **options)
         frame = encoded(image, quality=90 - 12 * seed, subsampling=seed % 3)
-        yield without(frame, DHT)  # as the frames of Motion JPEG
+        yield without(frame, DHT)  # like frames of Motion JPEG
         yield without(frame, DQT)
         yield without(frame, DQT, DHT)
-        yield without(encoded(image, progressive=True), DHT)  # no standard tables in these
+        yield without(
+            encoded(image, progressive=True), DHT
+        )  # progressive files have no standard tables
         yield encoded(photograph(seed, "CMYK"))
         yield without(encoded(photograph(seed, "CMYK")), ADOBE, DHT)
 
 
 def by_pillow(data):
-    """Zeros for what Pillow refuses."""
+    """Return Pillow's pixels, or zeros for a file that it rejects."""
     image = Image.open(io.BytesIO(data))
     try:
         return np.asarray(image.convert("RGB")), True
@@ -75,7 +77,7 @@ def by_pillow(data):
 
 @pytest.fixture(scope="module")
 def mixture():
-    """Files in no order: their bytes, Pillow's pixels, and whether it decodes them."""
+    """Return shuffled files: their bytes, Pillow's pixels, and flags of those that it decodes."""
     files = [*kinds()] * 3
     np.random.default_rng(5).shuffle(files)
     pixels, good = zip(*map(by_pillow, files), strict=True)
@@ -127,7 +129,7 @@ def as_images(ragged):
 )
 @pytest.mark.parametrize("decoder", ["native threads", "libjpeg-turbo", "simplejpeg", "Pillow"])
 def test_pipelines(mixture, decoder, workers, monkeypatch):
-    """Of native threads, and of worker threads with each of the libraries."""
+    """Pipelines with native threads, and with worker threads and each of the libraries."""
     files, pixels, good = mixture
     if decoder in ("simplejpeg", "Pillow"):
         monkeypatch.setattr(decoding, "_native", lambda: None)

@@ -1,6 +1,6 @@
-"""NaN and infinities in float images, kernel and twin, and an oracle that sums what has a weight.
+"""NaN and infinities in float images, against an oracle that adds only terms of nonzero weight.
 
-Would catch: a NaN that spreads to pixels without a part of it (0 * NaN), infinities of one sign
+Would catch: a NaN that spreads to pixels that do not depend on it (0 * NaN), infinities of one sign
 that become NaN, outputs that depend on the backend.
 """
 
@@ -20,8 +20,8 @@ from jaxkern import image as im
 SHAPE = (12, 15)
 
 
-def spoiled(count, seed=0):
-    """Images with a few NaN, infinities of both signs, and of one sign side by side."""
+def images_with_nan_and_inf(count, seed=0):
+    """Return images with NaN, infinities of both signs, and adjacent infinities of one sign."""
     rng = np.random.default_rng(seed)
     images = rng.random((count, *SHAPE, 3))
     for image in images:
@@ -33,21 +33,21 @@ def spoiled(count, seed=0):
     return images
 
 
-def summed(weights, image):
-    """weights [n, h] @ image [h, w, C] over the terms whose weight is not 0."""
+def weighted_sum(weights, image):
+    """Compute weights [n, h] @ image [h, w, C] over the terms of nonzero weight."""
     terms = np.where((weights != 0)[:, :, None, None], image[None], 0)
     return (weights[:, :, None, None] * terms).sum(1)
 
 
-def resized(image, size, kind):
+def resize(image, size, kind):
     matrix = {**MATRICES, **SIGNED}[kind]
     down, across = (matrix(n, m) for n, m in zip(image.shape, size, strict=False))
     down, across = (np.where(np.abs(w) < 1e-9, 0, w) for w in (down, across))
-    lines = summed(down, image)
-    return np.moveaxis(summed(across, np.moveaxis(lines, 1, 0)), 0, 1)
+    lines = weighted_sum(down, image)
+    return np.moveaxis(weighted_sum(across, np.moveaxis(lines, 1, 0)), 0, 1)
 
 
-def assert_alike(got, expected, tolerance):
+def assert_same_values(got, expected, tolerance):
     got = np.asarray(got).astype(np.float64)
     np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
     infinite = np.isinf(expected)
@@ -60,27 +60,27 @@ def assert_alike(got, expected, tolerance):
 @pytest.mark.parametrize("kind", MATRICES)
 @pytest.mark.parametrize("size", [(4, 5), (22, 7), (7, 31)])
 def test_resizing(run, kind, size):
-    images = spoiled(3).astype(np.float32)
+    images = images_with_nan_and_inf(3).astype(np.float32)
     options = {"antialias": kind == "antialias"}
     aug = im.Compose([im.Resize(size, "nearest" if kind == "nearest" else "bilinear", **options)])
     with np.errstate(invalid="ignore"):
-        expected = np.stack([resized(image.astype(np.float64), size, kind) for image in images])
-    assert_alike(run(aug, images, ({},)), expected, 1e-5)
+        expected = np.stack([resize(image.astype(np.float64), size, kind) for image in images])
+    assert_same_values(run(aug, images, ({},)), expected, 1e-5)
 
 
 @pytest.mark.parametrize("kind", SIGNED)
 @pytest.mark.parametrize("size", [(4, 5), (12, 31)])
 def test_bicubic(run, kind, size):
-    """A weight below 0 turns an infinity round; one of exactly 0, as of equal sizes, leaves it out.
+    """A negative weight changes the sign of an infinity, and a weight of 0 ignores it.
 
-    NaN alone: what infinities of both signs make depends on the order of the passes.
+    One channel has NaN only, since sums of both infinities depend on the order of the passes.
     """
-    images = spoiled(3).astype(np.float32)
+    images = images_with_nan_and_inf(3).astype(np.float32)
     images[1:, 0, :, 1] = np.nan
     aug = im.Compose([im.Resize(size, "bicubic", antialias=kind == "bicubic antialias")])
     with np.errstate(invalid="ignore"):
-        expected = np.stack([resized(image.astype(np.float64), size, kind) for image in images])
-    assert_alike(run(aug, images, ({},)), expected, 1e-5)
+        expected = np.stack([resize(image.astype(np.float64), size, kind) for image in images])
+    assert_same_values(run(aug, images, ({},)), expected, 1e-5)
 
 
 CHAINS = {
@@ -101,9 +101,9 @@ OUTPUTS = {"bytes": np.uint8}
     [*((name, np.float32) for name in CHAINS), ("crop", jnp.bfloat16), ("bilinear", np.float16)],
 )
 def test_kernel_and_twin_agree(name, dtype):
-    images = jnp.asarray(spoiled(4, 1), dtype)
+    images = jnp.asarray(images_with_nan_and_inf(4, 1), dtype)
     aug = im.Compose(CHAINS[name], OUTPUTS.get(name, dtype), "NCHW" if name == "crop" else "NHWC")
-    if name == "mixup":  # whose draws take long to compile
+    if name == "mixup":  # its sampling takes long to compile
         lam, box = np.array([0.5, 0, 1, 0.25], "f4"), {"top": 2, "left": 3, "height": 5, "width": 6}
         params: Any = ({"lam": lam}, {"lam": np.float32(0.5), **box})
     else:
@@ -115,11 +115,11 @@ def test_kernel_and_twin_agree(name, dtype):
     if name != "bytes":
         assert np.isnan(results[0]).any() == (name != "levels")
     level = 1 if name in ("bytes", "levels") else 0.03 if dtype is not np.float32 else 1e-4
-    assert_alike(results[1], results[0], level)
+    assert_same_values(results[1], results[0], level)
 
 
 @pytest.mark.parametrize("lam", [0.0, 1.0, 0.25])
-def test_mixing_leaves_out_what_has_no_weight(run, lam):
+def test_mixing_ignores_images_of_weight_0(run, lam):
     images = np.array([np.nan, 1.0, np.inf, -np.inf], np.float32).reshape(4, 1, 1, 1)
     out = run(im.Compose([im.MixUp(1.0)]), images, ({"lam": np.float32(lam)},)).reshape(-1)
     own, partner = images.reshape(-1), np.roll(images.reshape(-1), 1)
@@ -128,8 +128,8 @@ def test_mixing_leaves_out_what_has_no_weight(run, lam):
     np.testing.assert_array_equal(out, expected)
 
 
-def test_what_is_not_finite_by_a_traced_std_stays_inside(backend):
-    """A traced std of 0: the border and what is erased keep their constants."""
+def test_values_that_a_traced_std_makes_infinite_do_not_spread(backend):
+    """With a traced std of 0, the border and the erased box keep their constants."""
     images = np.full((1, 4, 4, 1), 9, np.uint8)
     box = {"top": 1, "left": 1, "height": 1, "width": 2, "erase": True}
 

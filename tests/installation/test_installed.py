@@ -112,7 +112,7 @@ def test_stable_abi_from_3_12_on():
 def _needed(path: Path) -> list[str]:
     """DT_NEEDED of an ELF file of 64 bits, read without binutils (the machine may have none)."""
     data = path.read_bytes()
-    assert data[:5] == b"\x7fELF\x02", f"{path} is no ELF file of 64 bits"
+    assert data[:5] == b"\x7fELF\x02", f"{path}: expected a 64-bit ELF file"
 
     def number(at: int, size: int) -> int:
         return int.from_bytes(data[at : at + size], "little")

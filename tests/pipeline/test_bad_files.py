@@ -174,15 +174,15 @@ def test_what_could_not_be_read_is_an_error(folders, tmp_path):
         source.gather(np.arange(3))
     with pytest.raises(OSError, match="truncated"):  # unless it is asked for
         ImageFolder(folders[1], max_size=(40, 40)).gather(np.array(folders[2]))
-    with pytest.raises(ValueError, match="wanted 'raise' or 'mask'"):
+    with pytest.raises(ValueError, match="on_bad_record is 'skip'"):
         ImageFolder(root, on_bad_record="skip")
     for mode in ("raise", "mask"):  # the file is good, and what was said of it is not
         small = ImageFolder(folders[0], max_size=(20, 39), on_bad_record=mode)
-        with pytest.raises(ValueError, match=r"00\.jpg is 20x40 and max_size is \(20, 39\)"):
+        with pytest.raises(ValueError, match=r"00\.jpg is 20x40.* \(20, 39\)"):
             small.gather(np.arange(2))
     for path in source.files:
         path.write_bytes(b"")
-    with pytest.raises(ValueError, match="no image that can be decoded"):
+    with pytest.raises(ValueError, match="no image can be decoded"):
         _ = ImageFolder(root, on_bad_record="mask").max_size
 
 
@@ -195,7 +195,7 @@ def test_what_is_no_regular_file_is_not_waited_for(folders, tmp_path, workers, o
     source = ImageFiles(paths, max_size=(40, 40), on_bad_record=on_bad_record)
     batches = iter(jk.from_source(source, 2, num_workers=workers))
     assert len(next(batches)["image"]) == 2
-    with pytest.raises(OSError, match=r"it is no regular file: '.*pipe\.jpg'"):
+    with pytest.raises(OSError, match=r"not a regular file: '.*pipe\.jpg'"):
         next(batches)
 
 

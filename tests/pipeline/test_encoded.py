@@ -230,8 +230,8 @@ def test_a_broken_file_is_an_error_in_its_batch(tmp_path, photographs):
     texts = {k: str(x) for k, x in enumerate(found) if isinstance(x, ProducerError)}
     assert list(texts) == [1, 3, 4]
     assert f"record 4: {files[4]}: it is truncated" in texts[1]
-    assert f"record 9: {files[9]}: it is 64 x 99 and was" in texts[3]
-    assert "changed since its header was read" in texts[3]
+    assert f"record 9: {files[9]}: " in texts[3]
+    assert "64 x 99" in texts[3]
     assert f"record 13: {files[13]}: " in texts[4]
     good = PillowSource(*photographs)
     expected = epoch_of(jk.from_source(good, 3) >> CHAINS["padding"])
@@ -272,8 +272,8 @@ def test_what_is_no_readable_file_is_an_error_at_once(tmp_path, photographs):
     source = PillowSource(files, [(height, width)] * 5, on_bad_record="mask")
     found, _ = batches_with_errors(jk.from_source(source, 1) >> CHAINS["evaluation"])
     assert "missing.jpg: cannot be opened: No such file" in str(found[1])
-    assert "pipe.jpg: is no regular file" in str(found[2])
-    assert "folder.jpg: is no regular file" in str(found[3])
+    assert "pipe.jpg: is not a regular file" in str(found[2])
+    assert "folder.jpg: is not a regular file" in str(found[3])
     assert_same([found[0]["image"]], [found[4]["image"]])
 
 
@@ -284,7 +284,8 @@ def test_a_limit_of_pixels(photographs):
     found, _ = batches_with_errors(jk.from_source(source, 1) >> CHAINS["evaluation"])
     failed = [k for k, x in enumerate(found) if isinstance(x, ProducerError)]
     assert failed == [k for k, n in enumerate(pixels) if n == max(pixels)]
-    assert f"max_pixels is {max(pixels) - 1}" in str(found[failed[0]])
+    assert "max_pixels" in str(found[failed[0]])
+    assert str(max(pixels) - 1) in str(found[failed[0]])
 
 
 def test_places_outside_the_bytes_are_refused():
@@ -294,9 +295,9 @@ def test_places_outside_the_bytes_are_refused():
     place[1], place[2], place[3, 2] = (9, 0, 126), (0, -1, 216), 26
     found, _ = batches_with_errors(jk.from_source(source, 1) >> im.Compose([im.Resize((4, 4))]))
     assert found[0]["image"].shape == (1, 4, 4, 3)
-    assert "record 1: its place names blob 9 of 1" in str(found[1])
-    assert "record 2: its place is 216 bytes at -1" in str(found[2])
-    assert "record 3: it has 26 bytes; 3 x 3 x 3 pixels take 27" in str(found[3])
+    for k, fact in enumerate(("blob 0 to 0, got 9", "216 bytes at -1", "27 bytes"), 1):
+        assert f"record {k}: " in str(found[k])
+        assert fact in str(found[k])
 
 
 def test_scaled_decoding_is_close_and_asked_for():

@@ -330,7 +330,7 @@ def test_arrow_files_are_not_copied(tmp_path, photos):
         np.testing.assert_array_equal(array, expected[name])
     with path.open("r+b") as file:
         file.truncate(100)
-    with pytest.raises(OSError, match=r"x\.arrow, 100 bytes"):
+    with pytest.raises(OSError, match=r"x\.arrow.* 100 bytes"):
         source.gather(ORDER)
     images = jk.pipeline.ArrowSource(table.select(["raw"]))._images.images["raw"].images
     (buffer,) = (table.column("raw").chunk(0).buffers()[2],)
@@ -533,7 +533,7 @@ def test_files_of_patterns(tmp_path):
         (tmp_path / name).touch()
 
     def found(given):
-        return [path.name for path in files.files_of(given, (".tar",), "shards")]
+        return [path.name for path in files.expand_paths(given, (".tar",), "shards")]
 
     def inside(name):
         return str(tmp_path / name)
@@ -548,9 +548,9 @@ def test_files_of_patterns(tmp_path):
         found(inside("x-{8..11}.tar"))
     with pytest.raises(FileNotFoundError, match=r"z-\*\.tar: no such file"):
         found(inside("z-*.tar"))
-    with pytest.raises(ValueError, match="names 1000000000 files; wanted"):
+    with pytest.raises(ValueError, match="1000000000 files"):
         found(inside("x-{0..999999999}.tar"))
-    with pytest.raises(FileNotFoundError, match="names no file"):
+    with pytest.raises(FileNotFoundError, match="matches no file"):
         found([])
     with pytest.raises(TypeError, match="3 is no path"):
         found([3])

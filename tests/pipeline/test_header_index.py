@@ -13,7 +13,7 @@ import pytest
 
 from jaxkern.core import registry
 from jaxkern.pipeline import Encoded, ImageFiles, ImageFolder
-from jaxkern.pipeline.sources.images import header_index, headers
+from jaxkern.pipeline.sources.images import headers
 
 OLD = 1_600_000_000  # seconds: a file that has just changed may change again unseen
 
@@ -35,7 +35,7 @@ def read(monkeypatch):
         names.extend(os.path.basename(bytes(images[k])).decode() for k in range(len(images)))
         return original(images)
 
-    monkeypatch.setattr(header_index, "read_headers", noted)
+    monkeypatch.setattr(headers, "read_headers", noted)
     return names
 
 
@@ -120,12 +120,12 @@ def test_nor_is_it_trusted_where_reading_took_long(root, monkeypatch):
     path = ImageFolder(root).files[5]
     os.utime(path)
     when = path.stat().st_mtime_ns
-    read = header_index.read_headers
+    read = headers.read_headers
 
     def slowly(images):
         found = read(images)
         later = time.time_ns() + 60_000_000_000
-        patched.setattr(header_index.time, "time_ns", lambda: later)
+        patched.setattr(headers.time, "time_ns", lambda: later)
         size = path.stat().st_size
         PIL.Image.fromarray(np.zeros((7, 9, 3), np.uint8)).save(path)
         path.write_bytes(path.read_bytes()[:size].ljust(size, b"\0"))
@@ -133,7 +133,7 @@ def test_nor_is_it_trusted_where_reading_took_long(root, monkeypatch):
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(header_index, "read_headers", slowly)
+        patched.setattr(headers, "read_headers", slowly)
         assert sizes(ImageFolder(root, index=True))[5] != [7, 9]
     assert sizes(ImageFolder(root, index=True))[5] == [7, 9]
 
@@ -160,12 +160,12 @@ def test_a_damaged_index_is_made_anew(root, read, damage):
         {
             "cut": content[:-7],
             "flipped": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
-            "another version": content.replace(b"index 1", b"index 9", 1),
+            "another version": content.replace(b'"version": 2', b'"version": 9'),
             "empty": b"",
-            "not its own": b'jaxkern image index 1\n{"files": 4}\n',
+            "not its own": b"PK another archive",
         }[damage]
     )
-    assert header_index.read_index(index) is None
+    assert headers.read_header_index(index) is None
     read.clear()
     assert sizes(ImageFolder(root, index=index)) == expected(source)
     assert len(read) == 40
@@ -223,10 +223,10 @@ def test_native_entries_check_what_they_are_given():
         [0, 3, far],
         [0, far, far],
     ):
-        with pytest.raises(IndexError, match="wanted a blob"):
+        with pytest.raises(IndexError, match=r"\[0\].*\({}, {}, {}\)".format(*place)):
             native.jpeg_sizes([blob], np.array([place]), 2, sizes)
     place = np.zeros((2, 3), np.int64)
-    with pytest.raises(ValueError, match="an output has 1 rows; wanted 2"):
+    with pytest.raises(ValueError, match="2 rows, got 1"):
         native.jpeg_sizes([blob], place, 2, sizes)
     with pytest.raises(TypeError):
         native.jpeg_sizes([blob], place[:, :2], 2, sizes)

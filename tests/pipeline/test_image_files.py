@@ -99,7 +99,7 @@ def decoder(request, monkeypatch):
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_all_decoders_give_pillows_bits(decoder, channels):
     for name, data in {**JPEGS, **OTHERS}.items():
-        found = decoding.decoded(data, channels, 10_000, name)
+        found = decoding.decode_image(data, channels, 10_000, name)
         assert found.dtype == np.uint8
         np.testing.assert_array_equal(found, wanted(data, channels), name)
     expected = {"native": "libjpeg-turbo"}.get(decoder, decoder)
@@ -120,12 +120,12 @@ def test_sixteen_bits_keep_their_high_byte():
     deep = rng.integers(0, 65536, (5, 6), np.uint16)
     file = io.BytesIO()
     PIL.Image.fromarray(deep).save(file, "PNG")
-    found = decoding.decoded(file.getvalue(), 1, 100, "deep")
+    found = decoding.decode_image(file.getvalue(), 1, 100, "deep")
     np.testing.assert_array_equal(found[..., 0], deep >> 8)
     file = io.BytesIO()
     PIL.Image.fromarray(deep.astype(np.float32)).save(file, "TIFF")
-    with pytest.raises(OSError, match="deep: its samples have 32 bits"):
-        decoding.decoded(file.getvalue(), 1, 100, "deep")
+    with pytest.raises(OSError, match=r"deep: .* 32 bits"):
+        decoding.decode_image(file.getvalue(), 1, 100, "deep")
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,7 @@ def test_a_pair_of_images_is_no_pair_of_values_and_offsets():
 @native_jpeg
 def test_bytes_before_the_first_marker_are_passed_over():
     data = encoded(smooth(9, 8))
-    found = decoding.decoded(data[:2] + b"\0\0" + data[2:], 3, 1000, "padded")
+    found = decoding.decode_image(data[:2] + b"\0\0" + data[2:], 3, 1000, "padded")
     np.testing.assert_array_equal(found, wanted(data))
 
 
@@ -252,7 +252,7 @@ def test_explain_says_what_decodes(photos, monkeypatch):
     text = str(pipe.explain())
     name = registry.module("cpu").jpeg_decoder()
     assert f"image: 20 JPEG by {name}; 10 PNG by Pillow in worker threads" in text
-    assert "10 of 30 images are no JPEG, such as" in text
+    assert "10 of 30 images are not JPEG" in text
     assert "02.png" in text
     monkeypatch.setattr(decoding, "_native", lambda: None)
     monkeypatch.setattr(decoding, "_simplejpeg", lambda: None)
@@ -269,8 +269,8 @@ def test_max_pixels_is_looked_at_before_decoding(kind, decoder):
             high = data[:place] + b"\xff\xff\xff\xfe" + data[place + 4 :]
             break
     if kind == "JPEG":
-        with pytest.raises(OSError, match=r"a\.jpg: .*(65535 x 65534|4294770690) pixels"):
-            decoding.decoded(high, 3, decoding.MAX_PIXELS, "a.jpg")
+        with pytest.raises(OSError, match=r"a\.jpg: .*(65535 x 65534|4294770690)"):
+            decoding.decode_image(high, 3, decoding.MAX_PIXELS, "a.jpg")
     good = encoded(smooth(10, 10), kind)
     limit = {"max_pixels": 1999, "max_size": None}
     with pytest.raises(OSError, match="more than max_pixels=1999") as caught:
@@ -332,34 +332,34 @@ def test_sorted_as_paths_are(tmp_path):
 
 
 def test_errors(tmp_path):
-    with pytest.raises(TypeError, match="wanted a sequence of paths"):
+    with pytest.raises(TypeError, match="paths is"):
         ImageFiles("a.jpg")
     with pytest.raises(FileNotFoundError, match="paths is empty"):
         ImageFiles([])
     with pytest.raises(ValueError, match="different numbers of records"):
         ImageFiles(["a.jpg"], {"label": [1, 2]})
-    with pytest.raises(ValueError, match="fields has 'image'"):
+    with pytest.raises(ValueError, match="name 'image'"):
         ImageFiles(["a.jpg"], {"image": [1]})
     with pytest.raises(ValueError, match="has a field 'valid'"):
         ImageFiles(["a.jpg"], {"valid": [1]}, on_bad_record="mask")
-    with pytest.raises(ValueError, match="holds a zero byte"):
+    with pytest.raises(ValueError, match="zero byte"):
         ImageFiles(["a\0.jpg"])
-    with pytest.raises(ValueError, match=r"max_size is 5; wanted \(height, width\)"):
+    with pytest.raises(ValueError, match="max_size is 5"):
         ImageFiles(["a.jpg"], max_size=5)
     with pytest.raises(FileNotFoundError, match=r"gone\.jpg") as caught:
         next(iter(jk.from_source(ImageFiles([tmp_path / "gone.jpg"], max_size=(9, 9)), 1)))
     assert "while reading record 0 of ImageFiles(image; 1 records)" in caught.value.__notes__[0]
-    with pytest.raises(TypeError, match="wanted a sequence of N bytes"):
+    with pytest.raises(TypeError, match="images is bytes"):
         Encoded(b"abc")
-    with pytest.raises(TypeError, match=r"image 1 is 'b'; wanted its encoded bytes"):
+    with pytest.raises(TypeError, match="image 1 is 'b'"):
         Encoded([b"a", "b"])
-    with pytest.raises(TypeError, match="drops zeros at the end"):
+    with pytest.raises(TypeError, match="trailing zero"):
         Encoded(np.array([b"a\0"]))
-    with pytest.raises(ValueError, match="numbers that never fall"):
+    with pytest.raises(ValueError, match="offsets go from"):
         Encoded((np.zeros(5, np.uint8), [0, 3, 6]))
-    with pytest.raises(ValueError, match="numbers that never fall"):
+    with pytest.raises(ValueError, match="offsets go from"):
         Encoded((np.zeros(5, np.uint8), [0, 4, 3]))
-    with pytest.raises(TypeError, match="wanted uint8"):
+    with pytest.raises(TypeError, match="values is float64"):
         Encoded((np.zeros(5), [0, 4]))
     with pytest.raises(ValueError, match="'label': 3"):
         jk.from_source({"image": Encoded([b""]), "label": [1, 2, 3]}, 1)
@@ -400,7 +400,7 @@ def test_scaled_decoding_is_close_and_says_so(tmp_path):
     difference = np.abs(found["full"] - found["scaled"])
     assert 0 < difference.max() < 8  # of 255
     assert source.describe() == "ImageFolder(image decoded scaled)"
-    with pytest.raises(ValueError, match="wanted 'full' or 'scaled'"):
+    with pytest.raises(ValueError, match="decode is"):
         ImageFolder(tmp_path, decode="half")
 
 
@@ -429,7 +429,7 @@ def test_records_with_encoded_images(photos):
     largest = tuple(np.max([image.shape[:2] for image in pixels], 0))
     assert EncodedRecords(Records()).images["image"].max_size == largest
     text = str(jk.from_source(source, 7).explain())
-    assert "in worker threads, for the records are read in Python" in text
+    assert "in worker threads" in text
 
 
 def test_records_with_bad_images():
@@ -444,9 +444,9 @@ def test_records_with_bad_images():
     assert [record for _, record in source.bad_images] == [1, 2]
     with pytest.raises(OSError, match=r"record 1: it is truncated|image file is truncated"):
         next(iter(jk.from_source(EncodedRecords(records, max_size=(20, 20)), 2)))
-    with pytest.raises(TypeError, match=r"record 0 of .* has \['image'\] and no 'photo'"):
+    with pytest.raises(TypeError, match=r"record 0 of .*\['image'\].* 'photo'"):
         next(iter(jk.from_source(EncodedRecords(records, "photo", max_size=(9, 9)), 2)))
-    with pytest.raises(TypeError, match="image 0 is 'text'; wanted its encoded bytes"):
+    with pytest.raises(TypeError, match="image 0 is 'text'"):
         next(iter(jk.from_source(EncodedRecords([{"image": "text"}], max_size=(9, 9)), 1)))
     with pytest.raises(ValueError, match="fields is empty"):
         EncodedRecords(records, ())

@@ -174,7 +174,7 @@ def test_hdf5_errors(tmp_path):
         HDF5Source({"z": "z"}, path)
     with pytest.raises(ValueError, match="different numbers of records"):
         HDF5Source({"x": "x", "y": "y"}, path)
-    with pytest.raises(TypeError, match="wanted numbers"):
+    with pytest.raises(TypeError, match="field 'text' has dtype"):
         HDF5Source({"text": "text"}, path)
 
 
@@ -270,7 +270,7 @@ def test_image_folder_converts_channels(folder):
 
 
 def test_image_folder_errors(folder, tmp_path):
-    with pytest.raises(FileNotFoundError, match="is no folder"):
+    with pytest.raises(FileNotFoundError, match="not a folder"):
         ImageFolder(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="has no images in its subfolders"):
         ImageFolder(tmp_path)
@@ -284,18 +284,18 @@ def test_image_folder_errors(folder, tmp_path):
     assert "while reading record 0" in caught.value.__notes__[0]
     assert "broken.png" in caught.value.__notes__[0]
     iterator = iter(jk.from_source(ImageFolder(folder[0], max_size=(9, 9)), 12))
-    with pytest.raises(ValueError, match=r"max_size is \(9, 9\); wanted the \(height"):
+    with pytest.raises(ValueError, match=r"max_size is \(9, 9\)"):
         next(iterator)
 
 
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        (np.arange(10), "wanted a dict that names it"),
-        (({"x": n} for n in range(3)), "jaxkern.from_stream reads what"),
-        (lambda: iter([]), "jaxkern.from_stream takes a function"),
-        ("photos/1.jpg", r"ImageFiles\(paths\) for a list of them"),
-        ({"image": [b"\xff\xd8", b"\xff\xd8"]}, "a list of encoded images to jaxkern.pipeline.Enc"),
+        (np.arange(10), "'x': array"),
+        (({"x": n} for n in range(3)), "jaxkern.from_stream reads"),
+        (lambda: iter([]), "jaxkern.from_stream accepts a function"),
+        ("photos/1.jpg", r"ImageFiles\(paths\)"),
+        ({"image": [b"\xff\xd8", b"\xff\xd8"]}, "jaxkern.pipeline.Encoded"),
     ],
     ids=["array", "generator", "function", "image", "bytes"],
 )

@@ -328,7 +328,7 @@ def test_records_of_other_shapes_are_an_error_in_place():
     found = outcomes(iter(jk.from_stream(ragged, 4)))
     assert found[0] == [0, 1, 2, 3]
     assert "record 6" in found[1]
-    assert "wanted one shape" in found[1]
+    assert "of shape (4,) and record 4 of shape (3,)" in found[1]
 
 
 def test_what_cannot_be_is_said():

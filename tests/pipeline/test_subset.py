@@ -95,10 +95,10 @@ def test_a_state_knows_its_split():
         ([0, 23, 5], IndexError, r"indices\[1\] is 23; .* has the records 0 to 22"),
         ([-1], IndexError, r"indices\[0\] is -1"),
         ([2**63], IndexError, r"indices\[0\] is 9223372036854775808"),
-        ([1.5], TypeError, "wanted the numbers of records"),
+        ([1.5], TypeError, "indices is"),
         (np.ones(23, bool), TypeError, r"np\.flatnonzero\(mask\)"),
         ([[1, 2]], TypeError, r"integers \[M\]"),
-        (3, TypeError, "wanted the numbers of records"),
+        (3, TypeError, "indices is"),
     ],
 )
 def test_what_names_no_records(indices, kind, message):

@@ -161,10 +161,10 @@ def test_plans_are_checked_natively():
     with pytest.raises(ValueError, match="0 x 4"):
         library.image_chain_producer(library.image_stages(**plan, **size), 0, 4)
     first = library.image_stages(**{**plan, **size, **alone, "dtype": [0]})
-    with pytest.raises(ValueError, match="5 x 4 and the program is for 4 x 4"):
+    with pytest.raises(ValueError, match=r"4 x 4.*5 x 4"):
         library.image_chain_producer(first, 5, 4)
     source = {"blobs": [], "in_files": False, "codec": 1, "max_pixels": 9, "scaled": False}
-    with pytest.raises(ValueError, match="a program is first"):
+    with pytest.raises(ValueError, match="chain first"):
         library.image_encoded_producer(first, **source)
     with pytest.raises(TypeError, match="image_encoded_producer"):  # an address is no array
         library.image_encoded_producer(first, **{**source, "blobs": [(4096, 1)]})

@@ -291,10 +291,10 @@ def test_bad_input_is_refused():
 def test_memory_of_another_build_raises():
     library = registry.module("cpu")
     ring = functools.partial(library.Ring, [("float32", 4, [2], -1)], 2, 0, 0, -1.0)
-    expected = r".* jaxkern\.ring\.Allocator\.v\d"
-    with pytest.raises(TypeError, match="jaxkern.ring.ProgramAccess" + expected):
+    expected = r"jaxkern\.ring\.Allocator\.v\d, got "
+    with pytest.raises(TypeError, match=expected + r"jaxkern\.ring\.ProgramAccess"):
         ring(library.ring_access())
-    with pytest.raises(TypeError, match="missing" + expected):
+    with pytest.raises(TypeError, match=expected + "none"):
         ring(next(iter(library.registrations().values())))
 
 

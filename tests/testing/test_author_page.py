@@ -50,7 +50,7 @@ def test_the_example_names_no_package_that_is_another_one_or_replaces_jaxlib():
         for line in block.text.splitlines()
         if line.startswith("pip install") and re.search("jaxlib|jaxkern", line)
     ]
-    # Beside the environment, not into it.
+    # In a separate directory, not in the environment.
     assert all(" --no-deps --target " in line for line in installed), installed
 
 

@@ -1,4 +1,4 @@
-"""Would catch a check_op that passes an op which is wrong: each op here is, in one way.
+"""Would catch a check_op that accepts a wrong op: each op here is wrong in one way.
 
 The checks named here fail on the broken op alone: a right one with the same samples passes them.
 """
@@ -50,7 +50,7 @@ def kernel(name):
 )
 def test_a_wrong_kernel_fails(name, dtype, check, message):
     with pytest.raises(AssertionError, match=message):
-        # A tolerance for floats is none for integers.
+        # A tolerance for floats does not apply to integers.
         jk.testing.check_op(
             kernel(name), samples(dtype), only=[check], atol=1.0 if dtype == np.int32 else 1e-4
         )

@@ -19,10 +19,10 @@ from jaxkern.core.version import __version__
 from jaxkern.pipeline.packing.records import PackedRecord, PackFormat, RecordEncoder, Stored
 from jaxkern.pipeline.packing.writer import PackedWriter, journal_of
 from jaxkern.pipeline.sources.as_source import as_source
+from jaxkern.pipeline.sources.combined import Subset
 from jaxkern.pipeline.sources.packed.layout import SUFFIX
 from jaxkern.pipeline.sources.packed.source import PackedSource
 from jaxkern.pipeline.sources.source import BatchSource
-from jaxkern.pipeline.sources.subset import Subset
 
 
 def pack(

@@ -22,7 +22,7 @@ from jaxkern.pipeline.sequential.node import (
     SequentialNode,
     with_remainder,
 )
-from jaxkern.pipeline.sources.source import record_arrays, stacked
+from jaxkern.pipeline.sources.source import record_arrays, stack_records
 
 #: records that one may become: output n of record r is record r * PARTS + n
 PARTS = 1 << 16
@@ -73,7 +73,7 @@ class FlatMap(SequentialNode):
             made += found
         origins = np.repeat(np.arange(len(counts)), counts)
         records = part_ids(block.records, counts)
-        data = stacked(made, records.tolist(), self.describe()) if made else {}
+        data = stack_records(made, records.tolist(), self.describe()) if made else {}
         return Rows(data, records, origins, len(counts))
 
     def _outputs(self, given: Data, record: int) -> list[Data]:

@@ -22,7 +22,7 @@ from jaxkern.pipeline.feed import Feed
 from jaxkern.pipeline.graph import UNKNOWN, Block, Remainder, Stream, named
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential.node import Flow, FlowStart, SequentialNode, with_remainder
-from jaxkern.pipeline.sources.source import record_arrays, stacked
+from jaxkern.pipeline.sources.source import record_arrays, stack_records
 
 Resume = Literal["auto", "count"]
 _DELAYS = 1024  # drawn together
@@ -292,7 +292,7 @@ class _Batches:
                 oldest = min(oldest, self._reader.position - (self._longest + 1) * self._count)
             self._needed = max(oldest, 0)
             records = np.array([position for _, position, _ in batch])
-            data = stacked([fields for _, _, fields in batch], records.tolist(), self._who)
+            data = stack_records([fields for _, _, fields in batch], records.tolist(), self._who)
             return with_remainder(Block(data, records), self._size, self._remainder)
         finally:
             self._place = {**self._reader.place(self._needed), "last": list(self._last)}

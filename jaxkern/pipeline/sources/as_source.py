@@ -1,4 +1,4 @@
-"""What `from_source` takes, as a source of batches."""
+"""Conversion of the argument of `from_source` to a source of batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxkern.pipeline.sources.packed.layout import SUFFIX
 from jaxkern.pipeline.sources.packed.source import PackedSource
 from jaxkern.pipeline.sources.source import ArraySource, BatchSource, RecordSource
 
-#: the suffix of a path -> the source that reads it
+#: path suffix -> source class
 SUFFIXES: dict[str, Callable[[Any], BatchSource]] = {
     ".array_record": formats.ArrayRecordSource,
     ".arrayrecord": formats.ArrayRecordSource,
@@ -31,7 +31,7 @@ SUFFIXES: dict[str, Callable[[Any], BatchSource]] = {
     ".zarr": formats.ZarrSource,
     SUFFIX: PackedSource,
 }
-#: the library that an object is of, and its class there -> the source that reads it
+#: (package, class name) of an object -> source class
 _OBJECTS: dict[tuple[str, str], Callable[[Any], BatchSource]] = {
     ("datasets", "Dataset"): formats.huggingface_source,
     ("datasets", "DatasetDict"): formats.huggingface_source,
@@ -44,7 +44,7 @@ _OBJECTS: dict[tuple[str, str], Callable[[Any], BatchSource]] = {
 
 @runtime_checkable
 class RandomAccessSource(Protocol):
-    """Anything with a length whose items 0..len-1 are records: dicts of arrays."""
+    """Object with a length, whose items 0..len-1 are records: dicts of arrays."""
 
     def __len__(self) -> int: ...
 
@@ -52,12 +52,12 @@ class RandomAccessSource(Protocol):
 
 
 def as_source(source: Any) -> BatchSource:
-    """What `from_source` was given, as a source of batches."""
+    """Convert a dict of arrays, paths, a data set or a sequence to a source of batches."""
     if isinstance(source, BatchSource):
         return source
     for kind in type(source).__mro__:
-        if found := _OBJECTS.get((kind.__module__.split(".")[0], kind.__name__)):
-            return found(source)
+        if make := _OBJECTS.get((kind.__module__.split(".")[0], kind.__name__)):
+            return make(source)
     if isinstance(source, Mapping):
         images = {k: value for k, value in source.items() if isinstance(value, ImageColumn)}
         if images:
@@ -69,32 +69,31 @@ def as_source(source: Any) -> BatchSource:
         if suffix_of(path) in SUFFIXES:
             return SUFFIXES[suffix_of(path)](source)
         raise TypeError(
-            f"source is {source!r:.80}; wanted a path or pattern with one of the suffixes "
-            f"{', '.join(sorted(SUFFIXES))}; jaxkern.pipeline.ImageFolder(...) for a folder of "
-            "images, ImageFiles(paths) for a list of them; a dict of fields for .npy files: "
+            f"source is {source!r:.80}; expected a path or pattern with one of the suffixes "
+            f"{', '.join(sorted(SUFFIXES))}; use jaxkern.pipeline.ImageFolder(...) for a folder of "
+            "images, ImageFiles(paths) for image files, and a dict of fields for .npy files: "
             "{'x': 'x.npy'}"
         )
     if isinstance(source, np.ndarray | jax.Array):
         raise TypeError(
-            f"source is an array of shape {source.shape}; wanted a dict that names it: "
-            "{'x': array}"
+            f"source is an array of shape {source.shape}; expected a dict such as {{'x': array}}"
         )
     if isinstance(source, Iterable) and not isinstance(source, RandomAccessSource):
         raise TypeError(
-            f"source is {source!r:.80}, which has no len() and [i]; jaxkern.from_stream reads what "
-            "can only be iterated, best as a function that opens it anew for each epoch"
+            f"source is {source!r:.80}, which has no len() and [i]; jaxkern.from_stream reads "
+            "iterables, preferably from a function that opens one for each epoch"
         )
     if not isinstance(source, RandomAccessSource):
         raise TypeError(
-            f"source is {source!r:.80}; wanted a dict of arrays, the path of a file, or "
-            "anything with len() and [i] that gives dicts; jaxkern.pipeline has ArraySource, "
-            "HDF5Source and ImageFolder; jaxkern.from_stream takes a function that opens a stream"
+            f"source is {source!r:.80}; expected a dict of arrays, the path of a file, or an "
+            "object with len() and [i] that returns dicts; jaxkern.pipeline has ArraySource, "
+            "HDF5Source and ImageFolder; jaxkern.from_stream accepts a function that opens a stream"
         )
     return RecordSource(source)
 
 
 def _path_of(source: Any) -> str | os.PathLike[str] | None:
-    """The path, or the first of a list of paths."""
+    """Return the path, or the first of a list of paths."""
     first = source[0] if isinstance(source, list | tuple) and source else source
     return first if isinstance(first, str | os.PathLike) else None
 

@@ -1,42 +1,46 @@
-"""The files that a path, a pattern such as ``train-{000..003}.tar``, or a list of them names."""
+"""Expansion of paths and patterns to files, and import of optional packages."""
 
 from __future__ import annotations
 
 import glob
+import importlib
 import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-_MOST = 1_000_000
+_MAX_FILES = 1_000_000
 
-#: what a source of files takes
+#: a path, a pattern, or a sequence of them
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
-def files_of(given: Paths, suffixes: Sequence[str], what: str) -> list[Path]:
-    """The files that were given, as absolute paths, in order.
+def expand_paths(paths: Paths, suffixes: Sequence[str], what: str) -> list[Path]:
+    """Expand paths and patterns to absolute paths of existing files, in order.
 
     Args:
-      given: a path; a folder, whose files with these suffixes are taken, sorted; a pattern of
-        ``*``, ``?``, ``[...]``, ``{a,b}`` or ``{000..003}``; or a sequence of those.
-      suffixes: of the files to take from a folder, such as ``.parquet``.
-      what: they are, in messages.
-    Raises: FileNotFoundError for a path or pattern that names no file.
+      paths: a path; a folder, which stands for its sorted files with these suffixes; a pattern of
+        ``*``, ``?``, ``[...]``, ``{a,b}`` or ``{000..003}``; or a sequence of these.
+      suffixes: suffixes of the files in a folder, such as ``.parquet``.
+      what: kind of files, for messages.
+
+    Raises:
+      FileNotFoundError: a path or pattern matches no file.
     """
-    found: list[Path] = []
-    for path in [given] if isinstance(given, str | os.PathLike) else given:
+    files: list[Path] = []
+    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
         if not isinstance(path, str | os.PathLike):
-            raise TypeError(f"{path!r:.80} is no path; wanted those of {what}")
-        found += _matching(os.path.expanduser(os.fspath(path)), suffixes, what)
-    if not found:
-        raise FileNotFoundError(f"{given!r:.200} names no file; wanted those of {what}")
-    return found
+            raise TypeError(f"expected paths of {what}, got {path!r:.80}")
+        files += _match(os.path.expanduser(os.fspath(path)), suffixes, what)
+    if not files:
+        raise FileNotFoundError(f"{paths!r:.200} matches no file of {what}")
+    return files
 
 
 def suffix_of(path: str | os.PathLike[str]) -> str:
-    """The suffix that tells the format; the number of a shard behind it does not count.
+    """Return the suffix that determines the format, without a shard number after it.
 
     >>> suffix_of("data/train-*.tar"), suffix_of("x.tfrecord-00000-of-00010")
     ('.tar', '.tfrecord')
@@ -45,35 +49,35 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
     return os.path.splitext(re.sub(r"-(\d+|\*|\?+|\{[^{}]*\})-of-\d+$", "", name))[1].lower()
 
 
-def _matching(path: str, suffixes: Sequence[str], what: str) -> list[Path]:
+def _match(path: str, suffixes: Sequence[str], what: str) -> list[Path]:
     if os.path.isdir(path):
         inside = (Path(path) / name for name in sorted(os.listdir(path)))
-        found = [file for file in inside if suffix_of(file) in suffixes]
-        if not found:
+        files = [file.absolute() for file in inside if suffix_of(file) in suffixes]
+        if not files:
             raise FileNotFoundError(f"{path} has no {' or '.join(suffixes)} files of {what}")
-        return [file.absolute() for file in found]
-    if os.path.exists(path):  # also where its name looks like a pattern
+        return files
+    if os.path.exists(path):  # even if its name looks like a pattern
         return [Path(path).absolute()]
-    found = []
-    for name in _expanded(path):
+    files = []
+    for name in _expand_braces(path):
         matches = sorted(glob.glob(name, recursive=True)) if glob.has_magic(name) else [name]
         missing = [match for match in matches if not os.path.exists(match)]
         if missing or not matches:
-            of = "" if name == path else f" of {path}"
-            raise FileNotFoundError(f"{(missing or [name])[0]}{of}: no such file of {what}")
-        found += [Path(match).absolute() for match in matches]
-    return found
+            pattern = "" if name == path else f" of {path}"
+            raise FileNotFoundError(f"{(missing or [name])[0]}{pattern}: no such file of {what}")
+        files += [Path(match).absolute() for match in matches]
+    return files
 
 
-def _expanded(pattern: str) -> Iterator[str]:
-    """Each of the names of a pattern with ``{000..003}`` or ``{a,b}``."""
+def _expand_braces(pattern: str) -> Iterator[str]:
+    """Return the names of a pattern with ``{000..003}`` or ``{a,b}``."""
     pieces = re.split(r"(\{[^{}]*\})", pattern)
     choices = [_choices(piece) if piece.startswith("{") else [piece] for piece in pieces]
     count = 1
     for choice in choices:
         count *= len(choice)
-    if count > _MOST:
-        raise ValueError(f"{pattern!r:.200} names {count} files; wanted {_MOST} or fewer")
+    if count > _MAX_FILES:
+        raise ValueError(f"{pattern!r:.200} matches {count} files; expected at most {_MAX_FILES}")
     return ("".join(chosen) for chosen in itertools.product(*choices))
 
 
@@ -82,8 +86,25 @@ def _choices(piece: str) -> Sequence[str]:
     if numbers := re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", inner):
         first, last = numbers.groups()
         count = int(last) - int(first) + 1
-        if not 0 < count <= _MOST:
-            raise ValueError(f"{piece} names {count} files; wanted 1 to {_MOST}")
+        if not 0 < count <= _MAX_FILES:
+            raise ValueError(f"{piece} matches {count} files; expected 1 to {_MAX_FILES}")
         width = len(first) if first.startswith("0") or len(first) == len(last) else 0
         return [f"{number:0{width}d}" for number in range(int(first), int(last) + 1)]
     return inner.split(",") if "," in inner else [piece]
+
+
+def import_extra(module: str, name: str) -> Any:
+    """Import a module that ``pip install 'jaxkern[name]'`` installs.
+
+    >>> import_extra("no_such_module", "parquet")
+    Traceback (most recent call last):
+    ImportError: this needs no_such_module: pip install 'jaxkern[parquet]'
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.split(".")[0]:
+            raise
+        raise ImportError(
+            f"this needs {module}: pip install 'jaxkern[{name}]'", name=module
+        ) from error

@@ -1,9 +1,10 @@
-"""Where records come from: what a source is, dicts of arrays, and any sequence of dicts."""
+"""The interface of data sources, and sources of arrays and of sequences of dicts."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -13,19 +14,48 @@ from jaxkern.core.archives import map_npy
 from jaxkern.core.failures import note
 from jaxkern.core.mapped import check_mapped
 from jaxkern.pipeline.rows import Data, canonical, canonical_dtype, row_of
-from jaxkern.pipeline.sources.encoded import EncodedImages
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EncodedImages:
+    """A field of encoded images, for native threads that decode them.
+
+    Attributes:
+      blobs: C-contiguous uint8 [B] each, for example memory maps: bytes of encoded images; with
+        `in_files`, names of files, encoded for the file system.
+      place: int64 [N, 3] of each record: blob, offset and length of its bytes (or of its file's
+        name).
+      in_files: True if `blobs` hold names of files.
+      size: int32 [N, 2], height and width of the upright image, from its header; zeros if unknown.
+      codec: "jpeg", or "raw" for uncompressed uint8 [height, width, channels].
+      channels: channels of the decoded image: 1, 3 or 4.
+      max_pixels: maximum height * width.
+      scaled: True if JPEG may be decoded at 1/2, 1/4 or 1/8 when the Compose shrinks it by at least
+        as much, which is faster and changes values.
+      rows_of: function from record numbers to rows of `place` and `size`, if they differ.
+    """
+
+    blobs: tuple[np.ndarray, ...]
+    place: np.ndarray
+    in_files: bool
+    size: np.ndarray
+    codec: Literal["jpeg", "raw"] = "jpeg"
+    channels: int = 3
+    max_pixels: int = 178_956_970
+    scaled: bool = False
+    rows_of: Callable[[np.ndarray], np.ndarray] | None = None
 
 
 class BatchSource:
-    """A source that gathers whole batches; subclass it for a format of your own.
+    """Base class of sources that read whole batches; subclass it for other formats.
 
-    `gather` is called from several threads at once.
+    `gather` is called concurrently from several threads.
 
     Attributes:
-      fresh: whether each `gather` (without `out`) makes arrays that nobody writes to afterwards, so
-        that a batch need not be copied; a subclass that has its own `gather` says so itself.
-      on_bad_record: with "mask", `gather` stands zeros for records that it cannot read and has a
-        field "valid" (bool [N]) that is False there, which the iterator counts.
+      fresh: True if each `gather` (without `out`) returns new arrays that are not modified later,
+        so a batch need not be copied. A subclass that overrides `gather` must set it again.
+      on_bad_record: with "mask", `gather` returns zeros for records that it cannot read, and a
+        field "valid" (bool [N]) that is False there; the iterator counts them.
     """
 
     fresh: bool = False
@@ -33,7 +63,7 @@ class BatchSource:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # Of the classes that it is derived from, the one whose `gather` it has must have said so.
+        # `fresh` must be set by the class that defines `gather`.
         first = next(base for base in cls.__mro__ if {"gather", "fresh"} & vars(base).keys())
         if "fresh" not in vars(first):
             cls.fresh = False
@@ -42,11 +72,12 @@ class BatchSource:
         raise NotImplementedError
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """The batch of these records int64 [N], in order.
+        """Return the batch of records int64 [N], in order.
 
         Args:
-          out: a dict of arrays of the batch's shapes to fill and return, where the pipeline has
-            one and the source's fields are arrays.
+          records: record numbers.
+          out: dict of arrays to fill and return, if the pipeline provides one and the source's
+            fields are arrays.
         """
         raise NotImplementedError
 
@@ -54,75 +85,77 @@ class BatchSource:
         return f"{type(self).__name__}({len(self)} records)"
 
     def describe(self) -> str:
-        """What must be equal for two sources to give the same records; in a state."""
+        """Return a text that is equal for sources with equal records; stored in states."""
         return type(self).__name__
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
-        """The shapes and dtypes of a batch, without reading it; None where that is not possible.
+        """Return the shapes and dtypes of a batch without reading it; None if unknown.
 
         Args:
-          count: records of the batch.
-          image_side: stands for the height and width that no image exceeds, where only headers
-            tell them.
+          count: number of records.
+          image_side: replaces the maximum height and width of images if only headers contain them.
         """
         return None
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        """Field -> array [records, ...], where `gather` takes rows and does nothing else.
+        """Return field -> array [records, ...] if `gather` only copies rows, otherwise None.
 
-        Native threads then take them instead, without Python.
+        Native threads then copy the rows, without Python.
         """
         return None
 
     def row_parts(self) -> Sequence[Mapping[str, np.ndarray]] | None:
-        """`row_arrays` of a source whose rows lie in several arrays, one behind the other."""
+        """Return `row_arrays` of a source whose rows are the concatenation of several arrays."""
         arrays = self.row_arrays()
         return None if arrays is None else [arrays]
 
     def rows_of(self, records: np.ndarray) -> np.ndarray:
-        """The rows int64 [N] of `row_parts` and `encoded_images` that these records are."""
+        """Return the rows int64 [N] of `row_parts` and `encoded_images` of records."""
         return records
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
-        """Field -> where its images lie, which `gather` decodes; `row_arrays` has the other fields.
+        """Return field -> encoded images that `gather` decodes; `row_arrays` has the other fields.
 
-        Native threads then decode what a Compose needs of them, without Python.
+        Native threads then decode the regions that a Compose needs, without Python.
         """
         return {}
 
     def name_of(self, record: int) -> str:
-        """Where a record is from, in messages; "" where its number says all."""
+        """Return the origin of a record, for messages; "" if its number suffices."""
         return ""
 
     def encoded_bytes(self, field: str, record: int) -> bytes | None:
-        """A record's image as it was encoded; None where the source does not hold it so."""
+        """Return a record's encoded image; None if the source does not store it encoded."""
         return None
 
     def note_masked(self, records: np.ndarray) -> None:
-        """Told of the records int64 [N] of a batch that native threads could not decode."""
+        """Handle records int64 [N] of a batch that native threads could not decode."""
 
     def remarks(self) -> Sequence[str]:
-        """What `Pipeline.explain` says of how the records are read; it may take a while."""
+        """Describe how records are read, for `Pipeline.explain`; may be slow."""
         return ()
 
     def check(self, records: np.ndarray) -> None:
-        """Raises where one of these records int64 [N] must not be read.
+        """Raise if one of the records int64 [N] must not be read.
 
-        It is asked before native threads read what `row_arrays` and `encoded_images` say.
+        Called before native threads read from `row_arrays` and `encoded_images`.
         """
 
     def __getitem__(self, index: int) -> Data:
-        """One record."""
+        """Return one record."""
         return row_of(self.gather(np.array([range(len(self))[index]])), 0)
 
 
 class ArraySource(BatchSource):
-    """Records along the leading axis of arrays.
+    """Source of records along the leading axis of arrays.
 
     Args:
-      arrays: field -> array [N, ...], which is not copied: NumPy, np.memmap, jax.Array, or the
-        path of a ``.npy`` file, which is mapped into memory.
-    Raises: ValueError for fields of different lengths; TypeError for fields that are not numbers.
+      arrays: field -> array [N, ...], not copied: NumPy, np.memmap, jax.Array, or the path of a
+        ``.npy`` file, which is mapped into memory.
+
+    Raises:
+      ValueError: fields have different lengths.
+      TypeError: fields are not numbers.
 
     >>> from jaxkern.pipeline import ArraySource
     >>> source = ArraySource({"x": [[1, 2], [3, 4]], "y": [0, 1]})
@@ -134,14 +167,9 @@ class ArraySource(BatchSource):
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         if not isinstance(arrays, Mapping) or not arrays:
-            raise TypeError(
-                f"arrays is {arrays!r:.80}; wanted a dict with at least one field -> array"
-            )
+            raise TypeError(f"arrays is {arrays!r:.80}; expected a dict with at least one field")
         self.arrays = {name: _array(name, value) for name, value in arrays.items()}
-        lengths = {name: array.shape[0] for name, array in self.arrays.items()}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"the fields have different numbers of records: {lengths}")
-        self._length = next(iter(lengths.values()))
+        self._length = common_length({name: len(array) for name, array in self.arrays.items()})
 
     def __len__(self) -> int:
         return int(self._length)
@@ -150,7 +178,7 @@ class ArraySource(BatchSource):
         return f"ArraySource({', '.join(self.arrays)}; {len(self)} records)"
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
-        """Of the arrays, unless a subclass gathers in a way of its own."""
+        """Return the shapes of the arrays, unless a subclass overrides `gather`."""
         if type(self).gather is not ArraySource.gather:
             return None
         return {
@@ -159,28 +187,40 @@ class ArraySource(BatchSource):
         }
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        """The arrays, unless a subclass gathers in a way of its own."""
+        """Return the arrays, unless a subclass overrides `gather`."""
         return self.arrays if type(self).gather is ArraySource.gather else None
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """The rows of these records; one vectorised copy a field."""
-        if records.size and not (records.min() >= 0 and records.max() < len(self)):
-            raise IndexError(f"records {records.min()} to {records.max()} of {len(self)}")
+        """Return the rows of records, with one vectorized copy per field."""
+        check_records(records, len(self))
         for name, array in self.arrays.items():
             check_mapped(f"field {name!r}", array)
         if out is None:
             return {k: canonical(_rows(array, records)) for k, array in self.arrays.items()}
         for name, array in self.arrays.items():
             if out[name].dtype == array.dtype and _is_plain(array):
-                # "clip" writes into `out` directly, "raise" through a copy; the range was checked.
+                # mode="raise" would write through a copy; the range is already checked.
                 array.take(records, axis=0, out=out[name], mode="clip")
             else:
                 out[name][...] = _rows(array, records)
         return out
 
 
+def common_length(lengths: Mapping[str, int]) -> int:
+    """Return the length of all fields; raise ValueError if lengths differ."""
+    if len(set(lengths.values())) != 1:
+        raise ValueError(f"the fields have different numbers of records: {dict(lengths)}")
+    return next(iter(lengths.values()))
+
+
+def check_records(records: np.ndarray, count: int) -> None:
+    """Raise IndexError for records outside [0, count)."""
+    if records.size and not (records.min() >= 0 and records.max() < count):
+        raise IndexError(f"records {records.min()} to {records.max()} are out of range for {count}")
+
+
 def _is_plain(array: np.ndarray) -> bool:
-    """Whether `take` reads the array as it lies; it copies all of another one first."""
+    """True if `take` reads the array directly; it copies other arrays completely first."""
     return bool(array.flags.c_contiguous and array.flags.aligned)
 
 
@@ -195,31 +235,31 @@ def _array(name: str, value: Any) -> np.ndarray:
         what, value = f"{what} ({os.fspath(value)})", map_npy(value)
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if array.ndim == 0:
-        raise ValueError(f"{what} is one number; wanted an array [N, ...]")
+        raise ValueError(f"{what} is a scalar; expected an array [N, ...]")
     check_numeric(array, what)
     return array
 
 
 def check_numeric(array: np.ndarray, what: str) -> None:
-    """Raises where an array cannot go to a device."""
+    """Raise TypeError if an array cannot be transferred to a device."""
     dtype = array.dtype
-    # JAX's own dtypes, such as bfloat16, are void to NumPy, but registered with it.
+    # NumPy's kind of JAX's dtypes, such as bfloat16, is void, but they are registered.
     if dtype.kind in "OSUMm" or (dtype.kind == "V" and dtype.isbuiltin != 2):
         raise TypeError(
-            f"{what} has dtype {dtype}; wanted numbers or bools: decode strings, bytes and dates "
-            "in the source, give each column of a table a field, a list of encoded images to "
-            "jaxkern.pipeline.Encoded, and a source of records with them to EncodedRecords"
+            f"{what} has dtype {dtype}; expected numbers or bools: decode strings, bytes and dates "
+            "in the source, make each column of a table a field, and use jaxkern.pipeline.Encoded "
+            "for a list of encoded images and EncodedRecords for records with them"
         )
     try:
         canonical(np.empty(0, dtype))
     except TypeError:
         raise TypeError(
-            f"{what} has dtype {dtype}, which JAX does not have; convert it in the source"
+            f"{what} has dtype {dtype}, which JAX does not support; convert it in the source"
         ) from None
 
 
 class RecordSource(BatchSource):
-    """Batches of any sequence of dicts, read one record at a time."""
+    """Source of batches of any sequence of dicts, read one record at a time."""
 
     fresh = True
 
@@ -233,9 +273,9 @@ class RecordSource(BatchSource):
         return f"{type(self.source).__name__}({len(self)} records)"
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """The stacked records."""
+        """Return the stacked records."""
         rows = [self._record(record) for record in records.tolist()]
-        return stacked(rows, records.tolist(), repr(self), out)
+        return stack_records(rows, records.tolist(), repr(self), out)
 
     def _record(self, record: int) -> Data:
         try:
@@ -247,10 +287,10 @@ class RecordSource(BatchSource):
 
 
 def record_arrays(fields: Any, record: int, who: str) -> Data:
-    """A record as a dict of arrays; raises TypeError where it is none."""
+    """Convert a record to a dict of arrays; raise TypeError if it is not a dict of numbers."""
     if not isinstance(fields, Mapping) or not fields:
         raise TypeError(
-            f"record {record} of {who} is {fields!r:.80}; wanted a dict of arrays, such as "
+            f"record {record} of {who} is {fields!r:.80}; expected a dict of arrays, such as "
             "{'image': ..., 'label': ...}"
         )
     arrays = {str(name): np.asarray(value) for name, value in fields.items()}
@@ -259,20 +299,22 @@ def record_arrays(fields: Any, record: int, who: str) -> Data:
     return arrays
 
 
-def stacked(
+def stack_records(
     rows: Sequence[Data], records: Sequence[int], who: str, out: Data | None = None
 ) -> Data:
-    """The batch of these records, written to `out` where that fits.
+    """Stack records into a batch, in `out` where shapes and dtypes match.
 
     Args:
-      rows: at least one.
-      records: their numbers, for messages; of `who`.
+      rows: at least one record.
+      records: record numbers, for messages.
+      who: name of the source, for messages.
+      out: arrays to fill, see `BatchSource.gather`.
     """
     for record, fields in zip(records, rows, strict=True):
         if fields.keys() != rows[0].keys():
             raise ValueError(
                 f"record {record} has the fields {sorted(fields)} and record {records[0]} "
-                f"{sorted(rows[0])}; wanted the same in every record"
+                f"{sorted(rows[0])}; expected equal fields"
             )
     result: Data = {}
     for name in rows[0]:
@@ -281,18 +323,18 @@ def stacked(
             if value.shape != values[0].shape:
                 raise ValueError(
                     f"record {record} of {who} has {name!r} of shape {value.shape} and "
-                    f"record {records[0]} of shape {values[0].shape}; wanted one shape: resize "
-                    "in the source, or use jaxkern.pipeline.ImageFolder for images of any size"
+                    f"record {records[0]} of shape {values[0].shape}; expected equal shapes: "
+                    "resize in the source, or use jaxkern.pipeline.ImageFolder"
                 )
-        place = None if out is None else out.get(name)
+        target = None if out is None else out.get(name)
         dtype = np.result_type(*values)
-        if _fits(place, values[0].shape, dtype):
-            np.stack(values, out=place, casting="same_kind")
-            result[name] = place
-        else:  # as it is, whatever the first batch looked like
+        if _matches(target, values[0].shape, dtype):
+            np.stack(values, out=target, casting="same_kind")
+            result[name] = target
+        else:  # the shape or dtype differs from that of the first batch
             result[name] = canonical(np.stack(values))
     return result
 
 
-def _fits(place: np.ndarray | None, shape: tuple[int, ...], dtype: np.dtype) -> bool:
-    return place is not None and place.shape[1:] == shape and place.dtype == canonical_dtype(dtype)
+def _matches(array: np.ndarray | None, shape: tuple[int, ...], dtype: np.dtype) -> bool:
+    return array is not None and array.shape[1:] == shape and array.dtype == canonical_dtype(dtype)

@@ -1,7 +1,7 @@
 """Prints the page faults of calls of each native op with a large result, as JSON.
 
-Run by test_huge_pages.py in a process of its own. "never" is a call in the state in which the
-system gives this process no huge pages.
+test_huge_pages.py runs it in a separate process. "never" is a call for which the system provides no
+huge pages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jaxkern as jk
 from jaxkern.image.chain.plan import Layout
 from jaxkern.image.ops import run_mix
 
-# glibc maps buffers from 32 MiB on anew for each call, whatever was freed before.
+# glibc maps buffers of 32 MiB or more again for each call.
 BYTES = 34 << 20
 CALLS = 3
 _PR_SET_THP_DISABLE = 41
@@ -37,7 +37,7 @@ def calls():
     yield "image_chain_ragged", jax.jit(lambda r: resize.apply(r, ({},))), (small,)
 
     def mix(x, lam):
-        # A broadcast x cannot become the result: otherwise XLA has written that before the op does.
+        # A broadcast x cannot be the result's memory, which XLA would write before the op does.
         return run_mix(x, x, lam, jnp.zeros((1, 4), jnp.int32), Layout.NHWC)
 
     yield "image_mix", jax.jit(mix), (images[:1], jnp.full(count, 0.5, jnp.float32))

@@ -1,7 +1,7 @@
-"""Run in a process of its own by test_handler_fuzz.py: calls every FFI target with hostile calls.
+"""Calls every FFI target with invalid arguments, in a process of test_handler_fuzz.py.
 
-``python fuzz_handlers.py LOG brief|long SEED COUNT``: every attribute's changes, then COUNT random
-ones a target. LOG ends with the call that was running when the process died.
+``python fuzz_handlers.py LOG brief|long SEED COUNT``: all changes of each attribute, then COUNT
+random changes per target. LOG ends with the call that was running when the process died.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A valid call of every FFI target, and hostile changes of one.
+"""Valid calls of every FFI target, and invalid changes of them.
 
-The calls follow from the recipe's cases, which every op has a row in, so that a new op is fuzzed
-without being named here. The ring's targets belong to no `jaxkern.Op`; their calls are written out.
+The calls come from the recipe's cases, in which every op has a row, so a new op is fuzzed without
+being listed here. The ring's targets do not belong to a `jaxkern.Op`, so their calls are listed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MISSING = object()
 
 @dataclasses.dataclass(frozen=True)
 class HandlerCall:
-    """A custom call. ``change`` tells how it differs from a valid one."""
+    """A custom call. ``change`` describes its difference from a valid one."""
 
     target: str
     operands: tuple[np.ndarray, ...]
@@ -47,20 +47,20 @@ class HandlerCall:
         return f"{self.target}({arrays[:n]}, {given}) -> {arrays[n:]}; change: {self.change}"
 
     def run(self) -> str | None:
-        """Runs the call. Returns the error's text, or None where it returned results."""
+        """Run the call. Return the error's text, or None if it returned results."""
         with jax.enable_x64(self.x64):
             call = jax.ffi.ffi_call(self.target, list(self.results), has_side_effect=True)
             try:
                 jax.block_until_ready(
                     jax.jit(lambda *xs: call(*xs, **self.attributes))(*self.operands)
                 )
-            except (jax.errors.JaxRuntimeError, ValueError) as error:  # JAX's choice, for a status
+            except (jax.errors.JaxRuntimeError, ValueError) as error:  # JAX maps a status to either
                 return str(error)
         return None
 
 
 def valid_calls(every_case: bool) -> Iterator[HandlerCall]:
-    """A call of each op, from its first case or from every one, then those of the ring."""
+    """Return a call of each op, for its first case or for every case, and the calls of the ring."""
     seen = {"scale"}
     for name, make in case_arguments().items():
         kind = name.split("-")[0]
@@ -88,7 +88,7 @@ def _call_of_case(
 
 
 def _ring_calls() -> Iterator[HandlerCall]:
-    """On a ring with batches to pop and free slots, whose waits end soon."""
+    """Return calls on a ring with ready batches and free slots, and short timeouts."""
     leaves = (jax.ShapeDtypeStruct((3,), np.float32), jax.ShapeDtypeStruct((), np.int32))
     batch = tuple(np.ones(leaf.shape, leaf.dtype) for leaf in leaves)
     for pops in (True, False):
@@ -107,7 +107,7 @@ _RINGS: list[Any] = []  # open until the process ends
 
 
 def attribute_changes(call: HandlerCall, brief: bool) -> Iterator[HandlerCall]:
-    """Every attribute with hostile values, with other types, and missing."""
+    """Yield calls where an attribute has an extreme value or another type, or is missing."""
     for name, value in call.attributes.items():
         for hostile in (*_hostile_attributes(np.asarray(value), brief), MISSING):
             attributes = call.attributes | {name: hostile}
@@ -154,7 +154,7 @@ def _hostile_attributes(value: np.ndarray, brief: bool) -> Iterator[Any]:
 
 
 def random_change(call: HandlerCall, draw: random.Random) -> HandlerCall:
-    """One or two operands, results or values of them changed."""
+    """Return a call with one or two changed operands, results or values."""
     operands, results, changes = list(call.operands), list(call.results), []
     for _ in range(draw.randint(1, 2)):
         at = draw.randrange(len(operands) + len(results))
@@ -186,7 +186,7 @@ def random_change(call: HandlerCall, draw: random.Random) -> HandlerCall:
 def _other_shape(shape: tuple[int, ...], draw: random.Random) -> tuple[int, ...]:
     at = draw.randint(0, len(shape))
     how = draw.choice(("drop", "add", "size", "size", "huge"))
-    if how == "huge":  # of no elements: nothing is allocated, but products of sizes overflow
+    if how == "huge":  # without elements: nothing is allocated, but products of sizes overflow
         return (*shape[:at], 2**40, 0, *shape[at + 1 :])
     if how == "add" or at == len(shape):
         return (*shape[:at], draw.choice(SIZES), *shape[at:])

@@ -1,4 +1,4 @@
-"""Builds small handler libraries for tests, as another package would write them."""
+"""Builds of small handler libraries for tests, like those of another package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ops that are put through the recipe, each with samples: one line an op in ``_CASES``."""
+"""The ops that run through the checks of the recipe, each with samples; see ``_CASES``."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def image_chain_ragged() -> dict[str, Any]:
     """Images of different sizes in one buffer; each sample's crop fits in every image."""
     random = np.random.default_rng(2)
     sizes = [(9, 8), (5, 12), (7, 7), (12, 4), (6, 6), (8, 9), (4, 5), (10, 11)]
-    # With room behind the last image, so that any size fits at any offset.
+    # The buffer extends beyond the last image, so that any size fits at any offset.
     images = jk.image.Ragged.from_list(
         [random.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes], buffer_size=2048
     )
@@ -85,7 +85,7 @@ def image_mix(dtype: Any) -> Callable[[], dict[str, Any]]:
             "samples": samples,
             "static": {"layout": Layout.NHWC},
             "atol": 5e-2 if dtype == jnp.bfloat16 else 1e-5,
-            # Rounding may fall to either side.
+            # The rounding may be to either side.
             "integer_atol": 1 if dtype == np.uint8 else 0,
             "rtol": 2e-2 if dtype == jnp.bfloat16 else 1e-5,
         }
@@ -132,7 +132,7 @@ def image_noise_and_warps() -> dict[str, Any]:
     return _captured(ops.stages, lambda: aug.apply(images, [given for _, given in steps]))
 
 
-_CORNERS = np.asarray([[0, 0], [7, 0], [7, 8], [0, 8]])  # of the 9 x 8 pixels behind the turn
+_CORNERS = np.asarray([[0, 0], [7, 0], [7, 8], [0, 8]])  # of the 9 x 8 pixels after the rotation
 
 
 def image_stages(dtype: Any) -> Callable[[], dict[str, Any]]:
@@ -169,8 +169,10 @@ def image_stages_ragged() -> dict[str, Any]:
 
 
 def decode_jpeg() -> dict[str, Any]:
-    """Files of three sizes in one buffer, each sample its own place, onto a larger canvas; zeros
-    where the checks mix the places of several samples."""
+    """Files of three sizes in one buffer, decoded into a larger canvas.
+
+    A check that combines the offsets of several samples gives zeros.
+    """
     random, files = np.random.default_rng(6), []
     for k in range(8):
         pixels = random.integers(0, 256, (4 + k % 3, 5, 3), dtype=np.uint8)
@@ -187,7 +189,7 @@ def decode_jpeg() -> dict[str, Any]:
 
 
 def two_time(name: str, dtype: Any, shear_power: int = 4) -> Callable[[], dict[str, Any]]:
-    """One op of the two-time correlations, over angles with phases of their own."""
+    """An op of two-time correlations, over angles with different phases."""
 
     def make() -> dict[str, Any]:
         samples, static = [], {"shear_power": shear_power}
@@ -280,7 +282,7 @@ def multitau_update(dtype: Any) -> Callable[[], dict[str, Any]]:
 
 
 def _drawn(aug: jk.image.Compose, count: int, size: tuple[int, int]) -> Any:
-    """Parameters, by one program: one operation after the other would be compiled on its own."""
+    """Return parameters from one program, because eager operations would be compiled separately."""
     return jax.jit(lambda keys: aug.sample(keys, size))(jax.random.split(jax.random.key(3), count))
 
 
@@ -290,7 +292,7 @@ def _images(dtype: Any) -> Any:
 
 
 def _captured(op: jk.Op, run: Callable[[], Any]) -> dict[str, Any]:
-    """The operands and static arguments with which a function calls an op over a batch."""
+    """Return the operands and static arguments with which a function calls an op over a batch."""
     seen: list[tuple[Any, Any]] = []
 
     class Recorder:
@@ -305,7 +307,7 @@ def _captured(op: jk.Op, run: Callable[[], Any]) -> dict[str, Any]:
     name = next(n for n, value in vars(ops).items() if value is op)
     setattr(ops, name, Recorder())
     try:
-        operands = jax.jit(given)()  # by one program, which drops the op's own call
+        operands = jax.jit(given)()  # one program, which drops the op's call
     finally:
         setattr(ops, name, op)
     static = seen[0][1]
@@ -315,19 +317,19 @@ def _captured(op: jk.Op, run: Callable[[], Any]) -> dict[str, Any]:
     return {"op": op, "samples": samples, "static": static, "atol": 2e-3, "rtol": 1e-2}
 
 
-# The whole table for one dtype of each op; of the others what depends on the dtype: that the kernel
-# makes the results, and one direction of the derivatives. An op without a jvp has its twin's, of
-# which those of one dtype are enough, and of images in half precision. How an op is sharded depends
-# on its shapes alone: on Explicit axes those of one op of a kind are tried. Programs are exported,
-# which takes two processes, from an op of images and one with 64 bits (and in tests/testing from
-# one of another library).
+# Each op runs all checks for one dtype. For its other dtypes it runs those that depend on the
+# dtype: that the kernel is called, and one direction of the derivatives. An op without a jvp uses
+# that of its reference implementation, which is checked for one dtype, and for images in half
+# precision. Sharding depends only on shapes, so Explicit axes are checked for one op of each
+# kind. Export needs two processes, so it is checked for an op of images and one with 64 bits (and
+# in tests/testing for an op of another library).
 _ALL_ROWS = check_names()
 _ROWS = [name for name in _ALL_ROWS if name != "export_and_cache"]
 _AUTO_ROWS = [name for name in _ROWS if name != "mesh_explicit"]
 _DTYPE_ROWS = ["eager_and_jit", "one_native_call"]
 _FORWARD_ROWS, _REVERSE_ROWS = [*_DTYPE_ROWS, "forward"], [*_DTYPE_ROWS, "reverse"]
 _BATCH_ROWS = ["eager_and_jit", "backends", "vmap_mixes", "other_sizes", "shard_map", "mesh_auto"]
-# A build without libjpeg-turbo has Pillow alone; JAXKERN_REQUIRE=jpeg refuses to be one.
+# A build without libjpeg-turbo decodes with Pillow only; JAXKERN_REQUIRE=jpeg makes that a failure.
 _HAS_JPEG = jpeg.decode_jpeg_op.target in jk.export_targets()
 _CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
     "scale-f32": (scale(np.float32), _ROWS),
@@ -395,5 +397,5 @@ def case_arguments() -> dict[str, Callable[[], dict[str, Any]]]:
 
 @functools.cache
 def case(name: str) -> OpCheck:
-    """One case, kept over its rows: they share what its twin compiles."""
+    """Return one case, cached over its checks, which share compiled programs."""
     return OpCheck(**_CASES[name][0]())

@@ -1,4 +1,4 @@
-"""Ceilings for tests that only need some: seconds of probes are for good figures."""
+"""Short measurements of ceilings, for tests that do not need accurate figures."""
 
 from __future__ import annotations
 

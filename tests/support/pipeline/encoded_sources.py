@@ -14,8 +14,8 @@ import pytest
 
 from jaxkern.image import Ragged
 from jaxkern.pipeline import BatchSource
-from jaxkern.pipeline.sources.encoded import EncodedImages
 from jaxkern.pipeline.sources.images.decoding import jpeg_decoding
+from jaxkern.pipeline.sources.source import EncodedImages
 
 # Of tests of the native JPEG decoder; never skipped where JAXKERN_REQUIRE names it, as in .ci/run.
 native_jpeg = pytest.mark.skipif(

@@ -16,7 +16,8 @@ from support.xpcs import correlation_results as made
 
 from jaxkern import xpcs
 from jaxkern.cli import main
-from jaxkern.cli.xpcs_correlate import form, numbers
+from jaxkern.cli.xpcs_command import numbers
+from jaxkern.cli.xpcs_correlate import form
 from jaxkern.xpcs.analysis import correlation_plots
 from jaxkern.xpcs.correlators.progress import CorrelationProgress
 from jaxkern.xpcs.correlators.results import Overview
@@ -79,14 +80,14 @@ def test_the_report_is_told_or_printed_as_json(folder, tmp_path, capsys):
     assert "frames.npy: 40 frames of 6 x 8 (uint8)" in said.out
     assert "frames/s" in said.out
     assert f"wrote {output}" in said.out
-    assert "nothing says the time between frames" in said.err
+    assert "--frame-time" in said.err
 
 
 def test_a_run_of_bad_frames_is_told(folder, tmp_path, capsys):
     assert run(folder, tmp_path / "r.hdf", "--bad-frames", "0-39", "--json") == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["bad_frames"] == 40
-    assert "no g2 is a number: 40 bad frames were left out of 40" in said.err
+    assert "40 bad frames of 40" in said.err
 
 
 def test_bad_frames_leave_no_holes_in_the_intensity_of_a_long_run(tmp_path, monkeypatch):
@@ -126,11 +127,11 @@ def test_bins_without_two_time_are_those_of_g2(folder, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--bins", "5-1"], "--bins is '5-1'; wanted numbers and ranges"),
+        (["--bins", "5-1"], "--bins: expected numbers and ranges such as 1,5-9, got '5-1'"),
         (["--bins", "99"], "wanted dynamic bins from 1 to 5"),
-        (["--bad-frames", "1,x"], "--bad-frames is '1,x'"),
-        (["--twotime", "age-lag:3"], "--twotime is 'age-lag:3'; wanted full, t1t2:N"),
-        (["--intensity-cut", "3"], "--intensity-cut is '3'; wanted LOW,HIGH"),
+        (["--bad-frames", "1,x"], "got '1,x'"),
+        (["--twotime", "age-lag:3"], "got 'age-lag:3'"),
+        (["--intensity-cut", "3"], "LOW,HIGH"),
         (["--begin", "50"], "begin is 50"),
         (["--end", "41"], "wanted 0 <= begin <= end <= 40"),
         (["--frame-time", "-1"], "frame_time is -1"),
@@ -156,8 +157,8 @@ def test_errors_are_one_line(folder, tmp_path, monkeypatch, capsys, flags, words
         (["--twotime", "--bins", "6"], "wanted dynamic bins from 1 to 5"),
         (["--twotime", "t1t2:0"], "n of form"),
         (["--twotime", "t1t2:21", "--stride", "2"], "21 cells of 20 frames; wanted at most 20"),
-        (["--output", "."], "--output . is a folder"),
-        (["--plots", "frames.npy"], "--plots frames.npy is a file"),
+        (["--output", "."], "--output"),
+        (["--plots", "frames.npy"], "frames.npy"),
         (["--metadata", "qmap.h5", "--frame-time", "1"], "qmap.h5: there is no group /entry"),
     ],
 )
@@ -208,7 +209,7 @@ def test_lists_and_forms():
     assert form("t1t2:20") == ("t1t2", 20)
     assert form("age-lag:4:8:6") == ("age-lag", 4, 8, 6)
     for wrong in ("", "1,", "-3", "0-99999999999"):
-        with pytest.raises(ValueError, match="wanted numbers and ranges"):
+        with pytest.raises(ValueError, match="1,5-9"):
             numbers(wrong, "x")
 
 

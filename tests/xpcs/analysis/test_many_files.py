@@ -123,7 +123,7 @@ def test_ctrl_c_leaves_whole_files(data, capsys, monkeypatch):
 
     monkeypatch.setattr(results_writer, "_write_multitau", write)
     assert correlate(data) == 130
-    assert "interrupted: the same command does what is not finished" in capsys.readouterr().err
+    assert "interrupted: the same command" in capsys.readouterr().err
     assert any(name.endswith(".tmp") for name in count[1])
     assert listed(results) == ["run2.hdf"]
     assert correlate(data) == 0

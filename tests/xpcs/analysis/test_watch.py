@@ -132,19 +132,19 @@ def test_watch_refits(tmp_path, capsys):
     assert "fit of 40 frames: D0 " in said.out
     record = json.loads((tmp_path / "fit" / "results.json").read_text())
     assert code == (0 if record["success"] else 1)
-    assert (code == 1) == ("no success" in said.err)
+    assert (code == 1) == ("did not succeed" in said.err)
 
 
 def test_watch_ends_and_tells_what_is_wrong(tmp_path, capsys):
     assert main(watched(tmp_path, "--idle", "0.1")) == 2
-    assert "no frames came in" in capsys.readouterr().err
+    assert "got no frames" in capsys.readouterr().err
     assert not (tmp_path / "results.hdf").exists()
     np.save(tmp_path / "run_1.npy", made.frames(12))
     (tmp_path / "qmap.h5").unlink()
     assert main(watched(tmp_path, "--idle", "0.1", "--begin", "11")) == 2
     told = capsys.readouterr().err
-    assert "12 frames came in" in told
-    assert "--begin, --stride and --average leave fewer" in told
+    assert "got 12" in told
+    assert "--begin, --stride and --average" in told
     (tmp_path / "run_2.npy").write_bytes(b"\x93NUMPY, and no more")
     (tmp_path / "qmap.h5").unlink()
     assert main(watched(tmp_path, "--idle", "0.1")) == 2

@@ -18,16 +18,16 @@ Struct = jax.ShapeDtypeStruct
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float = 1e-6) -> jax.Array:
-    """``scale * x / sqrt(mean(x**2, axis=-1) + eps)``, over the last axis of ``x``.
+    """Return ``scale * x / sqrt(mean(x**2, axis=-1) + eps)``, over the last axis of ``x``.
 
     Args:
-      x: float ``[..., n]``; float32 takes the native kernel.
+      x: float ``[..., n]``; float32 uses the native kernel.
       scale: ``[n]``, of the same dtype.
-      eps: 0 or more; a constant of the compiled program.
+      eps: at least 0; a constant of the compiled program.
 
     Raises:
-      TypeError: when the dtypes differ or are no floats.
-      ValueError: when ``scale`` does not have the shape ``[n]``, or ``eps`` is negative.
+      TypeError: if the dtypes differ or are not floating-point.
+      ValueError: if ``scale`` does not have the shape ``[n]``, or ``eps`` is negative.
 
     Example:
       >>> import jax.numpy as jnp, my_op
@@ -35,10 +35,10 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float = 1e-6) -> jax.Array:
       [1.0, 1.0]
     """
     if scale.ndim != 1:
-        raise ValueError(f"scale has shape {scale.shape}; wanted [n]")
+        raise ValueError(f"scale: expected shape [n], got {scale.shape}")
     if eps < 0:
-        raise ValueError(f"eps is {eps}; wanted 0 or more")
-    # The leading axes of x are batch axes; scale is the same for all of them: size 1 there.
+        raise ValueError(f"eps: expected at least 0, got {eps}")
+    # The leading axes of x are batch axes; along them scale has size 1.
     batch_dims = x.ndim - 1
     scale = scale.reshape((1,) * batch_dims + scale.shape)
     return rms_norm_op(x, scale, batch_dims=batch_dims, eps=float(eps))
@@ -46,16 +46,16 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float = 1e-6) -> jax.Array:
 
 def _abstract(x: Struct, other: Struct, *, eps: float) -> Struct:
     if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype != other.dtype:
-        raise TypeError(f"rms_norm got dtypes {x.dtype} and {other.dtype}; wanted one float dtype")
+        raise TypeError(f"rms_norm: expected one float dtype, got {x.dtype} and {other.dtype}")
     if len(x.shape) != 1 or x.shape != other.shape:
         raise ValueError(
-            f"rms_norm got rows of shapes {x.shape} and {other.shape}; wanted [n] twice"
+            f"rms_norm: expected two rows of shape [n], got {x.shape} and {other.shape}"
         )
     return x
 
 
 def _supports(x: Struct, other: Struct, *, eps: float) -> str | None:
-    return None if x.dtype == np.float32 else f"the kernels take float32 and x is {x.dtype}"
+    return None if x.dtype == np.float32 else f"the kernels support float32, not {x.dtype}"
 
 
 def _attributes(*, eps: float) -> dict[str, Any]:

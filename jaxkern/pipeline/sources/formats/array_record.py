@@ -12,9 +12,8 @@ import numpy as np
 
 from jaxkern.core.failures import note
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sources.files import Paths, files_of
+from jaxkern.pipeline.sources.files import Paths, expand_paths, import_extra
 from jaxkern.pipeline.sources.formats.columns import NUMPY_HEADERS
-from jaxkern.pipeline.sources.formats.extras import extra
 from jaxkern.pipeline.sources.source import BatchSource, RecordSource
 
 
@@ -37,8 +36,8 @@ class ArrayRecordSource(BatchSource):
     def __init__(
         self, paths: Paths, decode: Callable[[bytes], Mapping[str, Any]] | None = None
     ) -> None:
-        extra("array_record", "arrayrecord")
-        self.files = files_of(paths, (".array_record", ".arrayrecord"), "ArrayRecord")
+        import_extra("array_record", "arrayrecord")
+        self.files = expand_paths(paths, (".array_record", ".arrayrecord"), "ArrayRecord")
         self._decode = _savez if decode is None else decode
         self._lock = threading.Lock()
         self._readers: dict[int, Any] = {}
@@ -81,7 +80,7 @@ class ArrayRecordSource(BatchSource):
         with self._lock:
             _check_process()
             if number not in self._readers:
-                module = extra("array_record.python.array_record_module", "arrayrecord")
+                module = import_extra("array_record.python.array_record_module", "arrayrecord")
                 try:
                     self._readers[number] = module.ArrayRecordReader(
                         os.fspath(self.files[number]),

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxkern.core.memory import available_bytes
 from jaxkern.core.progress import ProgressBar
-from jaxkern.pipeline.sources.files import Paths, files_of
+from jaxkern.pipeline.sources.files import Paths, expand_paths, import_extra
 from jaxkern.pipeline.sources.formats.columns import (
     Bytes,
     Chunks,
@@ -21,7 +21,6 @@ from jaxkern.pipeline.sources.formats.columns import (
     ImageOptions,
     masks,
 )
-from jaxkern.pipeline.sources.formats.extras import extra
 from jaxkern.pipeline.sources.source import check_numeric
 
 #: of a column of numbers in several pieces that is copied into one, so that native threads take it
@@ -69,12 +68,12 @@ class ArrowSource(ColumnSource):
         verify: bool = False,
         **images: Unpack[ImageOptions],
     ) -> None:
-        arrow = extra("pyarrow", "parquet")
+        arrow = import_extra("pyarrow", "parquet")
         if isinstance(tables, arrow.Table):
             parts: list[Part] = [("the table", tables, None)]
             tables.validate(full=verify)
         else:
-            files = files_of(tables, (".arrow", ".feather"), "Arrow")
+            files = expand_paths(tables, (".arrow", ".feather"), "Arrow")
             parts = [(str(file), *_mapped_table(file, verify)) for file in files]
         _init(self, parts, columns, decoders, images)
 
@@ -107,8 +106,8 @@ class ParquetSource(ColumnSource):
         verify: bool = False,
         **images: Unpack[ImageOptions],
     ) -> None:
-        extra("pyarrow", "parquet")
-        files = files_of(paths, (".parquet",), "Parquet")
+        import_extra("pyarrow", "parquet")
+        files = expand_paths(paths, (".parquet",), "Parquet")
         parts = _parquet_tables(files, columns, verify)
         _init(self, parts, columns, decoders, images)
 
@@ -139,7 +138,7 @@ def _row_name(wheres: Sequence[str], ends: np.ndarray, record: int) -> str:
 
 def _mapped_table(file: Path, verify: bool) -> tuple[Any, np.ndarray]:
     """The table of a file that is mapped into memory, and the file."""
-    arrow = extra("pyarrow", "parquet")
+    arrow = import_extra("pyarrow", "parquet")
     if file.stat().st_size == 0:
         raise ValueError(f"{file} is empty; wanted an Arrow file")
     data = np.memmap(file, np.uint8, "r")
@@ -157,8 +156,8 @@ def _mapped_table(file: Path, verify: bool) -> tuple[Any, np.ndarray]:
 
 
 def _parquet_tables(files: Sequence[Path], names: Sequence[str] | None, verify: bool) -> list[Part]:
-    arrow = extra("pyarrow", "parquet")
-    parquet = extra("pyarrow.parquet", "parquet")
+    arrow = import_extra("pyarrow", "parquet")
+    parquet = import_extra("pyarrow.parquet", "parquet")
     found: list[Part] = []
     largest = 0
     with ProgressBar(True, "Parquet", "files") as bar:
@@ -191,7 +190,7 @@ def _parquet_tables(files: Sequence[Path], names: Sequence[str] | None, verify: 
 
 def _check_statistics(path: Path, file: Any, group: int, table: Any) -> None:
     """Raises where numbers are outside the range that the file says of their row group."""
-    compute = extra("pyarrow.compute", "parquet")
+    compute = import_extra("pyarrow.compute", "parquet")
     stored = file.metadata.row_group(group)
     for number in range(stored.num_columns):
         name, told = stored.column(number).path_in_schema, stored.column(number).statistics
@@ -279,19 +278,19 @@ def _column(
 
 def _is_file(kind: Any) -> bool:
     """Whether it is a struct of bytes and path, as Hugging Face's `Image`."""
-    if not extra("pyarrow", "parquet").types.is_struct(kind):
+    if not import_extra("pyarrow", "parquet").types.is_struct(kind):
         return False
     where = [kind.get_field_index(name) for name in ("bytes", "path")]
     if min(where) < 0:
         return False
     data, path = (kind.field(index).type for index in where)
-    null = extra("pyarrow", "parquet").types.is_null
+    null = import_extra("pyarrow", "parquet").types.is_null
     return (_is_binary(data) or null(data)) and (_is_text(path) or null(path))
 
 
 def _plain(kind: Any) -> Any:
     """The type, with offsets, as which bytes and text of another layout are read."""
-    arrow = extra("pyarrow", "parquet")
+    arrow = import_extra("pyarrow", "parquet")
     types = arrow.types
     if types.is_dictionary(kind):
         return _plain(kind.value_type)
@@ -303,18 +302,18 @@ def _plain(kind: Any) -> Any:
 
 
 def _is_binary(kind: Any) -> bool:
-    types = extra("pyarrow", "parquet").types
+    types = import_extra("pyarrow", "parquet").types
     return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
 
 
 def _is_text(kind: Any) -> bool:
-    types = extra("pyarrow", "parquet").types
+    types = import_extra("pyarrow", "parquet").types
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def _values(array: Any, what: str) -> np.ndarray:
     """The values [N, ...] of numbers or of lists of them; a view where Arrow has them so."""
-    arrow = extra("pyarrow", "parquet")
+    arrow = import_extra("pyarrow", "parquet")
     kind, types = array.type, arrow.types
     if array.null_count:
         row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
@@ -380,7 +379,7 @@ def _on_file(values: np.ndarray, data: np.ndarray | None) -> np.ndarray:
 
 def _bytes(name: str, parts: Sequence[Part], decode: Decode | None, missing: bool) -> Bytes:
     """Where the bytes of a column lie."""
-    arrow = extra("pyarrow", "parquet")
+    arrow = import_extra("pyarrow", "parquet")
     blobs: list[np.ndarray] = []
     places: list[np.ndarray] = []
     paths: set[bool] = set()

@@ -13,12 +13,11 @@ import numpy as np
 from jaxkern.core.failures import note
 from jaxkern.core.mapped import check_mapped
 from jaxkern.pipeline.rows import Data, canonical
-from jaxkern.pipeline.sources.encoded import EncodedImages
 from jaxkern.pipeline.sources.images.decoding import MAX_PIXELS
 from jaxkern.pipeline.sources.images.fields import FileColumn, ImageColumn, OnBadRecord, PathList
-from jaxkern.pipeline.sources.images.headers import Places
+from jaxkern.pipeline.sources.images.headers import ByteRanges
 from jaxkern.pipeline.sources.images.sources import EncodedSource
-from jaxkern.pipeline.sources.source import ArraySource, BatchSource, RecordSource
+from jaxkern.pipeline.sources.source import ArraySource, BatchSource, EncodedImages, RecordSource
 
 #: from the bytes of one record's field to a number, an array, or a dict of those
 Decode = Callable[[bytes], Any]
@@ -216,7 +215,7 @@ class PlacedImages(ImageColumn):
     """Encoded images in memory, with names for messages."""
 
     def __init__(
-        self, places: Places, name_of: Callable[[int], str], **options: Unpack[ImageOptions]
+        self, places: ByteRanges, name_of: Callable[[int], str], **options: Unpack[ImageOptions]
     ) -> None:
         super().__init__(places, **_all_options(options))
         self._name_of = name_of
@@ -229,7 +228,7 @@ def _image_column(
     column: Bytes, name_of: Callable[[int], str], options: ImageOptions
 ) -> ImageColumn:
     if not column.in_files:
-        places = Places(tuple(column.blobs), column.place, in_files=False)
+        places = ByteRanges(tuple(column.blobs), column.place, in_files=False)
         return PlacedImages(places, name_of, **options)
     paths = [os.path.abspath(column.at(record)) for record in range(len(column))]
     return FileColumn(PathList(paths), **_all_options(options), index=None)

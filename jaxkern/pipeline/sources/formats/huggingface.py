@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from jaxkern.pipeline.sources.files import import_extra
 from jaxkern.pipeline.sources.formats.arrow import columns_of
 from jaxkern.pipeline.sources.formats.columns import (
     Bytes,
@@ -18,7 +19,6 @@ from jaxkern.pipeline.sources.formats.columns import (
     ImageOptions,
     masks,
 )
-from jaxkern.pipeline.sources.formats.extras import extra
 from jaxkern.pipeline.sources.source import BatchSource, RecordSource
 
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}  # of what `Image(mode=...)` wants
@@ -102,7 +102,7 @@ def _is_transformed(dataset: Any) -> bool:
 
 
 def _check(dataset: Any) -> None:
-    datasets = extra("datasets", "huggingface")
+    datasets = import_extra("datasets", "huggingface")
     if isinstance(dataset, datasets.Dataset):
         return
     more = ""

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxkern.core.archives import npz_bytes
-from jaxkern.core.ceilings import cache_folder
+from jaxkern.core.caches import cache_folder
 from jaxkern.core.paths import write_atomically
 from jaxkern.core.progress import ProgressBar
 

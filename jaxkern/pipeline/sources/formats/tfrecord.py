@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from jaxkern.core.progress import ProgressBar
-from jaxkern.pipeline.sources.files import Paths, files_of
+from jaxkern.pipeline.sources.files import Paths, expand_paths, import_extra
 from jaxkern.pipeline.sources.formats.columns import (
     Bytes,
     Column,
@@ -19,7 +19,6 @@ from jaxkern.pipeline.sources.formats.columns import (
     ImageOptions,
     is_image,
 )
-from jaxkern.pipeline.sources.formats.extras import extra
 
 _HEAD, _FOOT = 12, 4  # bytes before and behind a record's own
 
@@ -55,7 +54,7 @@ class TFRecordSource(ColumnSource):
         decoders: Mapping[str, Decode] | None = None,
         **images: Unpack[ImageOptions],
     ) -> None:
-        self.files = files_of(paths, (".tfrecord", ".tfrecords"), "TFRecord")
+        self.files = expand_paths(paths, (".tfrecord", ".tfrecords"), "TFRecord")
         if isinstance(features, str):
             raise TypeError(f"features is {features!r}; wanted a sequence of them, or a dict")
         if features is not None and not isinstance(features, Mapping):
@@ -85,7 +84,7 @@ def _record_name(files: Sequence[Path], ends: np.ndarray, record: int) -> str:
 
 def _frames(file: Path, data: np.ndarray) -> Iterator[tuple[int, bytes]]:
     """Offset and bytes of each record, whose checksums are right."""
-    crc32c = extra("crc32c", "tfrecord").crc32c
+    crc32c = import_extra("crc32c", "tfrecord").crc32c
     offset = 0
     while offset < len(data):
         head = data[offset : offset + _HEAD].tobytes()
@@ -118,7 +117,7 @@ class _Fields:
     """The features of records, as columns; `wanted` None are those of the first record."""
 
     def __init__(self, wanted: Mapping[str, str] | None, decoders: Mapping[str, Decode]) -> None:
-        self._example = extra("tfrecord", "tfrecord").example_pb2.Example
+        self._example = import_extra("tfrecord", "tfrecord").example_pb2.Example
         self._wanted, self._given = wanted, wanted is not None
         self._decoders = decoders
         self._values: dict[str, list[Any]] = {}

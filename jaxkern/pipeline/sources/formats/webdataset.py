@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from jaxkern.pipeline.sources.files import Paths, files_of
+from jaxkern.pipeline.sources.files import Paths, expand_paths
 from jaxkern.pipeline.sources.formats.columns import (
     NUMPY_HEADERS,
     Bytes,
@@ -68,7 +68,7 @@ class WebDatasetSource(ColumnSource):
         decoders: Mapping[str, Decode] | None = None,
         **images: Unpack[ImageOptions],
     ) -> None:
-        self.files = files_of(paths, (".tar",), "WebDataset shards")
+        self.files = expand_paths(paths, (".tar",), "WebDataset shards")
         index = _Index(self.files)
         given = decoders or {}
         wanted = _wanted(fields, index.first_endings())

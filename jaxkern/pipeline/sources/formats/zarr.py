@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxkern.core.failures import note
 from jaxkern.pipeline.rows import Data, canonical
-from jaxkern.pipeline.sources.formats.extras import extra
+from jaxkern.pipeline.sources.files import import_extra
 from jaxkern.pipeline.sources.source import BatchSource, check_numeric
 
 
@@ -37,7 +37,7 @@ class ZarrSource(BatchSource):
     def __init__(
         self, group: Any, fields: Sequence[str] | None = None, cache_bytes: int = 2**28
     ) -> None:
-        zarr = extra("zarr", "zarr")
+        zarr = import_extra("zarr", "zarr")
         self._where = repr(group)
         if isinstance(group, str | os.PathLike):
             self._where = os.fspath(group)

@@ -1,4 +1,4 @@
-"""One encoded image as pixels, upright and within limits; which library decodes it."""
+"""Decoding of one image to upright pixels, by jaxkern, simplejpeg or Pillow."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 
 from jaxkern.core import registry
 
-MAX_PIXELS = 178_956_970  # as Pillow refuses images by default
+MAX_PIXELS = 178_956_970  # Pillow's default limit
 CHANNELS = (1, 3, 4)
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _ORIENTATION = 0x0112
-_MARK = b"\xff\xd8"  # of a JPEG
+_JPEG_MAGIC = b"\xff\xd8"
 
 
 class ImageHeader(NamedTuple):
-    """What is known of an image before it is decoded.
+    """Size and format of an image, from its header.
 
     Attributes:
-      height, width: as it stands upright.
-      format: "JPEG" where jaxkern's own code understands the header, or Pillow's name of another.
+      height, width: size of the upright image.
+      format: "JPEG" if jaxkern's decoder supports the image, otherwise Pillow's name of its format.
     """
 
     height: int
@@ -31,12 +31,12 @@ class ImageHeader(NamedTuple):
 
 
 class JpegDecoding(NamedTuple):
-    """What decodes JPEG images here.
+    """The JPEG decoder of this process.
 
     Attributes:
-      name: with its version.
-      native: whether native threads can do it.
-      reason: why no better one does; "" where there is none.
+      name: name and version.
+      native: True if native threads can decode.
+      reason: why jaxkern's decoder is not used; "" if it is.
     """
 
     name: str
@@ -44,31 +44,35 @@ class JpegDecoding(NamedTuple):
     reason: str
 
 
-def decoded(data: Any, channels: int, max_pixels: int, name: str) -> np.ndarray:
-    """The pixels of an encoded image, upright: uint8 [H, W, C].
+def decode_image(data: Any, channels: int, max_pixels: int, name: str) -> np.ndarray:
+    """Decode an image to upright pixels uint8 [H, W, C].
 
     Args:
-      data: its bytes, or uint8 [n] in C order.
+      data: bytes, or uint8 [n].
       channels: 1 for gray, 3 for RGB, 4 for RGBA.
-      max_pixels: height * width that it may have.
-      name: of the image, in messages.
-    Raises: OSError for a broken or truncated image, or one above `max_pixels`; ImportError for one
-      that needs Pillow where that is not installed.
+      max_pixels: maximum height * width.
+      name: name of the image, for messages.
+
+    Raises:
+      OSError: the image is damaged, truncated or larger than `max_pixels`.
+      ImportError: the image needs Pillow, which is not installed.
     """
-    if bytes(data[:2]) == _MARK:
-        by = _by_simplejpeg if _native() is None else _by_native
-        pixels = by(data, channels, max_pixels, name)
+    if bytes(data[:2]) == _JPEG_MAGIC:
+        decode = _by_simplejpeg if _native() is None else _by_native
+        pixels = decode(data, channels, max_pixels, name)
         if pixels is not None:
             return pixels
     return _by_pillow(data, channels, max_pixels, name)
 
 
 def header_by_pillow(data: Any) -> ImageHeader:
-    """What Pillow says of an image.
+    """Read the header of an image by Pillow.
 
     Args:
-      data: its bytes, or a binary file.
-    Raises: as Pillow does, for what it cannot open.
+      data: bytes, or a binary file.
+
+    Raises:
+      Pillow's exceptions for images that it cannot open.
     """
     file = data if hasattr(data, "read") else io.BytesIO(data)
     with _pillow().open(file) as image:
@@ -76,13 +80,13 @@ def header_by_pillow(data: Any) -> ImageHeader:
         if _orientation(image) >= 5:
             height, width = width, height
         jpeg = image.format in ("JPEG", "MPO")
-        if jpeg and registry.module("cpu") is not None:  # which was asked first
+        if jpeg and registry.module("cpu") is not None:  # native code was tried first
             return ImageHeader(height, width, "JPEG that only Pillow understands")
         return ImageHeader(height, width, "JPEG" if jpeg else str(image.format))
 
 
 def jpeg_decoding() -> JpegDecoding:
-    """What decodes JPEG images in this process, and why."""
+    """Return the JPEG decoder of this process, and why it is used."""
     native = registry.module("cpu")
     if _native() is not None:
         assert native is not None
@@ -102,7 +106,7 @@ def jpeg_decoding() -> JpegDecoding:
 
 
 def _native() -> Any:
-    """The native module, where it decodes."""
+    """Return the native module if it has a JPEG decoder."""
     native = registry.module("cpu")
     return native if native is not None and native.jpeg_decoder() else None
 
@@ -121,14 +125,14 @@ def _pillow() -> Any:
         import PIL.Image
     except ImportError as error:
         raise ImportError(
-            "images other than JPEG, and JPEG where jaxkern has no decoder of its own, need "
-            "Pillow: pip install 'jaxkern[images]'"
+            "images other than JPEG, and JPEG if jaxkern was built without a decoder, need Pillow: "
+            "pip install 'jaxkern[images]'"
         ) from error
     return PIL.Image
 
 
 def _by_native(data: Any, channels: int, max_pixels: int, name: str) -> np.ndarray | None:
-    """None for what has no header that jaxkern's own code understands."""
+    """Decode by native code; return None if it does not understand the header."""
     native = _native()
     encoded = np.frombuffer(data, np.uint8)
     try:
@@ -147,7 +151,7 @@ def _by_native(data: Any, channels: int, max_pixels: int, name: str) -> np.ndarr
 
 
 def _by_simplejpeg(data: Any, channels: int, max_pixels: int, name: str) -> np.ndarray | None:
-    """None for what it does otherwise than Pillow, and for what it refuses."""
+    """Decode by simplejpeg; return None if it fails or would give other values than Pillow."""
     simple = _simplejpeg()
     if simple is None:
         return None
@@ -156,14 +160,14 @@ def _by_simplejpeg(data: Any, channels: int, max_pixels: int, name: str) -> np.n
         _check_pixels(height, width, max_pixels, name)
         if colours not in ("YCbCr", "Gray"):
             return None
-        if channels == 1 and colours != "Gray":  # Pillow makes gray of RGB
+        if channels == 1 and colours != "Gray":  # Pillow converts RGB to gray differently
             return None
         with _pillow().open(io.BytesIO(data)) as image:
             orientation = _orientation(image)
         mode = {1: "GRAY", 3: "RGB", 4: "RGBA"}[channels]
         pixels = simple.decode_jpeg(data, mode)
     except ValueError:
-        # Its word for every fault; Pillow tells more of them, and bears with some.
+        # Raised for every problem; Pillow has better messages and tolerates some problems.
         return None
     return _upright(pixels.reshape(height, width, channels), orientation)
 
@@ -174,18 +178,18 @@ def _by_pillow(data: Any, channels: int, max_pixels: int, name: str) -> np.ndarr
         image = pillow.open(io.BytesIO(data))
     except pillow.UnidentifiedImageError:
         raise pillow.UnidentifiedImageError(
-            f"{name}: {len(data)} bytes that are no image of a kind that Pillow knows"
+            f"{name}: Pillow does not recognize these {len(data)} bytes as an image"
         ) from None
     except pillow.DecompressionBombError as error:  # above PIL.Image.MAX_IMAGE_PIXELS
         raise OSError(f"{name}: {error}") from None
     with image:
         _check_pixels(image.height, image.width, max_pixels, name)
         orientation = _orientation(image)
-        if image.mode.startswith("I;16"):  # the high byte, as Pillow has it of 16-bit RGB
+        if image.mode.startswith("I;16"):  # the high byte, as Pillow converts 16-bit RGB
             image = pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         elif image.mode in ("I", "F"):
             raise OSError(
-                f"{name}: its samples have 32 bits (Pillow's mode {image.mode}); wanted 8 or 16"
+                f"{name}: samples have 32 bits (Pillow's mode {image.mode}); expected 8 or 16"
             )
         pixels = np.asarray(image.convert(_MODES[channels]))
     return _upright(pixels.reshape(*pixels.shape[:2], channels), orientation)
@@ -194,21 +198,20 @@ def _by_pillow(data: Any, channels: int, max_pixels: int, name: str) -> np.ndarr
 def _check_pixels(height: int, width: int, max_pixels: int, name: str) -> None:
     if height * width > max_pixels:
         raise OSError(
-            f"{name}: its header says {height} x {width} pixels, which are more than max_pixels="
-            f"{max_pixels}"
+            f"{name}: the image has {height} x {width} pixels, more than max_pixels={max_pixels}"
         )
 
 
 def _orientation(image: Any) -> int:
-    """1 to 8, as EXIF counts them; of what stands before the pixels, which are not decoded."""
-    if image.format == "TIFF":  # Pillow turns it itself
+    """Return the EXIF orientation, 1 to 8, without decoding the pixels."""
+    if image.format == "TIFF":  # Pillow applies it
         return 1
     try:
-        # That of a PNG itself would decode the image, to look behind it.
-        found = _pillow().Image.getexif(image).get(_ORIENTATION, 1)
-    except Exception:  # metadata that cannot be read are no fault of the image
+        # PngImageFile.getexif would decode the image to read chunks after the pixels.
+        value = _pillow().Image.getexif(image).get(_ORIENTATION, 1)
+    except Exception:  # unreadable metadata do not invalidate the image
         return 1
-    return found if isinstance(found, int) and 1 <= found <= 8 else 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
 def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:

@@ -1,10 +1,13 @@
-"""Sources with encoded images: in files, in folders, in memory; Ragged batches of their pixels."""
+"""Sources of encoded images in files, folders, memory and records."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,33 +15,47 @@ import jax
 import numpy as np
 
 from jaxkern.core.failures import describe_exception, note
+from jaxkern.core.progress import ProgressBar
+from jaxkern.core.threads import num_threads
 from jaxkern.pipeline.rows import Data, ragged_of
-from jaxkern.pipeline.sources.encoded import EncodedImages
-from jaxkern.pipeline.sources.images.decoding import MAX_PIXELS
+from jaxkern.pipeline.sources.images.decoding import MAX_PIXELS, jpeg_decoding
 from jaxkern.pipeline.sources.images.fields import (
     Decode,
+    Encoded,
     FileColumn,
     ImageColumn,
     OnBadRecord,
     PathList,
 )
-from jaxkern.pipeline.sources.source import ArraySource, BatchSource
+from jaxkern.pipeline.sources.images.headers import ByteRanges, Headers, read_headers
+from jaxkern.pipeline.sources.source import (
+    ArraySource,
+    BatchSource,
+    EncodedImages,
+    check_records,
+    common_length,
+    record_arrays,
+    stack_records,
+)
 
 _SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _ENDINGS = frozenset(map(os.fsencode, _SUFFIXES))
+_CHUNK = 256  # records whose bytes are in memory at once while headers are read
 
 
 class EncodedSource(BatchSource):
-    """Records with fields of encoded images and fields of arrays; what a dict of both becomes.
+    """Source of records with fields of encoded images and fields of arrays.
+
+    `from_source` creates it from a dict of both.
 
     Args:
       images: field -> `Encoded`, or files of images.
       fields: field -> array [N, ...], as for `ArraySource`.
 
     Attributes:
-      images, fields: as given.
-      bad_images: (field, record) -> error of each image that did not decode so far, where they are
-        masked.
+      images: field -> images.
+      fields: field -> array.
+      bad_images: (field, record) -> error of each masked image so far.
     """
 
     fresh = True
@@ -49,8 +66,7 @@ class EncodedSource(BatchSource):
         self.fields = {} if self._others is None else self._others.arrays
         lengths = {name: len(column) for name, column in self.images.items()}
         lengths |= {name: len(array) for name, array in self.fields.items()}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"the fields have different numbers of records: {lengths}")
+        common_length(lengths)
         if any(column.on_bad_record == "mask" for column in self.images.values()):
             self.on_bad_record = "mask"
             if "valid" in lengths:
@@ -68,19 +84,18 @@ class EncodedSource(BatchSource):
         )
 
     def describe(self) -> str:
-        """With what changes the images' values."""
+        """Include the options that change pixel values."""
         scaled = [name for name, column in self.images.items() if column.decode == "scaled"]
         return type(self).__name__ + (f"({', '.join(scaled)} decoded scaled)" if scaled else "")
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """The decoded images as Ragged, and the rows of the arrays."""
+        """Return decoded images as Ragged, and rows of the arrays."""
         del out
-        if records.size and not (records.min() >= 0 and records.max() < len(self)):
-            raise IndexError(f"records {records.min()} to {records.max()} of {len(self)}")
+        check_records(records, len(self))
         data: Data = {}
         valid = np.ones(len(records), bool)
         for field in self.images:
-            pixels = [self._image_if_any(field, record) for record in records.tolist()]
+            pixels = [self._image_or_none(field, record) for record in records.tolist()]
             valid &= np.array([image is not None for image in pixels], bool)
             data[field] = self._ragged(field, records, pixels)
         if self._others is not None:
@@ -88,7 +103,7 @@ class EncodedSource(BatchSource):
         return data if self.on_bad_record == "raise" else {**data, "valid": valid}
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
-        """Images as Ragged, unless a subclass gathers in a way of its own."""
+        """Return images as Ragged, unless a subclass overrides `gather`."""
         if type(self).gather is not EncodedSource.gather:
             return None
         spec: Data = {name: column.spec(count, image_side) for name, column in self.images.items()}
@@ -99,47 +114,47 @@ class EncodedSource(BatchSource):
         return spec
 
     def check(self, records: np.ndarray) -> None:
-        """Raises OSError where bytes of these records are no longer in the file they lie in."""
+        """Raise OSError if the mapped file of these records was truncated."""
         for column in self.images.values():
             column.images.check(records)
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        """The arrays, where native threads can decode the images."""
+        """Return the arrays if native threads can decode the images."""
         return self.fields if self.encoded_images() else None
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
-        """Of every field of images, or none."""
+        """Return all image fields, or none if native threads cannot decode one of them."""
         if type(self).gather is not EncodedSource.gather:
             return {}
-        found = {field: column.encoded_images() for field, column in self.images.items()}
-        whole = {field: images for field, images in found.items() if images is not None}
-        return whole if len(whole) == len(found) else {}
+        fields = {field: column.encoded_images() for field, column in self.images.items()}
+        native = {field: images for field, images in fields.items() if images is not None}
+        return native if len(native) == len(fields) else {}
 
     def encoded_bytes(self, field: str, record: int) -> bytes | None:
-        """The bytes of the file, or of the image in memory."""
+        """Return the bytes of the file, or of the image in memory."""
         return bytes(self.images[field].bytes_of(record)) if field in self.images else None
 
     def note_masked(self, records: np.ndarray) -> None:
-        """Decodes them again, once, to know why they do not."""
+        """Decode the records once more to record their errors."""
         for field in self.images:
             for record in records.tolist():
                 if not self._is_known_bad(field, record):
-                    with contextlib.suppress(Exception):  # the file is gone meanwhile
-                        self._image_if_any(field, record)
+                    with contextlib.suppress(Exception):  # the file may have been removed
+                        self._image_or_none(field, record)
 
     def remarks(self) -> Sequence[str]:
-        """What decodes the images, and why."""
+        """Describe which decoders the images need, and why."""
         return [f"{name}: {'; '.join(column.remarks())}" for name, column in self.images.items()]
 
-    def _image_if_any(self, field: str, record: int) -> np.ndarray | None:
-        """The pixels; None for an image that does not decode, where those are masked."""
+    def _image_or_none(self, field: str, record: int) -> np.ndarray | None:
+        """Return the pixels; None for an image that cannot be decoded and is masked."""
         column = self.images[field]
         try:
             return column.image(record)
         except BaseException as error:
-            said = "while reading record {} of {!r}: {}"
-            note(error, said, record, self, column.name_of(record))
-            if column.on_bad_record == "raise" or not is_of_the_image(error):
+            text = "while reading record {} of {!r}: {}"
+            note(error, text, record, self, column.name_of(record))
+            if column.on_bad_record == "raise" or not is_image_error(error):
                 raise
             self._note_bad(field, record, describe_exception(error))
             return None
@@ -153,57 +168,59 @@ class EncodedSource(BatchSource):
     def _ragged(self, field: str, records: np.ndarray, pixels: Sequence[np.ndarray | None]) -> Any:
         column = self.images[field]
         height, width = column.max_size
-        whole: list[np.ndarray] = []
+        images: list[np.ndarray] = []
         for record, image in zip(records.tolist(), pixels, strict=True):
             if image is None:
                 sides = zip(column.size_of(record) or (height, width), (height, width), strict=True)
-                shape = (*(min(side, most) for side, most in sides), column.channels)
+                shape = (*(min(side, maximum) for side, maximum in sides), column.channels)
                 image = np.zeros(shape, np.uint8)
             if image.shape[0] > height or image.shape[1] > width:
                 raise ValueError(
-                    f"{column.name_of(record)} is {image.shape[0]}x{image.shape[1]} and max_size "
-                    f"is {(height, width)}; wanted the (height, width) that no image exceeds, or "
-                    "None to find it"
+                    f"{column.name_of(record)} is {image.shape[0]}x{image.shape[1]} but max_size "
+                    f"is {(height, width)}; expected the maximum (height, width) of all images, or "
+                    "None"
                 )
-            whole.append(image)
-        return ragged_of(whole, height, width)
+            images.append(image)
+        return ragged_of(images, height, width)
 
 
 class ImageFiles(EncodedSource):
-    """Image files of any size, and further fields: JPEG, PNG, WebP and what else Pillow reads.
+    """Source of image files of any size and further fields: JPEG, PNG, WebP and others of Pillow.
 
-    Records are ``{"image": u8 [H, W, C], **fields}``, upright as EXIF says; in a batch "image" is a
-    `jaxkern.image.Ragged`, which `jaxkern.image.Compose` takes as it is. JPEG files are decoded by
-    native code where jaxkern was built with libjpeg-turbo, by simplejpeg or Pillow otherwise, and
-    the rest by Pillow; ``print(pipe.explain())`` says which does and why.
+    Records are ``{"image": u8 [H, W, C], **fields}``, upright according to EXIF. In a batch "image"
+    is a `jaxkern.image.Ragged`, which `jaxkern.image.Compose` accepts. JPEG files are decoded by
+    native code if jaxkern was built with libjpeg-turbo, otherwise by simplejpeg or Pillow, and all
+    other formats by Pillow; ``print(pipe.explain())`` reports the decoder and the reason.
 
     Args:
-      paths: of N files.
+      paths: paths of N files.
       fields: field -> array [N, ...], such as labels.
       channels: 3 for RGB, 1 for gray, 4 for RGBA; files are converted.
-      max_size: (height, width) that no image exceeds; None reads the header of every file, once, as
-        native threads need it in any case.
-      on_bad_record: "raise": a file that does not decode is an error in its batch's place. "mask":
-        its row is zeros, of the size that the file's header says (`max_size` where it says none),
-        and a field "valid" (bool) is False there; no other row or batch changes, and the iterator's
-        `bad_records` counts them. A file that cannot be read at all is an error in any case.
-      max_pixels: height * width above which an image is refused, before it is decoded. Pillow has a
-        limit of its own for what it decodes, `PIL.Image.MAX_IMAGE_PIXELS`.
-      index: the file that keeps what the headers say, so that they are not read again while a
-        file's size and time of change are the same; one that cannot be written is as none. None:
-        in ``$XDG_CACHE_HOME/jaxkern/images`` (``~/.cache/jaxkern/images``) for 1,000 files and
-        more; True: there for any number; False: none.
-      decode: "full", or "scaled": where native threads run a Compose that makes less than half of
-        an image's sides, JPEG is decoded at 1/2, 1/4 or 1/8, which is faster. That averages pixels
-        before colours are interpolated, so that values differ from those of a full decode, and
-        depend on whether native threads decode: `num_workers=0` decodes in full.
+      max_size: maximum (height, width) of all images; None reads the headers of all files, once.
+        Native threads need the headers in any case.
+      on_bad_record: "raise": a file that cannot be decoded is an error of its batch. "mask": its
+        row is zeros, with the size from its header (`max_size` if unknown), and a field "valid"
+        (bool) is False there. Other rows and batches do not change, and the iterator's
+        `bad_records` counts these records. An unreadable file is an error in any case.
+      max_pixels: maximum height * width; larger images raise OSError before they are decoded.
+        Pillow has its own limit, `PIL.Image.MAX_IMAGE_PIXELS`.
+      index: path of a file that stores headers, so that they are read again only for files whose
+        size or modification time changed; ignored if it cannot be written. None: a file in
+        ``$XDG_CACHE_HOME/jaxkern/images`` (``~/.cache/jaxkern/images``) for 1,000 files and more;
+        True: there for any number of files; False: no index.
+      decode: "full"; or "scaled": if native threads run a Compose that shrinks an image to less
+        than half, JPEG is decoded at 1/2, 1/4 or 1/8, which is faster. This averages pixels before
+        chroma is upsampled, so values differ from a full decode, and depend on whether native
+        threads decode: `num_workers=0` decodes in full.
 
     Attributes:
       files: absolute paths of the records.
-      bad_files: path -> error of each file that did not decode so far, where they are masked.
+      bad_files: path -> error of each masked file so far.
 
-    Raises: FileNotFoundError for no files; TypeError or ValueError for other fields. `gather`:
-      ValueError that names a file that exceeds `max_size`.
+    Raises:
+      FileNotFoundError: ``paths`` is empty.
+      TypeError, ValueError: other fields are invalid. In `gather`, ValueError names a file that
+        exceeds `max_size`.
 
     >>> import pathlib, tempfile, numpy as np, PIL.Image, jaxkern as jk
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -229,12 +246,12 @@ class ImageFiles(EncodedSource):
     ) -> None:
         if isinstance(paths, str | os.PathLike):
             raise TypeError(
-                f"paths is {os.fspath(paths)!r:.80}; wanted a sequence of "
+                f"paths is {os.fspath(paths)!r:.80}; expected a sequence of "
                 "paths, such as sorted(pathlib.Path(folder).rglob('*.jpg'))"
             )
         files = PathList(_absolute(paths))
         if not files:
-            raise FileNotFoundError("paths is empty; wanted at least one file")
+            raise FileNotFoundError("paths is empty; expected at least one file")
         self._set_up(
             FileColumn(files, channels, max_size, max_pixels, on_bad_record, index, decode=decode),
             fields or {},
@@ -242,7 +259,7 @@ class ImageFiles(EncodedSource):
 
     def _set_up(self, column: FileColumn, fields: Mapping[str, Any]) -> None:
         if "image" in fields:
-            raise ValueError("fields has 'image', which holds the files' pixels: rename it")
+            raise ValueError("the field name 'image' is reserved for the files' pixels; rename it")
         EncodedSource.__init__(self, {"image": column}, fields)
         self._column = column
         self.files: Sequence[Path] = column.paths
@@ -250,12 +267,12 @@ class ImageFiles(EncodedSource):
 
     @property
     def channels(self) -> int:
-        """1, 3 or 4."""
+        """Return the number of channels: 1, 3 or 4."""
         return self._column.channels
 
     @property
     def max_size(self) -> tuple[int, int]:
-        """(height, width) that no image exceeds."""
+        """Return the maximum (height, width) of all images."""
         return self._column.max_size
 
     def _is_known_bad(self, field: str, record: int) -> bool:
@@ -266,22 +283,24 @@ class ImageFiles(EncodedSource):
 
 
 class ImageFolder(ImageFiles):
-    """The `ImageFiles` of ``root/class/.../file``, whose field "label" (int32) is the class.
+    """Source of image files ``root/class/.../file``, with the field "label" (int32) for the class.
 
-    Files are in the order of their sorted paths; labels count the sorted names of the subfolders.
+    Files are sorted by path; labels number the sorted names of the subfolders.
 
     Args:
       root: the folder.
       channels, max_size, on_bad_record, max_pixels, index, decode: as for `ImageFiles`.
 
     Attributes:
-      root, files: absolute paths; of the folder, and of each record.
+      root: absolute path of the folder.
+      files: absolute paths of the records.
       labels: int32 [N].
-      classes: their names, by label.
-      bad_files: path -> error of each file that did not decode so far, where they are masked.
+      classes: class names by label.
+      bad_files: path -> error of each masked file so far.
 
-    Raises: FileNotFoundError for a folder without images. `gather`: ValueError that names a file
-      that exceeds `max_size`.
+    Raises:
+      FileNotFoundError: the folder has no images.
+      ValueError: in `gather`, names a file that exceeds `max_size`.
     """
 
     def __init__(
@@ -295,9 +314,9 @@ class ImageFolder(ImageFiles):
         index: str | os.PathLike[str] | bool | None = None,
         decode: Decode = "full",
     ) -> None:
-        self.root = Path(root).absolute()  # another working directory must not lead elsewhere
+        self.root = Path(root).absolute()  # the working directory may change
         if not self.root.is_dir():
-            raise FileNotFoundError(f"{self.root} is no folder")
+            raise FileNotFoundError(f"{self.root} is not a folder")
         self.classes: list[str] = []
         names: list[bytes] = []
         counts: list[int] = []
@@ -310,8 +329,8 @@ class ImageFolder(ImageFiles):
             counts.append(len(names) - before)
         if not names:
             raise FileNotFoundError(
-                f"{self.root} has no images in its subfolders; wanted root/class/file with one of "
-                f"{', '.join(sorted(_SUFFIXES))}; files without classes are ImageFiles(paths)"
+                f"{self.root} has no images in its subfolders; expected root/class/file with one "
+                f"of {', '.join(sorted(_SUFFIXES))}, or ImageFiles(paths) for files without classes"
             )
         self.labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         column = FileColumn(
@@ -323,16 +342,145 @@ class ImageFolder(ImageFiles):
         return f"ImageFolder({self.root.name}; {len(self.classes)} classes, {len(self)} images)"
 
 
-def is_of_the_image(error: BaseException) -> bool:
-    """Whether it is the image's fault: not that a file is gone or forbidden, nor of memory."""
-    of_the_system = isinstance(error, MemoryError) or getattr(error, "errno", None) is not None
-    return isinstance(error, Exception) and not isinstance(error, ImportError) and not of_the_system
+class EncodedRecords(EncodedSource):
+    """Source of records with fields of encoded images, decoded in worker threads.
+
+    For Grain's `RandomAccessDataSource` and other sources that are read in Python. For images in
+    memory or in files use `Encoded` or `ImageFiles`, which native threads decode.
+
+    Args:
+      source: object with ``len`` and ``[i]`` that returns dicts.
+      fields: names of the image fields: bytes, or uint8 [n].
+      channels, max_pixels, on_bad_record: as for `ImageFiles`.
+      max_size: maximum (height, width) of all images; None reads all records at the first use.
+
+    Raises:
+      TypeError: in `gather`, for a record without one of the fields.
+      ValueError: in `gather`, names a record that exceeds `max_size`.
+
+    >>> import io, numpy as np, PIL.Image, jaxkern as jk
+    >>> file = io.BytesIO()
+    >>> PIL.Image.fromarray(np.zeros((4, 5, 3), np.uint8)).save(file, "png")
+    >>> records = [{"image": file.getvalue(), "label": k} for k in range(3)]
+    >>> source = jk.pipeline.EncodedRecords(records, max_size=(8, 8))
+    >>> batch = next(iter(jk.from_source(source, 3)))
+    >>> batch["image"].height.tolist(), batch["label"].tolist()
+    ([4, 4, 4], [0, 1, 2])
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        fields: str | Sequence[str] = "image",
+        channels: int = 3,
+        max_size: tuple[int, int] | None = None,
+        *,
+        max_pixels: int = MAX_PIXELS,
+        on_bad_record: OnBadRecord = "raise",
+    ) -> None:
+        names = (fields,) if isinstance(fields, str) else tuple(fields)
+        if not names:
+            raise ValueError("fields is empty; expected the name of at least one field")
+        self.source = source
+        self._gathering = threading.local()
+        images = {
+            name: _RecordColumn(
+                self._encoded(name), len(source), channels, max_size, max_pixels, on_bad_record
+            )
+            for name in names
+        }
+        super().__init__(images, {})
+
+    def __repr__(self) -> str:
+        return f"EncodedRecords({type(self.source).__name__}; {len(self)} records)"
+
+    def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
+        """Return decoded images as Ragged, and the other fields, stacked."""
+        numbers = records.tolist()
+        rows = {record: self._record(record) for record in numbers}
+        others = [{k: v for k, v in rows[r].items() if k not in self.images} for r in numbers]
+        self._gathering.rows = rows
+        try:
+            data = super().gather(records)
+        finally:
+            del self._gathering.rows
+        if any(others):
+            arrays = [record_arrays(o, r, repr(self)) for o, r in zip(others, numbers, strict=True)]
+            data = {**stack_records(arrays, numbers, repr(self)), **data}
+        return data
+
+    def _record(self, record: int) -> dict[str, Any]:
+        try:
+            fields = self.source[record]
+        except BaseException as error:
+            note(error, "while reading record {} of {!r}", record, self)
+            raise
+        missing = [name for name in self.images if name not in fields]
+        if missing:
+            raise TypeError(
+                f"record {record} of {self!r} has the fields {sorted(fields)!r:.200}; expected "
+                f"also {missing[0]!r}"
+            )
+        return dict(fields)
+
+    def _encoded(self, name: str) -> Callable[[int], Any]:
+        def encoded(record: int) -> Any:
+            rows = getattr(self._gathering, "rows", {})
+            return (rows[record] if record in rows else self._record(record))[name]
+
+        return encoded
+
+
+class _RecordColumn(ImageColumn):
+    def __init__(self, read: Callable[[int], Any], length: int, *options: Any) -> None:
+        nowhere = np.broadcast_to(np.zeros(3, np.int64), (length, 3))
+        super().__init__(ByteRanges((), nowhere, in_files=False), *options)
+        self._read_one = read
+
+    def name_of(self, record: int) -> str:
+        return f"record {record}"
+
+    def bytes_of(self, record: int) -> Any:
+        return Encoded([self._read_one(record)]).bytes_of(0)
+
+    def size_of(self, record: int) -> tuple[int, int] | None:
+        return Encoded([self._read_one(record)], max_pixels=self.max_pixels).size_of(0)
+
+    def _read(self) -> Headers:
+        sizes = []
+        with (
+            ProgressBar(True, "headers", "record") as bar,
+            concurrent.futures.ThreadPoolExecutor(num_threads()) as threads,
+        ):
+            for start in range(0, len(self), _CHUNK):
+                records = range(start, min(start + _CHUNK, len(self)))
+                part = Encoded([*threads.map(self.bytes_of, records)])
+                sizes.append(read_headers(part.images).size)
+                bar.update(records.stop, len(self))
+        return dataclasses.replace(Headers.unknown(len(self)), size=np.concatenate(sizes))
+
+    def native_problem(self) -> str:
+        return "the records are read in Python"
+
+    def remarks(self) -> list[str]:
+        return [
+            f"JPEG by {jpeg_decoding().name}, others by Pillow, in worker threads, for "
+            f"{self.native_problem()}"
+        ]
+
+
+def is_image_error(error: BaseException) -> bool:
+    """True for errors of the image, False for missing files, permissions and memory."""
+    is_system_error = isinstance(error, MemoryError) or getattr(error, "errno", None) is not None
+    return (
+        isinstance(error, Exception) and not isinstance(error, ImportError) and not is_system_error
+    )
 
 
 def _images_below(folder: bytes) -> Iterator[bytes]:
-    """Image files of a folder and those below it, sorted; not through links to folders."""
-    with os.scandir(folder) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
+    """Yield image files of a folder and its subfolders, sorted; do not follow links to folders."""
+    with os.scandir(folder) as unsorted:
+        entries = sorted(unsorted, key=lambda entry: entry.name)
     for entry in entries:
         name = entry.name
         if entry.is_dir(follow_symlinks=False):
@@ -342,9 +490,9 @@ def _images_below(folder: bytes) -> Iterator[bytes]:
 
 
 def _absolute(paths: Sequence[str | os.PathLike[str]]) -> Iterator[bytes]:
-    here = os.path.join(os.fsencode(Path.cwd()), b"")
+    cwd = os.path.join(os.fsencode(Path.cwd()), b"")
     for path in paths:
         name = os.fsencode(path)
         if b"\0" in name:
-            raise ValueError(f"path {path!r} holds a zero byte")
-        yield name if name.startswith(b"/") else here + name
+            raise ValueError(f"path {path!r} contains a zero byte")
+        yield name if name.startswith(b"/") else cwd + name

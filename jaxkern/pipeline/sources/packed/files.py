@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxkern.pipeline.sources.files import Paths, files_of
+from jaxkern.pipeline.sources.files import Paths, expand_paths
 from jaxkern.pipeline.sources.packed.layout import SUFFIX, PackedField, PackedIndex, read_index
 
 _SHARD = re.compile(r"-(\d{5,})-of-(\d{5,})" + re.escape(SUFFIX) + r"\Z")
@@ -100,7 +100,7 @@ def packed_paths(path: Paths) -> list[Path]:
       are not one set.
     """
     try:
-        paths = files_of(path, (SUFFIX,), "packed records")
+        paths = expand_paths(path, (SUFFIX,), "packed records")
     except FileNotFoundError as error:
         if not isinstance(path, str | os.PathLike):
             raise

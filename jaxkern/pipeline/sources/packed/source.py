@@ -16,13 +16,17 @@ from jaxkern.core.arguments import check_integer
 from jaxkern.core.mapped import check_mapped
 from jaxkern.core.threads import num_threads
 from jaxkern.pipeline.rows import Data, canonical, ragged_of
-from jaxkern.pipeline.sources.encoded import EncodedImages
 from jaxkern.pipeline.sources.files import Paths
-from jaxkern.pipeline.sources.images.decoding import CHANNELS, MAX_PIXELS, decoded, jpeg_decoding
-from jaxkern.pipeline.sources.images.sources import is_of_the_image
+from jaxkern.pipeline.sources.images.decoding import (
+    CHANNELS,
+    MAX_PIXELS,
+    decode_image,
+    jpeg_decoding,
+)
+from jaxkern.pipeline.sources.images.sources import is_image_error
 from jaxkern.pipeline.sources.packed.files import Damage, PackedFile, check_one_set, packed_paths
 from jaxkern.pipeline.sources.packed.layout import PackedField
-from jaxkern.pipeline.sources.source import BatchSource
+from jaxkern.pipeline.sources.source import BatchSource, EncodedImages
 
 # Columns of several files become one array in memory up to so many bytes.
 _MOST_JOINED = 1 << 28
@@ -362,14 +366,14 @@ class PackedSource(BatchSource):
         if valid[row]:
             name = f"record {record}, field {field.name!r}, of {file.path}"
             try:
-                pixels = decoded(
+                pixels = decode_image(
                     file.stored(field.name, place).data, channels, self.max_pixels, name
                 )
                 if pixels.shape[:2] == shape:
                     return pixels
                 raise ValueError(f"{name}: it is {pixels.shape[:2]} and the index has {shape}")
             except Exception as error:
-                if self.on_bad_record == "raise" or not is_of_the_image(error):
+                if self.on_bad_record == "raise" or not is_image_error(error):
                     raise
                 valid[row] = False
         if math.prod(shape) > self.max_pixels:  # as an index may say of an image that is none

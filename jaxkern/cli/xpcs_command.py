@@ -1,0 +1,225 @@
+"""Options, errors and checks that the commands of ``xpcs`` share."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import click
+
+from jaxkern.cli.output import PATH, combine, json_option, print_error
+
+NO_FRAME_TIME = (
+    "note: the time between frames is unknown, so delays are in frames; a fit needs --frame-time"
+)
+
+
+class XpcsCommand(click.Command):
+    """A command of ``xpcs`` whose expected errors are one line; --json implies --quiet."""
+
+    def invoke(self, context: click.Context) -> Any:
+        if context.params.get("as_json") and "quiet" in context.params:
+            context.params["quiet"] = True
+        try:
+            return super().invoke(context)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.startswith("jaxkern"):
+                raise
+            hint = f"{error.name} is not installed; pip install 'jaxkern[xpcs]'"
+            print(f"error: {hint}", file=sys.stderr)
+            return 2
+        except (ValueError, OSError, RuntimeError, MemoryError, ImportError) as error:
+            from jaxkern.xpcs.fitting.checkpoint import CheckpointError
+
+            if isinstance(error, RuntimeError) and not isinstance(error, CheckpointError):
+                raise
+            return print_error(error)
+
+
+command_options = combine(
+    json_option,
+    click.option(
+        "--quiet", is_flag=True, help="Print no progress bar and no report, only warnings."
+    ),
+)
+# Options of `correlate` and `watch`.
+correlation_options = combine(
+    click.option(
+        "--qmap",
+        type=PATH,
+        required=True,
+        metavar="FILE",
+        help="Bins of the pixels, such as a file of simplemask.",
+    ),
+    click.option(
+        "--output",
+        type=PATH,
+        required=True,
+        metavar="FILE",
+        help="File of results, results.hdf; for several files a directory.",
+    ),
+    click.option(
+        "--bins",
+        metavar="LIST",
+        help="Dynamic bins, such as 1,5-9; with --twotime those with a two-time correlation.",
+    ),
+    click.option("--dpl", default=4, show_default=True, metavar="N", help="Delays per level."),
+    click.option(
+        "--begin", default=0, show_default=True, metavar="N", help="Index of the first frame."
+    ),
+    click.option(
+        "--stride", default=1, show_default=True, metavar="N", help="Use every n-th frame."
+    ),
+    click.option(
+        "--average", default=1, show_default=True, metavar="N", help="Sum N successive frames."
+    ),
+    click.option(
+        "--bad-frames", metavar="LIST", help="Indices of frames to exclude, such as 7,100-120."
+    ),
+    click.option(
+        "--intensity-cut",
+        metavar="LOW,HIGH",
+        help="Exclude frames whose intensity is outside this range, in units of the median; watch "
+        "does so at the end.",
+    ),
+    click.option(
+        "--mask",
+        type=PATH,
+        metavar="FILE",
+        help="npy, tif or h5 file [H, W] that is 0 for bad pixels, in addition to the map's mask.",
+    ),
+    click.option(
+        "--blemish", type=PATH, metavar="FILE", help="The same for bad pixels of the detector."
+    ),
+    click.option(
+        "--hot-pixels",
+        type=click.Choice(["report", "mask", "ignore"]),
+        default="report",
+        show_default=True,
+        help="Pixels whose mean or variance differs from their static bin's.",
+    ),
+    click.option("--normalize", is_flag=True, help="Divide each frame by its mean counts."),
+    click.option(
+        "--frame-time",
+        type=float,
+        metavar="S",
+        help="Time between frames; by default that of the file.",
+    ),
+    click.option("--dataset", metavar="NAME", help="Dataset of an HDF5 file; detected by default."),
+    click.option(
+        "--metadata", type=PATH, metavar="FILE", help="*_metadata.hdf file to copy /entry from."
+    ),
+    click.option(
+        "--plots",
+        type=PATH,
+        metavar="DIR",
+        help="Directory for plots of the first 9 bins, a summary of all, and the intensity.",
+    ),
+    click.option("--plot-all", is_flag=True, help="Plot g2 of all bins."),
+    click.option("--force", is_flag=True, help="Replace an existing file."),
+    command_options,
+)
+
+
+def numbers(text: str | None, name: str) -> list[int] | None:
+    """Parse a list of numbers and inclusive ranges, such as 1,5-9.
+
+    Raises:
+      ValueError: for other text, or more than ten million numbers.
+    """
+    if text is None:
+        return None
+    result: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,12})\s*(?:-\s*([0-9]{1,12})\s*)?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first or last - first + len(result) >= 10**7:
+            raise ValueError(f"{name}: expected numbers and ranges such as 1,5-9, got {text!r:.60}")
+        result.extend(range(first, last + 1))
+    return result
+
+
+def intensity_cut(text: str | None) -> tuple[float | None, float | None] | None:
+    """Parse the pair of --intensity-cut, of which one number may be missing.
+
+    Raises:
+      ValueError: for other text.
+    """
+    if text is None:
+        return None
+    try:
+        low, high = (float(part) if part.strip() else None for part in text.split(","))
+    except ValueError:
+        raise ValueError(
+            "--intensity-cut: expected LOW,HIGH in units of the median, such as 0.5,2 or ,2, got "
+            f"{text!r:.60}"
+        ) from None
+    return low, high
+
+
+def selection(options: SimpleNamespace) -> dict[str, Any]:
+    """Return the selection of frames as keyword arguments."""
+    return {
+        "begin": options.begin,
+        "stride": options.stride,
+        "average": options.average,
+        "bad_frames": numbers(options.bad_frames, "--bad-frames"),
+    }
+
+
+def check_output(options: SimpleNamespace, *inputs: Path | None) -> None:
+    """Check the output before the work begins.
+
+    Raises:
+      OSError, ValueError: if the output is a directory, an input, or exists without --force, if the
+        plots go to a file, or if the file of metadata has no /entry.
+    """
+    output = options.output
+    if output.is_dir():
+        raise IsADirectoryError(f"--output: expected the name of a file, got the folder {output}")
+    if options.plots is not None and options.plots.exists() and not options.plots.is_dir():
+        raise NotADirectoryError(f"--plots: expected a folder, got the file {options.plots}")
+    if options.metadata is not None:
+        from jaxkern.xpcs.analysis.correlate import read_metadata
+
+        read_metadata(options.metadata)
+    if output.exists():
+        if any(path is not None and path.exists() and path.samefile(output) for path in inputs):
+            raise ValueError(f"--output {output} is one of the files that are read")
+        if not options.force:
+            raise FileExistsError(f"{output} exists already; --force replaces it")
+
+
+def print_warnings(messages: Iterable[str]) -> None:
+    """Print each warning as a line on standard error."""
+    for message in messages:
+        print(f"warning: {message}", file=sys.stderr)
+
+
+def print_written(paths: Sequence[Path]) -> None:
+    """Print the paths of written files."""
+    print("wrote " + ", ".join(map(str, paths)))
+
+
+@contextlib.contextmanager
+def sigterm_exits() -> Iterator[None]:
+    """Raise SystemExit on SIGTERM, so that unfinished files are deleted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,108 @@
+"""Caches: the least recently used values in memory, and indices of files on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from jaxkern.core.archives import npz_bytes
+from jaxkern.core.paths import home_path, write_atomically
+
+_Value = TypeVar("_Value")
+
+#: ns; a file that changed more recently may change again without a new time stamp
+SETTLED = 2_000_000_000
+
+
+class LruCache(Generic[_Value]):
+    """The most recently used values up to a total size; safe to use from several threads.
+
+    Args:
+      limit: maximum total size; a value above it is not stored.
+      size: function from a value to its size; by default each value counts 1.
+
+    >>> cache = LruCache(2)
+    >>> for key in "abc":
+    ...     cache.put(key, key.upper())
+    >>> cache.get("a"), cache.get("c")
+    (None, 'C')
+    """
+
+    def __init__(self, limit: int, size: Callable[[_Value], int] = lambda value: 1) -> None:
+        self._limit, self._size, self._total = limit, size, 0
+        self._lock = threading.Lock()
+        self._values: OrderedDict[Hashable, _Value] = OrderedDict()
+
+    def get(self, key: Hashable) -> _Value | None:
+        """Return the value of a key and mark it as used; None if it is not stored."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+            return self._values.get(key)
+
+    def put(self, key: Hashable, value: _Value) -> None:
+        """Store a value unless the key exists, and evict the least recently used ones."""
+        with self._lock:
+            if key in self._values or self._size(value) > self._limit:
+                return
+            self._values[key] = value
+            self._total += self._size(value)
+            while self._total > self._limit:
+                self._total -= self._size(self._values.popitem(last=False)[1])
+
+
+def cache_folder() -> Path | None:
+    """Return the folder of cached measurements and indices, ``$XDG_CACHE_HOME/jaxkern``.
+
+    Returns None for a user without a home folder, such as ``docker run --user 1234``.
+    """
+    folder = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification says to ignore relative paths.
+    if folder and Path(folder).is_absolute():
+        return Path(folder) / "jaxkern"
+    try:
+        return home_path("~/.cache/jaxkern")
+    except ValueError:
+        return None
+
+
+def read_index(path: Path, about: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
+    """Read the arrays of an index file.
+
+    Args:
+      path: of the file.
+      about: JSON-compatible description of version and contents, as passed to `write_index`.
+
+    Returns:
+      The arrays; None if the file is missing, damaged or has another description.
+    """
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:
+            arrays = dict(archive)
+        same = json.loads(arrays.pop("about").tobytes()) == about
+        return arrays if same else None
+    except Exception:  # NumPy raises many types for damaged archives
+        return None
+
+
+def write_index(path: Path, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Write an index file atomically; do nothing if it cannot be written.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "index"
+    >>> write_index(path, {"version": 1}, {"x": np.arange(3)})
+    >>> read_index(path, {"version": 1})["x"].tolist(), read_index(path, {"version": 2})
+    ([0, 1, 2], None)
+    """
+    description = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    with contextlib.suppress(OSError):
+        write_atomically(path, npz_bytes({"about": description, **arrays}))

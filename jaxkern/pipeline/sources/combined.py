@@ -1,0 +1,439 @@
+"""Sources made of other sources: concatenations, zipped sources and subsets."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxkern.core.mapped import check_mapped
+from jaxkern.pipeline import rows as row
+from jaxkern.pipeline.rows import Data
+from jaxkern.pipeline.sources.as_source import as_source
+from jaxkern.pipeline.sources.source import ArraySource, BatchSource, EncodedImages
+from jaxkern.ring.rows import gather_rows
+
+
+class FieldChecker:
+    """Checks that the records of several inputs have equal fields, shapes and dtypes.
+
+    Args:
+      what: name of the node with these inputs, for messages.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._first: tuple[int, dict[str, str]] | None = None
+        self._agreed: set[int] = set()
+
+    def check(self, *pieces: tuple[int, Data]) -> None:
+        """Raise ValueError if pieces of a batch differ, or if inputs differ from earlier ones.
+
+        Args:
+          pieces: (input number, rows) of each piece.
+        """
+        for source, data in pieces:
+            if source not in self._agreed:
+                kinds = source, _describe_fields(data)
+                self._first = self._first or kinds
+                self._compare(self._first, kinds)
+                self._agreed.add(source)
+        (first, one), *others = pieces
+        key = _fields_key(one)
+        for source, data in others:
+            if _fields_key(data) != key:
+                self._compare((first, _describe_fields(one)), (source, _describe_fields(data)))
+
+    def _compare(self, one: tuple[int, dict[str, str]], other: tuple[int, dict[str, str]]) -> None:
+        (first, left), (source, right) = one, other
+        if right != left:
+            differences = [
+                f"{name} is {left.get(name, 'absent')} in input {first} and "
+                f"{right.get(name, 'absent')} in input {source}"
+                for name in sorted({*left, *right})
+                if left.get(name) != right.get(name)
+            ]
+            raise ValueError(
+                f"the inputs of {self._what} differ: {'; '.join(differences)}; expected equal "
+                "fields, shapes and dtypes: transform one input before; for images of different "
+                "sizes set the same max_size"
+            )
+
+
+def _describe_fields(data: Data) -> dict[str, str]:
+    """Return field name -> description of shape and dtype."""
+    leaves = jax.tree_util.tree_flatten_with_path(data, is_leaf=row.is_ragged)[0]
+    return {jax.tree_util.keystr(path): _kind(value) for path, value in leaves}
+
+
+def _kind(value: Any) -> str:
+    if row.is_ragged(value):
+        return f"Ragged[up to {value.max_height}x{value.max_width}x{value.channels}]"
+    return f"{row.canonical_dtype(value.dtype)}{list(value.shape[1:])}"
+
+
+def _fields_key(data: Data) -> Any:
+    """Return a key that is equal if `_describe_fields` is, and cheaper."""
+    leaves, tree = jax.tree.flatten(data, is_leaf=row.is_ragged)
+    return tree, [
+        (v.max_height, v.max_width, v.channels) if row.is_ragged(v) else (v.dtype, v.shape[1:])
+        for v in leaves
+    ]
+
+
+class JoinedSource(BatchSource):
+    """Concatenation of sources with equal fields, possibly repeated.
+
+    Args:
+      sources: the sources.
+      numbers: record numbers that each source occupies: its length, or more if it repeats.
+      what: name of the node, for messages.
+    """
+
+    def __init__(
+        self, sources: Sequence[BatchSource], numbers: Sequence[int], what: str = "concat"
+    ) -> None:
+        self.sources = tuple(sources)
+        self._ends = np.cumsum(numbers, dtype=np.int64)
+        self._starts = self._ends - np.asarray(numbers, np.int64)
+        self._fields = FieldChecker(what)
+        self.fresh = all(source.fresh for source in self.sources)
+        masks = any(source.on_bad_record == "mask" for source in self.sources)
+        self.on_bad_record = "mask" if masks else "raise"
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __repr__(self) -> str:
+        return " + ".join(map(repr, self.sources))
+
+    def describe(self) -> str:
+        return " + ".join(source.describe() for source in self.sources)
+
+    def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
+        """Return the rows of records; each source is read once."""
+        arrays = self._arrays
+        if arrays is not None:
+            return self._rows_of_arrays(arrays, records, out)
+        pieces = list(self._split(records))
+        if len(pieces) == 1:
+            source, inner, _ = pieces[0]
+            data = self.sources[source].gather(inner, out)
+            self._fields.check((source, data))
+            return data
+        parts = []
+        for source, inner, positions in pieces:
+            data = self.sources[source].gather(inner)
+            parts.append((data, slice(None), positions))
+        self._fields.check(
+            *((piece[0], part[0]) for piece, part in zip(pieces, parts, strict=True))
+        )
+        return row.scattered(parts, len(records), out)
+
+    def batch_spec(self, count: int, image_side: int) -> Data | None:
+        """Return the shapes if they are equal for all sources."""
+        first, *others = (source.batch_spec(count, image_side) for source in self.sources)
+        return first if all(other == first for other in others) else None
+
+    @functools.cached_property
+    def _arrays(self) -> list[Mapping[str, np.ndarray]] | None:
+        """Return the arrays of all sources; None if one has other fields or is repeated."""
+        plain = [
+            source.row_arrays() if isinstance(source, ArraySource) else None
+            for source in self.sources
+        ]
+        parts = [arrays for arrays in plain if arrays is not None]
+        lengths = np.cumsum([len(source) for source in self.sources])
+        if len(parts) < len(plain) or not np.array_equal(lengths, self._ends):
+            return None
+        self._fields.check(*((number, dict(arrays)) for number, arrays in enumerate(parts)))
+        return parts
+
+    def _rows_of_arrays(
+        self, parts: Sequence[Mapping[str, np.ndarray]], records: np.ndarray, out: Data | None
+    ) -> Data:
+        for name, array in ((name, array) for part in parts for name, array in part.items()):
+            check_mapped(f"field {name!r}", array)
+        rows, data = records % self._ends[-1], {}
+        for name in parts[0]:
+            arrays = [part[name] for part in parts]
+            if out is None:
+                first = arrays[0]
+                target = np.empty((len(rows), *first.shape[1:]), first.dtype)
+                data[name] = row.canonical(gather_rows(arrays, rows, target))
+            else:
+                data[name] = gather_rows(arrays, rows, out[name])
+        return data
+
+    def _split(self, records: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Yield (source, its records, their positions in `records`)."""
+        inner = records % self._ends[-1]
+        sources = np.searchsorted(self._ends, inner, side="right")
+        for source in np.flatnonzero(np.bincount(sources)).tolist():
+            positions = np.flatnonzero(sources == source)
+            yield source, inner[positions] - self._starts[source], positions
+
+    def check(self, records: np.ndarray) -> None:
+        for source, inner, _ in self._split(records):
+            self.sources[source].check(inner)
+
+    def remarks(self) -> Sequence[str]:
+        return tuple(remark for source in self.sources for remark in source.remarks())
+
+    def row_parts(self) -> list[Mapping[str, np.ndarray]] | None:
+        """Return the parts of all sources; None if one must decode images in `gather`."""
+        all_parts: list[Mapping[str, np.ndarray]] = []
+        for source in self.sources:
+            parts = source.row_parts()
+            if parts is None:
+                return None
+            all_parts += parts
+        encoded = any(source.encoded_images() for source in self.sources)
+        return None if encoded and not self.encoded_images() else all_parts
+
+    def rows_of(self, records: np.ndarray) -> np.ndarray:
+        """Return the rows, offset by those of earlier sources."""
+        rows = np.empty(len(records), np.int64)
+        starts = np.cumsum([0, *(_rows_in(source) for source in self.sources)])
+        for source, inner, positions in self._split(records):
+            rows[positions] = starts[source] + self.sources[source].rows_of(inner)
+        return rows
+
+    def encoded_images(self) -> Mapping[str, EncodedImages]:
+        """Return the images of all sources if they have one format and equal options."""
+        parts = [source.encoded_images() for source in self.sources]
+        if not all(each.keys() == parts[0].keys() for each in parts):
+            return {}
+        images = {name: _concatenate([each[name] for each in parts]) for name in parts[0]}
+        if any(value is None for value in images.values()):
+            return {}
+        return {
+            name: dataclasses.replace(value, rows_of=self.rows_of)
+            for name, value in images.items()
+            if value is not None
+        }
+
+
+def _rows_in(source: BatchSource) -> int:
+    if isinstance(source, JoinedSource):
+        return sum(_rows_in(each) for each in source.sources)
+    return len(source)
+
+
+def _concatenate(images: Sequence[EncodedImages]) -> EncodedImages | None:
+    first = images[0]
+    kinds = {
+        (each.in_files, each.codec, each.channels, each.max_pixels, each.scaled) for each in images
+    }
+    if len(kinds) > 1:
+        return None
+    if len(images) == 1:
+        return first
+    places, blobs = [], 0
+    for each in images:
+        places.append(each.place + np.array([blobs, 0, 0]))
+        blobs += len(each.blobs)
+    return dataclasses.replace(
+        first,
+        blobs=tuple(blob for each in images for blob in each.blobs),
+        place=np.concatenate(places),
+        size=np.concatenate([each.size for each in images]),
+    )
+
+
+class ZippedSource(BatchSource):
+    """Source whose record i combines records i of several sources; its length is the shortest.
+
+    Args:
+      sources: the sources.
+      names: field names under which the fields of each source are nested; None merges the fields,
+        which must have different names.
+    """
+
+    def __init__(self, sources: Sequence[BatchSource], names: Sequence[str] | None = None) -> None:
+        self.sources = tuple(sources)
+        self.names = names
+        self.fresh = all(source.fresh for source in self.sources)
+        masks = any(source.on_bad_record == "mask" for source in self.sources)
+        self.on_bad_record = "mask" if masks else "raise"
+
+    def __len__(self) -> int:
+        return min(len(source) for source in self.sources)
+
+    def __repr__(self) -> str:
+        return " | ".join(map(repr, self.sources))
+
+    def describe(self) -> str:
+        names = "" if self.names is None else f" as {', '.join(self.names)}"
+        return " | ".join(source.describe() for source in self.sources) + names
+
+    def batch_spec(self, count: int, image_side: int) -> Data | None:
+        specs = [source.batch_spec(count, image_side) for source in self.sources]
+        known = [spec for spec in specs if spec is not None]
+        return merge_fields(known, self.names) if len(known) == len(specs) else None
+
+    def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
+        """Return the merged rows of all sources."""
+        return merge_fields([source.gather(records) for source in self.sources], self.names)
+
+    def check(self, records: np.ndarray) -> None:
+        for source in self.sources:
+            source.check(records)
+
+    def remarks(self) -> Sequence[str]:
+        return tuple(remark for source in self.sources for remark in source.remarks())
+
+    def row_arrays(self) -> Mapping[str, np.ndarray] | None:
+        """Return the arrays of all sources, unless they are nested."""
+        parts = [source.row_arrays() for source in self.sources]
+        if self.names is not None or any(each is None for each in parts):
+            return None
+        arrays = merge_fields([dict(each) for each in parts if each is not None], None)
+        return {name: array[: len(self)] for name, array in arrays.items()}
+
+    def encoded_images(self) -> Mapping[str, EncodedImages]:
+        """Return the images of all sources, unless they are nested."""
+        if self.names is not None:
+            return {}
+        fields = merge_fields([dict(source.encoded_images()) for source in self.sources], None)
+        return {
+            name: dataclasses.replace(
+                images, place=images.place[: len(self)], size=images.size[: len(self)]
+            )
+            for name, images in fields.items()
+        }
+
+
+def merge_fields(batches: Sequence[Data], names: Sequence[str] | None) -> Data:
+    """Merge the fields of several batches, or nest them under names."""
+    if names is not None:
+        return dict(zip(names, batches, strict=True))
+    fields: Data = {}
+    for number, batch in enumerate(batches):
+        if repeated := sorted(fields.keys() & batch.keys()):
+            raise ValueError(
+                f"field {repeated[0]!r} is in input {number} of zip and in an earlier one; rename "
+                "it, or name the inputs: jk.zip({'a': first, 'b': second})"
+            )
+        fields |= batch
+    return fields
+
+
+class Subset(BatchSource):
+    """Source of selected records of another source, in the given order.
+
+    Record i is record ``indices[i]`` of the source. Random parameters and `Pipeline.explain` use i.
+    Arrays with a constant step of indices are gathered by native threads.
+
+    Args:
+      source: as for `from_source`; stored as the attribute `source`.
+      indices: integers [M] from 0 to len(source) - 1; may repeat.
+
+    Raises:
+      TypeError: ``indices`` are not integers.
+      IndexError: an index is out of range.
+
+    >>> import numpy as np, jaxkern as jk
+    >>> data = {"x": np.arange(10)}
+    >>> order = np.random.default_rng(0).permutation(10)
+    >>> held_out, train = (jk.pipeline.Subset(data, part) for part in (order[:2], order[2:]))
+    >>> len(held_out), len(train), sorted({*held_out.indices, *train.indices}) == list(range(10))
+    (2, 8, True)
+    """
+
+    def __init__(self, source: Any, indices: Any) -> None:
+        self.source = as_source(source)
+        #: int64 [M], read-only: native threads and states rely on the values
+        self.indices = _check_indices(indices, len(self.source), repr(self.source))
+        self.indices.flags.writeable = False
+        self.fresh = self.source.fresh and type(self).gather is Subset.gather
+        self.on_bad_record = self.source.on_bad_record
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __repr__(self) -> str:
+        return f"Subset({len(self)} of {self.source!r})"
+
+    def describe(self) -> str:
+        """Include the indices: another split is another source."""
+        return f"Subset#{self._digest}({self.source.describe()})"
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        return f"{zlib.crc32(self.indices.tobytes()):08x}"
+
+    def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
+        """Return the source's batch of the selected records."""
+        return self.source.gather(self.indices[records], out)
+
+    def batch_spec(self, count: int, image_side: int) -> Data | None:
+        if type(self).gather is not Subset.gather:
+            return None
+        return self.source.batch_spec(count, image_side)
+
+    def encoded_images(self) -> Mapping[str, EncodedImages]:
+        """Return the images of the selected records."""
+        if type(self).gather is not Subset.gather:
+            return {}
+        return {
+            name: dataclasses.replace(
+                images, place=images.place[self.indices], size=images.size[self.indices]
+            )
+            for name, images in self.source.encoded_images().items()
+        }
+
+    def name_of(self, record: int) -> str:
+        return self.source.name_of(int(self.indices[record]))
+
+    def encoded_bytes(self, field: str, record: int) -> bytes | None:
+        return self.source.encoded_bytes(field, int(self.indices[record]))
+
+    def note_masked(self, records: np.ndarray) -> None:
+        self.source.note_masked(self.indices[records])
+
+    def remarks(self) -> Sequence[str]:
+        return self.source.remarks()
+
+    def check(self, records: np.ndarray) -> None:
+        self.source.check(self.indices[records])
+
+    def row_arrays(self) -> Mapping[str, np.ndarray] | None:
+        """Return views of the source's arrays if the indices have a constant step.
+
+        Otherwise return copies if there are encoded images, which are much larger.
+        """
+        arrays = self.source.row_arrays()
+        steps = np.diff(self.indices)
+        if arrays is None or type(self).gather is not Subset.gather or len(self) == 0:
+            return None
+        if np.any(steps != steps[:1]):
+            if not self.source.encoded_images():
+                return None
+            return {name: array[self.indices] for name, array in arrays.items()}
+        first, step = (int(n) for n in (*self.indices[:1], *steps[:1], 1)[:2])
+        if step == 0:
+            return None
+        stop = first + len(self) * step
+        return {k: array[first : None if stop < 0 else stop : step] for k, array in arrays.items()}
+
+
+def _check_indices(indices: Any, records: int, source: str) -> np.ndarray:
+    array = np.asarray(indices)
+    if array.size == 0 and array.ndim == 1:
+        return np.empty(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        hint = ": use np.flatnonzero(mask)" if array.dtype == bool else ""
+        raise TypeError(f"indices is {array.dtype}{list(array.shape)}; expected integers [M]{hint}")
+    outside = np.flatnonzero((array < 0) | (array >= records))
+    if outside.size:
+        first = int(outside[0])
+        raise IndexError(
+            f"indices[{first}] is {array[first]}; {source} has the records 0 to {records - 1}"
+        )
+    return array.astype(np.int64)
