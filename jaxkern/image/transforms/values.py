@@ -131,8 +131,8 @@ class RandomErasing(Transform):
 
     Args:
       value: a number, or one per channel, in the value space at this position of the chain; or
-        "random": a normal number per value, for images after a `Normalize` (levels are truncated and
-        clamped).
+        "random": a normal number per value, for images after a `Normalize` (levels are truncated
+        and clamped).
     Parameters of an image: top, left, height, width i32 and erase bool; with "random" also seed
       int32 [2], any numbers.
     Raises: ValueError for p outside [0, 1], invalid ranges, and other strings.
