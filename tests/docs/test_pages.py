@@ -149,6 +149,6 @@ def test_every_block_is_known():
             r"\n\n {4}((?:jaxkern|python|pip|pytest|make|import|from) .*)", fenceless
         )
         assert not indented, f"{page.name} has {indented} outside a fence"
-        known = {"python", "sh", "cpp"}
+        known = {"python", "sh", "cpp", "text"}
         found = set(re.findall(r"^```(\w+)\n", Path(page).read_text(), re.MULTILINE))
         assert found <= known, f"{page.name} has blocks in {found - known}"
