@@ -21,7 +21,7 @@ from jaxkern.core.progress import ProgressBar
 
 if TYPE_CHECKING:
     from jaxkern.xpcs.analysis.run import OpenMeasurement
-    from jaxkern.xpcs.analysis.schema import Config
+    from jaxkern.xpcs.analysis.settings import Config
 
 # Options that replace a setting: (option, setting, metavar).
 _SETTINGS = (
@@ -61,7 +61,7 @@ xpcs.add_command(watch)
 @flag("--force", "Replace an existing file.")
 def config(path: Path, as_json: bool, force: bool) -> int:
     """Write a template of the settings with comments."""
-    from jaxkern.xpcs.analysis.config import template
+    from jaxkern.xpcs.analysis.settings import template
 
     if path.exists() and not force:
         raise FileExistsError(f"{path} exists already; --force replaces it")
@@ -214,7 +214,7 @@ def _load_settings(options: SimpleNamespace) -> Config:
     """Load the file's settings, replaced by options; apply those of threads and memory."""
     from jaxkern import performance
     from jaxkern.core.paths import home_path
-    from jaxkern.xpcs.analysis.config import ConfigError, load_config
+    from jaxkern.xpcs.analysis.settings import ConfigError, load_config
 
     # A file may be called 5.
     texts = ("data_files.file", "optimization.streaming.checkpoint_dir")
@@ -245,7 +245,7 @@ def _load_settings(options: SimpleNamespace) -> Config:
 
 def _parse(name: str, text: str) -> Any:
     """Parse an option's text as YAML."""
-    from jaxkern.xpcs.analysis.config import parse_yaml
+    from jaxkern.xpcs.analysis.settings import parse_yaml
 
     shown = text if len(text) <= 60 else text[:57] + "..."
     return parse_yaml(text, f"{name} is {shown!r}, which")

@@ -239,7 +239,7 @@ def _report_many(options: SimpleNamespace, results: CorrelatedFiles, table: Path
                 "table": table,
                 **counts,
                 "errors": {str(path): error for path, error in results.errors.items()},
-                "again": {str(o.file): o.again for o in results.outcomes if o.again},
+                "again": {str(o.file): o.rerun_reason for o in results.outcomes if o.rerun_reason},
                 "warnings": {str(path): text for path, text in results.warnings.items()},
             }
         )

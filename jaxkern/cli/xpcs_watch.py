@@ -26,7 +26,7 @@ from jaxkern.cli.xpcs_command import (
 )
 
 if TYPE_CHECKING:
-    from jaxkern.xpcs.analysis.schema import Config
+    from jaxkern.xpcs.analysis.settings import Config
     from jaxkern.xpcs.analysis.watching import Watched
     from jaxkern.xpcs.correlators.results import MultiTauResult, TwoTimeResult
     from jaxkern.xpcs.detectors.growing import GrowingFrames
@@ -58,8 +58,8 @@ def watch(**values: Any) -> int:
     """
     from jaxkern.xpcs.analysis import watching
     from jaxkern.xpcs.analysis.correlate import time_between
-    from jaxkern.xpcs.correlators.bin_checks import CorrelationWarning
-    from jaxkern.xpcs.correlators.labels import BinLabels
+    from jaxkern.xpcs.correlators.bins import BinLabels
+    from jaxkern.xpcs.correlators.checks import CorrelationWarning
     from jaxkern.xpcs.correlators.live import LiveMultiTau
     from jaxkern.xpcs.detectors.growing import GrowingFrames
     from jaxkern.xpcs.detectors.mask_files import masked_map
@@ -114,7 +114,7 @@ def _load_settings(options: SimpleNamespace) -> Config | None:
     """Load the settings of fits for the file that is written."""
     if options.config is None:
         return None
-    from jaxkern.xpcs.analysis.config import load_config
+    from jaxkern.xpcs.analysis.settings import load_config
 
     return load_config(options.config, {"data_files.file": str(options.output.absolute())})
 
