@@ -7,14 +7,28 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 PATH = click.Path(path_type=Path)
 INTERRUPTED = 130  # exit code of a program that Ctrl-C ended
 # Errors of a disk that is full, over its quota or broken, as opposed to a wrong path.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def option(name: str, metavar: str, help: str, type: Any = None, **more: Any) -> Callable[[F], F]:
+    """Return an option with a value, whose help shows its default if it has one."""
+    shown = more.get("default") is not None
+    return click.option(name, metavar=metavar, help=help, type=type, show_default=shown, **more)
+
+
+def flag(name: str, help: str) -> Callable[[F], F]:
+    """Return an option without a value."""
+    return click.option(name, is_flag=True, help=help)
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -60,14 +74,14 @@ def print_error(error: BaseException, notes: Sequence[str] = ()) -> int:
     return 1 if isinstance(error, OSError) and error.errno in _DISK_ERRORS else 2
 
 
-def check_output(as_json: bool, plot: Path | None) -> None:
+def check_output(has_table: bool, plot: Path | None) -> None:
     """Check that tables and plots can be made, before any work is done for them.
 
     Raises:
       MissingExtraError: if rich or matplotlib is required but not installed.
       ValueError: if matplotlib does not support the plot's suffix.
     """
-    if not as_json:
+    if has_table:
         _require("rich", "tables need rich, which is not installed: pip install 'jaxkern[cli]', or "
                  "use --json")  # fmt: skip
     if plot is None:

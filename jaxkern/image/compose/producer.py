@@ -376,4 +376,4 @@ class EncodedProducer(SeededChain):
         return [*self._sample(records, size), size]
 
 
-_CODECS = ("jpeg", "raw")  # numbered as in encoded_producer.h
+_CODECS = ("jpeg", "raw")  # numbered as in csrc/image/producer.h

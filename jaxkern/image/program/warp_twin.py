@@ -1,6 +1,6 @@
 """Warps, Gaussian blurs and noise of one image in pure JAX.
 
-The reference implementation of csrc/image/warp.h, blur.h and random-inl.h. Sampling positions are
+The reference implementation of csrc/image/warp.h, blur.h and random.h. Sampling positions are
 computed in float32, rounded step by step as in the kernels. For uint8 images everything else is
 float64, whatever `jax_enable_x64` is, so that the rounded levels equal those of the kernels. Float
 images are computed in float32 and are differentiable, also with respect to coefficients and sigma.
