@@ -274,7 +274,7 @@ def test_errors_come_once_in_their_place(workers):
     expected = [rows[k : k + 4] for k in range(0, len(rows), 4)]
     expected[2:2] = ["at 9", "at 10"]
     found = outcomes(iter(jk.from_stream(Flaky(), 4, num_workers=workers)))
-    text = next(o for o in found if isinstance(o, str) and "wanted a dict" in o)
+    text = next(o for o in found if isinstance(o, str) and "expected a dict" in o)
     assert "record 20" in text
     expected.insert(7, text)
     expected.insert(10, "at 30")
