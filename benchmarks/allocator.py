@@ -3,15 +3,13 @@
     python benchmarks/allocator.py               # prints, and writes benchmarks/results/
     python benchmarks/allocator.py --runs 2      # fewer processes, writes nothing
 
-A process calls a jitted `x + 1`, which is XLA's own, and a native op, on results of several sizes.
-The heap grows in the first calls, until it holds what is alive at the same time; of the last 20 of
-40 calls at most 5% may fault. A call counts as faulting when it has more faults than a hundredth of
-its result's pages.
+A process calls a jitted `x + 1` and a native op with results of several sizes. The heap grows in
+the first calls; of the last 20 of 40 calls, at most 5% may fault. A call counts as faulting if its
+page faults exceed 1% of the pages of its result.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from importlib import metadata
 from typing import Any
@@ -47,7 +45,7 @@ print(json.dumps([kept, found]))
 
 
 def process(tuned: bool) -> list[Any]:
-    """Whether memory is kept, and (who, MiB, pages, faults of each call) of a new process."""
+    """Run a new process; return True if memory is kept, and (name, MiB, pages, faults per call)."""
     printed = harness.in_new_python(
         "-c",
         _CHILD,
@@ -63,10 +61,13 @@ def faulting(pages: int, counts: list[int]) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=20, help="processes; fewer write nothing")
-    parser.add_argument("--quick", action="store_true", help="two processes, and write nothing")
-    options = parser.parse_args()
+    options = harness.parse(
+        __doc__,
+        (
+            "--runs",
+            {"type": int, "default": 20, "help": "processes; results are written for at least 20"},
+        ),
+    )
     runs = 2 if options.quick else options.runs
     plain = process(False)[1]
     tuned = [process(True) for _ in harness.progress(range(runs), "processes")]
@@ -85,12 +86,9 @@ def main() -> None:
     honest = sum(kept for kept, _ in tuned)
     lines += ["", f"tune_host_allocator returned True in {honest} of {runs} processes."]
     text = "\n".join(lines)
-    print(text)
-    if runs < 20:
-        return
     name = f"allocator-jax-{metadata.version('jax')}"
     record = {"untuned": plain, "tuned": tuned}
-    harness.write(name, "Memory kept between calls", text, record, note="")
+    harness.write(name, "Memory kept between calls", text, record, note="", quick=runs < 20)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
-"""Pipelines that choose their workers while they run, beside the defaults and fixed numbers.
+"""Pipelines with automatic numbers of workers, compared with the defaults and fixed numbers.
 
     python benchmarks/chosen_workers.py            # prints, and writes benchmarks/results/
     python benchmarks/chosen_workers.py --quick    # few rounds, writes nothing
 
-For each work the chosen numbers (both "auto"), the defaults and 1, 4 and 8 workers. Checked first:
-that the batches of all are the same. The choosing pipeline then runs for some seconds, until its
-choice is made; then the arms take turns, an epoch each.
+For each workload: automatic numbers (both "auto"), the defaults, and 1, 4 and 8 workers. First the
+batches of all arms are compared. The automatic pipeline runs for some seconds until it has chosen;
+then the arms take turns, one epoch each.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,7 +29,7 @@ ROWS = {"image": PIXELS, "label": np.arange(len(PIXELS), dtype=np.int32)}
 
 
 class Far:
-    """Records behind a wait, as over a network."""
+    """A source with latency, like a network."""
 
     def __len__(self) -> int:
         return 1024
@@ -58,7 +57,7 @@ def records() -> Iterator[dict[str, Any]]:
 WORKS: dict[str, Callable[..., Pipeline]] = {
     "rows in native threads": lambda **how: jk.from_source(ROWS, BATCH, shuffle=True, **how),
     "a NumPy function": lambda **how: jk.from_source(ROWS, BATCH, shuffle=True, **how) >> roots,
-    "records behind a wait": lambda **how: jk.from_source(Far(), BATCH, shuffle=True, **how),
+    "a source with latency": lambda **how: jk.from_source(Far(), BATCH, shuffle=True, **how),
     "a filter": lambda **how: (
         jk.from_source(ROWS, BATCH, shuffle=True, **how) >> roots >> Filter(even, batched=True)
     ),
@@ -73,16 +72,13 @@ def epoch(pipe: Pipeline) -> None:
 
 
 def sums(pipe: Pipeline) -> list[Any]:
-    """What tells batches apart."""
+    """Return sums that identify the batches."""
     pipe.epoch = 0
     return [[np.asarray(x, np.float64).sum() for x in jax.tree.leaves(batch)] for batch in pipe]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few rounds, and write nothing")
-    parser.add_argument("--rounds", type=int, default=15)
-    options = parser.parse_args()
+    options = harness.parse(__doc__, rounds=(15, 3))
     lines = [
         "| work | chosen, epochs/s | defaults | 1, 4, 8 workers | chosen / defaults "
         "(95% interval) | bar | |",
@@ -99,7 +95,7 @@ def main() -> None:
         while time.perf_counter() < end:
             epoch(pipes["chosen"])
         arms = {name: lambda pipe=pipe: epoch(pipe) for name, pipe in pipes.items()}
-        rounds = 3 if options.quick else options.rounds
+        rounds = options.rounds
         samples = harness.interleave(arms, rounds, warmup=1, turn_seconds=0)
         rates = {name: 1 / times.median for name, times in samples.items()}
         row = harness.Row(work, samples, "chosen", ["defaults"], BAR)
@@ -110,16 +106,18 @@ def main() -> None:
         )
         last = iter(pipes["chosen"])
         next(last), next(last)
-        told = last.stats()
+        stats = last.stats()
         last.close()
-        assert told is not None
-        choices.append(f"- {work}: {told.num_workers} threads, {told.prefetch_size} batches ahead")
-        choices += [f"  - {text}" for text in told.choices]
-        record[work] = {"samples": samples, "choices": told.choices}
+        assert stats is not None
+        choices.append(
+            f"- {work}: {stats.num_workers} threads, {stats.prefetch_size} batches ahead"
+        )
+        choices += [f"  - {text}" for text in stats.choices]
+        record[work] = {"samples": samples, "choices": stats.choices}
     text = "\n".join([*lines, "", "What was tried and kept:", "", *choices])
-    print(text)
-    if not options.quick:
-        harness.write("chosen-workers", "Workers that a pipeline chooses", text, record)
+    harness.write(
+        "chosen-workers", "Workers that a pipeline chooses", text, record, quick=options.quick
+    )
 
 
 if __name__ == "__main__":

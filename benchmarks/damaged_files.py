@@ -1,8 +1,8 @@
-"""How much damage the readers notice: one random byte of a small file is changed, and it is read.
+"""Detection of damage by the readers: one random byte of a small file is changed.
 
     python benchmarks/damaged_files.py [--seed 0] [--count N] [FORMAT ...]
 
-Each mutation draws a place and a byte from the seed. The outcomes:
+Each mutation draws an offset and a byte from the seed. The outcomes:
 
 - error: the reader raises an error that names the file;
 - unnamed: it raises an error that does not;

@@ -1,17 +1,15 @@
-"""What `jaxkern.execution` adds to a call: `jit` over `jax.jit`, options that are off, graphs.
+"""Overheads of `jaxkern.execution`: `jit` compared with `jax.jit`, unused options, graphs.
 
     python benchmarks/execution.py [--quick]
 
-A cached call may cost 20 us more than ``jax.jit``'s, an operator without options 1 us more than its
-``forward``; a graph of sleeping operators ends within 20% of its critical path.
-Additions are medians of the differences between neighbouring calls of the two arms: they follow one
-another within milliseconds, so that a machine whose speed drifts slows both alike. A slow phase
-lengthens additions as it does ``jax.jit``'s own calls, which are beside them.
+Bars: 20 us for a cached call in addition to ``jax.jit``, and 1 us for an operator in addition to
+its ``forward``. A graph of sleeping operators may take 20% longer than its critical path. Overheads
+are medians of the differences between consecutive turns of two arms. The turns are milliseconds
+apart, so that a change of the machine's speed affects both.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import statistics
 import time
@@ -40,10 +38,10 @@ Case = tuple[str, float, Callable[..., Any], Callable[..., Any], tuple[Any, ...]
 
 
 def measured(cases: list[Case], turns: int) -> list[dict[str, Any]]:
-    """Of (name, bar in us, ours, theirs, arguments): microseconds of both, and of the difference.
+    """Return microseconds of both arms of each case, and of their difference.
 
-    Every turn passes all cases in another order, so that each meets all phases of the machine, and
-    what comes once in so many calls meets no case always: Python's collector, or a runtime's.
+    Every turn runs the cases in another random order, so that periodic events such as garbage
+    collection do not always affect the same case.
     """
     for _, _, ours, theirs, args in cases:
         per_call(ours, args), per_call(theirs, args)
@@ -70,7 +68,7 @@ def measured(cases: list[Case], turns: int) -> list[dict[str, Any]]:
 
 
 class Same(ex.Operator):
-    """Returns what it is given."""
+    """Returns its input."""
 
     host = True
 
@@ -79,7 +77,7 @@ class Same(ex.Operator):
 
 
 class Scale(ex.Operator):
-    """A factor, which is an operand, and a name, which is fixed in the program."""
+    """An operator with a factor, which is an operand, and a name, which is static."""
 
     def __init__(self) -> None:
         self.factor, self.name = jnp.float32(2), "scale"
@@ -93,7 +91,7 @@ def first(*xs: Any) -> Any:
 
 
 def jit_cases() -> list[Case]:
-    """Calls of each form; ``jax.jit`` is told what `jit` finds by itself."""
+    """Return calls with all kinds of arguments, for `jit` and for ``jax.jit``."""
     x, scale = jnp.full((4, 4), 1.0), Scale()
     operator = jax.jit(lambda op, x: op.forward(inputs=x))
     cases = [
@@ -154,7 +152,7 @@ def option_case() -> Case:
 
 
 def graph_ratio(rounds: int) -> float:
-    """Median of the time of random sleeping graphs over that of their critical paths."""
+    """Return the median ratio of the time of random sleeping graphs and their critical paths."""
     rng = np.random.default_rng(0)
     ratios = []
     for _ in range(rounds):
@@ -183,9 +181,7 @@ def graph_ratio(rounds: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few turns, and write nothing")
-    quick = parser.parse_args().quick
+    quick = harness.parse(__doc__).quick
     turns = 60 if quick else TURNS
     rows = measured([*jit_cases(), option_case()], turns)
     ratio = graph_ratio(4 if quick else 12)
@@ -203,10 +199,7 @@ def main() -> None:
     lines.append("")
     lines.append(f"Random graphs of 16 sleeping operators take {ratio:.3f} of their critical path.")
     text = "\n".join(lines)
-    print(text)
-    if quick:
-        return
-    harness.write("execution", "Execution", text, {"rows": rows, "graph_ratio": ratio})
+    harness.write("execution", "Execution", text, {"rows": rows, "graph_ratio": ratio}, quick=quick)
 
 
 if __name__ == "__main__":

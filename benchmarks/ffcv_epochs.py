@@ -1,9 +1,9 @@
-"""ffcv's way from its own packed files to batches, in a Python of its own: it wants an older NumPy.
+"""Batches from ffcv's packed files, for an interpreter with ffcv, which needs an older NumPy.
 
     PYTHON benchmarks/ffcv_epochs.py FOLDER PACKED raw|jpg MAX_SIDE SIZE BATCH
 
-Packs FOLDER's files to PACKED where that is not there, and then runs an epoch for every line on its
-standard input, and prints the number of images of it. Boxes and flips are drawn by itself.
+Packs the files of FOLDER to PACKED unless it exists. Then runs one epoch for each line of standard
+input and prints its number of images. ffcv draws its own boxes and flips.
 """
 
 from __future__ import annotations

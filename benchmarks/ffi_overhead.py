@@ -1,10 +1,10 @@
-"""What a call costs between Python's jitted function and the C++ arithmetic.
+"""Overhead of a call between a jitted Python function and the C++ arithmetic.
 
     python benchmarks/ffi_overhead.py build/bench/native.json
 
-``make bench-native`` runs it after the native benchmark. The overhead of a call is what an 8x8
-image takes inside jit, where the arithmetic itself takes a fraction of a microsecond. Below it, the
-native time of a batch stands beside the time of the same work inside jit.
+``make bench-native`` runs it after the native benchmark. The overhead of a call is the time of an
+8x8 image inside jit, where the arithmetic takes a fraction of a microsecond. The native time of a
+batch is compared with the time of the same work inside jit.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""From JPEG files to augmented batches, beside the other libraries; see `file_peers`.
+"""From JPEG files to augmented batches, compared with other libraries; see `file_peers`.
 
     python benchmarks/file_batches.py            # prints, and writes benchmarks/results/
     python benchmarks/file_batches.py --quick    # few files and rounds, writes nothing
 
 2,048 photographs of about 500 x 375 to float32 batches of 64, two threads or processes everywhere:
 random resized crop to 224, flip and normalize (training); resize to 256 and center crop
-(evaluation). The files are in the page cache. Every arm's first batch is compared with Pillow's
-decoding and this package's own chain first; then the arms take turns, an epoch a turn. ffcv, which
-draws its own boxes and whose files are packed before, takes part with ``--ffcv PYTHON``, an
-interpreter that has it. ``--native build/bench/bench_jpeg``, which ``make bench-native`` builds,
-decodes the same boxes and does nothing else: the limit.
+(evaluation). The files are in the page cache. The first batch of every arm is compared with
+Pillow's decoding and the chain of this package; then the arms take turns, one epoch each. ``--ffcv
+PYTHON``, an interpreter with ffcv, adds ffcv, which draws its own boxes and reads files that are
+packed before. ``--native build/bench/bench_jpeg``, which ``make bench-native`` builds, only decodes
+the same boxes, which is the upper limit.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def reference(work: str, paths: list[Path], antialias: bool, records: range) -> 
 
 
 def ours(root: Path, work: str, antialias: bool = True) -> Callable[[], Iterator[jax.Array]]:
-    """What a user writes; each turn is the next epoch."""
+    """Return an arm with a pipeline as users write it; each turn is the next epoch."""
     source = jk.pipeline.ImageFolder(root)
     pipe = jk.from_source(source, BATCH, drop_remainder=True) >> chain(work, antialias)
 
@@ -151,12 +151,12 @@ def compared(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few rounds, and write nothing")
-    parser.add_argument("--folder", type=Path, help="where the photographs are or shall be")
-    parser.add_argument("--ffcv", metavar="PYTHON", help="an interpreter that has ffcv")
-    parser.add_argument("--native", metavar="BENCH_JPEG", help="decodes the boxes alone")
-    options = parser.parse_args()
+    options = harness.parse(
+        __doc__,
+        ("--folder", {"type": Path, "help": "directory of the photographs; created if missing"}),
+        ("--ffcv", {"metavar": "PYTHON", "help": "a Python interpreter with ffcv"}),
+        ("--native", {"metavar": "BENCH_JPEG", "help": "program that decodes only the boxes"}),
+    )
     count, rounds = (256, 2) if options.quick else (COUNT, 5)
     with tempfile.TemporaryDirectory() as temporary:
         root = options.folder or Path(temporary)
@@ -170,14 +170,11 @@ def main() -> None:
             lines += [f"## {work.capitalize()}", "", *harness.rates(rows, made), *absent, ""]
             record[work] = {
                 "samples": rows[0].samples,
-                "ratios": {row.name: {"ratio": row.ratio.value, "bar": row.bar} for row in rows},
+                "ratios": harness.ratios(rows),
                 "mean_difference_in_levels": errors,
                 "missing": missing,
             }
     text = "\n".join(lines)
-    print(text)
-    if options.quick:
-        return
     note = (
         f"{count} JPEG files, {record['megabytes']:.0f} MB, quality 90, 4:2:0, in the page cache; "
         f"{BATCH} a batch; SIMD {jk.doctor().simd_level}. Medians of interleaved epochs, as an "
@@ -187,7 +184,17 @@ def main() -> None:
         "opencv-python-headless", "simplejpeg", "pillow", "torch", "torchvision",
         "nvidia-dali-cuda130", "grain",
     ]  # fmt: skip
-    path = harness.write("file-batches", "From JPEG files to batches", text, record, packages, note)
+    path = harness.write(
+        "file-batches",
+        "From JPEG files to batches",
+        text,
+        record,
+        packages,
+        note,
+        quick=options.quick,
+    )
+    if path is None:
+        return
     samples = record["training"]["samples"]
     shown = sorted(samples, key=lambda name: samples[name].median)
     bar_chart(

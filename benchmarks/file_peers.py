@@ -24,14 +24,14 @@ Arm = Callable[[], Iterator[np.ndarray]]
 
 @dataclasses.dataclass(frozen=True)
 class FileWork:
-    """What every arm does.
+    """The work of every arm.
 
     Attributes:
-      paths: of the N files.
-      boxes: int32 [N, 4], the part (top, left, height, width) of each image that is shown.
+      paths: the N files.
+      boxes: int32 [N, 4], the crop (top, left, height, width) of each image.
       flips: bool [N].
-      size: of the output.
-      batch: images of a batch; only whole batches are made.
+      size: height and width of the output.
+      batch: images per batch; an incomplete last batch is dropped.
     """
 
     paths: Sequence[Path]
@@ -273,7 +273,7 @@ PEERS: dict[str, tuple[str, Callable[[FileWork], Arm], bool]] = {
 
 
 def ffcv(python: str, root: Path, packed: Path, mode: str, side: int, work: FileWork) -> Arm:
-    """ffcv in a Python of its own, from its own packed file; batches stay there."""
+    """Return an arm that runs ffcv in another interpreter, without transferring the batches."""
     script = Path(__file__).with_name("ffcv_epochs.py")
     images = len(work.paths) // work.batch * work.batch
     return _program(images, python, script, root, packed, mode, side, work.size, work.batch)

@@ -1,7 +1,7 @@
 """The CUDA kernels of the image ops against the CPU kernels and against pure JAX on the GPU.
 
     python benchmarks/gpu_image.py            # prints, and writes benchmarks/results/
-    python benchmarks/gpu_image.py --dry-run  # the CPU in the GPU's place, small, writes nothing
+    python benchmarks/gpu_image.py --quick    # small, on the CPU; writes no results
 
 Each arm is one compiled program that runs the op on several sets of operands, together larger than
 the GPU's cache; programs are enqueued back to back and waited for at the end. Values are compared
@@ -10,13 +10,12 @@ first. Bytes are the least that must move: the source pixels inside the boxes, o
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import harness
 import jax
 import numpy as np
-from gpu_harness import Case, copy_rate, timed, write
+from harness import GpuCase, copy_rate, time_on_gpu, write_gpu
 
 import jaxkern as jk
 from jaxkern.image import ops
@@ -33,7 +32,7 @@ def chain_case(
     filter_: Filter = Filter.BILINEAR,
     output: Dtype = Dtype.F32,
     layout: Layout = Layout.NHWC,
-) -> Case:
+) -> GpuCase:
     """Random resized crop, flip and normalize; the whole image where nothing is resampled."""
     size = SIDE if filter_ is Filter.NONE else SIZE
     plan = ChainPlan((Segment(filter_, size, size),), 3, Dtype.U8, output, layout)
@@ -66,10 +65,10 @@ def chain_case(
     def fn(images: Any, operands: Any) -> Any:
         return ops.run_chain(images, operands, plan)
 
-    return Case(name, fn, made, moved // sets + written, tolerance)
+    return GpuCase(name, fn, made, moved // sets + written, tolerance)
 
 
-def mix_case(name: str, count: int, sets: int, cut: bool) -> Case:
+def mix_case(name: str, count: int, sets: int, cut: bool) -> GpuCase:
     made = []
     for k in range(sets):
         random = np.random.default_rng(k)
@@ -81,10 +80,10 @@ def mix_case(name: str, count: int, sets: int, cut: bool) -> Case:
     def fn(x: Any, partner: Any, lam: Any, box: Any) -> Any:
         return ops.run_mix(x, partner, lam, box, Layout.NHWC)
 
-    return Case(name, fn, made, 3 * made[0][0].nbytes, 1e-5)
+    return GpuCase(name, fn, made, 3 * made[0][0].nbytes, 1e-5)
 
 
-def cases(count: int, sets: int) -> list[Case]:
+def cases(count: int, sets: int) -> list[GpuCase]:
     return [
         chain_case("crop, bilinear, f32", count, sets),
         chain_case("crop, antialias, f32", count, sets, Filter.ANTIALIAS),
@@ -97,12 +96,12 @@ def cases(count: int, sets: int) -> list[Case]:
     ]
 
 
-def check(case: Case, name: str, got: Any, other: Any) -> None:
+def check(case: GpuCase, name: str, got: Any, other: Any) -> None:
     """Stops the benchmark where the values differ."""
     worst = float(np.abs(np.asarray(got, np.float32) - np.asarray(other, np.float32)).max())
     if not worst <= case.tolerance:
         raise SystemExit(
-            f"{case.name}: differs from {name} by {worst}; wanted at most {case.tolerance}"
+            f"{case.name}: differs from {name} by {worst}; expected at most {case.tolerance}"
         )
 
 
@@ -123,28 +122,18 @@ def report(rows: dict[str, dict[str, float]], ceiling: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dry-run", action="store_true", help="on the CPU, small; writes nothing")
-    options = parser.parse_args()
-    dry = options.dry_run
+    quick = harness.parse(__doc__).quick
     cpu = jax.devices("cpu")[0]
-    gpu = cpu if dry else jax.devices("cuda")[0]
-    count, sets = (2, 2) if dry else (64, 6)
-    ceiling = copy_rate(gpu, 16 if dry else 1024)
+    gpu = cpu if quick else jax.devices("cuda")[0]
+    count, sets = (2, 2) if quick else (64, 6)
+    ceiling = copy_rate(gpu, 16 if quick else 1024)
     rows = {
-        case.name: timed(case, gpu, cpu, check, dry)
+        case.name: time_on_gpu(case, gpu, cpu, check, quick)
         for case in harness.progress(cases(count, sets), "cases")
     }
     text = report(rows, ceiling)
-    print(text)
-    if not dry:
-        record = {
-            "images": count,
-            "sets": sets,
-            "copy_bytes_per_second": ceiling,
-            "seconds": rows,
-        }
-        write("gpu", "Image kernels", gpu, text, record, f"{count} images a call.")
+    record = {"images": count, "sets": sets, "copy_bytes_per_second": ceiling, "seconds": rows}
+    write_gpu("gpu", "Image kernels", gpu, text, record, f"{count} images per call.", quick)
 
 
 if __name__ == "__main__":

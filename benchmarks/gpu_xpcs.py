@@ -1,7 +1,7 @@
 """The CUDA kernels of the XPCS ops against the CPU kernels and against pure JAX on the GPU.
 
     python benchmarks/gpu_xpcs.py            # prints, and writes benchmarks/results/
-    python benchmarks/gpu_xpcs.py --dry-run  # the CPU in the GPU's place, small, writes nothing
+    python benchmarks/gpu_xpcs.py --quick    # small, on the CPU; writes no results
 
 Each arm is one compiled program on operands that are larger than the GPU's cache; programs are
 enqueued back to back and waited for at the end. Values are compared first. Bytes are the least that
@@ -11,13 +11,12 @@ those that count, mirrored ones too.
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import harness
 import jax
 import numpy as np
-from gpu_harness import Case, copy_rate, timed, write
+from harness import GpuCase, copy_rate, time_on_gpu, write_gpu
 
 from jaxkern.xpcs.model import ops
 
@@ -33,7 +32,7 @@ def phases(n: int, angles: int, dtype: Any) -> tuple[Any, ...]:
     return tuple(x.astype(dtype) for x in (A, X, contrast, offset))
 
 
-def matrix_case(name: str, op: str, n: int, angles: int, dtype: Any = np.float64) -> Case:
+def matrix_case(name: str, op: str, n: int, angles: int, dtype: Any = np.float64) -> GpuCase:
     random = np.random.default_rng(0)
     A, X, contrast, offset = phases(n, angles, dtype)
     static = {"batch_dims": 1, "shear_power": 4}
@@ -56,7 +55,7 @@ def matrix_case(name: str, op: str, n: int, angles: int, dtype: Any = np.float64
     def fn(*x: Any) -> Any:
         return getattr(ops, op)(*x, **static)
 
-    return Case(name, fn, [operands], moved * matrix, 1e-5 if dtype == np.float32 else 1e-10)
+    return GpuCase(name, fn, [operands], moved * matrix, 1e-5 if dtype == np.float32 else 1e-10)
 
 
 def normal_case(
@@ -68,7 +67,7 @@ def normal_case(
     symmetric: int = 1,
     loss: int = 0,
     sigma_rank: int = 0,
-) -> Case:
+) -> GpuCase:
     random = np.random.default_rng(0)
     measured = random.uniform(0.9, 1.5, (angles, n, n))
     measured = (measured + measured.swapaxes(1, 2)) / 2
@@ -104,10 +103,10 @@ def normal_case(
             sigma_rank=sigma_rank,
         )
 
-    return Case(name, fn, [operands], moved // 2 if symmetric == 1 else moved, 1e-9)
+    return GpuCase(name, fn, [operands], moved // 2 if symmetric == 1 else moved, 1e-9)
 
 
-def cases(n: int, angles: int) -> list[Case]:
+def cases(n: int, angles: int) -> list[GpuCase]:
     return [
         matrix_case("g2, f64", "two_time_g2", n, angles),
         matrix_case("g2, f32", "two_time_g2", n, angles, np.float32),
@@ -135,13 +134,13 @@ def difference(got: Any, expected: Any) -> float:
     return worst
 
 
-def check(case: Case, name: str, got: Any, other: Any) -> None:
+def check(case: GpuCase, name: str, got: Any, other: Any) -> None:
     """Stops the benchmark where the values differ."""
     # In float32 the pure-JAX one rounds at every step.
     allowed = case.tolerance * (100 if "JAX" in name else 1)
     worst = difference(got, other)
     if not worst <= allowed:
-        raise SystemExit(f"{case.name}: differs from {name} by {worst}; wanted at most {allowed}")
+        raise SystemExit(f"{case.name}: differs from {name} by {worst}; expected at most {allowed}")
 
 
 def report(rows: dict[str, dict[str, float]], points: int, ceiling: float) -> str:
@@ -163,31 +162,27 @@ def report(rows: dict[str, dict[str, float]], points: int, ceiling: float) -> st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dry-run", action="store_true", help="on the CPU, small; writes nothing")
-    options = parser.parse_args()
-    dry = options.dry_run
+    quick = harness.parse(__doc__).quick
     jax.config.update("jax_enable_x64", True)
     cpu = jax.devices("cpu")[0]
-    gpu = cpu if dry else jax.devices("cuda")[0]
-    n, angles = (96, 3) if dry else (2000, 23)
-    ceiling = copy_rate(gpu, 16 if dry else 1024)
+    gpu = cpu if quick else jax.devices("cuda")[0]
+    n, angles = (96, 3) if quick else (2000, 23)
+    ceiling = copy_rate(gpu, 16 if quick else 1024)
     rows = {
-        case.name: timed(case, gpu, cpu, check, dry)
+        case.name: time_on_gpu(case, gpu, cpu, check, quick)
         for case in harness.progress(cases(n, angles), "cases")
     }
     text = report(rows, n * n * angles, ceiling)
-    print(text)
-    if not dry:
-        record = {
-            "frames": n,
-            "angles": angles,
-            "copy_bytes_per_second": ceiling,
-            "seconds": rows,
-        }
-        write(
-            "gpu-xpcs", "XPCS kernels", gpu, text, record, f"{angles} angles of {n} x {n} points."
-        )
+    record = {"frames": n, "angles": angles, "copy_bytes_per_second": ceiling, "seconds": rows}
+    write_gpu(
+        "gpu-xpcs",
+        "XPCS kernels",
+        gpu,
+        text,
+        record,
+        f"{angles} angles of {n} x {n} points.",
+        quick,
+    )
 
 
 if __name__ == "__main__":

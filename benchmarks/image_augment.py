@@ -1,15 +1,15 @@
-"""64 u8 images 256x256x3: random resized crop to 224, flip, normalize to f32, against other ways.
+"""Random resized crop, flip and normalize of 64 images, compared with other libraries.
 
     python benchmarks/image_augment.py            # prints, and writes benchmarks/results/
     python benchmarks/image_augment.py --quick    # fewer rounds, writes nothing
 
-All arms get the same boxes and flips, run warm in one process under the same allocator state (the
-allocator keeps freed memory, for every arm), take turns, and are checked to return the same values.
+The images are u8, 256x256x3, the results f32, 224x224x3. All arms use the same boxes and flips, and
+run warm in one process that reuses freed memory. Their values are compared first; then they take
+turns.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,7 @@ MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 
 
 def photographs() -> np.ndarray:
-    """64 crops of 256x256 from the photographs that scikit-image ships, u8 [64, 256, 256, 3]."""
+    """Return 64 crops of photographs of scikit-image, u8 [64, 256, 256, 3]."""
     from skimage import data
 
     shots = [data.astronaut(), data.chelsea(), data.coffee(), data.rocket()]
@@ -95,7 +95,7 @@ def same(got: Any, expected: Any, name: str, levels: float, border: int = 0) -> 
         difference = difference[:, border:-border, border:-border]
     worst = float(difference.max())
     if not worst <= levels:
-        raise SystemExit(f"{name} differs by {worst:.2f} levels; wanted at most {levels}")
+        raise SystemExit(f"{name} differs by {worst:.2f} levels; expected at most {levels}")
     return worst
 
 
@@ -164,22 +164,17 @@ def rows(rounds: int) -> tuple[list[harness.Row], list[str], dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few rounds, and write nothing")
-    options = parser.parse_args()
+    options = harness.parse(__doc__)
     kept = jk.performance.tune_host_allocator()
     table, missing, errors = rows(5 if options.quick else 25)
     lines = [*harness.rates(table, COUNT), *(f"| {name} | missing | | | | |" for name in missing)]
     text = "\n".join(lines)
-    print(text)
-    if options.quick:
-        return
     samples = table[0].samples
     record = {
         "allocator_keeps_memory": kept,
         "images": COUNT,
         "samples": samples,
-        "ratios": {row.name: {"ratio": row.ratio.value, "bar": row.bar} for row in table},
+        "ratios": harness.ratios(table),
         "largest_difference_in_levels": errors,
         "missing": missing,
     }
@@ -189,7 +184,9 @@ def main() -> None:
     )
     packages = [package for _, package, _, _ in peers.PEERS]
     title = "Random resized crop, flip and normalize"
-    path = harness.write("image-augment", title, text, record, packages, note)
+    path = harness.write("image-augment", title, text, record, packages, note, quick=options.quick)
+    if path is None:
+        return
     shown = [name for name in samples if "normalize only" not in name]
     shown.sort(key=lambda name: samples[name].median)
     bar_chart(

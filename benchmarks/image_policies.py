@@ -4,16 +4,15 @@
     python benchmarks/image_policies.py --quick       # fewer rounds, writes nothing
     python benchmarks/image_policies.py --only RandAugment,AugMix
 
-Every arm draws anew in each call, image by image, from the same distribution (policy_peers.py says
-where a library has another), and has two cores: jaxkern two threads, DALI two, all others two
-processes with half of the batch each. Before anything is timed, what jaxkern drew is given to
-torchvision's functions (and its matrices to OpenCV), which must return the same images. Arms take
-turns; those of a recipe are timed together.
+Every arm draws new parameters for each image in each call, from the same distribution
+(policy_peers.py lists the exceptions), and uses two cores: jaxkern and DALI two threads, all others
+two processes with half of the batch each. First, torchvision's functions (and OpenCV with the same
+matrices) must return the same images for the parameters that jaxkern drew. The arms of a recipe
+take turns.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
@@ -42,14 +41,13 @@ TORCHVISION = ("torchvision v2, tensors", "torchvision v2, PIL")
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What is timed.
+    """A recipe to time.
 
     Attributes:
       steps: transforms of jaxkern.
-      bars: what ours has to reach beside the fastest of some arms: their names (none for all
-        peers), and how many times as fast.
-      levels: how far the mean of a check may be off, in levels.
-      side: of the images; those of 256 are cropped to 224.
+      bars: names of arms (empty for all peers), and the required speed relative to the fastest.
+      levels: tolerance of the mean difference, in levels.
+      side: height and width of the images; those of 256 are cropped to 224.
     """
 
     name: str
@@ -149,14 +147,15 @@ def checked(recipe: Recipe, images: np.ndarray, workers: Workers) -> dict[str, f
         limit = recipe.levels if peer in TORCHVISION else 1.0
         if not found[peer] <= limit:
             raise SystemExit(
-                f"{recipe.name}: {peer} is {found[peer]:.3f} levels away; wanted at most {limit}"
+                f"{recipe.name}: {peer} expected a difference of at most {limit} levels, "
+                f"got {found[peer]:.3f}"
             )
     return found
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """What a recipe's arms took, and what was checked."""
+class RecipeResult:
+    """Times of the arms of a recipe, and differences of their values."""
 
     samples: dict[str, Samples]
     rows: list[harness.Row]
@@ -164,7 +163,7 @@ class Found:
     differences: dict[str, float]
 
 
-def measured(recipe: Recipe, workers: Workers, rounds: int) -> Found:
+def measured(recipe: Recipe, workers: Workers, rounds: int) -> RecipeResult:
     images = photographs()
     edge = (images.shape[1] - recipe.side) // 2
     images = np.ascontiguousarray(images[:, edge : edge + recipe.side, edge : edge + recipe.side])
@@ -190,10 +189,10 @@ def measured(recipe: Recipe, workers: Workers, rounds: int) -> Found:
         if theirs:
             label = f"{recipe.name}: {min(theirs, key=lambda name: samples[name].median)}"
             rows.append(harness.Row(label, samples, OURS, theirs, bar))
-    return Found(samples, rows, missing, differences)
+    return RecipeResult(samples, rows, missing, differences)
 
 
-def rates(found: dict[str, Found], count: int) -> list[str]:
+def rates(found: dict[str, RecipeResult], count: int) -> list[str]:
     """Images a second of each arm in each recipe, with the quartiles."""
     names = [OURS, BEFORE, *(name for name, *_ in PEERS)]
     lines = [f"| images/s (quartiles) | {' | '.join(found)} |", "|---|" + "--:|" * len(found)]
@@ -210,14 +209,13 @@ def rates(found: dict[str, Found], count: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few rounds, and write nothing")
-    parser.add_argument("--only", default="", help="recipes, by name and with commas between")
-    options = parser.parse_args()
+    options = harness.parse(
+        __doc__, ("--only", {"default": "", "help": "names of recipes, separated by commas"})
+    )
     known = {recipe.name: recipe for recipe in recipes()}
     chosen = options.only.split(",") if options.only else list(known)
     if unknown := sorted({*chosen} - {*known}):
-        parser.error(f"--only has {', '.join(unknown)}; wanted some of {', '.join(known)}")
+        raise SystemExit(f"--only: expected some of {', '.join(known)}, got {', '.join(unknown)}")
     kept = jk.performance.tune_host_allocator()
     workers = Workers()
     try:
@@ -232,26 +230,31 @@ def main() -> None:
     missing = sorted({line for one in found.values() for line in one.missing})
     lines = [*harness.rates(table, count), *(f"| {line} | | | | | |" for line in missing)]
     text = "\n".join([*lines, "", *rates(found, count)])
-    print(text)
     for name, one in found.items():
         print(f"{name}: mean differences in levels {one.differences}")
-    if options.quick:
-        return
     record = {
         "allocator_keeps_memory": kept,
         "images": count,
         "samples": {name: one.samples for name, one in found.items()},
-        "ratios": {row.name: {"ratio": row.ratio.value, "bar": row.bar} for row in table},
+        "ratios": harness.ratios(table),
         "mean_difference_in_levels": {name: one.differences for name, one in found.items()},
         "missing": missing,
     }
     note = (
         f"{count} u8 images {SIZE}x{SIZE}x3, 256x256 where they are cropped; u8 to u8, but "
-        f"training to normalized f32; SIMD {jk.doctor().simd_level}. All arms draw anew for each "
-        "call and have two cores. Medians of interleaved rounds."
+        f"training to normalized f32; SIMD {jk.doctor().simd_level}. All arms draw new "
+        "parameters in each call and use two cores. Medians of interleaved rounds."
     )
     packages = ["torch", "pillow", *dict.fromkeys(package for _, package, *_ in PEERS)]
-    harness.write("image-policies", "Policies, colours and warps", text, record, packages, note)
+    harness.write(
+        "image-policies",
+        "Policies, colours and warps",
+        text,
+        record,
+        packages,
+        note,
+        quick=options.quick,
+    )
 
 
 if __name__ == "__main__":

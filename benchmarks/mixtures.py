@@ -1,15 +1,14 @@
-"""A mixture of three equally fast sources beside one source alone.
+"""A mixture of three sources compared with a single source.
 
     python benchmarks/mixtures.py            # prints, and writes benchmarks/results/
     python benchmarks/mixtures.py --quick    # few rounds, writes nothing
 
-The three are thirds of the one, so that an epoch of each arm reads the same records; checked first:
-that it does. Arms take turns, an epoch each.
+The sources are thirds of the single source, so that an epoch of each arm reads the same records,
+which is checked first. The arms take turns, one epoch each.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +35,7 @@ CHAIN = jk.image.Compose(
 
 
 def halved(batch: dict[str, Any]) -> dict[str, Any]:
-    """Work that NumPy does without the interpreter's lock."""
+    """Halve the image; NumPy releases the GIL for it."""
     return {**batch, "image": batch["image"] >> 1}
 
 
@@ -49,7 +48,7 @@ WORKS: dict[str, tuple[Callable[[Pipeline], Pipeline], Callable[[Pipeline], Pipe
     "rows in native threads": (lambda pipe: pipe, lambda pipe: pipe),
     "augmented in native threads": (lambda pipe: pipe, lambda pipe: pipe >> CHAIN),
     "a NumPy function before the mixture": (lambda pipe: pipe >> halved, lambda pipe: pipe),
-    "a NumPy function behind the mixture": (lambda pipe: pipe, lambda pipe: pipe >> halved),
+    "a NumPy function after the mixture": (lambda pipe: pipe, lambda pipe: pipe >> halved),
 }
 
 
@@ -63,27 +62,23 @@ def numbers(pipe: Pipeline) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few rounds, and write nothing")
-    parser.add_argument("--rounds", type=int, default=25)
-    options = parser.parse_args()
+    options = harness.parse(__doc__, rounds=(25, 3))
     found, record = [], {}
-    for work, (before, behind) in harness.progress(WORKS.items(), "works"):
+    for work, (before, after) in harness.progress(WORKS.items(), "works"):
         third = COUNT // 3
         parts = [before(rows(at, at + third)) for at in range(0, COUNT, third)]
-        mixture = behind(jk.mix([(part, 1) for part in parts], stop="last"))
-        pipes = {"mixture": mixture, "alone": behind(before(rows(0, COUNT)))}
+        mixture = after(jk.mix([(part, 1) for part in parts], stop="last"))
+        pipes = {"mixture": mixture, "alone": after(before(rows(0, COUNT)))}
         if any(numbers(pipe) != NUMBERS.tolist() for pipe in pipes.values()):
-            raise ValueError(f"an epoch of {work} does not hold every record once")
+            raise ValueError(f"an epoch of {work} does not contain every record once")
         arms = {name: lambda pipe=pipe: epoch(pipe) for name, pipe in pipes.items()}
-        count = 3 if options.quick else options.rounds
+        count = options.rounds
         samples = harness.interleave(arms, count, warmup=1, turn_seconds=0)
         found.append(harness.Row(work, samples, "mixture", ["alone"], BAR))
         record[work] = {"samples": samples}
     text = "\n".join(harness.rates(found, COUNT))
-    print(text)
-    if not options.quick:
-        harness.write("mixtures", "A mixture of three sources beside one", text, record)
+    title = "A mixture of three sources compared with a single source"
+    harness.write("mixtures", title, text, record, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""Opening a folder of many image files for native threads: the first time, and from then on.
+"""Time to open a folder of many image files, the first time and with an index.
 
     python benchmarks/open_files.py              # 100,000 files; prints, writes benchmarks/results/
     python benchmarks/open_files.py --quick      # few files, writes nothing
 
-To open is to walk the folder and to have the size of every image: the first time by reading all
-headers, then from the index, with the size and time of change of each file compared. Each time is
-of a new process, without its imports. Files are small JPEG images in folders of 100; the page cache
-is warm. In a third process of each turn one file has changed: the index is written again.
+Opening walks the folder and determines the size of every image: the first time by reading all
+headers, later from the index, after comparing the size and modification time of each file. Each
+measurement is of a new process, without imports. Files are small JPEG images in folders of 100, in
+the page cache. In the third process of each turn one file has changed, and the index is written
+again.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
@@ -40,7 +40,7 @@ print(json.dumps({"files": len(photos), "walk": walked - begin, "all": end - beg
 
 
 def make_folder(root: Path, count: int) -> list[Path]:
-    """So many files, last changed long ago."""
+    """Write ``count`` files with an old modification time."""
     from PIL import Image
 
     pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
@@ -65,9 +65,7 @@ def opened(root: Path, cache: Path, count: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few files, and write nothing")
-    options = parser.parse_args()
+    options = harness.parse(__doc__)
     count, rounds = (2_000, 2) if options.quick else (100_000, 9)
     times: dict[str, list[float]] = {"first": [], "second": [], "one changed": [], "walk": []}
     with tempfile.TemporaryDirectory() as temporary:
@@ -98,12 +96,11 @@ def main() -> None:
         f"At most {LIMIT:g} s the second time: {harness.at_most(medians['second'], LIMIT)}.",
     ]
     text = "\n".join(lines)
-    print(text)
-    if options.quick:
-        return
     record = {"files": count, "seconds": times, "limit": LIMIT}
     note = f"{rounds} processes each, in turns; the page cache is warm."
-    harness.write("open-files", "Opening image files", text, record, ["pillow"], note)
+    harness.write(
+        "open-files", "Opening image files", text, record, ["pillow"], note, quick=options.quick
+    )
 
 
 if __name__ == "__main__":

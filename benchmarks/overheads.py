@@ -1,15 +1,14 @@
-"""What jaxkern costs beside its kernels: import, tracing and compiling, memory, tools that are off.
+"""Overheads of jaxkern: import, tracing and compiling, memory, tools that are not in use.
 
     python benchmarks/overheads.py
 
-Import times are those of fresh processes; compile times are of fresh functions in one process;
-memory is the peak of a process beyond the input and the output of the call; a jitted call is timed
-in processes that have left `watch_compiles` and in others that never entered it, interleaved.
+Import times are measured in new processes, compile times with new functions in one process. Memory
+is the peak of a process minus the input and the output of the call. A jitted call is timed in
+processes that have used `watch_compiles` and in others that have not, in turns.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 
@@ -26,12 +25,12 @@ IMPORT_BAR_MS, COMPILE_BAR_MS, MEMORY_BAR_MIB, WATCH_BAR_US = 60.0, 60.0, 4.0, 1
 
 
 def process(code: str) -> str:
-    """What a new Python prints."""
+    """Return the output of code in a new Python process."""
     return harness.in_new_python("-c", code, JAXKERN_BACKEND="native")
 
 
 def imports(rounds: int) -> dict[str, list[float]]:
-    """Seconds of `import jax`, and of `import jaxkern` after it, in a process for each round."""
+    """Return seconds of `import jax`, and of `import jaxkern` after it, in new processes."""
     code = (
         "import time; a = time.perf_counter(); import jax; b = time.perf_counter(); import jaxkern;"
         "print(b - a, time.perf_counter() - b)"
@@ -122,9 +121,7 @@ def watches(rounds: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few rounds, and write nothing")
-    quick = parser.parse_args().quick
+    quick = harness.parse(__doc__).quick
     imported, compiled = imports(5 if quick else 15), compiles(5 if quick else 15)
     beyond = memory()
     watched = watches(3 if quick else 9)
@@ -156,16 +153,13 @@ def main() -> None:
     for name, (value, bar) in extra.items():
         lines.append(f"| {name} | {value:.1f} | {bar:g} | {harness.at_most(value, bar)} |")
     text = "\n".join(lines)
-    print(text)
-    if quick:
-        return
     record = {
         "seconds": {"import": imported, "compile": compiled},
         "watch_seconds": watched,
         "memory_mib": beyond,
         "results": {name: {"value": v, "bar": b} for name, (v, b) in extra.items()},
     }
-    harness.write("overheads", "Overheads", text, record)
+    harness.write("overheads", "Overheads", text, record, quick=quick)
 
 
 if __name__ == "__main__":

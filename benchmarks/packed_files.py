@@ -1,21 +1,20 @@
-"""From packed files to augmented batches: against the kernel alone, and against the files packed.
+"""From packed files to augmented batches, compared with the kernel alone and with unpacked files.
 
     python benchmarks/packed_files.py            # prints, and writes benchmarks/results/
     python benchmarks/packed_files.py --quick    # few images and rounds, writes nothing
 
-Two threads, float32 batches of 64, random resized crop to 224, flip and normalize. Of one packed
-file the images are raw, 256 x 256; the kernel alone runs on batches that lie ready, and arrays in
-memory stand beside it. Of the other they are JPEG, resized to a longest side of 256, of photographs
-of about 500 x 375, whose folder stands beside it. All is in the page cache, and checksums were
-compared in an epoch before. The values of a batch are compared first; then the arms take turns, an
-epoch a turn, with the allocator as a program starts with it, where the kernel's results are fresh
-memory each time, and again with freed memory kept. ``--ffcv PYTHON``, an interpreter that has it,
-adds ffcv's raw file of the folder.
+Two threads, float32 batches of 64, random resized crop to 224, flip and normalize. One packed file
+has raw images, 256 x 256; it is compared with the kernel alone on batches in memory, and with
+arrays in memory. The other has JPEG images with a longest side of 256, made from photographs of
+about 500 x 375; it is compared with the folder of the photographs. All files are in the page cache,
+and checksums were verified in an earlier epoch. First the values of a batch are compared; then the
+arms take turns, one epoch each, with the default allocator, where results are fresh memory, and
+again with freed memory kept. ``--ffcv PYTHON``, an interpreter with ffcv, adds ffcv's raw file of
+the folder.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import tempfile
 from collections.abc import Callable, Iterator
@@ -39,7 +38,7 @@ Epoch = Callable[[], Iterator[Any]]
 
 
 def of_pipeline(source: Any, antialias: bool) -> Epoch:
-    """Each turn is the next epoch, in an order of its own."""
+    """Return an arm with a shuffled pipeline; each turn is the next epoch."""
     pipe = jk.from_source(source, BATCH, shuffle=True, drop_remainder=True)
     pipe = pipe >> chain("training", antialias)
 
@@ -103,7 +102,7 @@ def pillow(path: Path) -> np.ndarray:
 
 
 def packed(folder: Path, raw: int, photographs: int) -> dict[str, float]:
-    """Writes the files, of so many images, and the folder; their sizes in MB."""
+    """Write the packed files and the folder; return their sizes in MB."""
     paths = make_folder(folder / "photos", photographs)
     photos = jk.pipeline.ImageFolder(folder / "photos")
     pack = jk.pipeline.pack
@@ -164,10 +163,9 @@ def compared(folder: Path, rounds: int, ffcv: str | None, kept: bool) -> list[An
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few rounds, and write nothing")
-    parser.add_argument("--ffcv", metavar="PYTHON", help="an interpreter that has ffcv")
-    options = parser.parse_args()
+    options = harness.parse(
+        __doc__, ("--ffcv", {"metavar": "PYTHON", "help": "a Python interpreter with ffcv"})
+    )
     raw, photographs, rounds = (512, 256, 3) if options.quick else (4096, 2048, 11)
     lines: list[str] = []
     record: dict[str, Any] = {"raw": raw, "photographs": photographs}
@@ -189,14 +187,19 @@ def main() -> None:
     if not options.ffcv:
         lines.append("ffcv: not given (--ffcv PYTHON).")
     text = "\n".join(lines)
-    print(text)
-    if options.quick:
-        return
     note = (
         f"{raw} raw images and {photographs} photographs, in the page cache; {BATCH} a batch; SIMD "
         f"{jk.doctor().simd_level}. Medians of interleaved epochs."
     )
-    harness.write("packed-files", "From packed files to batches", text, record, ["pillow"], note)
+    harness.write(
+        "packed-files",
+        "From packed files to batches",
+        text,
+        record,
+        ["pillow"],
+        note,
+        quick=options.quick,
+    )
 
 
 if __name__ == "__main__":

@@ -38,10 +38,10 @@ def pictures() -> list[np.ndarray]:
 
 
 def make_folder(root: Path, count: int) -> list[Path]:
-    """`count` JPEG files of about 500 x 375 in ``root/class/file``; those that are there stay.
+    """Write ``count`` JPEG files of about 500 x 375 to ``root/class/file``; keep existing ones.
 
-    Each is a crop of its own of a picture, at nine to ten tenths of the picture's detail, every
-    other one upright, quality 90, 4:2:0, as a camera's pictures in a data set are.
+    Each is a different crop of a picture at 90% to 100% of its resolution, every other one in
+    portrait format, quality 90, 4:2:0, like photographs in a data set.
     """
     from PIL import Image
 

@@ -1,4 +1,4 @@
-"""Calls as an ordinary program makes them: fresh processes, no environment variables, no settings.
+"""Calls in an ordinary program: new processes, no environment variables, no settings.
 
     python benchmarks/plain_calls.py                     # prints, and writes benchmarks/results/
     python benchmarks/plain_calls.py --before DIR        # also against another build of jaxkern
@@ -6,14 +6,13 @@
 
 The fused chain (random resized crop, flip, normalize of 64 and of 256 photographs) against jitted
 gathers, also with `tune_host_allocator` called first; g2 of 23 x 400^2 against the jitted model.
-DIR is a folder that holds another built `jaxkern` package, such as a checkout of an earlier commit.
-Every process runs one arm, the arms take turns, and all results are compared first. A process
-counts with the median of its calls.
+DIR is a folder with another built `jaxkern` package, such as a checkout of an earlier commit. Every
+process runs one arm, the arms take turns, and all results are compared first. The result of a
+process is the median of its calls.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import statistics
@@ -159,28 +158,27 @@ def rows(found: dict[str, list[dict[str, Any]]], before: bool) -> list[str]:
 
 
 def sentence(found: dict[str, list[dict[str, Any]]]) -> str:
-    """What README.md and docs/start.md say beside their chart."""
+    """Return the sentence with the rates in README.md and docs/start.md."""
 
     def rate(count: int, way: str) -> str:
         runs = found[f"{count} images, {way}, plain"]
         return f"{count / statistics.median(statistics.median(p['seconds']) for p in runs):,.0f}"
 
-    said = [f"{rate(n, 'jaxkern')} images/s of {n} images ({rate(n, 'JAX')})" for n in COUNTS]
-    return f"jaxkern makes {' and '.join(said)}; in parentheses jitted JAX gathers."
+    rates = [f"{rate(n, 'jaxkern')} images/s of {n} images ({rate(n, 'JAX')})" for n in COUNTS]
+    return f"jaxkern makes {' and '.join(rates)}; in parentheses jitted JAX gathers."
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one process an arm, write nothing")
-    parser.add_argument("--processes", type=int, default=7, help="of each arm")
-    parser.add_argument("--before", type=Path, help="folder with another built jaxkern package")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child:
-        print(json.dumps(child(json.loads(options.child))))
+    if sys.argv[1:2] == ["--child"]:  # measured without the imports of the harness
+        print(json.dumps(child(json.loads(sys.argv[2]))))
         return
     import harness
 
+    options = harness.parse(
+        __doc__,
+        ("--processes", {"type": int, "default": 7, "help": "processes per arm"}),
+        ("--before", {"type": Path, "help": "directory with another built jaxkern package"}),
+    )
     arms = arms_of(options.before is not None)
     found: dict[str, list[dict[str, Any]]] = {label(arm): [] for arm in arms}
     with tempfile.TemporaryDirectory() as folder:
@@ -192,15 +190,14 @@ def main() -> None:
         for arm in arms:
             found[label(arm)].append(run(arm, options.before))
     text = "\n".join([*rows(found, options.before is not None), "", sentence(found)])
-    print(text)
-    if options.quick:
-        return
     note = (
         f"Each process runs one arm, {options.processes} processes of each in turns; medians of "
         f"{CALLS} calls after {WARMUP}. Plain: no environment variables and no settings; tuned: "
         "`tune_host_allocator` was called."
     )
-    harness.write("plain-calls", "Plain calls", text, {"runs": found}, note=note)
+    harness.write(
+        "plain-calls", "Plain calls", text, {"runs": found}, note=note, quick=options.quick
+    )
 
 
 if __name__ == "__main__":

@@ -361,7 +361,7 @@ def opencv_warp(recipe: str, given: Any = None) -> Run | None:
     return run
 
 
-# Name, package, arm, whether it takes the whole batch on two threads of its own.
+# Name, package, arm, and True if it processes the complete batch with two threads.
 PEERS: list[tuple[str, str, Callable[..., Run | None], bool]] = [
     ("torchvision v2, tensors", "torchvision", torchvision, False),
     ("torchvision v2, PIL", "torchvision", torchvision_pil, False),

@@ -46,16 +46,16 @@ class Workers:
         self._all({"load": True})
 
     def has(self, peer: int, recipe: str) -> bool:
-        """Whether a peer has a recipe, which it makes ready; raises where it is not installed."""
+        """Prepare a recipe; return False if the peer lacks it, raise if it is not installed."""
         return all(self._all({"make": (peer, recipe)}, self._used(peer)))
 
     def run(self, peer: int, recipe: str) -> None:
-        """The recipe on the whole batch; results stay with the workers."""
+        """Run the recipe on the batch, without transferring the results."""
         self._all({"run": (peer, recipe)}, self._used(peer))
 
-    def result(self, peer: int, recipe: str, given: Any) -> np.ndarray:
-        """What a batch becomes with given parameters."""
-        return np.concatenate(self._all({"check": (peer, recipe, given)}, self._used(peer)))
+    def result(self, peer: int, recipe: str, parameters: Any) -> np.ndarray:
+        """Return the batch transformed with these parameters."""
+        return np.concatenate(self._all({"check": (peer, recipe, parameters)}, self._used(peer)))
 
     def close(self) -> None:
         for process in self._processes:
@@ -140,7 +140,7 @@ def _part_of(given: Any, images: slice) -> Any:
 
 
 def main() -> None:
-    # What libraries print goes beside the answers.
+    # Output of libraries goes to stderr, not into the answers.
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     worker(Path(sys.argv[1]), int(sys.argv[2]), sys.stdin.buffer, sink)

@@ -1,6 +1,6 @@
-"""Where the time of a fit goes: ``profile_fit.py nlsq`` and ``profile_fit.py mcmc``.
+"""Profile of a fit by phase and function: ``profile_fit.py nlsq`` and ``profile_fit.py mcmc``.
 
-``make profile-nlsq`` profiles a whole fit of simulated data, ``make profile-mcmc`` a NUTS run on
+``make profile-nlsq`` profiles a fit of simulated data, ``make profile-mcmc`` a NUTS run on
 the same model through `jaxkern.xpcs.log_likelihood`. Both print seconds by phase and the functions
 that took longest, and write the profile (for snakeviz or pstats) to ``benchmark-results/``.
 """
@@ -23,7 +23,7 @@ OUTPUT = Path("benchmark-results")
 
 
 def nlsq(angles: int, frames: int) -> dict[str, float]:
-    """Seconds of a fit by phase."""
+    """Return the seconds of a fit by phase."""
     truth, data = model.simulate(angles, frames)
     start = truth[2 * angles :] * 1.1
     flow = jk.xpcs.LaminarFlow(model.geometry(angles, frames))
@@ -35,7 +35,7 @@ def nlsq(angles: int, frames: int) -> dict[str, float]:
 
 
 def mcmc(angles: int, frames: int) -> dict[str, float]:
-    """Seconds of a NUTS run by phase: the first call compiles, the second does not."""
+    """Return the seconds of a NUTS run by phase: the first call compiles, the second does not."""
     import jax
     import jax.numpy as jnp
     import numpyro

@@ -1,18 +1,17 @@
-"""4,096 u8 images 256x256x3 in RAM, random order, batches of 64, by native threads and otherwise.
+"""Batches of 64 from 4,096 u8 images 256x256x3 in RAM, by native threads and other methods.
 
     python benchmarks/ring_batches.py            # prints, and writes benchmarks/results/
     python benchmarks/ring_batches.py --quick    # fewer rounds, writes nothing
 
-Every way delivers the same records in the same order, checked first (a pipeline in its own order,
-checked too); then the ways take turns. A turn is an epoch, from the first batch that is asked for
-to the last one delivered, threads started and ended; only torch's processes live on. Grain and
-torch deliver NumPy arrays, the others jax.Arrays. All is measured with the allocator as a program
-starts with it, where each large array is mapped anew, and again with freed memory kept.
+All methods deliver the same records in the same order, which is checked first (a pipeline has a
+different order, which is checked too); then the methods take turns. A turn is an epoch, from the
+first request to the last batch, including the start and end of threads; only torch's processes
+persist. Grain and torch deliver NumPy arrays, the others jax.Arrays. Everything is measured with
+the default allocator, which maps each large array again, and with freed memory kept.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import functools
 import gc
@@ -70,13 +69,13 @@ def made_ways() -> Ways:
 
 
 def in_fresh_process(work: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function returns in a new Python."""
+    """Return the result of a function in a new Python process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
         return fresh.submit(work, *arguments).result()
 
 
 def found(ways: Ways) -> tuple[dict[str, Epoch], list[str], dict[str, float]]:
-    """The ways that this machine has, the missing ones, and how much the values differ."""
+    """Return the available methods, the missing ones, and the differences of the values."""
     raw: dict[str, Epoch] = {
         "assembly": ways.assembly,
         "one thread, reused buffer": ways.one_thread,
@@ -154,14 +153,16 @@ def compared(epochs: dict[str, Epoch], rounds: int) -> list[harness.Row]:
 
 
 def with_memory_kept(rounds: int) -> list[harness.Row] | None:
-    """The comparison in this process, with freed memory kept; None where that cannot be had."""
-    if not jk.performance.tune_host_allocator():  # before JAX's threads have heaps of their own
+    """Compare in this process with freed memory kept; return None if that is not possible."""
+    if (
+        not jk.performance.tune_host_allocator()
+    ):  # before JAX starts threads, which have separate heaps
         return None
     return compared(found(made_ways())[0], rounds)
 
 
-def beside_spinning(ways: Ways, rounds: int) -> list[harness.Row]:
-    """One native worker beside a thread, or a process, that computes in Python all the time."""
+def while_spinning(ways: Ways, rounds: int) -> list[harness.Row]:
+    """Compare one native worker while a Python thread, or another process, computes constantly."""
     table = []
     for label, augment in (("raw", False), ("augmented", True)):
         spinning = {"a process spins": process_spins, "a thread spins": thread_spins}
@@ -177,7 +178,7 @@ def beside_spinning(ways: Ways, rounds: int) -> list[harness.Row]:
 
 
 def _later_epochs(ways: Ways, augment: bool) -> float:
-    """Seconds of an epoch after the first one, in which every slot's memory is touched first."""
+    """Return the seconds of an epoch after a first one, which touches the memory of all slots."""
     batches = ways.assembly(augment, 1, SPIN_CAPACITY, SPIN_EPOCHS + 1)
     _touch(batches, SPIN_CAPACITY)
     for _ in itertools.islice(batches, COUNT // BATCH - SPIN_CAPACITY):
@@ -189,21 +190,21 @@ def _later_epochs(ways: Ways, augment: bool) -> float:
 
 
 def _touch(batches: Iterator[Any], slots: int) -> None:
-    """Takes that many batches at once: the slot that was given back last is filled next, so that
-    the others would be touched first when the consumer falls behind."""
-    held = list(itertools.islice(batches, slots))
-    del held
+    """Hold ``slots`` batches at once, so that all slots are written; the ring reuses the slot that
+    was released last."""
+    touched = list(itertools.islice(batches, slots))
+    del touched
 
 
 def memory(augment: bool) -> dict[str, float]:
-    """The most that an epoch adds to a fresh process, and what of it the slots are, in MiB."""
+    """Return the memory that an epoch adds to a new process, and that of the slots, in MiB."""
     ways = Ways(made_images(COUNT // 4), np.arange(COUNT // 4))
     few = np.arange(COUNT // 4) % 8
     small = functools.partial(jk.ring.Assembly, {"image": ways.images[:8]}, few, 2)
     with small(producers={"image": ways.producer} if augment else {}) as batches:
-        list(batches)  # what is made once: programs, threads' memory
+        list(batches)  # programs and memory of threads, which are allocated once
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # the slots must not get memory that is only kept
+    ctypes.CDLL(None).malloc_trim(0)  # so that slots do not reuse freed memory
     before, most = anonymous_bytes(), 0
     for batch in ways.assembly(augment):
         del batch
@@ -213,9 +214,9 @@ def memory(augment: bool) -> dict[str, float]:
 
 
 def consumer_wait(ways: Ways) -> dict[str, float]:
-    """The share of its time for which a consumer waits that takes 1.2 of the producer's.
+    """Return the fraction of time that a consumer waits which needs 1.2 times the producer's time.
 
-    The producer's time is measured anew in every turn, since the machine's speed changes.
+    The producer's time is measured again in every turn, since the machine's speed changes.
     """
     shares, calls, works = [], [], []
     order = np.tile(ways.order, 2)
@@ -224,7 +225,7 @@ def consumer_wait(ways: Ways) -> dict[str, float]:
             _touch(batches, SLOTS)
             begin = time.perf_counter()
             taken = 0
-            while taken < COUNT // BATCH:  # asks all the time, as busy as the consumer will be
+            while taken < COUNT // BATCH:  # polls, to be as busy as the consumer
                 try:
                     batches.get(0)
                     taken += 1
@@ -271,11 +272,8 @@ def notes_of(held: dict[str, dict[str, float]], wait: dict[str, float]) -> list[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few rounds, and write nothing")
-    parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args()
-    rounds = 3 if options.quick else options.rounds
+    options = harness.parse(__doc__, rounds=(7, 3))
+    rounds = options.rounds
     ways = made_ways()
     epochs, missing, errors = found(ways)
     held = {
@@ -286,7 +284,7 @@ def main() -> None:
     tables = {"as a program starts": compared(epochs, rounds)}
     if table := in_fresh_process(with_memory_kept, rounds):
         tables["freed memory kept"] = table
-    tables["beside Python that computes"] = beside_spinning(ways, rounds)
+    tables["while Python computes"] = while_spinning(ways, rounds)
     lines = []
     for state, table in tables.items():
         lines += [f"## {state[0].upper()}{state[1:]}", "", *harness.rates(table, COUNT), ""]
@@ -295,9 +293,6 @@ def main() -> None:
     lines += [f"Raw batches: {rate:.1f} GB/s of images read, and as many written.", ""]
     lines += [*(f"{name} is missing." for name in missing), *notes_of(held, wait)]
     text = "\n".join(lines)
-    print(text)
-    if options.quick:
-        return
     note = (
         f"{COUNT:,} u8 images {SIDE}x{SIDE}x3, random order, batches of {BATCH}. Medians of "
         "interleaved epochs."
@@ -307,7 +302,7 @@ def main() -> None:
         "tables": {
             state: {
                 "samples": table[0].samples,
-                "ratios": {row.name: {"ratio": row.ratio.value, "bar": row.bar} for row in table},
+                "ratios": harness.ratios(table),
             }
             for state, table in tables.items()
         },
@@ -317,7 +312,9 @@ def main() -> None:
         "missing": missing,
     }
     packages = ["grain", "opencv-python-headless", "torch"]
-    harness.write("ring-batches", "Batches from RAM", text, record, packages, note)
+    harness.write(
+        "ring-batches", "Batches from RAM", text, record, packages, note, quick=options.quick
+    )
 
 
 if __name__ == "__main__":

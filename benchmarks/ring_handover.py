@@ -1,15 +1,13 @@
-"""What it costs to hand a small batch to Python as a jax.Array: the ring against a queue.
+"""Time to transfer a small batch to Python as a jax.Array: the ring compared with a queue.
 
     python benchmarks/ring_handover.py [build/bench/native-ring.json]
 
-One thread puts and gets, so that nothing waits and only the work of the hand-over is timed; the
-batches are compared first. With the file that build/bench/bench_ring wrote, the hand-over between
-two native threads stands beside it.
+One thread puts and gets, so that no time is spent waiting; the batches are compared first. With the
+file that build/bench/bench_ring wrote, the result contains the time between two native threads.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import queue
 import statistics
@@ -71,10 +69,9 @@ def compare(all_ways: list[Way], batches: list[np.ndarray]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("native", nargs="?", type=Path, help="what bench_ring --json wrote")
-    parser.add_argument("--quick", action="store_true", help="few rounds, and write nothing")
-    options = parser.parse_args()
+    options = harness.parse(
+        __doc__, ("native", {"nargs": "?", "type": Path, "help": "output of bench_ring --json"})
+    )
     batches = [np.full((16, 16), i, np.float32) for i in range(COUNT)]
     all_ways = ways(batches[0])
     compare(all_ways, batches)
@@ -100,11 +97,13 @@ def main() -> None:
     if native:
         lines += ["", "| slots | between two native threads, us a batch |", "|---|---|"]
         lines += [f"| {r['capacity']} | {r['us']:.2f} |" for r in native]
-    print("\n".join(lines))
-    print(f"bars: {BAR_PYTHON_US:g} us for ring.get, {BAR_NATIVE_US:g} us between native threads")
-    if not options.quick:
-        record = {"rows": rows, "native": native}
-        harness.write("ring-handover", "Handing a batch over", "\n".join(lines), record)
+    lines += [
+        "",
+        f"Bars: {BAR_PYTHON_US:g} us for ring.get, {BAR_NATIVE_US:g} us between native threads.",
+    ]
+    record = {"rows": rows, "native": native}
+    title = "Transfer of a batch through the ring"
+    harness.write("ring-handover", title, "\n".join(lines), record, quick=options.quick)
 
 
 if __name__ == "__main__":

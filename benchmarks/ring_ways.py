@@ -1,4 +1,4 @@
-"""The ways to get an epoch's batches that `ring_batches.py` compares: ours, and those of others."""
+"""The methods to make batches that `ring_batches.py` compares: jaxkern and other libraries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Epoch = Callable[[], Iterator[Any]]
 
 
 class Ways:
-    """Each way to get the epoch's batches."""
+    """Methods that yield the batches of an epoch."""
 
     def __init__(self, images: np.ndarray, order: np.ndarray):
         self.images, self.order = images, order
@@ -125,12 +125,12 @@ class Ways:
         yield from records.batch(BATCH).to_iter_dataset(options)
 
     def kernel(self, batches: list[jax.Array], compiled: Any) -> Iterator[jax.Array]:
-        """The augmentation alone, on batches that lie ready."""
-        for place, params in enumerate(self.batch_params()):
-            yield compiled(batches[place % len(batches)], params).block_until_ready()
+        """Run the augmentation alone, on batches in memory."""
+        for index, params in enumerate(self.batch_params()):
+            yield compiled(batches[index % len(batches)], params).block_until_ready()
 
     def batch_params(self) -> Iterator[Any]:
-        """What each batch's records drew."""
+        """Yield the random parameters of the records of each batch."""
         for records in self.records():
             yield jax.tree.map(lambda x, chosen=records: x[chosen], self.params)
 
@@ -203,7 +203,7 @@ def compare(name: str, epoch: Epoch, expected: Epoch, levels: float) -> float:
             raise SystemExit(f"{name} has another number of batches")
         a, b = np.asarray(got), np.asarray(want)
         if a.shape != b.shape or a.dtype != b.dtype:
-            raise SystemExit(f"{name} gives {a.dtype}{a.shape}; wanted {b.dtype}{b.shape}")
+            raise SystemExit(f"{name}: expected {b.dtype}{b.shape}, got {a.dtype}{a.shape}")
         scale = 1.0 if a.dtype == np.uint8 else STD * 255
         worst = max(worst, float(np.abs((a.astype(np.float32) - b) * scale).max()))
         count += len(a)

@@ -1,17 +1,17 @@
-"""Every benchmark that this machine allows, one after the other: ``make bench-all``.
+"""Runs all benchmarks that this machine supports: ``make bench-all``.
 
     python benchmarks/run.py                        # writes benchmarks/results/<date>-<machine>.*
-    python benchmarks/run.py --quick --only ops     # few rounds, writes to ./benchmark-results
+    python benchmarks/run.py --quick --only ops     # a short run, writes to ./benchmark-results
 
-What ``--only`` leaves out stays in the page as it was if that is of this day and these versions.
+With ``--only``, the results of other benchmarks are copied from an earlier run on the same day with
+the same versions.
 
-Each benchmark is a program of its own and writes its own files. This one runs them, puts their
-tables into one file beside the figures of the ops, and says by name what was left out and why.
+Each benchmark is a separate program that writes its own files. This one runs them, combines their
+tables with the timings of the ops in one page, and lists skipped benchmarks with the reasons.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import datetime
 import json
@@ -45,12 +45,11 @@ def _no_compiler() -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A benchmark: its commands, of which the last one prints the table.
+    """A benchmark: its commands; the last one prints the table.
 
     Attributes:
-      quick: whether it has a ``--quick`` that writes nothing; the others are left out of a quick
-        run.
-      problem: why it cannot run here; None where it can.
+      quick: True if it supports ``--quick``; others are skipped in a quick run.
+      problem: returns the reason why it cannot run here, or None.
     """
 
     name: str
@@ -104,62 +103,62 @@ STEPS = (
 
 
 def peers() -> tuple[dict[str, str], list[str]]:
-    """The other libraries that peers.txt names: versions of the installed ones, and the missing."""
-    there, missing = {}, []
+    """Return the versions of the installed libraries of peers.txt, and the missing ones."""
+    installed, missing = {}, []
     lines = (HERE / "peers.txt").read_text().splitlines()
     names = [re.split(r"[=<>;\s]", line, maxsplit=1)[0] for line in lines if line[:1].isalpha()]
     for name in [*names, "torchvision"]:
         try:
-            there[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             missing.append(name)
-    return there, missing
+    return installed, missing
 
 
-def _placeless(text: str) -> str:
-    """Text without the folders of this clone and of its Python: they are nobody else's."""
+def _without_paths(text: str) -> str:
+    """Remove the directories of this clone and of its Python environment from a text."""
     return text.replace(f"{HERE.parent.resolve()}/", "").replace(f"{sys.prefix}/", "")
 
 
 def ops(rounds: int, folder: Path, plot: Path) -> dict[str, Any]:
-    """Native ops against pure JAX by ``python -m jaxkern bench``."""
+    """Compare native ops with pure JAX by ``python -m jaxkern bench``."""
     # -P: the installed package, not the source tree of the working directory.
     command = [sys.executable, "-P", "-m", "jaxkern", "bench", "--json", "--rounds", str(rounds)]
     command += ["--output-dir", str(folder), "--plot", str(plot)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        return {"outcome": "failed", "output": _placeless(done.stderr)[-2000:]}
-    return {"outcome": "done", "cases": json.loads(done.stdout)["cases"]}
+    process = subprocess.run(command, capture_output=True, text=True)
+    if process.returncode != 0:
+        return {"outcome": "failed", "output": _without_paths(process.stderr)[-2000:]}
+    return {"outcome": "done", "cases": json.loads(process.stdout)["cases"]}
 
 
 def run(step: Step, quick: bool) -> dict[str, Any]:
-    """Runs a step's commands; the record says how it went, with the files that it wrote."""
+    """Run the commands of a step; return the outcome and the files that it wrote."""
     problem = step.problem()
     if problem is None and quick and not step.quick:
-        problem = "it has no quick form"
+        problem = "it does not support --quick"
     if problem is not None:
-        return {"outcome": "left out", "why": problem}
-    began, stamp = time.perf_counter(), time.time()
+        return {"outcome": "skipped", "why": problem}
+    start, stamp = time.perf_counter(), time.time()
     for command in step.commands:
         last = command is step.commands[-1]
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, *(["--quick"] if quick and last else [])], capture_output=True, text=True
         )
-        if done.returncode != 0:
-            said = _placeless(done.stdout + done.stderr)[-2000:]
-            shown = [_placeless(word) for word in command]
-            return {"outcome": "failed", "command": shown, "output": said}
+        if process.returncode != 0:
+            output = _without_paths(process.stdout + process.stderr)[-2000:]
+            shown = [_without_paths(word) for word in command]
+            return {"outcome": "failed", "command": shown, "output": output}
     written = sorted(p.name for p in harness.RESULTS.iterdir() if p.stat().st_mtime >= stamp)
     return {
         "outcome": "done",
-        "seconds": round(time.perf_counter() - began, 1),
-        "output": _placeless(done.stdout),
+        "seconds": round(time.perf_counter() - start, 1),
+        "output": _without_paths(process.stdout),
         "files": written,
     }
 
 
 def markdown(record: dict[str, Any], plot: Path) -> str:
-    """One page: the ops, then each benchmark's own table, then what is missing."""
+    """Return a page with the ops, the table of each benchmark, and missing libraries."""
     cores, versions = record["machine"]["cores"], record["versions"]
     lines = [f"# Benchmarks on {record['machine']['cpu']}, {cores} cores", ""]
     lines += [f"{record['date']}; " + ", ".join(f"{k} {v}" for k, v in versions.items()) + ".", ""]
@@ -182,8 +181,8 @@ def markdown(record: dict[str, Any], plot: Path) -> str:
         lines += ["failed:", "", "```", record["ops"]["output"].strip(), "```"]
     for name, step in record["steps"].items():
         lines += ["", f"## {name}", ""]
-        if step["outcome"] == "left out":
-            lines += [f"Left out: {step['why']}."]
+        if step["outcome"] == "skipped":
+            lines += [f"Skipped: {step['why']}."]
         elif step["outcome"] == "failed":
             lines += ["Failed:", "", "```", step["output"].strip(), "```"]
         elif files := [f for f in step["files"] if f.endswith(".md")]:
@@ -192,56 +191,56 @@ def markdown(record: dict[str, Any], plot: Path) -> str:
                 lines += [re.sub(r"^#+ ", "### ", body, flags=re.MULTILINE).strip()]
         else:
             lines += ["```", step["output"].strip(), "```"]
-    lines += ["", "## Missing peers", ""]
+    lines += ["", "## Libraries that are not installed", ""]
     lines += [", ".join(record["missing_peers"]) + "." if record["missing_peers"] else "None."]
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few rounds, to ./benchmark-results")
-    parser.add_argument("--only", action="append", metavar="NAME",
-                        choices=["ops", *(step.name for step in STEPS)])  # fmt: skip
-    options = parser.parse_args()
-    folder = Path("benchmark-results") if options.quick else harness.RESULTS
+    names = ["ops", *(step.name for step in STEPS)]
+    options = harness.parse(
+        __doc__, ("--only", {"action": "append", "metavar": "NAME", "choices": names})
+    )
+    folder = harness.RAW if options.quick else harness.RESULTS
     folder.mkdir(exist_ok=True)
+    harness.RAW.mkdir(exist_ok=True)
     where = environment()
     machine = where["machine"]
     slug = re.sub(r"[^a-z0-9]+", "-", f"{machine['cpu']} {machine['cores']}-core".lower())
-    path = folder / f"{datetime.date.today():%Y-%m-%d}-{slug.strip('-')}.json"
-    plot = path.with_suffix(".png")
-    there, missing = peers()
-    expected = options.only or ["ops", *(step.name for step in STEPS)]
+    page = folder / f"{datetime.date.today():%Y-%m-%d}-{slug.strip('-')}.md"
+    raw, plot = harness.RAW / f"{page.stem}.json", page.with_suffix(".png")
+    installed, missing = peers()
+    chosen = options.only or names
     record: dict[str, Any] = {
         "date": f"{datetime.date.today():%Y-%m-%d}",
         "machine": machine,
         "versions": where["versions"],
-        "peers": there,
+        "peers": installed,
         "missing_peers": missing,
-        "ops": {"outcome": "left out", "why": "--only names others"},
+        "ops": {"outcome": "skipped", "why": "not in --only"},
         "steps": {},
     }
-    if options.only and path.exists():
-        kept = json.loads(path.read_text())
-        if all(kept[part] == record[part] for part in ("machine", "versions", "peers")):
-            record |= {"ops": kept["ops"], "steps": kept["steps"]}
-    if "ops" in expected:
+    if options.only and raw.exists():
+        earlier = json.loads(raw.read_text())
+        if all(earlier[part] == record[part] for part in ("machine", "versions", "peers")):
+            record |= {"ops": earlier["ops"], "steps": earlier["steps"]}
+    if "ops" in chosen:
         print("ops: ", end="", flush=True)
-        record["ops"] = ops(5 if options.quick else 25, Path("benchmark-results"), plot)
+        record["ops"] = ops(5 if options.quick else 25, harness.RAW, plot)
         print(record["ops"]["outcome"], flush=True)
     for step in STEPS:
-        if step.name in expected:
+        if step.name in chosen:
             print(f"{step.name}: ", end="", flush=True)
-            record["steps"][step.name] = found = run(step, options.quick)
-            print(found["outcome"], found.get("why", ""), flush=True)
+            record["steps"][step.name] = result = run(step, options.quick)
+            print(result["outcome"], result.get("why", ""), flush=True)
     for name in missing:
-        print(f"missing peer: {name}")
-    path.write_text(json.dumps(record, indent=1) + "\n")
-    path.with_suffix(".md").write_text(markdown(record, plot))
-    print(f"wrote {path} and {path.with_suffix('.md').name}")
+        print(f"not installed: {name}")
+    raw.write_text(json.dumps(record, indent=1) + "\n")
+    page.write_text(markdown(record, plot))
+    print(f"wrote {page} and {raw}")
     failed = [name for name, step in record["steps"].items() if step["outcome"] == "failed"]
     if failed or record["ops"]["outcome"] == "failed":
-        raise SystemExit(f"failed: {', '.join(failed) or 'ops'}; the page says how")
+        raise SystemExit(f"failed: {', '.join(failed) or 'ops'}; see {page.name}")
 
 
 if __name__ == "__main__":

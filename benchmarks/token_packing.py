@@ -1,18 +1,17 @@
-"""Documents of 20 to 2,000 tokens packed into rows of 2,048, beside Grain's packers, on one core.
+"""Documents of 20 to 2,000 tokens packed into rows of 2,048, compared with Grain, on one core.
 
     python benchmarks/token_packing.py            # prints, and writes benchmarks/results/
     python benchmarks/token_packing.py --quick    # fewer documents and rounds, writes nothing
 
-The process keeps to one core. Every arm gets the same documents in the same order, with as many
-bins; checked first: that each document comes out once, whole where the method keeps it so, with its
-segment and positions. Then the arms take turns; a turn is an epoch of batches, Grain's of a
-twentieth of the documents. Grain delivers NumPy arrays (without a loss mask), the pipeline
-jax.Arrays, through its worker thread and ring.
+The process runs on one core. Every arm packs the same documents in the same order, with the same
+number of bins. First it is checked that each document appears once, in one piece if the method does
+not split, with its segment and positions. Then the arms take turns; a turn is an epoch, for Grain
+of 1/20 of the documents. Grain delivers NumPy arrays (without a loss mask), the pipeline jax.Arrays
+through its worker thread and ring.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
 import itertools
@@ -28,7 +27,7 @@ import jaxkern as jk
 from jaxkern.pipeline import Pack, TokenSource
 
 LENGTH, ROWS, BINS = 2048, 64, 64
-PART = 20  # of the documents, one in so many for Grain, which takes longer
+PART = 20  # Grain, which takes longer, packs 1/20 of the documents
 SHORTEST, LONGEST = 20, 2000
 BAR = 300e6  # tokens a second
 METHODS = ("first-fit", "best-fit", "concat-split")
@@ -179,11 +178,9 @@ def table(rates: dict[str, float], filled: dict[str, float], missing: list[str])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few rounds, and write nothing")
-    parser.add_argument("--documents", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=9)
-    options = parser.parse_args()
+    options = harness.parse(
+        __doc__, ("--documents", {"type": int, "default": 100000}), rounds=(9, 3)
+    )
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before JAX has threads
     corpus = Corpus(10_000 if options.quick else options.documents)
     part = corpus.part(len(corpus.offsets) // PART)
@@ -206,13 +203,10 @@ def main() -> None:
             filled[name] = efficiency(part, part.grain(method), whole)
     makers["copies of ready rows"] = corpus, corpus.copied
     arms = {name: drained(made) for name, (_, made) in makers.items()}
-    rounds = 3 if options.quick else options.rounds
+    rounds = options.rounds
     samples = harness.interleave(arms, rounds, warmup=1, turn_seconds=0)
     rates = {name: used.tokens / samples[name].median for name, (used, _) in makers.items()}
     text = table(rates, filled, missing)
-    print(text)
-    if options.quick:
-        return
     note = (
         f"{len(corpus.offsets) - 1:,} documents of {SHORTEST} to {LONGEST:,} tokens (uniform) into "
         f"rows of {LENGTH:,}, batches of {ROWS} rows, {BINS} bins; one core. Efficiency of both, "
@@ -225,7 +219,15 @@ def main() -> None:
         "efficiency": filled,
         "missing": missing,
     }
-    harness.write("token-packing", "Packing token sequences", text, record, ["grain"], note)
+    harness.write(
+        "token-packing",
+        "Packing token sequences",
+        text,
+        record,
+        ["grain"],
+        note,
+        quick=options.quick,
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The same batches by a torch DataLoader; a module of its own, since its workers import it."""
+"""The same batches by a torch DataLoader; a separate module, which its workers import."""
 
 from __future__ import annotations
 

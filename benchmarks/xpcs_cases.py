@@ -1,9 +1,9 @@
-"""One fit in a process of its own: what xpcs_fits.py starts, and what it reads back as JSON.
+"""One fit, which xpcs_fits.py runs in a new process; the result is printed as JSON.
 
     python -P benchmarks/xpcs_cases.py ours|memory|nlsq PROBLEM.npz
 
-All times are of the monotonic clock, which processes share, so that the parent can count from the
-moment at which it started this one.
+Times are those of the monotonic clock, which processes share, so that the parent process can
+subtract the time at which it started this one.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""From frames and events to correlations, beside other correlators, on arrays of random counts.
+"""From frames and events to correlations, compared with other correlators, on random counts.
 
     make bench-correlators                                    # writes a result file
     make bench-correlators BENCHFLAGS=--quick                 # small, and writes nothing
     make bench-correlators BENCHFLAGS="--only multi-tau live" # some of the parts, writes nothing
 
-Where a peer would take minutes it gets the first frames only, and rates are compared. Before that
-its g2 or C is compared with ours of the same frames, and a difference ends the run.
+A peer that would take minutes processes the first frames only, and rates are compared. First its g2
+or C is compared with ours for the same frames, and a difference ends the run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ QUICK = {
 
 @dataclasses.dataclass
 class Arm:
-    """What is timed, and how much of the work one call does."""
+    """A function to time, and the amount of work of one call."""
 
     run: Callable[[], Any]
     amount: float
@@ -59,7 +59,7 @@ class Arm:
 
 @dataclasses.dataclass
 class Line:
-    """A line of the table: a figure of ours, beside another's, against its bar."""
+    """A line of the table: our value, that of another library, and the bar."""
 
     part: str
     against: str
@@ -80,15 +80,15 @@ class Line:
 
 
 def turns(arms: Mapping[str, Arm], rounds: int) -> dict[str, Samples]:
-    """Seconds of each arm, one call a turn; each round begins with the next arm."""
+    """Return the seconds of each arm; each round starts with the next arm."""
     names = list(arms)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in harness.progress(range(rounds), "turns"):
         for name in names[number % len(names) :] + names[: number % len(names)]:
             time.sleep(0.1)
-            began = time.perf_counter()
+            start = time.perf_counter()
             arms[name].run()
-            seconds[name].append(time.perf_counter() - began)
+            seconds[name].append(time.perf_counter() - start)
     return {name: Samples(tuple(values)) for name, values in seconds.items()}
 
 
@@ -96,7 +96,7 @@ def lines(
     part: str, unit: str, scale: float, arms: Mapping[str, Arm], rounds: int,
     bars: Mapping[str, float], record: dict[str, Any], absolute: float | None = None,
 ) -> list[Line]:  # fmt: skip
-    """Ours, which is the first arm, against each other by rate, and against a rate of its own."""
+    """Compare the rate of the first arm, ours, with those of the others and with a fixed rate."""
     samples = turns(arms, rounds)
     record[part] = {
         name: {"seconds": list(samples[name].seconds), "amount": arm.amount}
@@ -279,7 +279,7 @@ def live(size: Any, rounds: int, record: dict[str, Any]) -> list[Line]:
         for _ in range(4)
     ]
     update = jax.jit(jk.xpcs.multitau_update, donate_argnums=0)
-    small = jk.xpcs.multitau_init(64, n, "uint8")  # what compiling brings into memory is no state
+    small = jk.xpcs.multitau_init(64, n, "uint8")  # compile first, which also allocates memory
     jax.block_until_ready(update(small, np.zeros((block, 64), np.uint8)))
     before = _resident("VmRSS")
     state = jk.xpcs.multitau_init(shape[0] * shape[1], n, "uint8")
@@ -319,7 +319,7 @@ def write_rigaku(path: Path, size: Any) -> Any:
 
 
 def file(size: Any, rounds: int, record: dict[str, Any]) -> list[Line]:
-    """A file in the page cache: g2 of it, beside reading it and correlating what was read."""
+    """Compare g2 of a file in the page cache with reading it, and with correlating its events."""
     qmap = rings(size["shape"])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.bin"
@@ -338,10 +338,10 @@ def file(size: Any, rounds: int, record: dict[str, Any]) -> list[Line]:
 
 
 def memory(size: Any, rounds: int, record: dict[str, Any]) -> list[Line]:
-    """What a process takes at most for a file of events, over what it takes for a small one.
+    """Return the peak memory for a file of events minus that for a small file.
 
-    The pages of the mapped file are the page cache's, which gives them up where memory is short;
-    the record has the peak with them too.
+    The pages of the mapped file belong to the page cache, which can reclaim them; the record also
+    has the peak including them.
     """
     del rounds
     with tempfile.TemporaryDirectory() as folder:
@@ -349,8 +349,8 @@ def memory(size: Any, rounds: int, record: dict[str, Any]) -> list[Line]:
         write_rigaku(path, size)
         write_rigaku(small, {**size, "n": 16})
         shape = ",".join(map(str, size["shape"]))
-        told = harness.in_new_python(__file__, "--peak", str(small), str(path), "--shape", shape)
-        peak = json.loads(told.splitlines()[-1])
+        output = harness.in_new_python(__file__, "--peak", str(small), str(path), "--shape", shape)
+        peak = json.loads(output.splitlines()[-1])
         bytes_ = path.stat().st_size
     record["memory"] = {"file": bytes_, **peak}
     ratio = (peak["most"] - peak["before"]) / bytes_
@@ -358,11 +358,11 @@ def memory(size: Any, rounds: int, record: dict[str, Any]) -> list[Line]:
 
 
 def peak(paths: list[str], shape: str) -> None:
-    """Prints what this process holds behind a small file, and at most during a large one."""
+    """Print the memory of this process after a small file, and its peak during a large one."""
     height, width = map(int, shape.split(","))
     qmap = rings((height, width))
     jk.xpcs.multitau(paths[0], qmap, progress=False)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak with the file begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     found = {"before": _resident("RssAnon"), "before_with_file": _resident("VmRSS"), "most": 0}
     done = threading.Event()
 
@@ -393,13 +393,13 @@ PARTS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small sizes, writes nothing")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each arm")
-    parser.add_argument("--only", nargs="+", choices=PARTS, help="writes nothing")
-    parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--shape", help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
+    chosen = harness.parse(
+        __doc__,
+        ("--only", {"nargs": "+", "choices": PARTS, "help": "only these; no results are written"}),
+        ("--peak", {"nargs": 2, "help": argparse.SUPPRESS}),
+        ("--shape", {"help": argparse.SUPPRESS}),
+        rounds=(5, 3),
+    )
     if chosen.peak:
         peak(chosen.peak, chosen.shape)
         return
@@ -416,9 +416,6 @@ def main() -> None:
         print("\n".join(map(str, found)), flush=True)
     if peers.MISSING:
         text += ["", f"Not installed: {', '.join(peers.MISSING)}."]
-    print("\n".join(text))
-    if chosen.quick or chosen.only:
-        return
     note = (
         "Medians; arms took turns. Rates are compared: of the dense peers the first frames "
         f"({SIZES['multi-tau']['boost']:,} and {SIZES['multi-tau']['skbeam']} of "
@@ -428,6 +425,7 @@ def main() -> None:
     harness.write(
         "xpcs-correlators", "From frames and events to correlations", "\n".join(text), record,
         ("torch", "boost-corr", "scikit-beam", "xpcs-correlator", "numba"), note,
+        bool(chosen.quick or chosen.only),
     )  # fmt: skip
 
 

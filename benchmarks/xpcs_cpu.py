@@ -1,6 +1,6 @@
-"""How much fits of two-time correlations depend on the CPU.
+"""Dependence of fits of two-time correlations on the CPU.
 
-Each configuration limits the instructions of OpenBLAS, XLA or jaxkern in a process of its own, and
+Each configuration limits the instructions of OpenBLAS, XLA or jaxkern in a separate process, and
 is compared with the machine's best instructions: three fits from a good start, and 24 fits of one
 data set from starts drawn within the bounds.
 

@@ -10,7 +10,6 @@ correlation as the mean of products over pixels, divided by the mean counts of t
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -127,7 +126,7 @@ def lag_averages(data: Any, found: Any, setting: Setting) -> Any:
 
 
 def right(fits: int) -> list[dict[str, Any]]:
-    """How many fits of right models pass, by setting, and why the others fail."""
+    """Return the number of fits of correct models that pass, and the messages of the others."""
     import harness
 
     found = []
@@ -142,7 +141,7 @@ def right(fits: int) -> list[dict[str, Any]]:
 
 
 def wrong(fits: int) -> list[dict[str, Any]]:
-    """How many fits of wrong models fail, and how far their averages are off."""
+    """Return the number of fits of wrong models that fail, and the errors of their averages."""
     import harness
 
     found = []
@@ -193,21 +192,20 @@ def tables(accepted: list[dict[str, Any]], refused: list[dict[str, Any]]) -> lis
 def main() -> None:
     import harness
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--fits", type=int, default=500, help="of each setting of right models")
-    parser.add_argument("--wrong", type=int, default=40, help="of each wrong model")
-    parser.add_argument("--quick", action="store_true", help="5 fits each; writes nothing")
-    chosen = parser.parse_args()
+    chosen = harness.parse(
+        __doc__,
+        ("--fits", {"type": int, "default": 500, "help": "fits per setting of correct models"}),
+        ("--wrong", {"type": int, "default": 40, "help": "fits per wrong model"}),
+    )
     fits = (5, 5) if chosen.quick else (chosen.fits, chosen.wrong)
     refused = wrong(fits[1])
     accepted = right(fits[0])
     lines = tables(accepted, refused)
-    print("\n".join(lines))
-    if fits[0] < 200:
-        return
     record = {"right": accepted, "wrong": refused}
     title = "Fits of simulated photons that pass the checks of their residuals"
-    harness.write("xpcs-fit-checks", title, "\n".join(lines), record, ["scipy"], note=NOTE)
+    harness.write(
+        "xpcs-fit-checks", title, "\n".join(lines), record, ["scipy"], NOTE, fits[0] < 200
+    )
 
 
 if __name__ == "__main__":

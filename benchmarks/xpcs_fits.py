@@ -10,7 +10,6 @@ The two agree on a smaller problem first. Without nlsq that row is missing and s
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
 import json
@@ -37,13 +36,13 @@ CONTRAST, OFFSET = 0.3, 1.0
 PHYSICS = np.array([1300.0, -0.2, 20.0, 3e-4, 0.2, 2e-5, 2.0])
 SMALL = 100  # frames of the fit whose values are compared with nlsq's
 AGREE = 0.2  # of a standard error: nlsq stops where the cost changes by 1e-8
-PATIENCE = 60  # nlsq is stopped when it took so many times our seconds
+PATIENCE = 60  # nlsq is stopped after this multiple of our time
 
 Row = tuple[str, str, str, str]
 
 
 def problem(folder: Path, angles: int, frames: int) -> Path:
-    """A file with data, sigma, start and bounds."""
+    """Write a file with data, sigma, start and bounds; return its path."""
     path = folder / f"{angles}x{frames}.npz"
     truth, data = model.simulate(angles, frames, SIGMA)
     flow = jk.xpcs.LaminarFlow(model.geometry(angles, frames))
@@ -57,7 +56,7 @@ def problem(folder: Path, angles: int, frames: int) -> Path:
 
 
 def process(case: str, path: Path, limit: float | None = None) -> dict[str, Any]:
-    """What a fit in a new process reports; its times count from the start of the process."""
+    """Run a fit in a new process; return its report, with times since the start of the process."""
     start = time.monotonic()
     script = str(Path(__file__).with_name("xpcs_cases.py"))
     out = harness.in_new_python(script, case, str(path), limit=limit, JAXKERN_BACKEND="native")
@@ -166,7 +165,7 @@ def timed(owner: Any, name: str, seconds: list[float]) -> Iterator[None]:
 
 
 def checkpoints(folder: Path, quick: bool) -> tuple[list[Row], dict[str, Any]]:
-    """What checkpoints cost a fit in chunks, and what the chunks cost it without them."""
+    """Compare a fit in chunks with and without checkpoints, and with a fit in one piece."""
     angles, frames = (6, 1001) if quick else (23, 1001)
     with np.load(problem(folder, angles, frames)) as given:
         data, start, lower, upper = (given[k] for k in ("data", "start", "lower", "upper"))
@@ -194,7 +193,7 @@ def checkpoints(folder: Path, quick: bool) -> tuple[list[Row], dict[str, Any]]:
     seconds: list[float] = []
     with timed(Checkpoint, "save", seconds):
         samples = harness.interleave(arms, rounds=3 if quick else 31, warmup=1)
-    # Without checkpoints: what checks, retries and exclusions take beside the calls they guard.
+    # Without checkpoints: the overhead of checks, retries and exclusions.
     guard = []
     for _ in range(3 if quick else 21):
         guarded: list[float] = []
@@ -247,10 +246,13 @@ CASES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few rounds, and write nothing")
-    parser.add_argument("--case", choices=CASES, action="append", help="only these, write nothing")
-    arguments = parser.parse_args()
+    arguments = harness.parse(
+        __doc__,
+        (
+            "--case",
+            {"choices": CASES, "action": "append", "help": "only these; no results are written"},
+        ),
+    )
     rows, record = [], {}
     with tempfile.TemporaryDirectory(prefix="xpcs-fits-") as folder:
         for name in arguments.case or CASES:
@@ -261,11 +263,9 @@ def main() -> None:
     text = "\n".join(
         ["| | measured | bar | |", "|---|--:|--:|---|", *(f"| {' | '.join(r)} |" for r in rows)]
     )
-    print(f"\n{text}")
-    if arguments.quick or arguments.case:
-        return
     record = {"rows": rows, "cases": record}
-    harness.write("xpcs-fits", "Fits of two-time correlations", text, record, ["scipy", "nlsq"])
+    title, quick = "Fits of two-time correlations", bool(arguments.quick or arguments.case)
+    harness.write("xpcs-fits", title, text, record, ["scipy", "nlsq"], quick=quick)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Multi-tau of dense frames in memory and of events; random counts, 8 dynamic bins
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -109,10 +108,7 @@ def figure(path: Path, found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small, and writes nothing")
-    parser.add_argument("--rounds", type=int, default=5)
-    chosen = parser.parse_args()
+    chosen = harness.parse(__doc__, rounds=(5, 3))
     if chosen.quick:
         found = sweep(QUICK, 512, 64**2, 1)
     else:
@@ -129,14 +125,12 @@ def main() -> None:
             f"| {axis} | {first} | {last} | {took['dense']} | {took['events']} "
             f"| {power(record, 'dense'):.2f} | {power(record, 'events'):.2f} |"
         )
-    print("\n".join(lines))
-    if chosen.quick:
-        return
-    figure(FIGURE, found)
-    harness.write(
+    path = harness.write(
         "xpcs-growth", "How correlations grow", "\n".join(lines), found,
         note=f"Medians. Around {FRAMES:,} frames of {SIDE} x {SIDE} pixels at {OCCUPANCY:.1%}.",
-    )  # fmt: skip
+        quick=chosen.quick)  # fmt: skip
+    if path is not None:
+        figure(FIGURE, found)
 
 
 if __name__ == "__main__":

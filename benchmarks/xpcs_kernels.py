@@ -9,7 +9,6 @@ the same allocator state (freed memory is kept), and are checked to return the s
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
@@ -86,9 +85,7 @@ def normal_arms(angles: int, frames: int, scaling: str) -> Arms:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few rounds, and write nothing")
-    quick = parser.parse_args().quick
+    quick = harness.parse(__doc__).quick
     jax.config.update("jax_enable_x64", True)
     kept = jk.performance.tune_host_allocator()
     work = [
@@ -118,12 +115,9 @@ def main() -> None:
             *rows,
         ]
     )
-    print(f"\n{text}")
-    if quick:
-        return
     note = f"Medians; every point of a data set counts; freed memory kept for all arms: {kept}."
     record = {"allocator_keeps_memory": kept, "work": record}
-    harness.write("xpcs-kernels", "XPCS kernels", text, record, note=note)
+    harness.write("xpcs-kernels", "XPCS kernels", text, record, note=note, quick=quick)
 
 
 if __name__ == "__main__":

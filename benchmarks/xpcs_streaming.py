@@ -1,17 +1,16 @@
-"""A fit that streams its data from a file: memory while it runs, and points a second.
+"""A fit that streams its data from a file: memory and points per second.
 
     python benchmarks/xpcs_streaming.py                     # 1e9 points f32, a file of 4 GB
     python benchmarks/xpcs_streaming.py --points 2e7 --quick    # small, and writes nothing
 
-The file holds 10 angles with mirrored noise and is deleted afterwards. Its pages are dropped from
-the system's cache before it is read, as far as the system allows, to see the disk's speed. RssAnon,
-the memory that is the process's own, is sampled from another process all through the fit: pages of
-the mapped file count in RSS, and the system takes them back when it wants.
+The file contains 10 angles with symmetric noise and is deleted afterwards. Its pages are dropped
+from the page cache before it is read, as far as the system allows, to measure the speed of the
+disk. Another process samples RssAnon, the private memory, during the fit. RSS would include the
+pages of the mapped file, which the system can reclaim.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -74,7 +73,7 @@ def read_seconds(path: Path) -> float:
 
 
 def fit_case(path: str) -> dict[str, Any]:
-    """The fit, in a process of its own; prints a line when it begins."""
+    """Run the fit in a new process, which prints a line when it begins."""
     import jax
     import xpcs_model as model
 
@@ -114,7 +113,7 @@ def fit_case(path: str) -> dict[str, Any]:
 
 
 def kernel_case(path: str) -> dict[str, Any]:
-    """Points a second of the kernel on one angle that lies in memory: one call a pass."""
+    """Return points per second of the kernel on one angle in memory, with one call per pass."""
     import jax
     import xpcs_model as model
 
@@ -252,11 +251,21 @@ def table(record: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="write nothing under results/")
-    parser.add_argument("--points", type=float, help="about how many; 1e9, with --quick 2e7")
-    parser.add_argument("--folder", type=Path, default=Path("build/bench"), help="for the file")
-    arguments = parser.parse_args()
+    arguments = harness.parse(
+        __doc__,
+        (
+            "--points",
+            {"type": float, "help": "approximate number of points; default 1e9, with --quick 2e7"},
+        ),
+        (
+            "--folder",
+            {
+                "type": Path,
+                "default": Path("build/bench"),
+                "help": "directory of the temporary file",
+            },
+        ),
+    )
     points = arguments.points or (2e7 if arguments.quick else 1e9)
     frames = round((points / ANGLES) ** 0.5)
     arguments.folder.mkdir(parents=True, exist_ok=True)
@@ -266,12 +275,9 @@ def main() -> None:
     finally:
         path.unlink(missing_ok=True)
     text = table(record)
-    print(f"\n{text}")
-    if arguments.quick:
-        return
     title = f"A fit that streams {record['points']:,} points f32 from a file"
-    note = "The kernel and the reading of the file were timed beside the fit."
-    harness.write("xpcs-streaming", title, text, record, ["scipy"], note)
+    note = "The kernel and the reading of the file were timed separately."
+    harness.write("xpcs-streaming", title, text, record, ["scipy"], note, quick=arguments.quick)
 
 
 if __name__ == "__main__":

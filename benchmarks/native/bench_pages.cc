@@ -14,7 +14,7 @@
 namespace jaxkern::benchmarks {
 namespace {
 
-// Seconds of the first write of a fresh mapping; `data` lies in it as malloc places large blocks.
+// Seconds of the first write to a new mapping; `data` has the alignment of large malloc blocks.
 double first_write(size_t bytes, bool advised) {
   const size_t mapped = bytes + 4096;
   char* base = static_cast<char*>(

@@ -164,15 +164,15 @@ class Call {
       return result;
     }
     // An operand without any batch axis is the same for every sample.
-    const size_t own = dimensions.size() == core.size() ? 0 : rank_;
-    bool matches = dimensions.size() == own + core.size() && core.size() <= kMaxCoreRank;
-    for (size_t i = 0; matches && i < own; ++i) {
+    const size_t batch_axes = dimensions.size() == core.size() ? 0 : rank_;
+    bool matches = dimensions.size() == batch_axes + core.size() && core.size() <= kMaxCoreRank;
+    for (size_t i = 0; matches && i < batch_axes; ++i) {
       matches = dimensions[i] == 1 || dimensions[i] == batch_[i];
     }
     size_t axis = 0;
     for (int64_t expected : core) {
       if (!matches) break;
-      result.core[axis] = dimensions[own + axis];
+      result.core[axis] = dimensions[batch_axes + axis];
       matches = expected == kAnySize || expected == result.core[axis];
       ++axis;
     }
@@ -192,8 +192,8 @@ class Call {
     result.map.rank = static_cast<int32_t>(rank_);
     for (size_t i = rank_; i-- > 0;) {
       result.map.size[i] = batch_[i];
-      result.map.stride[i] = own == 0 || dimensions[i] == 1 ? 0 : stride;
-      if (own != 0) stride *= dimensions[i];
+      result.map.stride[i] = batch_axes == 0 || dimensions[i] == 1 ? 0 : stride;
+      if (batch_axes != 0) stride *= dimensions[i];
     }
     return result;
   }

@@ -14,9 +14,9 @@
 
 // The same for long functions on rare paths, which are not inlined.
 #ifdef __CUDACC__
-#define JAXKERN_HD_APART [[maybe_unused]] static __host__ __device__ __noinline__
+#define JAXKERN_HD_NOINLINE [[maybe_unused]] static __host__ __device__ __noinline__
 #else
-#define JAXKERN_HD_APART [[maybe_unused]] static __attribute__((noinline))
+#define JAXKERN_HD_NOINLINE [[maybe_unused]] static __attribute__((noinline))
 #endif
 
 // The same for member functions, which cannot have internal linkage.

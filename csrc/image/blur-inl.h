@@ -21,15 +21,15 @@ template <typename Element>
 inline Doubles load_doubles(const Element* from) {
 #if defined(__AVX2__)
   typedef float Narrow __attribute__((vector_size(4 * kDoubles), aligned(4), may_alias));
-  typedef int32_t Whole __attribute__((vector_size(4 * kDoubles)));
+  typedef int32_t NarrowInts __attribute__((vector_size(4 * kDoubles)));
   if constexpr (sizeof(Element) == 4) {
     return __builtin_convertvector(*reinterpret_cast<const Narrow*>(from), Doubles);
   } else if constexpr (kDoubles == 8) {
-    const __m256i whole = _mm256_cvtepu8_epi32(_mm_loadu_si64(from));
-    return __builtin_convertvector((Whole)whole, Doubles);
+    const __m256i ints = _mm256_cvtepu8_epi32(_mm_loadu_si64(from));
+    return __builtin_convertvector((NarrowInts)ints, Doubles);
   } else {
-    const __m128i whole = _mm_cvtepu8_epi32(_mm_loadu_si32(from));
-    return __builtin_convertvector((Whole)whole, Doubles);
+    const __m128i ints = _mm_cvtepu8_epi32(_mm_loadu_si32(from));
+    return __builtin_convertvector((NarrowInts)ints, Doubles);
   }
 #else
   Doubles all = {};

@@ -128,8 +128,8 @@ struct ProgramBody : ProgramColours<T, C, Block> {
     warp.perspective = code == Code::kPerspective;
     if (code == Code::kTurn) {
       matrix[6] = matrix[7] = 0;
-      warp.in_width = whole_of(shared.values[6], 1, width);
-      warp.in_height = whole_of(shared.values[7], 1, height);
+      warp.in_width = clamp_to_int(shared.values[6], 1, width);
+      warp.in_height = clamp_to_int(shared.values[7], 1, height);
       // Pack the rows of the image.
       const int64_t row = static_cast<int64_t>(warp.in_width) * C;
       each(row * warp.in_height,
@@ -246,19 +246,19 @@ struct ProgramBody : ProgramColours<T, C, Block> {
 
   JAXKERN_HD_MEMBER void mean_step(Code code, bool* has_mean) {
     const ProgramMemory memory = program_memory(call);
-    T* const kept = reinterpret_cast<T*>(scratch + memory.kept);
+    T* const kept_image = reinterpret_cast<T*>(scratch + memory.kept_image);
     float* const sum = reinterpret_cast<float*>(scratch + memory.sum);
     const float weight = shared.values[0];
     if (code == Code::kKeep) {
       each(call.elements(), [&](int64_t i) {
-        kept[i] = image[i];
+        kept_image[i] = image[i];
         sum[i] = static_cast<float>(image[i]) * weight;
       });
       *has_mean = true;
     } else if (*has_mean && code == Code::kAdd) {
       each(call.elements(), [&](int64_t i) {
         sum[i] += static_cast<float>(image[i]) * weight;
-        image[i] = kept[i];
+        image[i] = kept_image[i];
       });
     } else if (*has_mean) {
       each(call.elements(),

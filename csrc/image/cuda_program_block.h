@@ -41,15 +41,15 @@ struct ProgramShared {
 // Global memory of one block: a second image and, if steps declare them, the kept image and the sum
 // of a mean, the column sums of a blur, and the random numbers and the field of an elastic warp.
 struct ProgramMemory {
-  int64_t kept, sum, columns, numbers, field, bytes;  // offsets, and the total size
+  int64_t kept_image, sum, columns, numbers, field, bytes;  // offsets, and the total size
 };
 JAXKERN_HD ProgramMemory program_memory(const ProgramCall& call) {
   const auto padded = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
   const int64_t image = padded(call.image_bytes());
   const bool means = call.has_means();
   ProgramMemory memory = {};
-  memory.kept = image;
-  memory.sum = memory.kept + (means ? image : 0);
+  memory.kept_image = image;
+  memory.sum = memory.kept_image + (means ? image : 0);
   memory.columns = memory.sum + (means ? padded(call.elements() * 4) : 0);
   const bool fields = call.has_fields();
   const int64_t of_field = padded(static_cast<int64_t>(call.height) * call.width * 8);

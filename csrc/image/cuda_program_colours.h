@@ -82,7 +82,7 @@ struct ProgramColours : ProgramBlock<T, C, Block> {
         map_colours([](float* r, float* g, float* b) { *r = *g = *b = luma(*r, *g, *b, T()); });
       } else if (code == Code::kPermute) {
         int32_t from[3];
-        for (int32_t c = 0; c < 3; ++c) from[c] = whole_of(shared.values[c], 0, 2);
+        for (int32_t c = 0; c < 3; ++c) from[c] = clamp_to_int(shared.values[c], 0, 2);
         each(pixels, [&](int64_t i) {
           T* const at = image + i * C;
           const T colour[3] = {at[0], at[1], at[2]};
@@ -151,7 +151,7 @@ struct ProgramColours : ProgramBlock<T, C, Block> {
   }
 
   JAXKERN_HD_MEMBER void posterize() {
-    const int32_t bits = whole_of(shared.values[0], 0, 8);
+    const int32_t bits = clamp_to_int(shared.values[0], 0, 8);
     if constexpr (kBytes) {
       map([&](int32_t, T x) { return posterize_level(x, bits); });
     } else {

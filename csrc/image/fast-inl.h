@@ -262,9 +262,9 @@ inline bool prepare_fast(const Plan& plan, const Sample& sample, Arena arena, Fa
                  fast.together);
   const float one = 1.f, zero = 0.f;
   fill_pattern(fast.plain, &one, &zero, 1.f, 1);
-  const bool stream = !plan.kept && static_cast<int64_t>(segment.height) * segment.width *
-                                            channels * dtype_bytes(plan.output_dtype) >=
-                                        kStreamBytes;
+  const bool stream = !plan.stays_in_cache && static_cast<int64_t>(segment.height) * segment.width *
+                                                      channels * dtype_bytes(plan.output_dtype) >=
+                                                  kStreamBytes;
   fast.store = choose_finish(plan.output_dtype, segment.rounding, stream);
   fast.stage = choose_finish(Dtype::kF32, Rounding::kKeep, false);
   return true;

@@ -145,15 +145,15 @@ __attribute__((noinline)) void bilinear_column_taps(const Segment& segment, cons
 // Computes the first tap and the weights of resampled column i. Unused entries of the `room`
 // weights are set to 0. Returns the sum of the weights.
 inline float window_weights(const Segment& segment, const Geometry& g, int32_t i, int32_t room,
-                            int32_t& first, float* own) {
+                            int32_t& first, float* weights) {
   if (is_bicubic(segment.filter)) {
     const BicubicWindow window = bicubic_window(segment.filter, i, g.box_width, g.resampled_width);
     float total = 0;
     first = window.begin;
     for (int32_t t = 0; t < room; ++t) {
       const int32_t j = window.begin + t;
-      own[t] = j < window.end ? bicubic_weight(window, j) : 0.f;
-      total += own[t];
+      weights[t] = j < window.end ? bicubic_weight(window, j) : 0.f;
+      total += weights[t];
     }
     return total;
   }
@@ -163,7 +163,7 @@ inline float window_weights(const Segment& segment, const Geometry& g, int32_t i
   for (int32_t t = 0; t < room; ++t) {
     const int32_t j = window.begin + t;
     const int64_t height = j < window.end ? antialias_height(window, j) : 0;
-    own[t] = static_cast<float>(height);
+    weights[t] = static_cast<float>(height);
     total += height;
   }
   return static_cast<float>(total);
@@ -176,12 +176,12 @@ inline bool window_column_taps(const Segment& segment, const Geometry& g, int32_
   if (!weight) return false;
   float largest = 0;
   for (int32_t k = 0; k < taps.count; ++k) {
-    float* own = weight + static_cast<int64_t>(k) * room;
+    float* weights = weight + static_cast<int64_t>(k) * room;
     const float scale = 1.f / window_weights(segment, g, shown_column(segment, g, begin + k), room,
-                                             taps.first[k], own);
+                                             taps.first[k], weights);
     for (int32_t t = 0; t < room; ++t) {
-      own[t] *= scale;
-      largest = own[t] > largest ? own[t] : largest;
+      weights[t] *= scale;
+      largest = weights[t] > largest ? weights[t] : largest;
     }
   }
   // Long filters have small weights, which can have more fractional bits.
@@ -190,14 +190,14 @@ inline bool window_column_taps(const Segment& segment, const Geometry& g, int32_
     ++taps.bits;
   const float one = static_cast<float>(1 << taps.bits);
   for (int32_t k = 0; k < taps.count; ++k) {
-    const float* own = weight + static_cast<int64_t>(k) * room;
+    const float* weights = weight + static_cast<int64_t>(k) * room;
     // Rounding the running sums makes the weights add up to exactly one.
     float sum = 0;
     int32_t before = 0;
     for (int32_t p = 0; p < taps.pairs; ++p) {
-      sum += own[2 * p];
+      sum += weights[2 * p];
       const int32_t middle = static_cast<int32_t>(sum * one + .5f);
-      sum += own[2 * p + 1];
+      sum += weights[2 * p + 1];
       const int32_t after =
           p + 1 == taps.pairs ? 1 << taps.bits : static_cast<int32_t>(sum * one + .5f);
       taps.pair[static_cast<int64_t>(p) * taps.count + k] =
@@ -232,12 +232,12 @@ __attribute__((noinline)) bool arrange(const ColumnTaps& taps, int32_t channels,
     // With two windows, the first serves the lane's first pixel (or the first two of four), and the
     // second the others.
     for (int w = 0; w == 0 || w < kWindows; ++w) {
-      bool own[kValues];
+      bool in_window[kValues];
       int32_t low = INT32_MAX, high = 0;
       for (int e = 0; e < kValues; ++e) {
-        own[e] = kWindows < 2 || (kTogether == 1 ? e / 2 : pixel[e] != pixel[0]) == w;
-        low = own[e] && byte[e] < low ? byte[e] : low;
-        high = own[e] && byte[e] > high ? byte[e] : high;
+        in_window[e] = kWindows < 2 || (kTogether == 1 ? e / 2 : pixel[e] != pixel[0]) == w;
+        low = in_window[e] && byte[e] < low ? byte[e] : low;
+        high = in_window[e] && byte[e] > high ? byte[e] : high;
       }
       if (low == INT32_MAX) low = high = byte[0];
       if (high - low + channels > 15) return false;
@@ -246,8 +246,9 @@ __attribute__((noinline)) bool arrange(const ColumnTaps& taps, int32_t channels,
       columns.offset[at] = low;
       uint32_t word[kValues];
       for (int e = 0; e < kValues; ++e)
-        word[e] = own[e] ? 0x80008000u + static_cast<uint32_t>(byte[e] - low) * 0x10001u + next
-                         : 0x80808080u;
+        word[e] = in_window[e]
+                      ? 0x80008000u + static_cast<uint32_t>(byte[e] - low) * 0x10001u + next
+                      : 0x80808080u;
       memcpy(columns.mask + 16 * at, word, sizeof word);
     }
     for (int32_t k = 0; k < taps.pairs; ++k) {

@@ -73,10 +73,10 @@ __attribute__((target("avx512vbmi"))) void look_up_bytes(const uint8_t* from, in
       const __mmask64 high = _mm512_movepi8_mask(x);
       __m512i value = x;
       for (int c = 0; c < kColours; ++c) {
-        const __m512i found =
+        const __m512i levels =
             _mm512_mask_blend_epi8(high, _mm512_permutex2var_epi8(part[c][0], x, part[c][1]),
                                    _mm512_permutex2var_epi8(part[c][2], x, part[c][3]));
-        value = C == 1 ? found : _mm512_mask_blend_epi8(channel[p][c], value, found);
+        value = C == 1 ? levels : _mm512_mask_blend_epi8(channel[p][c], value, levels);
       }
       _mm512_storeu_si512(to + i + 64 * p, value);
     }

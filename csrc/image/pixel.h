@@ -27,7 +27,7 @@ JAXKERN_HD Blend blend_of(const float* values) {
 }
 
 // Rounds to the nearest integer within bounds.
-JAXKERN_HD int32_t whole_of(float x, int32_t low, int32_t high) {
+JAXKERN_HD int32_t clamp_to_int(float x, int32_t low, int32_t high) {
   const float least = static_cast<float>(low), most = static_cast<float>(high);
   return static_cast<int32_t>(rintf(x < least ? least : (x > most ? most : x)));
 }
@@ -115,7 +115,7 @@ JAXKERN_HD void turn_hue(float shift, float* red, float* green, float* blue) {
   hue = hue + shift;
   hue = hue - floorf(hue);
   hue = hue - floorf(hue);  // rounding can give 1
-  const float scaled = hue * 6.f, whole = floorf(scaled), part = scaled - whole;
+  const float scaled = hue * 6.f, sextant = floorf(scaled), part = scaled - sextant;
   const float grown = share * part, rest = 1.f - share;
   const auto within = [](float x) { return kLevels ? x : unit_of(x); };
   const float p = within(rest * value);
@@ -123,8 +123,8 @@ JAXKERN_HD void turn_hue(float shift, float* red, float* green, float* blue) {
   const float t = within((grown + rest) * value);
   // Sextants are compared as floats, and NaN is below all of them. There is one choice per line,
   // because compilers turn nested choices into branches.
-  const bool below1 = !(whole >= 1.f), below2 = !(whole >= 2.f), below3 = !(whole >= 3.f),
-             below4 = !(whole >= 4.f), below5 = !(whole >= 5.f);
+  const bool below1 = !(sextant >= 1.f), below2 = !(sextant >= 2.f), below3 = !(sextant >= 3.f),
+             below4 = !(sextant >= 4.f), below5 = !(sextant >= 5.f);
   float x = below5 ? t : value;
   x = below4 ? p : x;
   x = below2 ? q : x;
@@ -254,8 +254,8 @@ JAXKERN_HD void put_pixel(const Element* pixel, Element* out) {
 
 // Computes a pixel in float64, for any point.
 template <typename Element, int32_t kChannels>
-JAXKERN_HD_APART void blend_pixel(const Warp& warp, const Element* in, WarpPoint at,
-                                  const Element* outside, Element* out) {
+JAXKERN_HD_NOINLINE void blend_pixel(const Warp& warp, const Element* in, WarpPoint at,
+                                     const Element* outside, Element* out) {
   const double px = static_cast<double>(clamped_point(at.x, warp.in_width));
   const double py = static_cast<double>(clamped_point(at.y, warp.in_height));
   const double fx = floor(px), fy = floor(py);
@@ -318,7 +318,7 @@ JAXKERN_HD bool blend_inside(const Element* upper, const Element* lower, float a
 
 // Computes weight[t] for t from 0 to the reach and returns the reach. The weights of both sides add
 // up to 1.
-JAXKERN_HD_APART int32_t blur_weights(int32_t kernel, float sigma, double* weight) {
+JAXKERN_HD_NOINLINE int32_t blur_weights(int32_t kernel, float sigma, double* weight) {
   weight[0] = 1.0;
   if (!(sigma > 0.f)) return 0;
   const double twice = 2.0 * static_cast<double>(sigma) * static_cast<double>(sigma);

@@ -76,8 +76,8 @@ struct Plan {
   Segment segment[kMaxSegments];
   int32_t channels;  // 1, 3 or 4
   Dtype source_dtype, output_dtype;
-  Layout layout;      // of the output; sources are always [H, W, C]
-  bool kept = false;  // the output is read next, so it should stay in the cache
+  Layout layout;                // of the output; sources are always [H, W, C]
+  bool stays_in_cache = false;  // the output is read next, so it should stay in the cache
 };
 
 // Sets the segments from the arrays of an op's attributes: filter, erasures and rounding [S], and

@@ -56,15 +56,15 @@ class Mean {
 
   // Not inlined: compilers vectorize each of these loops, but not all of them in one function.
   template <int64_t kCount>
-  JAXKERN_HD_APART void begin_sum(const T* from, float weight, float* sum) {
+  JAXKERN_HD_NOINLINE void begin_sum(const T* from, float weight, float* sum) {
     for (int64_t i = 0; i < kCount; ++i) sum[i] = static_cast<float>(from[i]) * weight;
   }
   template <int64_t kCount>
-  JAXKERN_HD_APART void add_to_sum(const T* from, float weight, float* sum) {
+  JAXKERN_HD_NOINLINE void add_to_sum(const T* from, float weight, float* sum) {
     for (int64_t i = 0; i < kCount; ++i) sum[i] += static_cast<float>(from[i]) * weight;
   }
   template <int64_t kCount>
-  JAXKERN_HD_APART void end_sum(const float* sum, T* to) {
+  JAXKERN_HD_NOINLINE void end_sum(const float* sum, T* to) {
     if constexpr (sizeof(T) == 1) {
       for (int64_t i = 0; i < kCount; ++i) {
         // level_of, where the conversion truncates.
@@ -170,7 +170,7 @@ void table_step(Work<uint8_t, C>& work, Code code, const float* values) {
       return tables.then([&](int, uint8_t x) { return contrast_level(x, blend, mean); });
     }
     case Code::kPosterize: {
-      const int32_t bits = whole_of(values[0], 0, 8);
+      const int32_t bits = clamp_to_int(values[0], 0, 8);
       return tables.then([&](int, uint8_t x) { return posterize_level(x, bits); });
     }
     case Code::kSolarize: {
@@ -200,7 +200,7 @@ void table_step(Work<float, C>& work, Code code, const float* values) {
                            [&](int, float x) { return unit_of(x * blend.factor + mean); });
     }
     case Code::kPosterize: {
-      const float levels = static_cast<float>(1 << whole_of(values[0], 0, 8));
+      const float levels = static_cast<float>(1 << clamp_to_int(values[0], 0, 8));
       return map_floats<C>(image, work.pixels, [&](int, float x) {
         const float level = floorf(x * levels), positive = level < 0.f ? 0.f : level;
         return (positive > levels - 1.f ? levels - 1.f : positive) * (1.f / levels);
@@ -251,7 +251,7 @@ void colour_step(Work<T, C>& work, Code code, const float* values) {
         return grayscale<T, C>(work.owned(), work.pixels);
       case Code::kPermute: {
         int32_t source[3];
-        for (int c = 0; c < 3; ++c) source[c] = whole_of(values[c], 0, 2);
+        for (int c = 0; c < 3; ++c) source[c] = clamp_to_int(values[c], 0, 2);
         return permute<T, C>(work.owned(), work.pixels, source);
       }
       default:
@@ -294,8 +294,8 @@ void warp_step(Work<T, C>& work, const ProgramStep& step, Code code, const float
   float map[kWarpCoefficients];
   memcpy(map, values, sizeof map);
   if (code == Code::kTurn) {
-    warp.in_width = whole_of(values[6], 1, work.width);
-    warp.in_height = whole_of(values[7], 1, work.height);
+    warp.in_width = clamp_to_int(values[6], 1, work.width);
+    warp.in_height = clamp_to_int(values[7], 1, work.height);
     map[6] = map[7] = 0.f;
     // Pack the rows of the image. In this order no row overwrites one that is read later.
     T* const image = work.owned();

@@ -25,7 +25,7 @@ struct NoiseKey {
 JAXKERN_HD NoiseKey key_of(const float* values) {
   uint32_t part[4];
   for (int32_t k = 0; k < 4; ++k)
-    part[k] = static_cast<uint32_t>(whole_of(values[kProgramValues - 4 + k], 0, 0xFFFF));
+    part[k] = static_cast<uint32_t>(clamp_to_int(values[kProgramValues - 4 + k], 0, 0xFFFF));
   return {{part[0] | part[1] << 16, part[2] | part[3] << 16}};
 }
 
@@ -131,7 +131,7 @@ struct Box {
 // Returns the box (top, left, height, width) clipped to an image.
 JAXKERN_HD Box box_of(const float* values, int32_t height, int32_t width) {
   int32_t at[4];
-  for (int32_t k = 0; k < 4; ++k) at[k] = whole_of(values[k], -(1 << 24), 1 << 24);
+  for (int32_t k = 0; k < 4; ++k) at[k] = clamp_to_int(values[k], -(1 << 24), 1 << 24);
   const auto within = [](int32_t index, int32_t side) {
     return index < 0 ? 0 : (index < side ? index : side);
   };

@@ -141,7 +141,7 @@ std::string set_stages(const StagesAttributes& in, Stages* stages) {
     plan.source_dtype = dtype;
     plan.output_dtype = static_cast<Dtype>(in.dtype[at]);
     plan.layout = last ? static_cast<Layout>(in.layout) : Layout::kNHWC;
-    plan.kept = !last || steps > 0;
+    plan.stays_in_cache = !last || steps > 0;
     if (segments > 0) {
       set_segments(part(in.filter, segment, segments), part(in.size, segment, segments, 2),
                    part(in.erasures, segment, segments), part(in.rounding, segment, segments),
@@ -160,7 +160,7 @@ std::string set_stages(const StagesAttributes& in, Stages* stages) {
              std::to_string(height) + " x " + std::to_string(width) + " (0 x 0: of several sizes)";
     }
     dtype = plan.output_dtype;
-    if (plan.kept && (!is_program_dtype(dtype) || plan.layout != Layout::kNHWC)) {
+    if (plan.stays_in_cache && (!is_program_dtype(dtype) || plan.layout != Layout::kNHWC)) {
       return "attributes 'dtype' and 'layout' of stage " + std::to_string(k) +
              ": expected 0 (uint8) or 3 (float32), and 0 (NHWC), before a program or chain, got " +
              std::to_string(in.dtype[at]) + " and " + std::to_string(in.layout);

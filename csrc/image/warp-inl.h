@@ -94,9 +94,9 @@ void fill_tile(const Warp& warp, const Points& points, int32_t row, int32_t firs
     WarpLanes lanes = {
         lanes_below(x, width - second) & lanes_below(y, height - second) & lanes_below(offset, end),
         0};
-    if (lanes.ready != kWholeGroup) {
-      lanes.outside = kWholeGroup & ~(lanes_below(x + second, width + second) &
-                                      lanes_below(y + second, height + second));
+    if (lanes.ready != kAllLanes) {
+      lanes.outside = kAllLanes & ~(lanes_below(x + second, width + second) &
+                                    lanes_below(y + second, height + second));
       const GroupInt bit = 1 << lane_numbers();
       offset = (static_cast<int32_t>(lanes.ready) & bit) != 0 ? offset : GroupInt{};
     }
@@ -131,7 +131,7 @@ void warp_rows(const Warp& warp, const Element* in, const Points& points, Elemen
         Element* const at = complete ? to : part;
         const uint32_t* const offset = tile.offset + k;
         const WarpLanes lanes = tile.lanes[k / kGroup];
-        uint32_t single = kWholeGroup & ~(lanes.ready | lanes.outside);
+        uint32_t single = kAllLanes & ~(lanes.ready | lanes.outside);
         uint32_t outside = lanes.outside;
         if (!complete) single &= (1u << (count - k)) - 1;  // lanes beyond the row have no point
         if (lanes.ready != 0) {
@@ -141,7 +141,7 @@ void warp_rows(const Warp& warp, const Element* in, const Points& points, Elemen
             blend_group<Element, kChannels>(in, image.in_row, offset, tile.across + k,
                                             tile.down + k, lanes.ready, at);
           }
-        } else if (outside == kWholeGroup) {
+        } else if (outside == kAllLanes) {
           memcpy(at, blank, sizeof blank);
           outside = 0;
         }

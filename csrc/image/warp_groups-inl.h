@@ -34,7 +34,7 @@ constexpr int32_t kGroup = 8;
 #else
 constexpr int32_t kGroup = 4;
 #endif
-constexpr uint32_t kWholeGroup = (1u << kGroup) - 1;  // bit mask of all lanes
+constexpr uint32_t kAllLanes = (1u << kGroup) - 1;  // bit mask of all lanes
 typedef float GroupFloat __attribute__((vector_size(4 * kGroup)));
 typedef int32_t GroupInt __attribute__((vector_size(4 * kGroup)));
 typedef uint32_t GroupBits __attribute__((vector_size(4 * kGroup)));
@@ -50,13 +50,13 @@ inline GroupInt lane_numbers() {
 
 // Rounds down, or to the nearest integer with ties to even.
 template <bool kNearest>
-inline GroupFloat whole_numbers(GroupFloat x) {
+inline GroupFloat round_group(GroupFloat x) {
 #if defined(__SSE4_1__)
   constexpr int kMode =
       (kNearest ? _MM_FROUND_TO_NEAREST_INT : _MM_FROUND_TO_NEG_INF) | _MM_FROUND_NO_EXC;
 #endif
 #if defined(__AVX512BW__)
-  return _mm512_mask_roundscale_ps(x, kWholeGroup, x, kMode);
+  return _mm512_mask_roundscale_ps(x, kAllLanes, x, kMode);
 #elif defined(__AVX2__) && defined(__FMA__)
   return _mm256_round_ps(x, kMode);
 #elif defined(__SSE4_1__)
@@ -94,9 +94,9 @@ inline GroupInt shown_pixels(GroupFloat point, int32_t side, GroupFloat* weight)
   const GroupFloat beyond = static_cast<float>(side) + 1.f - GroupFloat{};
   point = point > before ? point : before;
   point = point < beyond ? point : beyond;
-  const GroupFloat whole = whole_numbers<kNearest>(point);
-  *weight = point - whole;
-  return __builtin_convertvector(whole, GroupInt);
+  const GroupFloat rounded = round_group<kNearest>(point);
+  *weight = point - rounded;
+  return __builtin_convertvector(rounded, GroupInt);
 }
 
 #if defined(__AVX2__) && defined(__FMA__)
@@ -115,8 +115,8 @@ inline void load_pairs(const uint8_t* in, const volatile uint32_t* offset, Group
                                                 pair(9), pair(12), pair(13));
   const __m512 odd = (__m512)_mm512_setr_epi64(pair(2), pair(3), pair(6), pair(7), pair(10),
                                                pair(11), pair(14), pair(15));
-  *first = (GroupBits)_mm512_maskz_shuffle_ps(kWholeGroup, even, odd, 0x88);
-  *second = (GroupBits)_mm512_maskz_shuffle_ps(kWholeGroup, even, odd, 0xdd);
+  *first = (GroupBits)_mm512_maskz_shuffle_ps(kAllLanes, even, odd, 0x88);
+  *second = (GroupBits)_mm512_maskz_shuffle_ps(kAllLanes, even, odd, 0xdd);
 #else
   const __m256 even = (__m256)_mm256_setr_epi64x(pair(0), pair(1), pair(4), pair(5));
   const __m256 odd = (__m256)_mm256_setr_epi64x(pair(2), pair(3), pair(6), pair(7));
@@ -153,8 +153,8 @@ inline void store_levels(GroupBits levels, uint8_t* out) {
 #if defined(__AVX512BW__)
     const __m512i order = _mm512_setr_epi32(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 15, 15, 15, 15);
     const __m512i apart =
-        _mm512_shuffle_epi8((__m512i)levels, _mm512_maskz_broadcast_i32x4(kWholeGroup, three));
-    const __m512i packed = _mm512_maskz_permutexvar_epi32(kWholeGroup, order, apart);
+        _mm512_shuffle_epi8((__m512i)levels, _mm512_maskz_broadcast_i32x4(kAllLanes, three));
+    const __m512i packed = _mm512_maskz_permutexvar_epi32(kAllLanes, order, apart);
     _mm512_mask_storeu_epi32(out, 0xfff, packed);
 #else
     const __m256i order = _mm256_setr_epi32(0, 1, 2, 4, 5, 6, 7, 7);
@@ -178,7 +178,7 @@ inline uint32_t blend_bytes(const uint8_t* in, int64_t in_row, const uint32_t* o
   load_pairs<kChannels>(in, offset, &upper[0], &upper[1]);
   load_pairs<kChannels>(in + in_row, offset, &lower[0], &lower[1]);
   GroupBits levels = {};
-  uint32_t certain = kWholeGroup;
+  uint32_t certain = kAllLanes;
   // Four operations are rounded, by at most 2^-17 each: the blends along the two rows, whose errors
   // are averaged, their difference and its blend. 2^-15 bounds the sum.
   const float certain_bound = 0.5f - 0x1p-15f;
@@ -205,7 +205,7 @@ inline uint32_t blend_bytes(const uint8_t* in, int64_t in_row, const uint32_t* o
   }
   if constexpr (kChannels == 4) channel(std::integral_constant<int32_t, 3>());
   store_levels<kChannels>(levels, out);
-  return ~certain & kWholeGroup;
+  return ~certain & kAllLanes;
 }
 #endif
 
@@ -228,7 +228,7 @@ template <typename Element, int32_t kChannels>
 inline void copy_group(const Element* in, const uint32_t* offset, Element* out) {
   GroupInt from;
   memcpy(&from, offset, sizeof from);
-  if (lanes_below(from - from[0] - lane_numbers() * kChannels, 1) == kWholeGroup) {
+  if (lanes_below(from - from[0] - lane_numbers() * kChannels, 1) == kAllLanes) {
     memcpy(out, in + offset[0], kGroup * kChannels * sizeof(Element));
     return;
   }

@@ -75,7 +75,7 @@ def bench(
     as_json: bool,
 ) -> int:
     """Compare the native kernels with pure JAX here, after a check of their values."""
-    check_output(as_json, plot)
+    check_output(not as_json, plot)
     from jaxkern.benchmarking.saved import DIRECTORY, save
     from jaxkern.cli.bench_cases import select_cases
     from jaxkern.core.client import start_backend
@@ -180,7 +180,7 @@ def _print_cases(
 )
 def roofline(cases: tuple[str, ...], plot: Path | None, as_json: bool) -> int:
     """Compare the package's ops with the measured ceilings of this machine."""
-    check_output(as_json, plot)
+    check_output(not as_json, plot)
     from jaxkern.cli.bench_cases import prepare_case, select_cases
     from jaxkern.core.client import start_backend
     from jaxkern.performance import Roofline, roofline_analysis
@@ -234,7 +234,7 @@ def _roofline_row(name: str, result: Any) -> list[str]:
 )
 def device(measure: bool, plot: Path | None, as_json: bool) -> int:
     """Report the devices, cores and memory that this process may use."""
-    check_output(as_json, plot)
+    check_output(has_table=False, plot=plot)
     from jaxkern.device import benchmark_device_performance, get_device_status
 
     status = get_device_status()
@@ -253,22 +253,6 @@ def device(measure: bool, plot: Path | None, as_json: bool) -> int:
         figures = performance.as_dict() if performance is not None else None
         print_json({"status": status.as_dict(), "performance": figures})
         return 0
-
-    def gib(size: int | None) -> str:
-        return "unknown" if size is None else f"{size / 2**30:.2f}"
-
-    columns = ["device", "platform", "process", "memory, GiB", "in use, GiB"]
-    rows = [
-        [
-            f"{device.kind} {device.id}",
-            device.platform,
-            str(device.process_index),
-            gib(device.memory_bytes),
-            gib(device.memory_in_use_bytes),
-        ]
-        for device in status.devices
-    ]
-    print_table("JAX's devices", columns, rows)
     print(status)
     if performance is not None:
         print(f"\n{performance}")

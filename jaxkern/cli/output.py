@@ -60,14 +60,14 @@ def print_error(error: BaseException, notes: Sequence[str] = ()) -> int:
     return 1 if isinstance(error, OSError) and error.errno in _DISK_ERRORS else 2
 
 
-def check_output(as_json: bool, plot: Path | None) -> None:
+def check_output(has_table: bool, plot: Path | None) -> None:
     """Check that tables and plots can be made, before any work is done for them.
 
     Raises:
       MissingExtraError: if rich or matplotlib is required but not installed.
       ValueError: if matplotlib does not support the plot's suffix.
     """
-    if not as_json:
+    if has_table:
         _require("rich", "tables need rich, which is not installed: pip install 'jaxkern[cli]', or "
                  "use --json")  # fmt: skip
     if plot is None:

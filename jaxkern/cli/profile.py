@@ -60,7 +60,7 @@ def profile(
 
     ARGUMENTS are those of the script. With --json its output goes to standard error.
     """
-    check_output(as_json, plot)
+    check_output(not as_json, plot)
     from jaxkern.benchmarking.saved import DIRECTORY
     from jaxkern.benchmarking.tracing import trace
     from jaxkern.core.client import start_backend

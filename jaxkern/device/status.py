@@ -88,7 +88,8 @@ class DeviceStatus:
             if device.memory_bytes is not None:
                 used = device.memory_in_use_bytes or 0
                 memory = f", {used / GIB:.1f} of {device.memory_bytes / GIB:.1f} GiB in use"
-            facts.append((f"{device.platform}:{device.id}", f"{device.kind}{memory}"))
+            process = f", process {device.process_index}" if device.process_index else ""
+            facts.append((f"{device.platform}:{device.id}", f"{device.kind}{process}{memory}"))
         counts = (self.affinity_cpus, self.cgroup_cpus, self.slurm_cpus)
         names = ("affinity", "control group", "SLURM")
         limits = [f"{n} by {name}" for n, name in zip(counts, names, strict=True) if n is not None]

@@ -32,22 +32,28 @@ class SymbolicError(TypeError):
     """``forward`` needs a value while its graph is recorded on placeholders."""
 
 
-class Placeholder:
-    """A value in a graph that is being recorded: an input, or the result of an operation.
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """A value in a graph: input ``-1 - source``, or the result of operation ``source``.
 
-    ``_source`` is the index of the operation, or ``-1 - i`` for input ``i``; ``_path`` are the keys
-    to look up in the value; ``_is_jax`` tells whether arithmetic on it is JAX code.
+    ``path`` are keys to look up in the value.
     """
 
-    def __init__(self, recorder: Recorder, source: int, is_jax: bool, path: Any = ()) -> None:
-        self._recorder, self._source, self._path = recorder, source, path
-        self._is_jax = is_jax
+    source: int
+    path: tuple[Any, ...] = ()
+
+
+class Placeholder:
+    """A value while a graph is recorded; ``_is_jax`` tells whether arithmetic on it is JAX code."""
+
+    def __init__(self, recorder: Recorder, reference: Reference, is_jax: bool) -> None:
+        self._recorder, self._reference, self._is_jax = recorder, reference, is_jax
 
     def __getitem__(self, key: Any) -> Placeholder:
-        if type(key) in (str, int):
-            path = (*self._path, key)
-            return Placeholder(self._recorder, self._source, self._is_jax, path)
-        return self._recorder.add_arithmetic(python.getitem, self, key)
+        if type(key) not in (str, int):
+            return self._recorder.add_arithmetic(python.getitem, self, key)
+        source, path = self._reference.source, (*self._reference.path, key)
+        return Placeholder(self._recorder, Reference(source, path), self._is_jax)
 
     def _refuse(self, action: str) -> Any:
         raise SymbolicError(
@@ -105,7 +111,7 @@ _define_operators()
 
 @dataclasses.dataclass
 class Operation:
-    """A recorded call of ``op``, whose arguments contain placeholders."""
+    """A recorded call of ``op``, whose arguments contain references."""
 
     index: int
     name: str
@@ -119,8 +125,7 @@ class Operation:
     @functools.cached_property
     def after(self) -> list[int]:
         """The operations whose results it needs."""
-        sources = {p._source for p in _placeholders((self.args, self.kwargs))}
-        return sorted(i for i in sources if i >= 0)
+        return sorted(i for i in _sources((self.args, self.kwargs)) if i >= 0)
 
 
 @dataclasses.dataclass
@@ -147,14 +152,17 @@ class Recorder:
 
         If recording fails, attributes of the operator that ``forward`` has set are restored.
         """
-        inputs = [Placeholder(self, -1 - i, isinstance(x, jax.Array)) for i, x in enumerate(leaves)]
+        inputs = [
+            Placeholder(self, Reference(-1 - i), isinstance(x, jax.Array))
+            for i, x in enumerate(leaves)
+        ]
         args, kwargs = jax.tree.unflatten(tree, inputs)
         context = CONTEXT.get() or CallContext()
         token = CONTEXT.set(dataclasses.replace(context, recorder=self))
         attributes = getattr(getattr(forward, "__self__", None), "__dict__", {})
         before = dict(attributes)
         try:
-            return forward(*args, **kwargs)
+            return _to_references(forward(*args, **kwargs))
         except BaseException:
             attributes.clear()
             attributes.update(before)
@@ -164,7 +172,7 @@ class Recorder:
 
     def has_placeholders(self, arguments: Any) -> bool:
         """Return True if the arguments of a call contain placeholders."""
-        return bool(_placeholders(arguments))
+        return any(type(leaf) is Placeholder for leaf in jax.tree.leaves(arguments))
 
     def add_call(self, op: Any, args: Any, kwargs: Any) -> Any:
         """Record a call."""
@@ -186,8 +194,9 @@ class Recorder:
         name, index = name_of(op), len(self.operations)
         count = sum(other.name.split("#")[0] == name for other in self.operations)
         name = f"{name}#{count + 1}" if count else name
+        args, kwargs = _to_references((args, kwargs))
         self.operations.append(Operation(index, name, op, args, kwargs, host, reason))
-        return Placeholder(self, index, not host)
+        return Placeholder(self, Reference(index), not host)
 
 
 def contains_host(op: Operator) -> bool:
@@ -199,17 +208,21 @@ def contains_host(op: Operator) -> bool:
     )
 
 
-def _placeholders(tree: Any) -> list[Placeholder]:
-    return [leaf for leaf in jax.tree.leaves(tree) if type(leaf) is Placeholder]
+def _to_references(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x._reference if type(x) is Placeholder else x, tree)
+
+
+def _sources(tree: Any) -> set[int]:
+    return {leaf.source for leaf in jax.tree.leaves(tree) if type(leaf) is Reference}
 
 
 def _resolve(tree: Any, values: dict[int, Any]) -> Any:
-    """Replace the placeholders of a tree by values."""
+    """Replace references in a tree by values, where these are known."""
 
     def value(leaf: Any) -> Any:
-        if type(leaf) is not Placeholder:
+        if type(leaf) is not Reference or leaf.source not in values:
             return leaf
-        return functools.reduce(python.getitem, leaf._path, values[leaf._source])
+        return functools.reduce(python.getitem, leaf.path, values[leaf.source])
 
     return jax.tree.map(value, tree)
 
@@ -237,7 +250,7 @@ def _make_parts(operations: list[Operation], result: Any) -> list[Part]:
 
     ordered = sorted(groups.values(), key=position)
     part_of = {operation.index: n for n, group in enumerate(ordered) for operation in group}
-    used = {p._source for p in _placeholders(result)}
+    used = _sources(result)
     parts = []
     for number, group in enumerate(ordered):
         name = " + ".join(operation.name for operation in group)
@@ -248,26 +261,12 @@ def _make_parts(operations: list[Operation], result: Any) -> list[Part]:
     return parts
 
 
-@dataclasses.dataclass(frozen=True)
-class _Result:
-    """The result of an operation of the same program, in the arguments of another one."""
-
-    source: int
-    path: tuple[Any, ...]
-
-
 def _program(ops: list[Any], calls: list[Any], layout: Any) -> list[Any]:
     """Call the operations of a part; `JitFunction` compiles this for each structure of a part."""
     names, results = layout
     values: dict[int, Any] = {}
-
-    def value(leaf: Any) -> Any:
-        if isinstance(leaf, _Result):
-            return functools.reduce(python.getitem, leaf.path, values[leaf.source])
-        return leaf
-
     for (index, name), op, call in zip(names, ops, calls, strict=True):
-        args, kwargs = jax.tree.map(value, call)
+        args, kwargs = _resolve(call, values)
         try:
             values[index] = op(*args, **kwargs)
         except Exception as error:
@@ -327,9 +326,7 @@ class StructuralOp(Supervised):
         if len(parts) == 1 and not parts[0].operations[0].host and not current_options().deadline:
             run(parts[0])  # asynchronous, like any jitted function
         else:
-            tasks = [
-                Task(p.name, functools.partial(self._time_part, run, p), p.after) for p in parts
-            ]
+            tasks = [Task(p.name, functools.partial(run, p, True), p.after) for p in parts]
             run_tasks(tasks, self._name, self._workers)
         return _resolve(result, values)
 
@@ -341,33 +338,34 @@ class StructuralOp(Supervised):
             raise SymbolicError(f"structural_jit: {self._name} has no graph: {reason}") from error
         return f"runs as written, one call after another: {reason}"
 
-    def _time_part(self, run: Callable[[Part], None], part: Part) -> None:
+    def _run_part(self, values: dict[int, Any], part: Part, wait: bool = False) -> None:
+        """Add the results of a part to the values; with ``wait``, record the time."""
         started = time.perf_counter()
-        run(part)
-        part.seconds = time.perf_counter() - started
-
-    def _run_part(self, values: dict[int, Any], part: Part) -> None:
-        """Add the results of a part to the values."""
         operation = part.operations[0]
         if operation.host:
             args, kwargs = _resolve((operation.args, operation.kwargs), values)
-            values[operation.index] = jax.block_until_ready(operation.op(*args, **kwargs))
-            return
+            values[operation.index] = operation.op(*args, **kwargs)
+        else:
+            results = self._call_program(values, part)
+            values.update(zip(part.results, results, strict=True))
+        if wait:
+            jax.block_until_ready([values[i] for i in part.results])
+            part.seconds = time.perf_counter() - started
+
+    def _call_program(self, values: dict[int, Any], part: Part) -> list[Any]:
         members = {op.index for op in part.operations}
 
         def operand(leaf: Any) -> Any:
-            if type(leaf) is not Placeholder:
-                return leaf if is_array(leaf) else Static(leaf)
-            if leaf._source in members:
-                return _Result(leaf._source, leaf._path)
-            return _resolve(leaf, values)
+            if type(leaf) is Reference and leaf.source not in members:
+                return _resolve(leaf, values)
+            return leaf if is_array(leaf) else Static(leaf)
 
         ops = [op.op for op in part.operations]
         calls = [jax.tree.map(operand, (op.args, op.kwargs)) for op in part.operations]
         names = [(op.index, op.name) for op in part.operations]
         layout = Static((tuple(names), part.results))
-        results = self._program.call(ops, calls, layout)
-        values.update(zip(part.results, results, strict=True))
+        results: list[Any] = self._program.call(ops, calls, layout)
+        return results
 
     def explain(self) -> str:
         """Describe the graph of the last call.

@@ -187,11 +187,11 @@ bool check_chain(uint64_t seed, Statistics& statistics) {
   std::vector<unsigned char> pixels;
   std::vector<int64_t> offset;
   std::vector<int32_t> offset32, heights, widths;
-  BatchOperand place = {};
+  BatchOperand sizes = {};
   const size_t lead = ragged ? 0 : dtype_size(plan.source_dtype) * (seed % 5);
   if (ragged) {
-    place = batch_operand(random, shape, 1, true);
-    for (int64_t i = 0; i < place.items; ++i) {
+    sizes = batch_operand(random, shape, 1, true);
+    for (int64_t i = 0; i < sizes.items; ++i) {
       Case other = c;
       other.height += random.integer(0, 9);
       other.width += random.integer(0, 9);
@@ -203,8 +203,8 @@ bool check_chain(uint64_t seed, Statistics& statistics) {
       pixels.insert(pixels.end(), other.pixels.begin(), other.pixels.end());
     }
     call.buffer_size = static_cast<int64_t>(pixels.size());
-    if (place.items > 0 && random.chance(15)) {
-      const size_t bad = static_cast<size_t>(random.integer(0, place.items - 1));
+    if (sizes.items > 0 && random.chance(15)) {
+      const size_t bad = static_cast<size_t>(random.integer(0, sizes.items - 1));
       const int32_t kind = random.integer(0, 4);
       if (kind == 0) offset[bad] = -1;
       if (kind == 1) offset[bad] = call.buffer_size - (call.buffer_size > 9 ? 2 : 0);
@@ -277,9 +277,9 @@ bool check_chain(uint64_t seed, Statistics& statistics) {
   operands.set(kEraseValue, value_block.data.get(), value_at.map);
   if (ragged) {
     const void* const wide = offset_block.data.get();
-    operands.set(kOffset, call.wide_offset ? wide : offset32_block.data.get(), place.map);
-    operands.set(kHeight, height_block.data.get(), place.map);
-    operands.set(kWidth, width_block.data.get(), place.map);
+    operands.set(kOffset, call.wide_offset ? wide : offset32_block.data.get(), sizes.map);
+    operands.set(kHeight, height_block.data.get(), sizes.map);
+    operands.set(kWidth, width_block.data.get(), sizes.map);
   }
 
   const size_t bytes = output_bytes(plan), item = dtype_size(plan.output_dtype);
@@ -312,7 +312,7 @@ bool check_chain(uint64_t seed, Statistics& statistics) {
     sample.width = c.width;
     bool sound = true;
     if (ragged) {
-      const size_t at = static_cast<size_t>(place.map.offset(i));
+      const size_t at = static_cast<size_t>(sizes.map.offset(i));
       sample.height = heights[at];
       sample.width = widths[at];
       sound = is_in_buffer(offset[at], heights[at], widths[at], plan.channels, call.buffer_size);
@@ -434,14 +434,15 @@ bool check_mix(uint64_t seed, int64_t& in_vectors) {
   // The formula for element k of image i, in double.
   const auto formula = [&](int64_t i, int64_t k) -> Mixed {
     const int64_t at = k / call.together(), row = at / call.width % call.height;
-    const EraseBox own = box[static_cast<size_t>(box_at.map.offset(i) / 4)];
+    const EraseBox sample_box = box[static_cast<size_t>(box_at.map.offset(i) / 4)];
     const float part = lambda[static_cast<size_t>(lambda_at.map.offset(i))];
     const double a =
         element(call.dtype, x_values.data(), static_cast<size_t>(x_at.map.offset(i) + k));
     const double b =
         element(call.dtype, p_values.data(), static_cast<size_t>(partner_at.map.offset(i) + k));
-    const bool cut = row >= own.top && row < own.top + own.height && at % call.width >= own.left &&
-                     at % call.width < own.left + own.width;
+    const bool cut = row >= sample_box.top && row < sample_box.top + sample_box.height &&
+                     at % call.width >= sample_box.left &&
+                     at % call.width < sample_box.left + sample_box.width;
     const double value = cut ? b : static_cast<double>(part) * a + (1. - part) * b;
     return {value, cut || part == 1.f};
   };

@@ -33,7 +33,7 @@ void expect(bool condition, const std::string& what) {
 // A record of a case, and a producer that writes it.
 struct Record {
   const Case* chain;
-  int64_t place[3];
+  int64_t range[3];
   int32_t size[2];
   bool masked = false;
   uint8_t valid = 1;
@@ -41,12 +41,12 @@ struct Record {
   std::string message;
 
   Record(const Case& c, size_t bytes)
-      : chain(&c), place{0, 0, static_cast<int64_t>(bytes)}, size{c.height, c.width} {}
+      : chain(&c), range{0, 0, static_cast<int64_t>(bytes)}, size{c.height, c.width} {}
 
   // Returns true if the producer succeeded.
   bool run(const JaxkernProducer& abi) {
     output.assign(static_cast<size_t>(abi.output_bytes), 0xA5);
-    const void* rows[] = {place};
+    const void* rows[] = {range};
     const void* operands[] = {chain->geometry.data(),    chain->affine.data(),
                               chain->fill.data(),        chain->erase_box.data(),
                               chain->erase_value.data(), size};
@@ -91,9 +91,9 @@ Case jpeg_case(uint64_t seed, Bytes* encoded) {
   c.pixels.resize(static_cast<size_t>(c.height) * static_cast<size_t>(c.width) *
                   static_cast<size_t>(c.plan.channels));
   JpegDecoder decoder;
-  const std::string wrong = decoder.decode(encoded->data(), encoded->size(), c.plan.channels,
+  const std::string error = decoder.decode(encoded->data(), encoded->size(), c.plan.channels,
                                            1 << 20, {0, 0, c.height, c.width}, c.pixels.data());
-  if (!wrong.empty()) c.pixels.clear();  // a kind that this libjpeg does not decode
+  if (!error.empty()) c.pixels.clear();  // a kind that this libjpeg does not decode
   return c;
 }
 
@@ -157,8 +157,8 @@ void check_hostile(uint64_t seed) {
   for (int32_t i = 0; i < 8; ++i) {
     Record record(c, bytes.size());
     record.masked = random.chance(50);
-    if (random.chance(60)) record.place[random.integer(0, 2)] = edges[random.integer(0, 9)];
-    if (random.chance(20)) record.place[2] = random.integer(0, static_cast<int64_t>(bytes.size()));
+    if (random.chance(60)) record.range[random.integer(0, 2)] = edges[random.integer(0, 9)];
+    if (random.chance(20)) record.range[2] = random.integer(0, static_cast<int64_t>(bytes.size()));
     if (random.chance(30)) {
       record.size[random.integer(0, 1)] = static_cast<int32_t>(edges[random.integer(0, 9)]);
     }
@@ -229,15 +229,15 @@ void check_files() {
     for (int round = 0; round < 20; ++round) {
       for (size_t i = 0; i < files.size(); ++i) {
         Record record(c, files[i].name.size());
-        record.place[1] = starts[i];
+        record.range[1] = starts[i];
         record.masked = masked;
-        const bool made = record.run(*producer.abi);
+        const bool succeeded = record.run(*producer.abi);
         const bool right = files[i].problem.empty();
-        expect(made == (right || (masked && !files[i].always)),
+        expect(succeeded == (right || (masked && !files[i].always)),
                files[i].name + ": unexpected outcome");
-        expect(record.valid == (made && !right ? 0 : 1), files[i].name + ": wrong flag");
+        expect(record.valid == (succeeded && !right ? 0 : 1), files[i].name + ": wrong flag");
         if (right) expect(record.output == expected, "a file's chain differs");
-        if (!made) {
+        if (!succeeded) {
           expect(record.message.find(files[i].problem) != std::string::npos, record.message);
         }
       }

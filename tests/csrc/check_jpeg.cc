@@ -132,7 +132,7 @@ void complain(const std::string& what, const JpegRegion& region, const std::stri
 }
 
 void check_region(JpegDecoder& decoder, const std::string& name, const Bytes& file,
-                  const Picture& whole, const JpegRegion& region, int32_t channels, int32_t band,
+                  const Picture& full, const JpegRegion& region, int32_t channels, int32_t band,
                   int32_t denominator) {
   const size_t line = static_cast<size_t>(region.width) * static_cast<size_t>(channels);
   Bytes out(static_cast<size_t>(region.height) * line, 7);
@@ -151,7 +151,7 @@ void check_region(JpegDecoder& decoder, const std::string& name, const Bytes& fi
   for (int32_t y = 0; y < region.height; ++y) {
     for (int32_t x = 0; x < region.width; ++x) {
       const uint8_t* rgb =
-          &whole.pixels[static_cast<size_t>((y + region.top) * whole.width + x + region.left) * 3];
+          &full.pixels[static_cast<size_t>((y + region.top) * full.width + x + region.left) * 3];
       uint8_t expected[4] = {rgb[0], rgb[1], rgb[2], 255};
       if (channels == 1) {
         expected[0] =
@@ -179,21 +179,21 @@ void check_kind(JpegDecoder& decoder, const JpegKind& kind, int regions) {
       for (int i = 0; i < regions; ++i) {
         const int orientation = denominator == 1 ? i % 8 + 1 : 1;
         const Bytes turned = with_orientation(file, orientation, i % 2 == 0);
-        const Picture whole = upright(stored, orientation);
+        const Picture full = upright(stored, orientation);
         const auto draw = [&](int32_t low, int32_t high) {
           return low + static_cast<int32_t>(random() % static_cast<uint32_t>(high - low + 1));
         };
         JpegRegion region;
-        region.height = i == 0 ? whole.height : draw(1, whole.height);
-        region.width = i == 0 ? whole.width : draw(1, whole.width);
-        region.top = draw(0, whole.height - region.height);
-        region.left = draw(0, whole.width - region.width);
+        region.height = i == 0 ? full.height : draw(1, full.height);
+        region.width = i == 0 ? full.width : draw(1, full.width);
+        region.top = draw(0, full.height - region.height);
+        region.left = draw(0, full.width - region.width);
         constexpr int32_t channels[] = {3, 3, 1, 4};
         check_region(decoder,
                      std::string(kind.name) + ", " + std::to_string(height) + " x " +
                          std::to_string(width) + ", 1/" + std::to_string(denominator) +
                          ", orientation " + std::to_string(orientation),
-                     turned, whole, region, channels[draw(0, 3)], draw(0, 1) * draw(1, 9),
+                     turned, full, region, channels[draw(0, 3)], draw(0, 1) * draw(1, 9),
                      denominator);
       }
     }

@@ -153,12 +153,12 @@ std::vector<unsigned char> separate(const StagesCase& c, const Stages& stages) {
   const float* values = c.values.data();
   for (int32_t k = 0; k < stages.count; ++k) {
     Plan plan = stages.stage[k].chain;
-    plan.kept = false;
+    plan.stays_in_cache = false;
     if (plan.segments > 0) {
-      std::vector<unsigned char> made(output_bytes(plan));
+      std::vector<unsigned char> output(output_bytes(plan));
       at.pixels = image.data();
-      run_sample(plan, at, made.data(), thread_scratch<kScratchBytes>());
-      image = made;
+      run_sample(plan, at, output.data(), thread_scratch<kScratchBytes>());
+      image = output;
       const Segment& last = plan.segment[plan.segments - 1];
       at.height = last.height;
       at.width = last.width;
@@ -172,13 +172,13 @@ std::vector<unsigned char> separate(const StagesCase& c, const Stages& stages) {
     }
     ProgramCall program = stages.stage[k].program;
     if (program.steps == 0) continue;
-    std::vector<unsigned char> made(image.size());
+    std::vector<unsigned char> output(image.size());
     program.operands.data[kProgramImages] = image.data();
     program.operands.data[kProgramOps] = op;
     program.operands.data[kProgramStepValues] = values;
-    program.output = made.data();
+    program.output = output.data();
     run_program_samples(program, 0, 1);
-    image = made;
+    image = output;
     op += program.steps;
     values += program.steps * kProgramValues;
   }
@@ -192,9 +192,9 @@ bool check_same(uint64_t seed) {
     std::printf("seed %" PRIu64 ": valid stages rejected: %s\n", seed, problem.c_str());
     return false;
   }
-  if (const Problem found = check_stages_sample(stages, c.all.view(), 0); found.argument) {
+  if (const Problem problem = check_stages_sample(stages, c.all.view(), 0); problem.argument) {
     std::printf("seed %" PRIu64 ": valid sample rejected: %s of segment %d, expected %s\n", seed,
-                found.argument, found.segment, found.expected);
+                problem.argument, problem.segment, problem.expected);
     return false;
   }
   for (const char* const* level = available_simd_levels(); *level; ++level) {
@@ -273,7 +273,7 @@ bool check_producer(uint64_t seed) {
   const StagesCase c = random_stages(seed);
   Stages stages;
   if (!set_stages(c.attributes(), &stages).empty()) return false;
-  const JaxkernProducer* made = make_chain_producer(stages, c.all.height, c.all.width);
+  const JaxkernProducer* producer = make_chain_producer(stages, c.all.height, c.all.width);
   const void* rows[] = {c.all.pixels.data()};
   const void* operands[] = {c.all.geometry.data(),  c.all.affine.data(),      c.all.fill.data(),
                             c.all.erase_box.data(), c.all.erase_value.data(), c.op.data(),
@@ -281,17 +281,17 @@ bool check_producer(uint64_t seed) {
   const int64_t strides[7] = {};
   const std::vector<unsigned char> expected = separate(c, stages);
   std::string problem[2];
-  const auto make = [&](std::string* wrong) {
-    std::vector<unsigned char> output(static_cast<size_t>(made->output_bytes));
+  const auto make = [&](std::string* message) {
+    std::vector<unsigned char> output(static_cast<size_t>(producer->output_bytes));
     const JaxkernRecords records{1, rows, operands, strides, output.data(), nullptr};
     char text[1024] = "another image";
-    const int32_t failed = made->run(made->state, &records, text, sizeof text);
-    if (failed != 0 || output != expected) *wrong = text;
+    const int32_t failed = producer->run(producer->state, &records, text, sizeof text);
+    if (failed != 0 || output != expected) *message = text;
   };
   std::thread other(make, &problem[1]);
   make(&problem[0]);
   other.join();
-  made->release(made->state);
+  producer->release(producer->state);
   if (problem[0].empty() && problem[1].empty()) return true;
   std::printf("seed %" PRIu64 ": the producer differs: %s %s\n", seed, problem[0].c_str(),
               problem[1].c_str());

@@ -92,8 +92,8 @@ Real expected_warp_value(const Real tap[4], const bool exists[4], Real across, R
 
 // Rounds to float32, even if the compiler would contract or keep a wider value.
 float rounded(float value) {
-  volatile float kept = value;
-  return kept;
+  volatile float stored = value;
+  return stored;
 }
 
 // The point of an output pixel in the input, computed step by step as in warp.h.
@@ -106,9 +106,10 @@ void wanted_point(const Warp& warp, const float* c, int32_t column, int32_t row,
     return rounded(rounded(rounded(a * x) + rounded(b * y)) + last);
   };
   const float depth = line(c[6], c[7], 1);
-  const auto along = [&](const float* of, int32_t side) {
+  const auto along = [&](const float* coefficients, int32_t side) {
     const float half = 0.5f * static_cast<float>(side);
-    float unit = line(rounded(of[0] / half), rounded(of[1] / half), rounded(of[2] / half));
+    float unit = line(rounded(coefficients[0] / half), rounded(coefficients[1] / half),
+                      rounded(coefficients[2] / half));
     if (warp.perspective) unit = rounded(rounded(unit / depth) - 1);
     return rounded(rounded(rounded(unit + 1) * half) - 0.5f);
   };
@@ -192,12 +193,12 @@ bool check_warp(Random& random) {
             expected = exists(ix, iy) ? value(ix, iy) : outside;
           } else {
             Real tap[4];
-            bool there[4];
+            bool inside[4];
             for (int n = 0; n < 4; ++n) {
-              there[n] = exists(ix + (n & 1), iy + (n >> 1));
-              tap[n] = there[n] ? value(ix + (n & 1), iy + (n >> 1)) : 0;
+              inside[n] = exists(ix + (n & 1), iy + (n >> 1));
+              tap[n] = inside[n] ? value(ix + (n & 1), iy + (n >> 1)) : 0;
             }
-            expected = expected_warp_value(tap, there, px - fx, py - fy, warp.fill, k);
+            expected = expected_warp_value(tap, inside, px - fx, py - fy, warp.fill, k);
           }
           if (agrees(out.at(row, column, k), expected)) continue;
           std::printf(
@@ -242,7 +243,7 @@ std::vector<Real> blurred(const Picture<T>& in, const std::vector<Real>& wx,
   const int32_t reach_x = static_cast<int32_t>(wx.size() / 2);
   const int32_t reach_y = static_cast<int32_t>(wy.size() / 2);
   std::vector<Real> columns(in.size()), all(in.size());
-  const auto place = [&](int32_t y, int32_t x, int32_t k) {
+  const auto index = [&](int32_t y, int32_t x, int32_t k) {
     return (static_cast<size_t>(y) * in.width + x) * in.channels + k;
   };
   for (int32_t y = 0; y < in.height; ++y) {
@@ -250,14 +251,14 @@ std::vector<Real> blurred(const Picture<T>& in, const std::vector<Real>& wx,
       const Real weight = wy[v + reach_y];
       if (weight == 0) continue;
       for (int32_t i = 0; i < in.width * in.channels; ++i)
-        columns[place(y, 0, i)] += weight * in.at(reflect(y + v, in.height), 0, i);
+        columns[index(y, 0, i)] += weight * in.at(reflect(y + v, in.height), 0, i);
     }
     for (int32_t x = 0; x < in.width; ++x) {
       for (int32_t u = -reach_x; u <= reach_x; ++u) {
         const Real weight = wx[u + reach_x];
         if (weight == 0) continue;
         for (int32_t k = 0; k < in.channels; ++k)
-          all[place(y, x, k)] += weight * columns[place(y, reflect(x + u, in.width), k)];
+          all[index(y, x, k)] += weight * columns[index(y, reflect(x + u, in.width), k)];
       }
     }
   }

@@ -40,19 +40,19 @@ class Mutator {
           file.resize(at);
           break;
         case 3:
-          file.erase(place(file, at), place(file, at + below(40)));
+          file.erase(position(file, at), position(file, at + below(40)));
           break;
         case 4:
           copy_part(file, at);
           break;
         case 5:
-          file.insert(place(file, at), {0xFF, static_cast<uint8_t>(random_())});
+          file.insert(position(file, at), {0xFF, static_cast<uint8_t>(random_())});
           break;
         case 6:
           insert_segment(file, at);
           break;
         case 7:
-          std::fill(place(file, at), place(file, at + below(64)), below(2) ? 0xFF : 0x00);
+          std::fill(position(file, at), position(file, at + below(64)), below(2) ? 0xFF : 0x00);
           break;
         case 8:
           remove_segment(file);
@@ -65,7 +65,7 @@ class Mutator {
   }
 
  private:
-  static Bytes::iterator place(Bytes& file, size_t at) {
+  static Bytes::iterator position(Bytes& file, size_t at) {
     return file.begin() + static_cast<std::ptrdiff_t>(std::min(at, file.size()));
   }
 
@@ -76,9 +76,9 @@ class Mutator {
       case 0:
         return below(std::min<size_t>(file.size(), 700));
       case 1: {
-        const auto found =
+        const auto marker =
             std::find(file.begin() + static_cast<std::ptrdiff_t>(anywhere), file.end(), 0xFF);
-        return std::min(static_cast<size_t>(found - file.begin()) + below(6), file.size() - 1);
+        return std::min(static_cast<size_t>(marker - file.begin()) + below(6), file.size() - 1);
       }
       default:
         return anywhere;
@@ -88,8 +88,8 @@ class Mutator {
   void copy_part(Bytes& file, size_t at) {
     const size_t from = below(file.size()),
                  count = std::min<size_t>(below(200), file.size() - from);
-    const Bytes part(place(file, from), place(file, from + count));
-    file.insert(place(file, at), part.begin(), part.end());
+    const Bytes part(position(file, from), position(file, from + count));
+    file.insert(position(file, at), part.begin(), part.end());
   }
 
   // EXIF, XMP, Adobe or restart intervals, of any length and content.
@@ -115,7 +115,7 @@ class Mutator {
                      static_cast<uint8_t>(length)};
     segment.insert(segment.end(), start.begin() + 1, start.end());
     segment.resize(segment.size() + below(12), static_cast<uint8_t>(random_()));
-    file.insert(place(file, below(2) ? 2 : at), segment.begin(), segment.end());
+    file.insert(position(file, below(2) ? 2 : at), segment.begin(), segment.end());
   }
 
   // Tables, restart intervals or colour markers, which an earlier file may have had.
@@ -124,7 +124,7 @@ class Mutator {
     for (size_t at = 2; at + 3 < file.size() && file[at] == 0xFF && file[at + 1] != 0xDA;) {
       const size_t length = 2 + (size_t{file[at + 2]} << 8 | file[at + 3]);
       if (skipped-- == 0) {
-        file.erase(place(file, at), place(file, at + length));
+        file.erase(position(file, at), position(file, at + length));
         return;
       }
       at += length;
@@ -150,10 +150,10 @@ class Guarded {
   explicit Guarded(size_t size) : size_(size) {
     const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     mapped_ = (size / page + 2) * page;
-    void* found =
+    void* mapping =
         mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (found == MAP_FAILED) std::abort();
-    memory_ = static_cast<uint8_t*>(found);
+    if (mapping == MAP_FAILED) std::abort();
+    memory_ = static_cast<uint8_t*>(mapping);
     if (mprotect(memory_ + mapped_ - page, page, PROT_NONE) != 0) std::abort();
     end_ = memory_ + mapped_ - page;
   }
@@ -175,13 +175,13 @@ void try_file(JpegDecoder& decoder, const Bytes& file, Mutator& random, Tally& t
   const Guarded data(file.size());
   std::copy(file.begin(), file.end(), data.get());
   JpegInfo info;
-  const std::string wrong = read_jpeg_info(data.get(), file.size(), &info);
-  tally.headers += wrong.empty();
+  const std::string error = read_jpeg_info(data.get(), file.size(), &info);
+  tally.headers += error.empty();
   constexpr int32_t channel_counts[] = {1, 3, 4};
   const int32_t channels = channel_counts[random.below(3)];
   const int32_t denominator = random.below(3) ? 1 : 1 << random.below(4);
   JpegRegion region;
-  int32_t height = wrong.empty() ? info.height : 16, width = wrong.empty() ? info.width : 16;
+  int32_t height = error.empty() ? info.height : 16, width = error.empty() ? info.width : 16;
   if (info.orientation >= 5) std::swap(height, width);
   height = scaled_side(height, denominator), width = scaled_side(width, denominator);
   if (random.below(3) == 0) {  // above max_pixels: an error, and nothing is written
@@ -201,13 +201,13 @@ void try_file(JpegDecoder& decoder, const Bytes& file, Mutator& random, Tally& t
     if (!banded) {
       return one.decode(data.get(), file.size(), channels, kMaxPixels, region, out, denominator);
     }
-    std::string found =
+    std::string problem =
         one.open(data.get(), file.size(), channels, kMaxPixels, region, denominator);
-    for (int32_t row = 0; row < region.height && found.empty(); row += band) {
-      found = one.read(std::min(band, region.height - row),
-                       out + int64_t{row} * region.width * channels);
+    for (int32_t row = 0; row < region.height && problem.empty(); row += band) {
+      problem = one.read(std::min(band, region.height - row),
+                         out + int64_t{row} * region.width * channels);
     }
-    return found;
+    return problem;
   };
   const Guarded out(bytes), expected(bytes);
   memset(out.get(), 0x55, bytes);
