@@ -160,7 +160,7 @@ def test_tar_shards_that_cannot_be_read(tmp_path, photos):
     with pytest.raises(ValueError, match=r"x\.tar: b has the members \['jpg'\]"):
         jk.pipeline.WebDatasetSource(path)
     write_tar(path, [("a", {"cls": b"1"}), ("a", {"cls": b"2"})])
-    with pytest.raises(ValueError, match=r"a\.cls is in it twice"):
+    with pytest.raises(ValueError, match=r"a\.cls occurs twice"):
         jk.pipeline.WebDatasetSource(path)
     write_tar(path, [("a", {"cls": b"one"})])
     with pytest.raises(ValueError, match=r"'label' of .*x\.tar: a is not an integer"):
@@ -170,11 +170,11 @@ def test_tar_shards_that_cannot_be_read(tmp_path, photos):
             member = tarfile.TarInfo(name)
             member.type, member.linkname = kind, "a.cls"
             tar.addfile(member, io.BytesIO())
-    with pytest.raises(ValueError, match=r"x\.tar is not .*tar file.*b\.cls does not lie in it"):
+    with pytest.raises(ValueError, match=r"x\.tar is not .*tar file.*b\.cls"):
         jk.pipeline.WebDatasetSource(path)
     write_tar(path, [("a", {"cls": b"1"})])
     path.write_bytes(path.read_bytes() * 2)  # by `cat`: its reader would end before the second
-    with pytest.raises(ValueError, match=r"x\.tar is .*several files in one"):
+    with pytest.raises(ValueError, match=r"x\.tar is .*concatenation"):
         jk.pipeline.WebDatasetSource(path)
     write_tar(path, [])
     with pytest.raises(ValueError, match="no samples"):
@@ -350,7 +350,7 @@ def test_columns_of_arrow_that_cannot_be_read(tmp_path, photos):
         source(x=[1, None, 3])
     with pytest.raises(ValueError, match="'x' of the table has lists of 2 and of 1"):
         source(x=[[1, 2], [3]])
-    with pytest.raises(ValueError, match=r"missing values; wanted bytes in every row, or on_bad"):
+    with pytest.raises(ValueError, match=r"missing values.* on_bad"):
         source(x=[b"a", None])
     tensors = pa.ExtensionArray.from_storage(
         pa.fixed_shape_tensor(pa.int32(), (2,)), pa.array([[1, None]], pa.list_(pa.int32(), 2))
@@ -359,13 +359,13 @@ def test_columns_of_arrow_that_cannot_be_read(tmp_path, photos):
         source(x=tensors)
     with pytest.raises(TypeError, match="decoders has 'x', which is int64 in the table"):
         jk.pipeline.ArrowSource(pa.table({"x": [1]}), decoders={"x": len})
-    with pytest.raises(TypeError, match=r"'x' of the table is string; wanted numbers.*decoders="):
+    with pytest.raises(TypeError, match=r"'x' of the table is string.*decoders="):
         source(x=["a"])
     with pytest.raises(TypeError, match="'x' of the table is timestamp"):
         source(x=pa.array([1], pa.timestamp("ns")))
     with pytest.raises(ValueError, match="has no rows"):
         source(x=pa.array([], pa.int32()))
-    with pytest.raises(KeyError, match=r"has no column 'y', or several; it has \['x'\]"):
+    with pytest.raises(KeyError, match=r"column 'y' .* it has \['x'\]"):
         jk.pipeline.ArrowSource(pa.table({"x": [1]}), columns=["y"])
     with pytest.raises(KeyError, match=r"decoders has \['y'\]; the columns are \['x'\]"):
         jk.pipeline.ArrowSource(pa.table({"x": [1]}), decoders={"y": len})
@@ -387,7 +387,7 @@ def test_columns_of_arrow_that_cannot_be_read(tmp_path, photos):
     files = [{"bytes": None, "path": str(tmp_path / f"{k}.img")} for k in range(3)]
     assert_images(source(x=files).gather(np.array([2, 0]))["x"], photos, [2, 0])
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    with pytest.raises(ValueError, match="some are bytes and some paths"):
+    with pytest.raises(ValueError, match="both bytes and paths"):
         source(x=pa.chunked_array([files, [{"bytes": photos[0], "path": None}]], kind))
 
 

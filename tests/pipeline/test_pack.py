@@ -244,7 +244,7 @@ def test_several_fields_and_a_value_that_is_no_int32():
             break
         except ValueError as error:
             outcomes.append(error)
-    assert "1099511627776 among its values, at 57" in str(outcomes[1])
+    assert "value 57 of 'next' is 1099511627776" in str(outcomes[1])
     assert [isinstance(o, ValueError) for o in outcomes] == [False, True, False]
     np.testing.assert_array_equal(outcomes[0]["next"], outcomes[0]["tokens"] + 1)
     one = epoch_of(jk.from_source(TokenSource(fields, offsets), 2) >> Pack(20))
@@ -266,7 +266,7 @@ def test_a_source_alone_pads():
     packed = epoch_of(jk.from_source(source(max_length=5), 4) >> Pack(5))
     assert (column(packed, "tokens") > 0).sum() == LENGTHS.clip(max=5).sum()
     assert source()[3]["length"] == LENGTHS[3]
-    with pytest.raises(IndexError, match="80 to 80 of 80"):
+    with pytest.raises(IndexError, match="80 to 80 "):
         source().gather(np.array([80]))
 
 
@@ -303,7 +303,7 @@ def test_rows_a_batch_and_nodes_behind():
         (lambda: Pack(8, batch_size=0), "batch_size is 0"),
         (lambda: Pack(8, pad_id={"text": 1}), "pad_id is for 'text'"),
         (lambda: jk.from_source(source(), 2) >> Pack(8, "text"), "no field 'text'; it has"),
-        (lambda: TokenSource({"length": [1, 2]}, [0, 2]), "named 'length'"),
+        (lambda: TokenSource({"length": [1, 2]}, [0, 2]), "'length'"),
     ],
 )  # fmt: skip
 def test_bad_arguments(made, message):
