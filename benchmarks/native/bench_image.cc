@@ -1,6 +1,6 @@
-// Times the image kernels on 64 images a case: usage: bench_image [--json FILE] [--repetitions N]
-// [--filter TEXT] [--level NAME] [--threads N] [--clock wall|cpu]. `share` is the time that the
-// case's bytes would take at the measured load and streaming-store speeds, over the time it took.
+// Times the image kernels on 64 images per case. Usage: bench_image [--json FILE] [--repetitions N]
+// [--filter TEXT] [--level NAME] [--threads N] [--clock wall|cpu]. `share` is the time to move the
+// case's bytes at the measured load and streaming-store speeds, divided by the case's time.
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
@@ -163,7 +163,7 @@ Arm mix_arm(Dtype dtype, const char* name, const char* level, int threads) {
   return arm;
 }
 
-// Each ceiling moves as many bytes as the target work writes.
+// Each ceiling moves the bytes that the target work writes.
 std::vector<Arm> ceiling_arms(int threads) {
   const size_t piece = 224 * 224 * 3 * 4;
   std::shared_ptr<char> from(block(piece * kImages).release(), std::free);

@@ -1,9 +1,8 @@
-// Decodes regions of JPEG files that are in memory, and nothing else: what the way from files to
-// batches can reach at most.
+// Decodes regions of JPEG files in memory: the upper limit of the rate from files to batches.
 //
-//   bench_jpeg LIST THREADS    LIST: a line "top left height width PATH" for each image
+//   bench_jpeg LIST THREADS    LIST: a line "top left height width PATH" per image
 //
-// For every line on standard input all regions are decoded once, and their number is printed.
+// For each line on standard input, all regions are decoded once and their number is printed.
 #include <atomic>
 #include <cstdint>
 #include <cstdio>

@@ -1,5 +1,5 @@
-// What huge pages by advice save on the first write of fresh memory, from which size on, and what
-// asking costs where it is useless:
+// Measures the savings of advised huge pages on the first write of fresh memory, by size, and the
+// cost of the advice where it has no effect:
 //
 //   bench_pages [rounds]
 #include <sys/mman.h>
@@ -14,7 +14,8 @@
 namespace jaxkern::benchmarks {
 namespace {
 
-// Seconds of the first write to a new mapping; `data` has the alignment of large malloc blocks.
+// Returns the seconds of the first write of a fresh mapping, with `data` at the offset that malloc
+// uses for large blocks.
 double first_write(size_t bytes, bool advised) {
   const size_t mapped = bytes + 4096;
   char* base = static_cast<char*>(
@@ -47,7 +48,7 @@ void report(int rounds) {
   Block warm = block(bytes);
   const auto cost = [&](size_t size) {
     constexpr int kCalls = 100000;
-    const double start = now(true, 1);  // CPU time: what other processes take is not counted
+    const double start = now(true, 1);  // CPU time, which excludes other processes
     for (int i = 0; i < kCalls; ++i) advise_huge_pages(warm.get(), size);
     return 1e6 * (now(true, 1) - start) / kCalls;
   };

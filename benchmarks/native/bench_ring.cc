@@ -1,4 +1,4 @@
-// What it costs to hand a small batch from one thread to another through the ring:
+// Measures the cost of passing a small batch from one thread to another through the ring:
 //   bench_ring [--json FILE]
 #include <algorithm>
 #include <chrono>
@@ -26,7 +26,7 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Microseconds a batch. The consumer checks what it got.
+// Returns microseconds per batch. The consumer checks the batches.
 double hand_over(int64_t capacity, bool* right) {
   Options options;
   options.capacity = capacity;

@@ -1,6 +1,6 @@
-// Times the XPCS kernels: usage: bench_xpcs [--json FILE] [--repetitions N] [--level NAME].
-// `share` is the time that the case's bytes would take at the measured load and streaming-store
-// speeds, over the time it took: it is 100% where memory alone bounds the kernel.
+// Times the XPCS kernels. Usage: bench_xpcs [--json FILE] [--repetitions N] [--level NAME]. `share`
+// is the time to move the case's bytes at the measured load and streaming-store speeds, divided by
+// the case's time; 100% if memory alone limits the kernel.
 #include <cinttypes>
 #include <cstdio>
 
@@ -13,7 +13,7 @@ namespace {
 
 using namespace jaxkern::xpcs;
 
-// Angles of a laminar flow: A and X grow by turns that the models' defaults have.
+// Angles of a laminar flow with the growth of A and X of the models' defaults.
 struct Angles {
   int64_t n, count;
   StateLayout layout;
@@ -107,7 +107,7 @@ Arm base_arm(const std::string& name, const char* level, int threads, double poi
   return arm;
 }
 
-// A load and a streaming fill of one data set's size, in pieces of 64 KiB.
+// A load and a streaming fill of the size of one data set, in pieces of 64 KiB.
 std::vector<Arm> ceiling_arms(const std::shared_ptr<Angles>& angles, int threads) {
   constexpr size_t kPiece = size_t{64} << 10;
   const int64_t pieces = static_cast<int64_t>(angles->bytes() / kPiece);
@@ -226,7 +226,7 @@ int main(int argc, char** argv) {
   for (const char* const* level = available_simd_levels(); *level; ++level)
     if (!only_level || std::string(only_level) == *level) levels.push_back(*level);
   if (levels.empty()) {
-    std::printf("there is no level %s here\n", only_level);
+    std::printf("--level: expected an available level, got %s\n", only_level);
     return 2;
   }
   std::vector<Arm> arms;

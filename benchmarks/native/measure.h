@@ -1,4 +1,4 @@
-// Interleaved timing, order statistics, and the machine's own load and store speeds.
+// Interleaved timing, order statistics, and measured load and store speeds of the machine.
 #ifndef JAXKERN_BENCHMARKS_MEASURE_H_
 #define JAXKERN_BENCHMARKS_MEASURE_H_
 
@@ -27,7 +27,7 @@ struct FreeBlock {
 };
 using Block = std::unique_ptr<char, FreeBlock>;
 
-// Aligned to 64 bytes and already touched.
+// Memory that is aligned to 64 bytes and resident.
 inline Block block(size_t bytes) {
   Block result(static_cast<char*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)));
   if (!result) std::abort();
@@ -35,7 +35,7 @@ inline Block block(size_t bytes) {
   return result;
 }
 
-// Calls body(i) for i in [0, count) on `threads` threads, the caller included.
+// Calls body(i) for i in [0, count) on `threads` threads, including the caller.
 inline void spread(int threads, int64_t count, const std::function<void(int64_t)>& body) {
   std::atomic<int64_t> next{0};
   const auto work = [&] {
@@ -63,7 +63,7 @@ struct Arm {
   }
 };
 
-// Seconds of wall time, or of CPU time a thread: the latter leaves out what other processes took.
+// Returns seconds of wall time, or of CPU time per thread, which excludes other processes.
 inline double now(bool cpu, int threads) {
   if (!cpu)
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
@@ -73,7 +73,7 @@ inline double now(bool cpu, int threads) {
   return (static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec)) / threads;
 }
 
-// One warm-up, then `repetitions` rounds over all arms, so that drift hits all alike.
+// One warm-up, then `repetitions` rounds over all arms, so that drift affects all of them equally.
 inline void measure(std::vector<Arm>& arms, int repetitions, bool cpu) {
   for (Arm& arm : arms) arm.run();
   for (int r = 0; r < repetitions; ++r)
@@ -86,7 +86,7 @@ inline void measure(std::vector<Arm>& arms, int repetitions, bool cpu) {
 
 // ---------------------------------------------------------------- ceilings
 
-// Stores that bypass the caches where the machine has them.
+// Stores that bypass the caches, if the machine has them.
 inline void streaming_fill(char* to, size_t bytes) {
 #if defined(__x86_64__)
   const __m128i value = _mm_set1_epi32(0x3f800000);

@@ -27,17 +27,11 @@ namespace {
 
 using namespace simd::JAXKERN_LEVEL;
 
-#if defined(__AVX512BW__)
-constexpr int32_t kGroup = 16;
-#elif defined(__AVX2__) && defined(__FMA__)
-constexpr int32_t kGroup = 8;
-#else
-constexpr int32_t kGroup = 4;
-#endif
+constexpr int32_t kGroup = kSingles;
 constexpr uint32_t kAllLanes = (1u << kGroup) - 1;  // bit mask of all lanes
-typedef float GroupFloat __attribute__((vector_size(4 * kGroup)));
-typedef int32_t GroupInt __attribute__((vector_size(4 * kGroup)));
-typedef uint32_t GroupBits __attribute__((vector_size(4 * kGroup)));
+using GroupFloat = Singles;
+using GroupInt = Int32s;
+using GroupBits = Words32;
 
 // AVX-512 intrinsics are the masked ones, with a mask of all lanes, because some compilers warn
 // about the undefined registers inside the others.

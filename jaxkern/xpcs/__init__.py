@@ -1,15 +1,13 @@
 """XPCS: two-time correlations, their normal equations, and fits in constant memory."""
 
 from jaxkern.core.memory import memory_limit
-from jaxkern.xpcs.analysis.config import ConfigError, load_config, template
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.analysis.many import CorrelatedFiles, FileOutcome, correlate_files
-from jaxkern.xpcs.analysis.schema import Config
-from jaxkern.xpcs.correlators.bin_checks import CorrelationWarning
-from jaxkern.xpcs.correlators.delays import multitau_delays
-from jaxkern.xpcs.correlators.events import multitau_events, twotime_events
+from jaxkern.xpcs.analysis.settings import Config, ConfigError, load_config, template
+from jaxkern.xpcs.correlators.checks import CorrelationWarning
+from jaxkern.xpcs.correlators.g2 import multitau_delays
 from jaxkern.xpcs.correlators.live import LiveMultiTau
-from jaxkern.xpcs.correlators.multitau import multitau
+from jaxkern.xpcs.correlators.multitau import multitau, multitau_events
 from jaxkern.xpcs.correlators.multitau_state import (
     MultiTauState,
     PixelCorrelations,
@@ -23,7 +21,7 @@ from jaxkern.xpcs.correlators.results import (
     TwoTimeFitData,
     TwoTimeResult,
 )
-from jaxkern.xpcs.correlators.two_time import twotime
+from jaxkern.xpcs.correlators.two_time import twotime, twotime_events
 from jaxkern.xpcs.detectors.events import EventFrames
 from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource
 from jaxkern.xpcs.detectors.growing import GrowingFrames

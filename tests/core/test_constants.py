@@ -19,7 +19,7 @@ from jaxkern.image.program import program
 from jaxkern.image.transforms import noise
 from jaxkern.ring import assembly, errors, ring
 from jaxkern.tokens import packing
-from jaxkern.xpcs.correlators import delays
+from jaxkern.xpcs.correlators import g2
 from jaxkern.xpcs.model import normal, ops, twin
 
 native = registry.module("cpu")
@@ -65,7 +65,7 @@ PYTHON: dict[str, Any] = {
     "ring.kLastIndex": ring._LAST,
     "tokens.Method": positions(get_args(packing.Method)),
     "tokens.Overlong": positions(get_args(packing.Overlong)),
-    "correlators.kMostDelays": delays.MOST_DELAYS,
+    "correlators.kMostDelays": g2.MAX_DELAYS,
     "xpcs.Loss": positions(twin.LOSSES),
     "xpcs.Symmetric": {SYMMETRIC[value]: i for i, value in enumerate(normal._SYMMETRIC)},
     "xpcs.kMaxTables": ops._MAX_TABLES,

@@ -2,7 +2,7 @@
 
 A graph replays a capture, and the handlers of XPCS and of image chains launch kernels on scratch
 memory that XLA may reuse for something else by then; those of the ring wait on the host. XLA
-captures only handlers with the trait `kCmdBufferCompatible`; the default is none.
+captures only handlers with the trait `kCmdBufferCompatible`, which is off by default.
 """
 
 from __future__ import annotations

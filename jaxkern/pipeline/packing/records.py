@@ -179,7 +179,7 @@ class RecordEncoder:
             if self._form.name == "jpeg":
                 if value.shape[2] == 4:
                     raise ValueError(
-                        f"field {name!r} has 4 channels, which JPEG does not support; use 'raw'"
+                        f"field {name!r} has 4 channels, which JPEG lacks; use format 'raw'"
                     )
                 codec = "jpeg"
         elif value.ndim == 0 or (name in self._arrays and value.nbytes <= _COLUMN_BYTES):

@@ -1,1 +1,1 @@
-"""From a settings file to results and plots: what `python -m jaxkern xpcs` runs."""
+"""From a settings file to results and plots, as run by `python -m jaxkern xpcs`."""

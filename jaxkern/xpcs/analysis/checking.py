@@ -1,7 +1,7 @@
-"""Reads a file of XPCS data in a process of its own, and tells whether it is damaged.
+"""Check of a file of XPCS data for damage, in a child process.
 
-HDF5's library may crash on a damaged file, which no `except` catches: a crash of the child process
-is reported as damage, and this process goes on.
+The HDF5 library may crash on a damaged file, which `except` cannot catch. A crash of the child
+process is reported as damage.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import h5py
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
-# What results have besides the matrices, which other programs write alone.
+# Results have this data set. Files of matrices by other programs do not.
 _G2_OF_PAIRS = "xpcs/twotime/normalized_g2"
 # Bytes that are read at a time.
 _BLOCK = 1 << 26
@@ -37,12 +37,12 @@ _BLOCK = 1 << 26
 
 @dataclass(frozen=True)
 class FileCheck:
-    """What was found of a file.
+    """Result of `check_file`.
 
     Attributes:
-      path: of the file.
-      holds: what it holds; None where it is damaged.
-      error: what is wrong with it; None where nothing was found.
+      path: path of the file.
+      holds: description of its content; None if it is damaged.
+      error: description of the damage; None if there is no damage.
     """
 
     path: Path
@@ -55,12 +55,12 @@ def check_file(
     frame_shape: tuple[int, int] | None = None,
     dataset: str | None = None,
 ) -> FileCheck:
-    """Read all of a file in a child process, as far as this package reads such files.
+    """Read all data of a file that this package can read, in a child process.
 
     Args:
       path: frames, events, a map of bins, two-time correlations or results.
-      frame_shape: (H, W), for files of frames or events that do not say it.
-      dataset: as for `open_frames`.
+      frame_shape: (H, W), for files of frames or events that do not store it.
+      dataset: see `open_frames`.
 
     Raises:
       FileNotFoundError: no such file.
@@ -84,11 +84,11 @@ def check_file(
     )
     if child.returncode < 0:
         name = signal.Signals(-child.returncode).name
-        return FileCheck(path, None, f"the library that reads it crashed ({name})")
+        return FileCheck(path, None, f"the library that reads the file crashed ({name})")
     try:
         holds, error = json.loads(child.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        error = f"the process that read it ended with the exit code {child.returncode}"
+        error = f"the process that read the file ended with exit code {child.returncode}"
         return FileCheck(path, None, error)
     return FileCheck(path, holds, error)
 
@@ -106,14 +106,14 @@ def _child() -> None:
 
 
 def _read_all(path: str, frame_shape: tuple[int, int] | None, dataset: str | None) -> str:
-    """What a file holds; raises where it cannot be read."""
+    """Read all data of a file, and return a description of its content."""
     with open(path, "rb") as file:
         begin = file.read(len(_HDF5))
     if begin == _HDF5:
         names = _read_objects(path)
         if dataset is None and {"xpcs/multitau", "xpcs/twotime_binned", _G2_OF_PAIRS} & names:
-            found = read_results(path)
-            kinds = {"g2": found.multitau, "two-time correlations": found.twotime}
+            results = read_results(path)
+            kinds = {"g2": results.multitau, "two-time correlations": results.twotime}
             counts = [f"{name} of {len(one.bins)} bins" for name, one in kinds.items() if one]
             return f"results: {', '.join(counts)}"
         if dataset is None and {"exchange/C2T_all", "xpcs/twotime/correlation_map"} & names:
@@ -140,7 +140,7 @@ def _read_matrices(path: str) -> str:
 
 
 def _read_objects(path: str) -> set[str]:
-    """Reads every data set and attribute of an HDF5 file; returns the names of its objects."""
+    """Read every data set and attribute of an HDF5 file, and return the names of its objects."""
     import h5py
 
     with open_hdf5(path) as file, hdf5_errors(path):
@@ -157,7 +157,7 @@ def _read_objects(path: str) -> set[str]:
 
 
 def _parts(stored: h5py.Dataset) -> Iterator[Any]:
-    """Selections of a data set along its first axis, of whole chunks and a bounded size."""
+    """Yield selections of a data set along its first axis, of whole chunks and bounded size."""
     if stored.shape is None:
         return
     if not stored.shape or not stored.size:

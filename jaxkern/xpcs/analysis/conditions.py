@@ -1,4 +1,4 @@
-"""Under which conditions data were measured: q, time step and gap, of the file and the settings."""
+"""Conditions of a measurement: q, time step and gap, from the file and the settings."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.analysis.config import ConfigError
-from jaxkern.xpcs.analysis.schema import Config, DataFiles, Experiment
+from jaxkern.xpcs.analysis.settings import Config, ConfigError, DataFiles, Experiment
 from jaxkern.xpcs.files.prepare import same_direction, select_q
 
-# What `simulate` takes where the settings say nothing; a measurement is never guessed.
+# Defaults of `simulate`. For measurements these numbers must be known.
 SIMULATED_DT = 0.1  # s
 SIMULATED_GAP = 2.0e6  # Angstrom
 
@@ -21,18 +20,18 @@ _SAME_DT = 1e-6
 
 @dataclass(frozen=True)
 class QRing:
-    """The entries of a file that are fitted together.
+    """Entries of a file that are fitted together.
 
     Attributes:
       chosen: [n] bool.
-      q: of the model, 1/Angstrom; the mean of the chosen entries'.
-      told: q in words, with what was asked for and the range where they differ.
-      notes: what a user must know even where nothing else is printed.
+      q: q of the model, 1/Angstrom; the mean over the chosen entries.
+      description: q as text, with the requested value and the range if they differ.
+      notes: messages that are always printed.
     """
 
     chosen: NDArray[np.bool_]
     q: float
-    told: str
+    description: str
     notes: tuple[str, ...]
 
 
@@ -45,83 +44,82 @@ def choose_ring(
     *,
     grid: bool,
 ) -> QRing:
-    """The entries at the settings' q, of those `inside`.
+    """Return the entries `inside` at the q of the settings.
 
-    At each angle the nearest, see `select_q`; those of the nearest q alone where the file has a
-    `grid` of q and phi, so that an empty cell is not replaced by one of the next ring.
+    These are the entries with the nearest q at each angle, see `select_q`. If the file has a `grid`
+    of q and phi, they are those of the nearest q only, so that an empty cell is not replaced by a
+    cell of the next ring.
 
     Raises:
-      ConfigError: q is not set and the file has several, or no entry is near enough.
+      ConfigError: q is not set and the file has several, or no entry is within the tolerance.
     """
     if not 0 <= files.q_tolerance < 1:
         raise ConfigError(
-            f"data_files.q_tolerance is {files.q_tolerance:g}; wanted a part of q, of 0 to 1 (it "
-            "is relative)"
+            f"data_files.q_tolerance: expected a relative difference from 0 to 1, got "
+            f"{files.q_tolerance:g}"
         )
     chosen = np.zeros(len(q), bool)
     q, phi = q[inside], phi[inside]
-    wanted = float(q.mean()) if files.q is None else files.q
+    requested = float(q.mean()) if files.q is None else files.q
     try:
-        taken = select_q(q, wanted, files.q_tolerance, phi=phi)
+        selected = select_q(q, requested, files.q_tolerance, phi=phi)
         if grid and files.q is not None:
-            taken = np.isclose(q, q[np.abs(q - wanted).argmin()], rtol=1e-9, atol=0)
+            selected = np.isclose(q, q[np.abs(q - requested).argmin()], rtol=1e-9, atol=0)
     except ValueError as error:
         if files.q is not None:
             raise ConfigError(f"{path}: {error}") from error
-        taken = np.zeros(len(q), bool)
-    if files.q is None and not taken.all():
+        selected = np.zeros(len(q), bool)
+    if files.q is None and not selected.all():
         raise ConfigError(f"{path} has several q; set data_files.q to one of {some(q)}")
-    chosen[inside] = taken
-    found = q[taken]
-    low, high = float(found.min()), float(found.max())
-    mean = low if low == high else float(found.mean())
+    chosen[inside] = selected
+    low, high = float(q[selected].min()), float(q[selected].max())
+    mean = low if low == high else float(q[selected].mean())
     details = []
     if high - low > 1e-6 * mean:
         details.append(f"the mean of {low:.6g} to {high:.6g}")
-    if abs(wanted - mean) > 1e-6 * mean:
-        details.append(f"asked for {wanted:.6g}")
-    told = f"q {mean:.6g} 1/Angstrom" + (f" ({', '.join(details)})" if details else "")
-    left = sorted({float(p) for p in phi if not same_direction(p, phi[taken]).any()})
+    if abs(requested - mean) > 1e-6 * mean:
+        details.append(f"requested {requested:.6g}")
+    description = f"q {mean:.6g} 1/Angstrom" + (f" ({', '.join(details)})" if details else "")
+    missing = sorted({float(p) for p in phi if not same_direction(p, phi[selected]).any()})
     notes = []
-    if left:
+    if missing:
+        tolerance = f"within {files.q_tolerance:.3g} of q {requested:.6g}"
         notes.append(
-            f"{len(left)} angles of the file have no matrix "
-            + (f"of q {mean:.6g}" if grid else f"within {files.q_tolerance:.3g} of q {wanted:.6g}")
-            + f" and are left out: phi {some(np.array(left))}"
+            f"{len(missing)} angles of the file have no matrix "
+            + (f"of q {mean:.6g}" if grid else tolerance)
+            + f" and are left out: phi {some(np.array(missing))}"
         )
-    return QRing(chosen, mean, told, tuple(notes))
+    return QRing(chosen, mean, description, tuple(notes))
 
 
 def time_step(
     experiment: Experiment, measured: float | None, path: Path
 ) -> tuple[float, str, tuple[str, ...]]:
-    """Seconds between frames, in words with where they come from, and notes as of `QRing`.
+    """Return the seconds between frames, a description with their source, and notes.
 
     Raises:
-      ConfigError: neither the file nor the settings say it, or they differ.
+      ConfigError: neither the file nor the settings have the time, or they differ.
     """
-    given = experiment.dt
-    if given is None and measured is None:
-        raise ConfigError(
-            f"{path} does not say the time between its frames; set experiment.dt, in seconds"
-        )
-    if given is None or measured is None:
-        seconds = given if given is not None else measured
+    dt = experiment.dt
+    if dt is None and measured is None:
+        raise ConfigError(f"{path} has no time between frames; set experiment.dt, in seconds")
+    if dt is None or measured is None:
+        seconds = dt if dt is not None else measured
         assert seconds is not None
         return seconds, f"dt {seconds:.6g} s ({'settings' if measured is None else 'file'})", ()
-    if abs(given - measured) <= _SAME_DT * measured:
-        return given, f"dt {given:.6g} s (file and settings)", ()
-    differ = f"experiment.dt is {given:.9g} s and the frames of {path} are {measured:.9g} s apart"
+    if abs(dt - measured) <= _SAME_DT * measured:
+        return dt, f"dt {dt:.6g} s (file and settings)", ()
+    difference = f"experiment.dt is {dt:.9g} s, but the frames of {path} are {measured:.9g} s apart"
     if not experiment.dt_override:
         raise ConfigError(
-            f"{differ}; leave experiment.dt out, or set experiment.dt_override: true if the file "
+            f"{difference}; remove experiment.dt, or set experiment.dt_override: true if the file "
             "is wrong"
         )
-    return given, f"dt {given:.6g} s (settings)", (f"{differ}; experiment.dt_override is set",)
+    return dt, f"dt {dt:.6g} s (settings)", (f"{difference}; experiment.dt_override is set",)
 
 
-def gap_of(config: Config) -> float | None:
-    """The gap in Angstrom, which no file holds; None where the model needs none.
+def shear_gap(config: Config) -> float | None:
+    """Return the gap in Angstrom, which files do not store; None if the model does not need it.
 
     Raises:
       ConfigError: it is not set and the model has shear.
@@ -129,21 +127,20 @@ def gap_of(config: Config) -> float | None:
     gap = config.experiment.gap
     if gap is None and config.analysis.model == "laminar_flow":
         raise ConfigError(
-            "experiment.gap is not set; the model laminar_flow needs the gap between stator and "
-            f"rotor in Angstrom, which no file holds (`simulate` takes {SIMULATED_GAP:g} where "
-            "it is not set)"
+            "experiment.gap: expected the gap between stator and rotor in Angstrom for the model "
+            f"laminar_flow, got null (the default of `simulate` is {SIMULATED_GAP:g})"
         )
     return gap
 
 
-def simulated(config: Config) -> tuple[float, float]:
-    """dt and gap of simulated data."""
+def simulated_conditions(config: Config) -> tuple[float, float]:
+    """Return dt and gap of simulated data."""
     dt, gap = config.experiment.dt, config.experiment.gap
     return (SIMULATED_DT if dt is None else dt), (SIMULATED_GAP if gap is None else gap)
 
 
 def some(values: NDArray[np.float64], most: int = 12) -> str:
-    """Different numbers in order, the first few of many."""
+    """Format the different numbers in order, at most `most` of them."""
     different = np.unique(values)
     shown = ", ".join(f"{x:.6g}" for x in different[:most])
     if len(different) <= most:

@@ -1,4 +1,4 @@
-"""One file of frames to one file of results, which says what it was made of."""
+"""Correlation of one file of frames into one file of results with its provenance."""
 
 from __future__ import annotations
 
@@ -16,36 +16,35 @@ from jaxkern.core.archives import digest
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.version import __version__
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
-from jaxkern.xpcs.correlators.bin_checks import CorrelationWarning
-from jaxkern.xpcs.correlators.delays import MOST_DELAYS
+from jaxkern.xpcs.correlators.bins import BinLabels, check_frame_time
+from jaxkern.xpcs.correlators.checks import CorrelationWarning, HotPixels, check_hot_pixels
 from jaxkern.xpcs.correlators.frame_sums import intensity_limits
-from jaxkern.xpcs.correlators.hot_pixels import HotPixels, check_hot_pixels
-from jaxkern.xpcs.correlators.labels import BinLabels, asked_time
+from jaxkern.xpcs.correlators.g2 import MAX_DELAYS
 from jaxkern.xpcs.correlators.multitau import multitau
 from jaxkern.xpcs.correlators.results import MultiTauResult, TwoTimeResult
 from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.correlators.two_time import twotime
 from jaxkern.xpcs.correlators.two_time_reduction import check_form, check_smoothing, form_edges
 from jaxkern.xpcs.detectors.frames import DetectorFileError, FrameSource
-from jaxkern.xpcs.detectors.hdf5_access import hdf5_errors, look, open_hdf5
-from jaxkern.xpcs.detectors.hdf5_metadata import detector_metadata
+from jaxkern.xpcs.detectors.hdf5 import detector_metadata
+from jaxkern.xpcs.detectors.hdf5_access import find_object, hdf5_errors, open_hdf5
 from jaxkern.xpcs.detectors.opening import open_frames
 from jaxkern.xpcs.detectors.qmap import QMap
-from jaxkern.xpcs.files.made_of import file_told, links_told
+from jaxkern.xpcs.files.provenance import file_stamp, link_stamps
 from jaxkern.xpcs.files.results_writer import write_results
 
-# A longer list is told by its digest.
+# Provenance stores longer lists as a digest.
 _LISTED = 20
 
 
 @dataclass(frozen=True)
 class CorrelationChoices:
-    """How frames are correlated: arguments of `multitau` and `twotime`, and where times come from.
+    """Arguments of a correlation, see `multitau` and `twotime`.
 
     Attributes:
-      twotime: the form of two-time correlations, as `twotime` takes it; None for none. With them
-        `bins` are those that have one, and g2 is of all bins.
-      metadata: a ``*_metadata.hdf``, of which /entry is copied into the results.
+      twotime: form of two-time correlations, see `twotime`; None to compute g2 only. With a form,
+        `bins` are the bins with two-time correlations, and g2 is computed for all bins.
+      metadata: a ``*_metadata.hdf``, whose /entry is copied into the results.
     """
 
     dpl: int = 4
@@ -66,14 +65,14 @@ class CorrelationChoices:
     metadata: Path | None = None
 
     def check(self, qmap: QMap) -> None:
-        """Raises, before any frame is read, for what cannot be whatever the frames are."""
-        check_integer("dpl", self.dpl, 1, MOST_DELAYS)
+        """Raise the errors of arguments that do not depend on the frames."""
+        check_integer("dpl", self.dpl, 1, MAX_DELAYS)
         for name, least in (("begin", 0), ("stride", 1), ("average", 1), ("parts", 0)):
             check_integer(name, getattr(self, name), least)
         if self.end is not None:
             check_integer("end", self.end, self.begin)
         if self.frame_time is not None:
-            asked_time(self.frame_time)
+            check_frame_time(self.frame_time)
         intensity_limits(self.intensity_cut)
         check_hot_pixels(self.hot_pixels)
         BinLabels(qmap, self.bins)
@@ -82,24 +81,27 @@ class CorrelationChoices:
         if self.metadata is not None:
             read_metadata(self.metadata)
 
-    def told(self, qmap: QMap) -> dict[str, Any]:
-        """What results say that they were made of, besides the files of frames."""
-        told = {field.name: _told(getattr(self, field.name)) for field in fields(self)}
+    def provenance(self, qmap: QMap) -> dict[str, Any]:
+        """Return the provenance of results, without the files of frames."""
+        choices = {field.name: _as_json(getattr(self, field.name)) for field in fields(self)}
         if self.metadata is not None:
-            told["metadata"] = file_told(self.metadata)
+            choices["metadata"] = file_stamp(self.metadata)
         labels = [x for x in (qmap.q, qmap.phi) if x is not None]
         return {
             "qmap": digest(qmap.dynamic, qmap.static, qmap.mask, *labels),
-            **told,
+            **choices,
             "jaxkern": __version__,
         }
 
 
 class CorrelatedFile(NamedTuple):
-    """What came of a file.
+    """Result of `correlate_file`.
 
-    source: the file, closed. multitau, twotime: the results. files: what was written. seconds:
-    that the correlations took.
+    Attributes:
+      source: the file, closed.
+      multitau, twotime: the results.
+      files: paths of the written files.
+      seconds: time of the correlations.
     """
 
     source: FrameSource
@@ -110,9 +112,9 @@ class CorrelatedFile(NamedTuple):
 
     @property
     def warnings(self) -> list[str]:
-        """What is doubtful about the correlations, each once."""
-        pairs = () if self.twotime is None else self.twotime.warnings
-        return list(dict.fromkeys((*self.multitau.warnings, *pairs)))
+        """The different warnings about the correlations."""
+        two_time = () if self.twotime is None else self.twotime.warnings
+        return list(dict.fromkeys((*self.multitau.warnings, *two_time)))
 
 
 def correlate_file(
@@ -126,26 +128,26 @@ def correlate_file(
     progress: bool = False,
     opened: Callable[[FrameSource], None] | None = None,
 ) -> CorrelatedFile:
-    """Correlates a file and writes its results, whole or not at all.
+    """Correlate a file and write its results atomically.
 
     Args:
       path: the frames or events.
-      output: the file of results; one that is there is replaced.
-      plots: a folder of plots of them, or None.
+      output: the file of results, replaced if it exists.
+      plots: folder of plots, or None.
       plot_all: see `plot_correlations`.
-      opened: called with the open file before the work.
+      opened: called with the open file before the correlation.
 
     Raises:
       ValueError, OSError: see `open_frames`, `multitau`, `twotime` and `write_results`.
     """
-    made_of = {"file": file_told(path), **choices.told(qmap)}
-    began = time.monotonic()
+    provenance = {"file": file_stamp(path), **choices.provenance(qmap)}
+    start = time.monotonic()
     with (
         open_frames(path, qmap.shape, choices.dataset) as source,
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore", CorrelationWarning)  # they are in the results
-        made_of["linked"] = links_told(path, source.linked)
+        warnings.simplefilter("ignore", CorrelationWarning)  # the results have them
+        provenance["linked"] = link_stamps(path, source.linked)
         common: dict[str, Any] = {
             name: getattr(choices, name)
             for name in ("begin", "end", "stride", "average", "bad_frames")
@@ -153,13 +155,13 @@ def correlate_file(
         common["frame_time"] = time_between(choices.frame_time, choices.metadata, source)
         common["progress"] = progress
         if choices.twotime is not None:
-            taken = FrameSelection(
+            selection = FrameSelection(
                 source.shape[0], choices.begin, choices.end, choices.stride, choices.average
             )
-            form_edges(check_form(choices.twotime), max(taken.n, 1))
+            form_edges(check_form(choices.twotime), max(selection.n, 1))  # raises early
         if opened is not None:
             opened(source)
-        found = multitau(
+        g2 = multitau(
             source,
             qmap,
             choices.dpl,
@@ -171,11 +173,11 @@ def correlate_file(
             overview=True,
             **common,
         )
-        pairs = None
+        c2 = None
         if choices.twotime is not None:
-            common["bad_frames"] = found.config["bad_frames"]
-            masked = found.config["hot_pixels"] if choices.hot_pixels == "mask" else []
-            pairs = twotime(
+            common["bad_frames"] = g2.config["bad_frames"]
+            masked = g2.config["hot_pixels"] if choices.hot_pixels == "mask" else []
+            c2 = twotime(
                 source,
                 qmap.without(np.array(masked, np.int64).reshape(-1, 2)) if masked else qmap,
                 bins=choices.bins,
@@ -183,37 +185,37 @@ def correlate_file(
                 form=choices.twotime,
                 **common,
             )
-        seconds = time.monotonic() - began
-        files = [write_results(output, found, pairs, choices.metadata, source, made_of)]
+        seconds = time.monotonic() - start
+        files = [write_results(output, g2, c2, choices.metadata, source, provenance)]
         if plots is not None:
-            files += plot_correlations(plots, found, pairs, title=path.name, all_bins=plot_all)
-    return CorrelatedFile(source, found, pairs, files, seconds)
+            files += plot_correlations(plots, g2, c2, title=path.name, all_bins=plot_all)
+    return CorrelatedFile(source, g2, c2, files, seconds)
 
 
 def time_between(
     frame_time: float | None, metadata: Path | None, source: FrameSource
 ) -> float | None:
-    """From one frame to the next in s: as given, of a file of metadata, or the source's own."""
+    """Return the time between frames in s: `frame_time`, or that of a file, or of the source."""
     if frame_time is not None:
         return float(frame_time)
-    told = {} if metadata is None else read_metadata(metadata)
-    return told.get("frame_time", source.metadata.get("frame_time"))
+    stored = {} if metadata is None else read_metadata(metadata)
+    return stored.get("frame_time", source.metadata.get("frame_time"))
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """What a file of metadata says.
+    """Read a file of metadata.
 
     Raises:
-      ValueError: for a file that has no group /entry.
+      ValueError: the file has no group /entry.
     """
     with open_hdf5(str(path)) as file, hdf5_errors(str(path)):
-        if not hasattr(look(file, "entry"), "keys"):
-            raise DetectorFileError(f"{path}: there is no group /entry; wanted a file of metadata")
+        if not hasattr(find_object(file, "entry"), "keys"):
+            raise DetectorFileError(f"{path}: expected a file of metadata with a group /entry")
         return detector_metadata(file)
 
 
-def _told(value: Any) -> Any:
-    """A choice as JSON has it; long lists by their digest."""
+def _as_json(value: Any) -> Any:
+    """Convert a value to JSON types, and long lists to a digest."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, np.generic):
@@ -221,5 +223,5 @@ def _told(value: Any) -> Any:
     if isinstance(value, list | tuple | range):
         if len(value) > _LISTED:
             return f"{len(value)} numbers ({digest(np.asarray(value))})"
-        return [_told(item) for item in value]
+        return [_as_json(item) for item in value]
     return value

@@ -8,25 +8,25 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.analysis.figures import label_axes, new_figure, percentiles, save_figure
+from jaxkern.xpcs.analysis.fit_plots import label_axes, new_figure, percentiles, save_figure
 from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
 from jaxkern.xpcs.detectors.qmap import QMap
 
 Array = NDArray[Any]
 
-# Bins of g2.png, unless all are wanted; then panels at most, spread evenly over what is there.
+# Number of bins in g2.png, or the largest number of panels with all bins.
 FIRST_BINS = 9
 MOST_PANELS = 200
-# Entries of the legend of angles at most.
+# Largest number of angles in a legend.
 _MOST_ANGLES = 24
 MOST_MAPS = 9
-# Behind which nothing is left to draw, where there is an overview.
+# The last plot of a result with an overview.
 LAST_PLOT = "detector.png"
-# Points of a map or a curve at most, along a side: of more, means of neighbours.
+# Largest number of points of a map or a curve along a side. Neighbours are averaged.
 _SHOWN = 500
 
 
-class _How(TypedDict):
+class _Options(TypedDict):
     title: str
     dpi: int
 
@@ -40,35 +40,35 @@ def plot_correlations(
     dpi: int = 120,
     all_bins: bool = False,
 ) -> list[Path]:
-    """Draws what there is into a folder; returns the paths.
+    """Plot correlations into a folder, and return the paths.
 
-    g2.png has g2 with errors of the first 9 bins, a panel a q, and a map of g2 of all bins below
-    them; with `all_bins` a panel for every q (200 at most, evenly spread). twotime.png has the
-    two-time maps (9 at most) and g2 of the whole run and of its five parts; intensity.png the mean
-    counts over time; detector.png the mean image with the bins over it.
+    g2.png shows g2 with errors of the first 9 bins, in a panel for each q, and a map of g2 of all
+    bins; with `all_bins`, a panel for every q (at most 200, evenly spread). twotime.png shows the
+    two-time maps (at most 9), and g2 of the whole run and of its five parts. intensity.png shows
+    the mean counts over time, and detector.png the mean image with the bins.
 
     Args:
-      folder: made where it is missing.
-      multitau: what `multitau` gave, or None.
-      twotime: what `twotime` gave, or None.
-      title: over each plot.
-      dpi: dots an inch.
-      all_bins: g2.png shows all bins.
+      folder: folder of the plots, created if missing.
+      multitau: result of `multitau`, or None.
+      twotime: result of `twotime`, or None.
+      title: title of each plot.
+      dpi: dots per inch.
+      all_bins: show all bins in g2.png.
 
     Raises:
       ModuleNotFoundError: matplotlib is not installed.
     """
-    folder, how = Path(folder), _How(title=title, dpi=dpi)
+    folder, options = Path(folder), _Options(title=title, dpi=dpi)
     paths = []
     if multitau is not None:
-        paths.append(plot_g2(folder / "g2.png", multitau, all_bins=all_bins, **how))
+        paths.append(plot_g2(folder / "g2.png", multitau, all_bins=all_bins, **options))
     if twotime is not None:
-        paths.append(plot_twotime(folder / "twotime.png", twotime, **how))
-    shown = next((r for r in (multitau, twotime) if r is not None), None)
-    if shown is not None and shown.overview is not None:
-        step = _seconds(shown.frame_time)
-        paths.append(plot_intensity(folder / "intensity.png", shown.overview, step, **how))
-        paths.append(plot_detector(folder / LAST_PLOT, shown.overview, shown.qmap, **how))
+        paths.append(plot_twotime(folder / "twotime.png", twotime, **options))
+    result = next((r for r in (multitau, twotime) if r is not None), None)
+    if result is not None and result.overview is not None:
+        step = _time_unit(result.frame_time)
+        paths.append(plot_intensity(folder / "intensity.png", result.overview, step, **options))
+        paths.append(plot_detector(folder / LAST_PLOT, result.overview, result.qmap, **options))
     return paths
 
 
@@ -80,9 +80,9 @@ def plot_g2(
     dpi: int = 120,
     all_bins: bool = False,
 ) -> Path:
-    """g2 over the delay with its errors: a panel for each q, a colour for each phi.
+    """Plot g2 with errors against the delay: a panel for each q, a colour for each phi.
 
-    Of more than 9 bins the first 9, and a map of all, unless `all_bins`.
+    Unless `all_bins`, only the first 9 bins are plotted, with a map of all bins.
     """
     count = len(result.bins)
     summary = not all_bins and count > FIRST_BINS
@@ -109,15 +109,15 @@ def plot_g2(
             continue
         members = shown[place]
         for number, k in enumerate(members):
-            there = np.isfinite(result.g2[:, k])
-            error = np.nan_to_num(result.g2_err[there, k])
+            finite = np.isfinite(result.g2[:, k])
+            error = np.nan_to_num(result.g2_err[finite, k])
             colour = _colour(number, len(members))
             if angles is not None and result.phi is not None:
                 colour = _colour(int(np.searchsorted(angles, result.phi[k])), len(angles))
             label = _angle_label(result, k)
             drawn[label] = axes.errorbar(
-                x[there],
-                result.g2[there, k],
+                x[finite],
+                result.g2[finite, k],
                 error,
                 fmt=".-",
                 ms=3,
@@ -132,8 +132,8 @@ def plot_g2(
         label_axes(axes, f"delay ({unit})" if bottom else "", "" if place % columns else "g2")
     if angles is not None and len(angles) > 1:
         assert result.phi is not None
-        of_angle = {float(result.phi[k]): _angle_label(result, k) for r in shown for k in r}
-        labels = [of_angle[float(angles[k])] for k in _spread(len(angles), _MOST_ANGLES)]
+        by_angle = {float(result.phi[k]): _angle_label(result, k) for r in shown for k in r}
+        labels = [by_angle[float(angles[k])] for k in _spread(len(angles), _MOST_ANGLES)]
         above.legend(
             [drawn[label] for label in labels],
             labels,
@@ -148,7 +148,7 @@ def plot_g2(
 
 
 def _draw_summary(figure: Any, result: MultiTauResult, x: Array, unit: str, first: int) -> None:
-    """g2 of all bins as colours, a column a bin."""
+    """Draw g2 of all bins as a map with a column for each bin."""
     axes = figure.subplots()
     some = _spread(len(result.bins), _SHOWN)
     image = result.g2[:, some]
@@ -161,20 +161,20 @@ def _draw_summary(figure: Any, result: MultiTauResult, x: Array, unit: str, firs
     axes.axvline(first + 0.5, color="w", lw=0.8)
     axes.set_title(f"g2 of all {len(result.bins)} bins (left of the line: above)", fontsize=8)
     figure.colorbar(mesh, ax=axes).ax.tick_params(labelsize=7)
-    label_axes(axes, "place of the bin in the result", f"delay ({unit})")
+    label_axes(axes, "index of the bin in the result", f"delay ({unit})")
 
 
 def plot_twotime(
     path: str | Path, result: TwoTimeResult, *, title: str = "", dpi: int = 120
 ) -> Path:
-    """Two-time maps, with g2 of the whole run and of its parts below each."""
+    """Plot two-time maps, and g2 of the whole run and of its parts below each."""
     chosen = _spread(len(result.bins), MOST_MAPS)
     columns = min(3, max(len(chosen), 1))
     lines = max(-(-len(chosen) // columns), 1)
     figure = new_figure(4.0 * columns + 0.4, 5.4 * lines + 0.4, title)
     ratios = [2.4, 1] * lines
     grid = figure.subplots(2 * lines, columns, squeeze=False, height_ratios=ratios)
-    step, unit = _seconds(result.frame_time)
+    step, unit = _time_unit(result.frame_time)
     aged = str(result.config.get("form", "full")).find("age-lag") >= 0
     names = ("lag", "age") if aged else ("t2", "t1")
     for place in range(lines * columns):
@@ -210,10 +210,10 @@ def plot_intensity(
     title: str = "",
     dpi: int = 120,
 ) -> Path:
-    """Mean counts of a pixel over time; of long runs also the least and the most of neighbours.
+    """Plot mean counts of a pixel against time, for long runs with the range in each block.
 
     Args:
-      step: from one frame to the next, and its unit.
+      step: time between frames, and its unit.
     """
     figure = new_figure(7.0, 3.2, title)
     axes = figure.subplots()
@@ -222,7 +222,7 @@ def plot_intensity(
     starts = np.arange(0, n, block)
     x = starts * step[0]
     if n:
-        # Of the good frames in a block: those of bad ones are NaN.
+        # Mean over the good frames of a block; bad frames are NaN.
         good = np.add.reduceat(np.isfinite(overview.intensity), starts, dtype=np.int64)
         total = np.add.reduceat(np.nan_to_num(overview.intensity), starts)
         mean = np.where(good > 0, total / np.maximum(good, 1), np.nan)
@@ -230,16 +230,16 @@ def plot_intensity(
             least = np.fmin.reduceat(overview.intensity, starts)
             most = np.fmax.reduceat(overview.intensity, starts)
             axes.fill_between(x, least, most, alpha=0.3, lw=0)
-            axes.set_title(f"band: least and most of {block} frames", fontsize=8)
+            axes.set_title(f"band: range of {block} frames", fontsize=8)
         axes.plot(x, mean, lw=0.8)
-    label_axes(axes, f"t ({step[1]})", "counts a pixel and frame")
+    label_axes(axes, f"t ({step[1]})", "counts per pixel and frame")
     return save_figure(figure, path, dpi)
 
 
 def plot_detector(
     path: str | Path, overview: Overview, qmap: QMap, *, title: str = "", dpi: int = 120
 ) -> Path:
-    """The mean image, alone and with the dynamic bins over it; masked pixels are blank."""
+    """Plot the mean image without and with the dynamic bins; masked pixels are blank."""
     from matplotlib.colors import LogNorm, Normalize
 
     image = np.where(qmap.mask & (overview.mean_image > 0), overview.mean_image, np.nan)
@@ -250,11 +250,11 @@ def plot_detector(
     low, high = percentiles(image, [1, 99.9], (0.1, 1.0))
     norm = LogNorm(low, high) if 0 < 10 * low < high else Normalize(0, high)
     drawn = left.imshow(image, norm=norm, cmap="viridis", interpolation="none")
-    left.set_title("mean counts a frame", fontsize=8)
+    left.set_title("mean counts per frame", fontsize=8)
     figure.colorbar(drawn, ax=left, shrink=0.8).ax.tick_params(labelsize=7)
     right.imshow(image, norm=norm, cmap="gray", interpolation="none")
     bins = np.where(qmap.used, qmap.dynamic, 0).astype(np.float64)
-    # Neighbouring numbers get colours far from each other.
+    # Consecutive numbers get different colours.
     colours = np.where(bins > 0, (bins * 0.618034) % 1.0, np.nan)
     right.imshow(colours, cmap="hsv", alpha=0.45, vmin=0, vmax=1, interpolation="none")
     right.set_title(f"{qmap.n_dynamic} dynamic bins, {qmap.n_pixels} pixels", fontsize=8)
@@ -270,22 +270,22 @@ def _draw_map(
     if not aged:
         matrix = np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
     low, high = percentiles(matrix, [1, 99], (0.0, 1.0))
-    how = {"vmin": low, "vmax": high, "cmap": "viridis"}
+    colours = {"vmin": low, "vmax": high, "cmap": "viridis"}
     if aged:
-        drawn = axes.pcolormesh(result.t2 * step, result.t1 * step, matrix, **how)
+        drawn = axes.pcolormesh(result.t2 * step, result.t1 * step, matrix, **colours)
         if len(result.t2) > 2:
             axes.set_xscale("symlog", linthresh=max(float(result.t2[1]) * step, 1e-12))
     else:
         block = -(-len(matrix) // _SHOWN)
         first, last = float(result.t1[0]) * step, float(result.t1[-1]) * step
         edges = (first, last, first, last)
-        shown = _means(matrix, block)
-        drawn = axes.imshow(shown, origin="lower", extent=edges, interpolation="none", **how)
+        reduced = _block_means(matrix, block)
+        drawn = axes.imshow(reduced, origin="lower", extent=edges, interpolation="none", **colours)
     figure.colorbar(drawn, ax=axes, shrink=0.8).ax.tick_params(labelsize=7)
 
 
-def _means(matrix: Array, block: int) -> Array:
-    """Means of block x block points, of those that are numbers."""
+def _block_means(matrix: Array, block: int) -> Array:
+    """Return means of block x block points without NaN."""
     if block <= 1:
         return matrix
     starts = np.arange(0, len(matrix), block)
@@ -297,12 +297,12 @@ def _means(matrix: Array, block: int) -> Array:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def _seconds(frame_time: float | None) -> tuple[float, str]:
+def _time_unit(frame_time: float | None) -> tuple[float, str]:
     return (1.0, "frames") if frame_time is None else (frame_time, "s")
 
 
 def _rows(bins: Array, q: Array | None) -> list[list[int]]:
-    """Positions of the bins of each q, in its order; each bin alone where q is not known."""
+    """Return the indices of the bins of each q in increasing order, or of each bin without q."""
     if q is None:
         return [[k] for k in range(len(bins))]
     return [np.flatnonzero(q == value).tolist() for value in np.unique(q)]
@@ -313,7 +313,7 @@ def _spread(n: int, most: int) -> list[int]:
 
 
 def _colour(number: int, count: int) -> Any:
-    """A colour of a fixed order: the cycle's for a few, one map's for more."""
+    """Return a colour of the cycle for at most 10 colours, else of a colour map."""
     if count <= 10:
         return f"C{number}"
     from matplotlib import colormaps

@@ -1,6 +1,6 @@
-"""Files on the workers of a dask.distributed cluster: one at a time on each, in any order.
+"""Correlation of files on the workers of a dask.distributed cluster, one file per worker.
 
-Importing this asks for `distributed`.
+This module imports `distributed`.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from jaxkern.core.paths import home_path
 from jaxkern.core.registry import module, set_max_workers
 from jaxkern.core.threads import num_threads
 
-# What a worker has one of, and each file takes: so it has one file at a time.
-_ONE = "jaxkern"
-# Without `workers=` a local cluster has a process for so many CPUs.
+# A worker has one unit of this resource and each file needs it: a worker has one file at a time.
+_RESOURCE = "jaxkern"
+# CPUs per process of a local cluster without `workers=`.
 _CPUS = 4
-# So long a scheduler has to answer.
-_PATIENCE = "30s"
-# Seconds between two looks for new workers.
-_LOOK = 1.0
-# Instead of a number of attempts: of a task that dask had given up.
+# Time to wait for a scheduler.
+_TIMEOUT = "30s"
+# Seconds between two queries for new workers.
+_POLL_SECONDS = 1.0
+# Number of attempts that marks the last attempt of a task whose workers were killed.
 _ALONE = -1
 _LIMIT = "JAXKERN_MEMORY_LIMIT"
-# What a process had before each of the tasks that run in it.
-_before: list[tuple[int, str | None]] = []
-_share = threading.Lock()
+# Settings of this process before each of the running tasks.
+_saved: list[tuple[int, str | None]] = []
+_lock = threading.Lock()
 
 
-class _Workplace(WorkerPlugin):  # type: ignore[misc]  # of a package without types
-    """What each worker gets when it starts, also one that comes late or a second time.
+class _CommonArguments(WorkerPlugin):  # type: ignore[misc]  # distributed has no types
+    """Plugin that gives each worker the compressed common arguments and one unit of the resource.
 
-    It holds what the calls have in common, packed, and lets a worker have one of them at a time.
+    Workers that start later or again get it, too.
     """
 
     def __init__(self, common: Any):
@@ -62,7 +62,7 @@ class _Workplace(WorkerPlugin):  # type: ignore[misc]  # of a package without ty
         self._common: Any = None
 
     async def setup(self, worker: Any) -> None:
-        await worker.set_resources(**{_ONE: 1})
+        await worker.set_resources(**{_RESOURCE: 1})
 
     def common(self) -> Any:
         if self._common is None:
@@ -70,50 +70,52 @@ class _Workplace(WorkerPlugin):  # type: ignore[misc]  # of a package without ty
         return self._common
 
 
-def opened(
+def open_engine(
     engine: Any, scheduler: str | None, workers: int | None
 ) -> contextlib.AbstractContextManager[Any]:
-    """`on_workers` of a cluster; see `correlate_files`, whose arguments these are.
+    """Return a context of a function that runs tasks on a cluster, see `correlate_files`.
 
     Raises:
-      TypeError: an engine that is no client of dask's.
-      ValueError: choices that do not go together.
-      FileNotFoundError: a scheduler that is neither an address nor a file that is there.
+      TypeError: an engine that is not a client of dask.
+      ValueError: arguments that exclude each other.
+      FileNotFoundError: the scheduler is neither an address nor an existing file.
     """
     if isinstance(engine, Client):
         if scheduler is not None or workers is not None:
-            raise ValueError("a client has its scheduler and workers; wanted none beside it")
+            raise ValueError("scheduler, workers: expected None for a client as engine")
         return contextlib.nullcontext(partial(_on_workers, engine))
     if not isinstance(engine, str):
-        raise TypeError(f'engine is {engine!r:.80}; wanted None, "dask" or a distributed.Client')
+        raise TypeError(
+            f'engine: expected None, "dask" or a distributed.Client, got {engine!r:.80}'
+        )
     if workers is not None:
         check_integer("workers", workers, 1)
         if scheduler is not None:
-            raise ValueError("a scheduler has workers of its own; wanted it or workers")
+            raise ValueError("workers: expected None, since the scheduler has its workers")
     if scheduler is not None and ":" not in scheduler and not home_path(scheduler).is_file():
         raise FileNotFoundError(
-            f"the scheduler is {scheduler!r}; wanted an address, such as tcp://node1:8786, or the "
-            "file that a scheduler wrote"
+            "scheduler: expected an address, such as tcp://node1:8786, or the file that a "
+            f"scheduler wrote, got {scheduler!r}"
         )
-    return _opened(scheduler, workers)
+    return _connect(scheduler, workers)
 
 
 @contextlib.contextmanager
-def _opened(scheduler: str | None, workers: int | None) -> Iterator[Any]:
+def _connect(scheduler: str | None, workers: int | None) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         if scheduler is None:
-            place: dict[str, Any] = {"address": stack.enter_context(_local_cluster(workers))}
+            options: dict[str, Any] = {"address": stack.enter_context(_local_cluster(workers))}
         else:
             path = home_path(scheduler)
-            told = {"scheduler_file": str(path)} if path.is_file() else {"address": scheduler}
-            place = {**told, "timeout": _PATIENCE}
-        yield partial(_on_workers, stack.enter_context(Client(**place)))
+            address = {"scheduler_file": str(path)} if path.is_file() else {"address": scheduler}
+            options = {**address, "timeout": _TIMEOUT}
+        yield partial(_on_workers, stack.enter_context(Client(**options)))
 
 
 def _local_cluster(workers: int | None) -> LocalCluster:
-    """Processes on this machine, which share its threads and memory.
+    """Start processes on this machine, which share its threads and memory.
 
-    Ctrl-C is for this process alone, which ends them.
+    The processes do not receive Ctrl-C. This process ends them.
     """
     count = max(1, num_threads() // _CPUS) if workers is None else workers
     threads = max(1, num_threads() // count)
@@ -121,12 +123,12 @@ def _local_cluster(workers: int | None) -> LocalCluster:
         return LocalCluster(
             n_workers=count,
             threads_per_worker=threads,
-            # dask counts mapped files as memory of a worker, and would end it for them.
+            # dask would kill workers for mapped files, which it counts as memory.
             memory_limit=0,
             dashboard_address=None,
             silence_logs=logging.CRITICAL,
             env={
-                # XLA's own threads, which dask does not count.
+                # Number of XLA's threads, which dask does not limit.
                 "NPROC": str(threads),
                 _LIMIT: repr(memory_limit() / count),
             },
@@ -135,8 +137,8 @@ def _local_cluster(workers: int | None) -> LocalCluster:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Threads and processes that begin here never see Ctrl-C; they inherit the mask."""
-    resource_tracker.ensure_running()  # which would unblock it as it starts
+    """Block SIGINT in threads and processes that are started in this context."""
+    resource_tracker.ensure_running()  # starting it later would unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -151,84 +153,86 @@ def _on_workers(
     common: Any,
     retries: int,
 ) -> Iterator[tuple[Any, Any]]:
-    """Each task with what ``run(task, common)`` gave on some worker, or its exception; as they end.
+    """Yield each finished task with the result of ``run(task, common)``, or its exception.
 
-    A task that raises is tried again behind the others. One whose worker dies begins again
-    elsewhere. Where its workers died too often, dask gives it up, and with it what waited for the
-    same workers: there are never more tasks on the cluster than workers, and what was given up is
-    tried once more at the end, alone, so that it can only blame itself.
+    A task that raises is retried after the others. dask restarts a task whose worker was killed on
+    another worker, and gives it up after several times, together with tasks that wait for the same
+    workers. Therefore there are never more tasks on the cluster than workers, and tasks that were
+    given up are retried alone at the end.
     """
     name = f"jaxkern-{uuid.uuid4().hex[:8]}"
-    client.register_plugin(_Workplace(common), name=name)
+    client.register_plugin(_CommonArguments(common), name=name)
     waiting = deque((task, 0) for task in tasks)
     given_up: deque[Any] = deque()
     running: dict[Any, tuple[Any, int]] = {}
 
-    def submit(task: Any, tried: int) -> None:
-        future = client.submit(_run_here, name, run, task, resources={_ONE: 1}, pure=False)
-        running[future] = (task, tried)
+    def submit(task: Any, attempts: int) -> None:
+        future = client.submit(
+            _run_on_worker, name, run, task, resources={_RESOURCE: 1}, pure=False
+        )
+        running[future] = (task, attempts)
 
     try:
         while waiting or running or given_up:
-            room = _workplaces(client)
-            while waiting and len(running) < room:
+            workers = _count_workers(client)
+            while waiting and len(running) < workers:
                 submit(*waiting.popleft())
             if not running:
                 submit(given_up.popleft(), _ALONE)
             with contextlib.suppress(TimeoutError, CancelledError):
-                wait(list(running), _LOOK, return_when="FIRST_COMPLETED")
+                wait(list(running), _POLL_SECONDS, return_when="FIRST_COMPLETED")
             for future in [future for future in running if future.done()]:
-                task, tried = running.pop(future)
-                found = _found(future)
+                task, attempts = running.pop(future)
+                result = _result(future)
                 future.release()
-                if isinstance(found, KilledWorker) and tried != _ALONE:
+                if isinstance(result, KilledWorker) and attempts != _ALONE:
                     given_up.append(task)
-                elif isinstance(found, Exception) and 0 <= tried < retries:
-                    waiting.append((task, tried + 1))
+                elif isinstance(result, Exception) and 0 <= attempts < retries:
+                    waiting.append((task, attempts + 1))
                 else:
-                    yield task, found
+                    yield task, result
     finally:
-        with contextlib.suppress(Exception):  # as of a scheduler that is gone
+        with contextlib.suppress(Exception):  # the scheduler may be gone
             client.cancel(list(running))
             client.unregister_worker_plugin(name)
 
 
-def _workplaces(client: Client) -> int:
-    """How many workers can take a task, which come and go; 1 where all are still to come."""
-    told = client.scheduler_info(n_workers=-1)
-    if "workers" not in told:
-        raise ConnectionError(
-            "the scheduler is gone; a second start does what is not finished, on another one"
-        )
-    workers = told["workers"].values()
-    ready = [w for w in workers if w["status"] == "running" and w["resources"].get(_ONE)]
+def _count_workers(client: Client) -> int:
+    """Return the number of workers that can run a task at present, at least 1."""
+    info = client.scheduler_info(n_workers=-1)
+    if "workers" not in info:
+        raise ConnectionError("the scheduler is gone; run again with another scheduler to continue")
+    workers = info["workers"].values()
+    ready = [w for w in workers if w["status"] == "running" and w["resources"].get(_RESOURCE)]
     return max(1, len(ready))
 
 
-def _found(future: Any) -> Any:
-    """A task's result or exception."""
+def _result(future: Any) -> Any:
+    """Return a task's result or exception."""
     if future.status == "finished":
         return future.result()
     if future.status == "error":
         return future.exception()
-    return RuntimeError(f"the cluster has let go of it ({future.status})")
+    return RuntimeError(f"the cluster dropped the task ({future.status})")
 
 
-def _run_here(name: str, run: Callable[[Any, Any], Any], task: Any) -> Any:
-    """A task on a worker, with the threads and the memory that dask gives the worker."""
+def _run_on_worker(name: str, run: Callable[[Any, Any], Any], task: Any) -> Any:
+    """Run a task on this worker, with the threads and the memory of the worker."""
     worker = get_worker()
-    with _share_of(worker):
+    with _worker_limits(worker):
         return run(task, worker.plugins[name].common())
 
 
 @contextlib.contextmanager
-def _share_of(worker: Any) -> Iterator[None]:
-    """Threads and memory of a worker. Behind the last task of a process, in which several workers
-    may be, it has its own again."""
+def _worker_limits(worker: Any) -> Iterator[None]:
+    """Apply a worker's limits of threads and memory.
+
+    Several workers may share a process. The limits of the process are restored after its last task.
+    """
     native, limit = module("cpu"), worker.memory_manager.memory_limit
-    with _share:
-        _before.append((native.max_workers() if native else 0, os.environ.get(_LIMIT)))
-        # JAXKERN_NUM_THREADS, where a worker has it, was heeded when jaxkern was imported.
+    with _lock:
+        _saved.append((native.max_workers() if native else 0, os.environ.get(_LIMIT)))
+        # JAXKERN_NUM_THREADS was applied when jaxkern was imported, and takes precedence.
         if native is not None and "JAXKERN_NUM_THREADS" not in os.environ:
             set_max_workers(worker.state.nthreads)
         if limit:
@@ -236,10 +240,10 @@ def _share_of(worker: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        with _share:
-            threads, told = _before.pop()
-            if not _before:
+        with _lock:
+            threads, memory = _saved.pop()
+            if not _saved:
                 if native is not None:
                     set_max_workers(threads)
-                if told is None:
+                if memory is None:
                     os.environ.pop(_LIMIT, None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,67 +16,222 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.core.paths import home_path
+from jaxkern.core.paths import home_path, remove_leftovers
 from jaxkern.core.progress import ProgressBar
-from jaxkern.xpcs.analysis.correlate import CorrelationChoices
-from jaxkern.xpcs.analysis.file_tasks import (
-    CommonChoices,
-    file_tasks,
-    run_in_turn,
-    run_task,
-    sweep,
-)
-from jaxkern.xpcs.analysis.results_table import Row, table_text, write_table
-from jaxkern.xpcs.correlators.hot_pixels import HotPixels
+from jaxkern.core.version import __version__
+from jaxkern.xpcs.analysis.correlate import CorrelationChoices, correlate_file
+from jaxkern.xpcs.analysis.correlation_plots import LAST_PLOT
+from jaxkern.xpcs.analysis.results_table import Row, table_rows, table_text, write_table
+from jaxkern.xpcs.correlators.checks import HotPixels
 from jaxkern.xpcs.detectors.mask_files import masked_map
+from jaxkern.xpcs.detectors.opening import SUFFIXES, frame_files
 from jaxkern.xpcs.detectors.qmap import QMap
+from jaxkern.xpcs.files.provenance import read_provenance, rerun_reason
+from jaxkern.xpcs.files.results_reader import read_multitau, read_two_time_warnings
 
-# Runs tasks, each by a function of it and what all have in common, and tries them again.
+
+@dataclass(frozen=True)
+class FileTask:
+    """A file of frames, its file of results, and its folder of plots or None; absolute paths."""
+
+    file: Path
+    output: Path
+    plots: Path | None
+    plot_all: bool = False
+
+
+@dataclass(frozen=True)
+class CommonChoices:
+    """Arguments that all files share; `provenance` is stored in their results."""
+
+    choices: CorrelationChoices
+    qmap: QMap
+    force: bool
+    provenance: dict[str, Any]
+
+    def check_finished(self, task: FileTask) -> tuple[Row, ...] | str:
+        """Return the rows of a finished file, or else the reason to run it; "" without results.
+
+        Raises:
+          FileExistsError: the file at the path of the results was not written by this package.
+        """
+        if self.force or not task.output.exists():
+            return ""
+        stored = read_provenance(task.output)
+        if stored is None:
+            raise FileExistsError(
+                f"{task.output} exists and has no provenance of results; use another folder, or "
+                "--force (force=True) to replace it"
+            )
+        reason = rerun_reason(task.file, self.provenance, stored)
+        if reason is not None:
+            return reason
+        try:
+            rows = _rows_of_results(task.output)
+        except (ValueError, OSError) as error:
+            return str(error)
+        if task.plots is not None and not (task.plots / LAST_PLOT).exists():
+            return "it has no plots"
+        return rows or "it holds no g2"
+
+
+def file_tasks(
+    files: Any,
+    other_inputs: Sequence[Path],
+    folder: str | os.PathLike[str],
+    plots: str | os.PathLike[str] | None,
+    plot_all: bool = False,
+) -> list[FileTask]:
+    """Return a task for each file after checks of all paths.
+
+    Args:
+      files, folder, plots, plot_all: see `correlate_files`.
+      other_inputs: files, such as the map, that are not frames.
+    """
+    folder = home_path(folder).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"folder: expected a folder for results, got the file {folder}")
+    if plots is not None and (drawn := home_path(plots)).exists() and not drawn.is_dir():
+        raise NotADirectoryError(f"plots: expected a folder, got the file {drawn}")
+    paths = []
+    for path in map(home_path, [files] if isinstance(files, str | os.PathLike) else files):
+        if path.is_dir():
+            if path.resolve() == folder.resolve():
+                raise ValueError(f"folder: expected another folder than that of the files, {path}")
+            paths += frame_files(path, other_inputs)
+        elif path.exists():
+            paths.append(path)
+        else:
+            raise FileNotFoundError(f"file not found: {path}")
+    if not paths:
+        raise ValueError("files: expected at least one file of frames")
+    inputs = {path.resolve() for path in (*paths, *other_inputs)}
+    tasks: dict[Path, FileTask] = {}
+    for path in paths:
+        stem = _stem(path.name)
+        output = folder / f"{stem}.hdf"
+        if output in tasks:
+            raise ValueError(
+                f"files: expected different names, got {tasks[output].file} and {path}, whose "
+                f"results would both be {output}; use a folder of results for each"
+            )
+        if output.resolve() in inputs:
+            raise ValueError(
+                f"folder: {output}, the results of {path}, is also an input file; use another "
+                "folder"
+            )
+        file_plots = None if plots is None else home_path(plots).absolute() / stem
+        tasks[output] = FileTask(path.absolute(), output, file_plots, plot_all)
+    return list(tasks.values())
+
+
+def _stem(name: str) -> str:
+    """Return a name without its known suffix, such as .bin.000."""
+    known = [suffix for suffix in SUFFIXES if name.lower().endswith(suffix)]
+    return name[: -len(max(known, key=len))] if known else Path(name).stem
+
+
+def run_in_turn(
+    run: Callable[[Any, Any], Any], tasks: Sequence[Any], common: Any, retries: int
+) -> Iterator[tuple[Any, Any]]:
+    """Yield each task with the result of ``run(task, common)``, or its exception.
+
+    A task that raises is retried after the others.
+    """
+    waiting = deque((task, 0) for task in tasks)
+    while waiting:
+        task, attempts = waiting.popleft()
+        try:
+            result = run(task, common)
+        except Exception as error:
+            if attempts < retries:
+                waiting.append((task, attempts + 1))
+                continue
+            result = error
+        yield task, result
+
+
+def run_task(task: FileTask, common: CommonChoices) -> tuple[Row, ...]:
+    """Correlate a file, here or on a worker, and return its rows of the table."""
+    version = common.provenance["jaxkern"]
+    if version != __version__:
+        raise RuntimeError(f"expected jaxkern {version} on the worker, got {__version__}")
+    remove_incomplete([task])
+    # A worker may have been killed after finishing the file and before reporting it.
+    rows = common.check_finished(task)
+    if isinstance(rows, str):
+        if task.plots is not None:  # remove plots of earlier results
+            (task.plots / LAST_PLOT).unlink(missing_ok=True)
+        correlate_file(
+            task.file,
+            common.qmap,
+            task.output,
+            common.choices,
+            plots=task.plots,
+            plot_all=task.plot_all,
+        )
+        rows = _rows_of_results(task.output)
+    return rows
+
+
+def _rows_of_results(path: Path) -> tuple[Row, ...]:
+    result = read_multitau(path)
+    return () if result is None else tuple(table_rows(result, *read_two_time_warnings(path)))
+
+
+def remove_incomplete(tasks: Iterable[FileTask]) -> None:
+    """Delete incomplete files of killed processes."""
+    for task in tasks:
+        if task.output.parent.is_dir():
+            remove_leftovers(task.output)
+
+
+# Runs tasks by a function of the task and the common arguments, with a number of retries.
 _RunAll = Callable[[Callable[[Any, Any], Any], Sequence[Any], Any, int], Iterator[tuple[Any, Any]]]
 
 
 @dataclass(frozen=True)
 class FileOutcome:
-    """What became of a file.
+    """Outcome of a file.
 
     Attributes:
-      file: of frames.
-      output: its results.
-      status: "done", "skipped" (they were there, of the same file and choices) or "failed".
-      again: why results that were there were replaced; "" where there were none.
-      error: of the last attempt; "" where it did not fail.
-      rows: of the table, one for each bin.
+      file: the file of frames.
+      output: the file of results.
+      status: "done", "skipped" (results of the same file and arguments exist) or "failed".
+      rerun_reason: reason for which existing results were replaced; "" if there were none.
+      error: error of the last attempt; "" unless it failed.
+      rows: rows of the table, one for each bin.
     """
 
     file: Path
     output: Path
     status: str
-    again: str = ""
+    rerun_reason: str = ""
     error: str = ""
     rows: tuple[Row, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         if self.status == "skipped":
             return f"{self.file}: {self.output} is finished, skipped"
-        why = f" (done again: {self.again})" if self.again else ""
+        reason = f" (rerun: {self.rerun_reason})" if self.rerun_reason else ""
         if self.status == "failed":
-            return f"{self.file}: failed: {self.error}{why}"
-        return f"{self.file}: wrote {self.output}{why}"
+            return f"{self.file}: failed: {self.error}{reason}"
+        return f"{self.file}: wrote {self.output}{reason}"
 
 
 @dataclass(frozen=True)
 class CorrelatedFiles:
-    """What `correlate_files` made, in the order of the files; its text is a table.
+    """Result of `correlate_files`; its `repr` is a table.
 
     Attributes:
-      outcomes: of each file.
+      outcomes: outcome of each file, in the order of the files.
     """
 
     outcomes: tuple[FileOutcome, ...]
 
     @property
     def table(self) -> list[Row]:
-        """A row for each file and bin; a failed file has one, with its error."""
+        """A row for each file and bin; a failed file has one row with its error."""
         rows = []
         for outcome in self.outcomes:
             common = {
@@ -89,25 +245,25 @@ class CorrelatedFiles:
 
     @property
     def warnings(self) -> dict[Path, str]:
-        """The files with doubtful bins or pixels, and what is doubtful."""
-        found = {o.file: o.rows[0].get("warnings") for o in self.outcomes if o.rows}
-        return {path: text for path, text in found.items() if text}
+        """Warnings about bins or pixels, by file."""
+        texts = {o.file: o.rows[0].get("warnings") for o in self.outcomes if o.rows}
+        return {path: text for path, text in texts.items() if text}
 
     @property
     def errors(self) -> dict[Path, str]:
-        """The files that failed, with the error of the last attempt."""
+        """The error of the last attempt, for each file that failed."""
         return {o.file: o.error for o in self.outcomes if o.status == "failed"}
 
     def count(self, status: str) -> int:
-        """How many files are "done", "skipped" or "failed"."""
+        """Return the number of files that are "done", "skipped" or "failed"."""
         return sum(outcome.status == status for outcome in self.outcomes)
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the table, as CSV or Parquet by the path's suffix; returns the path.
+        """Write the table as CSV or Parquet, depending on the path's suffix; return the path.
 
         Raises:
           ValueError: another suffix.
-          ImportError: a Parquet file, and no pyarrow.
+          ImportError: pyarrow is required for Parquet and not installed.
         """
         return write_table(home_path(path), self.table)
 
@@ -149,47 +305,46 @@ def correlate_files(
     progress: bool = True,
     shown: Callable[[FileOutcome], None] | None = None,
 ) -> CorrelatedFiles:
-    """Correlates files of frames, each into a file of results, and sums them up in one table.
+    """Correlate files of frames, each into a file of results, and summarize them in one table.
 
-    A file's results are written whole or not at all, and say what they were made of: name, size and
-    time of the file, the map, the choices and jaxkern's version. Where such results are there
-    already the file is skipped, so that a run that was ended somewhere goes on where it was.
+    Results are written atomically, with their provenance: name, size and time of the file, the map,
+    the arguments and the version of jaxkern. A file whose results exist with the same provenance is
+    skipped, so that an interrupted run can be resumed.
 
     Args:
-      files: paths, or a folder: all of its files whose ending a reader knows, without those that
-        end in ``_metadata.hdf``, the map, and the metadata.
-      qmap: the bins of the pixels, of all files, or the path of a map.
-      folder: of the results, ``NAME.hdf`` for each file ``NAME.suffix``.
-      dpl, normalize, bad_frames, begin, end, stride, average: of each file, see `multitau`.
-      intensity_cut, bins, parts, frame_time, hot_pixels: likewise.
+      files: paths, or a folder for all of its files with a known suffix, except files that end in
+        ``_metadata.hdf``, the map, and the metadata.
+      qmap: the bins of the pixels for all files, or the path of a map.
+      folder: folder of the results, ``NAME.hdf`` for each file ``NAME.suffix``.
+      dpl, normalize, bad_frames, begin, end, stride, average: for each file, see `multitau`.
+      intensity_cut, bins, parts, frame_time, hot_pixels: for each file, see `multitau`.
       mask, blemish: [H, W], true where a pixel is good, or paths of such files, see `read_mask`.
-      twotime: the form of two-time correlations, as `twotime` has it, or None for none. With them,
-        `bins` are those that have one.
+      twotime: form of two-time correlations, see `twotime`; None to compute g2 only. With a form,
+        `bins` are the bins with two-time correlations.
       smoothing: see `twotime`.
-      dataset: of HDF5 files, see `open_frames`.
-      metadata: a ``*_metadata.hdf`` for all of them, see `write_results`.
-      plots: a folder of folders of plots, one for each file; one without its plots is not finished.
+      dataset: data set of HDF5 files, see `open_frames`.
+      metadata: a ``*_metadata.hdf`` for all files, see `write_results`.
+      plots: folder with a folder of plots for each file; a file without its plots is not finished.
       plot_all: see `plot_correlations`.
-      engine: None: one file after the other in this process. "dask": on the workers of a
-        dask.distributed cluster, one file at a time on each, with the threads that dask gives the
-        worker. A `distributed.Client`: of that one's cluster. Paths must be the same everywhere.
-      scheduler: with "dask", the address of a scheduler or the file that it wrote; without it the
-        cluster is made of processes here.
-      workers: how many of them.
-      retries: how often a file that failed is tried again.
-      force: do all files, and replace whatever stands where results belong.
-      progress: a bar on the terminal.
-      shown: called with each file's outcome, as they come.
+      engine: None for one file at a time in this process; "dask" for the workers of a
+        dask.distributed cluster, with one file at a time on each and the threads of the worker; or
+        a `distributed.Client`. Paths must be the same on all machines.
+      scheduler: for "dask", the address of a scheduler or the file that it wrote; None for a
+        cluster of local processes.
+      workers: number of local processes.
+      retries: how many times a failed file is retried.
+      force: correlate all files, and replace existing files.
+      progress: show a progress bar on the terminal.
+      shown: called with the outcome of each file.
 
     Returns:
-      A `CorrelatedFiles`. Files that failed are in its `errors`; the others are done.
+      A `CorrelatedFiles`. Failed files are in its `errors`.
 
     Raises:
-      FileNotFoundError: a file, or the map, is not there.
-      FileExistsError: where results belong there is something else, without `force`.
-      ValueError: two files whose results would have one name, choices that cannot be, a map that
-        cannot be read.
-      ConnectionError: the cluster's scheduler went away, for which 30 s are waited.
+      FileNotFoundError: a file, or the map, does not exist.
+      FileExistsError: another file has the name of a file of results, without `force`.
+      ValueError: two files with the same name of results, invalid arguments, or an invalid map.
+      ConnectionError: the cluster's scheduler did not respond for 30 s.
       ImportError: "dask" without `distributed`: ``pip install 'jaxkern[dask]'``.
 
     Example:
@@ -200,11 +355,11 @@ def correlate_files(
       ...     frames = np.random.default_rng(k).poisson(1.0, (40, 4, 4)).astype("u1")
       ...     np.save(folder / f"run{k}.npy", frames)
       >>> qmap = jk.xpcs.QMap(np.ones((4, 4), int), q=[0.01])
-      >>> found = jk.xpcs.correlate_files(folder, qmap, folder / "results")
-      >>> [(row["status"], row["bin"], row["frames"]) for row in found.table]
+      >>> results = jk.xpcs.correlate_files(folder, qmap, folder / "results")
+      >>> [(row["status"], row["bin"], row["frames"]) for row in results.table]
       [('done', 1, 40), ('done', 1, 40)]
-      >>> found = jk.xpcs.correlate_files(folder, qmap, folder / "results")
-      >>> found.count("skipped"), found.write(folder / "table.csv").name
+      >>> results = jk.xpcs.correlate_files(folder, qmap, folder / "results")
+      >>> results.count("skipped"), results.write(folder / "table.csv").name
       (2, 'table.csv')
     """
     choices = CorrelationChoices(
@@ -223,28 +378,28 @@ def correlate_files(
         smoothing=smoothing,
         frame_time=frame_time,
         dataset=dataset,
-        # Workers have folders of their own.
+        # Workers have other working directories.
         metadata=None if metadata is None else home_path(metadata).absolute(),
     )
     check_integer("retries", retries, 0)
-    opened = _engine(engine, scheduler, workers)
-    given = [] if choices.metadata is None else [choices.metadata]
+    runner = _engine(engine, scheduler, workers)
+    inputs = [] if choices.metadata is None else [choices.metadata]
     if not isinstance(qmap, QMap):
-        given.append(home_path(qmap).absolute())
-        qmap = QMap.read(given[-1])
+        inputs.append(home_path(qmap).absolute())
+        qmap = QMap.read(inputs[-1])
     qmap = masked_map(qmap, mask, blemish)
-    given += [home_path(x).absolute() for x in (mask, blemish) if isinstance(x, str | os.PathLike)]
+    inputs += [home_path(x).absolute() for x in (mask, blemish) if isinstance(x, str | os.PathLike)]
     choices.check(qmap)
-    tasks = file_tasks(files, given, folder, plots, plot_all)
-    common = CommonChoices(choices, qmap, force, choices.told(qmap))
-    before = {task.output: common.look(task) for task in tasks}
-    left = [task for task in tasks if isinstance(before[task.output], str)]
+    tasks = file_tasks(files, inputs, folder, plots, plot_all)
+    common = CommonChoices(choices, qmap, force, choices.provenance(qmap))
+    before = {task.output: common.check_finished(task) for task in tasks}
+    pending = [task for task in tasks if isinstance(before[task.output], str)]
     outcomes: dict[Path, FileOutcome] = {}
     with contextlib.ExitStack() as stack:
         bar = stack.enter_context(ProgressBar(progress, "correlating", "file"))
         bar.update(0, len(tasks))
 
-        def came(outcome: FileOutcome) -> None:
+        def on_outcome(outcome: FileOutcome) -> None:
             outcomes[outcome.output] = outcome
             bar.update(len(outcomes), text=f"correlating, last {outcome.file.name}")
             if shown is not None:
@@ -252,42 +407,45 @@ def correlate_files(
 
         for task in tasks:
             if not isinstance(rows := before[task.output], str):
-                came(FileOutcome(task.file, task.output, "skipped", rows=rows))
-        if left:
+                on_outcome(FileOutcome(task.file, task.output, "skipped", rows=rows))
+        if pending:
             if engine is None or (isinstance(engine, str) and scheduler is None):
-                stack.callback(sweep, left)  # behind the end of all that could write there
-            run_all = stack.enter_context(opened)
-            for task, found in run_all(run_task, left, common, retries):
-                why = str(before[task.output])
-                if isinstance(found, BaseException):
-                    came(FileOutcome(task.file, task.output, "failed", why, _words(found)))
+                # This runs after the end of all local processes.
+                stack.callback(remove_incomplete, pending)
+            run_all = stack.enter_context(runner)
+            for task, result in run_all(run_task, pending, common, retries):
+                reason = str(before[task.output])
+                if isinstance(result, BaseException):
+                    outcome = FileOutcome(
+                        task.file, task.output, "failed", reason, _describe(result)
+                    )
                 else:
-                    came(FileOutcome(task.file, task.output, "done", why, rows=found))
+                    outcome = FileOutcome(task.file, task.output, "done", reason, rows=result)
+                on_outcome(outcome)
     return CorrelatedFiles(tuple(outcomes[task.output] for task in tasks))
 
 
 def _engine(
     engine: Any, scheduler: str | None, workers: int | None
 ) -> contextlib.AbstractContextManager[_RunAll]:
-    """What runs the tasks; nothing of it begins before it is entered."""
+    """Return a context of a function that runs the tasks; it starts when it is entered."""
     if engine is None:
         if scheduler is not None or workers is not None:
-            raise ValueError('scheduler and workers are of engine="dask"; wanted it too')
+            raise ValueError('engine: expected "dask" for scheduler and workers, got None')
         return contextlib.nullcontext(run_in_turn)
     if isinstance(engine, str) and engine != "dask":
-        raise ValueError(f'engine is {engine!r}; wanted None, "dask" or a distributed.Client')
+        raise ValueError(f'engine: expected None, "dask" or a distributed.Client, got {engine!r}')
     try:
         from jaxkern.xpcs.analysis import dask_engine
     except ModuleNotFoundError as error:
         if error.name not in ("dask", "distributed"):
             raise
         raise ImportError(
-            "the engine dask needs dask.distributed, which is not installed: "
-            "pip install 'jaxkern[dask]'"
+            "engine=\"dask\" requires dask.distributed; run pip install 'jaxkern[dask]'"
         ) from error
-    return dask_engine.opened(engine, scheduler, workers)
+    return dask_engine.open_engine(engine, scheduler, workers)
 
 
-def _words(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     known = isinstance(error, ValueError | OSError | MemoryError | ImportError) and str(error)
     return str(error) if known else f"{type(error).__name__}: {error}"

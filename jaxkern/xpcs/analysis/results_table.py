@@ -1,4 +1,4 @@
-"""Correlations of many files as one table: a row for each file and bin, as CSV or Parquet."""
+"""Table of the correlations of many files, with a row for each file and bin, as CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from jaxkern.core.paths import atomic_write
 from jaxkern.xpcs.correlators.results import MultiTauResult
 
-#: columns -> their type in Parquet
+#: columns and their types in Parquet
 COLUMNS = {
     "file": "string",
     "status": "string",
@@ -38,27 +38,27 @@ COLUMNS = {
     "warnings": "string",
 }
 SUFFIXES = (".csv", ".parquet")
-# Delays at the end of the run whose mean is the baseline.
+# The baseline is the mean of g2 at this number of last delays.
 _LAST = 4
 
 Row = dict[str, Any]
 _NONE: Mapping[int, int] = MappingProxyType({})
 
 
-def rows_of(
+def table_rows(
     result: MultiTauResult,
     empty_frames: Mapping[int, int] = _NONE,
     two_time_warnings: Sequence[str] = (),
 ) -> list[Row]:
-    """A row for each bin: labels, frames, light, and g2 where it begins and ends.
+    """Return a row for each bin: labels, frames, counts, and g2 at the first and last delays.
 
     Args:
-      empty_frames: of the bins with a two-time correlation, the number of frames without counts.
-      two_time_warnings: those of the two-time correlations.
+      empty_frames: number of frames without counts, by bin with a two-time correlation.
+      two_time_warnings: warnings of the two-time correlations.
     """
     bad = len(result.config.get("bad_frames", ()))
     hot = result.config.get("hot_pixels")
-    doubts = dict.fromkeys((*result.warnings, *two_time_warnings))
+    warnings = dict.fromkeys((*result.warnings, *two_time_warnings))
     means = _mean_counts(result)
     rows = []
     for k, number in enumerate(result.bins.tolist()):
@@ -83,42 +83,42 @@ def rows_of(
                 "g2_err": None if first is None else float(error[first]),
                 "baseline": baseline,
                 "contrast": None if baseline is None else float(curve[first]) - baseline,
-                "warnings": "; ".join(doubts) or None,
+                "warnings": "; ".join(warnings) or None,
             }
         )
     return rows
 
 
 def _mean_counts(result: MultiTauResult) -> Any:
-    """[n_bins] counts of a bin's pixel in a frame, of the means of its static bins."""
+    """Return mean counts [n_bins] of a bin's pixels in a frame, from the means of static bins."""
     if result.overview is None:
         return None
     qmap = result.qmap
     pixels = qmap.pixels_of_static
-    light = np.where(pixels > 0, result.overview.static_means, 0.0) * pixels
-    of_bin = np.bincount(qmap.dynamic_of_static, light, minlength=qmap.n_dynamic + 1)
+    counts = np.where(pixels > 0, result.overview.static_means, 0.0) * pixels
+    totals = np.bincount(qmap.dynamic_of_static, counts, minlength=qmap.n_dynamic + 1)
     with np.errstate(invalid="ignore"):
-        return of_bin[result.bins] / qmap.pixels_of_bin[result.bins - 1]
+        return totals[result.bins] / qmap.pixels_of_bin[result.bins - 1]
 
 
 def check_table(path: Path) -> None:
-    """Raises before any work what `write_table` would behind it.
+    """Raise the errors of `write_table` before any work.
 
     Raises:
       ValueError: another suffix than .csv and .parquet.
       IsADirectoryError: the path is a folder.
-      ImportError: pyarrow is wanted and not installed.
+      ImportError: pyarrow is required for Parquet and not installed.
     """
     if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"the table is {path}; wanted a file that ends in .csv or .parquet")
+        raise ValueError(f"table: expected a file that ends in .csv or .parquet, got {path}")
     if path.is_dir():
-        raise IsADirectoryError(f"the table is {path}, which is a folder; wanted a file")
+        raise IsADirectoryError(f"table: expected a file, got the folder {path}")
     if path.suffix.lower() == ".parquet":
         _pyarrow("pyarrow")
 
 
 def write_table(path: Path, rows: Sequence[Row]) -> Path:
-    """Writes rows as CSV or Parquet, by the suffix, whole or not at all; returns the path."""
+    """Write rows atomically as CSV or Parquet, depending on the suffix, and return the path."""
     check_table(path)
     with atomic_write(path) as temporary:
         if path.suffix.lower() == ".csv":
@@ -138,25 +138,25 @@ def _pyarrow(module: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise ImportError(
-            "a table in Parquet is written by pyarrow, which is not installed: "
-            "pip install 'jaxkern[parquet]', or let the table end in .csv"
+            "pyarrow is required to write Parquet; run pip install 'jaxkern[parquet]', or use "
+            "the suffix .csv"
         ) from error
 
 
 def table_text(rows: Sequence[Row], most: int = 20) -> str:
-    """The first rows, for people; a failed file has its error instead of numbers."""
-    shown = ("file", "status", "bin", "q", "phi", "frames", "mean_counts", "g2", "contrast")
-    cells = [list(shown)]
+    """Format the first rows as text; a failed file has its error instead of numbers."""
+    columns = ("file", "status", "bin", "q", "phi", "frames", "mean_counts", "g2", "contrast")
+    cells = [list(columns)]
     for row in rows[:most]:
         name = Path(row["file"]).name
-        cells.append([name] + [_cell(row.get(column)) for column in shown[1:]])
+        cells.append([name] + [_cell(row.get(column)) for column in columns[1:]])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
     for k, row in enumerate(rows[:most], 1):
         if row.get("error"):
             lines[k] += f"  {row['error']}"
     if len(rows) > most:
-        lines.append(f"... and {len(rows) - most} rows more")
+        lines.append(f"... and {len(rows) - most} more rows")
     return "\n".join(lines)
 
 

@@ -1,8 +1,9 @@
-"""From settings to results: opens a measurement, fits it, saves and plots what was found."""
+"""From settings to results: opens, fits, saves and plots a measurement."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,10 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.paths import home_path, write_atomically
-from jaxkern.xpcs.analysis import plot
-from jaxkern.xpcs.analysis.conditions import choose_ring, gap_of, simulated, some, time_step
-from jaxkern.xpcs.analysis.config import ConfigError, as_tree
-from jaxkern.xpcs.analysis.schema import Config
+from jaxkern.xpcs.analysis import fit_plots
+from jaxkern.xpcs.analysis.conditions import (
+    choose_ring,
+    shear_gap,
+    simulated_conditions,
+    some,
+    time_step,
+)
+from jaxkern.xpcs.analysis.settings import Config, ConfigError
 from jaxkern.xpcs.analysis.views import view_angles
 from jaxkern.xpcs.files.aps import ApsFile
 from jaxkern.xpcs.files.prepare import (
@@ -39,15 +45,15 @@ _SOLVER_SETTINGS = ["loss", "f_scale", "ftol", "xtol", "gtol", "max_nfev"]
 
 @dataclass(frozen=True)
 class OpenMeasurement:
-    """What a configuration chooses of a file, and the model of it.
+    """Data of a file that the settings select, and their model.
 
     Attributes:
-      path: of the file.
-      data: the chosen angles and frames, read in slabs.
-      model: with the geometry of these.
+      path: path of the file.
+      data: the selected angles and frames, read in slabs.
+      model: model with the geometry of the data.
       keep: [n_t] u8, 0 at bad frames.
-      conditions: q, dt and gap in words, with where they come from.
-      notes: what a user must know of the choice even where nothing else is printed.
+      conditions: descriptions of q, dt and gap with their sources.
+      notes: messages that are always printed.
     """
 
     path: Path
@@ -58,6 +64,7 @@ class OpenMeasurement:
     notes: tuple[str, ...] = ()
 
     def describe(self) -> str:
+        """Return a description of the data and the conditions."""
         n_phi, n_t, _ = self.data.shape
         return (
             f"{self.path}: {n_phi} angles of {n_t} frames ({n_phi * n_t**2 / 1e6:.2f} M points), "
@@ -68,11 +75,11 @@ class OpenMeasurement:
 def make_model(
     config: Config, q: float, phi: Any, n_t: int, *, dt: float, gap: float | None
 ) -> Model:
-    """The model of the settings for frames ``start_time + dt k``."""
+    """Return the model of the settings for frames at ``start_time + dt k``."""
     analysis = config.analysis
     start = config.experiment.start_time
     if start < 0:
-        raise ConfigError(f"experiment.start_time is {start:g}; wanted 0 s or more")
+        raise ConfigError(f"experiment.start_time: expected 0 s or more, got {start:g}")
     geometry = Geometry(q=q, gap=gap, dt=dt, t=start + dt * np.arange(n_t), phi=phi)
     if analysis.model == "static":
         return Static(geometry)
@@ -81,16 +88,16 @@ def make_model(
 
 @contextlib.contextmanager
 def open_measurement(config: Config, folder: str | Path = ".") -> Iterator[OpenMeasurement]:
-    """Opens the data file of the settings and applies their choice of q, phi and frames.
+    """Open the data file of the settings, and select q, phi and frames.
 
     Args:
       config: the settings.
-      folder: what relative paths of the settings are relative to.
+      folder: base of relative paths in the settings.
 
     Raises:
-      FileNotFoundError, ApsFormatError: see there.
-      ConfigError: a q that the file does not have, no angle in the ranges, a time step that neither
-        says or that differs, a gap that is missing.
+      FileNotFoundError, ApsFormatError: see `ApsFile`.
+      ConfigError: a q that the file does not have, no angle in the ranges, a missing or
+        inconsistent time step, or a missing gap.
       ValueError: frames that the file does not have.
     """
     files, analysis = config.data_files, config.analysis
@@ -101,28 +108,29 @@ def open_measurement(config: Config, folder: str | Path = ".") -> Iterator[OpenM
             inside = select_phi(file.phi, analysis.phi_filtering.ranges)
             if not inside.any():
                 raise ConfigError(
-                    f"no angle of {path} is in analysis.phi_filtering.ranges "
-                    f"{[list(pair) for pair in analysis.phi_filtering.ranges]}; there are "
-                    f"{some(file.phi)}"
+                    "analysis.phi_filtering.ranges: expected ranges that contain some of the "
+                    f"angles {some(file.phi)} of {path}, got "
+                    f"{[list(pair) for pair in analysis.phi_filtering.ranges]}"
                 )
         ring = choose_ring(files, file.q, file.phi, inside, path, grid=file.layout == "aps-u")
-        dt, dt_told, dt_notes = time_step(config.experiment, file.dt, path)
-        gap = gap_of(config)
+        dt, dt_description, dt_notes = time_step(config.experiment, file.dt, path)
+        gap = shear_gap(config)
         n_t = file.shape[1]
         window = frame_window(n_t, analysis.frames.start, analysis.frames.end)
         keep = frames_to_keep(n_t, analysis.frames.bad)[slice(*window)]
         data = Prepared(file, ring.chosen, window, analysis.diagonal_correction)
         model = make_model(config, ring.q, file.phi[ring.chosen], data.shape[1], dt=dt, gap=gap)
-        told = (ring.told, dt_told, "no gap" if gap is None else f"gap {gap:.6g} Angstrom")
-        yield OpenMeasurement(path, data, model, keep, told, ring.notes + dt_notes)
+        gap_description = "no gap" if gap is None else f"gap {gap:.6g} Angstrom"
+        conditions = (ring.description, dt_description, gap_description)
+        yield OpenMeasurement(path, data, model, keep, conditions, ring.notes + dt_notes)
 
 
 def fit_measurement(
     config: Config, measurement: OpenMeasurement, output: str | Path, *, progress: bool = True
 ) -> FitResult:
-    """Fits with the settings; checkpoints go to ``output/checkpoints`` unless they say where."""
+    """Fit with the settings; by default, checkpoints are written to ``output/checkpoints``."""
     start, how = config.initial_parameters, config.optimization
-    streaming = vars(how.streaming) | {
+    streaming = dataclasses.asdict(how.streaming) | {
         "checkpoint_dir": how.streaming.checkpoint_dir or Path(output) / "checkpoints",
         "strategy": None if how.strategy == "auto" else how.strategy,
     }
@@ -153,9 +161,9 @@ def fit_measurement(
 def save(
     config: Config, measurement: OpenMeasurement, result: FitResult, output: str | Path
 ) -> list[Path]:
-    """Writes the result with the settings, and the fitted g2 where they ask for it: the paths."""
+    """Write the result and the settings, and the fitted g2 if requested; return the paths."""
     model = measurement.model
-    paths = list(save_result(output, result, model.geometry, as_tree(config)))
+    paths = list(save_result(output, result, model.geometry, dataclasses.asdict(config)))
     if config.output.fitted_c2:
         fitted = Path(output) / "fitted.h5"
         simulate_to_file(fitted, model, result.physics, result.contrast, result.offset)
@@ -166,11 +174,11 @@ def save(
 def plot_measurement(
     config: Config, measurement: OpenMeasurement, output: str | Path
 ) -> list[Path]:
-    """Draws the result that is in ``output`` over the data; returns the paths.
+    """Plot the result in ``output`` with the data, and return the paths.
 
     Raises:
-      FileNotFoundError: when there is no result.
-      ValueError: when the result is of other angles or frames.
+      FileNotFoundError: there is no result.
+      ValueError: the result is of other angles or frames.
     """
     output = Path(output)
     _, arrays = load_result(output)
@@ -178,9 +186,9 @@ def plot_measurement(
     for name in ("phi", "t"):
         if not np.array_equal(arrays[name], getattr(geometry, name)):
             raise ValueError(
-                f"the result in {output} is of {arrays['phi'].size} angles and {arrays['t'].size} "
-                f"frames and the settings choose {geometry.n_phi} and {geometry.n_t} (or others); "
-                "fit again or use its settings"
+                f"{output}: expected a result of the {geometry.n_phi} angles and {geometry.n_t} "
+                f"frames that the settings select, got {arrays['phi'].size} and "
+                f"{arrays['t'].size} (or others); fit again or use the settings of the result"
             )
     model = measurement.model
     views = view_angles(
@@ -194,38 +202,38 @@ def plot_measurement(
         angles=config.output.angles,
     )
     names = [str(name) for name in arrays["names"]]
-    how: Any = {
+    options: Any = {
         "title": f"{measurement.path.name}, q {geometry.q:.4g} 1/Angstrom, "
         f"{geometry.n_phi} angles of {geometry.n_t} frames",
         "dpi": config.output.dpi,
     }
     return [
-        plot.plot_maps(output / "maps.png", views, **how),
-        plot.plot_cuts(output / "cuts.png", views, **how),
-        plot.plot_residuals(output / "residuals.png", views, **how),
-        plot.plot_parameters(
+        fit_plots.plot_maps(output / "maps.png", views, **options),
+        fit_plots.plot_cuts(output / "cuts.png", views, **options),
+        fit_plots.plot_residuals(output / "residuals.png", views, **options),
+        fit_plots.plot_parameters(
             output / "parameters.png",
             model,
             arrays["physics"],
             names,
             arrays["popt"],
             arrays["pcov"],
-            **how,
+            **options,
         ),
-        plot.plot_convergence(output / "convergence.png", arrays["costs"].tolist(), **how),
+        fit_plots.plot_convergence(output / "convergence.png", arrays["costs"].tolist(), **options),
     ]
 
 
 def simulate_data(
     config: Config, folder: str | Path = ".", progress: Callable[[int, int], None] | None = None
 ) -> tuple[Path, dict[str, Any]]:
-    """Writes simulated data to the settings' file; returns its path and the truth."""
+    """Write simulated data to the file of the settings; return its path and the true values."""
     how = config.simulation
     path = Path(folder) / home_path(config.data_files.file)
     if how.frames < 2:
-        raise ConfigError(f"simulation.frames is {how.frames}; wanted at least 2")
-    check_room(path, len(how.phi), how.frames, how.dtype)  # the model has its own arrays of frames
-    dt, gap = simulated(config)
+        raise ConfigError(f"simulation.frames: expected at least 2, got {how.frames}")
+    check_room(path, len(how.phi), how.frames, how.dtype)  # before the model allocates arrays
+    dt, gap = simulated_conditions(config)
     model = make_model(config, how.q, np.asarray(how.phi), how.frames, dt=dt, gap=gap)
     names = model.parameter_names
     params = physics_vector(how.parameters, names, model.defaults, "simulation.parameters")
@@ -259,7 +267,7 @@ def simulate_data(
 
 
 def save_truth(output: str | Path, truth: dict[str, Any]) -> Path:
-    """Writes what a data set was simulated with to ``output/truth.json``."""
+    """Write the true values of simulated data to ``output/truth.json``."""
     path = Path(output) / "truth.json"
     write_atomically(path, json.dumps(truth, indent=2).encode() + b"\n")
     return path

@@ -1,4 +1,4 @@
-"""What the plots of a fit draw of an angle: reduced maps, means along the lag, residuals."""
+"""Data for the plots of a fit at one angle: reduced maps, means along the lag, residuals."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from jaxkern.xpcs.model.twin import SIGMA_FLOOR
 
 Array = NDArray[Any]
 
-# Pixels of a map at most, along a side: of longer matrices, means of k x k points.
+# Largest number of pixels of a map along a side. Longer matrices are averaged over k x k points.
 SHOWN_FRAMES = 500
-# The run is divided into bands of the sample's age, and each band into parts whose scatter gives
-# the error bars: noise that is correlated between neighbouring frames is in it.
+# The run is divided into bands of the sample's age, and each band into parts. Their scatter gives
+# the error bars, which therefore include noise that is correlated between neighbouring frames.
 AGE_BANDS = 3
 _PARTS = 6
 _LAGS_PER_DECADE = 12
@@ -34,10 +34,10 @@ class Cut:
 
     Attributes:
       ages: the band, (first, last) in seconds; the age of a pair is (t1 + t2) / 2.
-      lag: [k] seconds, the mean of each bin; every lag up to a decade, then logarithmic bins.
-      data, model: [k] means of the same pairs.
+      lag: [k] seconds, the mean of each bin; single lags up to a decade, then logarithmic bins.
+      data, model: [k] means over the same pairs.
       error: [k] standard errors of the mean of data, from the scatter of the band's parts;
-        NaN where only one part has pairs.
+        NaN if only one part has pairs.
     """
 
     ages: tuple[float, float]
@@ -49,20 +49,21 @@ class Cut:
 
 @dataclass(frozen=True)
 class AngleView:
-    """What is drawn of one angle. Points on the diagonal, at bad frames and NaN count nowhere.
+    """Data of one angle for plots.
 
-    Nor does an angle without sigma, which the fit left out: all is NaN there.
+    Points on the diagonal, at bad frames and with NaN are excluded. An angle without sigma, which
+    the fit left out, has only NaN.
 
     Attributes:
       phi: degrees.
-      along_flow: whether it is the angle nearest the flow.
+      along_flow: true for the angle nearest to the flow.
       edges: (first, last) time of the maps in seconds.
-      data, model: [m, m] means of k x k points, NaN where none counts.
-      residual: [m, m] the same of (data - model) / sigma, or of data - model without sigma.
-      scaled: whether sigma was given.
-      cuts: one for each band of ages.
-      residual_counts: points of the upper triangle between `RESIDUAL_EDGES`; those outside are
-        in the first and the last.
+      data, model: [m, m] means of k x k points, NaN if all are excluded.
+      residual: [m, m] the same for (data - model) / sigma, or data - model without sigma.
+      scaled: true if sigma is known.
+      cuts: a cut for each band of ages.
+      residual_counts: histogram of the upper triangle with `RESIDUAL_EDGES`; values outside are
+        counted in the first and the last bin.
       mean_square: mean of residual^2 over the upper triangle.
     """
 
@@ -89,17 +90,17 @@ def view_angles(
     keep: ArrayLike | None = None,
     angles: int = 6,
 ) -> list[AngleView]:
-    """Data and model of some angles, spread over all of them, the one nearest the flow among them.
+    """Return the data of evenly spread angles, including the angle nearest to the flow.
 
     Every point of the upper triangle of these angles is read once, in slabs of rows.
 
     Args:
-      data: [n_phi, n_t, n_t], mirrored.
-      model: with the data's geometry.
+      data: [n_phi, n_t, n_t], symmetric.
+      model: model with the geometry of the data.
       params: [p]; contrast and offset: [n_phi].
-      sigma: a number or [n_phi]; None: residuals as they are.
-      keep: [n_t] or [n_phi, n_t], 0 at frames that do not count.
-      angles: how many.
+      sigma: a number or [n_phi]; None for residuals that are not scaled.
+      keep: [n_t] or [n_phi, n_t], 0 at frames to exclude.
+      angles: number of angles.
     """
     n_phi, n_t, _ = data.shape
     counts = np.broadcast_to(True if keep is None else np.asarray(keep, bool), (n_phi, n_t))
@@ -116,7 +117,7 @@ def view_angles(
 
 
 def angle_along_flow(model: Model, params: Array) -> int | None:
-    """The angle whose phi is nearest to phi0, modulo 180 degrees; None in a model without phi0."""
+    """Return the index of the angle nearest to phi0 modulo 180 degrees; None without phi0."""
     if "phi0" not in model.parameter_names:
         return None
     phi0 = params[model.parameter_names.index("phi0")]
@@ -125,7 +126,7 @@ def angle_along_flow(model: Model, params: Array) -> int | None:
 
 
 def chosen_angles(n_phi: int, angles: int, along: int | None) -> list[int]:
-    """At most `angles` of them, evenly spread; the one along the flow replaces its neighbour."""
+    """Return at most `angles` evenly spread indices; `along` replaces the nearest of them."""
     spread = np.linspace(0, n_phi - 1, min(angles, n_phi)).round().astype(int)
     if along is not None and along not in spread:
         spread[np.argmin(np.abs(spread - along))] = along
@@ -133,7 +134,7 @@ def chosen_angles(n_phi: int, angles: int, along: int | None) -> list[int]:
 
 
 def lag_bins(n_t: int) -> Array:
-    """The bin of each lag 0 .. n_t - 1: one each up to a decade, then logarithmic ones."""
+    """Return the bin of each lag 0 .. n_t - 1: single lags up to a decade, then logarithmic."""
     lags = np.arange(n_t)
     step = 10 ** (1 / _LAGS_PER_DECADE)
     edges = [1]
@@ -144,7 +145,7 @@ def lag_bins(n_t: int) -> Array:
 
 
 def _slabs(n_t: int, step: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows of some `_SLAB_POINTS`; each but the last a multiple of `step`."""
+    """Yield ranges of rows of about `_SLAB_POINTS` points; all but the last divide by `step`."""
     rows = max(_SLAB_POINTS // n_t // step, 1) * step
     for first in range(0, n_t, rows):
         yield first, min(first + rows, n_t)
@@ -186,24 +187,24 @@ def _view(
             total[at : at + len(rows)] = np.add.reduceat(reduced, starts, axis=1)
         flat = (part_of[i + j] * n_bins + bins[j - i])[used]
         for total, weights in zip(sums, (None, j - i, measured, expected), strict=True):
-            given = None if weights is None else weights[used]
-            total += np.bincount(flat, given, minlength=parts * n_bins)
+            used_weights = None if weights is None else weights[used]
+            total += np.bincount(flat, used_weights, minlength=parts * n_bins)
         counted = np.clip(residual[used], RESIDUAL_EDGES[0], RESIDUAL_EDGES[-1])
         histogram += np.histogram(counted, RESIDUAL_EDGES)[0]
         square += float(np.sum(residual[used] ** 2))
     maps += maps.transpose(0, 2, 1) * (1 - np.eye(len(starts)))
     t = model.geometry.t
     with np.errstate(invalid="ignore"):
-        shown = np.where(maps[0] > 0, maps[1:] / np.maximum(maps[0], 1), np.nan)
+        means = np.where(maps[0] > 0, maps[1:] / np.maximum(maps[0], 1), np.nan)
     bands = np.linspace(t[0], t[-1], AGE_BANDS + 1)
     step = (t[-1] - t[0]) / (n_t - 1)
     return AngleView(
         phi=float(model.geometry.phi[angle]),
         along_flow=angle == along,
         edges=(float(t[0]), float(t[-1])),
-        data=shown[0],
-        model=shown[1],
-        residual=shown[2],
+        data=means[0],
+        model=means[1],
+        residual=means[2],
         scaled=scaled,
         cuts=tuple(
             _cut(part, (float(low), float(high)), step)
@@ -220,38 +221,38 @@ def _view(
 
 
 def _cut(sums: Array, ages: tuple[float, float], step: float) -> Cut:
-    """Means of a band from the sums [4, parts, bins] of its parts."""
+    """Return the means of a band from the sums [4, parts, bins] of its parts."""
     pairs = sums[0].sum(0)
-    there = pairs > 0
-    lag, data, model = sums[1:].sum(1)[:, there] / pairs[there]
-    # The scatter of the parts about the model, so that what changes with the age is not noise.
+    filled = pairs > 0
+    lag, data, model = sums[1:].sum(1)[:, filled] / pairs[filled]
+    # Use the scatter of the parts about the model, so that aging does not count as noise.
     with np.errstate(invalid="ignore", divide="ignore"):
-        off = (sums[2] - sums[3])[:, there] / sums[0][:, there]
-    weight = sums[0][:, there] / pairs[there]
-    mean = np.nansum(weight * off, 0)
-    parts = (sums[0][:, there] > 0).sum(0)
+        deviation = (sums[2] - sums[3])[:, filled] / sums[0][:, filled]
+    weight = sums[0][:, filled] / pairs[filled]
+    mean = np.nansum(weight * deviation, 0)
+    parts = (sums[0][:, filled] > 0).sum(0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        variance = np.nansum((weight * (off - mean)) ** 2, 0) * parts / (parts - 1)
+        variance = np.nansum((weight * (deviation - mean)) ** 2, 0) * parts / (parts - 1)
     error = np.where(parts > 1, np.sqrt(variance), np.nan)
     return Cut(ages, lag * step, data, model, error)
 
 
 def scale(views: Sequence[AngleView]) -> tuple[float, float]:
-    """The range of g2 that all cuts share: what is drawn, without what counts nowhere."""
-    drawn = [values for view in views for cut in view.cuts for values in (cut.data, cut.model)]
-    every = np.concatenate(drawn) if drawn else np.zeros(0)
-    every = every[np.isfinite(every)]
-    if not every.size:
+    """Return the common range of g2 of all cuts."""
+    curves = [values for view in views for cut in view.cuts for values in (cut.data, cut.model)]
+    points = np.concatenate(curves) if curves else np.zeros(0)
+    points = points[np.isfinite(points)]
+    if not points.size:
         return 0.0, 1.0
-    low, high = np.percentile(every, [0.5, 99.5])
-    room = 0.06 * max(float(high - low), 1e-12)
-    return float(low) - room, float(high) + room
+    low, high = np.percentile(points, [0.5, 99.5])
+    margin = 0.06 * max(float(high - low), 1e-12)
+    return float(low) - margin, float(high) + margin
 
 
 def residual_scale(view: AngleView) -> tuple[float, float]:
-    """The range of data - model in an angle's cuts: of the points that have an error."""
+    """Return the range of data - model in an angle's cuts, of points with an error."""
     ends = [np.abs(cut.data - cut.model) + cut.error for cut in view.cuts]
-    every = np.concatenate(ends) if ends else np.zeros(0)
-    every = every[np.isfinite(every)]
-    most = 1.1 * float(every.max()) if every.size and every.max() > 0 else 1.0
+    points = np.concatenate(ends) if ends else np.zeros(0)
+    points = points[np.isfinite(points)]
+    most = 1.1 * float(points.max()) if points.size and points.max() > 0 else 1.0
     return -most, most

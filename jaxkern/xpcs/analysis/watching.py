@@ -1,4 +1,4 @@
-"""Watches frames as they are taken: g2 grows, is shown and written, until nothing comes."""
+"""Live correlation of a running measurement, until no more frames arrive."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from jaxkern.xpcs.detectors.growing import GrowingFrames
 
 @dataclass(frozen=True)
 class Watched:
-    """How far a watch is.
+    """State of a live correlation.
 
     Attributes:
-      result: g2 of all frames that came.
-      frames: how many came.
-      rate: frames a second since the last time.
-      last: whether nothing comes any more.
-      interrupted: whether Ctrl-C ended it.
+      result: g2 of all frames so far.
+      frames: number of frames so far.
+      rate: frames per second since the previous state.
+      last: true for the last state.
+      interrupted: true if Ctrl-C ended the measurement.
     """
 
     result: MultiTauResult
@@ -45,79 +45,80 @@ def watch(
     every: float,
     wait: float = 0.05,
 ) -> Watched | None:
-    """Adds what comes until nothing has for a while, `most_frames` are there, or Ctrl-C.
+    """Correlate new frames until none arrive for `idle` seconds, `most_frames` arrived, or Ctrl-C.
 
     Args:
-      frames: looked at again and again.
-      live: to which they are added.
-      shown: called with what there is so far, after new frames and at most so often, and at the
-        end; it is left out while there are fewer than two frames.
-      idle: seconds without a new frame that are the end.
-      every: seconds between two calls of `shown`, counted from the end of the last one.
-      wait: seconds between two looks.
+      frames: source of the frames.
+      live: correlator of the frames.
+      most_frames: number of frames of the measurement.
+      shown: called with the state after new frames, at most once in `every` seconds, and at the
+        end; not called for fewer than 2 frames.
+      idle: seconds without a new frame after which the measurement ends.
+      every: seconds from the end of a call of `shown` to the next call.
+      wait: seconds between two polls.
 
     Returns:
-      What `shown` was called with at the end; None where hardly any frame came.
+      The last state; None for fewer than 2 frames.
 
     Raises:
-      DetectorFileError: see `GrowingFrames`; of what cannot be read at the end, behind the last
-        call of `shown`.
+      DetectorFileError: see `GrowingFrames`. An error at the end of the measurement is raised after
+        the last call of `shown`.
     """
-    came = told = time.monotonic()
-    there = at_last_call = 0
-    left: DetectorFileError | None = None
-    with _asked_to_stop() as asked:
-        while there < most_frames and not asked:
-            now = frames.poll()
-            if now > there:
-                there, came = live.update(frames), time.monotonic()
-            elif time.monotonic() - came > idle:
+    last_arrival = last_call = time.monotonic()
+    count = count_at_call = 0
+    final_error: DetectorFileError | None = None
+    with _interrupts() as interrupts:
+        while count < most_frames and not interrupts:
+            if frames.poll() > count:
+                count, last_arrival = live.update(frames), time.monotonic()
+            elif time.monotonic() - last_arrival > idle:
                 break
             else:
                 time.sleep(wait)
-            if there > at_last_call and time.monotonic() - told > every and live.n_frames >= 2:
-                rate = (there - at_last_call) / (time.monotonic() - told)
-                shown(Watched(live.result(), there, rate, last=False))
-                told, at_last_call = time.monotonic(), there
-        if not asked:
+            elapsed = time.monotonic() - last_call
+            if count > count_at_call and elapsed > every and live.n_frames >= 2:
+                rate = (count - count_at_call) / elapsed
+                shown(Watched(live.result(), count, rate, last=False))
+                last_call, count_at_call = time.monotonic(), count
+        if not interrupts:
             try:
                 frames.finish()
             except DetectorFileError as error:
-                if there < most_frames:
-                    left = error
-            there = live.update(frames)
+                if count < most_frames:
+                    final_error = error
+            count = live.update(frames)
     watched = None
     if live.n_frames >= 2:
-        rate = (there - at_last_call) / max(time.monotonic() - told, 1e-9)
+        rate = (count - count_at_call) / max(time.monotonic() - last_call, 1e-9)
         try:
             result = live.finish(frames)
-        except DetectorFileError as error:  # where frames are read again
-            left, result = left or error, live.result()
-        watched = Watched(result, there, rate, last=True, interrupted=bool(asked))
+        except DetectorFileError as error:  # frames that are read again
+            final_error, result = final_error or error, live.result()
+        watched = Watched(result, count, rate, last=True, interrupted=bool(interrupts))
         shown(watched)
-    if left is not None:
-        raise left
+    if final_error is not None:
+        raise final_error
     return watched
 
 
 @contextlib.contextmanager
-def _asked_to_stop() -> Iterator[list[int]]:
-    """A list that Ctrl-C puts something into; a second Ctrl-C interrupts as ever.
+def _interrupts() -> Iterator[list[int]]:
+    """Yield a list to which the first Ctrl-C adds an item; a second Ctrl-C interrupts.
 
-    In threads, which signals do not reach, it stays empty.
+    Signals are only delivered to the main thread. In other threads, the list remains empty.
     """
-    asked: list[int] = []
+    interrupts: list[int] = []
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        if asked:
+    def handler(number: int, frame: FrameType | None) -> None:
+        if interrupts:
             raise KeyboardInterrupt
-        asked.append(number)
+        interrupts.append(number)
 
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield interrupts
         return
-    before = signal.signal(signal.SIGINT, ask)
+    before = signal.signal(signal.SIGINT, handler)
     try:
-        yield asked
+        yield interrupts
     finally:
         signal.signal(signal.SIGINT, before)

@@ -1,32 +1,93 @@
-"""From sums over the pixels of bins to g2 and its errors."""
+"""Multi-tau delays, and g2 with its errors from sums over the pixels of bins."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core.arguments import check_integer
+from jaxkern.xpcs.correlators.bins import BinLabels
+from jaxkern.xpcs.correlators.results import MultiTauResult
+from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.detectors.qmap import QMap
+
+#: a level, of the kernels
+MAX_DELAYS = 64
+
+
+def multitau_delays(n_frames: int, dpl: int = 4) -> NDArray[np.int64]:
+    """Return the multi-tau delays of `n_frames` frames, in frames.
+
+    Level 0 has the delays 1 .. 2 dpl, level L >= 1 has (dpl + 1 .. 2 dpl) 2^L. The list ends before
+    the first delay that is not less than (n_frames // 2^L) 2^L.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> jk.xpcs.multitau_delays(30).tolist()
+      [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24]
+    """
+    check_integer("n_frames", n_frames, 0)
+    check_integer("dpl", dpl, 1)
+    return np.array([t << level for level, t in _levels(n_frames, dpl)], np.int64)
+
+
+def _levels(n_frames: int, dpl: int) -> Iterator[tuple[int, int]]:
+    """Yield the level of each delay, and the delay in sums of that level."""
+    level = 0
+    while True:
+        for t in range(dpl + 1 if level else 1, 2 * dpl + 1):
+            if t >= n_frames >> level:
+                return
+            yield level, t
+        level += 1
+
+
+def pair_numbers(n_frames: int, dpl: int) -> NDArray[np.int64]:
+    """Return the number of pairs of sums at each delay if no frame is bad."""
+    return np.array([(n_frames >> level) - t for level, t in _levels(n_frames, dpl)], np.int64)
+
+
+def pair_weights(
+    good: NDArray[np.integer[Any]], dpl: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the sum of c c' over the pairs of sums at each delay, and the pairs with c c' > 0.
+
+    Args:
+      good: [N] c at level 0, the number of good frames in each sum.
+    """
+    weights, pairs = [], []
+    c, level = good.astype(np.int64), 0
+    while len(c):
+        for t in range(dpl + 1 if level else 1, min(2 * dpl, len(c) - 1) + 1):
+            products = c[:-t] * c[t:]
+            weights.append(int(products.sum()))  # at most the square of all frames
+            pairs.append(int(np.count_nonzero(products)))
+        full = len(c) // 2 * 2
+        c, level = c[0:full:2] + c[1:full:2], level + 1
+    return np.array(weights, np.float64), np.array(pairs, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class BinSums:
-    """What g2 and its errors are made of: sums over pixels at each delay.
+    """Sums over pixels at each delay, from which g2 and its errors follow.
 
-    With s a sum of counts and c the good frames in it, a pixel has at a delay G = sum s s',
-    IP = sum s c', IF = sum c s', and W = sum c c'. Its ratio is G W / (IP IF), and 0 without light.
+    With s a sum of counts and c the number of good frames in it, a pixel has G = sum s s',
+    IP = sum s c', IF = sum c s' and W = sum c c' at each delay. Its ratio is G W / (IP IF), or 0 if
+    it has no counts.
 
     Attributes:
       weight: [n_tau] W; 0 at delays without pairs.
-      sums: [3, n_tau, n_static] G, IP and IF, summed over the pixels of static bins; of whole
-        counts these are the exact integers, rounded to float64 once.
-      mean: [n_tau, n_dynamic] mean of the ratios of a dynamic bin's pixels.
-      squares: [n_tau, n_dynamic] sum of their squared distances from that mean.
-      pixels: [n_dynamic] how many pixels of a dynamic bin there are.
-      carried: what sums of further pixels go on from, of the kind that made these; or None.
+      sums: [3, n_tau, n_static] G, IP and IF, summed over the pixels of static bins. For integer
+        counts these are exact integers, rounded to float64 once.
+      mean: [n_tau, n_dynamic] mean ratio of a dynamic bin's pixels.
+      squares: [n_tau, n_dynamic] sum of the squared distances from that mean.
+      pixels: [n_dynamic] the number of pixels of a dynamic bin.
+      carried: the unrounded sums to which further pixels can be added; None if none can.
     """
 
     weight: NDArray[np.float64]
@@ -40,13 +101,15 @@ class BinSums:
 def g2_of_sums(
     sums: BinSums, qmap: QMap, bins: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """g2 and its errors, each [n_tau, n_bins], of some dynamic bins, all of whose pixels are there.
+    """Return g2 and its errors [n_tau, n_bins] of dynamic bins whose pixels are all in `sums`.
 
-    g2 is the mean over a dynamic bin's static bins of <G> / (<IP> <IF>), the error the standard
-    deviation of the pixels' ratios, one degree of freedom less, over the root of their number.
-    NaN in bins without pixels and at delays without pairs; the error also of one pixel.
+    g2 is the mean over a dynamic bin's static bins of <G> / (<IP> <IF>). The error is the standard
+    deviation of the pixels' ratios, with one degree of freedom less, over the square root of their
+    number. Both are NaN in bins without pixels and at delays without pairs. The error of a single
+    pixel is NaN, too.
     """
-    # Static bins by dynamic bin: those of bin b are edges[b] .. edges[b + 1] - 1, of 0 the empty.
+    # Static bins in the order of dynamic bins: bin b has edges[b] .. edges[b + 1] - 1; empty
+    # static bins are in bin 0.
     order = np.argsort(qmap.dynamic_of_static, kind="stable")
     edges = np.searchsorted(qmap.dynamic_of_static[order], np.arange(qmap.n_dynamic + 2))
     ratios = static_ratios(sums, qmap)[:, order]
@@ -56,9 +119,9 @@ def g2_of_sums(
         pixels = int(sums.pixels[number - 1])
         if not pixels:
             continue
-        of_bin = ratios[:, edges[number] : edges[number + 1]]
-        # Rounded once, whatever the order of the static bins.
-        g2[:, column] = [math.fsum(row) / len(row) for row in of_bin.tolist()]
+        bin_ratios = ratios[:, edges[number] : edges[number + 1]]
+        # fsum rounds once, so that the order of the static bins does not matter.
+        g2[:, column] = [math.fsum(row) / len(row) for row in bin_ratios.tolist()]
         if pixels > 1:
             error[:, column] = np.sqrt(sums.squares[:, number - 1] / (pixels - 1) / pixels)
     empty = sums.weight == 0
@@ -67,11 +130,49 @@ def g2_of_sums(
 
 
 def static_ratios(sums: BinSums, qmap: QMap) -> NDArray[np.float64]:
-    """[n_tau, n_static] <G> / (<IP> <IF>) over the pixels of static bins; 0 without light."""
+    """Return <G> / (<IP> <IF>) [n_tau, n_static] of static bins; 0 without counts."""
     G, IP, IF = sums.sums
-    below = IP * IF
-    above = G * (sums.weight[:, None] * qmap.pixels_of_static)
-    ratios = np.zeros(below.shape)
-    with np.errstate(invalid="ignore"):  # frames with an infinity give NaN
-        np.divide(above, below, out=ratios, where=below != 0)
+    denominator = IP * IF
+    numerator = G * (sums.weight[:, None] * qmap.pixels_of_static)
+    ratios = np.zeros(denominator.shape)
+    with np.errstate(invalid="ignore"):  # infinite counts give NaN
+        np.divide(numerator, denominator, out=ratios, where=denominator != 0)
     return ratios
+
+
+def g2_result(
+    sums: BinSums,
+    selection: FrameSelection,
+    labels: BinLabels,
+    frame_time: float | None,
+    config: Mapping[str, Any],
+) -> MultiTauResult:
+    """Return the multi-tau result of the sums of a selection.
+
+    Args:
+      frame_time: time between frames of the source, in s.
+      config: arguments other than those of the selection, including "dpl".
+    """
+    dpl = config["dpl"]
+    delay = multitau_delays(selection.n, dpl)
+    n_pairs = pair_numbers(selection.n, dpl)
+    if selection.good_counts_differ:
+        n_pairs = pair_weights(selection.good_counts(), dpl)[1]
+    step = None if frame_time is None else frame_time * selection.stride * selection.average
+    g2, g2_err = g2_of_sums(sums, labels.qmap, labels.bins)
+    return MultiTauResult(
+        delay=delay,
+        tau=None if step is None else (delay * step).astype(np.float64),
+        bins=labels.bins,
+        g2=g2,
+        g2_err=g2_err,
+        q=labels.q,
+        phi=labels.phi,
+        n_pixels=labels.n_pixels,
+        n_pairs=n_pairs,
+        n_frames=selection.n,
+        frame_time=step,
+        qmap=labels.qmap,
+        overview=None,
+        config={**config, **selection.config()},
+    )

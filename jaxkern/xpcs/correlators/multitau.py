@@ -1,42 +1,58 @@
-"""Multi-tau g2 of a whole run: which frames and pixels, in which turns, and what comes of them."""
+"""Multi-tau g2 of frames or events: `multitau` and `multitau_events`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.xpcs.correlators.bin_checks import (
-    check_empty_bins,
-    dark_bins,
-    nan_bins,
-    rows_and_columns,
-    warn_of,
-)
-from jaxkern.xpcs.correlators.blocks import is_whole
-from jaxkern.xpcs.correlators.delays import MOST_DELAYS
-from jaxkern.xpcs.correlators.frame_sums import FrameMeans, intensity_limits
-from jaxkern.xpcs.correlators.hot_pixels import (
+from jaxkern.core.memory import available_bytes
+from jaxkern.xpcs.correlators.bins import BinLabels, BinnedPixels, time_step
+from jaxkern.xpcs.correlators.checks import (
     HotPixels,
+    check_empty_bins,
     check_hot_pixels,
+    dark_bins,
     find_suspects,
     hot_pixel_messages,
+    issue_warnings,
     mask_suspects,
+    nan_bins,
+    rows_and_columns,
 )
-from jaxkern.xpcs.correlators.labels import BinLabels, g2_result, time_step
-from jaxkern.xpcs.correlators.native_sums import native_module
-from jaxkern.xpcs.correlators.overview import OverviewSums
-from jaxkern.xpcs.correlators.pixels import BinnedPixels
-from jaxkern.xpcs.correlators.progress import CorrelationProgress
+from jaxkern.xpcs.correlators.event_memory import EventMemory, event_blocks
+from jaxkern.xpcs.correlators.frame_sums import FrameMeans, OverviewSums, intensity_limits
+from jaxkern.xpcs.correlators.g2 import MAX_DELAYS, BinSums, g2_result
+from jaxkern.xpcs.correlators.multitau_sums import (
+    PixelSums,
+    bytes_per_pixel,
+    make_pixel_sums,
+    pixel_tiles,
+    sums_in_place,
+    sums_of_events,
+)
+from jaxkern.xpcs.correlators.native import CorrelationProgress, native_module
 from jaxkern.xpcs.correlators.results import MultiTauResult
-from jaxkern.xpcs.correlators.run_sums import DenseSums, EventSums
-from jaxkern.xpcs.correlators.selection import FrameSelection
+from jaxkern.xpcs.correlators.selection import (
+    COUNT_DTYPES,
+    FrameSelection,
+    frame_blocks,
+    is_contiguous,
+    is_whole,
+    selected_frames,
+)
+from jaxkern.xpcs.detectors.events import MAX_INDEX, RawEvents
+from jaxkern.xpcs.detectors.frames import FrameSource
 from jaxkern.xpcs.detectors.opening import frames_and_map
 from jaxkern.xpcs.detectors.qmap import QMap
+
+# Share of the free memory for the sums of pixels. The rest is for blocks of frames and other data.
+_SHARE = 1 / 3
 
 
 def multitau(
@@ -59,52 +75,54 @@ def multitau(
     overview: bool = False,
     progress: bool = True,
 ) -> MultiTauResult:
-    """g2 of the dynamic bins of a map at multi-tau delays, of all frames of a run.
+    """Compute g2 of the dynamic bins of a map at multi-tau delays.
 
-    A level of delays correlates sums of neighbouring frames, each level sums twice as long as the
-    one before. With s the sums of a pixel, k < n and <> the mean over a static bin's pixels,
+    Each level of delays correlates sums of neighbouring frames, which are twice as long as those of
+    the level before. With the sums s of a pixel, k < n, and <> the mean over the pixels of a static
+    bin,
 
         G  = sum of s[k] s[k + t] / n,   IP = sum of s[k] / n,   IF = sum of s[k + t] / n
         g2 = mean over the dynamic bin's static bins of <G> / (<IP> <IF>)
 
-    and the error of g2 is the standard error of G / (IP IF) over the dynamic bin's pixels, 0 in
-    one without light. Whole counts are summed exactly. Frames in memory and in memory maps are
-    read where they are, others in blocks, by a thread of their own, in as many passes as the
-    memory that is free asks for.
+    The error of g2 is the standard error of G / (IP IF) over the dynamic bin's pixels; the ratio of
+    a pixel without counts is 0. Sums of integer counts are exact. Frames in memory and in memory
+    maps are read in place. Other frames are read block by block in a thread, in as many passes as
+    the free memory requires.
 
     Args:
-      frames: an array [N, H, W] or [N, P], a `FrameSource` or a path. A pixel of NaN makes its
-        bins NaN, with a warning that names it. Events of a sparse source are correlated as they
-        are, as by `multitau_events`.
+      frames: an array [N, H, W] or [N, P], a `FrameSource` or a path. The bins of a pixel with NaN
+        are NaN, with a warning that names the pixel. A sparse source is correlated as events, see
+        `multitau_events`.
       qmap: the bins of the pixels.
-      dpl: delays a level, at most 64, see `multitau_delays`.
+      dpl: delays per level, at most 64, see `multitau_delays`.
       normalize: divide each frame by its mean over the pixels with mask 1, in float64.
-      bad_frames: numbers of frames, from the first of the source, that are left out of all sums
-        and pairs.
-      begin, end: the frames that are taken, `end` exclusive.
-      stride: every n-th frame.
-      average: so many neighbours are summed to one frame.
-      intensity_cut: (low, high): frames whose light on the map's pixels is less than `low` or more
-        than `high` times the median frame's are bad too; None is no limit.
-      mask: [H, W], true where a pixel is good, besides the mask of `qmap`.
-      hot_pixels: "report" warns of pixels whose mean or variance differs from their static bin's
-        beyond what photons explain, "mask" leaves them out, after one more pass over the frames.
-      bins: the dynamic bins that are wanted; by default all.
-      parts: g2 of so many equal parts of the run too, for samples that age.
-      frame_time: from one frame to the next in s; by default what the source says.
-      overview: mean image, intensity in time and static means too.
-      progress: a bar on the terminal.
+      bad_frames: numbers of frames, counted from the first frame of the source, that are left out
+        of all sums and pairs.
+      begin, end: the range of frames; `end` is exclusive.
+      stride: use every n-th frame.
+      average: sum this many neighbouring frames to one.
+      intensity_cut: (low, high). Frames whose counts on the map's pixels are less than `low` or
+        more than `high` times those of the median frame are bad, too. None means no limit.
+      mask: [H, W], true where a pixel is good, in addition to the mask of `qmap`.
+      hot_pixels: "report" warns of pixels whose mean or variance differs from that of their static
+        bin by more than photon statistics explain; "mask" leaves them out, after another pass over
+        the frames.
+      bins: the dynamic bins to correlate; by default all.
+      parts: also compute g2 of this many equal parts of the run, for samples that age.
+      frame_time: time between frames in s; by default that of the source.
+      overview: also compute the mean image, intensity over time and static means.
+      progress: show a progress bar on the terminal.
 
     Returns:
-      A `MultiTauResult`, with the frames that were left out in `config["bad_frames"]`, and what is
-      doubtful in `warnings`. Each of these is issued as a `CorrelationWarning` too: bins without
-      pixels or counts, correlations that are NaN, and hot pixels.
+      A `MultiTauResult`. `config["bad_frames"]` lists the frames that were left out. `warnings`
+      lists bins without pixels or counts, correlations that are NaN, and hot pixels; each text is
+      also issued as a `CorrelationWarning`.
 
     Raises:
-      ValueError: for arguments out of range, a map of another shape than the frames, fewer than 2
-        frames (for each part), a map or mask that leaves no pixel, correlations that are all NaN,
-        and a pixel of the map with whole counts below 0, or that sum to 2^32 - 1 or more.
-      MemoryError: where the frames of one sum (`average`) have no room.
+      ValueError: arguments out of range, a map of another shape than the frames, fewer than 2
+        frames (in each part), a map or mask that leaves no pixel, correlations that are all NaN,
+        or a pixel of the map whose integer counts are negative or sum to 2^32 - 1 or more.
+      MemoryError: the frames of one sum (`average`) do not fit into memory.
 
     Example:
       >>> import jaxkern as jk, numpy as np
@@ -118,38 +136,38 @@ def multitau(
     """
     check_hot_pixels(hot_pixels)
     with (
-        frames_and_map(frames, qmap, mask) as (source, living),
+        frames_and_map(frames, qmap, mask) as (source, masked),
         CorrelationProgress(progress, "multi-tau") as bar,
     ):
-        check_integer("dpl", dpl, 1, MOST_DELAYS)
+        check_integer("dpl", dpl, 1, MAX_DELAYS)
         selection = FrameSelection(source.shape[0], begin, end, stride, average, bad_frames)
         least = 2 * max(check_integer("parts", parts, 0), 1)
-        of_parts = f", 2 for each of {parts} parts" if parts > 1 else ""
         if selection.n < least:
+            per_part = f" (2 for each of {parts} parts)" if parts > 1 else ""
             raise ValueError(
-                f"begin, end, stride and average leave {selection.n} of the {source.shape[0]} "
-                f"frames of {source.name}; wanted {least} or more{of_parts}"
+                f"frames: expected at least {least}{per_part}, got {selection.n} of the "
+                f"{source.shape[0]} frames of {source.name} by begin, end, stride and average"
             )
         limits = intensity_limits(intensity_cut)
         suspects = None
         if hot_pixels == "mask":
-            suspects, living = mask_suspects(source, selection, living)
-        labels = BinLabels(living, bins)
-        notes = check_empty_bins(qmap, labels, source.dead, mask, source.name)
+            suspects, masked = mask_suspects(source, selection, masked)
+        labels = BinLabels(masked, bins)
+        messages = check_empty_bins(qmap, labels, source.dead, mask, source.name)
         step = time_step(frame_time, source)
         divisor = None
         if limits is not None or normalize:
-            means = FrameMeans(source, living, selection, bar)
+            means = FrameMeans(source, masked, selection, bar)
             divisor = means.divisors() if normalize else None
             if limits is not None:
-                selection = selection.leaving_out(means.beyond(*limits))
-        summed = overview or hot_pixels == "report"
-        seen = OverviewSums(living, selection, is_whole(source)) if summed else None
+                selection = selection.with_bad_frames(means.outside_range(*limits))
+        needs_sums = overview or hot_pixels == "report"
+        summed = OverviewSums(masked, selection, is_whole(source)) if needs_sums else None
         size = selection.n // max(parts, 1)
         ranges = [(k * size, (k + 1) * size) for k in range(parts)]
-        pieces = [selection, *(selection.part(*of) for of in ranges)]
+        selections = [selection, *(selection.part(*bounds) for bounds in ranges)]
         ranges.insert(0, (0, selection.n))
-        pixels = BinnedPixels.of(living, labels.bins)
+        pixels = BinnedPixels.from_map(masked, labels.bins)
         native = native_module() if source.is_sparse and divisor is None else None
         run: EventSums | DenseSums
         if native is not None:
@@ -157,24 +175,236 @@ def multitau(
         else:
             run = DenseSums(source, selection, ranges, pixels, dpl, divisor)
         with rows_and_columns(qmap.shape[1]):
-            sums = run.run(seen, bar)
-        asked = None if intensity_cut is None else tuple(intensity_cut)
-        config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": asked}
-        whole, *others = (
-            g2_result(*of_piece, labels, step, config)
-            for of_piece in zip(sums, pieces, strict=True)
+            sums = run.run(summed, bar)
+        cut = None if intensity_cut is None else tuple(intensity_cut)
+        config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": cut}
+        result, *part_results = (
+            g2_result(sums_of_part, part, labels, step, config)
+            for sums_of_part, part in zip(sums, selections, strict=True)
         )
-        finite = (np.isfinite(whole.g2) | (whole.n_pairs == 0)[:, None]).all(axis=0)
-        notes += nan_bins(finite, labels, source, selection)
-    if seen is not None and hot_pixels == "report":
-        suspects = find_suspects(seen, source, selection, living)
+        finite = (np.isfinite(result.g2) | (result.n_pairs == 0)[:, None]).all(axis=0)
+        messages += nan_bins(finite, labels, source, selection)
+    if summed is not None and hot_pixels == "report":
+        suspects = find_suspects(summed, source, selection, masked)
     if suspects is not None:
-        whole.config["hot_pixels"] = suspects.places(living)
-    notes += dark_bins(sums[0], labels)
-    notes += hot_pixel_messages(suspects, living, hot_pixels == "mask")
+        result.config["hot_pixels"] = suspects.places(masked)
+    messages += dark_bins(sums[0], labels)
+    messages += hot_pixel_messages(suspects, masked, hot_pixels == "mask")
     return replace(
-        whole,
-        overview=seen.overview() if seen is not None and overview else None,
-        parts=tuple(others),
-        warnings=warn_of(notes),
+        result,
+        overview=summed.overview() if summed is not None and overview else None,
+        parts=tuple(part_results),
+        warnings=issue_warnings(messages),
     )
+
+
+def multitau_events(
+    pixel: Any,
+    frame: Any,
+    count: Any,
+    n_frames: int,
+    qmap: QMap,
+    dpl: int = 4,
+    normalize: bool = False,
+    bad_frames: Sequence[int] | NDArray[Any] | None = None,
+    begin: int = 0,
+    end: int | None = None,
+    stride: int = 1,
+    average: int = 1,
+    *,
+    intensity_cut: tuple[float | None, float | None] | None = None,
+    mask: Any = None,
+    hot_pixels: HotPixels = "ignore",
+    bins: Sequence[int] | NDArray[Any] | None = None,
+    parts: int = 0,
+    frame_time: float | None = None,
+    overview: bool = False,
+    progress: bool = True,
+) -> MultiTauResult:
+    """Compute g2 of events, bit-identical to `multitau` of the frames that they form.
+
+    Events are sorted by pixel. The counts of a pixel are correlated as a list, until its sums of
+    frames are dense; the work is proportional to the number of events, not to frames times pixels.
+    If the sorted events need more than half of the free memory, the pixels are processed in parts.
+    With `normalize`, and without the native kernels, frames are formed block by block.
+
+    Args:
+      pixel: [M] integers, row * W + column.
+      frame: [M] integers, in any order.
+      count: [M] integers of 0 or more; counts of one pixel in one frame are added.
+      n_frames: the number of frames, including those without events.
+      qmap, and all others: as in `multitau`.
+
+    Raises:
+      ValueError: as in `multitau`; the pixel or frame of an event is out of range, or its count is
+        negative (with the index of the event); or the counts of a pixel of the map sum to 2^32 - 1
+        or more.
+
+    Example:
+      >>> import jaxkern as jk, numpy as np
+      >>> rng = np.random.default_rng(0)
+      >>> pixel, frame = rng.integers(0, 64, 5000), rng.integers(0, 1000, 5000)
+      >>> qmap = jk.xpcs.QMap(np.ones((8, 8), int))
+      >>> r = jk.xpcs.multitau_events(pixel, frame, np.ones(5000, int), 1000, qmap)
+      >>> r
+      MultiTauResult(1 bins of 64 pixels, 34 delays to 768 frames, 1000 frames)
+    """
+    n_frames = check_integer("n_frames", n_frames, 0, MAX_INDEX)
+    return multitau(
+        RawEvents(pixel, frame, count, qmap.shape, n_frames),
+        qmap,
+        dpl,
+        normalize,
+        bad_frames,
+        begin,
+        end,
+        stride,
+        average,
+        intensity_cut=intensity_cut,
+        mask=mask,
+        hot_pixels=hot_pixels,
+        bins=bins,
+        parts=parts,
+        frame_time=frame_time,
+        overview=overview,
+        progress=progress,
+    )
+
+
+class DenseSums:
+    """Sums of the frames of a source, for several ranges of a selection at once.
+
+    Args:
+      ranges: (first, stop) of the sums of frames that are correlated with each other.
+      divisor: [N * average], the number that each frame is divided by, or None.
+    """
+
+    def __init__(
+        self,
+        source: FrameSource,
+        selection: FrameSelection,
+        ranges: Sequence[tuple[int, int]],
+        pixels: BinnedPixels,
+        dpl: int,
+        divisor: NDArray[np.float64] | None,
+    ) -> None:
+        self._source, self._selection, self._ranges = source, selection, ranges
+        self._pixels, self._dpl, self._divisor = pixels, dpl, divisor
+        self._whole = is_whole(source) and divisor is None
+        self._bad = selection.bad_mask()
+        self._missing = selection.average - selection.good_counts()
+        self._native = native_module() if len(pixels) else None
+
+    def run(self, overview: OverviewSums | None, bar: CorrelationProgress) -> list[BinSums]:
+        """Return the sums of each range, and add all frames to the overview."""
+        if self._native is not None and self._is_readable_in_place():
+            if overview is not None:
+                for first, block in frame_blocks(self._source, self._selection):
+                    overview.add(first, block)
+            return [self._sum_in_place(self._native, *bounds, bar) for bounds in self._ranges]
+        groups = self._pixels.split(pixel_tiles(self._pixels), self._max_pixels())
+        sums: list[Any] = [None] * len(self._ranges)
+        frames = self._selection.n * self._selection.average
+        bar.begin(frames * len(groups), self._source.frame_bytes)
+        for number, group in enumerate(groups):
+            states = [
+                make_pixel_sums(
+                    group,
+                    self._dpl,
+                    self._selection.average,
+                    self._missing[first:stop],
+                    self._whole,
+                )
+                for first, stop in self._ranges
+            ]
+            for first, block in frame_blocks(self._source, self._selection):
+                if overview is not None and number == 0:
+                    overview.add(first, block)
+                for state, (begin, end) in zip(states, self._ranges, strict=True):
+                    self._add(state, block, first, begin, end)
+                bar.advance(len(block))
+            sums = [state.bin_sums(before) for state, before in zip(states, sums, strict=True)]
+        return sums
+
+    def _is_readable_in_place(self) -> bool:
+        array = self._source.array
+        if array is None or array.dtype not in COUNT_DTYPES or not array.dtype.isnative:
+            return False
+        return is_contiguous(array)
+
+    def _sum_in_place(
+        self, native: ModuleType, first: int, stop: int, bar: CorrelationProgress
+    ) -> BinSums:
+        average = self._selection.average
+        frames = slice(first * average, stop * average)
+        bar.begin((stop - first) * average, self._source.frame_bytes)
+        return sums_in_place(
+            native,
+            selected_frames(self._source, self._selection, first, stop),
+            self._pixels,
+            self._dpl,
+            average,
+            self._bad[frames],
+            None if self._divisor is None else self._divisor[frames],
+            bar.set_fraction,
+        )
+
+    def _max_pixels(self) -> int:
+        """Return the number of pixels whose sums fit into the free memory."""
+        size = sum(
+            bytes_per_pixel(
+                stop - first, self._dpl, self._whole, bool(self._missing[first:stop].any())
+            )
+            for first, stop in self._ranges
+        )
+        return max(int(_SHARE * available_bytes() / size), 1)
+
+    def _add(
+        self, state: PixelSums, block: NDArray[np.generic], at: int, first: int, stop: int
+    ) -> None:
+        """Add the sums first .. stop - 1 of a block that begins with sum `at`."""
+        average = self._selection.average
+        first, stop = max(first, at), min(stop, at + len(block) // average)
+        if first >= stop:
+            return
+        frames = slice(first * average, stop * average)
+        divisor = None if self._divisor is None else self._divisor[frames]
+        state.add(block[(first - at) * average : (stop - at) * average], self._bad[frames], divisor)
+
+
+class EventSums:
+    """Sums of the events of a source, for several ranges of a selection.
+
+    Args:
+      ranges: (first, stop) of the sums of frames that are correlated with each other.
+    """
+
+    def __init__(
+        self,
+        native: ModuleType,
+        source: FrameSource,
+        selection: FrameSelection,
+        ranges: Sequence[tuple[int, int]],
+        pixels: BinnedPixels,
+        dpl: int,
+    ) -> None:
+        self._native, self._source, self._selection = native, source, selection
+        self._ranges, self._pixels, self._dpl = ranges, pixels, dpl
+
+    def run(self, overview: OverviewSums | None, bar: CorrelationProgress) -> list[BinSums]:
+        """Return the sums of each range, and add all events to the overview."""
+        if overview is not None:
+            for block in event_blocks(self._source, self._selection):
+                overview.add_events(*block)
+        events = EventMemory.from_source(self._source)
+        frame_bytes = events.size * events.event_bytes // max(self._selection.n, 1)
+        sums = []
+        for first, stop in self._ranges:
+            bar.begin(stop - first, frame_bytes)
+            part = self._selection.part(first, stop)
+            sums.append(
+                sums_of_events(
+                    self._native, events, part, self._pixels, self._dpl, bar.set_fraction
+                )
+            )
+        return sums

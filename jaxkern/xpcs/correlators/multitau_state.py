@@ -1,4 +1,4 @@
-"""Multi-tau correlation inside jit: a state, frames that are added to it, results at any time."""
+"""Multi-tau correlation inside jit: an op adds frames to a state, which gives results any time."""
 
 from __future__ import annotations
 
@@ -11,34 +11,76 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.xpcs.correlators.bin_checks import rows_and_columns
-from jaxkern.xpcs.correlators.blocks import MOST_COUNTS
-from jaxkern.xpcs.correlators.delays import MOST_DELAYS, multitau_delays
-from jaxkern.xpcs.correlators.labels import BinLabels, g2_result
-from jaxkern.xpcs.correlators.native_sums import native_module, sums_of_state
-from jaxkern.xpcs.correlators.numpy_sums import bins_of_pixels, too_many_counts
-from jaxkern.xpcs.correlators.ops import FRAME_DTYPES, multitau_update_op, state_shapes
-from jaxkern.xpcs.correlators.pixels import BinnedPixels
-from jaxkern.xpcs.correlators.selection import FrameSelection
+from jaxkern.core.cost import Cost
+from jaxkern.core.op import Op
+from jaxkern.xpcs.correlators.bins import BinLabels, BinnedPixels
+from jaxkern.xpcs.correlators.checks import rows_and_columns
+from jaxkern.xpcs.correlators.g2 import MAX_DELAYS, g2_result, multitau_delays
+from jaxkern.xpcs.correlators.multitau_sums import bins_of_pixels, check_totals, sums_of_state
+from jaxkern.xpcs.correlators.native import native_module
+from jaxkern.xpcs.correlators.selection import COUNT_DTYPES, FrameSelection
+from jaxkern.xpcs.correlators.twin import multitau_update as pure_jax_update
+from jaxkern.xpcs.correlators.twin import state_shapes
 from jaxkern.xpcs.detectors.qmap import QMap
+
+FRAME_DTYPES = tuple(dtype.name for dtype in COUNT_DTYPES)
+
+
+def _abstract(
+    frames: Any, seen: Any, total: Any, g: Any, head: Any, history: Any, *, dpl: int
+) -> Any:
+    op, dtype = "multitau_update", np.dtype(frames.dtype)
+    if dtype.name not in FRAME_DTYPES or len(frames.shape) != 2:
+        raise ValueError(
+            f"{op}: frames: expected [T, P] of {', '.join(FRAME_DTYPES)}, got "
+            f"{dtype.name}{list(frames.shape)}"
+        )
+    if seen.shape != () or seen.dtype != np.int32:
+        raise ValueError(f"{op}: seen: expected int32[], got {seen.dtype}{list(seen.shape)}")
+    delays = g.shape[0] if g.shape else 0
+    shapes = state_shapes(delays, frames.shape[1], dpl, dtype.kind == "f")
+    for (name, shape), x in zip(shapes.items(), (total, g, head, history), strict=True):
+        if tuple(x.shape) != shape or x.dtype != np.uint32:
+            raise ValueError(
+                f"{op}: {name}: expected uint32{list(shape)} for {delays} delays, dpl={dpl} and "
+                f"frames {dtype.name}{list(frames.shape)}, got {x.dtype}{list(x.shape)}"
+            )
+    return tuple(jax.ShapeDtypeStruct(shape, np.uint32) for shape in shapes.values())
+
+
+def _cost(frames: Any, seen: Any, *state: Any, dpl: int) -> Cost:
+    # Each level has half as many sums as the level before: at most 4 dpl products per value.
+    read = frames.size * np.dtype(frames.dtype).itemsize
+    return Cost(flops=8 * dpl * frames.size, bytes=read + 8 * sum(x.size for x in state))
+
+
+multitau_update_op = Op(
+    "jaxkern.multitau_update",
+    version=1,
+    abstract=_abstract,
+    impl=pure_jax_update,
+    attributes=lambda dpl: {"dpl": np.int32(dpl)},
+    cost=_cost,
+    aliases={2: 0, 3: 1, 4: 2, 5: 3},
+)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class MultiTauState:
-    """What frames have left so far, a pytree; from `multitau_init`.
+    """Running sums of the frames added so far, a pytree created by `multitau_init`.
 
-    Wide sums are pairs of uint32, low word first: whole numbers, or the bits of float64 where
-    frames are floating-point. Pixels are an axis of every array but `seen`, so that a state can be
+    Wide sums are pairs of uint32, low word first: integers, or the bits of float64 for
+    floating-point frames. Every array except `seen` has an axis of pixels, so that a state can be
     sharded over them.
 
     Attributes:
-      seen: int32 [], frames so far.
-      total: uint32 [P, 2] all counts of a pixel.
+      seen: int32 [], the number of frames so far.
+      total: uint32 [P, 2] the sum of all counts of a pixel.
       g: uint32 [n_tau, P, 2] sum of s[k] s[k - t].
-      head: uint32 [n_tau, P] the first `delay` frames together.
+      head: uint32 [n_tau, P] the sum of the first `delay` frames.
       history: uint32 [levels * 2 dpl, P] the last sums of each level, sum k in row k % (2 dpl).
-      n_frames_max, dpl, dtype: as `multitau_init` was told.
+      n_frames_max, dpl, dtype: arguments of `multitau_init`.
     """
 
     seen: jax.Array
@@ -52,7 +94,7 @@ class MultiTauState:
 
 
 class PixelCorrelations(NamedTuple):
-    """G, IP and IF [n_tau, P] of each pixel at `delay` [n_tau]; NaN at delays not reached."""
+    """G, IP and IF [n_tau, P] of each pixel at `delay` [n_tau]; NaN at delays without pairs."""
 
     delay: NDArray[np.int64]
     G: NDArray[np.float64]
@@ -61,19 +103,19 @@ class PixelCorrelations(NamedTuple):
 
 
 def multitau_init(n_pixels: int, n_frames_max: int, dtype: Any, dpl: int = 4) -> MultiTauState:
-    """The state before the first frame, for `multitau_update`.
+    """Return the state before the first frame, for `multitau_update`.
 
     Args:
-      n_pixels: P, pixels of a frame.
-      n_frames_max: decides the delays, those of so many frames; more frames may come and count at
-        the same delays.
-      dtype: of the frames: uint8, uint16, uint32, int32, float32 or float64. Memory is 8 bytes a
-        pixel, and for whole counts 12 for each delay and 8 dpl for each level of delays; for
-        floating-point ones 16 and 16 dpl.
-      dpl: delays a level, at most 64, see `multitau_delays`.
+      n_pixels: P, the number of pixels of a frame.
+      n_frames_max: determines the delays, which are those of this number of frames. More frames can
+        be added; they count at the same delays.
+      dtype: dtype of the frames: uint8, uint16, uint32, int32, float32 or float64. A pixel needs 8
+        bytes, and 12 bytes per delay and 8 dpl bytes per level of delays for integer counts, 16
+        and 16 dpl bytes for floating-point counts.
+      dpl: delays per level, at most 64, see `multitau_delays`.
 
     Raises:
-      ValueError: for numbers out of range, other dtypes, and float64 without x64.
+      ValueError: numbers out of range, another dtype, or float64 without x64.
 
     Example:
       >>> import jaxkern as jk, jax, numpy as np
@@ -90,12 +132,12 @@ def multitau_init(n_pixels: int, n_frames_max: int, dtype: Any, dpl: int = 4) ->
     """
     check_integer("n_pixels", n_pixels, 0, 2**31 - 1)
     check_integer("n_frames_max", n_frames_max, 1, 2**31 - 1)
-    check_integer("dpl", dpl, 1, MOST_DELAYS)
+    check_integer("dpl", dpl, 1, MAX_DELAYS)
     name = np.dtype(dtype).name
     if name not in FRAME_DTYPES or jax.dtypes.canonicalize_dtype(name).name != name:
         raise ValueError(
-            f"dtype is {name}; wanted one of {', '.join(FRAME_DTYPES)}, float64 with "
-            "jax.config.update('jax_enable_x64', True)"
+            f"dtype: expected one of {', '.join(FRAME_DTYPES)} (float64 requires "
+            f"jax.config.update('jax_enable_x64', True)), got {name}"
         )
     delays = len(multitau_delays(n_frames_max, dpl))
     shapes = state_shapes(delays, n_pixels, dpl, name.startswith("float"))
@@ -104,26 +146,26 @@ def multitau_init(n_pixels: int, n_frames_max: int, dtype: Any, dpl: int = 4) ->
 
 
 def multitau_update(state: MultiTauState, frames: Any) -> MultiTauState:
-    """The state with more frames.
+    """Add frames to a state and return the new state.
 
-    Any split of frames into blocks gives the same bits. Donate the state to `jax.jit`, or carry it
-    in `lax.scan`, and its arrays are written in place.
+    The result does not depend on how frames are split into blocks. The arrays are updated in place
+    if the state is donated to `jax.jit` or carried in `lax.scan`.
 
     Args:
       state: from `multitau_init` or an earlier update.
-      frames: [T, P], or [T, H, W] with H W = P, of the state's dtype. Whole counts are exact as
-        long as those of each pixel sum to less than 2^32 - 1, which `multitau_result` checks.
+      frames: [T, P], or [T, H, W] with H W = P, of the state's dtype. Integer counts are exact if
+        those of each pixel sum to less than 2^32 - 1, which `multitau_result` checks.
 
     Raises:
-      ValueError: for frames of another dtype or other pixels; in pure JAX (without the native
-        kernel) for floating-point frames without x64.
+      ValueError: frames of another dtype or number of pixels; without the native kernel,
+        floating-point frames without x64.
     """
     array = frames if hasattr(frames, "dtype") else jnp.asarray(frames)
     pixels = state.total.shape[-2]
     if str(array.dtype) != state.dtype or array.ndim not in (2, 3):
         raise ValueError(
-            f"frames is {array.dtype}{list(array.shape)}; wanted {state.dtype}, the dtype of the "
-            f"state, and [T, {pixels}]"
+            f"frames: expected {state.dtype}[T, {pixels}], as the state, got "
+            f"{array.dtype}{list(array.shape)}"
         )
     if array.ndim == 3:
         array = array.reshape(array.shape[0], -1)
@@ -142,22 +184,22 @@ def multitau_result(
     bins: Any = None,
     frame_time: float | None = None,
 ) -> Any:
-    """What a state gives so far, outside of jit.
+    """Return the correlations of the frames added so far, outside of jit.
 
     Args:
-      state: of one data set.
-      qmap: a map of H W = P pixels; without it every pixel's numbers are given.
-      bins: the dynamic bins that are wanted; by default all.
-      frame_time: from one frame to the next in s.
+      state: a state of one data set.
+      qmap: a map of H W = P pixels; None for the numbers of each pixel.
+      bins: the dynamic bins to return; by default all.
+      frame_time: time between frames in s.
 
     Returns:
-      With a map a `MultiTauResult`; without, (delay [n_tau], G, IP, IF [n_tau, P] float64) as
-      defined there. Delays that were not reached are NaN.
+      A `MultiTauResult` with a map; without one, (delay [n_tau], G, IP, IF [n_tau, P] float64) as
+      defined in `multitau`. Values are NaN at delays without pairs.
 
     Raises:
-      TypeError: inside jit, and for a batch of states.
-      ValueError: for a map of other pixels; for pixels of it with negative counts, or counts that
-        sum to 2^32 - 1 or more.
+      TypeError: called inside jit, or a batch of states.
+      ValueError: a map with another number of pixels, or a pixel of the map whose counts are
+        negative or sum to 2^32 - 1 or more.
 
     Example:
       >>> import jaxkern as jk, numpy as np
@@ -171,37 +213,38 @@ def multitau_result(
     """
     if isinstance(state.seen, jax.core.Tracer) or state.seen.ndim:
         raise TypeError(
-            f"state.seen is {state.seen!r:.80}; wanted the state of one data set, outside of jit "
-            "(of a batch, jax.tree.map(lambda x: x[i], state))"
+            "state: expected the state of one data set outside of jit (use "
+            f"jax.tree.map(lambda x: x[i], state) for a batch), got state.seen={state.seen!r:.80}"
         )
     seen, whole = int(state.seen), not state.dtype.startswith("float")
     stored = [np.asarray(x) for x in (state.total, state.g, state.head, state.history)]
     pixels = stored[0].shape[0]
     if qmap is None:
-        return _of_pixels(state, stored, seen, whole, slice(None), range(pixels))
+        return _pixel_correlations(state, stored, seen, whole)
     if qmap.shape[0] * qmap.shape[1] != pixels:
         raise ValueError(
-            f"the map has {qmap.shape[0]} x {qmap.shape[1]} pixels; wanted {pixels}, as the state"
+            f"qmap: expected {pixels} pixels, as the state, got {qmap.shape[0]} x {qmap.shape[1]}"
         )
     labels = BinLabels(qmap, bins)
-    chosen = BinnedPixels.of(qmap, labels.bins)
+    chosen = BinnedPixels.from_map(qmap, labels.bins)
     with rows_and_columns(qmap.shape[1]):
         native = native_module()
         if native is not None:
             options = {"most_frames": state.n_frames_max, "dpl": state.dpl, "real": not whole}
             sums = sums_of_state(native, stored, seen, pixels, chosen, options)
         else:
-            G, IP, IF, pairs = _exact(state, stored, seen, whole, chosen.pixel, chosen.pixel)
-            sums = bins_of_pixels(chosen, pairs.astype(np.float64), np.stack([G, IP, IF]), whole)
-    every = FrameSelection(state.n_frames_max)
-    result = g2_result(sums, every, labels, frame_time, {"dpl": state.dpl})
+            G, IP, IF, pairs = _exact_sums(state, stored, seen, whole, chosen.pixel, chosen.pixel)
+            sums = bins_of_pixels(chosen, pairs.astype(np.float64), np.stack([G, IP, IF]))
+    selection = FrameSelection(state.n_frames_max)
+    result = g2_result(sums, selection, labels, frame_time, {"dpl": state.dpl})
     return dataclasses.replace(result, n_frames=seen, n_pairs=sums.weight.astype(np.int64))
 
 
-def _of_pixels(
-    state: MultiTauState, stored: list[Any], seen: int, whole: bool, which: Any, numbers: Any
+def _pixel_correlations(
+    state: MultiTauState, stored: list[Any], seen: int, whole: bool
 ) -> PixelCorrelations:
-    *sums, pairs = _exact(state, stored, seen, whole, which, numbers)
+    pixels = range(stored[0].shape[0])
+    *sums, pairs = _exact_sums(state, stored, seen, whole, slice(None), pixels)
     delay = multitau_delays(state.n_frames_max, state.dpl)
     width = _widths(delay, state.dpl).astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -213,41 +256,43 @@ def _of_pixels(
 
 
 def _widths(delay: NDArray[np.int64], dpl: int) -> NDArray[np.int64]:
-    """2^L of each delay's level."""
+    """Return 2^L for the level L of each delay."""
     level = [max(0, (int(d) - 1) // (2 * dpl)).bit_length() for d in delay]
     return np.int64(1) << np.array(level, np.int64)
 
 
-def _exact(
+def _exact_sums(
     state: MultiTauState, stored: list[Any], seen: int, whole: bool, which: Any, numbers: Any
 ) -> tuple[Any, Any, Any, NDArray[np.int64]]:
-    """Sums of s s', s and s' [n_tau, P] of some pixels, zeros where a delay was not reached, and
-    the numbers of pairs [n_tau]."""
+    """Return sums of s s', s and s' [n_tau, P] and the numbers of pairs [n_tau].
+
+    Args:
+      which: index of some pixels; `numbers` are their numbers for errors.
+    """
     wide, narrow = (np.uint64, np.uint32) if whole else (np.float64, np.float64)
     total, g = (np.ascontiguousarray(x).view(wide)[..., 0] for x in stored[:2])
     head, history = stored[2:]
     if not whole:
         head, history = (np.ascontiguousarray(x).view(narrow)[..., 0] for x in stored[2:])
     total, g = total[which], g[:, which]
-    if whole and (total >= MOST_COUNTS).any():
-        worst = numbers[int(np.argmax(total >= MOST_COUNTS))]
-        raise ValueError(too_many_counts(int(worst)))
+    if whole:
+        check_totals(total, numbers)
     total = total.astype(np.int64 if whole else np.float64)
-    delay, kept = multitau_delays(state.n_frames_max, state.dpl), 2 * state.dpl
+    delay, depth = multitau_delays(state.n_frames_max, state.dpl), 2 * state.dpl
     sums = np.zeros((3, len(delay), len(total)), total.dtype)
     pairs = np.zeros(len(delay), np.int64)
-    for level in range(len(history) // kept):
-        ring = history[level * kept : (level + 1) * kept]
+    for level in range(len(history) // depth):
+        ring = history[level * depth : (level + 1) * depth]
         n = seen >> level
         tail = np.zeros_like(total)
-        before = state.dpl if level else 0  # sums of the level with delays of a lower one
-        for t in range(1, min(kept, n - 1) + 1):
-            tail += ring[(n - t) % kept][which]
+        before = state.dpl if level else 0  # shorter delays belong to the level before
+        for t in range(1, min(depth, n - 1) + 1):
+            tail += ring[(n - t) % depth][which]
             tau = state.dpl * level + t - 1
             if t <= before or tau >= len(delay):
                 continue
             sums[:, tau] = g[tau], total - tail, total - head[tau][which]
             pairs[tau] = n - t
         if n % 2:
-            total = total - ring[(n - 1) % kept][which].astype(total.dtype)
+            total = total - ring[(n - 1) % depth][which].astype(total.dtype)
     return *sums, pairs

@@ -1,4 +1,4 @@
-"""What the correlators give."""
+"""Results of the correlators."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from jaxkern.xpcs.detectors.qmap import QMap
 
 @dataclass(frozen=True, eq=False)
 class Overview:
-    """Sums over the frames that were correlated; whole counts are exact.
+    """Means over the frames that were correlated; sums of integer counts are exact.
 
     Attributes:
-      mean_image: [H, W] mean counts of a frame, also where the mask is 0.
+      mean_image: [H, W] mean counts of a frame, including pixels where the mask is 0.
       intensity: [N] mean counts of a pixel of the map in each frame.
       static_means: [n_static] mean counts of a static bin's pixels in a frame; NaN without pixels.
-      static_means_parts: [10, n_static] the same of ten parts in time.
+      static_means_parts: [10, n_static] the same for ten parts in time.
       mean_square: [H, W] mean squared counts, from which the variance in time follows; None in
-        results that were read from a file.
+        results read from a file.
     """
 
     mean_image: NDArray[np.float64]
@@ -37,24 +37,23 @@ class MultiTauResult:
 
     Attributes:
       delay: [n_tau] in frames.
-      tau: [n_tau] in s, None where the time of a frame is not known.
+      tau: [n_tau] in s; None if the time between frames is unknown.
       bins: [n_bins] the dynamic bins, from 1.
-      g2: [n_tau, n_bins]; NaN at delays that were not reached.
+      g2: [n_tau, n_bins]; NaN at delays that no pair of frames has.
       g2_err: [n_tau, n_bins], the standard error over the bin's pixels.
       q: [n_bins] in 1/Angstrom, or None.
       phi: [n_bins] in degrees, or None.
       n_pixels: [n_bins] pixels of each bin.
-      n_pairs: [n_tau] pairs of sums of frames that a pixel's product is a mean of.
-      n_frames: how many frames, or sums of frames, were correlated.
-      frame_time: from one of them to the next in s, or None.
-      qmap: what the bins are of.
-      overview: sums of the frames, for plots and files; None where they were not asked for.
-      config: what was asked: dpl, normalize, begin, end, stride, average, bad_frames (all that were
-        left out), hot_pixels ([row, column] of all that were found), and what else the function was
-        told.
-      parts: results of equal parts of the run, in time; empty where they were not asked for.
-      warnings: what is doubtful about some bins or pixels; each was issued as a
-        `CorrelationWarning`, too.
+      n_pairs: [n_tau] the number of pairs of sums of frames in a pixel's mean product.
+      n_frames: the number of frames, or sums of frames, that were correlated.
+      frame_time: time between them in s, or None.
+      qmap: the map of the bins.
+      overview: means of the frames, for plots and files; None unless requested.
+      config: the arguments: dpl, normalize, begin, end, stride, average, bad_frames (all that were
+        left out), hot_pixels ([row, column] of all that were detected), and others.
+      parts: results of equal parts of the run, in time; empty unless requested.
+      warnings: descriptions of doubtful bins and pixels; each was also issued as a
+        `CorrelationWarning`.
     """
 
     delay: NDArray[np.int64]
@@ -75,9 +74,9 @@ class MultiTauResult:
     warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The arrays and numbers, as lists and Python's own for `json`; NaN stays NaN.
+        """Return the arrays and numbers as lists and Python numbers, for `json`; NaN remains NaN.
 
-        Without the map and the overview, which have files of their own.
+        The map and the overview are not included, since files store them.
         """
         names = ["delay", "tau", "bins", "g2", "g2_err", "q", "phi", "n_pixels", "n_pairs"]
         arrays = {name: getattr(self, name) for name in names}
@@ -111,19 +110,19 @@ class TwoTimeResult:
         without counts in the bin; [n_bins, n, n] with ("t1t2", n); [n_bins, n_age, n_lag] with
         ("age-lag", ...), NaN in cells without pairs.
       g2: [N, n_bins] the mean of each diagonal of the full matrix without its NaN, from lag 0.
-      g2_parts: [5, N // 5, n_bins] the same of five equal parts in time.
+      g2_parts: [5, N // 5, n_bins] the same for five equal parts in time.
       bins: [n_bins] the dynamic bins, from 1.
       t1: edges of c2's first axis in frames (ages with "age-lag"); [n + 1].
       t2: edges of its second axis in frames (lags with "age-lag").
-      q, phi, n_pixels, n_frames, frame_time, qmap, overview, config: as of `MultiTauResult`.
-      n_pairs: [N, n_bins] the number of pairs of frames that each value of `g2` is the mean of:
-        good frames with counts in the bin.
-      n_pairs_parts: [5, N // 5, n_bins] the same of `g2_parts`.
+      q, phi, n_pixels, n_frames, frame_time, qmap, overview, config: see `MultiTauResult`.
+      n_pairs: [N, n_bins] the number of pairs of good frames with counts in the bin, over which
+        each value of `g2` is the mean.
+      n_pairs_parts: [5, N // 5, n_bins] the same for `g2_parts`.
       n_empty: [n_bins] the number of good frames without counts in the bin.
-      c2_pairs: of the shape of c2, the pairs of each cell, counted as in `n_pairs`; None with form
-        "full".
-      warnings: as of `MultiTauResult`.
-      The numbers of pairs and frames are None where a file does not store them.
+      c2_pairs: of the shape of c2, the number of pairs of each cell, as in `n_pairs`; None with
+        form "full".
+      warnings: see `MultiTauResult`.
+      The numbers of pairs and of frames are None if the file does not store them.
     """
 
     c2: NDArray[Any]
@@ -153,64 +152,70 @@ class TwoTimeResult:
 
     @property
     def tau(self) -> NDArray[np.float64] | None:
-        """[N] the lags of `g2` in s; None where the time of a frame is not known."""
+        """[N] the lags of `g2` in s; None if the time between frames is unknown."""
         step = self.frame_time
         return None if step is None else (self.delay * step).astype(np.float64)
 
     def fit_data(self, q: float | None = None, tolerance: float = 0.1) -> TwoTimeFitData:
-        """The matrices of one ring of q, as `jaxkern.xpcs.fit` takes them.
+        """Return the matrices of one ring of q, as arguments of `jaxkern.xpcs.fit`.
 
         Args:
-          q: in 1/Angstrom; the ring nearest to it is taken. None where all bins have one q.
-          tolerance: the most that the ring may differ from `q`, as a part of it.
+          q: in 1/Angstrom; selects the nearest ring. None if all bins have the same q.
+          tolerance: the largest relative difference between `q` and the ring.
 
         Raises:
-          ValueError: for a form of which fits know nothing, an unknown time of a frame, and a q
-            that no bin has.
+          ValueError: a form that cannot be fitted, an unknown time between frames, or a q that no
+            bin has.
 
         Example:
           >>> import jaxkern as jk, numpy as np
           >>> frames = np.random.default_rng(0).poisson(2.0, (50, 4, 6)).astype(np.uint8)
           >>> bins = np.repeat([[1, 2]], 4, axis=0).repeat(3, axis=1)
           >>> qmap = jk.xpcs.QMap(bins, q=[0.005, 0.005], phi=[0.0, 90.0])
-          >>> found = jk.xpcs.twotime(frames, qmap, frame_time=0.1).fit_data(0.005)
-          >>> found.data.shape, found.phi.tolist(), found.dt
+          >>> ring = jk.xpcs.twotime(frames, qmap, frame_time=0.1).fit_data(0.005)
+          >>> ring.data.shape, ring.phi.tolist(), ring.dt
           ((2, 50, 50), [0.0, 90.0], 0.1)
-          >>> t = found.t
-          >>> geometry = jk.xpcs.Geometry(found.q, gap=None, dt=found.dt, t=t, phi=found.phi)
+          >>> geometry = jk.xpcs.Geometry(ring.q, gap=None, dt=ring.dt, t=ring.t, phi=ring.phi)
         """
         if self.config["form"] == "full":
             step = 1.0
         elif self.config["form"][0] == "t1t2":
             step = float(self.t1[1] - self.t1[0])
         else:
-            raise ValueError('c2 is of ages and lags; wanted form "full" or ("t1t2", n) for fits')
+            raise ValueError(
+                f'form: expected "full" or ("t1t2", n) for a fit, got {self.config["form"]!r}'
+            )
         if self.frame_time is None:
             raise ValueError(
-                "the time of a frame is not known: give frame_time= to what correlates the frames"
+                "frame_time: expected the time between frames, got None; pass frame_time= to the "
+                "correlator"
             )
         if self.q is None:
-            raise ValueError("the qmap has no q; wanted QMap(..., q=[n_dynamic] in 1/Angstrom)")
+            raise ValueError("qmap.q: expected [n_dynamic] in 1/Angstrom, got None")
         value = self.q[0] if q is None else q
         ring = self.q[np.argmin(np.abs(self.q - value))]
         if abs(ring - value) > tolerance * abs(value) or (q is None and np.any(self.q != ring)):
-            there = ", ".join(f"{x:.6g}" for x in np.unique(self.q))
+            known = ", ".join(f"{x:.6g}" for x in np.unique(self.q))
             raise ValueError(
-                f"q is {q!r}; wanted one within {tolerance:.3g} (relative) of what the bins have: "
-                f"{there} 1/Angstrom"
+                f"q: expected a value within {tolerance:.3g} (relative) of a q of the bins "
+                f"({known} 1/Angstrom), got {q!r}"
             )
-        places = np.flatnonzero(np.abs(self.q - ring) <= 1e-6 * abs(ring))
-        phi = np.zeros(len(places)) if self.phi is None else self.phi[places]
+        indices = np.flatnonzero(np.abs(self.q - ring) <= 1e-6 * abs(ring))
+        phi = np.zeros(len(indices)) if self.phi is None else self.phi[indices]
         dt = step * self.frame_time
         t = np.arange(self.c2.shape[1]).astype(np.float64) * dt
-        return TwoTimeFitData(np.asarray(self.c2[places]), float(ring), phi, t, dt)
+        return TwoTimeFitData(np.asarray(self.c2[indices]), float(ring), phi, t, dt)
 
 
 class TwoTimeFitData(NamedTuple):
-    """What `jaxkern.xpcs.fit` and its `Geometry` need of one ring.
+    """Data of one ring for `jaxkern.xpcs.fit` and its `Geometry`.
 
-    data: [n_phi, n, n] the matrices. q: in 1/Angstrom. phi: [n_phi] in degrees, zeros where they
-    are not known. t: [n] times in s from the first frame. dt: from one to the next in s.
+    Attributes:
+      data: [n_phi, n, n] the matrices.
+      q: in 1/Angstrom.
+      phi: [n_phi] in degrees; zeros if unknown.
+      t: [n] times in s from the first frame.
+      dt: time between them in s.
     """
 
     data: NDArray[Any]

@@ -1,7 +1,7 @@
-"""The update of multi-tau states in JAX: whole counts in pairs of uint32, without x64.
+"""Pure-JAX update of multi-tau states: 64-bit integers are pairs of uint32, so x64 is not needed.
 
-It takes one frame after the other and goes up the levels of delays as a binary counter does: every
-second sum of a level completes one of the next.
+Frames are added one by one. The levels of delays advance like the digits of a binary counter:
+every second sum of a level completes one sum of the next level.
 """
 
 from __future__ import annotations
@@ -13,31 +13,69 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxkern.xpcs.correlators.blocks import MOST_COUNTS
+from jaxkern.xpcs.correlators.selection import COUNT_LIMIT
+
+
+def state_shapes(delays: int, pixels: int, dpl: int, real: bool) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the uint32 arrays of a state.
+
+    A last axis of 2 is a pair of words, low word first: a whole number or the bits of a float64.
+    """
+    levels = 1 + max(-(-(delays - 2 * dpl) // dpl), 0)
+    pair = (2,) if real else ()
+    return {
+        "total": (pixels, 2),
+        "g": (delays, pixels, 2),
+        "head": (delays, pixels, *pair),
+        "history": (levels * 2 * dpl, pixels, *pair),
+    }
 
 
 def multitau_update(
     frames: Any, seen: Any, total: Any, g: Any, head: Any, history: Any, *, dpl: int
 ) -> tuple[Any, Any, Any, Any]:
-    """The op `jaxkern.multitau_update` of one state."""
+    """Compute the op `jaxkern.multitau_update` for one state."""
+    total, g, history, (head,) = _update(frames, seen, total, g, history, (head,), dpl)
+    return total, g, head, history
+
+
+def weighted_update(
+    frames: Any, seen: Any, total: Any, g: Any, history: Any, past: Any, future: Any, *, dpl: int
+) -> tuple[Any, Any, Any, Any, Any]:
+    """Add frames whose last pixel holds c, the number of good frames in each sum of frames.
+
+    Args:
+      frames: [T, P], T sums of frames.
+      past, future: like `g`, the sums of s[k] c[k + t] and of c[k] s[k + t].
+    """
+    total, g, history, others = _update(frames, seen, total, g, history, (past, future), dpl)
+    return total, g, history, *others
+
+
+def _update(
+    frames: Any, seen: Any, total: Any, g: Any, history: Any, others: tuple[Any, ...], dpl: int
+) -> tuple[Any, Any, Any, list[Any]]:
+    """Add frames to a state; `others` is (head,) or (past, future)."""
     real = np.dtype(frames.dtype).kind == "f"
     if real and not jax.config.read("jax_enable_x64"):
         raise ValueError(
-            f"multi-tau sums of {frames.dtype} frames are float64, which pure JAX has under x64 "
-            "alone: jax.config.update('jax_enable_x64', True), or use the native kernel, or frames "
-            "of whole counts"
+            f"frames are {frames.dtype}, and the pure-JAX multi-tau sums of floating-point frames "
+            "need float64: call jax.config.update('jax_enable_x64', True), or use the native "
+            "kernel, or frames of an integer dtype"
         )
     counts = _Reals() if real else _Counts()
-    kept = 2 * dpl
-    levels = history.shape[0] // kept
+    depth = 2 * dpl
+    levels = history.shape[0] // depth
     delays = g.shape[0]
-    # A last level of fewer delays takes its rows of zeros with the others.
+    # The last level may have fewer than dpl delays. Rows of zeros complete it.
     more = (levels + 1) * dpl - delays
+    unpack: Any = counts.narrow if len(others) == 1 else counts.unpacked
+    pack: Any = counts.packed_narrow if len(others) == 1 else counts.packed
     state = (
         counts.unpacked(total),
         tuple(_padded(x, more) for x in counts.unpacked(g)),
-        tuple(_padded(x, more) for x in counts.narrow(head)),
-        tuple(x.reshape(levels, kept, *x.shape[1:]) for x in counts.narrow(history)),
+        tuple(x.reshape(levels, depth, *x.shape[1:]) for x in counts.narrow(history)),
+        *(tuple(_padded(x, more) for x in unpack(other)) for other in others),
     )
 
     def add(i: Any, state: Any) -> Any:
@@ -45,7 +83,7 @@ def multitau_update(
         s = counts.values(frames[i])
         total = counts.plus(total, counts.widened(s))
         k = seen + i
-        rest, s, odd = _level(counts, rest, s, k, 0, 0, 1, kept)
+        rest, s, odd = _level(counts, rest, s, k, 0, 0, 1, depth)
 
         def more_levels(carry: Any) -> Any:
             level, odd = carry[0], carry[-1]
@@ -59,50 +97,70 @@ def multitau_update(
         _, rest, *_ = lax.while_loop(more_levels, next_level, (jnp.int32(1), rest, s, k // 2, odd))
         return total, *rest
 
-    total, g, head, history = lax.fori_loop(0, frames.shape[0], add, state)
+    total, g, history, *arrays = lax.fori_loop(0, frames.shape[0], add, state)
     return (
         counts.packed(total),
         counts.packed(tuple(x[:delays] for x in g)),
-        counts.packed_narrow(tuple(x[:delays] for x in head)),
-        counts.packed_narrow(tuple(x.reshape(levels * kept, *x.shape[2:]) for x in history)),
+        counts.packed_narrow(tuple(x.reshape(levels * depth, *x.shape[2:]) for x in history)),
+        [pack(tuple(x[:delays] for x in array)) for array in arrays],
     )
 
 
 def _level(
     counts: Any, rest: Any, s: Any, k: Any, level: Any, row: Any, first: int, delays: int
 ) -> tuple[Any, Any, Any]:
-    """Adds sum k of a level; gives the sum of the next level, and whether it is complete."""
-    g, head, history = rest
+    """Add sum k of a level.
+
+    Returns:
+      The arrays, the sum of the next level, and True if that sum is complete.
+    """
+    g, history, *others = rest
     ring = tuple(lax.dynamic_index_in_dim(h, level, 0, keepdims=False) for h in history)
-    kept = ring[0].shape[0]
+    depth = ring[0].shape[0]
     t = first + jnp.arange(delays, dtype=jnp.int32)
-    earlier = tuple(h[(k - t) % kept] for h in ring)  # zeros before the first sum
-    rows = tuple(lax.dynamic_slice_in_dim(x, row, delays) for x in g)
-    rows = counts.plus(rows, counts.product(tuple(x[None] for x in s), earlier))
-    g = tuple(lax.dynamic_update_slice_in_dim(x, r, row, 0) for x, r in zip(g, rows, strict=True))
-    head = tuple(
-        lax.dynamic_update_slice_in_dim(
-            x,
-            lax.dynamic_slice_in_dim(x, row, delays)
-            + jnp.where((k < t)[:, None], v[None], jnp.zeros_like(v)),
-            row,
-            0,
+    earlier = tuple(h[(k - t) % depth] for h in ring)  # zeros before the first sum
+    now = tuple(x[None] for x in s)
+
+    def add_rows(array: Any, terms: Any) -> Any:
+        rows = tuple(lax.dynamic_slice_in_dim(x, row, delays) for x in array)
+        rows = counts.plus(rows, terms)
+        return tuple(
+            lax.dynamic_update_slice_in_dim(x, r, row, 0) for x, r in zip(array, rows, strict=True)
         )
-        for x, v in zip(head, s, strict=True)
-    )
-    before = tuple(h[(k - 1) % kept] for h in ring)
-    history = tuple(h.at[level, k % kept].set(v) for h, v in zip(history, s, strict=True))
+
+    g = add_rows(g, counts.product(now, earlier))
+    if len(others) == 1:
+        (head,) = others
+        head = tuple(
+            lax.dynamic_update_slice_in_dim(
+                x,
+                lax.dynamic_slice_in_dim(x, row, delays)
+                + jnp.where((k < t)[:, None], v[None], jnp.zeros_like(v)),
+                row,
+                0,
+            )
+            for x, v in zip(head, s, strict=True)
+        )
+        others = [head]
+    else:
+        past, future = others
+        others = [
+            add_rows(past, counts.product(earlier, tuple(x[:, -1:] for x in now))),
+            add_rows(future, counts.product(now, tuple(x[:, -1:] for x in earlier))),
+        ]
+    before = tuple(h[(k - 1) % depth] for h in ring)
+    history = tuple(h.at[level, k % depth].set(v) for h, v in zip(history, s, strict=True))
     both = tuple(x + y for x, y in zip(before, s, strict=True))
-    return [g, head, history], both, k % 2 == 1
+    return [g, history, *others], both, k % 2 == 1
 
 
 class _Counts:
-    """Sums of whole counts: narrow ones are uint32, wide ones (low, high) pairs of it."""
+    """Arithmetic of integer counts: narrow sums are uint32, wide sums are pairs (low, high)."""
 
     def values(self, frame: Any) -> Any:
         if frame.dtype == jnp.int32:
-            # A negative count becomes what a total never reaches.
-            frame = jnp.where(frame < 0, jnp.uint32(MOST_COUNTS), frame.astype(jnp.uint32))
+            # A negative count becomes a number that no valid total reaches.
+            frame = jnp.where(frame < 0, jnp.uint32(COUNT_LIMIT), frame.astype(jnp.uint32))
         return (frame.astype(jnp.uint32),)
 
     def unpacked(self, pairs: Any) -> Any:
@@ -125,7 +183,7 @@ class _Counts:
         return low, a[1] + b[1] + (low < b[0]).astype(jnp.uint32)
 
     def product(self, a: Any, b: Any) -> Any:
-        """Of two numbers of 32 bits, by halves of 16."""
+        """Multiply 32-bit numbers by halves of 16 bits."""
         x, y = a[0], b[0]
         half = jnp.uint32(0xFFFF)
         x0, x1, y0, y1 = x & half, x >> 16, y & half, y >> 16
@@ -136,7 +194,7 @@ class _Counts:
 
 
 class _Reals:
-    """Sums of reals: float64, stored as the two halves of its bits."""
+    """Arithmetic of floating-point counts: float64, stored as two 32-bit words."""
 
     def values(self, frame: Any) -> Any:
         return (frame.astype(jnp.float64),)

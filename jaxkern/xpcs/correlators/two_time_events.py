@@ -1,4 +1,4 @@
-"""Two-time correlations of events, which never become frames."""
+"""Two-time correlations of events, without conversion to frames."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from numpy.typing import NDArray
 from jaxkern.core.memory import available_bytes
 from jaxkern.core.threads import num_threads
 from jaxkern.xpcs.correlators.event_memory import EventMemory
-from jaxkern.xpcs.correlators.progress import CorrelationProgress
+from jaxkern.xpcs.correlators.native import CorrelationProgress
 from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.correlators.two_time_reduction import Smoothing, TwoTimeReduction, Weights
 from jaxkern.xpcs.detectors.frames import FrameSource
 from jaxkern.xpcs.detectors.qmap import QMap
 
-_WORD_BYTES = 8  # of a sorted event, at most
-_BLOCK_BYTES = 2**25  # of rows of C
-_MOST_ROWS = 512
+_WORD_BYTES = 8  # largest size of a sorted event
+_BLOCK_BYTES = 2**25  # size of a block of rows of C
+_MAX_ROWS = 512
 
 
 class _Bin:
-    """A dynamic bin: its place in the result, and the pixels of its groups, one after the other."""
+    """A dynamic bin: its index in the result, its pixels by group, and the sizes of the groups."""
 
-    def __init__(self, qmap: QMap, place: int, number: int, smoothing: Smoothing) -> None:
-        self.place = place
+    def __init__(self, qmap: QMap, index: int, number: int, smoothing: Smoothing) -> None:
+        self.index = index
         dynamic, static = (x.ravel()[qmap.pixels] for x in (qmap.dynamic, qmap.static))
-        of_bin = dynamic == number
-        self.pixels = qmap.pixels[of_bin]  # ordered by static bin
+        inside = dynamic == number
+        self.pixels = qmap.pixels[inside]  # ordered by static bin
         counts = np.array([len(self.pixels)])
         if smoothing == "static":
-            counts = np.unique(static[of_bin], return_counts=True)[1]
+            counts = np.unique(static[inside], return_counts=True)[1]
         self.counts: NDArray[np.int64] = counts.astype(np.int64)
 
 
 class EventRows:
-    """Goes over bins and blocks of rows of their matrices, and gives them to the reduction."""
+    """Loops over bins and blocks of rows of their matrices, and passes them to the reduction."""
 
     def __init__(
         self,
@@ -47,19 +47,19 @@ class EventRows:
         selection: FrameSelection,
         qmap: QMap,
         smoothing: Smoothing,
-        wanted: NDArray[np.int64],
+        bins: NDArray[np.int64],
         reduction: TwoTimeReduction,
         bar: CorrelationProgress,
     ) -> None:
         self._native, self._smoothing = native, smoothing
-        self._events, self._selection = EventMemory.of(source), selection
+        self._events, self._selection = EventMemory.from_source(source), selection
         self._reduction, self._bar, self._n = reduction, bar, selection.n
-        found = (_Bin(qmap, place, int(x), smoothing) for place, x in enumerate(wanted))
-        self._bins = [each for each in found if len(each.pixels)]
+        candidates = (_Bin(qmap, index, int(x), smoothing) for index, x in enumerate(bins))
+        self._bins = [each for each in candidates if len(each.pixels)]
         bar.begin(self._n * len(self._bins), 0)
 
     def correlate(self) -> None:
-        """All bins; where memory is short their events are sorted some bins at a time."""
+        """Correlate all bins, in groups whose sorted events fit into memory."""
         needed = _WORD_BYTES * self._events.size
         parts = min(-(-2 * needed // max(available_bytes(), 1)), len(self._bins))
         size = -(-len(self._bins) // max(parts, 1))
@@ -78,29 +78,29 @@ class EventRows:
         with ThreadPoolExecutor(1, "jaxkern-two-time") as worker:
             for each in bins:
                 groups = slice(first, first + len(each.counts))
-                weights = Weights.of(totals[groups], each.counts, self._smoothing)
-                self._reduction.begin(each.place, weights.lit)
+                weights = Weights.from_sums(totals[groups], each.counts, self._smoothing)
+                self._reduction.begin(each.index, weights.lit)
                 self._rows(worker, pairs, first, each, weights)
                 first = groups.stop
 
     def _rows(
         self, worker: ThreadPoolExecutor, pairs: Any, first: int, each: _Bin, weights: Weights
     ) -> None:
-        """C of a bin; the reduction takes a block while the next one is made."""
-        step = int(np.clip(_BLOCK_BYTES // (8 * self._n), 1, _MOST_ROWS))
+        """Compute C of a bin; a block is reduced while the next one is computed."""
+        step = int(np.clip(_BLOCK_BYTES // (8 * self._n), 1, _MAX_ROWS))
         factors = np.ascontiguousarray(weights.factors)
 
-        def made(row: int) -> NDArray[np.float64]:
+        def compute(row: int) -> NDArray[np.float64]:
             block = np.empty((min(step, self._n - row), self._n - row))
             pairs.rows(
                 first, factors, weights.totals, float(weights.pixels), row, block, num_threads()
             )
             return block
 
-        ahead = worker.submit(made, 0)
+        ahead = worker.submit(compute, 0)
         for row in range(0, self._n, step):
             block = ahead.result()
             if row + step < self._n:
-                ahead = worker.submit(made, row + step)
-            self._reduction.add(each.place, row, row, block)
+                ahead = worker.submit(compute, row + step)
+            self._reduction.add(each.index, row, row, block)
             self._bar.advance(len(block))

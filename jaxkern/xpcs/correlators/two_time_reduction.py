@@ -1,8 +1,8 @@
 """From exact matrices of static bins to two-time correlations: weights, forms, diagonals.
 
-What `twotime` and `twotime_events` share: `Weights` are the two vectors between the whole-number
-matrix of a static bin and C of its dynamic bin, `TwoTimeReduction` takes C block by block and keeps
-what was asked for: all of it, or means over cells of it, and the means of its diagonals.
+`twotime` and `twotime_events` share this module. `Weights` holds the two vectors that relate the
+integer matrix of a static bin to C of its dynamic bin. `TwoTimeReduction` receives C block by block
+and stores the requested form, the whole matrix or means over cells, and the means of the diagonals.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from numpy.typing import DTypeLike, NDArray
 
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.memory import available_bytes
-from jaxkern.xpcs.correlators.labels import BinLabels
+from jaxkern.xpcs.correlators.bins import BinLabels
 from jaxkern.xpcs.correlators.results import TwoTimeResult
 from jaxkern.xpcs.correlators.selection import FrameSelection
 
 Smoothing: TypeAlias = Literal["static", "none"]
 Form: TypeAlias = Literal["full"] | tuple[str, int] | tuple[str, int, int, int]
 
-PARTS = 5  # of the run, whose g2 is taken alone
+PARTS = 5  # parts of the run with a g2 each
 _FORMS = '"full", ("t1t2", n) or ("age-lag", n_age, decade, n_lag)'
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What makes C of the exact sums of a dynamic bin's static bins.
+    """Factors that relate the exact sums of static bins to C of their dynamic bin.
 
     With M_s[t, t'] the sum of I[p, t] I[p, t'] over the pixels of static bin s,
 
         C[t, t'] = pixels * sum_s factors[s, t] factors[s, t'] M_s[t, t'] / (totals[t] totals[t'])
 
     Attributes:
-      factors: [n_static, N], 1 / mean of the static bin in each frame, and 1 where that is 0.
-      totals: [N] the sum of the weighted counts, and 1 where that is 0.
-      lit: [N] True where that sum is not 0; C is undefined in the rows and columns of other frames.
-      pixels: of the dynamic bin.
+      factors: [n_static, N], 1 / mean of the static bin in each frame; 1 where the mean is 0.
+      totals: [N] the sum of the weighted counts; 1 where that is 0.
+      lit: [N] true where that sum is not 0; C is undefined in the rows and columns of other frames.
+      pixels: the number of pixels of the dynamic bin.
     """
 
     factors: NDArray[np.float64]
@@ -48,10 +48,10 @@ class Weights:
     pixels: int
 
     @classmethod
-    def of(cls, sums: NDArray[Any], pixels: NDArray[Any], smoothing: Smoothing) -> Weights:
-        """Of the exact sums [n_static, N] of the static bins' counts and their pixels [n_static].
+    def from_sums(cls, sums: NDArray[Any], pixels: NDArray[Any], smoothing: Smoothing) -> Weights:
+        """Return the weights for exact sums [n_static, N] of counts over pixels [n_static].
 
-        With `smoothing` "static" a static bin with light sums up to its number of pixels.
+        With `smoothing` "static" the weighted counts of a static bin sum to its number of pixels.
         """
         sums, count = np.asarray(sums), np.asarray(pixels, np.int64)[:, None]
         if smoothing == "static":
@@ -66,16 +66,16 @@ class Weights:
 
 
 def check_smoothing(smoothing: Any) -> None:
-    """Raises ValueError for anything but "static" and "none"."""
+    """Raise ValueError for anything but "static" and "none"."""
     if smoothing not in ("static", "none"):
-        raise ValueError(f'smoothing is {smoothing!r:.80}; wanted "static" or "none"')
+        raise ValueError(f'smoothing: expected "static" or "none", got {smoothing!r:.80}')
 
 
 def check_form(form: Any) -> Form:
-    """A form as a tuple of its name and its numbers, or "full".
+    """Return a form as a tuple of its name and its numbers, or "full".
 
     Raises:
-      ValueError: for a form that is none.
+      ValueError: an unknown form, or numbers out of range.
     """
     if form == "full":
         return "full"
@@ -89,23 +89,22 @@ def check_form(form: Any) -> Form:
             for name, number in zip(names, numbers, strict=True)
         )
         return "age-lag", n_age, decade, n_lag
-    raise ValueError(f"form is {form!r:.80}; wanted {_FORMS}")
+    raise ValueError(f"form: expected {_FORMS}, got {form!r:.80}")
 
 
 def form_edges(form: Form, n_frames: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Edges of the cells of a form along its first and second axis, in frames.
+    """Return the edges of the cells of a form along its first and second axis, in frames.
 
     Raises:
-      ValueError: for more cells of the times, or of the age, than frames: some would be empty.
+      ValueError: more cells of the times or of the age than frames, so that some would be empty.
     """
     if isinstance(form, str):
-        whole = np.arange(n_frames + 1, dtype=np.float64)
-        return whole, whole
+        frames = np.arange(n_frames + 1, dtype=np.float64)
+        return frames, frames
     cells = form[1]
     if cells > n_frames:
         raise ValueError(
-            f"form is {form!r}, {cells} cells of {n_frames} frames; wanted at most {n_frames}, a "
-            "frame each"
+            f"form: expected at most {n_frames} cells, the number of frames, got {form!r}"
         )
     edges = np.linspace(0.0, n_frames, cells + 1)
     if len(form) == 2:
@@ -119,26 +118,24 @@ def form_edges(form: Form, n_frames: int) -> tuple[NDArray[np.float64], NDArray[
 
 
 class TwoTimeReduction:
-    """Takes blocks of C of each bin, and gives the form that was asked for, g2 and its parts.
+    """Reduction of blocks of C of each bin to the requested form, g2 and its parts.
 
-    `begin` starts a bin with the frames that have counts in it, before its blocks. Blocks [R, K]
-    stand at frames t1 = row .. row + R - 1 and t2 = column .. column + K - 1, and together hold
-    each pair t1 <= t2 once. A block either begins at the diagonal (row = column, K >= R; what it
-    holds below the diagonal is not looked at) or lies above it (column >= row + R). For the same
-    bits whatever the blocks are, give the same blocks in the same order: means are sums over
-    blocks.
+    `begin` is called once per bin, before its blocks. A block [R, K] holds the frames t1 = row ..
+    row + R - 1 and t2 = column .. column + K - 1. Together the blocks hold each pair t1 <= t2 once.
+    A block either begins at the diagonal (row = column, K >= R; its elements below the diagonal are
+    ignored) or is above it (column >= row + R). Means are sums over blocks: the same blocks in the
+    same order give the same bits.
 
     Args:
-      n_bins: how many bins there are; a bin that never begins is NaN.
-      good: [N] whether a frame counts; C is NaN in rows and columns of others, and of frames
-        without counts in the bin, and means leave them out.
-      form, dtype: of the result.
-      out: where C goes, [n_bins, ...] of the form: an array, a memory map or an HDF5 data set.
+      n_bins: the number of bins; a bin without `begin` is NaN.
+      good: [N], true for good frames. C is NaN in the rows and columns of other frames, and of
+        frames without counts in the bin, and means skip them.
+      form, dtype: form and dtype of the result.
+      out: destination of C, [n_bins, ...] by form: an array, a memory map or an HDF5 data set.
 
     Raises:
-      ValueError: for a form or dtype that is none, more cells than frames, and an `out` of another
-        shape.
-      MemoryError: for matrices that memory has no room for.
+      ValueError: an unknown form or dtype, more cells than frames, or an `out` of another shape.
+      MemoryError: the matrices do not fit into memory.
     """
 
     def __init__(
@@ -157,19 +154,19 @@ class TwoTimeReduction:
         self._cells_shape = (len(self.t1) - 1, len(self.t2) - 1)
         dtype = np.dtype(dtype)
         if dtype not in (np.float64, np.float32):
-            raise ValueError(f"dtype is {dtype.name}; wanted float64 or float32")
+            raise ValueError(f"dtype: expected float64 or float32, got {dtype.name}")
         shape = (n_bins, *self._cells_shape)
         if out is None:
             needed, free = int(np.prod(shape)) * dtype.itemsize, available_bytes()
             if needed > free:
                 raise MemoryError(
-                    f"two-time correlations {list(shape)} take {needed / 1e9:,.3g} GB and "
-                    f"{free / 1e9:,.3g} GB of memory are left: give out=, a memory map or an HDF5 "
-                    "data set, dtype=np.float32, fewer bins=, or another form="
+                    f"two-time correlations {list(shape)} need {needed / 1e9:,.3g} GB, and "
+                    f"{free / 1e9:,.3g} GB of memory are free; use out= (a memory map or an HDF5 "
+                    "data set), dtype=np.float32, fewer bins=, or another form="
                 )
             out = np.empty(shape, dtype)
         elif tuple(out.shape) != shape:
-            raise ValueError(f"out has the shape {tuple(out.shape)}; wanted {shape}")
+            raise ValueError(f"out: expected the shape {shape}, got {tuple(out.shape)}")
         self.c2 = out
         self._seen = np.zeros(n_bins, bool)
         self._defined = np.zeros((n_bins, self._n), bool)
@@ -183,7 +180,7 @@ class TwoTimeReduction:
             self._first, self._second = self._cell_numbers()
 
     def _cell_numbers(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The cell of each t (or of each t1 + t2) along the first axis and of each t (or lag)."""
+        """Return the first cell by t (or t1 + t2), and the second cell by t (or lag)."""
         times = np.arange(self._n)
         if self.form[0] == "t1t2":
             first = np.searchsorted(self.t1, times, "right") - 1
@@ -191,57 +188,57 @@ class TwoTimeReduction:
         ages = np.searchsorted(self.t1, np.arange(2 * self._n - 1) / 2, "right") - 1
         return ages, np.searchsorted(self.t2, times, "right") - 1
 
-    def begin(self, place: int, lit: NDArray[np.bool_]) -> None:
-        """Starts the bin at `place`; lit [N]: the frames that have counts in it."""
-        self._seen[place] = True
-        self._defined[place] = self._good & lit
+    def begin(self, index: int, lit: NDArray[np.bool_]) -> None:
+        """Start the bin at `index`; `lit` [N] is true for frames with counts in it."""
+        self._seen[index] = True
+        self._defined[index] = self._good & lit
 
-    def add(self, place: int, row: int, column: int, block: NDArray[Any]) -> None:
-        """Takes a block of C of the bin at `place`."""
+    def add(self, index: int, row: int, column: int, block: NDArray[Any]) -> None:
+        """Add a block of C of the bin at `index` of the result."""
         rows, columns = slice(row, row + block.shape[0]), slice(column, column + block.shape[1])
         at_diagonal = row == column and block.shape[1] >= block.shape[0]
         if not (at_diagonal or column >= rows.stop) or columns.stop > self._n:
             raise ValueError(
-                f"a block {list(block.shape)} at ({row}, {column}) of {self._n} frames; wanted one "
-                "that begins at the diagonal or lies above it"
+                f"block: expected a block at or above the diagonal of {self._n} frames, got "
+                f"{list(block.shape)} at ({row}, {column})"
             )
-        counts, values, shown = None, block, block
-        defined = self._defined[place]
+        counts, values, stored = None, block, block
+        defined = self._defined[index]
         if not (defined[rows].all() and defined[columns].all()):
             counts = np.logical_and.outer(defined[rows], defined[columns])
-            values, shown = np.where(counts, block, 0.0), np.where(counts, block, np.nan)
-        self._add_diagonals(place, row, column, values)
+            values, stored = np.where(counts, block, 0.0), np.where(counts, block, np.nan)
+        self._add_diagonals(index, row, column, values)
         if self._whole:
-            self._write(place, rows, columns, shown, at_diagonal)
+            self._write(index, rows, columns, stored, at_diagonal)
         else:
-            self._add_cells(place, row, column, values, counts)
+            self._add_cells(index, row, column, values, counts)
 
-    def _add_diagonals(self, place: int, row: int, column: int, values: NDArray[Any]) -> None:
+    def _add_diagonals(self, index: int, row: int, column: int, values: NDArray[Any]) -> None:
         lags, sums = diagonal_sums(values, column - row)
-        self._diagonals[place, lags] += sums
+        self._diagonals[index, lags] += sums
         for part in range(PARTS if self._part else 0):
             first, stop = part * self._part, (part + 1) * self._part
             r = slice(max(first - row, 0), max(min(stop - row, values.shape[0]), 0))
             c = slice(max(first - column, 0), max(min(stop - column, values.shape[1]), 0))
             if r.start < r.stop and c.start < c.stop:
                 lags, sums = diagonal_sums(values[r, c], column + c.start - row - r.start)
-                self._part_diagonals[place, part, lags] += sums
+                self._part_diagonals[index, part, lags] += sums
 
     def _write(
-        self, place: int, rows: slice, columns: slice, block: NDArray[Any], at_diagonal: bool
+        self, index: int, rows: slice, columns: slice, block: NDArray[Any], at_diagonal: bool
     ) -> None:
         if at_diagonal:
             n = block.shape[0]
             lower = np.tri(n, k=-1, dtype=bool)
-            self.c2[place, rows, rows] = np.where(lower, block[:, :n].T, block[:, :n])
+            self.c2[index, rows, rows] = np.where(lower, block[:, :n].T, block[:, :n])
             columns, block = slice(rows.stop, columns.stop), block[:, n:]
         if block.shape[1]:
-            self.c2[place, rows, columns] = block
-            self.c2[place, columns, rows] = block.T
+            self.c2[index, rows, columns] = block
+            self.c2[index, columns, rows] = block.T
 
     def _add_cells(
         self,
-        place: int,
+        index: int,
         row: int,
         column: int,
         values: NDArray[Any],
@@ -255,15 +252,15 @@ class TwoTimeReduction:
         else:
             first, second = self._first[t1 + t2], self._second[np.abs(lag)]
         cells = first * self._cells_shape[1] + second
-        chosen = lag >= 0 if counts is None else counts & (lag >= 0)
-        if not chosen.all():
-            cells, values = cells[chosen], values[chosen]
+        used = lag >= 0 if counts is None else counts & (lag >= 0)
+        if not used.all():
+            cells, values = cells[used], values[used]
         cells, size = cells.ravel(), self._sums.shape[1]
-        self._sums[place] += np.bincount(cells, values.ravel(), minlength=size)
-        self._counts[place] += np.bincount(cells, minlength=size)
+        self._sums[index] += np.bincount(cells, values.ravel(), minlength=size)
+        self._counts[index] += np.bincount(cells, minlength=size)
 
     def finish(self) -> TwoTimeMeans:
-        """Means of what all blocks gave, and the last of `c2`."""
+        """Return the means over all blocks, and complete `c2`."""
         n_pairs = pairs_by_lag(self._defined)
         g2 = _mean(self._diagonals, n_pairs)
         in_parts = self._defined[:, : PARTS * self._part]
@@ -279,12 +276,12 @@ class TwoTimeReduction:
             np.where(self._seen, empty, 0),
         )
         if self._whole:
-            for place in np.flatnonzero(~self._seen):
-                self.c2[place] = np.nan
+            for index in np.flatnonzero(~self._seen):
+                self.c2[index] = np.nan
             return TwoTimeMeans(*common, None)
         means = _mean(self._sums, self._counts).reshape(-1, *self._cells_shape)
         counts = self._counts.reshape(means.shape)
-        if self.form[0] == "t1t2":  # the pairs t1 > t2 are the same ones
+        if self.form[0] == "t1t2":  # mirror the pairs t1 > t2
             upper = np.triu(np.ones(self._cells_shape, bool))
             means = np.where(upper, means, means.transpose(0, 2, 1))
             counts = np.where(upper, counts, counts.transpose(0, 2, 1))
@@ -293,10 +290,7 @@ class TwoTimeReduction:
 
 
 class TwoTimeMeans(NamedTuple):
-    """g2 [N, n_bins] and its parts [5, N // 5, n_bins], the pairs of each, and of c2's cells.
-
-    n_empty: [n_bins] good frames without counts in the bin.
-    """
+    """Means of the diagonals of C; see `TwoTimeResult` for the shapes and meanings."""
 
     g2: NDArray[np.float64]
     g2_parts: NDArray[np.float64]
@@ -313,11 +307,11 @@ def twotime_result(
     frame_time: float | None,
     config: Mapping[str, Any],
 ) -> TwoTimeResult:
-    """The result of a selection's blocks.
+    """Return the two-time result of a selection after all blocks were added.
 
     Args:
-      frame_time: from one frame of the source to the next, in s.
-      config: what was asked beside the selection, with "smoothing" and "form".
+      frame_time: time between frames of the source, in s.
+      config: arguments other than those of the selection, including "smoothing" and "form".
     """
     means = reduction.finish()
     step = None if frame_time is None else frame_time * selection.stride * selection.average
@@ -344,10 +338,11 @@ def twotime_result(
 
 
 def diagonal_sums(block: NDArray[Any], lag: int) -> tuple[slice, NDArray[np.float64]]:
-    """The lags from 0 on of a block whose first element has `lag`, and their diagonals' sums."""
+    """Return the lags of 0 or more of a block whose first element has `lag`, and their sums."""
     rows, columns = block.shape
-    # Written in rows of one length and read in rows that are one longer, each row moves one place
-    # to the left of the one before: a diagonal becomes a column.
+    # The block is written into rows of one length and read in rows that are one element longer.
+    # Each row is thereby shifted left by one element from the row before, so that a diagonal
+    # becomes a column.
     flat = np.zeros(rows * (rows + columns))
     flat[:-rows].reshape(rows, -1)[:, rows - 1 :] = block
     sums = flat.reshape(rows, -1).sum(axis=0)[:-1]
@@ -356,16 +351,16 @@ def diagonal_sums(block: NDArray[Any], lag: int) -> tuple[slice, NDArray[np.floa
 
 
 def pairs_by_lag(defined: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """[..., N] the number of pairs of defined frames [..., N] at each lag 0 .. N - 1."""
+    """Return the numbers [..., N] of pairs of defined frames [..., N] at each lag 0 .. N - 1."""
     n = defined.shape[-1]
     pairs = np.empty(defined.shape, np.int64)
-    for place in np.ndindex(defined.shape[:-1]):
-        of_run = defined[place]
-        if of_run.all():
-            pairs[place] = np.arange(n, 0, -1)
+    for index in np.ndindex(defined.shape[:-1]):
+        frames = defined[index]
+        if frames.all():
+            pairs[index] = np.arange(n, 0, -1)
         else:
-            spectrum = np.fft.rfft(of_run.astype(np.float64), 2 * n)
-            pairs[place] = np.rint(np.fft.irfft(np.abs(spectrum) ** 2, 2 * n)[:n])
+            spectrum = np.fft.rfft(frames.astype(np.float64), 2 * n)
+            pairs[index] = np.rint(np.fft.irfft(np.abs(spectrum) ** 2, 2 * n)[:n])
     return pairs
 
 

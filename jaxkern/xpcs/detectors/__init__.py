@@ -1,1 +1,1 @@
-"""What a detector gave: frames or events from files, and the bins that its pixels belong to."""
+"""Detector data: frames or events from files, and maps of pixels to bins."""

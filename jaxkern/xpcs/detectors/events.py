@@ -1,4 +1,4 @@
-"""Events in memory as a source of frames, and the checks that events of every file pass."""
+"""Events in memory as a source of frames, and checks of events from files."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from numpy.typing import NDArray
 from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource
 
-#: frames and pixels are numbered in int32
-MOST = 2**31 - 1
+#: largest number of frames and of pixels, whose indices are int32
+MAX_INDEX = 2**31 - 1
 
 
 class EventFrames(FrameSource):
     """Events (pixel, frame, count) in memory, in any order.
 
     Args:
-      pixel: [M] whole numbers, row * W + column.
-      frame: [M] whole numbers, from 0.
-      count: [M] whole numbers of 0 or more; ones where it is None.
+      pixel: [M] integers, row * W + column.
+      frame: [M] integers, from 0.
+      count: [M] integers of 0 or more; None for ones.
       frame_shape: (H, W).
-      n_frames: how many frames there are; by default the last one with an event is the last.
+      n_frames: number of frames; by default the last frame is that of the last event.
 
     Raises:
-      DetectorFileError: for arrays of other ranks, dtypes or different lengths, pixels or frames
-        that are not there, and negative counts. It is a ValueError.
+      DetectorFileError: arrays of other ranks, dtypes or different lengths, pixels or frames out of
+        range, or negative counts. It is a ValueError.
     """
 
     is_sparse = True
@@ -51,11 +51,11 @@ class EventFrames(FrameSource):
         arrays["count"] = ones if count is None else _column(name, "count", count)
         lengths = {key: len(array) for key, array in arrays.items()}
         if len(set(lengths.values())) > 1:
-            raise DetectorFileError(f"{name} holds {lengths} numbers; wanted as many of each")
+            raise DetectorFileError(f"{name}: expected arrays of one length, got {lengths}")
         last = int(arrays["frame"].max(initial=0)) if lengths["frame"] else -1
         n = last + 1 if n_frames is None else int(n_frames)
-        if not 0 <= n <= MOST:
-            raise DetectorFileError(f"{name} has {n} frames; wanted 0 to {MOST}")
+        if not 0 <= n <= MAX_INDEX:
+            raise DetectorFileError(f"{name}: expected 0 to {MAX_INDEX} frames, got {n}")
         _check_bounds(name, "pixel", arrays["pixel"], height * width)
         _check_bounds(name, "frame", arrays["frame"], n)
         _check_bounds(name, "count", arrays["count"], 2**32)
@@ -80,16 +80,16 @@ class EventFrames(FrameSource):
         return Events(self.pixel[begin:end], self.frame[begin:end], self.count[begin:end])
 
 
-class GivenEvents(FrameSource):
-    """Events in memory or in memory maps that stay as they are; correlators check them.
+class RawEvents(FrameSource):
+    """Events in memory or in memory maps that are not copied; correlators check their values.
 
     Args:
-      pixel, frame, count: [M] whole numbers, in any order.
+      pixel, frame, count: [M] integers, in any order.
       frame_shape: (H, W).
-      n_frames: how many frames there are.
+      n_frames: number of frames.
 
     Raises:
-      DetectorFileError: for arrays of other ranks, dtypes or different lengths. It is a ValueError.
+      DetectorFileError: arrays of other ranks, dtypes or different lengths. It is a ValueError.
     """
 
     is_sparse = True
@@ -100,25 +100,25 @@ class GivenEvents(FrameSource):
     ) -> None:
         super().__init__()
         self.name = "events"
-        given = {"pixel": pixel, "frame": frame, "count": count}
-        of_pixel, of_frame, of_count = (_column(self.name, key, x) for key, x in given.items())
-        lengths = {"pixel": len(of_pixel), "frame": len(of_frame), "count": len(of_count)}
+        arrays = {"pixel": pixel, "frame": frame, "count": count}
+        arrays = {key: _column(self.name, key, array) for key, array in arrays.items()}
+        lengths = {key: len(array) for key, array in arrays.items()}
         if len(set(lengths.values())) > 1:
-            raise DetectorFileError(f"{self.name} holds {lengths} numbers; wanted as many of each")
-        self.columns = (of_pixel, of_frame, of_count)
+            raise DetectorFileError(f"{self.name}: expected arrays of one length, got {lengths}")
+        self.columns = (arrays["pixel"], arrays["frame"], arrays["count"])
         self.shape = (n_frames, *check_frame_shape(self.name, frame_shape))
 
     @cached_property
     def _ordered(self) -> EventFrames:
         assert self.columns is not None
         pixel, frame, count = self.columns
-        # Their order, and what is ordered by it, before and after it becomes 4 bytes a number.
+        # The sorting index, and the sorted columns before and after conversion to 4 bytes.
         needed = len(pixel) * (20 + sum(column.itemsize for column in self.columns))
         if needed > 2**28 and needed > (free := available_bytes()):
             raise MemoryError(
-                f"{len(pixel):,} events in the order of frames take {needed / 1e9:,.3g} GB and "
-                f"{free / 1e9:,.3g} GB of memory are left; wanted fewer, or neither normalize= nor "
-                "intensity_cut= nor overview=, which go from frame to frame"
+                f"sorting {len(pixel):,} events by frame needs {needed / 1e9:,.3g} GB, and "
+                f"{free / 1e9:,.3g} GB of memory are free; use fewer events, or neither normalize= "
+                "nor intensity_cut= nor overview=, which need this order"
             )
         return EventFrames(pixel, frame, count, self.shape[1:], self.shape[0], self.name)
 
@@ -126,54 +126,52 @@ class GivenEvents(FrameSource):
         return self._ordered.events(first, stop)
 
 
-def check_frame_shape(name: str, given: Any) -> tuple[int, int]:
-    """(H, W) as numbers, of at least one and at most 2^31 - 1 pixels."""
+def check_frame_shape(name: str, shape: Any) -> tuple[int, int]:
+    """Return (H, W) as integers after a check for 1 to 2^31 - 1 pixels."""
     try:
-        height, width = (int(n) for n in given)
+        height, width = (int(n) for n in shape)
     except (TypeError, ValueError, OverflowError):
+        raise DetectorFileError(f"{name}: expected a shape (H, W), got {shape!r:.80}") from None
+    if height < 1 or width < 1 or height * width > MAX_INDEX:
         raise DetectorFileError(
-            f"{name} has frames of the shape {given!r:.80}; wanted (H, W)"
-        ) from None
-    if height < 1 or width < 1 or height * width > MOST:
-        raise DetectorFileError(
-            f"{name} has frames of {height} x {width} pixels; wanted 1 to {MOST} pixels"
+            f"{name}: expected frames of 1 to {MAX_INDEX} pixels, got {height} x {width}"
         )
     return height, width
 
 
-def shape_of_events(
-    name: str, said: Any, frame_shape: tuple[int, int] | None
+def event_shape(
+    name: str, stored: Any, frame_shape: tuple[int, int] | None
 ) -> tuple[tuple[int, int], int | None]:
-    """(H, W) and the number of frames, as the file says: (N, H, W) or nothing."""
-    if said is None:
+    """Return (H, W) and the number of frames of a file that stores (N, H, W), or None."""
+    if stored is None:
         if frame_shape is None:
             raise DetectorFileError(
-                f"{name} holds events and does not say of which shape the frames are; give "
+                f"{name}: the file has events without the shape of the frames; pass "
                 "frame_shape=(H, W)"
             )
         return check_frame_shape(name, frame_shape), None
-    told = np.asarray(said)
-    if told.shape != (3,) or told.dtype.kind not in "ui":
-        raise DetectorFileError(f"{name} says the shape {told!s:.80}; wanted N, H and W")
-    return check_frame_shape(name, told[1:]), int(told[0])
+    shape = np.asarray(stored)
+    if shape.shape != (3,) or shape.dtype.kind not in "ui":
+        raise DetectorFileError(f"{name}: expected the shape N, H and W, got {shape!s:.80}")
+    return check_frame_shape(name, shape[1:]), int(shape[0])
 
 
-def _column(name: str, key: str, given: Any) -> NDArray[Any]:
-    array = np.asarray(given)
+def _column(name: str, key: str, values: Any) -> NDArray[Any]:
+    array = np.asarray(values)
     if array.shape == (0,):
-        return np.zeros(0, np.int64)  # no events have no dtype: np.array([]) is float64
+        return np.zeros(0, np.int64)  # np.array([]) is float64
     if array.ndim != 1 or array.dtype.kind not in "ui":
         raise DetectorFileError(
-            f"{name}: {key} is {array.dtype} of the shape {array.shape}; wanted whole numbers [M]"
+            f"{name}: {key}: expected integers [M], got {array.dtype} of the shape {array.shape}"
         )
     return array
 
 
 def _check_bounds(name: str, key: str, array: NDArray[Any], stop: int) -> None:
-    """Raises where a number is not from 0 to stop - 1, with the place of the first."""
+    """Raise an error with the index of the first number that is not in 0 .. stop - 1."""
     if not array.size or (array.min() >= 0 and array.max() < stop):
         return
-    place = int(np.flatnonzero((array < 0) | (array >= stop))[0])
+    index = int(np.flatnonzero((array < 0) | (array >= stop))[0])
     raise DetectorFileError(
-        f"{name}: {key} is {array[place]} in event {place}; wanted 0 to {stop - 1}"
+        f"{name}: {key}: expected 0 to {stop - 1}, got {array[index]} in event {index}"
     )

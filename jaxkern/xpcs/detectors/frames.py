@@ -1,8 +1,8 @@
-"""Where frames come from: an interface for dense and sparse detectors, and arrays behind it."""
+"""Sources of frames: the interface for dense and sparse detectors, arrays, and dead pixels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 
 
 class DetectorFileError(ValueError):
-    """A detector's file, or a map of its bins, that is not what its format says."""
+    """Error in a detector's file, or in a map of its bins, that contradicts its format."""
 
 
 class Events(NamedTuple):
-    """Counts that are not zero, ordered by frame.
+    """Nonzero counts, ordered by frame.
 
-    pixel: [M] int32, row * W + column. frame: [M] int32, from the source's first. count: [M].
+    Attributes:
+      pixel: [M] int32, row * W + column.
+      frame: [M] int32, counted from the source's first frame.
+      count: [M].
     """
 
     pixel: NDArray[np.int32]
@@ -26,24 +29,24 @@ class Events(NamedTuple):
 
 
 class FrameSource:
-    """Frames [N, H, W] that are read by parts; subclasses define `read` or `events`.
+    """Frames [N, H, W] that are read in parts; subclasses define `read` or `events`.
 
     Attributes:
       shape: (N, H, W).
-      dtype: of a dense frame's counts.
-      is_sparse: whether `events` is what the file holds, and `read` makes frames of them.
-      array: [N, H, W] where all frames lie in memory or in a memory map, else None.
-      words: [M] uint64 where events lie in memory or in a memory map as Rigaku's words, else None:
+      dtype: dtype of the counts of a dense frame.
+      is_sparse: true if the source stores events, from which `read` forms frames.
+      array: [N, H, W] if all frames are in memory or in a memory map, else None.
+      words: [M] uint64 if the events are in memory or in a memory map as Rigaku words, else None:
         count in bits 0 to 11, pixel in 16 to 36, frame in 40 to 63.
-      pixel_base: what is subtracted from the pixels of `words`.
-      columns: pixel, frame and count, [M] whole numbers in any order, where events lie so in memory
-        or in memory maps, else None.
-      dead: [H, W], true where the file marks a pixel as dead, whose counts mean nothing; None where
-        it marks none. Correlators leave these pixels out.
-      linked: paths of the other files that the frames lie in, besides the one that `name` is.
-      generation: a number that changes where frames that were read before have become others.
-      metadata: what the file says: "frame_time" and "count_time" in s, "energy" in keV, "distance"
-        and "pixel_size" in m, "start_time", as far as it is known.
+      pixel_base: number that is subtracted from the pixels of `words`.
+      columns: pixel, frame and count, [M] integers in any order, if the events are in memory or in
+        memory maps as arrays, else None.
+      dead: [H, W], true where the file marks a pixel as dead, so that its counts are invalid; None
+        if it marks no pixel. Correlators leave these pixels out.
+      linked: paths of the files that hold frames, other than the file `name`.
+      generation: a number that changes if frames that were read before were replaced.
+      metadata: entries of the file: "frame_time" and "count_time" in s, "energy" in keV, "distance"
+        and "pixel_size" in m, "start_time". Unknown entries are missing.
     """
 
     shape: tuple[int, int, int]
@@ -62,29 +65,29 @@ class FrameSource:
         self.metadata: Mapping[str, Any] = {}
 
     def read(self, first: int, stop: int) -> NDArray[Any]:
-        """Frames first .. stop - 1, [stop - first, H, W]."""
+        """Return frames first .. stop - 1, [stop - first, H, W]."""
         events = self.events(first, stop)
         pixels = self.shape[1] * self.shape[2]
         frames = np.zeros((stop - first) * pixels, self.dtype)
-        place = (events.frame.astype(np.int64) - first) * pixels + events.pixel
-        ordered = np.sort(place)
+        index = (events.frame.astype(np.int64) - first) * pixels + events.pixel
+        ordered = np.sort(index)
         if (ordered[1:] == ordered[:-1]).any():
-            np.add.at(frames, place, events.count)
+            np.add.at(frames, index, events.count)
             if self.dtype.kind != "f" and _total(frames) != _total(events.count):
                 exact = np.zeros(len(frames), np.uint64)
-                np.add.at(exact, place, events.count.astype(np.uint64))
+                np.add.at(exact, index, events.count.astype(np.uint64))
                 frame, pixel = divmod(int(np.flatnonzero(exact != frames)[0]), pixels)
                 row, column = divmod(pixel, self.shape[2])
                 raise DetectorFileError(
-                    f"{self.name}: the counts in frame {first + frame}, row {row}, column {column} "
-                    f"add up to more than {self.dtype} holds"
+                    f"{self.name}: the sum of the counts in frame {first + frame}, row {row}, "
+                    f"column {column} overflows {self.dtype}"
                 )
         else:
-            frames[place] = events.count
+            frames[index] = events.count
         return frames.reshape(stop - first, *self.shape[1:])
 
     def events(self, first: int, stop: int) -> Events:
-        """The counts of frames first .. stop - 1 that are not zero, without dead pixels."""
+        """Return the nonzero counts of frames first .. stop - 1, without dead pixels."""
         frames = self.read(first, stop).reshape(stop - first, self.shape[1] * self.shape[2])
         counted = frames != 0
         if self.dead is not None:
@@ -96,18 +99,18 @@ class FrameSource:
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes of a dense frame."""
+        """Size of a dense frame in bytes."""
         return self.shape[1] * self.shape[2] * self.dtype.itemsize
 
     def check_range(self, first: int, stop: int) -> None:
-        """Raises IndexError for frames that are not there."""
+        """Raise IndexError for frames out of range."""
         if not 0 <= first <= stop <= self.shape[0]:
             raise IndexError(
-                f"frames {first} to {stop} of {self.name}, which has {self.shape[0]} frames"
+                f"{self.name}: expected frames within 0 to {self.shape[0]}, got {first} to {stop}"
             )
 
     def close(self) -> None:
-        """Gives back what the source holds open."""
+        """Close the files of the source."""
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -135,23 +138,25 @@ class ArrayFrames(FrameSource):
         self, array: Any, frame_shape: tuple[int, int] | None = None, name: str = "frames"
     ):
         super().__init__()
-        found = array if isinstance(array, np.ndarray) else np.asarray(array)
-        if found.ndim == 2:
-            height, width = frame_shape or (1, found.shape[1])
-            if height * width != found.shape[1]:
+        stored = array if isinstance(array, np.ndarray) else np.asarray(array)
+        if stored.ndim == 2:
+            height, width = frame_shape or (1, stored.shape[1])
+            if height * width != stored.shape[1]:
                 raise ValueError(
-                    f"{name} has the shape {found.shape}, and a frame {height} x {width}; wanted "
-                    f"[N, {height * width}] or [N, {height}, {width}]"
+                    f"{name}: expected the shape [N, {height * width}] or [N, {height}, {width}], "
+                    f"got {stored.shape}"
                 )
-            found = found.reshape(len(found), height, width)
-        if found.ndim != 3:
-            raise ValueError(f"{name} has the shape {found.shape}; wanted [N, H, W] or [N, P]")
-        if found.dtype.kind not in "uif":
-            raise ValueError(f"{name} is {found.dtype}; wanted whole or floating-point counts")
-        self._stored, self.name = found, name
-        self.shape, self.dtype = found.shape, found.dtype.newbyteorder("=")
-        # Others than those of this machine are turned around as they are read.
-        self.array = found if found.dtype.isnative else None
+            stored = stored.reshape(len(stored), height, width)
+        if stored.ndim != 3:
+            raise ValueError(f"{name}: expected the shape [N, H, W] or [N, P], got {stored.shape}")
+        if stored.dtype.kind not in "uif":
+            raise ValueError(
+                f"{name}: expected integer or floating-point counts, got {stored.dtype}"
+            )
+        self._stored, self.name = stored, name
+        self.shape, self.dtype = stored.shape, stored.dtype.newbyteorder("=")
+        # Arrays of the other byte order are converted when they are read.
+        self.array = stored if stored.dtype.isnative else None
 
     def read(self, first: int, stop: int) -> NDArray[Any]:
         self.check_range(first, stop)
@@ -160,3 +165,53 @@ class ArrayFrames(FrameSource):
 
 def _total(counts: NDArray[Any]) -> int:
     return int(counts.sum(dtype=np.uint64))
+
+
+# Largest numbers of signed and unsigned integers, and of counters of 12 bits.
+_WIDTHS = (7, 8, 12, 15, 16, 31, 32)
+
+
+def sentinel_pixels(
+    shape: tuple[int, int, int], dtype: np.dtype[Any], read: Callable[[int], NDArray[Any]]
+) -> NDArray[np.bool_] | None:
+    """Return a mask [H, W] of pixels with a sentinel in the first, middle and last frame.
+
+    Sentinels, which mark dead pixels, are the largest number of `dtype`, negative numbers and, in
+    floating-point frames, NaN and infinity. The largest number of a narrower integer is a sentinel
+    if all other counts in these frames are at most half of it, since a detector of 16 bits may be
+    stored in 32. A sentinel is the same in all three frames.
+
+    Args:
+      read: returns frame k, [H, W].
+    """
+    n = shape[0]
+    if not n:
+        return None
+    frames = [np.asarray(read(k)) for k in sorted({0, n // 2, n - 1})]
+    if dtype.kind == "f":
+        marked = np.all([~np.isfinite(frame) for frame in frames], axis=0)
+        return marked if marked.any() else None
+    most = int(np.iinfo(dtype).max)
+    marked = np.all([(frame == most) | (frame < 0) for frame in frames], axis=0)
+    # Begin with the widest: a narrower one is compared with the pixels not marked yet.
+    for width in reversed(_WIDTHS):
+        sentinel = 2**width - 1
+        if sentinel >= most:
+            continue
+        equal = np.all([frame == sentinel for frame in frames], axis=0)
+        if equal.any() and all(
+            int(frame.max(initial=0, where=~(equal | marked))) <= sentinel // 2 for frame in frames
+        ):
+            marked |= equal
+    return marked if marked.any() else None
+
+
+def mark_sentinels(source: FrameSource) -> None:
+    """Add the pixels with sentinels to a source's dead pixels."""
+
+    def frame(number: int) -> NDArray[Any]:
+        return np.asarray(source.read(number, number + 1)[0])
+
+    marked = sentinel_pixels(source.shape, source.dtype, frame)
+    if marked is not None:
+        source.dead = marked if source.dead is None else source.dead | marked

@@ -1,4 +1,4 @@
-"""Frames that are still being taken: a folder that files appear in, or a file that grows."""
+"""Frames of a running measurement: a folder in which files appear, or a file that grows."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from jaxkern.core.paths import home_path
 from jaxkern.xpcs.detectors.frames import DetectorFileError, FrameSource
 from jaxkern.xpcs.detectors.opening import frame_files, open_frames
 
-# A file that has changed is opened again, at most for this part of the time.
+# Largest fraction of the time for opening changed files again.
 _SHARE = 0.1
-# What a file looked like that was closed since, to be opened again.
+# Fingerprint of a file that was closed to be opened again.
 _CLOSED = (-1, -1, -1)
 
 
 class _Part(NamedTuple):
-    """A file, how many frames of it are taken, and what it looked like when it was opened.
+    """A file, the number of its frames in use, and its fingerprint when it was opened.
 
-    `ends` is a digest of the first and the last of these frames, and None while there are none.
+    `ends` is a digest of the first and the last of these frames; None without frames.
     """
 
     path: Path
     source: FrameSource
     frames: int
-    looks: tuple[int, int, int]
+    fingerprint: tuple[int, int, int]
     ends: bytes | None = None
 
 
 class GrowingFrames(FrameSource):
     """Frames of a folder or of one file, as a writer appends them.
 
-    `poll` looks for more; in between this is a source of the frames that were found. Files of a
-    folder follow each other in the order of their names (2 before 10). One that cannot be read is
-    taken for unfinished, and holds up those behind it; so is the last frame of a file of events
-    until another follows. `finish` takes what is left. A file whose frames have become others, such
-    as one that was replaced, increases `generation`: correlators read all frames again. `dead` has
-    the pixels that every file marks; as a file grows it may mark others, which is looked at
-    whenever twice as many frames are there and by `finish`.
+    `poll` searches for new frames. Between calls this is a source of the frames found so far. The
+    files of a folder are in the order of their names (2 before 10). A file that cannot be read
+    counts as unfinished, and later files wait for it. The last frame of a file of events counts as
+    unfinished until another one follows. `finish` adds all remaining frames. If the frames of a
+    file change, such as those of a replaced file, `generation` increases, and correlators read all
+    frames again. `dead` has the pixels that every file marks. A growing file may mark other pixels;
+    this is checked whenever the number of frames has doubled, and by `finish`.
 
     Args:
-      place: a folder, or a file, which need not be there yet.
-      frame_shape: (H, W), where files do not say it.
-      dataset: of HDF5 files, see `open_frames`.
-      pattern: of the names of a folder's files; files of unknown suffixes are left out anyway, and
-        so are those that end in ``_metadata.hdf``.
-      exclude: files of the folder that are no frames.
+      place: a folder or a file, which may not exist yet.
+      frame_shape: (H, W), for files that do not store it.
+      dataset: data set of HDF5 files, see `open_frames`.
+      pattern: pattern of the names of a folder's files. Files with unknown suffixes and files that
+        end in ``_metadata.hdf`` are always skipped.
+      exclude: files of the folder that do not hold frames.
 
     Raises:
-      DetectorFileError: from `poll`, files of other shapes or types than the first, one that got
-        shorter, and one that appears behind those that come after it; from `finish`, one that
+      DetectorFileError: from `poll`, files of other shapes or dtypes than the first, a file that
+        became shorter, or one that appears before files already read; from `finish`, a file that
         cannot be read.
 
     Example:
@@ -85,42 +85,42 @@ class GrowingFrames(FrameSource):
         self._frame_shape, self._dataset, self._pattern = frame_shape, dataset, pattern
         self._exclude = {Path(path).absolute() for path in exclude}
         self._parts: list[_Part] = []
-        self._next_look, self._waiting = 0.0, ""
+        self._next_search, self._waiting = 0.0, ""
         self._frames_at_dead = 0
         self.shape = (0, *(frame_shape or (0, 0)))
         self.dtype = np.dtype(np.uint8)
 
     def poll(self) -> int:
-        """Looks for more frames; returns how many there are now."""
-        return self._look(finished=False)
+        """Search for new frames, and return the number of frames."""
+        return self._search(finished=False)
 
     def finish(self) -> int:
-        """Takes what is left, as nothing more comes; returns how many frames there are."""
-        self._next_look = 0.0
-        count = self._look(finished=True)
+        """Add all remaining frames of a finished measurement, and return the number of frames."""
+        self._next_search = 0.0
+        count = self._search(finished=True)
         if self._waiting:
             raise DetectorFileError(self._waiting)
         return count
 
-    def _look(self, finished: bool) -> int:
-        began = time.monotonic()
-        if began < self._next_look:
+    def _search(self, finished: bool) -> int:
+        start = time.monotonic()
+        if start < self._next_search:
             return self.shape[0]
         paths = self._paths()
         self._check_order(paths)
         self._waiting = ""
-        taken = max(len(self._parts) - 1, 0)
-        for number in range(taken, len(paths)):
-            if not self._take(number, paths[number], finished or number + 1 < len(paths)):
+        complete = max(len(self._parts) - 1, 0)
+        for number in range(complete, len(paths)):
+            if not self._read_file(number, paths[number], finished or number + 1 < len(paths)):
                 break
         n = sum(part.frames for part in self._parts)
         self.shape = (n, *self.shape[1:])
         if n and not self._waiting and (finished or n >= 2 * self._frames_at_dead):
-            self.dead, self._frames_at_dead = self._marked_by_all(), n
-        self._next_look = time.monotonic() + (time.monotonic() - began) * (1 / _SHARE - 1)
+            self.dead, self._frames_at_dead = self._dead_in_all_files(), n
+        self._next_search = time.monotonic() + (time.monotonic() - start) * (1 / _SHARE - 1)
         return n
 
-    def _marked_by_all(self) -> NDArray[np.bool_] | None:
+    def _dead_in_all_files(self) -> NDArray[np.bool_] | None:
         dead: NDArray[np.bool_] | None = None
         for part in self._parts:
             if part.source.dead is None:
@@ -137,23 +137,24 @@ class GrowingFrames(FrameSource):
     def _check_order(self, paths: list[Path]) -> None:
         for part, path in zip(self._parts, [*paths, *[None] * len(self._parts)], strict=False):
             if path != part.path:
-                what = "is gone" if path is None or part.path not in paths else "was not the next"
+                removed = path is None or part.path not in paths
+                problem = "was removed" if removed else f"is now after the new file {path}"
                 raise DetectorFileError(
-                    f"{part.path} {what}: {path or 'nothing'} stands there now; wanted files that "
-                    "stay, and whose names are in the order of their frames"
+                    f"{part.path} {problem}; expected files that remain, with names in the order "
+                    "of their frames"
                 )
 
-    def _take(self, number: int, path: Path, complete: bool) -> bool:
-        """Takes what a file has; whether it was readable."""
+    def _read_file(self, number: int, path: Path, complete: bool) -> bool:
+        """Open a file if it is new or changed; return True if it was readable."""
         known = self._parts[number] if number < len(self._parts) else None
         try:
-            looks = _looks(path)
-            if known is not None and known.looks == looks:
-                return self._keep(number, known, complete)
+            fingerprint = _fingerprint(path)
+            if known is not None and known.fingerprint == fingerprint:
+                return self._store(number, known, complete)
             if known is not None:
-                # HDF5 shows a file that is open as it was, also to who opens it again.
+                # HDF5 shares the state of an open file with a second handle of it.
                 known.source.close()
-                self._parts[number] = known._replace(looks=_CLOSED)
+                self._parts[number] = known._replace(fingerprint=_CLOSED)
             source = open_frames(path, self._frame_shape, self._dataset)
             if known is not None and source.shape[0] >= known.frames:
                 if _ends(source, known.frames) != known.ends:
@@ -163,34 +164,33 @@ class GrowingFrames(FrameSource):
             return False
         if known is not None and source.shape[0] < known.frames:
             raise DetectorFileError(
-                f"{path} has {source.shape[0]} frames and had {known.frames}; wanted a file that "
-                "grows"
+                f"{path}: expected at least {known.frames} frames, as before, got {source.shape[0]}"
             )
-        self._check_alike(source)
-        return self._keep(number, _Part(path, source, 0, looks), complete)
+        self._check_format(source)
+        return self._store(number, _Part(path, source, 0, fingerprint), complete)
 
-    def _keep(self, number: int, part: _Part, complete: bool) -> bool:
-        # More of the events of the last frame may come.
-        held_back = int(part.source.is_sparse and not complete)
-        frames = max(part.source.shape[0] - held_back, 0)
+    def _store(self, number: int, part: _Part, complete: bool) -> bool:
+        # The last frame may still receive events.
+        unfinished = int(part.source.is_sparse and not complete)
+        frames = max(part.source.shape[0] - unfinished, 0)
         if frames != part.frames:
             try:
                 part = part._replace(frames=frames, ends=_ends(part.source, frames))
-            except (OSError, ValueError) as error:  # as of a chunk that is not written yet
+            except (OSError, ValueError) as error:  # such as a chunk that is not written yet
                 self._waiting = str(error)
                 return False
         self._parts[number : number + 1] = [part]
         return True
 
-    def _check_alike(self, source: FrameSource) -> None:
+    def _check_format(self, source: FrameSource) -> None:
         if not self._parts:
             self.shape, self.dtype = (0, *source.shape[1:]), source.dtype
             self.metadata = source.metadata
         if source.shape[1:] != self.shape[1:] or source.dtype != self.dtype:
             raise DetectorFileError(
-                f"{source.name} has frames of {source.shape[1]} x {source.shape[2]} "
-                f"({source.dtype}); wanted {self.shape[1]} x {self.shape[2]} ({self.dtype}), as "
-                f"those of {self._parts[0].path}"
+                f"{source.name}: expected frames of {self.shape[1]} x {self.shape[2]} "
+                f"({self.dtype}), as in {self._parts[0].path}, got {source.shape[1]} x "
+                f"{source.shape[2]} ({source.dtype})"
             )
 
     def read(self, first: int, stop: int) -> NDArray[Any]:
@@ -199,8 +199,8 @@ class GrowingFrames(FrameSource):
         for part in self._parts:
             begin, end = max(first - start, 0), min(stop - start, part.frames)
             if begin < end:
-                if part.looks == _CLOSED:
-                    raise DetectorFileError(f"{part.path} is unfinished just now: {self._waiting}")
+                if part.fingerprint == _CLOSED:
+                    raise DetectorFileError(f"{part.path} is unfinished: {self._waiting}")
                 pieces.append(part.source.read(begin, end))
             start += part.frames
         if not pieces:
@@ -212,13 +212,13 @@ class GrowingFrames(FrameSource):
             part.source.close()
 
 
-def _looks(path: Path) -> tuple[int, int, int]:
+def _fingerprint(path: Path) -> tuple[int, int, int]:
     status = path.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _ends(source: FrameSource, frames: int) -> bytes | None:
-    """A digest of the first and the last of some frames."""
+    """Return a digest of the first and the last of `frames` frames; None for 0 frames."""
     if not frames:
         return None
     digest = hashlib.blake2b(digest_size=16)

@@ -1,14 +1,19 @@
-"""Frames in HDF5 files: one data set, or several that follow each other, of the usual layouts.
+"""Frames and metadata in HDF5 files of the common layouts.
 
-Searched in this order: ``/entry/data/data``; ``/entry/data/data_000001``, ... of an Eiger's or
-another NeXus master, also in other files; the data set that ``signal`` names in the group of data;
-``/entry/instrument/detector/data`` (Lambda); ``/entry_0000/measurement/data`` (LIMA);
-``/1.1/measurement/NAME`` of any scan and detector (ID10).
+Frames are one data set, or several in sequence. They are searched in this order:
+
+- ``/entry/data/data``;
+- ``/entry/data/data_000001``, ... of an Eiger or another NeXus master, also in linked files;
+- the data set that the attribute ``signal`` of the group of data names;
+- ``/entry/instrument/detector/data`` (Lambda);
+- ``/entry_0000/measurement/data`` (LIMA);
+- ``/1.1/measurement/NAME`` of any scan and detector (ID10).
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -17,18 +22,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.detectors.events import MOST, EventFrames, shape_of_events
-from jaxkern.xpcs.detectors.frames import DetectorFileError, FrameSource
+from jaxkern.xpcs.detectors.events import MAX_INDEX, EventFrames, event_shape
+from jaxkern.xpcs.detectors.frames import DetectorFileError, FrameSource, sentinel_pixels
 from jaxkern.xpcs.detectors.hdf5_access import (
     check_filters,
     check_virtual,
+    find_object,
     hdf5_errors,
     linked_files,
-    look,
     open_hdf5,
 )
-from jaxkern.xpcs.detectors.hdf5_metadata import detector_metadata, pixel_mask
-from jaxkern.xpcs.detectors.sentinels import sentinel_pixels
 
 if TYPE_CHECKING:
     import h5py
@@ -47,20 +50,20 @@ _EVENT_GROUPS = ("/", "events", "entry/events", "entry/data")
 
 
 class Hdf5Frames(FrameSource):
-    """Frames [N, H, W] of one data set or of several behind each other.
+    """Frames [N, H, W] of one data set or of several in sequence.
 
-    `dead` marks pixels with a sentinel, see `sentinel_pixels`, and those of a mask in the file.
-    Frames of a part are numbered on behind those of the part before it, whatever numbers its file
-    has.
+    `dead` marks pixels with a sentinel, see `sentinel_pixels`, and those of a mask in the file. The
+    frames of all parts are numbered consecutively, whatever numbers the files store.
 
     Args:
       path: the file, or the master of several.
-      dataset: name of the data set, or of a group of parts; found where it is None.
+      dataset: name of the data set, or of a group of parts; None to search it.
 
     Raises:
       FileNotFoundError: no such file.
-      DetectorFileError: not an HDF5 file, a damaged one, none or several data sets of frames, other
-        ranks or dtypes, a link to a file that is missing, or a compression that needs `hdf5plugin`.
+      DetectorFileError: not an HDF5 file, a damaged one, no data set of frames or several, other
+        ranks or dtypes, a link to a missing file, or a filter that `hdf5plugin` does not have.
+      ImportError: a compression requires `hdf5plugin`, which is not installed.
     """
 
     def __init__(self, path: str | os.PathLike[str], dataset: str | None = None):
@@ -86,18 +89,20 @@ class Hdf5Frames(FrameSource):
         first = self._parts[0]
         total = 0
         for part in self._parts:
-            where = f"{self.name}: {part.name} has the shape {part.shape} and dtype {part.dtype}"
+            where = f"{self.name}: {part.name}"
+            actual = f"got the shape {part.shape} and dtype {part.dtype}"
             if part.shape is None or len(part.shape) != 3 or part.dtype.kind not in "uif":
-                raise DetectorFileError(f"{where}; wanted numbers [N, H, W]")
+                raise DetectorFileError(f"{where}: expected numbers [N, H, W], {actual}")
             if part.shape[1:] != first.shape[1:] or part.dtype != first.dtype:
                 raise DetectorFileError(
-                    f"{where}; wanted [N, {first.shape[1]}, {first.shape[2]}] and {first.dtype} as "
-                    f"of {first.name}"
+                    f"{where}: expected [N, {first.shape[1]}, {first.shape[2]}] and "
+                    f"{first.dtype}, as in {first.name}, {actual}"
                 )
             total += part.shape[0]
-            if total > MOST or not 1 <= part.shape[1] * part.shape[2] <= MOST:
+            if total > MAX_INDEX or not 1 <= part.shape[1] * part.shape[2] <= MAX_INDEX:
                 raise DetectorFileError(
-                    f"{where}; wanted at most {MOST} frames and 1 to {MOST} pixels"
+                    f"{where}: expected at most {MAX_INDEX} frames and 1 to {MAX_INDEX} pixels, "
+                    f"{actual}"
                 )
             check_filters(self.name, part)
             check_virtual(self.name, part)
@@ -109,7 +114,7 @@ class Hdf5Frames(FrameSource):
         return dead if dead is not None and dead.any() else None
 
     def _stored(self, first: int, stop: int) -> NDArray[Any]:
-        """Frames as the file has them."""
+        """Return frames without checks of their counts."""
         pieces = []
         for part, start in zip(self._parts, self._starts[:-1].tolist(), strict=True):
             begin, end = max(first - start, 0), min(stop - start, part.shape[0])
@@ -118,23 +123,22 @@ class Hdf5Frames(FrameSource):
                     pieces.append(part[begin:end])
         if not pieces:
             return np.zeros((0, *self.shape[1:]), self.dtype)
-        found = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        return np.asarray(found, self.dtype)
+        frames = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        return np.asarray(frames, self.dtype)
 
     def read(self, first: int, stop: int) -> NDArray[Any]:
-        """Frames first .. stop - 1; those of dead pixels as the file has them."""
+        """Return frames first .. stop - 1; the counts of dead pixels are unchanged."""
         self.check_range(first, stop)
         frames = self._stored(first, stop)
         if self.dtype.kind == "i" and (frames < 0).any():
-            wrong = frames < 0
+            negative = frames < 0
             if self.dead is not None:
-                wrong &= ~self.dead
-            if wrong.any():
-                frame, row, column = (int(n[0]) for n in np.nonzero(wrong))
+                negative &= ~self.dead
+            if negative.any():
+                frame, row, column = (int(n[0]) for n in np.nonzero(negative))
                 raise DetectorFileError(
-                    f"{self.name}: frame {first + frame} has the count "
-                    f"{frames[frame, row, column]} in row {row}, column {column}; wanted 0 or more "
-                    "where the pixel is not dead"
+                    f"{self.name}: frame {first + frame}, row {row}, column {column}: expected a "
+                    f"count of 0 or more, got {frames[frame, row, column]}"
                 )
         return frames
 
@@ -147,7 +151,7 @@ def hdf5_frames(
     frame_shape: tuple[int, int] | None = None,
     dataset: str | None = None,
 ) -> FrameSource:
-    """Frames of an HDF5 file, or its events: arrays pixel, frame and count in one group."""
+    """Open the frames of an HDF5 file, or its events: arrays pixel, frame and count in a group."""
     name = os.fspath(path)
     with open_hdf5(name) as file, hdf5_errors(name):
         groups = _EVENT_GROUPS if dataset is None else (dataset,)
@@ -160,33 +164,31 @@ def hdf5_frames(
 def _holds_events(file: h5py.File, name: str) -> bool:
     import h5py
 
-    group = look(file, name)
+    group = find_object(file, name)
     return isinstance(group, h5py.Group) and {"pixel", "frame"} <= set(group)
 
 
 def _read_events(
     name: str, group: h5py.Group, file: h5py.File, frame_shape: tuple[int, int] | None
 ) -> EventFrames:
-    columns = {key: look(group, key) for key in ("pixel", "frame", "count")}
+    columns = {key: find_object(group, key) for key in ("pixel", "frame", "count")}
     for key, column in columns.items():
         if column is not None:
             shape, dtype = getattr(column, "shape", None), getattr(column, "dtype", None)
-            numbers = shape == (0,) or (dtype is not None and dtype.kind in "ui")
-            if shape is None or len(shape) != 1 or not numbers:
+            integers = shape == (0,) or (dtype is not None and dtype.kind in "ui")
+            if shape is None or len(shape) != 1 or not integers:
                 raise DetectorFileError(
-                    f"{name}: {group.name}/{key} is {dtype} of the shape {shape}; wanted whole "
-                    "numbers [M]"
+                    f"{name}: {group.name}/{key}: expected integers [M], got {dtype} of the shape "
+                    f"{shape}"
                 )
             check_filters(name, column)
     arrays = [None if column is None else column[()] for column in columns.values()]
-    said = group.attrs.get("shape")
-    if said is None and (stored := look(group, "shape")) is not None:
+    stored_shape = group.attrs.get("shape")
+    if stored_shape is None and (stored := find_object(group, "shape")) is not None:
         if getattr(stored, "shape", None) != (3,):
-            raise DetectorFileError(
-                f"{name}: {stored.name} does not hold the shape; wanted the numbers N, H and W"
-            )
-        said = stored[()]
-    shape, n_frames = shape_of_events(name, said, frame_shape)
+            raise DetectorFileError(f"{name}: {stored.name}: expected the numbers N, H and W")
+        stored_shape = stored[()]
+    shape, n_frames = event_shape(name, stored_shape, frame_shape)
     return EventFrames(
         arrays[0], arrays[1], arrays[2], shape, n_frames, name, detector_metadata(file)
     )
@@ -196,80 +198,210 @@ def _find_frames(name: str, file: h5py.File, dataset: str | None) -> list[h5py.D
     import h5py
 
     if dataset is not None:
-        found = look(file, dataset)
-        if isinstance(found, h5py.Dataset):
-            return [found]
-        if isinstance(found, h5py.Group) and (parts := _parts_of(found)):
+        item = find_object(file, dataset)
+        if isinstance(item, h5py.Dataset):
+            return [item]
+        if isinstance(item, h5py.Group) and (parts := _numbered_parts(item)):
             return parts
         raise DetectorFileError(
-            f"{name} has no data set {dataset!r}, and no group of that name with data_000001, ...; "
-            f"it has {_shown(file)}"
+            f"{name}: expected a data set {dataset!r} or a group of this name with data_000001, "
+            f"...; the file has {_list_datasets(file)}"
         )
-    if isinstance(found := look(file, _FIXED[0]), h5py.Dataset):
-        return [found]
-    for place in _PARTS:
-        group = look(file, place)
+    if isinstance(item := find_object(file, _FIXED[0]), h5py.Dataset):
+        return [item]
+    for path in _PARTS:
+        group = find_object(file, path)
         if isinstance(group, h5py.Group):
-            if parts := _parts_of(group):
+            if parts := _numbered_parts(group):
                 return parts
             signal = group.attrs.get("signal")
-            if isinstance(signal, str) and isinstance(found := look(group, signal), h5py.Dataset):
-                return [found]
-    for place in _FIXED[1:]:
-        if isinstance(found := look(file, place), h5py.Dataset):
-            return [found]
-    scans = list(_of_scans(file))
+            item = find_object(group, signal) if isinstance(signal, str) else None
+            if isinstance(item, h5py.Dataset):
+                return [item]
+    for path in _FIXED[1:]:
+        if isinstance(item := find_object(file, path), h5py.Dataset):
+            return [item]
+    scans = list(_scan_datasets(file))
     if len(scans) == 1:
         return scans
     if scans:
         raise DetectorFileError(
-            f"{name} holds the frames {', '.join(repr(found.name) for found in scans[:20])}; name "
+            f"{name} has the frames {', '.join(repr(item.name) for item in scans[:20])}; select "
             "one of them (dataset=, --dataset)"
         )
     raise DetectorFileError(
-        f"{name} has no frames where they are looked for; it has {_shown(file)}. Name "
-        "the data set (dataset=, --dataset)"
+        f"{name} has no frames in the usual data sets; it has {_list_datasets(file)}. Give the "
+        "name of the data set (dataset=, --dataset)"
     )
 
 
-def _parts_of(group: h5py.Group) -> list[h5py.Dataset]:
-    """data_000001, data_000002, ... in the order of their numbers."""
+def _numbered_parts(group: h5py.Group) -> list[h5py.Dataset]:
+    """Return data_000001, data_000002, ... in the order of their numbers."""
     import h5py
 
     numbered = sorted((int(match[1]), key) for key in group if (match := _PART.fullmatch(key)))
     for (before, _), (number, key) in itertools.pairwise(numbered):
         if number != before + 1:
             raise DetectorFileError(
-                f"{group.file.filename}: {group.name}/{key} follows on number {before}; wanted "
-                f"parts {numbered[0][0]} to {numbered[-1][0]} once each"
+                f"{group.file.filename}: {group.name}: expected parts {numbered[0][0]} to "
+                f"{numbered[-1][0]} once each, got {key} after number {before}"
             )
-    found = [look(group, key) for _, key in numbered]
-    return [part for part in found if isinstance(part, h5py.Dataset)]
+    parts = [find_object(group, key) for _, key in numbered]
+    return [part for part in parts if isinstance(part, h5py.Dataset)]
 
 
-def _of_scans(file: h5py.File) -> Iterator[h5py.Dataset]:
-    """Data sets of three axes in the measurements of scans."""
+def _scan_datasets(file: h5py.File) -> Iterator[h5py.Dataset]:
+    """Yield the data sets of three axes in the measurements of scans."""
     import h5py
 
     for scan in file:
         if _SCAN.fullmatch(scan):
-            group = look(file, f"{scan}/measurement")
+            group = find_object(file, f"{scan}/measurement")
             for key in group if isinstance(group, h5py.Group) else ():
-                found = look(group, key)
-                if isinstance(found, h5py.Dataset) and found.ndim == 3:
-                    yield found
+                item = find_object(group, key)
+                if isinstance(item, h5py.Dataset) and item.ndim == 3:
+                    yield item
 
 
-def _shown(file: h5py.File) -> str:
-    """Names of data sets with three axes, or of what stands at the top, for errors."""
+def _list_datasets(file: h5py.File) -> str:
+    """Return the names of data sets with three axes, or of the root's members, for errors."""
     import h5py
 
-    found: list[str] = []
+    names: list[str] = []
 
     def visit(name: str, item: Any) -> bool | None:
         if isinstance(item, h5py.Dataset) and item.ndim == 3:
-            found.append(f"/{name} {item.shape}")
-        return True if len(found) == 10 else None
+            names.append(f"/{name} {item.shape}")
+        return True if len(names) == 10 else None
 
     file.visititems(visit)
-    return ", ".join(found) or f"no data set of three axes, and at the top {sorted(file)[:20]}"
+    return ", ".join(names) or f"no data set of three axes, and the members {sorted(file)[:20]}"
+
+
+#: wavelength in Angstrom times energy in keV
+ANGSTROM_KEV = 12.398419843320026
+
+_DETECTORS = ("entry/instrument/detector_1/", "entry/instrument/detector/")
+# Group of LIMA's detectors, each of which is a group.
+_LIMA = "entry_0000/instrument"
+_UNITS = {
+    "time": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9},
+    "length": {"m": 1.0, "cm": 1e-2, "mm": 1e-3, "um": 1e-6},
+    "energy": {"kev": 1.0, "ev": 1e-3},
+    "wavelength": {"angstrom": 1.0, "a": 1.0, "nm": 10.0, "m": 1e10},
+}
+# name -> paths, the kind of its unit, and the default unit.
+_NUMBERS: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "frame_time": (
+        (*(f"{path}frame_time" for path in _DETECTORS), "entry/instrument/detector/frame_period"),
+        "time",
+        "s",
+    ),
+    "count_time": (
+        tuple(f"{path}count_time" for path in _DETECTORS),
+        "time",
+        "s",
+    ),
+    "distance": (
+        tuple(f"{path}{name}" for path in _DETECTORS for name in ("distance", "detector_distance")),
+        "length",
+        "m",
+    ),
+    "pixel_size": (tuple(f"{path}x_pixel_size" for path in _DETECTORS), "length", "m"),
+}
+_ENERGIES = (
+    ("entry/instrument/incident_beam/incident_energy", "kev"),
+    ("entry/instrument/beam/incident_energy", "ev"),
+    ("entry/instrument/detector/detectorSpecific/photon_energy", "ev"),
+)
+_WAVELENGTHS = (
+    "entry/instrument/beam/incident_wavelength",
+    "entry/instrument/monochromator/wavelength",
+)
+_STARTS = ("entry/start_time", "entry_0000/start_time")
+MASKS = tuple(
+    f"{path}{name}" for path in _DETECTORS for name in ("pixel_mask", "detectorSpecific/pixel_mask")
+)
+
+
+def detector_metadata(file: h5py.File) -> dict[str, Any]:
+    """Return the valid entries of `FrameSource.metadata` that the file stores."""
+    metadata: dict[str, Any] = {}
+    for name, (paths, kind, unit) in _NUMBERS.items():
+        for path in paths:
+            if (value := _quantity(file, path, kind, unit)) is not None:
+                metadata[name] = value
+                break
+    for name, value in _lima_times(file).items():
+        metadata.setdefault(name, value)
+    for path, unit in _ENERGIES:
+        if "energy" not in metadata:
+            if (value := _quantity(file, path, "energy", unit)) is not None:
+                metadata["energy"] = value
+    for path in _WAVELENGTHS:
+        if "energy" not in metadata:
+            if (value := _quantity(file, path, "wavelength", "angstrom")) is not None:
+                metadata["energy"] = ANGSTROM_KEV / value
+    for path in _STARTS:
+        value = _scalar(file, path)
+        if "start_time" not in metadata and isinstance(value, bytes | str) and len(value) < 100:
+            metadata["start_time"] = (
+                value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+            )
+    return metadata
+
+
+def _lima_times(file: h5py.File) -> dict[str, float]:
+    """Return the times of the first LIMA detector: a frame takes exposure plus latency."""
+    group = _optional(file, _LIMA)
+    for detector in group if hasattr(group, "keys") else ():
+        path = f"{_LIMA}/{detector}/acquisition/"
+        exposure = _quantity(file, path + "exposure_time", "time", "s")
+        if exposure is not None:
+            latency = _quantity(file, path + "latency_time", "time", "s")
+            return {"count_time": exposure, "frame_time": exposure + (latency or 0.0)}
+    return {}
+
+
+def pixel_mask(file: h5py.File, shape: tuple[int, int]) -> NDArray[np.bool_] | None:
+    """Return a mask [H, W] of bad pixels according to the file; None if it has no such mask."""
+    for path in MASKS:
+        stored = _optional(file, path)
+        if getattr(stored, "shape", None) is not None and stored.dtype.kind in "uib":
+            if tuple(stored.shape) != tuple(shape):
+                raise DetectorFileError(
+                    f"{file.filename}: {stored.name}: expected the shape {shape} of a frame, got "
+                    f"{stored.shape}"
+                )
+            bad: NDArray[np.bool_] = stored[()] != 0
+            return bad
+    return None
+
+
+def _optional(file: h5py.File, path: str) -> Any:
+    """Return an object, or None if it does not exist or is a broken link."""
+    try:
+        return find_object(file, path)
+    except DetectorFileError:
+        return None
+
+
+def _scalar(file: h5py.File, path: str) -> Any:
+    stored = _optional(file, path)
+    if getattr(stored, "size", None) != 1:
+        return None
+    return stored[()].reshape(-1)[0] if stored.shape else stored[()]
+
+
+def _quantity(file: h5py.File, path: str, kind: str, unit: str) -> float | None:
+    """Return a number above 0 in the unit of `FrameSource.metadata`, or None."""
+    value = _scalar(file, path)
+    if not isinstance(value, int | float | np.integer | np.floating):
+        return None
+    stored_unit = _optional(file, path).attrs.get("units", unit)
+    if isinstance(stored_unit, bytes):
+        stored_unit = stored_unit.decode("utf-8", "replace")
+    factor = _UNITS[kind].get(stored_unit.lower() if isinstance(stored_unit, str) else unit)
+    if factor is None or not math.isfinite(value) or value <= 0:
+        return None
+    return float(value) * factor

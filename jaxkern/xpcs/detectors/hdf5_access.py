@@ -1,12 +1,18 @@
-"""HDF5 files of detectors: opening, links, plugins of filters; errors name the place."""
+"""Opening and writing of HDF5 files: links, filter plugins, errors with paths, full disks."""
 
 from __future__ import annotations
 
 import contextlib
+import io
+import os
+import signal
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from jaxkern.core.paths import atomic_write
 from jaxkern.xpcs.detectors.frames import DetectorFileError
 
 if TYPE_CHECKING:
@@ -14,28 +20,28 @@ if TYPE_CHECKING:
 
 
 def open_hdf5(name: str) -> h5py.File:
-    """The file, open for reading."""
+    """Open a file for reading."""
     try:
         import h5py
     except ImportError as error:
         raise ImportError(
-            f"{name} is read by h5py, which is not installed; pip install 'jaxkern[xpcs]'"
+            f"h5py is required to read {name}; run pip install 'jaxkern[xpcs]'"
         ) from error
 
     if not Path(name).exists():
-        raise FileNotFoundError(f"there is no file {name!r}")
+        raise FileNotFoundError(f"file not found: {name!r}")
     try:
         return h5py.File(name, "r")
     except (OSError, RuntimeError, ValueError) as error:
-        # A detector that still writes it may let others read (single writer, multiple readers).
+        # A detector may allow reading while it writes (single writer, multiple readers).
         with contextlib.suppress(OSError, RuntimeError, ValueError):
             return h5py.File(name, "r", libver="latest", swmr=True)
         raise DetectorFileError(f"{name} cannot be opened as an HDF5 file: {error}") from error
 
 
 @contextlib.contextmanager
-def hdf5_errors(name: str, place: str | None = None) -> Iterator[None]:
-    """What h5py raises where groups, links, headers or data cannot be read, with the path."""
+def hdf5_errors(name: str, path: str | None = None) -> Iterator[None]:
+    """Convert h5py's errors about groups, links, headers and data to errors with the path."""
     try:
         yield
     except DetectorFileError:
@@ -45,14 +51,14 @@ def hdf5_errors(name: str, place: str | None = None) -> Iterator[None]:
         OverflowError, AttributeError,
     ) as error:  # fmt: skip
         reason = error.args[0] if error.args else error
-        where = name if place is None else f"{name}: {place}"
+        where = name if path is None else f"{name}: {path}"
         raise DetectorFileError(
-            f"{where} cannot be read; the file is damaged, or links to what is not there: {reason}"
+            f"{where} cannot be read; the file is damaged, or has a broken link: {reason}"
         ) from error
 
 
-def look(group: Any, name: str) -> Any:
-    """What stands under a name, or None; links that lead nowhere are told."""
+def find_object(group: Any, name: str) -> Any:
+    """Return the object with a name, or None; raise an error that names a broken link."""
     import h5py
 
     at = group
@@ -71,13 +77,13 @@ def look(group: Any, name: str) -> Any:
             other = f"{link.filename}, " if hasattr(link, "filename") else ""
             raise DetectorFileError(
                 f"{group.file.filename}: {at.name.rstrip('/')}/{step} is a link to {other}"
-                f"{target}, which is not there"
+                f"{target}, which does not exist"
             ) from error
     return at
 
 
 def check_filters(name: str, stored: h5py.Dataset) -> None:
-    """Brings the plugins in where a compression needs them; raises where they are missing."""
+    """Load the plugins that a compression needs, or raise an error if they are missing."""
     import h5py
 
     plist = stored.id.get_create_plist()
@@ -92,38 +98,163 @@ def check_filters(name: str, stored: h5py.Dataset) -> None:
         if not missing:
             return
         raise DetectorFileError(
-            f"{name}: {stored.name} is compressed by the HDF5 filters {missing}, which neither "
-            "h5py nor the installed hdf5plugin has"
+            f"{name}: {stored.name} is compressed by the HDF5 filters {missing}, which are in "
+            "neither h5py nor the installed hdf5plugin"
         )
     raise ImportError(
         f"{name}: {stored.name} is compressed by the HDF5 filters {missing} (bitshuffle and LZ4 "
-        "are 32008), which hdf5plugin has; pip install 'jaxkern[detectors]'"
+        "are 32008), which require hdf5plugin; run pip install 'jaxkern[detectors]'"
     )
 
 
 def check_virtual(name: str, stored: h5py.Dataset) -> None:
-    """Raises where a file is missing of which a virtual data set would read zeros."""
+    """Raise an error if a file of a virtual data set is missing, which would be read as zeros."""
     for path in _virtual_files(stored):
         if not path.exists():
-            raise DetectorFileError(f"{name}: {stored.name} is made of {path}, which is not there")
+            raise DetectorFileError(
+                f"{name}: the virtual data set {stored.name} needs {path}, which does not exist"
+            )
 
 
 def linked_files(name: str, sets: Iterable[h5py.Dataset]) -> tuple[str, ...]:
-    """The files that data sets of the file `name` lie in, without itself."""
-    found: dict[str, None] = {}
+    """Return the files other than `name` that store some data sets of the file `name`."""
+    paths: dict[str, None] = {}
     for stored in sets:
         for path in (Path(stored.file.filename), *_virtual_files(stored)):
-            found[str(path.absolute())] = None
-    found.pop(str(Path(name).absolute()), None)
-    return tuple(found)
+            paths[str(path.absolute())] = None
+    paths.pop(str(Path(name).absolute()), None)
+    return tuple(paths)
 
 
 def _virtual_files(stored: h5py.Dataset) -> Iterator[Path]:
-    """Files that a virtual data set is made of, but those with numbers in their names."""
+    """Yield the files of a virtual data set, except patterns with numbers in their names."""
     if not stored.is_virtual:
         return
     folder = Path(stored.file.filename).parent
     for source in stored.virtual_sources():
         if source.file_name != "." and "%" not in source.file_name:
-            beside = folder / source.file_name
-            yield beside if beside.exists() else Path(source.file_name)
+            in_folder = folder / source.file_name
+            yield in_folder if in_folder.exists() else Path(source.file_name)
+
+
+@contextlib.contextmanager
+def new_hdf5(path: Path, overwrite: bool = True) -> Iterator[h5py.File]:
+    """Open a new HDF5 file, which gets its name when the block ends without an error.
+
+    The format is that of HDF5 1.8 (2008), in which headers have checksums. Data sets that are
+    copied from files of a newer format keep it.
+
+    Raises:
+      FileExistsError: `overwrite` is false and `path` exists.
+      OSError: the disk is full or fails; the incomplete file is removed.
+    """
+    import h5py
+
+    if not overwrite and os.path.lexists(path):
+        raise FileExistsError(f"expected no file at {path}, got one; remove it or choose another")
+    with (
+        atomic_write(path, overwrite) as temporary,
+        temporary.open("rb+", buffering=0) as raw,
+        _interrupts_outside_hdf5(),
+    ):
+        medium = _Medium(raw)
+        try:
+            with h5py.File(medium, "w", libver=("v108", "latest")) as file:
+                yield file
+        except Exception:  # a failed write may be the cause, which HDF5 does not see
+            medium.check(path)
+            raise
+        medium.check(path)
+
+
+@contextlib.contextmanager
+def _interrupts_outside_hdf5() -> Iterator[None]:
+    """Delay Ctrl-C while HDF5 is calling a `_Medium`, where an exception is a failed write.
+
+    Python runs signal handlers in the main thread, at the first Python code after the signal. If
+    that is a method of `_Medium`, the signal is sent again 10 ms later.
+    """
+    before, main = signal.getsignal(signal.SIGINT), threading.main_thread()
+    if threading.current_thread() is not main or not callable(before):
+        yield
+        return
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        caller = frame
+        while caller is not None:
+            if caller.f_code in codes:
+                threading.Timer(0.01, signal.pthread_kill, [main.ident, number]).start()
+                return
+            caller = caller.f_back
+        before(number, frame)
+
+    codes = {method.__code__ for method in vars(_Medium).values() if hasattr(method, "__code__")}
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # if another thread closes the writer
+            if signal.getsignal(signal.SIGINT) is handler:
+                signal.signal(signal.SIGINT, before)
+
+
+class _Medium:
+    """The file that HDF5 writes to. After a failed write it accepts all data and stores nothing."""
+
+    def __init__(self, raw: io.FileIO) -> None:
+        self._raw = raw
+        self._at = 0
+        self._size = 0
+        self._error: OSError | None = None
+
+    def check(self, path: Path) -> None:
+        """Raise the error of the first write that failed."""
+        if self._error is not None:
+            number = self._error.errno
+            reason = self._error.strerror if number is None else os.strerror(number)
+            raise OSError(number, f"{path} cannot be written, and is unchanged: {reason}") from None
+
+    def write(self, data: Any) -> int:
+        content = memoryview(data).cast("B")
+        if self._error is None:
+            try:
+                done = 0
+                while done < len(content):
+                    done += os.pwrite(self._raw.fileno(), content[done:], self._at + done)
+            except OSError as error:
+                self._error = error
+        self._at += len(content)
+        self._size = max(self._size, self._at)
+        return len(content)
+
+    def read(self, size: int) -> bytes:
+        """Read bytes; h5py requires this method of a file, but calls `readinto`."""
+        buffer = bytearray(size)
+        self.readinto(buffer)
+        return bytes(buffer)
+
+    def readinto(self, buffer: Any) -> int:
+        target = memoryview(buffer).cast("B")
+        content = os.pread(self._raw.fileno(), len(target), self._at)
+        target[:] = content + bytes(len(target) - len(content))
+        self._at += len(target)
+        return len(target)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def truncate(self, size: int | None = None) -> int:
+        self._size = self._at if size is None else size
+        if self._error is None:
+            try:
+                os.ftruncate(self._raw.fileno(), self._size)
+            except OSError as error:
+                self._error = error
+        return self._size
+
+    def flush(self) -> None:
+        """Do nothing, since writes are not buffered."""

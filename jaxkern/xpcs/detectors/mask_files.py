@@ -11,86 +11,87 @@ from numpy.typing import NDArray
 
 from jaxkern.core.paths import home_path
 from jaxkern.xpcs.detectors.frames import DetectorFileError
-from jaxkern.xpcs.detectors.hdf5_access import hdf5_errors, look, open_hdf5
-from jaxkern.xpcs.detectors.hdf5_metadata import MASKS
+from jaxkern.xpcs.detectors.hdf5 import MASKS
+from jaxkern.xpcs.detectors.hdf5_access import find_object, hdf5_errors, open_hdf5
 from jaxkern.xpcs.detectors.qmap import QMap
 
-#: endings of files that `read_mask` reads
+#: suffixes of files that `read_mask` reads
 MASK_SUFFIXES = (".npy", ".tif", ".tiff", ".h5", ".hdf", ".hdf5", ".nxs")
 _TIFF = (".tif", ".tiff")
 _IN_HDF5 = ("{kind}", "qmap/{kind}", "xpcs/qmap/{kind}", "data/{kind}")
 
 
 def read_mask(path: str | os.PathLike[str], kind: str = "mask") -> NDArray[np.bool_]:
-    """Reads a mask [H, W] that is not 0 where a pixel is good.
+    """Read a mask [H, W], which is not 0 where a pixel is good.
 
     Args:
-      path: a NumPy, TIFF or HDF5 file. Of HDF5, the data set `kind`, also in /qmap, /xpcs/qmap or
-        /data; else a NeXus `pixel_mask`, which is 0 where a pixel is good; else the only data set
-        of two axes.
+      path: a NumPy, TIFF or HDF5 file. In HDF5, the mask is the data set `kind` in the root, /qmap,
+        /xpcs/qmap or /data; else a NeXus `pixel_mask`, which is 0 where a pixel is good; else the
+        only data set of two axes.
       kind: "mask" or "blemish".
 
     Raises:
       FileNotFoundError: no such file.
-      DetectorFileError: a file of another kind, a damaged one, or not one array [H, W] of numbers.
+      DetectorFileError: a file of another format, a damaged one, or not one array [H, W] of
+        numbers.
     """
-    given = home_path(path)
-    name = str(given)
-    if not given.exists():
-        raise FileNotFoundError(f"--{kind}: there is no file {name!r}")
-    suffix = given.suffix.lower()
+    path = home_path(path)
+    name = str(path)
+    if not path.exists():
+        raise FileNotFoundError(f"--{kind}: file not found: {name!r}")
+    suffix = path.suffix.lower()
     if suffix not in MASK_SUFFIXES:
         raise DetectorFileError(
             f"{name}: expected a mask in a file that ends in {', '.join(MASK_SUFFIXES)}"
         )
     if suffix == ".npy":
         try:
-            with given.open("rb") as file:
-                found = np.lib.format.read_array(file, allow_pickle=False)
-        except Exception as error:  # NumPy's errors about damaged files have no kind in common
+            with path.open("rb") as file:
+                array = np.lib.format.read_array(file, allow_pickle=False)
+        except Exception as error:  # NumPy's errors about damaged files have no common class
             raise DetectorFileError(f"{name} cannot be read as a .npy file: {error}") from error
     elif suffix in _TIFF:
-        found = _read_tiff(given)
+        array = _read_tiff(path)
     else:
-        found = _read_hdf5(name, kind)
-    found = np.asarray(found)
-    if found.ndim == 3 and found.shape[0] == 1:
-        found = found[0]
-    if found.ndim != 2 or found.dtype.kind not in "uifb":
+        array = _read_hdf5(name, kind)
+    array = np.asarray(array)
+    if array.ndim == 3 and array.shape[0] == 1:
+        array = array[0]
+    if array.ndim != 2 or array.dtype.kind not in "uifb":
         raise DetectorFileError(
-            f"{name}: expected numbers [H, W], got {found.dtype} of the shape {found.shape}"
+            f"{name}: expected numbers [H, W], got {array.dtype} of the shape {array.shape}"
         )
-    mask: NDArray[np.bool_] = found != 0
+    mask: NDArray[np.bool_] = array != 0
     return mask
 
 
 def masked_map(qmap: QMap, mask: Any = None, blemish: Any = None) -> QMap:
-    """Returns a map without the pixels that a mask or a blemish leaves out.
+    """Return a map without the pixels that a mask or a blemish excludes.
 
     Args:
       mask, blemish: [H, W], true where a pixel is good, or the path of such a file, or None.
 
     Raises:
-      ValueError: a mask of another shape than the map, or one that leaves no pixel.
+      ValueError: a mask of another shape than the map, or one that excludes all pixels.
     """
-    for kind, given in (("mask", mask), ("blemish", blemish)):
-        if given is None:
+    for kind, value in (("mask", mask), ("blemish", blemish)):
+        if value is None:
             continue
-        of_file = isinstance(given, str | os.PathLike)
-        name = os.fspath(given) if of_file else kind
-        good = read_mask(given, kind) if of_file else np.asarray(given).astype(bool)
+        is_path = isinstance(value, str | os.PathLike)
+        name = os.fspath(value) if is_path else kind
+        good = read_mask(value, kind) if is_path else np.asarray(value).astype(bool)
         if good.shape != qmap.shape:
             raise ValueError(
                 f"{name}: expected a {kind} of {qmap.shape[0]} x {qmap.shape[1]} pixels, as the "
                 f"map, got the shape {good.shape}"
             )
-        less = qmap.with_mask(**{kind: good})
-        if qmap.n_pixels and not less.n_pixels:
+        masked = qmap.with_mask(**{kind: good})
+        if qmap.n_pixels and not masked.n_pixels:
             raise ValueError(
                 f"{name}: the {kind} is 0 in all {qmap.n_pixels:,} pixels of the map's bins, and "
                 f"not 0 in {int(good.sum()):,} others; is it inverted (expected 0 for bad pixels)?"
             )
-        qmap = less
+        qmap = masked
     return qmap
 
 
@@ -98,13 +99,11 @@ def _read_tiff(path: Path) -> NDArray[Any]:
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
-        raise ImportError(
-            f"{path}: TIFF files are read by Pillow, which is not installed; pip install pillow"
-        ) from error
+        raise ImportError(f"Pillow is required to read {path}; run pip install pillow") from error
     try:
         with Image.open(path) as image:
             return np.asarray(image)
-    except Exception as error:  # of damaged files: struct.error, ValueError, OSError, ...
+    except Exception as error:  # damaged files give struct.error, ValueError, OSError, ...
         raise DetectorFileError(f"{path} cannot be read as a TIFF file: {error}") from error
 
 
@@ -112,24 +111,24 @@ def _read_hdf5(name: str, kind: str) -> NDArray[Any]:
     import h5py
 
     with open_hdf5(name) as file, hdf5_errors(name):
-        for place in _IN_HDF5:
-            stored = look(file, place.format(kind=kind))
+        for path in _IN_HDF5:
+            stored = find_object(file, path.format(kind=kind))
             if isinstance(stored, h5py.Dataset):
                 return np.asarray(stored[()])
-        for place in MASKS:
-            stored = look(file, place)
+        for path in MASKS:
+            stored = find_object(file, path)
             if isinstance(stored, h5py.Dataset):
                 return np.asarray(stored[()] == 0)
-        found: list[Any] = []
+        images: list[Any] = []
 
         def visit(_: str, item: Any) -> None:
             if isinstance(item, h5py.Dataset) and item.ndim == 2:
-                found.append(item)
+                images.append(item)
 
         file.visititems(visit)
-        if len(found) == 1:
-            return np.asarray(found[0][()])
+        if len(images) == 1:
+            return np.asarray(images[0][()])
         raise DetectorFileError(
             f"{name}: expected a data set {kind!r}, or one data set of two axes; got "
-            f"{[item.name for item in found[:10]]}"
+            f"{[item.name for item in images[:10]]}"
         )

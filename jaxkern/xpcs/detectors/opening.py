@@ -1,4 +1,4 @@
-"""What correlators take as frames, as a source of frames."""
+"""Opening of detector files, and NumPy files of frames or events."""
 
 from __future__ import annotations
 
@@ -8,15 +8,80 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from jaxkern.core.archives import NUMPY_DAMAGE, map_npy
+from jaxkern.core.mapped import check_mapped
 from jaxkern.core.paths import natural_order
-from jaxkern.xpcs.detectors.arrays import NpyFrames, npz_events
-from jaxkern.xpcs.detectors.events import check_frame_shape
-from jaxkern.xpcs.detectors.frames import ArrayFrames, DetectorFileError, FrameSource
+from jaxkern.xpcs.detectors.events import EventFrames, check_frame_shape, event_shape
+from jaxkern.xpcs.detectors.frames import (
+    ArrayFrames,
+    DetectorFileError,
+    FrameSource,
+    mark_sentinels,
+)
 from jaxkern.xpcs.detectors.hdf5 import Hdf5Frames, hdf5_frames
 from jaxkern.xpcs.detectors.imm import ImmFrames
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.detectors.rigaku import MODULE, Rigaku3MFrames, RigakuFrames
-from jaxkern.xpcs.detectors.sentinels import mark_sentinels
+
+_COLUMNS = ("pixel", "frame", "count")
+
+
+class NpyFrames(ArrayFrames):
+    """An array [N, H, W], or [N, P] with `frame_shape`, of a `.npy` file mapped into memory.
+
+    Raises:
+      FileNotFoundError: no such file.
+      DetectorFileError: not a `.npy` file, a truncated one, or another rank or dtype.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], frame_shape: tuple[int, int] | None = None
+    ) -> None:
+        name = os.fspath(path)
+        Path(name).stat()
+        try:
+            super().__init__(np.asarray(map_npy(name)), frame_shape, name)
+        except ValueError as error:
+            raise DetectorFileError(str(error)) from error
+        check_frame_shape(name, self.shape[1:])
+
+    def read(self, first: int, stop: int) -> Any:
+        check_mapped(self.name, self._stored)
+        return super().read(first, stop)
+
+
+def npz_events(
+    path: str | os.PathLike[str], frame_shape: tuple[int, int] | None = None
+) -> EventFrames:
+    """Read events of a `.npz` file: arrays pixel, frame, optionally count, and shape (N, H, W).
+
+    Raises:
+      FileNotFoundError: no such file.
+      DetectorFileError: not a `.npz` file, a damaged one, or missing arrays; see `EventFrames`.
+    """
+    name = os.fspath(path)
+    try:
+        with open(name, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+            names = set(file.files)
+            if missing := {"pixel", "frame"} - names:
+                raise DetectorFileError(
+                    f"{name}: expected the arrays pixel, frame and count, got "
+                    f"{sorted(names)[:10]} without {', '.join(sorted(missing))}"
+                )
+            columns = [file[key] if key in names else None for key in _COLUMNS]
+            stored_shape = file["shape"] if "shape" in names else None
+            metadata = {}
+            if "frame_time" in names and file["frame_time"].size == 1:
+                metadata["frame_time"] = float(file["frame_time"].reshape(-1)[0])
+    except (DetectorFileError, FileNotFoundError):
+        raise
+    except NUMPY_DAMAGE as error:
+        raise DetectorFileError(f"{name} cannot be read as a .npz file: {error}") from error
+    shape, n_frames = event_shape(name, stored_shape, frame_shape)
+    return EventFrames(columns[0], columns[1], columns[2], shape, n_frames, name, metadata)
+
 
 Shape = tuple[int, int]
 
@@ -25,12 +90,13 @@ def _rigaku(path: str, frame_shape: Shape | None) -> FrameSource:
     if frame_shape is None:
         return RigakuFrames(path)
     height, width = check_frame_shape(path, frame_shape)
-    # A map of bins may be turned against the detector: its shape is no other shape of frames.
+    # The map of bins may be rotated relative to the detector. Its shape then has as many pixels,
+    # and is not the shape of the frames.
     same = height * width == MODULE[0] * MODULE[1]
     return RigakuFrames(path, MODULE if same else (height, width))
 
 
-#: the end of a path -> what reads it, from the path and the shape of frames that is asked for
+#: suffix of a path -> its reader, a function of the path and the requested frame shape
 SUFFIXES: dict[str, Callable[[str, Shape | None], FrameSource]] = {
     ".bin": _rigaku,
     ".bin.000": lambda path, frame_shape: Rigaku3MFrames(path),
@@ -43,7 +109,7 @@ SUFFIXES: dict[str, Callable[[str, Shape | None], FrameSource]] = {
     ".nxs": hdf5_frames,
     ".cxi": hdf5_frames,
 }
-# How files of these begin, whatever they are called; Rigaku's have no mark.
+# First bytes of a file -> its reader. Rigaku files have no signature.
 _MAGIC: dict[bytes, Callable[[str, Shape | None], FrameSource]] = {
     b"\x89HDF\r\n\x1a\n": hdf5_frames,
     b"\x93NUMPY": NpyFrames,
@@ -52,10 +118,10 @@ _MAGIC: dict[bytes, Callable[[str, Shape | None], FrameSource]] = {
 
 
 def frame_files(folder: Path, exclude: Container[Path] = ()) -> list[Path]:
-    """Files of a folder whose ending a reader knows, 2 before 10, but ``*_metadata.hdf``.
+    """Return the files of a folder with a known suffix except ``*_metadata.hdf``, 2 before 10.
 
     Args:
-      exclude: absolute paths that are left out.
+      exclude: absolute paths to skip.
     """
     return [
         folder / name
@@ -70,15 +136,15 @@ def frame_files(folder: Path, exclude: Container[Path] = ()) -> list[Path]:
 def as_frames(
     frames: Any, frame_shape: Shape | None = None, dataset: str | None = None
 ) -> FrameSource:
-    """An array [N, H, W] or [N, P], a `FrameSource` or a path, as a `FrameSource`.
+    """Return an array [N, H, W] or [N, P], a `FrameSource` or a path as a `FrameSource`.
 
     Args:
-      frame_shape: (H, W), for arrays [N, P] and for files of events that do not say it.
-      dataset: see `open_frames`; for paths.
+      frame_shape: (H, W), for arrays [N, P] and for files of events that do not store it.
+      dataset: for paths, see `open_frames`.
 
     Raises:
-      TypeError: for what is none of them.
-      ValueError: for arrays of other ranks, and see `open_frames`.
+      TypeError: any other type.
+      ValueError: an array of another rank; see `open_frames`.
     """
     if isinstance(frames, FrameSource):
         return frames
@@ -87,26 +153,27 @@ def as_frames(
     if hasattr(frames, "shape") and hasattr(frames, "dtype"):
         return ArrayFrames(frames, frame_shape)
     raise TypeError(
-        f"frames is {frames!r:.80}; wanted an array [N, H, W] or [N, P], a FrameSource, or a path"
+        f"frames: expected an array [N, H, W] or [N, P], a FrameSource or a path, got "
+        f"{frames!r:.80}"
     )
 
 
 @contextmanager
 def frames_and_map(frames: Any, qmap: QMap, mask: Any = None) -> Iterator[tuple[FrameSource, QMap]]:
-    """Frames as a source, and their map without dead pixels; a file that this opens is closed.
+    """Return frames as a source and the map without dead pixels; close a file opened here.
 
     Args:
-      mask: [H, W], true where a pixel is good, besides the map's own.
+      mask: [H, W], true where a pixel is good, in addition to the map's mask.
 
     Raises:
-      ValueError: for a map of another shape than the frames, and see `as_frames`.
+      ValueError: a map of another shape than the frames; see `as_frames`.
     """
     source = as_frames(frames, qmap.shape)
     try:
         if source.shape[1:] != qmap.shape:
             raise ValueError(
-                f"{source.name} has frames of {source.shape[1]} x {source.shape[2]} pixels, and "
-                f"the map is {qmap.shape[0]} x {qmap.shape[1]}; wanted a map of the frames' shape"
+                f"qmap: expected {source.shape[1]} x {source.shape[2]} pixels, as the frames of "
+                f"{source.name}, got {qmap.shape[0]} x {qmap.shape[1]}"
             )
         yield source, qmap.with_mask(mask).without(source.dead)
     finally:
@@ -119,11 +186,11 @@ def open_frames(
     frame_shape: Shape | None = None,
     dataset: str | None = None,
 ) -> FrameSource:
-    """The frames or events of a detector's file, read by parts.
+    """Open the frames or events of a detector's file, which are read in parts.
 
     ==========================  ==================================================================
-    `.bin`                      Rigaku's events, 512 x 1024 pixels
-    `.bin.000`                  the first of six of Rigaku's 3M detector, 1676 x 2100 pixels
+    `.bin`                      Rigaku events, 512 x 1024 pixels
+    `.bin.000`                  the first of six files of Rigaku's 3M detector, 1676 x 2100 pixels
     `.imm`                      IMM, dense or events
     `.h5 .hdf .hdf5 .nxs .cxi`  frames of Eiger, Lambda, LIMA and NeXus masters; events in arrays
                                 pixel, frame, count
@@ -131,18 +198,18 @@ def open_frames(
     `.npz`                      events in arrays pixel, frame, count
     ==========================  ==================================================================
 
-    HDF5 and NumPy files are known by their first bytes too, whatever they are called.
+    HDF5 and NumPy files are also recognized by their first bytes, whatever their suffix is.
 
     Args:
-      path: the file; of several, the master or the first.
-      frame_shape: (H, W), where the file does not say it.
+      path: the file; the master or the first one of several files.
+      frame_shape: (H, W), for files that do not store it.
       dataset: for HDF5, the name of the data set [N, H, W], of a group with data_000001, ..., or of
-        a group with events; found where it is None.
+        a group with events; None to search it.
 
     Raises:
       FileNotFoundError: no such file.
-      DetectorFileError: what the file holds is not what its format says; a ValueError.
-      ImportError: h5py, or hdf5plugin for some compressions, is wanted and not installed.
+      DetectorFileError: the content contradicts the format; it is a ValueError.
+      ImportError: h5py, or hdf5plugin for some compressions, is required and not installed.
 
     Example:
       >>> import jaxkern as jk, numpy as np, pathlib, tempfile
@@ -154,9 +221,9 @@ def open_frames(
     """
     name = os.fspath(path)
     if Path(name).is_dir():
-        raise DetectorFileError(f"{name} is a folder; wanted a file of frames or events")
+        raise DetectorFileError(f"expected a file of frames or events, got the folder {name}")
     if not Path(name).exists():
-        raise FileNotFoundError(f"there is no file {name!r}")
+        raise FileNotFoundError(f"file not found: {name!r}")
     with open(name, "rb") as file:
         begin = file.read(8)
     lower = name.lower()
@@ -166,15 +233,17 @@ def open_frames(
     reader = by_suffix if by_suffix is _rigaku else by_content or by_suffix
     if reader is None:
         raise DetectorFileError(
-            f"{name} has a suffix that no reader knows, and does not begin as HDF5 or NumPy files "
-            f"do; wanted one of {', '.join(SUFFIXES)}"
+            f"{name}: expected one of the suffixes {', '.join(SUFFIXES)}, or the content of an "
+            "HDF5 or NumPy file"
         )
     if dataset is not None:
         if reader is not hdf5_frames:
-            raise ValueError(f"dataset is {dataset!r}, and {name} is not an HDF5 file")
+            raise ValueError(
+                f"dataset: expected None, since {name} is not an HDF5 file, got {dataset!r}"
+            )
         source = hdf5_frames(name, frame_shape, dataset)
     else:
         source = reader(name, frame_shape)
-    if not isinstance(source, Hdf5Frames):  # which looks itself
+    if not isinstance(source, Hdf5Frames):  # which marks them itself
         mark_sentinels(source)
     return source

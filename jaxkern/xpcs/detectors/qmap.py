@@ -1,4 +1,4 @@
-"""The bins that a detector's pixels belong to."""
+"""Maps of a detector's pixels to bins."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from numpy.typing import NDArray
 
 from jaxkern.core.version import __version__
 from jaxkern.xpcs.detectors.frames import DetectorFileError
-from jaxkern.xpcs.detectors.hdf5_writing import new_hdf5
-from jaxkern.xpcs.detectors.qmap_files import made_layout, read_qmap, write_layout
+from jaxkern.xpcs.detectors.hdf5_access import new_hdf5
+from jaxkern.xpcs.detectors.qmap_files import default_layout, read_qmap, write_layout
 from jaxkern.xpcs.detectors.qmap_geometry import geometry_bins
 
 
 class QMap:
-    """Which bin each pixel of a detector belongs to.
+    """Map of the pixels of a detector to dynamic and static bins.
 
     Correlations are computed for each dynamic bin. A pixel's intensity is normalized by the mean of
-    its static bin, a smaller one inside the dynamic bin, since the mean changes with q. Bins are
-    numbered from 1; 0 is none. A pixel counts when both its bins are there and `mask` is true.
+    its static bin, which is a part of the dynamic bin, since the mean changes with q. Bins are
+    numbered from 1; 0 means no bin. A pixel is used if both its bins are above 0 and `mask` is
+    true.
 
     Args:
-      dynamic: [H, W] whole numbers, the dynamic bin of each pixel.
-      static: [H, W] whole numbers, the static bin; by default the dynamic one.
-      mask: [H, W], true where a pixel is good; by default all are.
+      dynamic: [H, W] integers, the dynamic bin of each pixel.
+      static: [H, W] integers, the static bin; by default the dynamic one.
+      mask: [H, W], true where a pixel is good; by default all are good.
       q: [n_dynamic] of the dynamic bins 1, 2, ..., in 1/Angstrom.
       phi: [n_dynamic] of the dynamic bins, in degrees.
-      blemish: [H, W], true where the detector itself is good; for pictures of the mean intensity.
-      layout: what a file of this map holds beside or instead of the above, see `layout`.
+      blemish: [H, W], true where the detector itself is good; for plots of the mean intensity.
+      layout: entries of the file of this map, see the attribute `layout`.
 
     Raises:
-      ValueError: for maps of different shapes, negative bins, a static bin that lies in more than
-        one dynamic bin, or q and phi of another length than there are dynamic bins.
+      ValueError: maps of different shapes, negative bins, a static bin in more than one dynamic
+        bin, or q and phi of another length than the number of dynamic bins.
 
     Example:
       >>> import jaxkern as jk, numpy as np
@@ -72,7 +73,7 @@ class QMap:
         self.n_static = int(self.static.max(initial=0))
         self.q = _labels("q", q, self.n_dynamic)
         self.phi = _labels("phi", phi, self.n_dynamic)
-        _ = self.dynamic_of_static  # checks that each lies in one
+        _ = self.dynamic_of_static  # checks that each static bin is in one dynamic bin
 
     def __repr__(self) -> str:
         return (
@@ -82,22 +83,22 @@ class QMap:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], group: str | None = None) -> Self:
-        """The map of a file of simplemask's or pysimplemask's, or of results made with one.
+        """Read the map of a file by simplemask or pysimplemask, or of a file of results.
 
-        q and phi are those of the cell that `dynamic_index_mapping` gives each bin.
+        q and phi of a bin are those of its cell in `dynamic_index_mapping`.
 
         Args:
           path: the HDF5 file.
-          group: its group; by default `/qmap`, or `/xpcs/qmap` of results.
+          group: group of the map; by default `/qmap`, or `/xpcs/qmap` of results.
 
         Raises:
           FileNotFoundError: no such file.
-          DetectorFileError: not an HDF5 file, groups or maps that are missing or of other shapes,
-            and what `QMap` refuses; it is a ValueError.
+          DetectorFileError: not an HDF5 file, missing groups or maps, maps of different shapes, and
+            the errors of `QMap`; it is a ValueError.
         """
-        given = read_qmap(path, group)
+        arguments = read_qmap(path, group)
         try:
-            return cls(**given)
+            return cls(**arguments)
         except ValueError as error:
             raise DetectorFileError(f"{os.fspath(path)}: {error}") from error
 
@@ -115,27 +116,27 @@ class QMap:
         static: tuple[int, int] = (10, 1),
         mask: Any = None,
     ) -> Self:
-        """The map of a flat detector that stands upright to the beam.
+        """Return the map of a flat detector that is perpendicular to the beam.
 
         q is 4 pi / lambda sin(theta) with tan(2 theta) = r / distance, lambda = 12.39842 Angstrom /
-        energy. phi is 0 to the right of the beam and 90 degrees above it, as row 0 is on top.
-        A bin holds its lower edge; the last one its upper edge too. Cells of the grid without
-        pixels get no bin.
+        energy. phi is 0 to the right of the beam and 90 degrees above it, where row 0 is the top.
+        A bin includes its lower edge; the last bin also includes its upper edge. Cells of the grid
+        without pixels have no bin.
 
         Args:
           shape: (H, W) of a frame.
-          beam_center: (x, y) in pixels, x along a row; the middle of the first pixel is (0, 0).
-          distance: from sample to detector, in m.
+          beam_center: (x, y) in pixels, x along a row; the centre of the first pixel is (0, 0).
+          distance: distance from the sample to the detector, in m.
           pixel_size: in m.
-          energy: of the photons, in keV.
+          energy: photon energy, in keV.
           q_edges: [n + 1] increasing edges of the dynamic bins, in 1/Angstrom.
-          phi_edges: [m + 1] increasing edges in degrees, of one turn at most; without them a bin is
-            a whole ring, and the map has no phi.
-          static: into how many static bins of equal width a dynamic one is cut, in q and in phi.
+          phi_edges: [m + 1] increasing edges in degrees, at most 360 apart; without them a bin is a
+            full ring, and the map has no phi.
+          static: numbers of static bins of equal width per dynamic bin, in q and in phi.
           mask: [H, W], true where a pixel is good.
 
         Raises:
-          ValueError: for edges that do not increase, and other numbers that make no sense.
+          ValueError: edges that do not increase, and other numbers out of range.
 
         Example:
           >>> import jaxkern as jk, numpy as np
@@ -160,12 +161,12 @@ class QMap:
         )
 
     def without(self, pixels: Any) -> Self:
-        """Returns this map with some pixels masked.
+        """Return this map with some pixels masked.
 
         Args:
           pixels: [H, W], true for the pixels to leave out; or [n] numbers row * W + column; or
-            [n, 2] pairs (row, column). An array of the map's shape is always the first of these.
-            None is none.
+            [n, 2] pairs (row, column). An array of the map's shape is always a mask. None leaves
+            out no pixel.
 
         Raises:
           ValueError: an array of another shape or dtype, or a pixel outside of the map.
@@ -181,23 +182,23 @@ class QMap:
         return self._masked(self.mask & ~self._marked(np.asarray(pixels)), self.blemish)
 
     def with_mask(self, mask: Any = None, blemish: Any = None) -> Self:
-        """Returns this map with fewer pixels.
+        """Return this map with additional masks.
 
         Args:
-          mask: [H, W], true where a pixel is good, besides the map's own mask; None is all.
-          blemish: the same, of the detector; it becomes the `blemish` of the map, too.
+          mask: [H, W], true where a pixel is good, in addition to the map's mask; None for all.
+          blemish: the same for the detector itself; also combined with the map's `blemish`.
 
         Raises:
           ValueError: a mask of another shape than the map.
         """
         good, blemished = self.mask, self.blemish
-        for name, given in (("mask", mask), ("blemish", blemish)):
-            if given is not None:
-                wanted = np.asarray(given).astype(bool)
-                _check_shape(name, wanted, self.shape)
-                good = good & wanted
+        for name, value in (("mask", mask), ("blemish", blemish)):
+            if value is not None:
+                array = np.asarray(value).astype(bool)
+                _check_shape(name, array, self.shape)
+                good = good & array
                 if name == "blemish":
-                    blemished = wanted if blemished is None else blemished & wanted
+                    blemished = array if blemished is None else blemished & array
         if good is self.mask:
             return self
         return self._masked(good, blemished)
@@ -207,7 +208,7 @@ class QMap:
         return type(self)(self.dynamic, self.static, mask, self.q, self.phi, blemish, layout)
 
     def _marked(self, pixels: NDArray[Any]) -> NDArray[np.bool_]:
-        """[H, W], true for the pixels that `without` was given."""
+        """Return a mask [H, W] of the pixels that are passed to `without`."""
         if pixels.shape == self.shape:
             return pixels.astype(bool)
         marked = np.zeros(self.shape, bool)
@@ -216,121 +217,122 @@ class QMap:
         pairs = pixels.ndim == 2 and pixels.shape[1] == 2
         if pixels.dtype.kind not in "ui" or not (pairs or pixels.ndim == 1):
             raise ValueError(
-                f"pixels: expected a mask {self.shape}, whole numbers row * W + column [n], or "
+                f"pixels: expected a mask {self.shape}, integers row * W + column [n], or "
                 f"pairs (row, column) [n, 2]; got {pixels.dtype} of the shape {pixels.shape}"
             )
-        places = pixels if pairs else np.stack(np.divmod(pixels, self.shape[1]), axis=1)
-        outside = (places < 0).any(axis=1) | (places >= self.shape).any(axis=1)
+        indices = pixels if pairs else np.stack(np.divmod(pixels, self.shape[1]), axis=1)
+        outside = (indices < 0).any(axis=1) | (indices >= self.shape).any(axis=1)
         if outside.any():
-            row, column = places[np.flatnonzero(outside)[0]].tolist()
+            row, column = indices[np.flatnonzero(outside)[0]].tolist()
             raise ValueError(
                 f"pixels: expected pixels of a map of {self.shape[0]} x {self.shape[1]}, got row "
                 f"{row}, column {column}"
             )
-        marked[places[:, 0], places[:, 1]] = True
+        marked[indices[:, 0], indices[:, 1]] = True
         return marked
 
     def write(self, path: str | os.PathLike[str], group: str = "/qmap") -> None:
-        """Writes the map into a new HDF5 file, as pysimplemask does.
+        """Write the map to a new HDF5 file in the layout of pysimplemask.
 
         Raises:
-          FileExistsError: the file is there.
-          OSError: the disk is full or fails; no file is left.
+          FileExistsError: the file exists.
+          OSError: the disk is full or fails; no file is created.
         """
         with new_hdf5(Path(path), overwrite=False) as file:
             self.write_group(file.create_group(group))
 
     def write_group(self, group: Any) -> None:
-        """Writes the map into an empty HDF5 group of an open file."""
+        """Write the map to an empty HDF5 group of an open file."""
         write_layout(group, self.layout, __version__)
 
     @cached_property
     def layout(self) -> dict[str, Any]:
-        """What a file of this map holds, by the names of pysimplemask: maps, lists of q and phi.
+        """Entries of a file of this map by the names of pysimplemask.
 
-        `dynamic_roi_map`, `static_roi_map`, `mask` (and `blemish`) [H, W]; of each kind of bins
-        `num_pts`, `v_list_dim0`, `v_list_dim1` and `index_mapping`; `map_names`, `map_units`; what
-        the file that it was read from had besides, or the geometry.
+        These are `dynamic_roi_map`, `static_roi_map`, `mask` (and `blemish`) [H, W]; `num_pts`,
+        `v_list_dim0`, `v_list_dim1` and `index_mapping` for each kind of bins; `map_names` and
+        `map_units`; and other entries of the file that the map was read from, or the geometry.
         """
         if self._layout is not None:
             layout = {key: value for key, value in self._layout.items() if value is not None}
         else:
-            layout = made_layout(self.dynamic, self.static, self.mask, self.q, self.phi)
+            layout = default_layout(self.dynamic, self.static, self.mask, self.q, self.phi)
         if self.blemish is not None:
             layout["blemish"] = self.blemish.astype(np.uint8)
         return layout
 
     @cached_property
     def used(self) -> NDArray[np.bool_]:
-        """[H, W], true where a pixel counts."""
+        """[H, W], true where a pixel is used."""
         used: NDArray[np.bool_] = self.mask & (self.dynamic > 0) & (self.static > 0)
         return used
 
     @cached_property
     def pixels(self) -> NDArray[np.int32]:
-        """[n_pixels] numbers row * W + column of the pixels that count, ordered by static bin."""
+        """[n_pixels] numbers row * W + column of the used pixels, ordered by static bin."""
         flat = np.flatnonzero(self.used)
         order = np.argsort(self.static.ravel()[flat], kind="stable")
         return flat[order].astype(np.int32)
 
     @property
     def n_pixels(self) -> int:
+        """Number of used pixels."""
         return len(self.pixels)
 
     @cached_property
     def pixels_of_bin(self) -> NDArray[np.int64]:
-        """[n_dynamic] how many pixels count in each dynamic bin."""
+        """[n_dynamic] numbers of used pixels of the dynamic bins."""
         bins = self.dynamic.ravel()[self.pixels]
         return np.bincount(bins, minlength=self.n_dynamic + 1)[1:].astype(np.int64)
 
     @cached_property
     def pixels_of_static(self) -> NDArray[np.int64]:
-        """[n_static] how many pixels count in each static bin."""
+        """[n_static] numbers of used pixels of the static bins."""
         bins = self.static.ravel()[self.pixels]
         return np.bincount(bins, minlength=self.n_static + 1)[1:].astype(np.int64)
 
     @cached_property
     def dynamic_of_static(self) -> NDArray[np.int32]:
-        """[n_static] the dynamic bin that each static bin lies in; 0 where it has no pixels."""
+        """[n_static] the dynamic bin of each static bin; 0 if it has no pixels."""
         static, dynamic = self.static[self.used], self.dynamic[self.used]
-        found = np.zeros(self.n_static + 1, np.int32)
-        found[static] = dynamic
-        if (wrong := static[found[static] != dynamic]).size:
-            bins = np.unique(dynamic[static == wrong[0]])
+        parents = np.zeros(self.n_static + 1, np.int32)
+        parents[static] = dynamic
+        if (split := static[parents[static] != dynamic]).size:
+            bins = np.unique(dynamic[static == split[0]])
             raise ValueError(
-                f"static bin {wrong[0]} has pixels of the dynamic bins {bins.tolist()}; wanted "
-                "each static bin inside one dynamic bin"
+                f"static: expected each static bin in one dynamic bin, got bin {split[0]} in the "
+                f"dynamic bins {bins.tolist()}"
             )
-        return found[1:]
+        return parents[1:]
 
 
-def _bins(name: str, given: Any, shape: tuple[int, int] | None = None) -> NDArray[np.int32]:
-    array = np.asarray(given)
+def _bins(name: str, values: Any, shape: tuple[int, int] | None = None) -> NDArray[np.int32]:
+    array = np.asarray(values)
     if array.ndim != 2:
-        raise ValueError(f"{name} has the shape {array.shape}; wanted [H, W]")
+        raise ValueError(f"{name}: expected the shape [H, W], got {array.shape}")
     if shape is not None:
         _check_shape(name, array, shape)
     if not np.all(np.isfinite(array)) or np.any(array != np.floor(array)):
-        raise ValueError(f"{name} holds numbers that are not whole; wanted bins 1, 2, ..., 0 none")
+        raise ValueError(f"{name}: expected integers (bins from 1, or 0), got other numbers")
     if array.size and (array.min() < 0 or array.max() > array.size):
         raise ValueError(
-            f"{name} holds bins from {array.min()} to {array.max()}; wanted 0 (none) to at most "
-            f"the number of pixels, {array.size}"
+            f"{name}: expected bins from 0 to {array.size}, the number of pixels, got "
+            f"{array.min()} to {array.max()}"
         )
     return array.astype(np.int32)
 
 
 def _check_shape(name: str, array: NDArray[Any], shape: tuple[int, int]) -> None:
     if array.shape != shape:
-        raise ValueError(f"{name} has the shape {array.shape}; wanted {shape}, that of dynamic")
+        raise ValueError(f"{name}: expected the shape {shape} of dynamic, got {array.shape}")
 
 
-def _labels(name: str, given: Any, n_bins: int) -> NDArray[np.float64] | None:
-    if given is None:
+def _labels(name: str, labels: Any, n_bins: int) -> NDArray[np.float64] | None:
+    if labels is None:
         return None
-    values = np.asarray(given, np.float64)
+    values = np.asarray(labels, np.float64)
     if values.shape != (n_bins,):
         raise ValueError(
-            f"{name} has the shape {values.shape}; wanted [{n_bins}], one for each dynamic bin"
+            f"{name}: expected [{n_bins}], one for each dynamic bin, got the shape {values.shape}"
         )
     return values

@@ -1,8 +1,8 @@
-"""Maps of bins in HDF5 files, as simplemask and pysimplemask write them and results keep them.
+"""Maps of bins in HDF5 files of simplemask and pysimplemask, and in files of results.
 
 Bins are numbered without the empty cells of the (q, phi) grid: bin b is the cell
-g = index_mapping[b - 1], with q = v_list_dim0[g // n1] and phi = v_list_dim1[g % n1], n1 the length
-of v_list_dim1.
+g = index_mapping[b - 1] with q = v_list_dim0[g // n1] and phi = v_list_dim1[g % n1], where n1 is
+the length of v_list_dim1.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.detectors.events import MOST
+from jaxkern.xpcs.detectors.events import MAX_INDEX
 from jaxkern.xpcs.detectors.frames import DetectorFileError
-from jaxkern.xpcs.detectors.hdf5_access import hdf5_errors, look, open_hdf5
+from jaxkern.xpcs.detectors.hdf5_access import find_object, hdf5_errors, open_hdf5
 
 if TYPE_CHECKING:
     import h5py
@@ -30,24 +30,25 @@ _TEXTS = ("map_names", "map_units")
 
 
 def read_qmap(path: str | os.PathLike[str], group: str | None = None) -> dict[str, Any]:
-    """What `QMap` takes, from a file: dynamic, static, mask, q, phi, blemish and layout."""
+    """Read the arguments of `QMap`: dynamic, static, mask, q, phi, blemish and layout."""
     name = os.fspath(path)
     with open_hdf5(name) as file, hdf5_errors(name):
-        places = _GROUPS if group is None else (group,)
-        found = next((at for place in places if hasattr(at := look(file, place), "keys")), None)
-        if found is None:
+        paths = _GROUPS if group is None else (group,)
+        objects = (find_object(file, path) for path in paths)
+        stored = next((item for item in objects if hasattr(item, "keys")), None)
+        if stored is None:
             raise DetectorFileError(
-                f"{name} has no group {' or '.join('/' + p.strip('/') for p in places)}; it has "
-                f"{sorted(file)[:20]}. Is it a file of simplemask's?"
+                f"{name}: expected a group {' or '.join('/' + p.strip('/') for p in paths)}, got "
+                f"{sorted(file)[:20]}. Is it a file of simplemask?"
             )
-        where = found.name
-        layout = {key: _value(name, found, key) for key in found}
+        where = stored.name
+        layout = {key: _value(name, stored, key) for key in stored}
     maps = {key: layout.get(key) for key in _MAPS}
     if maps["dynamic_roi_map"] is None:
         raise DetectorFileError(
-            f"{name}: {where}/dynamic_roi_map is not there; found {sorted(layout)[:20]}"
+            f"{name}: {where}: expected dynamic_roi_map, got {sorted(layout)[:20]}"
         )
-    q, phi = labels_of(name, layout, "dynamic")
+    q, phi = bin_labels(name, layout, "dynamic")
     return {
         "dynamic": maps["dynamic_roi_map"],
         "static": maps["static_roi_map"],
@@ -60,22 +61,24 @@ def read_qmap(path: str | os.PathLike[str], group: str | None = None) -> dict[st
 
 
 def _value(name: str, group: h5py.Group, key: str) -> Any:
-    """An array, a number, a text or a list of texts; of groups and other types nothing."""
-    stored = look(group, key)
+    """Return an array, a number, a string or a list of strings; None for groups and other types."""
+    stored = find_object(group, key)
     shape, dtype = getattr(stored, "shape", None), getattr(stored, "dtype", None)
     if shape is None or dtype is None:
         return None
     is_map = key in _MAPS
     if is_map:
-        # Older files have the axis of a single image in front.
+        # Older files have a leading axis of length 1.
         squeezed = tuple(n for n in shape if n != 1) if len(shape) > 2 else tuple(shape)
-        if len(squeezed) != 2 or dtype.kind not in "uifb" or stored.size > MOST:
+        if len(squeezed) != 2 or dtype.kind not in "uifb" or stored.size > MAX_INDEX:
             raise DetectorFileError(
-                f"{name}: {stored.name} is {dtype} of the shape {shape}; wanted numbers [H, W]"
+                f"{name}: {stored.name}: expected numbers [H, W], got {dtype} of the shape {shape}"
             )
         return np.asarray(stored[()]).reshape(squeezed)
     if stored.size > _LONGEST:
-        raise DetectorFileError(f"{name}: {stored.name} has the shape {shape}; wanted a short list")
+        raise DetectorFileError(
+            f"{name}: {stored.name}: expected at most {_LONGEST} values, got the shape {shape}"
+        )
     value = stored[()]
     if dtype.kind in "uifb":
         return np.asarray(value) if shape else value[()]
@@ -84,13 +87,13 @@ def _value(name: str, group: h5py.Group, key: str) -> Any:
     return texts if shape else texts[0]
 
 
-def labels_of(
+def bin_labels(
     name: str, layout: Mapping[str, Any], kind: str
 ) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
-    """q and phi of the bins 1, 2, ... of a kind, "dynamic" or "static"; None where there are none.
+    """Return q and phi of the bins of a kind, "dynamic" or "static"; None for missing labels.
 
     Raises:
-      DetectorFileError: for lists of other lengths, and cells outside the grid.
+      DetectorFileError: lists of other lengths, or cells outside the grid.
     """
     axes = [layout.get(f"{kind}_v_list_dim{axis}") for axis in range(2)]
     if axes[0] is None:
@@ -101,8 +104,8 @@ def labels_of(
     cells = np.arange(n_bins) if mapping is None else np.ravel(np.asarray(mapping))
     if cells.dtype.kind not in "ui" or len(cells) < n_bins:
         raise DetectorFileError(
-            f"{name}: {kind}_index_mapping holds {len(cells)} {cells.dtype}; wanted a whole number "
-            f"for each of the {n_bins} bins"
+            f"{name}: {kind}_index_mapping: expected an integer for each of the {n_bins} bins, got "
+            f"{len(cells)} {cells.dtype}"
         )
     cells = cells[:n_bins].astype(np.int64)
     n1 = len(values[1])
@@ -110,8 +113,8 @@ def labels_of(
         n_bins and not 0 <= cells.min() <= cells.max() < len(values[0]) * n1
     ):
         raise DetectorFileError(
-            f"{name}: the {kind} bins are cells {cells.min(initial=0)} to {cells.max(initial=0)} "
-            f"of a grid of {len(values[0])} x {n1}; wanted cells of the grid"
+            f"{name}: {kind}_index_mapping: expected cells of a grid of {len(values[0])} x {n1}, "
+            f"got {cells.min(initial=0)} to {cells.max(initial=0)}"
         )
     by_name = {"q": values[0][cells // n1], "phi": values[1][cells % n1]}
     names = layout.get("map_names")
@@ -120,23 +123,23 @@ def labels_of(
     if axes[1] is None:
         by_name.pop("phi", None)
     q, phi = (
-        None if (given := by_name.get(key)) is None else given.astype(np.float64)
+        None if (labels := by_name.get(key)) is None else labels.astype(np.float64)
         for key in ("q", "phi")
     )
     return q, phi
 
 
-def made_layout(
+def default_layout(
     dynamic: NDArray[Any],
     static: NDArray[Any],
     mask: NDArray[Any],
     q: NDArray[np.float64] | None,
     phi: NDArray[np.float64] | None,
 ) -> dict[str, Any]:
-    """The entries of a file for maps that came from none: a grid of the different q and phi.
+    """Return the file entries of a map that was not read from a file: a grid of its q and phi.
 
-    q and phi of a static bin are those of its dynamic bin, as there are no others. Where q is not
-    known, the first axis is the bin's number, and is not called q.
+    A static bin has the q and phi of its dynamic bin. If q is unknown, the first axis is the number
+    of the bin, and its name is "bin".
     """
     layout: dict[str, Any] = {
         "mask": mask.astype(np.uint8),
@@ -148,16 +151,16 @@ def made_layout(
     n_dynamic, n_static = int(dynamic.max(initial=0)), int(static.max(initial=0))
     inside = np.zeros(n_static + 1, np.int64)
     inside[static[dynamic > 0]] = dynamic[dynamic > 0]
-    # A bin without pixels may have no q: labels in files are numbers.
+    # The q of a bin without pixels may be NaN, and files store numbers.
     rows = np.append(np.arange(1.0, n_dynamic + 1) if q is None else np.nan_to_num(q), 0.0)
     columns = np.append(np.zeros(n_dynamic) if phi is None else np.nan_to_num(phi), 0.0)
-    for kind, of in (("dynamic", np.arange(1, n_dynamic + 1)), ("static", inside[1:])):
-        dim0, row = np.unique(rows[of - 1], return_inverse=True)
-        dim1, column = np.unique(columns[of - 1], return_inverse=True)
+    for kind, bins in (("dynamic", np.arange(1, n_dynamic + 1)), ("static", inside[1:])):
+        dim0, row = np.unique(rows[bins - 1], return_inverse=True)
+        dim1, column = np.unique(columns[bins - 1], return_inverse=True)
         cells = row * len(dim1) + column
         if len(np.unique(cells)) < len(cells):
-            # Bins of the same q and phi, as static ones: each in a row of its own.
-            dim0, cells = rows[of - 1], np.arange(len(of)) * len(dim1) + column
+            # Bins with the same q and phi, such as static bins, get separate rows.
+            dim0, cells = rows[bins - 1], np.arange(len(bins)) * len(dim1) + column
         layout |= {
             f"{kind}_num_pts": np.array([len(dim0), len(dim1)]),
             f"{kind}_v_list_dim0": dim0,
@@ -168,7 +171,7 @@ def made_layout(
 
 
 def write_layout(group: h5py.Group, layout: Mapping[str, Any], version: str) -> None:
-    """Writes the entries of a map into a group, with its attributes `hash` and `version`."""
+    """Write the entries of a map to a group, with the attributes `hash` and `version`."""
     digest = hashlib.sha256()
     for key in sorted(layout):
         value = layout[key]

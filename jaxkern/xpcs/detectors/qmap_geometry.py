@@ -1,4 +1,4 @@
-"""Bins of q and phi from where a detector stands."""
+"""Bins of q and phi from the geometry of a detector."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from jaxkern.core.arguments import check_integer, check_number
 from jaxkern.xpcs.detectors.events import check_frame_shape
-from jaxkern.xpcs.detectors.hdf5_metadata import ANGSTROM_KEV
+from jaxkern.xpcs.detectors.hdf5 import ANGSTROM_KEV
 
 
 def q_and_phi(
@@ -20,7 +20,7 @@ def q_and_phi(
     pixel_size: float,
     energy: float,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """q in 1/Angstrom and phi in degrees of each pixel [H, W].
+    """Return q in 1/Angstrom and phi in degrees of each pixel [H, W].
 
     q = 4 pi / lambda sin(theta), tan(2 theta) = r / distance; phi is 0 to the right, 90 up.
     """
@@ -44,7 +44,7 @@ def geometry_bins(
     static: tuple[int, int] = (10, 1),
     mask: Any = None,
 ) -> dict[str, Any]:
-    """What `QMap` takes: dynamic, static, mask, q, phi and layout; see `QMap.from_geometry`."""
+    """Return the arguments of `QMap` for `QMap.from_geometry`."""
     shape = check_frame_shape("the detector", shape)
     center = (
         check_number("beam_center[0]", beam_center[0], -1e9, 1e9),
@@ -54,28 +54,30 @@ def geometry_bins(
     lengths = {name: _quantity(name, value) for name, value in numbers.items()}
     good = np.ones(shape, bool) if mask is None else np.asarray(mask).astype(bool)
     if good.shape != shape:
-        raise ValueError(f"mask has the shape {good.shape}; wanted {shape}")
+        raise ValueError(f"mask: expected the shape {shape}, got {good.shape}")
     edges = [
         _edges("q_edges", q_edges),
         _edges("phi_edges", [-180.0, 180.0] if phi_edges is None else phi_edges),
     ]
     if edges[0][0] < 0:
-        raise ValueError(f"q_edges begin at {edges[0][0]}; wanted 0 or more")
+        raise ValueError(f"q_edges: expected edges of 0 or more, got {edges[0][0]}")
     if edges[1][-1] - edges[1][0] > 360:
-        raise ValueError(f"phi_edges span {edges[1][-1] - edges[1][0]} degrees; wanted at most 360")
+        raise ValueError(
+            f"phi_edges: expected a span of at most 360 degrees, got {edges[1][-1] - edges[1][0]}"
+        )
     parts = [check_integer(f"static[{axis}]", static[axis], 1, 10**6) for axis in range(2)]
     values = list(q_and_phi(shape, center, **lengths))
-    # The angles of one turn from the first edge on.
+    # Shift the angles to the interval of 360 degrees that begins at the first edge.
     values[1] = edges[1][0] + (values[1] - edges[1][0]) % 360
     cells, fine = [], []
     for axis in range(2):
         finer = _refined(edges[axis], parts[axis])
-        found = np.searchsorted(finer, values[axis], side="right") - 1
+        indices = np.searchsorted(finer, values[axis], side="right") - 1
         # The last edge belongs to the last bin.
-        found[values[axis] == finer[-1]] = len(finer) - 2
-        found[(found < 0) | (found > len(finer) - 2)] = -1
-        fine.append(found)
-        cells.append(np.where(found >= 0, found // parts[axis], -1))
+        indices[values[axis] == finer[-1]] = len(finer) - 2
+        indices[(indices < 0) | (indices > len(finer) - 2)] = -1
+        fine.append(indices)
+        cells.append(np.where(indices >= 0, indices // parts[axis], -1))
     inside = good & (fine[0] >= 0) & (fine[1] >= 0)
     _check_pixels(inside, good, values, edges)
     layout: dict[str, Any] = {
@@ -88,8 +90,8 @@ def geometry_bins(
         "pixel_size": lengths["pixel_size"],
         "energy": lengths["energy"],
     }
-    for kind, at, of in (("dynamic", cells, [1, 1]), ("static", fine, parts)):
-        axes = [_refined(edges[axis], of[axis]) for axis in range(2)]
+    for kind, at, divisions in (("dynamic", cells, [1, 1]), ("static", fine, parts)):
+        axes = [_refined(edges[axis], divisions[axis]) for axis in range(2)]
         centers = [(axis[1:] + axis[:-1]) / 2 for axis in axes]
         grid = at[0] * len(centers[1]) + at[1]
         bins = np.zeros(shape, np.uint32)
@@ -114,7 +116,7 @@ def geometry_bins(
     }
 
 
-# (least, most), unit, and the units that a number beyond these may be in, with their size.
+# (least, most, unit, sizes of the units that a number out of this range may be in)
 _PLAUSIBLE: dict[str, tuple[float, float, str, dict[str, float]]] = {
     "energy": (1e-3, 500.0, "keV", {"eV": 1e-3, "MeV": 1e3}),
     "distance": (1e-3, 500.0, "m", {"mm": 1e-3, "um": 1e-6, "km": 1e3}),
@@ -122,14 +124,14 @@ _PLAUSIBLE: dict[str, tuple[float, float, str, dict[str, float]]] = {
 }
 
 
-def _quantity(name: str, given: Any) -> float:
-    """A number in the unit of `_PLAUSIBLE`.
+def _quantity(name: str, number: Any) -> float:
+    """Return a number in the unit of `_PLAUSIBLE`.
 
     Raises:
-      ValueError: for one beyond what detectors have, with the unit that it is likely in.
+      ValueError: the number is not plausible; the message names the unit that it is likely in.
     """
     least, most, unit, others = _PLAUSIBLE[name]
-    value = check_number(name, given, 0.0, 1e15)
+    value = check_number(name, number, 0.0, 1e15)
     if least <= value <= most:
         return value
     likely = next((u for u, size in others.items() if least <= value * size <= most), None)
@@ -145,23 +147,24 @@ def _check_pixels(
     values: list[NDArray[np.float64]],
     edges: list[NDArray[np.float64]],
 ) -> None:
-    """Checks that the bins have pixels.
+    """Check that the bins have pixels.
 
     Raises:
-      ValueError: none has.
+      ValueError: no bin has a pixel.
     """
     q, phi = values
     low, high = float(q.min()), float(q.max())
-    there = f"the detector's pixels have q from {low:.4g} to {high:.4g} 1/Angstrom"
-    asked = f"q_edges span {edges[0][0]:.4g} to {edges[0][-1]:.4g}"
+    available = f"the detector's pixels have q from {low:.4g} to {high:.4g} 1/Angstrom"
+    requested = f"q_edges span {edges[0][0]:.4g} to {edges[0][-1]:.4g}"
     tenth = edges[0] * 0.1
     nanometres = "; if q_edges are in 1/nm, multiply them by 0.1"
     if inside.any():
-        # Rings of which the detector has nothing, whatever is masked.
-        beyond = int((edges[0][:-1] > high).sum() + (edges[0][1:] < low).sum())
-        if beyond:
+        # Rings outside of the detector, regardless of the mask.
+        outside = int((edges[0][:-1] > high).sum() + (edges[0][1:] < low).sum())
+        if outside:
             warnings.warn(
-                f"{beyond} of {len(edges[0]) - 1} rings have no pixels: {asked}, and {there}"
+                f"{outside} of {len(edges[0]) - 1} rings have no pixels: {requested}, and "
+                + available
                 + (nanometres if tenth[-1] <= high else ""),
                 stacklevel=4,
             )
@@ -178,29 +181,31 @@ def _check_pixels(
                 f"; they differ by a factor of {max(ratio, 1 / ratio):.3g}: are distance and "
                 "pixel_size in m, energy in keV and q_edges in 1/Angstrom?"
             )
-        raise ValueError(f"no pixel lies in any bin: {asked}, and {there}{hint}")
+        raise ValueError(f"no pixel is in any bin: {requested}, and {available}{hint}")
     if not (ring & (phi >= edges[1][0]) & (phi <= edges[1][-1])).any():
         raise ValueError(
-            f"no pixel lies in any bin: phi_edges span {edges[1][0]:g} to {edges[1][-1]:g} degrees "
-            "and no pixel of these q has such an angle; are they in radians?"
+            f"no pixel is in any bin: phi_edges span {edges[1][0]:g} to {edges[1][-1]:g} degrees, "
+            "and no pixel with these q has such an angle; are they in radians?"
         )
     raise ValueError(
-        f"no good pixel lies in any bin: the mask is 0 in all {int(ring.sum()):,} pixels of these "
-        f"q and not 0 in {int(good.sum()):,} others; is it inverted (expected 1 for good pixels)?"
+        f"no good pixel is in any bin: the mask is 0 in all {int(ring.sum()):,} pixels of these q "
+        f"and not 0 in {int(good.sum()):,} others; is it inverted (expected 1 for good pixels)?"
     )
 
 
-def _edges(name: str, given: Any) -> NDArray[np.float64]:
-    edges = np.asarray(given, np.float64)
+def _edges(name: str, values: Any) -> NDArray[np.float64]:
+    edges = np.asarray(values, np.float64)
     if edges.ndim != 1 or len(edges) < 2 or not np.isfinite(edges).all():
-        raise ValueError(f"{name} has the shape {edges.shape}; wanted two or more numbers [n + 1]")
+        raise ValueError(
+            f"{name}: expected two or more finite numbers [n + 1], got the shape {edges.shape}"
+        )
     if not (np.diff(edges) > 0).all():
-        raise ValueError(f"{name} is {edges.tolist()!s:.80}; wanted each greater than the last")
+        raise ValueError(f"{name}: expected increasing numbers, got {edges.tolist()!s:.80}")
     return edges
 
 
 def _refined(edges: NDArray[np.float64], parts: int) -> NDArray[np.float64]:
-    """Edges of `parts` bins of equal width in each; the given ones stay as they are."""
+    """Divide each bin into `parts` bins of equal width; the original edges are unchanged."""
     if parts == 1:
         return edges
     steps = edges[:-1, None] + np.diff(edges)[:, None] * np.arange(parts) / parts

@@ -1,7 +1,7 @@
-"""Frames of Rigaku's counting detectors: events of 64 bits, of one module or of six.
+"""Frames of Rigaku's photon-counting detectors of one module or of six, as 64-bit events.
 
-A word holds the count in bits 0 to 11, the pixel in bits 16 to 36 and the frame in bits 40 to 63,
-little-endian; words are ordered by frame.
+A little-endian word holds the count in bits 0 to 11, the pixel in bits 16 to 36 and the frame in
+bits 40 to 63. Words are ordered by frame.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource
 
 #: (H, W) of one module
 MODULE = (512, 1024)
-# The files 000 to 005 as modules of 3 rows and 2 columns, and the gaps between them.
+# The files 000 to 005 in row-major order of 3 x 2 modules, and the gaps between modules.
 _ORDER = (5, 0, 4, 1, 3, 2)
 _GAPS = (70, 52)
 
@@ -26,16 +26,16 @@ _COUNT = np.uint64(0xFFF)
 _PIXEL = np.uint64(0x1FFFFF)
 _PIXEL_BIT = np.uint64(16)
 _FRAME_BIT = np.uint64(40)
-# Modules of the large detector number their pixels from here on.
+# Number of the first pixel in modules of the large detector.
 _OFFSET = 1 << 20
-# Words that are checked at a time: they stay in the cache.
+# Words that are checked at a time, so that they fit into the cache.
 _BLOCK = 1 << 15
 
 
 class RigakuFrames(FrameSource):
-    """A file `.bin`, mapped into memory; N is the number of the last frame, plus one.
+    """Frames of a file `.bin`, mapped into memory; N is the number of the last frame plus 1.
 
-    Frames without events are frames of zeros. Opening reads the file once and checks it.
+    Frames without events are zero. The constructor reads the file once and checks it.
 
     Args:
       path: the file.
@@ -43,8 +43,8 @@ class RigakuFrames(FrameSource):
 
     Raises:
       FileNotFoundError: no such file.
-      DetectorFileError: for a size that is not of whole words, a frame before the one that stands
-        before it, or a pixel outside the frame.
+      DetectorFileError: a size that is not a multiple of 8 bytes, events that are not ordered by
+        frame, or a pixel outside the frame.
     """
 
     is_sparse = True
@@ -62,7 +62,7 @@ class RigakuFrames(FrameSource):
     def events(self, first: int, stop: int) -> Events:
         self.check_range(first, stop)
         check_mapped(self.name, self._words)
-        # The frame stands in the highest bits: words are ordered as their frames are.
+        # The frame is in the highest bits, so that words are ordered like their frames.
         begin, end = (
             np.searchsorted(self._words, np.uint64(n) << _FRAME_BIT) if n < self.shape[0] else None
             for n in (first, stop)
@@ -71,7 +71,7 @@ class RigakuFrames(FrameSource):
         frame = (words >> _FRAME_BIT).astype(np.int32)
         pixel = (words >> _PIXEL_BIT & _PIXEL).astype(np.int32) - np.int32(self.pixel_base)
         count = (words & _COUNT).astype(np.uint16)
-        # A file that is written over while it is mapped has other words than those checked.
+        # A file that is overwritten while it is mapped has words that were not checked.
         size = self.shape[1] * self.shape[2]
         if words.size and not (
             first <= frame.min() and frame.max() < stop and pixel.min() >= 0 and pixel.max() < size
@@ -87,10 +87,10 @@ class Rigaku3MFrames(FrameSource):
     """Six files `.bin.000` to `.bin.005`, 1676 x 2100 pixels with gaps, which `dead` marks.
 
     Args:
-      path: the file `.bin.000`; the others lie beside it.
+      path: the file `.bin.000`; the others are in the same folder.
 
     Raises:
-      FileNotFoundError: where one of the six is missing.
+      FileNotFoundError: one of the six files is missing.
       DetectorFileError: see `RigakuFrames`.
     """
 
@@ -101,7 +101,7 @@ class Rigaku3MFrames(FrameSource):
         super().__init__()
         self.name = os.fspath(path)
         if not self.name.endswith(".000"):
-            raise DetectorFileError(f"{self.name} is not the first of six; wanted NAME.bin.000")
+            raise DetectorFileError(f"expected the first file, NAME.bin.000, got {self.name}")
         self._modules = [RigakuFrames(f"{self.name[:-1]}{number}") for number in _ORDER]
         self.linked = tuple(module.name for module in self._modules if module.name != self.name)
         height = 3 * MODULE[0] + 2 * _GAPS[0]
@@ -110,8 +110,8 @@ class Rigaku3MFrames(FrameSource):
         rows, columns = np.divmod(np.arange(MODULE[0] * MODULE[1], dtype=np.int32), MODULE[1])
         self._inside = rows * np.int32(width) + columns
         self._corners = [
-            (place // 2) * (MODULE[0] + _GAPS[0]) * width + (place % 2) * (MODULE[1] + _GAPS[1])
-            for place in range(len(_ORDER))
+            (k // 2) * (MODULE[0] + _GAPS[0]) * width + (k % 2) * (MODULE[1] + _GAPS[1])
+            for k in range(len(_ORDER))
         ]
         gaps = np.ones(height * width, bool)
         for corner in self._corners:
@@ -133,30 +133,30 @@ class Rigaku3MFrames(FrameSource):
 def _mapped_words(name: str) -> NDArray[np.uint64]:
     size = Path(name).stat().st_size
     if size == 0:
-        raise DetectorFileError(f"{name} is empty; wanted events of 8 bytes each")
+        raise DetectorFileError(f"{name}: expected events of 8 bytes each, got an empty file")
     if size % 8:
         raise DetectorFileError(
-            f"{name} has {size} bytes; wanted events of 8 bytes each. A file that is still being "
-            "written, or was cut short, ends within one"
+            f"{name}: expected events of 8 bytes each, got {size} bytes; the file is incomplete or "
+            "still being written"
         )
-    # As an array: slices of a memory map are many times slower.
+    # Convert to an array, since slicing a memory map is many times slower.
     return np.asarray(np.memmap(name, "<u8", mode="r"))
 
 
 def _check_words(
     name: str, words: NDArray[np.uint64], frame_shape: tuple[int, int]
 ) -> tuple[int, int]:
-    """The number that pixels begin at, and how many frames there are."""
+    """Check the words, and return the number of the first pixel and the number of frames."""
     lowest, last, pixels = int(_PIXEL), -1, []
     for begin in range(0, len(words), _BLOCK):
         block = words[begin : begin + _BLOCK]
         frame = block >> _FRAME_BIT
         if int(frame[0]) < last or (frame[1:] < frame[:-1]).any():
             before = np.concatenate([[np.uint64(max(last, 0))], frame[:-1]])
-            place = int(np.flatnonzero(frame < before)[0])
+            k = int(np.flatnonzero(frame < before)[0])
             raise DetectorFileError(
-                f"{name}: event {begin + place} is of frame {frame[place]}, behind one of frame "
-                f"{before[place]}; wanted events ordered by frame"
+                f"{name}: expected events ordered by frame, got event {begin + k} of frame "
+                f"{frame[k]} after one of frame {before[k]}"
             )
         last = int(frame[-1])
         pixel = block >> _PIXEL_BIT & _PIXEL
@@ -167,10 +167,10 @@ def _check_words(
     for number, highest in enumerate(pixels):
         if highest - base >= n_pixels:
             block = words[number * _BLOCK : (number + 1) * _BLOCK] >> _PIXEL_BIT & _PIXEL
-            place = int(np.flatnonzero(block == np.uint64(highest))[0])
+            k = int(np.flatnonzero(block == np.uint64(highest))[0])
             raise DetectorFileError(
-                f"{name}: event {number * _BLOCK + place} is of pixel {highest - base}; wanted 0 "
-                f"to {n_pixels - 1} of {frame_shape[0]} x {frame_shape[1]} pixels, the shape of "
-                "frames that is given, or that of the map of bins"
+                f"{name}: event {number * _BLOCK + k}: expected pixels 0 to {n_pixels - 1} "
+                f"({frame_shape[0]} x {frame_shape[1]}, from frame_shape= or the map of bins), got "
+                f"{highest - base}"
             )
     return base, last + 1

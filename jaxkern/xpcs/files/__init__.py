@@ -1,1 +1,1 @@
-"""Two-time correlations in files and arrays: what is read, prepared, simulated and written."""
+"""Two-time correlations and results in files and arrays: reading, preparation, simulation."""

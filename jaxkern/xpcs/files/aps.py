@@ -1,12 +1,12 @@
 """Two-time correlations in HDF5 files of the Advanced Photon Source, in both layouts.
 
-A file stores one triangle H of each symmetric matrix, with the whole diagonal (boost-corr writes
-``triu(C)``): C = H + H^T, with the diagonal once. A matrix that is stored whole is read as it is.
+A file stores one triangle H of each symmetric matrix, including the diagonal (boost-corr writes
+``triu(C)``): C = H + H^T with the diagonal once. A full matrix is also accepted.
 
 ====== =====================================================================================
 aps    ``xpcs/dqlist[0, :]``, ``xpcs/dphilist[0, :]`` and ``exchange/C2T_all/*``, one data set
-       an entry, in natural order (2 before 10); with ``xpcs/qphi_bin_to_process`` the bins
-       (from 1) in these lists
+       per entry, in natural order (2 before 10); ``xpcs/qphi_bin_to_process``, if present, has
+       the indices (from 1) into these lists
 aps-u  ``xpcs/qmap/dynamic_v_list_dim0`` (q) and ``_dim1`` (phi), ``xpcs/twotime/processed_bins``
        (from 1) and ``xpcs/twotime/correlation_map/c2_%05d``. Bin b is the cell
        g = ``xpcs/qmap/dynamic_index_mapping[b - 1]`` of the grid (b - 1 where there is no
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-# Rows that are read or written at a time where the whole matrix is wanted.
+# Rows that are read at a time for a whole matrix.
 _SLAB = 512
-# Frames whose part of the diagonal is read at a time; the side of a tile that `write_aps` stores.
+# Frames of the diagonal that are read at a time: the side of a tile of `write_aps`.
 _DIAGONAL_BLOCK = 256
-# By how much the triangles of a matrix that is stored whole may differ: a matrix product on a GPU
-# is not mirrored to the last bit.
+# Relative tolerance for the symmetry of a full matrix: matrix products on a GPU are not symmetric
+# to the last bit.
 _MIRRORED = 1e-5
 
 
@@ -54,7 +54,7 @@ class ApsData:
         columns of frames without counts.
       q: [n] f64, 1/Angstrom.
       phi: [n] f64, degrees.
-      dt: seconds between frames; None where the file does not say.
+      dt: seconds between frames; None if the file does not store it.
     """
 
     c2: Array
@@ -64,24 +64,24 @@ class ApsData:
 
 
 class ApsFile:
-    """One file's two-time correlations as a source of row slabs.
+    """Two-time correlations of a file as a source of slabs of rows.
 
-    Nothing is kept in memory, except the matrix that was read last where the file packs matrices
-    whole (in chunks of a quarter of a matrix or more).
+    Matrices are not cached, except the last one if the file stores matrices in chunks of a quarter
+    of a matrix or more.
 
     Attributes:
       shape: (n, n_t, n_t), n matrices of (q, phi) in the file's order.
-      dtype: of the stored values.
+      dtype: dtype of the stored values.
       q: [n] f64, 1/Angstrom.
       phi: [n] f64, degrees.
-      dt: seconds between frames; None where the file does not say.
+      dt: seconds between frames; None if the file does not store it.
       layout: "aps" or "aps-u".
       symmetric: True, by construction.
 
     Raises:
       FileNotFoundError: no such file.
-      ApsFormatError: not an HDF5 file, a damaged one, or groups and data sets of the layout are
-        missing or disagree; from `read`, triangles that are both there and not mirrored.
+      ApsFormatError: not an HDF5 file, a damaged one, or groups and data sets of the layout that
+        are missing or inconsistent; from `read`, a full matrix that is not symmetric.
 
     Example:
       >>> from jaxkern import xpcs
@@ -97,11 +97,11 @@ class ApsFile:
 
     def __init__(self, path: str | Path, layout: str | None = None) -> None:
         if layout not in (None, *LAYOUTS):
-            raise ValueError(f"layout is {layout!r}; wanted None or one of {', '.join(LAYOUTS)}")
+            raise ValueError(f"layout: expected None, {' or '.join(LAYOUTS)}, got {layout!r}")
         self.path = Path(path)
         self._file = open_hdf5(self.path)
         try:
-            with damage_told(self.path):
+            with format_errors(self.path):
                 self.layout = find_layout(self._file, layout)
                 entries = read_entries(self._file, self.layout)
         except BaseException:
@@ -111,14 +111,14 @@ class ApsFile:
         n_t = int(self._sets[0].shape[0])
         self.shape = (len(self._sets), n_t, n_t)
         self.dtype = np.dtype(self._sets[0].dtype)
-        self._kept: tuple[int, Array] | None = None
+        self._cached: tuple[int, Array] | None = None
         self._empty: dict[int, NDArray[np.bool_]] = {}
 
     def read(self, angle: int, first_row: int, stop_row: int) -> Array:
-        """Rows ``first_row`` to ``stop_row`` of matrix ``angle``: [stop_row - first_row, n_t]."""
+        """Return rows ``first_row`` to ``stop_row - 1`` of matrix ``angle``."""
         n_t = self.shape[1]
         if not (0 <= first_row <= stop_row <= n_t):
-            raise IndexError(f"rows {first_row} to {stop_row} of a matrix of {n_t} rows")
+            raise IndexError(f"expected rows within 0 to {n_t}, got {first_row} to {stop_row}")
         stored = self._sets[angle]
         try:
             matrix = self._matrix(angle)
@@ -128,27 +128,28 @@ class ApsFile:
                 self._empty[angle] = find_empty_frames(matrix)
         except OSError as error:
             raise OSError(f"{self.path}: {stored.name} cannot be read: {error}") from error
-        whole = complete_rows(rows, columns, first_row, f"{self.path}: {stored.name}")
-        mark_empty_frames(whole, self._empty[angle], first_row)
-        return whole
+        completed = complete_rows(rows, columns, first_row, f"{self.path}: {stored.name}")
+        mark_empty_frames(completed, self._empty[angle], first_row)
+        return completed
 
     def _matrix(self, angle: int) -> Any:
-        """What slabs are cut from: the data set, or in memory what HDF5 would unpack for each slab.
+        """Return the data set of a matrix, or its content if HDF5 would unpack it for each slab.
 
-        boost-corr packs each matrix as one chunk, of which any row costs as much as all. The matrix
-        that was read last is kept.
+        boost-corr stores each matrix as one compressed chunk, so that reading one row costs as much
+        as reading all. The last matrix is cached.
         """
         stored = self._sets[angle]
         chunk = stored.chunks
         if chunk is None or 4 * chunk[0] * chunk[1] < stored.size:
             return stored
-        kept = self._kept
-        if kept is None or kept[0] != angle:
-            kept = self._kept = (angle, stored[()])
-        return kept[1]
+        cached = self._cached
+        if cached is None or cached[0] != angle:
+            cached = self._cached = (angle, stored[()])
+        return cached[1]
 
     def close(self) -> None:
-        self._kept = None
+        """Close the file."""
+        self._cached = None
         self._file.close()
 
     def __enter__(self) -> ApsFile:
@@ -162,39 +163,38 @@ class ApsFile:
 
 
 def complete_rows(rows: Array, columns: Array, first_row: int, what: str) -> Array:
-    """Rows of a symmetric matrix of which the file may hold one triangle: [m, n].
+    """Return rows [m, n] of a symmetric matrix of which one triangle may be stored.
 
     Args:
       rows: [m, n] as stored, from row ``first_row`` on.
       columns: [m, n], the same columns of the matrix, transposed.
-      what: the matrix in an error.
+      what: name of the matrix for errors.
 
     Raises:
-      ApsFormatError: numbers in both triangles that are not each other's mirror images.
+      ApsFormatError: both triangles are stored and the matrix is not symmetric.
     """
     n_t, stop_row = rows.shape[1], first_row + len(rows)
     below = np.arange(n_t) < np.arange(first_row, stop_row)[:, None]
-    beside = np.arange(n_t) != np.arange(first_row, stop_row)[:, None]
-    # What each triangle says of these rows, with its mirror image.
+    off_diagonal = np.arange(n_t) != np.arange(first_row, stop_row)[:, None]
+    # These rows according to either triangle.
     upper, lower = np.where(below, columns, rows), np.where(below, rows, columns)
-    stored_below = np.any(lower, where=beside)
-    stored_above = not stored_below or np.any(upper, where=beside)
+    stored_below = np.any(lower, where=off_diagonal)
+    stored_above = not stored_below or np.any(upper, where=off_diagonal)
     tolerance = max(_MIRRORED, 4 * np.finfo(rows.dtype).eps)
-    whole = stored_below and stored_above
-    if whole and not np.allclose(upper, lower, rtol=tolerance, atol=0, equal_nan=True):
+    full = stored_below and stored_above
+    if full and not np.allclose(upper, lower, rtol=tolerance, atol=0, equal_nan=True):
         raise ApsFormatError(
-            f"{what} holds numbers in both triangles that are not each other's mirror images "
-            f"(rows {first_row} to {stop_row}); wanted one triangle and zeros, or a symmetric "
-            "matrix"
+            f"{what}: expected one triangle and zeros, or a symmetric matrix, got different "
+            f"triangles (rows {first_row} to {stop_row})"
         )
     return np.asarray(upper if stored_above else lower)
 
 
 def find_empty_frames(matrix: Any) -> NDArray[np.bool_]:
-    """Return [n], true for frames without counts in C [n, n], an array or data set.
+    """Return a mask [n] of frames without counts in C [n, n], an array or data set.
 
-    Their C is 0 on the diagonal; that of frames with counts is not, being a mean of squares. A
-    diagonal of zeros only was removed, and floating-point numbers alone can be marked as NaN.
+    C is 0 on the diagonal for these frames, and above 0 for frames with counts, since it is a mean
+    of squares. A diagonal of only zeros was removed. Only floating-point matrices can store NaN.
     """
     n = matrix.shape[0]
     if matrix.dtype.kind != "f":
@@ -202,7 +202,7 @@ def find_empty_frames(matrix: Any) -> NDArray[np.bool_]:
     diagonal = np.ones(n)
     for first in range(0, n, _DIAGONAL_BLOCK):
         block = slice(first, first + _DIAGONAL_BLOCK)
-        # Reading the rows of a damaged block raises this error.
+        # Reading the rows of a damaged block raises this error, too.
         with contextlib.suppress(OSError):
             diagonal[block] = np.diagonal(matrix[block, block])
     empty: NDArray[np.bool_] = (diagonal == 0) & np.any(diagonal)
@@ -222,12 +222,12 @@ def mark_empty_frames(rows: Array, empty: NDArray[np.bool_], first_row: int) -> 
 def load_aps(
     path: str | Path, layout: str | None = None, entries: Sequence[int] | None = None
 ) -> ApsData:
-    """All of a file's matrices (or those of ``entries``) in memory, both triangles.
+    """Read a file's matrices into memory, with both triangles.
 
     Args:
       path: the HDF5 file.
-      layout: "aps" or "aps-u"; None recognizes it.
-      entries: which matrices, as positions in the file's order.
+      layout: "aps" or "aps-u"; None to detect it.
+      entries: indices of the matrices in the file's order; None for all.
 
     Raises:
       FileNotFoundError: no such file.
@@ -253,7 +253,7 @@ def load_aps(
 
 
 def open_hdf5(path: Path) -> h5py.File:
-    """The file, open for reading.
+    """Open a file for reading.
 
     Raises:
       FileNotFoundError: no such file.
@@ -262,7 +262,7 @@ def open_hdf5(path: Path) -> h5py.File:
     import h5py
 
     if not path.exists():
-        raise FileNotFoundError(f"there is no file {str(path)!r}")
+        raise FileNotFoundError(f"file not found: {str(path)!r}")
     try:
         return h5py.File(path, "r")
     except (OSError, RuntimeError, ValueError) as error:
@@ -270,14 +270,12 @@ def open_hdf5(path: Path) -> h5py.File:
 
 
 @contextlib.contextmanager
-def damage_told(path: Path) -> Iterator[None]:
-    """Errors with the path, also what h5py raises where groups, links or headers cannot be read."""
+def format_errors(path: Path) -> Iterator[None]:
+    """Add the path to errors, and convert h5py's errors about groups, links and headers."""
     try:
         yield
     except ApsFormatError as error:
         raise ApsFormatError(f"{path}: {error}") from None
     except (KeyError, OSError, RuntimeError, TypeError, ValueError, MemoryError) as error:
         reason = error.args[0] if error.args else error
-        raise ApsFormatError(
-            f"{path} is damaged, or links to what is not there: {reason}"
-        ) from error
+        raise ApsFormatError(f"{path} is damaged, or has a broken link: {reason}") from error

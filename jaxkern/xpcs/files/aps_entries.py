@@ -1,4 +1,4 @@
-"""Which matrices a file of either APS layout holds: their data sets, q, phi and the time step."""
+"""Entries of a file of either APS layout: data sets of matrices, q, phi and the time step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 LAYOUTS = ("aps", "aps-u")
-_WANTED = {
+_REQUIRED = {
     "aps": ("xpcs/dqlist", "xpcs/dphilist", "exchange/C2T_all"),
     "aps-u": (
         "xpcs/qmap/dynamic_v_list_dim0",
@@ -27,10 +27,9 @@ _WANTED = {
         "xpcs/twotime/correlation_map",
     ),
 }
-# Lists of bins, wavevectors and angles are short; a damaged header may claim any length.
+# Lists of bins, wavevectors and angles are short, but a damaged header may claim any length.
 _LONGEST_LIST = 10**7
-# Where a time step stands, and what it is multiplied with. Newer files of the older layout have it
-# in the newer place.
+# Paths of the time step and of its factors. Newer files of the older layout use the newer paths.
 _NEXUS_TIMES: tuple[str, ...] = ("entry/instrument/detector_1/frame_time",)
 _NEXUS_STEPS = ("config/stride_frame", "config/avg_frame")
 _OLD_TIMES = (
@@ -38,17 +37,17 @@ _OLD_TIMES = (
     "measurement/instrument/detector/exposure_time",
 )
 _OLD_STEPS = ("xpcs/stride_frames", "xpcs/avg_frames")
-#: the unit of `frame_time` in a file of frames of which nobody knows the time: it is 1 then
+#: unit of `frame_time` if the time between frames is unknown; its value is 1 then
 FRAMES = "frame"
 
 
 class ApsFormatError(ValueError):
-    """A file that is not laid out as either APS layout says; names what is missing and is there."""
+    """Error in a file of either APS layout; names missing and existing entries."""
 
 
 @dataclass(frozen=True)
 class Entries:
-    """A file's matrices: data sets [n, n_t, n_t], q [n] and phi [n], and seconds between frames."""
+    """Matrices of a file: n data sets [n_t, n_t], q [n], phi [n], and seconds between frames."""
 
     sets: list[h5py.Dataset]
     q: Array
@@ -57,17 +56,17 @@ class Entries:
 
 
 def find_layout(file: h5py.File, layout: str | None) -> str:
-    """The layout of a file, or the one that was asked for.
+    """Return the layout of a file, or the requested one.
 
     Raises:
       ApsFormatError: groups or data sets are missing.
     """
     candidates = LAYOUTS if layout is None else (layout,)
-    missing = {name: [p for p in _WANTED[name] if p not in file] for name in candidates}
+    missing = {name: [p for p in _REQUIRED[name] if p not in file] for name in candidates}
     for name in candidates:
         if not missing[name]:
             return name
-    wanted = "; ".join(
+    problems = "; ".join(
         f"the layout {name!r} misses {', '.join(paths)}" for name, paths in missing.items()
     )
     hint = ""
@@ -77,22 +76,22 @@ def find_layout(file: h5py.File, layout: str | None) -> str:
             "and a fit needs each pair of frames: run xpcs correlate again with --twotime full"
         )
     elif "xpcs/multitau" in file and "xpcs/twotime" not in file:
-        hint = ". It holds g2 alone: give xpcs correlate --twotime"
-    raise ApsFormatError(f"{wanted}. The file holds {_contents(file)}{hint}")
+        hint = ". It has only g2: run xpcs correlate with --twotime"
+    raise ApsFormatError(f"{problems}. The file has {_contents(file)}{hint}")
 
 
-def find_missing(file: h5py.File, names: Iterable[str]) -> None:
-    """Raises ApsFormatError where any of these is missing."""
+def check_names(file: h5py.File, names: Iterable[str]) -> None:
+    """Raise ApsFormatError if any of the names is missing."""
     missing = [name for name in names if name not in file]
     if missing:
-        raise ApsFormatError(f"{', '.join(missing)} is missing. The file holds {_contents(file)}")
+        raise ApsFormatError(f"{', '.join(missing)} is missing. The file has {_contents(file)}")
 
 
 def read_entries(file: h5py.File, layout: str) -> Entries:
-    """The matrices of a file, in its own order.
+    """Read the matrices of a file, in the file's order.
 
     Raises:
-      ApsFormatError: lists and data sets that disagree.
+      ApsFormatError: lists and data sets that are inconsistent.
     """
     sets, q, phi = (_aps if layout == "aps" else _aps_u)(file)
     check_alike(sets)
@@ -100,65 +99,65 @@ def read_entries(file: h5py.File, layout: str) -> Entries:
 
 
 def _contents(file: h5py.File) -> str:
-    """The first two levels of a file, in words."""
+    """Return a description of the first two levels of a file."""
     import h5py
 
-    found = []
+    items = []
     for name, item in file.items():
         if isinstance(item, h5py.Group) and len(item):
-            below = list(item)
-            more = ", ..." if len(below) > 8 else ""
-            found.append(f"{name}/ ({', '.join(below[:8])}{more})")
+            members = list(item)
+            more = ", ..." if len(members) > 8 else ""
+            items.append(f"{name}/ ({', '.join(members[:8])}{more})")
         else:
-            found.append(f"{name}/ (empty)" if isinstance(item, h5py.Group) else name)
-    return "; ".join(found) or "nothing"
+            items.append(f"{name}/ (empty)" if isinstance(item, h5py.Group) else name)
+    return "; ".join(items) or "no entries"
 
 
 def read_numbers(file: h5py.File, name: str, most: int = _LONGEST_LIST) -> Array:
-    """The numbers of a data set, of any shape and at most `most` of them."""
+    """Read a data set of at most `most` numbers of any shape."""
     import h5py
 
     item = file[name]
     if not isinstance(item, h5py.Dataset):
-        raise ApsFormatError(f"{name} is a group; wanted a data set")
+        raise ApsFormatError(f"{name}: expected a data set, got a group")
     shape = item.shape
     if shape is None or item.dtype.kind not in "biuf" or not 0 < item.size <= most:
         raise ApsFormatError(
-            f"{name} is {item.dtype} {None if shape is None else list(shape)}; wanted "
-            "numbers, [n] or [1, n]"
+            f"{name}: expected 1 to {most} numbers, [n] or [1, n], got {item.dtype} "
+            f"{None if shape is None else list(shape)}"
         )
     return np.asarray(item[()])
 
 
 def _list(file: h5py.File, name: str) -> Array:
-    """A list of finite numbers, stored as [n], [1, n] or more rows of which the first counts."""
+    """Read a list of finite numbers, stored as [n], or as the first row of [m, n]."""
     values = read_numbers(file, name)
     if values.ndim == 0:
-        raise ApsFormatError(f"{name} is one number; wanted numbers, [n] or [1, n]")
+        raise ApsFormatError(f"{name}: expected numbers [n] or [1, n], got one number")
     first = values if values.ndim == 1 else values.reshape(-1, values.shape[-1])[0]
     numbers = first.astype(np.float64)
     if not np.isfinite(numbers).all():
-        raise ApsFormatError(f"{name} holds numbers that are not finite")
+        raise ApsFormatError(f"{name}: expected finite numbers, got NaN or infinity")
     return numbers
 
 
-def read_whole_numbers(file: h5py.File, name: str) -> Array:
-    """A list of whole numbers, stored as [n], [n, 1] or [1, n]."""
+def read_integers(file: h5py.File, name: str) -> Array:
+    """Read a list of integers, stored as [n], [n, 1] or [1, n]."""
     values = np.ravel(read_numbers(file, name))
-    whole = values.astype(np.int64)
-    if not np.array_equal(whole, values):
-        raise ApsFormatError(f"{name} is not of whole numbers")
-    return whole
+    integers = values.astype(np.int64)
+    if not np.array_equal(integers, values):
+        raise ApsFormatError(f"{name}: expected integers, got other numbers")
+    return integers
 
 
 def read_bins(file: h5py.File, name: str) -> Array:
-    """The bins that the matrices are of, from 1, each once."""
-    bins = read_whole_numbers(file, name)
+    """Read the bins of the matrices, which count from 1 and are different."""
+    bins = read_integers(file, name)
     different, counts = np.unique(bins, return_counts=True)
     if (counts > 1).any():
         raise ApsFormatError(
-            f"{name} has the bin {different[counts > 1][0]} more than once; wanted each "
-            "bin once, since it says which matrix is which"
+            f"{name}: expected different bins, got the bin {different[counts > 1][0]} more than "
+            "once"
         )
     return bins
 
@@ -175,14 +174,14 @@ def _aps(file: h5py.File) -> tuple[list[h5py.Dataset], Array, Array]:
     if index in file and len(q) == len(phi):
         bins = read_bins(file, index)
         names = _names_of_bins(group, bins, index, r"([0-9]+)[^0-9]*$")
-        # Lists of the processed bins alone are too short to be of all bins.
+        # If the lists are too short for all bins, they are lists of the processed bins.
         if len(q) != len(bins) or bins.max() <= len(q):
             check_bins(bins, len(q), index, f"{len(q)} values of xpcs/dqlist")
             q, phi = q[bins - 1], phi[bins - 1]
     if not (len(q) == len(phi) == len(names)) or not names:
         raise ApsFormatError(
-            f"xpcs/dqlist has {len(q)} values, xpcs/dphilist {len(phi)}, and "
-            f"exchange/C2T_all {len(names)} matrices; wanted the same number of each, at least 1"
+            "expected the same number, at least 1, of values of xpcs/dqlist and xpcs/dphilist and "
+            f"matrices of exchange/C2T_all, got {len(q)}, {len(phi)} and {len(names)}"
         )
     return [group[name] for name in names], q, phi
 
@@ -197,10 +196,10 @@ def _aps_u(file: h5py.File) -> tuple[list[h5py.Dataset], Array, Array]:
 
 
 def read_labels(file: h5py.File) -> tuple[Array, Array, str]:
-    """q and phi of every bin, from 1, and how many these are in words.
+    """Return q and phi of all bins, and a description of their number.
 
     Raises:
-      ApsFormatError: lists and grid that disagree, or are not of q and phi.
+      ApsFormatError: inconsistent lists and grid, or a grid of other quantities than q and phi.
     """
     q_list = _list(file, "xpcs/qmap/dynamic_v_list_dim0")
     phi_list = _list(file, "xpcs/qmap/dynamic_v_list_dim1")
@@ -210,13 +209,14 @@ def read_labels(file: h5py.File) -> tuple[Array, Array, str]:
 
 
 def read_matrices(file: h5py.File, n_bins: int, what: str) -> tuple[Array, list[h5py.Dataset]]:
-    """The bins whose matrices a file holds, and these.
+    """Return the bins of the matrices in a file, and the matrices.
 
     Args:
-      n_bins: how many bins there are; `what` they are in words.
+      n_bins: the number of bins.
+      what: its description for errors.
 
     Raises:
-      ApsFormatError: bins that are not there, or not one matrix a bin.
+      ApsFormatError: unknown bins, or not one matrix per bin.
     """
     index = "xpcs/twotime/processed_bins"
     bins = read_bins(file, index)
@@ -227,45 +227,44 @@ def read_matrices(file: h5py.File, n_bins: int, what: str) -> tuple[Array, list[
 
 
 def _check_grid(file: h5py.File, sizes: tuple[int, int]) -> None:
-    """The grid must be of q and phi, and as large as its own lists."""
+    """Check that the axes of the grid are q and phi, and have the lengths of their lists."""
     names, numbers = "xpcs/qmap/map_names", "xpcs/qmap/dynamic_num_pts"
     if names in file:
-        given = [
+        axes = [
             n.decode(errors="replace") if isinstance(n, bytes) else str(n)
             for n in np.ravel(np.asarray(file[names][()])).tolist()
         ]
-        if given[:2] != ["q", "phi"]:
-            raise ApsFormatError(
-                f"{names} is {given}; wanted ['q', 'phi'], bins of wavevector and angle"
-            )
+        if axes[:2] != ["q", "phi"]:
+            raise ApsFormatError(f"{names}: expected ['q', 'phi'], got {axes}")
     if numbers in file:
-        points = read_whole_numbers(file, numbers)
+        points = read_integers(file, numbers)
         if points.tolist() != list(sizes):
             raise ApsFormatError(
-                f"{numbers} is {points.tolist()}, but dynamic_v_list_dim0 has {sizes[0]} "
-                f"values and dynamic_v_list_dim1 {sizes[1]}; wanted the same numbers"
+                f"{numbers}: expected {list(sizes)}, the lengths of dynamic_v_list_dim0 and "
+                f"dynamic_v_list_dim1, got {points.tolist()}"
             )
 
 
 def _cells(file: h5py.File, n_q: int, n_phi: int) -> tuple[Array, str]:
-    """The cell of the (q, phi) grid of each bin: bins are numbered without the empty cells."""
+    """Return the cell of the (q, phi) grid of each bin; empty cells have no bin."""
     name, most = "xpcs/qmap/dynamic_index_mapping", n_q * n_phi
     if name not in file:
         return np.arange(most), f"{n_q} q times {n_phi} phi"
-    cells = read_whole_numbers(file, name)
+    cells = read_integers(file, name)
     if cells.min() < 0 or cells.max() >= most or len(np.unique(cells)) != len(cells):
         raise ApsFormatError(
-            f"{name} has {len(cells)} cells from {cells.min()} to {cells.max()}; wanted "
-            f"different cells of 0 to {most - 1} ({n_q} q times {n_phi} phi)"
+            f"{name}: expected different cells from 0 to {most - 1} ({n_q} q times {n_phi} phi), "
+            f"got {len(cells)} cells from {cells.min()} to {cells.max()}"
         )
     return cells, f"{len(cells)} cells of dynamic_index_mapping"
 
 
 def check_bins(bins: Array, most: int, name: str, what: str) -> None:
+    """Raise ApsFormatError for bins that are not in 1 .. most."""
     if bins.min() < 1 or bins.max() > most:
         raise ApsFormatError(
-            f"{name} has {bins.size} bins from {bins.min()} to {bins.max()}; wanted bins "
-            f"of 1 to {most} ({what})"
+            f"{name}: expected bins from 1 to {most} ({what}), got {bins.size} bins from "
+            f"{bins.min()} to {bins.max()}"
         )
 
 
@@ -277,66 +276,67 @@ def _group(file: h5py.File, name: str) -> h5py.Group:
 
     group = file[name]
     if not isinstance(group, h5py.Group):
-        raise ApsFormatError(f"{name} is a data set; wanted a group of matrices")
+        raise ApsFormatError(f"{name}: expected a group of matrices, got a data set")
     return group
 
 
 def _names_of_bins(group: h5py.Group, bins: Array, index: str, pattern: str) -> list[str]:
-    """The matrix of each bin: matrices count from 1 in the bins' order, or carry the bin's number.
+    """Return the name of each bin's matrix.
 
-    `pattern` finds the number in a name; names that it does not match are of something else.
+    Matrices are numbered from 1 in the order of the bins, or have the numbers of the bins.
+    `pattern` extracts the number from a name. Other names are ignored.
     """
     matches = {name: re.search(pattern, name) for name in group}
-    found = [name for name, match in matches.items() if match]
+    matrices = [name for name, match in matches.items() if match]
     numbered = {int(match[1]): name for name, match in matches.items() if match}
-    if len(found) == len(numbered) == len(bins):
+    if len(matrices) == len(numbered) == len(bins):
         if sorted(numbered) == list(range(1, len(bins) + 1)):
             return [numbered[k + 1] for k in range(len(bins))]
         if set(numbered) == {int(b) for b in bins}:
             return [numbered[int(b)] for b in bins]
     raise ApsFormatError(
-        f"{group.name.lstrip('/')} has {len(found)} numbered matrices "
-        f"({', '.join(natural_order(found)[:4])} ...) and {index} {len(bins)} bins "
-        f"({', '.join(str(b) for b in bins[:4])} ...); wanted one matrix a bin, with the bin's "
-        "number or counted from 1"
+        f"{group.name.lstrip('/')}: expected one matrix for each of the {len(bins)} bins of "
+        f"{index} ({', '.join(str(b) for b in bins[:4])} ...), with the bin's number or counted "
+        f"from 1, got {len(matrices)} ({', '.join(natural_order(matrices)[:4])} ...)"
     )
 
 
 def check_alike(sets: Sequence[Any]) -> None:
+    """Raise ApsFormatError unless all objects are square matrices of one shape and dtype."""
     import h5py
 
     for item in sets:
         if not isinstance(item, h5py.Dataset):
-            raise ApsFormatError(f"{item.name} is a group; wanted a matrix")
+            raise ApsFormatError(f"{item.name}: expected a matrix, got a group")
         shape = () if item.shape is None else tuple(item.shape)
         if len(shape) != 2 or shape[0] != shape[1] or item.dtype.kind != "f":
             raise ApsFormatError(
-                f"{item.name} is {item.dtype} {list(shape)}; wanted a square matrix of "
-                "floating-point numbers"
+                f"{item.name}: expected a square matrix of floating-point numbers, got "
+                f"{item.dtype} {list(shape)}"
             )
         if shape != tuple(sets[0].shape) or item.dtype != sets[0].dtype:
             raise ApsFormatError(
-                f"{item.name} is {item.dtype} {list(shape)} and {sets[0].name} is "
-                f"{sets[0].dtype} {list(sets[0].shape)}; wanted all matrices alike"
+                f"{item.name}: expected {sets[0].dtype} {list(sets[0].shape)} as "
+                f"{sets[0].name}, got {item.dtype} {list(shape)}"
             )
 
 
 def read_time_step(file: h5py.File, layout: str, analysis: str = "twotime") -> float | None:
-    """Seconds between the frames that were correlated; None where the file has no time.
+    """Return the seconds between the frames that were correlated; None if the file has no time.
 
     Args:
-      analysis: "twotime" or "multitau", whose steps count in the layout "aps-u".
+      analysis: "twotime" or "multitau", whose steps are used in the layout "aps-u".
     """
-    places = {_NEXUS_TIMES: tuple(f"xpcs/{analysis}/{step}" for step in _NEXUS_STEPS)}
+    paths = {_NEXUS_TIMES: tuple(f"xpcs/{analysis}/{step}" for step in _NEXUS_STEPS)}
     if layout == "aps":
-        places = {_OLD_TIMES: _OLD_STEPS, **places}
-    for times, steps in places.items():
-        # The period, and the exposure alone where a detector gives no period.
-        there = [name for name in times if name in file and not _in_frames(file[name])]
-        seconds = max((read_number(file, name) for name in there), default=0.0)
+        paths = {_OLD_TIMES: _OLD_STEPS, **paths}
+    for times, steps in paths.items():
+        # The period, or the exposure if the file has no period.
+        known = [name for name in times if name in file and not _in_frames(file[name])]
+        seconds = max((read_number(file, name) for name in known), default=0.0)
         if seconds > 0:
             for name in steps:
-                # Left out, a step is 1, as in the software that writes these files.
+                # A missing step is 1, as in the software that writes these files.
                 seconds *= read_number(file, name, least=1) if name in file else 1
             return seconds
     return None
@@ -348,10 +348,11 @@ def _in_frames(item: Any) -> bool:
 
 
 def read_number(file: h5py.File, name: str, least: float = 0) -> float:
+    """Read one finite number of `least` or more."""
     values = np.ravel(read_numbers(file, name))
     number = float(values[0])
     if values.size != 1 or not np.isfinite(number) or number < least:
         raise ApsFormatError(
-            f"{name} is {values[:4].tolist()}; wanted one number of {least} or more"
+            f"{name}: expected one number of {least} or more, got {values[:4].tolist()}"
         )
     return number

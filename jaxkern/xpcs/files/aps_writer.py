@@ -1,4 +1,4 @@
-"""Writes two-time correlations as HDF5 files of either APS layout, whole or in row slabs."""
+"""Writing of two-time correlations as HDF5 files of either APS layout, in slabs of rows."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from jaxkern.xpcs.detectors.hdf5_writing import new_hdf5
+from jaxkern.xpcs.detectors.hdf5_access import new_hdf5
 from jaxkern.xpcs.files.aps_entries import LAYOUTS
 
-# Side of HDF5's tiles, so that both a slab of rows and one of columns are read in few pieces, and
-# the empty triangle takes no space. Slabs of this many rows are written without reading back.
+# Side of HDF5's tiles: slabs of rows and of columns are read in few pieces, and the empty triangle
+# takes no space. Slabs of this many rows are written without reading tiles back.
 TILE = 256
 
 
 class ApsWriter:
-    """Writes a file slab by slab; only the upper triangle with the diagonal is stored.
+    """Writer of a file of two-time correlations, slab by slab.
 
-    The file gets its name when the writer is closed, and not at all when the block of a ``with``
-    raises an error.
+    Only the upper triangle with the diagonal is stored. The file gets its name when the writer is
+    closed. No file is created if the block of a ``with`` statement raises an error.
 
     Args:
-      path: the file, replaced when it exists.
+      path: the file, replaced if it exists.
       q: [n] or a number, 1/Angstrom.
-      phi: [n] degrees. A matrix is stored for each.
-      n_t: frames.
-      dt: seconds between frames; None writes none.
+      phi: [n] degrees; a matrix is stored for each.
+      n_t: number of frames.
+      dt: seconds between frames; None to store no time.
       layout: "aps" or "aps-u".
-      dtype: of the stored values, f32 or f64.
+      dtype: dtype of the stored values, f32 or f64.
 
     Raises:
-      ValueError: q and phi of different lengths, dt not above 0, an unknown layout, in the layout
-        "aps-u" a (q, phi) that is there twice.
+      ValueError: q and phi of different lengths, dt not above 0, an unknown layout, or the same
+        (q, phi) twice in the layout "aps-u".
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class ApsWriter:
         momenta = np.asarray(q, np.float64)
         if angles.ndim != 1 or momenta.shape not in ((), angles.shape):
             raise ValueError(
-                f"q is {list(momenta.shape)} and phi {list(angles.shape)}; wanted both [n], or a "
-                "number for q"
+                f"q, phi: expected [n] for both, or a number for q, got {list(momenta.shape)} and "
+                f"{list(angles.shape)}"
             )
         if layout not in LAYOUTS:
-            raise ValueError(f"layout is {layout!r}; wanted one of {', '.join(LAYOUTS)}")
+            raise ValueError(f"layout: expected one of {', '.join(LAYOUTS)}, got {layout!r}")
         if dt is not None and not (np.isfinite(dt) and dt > 0):
-            raise ValueError(f"dt is {dt!r}; wanted a finite number of seconds above 0, or None")
+            raise ValueError(f"dt: expected a finite time above 0 s, or None, got {dt!r}")
         momenta = np.broadcast_to(momenta, angles.shape)
         self.shape = (len(angles), n_t, n_t)
         self.dtype = np.dtype(dtype)
@@ -82,14 +82,14 @@ class ApsWriter:
             self._open = opened.pop_all()
 
     def write_rows(self, angle: int, first_row: int, rows: NDArray[Any]) -> None:
-        """Stores rows ``first_row`` and on of matrix ``angle``; of [m, n_t] the part j >= i."""
+        """Store rows [m, n_t] of matrix ``angle`` from ``first_row`` on, for j >= i."""
         store_upper(self._sets[angle], first_row, rows)
 
     def close(self) -> None:
-        """Gives the file its name.
+        """Close the file and give it its name.
 
         Raises:
-          OSError: the disk is full or fails; a file that is there stays as it is.
+          OSError: the disk is full or fails; an existing file is unchanged.
         """
         self._open.close()
 
@@ -106,7 +106,7 @@ class ApsWriter:
 
 
 def store_upper(dataset: Any, first_row: int, rows: NDArray[Any]) -> None:
-    """Stores rows ``first_row`` and on of a data set [n, n]; of `rows` [m, n] the part j >= i."""
+    """Store rows [m, n] of a data set [n, n] from ``first_row`` on, for j >= i."""
     stop_row = first_row + len(rows)
     for start in range(first_row, stop_row, TILE):
         stop = min(start + TILE, stop_row)
@@ -124,19 +124,19 @@ def write_aps(
     layout: str = "aps-u",
     dtype: DTypeLike | None = None,
 ) -> Path:
-    """Writes symmetric two-time correlations c2 [n, n_t, n_t]; returns the path.
+    """Write symmetric two-time correlations c2 [n, n_t, n_t], and return the path.
 
     Args:
-      path: the file, replaced when it exists.
+      path: the file, replaced if it exists.
       c2: [n, n_t, n_t]; the upper triangle is stored.
       q: [n] or a number, 1/Angstrom.
       phi: [n], degrees.
-      dt: seconds between frames, which a fit from the command line reads; None writes none.
+      dt: seconds between frames, for a fit by the command line; None to store no time.
       layout: "aps" or "aps-u".
-      dtype: of the stored values; None keeps c2's.
+      dtype: dtype of the stored values; None for that of c2.
 
     Raises:
-      ValueError: shapes that do not fit together, dt not above 0, an unknown layout.
+      ValueError: inconsistent shapes, dt not above 0, or an unknown layout.
 
     Example:
       >>> from jaxkern import xpcs
@@ -147,9 +147,9 @@ def write_aps(
     """
     values = np.asarray(c2)
     if values.ndim != 3 or values.shape[1] != values.shape[2]:
-        raise ValueError(f"c2 is {list(values.shape)}; wanted [n, n_t, n_t]")
+        raise ValueError(f"c2: expected [n, n_t, n_t], got {list(values.shape)}")
     if np.size(phi) != len(values):
-        raise ValueError(f"phi has {np.size(phi)} values for {len(values)} matrices of c2")
+        raise ValueError(f"phi: expected {len(values)} values, as c2, got {np.size(phi)}")
     kind = values.dtype if dtype is None else dtype
     with ApsWriter(
         path, q=q, phi=phi, n_t=values.shape[1], dt=dt, layout=layout, dtype=kind
@@ -165,14 +165,14 @@ def _aps(q: NDArray[Any], phi: NDArray[Any]) -> tuple[list[str], dict[str, Any]]
 
 
 def _aps_u(q: NDArray[Any], phi: NDArray[Any]) -> tuple[list[str], dict[str, Any]]:
-    """A grid of the distinct q and phi; its cells that are written are the bins, from 1."""
+    """Return names and lists for a grid of the distinct q and phi; used cells are bins from 1."""
     q_list, phi_list = np.unique(q), np.unique(phi)
     cell = np.searchsorted(q_list, q) * len(phi_list) + np.searchsorted(phi_list, phi)
     mapping = np.unique(cell)
     if len(mapping) != len(cell):
         raise ValueError(
-            "a pair of q and phi is there twice, which the layout 'aps-u' cannot say; leave one "
-            "out or use the layout 'aps'"
+            "q, phi: expected different pairs for the layout 'aps-u', got one twice; leave it out "
+            "or use the layout 'aps'"
         )
     names = [f"xpcs/twotime/correlation_map/c2_{k + 1:05d}" for k in range(len(cell))]
     return names, {
@@ -186,7 +186,7 @@ def _aps_u(q: NDArray[Any], phi: NDArray[Any]) -> tuple[list[str], dict[str, Any
 
 
 def _time_step(dt: float, layout: str) -> dict[str, Any]:
-    """The time between frames, none left out and none averaged."""
+    """Return the entries for the time between frames, with stride and average of 1."""
     if layout == "aps":
         one = np.ones((1, 1), np.uint64)
         return {

@@ -1,4 +1,4 @@
-"""Reads correlations from files of results: our own, and those of boost-corr."""
+"""Reading of correlations from files of results by this package or boost-corr."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from jaxkern.core.memory import available_bytes
 from jaxkern.core.paths import home_path
-from jaxkern.xpcs.correlators.delays import multitau_delays
+from jaxkern.xpcs.correlators.g2 import multitau_delays
 from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.aps import (
     complete_rows,
-    damage_told,
     find_empty_frames,
+    format_errors,
     mark_empty_frames,
     open_hdf5,
 )
@@ -26,20 +26,20 @@ from jaxkern.xpcs.files.aps_entries import (
     ApsFormatError,
     check_alike,
     check_bins,
-    find_missing,
+    check_names,
     read_bins,
+    read_integers,
     read_matrices,
     read_time_step,
-    read_whole_numbers,
 )
 from jaxkern.xpcs.files.results_entries import (
-    of_bins,
     read_array,
     read_config,
     read_metadata,
     read_n_frames,
     read_overview,
     read_warnings,
+    select_bins,
 )
 
 if TYPE_CHECKING:
@@ -47,17 +47,19 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-# Rows of a matrix that are completed at a time.
+# Rows of a matrix that are mirrored at a time.
 _SLAB = 512
 _ANALYSES = ("multitau", "twotime", "twotime_binned")
 _OF_MAP = "the bins of xpcs/qmap/dynamic_roi_map"
 
 
 class CorrelationResults(NamedTuple):
-    """What a file of results holds; None of what it does not.
+    """Content of a file of results.
 
-    multitau: g2 at the multi-tau delays. twotime: two-time correlations. metadata: what the file
-    says of the measurement, as `FrameSource.metadata`.
+    Attributes:
+      multitau: g2 at the multi-tau delays, or None.
+      twotime: two-time correlations, or None.
+      metadata: metadata of the measurement, see `FrameSource.metadata`.
     """
 
     multitau: MultiTauResult | None
@@ -66,22 +68,22 @@ class CorrelationResults(NamedTuple):
 
 
 def read_results(path: str | Path, bins: Sequence[int] | None = None) -> CorrelationResults:
-    """Reads what `write_results` or boost-corr wrote.
+    """Read a file of results by `write_results` or boost-corr.
 
-    q and phi of a bin follow the qmap's `dynamic_index_mapping`; a frame takes the detector's time
-    times `stride_frame` and `avg_frame`. `ApsFile` reads two-time correlations row by row where
-    they are larger than memory.
+    q and phi of a bin are those of its cell in the qmap's `dynamic_index_mapping`. The time between
+    frames is that of the detector times `stride_frame` and `avg_frame`. `ApsFile` reads two-time
+    correlations that are larger than memory, row by row.
 
     Args:
       path: the HDF5 file.
-      bins: the bins whose two-time correlations are read; None: all that are there.
+      bins: the bins whose two-time correlations are read; None for all.
 
     Raises:
       FileNotFoundError: no such file.
       ApsFormatError: not an HDF5 file, a damaged one, or groups and data sets that are missing or
-        disagree.
+        inconsistent.
       ValueError: bins that the file does not have.
-      MemoryError: two-time correlations that memory does not hold.
+      MemoryError: the two-time correlations do not fit into memory.
 
     Example:
       >>> import numpy as np, pathlib, tempfile
@@ -90,38 +92,38 @@ def read_results(path: str | Path, bins: Sequence[int] | None = None) -> Correla
       >>> frames = np.random.default_rng(0).poisson(1.0, (40, 4, 4)).astype("u1")
       >>> path = pathlib.Path(tempfile.mkdtemp()) / "results.hdf"
       >>> _ = jk.xpcs.write_results(path, jk.xpcs.multitau(frames, qmap))
-      >>> found = jk.xpcs.read_results(path)
-      >>> found.multitau.q.tolist(), found.twotime
+      >>> results = jk.xpcs.read_results(path)
+      >>> results.multitau.q.tolist(), results.twotime
       ([0.01], None)
     """
     path = home_path(path)
     with open_hdf5(path) as file:
-        with damage_told(path):
+        with format_errors(path):
             qmap, overview, multitau = _read_common(file, path)
             analysis = next((name for name in _ANALYSES[1:] if f"xpcs/{name}" in file), None)
             stored = None if analysis is None else _find_matrices(file, analysis, qmap)
         twotime = None
         if analysis is not None and stored is not None:
-            picked = _picked(stored, bins, path)
-            with damage_told(path):
+            picked = _select_matrices(stored, bins, path)
+            with format_errors(path):
                 twotime = _read_twotime(file, analysis, stored, picked, qmap, overview)
-        with damage_told(path):
+        with format_errors(path):
             return CorrelationResults(multitau, twotime, read_metadata(file))
 
 
 def read_multitau(path: Path) -> MultiTauResult | None:
-    """g2 of a file of results, or None; its two-time correlations are not read."""
-    with open_hdf5(path) as file, damage_told(path):
+    """Read g2 of a file of results, or None; its two-time correlations are not read."""
+    with open_hdf5(path) as file, format_errors(path):
         return _read_common(file, path)[2]
 
 
-def read_two_time_doubts(path: Path) -> tuple[dict[int, int], tuple[str, ...]]:
-    """Return frames without counts by bin, and the warnings, of two-time correlations.
+def read_two_time_warnings(path: Path) -> tuple[dict[int, int], tuple[str, ...]]:
+    """Return the numbers of frames without counts by bin, and the warnings of two-time results.
 
     Both are empty if the file has no two-time correlations or does not store them.
     """
     empty_frames: dict[int, int] = {}
-    with open_hdf5(path) as file, damage_told(path):
+    with open_hdf5(path) as file, format_errors(path):
         analysis = next((name for name in _ANALYSES[1:] if f"xpcs/{name}" in file), None)
         if analysis is None:
             return empty_frames, ()
@@ -139,14 +141,14 @@ def _read_common(
 ) -> tuple[QMap, Overview | None, MultiTauResult | None]:
     if not any(f"xpcs/{name}" in file for name in _ANALYSES):
         raise ApsFormatError(
-            "there is neither xpcs/multitau nor xpcs/twotime; wanted a file of results, as "
-            "write_results or boost-corr writes it"
+            "expected a file of results by write_results or boost-corr, got neither xpcs/multitau "
+            "nor xpcs/twotime"
         )
-    find_missing(file, ("xpcs/qmap/dynamic_index_mapping", "xpcs/qmap/mask"))
+    check_names(file, ("xpcs/qmap/dynamic_index_mapping", "xpcs/qmap/mask"))
     qmap = QMap.read(path, "xpcs/qmap")
     overview = read_overview(file, qmap)
-    there = "xpcs/multitau" in file
-    return qmap, overview, _read_multitau(file, qmap, overview) if there else None
+    multitau = _read_multitau(file, qmap, overview) if "xpcs/multitau" in file else None
+    return qmap, overview, multitau
 
 
 # Multi-tau ---------------------------------------------------------------------------------------
@@ -154,14 +156,13 @@ def _read_common(
 
 def _read_multitau(file: h5py.File, qmap: QMap, overview: Overview | None) -> MultiTauResult:
     names = [f"xpcs/multitau/{n}" for n in ("delay_list", "normalized_g2", "normalized_g2_err")]
-    find_missing(file, names)
-    delay = read_whole_numbers(file, names[0])
+    check_names(file, names)
+    delay = read_integers(file, names[0])
     g2, error = (read_array(file, name, 2) for name in names[1:])
     if g2.shape != error.shape or len(g2) != len(delay) or (delay < 1).any():
         raise ApsFormatError(
-            f"{names[0]} has {len(delay)} delays from {delay.min()}, {names[1]} is "
-            f"{list(g2.shape)} and {names[2]} {list(error.shape)}; wanted delays from 1 and "
-            f"[{len(delay)}, bins] twice"
+            f"{', '.join(names)}: expected delays from 1 and [{len(delay)}, bins] twice, got "
+            f"delays from {delay.min()}, {list(g2.shape)} and {list(error.shape)}"
         )
     index = "xpcs/multitau/processed_bins"
     if index in file:
@@ -171,24 +172,24 @@ def _read_multitau(file: h5py.File, qmap: QMap, overview: Overview | None) -> Mu
     check_bins(bins, qmap.n_dynamic, index, _OF_MAP)
     if bins.max() > g2.shape[1]:
         raise ApsFormatError(
-            f"{index} has the bin {bins.max()} and {names[1]} {g2.shape[1]} columns; wanted a "
-            "column for each bin"
+            f"{names[1]}: expected a column for each bin of {index}, got {g2.shape[1]} columns for "
+            f"the bin {bins.max()}"
         )
     config = read_config(file, "multitau")
     n_frames = read_n_frames(file, "multitau", overview, int(delay.max()) + 1)
     frame_time = read_time_step(file, "aps-u", "multitau")
     pairs = "xpcs/multitau/n_pairs"
-    n_pairs = read_whole_numbers(file, pairs) if pairs in file else None
+    n_pairs = read_integers(file, pairs) if pairs in file else None
     if n_pairs is None or len(n_pairs) != len(delay):
         n_pairs = _pairs(delay, n_frames, config.get("dpl", 4))
-    whole = MultiTauResult(
+    result = MultiTauResult(
         delay=delay,
         tau=None if frame_time is None else delay * frame_time,
         bins=bins,
         g2=g2[:, bins - 1],
         g2_err=error[:, bins - 1],
-        q=of_bins(qmap.q, bins),
-        phi=of_bins(qmap.phi, bins),
+        q=select_bins(qmap.q, bins),
+        phi=select_bins(qmap.phi, bins),
         n_pixels=qmap.pixels_of_bin[bins - 1],
         n_pairs=n_pairs,
         n_frames=n_frames,
@@ -198,39 +199,39 @@ def _read_multitau(file: h5py.File, qmap: QMap, overview: Overview | None) -> Mu
         config=config,
         warnings=read_warnings(file, "multitau"),
     )
-    return replace(whole, parts=_read_parts(file, whole))
+    return replace(result, parts=_read_parts(file, result))
 
 
 def _read_parts(file: h5py.File, whole: MultiTauResult) -> tuple[MultiTauResult, ...]:
-    """g2 of parts of the run; nothing of boost-corr's, which are of the frames up to one."""
+    """Read g2 of parts of the run; () for boost-corr, whose parts all begin at the first frame."""
     endings = ("normalized_g2_partial", "normalized_g2_partial_err", "n_pairs_partial")
     names = [f"xpcs/multitau/{ending}" for ending in endings]
     if names[2] not in file:
         return ()
     labels = "xpcs/multitau/normalized_g2_partial_labels"
-    find_missing(file, [*names, labels])
+    check_names(file, [*names, labels])
     g2, error, pairs = (
         read_array(file, name, ndim) for name, ndim in zip(names, (3, 3, 2), strict=True)
     )
-    ends = read_whole_numbers(file, labels)
-    wanted = (len(ends), len(whole.delay))
-    if g2.shape != error.shape or not g2.shape[:2] == pairs.shape == wanted:
+    ends = read_integers(file, labels)
+    shape = (len(ends), len(whole.delay))
+    if g2.shape != error.shape or not g2.shape[:2] == pairs.shape == shape:
         raise ApsFormatError(
-            f"{names[0]} is {list(g2.shape)}, {names[1]} {list(error.shape)} and {names[2]} "
-            f"{list(pairs.shape)}; wanted {list(wanted)} and the bins"
+            f"{', '.join(names)}: expected {list(shape)} and the bins, got {list(g2.shape)}, "
+            f"{list(error.shape)} and {list(pairs.shape)}"
         )
     check_bins(whole.bins, g2.shape[2], names[0], f"{g2.shape[2]} columns")
     parts = []
     for k, n_frames in enumerate(np.diff(ends, prepend=0).tolist()):
         reached = np.isin(whole.delay, multitau_delays(n_frames, whole.config.get("dpl", 4)))
-        there = np.ix_(reached, whole.bins - 1)
+        selected = np.ix_(reached, whole.bins - 1)
         parts.append(
             replace(
                 whole,
                 delay=whole.delay[reached],
                 tau=None if whole.tau is None else whole.tau[reached],
-                g2=g2[k][there],
-                g2_err=error[k][there],
+                g2=g2[k][selected],
+                g2_err=error[k][selected],
                 n_pairs=pairs[k][reached],
                 n_frames=n_frames,
                 overview=None,
@@ -241,7 +242,7 @@ def _read_parts(file: h5py.File, whole: MultiTauResult) -> tuple[MultiTauResult,
 
 
 def _pairs(delay: Array, n_frames: int, dpl: Any) -> Array:
-    """How many pairs of sums a delay's mean is over: see the delays of multi-tau."""
+    """Return the number of pairs of sums at each delay, see `multitau_delays`."""
     pairs = []
     for d in delay.tolist():
         level = 0
@@ -255,7 +256,7 @@ def _pairs(delay: Array, n_frames: int, dpl: Any) -> Array:
 
 
 class _Matrices(NamedTuple):
-    """Where two-time correlations are stored: bins [n], and a data set each, or one for all."""
+    """Stored two-time correlations: bins [n], and a data set for each, or one for all."""
 
     bins: Array
     sets: list[h5py.Dataset]
@@ -264,35 +265,35 @@ class _Matrices(NamedTuple):
 def _find_matrices(file: h5py.File, analysis: str, qmap: QMap) -> _Matrices:
     names = ["normalized_g2", "normalized_g2_segments", "processed_bins"]
     names += ["correlation_map"] if analysis == "twotime" else ["c2", "t1", "t2"]
-    find_missing(file, [f"xpcs/{analysis}/{name}" for name in names])
+    check_names(file, [f"xpcs/{analysis}/{name}" for name in names])
     if analysis == "twotime":
-        found = read_matrices(file, qmap.n_dynamic, _OF_MAP)
-        check_alike(found[1])
-        return _Matrices(*found)
+        bins, sets = read_matrices(file, qmap.n_dynamic, _OF_MAP)
+        check_alike(sets)
+        return _Matrices(bins, sets)
     name = f"xpcs/{analysis}/processed_bins"
     bins = read_bins(file, name)
     check_bins(bins, qmap.n_dynamic, name, _OF_MAP)
     return _Matrices(bins, [file[f"xpcs/{analysis}/c2"]])
 
 
-def _picked(stored: _Matrices, chosen: Sequence[int] | None, path: Path) -> list[int]:
-    """Where the chosen bins stand; looks whether memory holds their matrices."""
-    there = {int(b): k for k, b in enumerate(stored.bins)}
-    chosen = list(there) if chosen is None else list(chosen)
-    if not chosen or any(b not in there for b in chosen):
+def _select_matrices(stored: _Matrices, bins: Sequence[int] | None, path: Path) -> list[int]:
+    """Return the indices of bins, after a check that their matrices fit into memory."""
+    indices = {int(b): k for k, b in enumerate(stored.bins)}
+    bins = list(indices) if bins is None else list(bins)
+    if not bins or any(b not in indices for b in bins):
         raise ValueError(
-            f"bins is {chosen!r:.80}; wanted some of {', '.join(map(str, there))}, those of "
-            f"{path} that have a two-time correlation"
+            f"bins: expected some of {', '.join(map(str, indices))}, the bins of {path} with a "
+            f"two-time correlation, got {bins!r:.80}"
         )
     needed = sum(item.size * item.dtype.itemsize for item in stored.sets)
-    needed = needed * len(chosen) // len(there)
+    needed = needed * len(bins) // len(indices)
     if needed > (free := available_bytes()):
         raise MemoryError(
-            f"{path}: two-time correlations of {len(chosen)} bins take {needed / 1e9:,.3g} GB and "
-            f"{free / 1e9:,.3g} GB of memory are left: read some of the bins, or by rows with "
+            f"{path}: two-time correlations of {len(bins)} bins need {needed / 1e9:,.3g} GB, and "
+            f"{free / 1e9:,.3g} GB of memory are free; read some of the bins, or read rows with "
             "ApsFile"
         )
-    return [there[b] for b in chosen]
+    return [indices[b] for b in bins]
 
 
 def _read_twotime(
@@ -309,8 +310,8 @@ def _read_twotime(
     n_frames = int(stored.sets[0].shape[0]) if full else read_n_frames(file, analysis, overview, 1)
     if g2.shape[1] != n or parts.shape[1:] != (5, n) or (full and len(g2) != n_frames):
         raise ApsFormatError(
-            f"{names[0]} is {list(g2.shape)} and {names[1]} {list(parts.shape)}; wanted [N, {n}] "
-            f"and [N // 5, 5, {n}], of the bins of xpcs/{analysis}/processed_bins"
+            f"{names[0]}, {names[1]}: expected [N, {n}] and [N // 5, 5, {n}], as "
+            f"xpcs/{analysis}/processed_bins, got {list(g2.shape)} and {list(parts.shape)}"
         )
     if full:
         c2 = _read_matrices([stored.sets[k] for k in picked])
@@ -319,8 +320,8 @@ def _read_twotime(
         c2, t1, t2 = (read_array(file, f"xpcs/{analysis}/{name}") for name in ("c2", "t1", "t2"))
         if c2.shape != (n, len(t1) - 1, len(t2) - 1):
             raise ApsFormatError(
-                f"xpcs/{analysis}/c2 is {list(c2.shape)}, with {len(t1)} and {len(t2)} edges; "
-                f"wanted [{n}, edges - 1, edges - 1]"
+                f"xpcs/{analysis}/c2: expected [{n}, {len(t1) - 1}, {len(t2) - 1}], as t1 and t2, "
+                f"got {list(c2.shape)}"
             )
         c2 = c2[picked]
     bins = stored.bins[picked]
@@ -332,6 +333,8 @@ def _read_twotime(
     }
     numbers = {key: _read_numbers(file, f"xpcs/{analysis}/{key}", shapes[key]) for key in shapes}
     segments = numbers["n_pairs_segments"]
+    if segments is not None:
+        segments = segments.swapaxes(0, 1)
     return TwoTimeResult(
         c2=c2,
         g2=g2[:, picked],
@@ -339,46 +342,46 @@ def _read_twotime(
         bins=bins,
         t1=t1,
         t2=t2,
-        q=of_bins(qmap.q, bins),
-        phi=of_bins(qmap.phi, bins),
+        q=select_bins(qmap.q, bins),
+        phi=select_bins(qmap.phi, bins),
         n_pixels=qmap.pixels_of_bin[bins - 1],
         n_frames=n_frames,
         frame_time=read_time_step(file, "aps-u", analysis),
         qmap=qmap,
         overview=overview,
         config=read_config(file, analysis),
-        n_pairs=_of_columns(numbers["n_pairs"], picked),
-        n_pairs_parts=_of_columns(None if segments is None else segments.swapaxes(0, 1), picked),
-        n_empty=_of_columns(numbers["n_empty"], picked),
+        n_pairs=_select_columns(numbers["n_pairs"], picked),
+        n_pairs_parts=_select_columns(segments, picked),
+        n_empty=_select_columns(numbers["n_empty"], picked),
         c2_pairs=None if numbers["c2_pairs"] is None else numbers["c2_pairs"][picked],
         warnings=read_warnings(file, analysis),
     )
 
 
 def _read_numbers(file: h5py.File, name: str, shape: tuple[int, ...]) -> Array | None:
-    """Whole numbers of a shape; None where the file has none."""
+    """Read numbers of a shape; None if the file does not have them."""
     if name not in file:
         return None
-    found = read_array(file, name)
-    if found.ndim == 1 and len(shape) == 2 and len(found) == shape[0]:  # once, for all bins
-        found = np.repeat(found[:, None], shape[1], axis=1)
-    if found.shape != shape:
-        raise ApsFormatError(f"{name} is {list(found.shape)}; wanted {list(shape)}")
-    return found
+    numbers = read_array(file, name)
+    if numbers.ndim == 1 and len(shape) == 2 and len(numbers) == shape[0]:  # the same for all bins
+        numbers = np.repeat(numbers[:, None], shape[1], axis=1)
+    if numbers.shape != shape:
+        raise ApsFormatError(f"{name}: expected {list(shape)}, got {list(numbers.shape)}")
+    return numbers
 
 
-def _of_columns(numbers: Array | None, picked: list[int]) -> Array | None:
-    return None if numbers is None else numbers[..., picked]
+def _select_columns(numbers: Array | None, columns: list[int]) -> Array | None:
+    return None if numbers is None else numbers[..., columns]
 
 
 def _read_matrices(sets: list[h5py.Dataset]) -> Array:
-    """[bins, N, N], both triangles."""
+    """Read matrices [bins, N, N] with both triangles."""
     n = int(sets[0].shape[0])
     c2 = np.empty((len(sets), n, n), sets[0].dtype)
     for matrix, stored in zip(c2, sets, strict=True):
-        whole = stored[()]
+        values = stored[()]
         for first in range(0, n, _SLAB):
             rows = slice(first, first + _SLAB)
-            matrix[rows] = complete_rows(whole[rows], whole[:, rows].T, first, stored.name)
+            matrix[rows] = complete_rows(values[rows], values[:, rows].T, first, stored.name)
         mark_empty_frames(matrix, find_empty_frames(matrix), 0)
     return c2

@@ -1,4 +1,4 @@
-"""Writes correlations to HDF5 files of results, as xpcs-viewer opens and fits read them."""
+"""Writing of correlations to HDF5 files of results, for xpcs-viewer and for fits."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 from jaxkern.core.paths import home_path
 from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
 from jaxkern.xpcs.detectors.frames import FrameSource
-from jaxkern.xpcs.detectors.hdf5_writing import new_hdf5
+from jaxkern.xpcs.detectors.hdf5_access import new_hdf5
 from jaxkern.xpcs.detectors.qmap import QMap
-from jaxkern.xpcs.files.aps import damage_told, open_hdf5
+from jaxkern.xpcs.files.aps import format_errors, open_hdf5
 from jaxkern.xpcs.files.aps_entries import FRAMES, ApsFormatError
 from jaxkern.xpcs.files.aps_writer import TILE, store_upper
-from jaxkern.xpcs.files.made_of import NAME as MADE_OF
+from jaxkern.xpcs.files.provenance import NAME as PROVENANCE
 
 if TYPE_CHECKING:
     import h5py
 
 Array = NDArray[Any]
 
-# What the other programs call the settings of a correlation.
+# Settings of a correlation -> their names in files of boost-corr.
 CONFIG_NAMES = {
     "begin": "begin_frame",
     "end": "end_frame",
@@ -36,7 +36,7 @@ CONFIG_NAMES = {
     "smoothing": "smooth",
 }
 SMOOTHINGS = {"static": "sqmap", "dynamic": "dqmap", "none": "none"}
-#: what a source's metadata are called in the file, and their units
+#: metadata of a source -> their names in /entry, and their units
 METADATA_NAMES = {
     "frame_time": ("instrument/detector_1/frame_time", "s"),
     "count_time": ("instrument/detector_1/count_time", "s"),
@@ -45,7 +45,7 @@ METADATA_NAMES = {
     "start_time": ("start_time", None),
 }
 PIXEL_SIZES = ("instrument/detector_1/x_pixel_size", "instrument/detector_1/y_pixel_size")
-# What the viewer looks for in the map, and where /entry may have it.
+# Entries that the viewer expects in the map -> their names in /entry.
 _OF_DETECTOR = {
     "beam_center_x": "instrument/detector_1/beam_center_x",
     "beam_center_y": "instrument/detector_1/beam_center_y",
@@ -53,7 +53,7 @@ _OF_DETECTOR = {
     "energy": METADATA_NAMES["energy"][0],
     "pixel_size": PIXEL_SIZES[0],
 }
-# Arrays of more numbers are packed.
+# Larger arrays are compressed.
 _PACKED = 8192
 
 
@@ -63,31 +63,31 @@ def write_results(
     twotime: TwoTimeResult | None = None,
     metadata: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     source: FrameSource | None = None,
-    made_of: Mapping[str, Any] | None = None,
+    provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes correlations as boost-corr lays them out, whole or not at all; returns the path.
+    """Write correlations atomically in the layout of boost-corr, and return the path.
 
     xpcs-viewer opens the file, `read_results` reads it, and `python -m jaxkern xpcs fit` fits its
     two-time correlations. Bins that were not correlated are NaN in `normalized_g2`. Two-time
-    correlations that are not full matrices stand in /xpcs/twotime_binned.
+    correlations that are not full matrices are stored in /xpcs/twotime_binned.
 
     Args:
-      path: the file, replaced when it exists.
-      multitau: what `multitau` gave, or None.
-      twotime: what `twotime` gave, or None.
-      metadata: the path of a ``*_metadata.hdf`` file, of which /entry is copied (without
+      path: the file, replaced if it exists.
+      multitau: result of `multitau`, or None.
+      twotime: result of `twotime`, or None.
+      metadata: the path of a ``*_metadata.hdf`` file, from which /entry is copied (without
         /entry/data), or a mapping such as `FrameSource.metadata`: "frame_time" and "count_time" in
         s, "energy" in keV, "distance" and "pixel_size" in m, "start_time". The time between frames
-        that the results know goes before.
-      source: where the frames came from; its metadata are written where `metadata` says nothing.
-      made_of: what the results were made of, kept as JSON in /xpcs/made_of; `correlate_files`
-        knows by it what is finished.
+        of the results takes precedence.
+      source: source of the frames; its metadata are written if `metadata` does not have them.
+      provenance: files and settings of the results, stored as JSON in /xpcs/provenance;
+        `correlate_files` recognizes finished files by it.
 
     Raises:
       TypeError: results of another type.
-      ValueError: no result, or two of different detectors or times.
-      FileNotFoundError, ApsFormatError: a metadata file that is not there, or holds no /entry.
-      OSError: the disk is full or fails; a file that is there stays as it is.
+      ValueError: no result, or two results of different detectors or times.
+      FileNotFoundError, ApsFormatError: a metadata file that does not exist or has no /entry.
+      OSError: the disk is full or fails; an existing file is unchanged.
 
     Example:
       >>> import numpy as np, pathlib, tempfile
@@ -102,7 +102,7 @@ def write_results(
     _check("twotime", twotime, TwoTimeResult)
     first = multitau or twotime
     if first is None:
-        raise ValueError("neither multitau nor twotime is given; wanted at least one of them")
+        raise ValueError("multitau, twotime: expected at least one result, got None for both")
     _check_together(multitau, twotime)
     known = dict(metadata) if isinstance(metadata, Mapping) else {}
     frame_time = next((_frame_time(r) for r in (multitau, twotime) if _frame_time(r)), None)
@@ -115,7 +115,7 @@ def write_results(
             _copy_entry(home_path(metadata), entry)
         _write_entry(entry, known)
         _write_entry(entry, {} if source is None else source.metadata, replace=False)
-        _write_entry(entry, _told_by(first.qmap), replace=False)
+        _write_entry(entry, _geometry_metadata(first.qmap), replace=False)
         _complete_entry(entry)
         _write_qmap(file.create_group("xpcs/qmap"), first.qmap, entry)
         overview = next((r.overview for r in (multitau, twotime) if r and r.overview), None)
@@ -125,14 +125,16 @@ def write_results(
             _write_multitau(file.create_group("xpcs/multitau"), multitau)
         if twotime is not None:
             _write_twotime(file["xpcs"], twotime)
-        if made_of is not None:
-            file[MADE_OF] = json.dumps(dict(made_of))
+        if provenance is not None:
+            file[PROVENANCE] = json.dumps(dict(provenance))
     return path
 
 
-def _check(name: str, given: Any, wanted: type) -> None:
-    if given is not None and not isinstance(given, wanted):
-        raise TypeError(f"{name} is a {type(given).__name__}; wanted a {wanted.__name__} or None")
+def _check(name: str, result: Any, kind: type) -> None:
+    if result is not None and not isinstance(result, kind):
+        raise TypeError(
+            f"{name}: expected a {kind.__name__} or None, got a {type(result).__name__}"
+        )
 
 
 def _check_together(multitau: MultiTauResult | None, twotime: TwoTimeResult | None) -> None:
@@ -143,19 +145,19 @@ def _check_together(multitau: MultiTauResult | None, twotime: TwoTimeResult | No
         np.array_equal(one.dynamic, other.dynamic) and np.array_equal(one.static, other.static)
     ):
         raise ValueError(
-            f"multitau is of {one} and twotime of {other}; wanted results of the same bins, or a "
-            "file each"
+            f"multitau, twotime: expected results of the same bins, got {one} and {other}; write "
+            "two files"
         )
     first, second = _frame_time(multitau), _frame_time(twotime)
     if first and second and abs(first - second) > 1e-6 * first:
         raise ValueError(
-            f"the detector's frames are {first:.9g} s apart in multitau and {second:.9g} s in "
-            "twotime; wanted results of the same frames, or a file each"
+            "multitau, twotime: expected the same time between the detector's frames, got "
+            f"{first:.9g} s and {second:.9g} s; write two files"
         )
 
 
 def _frame_time(result: MultiTauResult | TwoTimeResult | None) -> float | None:
-    """From one of the detector's frames to the next, in s."""
+    """Return the time between the detector's frames in s."""
     if result is None or result.frame_time is None:
         return None
     return result.frame_time / (_step(result, "stride") * _step(result, "average"))
@@ -171,57 +173,57 @@ def _step(result: MultiTauResult | TwoTimeResult, name: str) -> int:
 def _copy_entry(path: Path, entry: h5py.Group) -> None:
     import h5py
 
-    with open_hdf5(path) as source, damage_told(path):
-        found = source.get("entry")
-        if not isinstance(found, h5py.Group):
-            raise ApsFormatError(f"there is no group /entry; wanted a file of metadata ({path})")
-        entry.attrs.update(found.attrs)
-        for name in found:
-            link = found.get(name, getlink=True)
+    with open_hdf5(path) as source, format_errors(path):
+        stored = source.get("entry")
+        if not isinstance(stored, h5py.Group):
+            raise ApsFormatError(f"{path}: expected a file of metadata with a group /entry")
+        entry.attrs.update(stored.attrs)
+        for name in stored:
+            link = stored.get(name, getlink=True)
             if name == "data":
-                continue  # which may hold the frames themselves
+                continue  # this may hold the frames themselves
             if isinstance(link, h5py.HardLink):
-                found.copy(name, entry)
+                stored.copy(name, entry)
             else:
                 entry[name] = link
 
 
 def _write_entry(entry: h5py.Group, known: Mapping[str, Any], replace: bool = True) -> None:
-    """What is known, in place of what is there or where nothing is."""
-    stored = [(*METADATA_NAMES[name], known.get(name)) for name in METADATA_NAMES]
+    """Write known metadata; existing entries are overwritten only if `replace` is true."""
+    values = [(*METADATA_NAMES[name], known.get(name)) for name in METADATA_NAMES]
     sizes = np.broadcast_to(np.asarray(known.get("pixel_size"), np.float64), (2,))
     if np.isfinite(sizes).all():
-        stored += [(place, "m", size) for place, size in zip(PIXEL_SIZES, sizes, strict=True)]
-    for place, unit, value in stored:
-        if value is None or (place in entry and not replace):
+        values += [(name, "m", size) for name, size in zip(PIXEL_SIZES, sizes, strict=True)]
+    for name, unit, value in values:
+        if value is None or (name in entry and not replace):
             continue
-        if place in entry:
-            del entry[place]
-        entry[place] = value
+        if name in entry:
+            del entry[name]
+        entry[name] = value
         if unit:
-            entry[place].attrs["units"] = unit
+            entry[name].attrs["units"] = unit
 
 
-def _told_by(qmap: QMap) -> dict[str, Any]:
-    """What a map that was made by a geometry says of the detector."""
+def _geometry_metadata(qmap: QMap) -> dict[str, Any]:
+    """Return the metadata of a map that was computed from a geometry."""
     names = {"energy": "energy", "distance": "detector_distance", "pixel_size": "pixel_size"}
-    found = {name: qmap.layout.get(key) for name, key in names.items()}
+    values = {name: qmap.layout.get(key) for name, key in names.items()}
     numbers = (int, float, np.number)
-    return {name: x for name, x in found.items() if isinstance(x, numbers) and np.isfinite(x)}
+    return {name: x for name, x in values.items() if isinstance(x, numbers) and np.isfinite(x)}
 
 
 def _complete_entry(entry: h5py.Group) -> None:
-    """What the viewer asks for, where nothing is known of it."""
-    place = METADATA_NAMES["frame_time"][0]
-    if place not in entry:
-        entry[place] = 1.0
-        entry[place].attrs["units"] = FRAMES
-    for place in (METADATA_NAMES["count_time"][0], METADATA_NAMES["energy"][0], *PIXEL_SIZES):
-        if place not in entry:
-            entry[place] = np.nan
-    for place, text in (("schema_version", "1.0"), ("start_time", "")):
-        if place not in entry:
-            entry[place] = text
+    """Write placeholders for unknown entries that the viewer expects."""
+    name = METADATA_NAMES["frame_time"][0]
+    if name not in entry:
+        entry[name] = 1.0
+        entry[name].attrs["units"] = FRAMES
+    for name in (METADATA_NAMES["count_time"][0], METADATA_NAMES["energy"][0], *PIXEL_SIZES):
+        if name not in entry:
+            entry[name] = np.nan
+    for name, text in (("schema_version", "1.0"), ("start_time", "")):
+        if name not in entry:
+            entry[name] = text
 
 
 # /xpcs -----------------------------------------------------------------------------------------
@@ -229,15 +231,15 @@ def _complete_entry(entry: h5py.Group) -> None:
 
 def _write_qmap(group: h5py.Group, qmap: QMap, entry: h5py.Group) -> None:
     qmap.write_group(group)
-    # What a map that was not made by a geometry does not say of the detector.
-    for name, place in _OF_DETECTOR.items():
+    # A map that was not computed from a geometry does not have these entries.
+    for name, entry_name in _OF_DETECTOR.items():
         if name not in group:
-            group[name] = _number(entry, place)
+            group[name] = _number(entry, entry_name)
 
 
-def _number(entry: h5py.Group, place: str) -> float:
-    """A number of /entry, which may be anything that a file of metadata has; else NaN."""
-    item = entry.get(place)
+def _number(entry: h5py.Group, name: str) -> float:
+    """Return a number of /entry, or NaN; an entry copied from a file may have any type."""
+    item = entry.get(name)
     if getattr(item, "size", None) != 1 or item.dtype.kind not in "iuf":
         return np.nan
     return float(np.ravel(item[()])[0])
@@ -246,9 +248,9 @@ def _number(entry: h5py.Group, place: str) -> float:
 def _write_overview(xpcs: h5py.Group, overview: Overview) -> None:
     n = len(xpcs["qmap/static_index_mapping"])
     means = np.full((1 + len(overview.static_means_parts), n), np.nan)
-    shown = min(n, len(overview.static_means))
-    means[0, :shown] = overview.static_means[:shown]
-    means[1:, :shown] = overview.static_means_parts[:, :shown]
+    count = min(n, len(overview.static_means))
+    means[0, :count] = overview.static_means[:count]
+    means[1:, :count] = overview.static_means_parts[:, :count]
     _store(xpcs, "temporal_mean/scattering_2d", overview.mean_image[None])
     _store(xpcs, "temporal_mean/scattering_1d", means[:1])
     _store(xpcs, "temporal_mean/scattering_1d_segments", means[1:])
@@ -265,22 +267,22 @@ def _write_multitau(group: h5py.Group, result: MultiTauResult) -> None:
         group["warnings"] = list(result.warnings)
     n = len(group.parent["qmap/dynamic_index_mapping"])
     for name, values in (("normalized_g2", result.g2), ("normalized_g2_err", result.g2_err)):
-        # A column for each bin of the map, which the viewer takes by its number.
-        every = np.full((len(result.delay), n), np.nan)
-        every[:, result.bins - 1] = values
-        _store(group, name, every)
+        # The viewer expects a column for each bin of the map.
+        columns = np.full((len(result.delay), n), np.nan)
+        columns[:, result.bins - 1] = values
+        _store(group, name, columns)
     if result.parts:
         _write_parts(group, result)
     _write_config(group, result.config)
 
 
 def _write_parts(group: h5py.Group, result: MultiTauResult) -> None:
-    """g2 of parts of the run; the viewer tells them by the number of their last frame."""
+    """Write g2 of parts of the run; the viewer labels them by the number of their last frame."""
     n = len(group.parent["qmap/dynamic_index_mapping"])
     g2 = np.full((len(result.parts), len(result.delay), n), np.nan)
     error, pairs = g2.copy(), np.zeros(g2.shape[:2], np.int64)
     for k, part in enumerate(result.parts):
-        delays = slice(len(part.delay))  # those of a shorter run are the first ones
+        delays = slice(len(part.delay))  # a shorter run has the first delays
         g2[k, delays, part.bins - 1] = part.g2.T
         error[k, delays, part.bins - 1] = part.g2_err.T
         pairs[k, delays] = part.n_pairs
@@ -315,7 +317,7 @@ def _write_twotime(xpcs: h5py.Group, result: TwoTimeResult) -> None:
         maps = group.create_group("correlation_map")
         tile = min(TILE, result.c2.shape[1])
         for number, matrix in enumerate(result.c2, 1):
-            # The tiles of the empty triangle are never written.
+            # Tiles of the empty triangle are not written.
             stored = maps.create_dataset(
                 f"c2_{number:05d}",
                 matrix.shape,
@@ -339,22 +341,22 @@ def _write_config(group: h5py.Group, config: Mapping[str, Any]) -> None:
         if name == "smoothing":
             value = SMOOTHINGS.get(value, value)
         if isinstance(value, tuple) and any(isinstance(part, str) for part in value):
-            value = " ".join(map(str, value))  # a form, such as ("t1t2", 100)
+            value = " ".join(map(str, value))  # a form such as ("t1t2", 100)
         if name == "bad_frames":
             value = np.asarray(value, np.int64)
         if name == "hot_pixels":
             value = np.asarray(value, np.int64).reshape(-1, 2)  # rows and columns
         if name == "intensity_cut" and value is not None:
-            value = np.asarray(value, np.float64)  # NaN where there is no limit
+            value = np.asarray(value, np.float64)  # None becomes NaN
         if value is not None:
             stored[CONFIG_NAMES.get(name, name)] = value
 
 
 def _store(group: h5py.Group, name: str, values: Any) -> None:
-    """Stores a list or an array, with checksums that HDF5 compares when it is read."""
+    """Store a list or an array with checksums, which HDF5 verifies when it is read."""
     values = np.asarray(values)
-    packed = values.size > _PACKED
-    how: dict[str, Any] = {"compression": "lzf", "shuffle": True} if packed else {}
+    compress = values.size > _PACKED
+    options: dict[str, Any] = {"compression": "lzf", "shuffle": True} if compress else {}
     if values.ndim and values.size:
-        how["fletcher32"] = True
-    group.create_dataset(name, data=values, **how)
+        options["fletcher32"] = True
+    group.create_dataset(name, data=values, **options)

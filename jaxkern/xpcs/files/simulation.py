@@ -1,4 +1,4 @@
-"""Simulated two-time correlations: a model's g2 with mirrored noise, in memory or in a file."""
+"""Simulated two-time correlations: g2 of a model with symmetric noise, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def simulate(
     diagonal_artifact: float = 0.0,
     seed: int = 0,
 ) -> Array:
-    """g2 of a model with Gaussian noise that is mirrored as a measurement's is: [n_phi, n_t, n_t].
+    """Return g2 of a model with Gaussian noise, symmetric as in a measurement: [n_phi, n_t, n_t].
 
-    The noise of a point depends on the seed, the angle and the frames alone, so that
+    The noise of a point depends only on the seed, the angle and the frames, so that
     `simulate_to_file` writes the same values.
 
     Args:
-      model: `Static`, `LaminarFlow` or one of your own.
-      params: [p] of the model.
+      model: `Static`, `LaminarFlow` or another model.
+      params: [p] parameters of the model.
       contrast, offset: a number or [n_phi].
       noise: standard deviation of a point.
-      diagonal_artifact: what is added to the diagonal.
-      seed: of the noise.
+      diagonal_artifact: number that is added to the diagonal.
+      seed: seed of the noise.
 
     Raises:
-      ValueError: a negative noise; contrast or offset of another shape.
-      MemoryError: more points than memory is left for.
+      ValueError: negative noise; contrast or offset of another shape.
+      MemoryError: the result does not fit into memory.
 
     Example:
       >>> import numpy as np
@@ -59,8 +59,8 @@ def simulate(
     needed, free = 16 * n_phi * n_t**2, available_bytes()  # the result, and its transpose
     if needed > free:
         raise MemoryError(
-            f"{_points_text(n_phi, n_t)} take {needed / 1e9:,.3g} GB and {free / 1e9:,.3g} GB of "
-            "memory are left: simulate fewer frames or angles, or write a file (simulate_to_file)"
+            f"{_points_text(n_phi, n_t)} need {needed / 1e9:,.3g} GB, and {free / 1e9:,.3g} GB of "
+            "memory are free; simulate fewer frames or angles, or write a file (simulate_to_file)"
         )
     c2 = np.zeros((n_phi, n_t, n_t))
     slabs = _slabs(model, params, contrast, offset, noise, diagonal_artifact, seed)
@@ -87,16 +87,17 @@ def simulate_to_file(
     dtype: DTypeLike = np.float32,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """The same as an APS file, written in slabs of rows: memory is bound by one slab.
+    """Write the result of `simulate` to an APS file in slabs of rows, and return the path.
 
     Args:
-      path: the HDF5 file, replaced when it exists.
+      path: the HDF5 file, replaced if it exists.
+      model, params, contrast, offset, noise, diagonal_artifact, seed: see `simulate`.
       layout: "aps" or "aps-u".
-      dtype: of the stored values.
-      progress: called with the rows that are written and the rows there will be.
+      dtype: dtype of the stored values.
+      progress: called with the number of written rows and the total number of rows.
 
     Raises:
-      ValueError: as `simulate` and `ApsWriter`; a file that the disk has no room for.
+      ValueError: see `simulate` and `ApsWriter`; the file does not fit onto the disk.
 
     Example:
       >>> import numpy as np
@@ -131,15 +132,15 @@ def simulate_to_file(
 
 
 def check_room(path: str | Path, n_phi: int, n_t: int, dtype: DTypeLike) -> None:
-    """Raises ValueError where a file of so many angles and frames has no room on its disk."""
+    """Raise ValueError if a file of `n_phi` angles and `n_t` frames does not fit onto its disk."""
     path = Path(path).absolute()
     needed = n_phi * n_t**2 * np.dtype(dtype).itemsize
-    folder = next(place for place in path.parents if place.exists())
+    folder = next(parent for parent in path.parents if parent.exists())
     free = shutil.disk_usage(folder).free + (path.stat().st_size if path.is_file() else 0)
     if needed > free:
         raise ValueError(
-            f"{_points_text(n_phi, n_t)} make a file of {needed / 1e9:,.3g} GB and {folder} has "
-            f"{free / 1e9:,.3g} GB free; wanted fewer frames or angles, or another disk"
+            f"{_points_text(n_phi, n_t)} need a file of {needed / 1e9:,.3g} GB, and {folder} has "
+            f"{free / 1e9:,.3g} GB free; use fewer frames or angles, or another disk"
         )
 
 
@@ -156,10 +157,10 @@ def _slabs(
     artifact: float,
     seed: int,
 ) -> Iterator[tuple[int, int, Array]]:
-    """(angle, first row, rows [m, n_t]) in order; zero below the diagonal."""
+    """Yield (angle, first row, rows [m, n_t]) in order; rows are zero below the diagonal."""
     n_phi, n_t = model.geometry.n_phi, model.geometry.n_t
     if not noise >= 0:
-        raise ValueError(f"noise is {noise!r}; wanted a standard deviation of 0 or more")
+        raise ValueError(f"noise: expected a standard deviation of 0 or more, got {noise!r}")
     check_integer("seed", seed, 0)
     with jax.enable_x64(True):
         evaluate = jax.jit(lambda index: g2_at(model, params, contrast, offset, index))

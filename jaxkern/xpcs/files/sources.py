@@ -1,6 +1,6 @@
-"""Where two-time correlations are read from: arrays, memory maps, HDF5, or a reader of your own.
+"""Sources of two-time correlations: arrays, memory maps, HDF5, or a user's reader.
 
-A source gives rows of one angle at a time, so that nothing is ever all in memory.
+A source reads rows of one angle at a time, so that data may be larger than memory.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core.alignment import ALIGNMENT, aligned_array
 from jaxkern.core.archives import map_npy
 from jaxkern.core.mapped import check_mapped
 from jaxkern.core.paths import natural_order
@@ -23,9 +24,9 @@ from jaxkern.xpcs.model.ops import DATA_DTYPES
 class Source(Protocol):
     """Two-time correlations [n_phi, n, n] that are read by rows.
 
-    Attributes a source may have besides: `quantization` (step, zero), which uint16 data must have,
-    where a value is zero + step * stored; `symmetric`, True where every matrix is mirrored by
-    construction; `in_memory`, True where a read costs nothing.
+    Optional attributes of a source: `quantization` (step, zero), required for uint16 data, whose
+    values are zero + step * stored; `symmetric`, True if every matrix is symmetric by construction;
+    `in_memory`, True if reading does not copy.
     """
 
     @property
@@ -35,24 +36,24 @@ class Source(Protocol):
     def dtype(self) -> np.dtype[Any]: ...
 
     def read(self, angle: int, first_row: int, stop_row: int) -> NDArray[Any]:
-        """Rows first_row .. stop_row of one angle, [stop_row - first_row, n]."""
+        """Return rows first_row .. stop_row - 1 of one angle, [stop_row - first_row, n]."""
         ...
 
 
 def kernel_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype in which the kernels read data of this dtype: its own, or float64."""
+    """Return the dtype in which kernels read data of a dtype: itself, or float64."""
     native = dtype.newbyteorder("=")
     return np.dtype(native if native in DATA_DTYPES else np.float64)
 
 
 def quantization(source: Source) -> tuple[float, float]:
-    """(step, zero) of a source's values."""
+    """Return (step, zero) of a source's values."""
     step, zero = getattr(source, "quantization", None) or (1.0, 0.0)
     return float(step), float(zero)
 
 
 def values(source: Source, stored: NDArray[Any]) -> NDArray[np.float64]:
-    """Stored numbers as values in float64."""
+    """Convert stored numbers to values in float64."""
     step, zero = quantization(source)
     result = stored.astype(np.float64)
     return result if (step, zero) == (1.0, 0.0) else zero + step * result
@@ -67,8 +68,7 @@ class StackSource:
         shape = tuple(map(int, array.shape))
         if len(shape) != 3 or shape[1] != shape[2]:
             raise ValueError(
-                f"{name} has the shape {shape}; wanted [n_phi, n, n], one square matrix for each "
-                "angle"
+                f"{name}: expected [n_phi, n, n], a square matrix for each angle, got {shape}"
             )
         self._array = array
         self.quantization = quantization
@@ -81,6 +81,7 @@ class StackSource:
 
     @property
     def array(self) -> NDArray[Any]:
+        """The array, after a check that a mapped file was not truncated."""
         check_mapped("the data", self._array)
         return np.asarray(self._array)
 
@@ -91,17 +92,17 @@ class StackSource:
 
 
 class DatasetsSource:
-    """One two-dimensional data set [n, n] an angle, such as those of an HDF5 group."""
+    """A data set [n, n] for each angle, such as those of an HDF5 group."""
 
     def __init__(self, datasets: Sequence[Any], quantization: tuple[float, float] | None = None):
         if not datasets:
-            raise ValueError("data holds no data set; wanted one [n, n] for each angle")
+            raise ValueError("data: expected a data set [n, n] for each angle, got none")
         n = datasets[0].shape[-1]
-        for place, dataset in enumerate(datasets):
+        for index, dataset in enumerate(datasets):
             if tuple(dataset.shape) != (n, n) or dataset.dtype != datasets[0].dtype:
                 raise ValueError(
-                    f"data set {place} has the shape {tuple(dataset.shape)} and dtype "
-                    f"{dataset.dtype}; wanted {(n, n)} and {datasets[0].dtype} as in the first"
+                    f"data set {index}: expected {(n, n)} and {datasets[0].dtype}, as the first, "
+                    f"got {tuple(dataset.shape)} and {dataset.dtype}"
                 )
         self._datasets = list(datasets)
         self.shape = (len(datasets), n, n)
@@ -115,26 +116,26 @@ class DatasetsSource:
 def as_source(
     data: Any, *, quantization: tuple[float, float] | None = None, name: str = "data"
 ) -> Source:
-    """A source for what a user gives as data.
+    """Return data as a `Source`.
 
     Args:
       data: a `Source`; an array or memory map [n_phi, n, n] (or [n, n] for one angle); the path of
-        a ``.npy`` file, which is mapped; an HDF5 data set [n_phi, n, n], or an HDF5 group, mapping
-        or sequence of data sets or arrays [n, n], one an angle in its own order (names of a group
-        in natural order, 2 before 10).
-      quantization: (step, zero) of uint16 data, where a value is zero + step * stored.
-      name: what errors call it.
+        a ``.npy`` file, which is mapped; an HDF5 data set [n_phi, n, n]; or an HDF5 group, mapping
+        or sequence of data sets or arrays [n, n], one for each angle, in its order (names of a
+        group in natural order, 2 before 10).
+      quantization: (step, zero) of uint16 data, whose values are zero + step * stored.
+      name: name of the argument for errors.
 
     Raises:
-      TypeError: for anything else.
-      ValueError: for a shape other than [n_phi, n, n].
+      TypeError: data of another type.
+      ValueError: a shape other than [n_phi, n, n].
     """
     if isinstance(data, str | os.PathLike):
         path = Path(data)
         if path.suffix != ".npy":
             raise ValueError(
-                f"{name} is the path {str(path)!r}; only .npy files are opened by their path. Open "
-                "an HDF5 file with h5py, or jaxkern.xpcs's reader of APS files, and give that"
+                f"{name}: expected the path of a .npy file, got {str(path)!r}; open an HDF5 file "
+                "with h5py or jaxkern.xpcs.ApsFile, and pass the data set or the ApsFile"
             )
         data = map_npy(path)
     if isinstance(data, np.ndarray):
@@ -142,8 +143,8 @@ def as_source(
     if isinstance(data, Source):
         if quantization is not None:
             raise ValueError(
-                f"quantization={quantization} is given beside a {type(data).__name__}, which reads "
-                "by itself; wanted it as the attribute `quantization` of that source"
+                f"quantization: expected None for a {type(data).__name__}, got {quantization}; set "
+                "the attribute `quantization` of the source"
             )
         return data
     if isinstance(data, Mapping):
@@ -155,13 +156,14 @@ def as_source(
     if hasattr(data, "__array__"):
         return as_source(np.asarray(data), quantization=quantization, name=name)
     raise TypeError(
-        f"{name} is a {type(data).__name__}; wanted an array [n_phi, n, n], a .npy path, an HDF5 "
-        "data set or group, or an object with shape, dtype and read(angle, first_row, stop_row)"
+        f"{name}: expected an array [n_phi, n, n], a .npy path, an HDF5 data set or group, or an "
+        "object with shape, dtype and read(angle, first_row, stop_row), got a "
+        f"{type(data).__name__}"
     )
 
 
 def _in_order(data: Mapping[str, Any]) -> list[str]:
-    """Names of a group: in the order of their numbers where the file has that of the alphabet."""
+    """Return names in their order, or in natural order if they are sorted alphabetically."""
     names = list(data)
     if isinstance(data, dict) or names != sorted(names):
         return names
@@ -173,40 +175,40 @@ def _as_matrix(item: Any) -> Any:
 
 
 class SigmaSource:
-    """sigma from a source of it or of weights, rows at a time; looked at as it is read.
+    """sigma from a source of sigma or of weights, checked when rows are read.
 
-    Weight 0 becomes sigma 0, which does not count.
+    Weight 0 becomes sigma 0, which excludes the point.
     """
 
-    def __init__(self, given: Source, name: str) -> None:
-        self._given = given
+    def __init__(self, source: Source, name: str) -> None:
+        self._source = source
         self._name = name
-        self.shape = given.shape
+        self.shape = source.shape
         self.dtype = np.dtype(np.float64)
 
     def read(self, angle: int, first_row: int, stop_row: int) -> NDArray[Any]:
-        rows = np.asarray(self._given.read(angle, first_row, stop_row), np.float64)
+        rows = np.asarray(self._source.read(angle, first_row, stop_row), np.float64)
         check_not_negative(rows, self._name)
         return weights_to_sigma(rows) if self._name == "weights" else rows
 
 
 def check_not_negative(numbers: NDArray[Any], name: str) -> None:
-    """Raises ValueError for a negative number or NaN."""
+    """Raise ValueError for a negative number or NaN."""
     if not (numbers >= 0).all():
-        raise ValueError(f"{name} holds {numbers.min():g}; wanted numbers of 0 or more")
+        raise ValueError(f"{name}: expected numbers of 0 or more, got {numbers.min():g}")
 
 
 def weights_to_sigma(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """1 / sqrt(weights), 0 where a weight is 0."""
+    """Return 1 / sqrt(weights), and 0 for weights of 0."""
     with np.errstate(divide="ignore"):
         return np.where(weights > 0, 1.0 / np.sqrt(weights), 0.0)
 
 
 class LoadedSource(StackSource):
-    """A source that was read into memory once, because it is small."""
+    """A small source that is read into memory once."""
 
     def __init__(self, source: Source) -> None:
-        array = aligned_empty(source.shape, kernel_dtype(source.dtype))
+        array = aligned_array(source.shape, kernel_dtype(source.dtype))
         for angle in range(source.shape[0]):
             array[angle] = source.read(angle, 0, source.shape[1])
         super().__init__(array, getattr(source, "quantization", None))
@@ -215,29 +217,18 @@ class LoadedSource(StackSource):
 
 # Read-ahead -----------------------------------------------------------------------------------
 
-_ALIGNMENT = 64  # bytes; XLA's CPU backend takes an array at such an address without a copy
 
-
-def aligned_empty(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """An uninitialized array at an address that XLA takes as it is."""
-    dtype = np.dtype(dtype)
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    room = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -room.ctypes.data % _ALIGNMENT
-    return np.asarray(room[start : start + size].view(dtype).reshape(shape))
-
-
-def lies_ready(rows: NDArray[Any]) -> bool:
-    """Whether XLA takes rows as they lie: contiguous, aligned, in a dtype that kernels read."""
-    aligned = rows.flags.c_contiguous and rows.ctypes.data % _ALIGNMENT == 0
+def is_zero_copy(rows: NDArray[Any]) -> bool:
+    """True if XLA uses rows without a copy: contiguous, aligned, in a dtype that kernels read."""
+    aligned = rows.flags.c_contiguous and rows.ctypes.data % ALIGNMENT == 0
     return aligned and rows.dtype == kernel_dtype(rows.dtype)
 
 
 class RowBuffers:
-    """Rows ready for the kernel: taken as they lie where they can be, else copied.
+    """Conversion of rows for the kernel, without a copy if possible.
 
-    The copies go round `count` buffers: whoever asks for rows must be done with those of `count`
-    calls ago. With `touch`, mapped pages are brought into memory by whoever asks.
+    Copies use `count` buffers in turn, so that a result is valid until `count` more calls. With
+    `touch`, the calling thread loads mapped pages into memory.
     """
 
     def __init__(self, count: int = 2, *, touch: bool = False) -> None:
@@ -248,22 +239,21 @@ class RowBuffers:
     def ready(
         self, rows: NDArray[Any], *, upper_from: int | None = None, row_block: int = 1
     ) -> NDArray[Any]:
-        """`rows` in a dtype that kernels read, contiguous and aligned.
+        """Return `rows` in a dtype that kernels read, contiguous and aligned.
 
-        With `upper_from`, the number of the first row, a copy holds only what a kernel reads of the
-        upper triangle: in each block of `row_block` rows the columns from the block's first row on.
+        With `upper_from`, the number of the first row, only the upper triangle is copied: in each
+        block of `row_block` rows, the columns from the block's first row on.
         """
-        if lies_ready(rows):
+        if is_zero_copy(rows):
             if self._touch and rows.size:
-                # Page faults belong here, in the reading thread, and not inside the kernel.
+                # Trigger page faults here, in the reading thread, and not in the kernel.
                 rows.reshape(-1).view(np.uint8)[::4096].max()
             return rows
         dtype = kernel_dtype(rows.dtype)
         buffer = self._buffers[self._turn]
         if buffer is None or buffer.dtype != dtype or buffer.size < rows.size:
-            buffer = self._buffers[self._turn] = aligned_empty((rows.size,), dtype)
-            # What is not copied shall be numbers all the same.
-            buffer[:] = 0
+            # The part that is not copied must not be NaN.
+            buffer = self._buffers[self._turn] = aligned_array(rows.size, dtype, np.zeros)
         self._turn = (self._turn + 1) % len(self._buffers)
         room = buffer[: rows.size].reshape(rows.shape)
         if upper_from is None:

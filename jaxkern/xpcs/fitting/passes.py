@@ -18,8 +18,8 @@ from jaxkern.xpcs.files.sources import (
     RowBuffers,
     Source,
     StackSource,
+    is_zero_copy,
     kernel_dtype,
-    lies_ready,
     values,
 )
 from jaxkern.xpcs.fitting.options import StreamingOptions
@@ -178,7 +178,7 @@ class ChunkedPass:
         self._streaming, self._mirrored, self._on_chunk = streaming, mirrored, on_chunk
         self._in_memory = bool(getattr(source, "in_memory", False))
         self._read_ahead = (RowBuffers(touch=not self._in_memory), RowBuffers())
-        # Retries use buffers of their own, because the thread may be reading ahead.
+        # Retries use separate buffers, because the thread may be reading ahead.
         self._retry = (RowBuffers(), RowBuffers())
         self.peak_bytes = 0
         self.n_chunks = 0
@@ -215,7 +215,7 @@ class ChunkedPass:
         chunk = self._chunks[k]
         if self._in_memory and isinstance(self._context.sigma, np.ndarray):
             rows = self._source.read(chunk.angle, chunk.first_row, chunk.stop_row)
-            if lies_ready(rows):
+            if is_zero_copy(rows):
                 return rows, None
         return reader.submit(self._load, chunk, self._read_ahead)
 

@@ -17,7 +17,7 @@ from jaxkern.image import jpeg, ops
 from jaxkern.image.chain.plan import Layout
 from jaxkern.testing.check import OpCheck, check_names
 from jaxkern.xpcs import ops as xpcs
-from jaxkern.xpcs.correlators.ops import multitau_update_op
+from jaxkern.xpcs.correlators.multitau_state import multitau_update_op
 
 SCALE = jk.Op("test.scale", version=1, abstract=lambda x, s: x, impl=lambda x, s: x * s)
 

@@ -1,4 +1,4 @@
-"""The random numbers of noise and elastic warps in NumPy, as in csrc/image/random-inl.h."""
+"""The random numbers of noise and elastic warps in NumPy, as in csrc/image/random.h."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import csv
 import numpy as np
 
 from jaxkern.cli import main
-from jaxkern.xpcs.analysis import file_tasks
+from jaxkern.xpcs.analysis import many
 from support.xpcs import correlation_results as made
 
 NAMES = ("run2", "run10", "run11")
@@ -44,7 +44,7 @@ def listed(folder):
 
 def called(monkeypatch, fails=()):
     """The files that are correlated from now on; the first calls of some fail."""
-    seen, failing, real = [], list(fails), file_tasks.correlate_file
+    seen, failing, real = [], list(fails), many.correlate_file
 
     def correlate_file(path, *args, **kwargs):
         seen.append(path.stem)
@@ -53,5 +53,5 @@ def called(monkeypatch, fails=()):
             raise OSError("the disk is away")
         return real(path, *args, **kwargs)
 
-    monkeypatch.setattr(file_tasks, "correlate_file", correlate_file)
+    monkeypatch.setattr(many, "correlate_file", correlate_file)
     return seen

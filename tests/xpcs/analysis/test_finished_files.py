@@ -23,8 +23,8 @@ from support.xpcs.correlated_files import (
 )
 
 from jaxkern import xpcs
-from jaxkern.xpcs.analysis import file_tasks
-from jaxkern.xpcs.files.made_of import read_made_of
+from jaxkern.xpcs.analysis import many
+from jaxkern.xpcs.files.provenance import read_provenance
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_file_without_its_plots_is_not_finished(data, monkeypatch):
     found = xpcs.correlate_files(files, **how, plots=plots)
     assert found.errors == {files: "the disk is full"}
     (found,) = xpcs.correlate_files(files, **how, plots=plots).outcomes
-    assert (found.status, found.again) == ("done", "it has no plots")
+    assert (found.status, found.rerun_reason) == ("done", "it has no plots")
     assert xpcs.correlate_files(files, **how, plots=plots).count("skipped") == 1
     # Those of earlier results are none of these.
     fails += ["run2.npy"] * 2
@@ -64,7 +64,7 @@ def test_a_second_start_does_nothing_and_says_so(data, capsys, monkeypatch):
     results = data.parent / "results"
     before = {name: (results / name).stat().st_mtime_ns for name in listed(results)}
     first = table_of(results / "results.csv")
-    monkeypatch.setattr(file_tasks, "correlate_file", None)
+    monkeypatch.setattr(many, "correlate_file", None)
     assert correlate(data, "--bins", "2-3", quiet=False) == 0
     said = capsys.readouterr().out
     for name in NAMES:
@@ -84,7 +84,7 @@ def test_what_has_changed_is_done_again(data, capsys, monkeypatch):
     assert correlate(data, quiet=False) == 0
     assert seen == ["run10"]
     said = capsys.readouterr().out
-    assert "run10.hdf (done again: file (there run10.npy, 2,048 bytes of 20" in said
+    assert "run10.hdf (rerun: file (stored run10.npy, 2,048 bytes of 20" in said
     assert not re.search("[0-9]{12}", said)  # no time in nanoseconds
     os.utime(data / "run11.npy", (1, 1))
     correlate(data)
@@ -92,7 +92,7 @@ def test_what_has_changed_is_done_again(data, capsys, monkeypatch):
     seen.clear()
     assert correlate(data, "--average", "2", quiet=False) == 0
     assert seen == list(NAMES)
-    assert "(done again: average (there 1, here 2))" in capsys.readouterr().out
+    assert "(rerun: average (stored 1, now 2))" in capsys.readouterr().out
     seen.clear()
     correlate(data, "--average", "2", "--force")
     assert seen == list(NAMES)
@@ -101,7 +101,7 @@ def test_what_has_changed_is_done_again(data, capsys, monkeypatch):
     seen.clear()
     correlate(data, "--average", "2", quiet=False)
     assert seen == list(NAMES)
-    assert "(done again: qmap (there " in capsys.readouterr().out
+    assert "(rerun: qmap (stored " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_every_choice_counts(data, choice):
     files, results = data / "run2.npy", data.parent / "results"
     how = {"qmap": made.qmap(), "folder": results}
     xpcs.correlate_files(files, **how)
-    (again,) = xpcs.correlate_files(files, **how, **choice).outcomes
-    assert again.status == "done"
-    assert again.again.startswith(f"{next(iter(choice))} (there ")
+    (rerun,) = xpcs.correlate_files(files, **how, **choice).outcomes
+    assert rerun.status == "done"
+    assert rerun.rerun_reason.startswith(f"{next(iter(choice))} (stored ")
     same = {
         name: list(value) if isinstance(value, range | np.ndarray) else value
         for name, value in choice.items()
@@ -156,14 +156,14 @@ def test_files_behind_links_count(tmp_path, data):
         file["entry/data/data_000001"] = h5py.ExternalLink("part.h5", "frames")
     how = {"qmap": data / "qmap.h5", "folder": tmp_path / "results"}
     xpcs.correlate_files(tmp_path / "master.h5", **how)
-    said = read_made_of(tmp_path / "results" / "master.hdf")
+    said = read_provenance(tmp_path / "results" / "master.hdf")
     assert list(said["linked"]) == ["part.h5"]
     (skipped,) = xpcs.correlate_files(tmp_path / "master.h5", **how).outcomes
-    assert (skipped.status, skipped.again) == ("skipped", "")
+    assert (skipped.status, skipped.rerun_reason) == ("skipped", "")
     os.utime(tmp_path / "part.h5", (1, 1))
-    (again,) = xpcs.correlate_files(tmp_path / "master.h5", **how).outcomes
-    assert again.again.startswith("linked (there part.h5, ")
-    assert "here part.h5, 3,968 bytes of 19" in again.again
+    (rerun,) = xpcs.correlate_files(tmp_path / "master.h5", **how).outcomes
+    assert rerun.rerun_reason.startswith("linked (stored part.h5, ")
+    assert "now part.h5, 3,968 bytes of 19" in rerun.rerun_reason
 
 
 def test_damaged_results_are_made_again(data):
@@ -171,8 +171,8 @@ def test_damaged_results_are_made_again(data):
     xpcs.correlate_files(data / "run2.npy", **how)
     with h5py.File(data.parent / "results" / "run2.hdf", "a") as file:
         del file["xpcs/multitau/delay_list"]
-    (again,) = xpcs.correlate_files(data / "run2.npy", **how).outcomes
-    assert (again.status, "delay_list" in again.again) == ("done", True)
+    (rerun,) = xpcs.correlate_files(data / "run2.npy", **how).outcomes
+    assert (rerun.status, "delay_list" in rerun.rerun_reason) == ("done", True)
 
 
 def test_what_others_wrote_stays(data, capsys):
@@ -180,7 +180,7 @@ def test_what_others_wrote_stays(data, capsys):
     results.mkdir()
     (results / "run10.hdf").write_text("mine")
     assert correlate(data) == 2
-    assert "run10.hdf is there and does not say what it was made of" in capsys.readouterr().err
+    assert "run10.hdf exists and has no provenance" in capsys.readouterr().err
     assert listed(results) == ["run10.hdf"]
     assert (results / "run10.hdf").read_text() == "mine"
     assert correlate(data, "--force") == 0

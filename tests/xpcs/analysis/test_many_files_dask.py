@@ -26,7 +26,7 @@ from distributed import Client, LocalCluster, WorkerPlugin
 
 from jaxkern import xpcs
 from jaxkern.core.registry import module
-from jaxkern.xpcs.analysis import dask_engine, file_tasks
+from jaxkern.xpcs.analysis import dask_engine, many
 
 NAMES = [f"run{k}" for k in range(5)]
 
@@ -51,9 +51,9 @@ def busy(client, folder):
     """Makes workers say that they work on a file, and wait until they are told to go on."""
 
     def install(folder):
-        from jaxkern.xpcs.analysis import file_tasks
+        from jaxkern.xpcs.analysis import many
 
-        real = file_tasks.correlate_file
+        real = many.correlate_file
 
         def waiting(path, *args, **kwargs):
             (folder / f"{path.stem}.{os.getpid()}").touch()
@@ -62,7 +62,7 @@ def busy(client, folder):
             (folder / f"{path.stem}.{os.getpid()}").unlink()
             return real(path, *args, **kwargs)
 
-        file_tasks.correlate_file = waiting
+        many.correlate_file = waiting
 
     folder.mkdir()
     client.run(install, folder)
@@ -80,7 +80,7 @@ def until(folder, count):
 def test_on_a_client_of_ones_own(data, monkeypatch):
     """One worker with three threads, in this process: one file at a time, with three threads."""
     running, most, caps = [], [], []
-    real = file_tasks.correlate_file
+    real = many.correlate_file
 
     def correlate_file(path, *args, **kwargs):
         running.append(path.stem)
@@ -93,7 +93,7 @@ def test_on_a_client_of_ones_own(data, monkeypatch):
         running.remove(path.stem)
         return made
 
-    monkeypatch.setattr(file_tasks, "correlate_file", correlate_file)
+    monkeypatch.setattr(many, "correlate_file", correlate_file)
     monkeypatch.setattr("jaxkern.xpcs.analysis.dask_engine.set_max_workers", caps.append)
     monkeypatch.delenv("JAXKERN_NUM_THREADS", raising=False)
     with cluster(processes=False, n_workers=1, threads_per_worker=3) as own, Client(own) as client:
@@ -104,12 +104,12 @@ def test_on_a_client_of_ones_own(data, monkeypatch):
         assert (max(most), len(most), set(caps[::2])) == (1, 7, {3})
         again = xpcs.correlate_files(data, data / "qmap.h5", data / "new", engine=client, retries=0)
         assert (again.count("skipped"), again.count("failed")) == (4, 1)
-        with pytest.raises(ValueError, match="a client has its scheduler and workers"):
+        with pytest.raises(ValueError, match=r"scheduler.*workers.*client"):
             xpcs.correlate_files(data, data / "qmap.h5", data / "new", engine=client, workers=2)
         how = {"engine": client, "force": True, "shown": lambda _: client.close()}
         with pytest.raises(ConnectionError, match="the scheduler is gone"):
             xpcs.correlate_files(data, data / "qmap.h5", data / "new", **how)
-    with pytest.raises(TypeError, match="engine is 3; wanted None"):
+    with pytest.raises(TypeError, match=r"engine.*None.*3"):
         xpcs.correlate_files(data, data / "qmap.h5", data / "new", engine=3)
     local = xpcs.correlate_files(data, data / "qmap.h5", data / "local", retries=0)
     assert [row.get("g2") for row in local.table] == [row.get("g2") for row in found.table]
@@ -123,7 +123,7 @@ def test_workers_of_one_process_leave_it_its_own_threads_and_memory(monkeypatch)
     limit = SimpleNamespace(memory_limit=2**30)
     worker = SimpleNamespace(memory_manager=limit, state=SimpleNamespace(nthreads=1))
     before = native.max_workers()
-    one, other = dask_engine._share_of(worker), dask_engine._share_of(worker)
+    one, other = dask_engine._worker_limits(worker), dask_engine._worker_limits(worker)
     one.__enter__()
     other.__enter__()
     one.__exit__(None, None, None)
@@ -174,9 +174,9 @@ def test_a_file_that_ends_every_worker_is_named(data, tmp_path):
         """In workers that come for the dead, too."""
 
         def setup(self, worker):
-            from jaxkern.xpcs.analysis import file_tasks
+            from jaxkern.xpcs.analysis import many
 
-            real = file_tasks.correlate_file
+            real = many.correlate_file
 
             def dying(path, *args, **kwargs):
                 if path.stem == "run1":
@@ -184,7 +184,7 @@ def test_a_file_that_ends_every_worker_is_named(data, tmp_path):
                     os.kill(os.getpid(), signal.SIGKILL)
                 return real(path, *args, **kwargs)
 
-            file_tasks.correlate_file = dying
+            many.correlate_file = dying
 
     with (
         # Each death is final, so that one is enough.

@@ -12,7 +12,7 @@ import pytest
 
 from jaxkern import xpcs
 from jaxkern.cli import main
-from jaxkern.xpcs.analysis import plot
+from jaxkern.xpcs.analysis import fit_plots as plot
 from jaxkern.xpcs.analysis.views import AGE_BANDS, chosen_angles, lag_bins, scale, view_angles
 from jaxkern.xpcs.files.sources import StackSource
 

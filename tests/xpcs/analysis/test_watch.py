@@ -128,7 +128,7 @@ def test_watch_refits(tmp_path, capsys):
     code = main(watched(tmp_path, *flags, "--config", str(tmp_path / "fit.yaml")))
     thread.join()
     said = capsys.readouterr()
-    assert "no fit yet: frames 1 to 40 of 10" in said.out
+    assert "no fit yet: start, end" in said.out
     assert "fit of 40 frames: D0 " in said.out
     record = json.loads((tmp_path / "fit" / "results.json").read_text())
     assert code == (0 if record["success"] else 1)
@@ -165,12 +165,12 @@ def test_a_file_that_is_unreadable_just_now(tmp_path, monkeypatch, capsys):
         (tmp_path / "run.h5").write_bytes(content[:-100])
         with pytest.raises(DetectorFileError, match=r"run\.h5 cannot be opened"):
             finish(frames)
-        with pytest.raises(DetectorFileError, match=r"run\.h5 is unfinished just now: .*cannot be"):
+        with pytest.raises(DetectorFileError, match=r"run\.h5.*unfinished.*cannot"):
             frames.read(0, 12)
 
     monkeypatch.setattr(xpcs.GrowingFrames, "finish", broken)
     assert main(watched(tmp_path, "--idle", "0.1", "--twotime")) == 2
-    assert "is unfinished just now" in capsys.readouterr().err
+    assert "is unfinished" in capsys.readouterr().err
     assert xpcs.read_results(tmp_path / "results.hdf").multitau.n_frames == 12
 
 

@@ -17,7 +17,7 @@ import jaxkern as jk
 from jaxkern.cli import main
 from jaxkern.xpcs.analysis import correlation_plots
 from jaxkern.xpcs.files.prepare import correct_diagonal
-from jaxkern.xpcs.files.results_reader import read_two_time_doubts
+from jaxkern.xpcs.files.results_reader import read_two_time_warnings
 
 N, SHAPE = 300, (15, 20)
 QUIET = pytest.mark.filterwarnings("ignore:.* no counts in:jaxkern.xpcs.CorrelationWarning")
@@ -361,7 +361,7 @@ def test_old_files_without_these_numbers(tmp_path):
     np.testing.assert_array_equal(found.n_pairs, c.n_pairs[:, 1:])
     assert found.n_pairs_parts is None
     assert found.n_empty is None
-    assert read_two_time_doubts(path) == ({}, ())
+    assert read_two_time_warnings(path) == ({}, ())
 
 
 @QUIET

@@ -11,7 +11,7 @@ import pytest
 
 import jaxkern as jk
 from jaxkern import xpcs
-from jaxkern.xpcs.correlators.hot_pixels import suspect_pixels
+from jaxkern.xpcs.correlators.checks import suspect_pixels
 from jaxkern.xpcs.correlators.results import Overview
 
 SHAPE = (20, 30)
@@ -226,7 +226,7 @@ def test_bins_without_pixels_or_counts_are_told():
     with pytest.warns(xpcs.CorrelationWarning, match=r"bins \[1\] have no pixels: the mask is 0"):
         xpcs.multitau(counts, one_bin(), mask=mask, progress=False)
     inverted = jk.xpcs.QMap(np.where(mask, 1, 0), mask=~mask)
-    with pytest.raises(ValueError, match=r"no pixels are left.*300 pixels.*is it inverted"):
+    with pytest.raises(ValueError, match=r"pixels.*300.*inverted"):
         xpcs.multitau(counts, inverted, progress=False)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from jaxkern.xpcs.correlators.native_sums import native_module
+from jaxkern.xpcs.correlators.native import native_module
 
 # The library is loaded without jaxkern, which would import JAX. Each kernel runs alone, then once
 # more while its index arrays are overwritten as soon as it has begun to count its progress: most of

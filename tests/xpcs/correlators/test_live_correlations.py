@@ -49,18 +49,18 @@ def _static_means(counts, qmap, begin, numbers, average):
 def test_a_result_of_what_came_so_far():
     counts, qmap = made.frames(40), made.qmap()
     live = xpcs.LiveMultiTau(qmap, 10_000)
-    with pytest.raises(ValueError, match="0 frames were added"):
+    with pytest.raises(ValueError, match=r"frames.*0"):
         live.result()
     for n in (2, 17, 33, 40):
         live.update(xpcs.as_frames(counts[:n]))
         np.testing.assert_array_equal(live.result().g2, xpcs.multitau(counts[:n], qmap).g2)
-    with pytest.raises(ValueError, match="frames of 3 x 3 pixels"):
+    with pytest.raises(ValueError, match=r"3.*pixels.*frames"):
         xpcs.LiveMultiTau(qmap).update(xpcs.as_frames(np.ones((4, 3, 3), np.uint8)))
 
 
 def settled(frames):
     """All that is there, whenever the next look is due."""
-    frames._next_look = 0.0
+    frames._next_search = 0.0
     return frames.poll()
 
 
@@ -99,7 +99,7 @@ def test_files_of_a_folder_in_the_order_of_their_numbers(tmp_path):
     np.testing.assert_array_equal(frames.read(5, 28), counts[5:28])
     assert frames.finish() == 31
     np.save(tmp_path / "run_8.npy", counts[:1])
-    with pytest.raises(DetectorFileError, match=r"run_9\.npy was not the next"):
+    with pytest.raises(DetectorFileError, match=r"run_9\.npy"):
         settled(frames)
 
 
@@ -133,7 +133,7 @@ def test_a_file_of_events_that_grows(tmp_path):
     np.testing.assert_array_equal(found.g2, expected.g2)
     np.testing.assert_array_equal(found.g2_err, expected.g2_err)
     path.write_bytes(path.read_bytes()[:800])
-    with pytest.raises(DetectorFileError, match="wanted a file that grows"):
+    with pytest.raises(DetectorFileError, match=r"20 frames.* 7$"):
         settled(frames)
 
 
@@ -273,5 +273,5 @@ def test_files_that_are_not_alike(tmp_path):
     np.save(tmp_path / "a.npy", np.ones((2, 3, 4), np.uint8))
     assert settled(frames) == 2
     np.save(tmp_path / "b.npy", np.ones((2, 3, 4), np.uint16))
-    with pytest.raises(DetectorFileError, match=r"b\.npy has frames of 3 x 4 \(uint16\); wanted"):
+    with pytest.raises(DetectorFileError, match=r"b\.npy.*frames.*3.*4.*uint16"):
         settled(frames)

@@ -14,7 +14,7 @@ from support.xpcs.correlator_frames import DYNAMIC, STATIC, Blocks, check_g2, ph
 
 import jaxkern as jk
 from jaxkern.execution import execution_options
-from jaxkern.xpcs.correlators import blocks, numpy_sums, run_sums
+from jaxkern.xpcs.correlators import multitau, multitau_sums, selection
 
 # Bin 4 of the common map has no pixels.
 pytestmark = pytest.mark.filterwarnings("ignore:bins .* have no :jaxkern.xpcs.CorrelationWarning")
@@ -140,7 +140,7 @@ def test_large_counts_are_exact(backend):
 @pytest.mark.parametrize("size", [1, 2, 7, 128, 1000])
 def test_blocks_of_any_size(backend, monkeypatch, size):
     frames = photons(150, "u1")
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", size * DYNAMIC.size)
+    monkeypatch.setattr(selection, "BLOCK_BYTES", size * DYNAMIC.size)
     asked = {"average": 2, "bad_frames": [7, 8, 30]}
     source = Blocks(frames)
     qmap = jk.xpcs.QMap(DYNAMIC, STATIC)
@@ -171,14 +171,14 @@ def test_threads_change_no_bit(monkeypatch, threads):
 @pytest.mark.parametrize("dtype", ["u2", "f4"])
 def test_neither_memory_nor_the_source_change_a_bit(backend, monkeypatch, dtype, used):
     """Pixels of a file are taken in groups, those of an array all at once."""
-    monkeypatch.setattr(numpy_sums, "_TILE", 300)
+    monkeypatch.setattr(multitau_sums, "_TILE", 300)
     frames = photons(30, dtype, shape=(45, 64))
     rng = np.random.default_rng(1)
     static = np.where(rng.random((45, 64)) < used, rng.integers(1, 13, (45, 64)), 0)
     qmap = jk.xpcs.QMap((static + 3) // 4, static)
     wanted = jk.xpcs.multitau(frames, qmap)
     for memory in (100_000, 400_000, 10**9):
-        monkeypatch.setattr(run_sums, "available_bytes", lambda memory=memory: memory)
+        monkeypatch.setattr(multitau, "available_bytes", lambda memory=memory: memory)
         source = Blocks(frames)
         found = jk.xpcs.multitau(source, qmap, overview=True)
         passes = len(source.reads)
@@ -189,8 +189,8 @@ def test_neither_memory_nor_the_source_change_a_bit(backend, monkeypatch, dtype,
         np.testing.assert_allclose(found.overview.mean_image, image, rtol=1e-14)
 
 
-def test_tiles_of_the_numpy_sums(monkeypatch):
-    monkeypatch.setattr(numpy_sums, "_TILE", 3)
+def test_tiles_without_native_kernels(monkeypatch):
+    monkeypatch.setattr(multitau_sums, "_TILE", 3)
     frames = photons(50)
     with jk.backend("jax"):
         result = jk.xpcs.multitau(frames, jk.xpcs.QMap(DYNAMIC, STATIC))

@@ -78,7 +78,7 @@ def test_a_file_that_a_path_names_is_read_and_closed(tmp_path, monkeypatch):
     )
     r = jk.xpcs.multitau(tmp_path / "run.h5", QMAP)
     check_g2(r, EXPECTED)
-    with pytest.raises(ValueError, match="wanted dynamic bins"):
+    with pytest.raises(ValueError, match=r"bins.*dynamic"):
         jk.xpcs.multitau(str(tmp_path / "run.h5"), QMAP, bins=[9])
     for source in opened:
         with pytest.raises((ValueError, OSError)):
@@ -187,18 +187,18 @@ def test_the_overview_leaves_bad_frames_out():
 
 
 ERRORS = [
-    ({"bins": [1, 6]}, r"bins is \[1, 6\]; wanted dynamic bins from 1 to 5"),
-    ({"bins": [1, 1]}, "each once"),
+    ({"bins": [1, 6]}, "bins.*dynamic.*1.*5.*6"),
+    ({"bins": [1, 1]}, "bins.*1, 1"),
     ({"dpl": 65}, "dpl is 65; expected an integer from 1 to 64"),
-    ({"begin": 50, "end": 40}, "begin is 50 and end 40"),
-    ({"bad_frames": [60]}, "whole numbers from 0 to 59"),
-    ({"average": 60}, "leave 1 of the 60 frames of frames; wanted 2 or more"),
-    ({"parts": 31}, "wanted 62 or more"),
+    ({"begin": 50, "end": 40}, "begin.*end.*50.*40"),
+    ({"bad_frames": [60]}, "0.*59"),
+    ({"average": 60}, "frames.*2.*1.*60"),
+    ({"parts": 31}, "62"),
     ({"parts": -1}, "parts is -1"),
-    ({"intensity_cut": 3}, r"intensity_cut is 3; wanted \(low, high\)"),
+    ({"intensity_cut": 3}, "intensity_cut.*low.*high.*3"),
     ({"intensity_cut": (2, 1)}, "high is 1"),
     ({"frame_time": -1.0}, "frame_time is -1"),
-    ({"frame_time": 0.0}, "frame_time is 0.0; wanted s"),
+    ({"frame_time": 0.0}, r"frame_time.*0\.0"),
     ({"stride": 0}, "stride is 0"),
 ]
 
@@ -210,7 +210,7 @@ def test_wrong_arguments_are_refused(asked, message):
 
 
 def test_wrong_frames_are_refused(backend):
-    with pytest.raises(ValueError, match="4 x 4 pixels, and the map is 4 x 5"):
+    with pytest.raises(ValueError, match=r"4.*pixels.*5"):
         jk.xpcs.multitau(FRAMES[:, :, :4].copy(), QMAP)
     below = FRAMES.astype(np.int32)
     below[4, 1, 1] = -1
@@ -227,7 +227,7 @@ def test_wrong_frames_are_refused(backend):
         jk.xpcs.multitau(full, QMAP)
     wide = FRAMES.astype(np.int64)
     wide[3, 0, 0] = 2**40
-    with pytest.raises(ValueError, match="int64 and has counts from 0 to 1099511627776"):
+    with pytest.raises(ValueError, match=r"counts.*int64.*0.*1099511627776"):
         jk.xpcs.multitau(wide, QMAP)
 
 
@@ -276,7 +276,7 @@ def test_a_readers_error_is_told():
         def read(self, first, stop):
             return super().read(first, stop)[:-1]
 
-    with pytest.raises(ValueError, match=r"shape \(59, 4, 5\); wanted \(60, 4, 5\)"):
+    with pytest.raises(ValueError, match=r"60.*4.*5.*shape.*59"):
         jk.xpcs.multitau(Short(FRAMES), QMAP)
     assert not [t for t in threading.enumerate() if t.name.startswith("jaxkern-frames")]
 
@@ -331,7 +331,7 @@ def _agrees(run, backend, kind):
         return
     source = Blocks(frames) if kind == "blocks" else frames
     if dynamic.any() and not (mask & (dynamic > 0) & (static > 0)).any():
-        with pytest.raises(ValueError, match="no pixels are left"):
+        with pytest.raises(ValueError, match="no pixels to correlate"):
             jk.xpcs.multitau(source, jk.xpcs.QMap(dynamic, static, mask), **asked)
         return
     with jk.backend(backend):

@@ -150,17 +150,17 @@ def test_counts_that_do_not_fit():
 
 def test_refused():
     state = jk.xpcs.multitau_init(24, 150, np.uint16)
-    with pytest.raises(ValueError, match="wanted uint16"):
+    with pytest.raises(ValueError, match="uint16"):
         jk.xpcs.multitau_update(state, np.ones((3, 24), np.int32))
-    with pytest.raises(ValueError, match="total is"):
+    with pytest.raises(ValueError, match="total"):
         jk.xpcs.multitau_update(state, np.ones((3, 23), np.uint16))
-    with pytest.raises(ValueError, match="dtype is float64"):
+    with pytest.raises(ValueError, match=r"dtype.*float64"):
         jk.xpcs.multitau_init(24, 150, np.float64)
-    with pytest.raises(ValueError, match="dtype is int8"):
+    with pytest.raises(ValueError, match=r"dtype.*int8"):
         jk.xpcs.multitau_init(24, 150, np.int8)
     with pytest.raises(ValueError, match="n_frames_max is 0"):
         jk.xpcs.multitau_init(24, 0, np.uint8)
-    with pytest.raises(ValueError, match="the map has 1 x 5 pixels"):
+    with pytest.raises(ValueError, match=r"pixels.*1.*5"):
         jk.xpcs.multitau_result(state, jk.xpcs.QMap(np.ones((1, 5))))
     with pytest.raises(TypeError, match="outside of jit"):
         jax.jit(jk.xpcs.multitau_result)(state)

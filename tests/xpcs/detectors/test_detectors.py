@@ -40,7 +40,7 @@ def check_source(source, frames):
         np.testing.assert_array_equal(events.count[order], frames[first:stop][frame, row, column])
         assert events.pixel.dtype == events.frame.dtype == np.int32
     for first, stop in ((-1, 2), (2, 1), (0, n + 1)):
-        with pytest.raises(IndexError, match=f"{n} frames"):
+        with pytest.raises(IndexError, match=f"0 to {n}"):
             source.read(first, stop)
 
 
@@ -74,7 +74,7 @@ def test_events_of_one_pixel_add_up(tmp_path):
     path.write_bytes(2 * rigaku_bytes(np.full((1, 1, 2), 3)))
     assert jk.xpcs.open_frames(path, (1, 2)).read(0, 1).tolist() == [[[6, 6]]]
     path.write_bytes(17 * rigaku_bytes(np.full((1, 1, 1), 4095)))
-    with pytest.raises(jk.xpcs.DetectorFileError, match="add up to more than uint16"):
+    with pytest.raises(jk.xpcs.DetectorFileError, match="uint16"):
         jk.xpcs.open_frames(path, (1, 1)).read(0, 1)
 
 
@@ -215,7 +215,7 @@ def test_numbers_below_zero_mark_dead_pixels_or_are_refused(tmp_path):
         stored[3, 0, 5] = -7
     with jk.xpcs.open_frames(path) as source:
         source.read(0, 3)
-        with pytest.raises(jk.xpcs.DetectorFileError, match="frame 3 has the count -7 in row 0, c"):
+        with pytest.raises(jk.xpcs.DetectorFileError, match=r"frame.*3.*row.*0.*count.*-7"):
             source.read(1, 5)
 
 
@@ -225,11 +225,11 @@ def test_a_data_set_is_named_where_there_are_several(tmp_path):
     with h5py.File(path, "w") as file:
         file["1.1/measurement/eiger"], file["2.1/measurement/eiger"] = frames, frames + 1
         file["processed/other"] = frames + 2
-    with pytest.raises(jk.xpcs.DetectorFileError, match=r"/1.1/measurement/eiger.*/2.1/.*name one"):
+    with pytest.raises(jk.xpcs.DetectorFileError, match=r"1\.1.*2\.1"):
         jk.xpcs.open_frames(path)
     check_source(jk.xpcs.open_frames(path, dataset="2.1/measurement/eiger"), frames + 1)
     check_source(jk.xpcs.open_frames(path, dataset="/processed/other"), frames + 2)
-    with pytest.raises(jk.xpcs.DetectorFileError, match=r"no data set 'x'.*processed/other"):
+    with pytest.raises(jk.xpcs.DetectorFileError, match=r"data.*set.*processed/other"):
         jk.xpcs.open_frames(path, dataset="x")
 
 
@@ -313,7 +313,7 @@ def test_npy(tmp_path, dtype):
     with open(path, "r+b") as file:  # cut short while it is mapped
         source = jk.xpcs.open_frames(path, (3, 5))
         file.truncate(200)
-    with pytest.raises(OSError, match="200 bytes"):
+    with pytest.raises(OSError, match=r"200.*bytes"):
         source.read(0, 6)
 
 
@@ -326,7 +326,7 @@ def test_files_are_known_by_their_first_bytes(tmp_path):
         file["entry/data/data"] = frames
     check_source(jk.xpcs.open_frames(tmp_path / "x.imm"), frames)
     (tmp_path / "x.dat").write_bytes(b"12345678")
-    with pytest.raises(jk.xpcs.DetectorFileError, match=r"x\.dat has a suffix.*\.bin, \.bin\.000"):
+    with pytest.raises(jk.xpcs.DetectorFileError, match=r"x\.dat"):
         jk.xpcs.open_frames(tmp_path / "x.dat")
-    with pytest.raises(FileNotFoundError, match=r"there is no file .*none\.bin"):
+    with pytest.raises(FileNotFoundError, match=r"file.*none\.bin"):
         jk.xpcs.open_frames(tmp_path / "none.bin")

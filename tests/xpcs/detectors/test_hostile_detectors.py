@@ -131,15 +131,15 @@ def words(*events):
 
 
 RIGAKU = [
-    (b"", "is empty"),
-    (words((0, 0, 1))[:7], "has 7 bytes; wanted events of 8 bytes"),
-    (words((0, 0, 1), (32, 1, 1)), r"event 1 is of pixel 32; wanted 0 to 31 of 4 x 8 pixels"),
-    (words((1 << 20, 0, 1), ((1 << 20) + 32, 1, 1)), r"event 1 is of pixel 32"),
-    (words((1 << 20, 0, 1), (3, 1, 1)), r"event 0 is of pixel 1048576"),
-    (words((0, 3, 1), (0, 5, 1), (0, 4, 1)), r"event 2 is of frame 4, behind one of frame 5"),
+    (b"", "empty"),
+    (words((0, 0, 1))[:7], "events.*8.*bytes.*7"),
+    (words((0, 0, 1), (32, 1, 1)), "event.*1.*pixels.*0.*31.*4.*8.*32"),
+    (words((1 << 20, 0, 1), ((1 << 20) + 32, 1, 1)), "event.*1.*32"),
+    (words((1 << 20, 0, 1), (3, 1, 1)), "event.*0.*1048576"),
+    (words((0, 3, 1), (0, 5, 1), (0, 4, 1)), "frame.*event.*2.*4.*5"),
     # Numbers that begin again behind the largest one.
-    (words((0, 2**24 - 1, 1), (0, 0, 1)), r"event 1 is of frame 0, behind one of frame 16777215"),
-    (words(*[(0, 7, 1)] * 32768, (0, 6, 1)), r"event 32768 is of frame 6, behind one of frame 7"),
+    (words((0, 2**24 - 1, 1), (0, 0, 1)), "frame.*event.*1.*0.*16777215"),
+    (words(*[(0, 7, 1)] * 32768, (0, 6, 1)), "frame.*event.*32768.*6.*7"),
 ]
 
 
@@ -162,15 +162,15 @@ def test_the_last_frame_that_a_word_can_name(tmp_path):
 
 EVENT = np.array([5], "<i4").tobytes() + np.array([2], "<i2").tobytes()
 IMM = [
-    (b"x" * 1000, "1000 bytes; wanted a header"),
+    (b"x" * 1000, "header.*bytes.*1000"),
     (bytes(1024), "0 rows and 0 columns"),
     (imm_header(6, 2**30, 2**30, 0), "1073741824 rows"),
-    (imm_header(0, 4, 8, 32, size=4) + bytes(128), "4 bytes a pixel"),
-    (imm_header(0, 4, 8, 31) + bytes(62), "frame 0 at byte 0 says 31 numbers; wanted 32"),
-    (imm_header(6, 4, 8, 2**32 - 1) + EVENT, "says 4294967295 numbers; wanted at most 32"),
-    (imm_header(6, 4, 8, 2) + EVENT, "says 2 numbers of 6 bytes; the file ends at byte 1030"),
-    (2 * (imm_header(6, 4, 8, 1) + EVENT) + b"x", "frame 2 at byte 2060 is cut off"),
-    (imm_header(6, 4, 8, 1) + EVENT + imm_header(6, 4, 9, 0), r"\[6, 4, 9\]; wanted \[6, 4, 8\]"),
+    (imm_header(0, 4, 8, 32, size=4) + bytes(128), "bytes.*pixel.*4"),
+    (imm_header(0, 4, 8, 31) + bytes(62), "frame.*0.*byte.*32.*numbers.*31"),
+    (imm_header(6, 4, 8, 2**32 - 1) + EVENT, "32.*numbers.*4294967295"),
+    (imm_header(6, 4, 8, 2) + EVENT, "byte.*2.*numbers.*6.*bytes.*file.*ends.*1030"),
+    (2 * (imm_header(6, 4, 8, 1) + EVENT) + b"x", "frame.*2.*byte.*2060"),
+    (imm_header(6, 4, 8, 1) + EVENT + imm_header(6, 4, 9, 0), "6.*4.*8.*9"),
 ]
 
 
@@ -191,26 +191,24 @@ def test_imm_events_that_are_refused(tmp_path, pixel, count):
     path.write_bytes(good + imm_header(6, 4, 8, 1) + bad + 2 * good)
     with jk.xpcs.open_frames(path) as source:
         source.events(0, 1)
-        with pytest.raises(
-            jk.xpcs.DetectorFileError, match=rf"frame 1 has the count {count} in pixel {pixel};"
-        ):
+        with pytest.raises(jk.xpcs.DetectorFileError, match=rf"frame 1.* {count} .* {pixel}$"):
             source.read(0, 2)
 
 
 EVENTS = [
-    ({"pixel": [1, 32], "frame": [0, 0], "count": [1, 1]}, "pixel is 32 in event 1; wanted 0 to 3"),
-    ({"pixel": [1, -1], "frame": [0, 0], "count": [1, 1]}, "pixel is -1 in event 1"),
-    ({"pixel": [1, 2], "frame": [0, -2], "count": [1, 1]}, "frame is -2 in event 1"),
-    ({"pixel": [1, 2], "frame": [0, 2**31], "count": [1, 1]}, "2147483649 frames"),
-    ({"pixel": [1, 2], "frame": [0, 6], "count": [1, 1], "shape": [6, 4, 8]}, "frame is 6 in ev"),
-    ({"pixel": [1, 2], "frame": [0, 1], "count": [1, -1]}, "count is -1 in event 1"),
-    ({"pixel": [1, 2], "frame": [0, 1], "count": [1, 2**32]}, "count is 4294967296 in event 1"),
-    ({"pixel": [1, 2], "frame": [0], "count": [1, 1]}, "as many of each"),
+    ({"pixel": [1, 32], "frame": [0, 0], "count": [1, 1]}, "pixel.*0.*32.*event.*1"),
+    ({"pixel": [1, -1], "frame": [0, 0], "count": [1, 1]}, "pixel.*-1 in event 1"),
+    ({"pixel": [1, 2], "frame": [0, -2], "count": [1, 1]}, "frame.*-2.*event.*1"),
+    ({"pixel": [1, 2], "frame": [0, 2**31], "count": [1, 1]}, "frames.*2147483649"),
+    ({"pixel": [1, 2], "frame": [0, 6], "count": [1, 1], "shape": [6, 4, 8]}, "frame.*6"),
+    ({"pixel": [1, 2], "frame": [0, 1], "count": [1, -1]}, "count.*-1 in event 1"),
+    ({"pixel": [1, 2], "frame": [0, 1], "count": [1, 2**32]}, "count.*4294967296.*event.*1"),
+    ({"pixel": [1, 2], "frame": [0], "count": [1, 1]}, "pixel.*2.*frame.*1"),
     ({"pixel": [[1, 2]], "frame": [0, 1], "count": [1, 1]}, r"int64 of the shape \(1, 2\)"),
-    ({"pixel": [1.5, 2], "frame": [0, 1], "count": [1, 1]}, "pixel is float64"),
-    ({"pixel": 1, "frame": 0}, r"pixel is int64 of the shape \(\)"),
-    ({"pixel": [1], "frame": [0], "shape": [4, 8]}, "the shape"),
-    ({"pixel": [1], "frame": [0], "shape": [2, 2**16, 2**16]}, "65536 x 65536 pixels"),
+    ({"pixel": [1.5, 2], "frame": [0, 1], "count": [1, 1]}, "pixel.*float64"),
+    ({"pixel": 1, "frame": 0}, "pixel.*int64.*shape"),
+    ({"pixel": [1], "frame": [0], "shape": [4, 8]}, "shape"),
+    ({"pixel": [1], "frame": [0], "shape": [2, 2**16, 2**16]}, "pixels.*65536"),
 ]
 
 
@@ -238,7 +236,7 @@ def test_arrays_of_pickles_are_refused(tmp_path):
     with pytest.raises(jk.xpcs.DetectorFileError, match=r"run\.npz"):
         jk.xpcs.open_frames(tmp_path / "run.npz", (4, 8))
     np.savez(tmp_path / "other.npz", frame=[0], frames=[1])
-    with pytest.raises(jk.xpcs.DetectorFileError, match=r"pixel is not there"):
+    with pytest.raises(jk.xpcs.DetectorFileError, match="pixel"):
         jk.xpcs.open_frames(tmp_path / "other.npz", (4, 8))
 
 
@@ -322,25 +320,25 @@ def other_mask(file):
 
 
 HDF5 = [
-    (flat, r"shape \(4, 8\) and dtype uint16; wanted numbers \[N, H, W\]"),
+    (flat, "numbers.*shape.*4.*8.*dtype.*uint16"),
     (complex_counts, "dtype complex128"),
-    (texts, "wanted numbers"),
-    (empty, "wanted numbers"),
-    (a_group, "no frames where they are looked for; it has no data set of three axes"),
-    (loop, r"/entry/data/data is a link to /entry/data/other, which is not there"),
+    (texts, "numbers"),
+    (empty, "numbers"),
+    (a_group, "frames.*data.*set.*three.*axes"),
+    (loop, "/entry/data/data.*link.*/entry/data/other"),
     (loop_of_groups, "/entry/data/data is a link"),
-    (missing_file, r"data_000001 is a link to run_data_000001.h5, /entry/data/data, which is not"),
+    (missing_file, r"data_000001.*link.*run_data_000001\.h5.*/entry/data/data"),
     (itself, "data_000001 is a link to"),
-    (other_shapes, r"data_000002 has the shape \(2, 4, 9\)"),
-    (other_dtypes, r"data_000002 .* uint32; wanted \[N, 4, 8\] and uint16"),
-    (a_part_is_missing, r"data_000004 follows on number 2; wanted parts 1 to 4 once each"),
-    (two_of_a_number, r"data_1 follows on number 1"),
-    (too_many_frames, r"1099511627776, 4, 8.*at most 2147483647 frames"),
-    (too_many_pixels, "1048576, 1048576.*wanted at most"),
-    (no_pixels, "wanted at most"),
-    (virtual_without_its_file, "is made of gone.h5, which is not there"),
-    (other_mask, r"pixel_mask has the shape \(8, 4\); wanted \(4, 8\)"),
-    (lambda file: None, "at the top"),
+    (other_shapes, "data_000002.*4.*shape.*2.*9"),
+    (other_dtypes, "data_000002.*4.*8.*uint16.*uint32"),
+    (a_part_is_missing, "parts.*1.*4.*once.*data_000004.*number.*2"),
+    (two_of_a_number, "1.*data_1.*number"),
+    (too_many_frames, "2147483647.*frames.*1099511627776.*4.*8"),
+    (too_many_pixels, "1048576"),
+    (no_pixels, "2147483647 pixels"),
+    (virtual_without_its_file, r"gone\.h5"),
+    (other_mask, "pixel_mask.*shape.*4.*8"),
+    (lambda file: None, "data set"),
 ]
 
 

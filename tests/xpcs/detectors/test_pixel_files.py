@@ -162,7 +162,7 @@ def test_masks_that_are_refused(folder, capsys):
         ("small.npy", r"small.npy: expected a mask of 60 x 40 pixels"),
         ("line.npy", "line.npy: expected numbers [H, W]"),
         ("text.tif", "text.tif cannot be read as a TIFF file"),
-        ("gone.npy", "there is no file"),
+        ("gone.npy", "file not found"),
         ("run.txt", "expected a mask in a file that ends in .npy"),
         ("two.h5", "two.h5: expected a data set 'mask', or one data set of two axes"),
         ("inverted.npy", "inverted.npy: the mask is 0 in all 2,400 pixels"),
@@ -173,14 +173,14 @@ def test_masks_that_are_refused(folder, capsys):
         assert not (folder / "r.hdf").exists()
     given = ["--qmap", str(folder / "none.h5"), "--output", str(folder / "r.hdf"), "--quiet"]
     assert main(["xpcs", "correlate", str(folder / "run1.npy"), *given]) == 2
-    assert "no pixels are left" in capsys.readouterr().err
+    assert "no pixels" in capsys.readouterr().err
 
 
 def test_frames_of_infinity_end_with_an_error(folder, capsys):
     np.save(folder / "run1.npy", np.full((20, 60, 40), np.inf, np.float32))
     assert correlate(folder) == 2
     assert not (folder / "r.hdf").exists()
-    assert "error: no pixels are left" in capsys.readouterr().err
+    assert "error: no pixels" in capsys.readouterr().err
 
 
 # Sentinels --------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def test_row_slabs_are_rows_of_the_whole(tmp_path, layout):
         assert file.symmetric
         for first, stop in [(0, 1), (0, N_T), (5, 9), (16, 17), (3, 3)]:
             np.testing.assert_array_equal(file.read(1, first, stop), c2[1, first:stop])
-        with pytest.raises(IndexError, match="rows 5 to 18 of a matrix of 17"):
+        with pytest.raises(IndexError, match=r"rows.*17.*5.*18"):
             file.read(0, 5, 18)
 
 
@@ -183,43 +183,41 @@ def test_missing_groups_are_named_with_what_is_there(tmp_path):
 
 
 def test_bad_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no file .*nowhere\.h5"):
+    with pytest.raises(FileNotFoundError, match=r"file.*nowhere\.h5"):
         ApsFile(tmp_path / "nowhere.h5")
     text = tmp_path / "text.h5"
     text.write_text("not HDF5")
     with pytest.raises(ApsFormatError, match="cannot be opened as an HDF5 file"):
         ApsFile(text)
-    with pytest.raises(ValueError, match="layout is 'esrf'; wanted None or one of aps, aps-u"):
+    with pytest.raises(ValueError, match=r"layout.*None.*aps.*esrf"):
         load_aps(_old(tmp_path / "a.h5", _matrices(1), [1.0], [0.0]), layout="esrf")
 
 
 def test_lists_and_matrices_that_disagree(tmp_path):
-    with pytest.raises(
-        ApsFormatError, match=r"dqlist has 2 values, xpcs/dphilist 1, .* 1 matrices"
-    ):
+    with pytest.raises(ApsFormatError, match=r"1.*values.*dqlist.*xpcs/dphilist.*matrices.*2"):
         load_aps(_old(tmp_path / "a.h5", _matrices(1), [1.0, 2.0], [0.0]))
-    with pytest.raises(ApsFormatError, match="1 bins from 5 to 5; wanted bins of 1 to 4"):
+    with pytest.raises(ApsFormatError, match=r"bins.*1.*4.*5"):
         load_aps(_new(tmp_path / "b.h5", _matrices(1), [5], [1, 2], [0, 1]))
-    with pytest.raises(ApsFormatError, match=r"2 numbered matrices .*wanted one matrix a bin"):
+    with pytest.raises(ApsFormatError, match=r"matrix.*2.*bin"):
         load_aps(_new(tmp_path / "c.h5", _matrices(2), [3, 4], [1, 2], [0, 1], names=[1, 4]))
     path = _old(tmp_path / "d.h5", _matrices(2), [1.0, 2.0], [0.0, 1.0])
     with h5py.File(path, "a") as file:
         del file["exchange/C2T_all/g2_00001"]
         file["exchange/C2T_all/g2_00001"] = np.ones((5, 5))
-    with pytest.raises(ApsFormatError, match=r"g2_00001 is float64 \[5, 5\] and .*wanted all"):
+    with pytest.raises(ApsFormatError, match=r"g2_00001.*float64.*5"):
         load_aps(path)
     with h5py.File(path, "a") as file:
         del file["exchange/C2T_all/g2_00001"]
         file["exchange/C2T_all/g2_00001"] = np.ones((5, 7))
-    with pytest.raises(ApsFormatError, match=r"g2_00001 is float64 \[5, 7\]; wanted a square"):
+    with pytest.raises(ApsFormatError, match=r"g2_00001.*square.*float64.*5.*7"):
         load_aps(path)
 
 
 def test_what_cannot_be_written(tmp_path):
     path = tmp_path / "x.h5"
-    with pytest.raises(ValueError, match="there twice"):
+    with pytest.raises(ValueError, match="twice"):
         write_aps(path, _matrices(2), q=0.01, phi=[3.0, 3.0])
-    with pytest.raises(ValueError, match="phi has 1 values for 2 matrices"):
+    with pytest.raises(ValueError, match=r"phi.*2.*values.*1"):
         write_aps(path, _matrices(2), q=0.01, phi=[3.0])
-    with pytest.raises(ValueError, match=r"c2 is \[17, 17\]; wanted \[n, n_t, n_t\]"):
+    with pytest.raises(ValueError, match=r"n_t.*17"):
         write_aps(path, _matrices(1)[0], q=0.01, phi=[3.0])

@@ -15,7 +15,7 @@ from jaxkern import xpcs
 MODULES = (
     "files.aps",
     "files.aps_writer",
-    "analysis.config",
+    "analysis.settings",
     "files.prepare",
     "files.simulation",
 )

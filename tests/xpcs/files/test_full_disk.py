@@ -17,7 +17,7 @@ from support import SUPPORT
 
 import jaxkern as jk
 from jaxkern.core.paths import atomic_write
-from jaxkern.xpcs.detectors.hdf5_writing import new_hdf5
+from jaxkern.xpcs.detectors.hdf5_access import new_hdf5
 
 
 def test_every_writer_at_every_size(tmp_path):

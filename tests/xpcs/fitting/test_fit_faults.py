@@ -107,7 +107,7 @@ def test_an_angle_of_zeros_is_left_out_and_reported(strategy, scaling):
     data = case.data.copy()
     data[2] = 0
     with pytest.warns(
-        RuntimeWarning, match="3 of 9 row blocks .* angle 2 has the value 0"
+        RuntimeWarning, match=r"3 of 9 row blocks .* angle 2 has the value 0"
     ) as warned:
         result = jk.xpcs.fit(
             model_of(case),
@@ -133,7 +133,7 @@ def test_a_value_whose_square_overflows(case, strategy):
     """Its rows are left out and reported, instead of an infinite cost."""
     data = case.data.copy()
     data[1, 40, 60] = data[1, 60, 40] = 1e200
-    with pytest.warns(RuntimeWarning, match="row blocks .*angle 1, rows 32 to 63 .*1e100"):
+    with pytest.warns(RuntimeWarning, match=r"row blocks .*angle 1, rows 32 to 63 .*1e100"):
         result = checks.fit(model_of(case), data, strategy=strategy, streaming=streaming(), **TIGHT)
     assert result.success
     assert result.success_rate < 1

@@ -14,7 +14,8 @@ from support.xpcs import fit_problems as problems
 from support.xpcs.fit_checks import model_of
 
 import jaxkern as jk
-from jaxkern.xpcs.files.sources import RowBuffers, aligned_empty
+from jaxkern.core.alignment import aligned_array
+from jaxkern.xpcs.files.sources import RowBuffers
 from jaxkern.xpcs.fitting.options import choose_strategy, loads_file
 from jaxkern.xpcs.fitting.sampling import (
     estimate_contrast_offset,
@@ -85,7 +86,7 @@ def test_chunks_that_are_no_multiple_of_a_block():
 
 def at_offset(array, offset):
     """Copy an array to `offset` bytes after an aligned address."""
-    buffer = aligned_empty((array.nbytes + 64,), np.uint8)
+    buffer = aligned_array((array.nbytes + 64,), np.uint8)
     copy = buffer[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[:] = array
     return copy
@@ -201,10 +202,10 @@ def test_user_sources_are_read_ahead_by_another_thread(case, whole):
 
 def test_buffers_copy_only_unaligned_rows():
     buffers = RowBuffers()
-    rows = aligned_empty((4, 8), np.float32)
+    rows = aligned_array((4, 8), np.float32)
     rows[:] = 1
     assert buffers.ready(rows) is rows
-    shifted = aligned_empty((33,), np.float64)[1:].reshape(4, 8)
+    shifted = aligned_array((33,), np.float64)[1:].reshape(4, 8)
     shifted[:] = 2
     copy = buffers.ready(shifted)
     assert copy.ctypes.data % 64 == 0

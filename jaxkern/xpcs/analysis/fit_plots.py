@@ -1,19 +1,60 @@
-"""Plots of a fit: maps, cuts along the lag, residuals, parameters with the rates, convergence."""
+"""Plots of a fit (maps, cuts, residuals, parameters, convergence), and helpers for figures."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.analysis.figures import label_axes, new_figure, percentiles, save_figure
 from jaxkern.xpcs.analysis.views import RESIDUAL_EDGES, AngleView, residual_scale, scale
 from jaxkern.xpcs.model.models import Model
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def new_figure(width: float, height: float, title: str) -> Figure:
+    """Create a figure without pyplot, which needs a display and has global state."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    if title:
+        figure.suptitle(title, fontsize=9)
+    return figure
+
+
+def save_figure(figure: Figure, path: str | Path, dpi: int) -> Path:
+    """Write a PNG file, create its folder if missing, and return the path."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.set_dpi(dpi)
+    # savefig would draw a figure with a layout twice.
+    FigureCanvasAgg(figure).print_png(path)
+    return path
+
+
+def label_axes(axes: Any, x: str, y: str) -> None:
+    """Set small axis labels and tick labels."""
+    axes.set_xlabel(x, fontsize=8)
+    axes.set_ylabel(y, fontsize=8)
+    axes.tick_params(labelsize=7)
+
+
+def percentiles(
+    image: NDArray[Any], at: Sequence[float], empty: tuple[float, ...]
+) -> tuple[float, ...]:
+    """Return percentiles of the finite values; `empty` without values or if all are equal."""
+    finite = image[np.isfinite(image)]
+    values = tuple(float(p) for p in np.percentile(finite, at)) if finite.size else empty
+    return values if values[-1] > 0 and len(set((0.0, *values)[-2:])) == 2 else empty
+
 
 Array = NDArray[Any]
 
@@ -21,7 +62,7 @@ Array = NDArray[Any]
 def plot_maps(
     path: str | Path, views: Sequence[AngleView], *, title: str = "", dpi: int = 120
 ) -> Path:
-    """Data, model and residual of each angle, side by side; what does not count is blank."""
+    """Plot data, model and residual of each angle side by side; excluded points are blank."""
     figure = new_figure(10.5, 3.1 * len(views) + 0.3, title)
     grid = figure.subplots(len(views), 3, squeeze=False)
     for row, view in zip(grid, views, strict=True):
@@ -29,13 +70,13 @@ def plot_maps(
         low, high = percentiles(np.stack([view.data, view.model]), [0.5, 99.5], (0.0, 1.0))
         spread = percentiles(np.abs(view.residual), [99], (1.0,))[0]
         label = _residual_label(view)
-        shown = (
+        panels = (
             ("data", "g2", view.data, {"vmin": low, "vmax": high, "cmap": "viridis"}),
             ("model", "g2", view.model, {"vmin": low, "vmax": high, "cmap": "viridis"}),
             ("residual", label, view.residual, {"vmin": -spread, "vmax": spread, "cmap": "RdBu"}),
         )
-        for axes, (name, unit, image, how) in zip(row, shown, strict=True):
-            drawn = axes.imshow(image, origin="lower", extent=edge, interpolation="none", **how)
+        for axes, (name, unit, image, colours) in zip(row, panels, strict=True):
+            drawn = axes.imshow(image, origin="lower", extent=edge, interpolation="none", **colours)
             axes.set_title(f"{name}, {_angle(view)}", fontsize=9)
             label_axes(axes, "t2 (s)", "t1 (s)")
             bar = figure.colorbar(drawn, ax=axes, shrink=0.85)
@@ -47,9 +88,9 @@ def plot_maps(
 def plot_cuts(
     path: str | Path, views: Sequence[AngleView], *, title: str = "", dpi: int = 120
 ) -> Path:
-    """g2 over the lag in bands of the sample's age, with the residuals below.
+    """Plot g2 against the lag in bands of the sample's age, with the residuals below.
 
-    Points are means over all pairs of frames of a band, with standard errors; lines the model's.
+    Points are means over all pairs of frames of a band with standard errors; lines are the model.
     """
     columns = min(3, len(views))
     rows = -(-len(views) // columns)
@@ -89,7 +130,7 @@ def plot_cuts(
 def plot_residuals(
     path: str | Path, views: Sequence[AngleView], *, title: str = "", dpi: int = 120
 ) -> Path:
-    """How often a residual occurs at each angle, beside noise of the given sigma."""
+    """Plot histograms of the residuals at each angle, and the distribution of the noise."""
     figure = new_figure(5.6, 3.9, title)
     axes = figure.subplots()
     centres, width = (RESIDUAL_EDGES[1:] + RESIDUAL_EDGES[:-1]) / 2, np.diff(RESIDUAL_EDGES)
@@ -120,12 +161,12 @@ def plot_parameters(
     title: str = "",
     dpi: int = 120,
 ) -> Path:
-    """The parameters with standard errors, the rates with bands of one, and the correlations.
+    """Plot the parameters and the rates with standard errors, and the parameter correlations.
 
     Args:
-      model: with the geometry of the data.
+      model: model with the geometry of the data.
       physics: its parameters [p].
-      names, popt, pcov: of all fitted parameters [q], [q], [q, q].
+      names, popt, pcov: names, values and covariance of all fitted parameters, [q], [q], [q, q].
     """
     rates = rate_bands(model, physics, names, pcov)
     figure = new_figure(10.5, 3.4 + 3.2 * max(1, -(-len(rates) // 2)), title)
@@ -155,7 +196,7 @@ def plot_parameters(
     drawn = axes.imshow(correlation, vmin=-1, vmax=1, cmap="RdBu")
     axes.set_xticks(range(len(shown)), [names[k] for k in shown], rotation=90, fontsize=7)
     axes.set_yticks(range(len(shown)), [names[k] for k in shown], fontsize=7)
-    axes.set_title("blank: held, or not determined", fontsize=8)
+    axes.set_title("blank: held or undetermined", fontsize=8)
     right.colorbar(drawn, ax=axes, shrink=0.7).set_label("correlation", fontsize=8)
     return save_figure(figure, path, dpi)
 
@@ -163,36 +204,36 @@ def plot_parameters(
 def rate_bands(
     model: Model, physics: Array, names: Sequence[str], pcov: Array
 ) -> dict[str, tuple[Array, Array]]:
-    """The model's rates [n_t] and their standard errors [n_t], to first order in the parameters.
+    """Return the model's rates [n_t] and their standard errors [n_t], to first order.
 
-    A rate whose error the data do not determine has NaN errors.
+    Errors that the data do not determine are NaN.
     """
-    places = [list(names).index(name) for name in model.parameter_names]
-    covariance = pcov[np.ix_(places, places)]
+    indices = [list(names).index(name) for name in model.parameter_names]
+    covariance = pcov[np.ix_(indices, indices)]
     with jax.enable_x64(True):
         values = np.asarray(physics, np.float64)
-        rates, moved = jax.jit(lambda p: (model.rates(p), jax.jacfwd(model.rates)(p)))(values)
-        found = {}
+        rates, slopes = jax.jit(lambda p: (model.rates(p), jax.jacfwd(model.rates)(p)))(values)
+        bands = {}
         for name, rate in rates.items():
-            slope = np.asarray(moved[name])
+            slope = np.asarray(slopes[name])
             with np.errstate(invalid="ignore"):
                 square = np.einsum("ta,ab,tb->t", slope, covariance, slope)
             error = np.sqrt(np.where(np.isfinite(square), np.maximum(square, 0), np.nan))
-            found[name] = (np.asarray(rate), error)
-    return found
+            bands[name] = (np.asarray(rate), error)
+    return bands
 
 
 def plot_convergence(
     path: str | Path, costs: Sequence[float], *, title: str = "", dpi: int = 120
 ) -> Path:
-    """What is left of the cost above its minimum, over the passes of the fit."""
+    """Plot the cost above its minimum against the passes of the fit."""
     figure = new_figure(5.6, 3.6, title)
     axes = figure.subplots()
-    found = np.asarray(costs, np.float64)
-    if found.size:
-        best = float(found.min())
+    values = np.asarray(costs, np.float64)
+    if values.size:
+        best = float(values.min())
         floor = max(abs(best) * 1e-15, math.ulp(0.0))
-        axes.semilogy(np.arange(1, found.size + 1), np.maximum(found - best, floor), ".-")
+        axes.semilogy(np.arange(1, values.size + 1), np.maximum(values - best, floor), ".-")
         axes.set_title(f"lowest cost {best:.8g}", fontsize=9)
     label_axes(axes, "pass over the data", "cost above the lowest")
     return save_figure(figure, path, dpi)

@@ -1,0 +1,113 @@
+"""Dynamic bins of a map with their labels and pixels, and the time between frames."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkern.core.arguments import check_number
+from jaxkern.xpcs.detectors.frames import FrameSource
+from jaxkern.xpcs.detectors.qmap import QMap
+
+
+class BinLabels:
+    """Some dynamic bins of a map, with their q, phi and numbers of pixels.
+
+    Args:
+      bins: numbers from 1; None for all.
+
+    Raises:
+      ValueError: a bin that the map does not have, or that is listed twice.
+    """
+
+    def __init__(self, qmap: QMap, bins: Any = None) -> None:
+        self.qmap = qmap
+        every = np.arange(1, qmap.n_dynamic + 1)
+        chosen = every if bins is None else np.atleast_1d(np.asarray(bins))
+        unique = np.unique(chosen)
+        if chosen.ndim != 1 or not np.isin(chosen, every).all() or len(unique) != len(chosen):
+            raise ValueError(
+                f"bins: expected different dynamic bins from 1 to {qmap.n_dynamic}, got "
+                f"{bins!r:.80}"
+            )
+        self.bins: NDArray[np.int64] = chosen.astype(np.int64)
+        index = self.bins - 1
+        self.q = None if qmap.q is None else qmap.q[index]
+        self.phi = None if qmap.phi is None else qmap.phi[index]
+        self.n_pixels = qmap.pixels_of_bin[index]
+
+
+def check_frame_time(frame_time: float) -> float:
+    """Return a time between frames in s.
+
+    Raises:
+      ValueError: it is not above 0, or not finite.
+    """
+    step = check_number("frame_time", frame_time, 0.0)
+    if not 0 < step < math.inf:
+        raise ValueError(f"frame_time: expected a finite time above 0 s, got {frame_time!r}")
+    return step
+
+
+def time_step(frame_time: float | None, source: FrameSource) -> float | None:
+    """Return the time between frames in s: `frame_time`, or that of the source, or None.
+
+    A time of the source that is not above 0 is ignored.
+
+    Raises:
+      ValueError: see `check_frame_time`.
+    """
+    if frame_time is not None:
+        return check_frame_time(frame_time)
+    stored = source.metadata.get("frame_time")
+    return float(stored) if stored is not None and 0 < stored < math.inf else None
+
+
+@dataclass(frozen=True, eq=False)
+class BinnedPixels:
+    """Pixels and their bins, which are numbered from 0 here.
+
+    Attributes:
+      pixel: [P] numbers row * W + column, ascending.
+      static, dynamic: [P] the bins of each pixel.
+      n_static, n_dynamic: the numbers of bins of the map.
+    """
+
+    pixel: NDArray[np.int32]
+    static: NDArray[np.int32]
+    dynamic: NDArray[np.int32]
+    n_static: int
+    n_dynamic: int
+
+    @classmethod
+    def from_map(cls, qmap: QMap, bins: NDArray[np.int64]) -> BinnedPixels:
+        """Return the pixels of some dynamic bins, numbered from 1, of a map."""
+        pixel = np.sort(qmap.pixels)
+        pixel = pixel[np.isin(qmap.dynamic.ravel()[pixel], bins)]
+        static, dynamic = (x.ravel()[pixel] - 1 for x in (qmap.static, qmap.dynamic))
+        return cls(pixel, static, dynamic, qmap.n_static, qmap.n_dynamic)
+
+    def __len__(self) -> int:
+        return len(self.pixel)
+
+    def split(self, tile: NDArray[np.int64], max_pixels: int) -> list[BinnedPixels]:
+        """Split into groups of whole tiles with at most `max_pixels` pixels, or one tile, each.
+
+        Args:
+          tile: [P] the tile of each pixel, ascending.
+        """
+        if len(self) <= max_pixels:
+            return [self]
+        ends = np.append(np.flatnonzero(np.diff(tile)) + 1, len(self))
+        parts, begin = [], 0
+        while begin < len(self):
+            fitting = ends[(ends > begin) & (ends <= begin + max_pixels)]
+            end = int(fitting[-1] if len(fitting) else ends[ends > begin][0])
+            pixel, static, dynamic = (x[begin:end] for x in (self.pixel, self.static, self.dynamic))
+            parts.append(BinnedPixels(pixel, static, dynamic, self.n_static, self.n_dynamic))
+            begin = end
+        return parts

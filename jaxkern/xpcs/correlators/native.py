@@ -1,0 +1,88 @@
+"""Calls of the native kernels, and the progress bar of a correlation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from jaxkern.core.backend import current_backend
+from jaxkern.core.progress import ProgressBar
+from jaxkern.core.quantities import format_quantity
+from jaxkern.core.registry import missing as why_missing
+from jaxkern.core.registry import module
+from jaxkern.core.threads import num_threads
+
+
+class CorrelationProgress(ProgressBar):
+    """Progress bar with frames/s, bytes/s and the remaining time; `begin` starts a pass."""
+
+    def __init__(self, shown: bool, name: str) -> None:
+        super().__init__(shown, name, "frame")
+        self._name = name
+        self.begin(0, 0)
+
+    def begin(self, total: int, frame_bytes: int) -> None:
+        """Start a pass over `total` frames of `frame_bytes` bytes each."""
+        self._done, self._total = 0.0, total
+        self._bytes, self._since = frame_bytes, time.monotonic()
+        self.update(0, total)
+
+    def advance(self, frames: float) -> None:
+        """Add `frames` to the number of completed frames."""
+        self._done += frames
+        rate = self._done / max(time.monotonic() - self._since, 1e-9)
+        seconds = max(self._total - self._done, 0) / max(rate, 1e-9)
+        self.update(
+            round(self._done),
+            text=f"{self._name}: {rate:,.0f} frames/s, "
+            f"{format_quantity(rate * self._bytes, 'B/s')}, "
+            f"{timedelta(seconds=round(min(seconds, 1e9)))} left",
+        )
+
+    def set_fraction(self, fraction: float) -> None:
+        """Set the completed fraction of all frames."""
+        self.advance(fraction * self._total - self._done)
+
+
+def native_module() -> ModuleType | None:
+    """Return the native library, or None if the backend is "jax" or the library is missing.
+
+    Raises:
+      RuntimeError: the backend is "native" and the library is missing.
+    """
+    if current_backend() == "jax":
+        return None
+    native = module("cpu")
+    if native is None and current_backend() == "native":
+        raise RuntimeError(
+            "jaxkern.backend('native') is set, but the native kernels are missing: "
+            f"{why_missing('multitau', 'cpu')}"
+        )
+    return native
+
+
+def run_watched(call: Callable[..., Any], total: int, watch: Callable[[float], None]) -> Any:
+    """Run a native function in a thread and return its result.
+
+    Args:
+      call: counts completed work in element 0 of its argument `progress`, and stops when element 1
+        is not 0.
+      total: the final count.
+      watch: called every 0.1 s with the completed fraction; an exception from it ends the work.
+    """
+    done = np.zeros(2, np.int64)
+    with ThreadPoolExecutor(1, "jaxkern-multitau") as worker:
+        running = worker.submit(call, threads=num_threads(), progress=done)
+        try:
+            while not wait([running], timeout=0.1).done:
+                watch(done[0] / max(total, 1))
+        except BaseException:
+            done[1] = 1
+            raise
+        return running.result()
