@@ -63,7 +63,7 @@ def chain_case(
     tolerance = 0.03 if output is Dtype.BF16 else 1e-3
 
     def fn(images: Any, operands: Any) -> Any:
-        return ops.run_chain(images, operands, plan)
+        return ops.chain(images, *operands, batch_dims=1, plan=plan)
 
     return GpuCase(name, fn, made, moved // sets + written, tolerance)
 

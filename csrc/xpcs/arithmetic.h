@@ -1,7 +1,7 @@
-// What a point of a two-time correlation is worth: the arithmetic that CPU and CUDA share.
+// The arithmetic of a point of a two-time correlation, which CPU and CUDA share.
 //
 // g2(i, j) = offset + contrast f, f = exp(-2 |A_i - A_j|) sinc(X_i - X_j)^power, sinc x = sin(x)/x.
-// A "real" below is a double, or a vector of doubles that has the operators and `choose`.
+// `Real` is a double or a vector of doubles.
 #ifndef JAXKERN_XPCS_ARITHMETIC_H_
 #define JAXKERN_XPCS_ARITHMETIC_H_
 
@@ -12,15 +12,15 @@
 
 namespace jaxkern::xpcs {
 
-// Below this |x| the series are taken: sin(x)/x from the addition theorem has an absolute error of
-// one rounding, and so a relative one that grows as 1/x, and as 1/x^2 in the derivative.
+// Below this |x| the series are used: sin(x)/x from the addition theorem has an absolute error of
+// one rounding, so its relative error grows as 1/x, and as 1/x^2 in the derivative.
 constexpr double kSeriesBelow = 0.5;
 
-// A sigma that is not above this means that the point counts for nothing. It is the float nearest
-// to 1e-10, a little more: 1e-10 itself counts for nothing in either precision.
+// A point with sigma <= kLeastSigma has no weight. The float nearest to 1e-10 exceeds it slightly,
+// so 1e-10 itself means no weight in both precisions.
 constexpr double kLeastSigma = 1e-10f;
 
-// sinc and its derivative where |x| < kSeriesBelow; the next terms are below 5e-17 of the values.
+// sinc and its derivative for |x| < kSeriesBelow; omitted terms are below 5e-17 of the values.
 template <typename Real>
 JAXKERN_HD Real sinc_series(Real x) {
   const Real y = x * x;
@@ -55,7 +55,7 @@ JAXKERN_HD Real shear_slope(Real sinc, Real slope) {
   return kPower == 2 ? linear : linear * (sinc * sinc);
 }
 
-// Losses as scipy.optimize.least_squares has them: rho and its derivative at z = (r / f_scale)^2.
+// Losses of scipy.optimize.least_squares: rho and its derivative at z = (r / f_scale)^2.
 enum class Loss : int32_t { kLinear = 0, kSoftL1 = 1, kHuber = 2, kCauchy = 3, kArctan = 4 };
 constexpr int32_t kLosses = 5;
 
@@ -84,8 +84,8 @@ JAXKERN_HD LossValue loss_value(Loss loss, double z) {
   return {z, 1};
 }
 
-// The sums over points that the normal equations need, as one array of doubles. The basis columns
-// are, in this order: 1 (offset), f (contrast), then for each table of A: df/d(A_i - A_j) times its
+// The layout of the sums of the normal equations, an array of doubles. The basis columns are, in
+// this order: 1 (offset), f (contrast), then for each table of A: df/d(A_i - A_j) times its
 // difference, then the same for X. `gram` is the upper triangle, row by row.
 struct StateLayout {
   int32_t tables_a, tables_x;
@@ -102,15 +102,15 @@ struct StateLayout {
   JAXKERN_HD_MEMBER int32_t size() const { return chi2() + 4; }
 };
 
-// Tables beyond this many are refused: a model with more parameters would be 99% bookkeeping.
+// The largest number of tables.
 constexpr int32_t kMaxTables = 64;
 
-// Rows whose sums are added as one piece. Chunks that split at multiples of it give identical bits
-// where the state between them is in double.
+// The number of rows whose sums are added at once. The results of chunks that split at multiples of
+// it are bit-identical if the state between them is in double.
 constexpr int64_t kRowBlock = 32;
 
-// Which points of the rows count: all; the upper triangle twice; or both after comparing mirrored
-// pieces, equal ones being taken as the upper triangle twice.
+// The points that are summed: all; those of the upper triangle with weight 2; or, after comparing
+// mirrored tiles, the upper triangle of equal tiles with weight 2 and both halves of others.
 enum class Symmetric : int32_t { kNo = 0, kYes = 1, kAuto = 2 };
 
 enum class DataType : int32_t { kF64, kF32, kF16, kU16 };

@@ -1,4 +1,4 @@
-// Spreads the XPCS kernels over angles and row blocks, and each block over the instruction sets.
+// Runs the XPCS kernels over angles and row blocks in parallel, at the selected SIMD level.
 #include "xpcs/cpu.h"
 
 #include <algorithm>
@@ -9,11 +9,11 @@
 namespace jaxkern::xpcs {
 namespace {
 
-// The rows of one angle, and the sums that a kernel makes of each row block.
+// The rows of one angle, and the number of sums of each row block.
 struct AngleRows {
   int64_t rows;
   int32_t size;
-  double* total;  // [size]: the blocks' sums are added to it, one after the other; or null
+  double* total;  // [size], to which the sums of blocks are added in order; or null
 };
 
 struct RowBlock {
@@ -27,14 +27,14 @@ template <typename Run>
 void for_row_blocks(const Executor& executor, const std::vector<AngleRows>& angles,
                     const Run& run) {
   std::vector<std::vector<double>> sums;
-  int64_t most = 0;
+  int64_t max_rows = 0;
   for (const AngleRows& angle : angles) {
     sums.emplace_back((angle.rows + kRowBlock - 1) / kRowBlock * angle.size);
-    most = std::max(most, angle.rows);
+    max_rows = std::max(max_rows, angle.rows);
   }
-  // The longest rows of the upper triangle first, so that the threads end together.
+  // Blocks with the longest rows of the upper triangle come first, to balance the threads.
   std::vector<RowBlock> blocks;
-  for (int64_t row = 0; row < most; row += kRowBlock) {
+  for (int64_t row = 0; row < max_rows; row += kRowBlock) {
     for (size_t k = 0; k < angles.size(); ++k) {
       const auto [rows, size, total] = angles[k];
       if (row >= rows) continue;
@@ -61,15 +61,15 @@ PhaseTables::PhaseTables(const Executor& executor, int64_t n, int32_t power,
   values_.resize(a.size() * arrays * stride);
   parallel_for(executor, static_cast<int64_t>(a.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k) {
-      double* own = values_.data() + k * arrays * stride;
+      double* a_k = values_.data() + k * arrays * stride;
       Phases& phases = phases_[k];
-      phases = {n, power, true, own, nullptr, nullptr, nullptr};
+      phases = {n, power, true, a_k, nullptr, nullptr, nullptr};
       for (int64_t i = 0; i < n; ++i) {
-        own[i] = a[k][i];
-        phases.increasing = phases.increasing && (i == 0 || own[i - 1] < own[i]);
+        a_k[i] = a[k][i];
+        phases.increasing = phases.increasing && (i == 0 || a_k[i - 1] < a_k[i]);
       }
       if (power == 0) continue;
-      double *x_k = own + stride, *sin_k = x_k + stride, *cos_k = sin_k + stride;
+      double *x_k = a_k + stride, *sin_k = x_k + stride, *cos_k = sin_k + stride;
       for (int64_t i = 0; i < n; ++i) {
         x_k[i] = x[k][i];
         sin_k[i] = std::sin(x_k[i]);

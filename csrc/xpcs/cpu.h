@@ -10,10 +10,10 @@
 
 namespace jaxkern::xpcs {
 
-// The tables of order n of some angles, in double and padded, and what is known of them.
+// The tables of order n of some angles, in double and padded.
 class PhaseTables {
  public:
-  // a[k] and x[k] hold n values of angle k. Where power is 0, x is not read.
+  // a[k] and x[k] are n values of angle k. x is not read if power is 0.
   PhaseTables(const Executor& executor, int64_t n, int32_t power, const std::vector<Reals>& a,
               const std::vector<Reals>& x);
   const Phases& operator[](int64_t angle) const { return phases_[angle]; }
@@ -23,15 +23,15 @@ class PhaseTables {
   std::vector<Phases> phases_;
 };
 
-// Copies `count` tables of n values into doubles with kPadding zeros behind each.
+// Copies `count` tables of n values into doubles with kPadding zeros after each.
 std::vector<double> padded(const Reals& tables, int64_t count, int64_t n);
 
-// Adds the sums of work[k]'s row blocks to states[k], one after the other; [layout.size()].
+// Adds the sums of the row blocks of work[k] to states[k] [layout.size()], in order.
 void normal_equations(const Executor& executor, const std::vector<NormalWork>& work,
                       const std::vector<double*>& states);
 
-// Runs a matrix op over every angle. The cotangent also adds its scalars to sums[k]: the
-// contrast's, then the offset's.
+// Runs a matrix op over every angle. The cotangent also adds those of contrast and offset to
+// sums[k].
 void matrix(const Executor& executor, MatrixOp op, const std::vector<MatrixWork>& work,
             double (*sums)[2] = nullptr);
 

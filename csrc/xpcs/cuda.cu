@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
 constexpr int32_t kItemThreads = 256;
-constexpr int64_t kItemBlocks = 1 << 16;  // more than any device holds at once; the rest is a loop
+constexpr int64_t kItemBlocks = 1 << 16;  // more than run at once on any device; blocks loop
 
 unsigned blocks_for(int64_t units) { return static_cast<unsigned>(std::min(units, kMaxBlocks)); }
 
@@ -35,7 +35,7 @@ cudaError_t prepare(const AngleCall& call, cudaStream_t stream) {
   return start_items<AngleCall, prepare_angle>(call, angle_items(call), stream);
 }
 
-// Four blocks at once leave a thread 64 registers.
+// With four blocks at once, a thread has 64 registers.
 template <MatrixOp op, typename Real>
 __global__ void __launch_bounds__(kMatrixThreads, 4)
     matrix_kernel(const __grid_constant__ MatrixCall call) {

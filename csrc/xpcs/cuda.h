@@ -12,10 +12,10 @@
 
 namespace jaxkern::xpcs {
 
-// Each enqueues the angles' tables first, then its own kernels.
+// Each function enqueues the kernel of the tables first.
 cudaError_t launch_matrix(MatrixOp op, const MatrixCall& call, cudaStream_t stream);
 cudaError_t launch_cotangent(const CotangentCall& call, cudaStream_t stream);
-// `blocks` holds the sums of `chunk` angles, which are worked on together.
+// `blocks` has room for the sums of `chunk` angles, which are processed together.
 cudaError_t launch_normal(NormalCall call, int64_t chunk, cudaStream_t stream);
 
 cudaError_t launch_points(const PointCall& call, cudaStream_t stream);

@@ -1,8 +1,8 @@
-// Which of the normal equations' sums a CUDA thread keeps in registers: all of a small model, or
-// the products of two groups of columns of a large one.
+// The sums of the normal equations that a CUDA thread keeps in registers: all sums of a small
+// model, or the products of two groups of columns of a large model.
 //
-// Both give a type with the tables that a block needs, the columns of a point, and where each kept
-// sum belongs in the state.
+// Each type defines the tables that a block needs, the columns of a point, and the index of each
+// sum in the state.
 #ifndef JAXKERN_XPCS_CUDA_COLUMNS_H_
 #define JAXKERN_XPCS_CUDA_COLUMNS_H_
 
@@ -12,7 +12,7 @@
 
 namespace jaxkern::xpcs {
 
-// What a point adds beside its columns: weights, the weighted residual, and how often it counts.
+// Contributions of a point other than its columns: weight, weighted residual, and counts.
 struct Weight {
   double om, b, chi2, cost;
   int32_t count, mirrored;
@@ -20,7 +20,7 @@ struct Weight {
 
 constexpr int32_t kTailSums = 4;  // chi2, cost, count, mirrored: the state's last entries
 
-// The columns of up to kA tables of A and kX of X; the state's own order.
+// The columns of up to kA tables of A and kX of X, in the order of the state.
 template <int kA, int kX>
 struct WholeGram {
   static constexpr int32_t kTables = kA + kX, kBasis = 2 + kA + kX;
@@ -32,7 +32,7 @@ struct WholeGram {
   JAXKERN_HD int32_t parts(const StateLayout&) { return 1; }
   JAXKERN_HD Part part_of(int32_t) { return {}; }
 
-  // The table of the model that is the k-th here, or -1.
+  // The index of the k-th table in the model, or -1.
   JAXKERN_HD int32_t table(const StateLayout& layout, Part, int32_t k) {
     if (k < kA) return k < layout.tables_a ? k : -1;
     return k - kA < layout.tables_x ? layout.tables_a + k - kA : -1;
@@ -63,8 +63,8 @@ struct WholeGram {
     for (int32_t k = 0; k < kBasis; ++k) sums.entry[at++] += value[k] * w.b;
   }
 
-  // The entry of the state that is kept as number e, or -1.
-  JAXKERN_HD int32_t place(const StateLayout& layout, Part, int32_t e) {
+  // The index of sum e in the state, or -1.
+  JAXKERN_HD int32_t state_index(const StateLayout& layout, Part, int32_t e) {
     const auto column = [&](int32_t k) {
       if (k < 2) return k;
       const int32_t t = table(layout, {}, k - 2);
@@ -75,8 +75,8 @@ struct WholeGram {
       return k < 0 ? -1 : layout.rhs(k);
     }
     int32_t k = 0;
-    for (int32_t left = kBasis; e >= left; --left) {
-      e -= left;
+    for (int32_t length = kBasis; e >= length; --length) {
+      e -= length;
       ++k;
     }
     const int32_t first = column(k), second = column(k + e);
@@ -84,8 +84,8 @@ struct WholeGram {
   }
 };
 
-// Groups p <= q of kGroup columns each, as part number q (q + 1) / 2 + p: columns of p times
-// columns of q. Pairs of the same group also keep the right-hand sides.
+// Products of groups p <= q of kGroup columns each; the part number is q (q + 1) / 2 + p. Pairs of
+// the same group also have the right-hand sides.
 struct GramPart {
   static constexpr int32_t kGroup = 8, kTables = 2 * kGroup;
   static constexpr int32_t kProducts = kGroup * kGroup, kEntries = kProducts + kGroup;
@@ -107,7 +107,7 @@ struct GramPart {
     return {number - q * (q + 1) / 2, q};
   }
 
-  // The table that is the k-th here, of p first, then of q; or -1.
+  // The index of the k-th table in the model, those of p first, then those of q; or -1.
   JAXKERN_HD int32_t table(const StateLayout& layout, Part part, int32_t k) {
     const int32_t column = k < kGroup ? part.p * kGroup + k : part.q * kGroup + k - kGroup;
     return column < 2 || column >= layout.basis() ? -1 : column - 2;
@@ -140,7 +140,7 @@ struct GramPart {
     }
   }
 
-  JAXKERN_HD int32_t place(const StateLayout& layout, Part part, int32_t e) {
+  JAXKERN_HD int32_t state_index(const StateLayout& layout, Part part, int32_t e) {
     const int32_t l = part.q * kGroup + e % kGroup;
     if (l >= layout.basis()) return -1;
     if (e >= kProducts) return part.p == part.q ? layout.rhs(l) : -1;

@@ -1,11 +1,11 @@
 // The body of the CUDA cotangent of g2, as host and device functions of a flat index and a thread's
-// number. A thread owns frame k and walks over a piece of the other frames i:
+// number. A thread computes frame k, from a piece of the other frames i:
 //
-//   A_bar[k] = contrast sum_i a_ki (G_ki + G_ik), X_bar[k] the same with h (both change their sign
-//   when i and k change places); contrast_bar = sum G f, offset_bar = sum G.
+//   A_bar[k] = contrast sum_i a_ki (G_ki + G_ik), X_bar[k] the same with h (both change sign
+//   if i and k are exchanged); contrast_bar = sum G f, offset_bar = sum G.
 //
-// G_ik is read along its rows; G_ki, a column of the block, through shared memory. The pieces' sums
-// go to scratch and are added in order, so the result is the same in every run.
+// G_ik is read along its rows; G_ki, a column of the block, through shared memory. The sums of the
+// pieces are written to scratch and added in order, so the result is reproducible.
 #ifndef JAXKERN_XPCS_CUDA_COTANGENT_H_
 #define JAXKERN_XPCS_CUDA_COTANGENT_H_
 
@@ -48,7 +48,8 @@ JAXKERN_HD double* cotangent_sums(const CotangentCall& call, int64_t sample, int
 template <typename Real>
 struct CotangentBody {
   struct Shared {
-    Real turned[kCotangentThreads][kCotangentStep + 1];  // G_ki of the block's k and the step's i
+    Real transposed[kCotangentThreads]
+                   [kCotangentStep + 1];  // G_ki of the block's k and the step's i
   };
   struct Thread {
     int64_t sample, piece, k0, k;
@@ -70,8 +71,8 @@ struct CotangentBody {
   }
 
   JAXKERN_HD int32_t steps(const CotangentCall& call, const Thread& state) {
-    const int64_t left = call.angle.n - state.piece * kCotangentPiece;
-    const int64_t frames = left < kCotangentPiece ? left : kCotangentPiece;
+    const int64_t remaining = call.angle.n - state.piece * kCotangentPiece;
+    const int64_t frames = remaining < kCotangentPiece ? remaining : kCotangentPiece;
     return static_cast<int32_t>((frames + kCotangentStep - 1) / kCotangentStep);
   }
 
@@ -85,11 +86,11 @@ struct CotangentBody {
     const int64_t n = call.angle.n;
     const int64_t i0 = state.piece * kCotangentPiece + step * kCotangentStep;
     const Real* const from = matrix(call, state);
-    constexpr int32_t kRows = kCotangentThreads / kCotangentStep;  // that the block reads at once
+    constexpr int32_t kRows = kCotangentThreads / kCotangentStep;  // read by the block at once
     const int32_t i = thread % kCotangentStep;
     for (int32_t r = thread / kCotangentStep; r < kCotangentThreads; r += kRows) {
       if (state.k0 + r < n && i0 + i < n) {
-        shared.turned[r][i] = from[(state.k0 + r) * n + i0 + i];
+        shared.transposed[r][i] = from[(state.k0 + r) * n + i0 + i];
       }
     }
   }
@@ -102,7 +103,7 @@ struct CotangentBody {
     const double* const tables = tables_of(call.angle, state.sample);
     const Real* const from = matrix(call, state) + i0 * n + state.k;
     for (int32_t s = 0; s < kCotangentStep && i0 + s < n; ++s) {
-      const double g = from[s * n], both = g + static_cast<double>(shared.turned[thread][s]);
+      const double g = from[s * n], both = g + static_cast<double>(shared.transposed[thread][s]);
       const Frame other = frame_at(tables, n, call.angle.power, i0 + s);
       const Point p =
           point_of<true>(call.angle.power, state.frame, other, decay_of(state.frame, other));
@@ -125,7 +126,7 @@ JAXKERN_HD int64_t cotangent_frames(const CotangentCall& call) {
   return call.angle.samples * call.angle.n;
 }
 
-// Adds the pieces of one frame; what goes into the scalars stays in the first piece's place.
+// Adds the pieces of one frame. Its contributions to the scalars replace the first piece.
 JAXKERN_HD void add_cotangent(const CotangentCall& call, int64_t flat) {
   const int64_t n = call.angle.n, sample = flat / n, k = flat % n;
   double sum[kCotangentSums] = {};
@@ -137,12 +138,12 @@ JAXKERN_HD void add_cotangent(const CotangentCall& call, int64_t flat) {
   const double contrast = call.angle.angles[sample].contrast;
   write_real(call.phase_a, call.angle.single, flat, contrast * sum[0]);
   write_real(call.phase_x, call.angle.single, flat, call.angle.power == 0 ? 0 : contrast * sum[1]);
-  double* const kept = cotangent_sums(call, sample, 0);
-  kept[2 * n + k] = sum[2];
-  kept[3 * n + k] = sum[3];
+  double* const first = cotangent_sums(call, sample, 0);
+  first[2 * n + k] = sum[2];
+  first[3 * n + k] = sum[3];
 }
 
-// The scalars of one angle: one block an angle, `fold` after a barrier.
+// The scalars of one angle: one block an angle, with a barrier before `fold_total`.
 struct CotangentTotal {
   double f[kCotangentThreads], one[kCotangentThreads];
 };

@@ -1,6 +1,6 @@
-// The CUDA handlers of the XPCS ops: check what the host knows (shapes, dtypes and attributes),
-// take scratch memory, then enqueue. Values in device memory are checked there: an index or a
-// first_row outside gives NaN, where the CPU handlers return an error for a first_row.
+// The CUDA handlers of the XPCS ops: they check shapes, dtypes and attributes, allocate scratch
+// memory, and enqueue the kernels. Kernels check values in device memory: an index or a first_row
+// out of range gives NaN. (The CPU handlers return an error for such a first_row.)
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -12,7 +12,7 @@
 namespace jaxkern::xpcs {
 namespace {
 
-// The sums of the normal equations' row blocks take at most about this much, an angle at least.
+// Approximate limit of the memory for sums of row blocks, except for those of a single angle.
 constexpr int64_t kBlocksTarget = int64_t{256} << 20;
 
 ffi::Error status_of(const OpOperands& o, cudaError_t status) {
@@ -21,14 +21,13 @@ ffi::Error status_of(const OpOperands& o, cudaError_t status) {
                               cudaGetErrorName(status) + " (" + cudaGetErrorString(status) + ")");
 }
 
-// Scratch memory in pieces; keeps the first failure. The sizes of a piece are multiplied here, so
-// that no product wraps around.
+// Scratch memory in pieces. It keeps the first failure, and checks products of sizes for overflow.
 class Scratch {
  public:
   explicit Scratch(ffi::ScratchAllocator& allocator) : allocator_(allocator) {}
 
   template <typename T>
-  T* take(std::initializer_list<int64_t> sizes) {
+  T* allocate(std::initializer_list<int64_t> sizes) {
     int64_t bytes = sizeof(T);
     bool overflow = false;
     for (int64_t size : sizes) {
@@ -40,7 +39,7 @@ class Scratch {
       return nullptr;
     }
     const std::optional<void*> memory = allocator_.Allocate(static_cast<size_t>(bytes), 256);
-    wanted_ = bytes;
+    bytes_ = bytes;
     ok_ = memory.has_value();
     return ok_ ? static_cast<T*>(*memory) : nullptr;
   }
@@ -49,44 +48,47 @@ class Scratch {
   ffi::Error error(const OpOperands& o) const {
     return ffi::Error(ffi::ErrorCode::kResourceExhausted,
                       o.call.op() + ": no device memory for " +
-                          (wanted_ > 0 ? std::to_string(wanted_) + " bytes of" : "the") +
+                          (bytes_ > 0 ? std::to_string(bytes_) + " bytes of" : "the") +
                           " scratch; pass fewer angles at once");
   }
 
  private:
   ffi::ScratchAllocator& allocator_;
   bool ok_ = true;
-  int64_t wanted_ = 0;
+  int64_t bytes_ = 0;
 };
 
-struct Given {
+struct NamedOperand {
   AngleOperand which;
   const Operand& operand;
 };
 
-AngleCall angle_call(const AngleOperands& o, std::initializer_list<Given> given) {
+AngleCall angle_call(const AngleOperands& o, std::initializer_list<NamedOperand> operands) {
   AngleCall angle;
   angle.single = o.single();
   angle.power = o.power;
   angle.n = angle.rows = o.n;
   angle.samples = o.call.samples();
-  const auto set = [&](const Given& g) {
+  const auto set = [&](const NamedOperand& g) {
     angle.operands.set(g.which, g.operand.data, g.operand.map);
   };
-  for (const Given& g : {Given{kPhaseA, o.a}, {kPhaseX, o.x}, {kContrast, o.contrast}}) set(g);
-  for (const Given& g : given) set(g);
+  for (const NamedOperand& g :
+       {NamedOperand{kPhaseA, o.a}, {kPhaseX, o.x}, {kContrast, o.contrast}}) {
+    set(g);
+  }
+  for (const NamedOperand& g : operands) set(g);
   return angle;
 }
 
-void take_tables(Scratch& scratch, AngleCall* call) {
-  call->angles = scratch.take<Angle>({call->samples});
-  call->tables = scratch.take<double>(
+void allocate_tables(Scratch& scratch, AngleCall* call) {
+  call->angles = scratch.allocate<Angle>({call->samples});
+  call->tables = scratch.allocate<double>(
       {call->samples, kTableTangents + call->tables_a + call->tables_x, call->n});
 }
 
 ffi::Error run_matrix(const AngleOperands& o, MatrixOp op, AngleCall angle, const Operand& out,
                       cudaStream_t stream, Scratch& scratch) {
-  take_tables(scratch, &angle);
+  allocate_tables(scratch, &angle);
   if (!scratch.ok()) return scratch.error(o);
   MatrixCall matrix;
   matrix.angle = angle;
@@ -120,9 +122,9 @@ ffi::Error run(const TwoTimeG2Cotangent& o, cudaStream_t stream, Scratch& scratc
   work.phase_x = o.bar_x.data;
   work.contrast = o.bar_contrast.data;
   work.offset = o.bar_offset.data;
-  take_tables(scratch, &work.angle);
+  allocate_tables(scratch, &work.angle);
   work.sums =
-      scratch.take<double>({work.angle.samples, cotangent_pieces(work), kCotangentSums, o.n});
+      scratch.allocate<double>({work.angle.samples, cotangent_pieces(work), kCotangentSums, o.n});
   if (!scratch.ok()) return scratch.error(o);
   return status_of(o, launch_cotangent(work, stream));
 }
@@ -169,13 +171,13 @@ ffi::Error run(const TwoTimeNormalEquations& o, cudaStream_t stream, Scratch& sc
   work.loss = o.loss;
   work.symmetric = o.symmetric;
   work.state = o.state.data;
-  take_tables(scratch, &angle);
-  // Cannot overflow: the rows of data exist, and a block's slices are at most kMostSlices.
+  allocate_tables(scratch, &angle);
+  // This cannot overflow: the rows of data exist, and a block has at most kMaxSlices slices.
   const int64_t each = row_blocks(work) * slices_of(o.n) * o.layout.size();
   const int64_t target = kBlocksTarget / static_cast<int64_t>(sizeof(double));
   const int64_t chunk = std::clamp<int64_t>(target / std::max<int64_t>(each, 1), 1,
                                             std::max<int64_t>(angle.samples, 1));
-  work.blocks = scratch.take<double>({chunk, each});
+  work.blocks = scratch.allocate<double>({chunk, each});
   if (!scratch.ok()) return scratch.error(o);
   return status_of(o, launch_normal(work, chunk, stream));
 }

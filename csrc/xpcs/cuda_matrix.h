@@ -1,13 +1,13 @@
-// The body of the CUDA ops that write a value for every point: g2, its tangent and the residual,
+// The body of the CUDA ops that write a value for every point (g2, its tangent and the residual),
 // as host and device functions of a tile's flat index and a thread's number.
 //
-// All of g2 and of its tangent is symmetric in i and j, so only tiles of the upper triangle are
-// computed; their mirror images are written through shared memory. A kernel calls, for each tile
-// and with a barrier between the steps,
+// g2 and its tangent are symmetric in i and j, so only tiles of the upper triangle are computed,
+// and their mirror images are written through shared memory. A kernel calls these steps for each
+// tile, with a barrier between them:
 //
-//   load     the tile's frames, with the factors of exp(-2 |A_i - A_j|): with the A of the tile's
-//            first row as a reference, exp(+-2 (A - reference)) of row and column
-//   compute  each thread some points of one column; stages the values and writes the tile
+//   load     loads the frames of the tile and computes the factors of exp(-2 |A_i - A_j|):
+//            exp(+-2 (A - reference)) of rows and columns, with the A of the first row as reference
+//   compute  computes some points of one column a thread, stages the values and writes the tile
 //   mirror   writes the mirror image
 #ifndef JAXKERN_XPCS_CUDA_MATRIX_H_
 #define JAXKERN_XPCS_CUDA_MATRIX_H_
@@ -24,8 +24,8 @@ constexpr int32_t kMatrixSide = 64;  // of a tile
 constexpr int32_t kMatrixThreads = 256;
 constexpr int32_t kMatrixStep = kMatrixThreads / kMatrixSide;  // rows between a thread's points
 
-// Rows further than this from the reference compute each exponential: their factor might overflow
-// or lose digits.
+// Rows further than this from the reference compute each exponential, because their factor could
+// overflow or lose digits.
 constexpr double kReachOfReference = 12;
 
 struct MatrixCall {
@@ -38,7 +38,7 @@ JAXKERN_HD int64_t matrix_tile_rows(const MatrixCall& call) {
 }
 
 // Row r of the triangle has `rows - r` tiles, so rows r and rows - 1 - r together have rows + 1:
-// the triangle is folded to a rectangle, and with an odd number of rows half of the last is void.
+// the triangle is folded to a rectangle. With an odd number of rows, half of the last is invalid.
 JAXKERN_HD int64_t matrix_tiles_each(const MatrixCall& call) {
   const int64_t rows = matrix_tile_rows(call);
   return (rows + 1) / 2 * (rows + 1);
@@ -48,12 +48,12 @@ JAXKERN_HD int64_t matrix_tiles(const MatrixCall& call) {
   return call.angle.samples * matrix_tiles_each(call);
 }
 
-struct MatrixPlace {
+struct MatrixTile {
   int64_t sample, row, column;  // the first of the tile
   bool valid;
 };
 
-JAXKERN_HD MatrixPlace matrix_place(const MatrixCall& call, int64_t flat) {
+JAXKERN_HD MatrixTile matrix_tile(const MatrixCall& call, int64_t flat) {
   const int64_t rows = matrix_tile_rows(call), each = matrix_tiles_each(call);
   const int64_t sample = flat / each, rest = flat % each;
   const int64_t u = rest / (rows + 1), v = rest % (rows + 1);
@@ -67,7 +67,7 @@ struct MatrixFrame {
   Frame frame;
   double rising, falling;  // exp(2 (A - reference)) and exp(-2 (A - reference))
   double tangent_a, tangent_x;
-  bool near;  // the reference: the factors can be used
+  bool near;  // A is near the reference, so the factors are valid
 };
 
 template <MatrixOp op, typename Real>
@@ -79,49 +79,49 @@ struct MatrixBody {
   struct Shared {
     MatrixFrame row[kMatrixSide], column[kMatrixSide];
     Staged stage[kMatrixSide][kMatrixSide + 1];  // padded: columns are read without bank conflicts
-    MatrixPlace place;
+    MatrixTile tile;
     int32_t rows, columns;  // of the tile
   };
 
   JAXKERN_HD void load(const MatrixCall& call, int64_t flat, int32_t thread, Shared& shared) {
-    const MatrixPlace place = matrix_place(call, flat);
+    const MatrixTile tile = matrix_tile(call, flat);
     const int64_t n = call.angle.n;
     if (thread == 0) {
-      shared.place = place;
-      shared.rows = static_cast<int32_t>(n - place.row < kMatrixSide ? n - place.row : kMatrixSide);
+      shared.tile = tile;
+      shared.rows = static_cast<int32_t>(n - tile.row < kMatrixSide ? n - tile.row : kMatrixSide);
       shared.columns =
-          static_cast<int32_t>(n - place.column < kMatrixSide ? n - place.column : kMatrixSide);
+          static_cast<int32_t>(n - tile.column < kMatrixSide ? n - tile.column : kMatrixSide);
     }
-    if (!place.valid || thread >= 2 * kMatrixSide) return;
+    if (!tile.valid || thread >= 2 * kMatrixSide) return;
     const bool row = thread < kMatrixSide;
-    MatrixFrame& own = row ? shared.row[thread] : shared.column[thread - kMatrixSide];
-    const int64_t i = row ? place.row + thread : place.column + thread - kMatrixSide;
+    MatrixFrame& mine = row ? shared.row[thread] : shared.column[thread - kMatrixSide];
+    const int64_t i = row ? tile.row + thread : tile.column + thread - kMatrixSide;
     if (i >= n) return;
-    const double* const tables = tables_of(call.angle, place.sample);
-    own.frame = frame_at(tables, n, call.angle.power, i);
-    const double distance = own.frame.a - tables[kTableA * n + place.row];
-    own.near = distance <= kReachOfReference && distance >= -kReachOfReference;
+    const double* const tables = tables_of(call.angle, tile.sample);
+    mine.frame = frame_at(tables, n, call.angle.power, i);
+    const double distance = mine.frame.a - tables[kTableA * n + tile.row];
+    mine.near = distance <= kReachOfReference && distance >= -kReachOfReference;
     const double twice = 2 * distance;
-    own.rising = exp(600 < twice ? 600. : twice);
-    own.falling = exp(twice < -600 ? 600. : -twice);
+    mine.rising = exp(600 < twice ? 600. : twice);
+    mine.falling = exp(twice < -600 ? 600. : -twice);
     if (op == MatrixOp::kTangent) {
-      own.tangent_a = tables[kTableTangents * n + i];
-      own.tangent_x = tables[(kTableTangents + 1) * n + i];
+      mine.tangent_a = tables[kTableTangents * n + i];
+      mine.tangent_x = tables[(kTableTangents + 1) * n + i];
     }
   }
 
   JAXKERN_HD void compute(const MatrixCall& call, int32_t thread, Shared& shared) {
-    // Copies: what is read again after a store to shared memory is loaded again.
-    const MatrixPlace place = shared.place;
+    // Copies, because values in shared memory are loaded again after each store.
+    const MatrixTile tile = shared.tile;
     const int32_t c = thread % kMatrixSide, rows = shared.rows, power = call.angle.power;
-    if (!place.valid || c >= shared.columns) return;
-    const Angle& angle = call.angle.angles[place.sample];
+    if (!tile.valid || c >= shared.columns) return;
+    const Angle& angle = call.angle.angles[tile.sample];
     const double contrast = angle.contrast, offset = angle.offset;
     const double tangent_contrast = angle.tangent_contrast, tangent_offset = angle.tangent_offset;
-    const Matrices matrices = matrices_of(call, angle, place.sample);
+    const Matrices matrices = matrices_of(call, angle, tile.sample);
     const MatrixFrame column = shared.column[c];
     const int32_t first = thread / kMatrixSide;
-    int64_t at = (place.row + first) * call.angle.n + place.column + c;
+    int64_t at = (tile.row + first) * call.angle.n + tile.column + c;
     for (int32_t r = first; r < rows; r += kMatrixStep, at += kMatrixStep * call.angle.n) {
       const MatrixFrame& row = shared.row[r];
       double decay;
@@ -142,28 +142,28 @@ struct MatrixBody {
         value = offset + contrast * p.f;
       }
       shared.stage[r][c] = static_cast<Staged>(value);
-      write(matrices, at, place.row + r == place.column + c, value);
+      write(matrices, at, tile.row + r == tile.column + c, value);
     }
   }
 
   JAXKERN_HD void mirror(const MatrixCall& call, int32_t thread, const Shared& shared) {
-    const MatrixPlace place = shared.place;
+    const MatrixTile tile = shared.tile;
     const int32_t c = thread % kMatrixSide, rows = shared.columns;
-    if (!place.valid || place.row == place.column || c >= shared.rows) return;
-    const Matrices matrices = matrices_of(call, call.angle.angles[place.sample], place.sample);
+    if (!tile.valid || tile.row == tile.column || c >= shared.rows) return;
+    const Matrices matrices = matrices_of(call, call.angle.angles[tile.sample], tile.sample);
     const int32_t first = thread / kMatrixSide;
-    int64_t at = (place.column + first) * call.angle.n + place.row + c;
+    int64_t at = (tile.column + first) * call.angle.n + tile.row + c;
     for (int32_t r = first; r < rows; r += kMatrixStep, at += kMatrixStep * call.angle.n) {
       write(matrices, at, false, static_cast<double>(shared.stage[c][r]));
     }
   }
 
-  // Of one angle.
+  // Matrices of one angle.
   struct Matrices {
     Real* out;
     const Real* data;
-    const Real* sigma;  // null where one sigma is all points'
-    double all_sigma;
+    const Real* sigma;  // null if all points have one sigma
+    double common_sigma;
   };
 
   JAXKERN_HD Matrices matrices_of(const MatrixCall& call, const Angle& angle, int64_t sample) {
@@ -171,7 +171,7 @@ struct MatrixBody {
                   nullptr, 0};
     if (op == MatrixOp::kResidual) {
       m.data = static_cast<const Real*>(call.angle.operands.data[kData]) + angle.data;
-      m.all_sigma = angle.sigma;
+      m.common_sigma = angle.sigma;
       if (call.angle.sigma_rank == 2) {
         m.sigma = static_cast<const Real*>(call.angle.operands.data[kSigma]) + angle.sigma_matrix;
       }
@@ -181,7 +181,7 @@ struct MatrixBody {
 
   JAXKERN_HD void write(const Matrices& m, int64_t at, bool diagonal, double value) {
     if (op == MatrixOp::kResidual) {
-      const double sigma = m.sigma != nullptr ? static_cast<double>(m.sigma[at]) : m.all_sigma;
+      const double sigma = m.sigma != nullptr ? static_cast<double>(m.sigma[at]) : m.common_sigma;
       value = !diagonal && sigma > kLeastSigma ? (m.data[at] - value) / sigma : 0;
     }
     m.out[at] = static_cast<Real>(value);

@@ -1,15 +1,15 @@
 // The body of the CUDA normal equations, as host and device functions of a flat index and a
-// thread's number. A block sums kRowBlock rows and a slice of the columns of one angle; a thread
-// owns columns and walks down the rows with its sums in registers. A kernel calls, with a barrier
-// between the steps,
+// thread's number. A block sums kRowBlock rows and a slice of the columns of one angle. A thread
+// processes some columns, row by row, with its sums in registers. A kernel calls these steps, with
+// a barrier between them:
 //
-//   load         the rows' frames and tables; a block that is not active ends here
-//   accumulate   the thread's points
-//   stage, fold  kStaged sums at a time: of the threads, in a fixed order, to scratch
+//   load         loads frames and tables of the rows; a block that is not active ends here
+//   accumulate   adds the points of the thread
+//   stage, fold  add kStaged sums of all threads at a time, in a fixed order, into scratch
 //
-// and then a second kernel, `add_blocks`, adds the slices of a row block and the row blocks to the
-// initial state one after the other. Slices depend on n only, so a split of the rows at a multiple
-// of kRowBlock gives the identical bits.
+// A second kernel, `add_blocks`, adds the slices of a row block, and then the row blocks, to the
+// initial state in order. Slices depend on n only, so the result of a split of the rows at a
+// multiple of kRowBlock is bit-identical.
 #ifndef JAXKERN_XPCS_CUDA_NORMAL_H_
 #define JAXKERN_XPCS_CUDA_NORMAL_H_
 
@@ -26,8 +26,8 @@ namespace jaxkern::xpcs {
 constexpr int32_t kNormalThreads = 128;
 constexpr int32_t kStaged = 16;                         // sums that are folded together
 constexpr int32_t kFolders = kNormalThreads / kStaged;  // threads that share the fold of a sum
-constexpr int64_t kLeastSlice = 256;
-constexpr int64_t kMostSlices = 8;
+constexpr int64_t kMinSlice = 256;
+constexpr int64_t kMaxSlices = 8;
 
 // One launch: angles [first, first + count).
 struct NormalCall {
@@ -46,9 +46,9 @@ JAXKERN_HD int64_t row_blocks(const NormalCall& call) {
 }
 
 JAXKERN_HD int64_t slice_columns(int64_t n) {
-  const int64_t slices = (n + kLeastSlice - 1) / kLeastSlice;
-  const int64_t used = slices < kMostSlices ? slices : kMostSlices;
-  const int64_t columns = used > 0 ? (n + used - 1) / used : kLeastSlice;
+  const int64_t slices = (n + kMinSlice - 1) / kMinSlice;
+  const int64_t used = slices < kMaxSlices ? slices : kMaxSlices;
+  const int64_t columns = used > 0 ? (n + used - 1) / used : kMinSlice;
   return (columns + kNormalThreads - 1) / kNormalThreads * kNormalThreads;
 }
 
@@ -59,8 +59,9 @@ JAXKERN_HD int64_t normal_units(const NormalCall& call) {
   return call.count * row_blocks(call) * slices_of(call.angle.n) * Columns::parts(call.layout);
 }
 
-// Whether a slice has points that count in rows from `row` on: left of an upper triangle are none.
-JAXKERN_HD bool slice_counts(const NormalCall& call, int64_t slice, int64_t row) {
+// True if a slice has points with weight in rows from `row` on: not if it is left of the upper
+// triangle.
+JAXKERN_HD bool slice_has_points(const NormalCall& call, int64_t slice, int64_t row) {
   return call.symmetric == Symmetric::kNo || (slice + 1) * slice_columns(call.angle.n) > row + 1;
 }
 
@@ -71,8 +72,8 @@ JAXKERN_HD double* block_sums(const NormalCall& call, int64_t sample, int64_t bl
              call.layout.size();
 }
 
-// A point's data and sigma, and those of its mirror image where they are compared: bits as they lie
-// in memory, so that nothing waits for a load before the values are needed.
+// Data and sigma of a point, and of its mirror image if they are compared. These are the bits in
+// memory, so that no conversion waits for a load before the values are needed.
 struct Measured {
   uint64_t data, other, sigma, other_sigma;
 };
@@ -108,12 +109,12 @@ JAXKERN_HD double data_of(const NormalCall& call, const Angle& angle, uint64_t b
   return angle.zero + angle.step * static_cast<uint16_t>(bits);
 }
 
-// Where the measured values of one angle are.
+// Addresses of the measured values of one angle.
 struct Sources {
   const char* data;
-  const char* sigma;  // null where one sigma is all points'
+  const char* sigma;  // null if all points have one sigma
   int32_t data_bytes, sigma_bytes;
-  bool compared;  // with the mirror image; then all rows are there
+  bool compared;  // with the mirror image; then the data have all rows
 };
 
 JAXKERN_HD Sources sources_of(const NormalCall& call, const Angle& angle) {
@@ -129,18 +130,18 @@ JAXKERN_HD Sources sources_of(const NormalCall& call, const Angle& angle) {
   return s;
 }
 
-// The point at `at`, and its mirror image at `turned`.
-JAXKERN_HD Measured measured_at(const Sources& s, int64_t at, int64_t turned) {
+// The point at `at`, and its mirror image at `mirror`.
+JAXKERN_HD Measured measured_at(const Sources& s, int64_t at, int64_t mirror) {
   Measured m = {load_bits(s.data, s.data_bytes, at), 0, 0, 0};
   if (s.sigma != nullptr) m.sigma = load_bits(s.sigma, s.sigma_bytes, at);
   if (s.compared) {
-    m.other = load_bits(s.data, s.data_bytes, turned);
-    if (s.sigma != nullptr) m.other_sigma = load_bits(s.sigma, s.sigma_bytes, turned);
+    m.other = load_bits(s.data, s.data_bytes, mirror);
+    if (s.sigma != nullptr) m.other_sigma = load_bits(s.sigma, s.sigma_bytes, mirror);
   }
   return m;
 }
 
-// Adds `times` of a point with residual r, unless its sigma says that it counts for nothing.
+// Adds a point with residual r `times` times, unless its sigma means no weight.
 template <bool kRobust>
 JAXKERN_HD void weigh(const NormalCall& call, double f_scale, double r, double sigma,
                       double inverse, int32_t times, Weight& w) {
@@ -159,8 +160,9 @@ JAXKERN_HD void weigh(const NormalCall& call, double f_scale, double r, double s
   w.count += times;
 }
 
-// A mirrored pair is one point of the upper triangle: twice the same, or two residuals of one
-// model, which is symmetric, as are its derivatives. `inverse` is of the angle's own sigma.
+// A mirrored pair is one point of the upper triangle: the same point twice, or two residuals of one
+// model value, because the model and its derivatives are symmetric. `inverse` is 1 / the sigma of
+// the angle.
 template <bool kRobust>
 JAXKERN_HD Weight weight_of(const NormalCall& call, const Angle& angle, double model,
                             double inverse, const Measured& m) {
@@ -195,7 +197,7 @@ struct NormalBody {
   struct Shared {
     Frame frame[kRowBlock];
     double table[kTables][kRowBlock];
-    uint8_t counts[kRowBlock];
+    uint8_t used[kRowBlock];
     double staged[kStaged][kNormalThreads + 1];
     double folded[kStaged][kFolders];
   };
@@ -203,8 +205,8 @@ struct NormalBody {
     int64_t sample, block, slice, row0;
     typename Columns::Part part;
     int32_t rows;
-    bool active;  // first_row lies in the matrix, and points of the slice count
-    bool tail;    // of the parts of a block, this one writes the state's last entries
+    bool active;  // first_row is valid, and points of the slice have weight
+    bool tail;    // this part of the block writes the last entries of the state
     typename Columns::Sums sums;
     double chi2, cost;
     int32_t count, mirrored;
@@ -222,17 +224,17 @@ struct NormalBody {
     state.tail = flat % parts == 0;
     state.slice = flat / parts % slices;
     state.sample = call.first + flat / parts / slices % call.count;
-    state.block = flat / parts / slices / call.count;  // the longest rows start first
+    state.block = flat / parts / slices / call.count;  // blocks with the longest rows first
     const Angle& angle = call.angle.angles[state.sample];
     state.row0 = angle.first_row + state.block * kRowBlock;
-    state.active = angle.first_row >= 0 && slice_counts(call, state.slice, state.row0);
-    const int64_t left = call.angle.rows - state.block * kRowBlock;
-    state.rows = static_cast<int32_t>(left < kRowBlock ? left : kRowBlock);
+    state.active = angle.first_row >= 0 && slice_has_points(call, state.slice, state.row0);
+    const int64_t remaining = call.angle.rows - state.block * kRowBlock;
+    state.rows = static_cast<int32_t>(remaining < kRowBlock ? remaining : kRowBlock);
     if (!state.active) return;
     const double* const tables = tables_of(call.angle, state.sample);
     if (thread < state.rows) {
       shared.frame[thread] = frame_at(tables, n, call.angle.power, state.row0 + thread);
-      shared.counts[thread] = keep(call, angle, state.row0 + thread);
+      shared.used[thread] = keep(call, angle, state.row0 + thread);
     }
     for (int32_t e = thread; e < Columns::kTables * kRowBlock; e += kNormalThreads) {
       const int32_t k = e / kRowBlock, i = e % kRowBlock;
@@ -261,29 +263,29 @@ struct NormalBody {
       }
       if (rows == 0 || !keep(call, angle, j)) continue;
       const Frame column = frame_at(tables, n, call.angle.power, j);
-      double of_column[kTables];
+      double column_table[kTables];
       JAXKERN_UNROLL
       for (int32_t k = 0; k < Columns::kTables; ++k) {
         const int32_t table = Columns::table(call.layout, state.part, k);
-        of_column[k] = table < 0 ? 0 : tables[(kTableTangents + table) * n + j];
+        column_table[k] = table < 0 ? 0 : tables[(kTableTangents + table) * n + j];
       }
-      // The next row's data is on its way while this one's is used.
-      int64_t at = (state.row0 - angle.first_row) * n + j, turned = j * n + state.row0;
-      Measured next = measured_at(sources, at, turned);
+      // The data of the next row is loaded while that of this row is used.
+      int64_t at = (state.row0 - angle.first_row) * n + j, mirror = j * n + state.row0;
+      Measured next = measured_at(sources, at, mirror);
       JAXKERN_ROLLED
       for (int32_t i = 0; i < rows; ++i) {
-        const Measured now = next;
-        if (i + 1 < rows) next = measured_at(sources, at += n, ++turned);
-        if (!shared.counts[i] || state.row0 + i == j) continue;
+        const Measured current = next;
+        if (i + 1 < rows) next = measured_at(sources, at += n, ++mirror);
+        if (!shared.used[i] || state.row0 + i == j) continue;
         const Frame row = shared.frame[i];
         const Point p =
             point_of<Columns::kSlopes>(call.angle.power, row, column, decay_of(row, column));
         const double model = angle.offset + angle.contrast * p.f;
-        const Weight w = weight_of<kRobust>(call, angle, model, inverse, now);
+        const Weight w = weight_of<kRobust>(call, angle, model, inverse, current);
         if (w.count == 0) continue;
         Columns::add(
             call.layout, state.part, p, w, [&](int32_t k) { return shared.table[k][i]; },
-            [&](int32_t k) { return of_column[k]; }, state.sums);
+            [&](int32_t k) { return column_table[k]; }, state.sums);
         state.chi2 += w.chi2;
         if (kRobust) state.cost += w.cost;
         state.count += w.count;
@@ -292,7 +294,7 @@ struct NormalBody {
     }
   }
 
-  // Sum e of the thread; e is known when this is compiled.
+  // Sum e of the thread; e is a compile-time constant after unrolling.
   JAXKERN_HD double entry(const Thread& state, int32_t e) {
     if (e < Columns::kEntries) return state.sums.entry[e];
     switch (e - Columns::kEntries) {
@@ -326,22 +328,22 @@ struct NormalBody {
                         const Shared& shared) {
     const int32_t e = fold * kStaged + thread;
     if (thread >= kStaged || e >= kEntries) return;
-    int32_t place;
+    int32_t index;
     if (e < Columns::kEntries) {
-      place = Columns::place(call.layout, state.part, e);
+      index = Columns::state_index(call.layout, state.part, e);
     } else {
-      place = state.tail ? call.layout.chi2() + e - Columns::kEntries : -1;
+      index = state.tail ? call.layout.chi2() + e - Columns::kEntries : -1;
     }
-    if (place < 0) return;
+    if (index < 0) return;
     double sum = 0;
     for (int32_t p = 0; p < kFolders; ++p) sum += shared.folded[thread][p];
-    block_sums(call, state.sample, state.block, state.slice)[place] = sum;
+    block_sums(call, state.sample, state.block, state.slice)[index] = sum;
   }
 };
 
 JAXKERN_HD int64_t state_items(const NormalCall& call) { return call.count * call.layout.size(); }
 
-// One entry of one angle's state: NaN where first_row is outside the matrix.
+// Writes one entry of the state of an angle; NaN if first_row is out of range.
 JAXKERN_HD void add_blocks(const NormalCall& call, int64_t flat) {
   const int32_t size = call.layout.size(), e = static_cast<int32_t>(flat % size);
   const int64_t sample = call.first + flat / size;
@@ -352,7 +354,7 @@ JAXKERN_HD void add_blocks(const NormalCall& call, int64_t flat) {
     for (int64_t block = 0; block < row_blocks(call); ++block) {
       double sum = 0;
       for (int64_t slice = 0; slice < slices_of(call.angle.n); ++slice) {
-        if (!slice_counts(call, slice, angle.first_row + block * kRowBlock)) continue;
+        if (!slice_has_points(call, slice, angle.first_row + block * kRowBlock)) continue;
         sum += block_sums(call, sample, block, slice)[e];
       }
       value += sum;

@@ -1,6 +1,6 @@
-// What the CUDA kernels read of each angle: its tables of order n in double, with the sines and
-// cosines of X, and its scalars. One launch before the others makes them in scratch memory, so
-// that nothing of order n^2 meets a batch axis, a float32 operand or a sine.
+// The inputs of CUDA kernels for each angle: tables of order n in double, with the sines and
+// cosines of X, and scalars. The first launch computes them in scratch memory, so loops of order
+// n^2 need no batch axes, float32 operands or sines.
 #ifndef JAXKERN_XPCS_CUDA_TABLES_H_
 #define JAXKERN_XPCS_CUDA_TABLES_H_
 
@@ -14,7 +14,7 @@
 
 namespace jaxkern::xpcs {
 
-// The operands of all ops but g2_at; those that an op lacks are null.
+// The operands of all ops except g2_at; null if an op does not have one.
 enum AngleOperand : int {
   kPhaseA,
   kPhaseX,
@@ -34,12 +34,12 @@ enum AngleOperand : int {
   kAngleOperands
 };
 
-// The scalars of an angle, and where its large operands begin, in their elements.
+// The scalars of an angle, and offsets of its large operands, in elements.
 struct Angle {
   double contrast, offset, tangent_contrast, tangent_offset;
   double sigma, step, zero, f_scale;
   int64_t data, sigma_matrix, keep, initial;
-  int64_t first_row;  // -1: outside the matrix
+  int64_t first_row;  // -1 if out of range
 };
 
 struct AngleCall {
@@ -53,7 +53,7 @@ struct AngleCall {
   double* tables = nullptr;  // [samples][4 + tables_a + tables_x][n]
 };
 
-// Places of an angle's tables; those of the tangents follow.
+// Indices of an angle's tables; those of the tangents follow.
 enum Table : int { kTableA, kTableX, kTableSin, kTableCos, kTableTangents };
 
 JAXKERN_HD int64_t tables_size(const AngleCall& call) {
@@ -74,7 +74,7 @@ JAXKERN_HD double operand_real(const AngleCall& call, const BatchOffsets<kAngleO
   return Reals{call.operands.data[which], call.single}[at.element[which] + index];
 }
 
-// Frame `flat % n` of angle `flat / n`; the first frame's thread also writes the scalars.
+// Frame `flat % n` of angle `flat / n`; the thread of the first frame also writes the scalars.
 JAXKERN_HD void prepare_angle(const AngleCall& call, int64_t flat) {
   const int64_t n = call.n, sample = n > 0 ? flat / n : flat, i = n > 0 ? flat % n : 0;
   const BatchOffsets<kAngleOperands> at = batch_offsets(call.operands, sample);
@@ -117,7 +117,7 @@ JAXKERN_HD void prepare_angle(const AngleCall& call, int64_t flat) {
   }
 }
 
-// One frame's phases.
+// The phases of one frame.
 struct Frame {
   double a, x, sin_x, cos_x;
 };
@@ -165,7 +165,7 @@ JAXKERN_HD Point point_of(int32_t power, const Frame& i, const Frame& j, double 
   Point point = {decay * shear.factor, 0, 0};
   if (kSlopes) {
     const double d = i.a - j.a;
-    point.a = d > 0 ? -2 * point.f : d < 0 ? 2 * point.f : 0 * d;  // NaN stays NaN
+    point.a = d > 0 ? -2 * point.f : d < 0 ? 2 * point.f : 0 * d;  // NaN remains NaN
     point.h = decay * shear.slope;
   }
   return point;

@@ -1,9 +1,10 @@
-// f and its derivatives for one row of one tile.
+// f and its derivatives for one row of a tile.
 //
-// exp(-2 |A_i - A_j|) is a product: with a reference near A_i, exp(+-2 (A_i - reference)) of the
-// row times exp(-+2 (A_j - reference)) of the column, and the smaller of the two products is the
-// one with the right sign. The reference moves when a row is further than kReach from it, so that
-// the row's factor neither overflows nor loses digits, and the column's are computed anew.
+// exp(-2 |A_i - A_j|) is computed as a product of a row factor exp(+-2 (A_i - reference)) and a
+// column factor exp(-+2 (A_j - reference)), with a reference near A_i. The smaller of the two
+// products has the right sign. If a row is further than kReach from the reference, the reference
+// moves to it and the column factors are recomputed, so that row factors neither overflow nor lose
+// digits.
 #ifndef JAXKERN_XPCS_EVALUATE_INL_H_
 #define JAXKERN_XPCS_EVALUATE_INL_H_
 
@@ -21,12 +22,12 @@ using namespace simd::JAXKERN_LEVEL;
 
 constexpr double kReach = 12;
 
-// Buffers lie a cache line more than a tile apart, so that a load never has the low address bits of
-// a store to another buffer just before it, which machines take for the same address.
+// The pitch of buffers is a cache line more than a tile. Otherwise a load would have the same low
+// address bits as a preceding store to another buffer, and CPUs would stall on the false alias.
 constexpr int64_t kPitch = kTile + 8;
 
-// Buffers of one thread. f, h (df/d(X_i - X_j)) and s (the sign of A_i - A_j, times f) are of one
-// row; entries from the tile's width on are never trusted.
+// Buffers of a thread for one row: f, h = df/d(X_i - X_j), and s = sign(A_i - A_j) f. Entries after
+// the width of the tile are undefined.
 struct alignas(64) RowBuffers {
   double f[kPitch], h[kPitch], s[kPitch];
 };
@@ -53,9 +54,9 @@ struct Tile {
   int64_t vectors() const { return (width + kDoubles - 1) / kDoubles; }
 };
 
-// Which sign A_i - A_j has in this tile: known where A increases and the tile lies beside the row
-// block, else decided per point.
-enum class Side { kLeft, kRight, kMixed };  // columns before the rows, after them, or either
+// The columns of a tile relative to its rows: all before them, all after them, or mixed. If A
+// increases, the sign of A_i - A_j is known for the first two; otherwise it is computed per point.
+enum class Side { kLeft, kRight, kMixed };
 
 template <Side kSide>
 inline void fill_factors(const Phases& phases, const Tile& tile, double reference,
@@ -77,7 +78,7 @@ template <Side kSide>
 inline void ensure_factors(const Phases& phases, const Tile& tile, int64_t row,
                            ColumnFactors* factors) {
   const double distance = phases.a[row] - factors->reference;
-  // Not "> kReach": a NaN must not keep old factors.
+  // The comparison is also false for NaN, which must not keep old factors.
   if (!factors->filled || !(distance <= kReach && distance >= -kReach)) {
     fill_factors<kSide>(phases, tile, phases.a[row], factors);
   }
@@ -129,7 +130,7 @@ JAXKERN_HD void evaluate(const Phases& phases, const Tile& tile, int64_t row,
   }
 }
 
-// The same with the power and the side as run-time values.
+// Calls `evaluate` for the power and the side at run time.
 template <bool kSlopes>
 inline void evaluate_row(const Phases& phases, const Tile& tile, Side side, int64_t row,
                          ColumnFactors* factors, RowBuffers* out) {

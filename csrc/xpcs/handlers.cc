@@ -1,4 +1,5 @@
-// The CPU handlers of the XPCS ops: check everything, then run all angles in one parallel loop.
+// The CPU handlers of the XPCS ops: they check everything, then run all angles in one parallel
+// loop.
 #include <string>
 #include <vector>
 
@@ -27,11 +28,11 @@ PhaseTables tables_of(const Executor& executor, const AngleOperands& o) {
   return PhaseTables(executor, o.n, o.power, a, x);
 }
 
-// Runs a matrix op over all angles; set(work, i) says what of angle i is its own.
+// Runs a matrix op over all angles; set(work, i) sets the fields of angle i.
 template <typename Set>
 ffi::Error run_matrix(const Executor& executor, MatrixOp op, const AngleOperands& o, const Set& set,
                       double (*sums)[2] = nullptr) {
-  if (o.n == 0) return ffi::Error::Success();  // however many samples
+  if (o.n == 0) return ffi::Error::Success();  // without a loop over the samples
   const PhaseTables tables = tables_of(executor, o);
   std::vector<MatrixWork> work(o.call.samples());
   for (int64_t i = 0; i < o.call.samples(); ++i) {
@@ -101,7 +102,7 @@ ffi::Error run(const Executor& executor, const TwoTimeG2Cotangent& o) {
 }
 
 ffi::Error run(const Executor& executor, const TwoTimeG2At& o) {
-  if (o.points == 0) return ffi::Error::Success();  // however many samples
+  if (o.points == 0) return ffi::Error::Success();  // without a loop over the samples
   for (int64_t i = 0; i < o.call.samples(); ++i) {
     const PointWork work = {o.n,
                             o.angles,
@@ -112,10 +113,10 @@ ffi::Error run(const Executor& executor, const TwoTimeG2At& o) {
                             reals_at(o.offset, i)};
     parallel_for(executor, o.points, 1024, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) {
-        // Read once: an operand can be a caller's own memory, which another thread writes to.
+        // Read once: an operand can be memory of the caller that another thread writes to.
         const volatile int32_t* const index = o.index.at<int32_t>(i) + 3 * k;
-        const int32_t own[3] = {index[0], index[1], index[2]};
-        write_at(o.out, i, k, g2_at(work, own));
+        const int32_t copy[3] = {index[0], index[1], index[2]};
+        write_at(o.out, i, k, g2_at(work, copy));
       }
     });
   }
@@ -126,11 +127,11 @@ ffi::Error run(const Executor& executor, const TwoTimeNormalEquations& o) {
   const int64_t samples = o.call.samples(), n = o.n;
   std::vector<NormalWork> work(samples);
   for (int64_t i = 0; i < samples; ++i) {
-    // Read once: an operand can be a caller's own memory, which another thread writes to.
+    // Read once: an operand can be memory of the caller that another thread writes to.
     const int64_t row = *static_cast<const volatile int32_t*>(o.first_row.at<int32_t>(i));
     if (row < 0 || row > n - o.rows) {
-      return o.error("operand 'first_row' is " + std::to_string(row) + " and 'data' has " +
-                     std::to_string(o.rows) + " rows; wanted 0 to " + std::to_string(n - o.rows));
+      return o.error("operand 'first_row': expected 0 to " + std::to_string(n - o.rows) + " for " +
+                     std::to_string(o.rows) + " rows of data, got " + std::to_string(row));
     }
     work[i].first_row = row;
   }

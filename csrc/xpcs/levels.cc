@@ -1,5 +1,5 @@
-// The hot loops of the XPCS kernels, compiled once per instruction-set level into the namespace
-// JAXKERN_LEVEL. Everything but the two entry points has internal linkage.
+// The hot loops of the XPCS kernels, compiled once per SIMD level into the namespace JAXKERN_LEVEL.
+// Everything except the two entry points has internal linkage.
 #include "xpcs/levels.h"
 
 #include "xpcs/matrix-inl.h"

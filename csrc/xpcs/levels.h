@@ -1,4 +1,4 @@
-// The loops that levels.cc defines once per instruction-set level.
+// The loops that levels.cc defines once per SIMD level.
 #ifndef JAXKERN_XPCS_LEVELS_H_
 #define JAXKERN_XPCS_LEVELS_H_
 
@@ -12,11 +12,11 @@ namespace jaxkern::xpcs {
 // Working memory of one thread, aligned to 64.
 constexpr size_t kScratchBytes = size_t{512} << 10;
 
-// The sums of rows [row0, row0 + rows) of the matrix, at most kRowBlock, into `state`.
+// Writes the sums of rows [row0, row0 + rows) of the matrix, at most kRowBlock, to `state`.
 JAXKERN_LEVEL_FUNCTION(void, normal_block, const NormalWork& work, int64_t row0, int64_t rows,
                        double* state, char* scratch)
 
-// The same rows of a matrix op; sums[2] are the block's shares of the cotangent's scalars.
+// Runs these rows of a matrix op; sums[2] are the contributions to the scalars of the cotangent.
 JAXKERN_LEVEL_FUNCTION(void, matrix_block, MatrixOp op, const MatrixWork& work, int64_t row0,
                        int64_t rows, double* sums, char* scratch)
 

@@ -1,6 +1,6 @@
 // Ops that write or read a value for every point: g2, its tangent, its cotangent, the residual.
-// g2 and its tangent are symmetric: a row block computes its upper part and writes it twice. The
-// others work on whole rows. No point is written by two blocks.
+// g2 and its tangent are symmetric, so a row block computes its upper part and writes it twice. The
+// others process full rows. No point is written by two blocks.
 #ifndef JAXKERN_XPCS_MATRIX_INL_H_
 #define JAXKERN_XPCS_MATRIX_INL_H_
 
@@ -18,12 +18,12 @@ struct alignas(64) MatrixScratch {
   ColumnFactors factors;
   RowBuffers row;
   alignas(64) double value[kPitch], data[kPitch], sigma[kPitch];
-  alignas(64) double turned[kRowBlock][kPitch];  // the mirror image of a tile of the cotangent
-  alignas(64) double tile[kRowBlock][kPitch];    // the values of a tile, and turned by columns
+  alignas(64) double mirror[kRowBlock][kPitch];  // the mirror image of a tile of the cotangent
+  alignas(64) double tile[kRowBlock][kPitch];  // the values of a tile; `columns` has its transpose
   alignas(64) double columns[kTile][kRowBlock];
 };
 
-// A cache line, past the caches.
+// Stores a cache line, bypassing the caches.
 #if defined(__AVX__)
 inline void stream_line(float* to, const double* from) {
   for (int k = 0; k < 16; k += 4) _mm_stream_ps(to + k, _mm256_cvtpd_ps(_mm256_loadu_pd(from + k)));
@@ -40,8 +40,8 @@ inline void stream_line(double* to, const double* from) {
 }
 #endif
 
-// Writes past the caches where whole cache lines are written; the ends of a row go through them,
-// since the neighbouring tile writes the rest of their lines.
+// Bypasses the caches for full cache lines. The ends of a row are stored normally, because the
+// neighbouring tile writes the rest of their lines.
 template <typename Real>
 inline void write_row(Real* to, int64_t count, const double* from) {
   int64_t j = 0;
@@ -99,18 +99,18 @@ inline void residual_matrix_row(const MatrixWork& work, const Tile& tile, int64_
   if (row >= tile.start && row < tile.start + tile.width) s->value[row - tile.start] = 0;
 }
 
-// Of a row k of a cotangent G: phase_a[k] += sum_j contrast a_kj (G_kj + G_jk), the same for X with
-// h, since a and h change sign when i and j change places; and sum G f, sum G.
+// For row k of a cotangent G: phase_a[k] += sum_j contrast a_kj (G_kj + G_jk), and the same for X
+// with h, because a and h change sign if i and j are exchanged. Also adds sum G f and sum G.
 inline void cotangent_row(const MatrixWork& work, const Tile& tile, int64_t row, int64_t i,
                           double* sums, MatrixScratch* s) {
   read_reals(work.data, row * work.phases.n + tile.start, tile.width, s->data);
   const int64_t lanes = tile.vectors() * kDoubles;
-  for (double* buffer : {s->data, s->turned[i], s->row.f, s->row.s, s->row.h}) {
+  for (double* buffer : {s->data, s->mirror[i], s->row.f, s->row.s, s->row.h}) {
     std::fill(buffer + tile.width, buffer + lanes, 0.0);
   }
   Doubles a{}, x{}, f{}, one{};
   for (int64_t at = 0; at < lanes; at += kDoubles) {
-    const Doubles g = load(s->data + at), both = g + load(s->turned[i] + at);
+    const Doubles g = load(s->data + at), both = g + load(s->mirror[i] + at);
     one += g;
     f += g * load(s->row.f + at);
     a += both * load(s->row.s + at);
@@ -127,7 +127,7 @@ inline void symmetric_rows(const MatrixWork& work, int64_t row0, int64_t rows, M
   const int64_t n = work.phases.n;
   for (int64_t start = row0; start < n; start += kTile) {
     const Tile tile = {start, std::min(kTile, n - start)};
-    // Values below the diagonal are wrong where the side is kRight; they are replaced.
+    // With kRight, values below the diagonal are wrong; they are replaced below.
     const Side side = kTangent || !work.phases.increasing ? Side::kMixed : Side::kRight;
     s->factors.filled = false;
     for (int64_t i = 0; i < rows; ++i) {
@@ -138,22 +138,22 @@ inline void symmetric_rows(const MatrixWork& work, int64_t row0, int64_t rows, M
         g2_row(work, tile, s->row, s->tile[i]);
       }
     }
-    const int64_t own = start == row0 ? rows : 0;  // the block's square
-    for (int64_t i = 0; i < own; ++i) {
+    const int64_t square = start == row0 ? rows : 0;  // size of the square on the diagonal
+    for (int64_t i = 0; i < square; ++i) {
       for (int64_t j = 0; j < i; ++j) s->tile[i][j] = s->tile[j][i];
     }
     for (int64_t i = 0; i < rows; ++i) {
       write_matrix(work, (row0 + i) * n + start, tile.width, s->tile[i]);
     }
     transpose(s->tile[0], kPitch, rows, tile.width, s->columns[0], kRowBlock);
-    for (int64_t j = own; j < tile.width; ++j) {
+    for (int64_t j = square; j < tile.width; ++j) {
       write_matrix(work, (start + j) * n + row0, rows, s->columns[j]);
     }
   }
 }
 
-inline void whole_rows(MatrixOp op, const MatrixWork& work, int64_t row0, int64_t rows,
-                       double* sums, MatrixScratch* s) {
+inline void full_rows(MatrixOp op, const MatrixWork& work, int64_t row0, int64_t rows, double* sums,
+                      MatrixScratch* s) {
   const int64_t n = work.phases.n;
   const bool cotangent = op == MatrixOp::kCotangent;
   if (cotangent) {
@@ -172,7 +172,7 @@ inline void whole_rows(MatrixOp op, const MatrixWork& work, int64_t row0, int64_
       for (int64_t j = 0; j < tile.width; ++j) {
         read_reals(work.data, (start + j) * n + row0, rows, s->columns[j]);
       }
-      transpose(s->columns[0], kRowBlock, tile.width, rows, s->turned[0], kPitch);
+      transpose(s->columns[0], kRowBlock, tile.width, rows, s->mirror[0], kPitch);
     }
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t row = row0 + i;
@@ -198,7 +198,7 @@ inline void matrix_rows(MatrixOp op, const MatrixWork& work, int64_t row0, int64
       symmetric_rows<true>(work, row0, rows, s);
       break;
     default:
-      whole_rows(op, work, row0, rows, sums, s);
+      full_rows(op, work, row0, rows, sums, s);
   }
 #if defined(__SSE2__)
   _mm_sfence();

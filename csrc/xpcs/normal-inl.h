@@ -1,15 +1,16 @@
-// The normal equations of one row block, without a Jacobian row anywhere.
+// The sums of the normal equations of one row block, without storing rows of the Jacobian.
 //
-// A derivative by a phase parameter is s (T_i - T_j) or h (T_i - T_j) with a table T of order n, so
+// The derivative by a physics parameter is s (T_i - T_j) or h (T_i - T_j) with a table T of order
+// n. Hence, for each product Q of two of 1, f, s, h and the residual,
 //   sum Q_ij (T_i - T_j)              = sum_i T_i Q_i. - sum_j T_j Q_.j
 //   sum Q_ij (T_i - T_j) (U_i - U_j)  = sum_i T_i U_i Q_i. + sum_j T_j U_j Q_.j
 //                                       - sum_i (T_i (Q U)_i + U_i (Q T)_i)
-// for each product Q of two of 1, f, s, h and the residual: per point, Q is added to a row and to a
-// column sum and multiplied into the row's (Q T)_i; everything else is of order rows + columns.
-// Tables count from their value at the block's first row, so near the diagonal, where differences
-// are small, the terms are as small as they and nothing cancels that mattered.
+// where Q_i. and Q_.j are row and column sums. A point adds Q to one row sum and one column sum,
+// and Q T to (Q T)_i of its row. The rest is of order rows + columns. Tables are relative to their
+// value at the first row of the block: near the diagonal, where differences are small, the terms
+// are of the size of the differences, so cancellation is harmless.
 //
-// With weights (om = 1 / sigma^2 times the loss's slope) Q carries om; without, 1 / sigma^2 is a
+// Weighted points have Q multiplied by om = 1 / sigma^2 times rho'. Otherwise 1 / sigma^2 is a
 // factor of the block. The Jacobian is symmetric in i and j, so a mirrored pair of different data
 // is one point with the sum of the residuals.
 #ifndef JAXKERN_XPCS_NORMAL_INL_H_
@@ -31,8 +32,7 @@ enum Sum { kS, kSF, kSB, kSS, kSH, kH, kHF, kHB, kHH, kSums };  // Q, as product
 struct alignas(64) NormalScratch {
   ColumnFactors factors;
   RowBuffers row;
-  // Of the row's points: weight om, weighted residual b, its square chi, loss, and how often it
-  // counts.
+  // Points of the row: weight om, weighted residual b, its square chi, cost, and multiplicity.
   alignas(64) double om[kPitch], b[kPitch], chi[kPitch], cost[kPitch], points[kPitch];
   alignas(64) double data[kPitch], sigma[kPitch];
   alignas(64) double column[kSums][kPitch];
@@ -43,13 +43,13 @@ struct alignas(64) NormalScratch {
       row_hh[kMaxTables][kRowBlock];
   double sum_om, sum_f, sum_ff, sum_b, sum_fb, sum_chi, sum_cost, sum_count, sum_mirrored;
   double gram[(2 + kMaxTables) * (2 + kMaxTables)], rhs[2 + kMaxTables];  // of tables only
-  // The tile, and its mirror image turned back, where they are compared.
+  // The tile and its transposed mirror image, if they are compared.
   alignas(64) double here[kRowBlock][kPitch], there[kRowBlock][kPitch];
   alignas(64) double columns[kTile][kRowBlock];
   alignas(64) double sigma_here[kRowBlock][kPitch], sigma_there[kRowBlock][kPitch];
 };
 
-// What of the above a tile's rows need.
+// The options of a tile.
 struct TileWork {
   Tile tile;
   Side side = Side::kMixed;
@@ -107,7 +107,7 @@ inline void reduce_row(const TileWork& work, int64_t i, NormalScratch* s) {
   s->row_sum[kSS][i] += total(rows[kMixed ? kSS : kSF]);
 }
 
-// (Q T)_i of kTables tables from `first` on, for Q = s s (or h h) and Q = s h.
+// Adds (Q T)_i of kTables tables from `first` on, for Q = s s (or h h) and Q = s h.
 template <bool kWeighted, bool kSlopes, bool kMixed, bool kShear, int kTables>
 inline void cross_tables(const TileWork& work, int64_t i, int32_t first, NormalScratch* s) {
   Doubles same[kTables], mixed[kTables];
@@ -167,7 +167,7 @@ inline void add_row(const TileWork& work, const StateLayout& layout, int64_t i, 
                      : dispatch(std::false_type(), std::false_type());
 }
 
-// The tile's share of the sums over columns.
+// Adds the contributions of the column sums of a tile.
 inline void contract_columns(const TileWork& work, const StateLayout& layout, NormalScratch* s) {
   const int32_t a = layout.tables_a, x = layout.tables_x, basis = layout.basis();
   const double sign = work.sign();
@@ -207,7 +207,7 @@ inline void contract_columns(const TileWork& work, const StateLayout& layout, No
   }
 }
 
-// The block's share of the sums over rows.
+// Adds the contributions of the row sums of the block.
 inline void contract_rows(const StateLayout& layout, int64_t rows, NormalScratch* s) {
   const int32_t a = layout.tables_a, x = layout.tables_x, basis = layout.basis();
   for (int64_t i = 0; i < rows; ++i) {

@@ -1,4 +1,28 @@
-// The data's side of the normal equations: reading, residuals, weights, and what does not count.
+// The normal equations of a row block: a pass over its tiles that reads the data, computes
+// residuals and weights, and removes points without weight. normal-inl.h has the sums.
+//
+// A matrix of n x n points is processed in blocks of kRowBlock rows, in parallel, and a block in
+// tiles of kTile columns. In the upper triangle the first tile starts at the first row:
+//
+//       0        row0                 n     for each tile of a block:
+//       +---------+---+-----+-----+---+       compare_mirrored   both triangles, if kAuto
+//       |         | D |     |     |   |       for each row i:
+//  row0 |  (not   |   | t1  | t2  | t3|         evaluate_row     f, s, h from tables of order n
+//       |  read)  |   |     |     |   |         weigh_row        residuals, weights, loss
+//       +---------+---+-----+-----+---+         drop_points      zero points without weight
+//                                               add_row          row sums, column sums, (Q T)_i
+//  D: the square on the diagonal, of          contract_columns   column sums to gram and rhs
+//     which the points j > i are used       contract_rows, write_state
+//
+// Invariants:
+// - Sums of a block do not depend on other blocks, and blocks are added in order. Hence results do
+//   not depend on threads, nor on splits at multiples of kRowBlock.
+// - A point without weight is zero in all buffers (f, s, h, b, chi, om), so that it adds exactly 0.
+//   It is never skipped in a vector loop. NaN in points with weight reaches the sums.
+// - The scratch of a thread has a fixed size (kScratchBytes); no memory of order n^2 exists.
+//
+// Source: the model is that of He et al., PNAS 121 (2024) e2401162121. The factorization of sums
+// over differences of tables is a direct consequence of the Jacobian's form (see normal-inl.h).
 #ifndef JAXKERN_XPCS_NORMAL_ROWS_INL_H_
 #define JAXKERN_XPCS_NORMAL_ROWS_INL_H_
 
@@ -17,8 +41,8 @@ inline size_t item_size(DataType type) {
   return type == DataType::kF64 ? 8 : type == DataType::kF32 ? 4 : 2;
 }
 
-// Fetches what the row after next of this tile, or of the tile beside it, will read: rows lie far
-// apart, and the machine's own prefetching starts anew at each.
+// Prefetches the data of a later row of this tile, or of the next tile. Hardware prefetchers
+// restart at each row, because rows are far apart in memory.
 inline void prefetch_rows(const NormalWork& work, const Tile& tile, int64_t row0, int64_t rows,
                           int64_t i) {
   constexpr int64_t kAhead = 6;
@@ -64,9 +88,9 @@ inline void read_data(const NormalWork& work, int64_t at, int64_t count, double*
   }
 }
 
-// Whether a tile equals its mirror image; leaves both in `here` and `there`. Values that are not
-// numbers are equal to nothing: then both halves count, and spoil the sums as they should. Frames
-// that are not kept are not compared: they may hold anything.
+// Loads a tile and its mirror image into `here` and `there`, and returns true if they are equal.
+// NaN is unequal to everything: both halves are summed then, and the sums become NaN. Masked frames
+// are not compared, because their values are arbitrary.
 inline bool compare_mirrored(const NormalWork& work, const Tile& tile, int64_t row0, int64_t rows,
                              bool with_sigma, NormalScratch* s) {
   const int64_t n = work.phases.n;
@@ -104,7 +128,7 @@ inline bool compare_mirrored(const NormalWork& work, const Tile& tile, int64_t r
   return equal;
 }
 
-// b and chi of unweighted points; `second` is the mirrored data where it differs.
+// Computes b and chi of unweighted points; `second` is the mirrored data if it differs.
 inline void residual_row(const NormalWork& work, const TileWork& t, const double* data,
                          const double* second, NormalScratch* s) {
   for (int64_t v = 0; v < t.tile.vectors(); ++v) {
@@ -123,7 +147,7 @@ inline void residual_row(const NormalWork& work, const TileWork& t, const double
   }
 }
 
-// om, b, chi and points of weighted points; adds to what is there.
+// Adds om, b, chi and multiplicity of weighted points to the buffers.
 inline void weigh_row(const NormalWork& work, const TileWork& t, double multiplicity,
                       const double* data, const double* sigma, NormalScratch* s) {
   for (int64_t v = 0; v < t.tile.vectors(); ++v) {
@@ -149,8 +173,8 @@ inline void weigh_row(const NormalWork& work, const TileWork& t, double multipli
   }
 }
 
-// Zeroes everything of the points that do not count: columns outside [first, end), the diagonal,
-// frames that are not kept.
+// Zeroes the buffers of points without weight: columns outside of [first, end), the diagonal, and
+// masked frames.
 inline void drop_points(const NormalWork& work, const TileWork& t, int64_t row, int64_t first,
                         int64_t end, NormalScratch* s) {
   double* const buffers[] = {s->row.f, s->row.h, s->row.s, s->b, s->chi, s->om, s->cost, s->points};
@@ -168,7 +192,7 @@ inline void drop_points(const NormalWork& work, const TileWork& t, int64_t row, 
   }
 }
 
-// One row of one tile: the model, the residuals, and their sums.
+// Processes one row of a tile: model, residuals, and sums.
 inline void process_row(const NormalWork& work, const TileWork& t, int64_t row0, int64_t rows,
                         int64_t i, NormalScratch* s) {
   const int64_t row = row0 + i, n = work.phases.n, start = t.tile.start;
@@ -188,7 +212,7 @@ inline void process_row(const NormalWork& work, const TileWork& t, int64_t row0,
   const double* second = t.pairs ? s->there[i] : nullptr;
   if (!compared) {
     if (work.data_type == DataType::kF64 && t.tile.width % kDoubles == 0) {
-      data = static_cast<const double*>(work.data) + at;  // whole vectors: where it lies
+      data = static_cast<const double*>(work.data) + at;  // full vectors need no copy
     } else {
       read_data(work, at, t.tile.width, s->data);
     }
@@ -214,20 +238,20 @@ inline void process_row(const NormalWork& work, const TileWork& t, int64_t row0,
     for (int64_t j = 0; j < width; ++j) count += s->points[j], cost += s->cost[j];
     s->sum_cost += cost;
   } else {
-    const int64_t own = row >= first && row < end ? 1 : 0;
-    count = t.multiplicity * static_cast<double>(work.kept[end] - work.kept[first] - own);
+    const int64_t diagonal = row >= first && row < end ? 1 : 0;
+    count = t.multiplicity * static_cast<double>(work.kept[end] - work.kept[first] - diagonal);
   }
   s->sum_count += count;
   if (upper && !t.pairs) s->sum_mirrored += count;
   add_row(t, work.layout, i, s);
 }
 
-// Packs the block's sums: signs and factors of the true columns, and the common weight.
+// Packs the sums of the block, with the signs and factors of the columns and the common weight.
 inline void write_state(const NormalWork& work, bool weighted, double* state, NormalScratch* s) {
   const StateLayout& layout = work.layout;
   const int32_t basis = layout.basis();
   const bool linear = work.loss == Loss::kLinear;
-  double common = 1, pairs = 1;  // the weight of every point; how often a point of the sums counts
+  double common = 1, pairs = 1;  // weight of every point, multiplicity of a point
   if (!weighted) {
     common = 1 / (work.sigma * work.sigma);
     pairs = work.symmetric == Symmetric::kNo ? 1 : 2;
@@ -251,7 +275,7 @@ inline void write_state(const NormalWork& work, bool weighted, double* state, No
   state[layout.mirrored()] = s->sum_mirrored;
 }
 
-// The sums of rows [row0, row0 + rows) of the matrix into `state`.
+// Writes the sums of rows [row0, row0 + rows) of the matrix to `state`.
 inline void normal_block(const NormalWork& work, int64_t row0, int64_t rows, double* state,
                          NormalScratch* s) {
   const StateLayout& layout = work.layout;
@@ -279,7 +303,7 @@ inline void normal_block(const NormalWork& work, int64_t row0, int64_t rows, dou
 
   for (int64_t start = upper ? row0 : 0; start < n; start += kTile) {
     t.tile = {start, std::min(kTile, n - start)};
-    // In the upper triangle the columns lie after the row even in the tile that holds the diagonal.
+    // In the upper triangle all used columns are after the row, also in the tile of the diagonal.
     t.side = !work.phases.increasing         ? Side::kMixed
              : upper || start >= row0 + rows ? Side::kRight
              : start + t.tile.width <= row0  ? Side::kLeft

@@ -1,6 +1,6 @@
-// The operands of the XPCS ops, once for the CPU and for CUDA: each op's FFI binding, behind a
-// platform's context, and as its constructor the checks of a call. What depends on the operands'
-// values is left to the platform. The first problem is kept in `call`.
+// The operands of the XPCS ops, for the CPU and for CUDA. Each op has its FFI binding, after the
+// context of a platform, and a constructor with the checks of a call. The platform checks what
+// depends on the values of operands. `call` keeps the first problem.
 #ifndef JAXKERN_XPCS_OPERANDS_H_
 #define JAXKERN_XPCS_OPERANDS_H_
 
@@ -16,14 +16,14 @@ namespace jaxkern::xpcs {
 using In = ffi::AnyBuffer;
 using Out = ffi::Result<ffi::AnyBuffer>;
 
-// More frames than this overflow an index of the points of an angle.
-constexpr int64_t kMostFrames = int64_t{1} << 30;
+// With more frames, an index of the points of an angle overflows.
+constexpr int64_t kMaxFrames = int64_t{1} << 30;
 
 inline Reals reals_at(const Operand& operand, int64_t sample) {
   return {operand.at<char>(sample), operand.dtype == ffi::F32};
 }
 
-// What all ops have: reals of one dtype, which the result has, and the shear factor's power.
+// Operands of all ops: reals of the dtype of the result, and the power of the shear factor.
 struct OpOperands {
   Call call;
   const ffi::DataType real;
@@ -41,11 +41,10 @@ struct OpOperands {
   OpOperands(const char* op, Out result, size_t core_rank, int32_t shear_power)
       : call(op, *result, core_rank), real(result->element_type()), power(shear_power) {
     if (real != ffi::F64 && real != ffi::F32) {
-      call.fail(std::string("the result has dtype ") + dtype_text(real) +
-                "; wanted float64 or float32");
+      call.fail("the result", "dtype float64 or float32", dtype_text(real));
     }
     if (power != 0 && power != 2 && power != 4) {
-      call.fail("attribute 'shear_power' is " + std::to_string(power) + "; wanted 0, 2 or 4");
+      call.fail("attribute 'shear_power'", "0, 2 or 4", std::to_string(power));
     }
   }
 
@@ -58,7 +57,7 @@ struct OpOperands {
   }
 };
 
-// Of the ops whose sample is one angle.
+// Operands of ops whose sample is one angle.
 struct AngleOperands : OpOperands {
   Operand a;
   const int64_t n;
@@ -72,15 +71,15 @@ struct AngleOperands : OpOperands {
         n(this->a.core[0]),
         x(reals("X", x, {n})),
         contrast(reals("contrast", contrast, {})) {
-    if (n > kMostFrames) {
-      call.fail("operand 'A' has " + std::to_string(n) + " frames; wanted at most 2^30");
+    if (n > kMaxFrames) {
+      call.fail("operand 'A'", "at most 2^30 frames", std::to_string(n));
     }
   }
 
   // One sigma for a sample, or one for each of its points: [] or [rows, n].
   Operand read_sigma(In sigma, int32_t rank, int64_t rows) {
     if (rank != 0 && rank != 2) {
-      call.fail("attribute 'sigma_rank' is " + std::to_string(rank) + "; wanted 0 or 2");
+      call.fail("attribute 'sigma_rank'", "0 or 2", std::to_string(rank));
     }
     return rank == 0 ? reals("sigma", sigma, {}) : reals("sigma", sigma, {rows, n});
   }
@@ -278,12 +277,13 @@ struct TwoTimeNormalEquations : AngleOperands {
     read_tables();
     read_data_type();
     if (call.ok() && rows > n) {
-      call.fail("operand 'data' has " + std::to_string(rows) + " rows; wanted at most " +
-                std::to_string(n));
+      call.fail("operand 'data'", "at most " + std::to_string(n) + " rows",
+                std::to_string(rows) + " rows");
     }
     if (call.ok() && this->symmetric == Symmetric::kAuto && rows != n) {
-      call.fail("operand 'data' has " + std::to_string(rows) + " rows of " + std::to_string(n) +
-                " and attribute 'symmetric' is 2 (auto); wanted all rows, or another value");
+      call.fail("operand 'data'",
+                "all " + std::to_string(n) + " rows, because attribute 'symmetric' is 2 (auto)",
+                std::to_string(rows) + " rows");
     }
     const int64_t size = call.ok() ? layout.size() : 0;
     this->initial = reals("initial", initial, {size});
@@ -293,22 +293,23 @@ struct TwoTimeNormalEquations : AngleOperands {
  private:
   void check_choice(const char* name, int32_t value, int32_t count) {
     if (value < 0 || value >= count) {
-      call.fail(std::string("attribute '") + name + "' is " + std::to_string(value) +
-                "; wanted 0 to " + std::to_string(count - 1));
+      call.fail(std::string("attribute '") + name + "'", "0 to " + std::to_string(count - 1),
+                std::to_string(value));
     }
   }
 
   void read_tables() {
-    const int64_t of_a = tangents_a.core[0], of_x = tangents_x.core[0];
-    if (of_a > kMaxTables || of_x > kMaxTables - of_a) {
-      call.fail("operands 'tangents_A' and 'tangents_X' have " + std::to_string(of_a) + " and " +
-                std::to_string(of_x) + " tables; wanted at most " + std::to_string(kMaxTables) +
-                " together");
+    const int64_t a = tangents_a.core[0], x = tangents_x.core[0];
+    if (a > kMaxTables || x > kMaxTables - a) {
+      call.fail("operands 'tangents_A' and 'tangents_X'",
+                "at most " + std::to_string(kMaxTables) + " tables together",
+                std::to_string(a) + " and " + std::to_string(x));
     }
-    if (power == 0 && of_x != 0) {
-      call.fail("operand 'tangents_X' has tables and attribute 'shear_power' is 0; wanted none");
+    if (power == 0 && x != 0) {
+      call.fail("operand 'tangents_X'", "no tables, because attribute 'shear_power' is 0",
+                std::to_string(x));
     }
-    layout = {static_cast<int32_t>(of_a), static_cast<int32_t>(of_x)};
+    layout = {static_cast<int32_t>(a), static_cast<int32_t>(x)};
   }
 
   void read_data_type() {
@@ -316,14 +317,14 @@ struct TwoTimeNormalEquations : AngleOperands {
                                                              {ffi::F32, DataType::kF32},
                                                              {ffi::F16, DataType::kF16},
                                                              {ffi::U16, DataType::kU16}};
-    for (const auto& [given, type] : kTypes) {
-      if (data.dtype == given) {
+    for (const auto& [dtype, type] : kTypes) {
+      if (data.dtype == dtype) {
         data_type = type;
         return;
       }
     }
-    call.fail(std::string("operand 'data' has dtype ") + dtype_text(data.dtype) +
-              "; wanted float64, float32, float16 or uint16");
+    call.fail("operand 'data'", "dtype float64, float32, float16 or uint16",
+              dtype_text(data.dtype));
   }
 };
 

@@ -1,4 +1,4 @@
-// One angle's work, as plain pointers and sizes that a handler has checked.
+// The work of one angle, as plain pointers and sizes that a handler has checked.
 #ifndef JAXKERN_XPCS_PLAN_H_
 #define JAXKERN_XPCS_PLAN_H_
 
@@ -8,12 +8,12 @@
 
 namespace jaxkern::xpcs {
 
-// Columns that are worked on together, and the room behind each table that lets a vector loop run
-// over its end.
+// The number of columns of a tile, and the padding after each table, so that vector loops may
+// read past its end.
 constexpr int64_t kTile = 128;
 constexpr int64_t kPadding = kTile;
 
-// A real array of the caller, in either precision.
+// An array of reals of the caller, in float or double.
 struct Reals {
   const void* data = nullptr;
   bool single = false;  // float, not double
@@ -37,13 +37,13 @@ JAXKERN_HD void write_real(void* to, bool single, int64_t at, double value) {
   }
 }
 
-// Tables of order n in double, each of n + kPadding values (zeros behind the end), from `prepare`.
+// Tables of order n in double, of n + kPadding values each, with zeros after the end.
 struct Phases {
   int64_t n = 0;
   int32_t power = 4;       // 0, 2 or 4
-  bool increasing = true;  // A[0] < A[1] < ...: the sign of every difference is known
+  bool increasing = true;  // A[0] < A[1] < ..., so the sign of every difference is known
   const double* a = nullptr;
-  const double* x = nullptr;  // null where power is 0, as the next two
+  const double* x = nullptr;  // null if power is 0, like the next two
   const double* sin_x = nullptr;
   const double* cos_x = nullptr;
 };
@@ -54,15 +54,15 @@ struct NormalWork {
   StateLayout layout{};
   const double* tables = nullptr;  // [tables_a + tables_x][n + kPadding]
   const uint8_t* keep = nullptr;   // [n]
-  const int64_t* kept = nullptr;   // [n + 1]: how many frames before each are kept
+  const int64_t* kept = nullptr;   // [n + 1], number of used frames before each frame
   double contrast = 0, offset = 0;
 
   int64_t first_row = 0, rows = 0;
   const void* data = nullptr;  // [rows, n]
   DataType data_type = DataType::kF64;
-  double step = 1, zero = 0;  // of u16 data
+  double step = 1, zero = 0;  // for u16 data
 
-  double sigma = 1;           // where sigma_matrix is null
+  double sigma = 1;           // if sigma_matrix is null
   Reals sigma_matrix;         // [rows, n]
   Loss loss = Loss::kLinear;  // scaled by f_scale
   double f_scale = 1;
@@ -71,7 +71,7 @@ struct NormalWork {
   JAXKERN_HD_MEMBER int64_t stride() const { return phases.n + kPadding; }
 };
 
-// What a matrix op writes or reads for each point of one angle.
+// The work of a matrix op for one angle.
 struct MatrixWork {
   Phases phases;
   double contrast = 0, offset = 0;
@@ -82,10 +82,10 @@ struct MatrixWork {
   const double* tangent_a = nullptr;
   const double* tangent_x = nullptr;
   double tangent_contrast = 0, tangent_offset = 0;
-  // Of the residual.
+  // For the residual.
   double sigma = 1;
   Reals sigma_matrix;  // [n, n] or null
-  // Of the cotangent: [n] each, and the block's share of the other two.
+  // For the cotangent: [n] each.
   double* phase_a = nullptr;
   double* phase_x = nullptr;
 };

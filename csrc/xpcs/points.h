@@ -1,4 +1,4 @@
-// Single points of some angles' g2, from the caller's arrays, and the CUDA kernel's body over them.
+// g2 at single points, and the body of its CUDA kernel.
 #ifndef JAXKERN_XPCS_POINTS_H_
 #define JAXKERN_XPCS_POINTS_H_
 
@@ -16,7 +16,7 @@ struct PointWork {
   Reals a, x, contrast, offset;  // [n], [angles, n], [angles], [angles]
 };
 
-// Of the point index = (angle, i, j); NaN where it is outside.
+// g2 at the index (angle, i, j); NaN if it is out of range.
 JAXKERN_HD double g2_at(const PointWork& work, const int32_t* index) {
   const int64_t angle = index[0], i = index[1], j = index[2];
   if (angle < 0 || angle >= work.angles || i < 0 || i >= work.n || j < 0 || j >= work.n) return NAN;

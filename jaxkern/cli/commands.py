@@ -15,7 +15,9 @@ from jaxkern.cli.output import (
     Command,
     check_output,
     combine,
+    flag,
     json_option,
+    option,
     print_json,
     print_table,
 )
@@ -32,9 +34,7 @@ def cli() -> None:
 cli.add_command(pack)
 cli.add_command(profile)
 cli.add_command(xpcs)
-case_option = click.option(
-    "--case", "cases", multiple=True, metavar="NAME", help="Run only this case; can be repeated."
-)
+case_option = option("--case", "NAME", "Run only this case; can be repeated.", multiple=True)
 
 
 @cli.command(cls=Command)
@@ -50,24 +50,14 @@ def doctor(as_json: bool) -> int:
 @cli.command(cls=Command)
 @combine(
     case_option,
-    click.option("--rounds", default=15, show_default=True, metavar="N", help="Number of rounds."),
-    click.option(
-        "--output-dir",
-        type=PATH,
-        metavar="DIR",
-        help="Directory for the measurements; by default ./benchmark-results.",
-    ),
-    click.option(
-        "--baseline",
-        type=PATH,
-        metavar="DIR",
-        help="Compare the native times with the newest ones saved in this directory.",
-    ),
-    click.option("--plot", type=PATH, metavar="FILE", help="Draw the speedups."),
+    option("--rounds", "N", "Number of rounds.", default=15),
+    option("--output-dir", "DIR", "Save measurements here; default ./benchmark-results.", PATH),
+    option("--baseline", "DIR", "Compare the native times with the newest ones saved here.", PATH),
+    option("--plot", "FILE", "Draw the speedups.", PATH),
     json_option,
 )
 def bench(
-    cases: tuple[str, ...],
+    case: tuple[str, ...],
     rounds: int,
     output_dir: Path | None,
     baseline: Path | None,
@@ -80,7 +70,7 @@ def bench(
     from jaxkern.cli.bench_cases import select_cases
     from jaxkern.core.client import start_backend
 
-    names = select_cases(cases)
+    names = select_cases(case)
     start_backend()
     results = [_measure_case(name, rounds, baseline) for name in names]
     directory = output_dir or DIRECTORY
@@ -170,27 +160,22 @@ def _print_cases(
 @cli.command(cls=Command)
 @combine(
     case_option,
-    click.option(
-        "--plot",
-        type=PATH,
-        metavar="FILE",
-        help="Draw the roofline; several cases each to FILE-CASE.",
-    ),
+    option("--plot", "FILE", "Draw the roofline; several cases each to FILE-CASE.", PATH),
     json_option,
 )
-def roofline(cases: tuple[str, ...], plot: Path | None, as_json: bool) -> int:
+def roofline(case: tuple[str, ...], plot: Path | None, as_json: bool) -> int:
     """Compare the package's ops with the measured ceilings of this machine."""
     check_output(not as_json, plot)
     from jaxkern.cli.bench_cases import prepare_case, select_cases
     from jaxkern.core.client import start_backend
     from jaxkern.performance import Roofline, roofline_analysis
 
-    names = select_cases(cases)
+    names = select_cases(case)
     start_backend()
     results: dict[str, Roofline] = {}
     for name in names:
-        with prepare_case(name) as case:
-            results[name] = roofline_analysis(case.fn, *case.args)
+        with prepare_case(name) as prepared:
+            results[name] = roofline_analysis(prepared.fn, *prepared.args)
     if plot is not None:
         plot.parent.mkdir(parents=True, exist_ok=True)
         for name, result in results.items():
@@ -228,8 +213,8 @@ def _roofline_row(name: str, result: Any) -> list[str]:
 
 @cli.command(cls=Command)
 @combine(
-    click.option("--measure", is_flag=True, help="Also measure memory, arithmetic and a kernel."),
-    click.option("--plot", type=PATH, metavar="FILE", help="Draw the results of --measure."),
+    flag("--measure", "Also measure memory, arithmetic and a kernel."),
+    option("--plot", "FILE", "Draw the results of --measure.", PATH),
     json_option,
 )
 def device(measure: bool, plot: Path | None, as_json: bool) -> int:

@@ -7,14 +7,28 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 PATH = click.Path(path_type=Path)
 INTERRUPTED = 130  # exit code of a program that Ctrl-C ended
 # Errors of a disk that is full, over its quota or broken, as opposed to a wrong path.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def option(name: str, metavar: str, help: str, type: Any = None, **more: Any) -> Callable[[F], F]:
+    """Return an option with a value, whose help shows its default if it has one."""
+    shown = more.get("default") is not None
+    return click.option(name, metavar=metavar, help=help, type=type, show_default=shown, **more)
+
+
+def flag(name: str, help: str) -> Callable[[F], F]:
+    """Return an option without a value."""
+    return click.option(name, is_flag=True, help=help)
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

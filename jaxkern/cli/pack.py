@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from jaxkern.cli.output import PATH, Command, combine, json_option, print_json
+from jaxkern.cli.output import PATH, Command, combine, flag, json_option, option, print_json
 from jaxkern.core.progress import ProgressBar
 
 
@@ -15,35 +15,23 @@ from jaxkern.core.progress import ProgressBar
 @combine(
     click.argument("source", required=False),
     click.argument("path", required=False, type=PATH),
-    click.option("--info", metavar="FILE", help="Describe a packed file or a set of files."),
-    click.option("--verify", metavar="FILE", help="Read every record and list damaged ones."),
-    click.option(
-        "--format",
-        "codec",
-        default="jpeg:90",
-        show_default=True,
-        help="jpeg:QUALITY, raw (decoded images) or npy (unchanged arrays).",
-    ),
-    click.option("--max-side", type=int, metavar="N", help="Resize images with a longer side."),
-    click.option("--shards", type=int, metavar="N", help="Number of files to write."),
-    click.option("--threads", type=int, metavar="N", help="Threads that read and encode."),
-    click.option(
-        "--channels",
-        type=click.Choice(["1", "3", "4"]),
-        default="3",
-        show_default=True,
-        help="Channels of a directory's images: gray, RGB or RGBA.",
-    ),
-    click.option(
+    option("--info", "FILE", "Describe a packed file or a set of files."),
+    option("--verify", "FILE", "Read every record and list damaged ones."),
+    option("--format", "CODEC", "jpeg:QUALITY, raw (decoded) or npy (arrays).", default="jpeg:90"),
+    option("--max-side", "N", "Resize images with a longer side.", int),
+    option("--shards", "N", "Number of files to write.", int),
+    option("--threads", "N", "Threads that read and encode.", int),
+    option("--channels", "N", "1 (gray), 3 (RGB) or 4 (RGBA).", click.Choice("134"), default="3"),
+    option(
         "--on-bad-record",
-        type=click.Choice(["raise", "mask"]),
+        "raise|mask",
+        "For a file that cannot be decoded: raise an error, or store zeros with valid=False.",
+        click.Choice(["raise", "mask"]),
         default="raise",
-        show_default=True,
-        help="For a file that cannot be decoded: raise an error, or store zeros with valid=False.",
     ),
-    click.option("--force", is_flag=True, help="Replace existing files."),
+    flag("--force", "Replace existing files."),
     json_option,
-    click.option("--quiet", is_flag=True, help="Print no progress bar and no report."),
+    flag("--quiet", "Print no progress bar and no report."),
 )
 def pack(
     source: str | None,
@@ -78,7 +66,6 @@ def _pack(
     as_json: bool,
     quiet: bool,
     *,
-    codec: str,
     channels: str,
     on_bad_record: Any,
     force: bool,
@@ -106,7 +93,6 @@ def _pack(
     paths = write(
         source,
         path,
-        format=codec,
         overwrite=force,
         progress=not (quiet or as_json),
         **options,

@@ -24,7 +24,9 @@ from jaxkern.cli.output import (
     Command,
     check_output,
     combine,
+    flag,
     json_option,
+    option,
     print_json,
     print_table,
 )
@@ -32,15 +34,10 @@ from jaxkern.cli.output import (
 
 @click.command(cls=Command, context_settings={"allow_interspersed_args": False})
 @combine(
-    click.option(
-        "--output-dir",
-        type=PATH,
-        metavar="DIR",
-        help="Directory for the profile; by default ./benchmark-results/profile-SCRIPT.",
-    ),
-    click.option("--top", default=15, show_default=True, metavar="N", help="Rows of the table."),
-    click.option("--python", is_flag=True, help="Record every Python call too."),
-    click.option("--plot", type=PATH, metavar="FILE", help="Draw the longest operations."),
+    option("--output-dir", "DIR", "Default ./benchmark-results/profile-SCRIPT.", PATH),
+    option("--top", "N", "Rows of the table.", default=15),
+    flag("--python", "Record every Python call too."),
+    option("--plot", "FILE", "Draw the longest operations.", PATH),
     json_option,
     click.argument("script", type=PATH),
     click.argument("arguments", nargs=-1, type=click.UNPROCESSED),

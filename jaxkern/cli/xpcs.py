@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jaxkern.cli.output import INTERRUPTED, PATH, combine, json_option, print_json
+from jaxkern.cli.output import INTERRUPTED, PATH, combine, flag, json_option, option, print_json
 from jaxkern.cli.xpcs_command import XpcsCommand, command_options, print_written
 from jaxkern.cli.xpcs_correlate import correlate
 from jaxkern.cli.xpcs_watch import watch
@@ -38,32 +38,10 @@ _SETTINGS = (
     ("--checkpoint-dir", "optimization.streaming.checkpoint_dir", "DIR"),
 )
 _config_options = combine(
-    click.option(
-        "--config",
-        type=PATH,
-        required=True,
-        metavar="YAML",
-        help="Settings; `python -m jaxkern xpcs config` writes a template.",
-    ),
-    click.option(
-        "--output-dir",
-        type=PATH,
-        default=Path("results"),
-        show_default=True,
-        metavar="DIR",
-        help="Directory for the written files.",
-    ),
-    *(
-        click.option(option, metavar=metavar, help=f"Replace {setting}.")
-        for option, setting, metavar in _SETTINGS
-    ),
-    click.option(
-        "--set",
-        "settings",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="Replace any other setting, such as analysis.frames.end=500; can be repeated.",
-    ),
+    option("--config", "YAML", "Settings; `xpcs config` writes a template.", PATH, required=True),
+    option("--output-dir", "DIR", "Directory for the files.", PATH, default=Path("results")),
+    *(option(name, metavar, f"Replace {setting}.") for name, setting, metavar in _SETTINGS),
+    option("--set", "NAME=VALUE", "Replace any setting; can be repeated.", multiple=True),
     command_options,
 )
 
@@ -80,7 +58,7 @@ xpcs.add_command(watch)
 @xpcs.command(cls=XpcsCommand)
 @click.argument("path", type=PATH, default=Path("config.yaml"))
 @json_option
-@click.option("--force", is_flag=True, help="Replace an existing file.")
+@flag("--force", "Replace an existing file.")
 def config(path: Path, as_json: bool, force: bool) -> int:
     """Write a template of the settings with comments."""
     from jaxkern.xpcs.analysis.settings import template
@@ -116,7 +94,7 @@ def simulate(**values: Any) -> int:
 
 
 @xpcs.command(cls=XpcsCommand)
-@click.option("--no-plots", is_flag=True, help="Write no plots.")
+@flag("--no-plots", "Write no plots.")
 @_config_options
 def fit(**values: Any) -> int:
     """Fit a data set.
@@ -192,8 +170,8 @@ def plot(**values: Any) -> int:
 
 @xpcs.command(cls=XpcsCommand)
 @click.argument("files", type=PATH, nargs=-1, required=True)
-@click.option("--frame-shape", metavar="H,W", help="Shape of frames whose file does not state it.")
-@click.option("--dataset", metavar="NAME", help="Dataset of an HDF5 file; detected by default.")
+@option("--frame-shape", "H,W", "Shape of frames whose file does not state it.")
+@option("--dataset", "NAME", "Dataset of an HDF5 file; detected by default.")
 @command_options
 def check(
     files: tuple[Path, ...],
@@ -241,13 +219,13 @@ def _load_settings(options: SimpleNamespace) -> Config:
     # A file may be called 5.
     texts = ("data_files.file", "optimization.streaming.checkpoint_dir")
     overrides: dict[str, Any] = {}
-    for option, setting, _ in _SETTINGS:
-        value = getattr(options, option.removeprefix("--").replace("-", "_"))
+    for flag_name, setting, _ in _SETTINGS:
+        value = getattr(options, flag_name.removeprefix("--").replace("-", "_"))
         if value is not None:
             overrides[setting] = value if setting in texts else _parse(setting, value)
     if "optimization.streaming.checkpoint_dir" in overrides:
         overrides["optimization.streaming.enable_checkpoints"] = True
-    for item in options.settings:
+    for item in options.set:
         name, separator, text = (part.strip() for part in item.partition("="))
         if not separator:
             raise ConfigError(f"--set: expected NAME=VALUE, got {item}")

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from jaxkern.cli.output import PATH, combine, json_option, print_error
+from jaxkern.cli.output import PATH, combine, flag, json_option, option, print_error
 
 NO_FRAME_TIME = (
     "note: the time between frames is unknown, so delays are in frames; a fit needs --frame-time"
@@ -44,86 +44,40 @@ class XpcsCommand(click.Command):
 
 
 command_options = combine(
-    json_option,
-    click.option(
-        "--quiet", is_flag=True, help="Print no progress bar and no report, only warnings."
-    ),
+    json_option, flag("--quiet", "Print no progress bar and no report, only warnings.")
 )
 # Options of `correlate` and `watch`.
 correlation_options = combine(
-    click.option(
-        "--qmap",
-        type=PATH,
-        required=True,
-        metavar="FILE",
-        help="Bins of the pixels, such as a file of simplemask.",
-    ),
-    click.option(
-        "--output",
-        type=PATH,
-        required=True,
-        metavar="FILE",
-        help="File of results, results.hdf; for several files a directory.",
-    ),
-    click.option(
-        "--bins",
-        metavar="LIST",
-        help="Dynamic bins, such as 1,5-9; with --twotime those with a two-time correlation.",
-    ),
-    click.option("--dpl", default=4, show_default=True, metavar="N", help="Delays per level."),
-    click.option(
-        "--begin", default=0, show_default=True, metavar="N", help="Index of the first frame."
-    ),
-    click.option(
-        "--stride", default=1, show_default=True, metavar="N", help="Use every n-th frame."
-    ),
-    click.option(
-        "--average", default=1, show_default=True, metavar="N", help="Sum N successive frames."
-    ),
-    click.option(
-        "--bad-frames", metavar="LIST", help="Indices of frames to exclude, such as 7,100-120."
-    ),
-    click.option(
+    option("--qmap", "FILE", "Bins of the pixels, such as of simplemask.", PATH, required=True),
+    option("--output", "FILE", "File of results; for several a folder.", PATH, required=True),
+    option("--bins", "LIST", "Dynamic bins, such as 1,5-9; those of --twotime if it is present."),
+    option("--dpl", "N", "Delays per level.", default=4),
+    option("--begin", "N", "Index of the first frame.", default=0),
+    option("--stride", "N", "Use every n-th frame.", default=1),
+    option("--average", "N", "Sum N successive frames.", default=1),
+    option("--bad-frames", "LIST", "Indices of frames to exclude, such as 7,100-120."),
+    option(
         "--intensity-cut",
-        metavar="LOW,HIGH",
-        help="Exclude frames whose intensity is outside this range, in units of the median; watch "
-        "does so at the end.",
+        "LOW,HIGH",
+        "Exclude frames whose intensity is outside this range, in units of the median; watch does "
+        "so at the end.",
     ),
-    click.option(
-        "--mask",
-        type=PATH,
-        metavar="FILE",
-        help="npy, tif or h5 file [H, W] that is 0 for bad pixels, in addition to the map's mask.",
-    ),
-    click.option(
-        "--blemish", type=PATH, metavar="FILE", help="The same for bad pixels of the detector."
-    ),
-    click.option(
+    option("--mask", "FILE", "npy, tif or h5 file [H, W], 0 for further bad pixels.", PATH),
+    option("--blemish", "FILE", "The same for bad pixels of the detector.", PATH),
+    option(
         "--hot-pixels",
-        type=click.Choice(["report", "mask", "ignore"]),
+        "report|mask|ignore",
+        "Pixels whose mean or variance differs from that of their static bin.",
+        click.Choice(["report", "mask", "ignore"]),
         default="report",
-        show_default=True,
-        help="Pixels whose mean or variance differs from their static bin's.",
     ),
-    click.option("--normalize", is_flag=True, help="Divide each frame by its mean counts."),
-    click.option(
-        "--frame-time",
-        type=float,
-        metavar="S",
-        help="Time between frames; by default that of the file.",
-    ),
-    click.option("--dataset", metavar="NAME", help="Dataset of an HDF5 file; detected by default."),
-    click.option(
-        "--metadata", type=PATH, metavar="FILE", help="*_metadata.hdf file to copy /entry from."
-    ),
-    click.option(
-        "--plots",
-        type=PATH,
-        metavar="DIR",
-        help="Directory for plots of the first 9 bins, a summary of all, and the intensity.",
-    ),
-    click.option("--plot-all", is_flag=True, help="Plot g2 of all bins."),
-    click.option("--force", is_flag=True, help="Replace an existing file."),
+    flag("--normalize", "Divide each frame by its mean counts."),
+    option("--frame-time", "S", "Time between frames; by default that of the file.", float),
+    option("--dataset", "NAME", "Dataset of an HDF5 file; detected by default."),
+    option("--metadata", "FILE", "*_metadata.hdf file to copy /entry from.", PATH),
+    option("--plots", "DIR", "Directory for plots of bins, a summary, and the intensity.", PATH),
+    flag("--plot-all", "Plot g2 of all bins instead of the first 9."),
+    flag("--force", "Replace an existing file."),
     command_options,
 )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from jaxkern.cli.output import INTERRUPTED, PATH, combine, print_json
+from jaxkern.cli.output import INTERRUPTED, PATH, combine, option, print_json
 from jaxkern.cli.xpcs_command import (
     NO_FRAME_TIME,
     XpcsCommand,
@@ -41,50 +41,36 @@ _SEVERAL_FILES = ("engine", "scheduler", "workers", "retries", "table")
 @click.argument("frames", type=PATH, nargs=-1, required=True)
 @combine(
     correlation_options,
-    click.option("--end", type=int, metavar="N", help="Index after the last frame."),
-    click.option(
+    option("--end", "N", "Index after the last frame.", int),
+    option(
         "--twotime",
+        "[FORM]",
+        f"Write two-time correlations too: {_FORMS}; default full.",
         is_flag=False,
         flag_value="full",
-        metavar="[FORM]",
-        help=f"Write two-time correlations too: {_FORMS}; default full.",
     ),
-    click.option(
+    option(
         "--smoothing",
-        type=click.Choice(["static", "none"]),
+        "static|none",
+        "Smoothing of the frames for two-time correlations.",
+        click.Choice(["static", "none"]),
         default="static",
-        show_default=True,
-        help="Smoothing of the frames for two-time correlations.",
     ),
-    click.option(
-        "--parts", default=0, metavar="N", help="Also write g2 of N equal parts of the run."
-    ),
-    click.option(
+    option("--parts", "N", "Also write g2 of N equal parts of the run.", default=0),
+    option(
         "--engine",
-        type=click.Choice(["local", "dask"]),
-        help="Several files: one after another (default), or on a dask.distributed cluster.",
+        "local|dask",
+        "Several files: one after another (default), or on a dask.distributed cluster.",
+        click.Choice(["local", "dask"]),
     ),
-    click.option(
+    option(
         "--scheduler",
-        metavar="ADDRESS",
-        help="Several files: address of the cluster, or its scheduler file; by default processes "
-        "on this machine.",
+        "ADDRESS",
+        "Several files: cluster, or its scheduler file; by default processes on this machine.",
     ),
-    click.option(
-        "--workers", type=int, metavar="N", help="Several files: number of these processes."
-    ),
-    click.option(
-        "--retries",
-        type=int,
-        metavar="N",
-        help="Several files: repetitions of a file that failed; default 1.",
-    ),
-    click.option(
-        "--table",
-        type=PATH,
-        metavar="FILE",
-        help="Several files: .csv or .parquet table; default results.csv in OUTPUT.",
-    ),
+    option("--workers", "N", "Several files: number of these processes.", int),
+    option("--retries", "N", "Several files: repetitions of a file that failed; default 1.", int),
+    option("--table", "FILE", "Several files: .csv or .parquet; default OUTPUT/results.csv.", PATH),
 )
 def correlate(**values: Any) -> int:
     """Correlate files of frames or events, or a directory of them.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from jaxkern.cli.output import PATH, combine, print_json
+from jaxkern.cli.output import PATH, combine, flag, option, print_json
 from jaxkern.cli.xpcs_command import (
     XpcsCommand,
     check_output,
@@ -42,45 +42,13 @@ _REST = 4.0
 @click.argument("frames", type=PATH)
 @combine(
     correlation_options,
-    click.option(
-        "--pattern", default="*", metavar="GLOB", help="Pattern of file names in the directory."
-    ),
-    click.option(
-        "--idle",
-        default=60.0,
-        show_default=True,
-        metavar="S",
-        help="End after this time in seconds without a frame.",
-    ),
-    click.option(
-        "--every",
-        default=5.0,
-        show_default=True,
-        metavar="S",
-        help="Interval in seconds between updates.",
-    ),
-    click.option(
-        "--most-frames",
-        default=1_000_000,
-        show_default=True,
-        metavar="N",
-        help="End after this number of frames.",
-    ),
-    click.option("--twotime", is_flag=True, help="Write two-time correlations too, at the end."),
-    click.option(
-        "--config",
-        type=PATH,
-        metavar="YAML",
-        help="Fit two-time correlations with these settings.",
-    ),
-    click.option(
-        "--output-dir",
-        type=PATH,
-        default=Path("results"),
-        show_default=True,
-        metavar="DIR",
-        help="Directory for the results of the fit.",
-    ),
+    option("--pattern", "GLOB", "Pattern of file names in the directory.", default="*"),
+    option("--idle", "S", "End after this time in seconds without a frame.", default=60.0),
+    option("--every", "S", "Interval in seconds between updates.", default=5.0),
+    option("--most-frames", "N", "End after this number of frames.", default=1_000_000),
+    flag("--twotime", "Write two-time correlations too, at the end."),
+    option("--config", "YAML", "Fit two-time correlations with these settings.", PATH),
+    option("--output-dir", "DIR", "Directory for the fit.", PATH, default=Path("results")),
 )
 def watch(**values: Any) -> int:
     """Correlate frames while they are written, show g2 and write a file of results.

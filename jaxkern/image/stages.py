@@ -153,10 +153,10 @@ class StagesBuilder:
             Stage(folded and folded[0], tuple(step for *_, steps in programs for step in steps))
             for folded, programs in self._stages
         )
-        most = max(len(stage.steps) for stage in stages)
-        if most > MAX_STEPS:
+        longest = max(len(stage.steps) for stage in stages)
+        if longest > MAX_STEPS:
             raise ValueError(
-                f"at most {MAX_STEPS} steps may follow each other, got {most}; split the "
+                f"at most {MAX_STEPS} steps may follow each other, got {longest}; split the "
                 "transforms into two Compose objects"
             )
         op, values, _ = zip(*programs, strict=True)

@@ -5,6 +5,8 @@ from jaxkern.pipeline.combining import Take as Take
 from jaxkern.pipeline.element import Element as Element
 from jaxkern.pipeline.element import ElementOperator as ElementOperator
 from jaxkern.pipeline.element import ElementOperatorConfig as ElementOperatorConfig
+from jaxkern.pipeline.expanding import FlatMap as FlatMap
+from jaxkern.pipeline.expanding import Window as Window
 from jaxkern.pipeline.explanation import Explanation as Explanation
 from jaxkern.pipeline.explanation import Overview as Overview
 from jaxkern.pipeline.explanation import Stage as Stage
@@ -21,13 +23,11 @@ from jaxkern.pipeline.packing.packing import pack as pack
 from jaxkern.pipeline.pipeline import Pipeline as Pipeline
 from jaxkern.pipeline.pipeline import from_source as from_source
 from jaxkern.pipeline.pipeline import from_stream as from_stream
-from jaxkern.pipeline.placement import DevicePlacement as DevicePlacement
+from jaxkern.pipeline.prefetch import DevicePlacement as DevicePlacement
 from jaxkern.pipeline.prefetch import Prefetcher as Prefetcher
 from jaxkern.pipeline.prefetch import prefetch_to_device as prefetch_to_device
 from jaxkern.pipeline.program import RecompilationWarning as RecompilationWarning
-from jaxkern.pipeline.sequential.expanding import FlatMap as FlatMap
-from jaxkern.pipeline.sequential.expanding import Window as Window
-from jaxkern.pipeline.sequential.filtering import Filter as Filter
+from jaxkern.pipeline.sequential import Filter as Filter
 from jaxkern.pipeline.sources.combined import Subset as Subset
 from jaxkern.pipeline.sources.formats import ArrayRecordSource as ArrayRecordSource
 from jaxkern.pipeline.sources.formats import ArrowSource as ArrowSource

@@ -1,111 +1,102 @@
-"""Which record is at which row of an epoch: the order of one source, and of several together.
+"""The order of an epoch: which record is at which row, of one source or of several together.
 
-An order is a pure function: of (shard, epoch, rows) it gives the numbers of records. Those of one
-source are its own; where several sources, or several epochs of one, make up an epoch, record r of
-source s in its turn t is t * (records of all) + (records of the sources before s) + r, so that no
-two have the same number, and what is drawn for them differs.
+An order is a pure function from (shard, epoch, rows) to record ids. The ids of a source are its own
+record numbers. Where several sources, or several epochs of a source, form one epoch, record r of
+source s in its t-th epoch gets the id ``t * stride + (ids of the sources before s) + r``, where
+`stride` counts the ids of all sources: no two records share an id, so that random draws differ.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from jaxkern.pipeline.order import Permutation
-from jaxkern.pipeline.schedule import Schedule
+from jaxkern.pipeline.order import Permutation, Schedule
 
 Shard = tuple[int, int]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
-_EndOfMixture = Literal["first", "last"]
 
 
 class Part(NamedTuple):
-    """Rows of an arrangement that one input has, of one of its epochs.
+    """Rows of an arrangement that come from one epoch of one input.
 
     Attributes:
-      source: the input's number.
+      source: index of the input.
       shard, epoch: of the input.
       rows: of that shard, int64 [n], ascending.
-      places: of them among the rows that were asked for.
-      first: what the input's numbers of records are raised by.
+      positions: of these rows among the requested rows, int64 [n].
+      record_id_offset: added to the record ids of the input.
     """
 
     source: int
     shard: Shard
     epoch: int
     rows: Rows
-    places: Rows
-    first: int
+    positions: Rows
+    record_id_offset: int
 
 
 class Order:
-    """The records of an epoch, row by row."""
+    """The records of an epoch, row by row.
 
-    @property
-    def total(self) -> int:
-        """The records that there are."""
-        raise NotImplementedError
+    Attributes:
+      total: number of records.
+      record_id_bound: record ids are smaller than this.
+    """
 
-    @property
-    def numbers(self) -> int:
-        """What the numbers of records are below."""
-        raise NotImplementedError
+    total: int
+    record_id_bound: int
 
     def rows_in(self, shard: Shard) -> int:
-        """Rows of a shard; no more than those of the shards before it, and maybe none."""
+        """Return the number of rows of a shard: at most that of the shards before it, perhaps 0."""
         raise NotImplementedError
 
     def records(self, shard: Shard, epoch: int, rows: Rows) -> Rows:
-        """The records of rows, which the shard has."""
+        """Return the record ids of rows of a shard."""
         raise NotImplementedError
 
     def row_of(self, count: int, epoch: int, record: int) -> tuple[int, int] | None:
-        """(shard, row) of a record among so many shards; None where the epoch leaves it out."""
+        """Return the (shard, row) of a record among `count` shards; None if it is left out."""
         raise NotImplementedError
 
     def with_seed(self, seed: int) -> Order:
-        """The same with another seed."""
+        """Return the same order with another seed."""
         raise NotImplementedError
 
     def describe(self) -> str:
-        """What must be equal for two orders to be equal; in a state."""
+        """Return a text that is equal for equal orders; for states."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class SourceOrder(Order):
-    """The records of one source, shuffled by a permutation that is evaluated where it is needed."""
+    """The records of one source, perhaps shuffled by a permutation that needs no memory."""
 
-    count: int
+    total: int
     seed: int
     shuffle: bool
 
     @property
-    def total(self) -> int:
-        return self.count
-
-    @property
-    def numbers(self) -> int:
-        return self.count
+    def record_id_bound(self) -> int:  # type: ignore[override]
+        return self.total
 
     def rows_in(self, shard: Shard) -> int:
-        return len(range(shard[0], self.count, shard[1]))
+        return len(range(shard[0], self.total, shard[1]))
 
     def records(self, shard: Shard, epoch: int, rows: Rows) -> Rows:
-        index, count = shard
-        positions = np.minimum(rows * count + index, self.count - 1)
+        positions = np.minimum(rows * shard[1] + shard[0], self.total - 1)
         if not self.shuffle:
             return positions
-        return _permutation(self.count, self.seed, epoch)(positions)
+        return _permutation(self.total, self.seed, epoch)(positions)
 
     def row_of(self, count: int, epoch: int, record: int) -> tuple[int, int] | None:
         position = record
         if self.shuffle:
-            permutation = _permutation(self.count, self.seed, epoch)
+            permutation = _permutation(self.total, self.seed, epoch)
             position = int(permutation.position_of(np.array([record]))[0])
         return position % count, position // count
 
@@ -113,7 +104,7 @@ class SourceOrder(Order):
         return dataclasses.replace(self, seed=seed)
 
     def describe(self) -> str:
-        return f"{self.count} shuffled by {self.seed}" if self.shuffle else f"{self.count} in order"
+        return f"{self.total} shuffled by {self.seed}" if self.shuffle else f"{self.total} in order"
 
 
 _permutation = functools.lru_cache(maxsize=64)(Permutation)
@@ -121,85 +112,79 @@ _permutation = functools.lru_cache(maxsize=64)(Permutation)
 
 @dataclasses.dataclass(frozen=True)
 class Arrangement(Order):
-    """Rows of several inputs, each of which may take several turns: its next epochs."""
+    """Rows of several inputs, each of which may contribute several of its epochs."""
 
     inputs: tuple[Order, ...]
 
-    def turns(self, source: int, count: int) -> int:
-        """How many epochs of an input one epoch takes at most, with so many shards."""
+    def input_epochs_per_epoch(self, source: int, count: int) -> int:
+        """Return how many epochs of an input one epoch uses at most, with `count` shards."""
         return 1
 
-    def taken(self, shard: Shard, rows: Rows) -> tuple[Rows, Rows]:
-        """(input, how many of its rows come before) of rows of a shard."""
-        raise NotImplementedError
+    def locate(self, shard: Shard, rows: Rows) -> tuple[Rows, Rows]:
+        """Return (input, number of its rows before) for rows of a shard."""
+        return np.zeros(len(rows), np.int64), rows
 
-    def place(self, shard: Shard, source: int, number: int) -> int:
-        """The row of an input's row, counted over its turns; the inverse of `taken`."""
-        raise NotImplementedError
+    def row_at(self, shard: Shard, source: int, number: int) -> int:
+        """Return the row of an input's row, counted over its epochs; the inverse of `locate`."""
+        return number
 
     @property
-    def total(self) -> int:
+    def total(self) -> int:  # type: ignore[override]
         return sum(order.total for order in self.inputs)
 
     @functools.cached_property
-    def numbers(self) -> int:
-        return self._stride * self.most_turns
+    def record_id_bound(self) -> int:  # type: ignore[override]
+        return self._stride * self.epoch_bound
 
     @property
-    def most_turns(self) -> int:
-        """At least the turns of any input, however many shards there are."""
+    def epoch_bound(self) -> int:
+        """Upper bound of `input_epochs_per_epoch` for all inputs and numbers of shards."""
         return 1
 
     @functools.cached_property
     def _stride(self) -> int:
-        return sum(order.numbers for order in self.inputs)
+        return sum(order.record_id_bound for order in self.inputs)
 
     def parts(self, shard: Shard, epoch: int, rows: Rows) -> Iterator[Part]:
-        """The inputs' rows that these rows are."""
-        which, numbers = self.taken(shard, rows)
-        first, stride = 0, self._stride
+        """Yield the rows of the inputs that form these rows."""
+        which, numbers = self.locate(shard, rows)
+        offset = 0
         for source, order in enumerate(self.inputs):
-            places = np.flatnonzero(which == source)
-            if places.size:
-                turns, found = np.divmod(numbers[places], order.rows_in(shard))
-                for turn in range(int(turns.min()), int(turns.max()) + 1):
-                    now = turns == turn
-                    yield Part(
-                        source,
-                        shard,
-                        epoch * self.turns(source, shard[1]) + turn,
-                        found[now],
-                        places[now],
-                        turn * stride + first,
-                    )
-            first += order.numbers
+            positions = np.flatnonzero(which == source)
+            if positions.size:
+                epochs, inner = np.divmod(numbers[positions], order.rows_in(shard))
+                first = epoch * self.input_epochs_per_epoch(source, shard[1])
+                for turn in range(int(epochs.min()), int(epochs.max()) + 1):
+                    now = epochs == turn
+                    ids = turn * self._stride + offset
+                    yield Part(source, shard, first + turn, inner[now], positions[now], ids)
+            offset += order.record_id_bound
 
     def records(self, shard: Shard, epoch: int, rows: Rows) -> Rows:
-        found = np.empty(len(rows), np.int64)
+        records = np.empty(len(rows), np.int64)
         for part in self.parts(shard, epoch, rows):
-            order = self.inputs[part.source]
-            found[part.places] = part.first + order.records(part.shard, part.epoch, part.rows)
-        return found
+            ids = self.inputs[part.source].records(part.shard, part.epoch, part.rows)
+            records[part.positions] = part.record_id_offset + ids
+        return records
 
     def row_of(self, count: int, epoch: int, record: int) -> tuple[int, int] | None:
         turn, record = divmod(record, self._stride)
-        ends = np.cumsum([order.numbers for order in self.inputs])
+        ends = np.cumsum([order.record_id_bound for order in self.inputs])
         source = int(np.searchsorted(ends, record, side="right"))
         order = self.inputs[source]
-        record -= int(ends[source]) - order.numbers
-        turns = self.turns(source, count)
-        found = order.row_of(count, epoch * turns + turn, record) if turn < turns else None
-        if found is None:
+        record -= int(ends[source]) - order.record_id_bound
+        epochs = self.input_epochs_per_epoch(source, count)
+        inner = order.row_of(count, epoch * epochs + turn, record) if turn < epochs else None
+        if inner is None:
             return None
-        index, row = found
-        shard = index, count
-        row = self.place(shard, source, turn * order.rows_in(shard) + row)
-        return (index, row) if row < self.rows_in(shard) else None
+        shard = inner[0], count
+        row = self.row_at(shard, source, turn * order.rows_in(shard) + inner[1])
+        return (inner[0], row) if row < self.rows_in(shard) else None
 
     def with_seed(self, seed: int) -> Order:
         return dataclasses.replace(self, inputs=tuple(o.with_seed(seed) for o in self.inputs))
 
-    def _of_inputs(self) -> str:
+    def _describe_inputs(self) -> str:
         return ", ".join(order.describe() for order in self.inputs)
 
 
@@ -208,48 +193,37 @@ class Mixture(Arrangement):
     """Inputs by weight.
 
     Attributes:
-      stop: "first": it ends where an input would have to give a record twice; "last": when every
-        record has come, and the shorter inputs repeat meanwhile.
+      stop: "first" ends the epoch where an input would have to repeat a record; "last" ends it
+        when every record has occurred, while the shorter inputs repeat.
     """
 
     schedule: Schedule
-    stop: _EndOfMixture
+    stop: Literal["first", "last"]
 
-    def turns(self, source: int, count: int) -> int:
-        return 1 if self.stop == "first" else self._most_turns_of(source, count)
-
-    @functools.cached_property
-    def _most_turns_of(self) -> Callable[[int, int], int]:
-        return functools.cache(self._turns)  # every batch asks
-
-    def _turns(self, source: int, count: int) -> int:
-        most = self.schedule.before(source, np.array([self.rows_in((0, count))])).item()
-        return -(-most // max(self.inputs[source].rows_in((count - 1, count)), 1))
+    def input_epochs_per_epoch(self, source: int, count: int) -> int:
+        return 1 if self.stop == "first" else _mixture_epochs(self, source, count)
 
     @functools.cached_property
-    def most_turns(self) -> int:
+    def epoch_bound(self) -> int:
+        if self.stop == "first":
+            return 1
         # A shard may have half as many rows of an input as the average, and twice another's.
-        return (
-            1
-            if self.stop == "first"
-            else 4 + 4 * max(self.turns(source, 1) for source in range(len(self.inputs)))
-        )
+        most = max(self.input_epochs_per_epoch(source, 1) for source in range(len(self.inputs)))
+        return 4 + 4 * most
 
     def rows_in(self, shard: Shard) -> int:
         lengths = [order.rows_in(shard) for order in self.inputs]
         if self.stop == "first":
-            return min(int(self.schedule.place(s, np.array([n]))[0]) for s, n in enumerate(lengths))
+            return min(self.row_at(shard, s, n) for s, n in enumerate(lengths))
         if not all(lengths):
             return 0
-        return 1 + max(
-            int(self.schedule.place(s, np.array([n - 1]))[0]) for s, n in enumerate(lengths)
-        )
+        return 1 + max(self.row_at(shard, s, n - 1) for s, n in enumerate(lengths))
 
-    def taken(self, shard: Shard, rows: Rows) -> tuple[Rows, Rows]:
+    def locate(self, shard: Shard, rows: Rows) -> tuple[Rows, Rows]:
         return self.schedule.at(rows)
 
-    def place(self, shard: Shard, source: int, number: int) -> int:
-        return int(self.schedule.place(source, np.array([number]))[0])
+    def row_at(self, shard: Shard, source: int, number: int) -> int:
+        return int(self.schedule.position(source, np.array([number]))[0])
 
     def with_seed(self, seed: int) -> Order:
         inputs = tuple(order.with_seed(seed) for order in self.inputs)
@@ -258,12 +232,20 @@ class Mixture(Arrangement):
 
     def describe(self) -> str:
         weights = ":".join(map(str, self.schedule.weights))
-        return f"mix({self._of_inputs()}; {weights}, seed {self.schedule.seed}, stop {self.stop})"
+        seed = self.schedule.seed
+        return f"mix({self._describe_inputs()}; {weights}, seed {seed}, stop {self.stop})"
+
+
+@functools.lru_cache(maxsize=256)  # every batch asks
+def _mixture_epochs(mixture: Mixture, source: int, count: int) -> int:
+    rows = np.array([mixture.rows_in((0, count))])
+    most = mixture.schedule.before(source, rows).item()
+    return -(-most // max(mixture.inputs[source].rows_in((count - 1, count)), 1))
 
 
 @dataclasses.dataclass(frozen=True)
 class Concatenation(Arrangement):
-    """Inputs one behind the other."""
+    """Inputs one after the other."""
 
     def _starts(self, shard: Shard) -> Rows:
         return np.cumsum([0, *(order.rows_in(shard) for order in self.inputs)], dtype=np.int64)
@@ -271,46 +253,40 @@ class Concatenation(Arrangement):
     def rows_in(self, shard: Shard) -> int:
         return sum(order.rows_in(shard) for order in self.inputs)
 
-    def taken(self, shard: Shard, rows: Rows) -> tuple[Rows, Rows]:
+    def locate(self, shard: Shard, rows: Rows) -> tuple[Rows, Rows]:
         starts = self._starts(shard)
         which = np.searchsorted(starts, rows, side="right") - 1
         return which, rows - starts[which]
 
-    def place(self, shard: Shard, source: int, number: int) -> int:
+    def row_at(self, shard: Shard, source: int, number: int) -> int:
         return int(self._starts(shard)[source]) + number
 
     def describe(self) -> str:
-        return f"concat({self._of_inputs()})"
+        return f"concat({self._describe_inputs()})"
 
 
 @dataclasses.dataclass(frozen=True)
 class Repetition(Arrangement):
-    """So many epochs of one input as one."""
+    """Several epochs of one input as one."""
 
     times: int
 
     @property
-    def most_turns(self) -> int:
+    def epoch_bound(self) -> int:
         return self.times
 
-    def turns(self, source: int, count: int) -> int:
+    def input_epochs_per_epoch(self, source: int, count: int) -> int:
         return self.times
 
     def rows_in(self, shard: Shard) -> int:
         return self.times * self.inputs[0].rows_in(shard)
 
-    def taken(self, shard: Shard, rows: Rows) -> tuple[Rows, Rows]:
-        return np.zeros(len(rows), np.int64), rows
-
-    def place(self, shard: Shard, source: int, number: int) -> int:
-        return number
-
     def describe(self) -> str:
-        return f"{self._of_inputs()}, {self.times} times"
+        return f"{self._describe_inputs()}, {self.times} times"
 
 
 @dataclasses.dataclass(frozen=True)
-class Beginning(Arrangement):
+class TakeOrder(Arrangement):
     """The first records of one input's epoch, over all shards together."""
 
     most: int
@@ -318,27 +294,21 @@ class Beginning(Arrangement):
     def rows_in(self, shard: Shard) -> int:
         return min(self.inputs[0].rows_in(shard), len(range(shard[0], self.most, shard[1])))
 
-    def taken(self, shard: Shard, rows: Rows) -> tuple[Rows, Rows]:
-        return np.zeros(len(rows), np.int64), rows
-
-    def place(self, shard: Shard, source: int, number: int) -> int:
-        return number
-
     def describe(self) -> str:
-        return f"the first {self.most} of {self._of_inputs()}"
+        return f"the first {self.most} of {self._describe_inputs()}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Pairing(Arrangement):
-    """Inputs row beside row, as long as all of them have one; numbered as those of the first."""
+    """Inputs side by side, up to the end of the shortest; the record ids are the first input's."""
 
     @property
-    def total(self) -> int:
+    def total(self) -> int:  # type: ignore[override]
         return self.inputs[0].total
 
     @property
-    def numbers(self) -> int:
-        return self.inputs[0].numbers
+    def record_id_bound(self) -> int:  # type: ignore[override]
+        return self.inputs[0].record_id_bound
 
     def rows_in(self, shard: Shard) -> int:
         return min(order.rows_in(shard) for order in self.inputs)
@@ -351,93 +321,89 @@ class Pairing(Arrangement):
         return self.inputs[0].records(shard, epoch, rows)
 
     def row_of(self, count: int, epoch: int, record: int) -> tuple[int, int] | None:
-        found = self.inputs[0].row_of(count, epoch, record)
-        return found if found and found[1] < self.rows_in((found[0], count)) else None
+        inner = self.inputs[0].row_of(count, epoch, record)
+        return inner if inner and inner[1] < self.rows_in((inner[0], count)) else None
 
     def describe(self) -> str:
-        return f"zip({self._of_inputs()})"
+        return f"zip({self._describe_inputs()})"
 
 
 class Span(NamedTuple):
-    """Rows of a shard that are still to come."""
+    """Rows of a shard that were not delivered."""
 
     shard: int
     start: int
     stop: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Continuation(Order):
-    """What other shards left of an epoch, divided anew.
+class PendingShards(NamedTuple):
+    """The rest of an epoch that several shards began: what each has not delivered."""
 
-    Attributes:
-      order: of the whole epoch.
-      count: of the shards that began it.
-      spans: of them, what is left, one behind the other.
-    """
+    shards: int
+    spans: tuple[Span, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ReshardedOrder(Order):
+    """The rest of an epoch that other shards began, divided among the shards of now."""
 
     order: Order
-    count: int
-    spans: tuple[Span, ...]
+    pending: PendingShards
 
     @functools.cached_property
     def _starts(self) -> Rows:
-        return np.cumsum([0, *(span.stop - span.start for span in self.spans)], dtype=np.int64)
+        lengths = [span.stop - span.start for span in self.pending.spans]
+        return np.cumsum([0, *lengths], dtype=np.int64)
 
-    def first_row(self, shard: Shard) -> int:
-        """Where a shard's rows begin among all that are left: they follow each other there, so
-        that they come from few of the old shards."""
+    def _first_row(self, shard: Shard) -> int:
+        """Return where a shard's rows begin among all pending ones. The rows of a shard are
+        contiguous there, so that they come from few of the old shards."""
         index, count = shard
         each, more = divmod(int(self._starts[-1]), count)
         return index * each + min(index, more)
 
     @property
-    def total(self) -> int:
+    def total(self) -> int:  # type: ignore[override]
         return self.order.total
 
     @property
-    def numbers(self) -> int:
-        return self.order.numbers
+    def record_id_bound(self) -> int:  # type: ignore[override]
+        return self.order.record_id_bound
 
     def rows_in(self, shard: Shard) -> int:
-        return self.first_row((shard[0] + 1, shard[1])) - self.first_row(shard)
+        return self._first_row((shard[0] + 1, shard[1])) - self._first_row(shard)
 
-    def left(self, shard: Shard, delivered: int) -> Iterator[Span]:
-        """Of a shard, behind so many of its rows."""
-        begin, end = self.first_row(shard) + delivered, self.first_row((shard[0] + 1, shard[1]))
-        for first, span in zip(self._starts.tolist(), self.spans, strict=False):
+    def remaining_spans(self, shard: Shard, delivered: int) -> Iterator[Span]:
+        """Yield the spans of a shard after its first `delivered` rows."""
+        begin = self._first_row(shard) + delivered
+        end = self._first_row((shard[0] + 1, shard[1]))
+        for first, span in zip(self._starts.tolist(), self.pending.spans, strict=False):
             start, stop = max(begin - first, 0), min(end - first, span.stop - span.start)
             if start < stop:
                 yield Span(span.shard, span.start + start, span.start + stop)
 
-    def _old(self, shard: Shard, rows: Rows) -> Iterator[tuple[Shard, Rows, Rows]]:
-        """(old shard, its rows, their places)."""
-        left = np.minimum(rows + self.first_row(shard), self._starts[-1] - 1)
-        which = np.searchsorted(self._starts, left, side="right") - 1
+    def _old_rows(self, shard: Shard, rows: Rows) -> Iterator[tuple[Shard, Rows, Rows]]:
+        """Yield (old shard, its rows, their positions)."""
+        pending = np.minimum(rows + self._first_row(shard), self._starts[-1] - 1)
+        which = np.searchsorted(self._starts, pending, side="right") - 1
         for number in np.unique(which).tolist():
-            places = np.flatnonzero(which == number)
-            span = self.spans[number]
-            found = left[places] - self._starts[number] + span.start
-            yield (span.shard, self.count), found, places
+            positions = np.flatnonzero(which == number)
+            span = self.pending.spans[number]
+            old = pending[positions] - self._starts[number] + span.start
+            yield (span.shard, self.pending.shards), old, positions
 
     def parts(self, shard: Shard, epoch: int, rows: Rows) -> Iterator[Part]:
-        """The inputs' rows that these rows are, where the order is an arrangement."""
+        """Yield the rows of the inputs of an `Arrangement`."""
         assert isinstance(self.order, Arrangement)
-        for old, found, places in self._old(shard, rows):
-            for part in self.order.parts(old, epoch, found):
-                yield part._replace(places=places[part.places])
+        for old_shard, old, positions in self._old_rows(shard, rows):
+            for part in self.order.parts(old_shard, epoch, old):
+                yield part._replace(positions=positions[part.positions])
 
     def records(self, shard: Shard, epoch: int, rows: Rows) -> Rows:
         records = np.empty(len(rows), np.int64)
-        for old, found, places in self._old(shard, rows):
-            records[places] = self.order.records(old, epoch, found)
+        for old_shard, old, positions in self._old_rows(shard, rows):
+            records[positions] = self.order.records(old_shard, epoch, old)
         return records
-
-    def row_of(self, count: int, epoch: int, record: int) -> tuple[int, int] | None:
-        raise NotImplementedError  # records are looked up in whole epochs
-
-    def with_seed(self, seed: int) -> Order:
-        raise NotImplementedError  # it belongs to one iteration
 
     def describe(self) -> str:
         return self.order.describe()

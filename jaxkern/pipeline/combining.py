@@ -1,10 +1,10 @@
-"""Pipelines and sources put together: mixed, one behind the other, side by side, repeated, cut."""
+"""Pipelines put together: `mix`, `concat` and `zip`, and `Repeat` and `Take` of one."""
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -12,27 +12,38 @@ from jaxkern.core.arguments import check_integer
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.arrangement import (
     Arrangement,
-    Beginning,
-    Continuation,
     Order,
     Pairing,
     Part,
     Repetition,
+    ReshardedOrder,
+    TakeOrder,
 )
-from jaxkern.pipeline.graph import Batches, Block, PipelineNode, Remainder, Stream, Vertex
+from jaxkern.pipeline.graph import (
+    BatchLayout,
+    Block,
+    PipelineNode,
+    Remainder,
+    Vertex,
+    is_sequential,
+)
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential.limits import SequentialRepeat, SequentialTake
-from jaxkern.pipeline.sequential.node import follows_sequential
+from jaxkern.pipeline.sequential import SequentialRepeat, SequentialTake
 from jaxkern.pipeline.sources.combined import FieldChecker, JoinedSource, ZippedSource, merge_fields
 from jaxkern.pipeline.sources.source import BatchSource
 
-#: from the inputs' orders and a seed to that of them all
+if TYPE_CHECKING:
+    from jaxkern.pipeline.epoch import Epoch
+
+#: maps the orders of inputs and a seed to the order of all
 Arrange = Callable[[tuple[Order, ...], int], Arrangement]
+#: (batch of an input, its rows, their positions)
+_Piece = tuple[Data, slice | np.ndarray, np.ndarray]
 
 
 class Settings(NamedTuple):
-    """What inputs must agree in."""
+    """The options in which all inputs must agree."""
 
     batch_size: int
     remainder: Remainder
@@ -40,11 +51,11 @@ class Settings(NamedTuple):
 
     @classmethod
     def of(cls, vertex: Vertex) -> Settings:
-        """Those behind a vertex."""
+        """Return the options of a vertex."""
         ordered = vertex.ordered()
         sizes = [v.node.batch_size for v in ordered if hasattr(v.node, "batch_size")]
-        (first, *_) = (v.node for v in ordered if isinstance(v.node, SourceNode))
-        return cls(sizes[-1], first.remainder, first.given_shard)
+        first = next(v.node for v in ordered if isinstance(v.node, SourceNode))
+        return cls(sizes[-1], first.remainder, first.explicit_shard)
 
 
 class Combined(PipelineNode):
@@ -52,11 +63,14 @@ class Combined(PipelineNode):
 
     Args:
       name: of the node.
-      arrange: what the order is.
+      arrange: makes the order.
       settings: of the inputs.
-      seed: of the order, and of what is drawn behind.
+      seed: of the order, and of random draws after the node.
       names: of a field for each input of a `Pairing` that holds its fields.
     """
+
+    has_order = True
+    fills_slots = True
 
     def __init__(
         self,
@@ -71,89 +85,78 @@ class Combined(PipelineNode):
         self.batch_size, self.remainder = settings.batch_size, settings.remainder
         self._arrange, self._names = arrange, names
         self._fields = FieldChecker(name)
-        self._described = name
+        self._description = name
 
     def describe(self) -> str:
-        return self._described
+        return self._description
 
-    def stream(self, inputs: Sequence[Stream]) -> Stream:
-        return self.stream_with(inputs, self.remainder)
+    def layout(
+        self, inputs: Sequence[BatchLayout], remainder: Remainder | None = None
+    ) -> BatchLayout:
+        order = self._arrange(tuple(layout.order for layout in inputs), self.seed)
+        self._description = order.describe()
+        shuffle = any(layout.shuffle for layout in inputs)
+        options = self.batch_size, remainder or self.remainder, self.seed, shuffle
+        return BatchLayout.over(order, *options, inputs[0].shard)
 
-    def stream_with(self, inputs: Sequence[Stream], remainder: Remainder) -> Stream:
-        """The stream where the rows that fill no batch become something else."""
-        order = self._arrange(tuple(stream.order for stream in inputs), self.seed)
-        self._described = order.describe()
-        first = inputs[0]
-        shuffle = any(stream.shuffle for stream in inputs)
-        return Stream.over(order, self.batch_size, remainder, self.seed, shuffle, first.shard)
-
-    def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
-        return self.read(epoch, vertex, batch, None)
-
-    def read(self, epoch: Batches, vertex: Vertex, batch: int, out: Data | None) -> Block:
-        """One batch, written to `out` where it fits."""
-        stream = epoch.stream_of(vertex)
-        wanted = stream.rows_of(batch)
-        shard, rows = stream.read_rows(wanted)
-        order: Any = stream.order
-        pieces: list[list[tuple[Data, slice | np.ndarray, np.ndarray]]] = [
-            [] for _ in vertex.inputs
-        ]
-        # Threads begin with different inputs: all of the next batches need the same ones.
+    def block(self, epoch: Epoch, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
+        layout = epoch.layout(vertex)
+        requested = layout.rows_of(batch)
+        shard, rows = layout.read_rows(requested)
+        order: Any = layout.order
+        pieces: list[list[_Piece]] = [[] for _ in vertex.inputs]
+        # Threads begin with different inputs, because consecutive batches need the same blocks.
         count = len(vertex.inputs)
         parts = order.parts(shard, epoch.number, rows)
         for part in sorted(parts, key=lambda part: (part.source - batch) % count):
             pieces[part.source] += _read(epoch, vertex.inputs[part.source], part)
-        padded = stream.remainder == "pad"
-        fields = (
-            None if out is None else {k: v for k, v in out.items() if k != "mask" or not padded}
-        )
+        padded = layout.remainder == "pad"
+        if out is not None and padded:
+            out = {name: array for name, array in out.items() if name != "mask"}
         data: Data
-        if isinstance(order.order if isinstance(order, Continuation) else order, Pairing):
+        if isinstance(order.order if isinstance(order, ReshardedOrder) else order, Pairing):
             batches = [row.scattered(parts, len(rows)) for parts in pieces]
             data = merge_fields(batches, self._names)
         else:
             self._fields.check(
                 *((source, part[0]) for source, parts in enumerate(pieces) for part in parts)
             )
-            data = row.scattered([part for parts in pieces for part in parts], len(rows), fields)
+            data = row.scattered([part for parts in pieces for part in parts], len(rows), out)
         if padded:
-            data["mask"] = stream.mask_of(wanted)
-        return Block(data, epoch.records(stream, wanted))
+            data = {**data, "mask": layout.mask_of(requested)}
+        return Block(data, epoch.records(layout, requested))
 
 
-def _read(
-    epoch: Batches, before: Vertex, part: Part
-) -> list[tuple[Data, slice | np.ndarray, np.ndarray]]:
-    """(batch of the input, its rows, their places) of a part."""
-    inner = epoch.at(before, part.shard, part.epoch)
-    stream = inner.stream_of(before)
-    size, (first, last) = stream.batch_size, part.rows[[0, -1]].tolist()
-    found: list[tuple[Data, slice | np.ndarray, np.ndarray]] = []
+def _read(epoch: Epoch, upstream: Vertex, part: Part) -> list[_Piece]:
+    inner = epoch.at(upstream, part.shard, part.epoch)
+    layout = inner.layout(upstream)
+    size, (first, last) = layout.batch_size, part.rows[[0, -1]].tolist()
+    pieces: list[_Piece] = []
     for number in range(first // size, last // size + 1):
         begin, end = np.searchsorted(part.rows, [number * size, (number + 1) * size]).tolist()
         if begin == end:
             continue
         rows = part.rows[begin:end] - number * size
-        distinct = 1 + int(np.count_nonzero(np.diff(rows)))  # padding repeats the last
-        with inner.together():
-            data = row.on_host(inner.shared_block(before, number, distinct).data)
-        if stream.remainder == "pad":
+        distinct = 1 + int(np.count_nonzero(np.diff(rows)))  # padding repeats the last row
+        with inner.memoize_blocks():
+            data = row.on_host(inner.shared_block(upstream, number, distinct).data)
+        if layout.remainder == "pad":
             data = {name: value for name, value in data.items() if name != "mask"}
         start, stop = int(rows[0]), int(rows[-1]) + 1
-        together = stop - start == len(rows) == distinct
-        found.append((data, slice(start, stop) if together else rows, part.places[begin:end]))
-    return found
+        contiguous = stop - start == len(rows) == distinct
+        selected = slice(start, stop) if contiguous else rows
+        pieces.append((data, selected, part.positions[begin:end]))
+    return pieces
 
 
 def check_random_access(name: str, vertices: Sequence[Vertex]) -> None:
-    """Raises where rows of an input cannot be read at any place."""
+    """Raise if the rows of an input cannot be read in any order."""
     for vertex in vertices:
-        if follows_sequential(vertex):
+        if is_sequential(vertex):
             raise ValueError(
-                f"{name} reads rows of its inputs at any place, and how many rows come out of "
-                f"{vertex.node.name!r} is known at the end of an epoch only; put such nodes behind "
-                f"{name}, and let one stream give the records of several"
+                f"{name} reads the rows of its inputs in any order, and the number of rows of "
+                f"{vertex.node.name!r} is known at the end of an epoch only; put such nodes after "
+                f"{name}, and let one stream return the records of several"
             )
 
 
@@ -165,31 +168,35 @@ def combined(
     seed: int,
     names: Sequence[str] | None = None,
 ) -> Vertex:
-    """The vertex that arranges others: where these are sources, a source as well."""
-    nodes = [vertex.node for vertex in vertices]
-    sources = [node for node in nodes if isinstance(node, SourceNode)]
-    node: PipelineNode = Combined(name, arrange, settings, seed, names)
-    if len(sources) < len(nodes):
-        return Vertex(node, tuple(vertices))
-    order = arrange(tuple(source.order for source in sources), seed)
+    """Return the vertex that arranges others: a source if all of them are sources."""
+    sources = [vertex.node for vertex in vertices if isinstance(vertex.node, SourceNode)]
+    general = Vertex(Combined(name, arrange, settings, seed, names), tuple(vertices))
+    if len(sources) < len(vertices):
+        return general
+    order: Order = arrange(tuple(source.order for source in sources), seed)
     source: BatchSource
     if isinstance(order, Pairing):
         if any(each.order != sources[0].order for each in sources):
-            return Vertex(node, tuple(vertices))
-        order, source = sources[0].order, ZippedSource([s.source for s in sources], names)  # type: ignore[assignment]
+            return general
+        order = sources[0].order
+        source = ZippedSource([each.source for each in sources], names)
     else:
-        numbers = [each.order.numbers for each in sources]
-        source = JoinedSource([each.source for each in sources], numbers, name)
-    made = copy.copy(sources[0])
-    made.__dict__.pop("shard", None)
-    made.source, made.arranged, made.seed = source, order, seed
-    made.batch_size = settings.batch_size
-    made.shuffle = any(each.shuffle for each in sources)
-    return Vertex(made)
+        bounds = [each.order.record_id_bound for each in sources]
+        source = JoinedSource([each.source for each in sources], bounds, name)
+    return Vertex(
+        dataclasses.replace(
+            sources[0],
+            source=source,
+            arranged=order,
+            seed=seed,
+            batch_size=settings.batch_size,
+            shuffle=any(each.shuffle for each in sources),
+        )
+    )
 
 
 class Repeat(PipelineNode):
-    """So many epochs of what stands before as one: each has its own order and draws.
+    """Makes several epochs of the pipeline before it one: each has its own order and draws.
 
     >>> import jaxkern as jk
     >>> pipe = jk.from_source({"x": [0, 1, 2]}, batch_size=2) >> jk.pipeline.Repeat(2)
@@ -202,20 +209,17 @@ class Repeat(PipelineNode):
     def __init__(self, times: int) -> None:
         self.times = check_integer("times", times, 1)
 
-    def describe(self) -> str:
-        return f"Repeat({self.times})"
-
-    def arranged_behind(self, vertex: Vertex) -> Vertex:
-        """The vertex that does this behind another."""
-        if follows_sequential(vertex):
+    def after(self, vertex: Vertex) -> Vertex:
+        """Return the vertex that repeats another."""
+        if is_sequential(vertex):
             return Vertex(SequentialRepeat(self.times), (vertex,))
-        return _of_one(self, vertex, lambda orders, seed: Repetition(orders, self.times))
+        return _after_one(self.name, vertex, lambda orders, seed: Repetition(orders, self.times))
 
 
 class Take(PipelineNode):
-    """The first records of each epoch's order, over all shards together.
+    """Keeps the first records of each epoch's order, over all shards together.
 
-    With a shuffle they are others in every epoch; `Subset` keeps some for good.
+    If the source is shuffled these differ in every epoch; `Subset` selects records permanently.
 
     >>> import jaxkern as jk
     >>> pipe = jk.from_source({"x": list(range(100))}, batch_size=2) >> jk.pipeline.Take(3)
@@ -228,16 +232,13 @@ class Take(PipelineNode):
     def __init__(self, records: int) -> None:
         self.records = check_integer("records", records, 1)
 
-    def describe(self) -> str:
-        return f"Take({self.records})"
-
-    def arranged_behind(self, vertex: Vertex) -> Vertex:
-        """The vertex that does this behind another."""
-        if follows_sequential(vertex):
+    def after(self, vertex: Vertex) -> Vertex:
+        """Return the vertex that takes the first records of another."""
+        if is_sequential(vertex):
             return Vertex(SequentialTake(self.records), (vertex,))
-        return _of_one(self, vertex, lambda orders, seed: Beginning(orders, self.records))
+        return _after_one(self.name, vertex, lambda orders, seed: TakeOrder(orders, self.records))
 
 
-def _of_one(node: PipelineNode, vertex: Vertex, arrange: Arrange) -> Vertex:
+def _after_one(name: str, vertex: Vertex, arrange: Arrange) -> Vertex:
     seed = next((v.node.seed for v in vertex.ordered() if isinstance(v.node, SourceNode)), 0)
-    return combined(node.name, [vertex], arrange, Settings.of(vertex), seed)
+    return combined(name, [vertex], arrange, Settings.of(vertex), seed)

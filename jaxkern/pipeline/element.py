@@ -1,4 +1,4 @@
-"""Element operators: a function of one record, which the pipeline maps over the batch."""
+"""Element operators: functions of one record, which a pipeline maps over the batch."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Element:
         return self.data[field]
 
     def update_data(self, fields: Mapping[str, Any]) -> Element:
-        """The element with these fields added or replaced."""
+        """Return the element with these fields added or replaced."""
         return Element({**self.data, **fields})
 
 
 @dataclasses.dataclass(frozen=True)
 class ElementOperatorConfig:
-    """What an `ElementOperator` needs.
+    """Options of an `ElementOperator`.
 
     Attributes:
-      stochastic: whether `apply` gets a key: a function of the record, the seed and the epoch.
-      stream_name: names the random stream; operators with different names draw independently.
-        Operators of one name draw independently too, in the order in which they stand.
+      stochastic: True if `apply` gets a key: a function of the record, the seed and the epoch.
+      stream_name: names the random stream. Operators with different names draw independently;
+        operators of one name do too, in the order of the pipeline.
     """
 
     stochastic: bool = False
@@ -45,17 +45,17 @@ class ElementOperatorConfig:
     def __post_init__(self) -> None:
         if self.stream_name is not None and not self.stochastic:
             raise ValueError(
-                f"stream_name={self.stream_name!r} of an operator that is not stochastic; wanted "
+                f"stream_name is {self.stream_name!r} for an operator that is not stochastic; use "
                 "stochastic=True, or no stream_name"
             )
 
 
 class ElementOperator:
-    """A function of one record, in JAX: override `apply`, or give it as `fn`.
+    """A function of one record, in JAX: override `apply`, or pass it as `fn`.
 
     Args:
       config: see `ElementOperatorConfig`.
-      fn: ``fn(element, key) -> element``, in place of an overridden `apply`; key is None where the
+      fn: ``fn(element, key) -> element``, instead of an overridden `apply`; key is None if the
         operator is not stochastic.
 
     >>> import jaxkern as jk
@@ -76,28 +76,28 @@ class ElementOperator:
         self.fn = fn
 
     def apply(self, element: Element, key: jax.Array | None = None) -> Element:
-        """The record after the operator; traced, once for all records."""
+        """Return the record after the operator; traced, once for all records."""
         if self.fn is None:
             raise NotImplementedError(
                 f"{type(self).__name__} has no apply: override apply(self, element, key=None), or "
-                "give ElementOperator(config, fn=...)"
+                "use ElementOperator(config, fn=...)"
             )
         return self.fn(element, key)
 
     def apply_batch(self, batch: dict[str, Any], keys: jax.Array | None = None) -> dict[str, Any]:
-        """The batch after the operator: `apply` mapped over the leading axis of every field.
+        """Return the batch after the operator: `apply` mapped over the leading axis of each field.
 
-        Override it where a whole batch is worked on at once; what it gives a record must then
-        depend on that record and its key only.
+        Override it to process a whole batch at once; the result for a record must then depend on
+        that record and its key only.
         """
 
-        same: list[str] = []  # a merge must see that a field is the same one in two branches
+        same: list[str] = []  # a merge compares fields of two branches by identity
 
         def one(data: dict[str, Any], key: Any) -> dict[str, Any]:
             result = self.apply(Element(data), key)
             if not isinstance(result, Element):
                 raise TypeError(
-                    f"{type(self).__name__}.apply returned a {type(result).__name__}; wanted an "
+                    f"{type(self).__name__}.apply returned a {type(result).__name__}; expected an "
                     "Element: element.update_data({...})"
                 )
             same[:] = [name for name in data if result.data.get(name) is data[name]]

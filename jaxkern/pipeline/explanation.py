@@ -1,4 +1,4 @@
-"""What a pipeline does: where each node runs, and one record's way through it."""
+"""Explanations: where each node runs, and what each node does to one record."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ import jax
 import numpy as np
 
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.combining import Combined
-from jaxkern.pipeline.epoch import Epoch, PipelinePlan, Placement
-from jaxkern.pipeline.graph import Batches, Vertex
+from jaxkern.pipeline.epoch import Epoch
+from jaxkern.pipeline.graph import Vertex
 from jaxkern.pipeline.nodes import SourceNode
+from jaxkern.pipeline.plan import PipelinePlan, Placement
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential.node import SequentialNode
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A record behind one node.
+    """A record after one node.
 
     Attributes:
       name: of the node.
       node: its description.
       where: "host" for code in worker threads, "device" for JAX code on JAX's device.
-      batch, row: where the record is in the stream there.
-      fields: its fields: NumPy arrays without the batch's axis.
+      batch, row: where the record is in the batches there.
+      fields: its fields: NumPy arrays without the batch axis.
     """
 
     name: str
@@ -47,10 +46,10 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What `Pipeline.explain` found; its str is a readable account.
+    """What the nodes of a pipeline do to one record; its str is readable.
 
     Attributes:
-      record, epoch: as asked.
+      record, epoch: as requested.
       stages: one for each node, in order; the last one is what the pipeline yields.
     """
 
@@ -65,110 +64,103 @@ class Explanation:
 
 @dataclasses.dataclass(frozen=True)
 class Overview:
-    """Where the nodes of a pipeline run, and why; its str is a readable account.
+    """Where the nodes of a pipeline run; its str is readable.
 
     Attributes:
       nodes: (name, description, where) of each node, in order; where is "native threads", "worker
-        threads" ("in order" where its batches depend on those before), "host program" for JAX on
-        the CPU in worker threads, or "device program"; without workers "iterating thread" in the
-        place of the first two.
-      placement: where a Compose runs that was left open; None where none was.
-      seconds: of a batch, median, with each place; empty where nothing was left open.
-      remarks: of sources and of nodes that read in order, on how they read their records.
+        threads" ("worker threads, in order" if its batches depend on all earlier ones), "host
+        program" for JAX on the CPU in worker threads, or "device program"; without workers
+        "iterating thread" instead of the first two.
+      placement: where a Compose runs that was left open; None if there is none.
+      remarks: lines of sources and sequential nodes on how they read their records.
     """
 
     nodes: tuple[tuple[str, str, str], ...]
     placement: Placement | None
-    seconds: dict[Placement, float]
     remarks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         width = max(len(name) for name, _, _ in self.nodes)
         lines = [f"{name:{width}}  {where}: {text}" for name, text, where in self.nodes]
         if self.placement is not None:
-            times = ", ".join(f"{1e3 * s:.3g} ms on the {k}" for k, s in self.seconds.items())
-            measured = f"; a batch takes {times}" if times else ""
-            lines.append(f"augmentation runs on the {self.placement}{measured}")
-        lines += self.remarks
-        return "\n".join(lines)
+            lines.append(f"augmentation runs on the {self.placement}")
+        return "\n".join([*lines, *self.remarks])
 
 
-def overview(plan: PipelinePlan, seconds: dict[Placement, float], workers: int) -> Overview:
-    """Where each node of a plan runs with so many workers."""
+def overview(plan: PipelinePlan, workers: int) -> Overview:
+    """Return where each node of a plan runs with a number of workers."""
     native: set[Vertex] = set()
-    if workers and plan.native is not None:
-        native = {plan.native.source, *plan.frontier}
+    if plan.runs_natively(workers):
+        assert plan.native is not None
+        native = {plan.native.source, *plan.inputs}
     threads = "worker threads" if workers else "iterating thread"
     places = {"device": "device program", "host": "host program", None: threads}
     nodes = []
     remarks: list[str] = []
     for vertex in plan.vertices:
-        if isinstance(vertex.node, SourceNode):
-            remarks += vertex.node.source.remarks()
+        node: Any = vertex.node
+        if isinstance(node, SourceNode):
+            remarks += node.source.remarks()
         where = "native threads" if vertex in native else places[plan.compiled.get(vertex)]
-        if isinstance(vertex.node, SequentialNode):
+        if node.sequential:
             where = f"{threads}, in order"
-            remarks += vertex.node.remarks()
-        nodes.append((plan.names[vertex], vertex.node.describe(), where))
-    return Overview(tuple(nodes), plan.placement, seconds, tuple(remarks))
+            remarks += node.remarks()
+        nodes.append((plan.names[vertex], node.describe(), where))
+    return Overview(tuple(nodes), plan.placement, tuple(remarks))
 
 
 def explain(plan: PipelinePlan, record: int, epoch: int) -> Explanation:
-    """Replays the batches that hold a record, as an iteration would make them.
-
-    Up to the first node that reads in order: in which batch behind it a record comes, if any, only
-    those before tell.
-    """
-    vertices = [vertex for vertex in plan.vertices if plan.streams[vertex].known]
+    """Make the batches of a record as an iteration does, up to the first sequential node."""
+    vertices = [vertex for vertex in plan.vertices if plan.layouts[vertex].known]
     if not vertices:
         raise ValueError(
-            f"the records of {plan.vertices[0].node.describe()} come one after the other, and none "
-            "can be replayed alone; iterate"
+            f"the records of {plan.vertices[0].node.describe()} can only be read in order, and not "
+            "one of them alone; iterate"
         )
-    stream = plan.streams[vertices[-1]]
-    numbers = stream.order.numbers
-    if not 0 <= record < numbers:
-        raise ValueError(f"record {record} of {numbers}; wanted 0 to {numbers - 1}")
-    found = stream.order.row_of(stream.shard[1], epoch, record)
+    layout = plan.layouts[vertices[-1]]
+    bound = layout.order.record_id_bound
+    if not 0 <= record < bound:
+        raise ValueError(f"record {record} of {bound}; expected 0 to {bound - 1}")
+    found = layout.order.row_of(layout.shard[1], epoch, record)
     if found is None:
-        raise ValueError(f"record {record} is not among those of epoch {epoch}")
-    shard, place = found
-    if shard != stream.shard[0]:
+        raise ValueError(f"record {record} is not in epoch {epoch}")
+    shard, position = found
+    if shard != layout.shard[0]:
         raise ValueError(
             f"record {record} belongs to shard {shard} in epoch {epoch}, and this is shard "
-            f"{stream.shard[0]} of {stream.shard[1]}"
+            f"{layout.shard[0]} of {layout.shard[1]}"
         )
-    if place >= stream.rows:
+    if position >= layout.rows:
         raise ValueError(
-            f"record {record} is dropped in epoch {epoch}: it is row {place} of its shard, and the "
-            f"full batches hold {stream.rows}"
+            f"record {record} is dropped in epoch {epoch}: it is row {position} of its shard, and "
+            f"the full batches hold {layout.rows}"
         )
-    return Explanation(record, epoch, tuple(_stages(Epoch(plan, epoch), vertices[-1], place, plan)))
+    stages = _stages(Epoch(plan, epoch), vertices[-1], position)
+    return Explanation(record, epoch, tuple(stages))
 
 
-def _stages(run: Batches, output: Vertex, place: int, plan: PipelinePlan) -> Iterator[Stage]:
-    """A row's, behind every node up to a vertex."""
+def _stages(epoch: Epoch, output: Vertex, position: int) -> Iterator[Stage]:
+    """Yield a row after every node up to a vertex."""
+    plan = epoch.plan
     vertices: list[Vertex] = []
     for vertex in output.ordered():
-        if isinstance(vertex.node, Combined):
-            # What it takes the row from has batches of its own.
-            before = {v for given in vertex.inputs for v in given.ordered()}
-            vertices = [v for v in vertices if v not in before]
-            stream = run.stream_of(vertex)
-            order: Any = stream.order
-            for part in order.parts(stream.shard, run.number, np.array([place])):
-                given = vertex.inputs[part.source]
-                inner = run.at(given, part.shard, part.epoch)
-                yield from _stages(inner, given, int(part.rows[0]), plan)
+        if vertex.node.has_order and vertex.inputs:  # its inputs have batches of their own
+            upstream = {v for before in vertex.inputs for v in before.ordered()}
+            vertices = [v for v in vertices if v not in upstream]
+            layout = epoch.layout(vertex)
+            order: Any = layout.order
+            for part in order.parts(layout.shard, epoch.number, np.array([position])):
+                before = vertex.inputs[part.source]
+                inner = epoch.at(before, part.shard, part.epoch)
+                yield from _stages(inner, before, int(part.rows[0]))
         vertices.append(vertex)
-    with run.together():
+    with epoch.memoize_blocks():
         for vertex in vertices:
-            batch, at = divmod(place, run.stream_of(vertex).batch_size)
-            found: Any = row.row_of(row.on_host(run.block(vertex, batch).data), at)
-            fields = jax.tree.map(np.array, found)  # the nodes behind may work in place
+            batch, index = divmod(position, epoch.layout(vertex).batch_size)
+            record = row.row_of(row.on_host(epoch.block(vertex, batch).data), index)
+            fields = jax.tree.map(np.array, record)  # later nodes may change arrays in place
             where = "device" if plan.compiled.get(vertex) == "device" else "host"
-            node = vertex.node.describe()
-            yield Stage(plan.names[vertex], node, where, batch, at, fields)
+            yield Stage(plan.names[vertex], vertex.node.describe(), where, batch, index, fields)
 
 
 def _values(value: Any) -> str:

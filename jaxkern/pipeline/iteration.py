@@ -6,6 +6,7 @@ import dataclasses
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,14 +15,14 @@ import numpy as np
 
 from jaxkern.core import compat
 from jaxkern.core.failures import is_interrupt
-from jaxkern.pipeline.epoch import Epoch, PipelinePlan, Placement
-from jaxkern.pipeline.native import NativeBatches, native_batches
-from jaxkern.pipeline.program import BatchUnit, NodeProgram
+from jaxkern.pipeline.engine import Engine, Item
+from jaxkern.pipeline.epoch import Epoch, WorkItems
+from jaxkern.pipeline.native import NativeEngine
+from jaxkern.pipeline.plan import PipelinePlan
+from jaxkern.pipeline.program import WorkItem
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential.node import SequentialNode
 from jaxkern.pipeline.state import make_state, read_state, read_states
 from jaxkern.pipeline.tuning import Auto, PipelineStats, Tuning
-from jaxkern.pipeline.workers import Workers, holds_ragged
 from jaxkern.ring import RingClosed, SlotMemory
 from jaxkern.ring.errors import RingTimeout
 from jaxkern.tokens import PackingStats
@@ -29,19 +30,29 @@ from jaxkern.tokens import PackingStats
 
 @dataclasses.dataclass(frozen=True)
 class IterationOptions:
-    """Of `from_source`, which says what each of them is."""
+    """Options of `from_source`."""
 
     num_workers: int | Auto
     prefetch_size: int | Auto
     sharding: jax.sharding.NamedSharding | None
 
 
-class PipelineIterator(Iterator[Data]):
-    """The batches of an epoch; what ``iter(pipeline)`` returns.
+class _Outcome:
+    """A batch or the error in its place, the position after it, and its unreadable records."""
 
-    A batch that fails raises in its place; the next call goes on behind it. Several threads may
-    iterate together: each batch goes to one of them. An interrupt by Ctrl-C closes the iterator;
-    a new one with the old one's `get_state` resumes after the last batch that was delivered.
+    def __init__(self, item: Item) -> None:
+        self.batch: Data | None = None
+        self.error = item.error
+        self.position = item.after
+        self.bad = 0 if item.value is None else item.value.bad
+
+
+class PipelineIterator(Iterator[Data]):
+    """The batches of an epoch; returned by ``iter(pipeline)``.
+
+    A batch that fails raises in its place; the next call continues after it. Several threads may
+    iterate together: each batch goes to one of them. An interrupt by Ctrl-C closes the iterator; a
+    new one with the old one's `get_state` resumes after the last batch that was delivered.
     """
 
     def __init__(
@@ -49,22 +60,17 @@ class PipelineIterator(Iterator[Data]):
         plan: PipelinePlan,
         epoch: int,
         options: IterationOptions,
-        resumed: Callable[[int], None],
-        replan: Callable[[Placement], PipelinePlan],
+        on_resume: Callable[[int], None],
         tuning: Tuning,
         memory: SlotMemory,
     ) -> None:
-        self._plan = plan
-        self._epoch = epoch
-        self._options = options
-        self._resumed = resumed
-        self._replan = replan
-        self._tuning = tuning
-        self._memory = memory
+        self._plan, self._epoch, self._options = plan, epoch, options
+        self._on_resume, self._tuning, self._memory = on_resume, tuning, memory
         self._process = os.getpid()
-        self._delivered = self._next = 0
         self._lock = threading.RLock()
-        self._start(0)
+        #: the number of batches, if known
+        self._batches: int | None = None
+        self._start(0, None)
 
     @property
     def epoch(self) -> int:
@@ -79,266 +85,287 @@ class PipelineIterator(Iterator[Data]):
         with self._lock:
             try:
                 outcome = self._take()
-            except KeyboardInterrupt:
-                self.close()
+            except BaseException as error:
+                if is_interrupt(error):
+                    self.close()
                 raise
+            if outcome is None:
+                raise StopIteration
             self._next += 1
-            if not isinstance(outcome, BaseException):
-                self._delivered = self._next
-        if isinstance(outcome, BaseException):
+            if outcome.error is None:  # a state advances to what was delivered
+                self._delivered, self._position = self._next, outcome.position
+                self._bad += outcome.bad
+        if outcome.error is not None:
             try:
-                raise outcome
+                raise outcome.error
             finally:
                 del outcome  # its traceback holds this frame
-        return outcome
-
-    def _take(self) -> Data | BaseException:
-        index = self._next
-        if index < self._run.batches and self._closed:
-            raise RingClosed(
-                "the iteration was closed; resume with a new iterator and the get_state() of this "
-                "one"
-            )
-        while self._made <= index and index < self._run.batches:
-            self._make(None)
-        if index >= self._run.batches:
-            self.close()
-            raise StopIteration
-        # The program of the next batch runs while the consumer works on this one.
-        if self._tail is not None and self._workers is not None and self._made == index + 1:
-            self._make(0.0)
-        return self._outcomes.pop(index)
+        assert outcome.batch is not None
+        return outcome.batch
 
     def get_state(self) -> dict[str, Any]:
-        """Where the iteration is, as a small JSON-able dict: behind the last batch delivered."""
-        run, batch = self._run, self._delivered
-        finished = batch >= run.batches
-        return make_state(self._plan, self._epoch, batch, finished, run.place(batch))
+        """Return where the iteration is after the last delivered batch: a small JSON-able dict."""
+        finished = self._batches is not None and self._delivered >= self._batches
+        return make_state(self._plan, self._epoch, self._delivered, finished, self._position)
 
     def set_state(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
-        """Continues where `get_state` was called, perhaps in another process.
+        """Continue where `get_state` was called, perhaps in another process.
 
         The number of workers may differ; at the end of an epoch the number of shards may too.
 
-        Within an epoch another number of shards goes on with the states of all shards in a list:
-        each of the new ones is given it, and gets its part of the records that none of them has
-        delivered, every one once; their batch size may be another. It may be saved again, and go on
-        with another number of shards again.
+        Within an epoch another number of shards resumes with the states of all shards in a list:
+        each of the new shards gets the list, and its part of the records that no shard has
+        delivered, each once; their batch size may differ. That can be repeated.
 
-        Raises: ValueError for what is no state, or one of another pipeline, naming the difference;
-        RuntimeError in a child of the process where the iteration began.
+        Raises: ValueError for a value that is not a state, or a state of another pipeline, with the
+        difference; RuntimeError in a child of the process where the iteration began.
         """
-        self._check_process()  # in a child, who held the lock is not there to release it
+        self._check_process()  # in a child, a thread that does not exist may hold the lock
         states = [state] if isinstance(state, dict) or not isinstance(state, Sequence) else state
-        whole = self._plan if self._plan.remains is None else self._plan.continued(None)
-        found = read_states(whole, states) if states is state else read_state(whole, states[0])
-        self.close()  # first: who waits for a batch holds the lock
+        plan = self._plan if self._plan.pending is None else self._plan.with_pending(None)
+        start = read_states(plan, states) if states is state else read_state(plan, states[0])
+        if start.pending is not None:
+            plan = plan.with_pending(start.pending)
+        self.close()  # first, because a thread that waits for a batch holds the lock
         with self._lock:
             self.close()
-            placement = states[0].get("placement")
-            if placement and whole.placement and placement != whole.placement:
-                whole = self._replan(placement)  # the batches had that place's arithmetic
-            self._plan = whole if found.remains is None else whole.continued(found.remains)
-            self._epoch = found.epoch
-            self._start(found.batch, found.place)
-            if self._plan.cut is not None and found.finished:
-                self._run.batches = found.batch
-            self._resumed(found.epoch)
+            self._plan, self._epoch = plan, start.epoch
+            self._start(start.batch, start.position)
+            if start.finished:
+                self._batches = start.batch
+            self._on_resume(start.epoch)
 
     def stats(self) -> PipelineStats | None:
-        """Of the ring between the workers and the consumer; None before there is one."""
-        workers = self._workers
-        if workers is None:
+        """Return the statistics of the ring between workers and consumer; None before it exists."""
+        engine = self._engine
+        stats = None if engine is None else engine.stats()
+        if engine is None or stats is None:
             return None
-        return self._tuning.stats(workers.stats(), workers.ring.capacity)
+        return self._tuning.stats(stats, engine.capacity)
 
     @property
     def bad_records(self) -> int:
-        """How many records of the delivered batches could not be read, as `on_bad_record="mask"` of
-        the source says; since the iteration, or `set_state`, began. Batches from which a function
-        dropped the field "valid" do not tell."""
-        found = self._bad.copy()  # another thread may add to it
-        return sum(count for batch, count in found.items() if batch < self._delivered)
+        """The number of unreadable records in the delivered batches, with
+        ``on_bad_record="mask"``, since the iteration or `set_state` began. Batches from which a
+        function dropped the field "valid" do not count."""
+        return self._bad
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
-        """What nodes counted in this epoch, up to the last batch delivered and also before a
+        """Numbers of nodes in this epoch, up to the last batch delivered and also before a
         `set_state`, by the nodes' names: of a `Filter` how many records it "dropped"."""
-        place = self._run.place(self._delivered)
-        found: dict[str, dict[str, int]] = {}
-        vertex = self._plan.cut
+        position = self._position
+        counts: dict[str, dict[str, int]] = {}
+        vertex = self._plan.last_sequential
         while vertex is not None:
-            node = vertex.node
-            counted = None if place is None else place.get("counts")
-            if counted or (isinstance(node, SequentialNode) and node.drops):
-                found[self._plan.names[vertex]] = dict(counted or {"dropped": 0})
-            vertex = self._plan.streams[vertex.inputs[0]].cut if vertex.inputs else None
+            node: Any = vertex.node
+            numbers = None if position is None else position.get("counts")
+            if numbers or node.drops:
+                counts[self._plan.names[vertex]] = dict(numbers or {"dropped": 0})
+            upstream = vertex.inputs[0] if vertex.inputs else None
+            vertex = None if upstream is None else self._plan.layouts[upstream].last_sequential
             for _ in range(2):
-                place = None if place is None else place.get("at")
-                place = place if isinstance(place, dict) else None
-                if place is None or "turn" not in place:  # of a SequentialRepeat
+                position = None if position is None else position.get("at")
+                position = position if isinstance(position, dict) else None
+                if position is None or "turn" not in position:  # of a SequentialRepeat
                     break
-        return dict(reversed(found.items()))
+        return dict(reversed(counts.items()))
 
     @property
     def filtered(self) -> int:
-        """How many records the filters have dropped in this epoch, see `counts`."""
-        return sum(counted.get("dropped", 0) for counted in self.counts.values())
+        """The number of records that filters have dropped in this epoch, see `counts`."""
+        return sum(numbers.get("dropped", 0) for numbers in self.counts.values())
 
     @property
     def packing(self) -> PackingStats:
-        """How full the rows of a `Pack` were in this epoch, see `counts`."""
+        """Tokens and padding in the rows of a `Pack` in this epoch, see `counts`."""
         names = [field.name for field in dataclasses.fields(PackingStats)]
         packed = [c for c in self.counts.values() if {*names} <= c.keys()]
         return PackingStats(**{name: packed[-1][name] for name in names if packed})
 
     def close(self) -> None:
-        """Ends the worker threads; idempotent. It happens by itself when the iterator is gone."""
+        """End the worker threads; idempotent. A dropped iterator is closed automatically."""
         self._closed = True
-        self._end()
-
-    def _end(self) -> None:
-        for closing in (self._closing, self._ending):
-            if closing is not None:
-                closing()
+        for closing in list(self._finalizers):
+            closing()
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise RuntimeError(
                 "this iteration began before the process forked, and its batches are the parent's; "
-                "start the child by multiprocessing's 'spawn' or 'forkserver', and make the "
+                "start the child by multiprocessing's 'spawn' or 'forkserver', and create the "
                 "pipeline there"
             )
 
-    def _start(self, batch: int, place: dict[str, Any] | None = None) -> None:
-        self._delivered = batch  # where a state points: behind the last batch delivered
-        self._begin(batch, place)
-        self._tail: NodeProgram | None = self._plan.tail
-        self._workers: Workers | NativeBatches | None = None
-        self._closing: weakref.finalize[Any, Any] | None = None
-        self._made: int = batch  # the index behind the last outcome that is known
-        self._outcomes: dict[int, Data | BaseException] = {}  # known and not claimed
-        self._next = batch  # the index that is claimed next
+    def _start(self, batch: int, position: dict[str, Any] | None) -> None:
+        self._next: int = batch  # the next batch to return
+        self._delivered: int = batch  # batches before the state
+        self._made: int = batch  # the next batch to make
+        self._position = position
+        self._bad: int = 0
+        layout = self._plan.layout
+        self._batches = layout.batches if layout.known else None
+        self._ready: deque[_Outcome] = deque()
+        self._run = Epoch(self._plan, self._epoch, self._tuning.workers, self._tuning.ahead)
+        self._engine: Engine | NativeEngine | None = None
+        self._finalizers: list[weakref.finalize[Any, Any]] = []
+        self._items: WorkItems | None = None
+        if self._plan.last_sequential is not None:
+            self._items = WorkItems(self._run, batch, position)
+            self._finalizers.append(weakref.finalize(self, self._items.stop))
+        self._end_position: dict[str, Any] | None = None
         self._closed = False
-        self._bad: dict[int, int] = {}  # batch -> its records that could not be read
 
-    def _begin(self, batch: int, place: dict[str, Any] | None) -> None:
-        tuning = self._tuning
-        self._run = run = Epoch(self._plan, self._epoch, batch, place, tuning.workers, tuning.ahead)
-        self._ending = None if self._plan.cut is None else weakref.finalize(self, run.close)
+    def _take(self) -> _Outcome | None:
+        """Return the next batch; None at the end."""
+        if not self._ready:
+            self._make(None)
+        if not self._ready:
+            if self._end_position is not None:
+                self._position = self._end_position
+            self.close()
+            return None
+        outcome = self._ready.popleft()
+        # The program of the next batch runs while the consumer works on this one.
+        if self._engine is not None and self._tuning.workers and not self._ready:
+            if self._plan.final_program is not None:
+                self._make(0.0)
+        return outcome
 
     def _make(self, timeout: float | None) -> None:
-        """Makes the next outcome known; returns without it where it is not ready in time, and
-        where the epoch ends there."""
-        if self._made >= self._run.batches:
+        """Append the next outcome to `_ready` if it comes in time and the epoch has not ended."""
+        if self._batches is not None and self._made >= self._batches:
             return
+        if self._closed:
+            raise RingClosed(
+                "the iteration was closed; resume with a new iterator and get_state() of this one"
+            )
         if self._tuning.due:
             self._tune()
         try:
-            taken = self._unit(timeout)
+            item = self._next_item(timeout)
         except RingTimeout:
             return
-        if taken is None:
+        if item is None:
             return
-        _, error, unit = taken
-        outcome: Data | BaseException
-        try:
-            outcome = self._placed(unit) if error is None else error
-        except Exception as failed:
-            if is_interrupt(failed):
-                raise KeyboardInterrupt from failed
-            outcome = failed
-        if error is None and unit.bad:
-            self._bad[self._made] = unit.bad
-        self._outcomes[self._made] = outcome
         self._made += 1
+        outcome = _Outcome(item)
+        if item.error is None:
+            try:
+                outcome.batch = self._deliver(item.value)
+            except Exception as error:
+                if is_interrupt(error):
+                    raise
+                outcome.error = error
+        self._ready.append(outcome)
+
+    def _next_item(self, timeout: float | None) -> Item | None:
+        while True:
+            engine = self._engine or self._begin_engine()
+            item = engine.next(timeout)
+            if item is not None:
+                return item
+            if self._batches is not None and self._made < self._batches:
+                self._restart()  # no parameters could be drawn for the batch before
+                continue
+            self._batches = self._made
+            if self._items is not None:
+                self._end_position = self._items.position
+            return None
+
+    def _begin_engine(self) -> Engine | NativeEngine:
+        """Return the engine of the next batches: the one place that chooses a backend."""
+        tuning, plan, first = self._tuning, self._plan, self._plan.first
+        sharding, memory = self._options.sharding, self._memory
+        device = None if sharding is None else jax.local_devices(backend="cpu")[0]
+        native = plan.runs_natively(tuning.workers)
+        engine: Engine | NativeEngine
+        if not native and (tuning.workers == 0 or first is None):
+            # The shapes of the slots come from the first batch, which is made in this thread.
+            engine = Engine(self._items or WorkItems(self._run, self._made), 0, 1)
+            self._engine = engine if tuning.workers == 0 else None
+            return engine
+        tuning.restarted()
+        ahead = tuning.ahead if first is None else tuning.slots(first.nbytes)
+        if native:
+            engine = NativeEngine(
+                self._run, self._made, tuning.workers, ahead, device=device, memory=memory
+            )
+        else:
+            assert first is not None
+            _raise_malloc_trim_threshold(first.nbytes)
+            leaves = [] if first.ragged else first.joint.leaves
+            engine = Engine(
+                self._items or WorkItems(self._run, self._made),
+                tuning.workers,
+                ahead,
+                struct={"leaves": leaves, "records": first.records},
+                start=self._made,
+                device=device,
+                memory=memory,
+            )
+        self._finalizers.append(weakref.finalize(self, engine.close))
+        self._engine = engine
+        return engine
+
+    def _restart(self) -> None:
+        """Replace the engine by another one, from the next batch to make on."""
+        self._engine = None
+        for closing in self._finalizers:
+            closing()
+        self._finalizers.clear()
 
     def _tune(self) -> None:
-        """Measures, and changes the threads and the ring where that may be faster."""
-        workers = self._workers
-        if workers is None:
+        """Measure, and change the threads and the ring if that may be faster."""
+        engine = self._engine
+        stats = None if engine is None else engine.stats()
+        if engine is None or stats is None:
             return
-        in_order = self._plan.cut is not None
-        if not self._tuning.observe(workers.stats(), resizable=not in_order):
+        in_order = self._plan.last_sequential is not None
+        if not self._tuning.observe(stats, resizable=not in_order):
             return
-        if in_order:  # what its nodes have read would have to be read again
-            assert isinstance(workers, Workers)
-            workers.resize(self._tuning.workers)
-        else:  # any batch can be made anew
-            self._workers = None
-            self._end()
+        if in_order:  # a new engine would have to read again what the nodes have read
+            engine.resize(self._tuning.workers)
+        else:
+            self._restart()
 
-    def _unit(self, timeout: float | None) -> tuple[int, BaseException | None, Any] | None:
-        """The next unit, or the error in its place, as `Ring._outcome` returns them; None where the
-        epoch has ended."""
-        tuning = self._tuning
-        if tuning.workers == 0:
-            return self._made_here()
-        if self._workers is None:
-            first = self._plan.first
-            tuning.restarted()
-            arguments = (
-                self._run,
-                range(self._made, self._run.batches),
-                tuning.workers,
-                tuning.ahead if first is None else tuning.slots(first.nbytes),
-                None if self._options.sharding is None else jax.local_devices(backend="cpu")[0],
-                self._memory,
-            )
-            native = native_batches(*arguments)
-            # Otherwise the shapes of the ring's slots come from the first batch, made here.
-            if native is None and self._plan.first is None:
-                return self._made_here()
-            workers = native or Workers(*arguments)
-            self._closing = weakref.finalize(self, workers.close)
-            self._workers = workers
-        try:
-            return self._workers.outcome(timeout)
-        except StopIteration:
-            if self._plan.cut is not None:
-                return None
-            self._workers = None  # nothing was drawn behind the batch for which drawing failed
-            self._end()
-            return self._unit(timeout)
-
-    def _made_here(self) -> tuple[int, BaseException | None, Any] | None:
-        index = self._made
-        try:
-            if not self._run.pull(index):
-                return None
-            return index, None, self._run.unit(index)
-        except BaseException as error:
-            if is_interrupt(error):  # the batch is still to come
-                raise KeyboardInterrupt from error
-            return index, error, None
-
-    def _placed(self, unit: BatchUnit) -> Data:
-        # A NumPy array may be the user's own, which JAX must not take for its memory.
-        leaves = unit.made_private().joint.leaves
-        records = unit.records
-        if self._options.sharding is not None:
-            if holds_ragged(unit.joint):
+    def _deliver(self, item: WorkItem) -> Data:
+        # JAX must not use the memory of a NumPy array that may belong to the user.
+        joint, records = item.with_owned_buffers().joint, item.records
+        sharding, program = self._options.sharding, self._plan.final_program
+        if sharding is not None:
+            if item.ragged:
                 raise ValueError(
-                    "images of different sizes cannot be spread over a mesh; bring them to one "
+                    "images of different sizes cannot be sharded over a mesh; bring them to one "
                     'size before, on the host: OperatorNode(aug, on="host")'
                 )
-            leaves = [_spread(leaf, self._options.sharding) for leaf in leaves]
-            records = _spread(records, self._options.sharding, axes=1)  # their halves stay together
+            joint = joint._replace(leaves=[_shard(leaf, sharding) for leaf in joint.leaves])
+            records = _shard(records, sharding, axes=1)  # the halves of an id are not divided
         else:
-            leaves = [_loose(leaf) for leaf in leaves]
-        joint = unit.joint._replace(leaves=leaves)
-        if self._tail is None:
+            joint = joint._replace(leaves=[_uncommitted(leaf) for leaf in joint.leaves])
+        if program is None:
             return joint.batches()[0]
-        if isinstance(records, jax.Array) and self._options.sharding is None:
-            records = _loose(records)
-        return self._tail(joint, records, self._run.key)
+        if isinstance(records, jax.Array) and sharding is None:
+            records = _uncommitted(records)
+        return program(joint, records, self._run.key)
 
 
-def _loose(leaf: Any) -> Any:
-    """An array on the default device that jitted code may move.
+def _raise_malloc_trim_threshold(batch_bytes: int) -> None:
+    """Let glibc reuse the memory of some freed batches.
+
+    Otherwise it returns memory beyond a few hundred KiB, or beyond twice the largest array freed so
+    far, to the system, and every batch causes page faults again: for a batch of images these cost
+    more than a copy. Freeing a larger array, never touched, raises that threshold permanently, at
+    most to 32 MiB; other allocators ignore it.
+    """
+    np.empty(min(8 * batch_bytes, (32 << 20) - (64 << 10)), np.uint8)
+
+
+def _uncommitted(leaf: Any) -> Any:
+    """Return an array on the default device that jitted code may move.
 
     The first batch, those of a ring and a smaller last one must be alike in this: a jitted step is
-    compiled anew for operands that are tied to a device, and again for the weights that it returns.
+    compiled again for operands that are committed to a device, and again for its results.
     """
     if isinstance(leaf, np.ndarray):
         return jax.device_put(leaf)
@@ -347,10 +374,10 @@ def _loose(leaf: Any) -> Any:
     return leaf
 
 
-def _spread(leaf: Any, sharding: jax.sharding.NamedSharding, axes: int | None = None) -> jax.Array:
-    """This process's rows as its part of a global array, of which so many axes are divided."""
+def _shard(leaf: Any, sharding: jax.sharding.NamedSharding, axes: int | None = None) -> jax.Array:
+    """Return this process's part of a global array of which the first `axes` are divided."""
     array = np.asarray(leaf)
     spec = jax.sharding.PartitionSpec(*sharding.spec[: array.ndim if axes is None else axes])
     placed = jax.sharding.NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
-    spread: jax.Array = jax.make_array_from_process_local_data(placed, array)
-    return spread
+    result: jax.Array = jax.make_array_from_process_local_data(placed, array)
+    return result

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from jaxkern.core.arguments import check_integer
 from jaxkern.pipeline.arrangement import Concatenation, Mixture, Pairing
 from jaxkern.pipeline.combining import Arrange, Settings, check_random_access, combined
+from jaxkern.pipeline.order import Schedule, integer_weights
 from jaxkern.pipeline.pipeline import Pipeline
-from jaxkern.pipeline.schedule import Schedule, whole_weights
 from jaxkern.pipeline.sources.as_source import as_source
 from jaxkern.pipeline.sources.combined import JoinedSource, ZippedSource
 from jaxkern.pipeline.sources.source import BatchSource
@@ -22,21 +22,20 @@ def mix(
     stop: Literal["first", "last"] = "first",
     batch_size: int | None = None,
 ) -> Pipeline:
-    """A pipeline whose batches hold records of several, in exact proportions.
+    """Return a pipeline whose batches hold records of several, in exact proportions.
 
-    Which of them a record comes from is a function of its place: in any records in a row of a
-    shard, two pipelines are within 1 of their share, three and four within 2, eight within 3. Each
-    comes in its own order, with its own seed; what is drawn at random behind the mixture differs
-    between any two records.
+    The pipeline of a record is a function of its position: in any consecutive records of a shard,
+    two pipelines are within 1 of their share, three and four within 2, eight within 3. Each has its
+    own order and seed; random draws after the mixture differ between any two records.
 
     Args:
       pipelines: {pipeline: weight}, or pairs of them, of records with the same fields, shapes and
-        dtypes. Weights are above 0, and are divided by their sum.
-      seed: of where the proportions' periods begin, and of everything random behind the mixture.
-      stop: "first": an epoch ends where a pipeline would have to give a record twice; "last": when
-        every record of all of them has come, while shorter ones go on with their next epochs.
-      batch_size: records of a batch; by default that of the pipelines, which agree in it.
-    Raises: TypeError or ValueError that names the argument, or what the pipelines differ in.
+        dtypes. Weights are positive, and are divided by their sum.
+      seed: of where the periods of the proportions begin, and of random draws after the mixture.
+      stop: "first": an epoch ends where a pipeline would have to repeat a record; "last": it ends
+        when every record has occurred, while shorter pipelines continue with their next epochs.
+      batch_size: records of a batch; by default that of the pipelines, which must be equal.
+    Raises: TypeError or ValueError that names the argument, or the difference between pipelines.
 
     >>> import jaxkern as jk
     >>> a = jk.from_source({"x": [1] * 70}, batch_size=10)
@@ -47,15 +46,15 @@ def mix(
     """
     if not isinstance(pipelines, Mapping | Sequence) or isinstance(pipelines, str | bytes):
         raise TypeError(
-            f"pipelines is {pipelines!r:.80}; wanted {{pipeline: weight, ...}} or pairs"
+            f"pipelines is {pipelines!r:.80}; expected {{pipeline: weight, ...}} or pairs"
         )
     pairs = list(pipelines.items() if isinstance(pipelines, Mapping) else pipelines)
     if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-        raise TypeError("pipelines holds what is no pair; wanted [(pipeline, weight), ...]")
+        raise TypeError("pipelines must be pairs: [(pipeline, weight), ...]")
     if stop not in ("first", "last"):
-        raise ValueError(f"stop is {stop!r}; wanted 'first' or 'last'")
-    weights = whole_weights([weight for _, weight in pairs])
-    return _combined(
+        raise ValueError(f"stop is {stop!r}; expected 'first' or 'last'")
+    weights = integer_weights([weight for _, weight in pairs])
+    return _combine(
         "mix",
         [pipe for pipe, _ in pairs],
         lambda orders, seed: Mixture(orders, Schedule(weights, seed), stop),
@@ -65,16 +64,16 @@ def mix(
 
 
 def concat(*inputs: Any, batch_size: int | None = None) -> Any:
-    """Pipelines, or sources, one behind the other.
+    """Return pipelines, or sources, one after the other.
 
-    Of pipelines: an epoch is one of the first, then one of the second, and so on; each is shuffled
-    within itself, and batches run on over their ends. Of sources: a source, to shuffle as a whole:
-    ``from_source(concat(a, b), 64, shuffle=True)``.
+    For pipelines: an epoch is one of the first, then one of the second, and so on; each is shuffled
+    within itself, and a batch can hold records of two. For sources: a source, to be shuffled as a
+    whole: ``from_source(concat(a, b), 64, shuffle=True)``.
 
     Args:
-      inputs: pipelines, or what `from_source` takes; one by one or in a list.
-      batch_size: of pipelines: records of a batch; by default theirs.
-    Raises: TypeError or ValueError that names what the inputs differ in.
+      inputs: pipelines, or what `from_source` takes; as arguments or in a list.
+      batch_size: for pipelines: records of a batch; by default theirs.
+    Raises: TypeError or ValueError that names the difference between inputs.
 
     >>> import jaxkern as jk
     >>> a, b = {"x": [1, 2, 3]}, {"x": [4, 5]}
@@ -84,26 +83,26 @@ def concat(*inputs: Any, batch_size: int | None = None) -> Any:
     >>> len(jk.concat([a, b]))
     5
     """
-    given = _listed("concat", inputs)
-    if isinstance(given[0], Pipeline):
-        return _combined("concat", given, lambda orders, seed: Concatenation(orders), batch_size)
-    sources = _sources("concat", given, batch_size)
+    items = _as_list("concat", inputs)
+    if isinstance(items[0], Pipeline):
+        return _combine("concat", items, lambda orders, seed: Concatenation(orders), batch_size)
+    sources = _sources("concat", items, batch_size)
     return JoinedSource(sources, [len(source) for source in sources])
 
 
 def zip(*inputs: Any, strict: bool = False, batch_size: int | None = None) -> Any:
-    """Pipelines, or sources, side by side: record by record, with the fields of all.
+    """Return pipelines, or sources, side by side: record by record, with the fields of all.
 
-    Of pipelines: the first record of each, the second of each, and so on. Shuffled pipelines of
-    equally many records pair the same ones in every epoch where they have the same seed. The draws
-    behind go by the first one's records. Of sources: a source, whose record i holds theirs.
+    For pipelines: the first record of each, the second of each, and so on. Shuffled pipelines with
+    the same seed and number of records pair the same records in every epoch. Random draws after it
+    use the first one's record ids. For sources: a source, whose record i holds theirs.
 
     Args:
-      inputs: with different fields; or one dict name -> input, whose fields then lie under the
+      inputs: with different fields; or one dict name -> input, which stores their fields under the
         names: ``batch["name"]["field"]``.
-      strict: whether different lengths are an error; otherwise the shortest decides.
-      batch_size: of pipelines: records of a batch; by default theirs.
-    Raises: TypeError or ValueError that names what the inputs differ in.
+      strict: True to raise for different lengths; otherwise the shortest decides.
+      batch_size: for pipelines: records of a batch; by default theirs.
+    Raises: TypeError or ValueError that names the difference between inputs.
 
     >>> import jaxkern as jk
     >>> a, b = jk.from_source({"x": [1, 2, 3]}, 2), jk.from_source({"y": [4, 5]}, 2)
@@ -116,56 +115,52 @@ def zip(*inputs: Any, strict: bool = False, batch_size: int | None = None) -> An
     if len(inputs) == 1 and isinstance(inputs[0], Mapping):
         names = list(inputs[0])
         inputs = tuple(inputs[0].values())
-    given = _listed("zip", inputs)
-    pipelines = isinstance(given[0], Pipeline)
-    sources = [] if pipelines else _sources("zip", given, batch_size)
-    lengths = (
-        [pipe._records for pipe in _pipelines("zip", given)]
-        if pipelines
-        else [len(source) for source in sources]
-    )
-    if strict and len(set(lengths)) > 1:
-        raise ValueError(
-            f"the inputs of zip have {lengths} records; strict=True wants equally many"
-        )
+    items = _as_list("zip", inputs)
+    pipelines = isinstance(items[0], Pipeline)
+    sources = [] if pipelines else _sources("zip", items, batch_size)
+    if strict:
+        pipes = _pipelines("zip", items) if pipelines else []
+        lengths = [pipe._records for pipe in pipes] + [len(source) for source in sources]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"the inputs of zip have {lengths} records; expected equal numbers")
     if not pipelines:
         return ZippedSource(sources, names)
-    return _combined("zip", given, lambda orders, seed: Pairing(orders), batch_size, names=names)
+    return _combine("zip", items, lambda orders, seed: Pairing(orders), batch_size, names=names)
 
 
-def _listed(name: str, inputs: Sequence[Any]) -> list[Any]:
-    given = list(inputs[0]) if len(inputs) == 1 and isinstance(inputs[0], list | tuple) else inputs
-    if not given:
-        raise ValueError(f"{name} was given nothing; wanted at least one pipeline or source")
-    return list(given)
+def _as_list(name: str, inputs: Sequence[Any]) -> list[Any]:
+    items = list(inputs[0]) if len(inputs) == 1 and isinstance(inputs[0], list | tuple) else inputs
+    if not items:
+        raise ValueError(f"{name} expected at least one pipeline or source, got none")
+    return list(items)
 
 
-def _sources(name: str, given: Sequence[Any], batch_size: int | None) -> list[BatchSource]:
-    if any(isinstance(each, Pipeline) for each in given):
-        raise TypeError(f"{name} was given pipelines and sources; wanted all of one kind")
+def _sources(name: str, items: Sequence[Any], batch_size: int | None) -> list[BatchSource]:
+    if any(isinstance(each, Pipeline) for each in items):
+        raise TypeError(f"{name} expected only pipelines or only sources, got both")
     if batch_size is not None:
-        raise ValueError(f"batch_size is of pipelines, and {name} of sources makes a source")
-    return [as_source(each) for each in given]
+        raise ValueError(f"{name} of sources takes no batch_size: it returns a source")
+    return [as_source(each) for each in items]
 
 
-def _pipelines(name: str, given: Sequence[Any]) -> list[Pipeline]:
-    if not given:
-        raise ValueError(f"{name} was given nothing; wanted at least one pipeline")
-    for number, pipe in enumerate(given):
+def _pipelines(name: str, items: Sequence[Any]) -> list[Pipeline]:
+    if not items:
+        raise ValueError(f"{name} expected at least one pipeline, got none")
+    for number, pipe in enumerate(items):
         if not isinstance(pipe, Pipeline):
-            raise TypeError(f"input {number} of {name} is {pipe!r:.80}; wanted a Pipeline")
-    return list(given)
+            raise TypeError(f"input {number} of {name} is {pipe!r:.80}; expected a Pipeline")
+    return list(items)
 
 
-def _combined(
+def _combine(
     name: str,
-    given: Sequence[Any],
+    items: Sequence[Any],
     arrange: Arrange,
     batch_size: int | None,
     seed: int | None = None,
     names: Sequence[str] | None = None,
 ) -> Pipeline:
-    pipelines = _pipelines(name, given)
+    pipelines = _pipelines(name, items)
     first = pipelines[0]
     vertices = [pipe._output for pipe in pipelines]
     check_random_access(name, vertices)
@@ -174,17 +169,19 @@ def _combined(
         size = check_integer("batch_size", batch_size, 1)
         settings = [each._replace(batch_size=size) for each in settings]
     for number, pipe in enumerate(pipelines):
-        _agree(name, number, settings[number]._asdict(), settings[0]._asdict())
-        _agree(name, number, vars(pipe._options), vars(first._options))
+        _check_equal(name, number, settings[number]._asdict(), settings[0]._asdict())
+        _check_equal(name, number, vars(pipe._options), vars(first._options))
     seed = first._seed if seed is None else seed
     return Pipeline(combined(name, vertices, arrange, settings[0], seed, names), first._options)
 
 
-def _agree(name: str, number: int, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    for key, value in wanted.items():
-        if found[key] != value:
+def _check_equal(
+    name: str, number: int, options: Mapping[str, Any], expected: Mapping[str, Any]
+) -> None:
+    for key, value in expected.items():
+        if options[key] != value:
             more = f", or {name}(..., batch_size=)" if key == "batch_size" else ""
             raise ValueError(
-                f"{key} is {value!r} in input 0 of {name} and {found[key]!r} in input {number}; "
-                f"wanted the same{more}"
+                f"{key} is {value!r} in input 0 of {name} and {options[key]!r} in input {number}; "
+                f"expected the same{more}"
             )

@@ -1,141 +1,209 @@
-"""The units of an epoch, made by native threads: the work of `native_work`, in a ring's slots."""
+"""The native backend of the engine: rows of arrays, and the record producers of a node."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import numpy as np
 
-from jaxkern.core.backend import current_backend
+from jaxkern.core import registry
 from jaxkern.core.failures import note
 from jaxkern.core.threads import num_threads
-from jaxkern.pipeline.epoch import Epoch
-from jaxkern.pipeline.graph import Vertex
-from jaxkern.pipeline.native_work import NativeWork
+from jaxkern.pipeline.engine import Item
+from jaxkern.pipeline.graph import RECORDS_PER_CALL, KeyDerivation, SeededProducer, Vertex
 from jaxkern.pipeline.nodes import SourceNode
-from jaxkern.pipeline.program import BatchUnit, Joint, halves
-from jaxkern.pipeline.sources.source import BatchSource
-from jaxkern.ring import Assembly, ProducerError, RingStats, SlotMemory
+from jaxkern.pipeline.program import DedupedLeaves, NodeProgram, WorkItem, split_uint64
+from jaxkern.ring import Assembly, ProducerError, RingStats, RowParts, SlotMemory
 
-_RECORDS = 1024  # whose numbers are handed to the threads together
+if TYPE_CHECKING:
+    from jaxkern.pipeline.epoch import Epoch
 
 
-class NativeBatches:
-    """The units of an epoch, made by native threads; stands in the place of `Workers`.
+class NativeWork(NamedTuple):
+    """What native threads do instead of worker threads.
+
+    Attributes:
+      source: the only vertex that reads records.
+      arrays: field -> array [records, ...]; of encoded images, where they are stored.
+      producers: field -> what makes its records of rows; the other fields are copied.
+      masks: True if a field "valid" says which records the producers could make.
+      residual: what is computed of the other fields when a batch is delivered, or None.
+    """
+
+    source: Vertex
+    arrays: Mapping[str, np.ndarray | RowParts]
+    producers: dict[str, SeededProducer]
+    masks: bool = False
+    residual: NodeProgram | None = None
+
+
+def native_work(
+    inputs: Sequence[Vertex],
+    compiled: Mapping[Vertex, str],
+    derivations: Mapping[Vertex, KeyDerivation],
+) -> NativeWork | None:
+    """Return the native work of a plan; None if its batches need Python or a JAX program.
 
     Args:
-      work: of the plan of `epoch`.
-      epoch: what to make.
-      batches: which.
-      threads: their number; no more than the kernels may use.
+      inputs, compiled, derivations: of the plan.
+    """
+    if len(inputs) != 1 or registry.module("cpu") is None:
+        return None
+    (last,) = inputs
+    source = last if isinstance(last.node, SourceNode) else last.inputs[0]
+    if not isinstance(source.node, SourceNode):
+        return None
+    if last is not source and not (last.node.native and compiled.get(last) == "host"):
+        return None  # before image headers are read
+    reader = source.node.source
+    parts, encoded = _row_parts(source.node), reader.encoded_images()
+    if parts is None or not (parts[0] or encoded):
+        return None
+    arrays: dict[str, np.ndarray | RowParts] = {**parts[0]}
+    if len(parts) > 1:
+        arrays = {name: RowParts(tuple(part[name] for part in parts)) for name in parts[0]}
+    masks = reader.on_bad_record == "mask"
+    if last is source:
+        return None if encoded or masks else NativeWork(source, arrays, {})
+    fields: dict[str, jax.ShapeDtypeStruct] = {
+        name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in parts[0].items()
+    }
+    producers = last.node.record_producer({**fields, **encoded}, derivations.get(last))
+    # Only producers decode.
+    if producers is None or encoded.keys() - producers.keys() or (masks and not encoded):
+        return None
+    if not all(part[k].flags.aligned for part in parts for k in producers.keys() & part.keys()):
+        return None
+    arrays |= {name: images.place for name, images in encoded.items()}
+    node, residual = last.node.residual_node(fields), None
+    if node is not None:
+        vertex = Vertex(node, (source,))
+        keys = {vertex: derivations[last]} if last in derivations else {}
+        names = {source: source.node.name, vertex: node.name}
+        residual = NodeProgram(vertex, {vertex: "host"}, names, keys)
+    return NativeWork(source, arrays, producers, masks, residual)
+
+
+def _row_parts(node: SourceNode) -> Sequence[Mapping[str, np.ndarray]] | None:
+    parts = node.source.row_parts()
+    if parts is None or (node.remainder == "pad" and any("mask" in part for part in parts)):
+        return None
+    for part in parts:
+        for array in part.values():
+            if not array.dtype.isnative or (array.size and not array[:1].flags.c_contiguous):
+                return None
+    kinds = [{k: (a.dtype, a.shape[1:]) for k, a in part.items()} for part in parts]
+    return parts if all(kind == kinds[0] for kind in kinds) else None  # reading them raises
+
+
+class NativeEngine:
+    """An engine whose work items native threads make, see `Engine`.
+
+    Args:
+      epoch: to make, of a plan with native work.
+      start: index of the first batch.
+      threads: their number; at most that of the kernels.
       capacity: of the ring.
       device, memory: as for `Ring`.
     """
 
     def __init__(
         self,
-        work: NativeWork,
         epoch: Epoch,
-        batches: range,
+        start: int,
         threads: int,
         capacity: int,
+        *,
         device: Any,
         memory: SlotMemory,
     ) -> None:
-        self._epoch, self._masks, self._beside = epoch, work.masks, work.beside
-        self._left = work.arrays.keys() - work.producers.keys()
-        self._stream = stream = epoch.plan.streams[work.source]
+        work = epoch.plan.native
+        assert work is not None
         assert isinstance(work.source.node, SourceNode)
+        self.capacity = capacity
+        self._epoch, self._work = epoch, work
+        self._layout = layout = epoch.plan.layouts[work.source]
         self._reader = work.source.node.source
-        producers = {
-            field: producer.at(stream.seed, epoch.number)
-            for field, producer in work.producers.items()
-        }
         self._assembly = Assembly(
             work.arrays,
-            _orders(epoch, batches, work.source),
-            stream.batch_size,
+            self._orders(start),
+            layout.batch_size,
             capacity=capacity,
             workers=min(threads, num_threads()),
             remainder="partial",
-            producers=producers,
+            producers={k: p.at(layout.seed, epoch.number) for k, p in work.producers.items()},
             valid="valid" if work.masks else None,
-            start=batches.start,
-            rows_of=_source_of(work.source).rows_of,
+            start=start,
+            rows_of=self._reader.rows_of,
             device=device,
             memory=memory,
         )
-        self.ring = self._assembly.ring
 
-    def outcome(self, timeout: float | None = None) -> tuple[int, BaseException | None, Any]:
-        """The next unit, or the error in its place; see `Ring.take`."""
-        index, error, data = self._assembly.take(timeout)
+    def next(self, timeout: float | None = None) -> Item | None:
+        """Return the next item; None after the last one, or after an error of the order."""
+        try:
+            index, error, data = self._assembly.take(timeout)
+        except StopIteration:
+            return None
         if isinstance(error, ProducerError) and error.record is not None:
             if name := self._reader.name_of(error.record):
                 note(error, "while reading record {} of {!r}: {}", error.record, self._reader, name)
-        return index, error, None if error is not None else self._unit(index, data)
+        value = None if error is not None else self._item(index, data)
+        return Item(value, error, index, index + 1)
 
-    def _unit(self, index: int, data: dict[str, Any]) -> BatchUnit:
-        rows = self._stream.rows_of(index)
-        mask = self._stream.mask_of(rows)
-        if self._stream.remainder == "pad":
+    def _item(self, index: int, data: dict[str, Any]) -> WorkItem:
+        work, rows = self._work, self._layout.rows_of(index)
+        mask = self._layout.mask_of(rows)
+        if self._layout.remainder == "pad":
             data["mask"] = mask
-        records = self._epoch.records(self._stream, rows)
+        records = self._epoch.records(self._layout, rows)
         bad = 0
-        if self._masks and not (valid := np.asarray(data["valid"])).all():
+        if work.masks and not (valid := np.asarray(data["valid"])).all():
             bad = int((~valid & mask).sum())
             self._reader.note_masked(records[~valid])
-        numbers = halves(records)
-        if self._beside is not None:
-            left = Joint.of([{name: data[name] for name in self._left}])
-            data |= self._beside(left, numbers, self._epoch.key)
-        unit = BatchUnit(Joint.of([data]), numbers, bad=bad)
-        self._epoch.plan.learn(unit)
-        return unit
+        ids = split_uint64(records)
+        if work.residual is not None:
+            names = work.arrays.keys() - work.producers.keys()
+            other = DedupedLeaves.of([{name: data[name] for name in names}])
+            data |= work.residual(other, ids, self._epoch.key)
+        item = WorkItem(DedupedLeaves.of([data]), ids, bad=bad)
+        self._epoch.plan.learn(item)
+        return item
+
+    def _orders(self, start: int) -> Iterator[np.ndarray]:
+        """Yield the records of batches, some together; raise in the place of a batch with a record
+        that must not be read."""
+        layout, check = self._layout, self._reader.check
+        step = max(1, RECORDS_PER_CALL // layout.batch_size)
+        for first in range(start, layout.batches, step):
+            last = min(first + step, layout.batches) - 1
+            rows = range(layout.rows_of(first).start, layout.rows_of(last).stop)
+            records = self._epoch.records(layout, rows)
+            try:
+                check(records)
+            except Exception:
+                for batch in range(first, last + 1):
+                    part = layout.rows_of(batch)
+                    ids = records[part.start - rows.start : part.stop - rows.start]
+                    try:
+                        check(ids)
+                    except Exception as error:
+                        note(error, "in batch {} of epoch {}", batch, self._epoch.number)
+                        raise
+                    yield ids
+            else:
+                yield records
+
+    def resize(self, threads: int) -> None:
+        """Raise: a native engine is replaced by another one instead."""
+        raise NotImplementedError
 
     def stats(self) -> RingStats:
-        """Of the ring."""
-        return self.ring.stats()
+        """Return the statistics of the ring."""
+        return self._assembly.stats()
 
     def close(self) -> None:
-        """Ends the threads; idempotent."""
+        """End the threads; idempotent."""
         self._assembly.close()
-
-
-def native_batches(epoch: Epoch, *args: Any) -> NativeBatches | None:
-    """`NativeBatches` with these arguments, where native threads can make the plan's batches."""
-    work = epoch.plan.native
-    if work is None or current_backend() == "jax":
-        return None
-    return NativeBatches(work, epoch, *args)
-
-
-def _orders(epoch: Epoch, batches: range, vertex: Vertex) -> Iterator[np.ndarray]:
-    """The records of batches, some together; raises in the place of one that must not be read."""
-    stream = epoch.plan.stream
-    source = _source_of(vertex)
-    step = max(1, _RECORDS // stream.batch_size)
-    for first in range(batches.start, batches.stop, step):
-        last = min(first + step, batches.stop) - 1
-        rows = range(stream.rows_of(first).start, stream.rows_of(last).stop)
-        records = epoch.records(stream, rows)
-        try:
-            source.check(records)
-        except Exception:
-            for batch in range(first, last + 1):
-                here = stream.rows_of(batch)
-                part = records[here.start - rows.start : here.stop - rows.start]
-                try:
-                    source.check(part)
-                except Exception as error:
-                    note(error, "in batch {} of epoch {}", batch, epoch.number)
-                    raise
-                yield part
-        else:
-            yield records
-
-
-def _source_of(vertex: Vertex) -> BatchSource:
-    assert isinstance(vertex.node, SourceNode)
-    return vertex.node.source

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -14,135 +14,132 @@ import numpy as np
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.failures import describe_exception, note
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.arrangement import Continuation, Order, SourceOrder
-from jaxkern.pipeline.graph import Batches, Block, PipelineNode, Remainder, Stream, Vertex, named
+from jaxkern.pipeline.arrangement import Order, ReshardedOrder, SourceOrder
+from jaxkern.pipeline.graph import (
+    BatchLayout,
+    Block,
+    PipelineNode,
+    Remainder,
+    Vertex,
+    is_sequential,
+    qualified_name,
+)
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential.node import SequentialNode, SequentialRebatch, follows_sequential
+from jaxkern.pipeline.sequential import SequentialRebatch
 from jaxkern.pipeline.sources.source import BatchSource
+
+if TYPE_CHECKING:
+    from jaxkern.pipeline.epoch import Epoch
 
 
 @dataclasses.dataclass(eq=False)
 class SourceNode(PipelineNode):
-    """Reads the records of a batch, in the order of the epoch."""
+    """Reads the records of a batch in the order of the epoch."""
 
     source: BatchSource
     batch_size: int
     shuffle: bool
     seed: int
     remainder: Remainder
-    given_shard: tuple[int, int] | None
+    explicit_shard: tuple[int, int] | None
     arranged: Order | None = None
 
     name = "source"
+    has_order = True
+    fills_slots = True
 
     @functools.cached_property
     def shard(self) -> tuple[int, int]:
-        """(index, count); JAX's processes where none was given."""
-        return self.given_shard or (jax.process_index(), jax.process_count())
+        return self.explicit_shard or (jax.process_index(), jax.process_count())
 
     @property
     def order(self) -> Order:
-        """Which record of the source is at which row."""
         return self.arranged or SourceOrder(len(self.source), self.seed, self.shuffle)
 
+    @property
+    def fresh(self) -> bool:
+        return self.source.fresh
+
     def with_seed(self, seed: int) -> SourceNode:
-        """The same with another seed."""
         arranged = None if self.arranged is None else self.arranged.with_seed(seed)
         return dataclasses.replace(self, seed=seed, arranged=arranged)
 
     def describe(self) -> str:
-        return self._arrangement_of(self.source.describe())
+        return self._with_arrangement(self.source.describe())
 
     def summary(self) -> str:
-        return self._arrangement_of(repr(self.source))
+        return self._with_arrangement(repr(self.source))
 
-    def _arrangement_of(self, text: str) -> str:
+    def _with_arrangement(self, text: str) -> str:
         return text if self.arranged is None else f"{self.arranged.describe()} of {text}"
 
-    def stream(self, inputs: Sequence[Stream]) -> Stream:
-        return self.stream_with(inputs, self.remainder)
+    def layout(
+        self, inputs: Sequence[BatchLayout], remainder: Remainder | None = None
+    ) -> BatchLayout:
+        remainder = remainder or self.remainder
+        options = self.batch_size, remainder, self.seed, self.shuffle
+        return BatchLayout.over(self.order, *options, self.shard)
 
-    def stream_with(self, inputs: Sequence[Stream], remainder: Remainder) -> Stream:
-        """The stream where the rows that fill no batch become something else."""
-        return Stream.over(
-            self.order, self.batch_size, remainder, self.seed, self.shuffle, self.shard
-        )
-
-    def block_spec(self, inputs: Sequence[Data], stream: Stream, image_side: int) -> Data | None:
-        spec = self.source.batch_spec(stream.first_rows, image_side)
-        if spec is None or stream.remainder != "pad":
+    def block_spec(
+        self, inputs: Sequence[Data], layout: BatchLayout, image_side: int
+    ) -> Data | None:
+        spec = self.source.batch_spec(layout.first_rows, image_side)
+        if spec is None or layout.remainder != "pad":
             return spec
-        if "mask" in spec:  # `read` refuses it
+        if "mask" in spec:  # `block` raises for it
             return None
-        return {**spec, "mask": jax.ShapeDtypeStruct((stream.first_rows,), np.bool_)}
+        return {**spec, "mask": jax.ShapeDtypeStruct((layout.first_rows,), np.bool_)}
 
-    def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
-        return self.read(epoch, vertex, batch, None)
-
-    def read(self, epoch: Batches, vertex: Vertex, batch: int, out: Data | None) -> Block:
-        """One batch, written to `out` where the source can."""
-        stream = epoch.stream_of(vertex)
-        wanted = stream.rows_of(batch)
-        records = epoch.records(stream, wanted)
+    def block(self, epoch: Epoch, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
+        layout = epoch.layout(vertex)
+        rows = layout.rows_of(batch)
+        records = epoch.records(layout, rows)
         fields = None if out is None else {k: v for k, v in out.items() if k != "mask"}
         data = self.source.gather(records, fields)
         row.check_rows(data, len(records), f"{self.source!r}.gather")
-        if stream.remainder == "pad":
+        if layout.remainder == "pad":
             if "mask" in data:
                 raise ValueError(
-                    "the source has a field 'mask', which pad_remainder=True adds: rename it"
+                    "the source has a field 'mask', which pad_remainder=True adds; rename it"
                 )
-            mask = stream.mask_of(wanted)
+            mask = layout.mask_of(rows)
             if out is not None:
                 out["mask"][...] = mask
             data = {**data, "mask": mask}
         return Block(data, records)
 
 
-def check_batches(stream: Stream) -> None:
-    """Raises where an epoch has no batch."""
-    if stream.rows == 0:
-        index, count = stream.shard
-        raise ValueError(
-            f"shard {index} of {count} of {stream.records} records has no batch of "
-            f"{stream.batch_size} (remainder: {stream.remainder}); use a smaller batch_size, fewer "
-            "shards, or pad_remainder=True"
-        )
-
-
 class HostNode(PipelineNode):
-    """A Python function of a batch of NumPy arrays, run by the worker threads."""
+    """A Python function of a batch of NumPy arrays, which worker threads call."""
 
     def __init__(self, fn: Callable[[Data], Data], name: str | None = None) -> None:
-        if not callable(fn):
-            raise TypeError(f"{fn!r} is no node: wanted a function of a batch, or a node")
         self.fn = fn
-        self.name = name or named(fn)
+        self.name = name or qualified_name(fn)
 
     def describe(self) -> str:
-        return f"function {named(self.fn)}"
+        return f"function {qualified_name(self.fn)}"
 
-    def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
-        given = epoch.block(vertex.inputs[0], batch)
+    def block(self, epoch: Epoch, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
+        before = epoch.block(vertex.inputs[0], batch)
         try:
-            result = self.fn(row.on_host(given.data))
+            result = self.fn(row.on_host(before.data))
         except ValueError as error:
             if "read-only" in describe_exception(error):
                 note(
                     error,
-                    "the batch belongs to several branches, or to JAX: make a new array in place "
-                    "of writing to one",
+                    "the batch is shared by several branches, or belongs to JAX: create a new "
+                    "array instead of writing to it",
                 )
             raise
-        row.check_rows(result, len(given.records), f"node {epoch.name_of(vertex)!r}")
+        row.check_rows(result, len(before.records), f"node {epoch.plan.names[vertex]!r}")
         leaves = jax.tree.map(lambda x: row.canonical(np.asarray(x)), result)
-        return Block(leaves, given.records)
+        return Block(leaves, before.records)
 
 
 class Rebatch(PipelineNode):
-    """Cuts the stream into batches of another size; rows keep their order.
+    """Changes the batch size; rows keep their order.
 
-    What fills no batch is dropped, padded or a smaller batch, as `from_source` was told.
+    Rows that do not fill a batch are dropped, padded or form a smaller batch, as in `from_source`.
 
     >>> import jaxkern as jk
     >>> from jaxkern.pipeline import Rebatch
@@ -159,57 +156,64 @@ class Rebatch(PipelineNode):
     def describe(self) -> str:
         return f"Rebatch({self.batch_size})"
 
-    def stream(self, inputs: Sequence[Stream]) -> Stream:
-        (given,) = inputs
-        rows = given.rows
-        if given.remainder == "drop":
-            rows = rows // self.batch_size * self.batch_size
-        elif given.remainder == "pad":
-            # Of the fullest shard, without the padding so far: no batch is nothing but padding.
-            rows = given.order.rows_in((0, given.shard[1]))
-            rows = -(-rows // self.batch_size) * self.batch_size
-        if rows == 0 and given.rows and not isinstance(given.order, Continuation):
+    def layout(self, inputs: Sequence[BatchLayout]) -> BatchLayout:
+        (before,) = inputs
+        rows, size = before.rows, self.batch_size
+        if before.remainder == "drop":
+            rows = rows // size * size
+        elif before.remainder == "pad":
+            # The fullest shard decides, without its padding: every batch holds a record somewhere.
+            rows = -(-before.order.rows_in((0, before.shard[1])) // size) * size
+        if rows == 0 and before.rows and not isinstance(before.order, ReshardedOrder):
             raise ValueError(
-                f"Rebatch({self.batch_size}) of {given.rows} rows with drop_remainder=True leaves "
-                "no batch; use a smaller batch_size"
+                f"Rebatch({size}) of {before.rows} rows with drop_remainder=True has no batch; use "
+                "a smaller batch_size"
             )
-        return dataclasses.replace(given, rows=rows, batch_size=self.batch_size)
+        return dataclasses.replace(before, rows=rows, batch_size=size)
 
-    def behind(self, vertex: Vertex) -> PipelineNode:
-        return SequentialRebatch(self.batch_size) if follows_sequential(vertex) else self
+    def specialize_for(self, upstream: Vertex) -> PipelineNode:
+        return SequentialRebatch(self.batch_size) if is_sequential(upstream) else self
 
-    def block_spec(self, inputs: Sequence[Data], stream: Stream, image_side: int) -> Data | None:
-        return row.resized_spec(inputs[0], stream.first_rows)
+    def block_spec(
+        self, inputs: Sequence[Data], layout: BatchLayout, image_side: int
+    ) -> Data | None:
+        if row.has_ragged(inputs[0]):
+            return None  # the length of their buffer depends on the images
+        rows = layout.first_rows
+        spec: Data = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), inputs[0]
+        )
+        return spec
 
-    def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
-        (before,) = vertex.inputs
-        size = epoch.stream_of(before).batch_size
-        rows = epoch.stream_of(vertex).rows_of(batch)
-        end = min(rows.stop, epoch.stream_of(before).rows)
+    def block(self, epoch: Epoch, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
+        (upstream,) = vertex.inputs
+        before = epoch.layout(upstream)
+        size = before.batch_size
+        rows = epoch.layout(vertex).rows_of(batch)
+        end = min(rows.stop, before.rows)
         parts: list[tuple[Data, np.ndarray | slice]] = []
         records: list[np.ndarray] = []
-        for source in range(rows.start // size, max(-(-end // size), 1)):
-            kept = slice(max(rows.start - source * size, 0), min(end - source * size, size))
-            block = epoch.shared_block(before, source, max(kept.stop - kept.start, 0))
-            parts.append((block.data, kept))
-            records.append(block.records[kept])
+        for number in range(rows.start // size, max(-(-end // size), 1)):
+            selected = slice(max(rows.start - number * size, 0), min(end - number * size, size))
+            block = epoch.shared_block(upstream, number, max(selected.stop - selected.start, 0))
+            parts.append((block.data, selected))
+            records.append(block.records[selected])
         missing = rows.stop - max(end, rows.start)
-        if missing:
-            # Padding of padding: repeats the last row of the stream.
-            last = epoch.shared_block(before, epoch.stream_of(before).batches - 1, 0)
-            again = np.full(missing, len(last.records) - 1)
+        if missing:  # padding of padding repeats the last row
+            last = epoch.shared_block(upstream, before.batches - 1, 0)
+            repeated = np.full(missing, len(last.records) - 1)
             masked = {"mask": np.zeros(len(last.records), bool)} if "mask" in last.data else {}
-            parts.append(({**last.data, **masked}, again))
-            records.append(last.records[again])
+            parts.append(({**last.data, **masked}, repeated))
+            records.append(last.records[repeated])
         return Block(row.joined(parts), np.concatenate(records))
 
 
 class Cache(PipelineNode):
-    """Keeps every record's fields in memory, so that later epochs do not compute them again.
+    """Stores the fields of every record in memory, so that later epochs do not compute them again.
 
-    What stands before it must not depend on the epoch, on chance or on other records. The cache
-    belongs to its place: pipelines that continue the same one share it. A state does not hold it:
-    a resumed pipeline fills it anew.
+    The nodes before it must not depend on the epoch, on random draws or on other records. Pipelines
+    that continue the same cache share it. A state does not contain it: a resumed pipeline fills it
+    again.
 
     >>> import jaxkern as jk
     >>> from jaxkern.pipeline import Cache
@@ -223,76 +227,75 @@ class Cache(PipelineNode):
 
     name = "cache"
 
-    def check_place(self, before: Sequence[Vertex]) -> None:
-        """No chance before a cache: it would be drawn once for all epochs."""
-        for vertex in before:
-            if isinstance(vertex.node, SequentialNode):
+    def check_upstream(self, upstream: Sequence[Vertex]) -> None:
+        for vertex in upstream:
+            if vertex.node.sequential:
                 raise ValueError(
-                    f"Cache() stands behind {vertex.node.name!r}, whose records come in no batch "
-                    "that is known before; put the cache before it"
+                    f"Cache() follows {vertex.node.name!r}, whose batches are not known in "
+                    "advance; put the cache before it"
                 )
             if vertex.node.stochastic:
                 raise ValueError(
-                    f"Cache() stands behind {vertex.node.name!r}, which is random: every epoch "
-                    "would repeat the first one's draws; put the cache before it"
+                    f"Cache() follows {vertex.node.name!r}, which is random: every epoch would "
+                    "repeat the draws of the first one; put the cache before it"
                 )
 
     def describe(self) -> str:
         return "Cache()"
 
-    def block_spec(self, inputs: Sequence[Data], stream: Stream, image_side: int) -> Data | None:
+    def block_spec(
+        self, inputs: Sequence[Data], layout: BatchLayout, image_side: int
+    ) -> Data | None:
         return inputs[0]
 
-    def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
-        (before,) = vertex.inputs
-        stream = epoch.stream_of(before)
-        store = vertex.storage.setdefault("records", _Records(stream.order.numbers))
-        rows = stream.rows_of(batch)
-        records = epoch.records(stream, rows)
-        data = store.find(records)
+    def block(self, epoch: Epoch, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
+        (upstream,) = vertex.inputs
+        layout = epoch.layout(upstream)
+        store = vertex.storage.setdefault("records", _RecordStore(layout.order.record_id_bound))
+        rows = layout.rows_of(batch)
+        records = epoch.records(layout, rows)
+        data = store.read(records)
         if data is not None:
-            masked = {"mask": stream.mask_of(rows)} if store.masked else {}
+            masked = {"mask": layout.mask_of(rows)} if store.masked else {}
             return Block({**data, **masked}, records)
-        data = row.on_host(epoch.block(before, batch).data)
-        kept = data
-        if stream.remainder == "pad" and "mask" in data:
-            # Padding is a matter of the place, not of the record.
-            kept = {name: value for name, value in data.items() if name != "mask"}
+        data = row.on_host(epoch.block(upstream, batch).data)
+        stored = data
+        if layout.remainder == "pad" and "mask" in data:
+            # Padding depends on the position in the epoch, not on the record.
+            stored = {name: value for name, value in data.items() if name != "mask"}
             mask = data["mask"]
-            if mask.dtype != bool or not np.array_equal(mask, stream.mask_of(rows)):
+            if mask.dtype != bool or not np.array_equal(mask, layout.mask_of(rows)):
                 raise ValueError(
-                    "the field 'mask' was changed before Cache(), which keeps what belongs to a "
-                    "record and not to its place in an epoch; change it behind the cache"
+                    "the field 'mask' was changed before Cache(), which stores what belongs to a "
+                    "record and not to its position in an epoch; change it after the cache"
                 )
-        store.keep(records, kept, masked=kept is not data)
+        store.write(records, stored, masked=stored is not data)
         return Block(data, records)
 
 
-class _Records:
-    """The fields of records, by record; memory is taken as records come."""
+class _RecordStore:
+    """The fields of records by record; memory is allocated as records are written."""
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._found = np.zeros(count, bool)
+        self._written = np.zeros(count, bool)
         self._fields: dict[str, Any] | None = None
         self._lock = threading.Lock()
-        #: whether the batches have the mask of a padded epoch
-        self.masked = False
+        self.masked = False  # True if batches have the mask of a padded epoch
 
-    def find(self, records: np.ndarray) -> Data | None:
-        if self._fields is None or not self._found[records].all():
+    def read(self, records: np.ndarray) -> Data | None:
+        if self._fields is None or not self._written[records].all():
             return None
         fields: Data = {}
         for name, store in self._fields.items():
             if isinstance(store, _Images):
-                fields[name] = row.ragged_of(
-                    [store.images[r] for r in records.tolist()], *store.limits
-                )
+                images = [store.images[r] for r in records.tolist()]
+                fields[name] = row.ragged_of(images, *store.limits)
             else:
                 fields[name] = jax.tree.map(lambda values: values.take(records, axis=0), store)
         return fields
 
-    def keep(self, records: np.ndarray, data: Data, masked: bool) -> None:
+    def write(self, records: np.ndarray, data: Data, masked: bool) -> None:
         with self._lock:
             if self._fields is None:
                 self.masked = masked
@@ -300,77 +303,77 @@ class _Records:
         for name, value in data.items():
             store = self._fields[name]
             if isinstance(store, _Images):
-                pictures = row.images_of(value, range(len(value)))
-                store.images.update(
-                    (r, picture.copy())
-                    for r, picture in zip(records.tolist(), pictures, strict=True)
-                )
+                images = row.images_of(value, range(len(value)))
+                for record, image in zip(records.tolist(), images, strict=True):
+                    store.images[record] = image.copy()
             else:
-                jax.tree.map(lambda kept, new: kept.__setitem__(records, new), store, value)
-        self._found[records] = True
+                jax.tree.map(lambda values, new: values.__setitem__(records, new), store, value)
+        self._written[records] = True
 
     def _empty(self, value: Any) -> Any:
         if row.is_ragged(value):
-            return _Images((value.max_height, value.max_width))
-        # Untouched pages of an empty array take no memory.
+            return _Images((value.max_height, value.max_width), {})
+        # Untouched pages of an empty array use no memory.
         return jax.tree.map(lambda x: np.empty((self._count, *x.shape[1:]), x.dtype), value)
 
 
+@dataclasses.dataclass
 class _Images:
-    def __init__(self, limits: tuple[int, int]) -> None:
-        self.limits = limits
-        self.images: dict[int, np.ndarray] = {}
+    limits: tuple[int, int]
+    images: dict[int, np.ndarray]
 
 
 class Merge(PipelineNode):
-    """The fields of several branches in one batch; what ``&`` between pipelines makes."""
+    """Combines the fields of several branches in one batch; the operator ``&`` of pipelines."""
 
     name = "merge"
 
     def describe(self) -> str:
         return "merge"
 
-    def stream(self, inputs: Sequence[Stream]) -> Stream:
+    def layout(self, inputs: Sequence[BatchLayout]) -> BatchLayout:
         first = inputs[0]
-        for place, other in enumerate(inputs[1:], 1):
-            if other.cut is not first.cut:
+        for number, other in enumerate(inputs[1:], 1):
+            if other.last_sequential is not first.last_sequential:
                 raise ValueError(
-                    "the branches of a merge have different rows: a node that drops, adds or "
-                    "joins records stands in one of them only, or in each another one; put it "
-                    "before the branches: base = source >> Filter(...); base & base >> ..."
+                    "the branches of a merge have different rows, because a node drops, adds or "
+                    "joins records in one of them only, or each has its own; put the node before "
+                    "the branches: base = source >> Filter(...); base & base >> ..."
                 )
             for name, value in vars(first).items():
                 if getattr(other, name) != value:
                     raise ValueError(
-                        f"branch 0 of a merge has {name} = {value!r} and branch {place} "
-                        f"{getattr(other, name)!r}; wanted the same records in the same batches"
+                        f"branch 0 of a merge has {name} = {value!r} and branch {number} "
+                        f"{getattr(other, name)!r}; expected the same records in the same batches"
                     )
         return first
 
-    def block_spec(self, inputs: Sequence[Data], stream: Stream, image_side: int) -> Data | None:
+    def block_spec(
+        self, inputs: Sequence[Data], layout: BatchLayout, image_side: int
+    ) -> Data | None:
         return merged(inputs)
 
-    def block(self, epoch: Batches, vertex: Vertex, batch: int) -> Block:
-        blocks = [epoch.block(before, batch) for before in vertex.inputs]
+    def block(self, epoch: Epoch, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
+        blocks = [epoch.block(upstream, batch) for upstream in vertex.inputs]
         return Block(merged([block.data for block in blocks]), blocks[0].records)
 
 
 def merged(branches: Sequence[Data]) -> Data:
-    """One dict of all fields; a field of several branches must be the very same in them."""
+    """Return one dict of all fields; a field of several branches must be the same object."""
     fields: Data = {}
-    for place, branch in enumerate(branches):
+    for number, branch in enumerate(branches):
         for name, value in branch.items():
-            if name in fields and name != "mask" and not _same(fields[name], value):
+            if name in fields and name != "mask" and not _is_same(fields[name], value):
                 raise ValueError(
-                    f"field {name!r} comes changed from several branches of a merge (again from "
-                    f"branch {place}); rename it or drop it in all branches but one"
+                    f"field {name!r} differs between the branches of a merge (again in branch "
+                    f"{number}); rename it or drop it in all branches but one"
                 )
             fields.setdefault(name, value)
     return fields
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Whether two fields, arrays or trees of them, are the same objects."""
+def _is_same(one: Any, other: Any) -> bool:
+    """True if two fields, arrays or trees of them, are the same objects."""
     tree: Any = jax.tree.structure(one)
     if tree != jax.tree.structure(other):
         return False

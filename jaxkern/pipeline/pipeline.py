@@ -1,8 +1,9 @@
-"""Pipelines: a source, and the nodes that its batches go through."""
+"""Pipelines: a source, and the nodes that process its batches."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 from typing import Any, Literal, overload
 
@@ -12,19 +13,17 @@ from jaxkern.core.arguments import check_integer
 from jaxkern.image import Compose
 from jaxkern.pipeline.combining import Repeat, Take
 from jaxkern.pipeline.element import ElementOperator
-from jaxkern.pipeline.epoch import PipelinePlan, Placement
+from jaxkern.pipeline.epoch import first_item
 from jaxkern.pipeline.explanation import Explanation, Overview, explain, overview
 from jaxkern.pipeline.graph import PipelineNode, Remainder, Vertex
 from jaxkern.pipeline.iteration import IterationOptions, PipelineIterator
 from jaxkern.pipeline.nodes import HostNode, Merge, SourceNode
 from jaxkern.pipeline.operators import OperatorNode
-from jaxkern.pipeline.placement import cpu_device
+from jaxkern.pipeline.plan import PipelinePlan, Placement
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential.streaming import StreamNode
 from jaxkern.pipeline.sources.as_source import as_source
-from jaxkern.pipeline.timing import batch_seconds
+from jaxkern.pipeline.streaming import StreamNode
 from jaxkern.pipeline.tuning import Auto, Tuning
-from jaxkern.pipeline.workers import holds_ragged
 from jaxkern.ring import SlotMemory
 
 
@@ -41,31 +40,32 @@ def from_source(
     pad_remainder: bool = False,
     sharding: jax.sharding.NamedSharding | None = None,
 ) -> Pipeline:
-    """A pipeline that yields a source's records in batches, as dicts of ``jax.Array``.
+    """Return a pipeline that yields a source's records in batches, as dicts of ``jax.Array``.
 
-    Every epoch holds every record once, over all shards together, in an order that (seed, epoch)
-    decides and that takes no memory; see docs/pipelines.md.
+    Every epoch holds every record once, over all shards together, in an order that depends on
+    (seed, epoch) and uses no memory; see docs/pipelines.md.
 
     Args:
       source: field -> array [N, ...] or path of an ``.npy`` file; or anything with ``len`` and
-        ``[i]`` that gives dicts, as Grain's sources; or an `ArraySource`, `HDF5Source`,
-        `ImageFolder` or `Subset` of `jaxkern.pipeline`, or a `BatchSource` of one's own.
+        ``[i]`` that returns dicts, as Grain's sources; or an `ArraySource`, `HDF5Source`,
+        `ImageFolder` or `Subset` of `jaxkern.pipeline`, or a `BatchSource` of your own.
       batch_size: records of a batch, of this shard.
-      shuffle: whether the order differs from the source's, and from epoch to epoch.
-      seed: of the order and of everything random behind it; an integer.
-      num_workers: threads that make batches; 0 makes each batch when it is asked for. The batches
-        do not depend on it. "auto" begins with 2 and takes more while the consumer waits, cores
-        are free and batches come faster for it; ``stats()`` of the iterator tells.
-      prefetch_size: batches that are made ahead at most; "auto" likewise, within the memory.
-      drop_remainder: whether records that fill no batch are left out of the epoch. Otherwise the
-        last batch is smaller.
+      shuffle: True for an order that differs from the source's, and from epoch to epoch.
+      seed: of the order and of all random draws after it; an integer.
+      num_workers: threads that make batches; 0 makes each batch when it is requested. The batches
+        do not depend on it. "auto" begins with 2 and adds more while the consumer waits, cores are
+        free and more threads are faster; see ``stats()`` of the iterator.
+      prefetch_size: maximum number of batches that are made ahead; "auto" likewise, within the
+        memory.
+      drop_remainder: True to leave records that do not fill a batch out of the epoch. Otherwise
+        the last batch is smaller.
       shard: (index, count): this pipeline reads every count-th record of the order. None: JAX's
         process index and count.
-      pad_remainder: whether the last batch is filled up instead, by repeating the last record; a
-        field "mask" (bool [batch_size]) says which rows are real, in every batch.
+      pad_remainder: True to fill the last batch by repeating the last record; a field "mask"
+        (bool [batch_size]) of every batch marks the real rows.
       sharding: a NamedSharding over the devices of all processes whose first axis is the batch's;
-        batches come out as global arrays of batch_size * count records, and all processes get
-        equally many, so that the remainder must be dropped or padded.
+        batches are global arrays of batch_size * count records. All processes get equally many, so
+        the remainder must be dropped or padded.
     Raises: TypeError or ValueError that names the argument.
 
     >>> import numpy as np
@@ -81,7 +81,7 @@ def from_source(
     shard = _shard(shard)
     reader = as_source(source)
     if len(reader) == 0:
-        raise ValueError(f"the source {reader!r} is empty; wanted at least one record")
+        raise ValueError(f"the source {reader!r} is empty; expected at least one record")
     node = SourceNode(reader, batch_size, bool(shuffle), seed, remainder, shard)
     return Pipeline(Vertex(node), options)
 
@@ -100,23 +100,24 @@ def from_stream(
     pad_remainder: bool = False,
     sharding: jax.sharding.NamedSharding | None = None,
 ) -> Pipeline:
-    """A pipeline that yields the records of an iterable in batches, as dicts of ``jax.Array``.
+    """Return a pipeline that yields the records of an iterable, as dicts of ``jax.Array``.
 
-    Records are dicts of arrays; how many there are is known at the end: ``len(pipeline)`` raises.
-    A thread of its own reads them, as far ahead as `prefetch_size` batches; a generator is closed
-    in it when the iteration ends. The number of a record, which what is drawn for it behind
-    belongs to, is its position in the stream; see docs/streams.md.
+    Records are dicts of arrays. Their number is unknown before the end: ``len(pipeline)`` raises. A
+    thread reads them, at most `prefetch_size` batches ahead; it closes a generator when the
+    iteration ends. The id of a record, which decides its random draws, is its position in the
+    stream; see docs/streams.md.
 
     Args:
       stream: a function without arguments that returns an iterable, or an iterable; it is iterated
-        anew for each epoch. An iterator, such as a generator, can be read in one epoch only. Where
-        it has ``set_epoch``, that is called with the epoch's number before.
+        again for each epoch. An iterator, such as a generator, can be read in one epoch only. If it
+        has ``set_epoch``, that is called with the number of the epoch before.
       shuffle_buffer: about how many records wait in memory so that their order can change: each is
-        delayed by up to twice as many places, as (seed, epoch, position) decide. 0 keeps the order.
-      resume: "auto" goes on by the stream's own ``get_state`` and ``set_state`` (or ``state_dict``
-        and ``load_state_dict``) where it, or its iterator, has them; otherwise, and with "count",
-        a resumed pipeline reads the stream from its beginning and skips what had come.
-      shard: (index, count): this pipeline takes every count-th record of the stream.
+        delayed by up to twice as many positions, depending on (seed, epoch, position). 0 keeps the
+        order.
+      resume: "auto" resumes by the stream's own ``get_state`` and ``set_state`` (or ``state_dict``
+        and ``load_state_dict``) if it, or its iterator, has them; otherwise, and with "count", a
+        resumed pipeline reads the stream from its beginning and skips what was delivered.
+      shard: (index, count): this pipeline reads every count-th record of the stream.
       batch_size, seed, num_workers, prefetch_size, drop_remainder, pad_remainder, sharding: as for
         `from_source`.
     Raises: TypeError or ValueError that names the argument; while iterating, RuntimeError for a
@@ -135,7 +136,7 @@ def from_stream(
     seed = check_integer("seed", seed, -(2**63))
     remainder = _remainder(drop_remainder, pad_remainder, sharding)
     if resume not in ("auto", "count"):
-        raise ValueError(f"resume is {resume!r}; wanted 'auto' or 'count'")
+        raise ValueError(f"resume is {resume!r}; expected 'auto' or 'count'")
     node = StreamNode(stream, batch_size, shuffle_buffer, seed, remainder, _shard(shard), resume)
     return Pipeline(Vertex(node), options)
 
@@ -151,13 +152,13 @@ def _options(
         more = '; or "auto"; num_workers=0 is a pipeline without prefetching'
         prefetch_size = check_integer("prefetch_size", prefetch_size, 1, more=more)
     if sharding is not None and not isinstance(sharding, jax.sharding.NamedSharding):
-        raise TypeError(f"sharding is {sharding!r}; wanted a jax.sharding.NamedSharding")
+        raise TypeError(f"sharding is {sharding!r}; expected a jax.sharding.NamedSharding")
     return IterationOptions(num_workers, prefetch_size, sharding)
 
 
 def _remainder(drop: bool, pad: bool, sharding: jax.sharding.NamedSharding | None) -> Remainder:
     if drop and pad:
-        raise ValueError("drop_remainder and pad_remainder are both True; wanted one of them")
+        raise ValueError("drop_remainder and pad_remainder are both True; expected one of them")
     if sharding is not None and not (drop or pad):
         raise ValueError(
             "sharding needs equally many rows in all processes, and the last batch may be "
@@ -170,10 +171,10 @@ def _shard(shard: tuple[int, int] | None) -> tuple[int, int] | None:
     if shard is None:
         return None
     if not isinstance(shard, tuple | list) or len(shard) != 2:
-        raise ValueError(f"shard is {shard!r}; wanted (index, count)")
+        raise ValueError(f"shard is {shard!r}; expected (index, count)")
     index, count = (check_integer(f"shard[{i}]", n, i) for i, n in enumerate(shard))
     if index >= count:
-        raise ValueError(f"shard is {shard}; wanted (index, count) with index below count")
+        raise ValueError(f"shard is {shard}; expected (index, count) with index below count")
     return index, count
 
 
@@ -181,9 +182,8 @@ class Pipeline:
     """Batches from a source through nodes; made by `from_source` and continued by ``>>``.
 
     ``pipe >> node`` adds an `OperatorNode`, `Probabilistic`, `Conditional`, `Rebatch` or `Cache`,
-    or a Python function of a batch of NumPy arrays, which runs in the worker threads. ``a & b``
-    merges two branches of the same records: a batch with the fields of both. Neither changes the
-    pipelines that it is given.
+    or a Python function of a batch of NumPy arrays, which worker threads call. ``a & b`` merges two
+    branches of the same records: a batch with the fields of both. Neither changes its operands.
 
     Iterating is one epoch; the next iteration is the next epoch.
 
@@ -201,25 +201,23 @@ class Pipeline:
         self._tuning = Tuning(options.num_workers, options.prefetch_size)
         self._memory = SlotMemory()
         self._epoch = 0
-        self._ready: PipelinePlan | None = None
-        self._decided = False  # whether it is known where a Compose runs that is left open
-        self._on_host_only = False  # whether it can run nowhere else
 
     def __rshift__(self, node: Any) -> Pipeline:
         if isinstance(node, ElementOperator | Compose):
             node = OperatorNode(node)
         if isinstance(node, Pipeline):
-            raise TypeError("pipeline >> pipeline: wanted a node; merge branches with &")
+            raise TypeError("pipeline >> pipeline: expected a node; merge branches with &")
         if isinstance(node, type) or not (isinstance(node, PipelineNode) or callable(node)):
             raise TypeError(
-                f"{node!r:.80} is no node; wanted OperatorNode(op), a Python function of a batch, "
-                "or a node of jaxkern.pipeline such as Rebatch(n), Filter(fn) or Pack(length)"
+                f"{node!r:.80} is not a node; expected OperatorNode(op), a Python function of a "
+                "batch, or a node of jaxkern.pipeline such as Rebatch(n), Filter(fn) or "
+                "Pack(length)"
             )
         if not isinstance(node, PipelineNode):
             node = HostNode(node)
         if isinstance(node, Repeat | Take):
-            return Pipeline(node.arranged_behind(self._output), self._options)
-        node = node.behind(self._output)
+            return Pipeline(node.after(self._output), self._options)
+        node = node.specialize_for(self._output)
         return Pipeline(Vertex(node, (self._output,)), self._options)
 
     def __and__(self, other: Any) -> Pipeline:
@@ -227,32 +225,28 @@ class Pipeline:
             return NotImplemented
         if other._options != self._options:
             raise ValueError(
-                f"the branches have {self._options} and {other._options}; wanted the same workers, "
-                "prefetching and sharding"
+                f"the branches have {self._options} and {other._options}; expected the same "
+                "workers, prefetching and sharding"
             )
         return Pipeline(Vertex(Merge(), (self._output, other._output)), self._options)
 
     def __iter__(self) -> PipelineIterator:
-        self._decide()
-        epoch = self._epoch
+        plan, epoch = self._plan, self._epoch
         self._epoch += 1
-        return self._iterator(self._plan, epoch)
-
-    def _iterator(self, plan: PipelinePlan, epoch: int) -> PipelineIterator:
         return PipelineIterator(
-            plan, epoch, self._options, self._resumed, self._replan, self._tuning, self._memory
+            plan, epoch, self._options, self._set_resumed, self._tuning, self._memory
         )
 
     def __len__(self) -> int:
-        """The batches of an epoch. Raises: TypeError where only the end of the epoch tells."""
-        plan = self._outline
-        if not plan.stream.known:
-            first = next(name for v, name in plan.names.items() if plan.streams[v].cut is v)
+        """The batches of an epoch. Raises: TypeError if only the end of the epoch shows it."""
+        plan = self._host_plan
+        if not plan.layout.known:
+            first = next(plan.names[vertex] for vertex in plan.vertices if vertex.node.sequential)
             raise TypeError(
-                f"this pipeline has no length: how many rows come out of {first!r} is known at the "
-                "end of an epoch only; iterate to it"
+                f"this pipeline has no length: the number of rows of {first!r} is known at the end "
+                "of an epoch only; iterate to it"
             )
-        return plan.stream.batches
+        return plan.layout.batches
 
     def __bool__(self) -> bool:
         return True
@@ -267,7 +261,7 @@ class Pipeline:
         self._epoch = check_integer("epoch", number, 0)
 
     def with_seed(self, seed: int) -> Pipeline:
-        """The same pipeline with another seed, from epoch 0; this one stays as it is.
+        """Return the same pipeline with another seed, from epoch 0; this one does not change.
 
         >>> import jaxkern as jk
         >>> pipe = jk.from_source({"x": list(range(100))}, batch_size=100, shuffle=True, seed=1)
@@ -276,7 +270,7 @@ class Pipeline:
         (True, False)
         """
         seed = check_integer("seed", seed, -(2**63))
-        made: dict[Vertex, Vertex] = {}
+        copies: dict[Vertex, Vertex] = {}
         for vertex in self._output.ordered():
             node = vertex.node
             if isinstance(node, SourceNode):
@@ -284,24 +278,41 @@ class Pipeline:
             elif hasattr(node, "seed"):
                 node = copy.copy(node)
                 node.seed = seed
-            made[vertex] = Vertex(node, tuple(made[before] for before in vertex.inputs))
-        return Pipeline(made[self._output], self._options)
+            copies[vertex] = Vertex(node, tuple(copies[upstream] for upstream in vertex.inputs))
+        return Pipeline(copies[self._output], self._options)
+
+    def with_workers(self, num_workers: int) -> Pipeline:
+        """Return the same pipeline with another number of workers, from epoch 0.
+
+        With 0 the thread that iterates does all work: useful to debug, since the batches are the
+        same.
+
+        >>> import jaxkern as jk
+        >>> pipe = jk.from_source({"x": [1, 2, 3]}, batch_size=2) >> jk.pipeline.Cache()
+        >>> [batch["x"].tolist() for batch in pipe.with_workers(0)]
+        [[1, 2], [3]]
+        """
+        num_workers = check_integer("num_workers", num_workers, 0)
+        options = dataclasses.replace(self._options, num_workers=num_workers)
+        return Pipeline(self._output, options)
 
     @property
     def element_spec(self) -> Data:
         """The fields of a full batch as ``jax.ShapeDtypeStruct``, of this process's part.
 
-        Where the shapes follow from those of arrays and from a Compose on encoded images, no data
-        are read. Otherwise, as where a Python function decides, the first batch is, unless one has
+        If the shapes follow from those of arrays and from a Compose on encoded images, no data are
+        read. Otherwise, for instance after a Python function, the first batch is, unless one has
         been made already.
         """
-        known = self._outline.known_spec() if self._outline.first is None else None
-        return self._plan.spec() if known is None else known
+        plan = self._host_plan
+        spec = plan.known_spec() if plan.first is None else None
+        return self._plan.spec_after(first_item(self._plan)) if spec is None else spec
 
     @property
     def compilations(self) -> dict[str, int]:
         """How often each program of the pipeline was compiled, by the names of its nodes."""
-        return {program.name: program.compilations for program in self._outline.programs}
+        plans = [vars(self).get(name) for name in ("_host_plan", "_plan")]
+        return {p.name: p.compilations for plan in plans if plan for p in plan.programs}
 
     @overload
     def explain(self, record_id: None = None, epoch: int = 0) -> Overview: ...
@@ -310,20 +321,17 @@ class Pipeline:
     def explain(self, record_id: int, epoch: int = 0) -> Explanation: ...
 
     def explain(self, record_id: int | None = None, epoch: int = 0) -> Explanation | Overview:
-        """Where each node runs; or one record's way through the pipeline in an epoch.
+        """Return where each node runs; or what each node does to one record in an epoch.
 
-        Without a record: a Compose that is not told to run on the device or the host is timed in
-        both places, with the batches of an epoch and the pipeline's own workers, for some seconds;
-        from then on it runs where batches came faster, except that native threads keep what they
-        can do on the CPU, however busy it was meanwhile. Iterating does the same by itself where
-        the device is not the CPU and there is one process. What a GPU and the CPU compute may
-        differ in the last bits, so that a state names the place, and a resumed pipeline takes it
-        from there; say ``on=`` for bits that no timing decides.
+        Without a record: a Compose with neither ``on="device"`` nor ``on="host"`` runs in native
+        threads if they can run all of it, else on the device if JAX has an accelerator, else on the
+        host. Images of different sizes that go over a mesh get one size on the host. What a GPU and
+        the CPU compute may differ in the last bits: say ``on=`` for results that do not depend on
+        the machine.
 
-        With a record: it is replayed in its own batch and shown behind every node, so that the last
-        stage holds what an iteration yields; behind a node that drops, adds or joins records it is
-        not followed. JAX nodes are compiled one by one for the stages
-        between.
+        With a record: it is computed again in its own batch and shown after every node; the last
+        stage is what an iteration yields. Nodes that drop, add or join records end the list. JAX
+        nodes are compiled one by one for the stages between.
 
         Raises: ValueError for a record that the source or this shard does not have, or that the
           epoch drops.
@@ -334,11 +342,7 @@ class Pipeline:
         4
         """
         if record_id is None:
-            self._settle()
-            is_open = self._plan.placement is not None and not self._on_host_only
-            is_open &= not isinstance(self._plan.vertices[0].node, StreamNode)
-            seconds = self._measure() if is_open and jax.process_count() == 1 else {}
-            return overview(self._plan, seconds, self._tuning.workers)
+            return overview(self._plan, self._tuning.workers)
         return explain(
             self._plan, check_integer("record_id", record_id, 0), check_integer("epoch", epoch, 0)
         )
@@ -349,98 +353,66 @@ class Pipeline:
 
     @property
     def _seed(self) -> int:
-        """Of the first source."""
+        """The seed of the first source."""
         seeds = (v.node.seed for v in self._output.ordered() if isinstance(v.node, SourceNode))
         return next(seeds, 0)
 
     @property
     def _records(self) -> int:
-        """Records of an epoch, over all shards."""
-        return self._outline.stream.order.rows_in((0, 1))
-
-    @property
-    def _outline(self) -> PipelinePlan:
-        """A plan for what does not depend on where a Compose runs; making it reads no data."""
-        return self._undecided if self._ready is None else self._ready
+        """The number of records of an epoch, over all shards."""
+        return self._host_plan.layout.order.rows_in((0, 1))
 
     @functools.cached_property
-    def _undecided(self) -> PipelinePlan:
+    def _host_plan(self) -> PipelinePlan:
+        """The plan with an open Compose on the host; making it reads no data."""
         plan = PipelinePlan(self._output, "host")
-        if plan.cut is not None and self._options.sharding is not None and jax.process_count() > 1:
+        last = plan.last_sequential
+        if last is not None and self._options.sharding is not None and jax.process_count() > 1:
             raise ValueError(
-                f"{plan.names[plan.cut]!r} gives each process as many batches as its records "
-                "make, and over a mesh of several processes all need equally many: filter and "
-                "cut the records before, into a source with a length"
+                f"the number of batches of {plan.names[last]!r} depends on the process, and over a "
+                "mesh of several processes all need equally many: filter and divide the records "
+                "before, into a source with a length"
             )
         return plan
 
-    @property
+    @functools.cached_property
     def _plan(self) -> PipelinePlan:
-        """The plan of iterations. Where native threads can run a Compose, headers of images say."""
-        if self._ready is None:
-            self._ready = self._undecided
-            # Several processes would each measure something else, and a stream is read in order.
-            streamed = isinstance(self._ready.vertices[0].node, StreamNode)
-            self._decided = self._platform == "cpu" or jax.process_count() > 1 or streamed
-            if self._ready.placement is not None and not self._native_keep(self._ready):
-                self._ready = PipelinePlan(self._output, "device")
-        return self._ready
-
-    def _native_keep(self, host: PipelinePlan) -> bool:
-        """On the CPU both places give the same bits, and native threads save a pass over the
-        images: no timing, which other work can upset, takes it from them."""
-        return self._platform == "cpu" and host.native is not None
+        """The plan of iterations; image headers may be read to decide whether it is native."""
+        plan = self._host_plan
+        if plan.placement is None or self._placement == "host":
+            return plan
+        device_plan = PipelinePlan(self._output, "device")
+        return plan if self._must_be_on_host(device_plan) else device_plan
 
     @property
-    def _platform(self) -> str:
-        sharding = self._options.sharding
-        if sharding is None:
-            return jax.default_backend()
-        return str(sharding.mesh.devices.flat[0].platform)
+    def _placement(self) -> Placement:
+        # The rule: native threads, else the device if there is an accelerator, else the host.
+        native = self._host_plan.native is not None
+        return "host" if native or platform_of(self._options.sharding) == "cpu" else "device"
 
-    def _decide(self) -> None:
-        """Settles where a Compose runs that is left open, if that is still to be measured."""
-        self._settle()
-        if self._plan.placement is None or self._decided:
-            return
+    def _must_be_on_host(self, plan: PipelinePlan) -> bool:
+        """True if images of different sizes go over a mesh, which reading the first batch shows."""
+        if self._options.sharding is None or not _has_cpu():
+            return False
         try:
-            self._measure()
-        except Exception:  # what a batch raises comes in its place, when that is iterated
-            self._decided = True
+            return first_item(plan).ragged
+        except Exception:  # it is raised in its batch's place; the host can make the others
+            return True
 
-    def _settle(self) -> None:
-        """Over a mesh images must have one size: a Compose that is left open gives it on the host.
-
-        Reads the first batch, where a mesh and such a Compose are given and none has been made yet.
-        """
-        plan = self._plan
-        open_over_mesh = self._options.sharding is not None and plan.placement == "device"
-        if not open_over_mesh or cpu_device() is None:
-            return
-        try:
-            ragged = holds_ragged(plan.first_unit().joint)
-        except Exception:  # it comes in its place; on the host the others can be made in any case
-            ragged = True
-        if ragged:
-            self._on_host_only = True
-            self._replan("host")
-
-    def _measure(self) -> dict[Placement, float]:
-        """Seconds of a batch in each place, one of which is the pipeline's from now on."""
-        plans: dict[Placement, PipelinePlan] = {"device": PipelinePlan(self._output, "device")}
-        if cpu_device() is not None:
-            plans["host"] = PipelinePlan(self._output, "host")
-        seconds = batch_seconds({k: functools.partial(self._iterator, p) for k, p in plans.items()})
-        kept = "host" in plans and self._native_keep(plans["host"])
-        self._ready = plans["host" if kept else min(plans, key=lambda place: seconds[place])]
-        self._decided = True
-        return seconds
-
-    def _resumed(self, epoch: int) -> None:
+    def _set_resumed(self, epoch: int) -> None:
         self._epoch = epoch + 1
 
-    def _replan(self, placement: Placement) -> PipelinePlan:
-        if self._on_host_only:  # also where a state says that it was the device, without a mesh
-            placement = "host"
-        self._ready, self._decided = PipelinePlan(self._output, placement), True
-        return self._ready
+
+def platform_of(sharding: jax.sharding.NamedSharding | None) -> str:
+    """Return the platform of the devices that batches go to, such as "cpu" or "gpu"."""
+    if sharding is None:
+        return jax.default_backend()
+    return str(sharding.mesh.devices.flat[0].platform)
+
+
+def _has_cpu() -> bool:
+    """False if JAX runs without a CPU device (``JAX_PLATFORMS=cuda``)."""
+    try:
+        return bool(jax.local_devices(backend="cpu"))
+    except RuntimeError:
+        return False

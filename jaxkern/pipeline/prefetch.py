@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxkern.core.alignment import aligned_copy
 from jaxkern.core.arguments import check_integer
-from jaxkern.pipeline.rows import aligned_copy
-from jaxkern.ring import Ring, RingError
+from jaxkern.pipeline.engine import Engine
 
 
 def prefetch_to_device(
     iterator: Iterable[Any], buffer_size: int = 2, sharding: Any = None
 ) -> Prefetcher:
-    """An iterator over the same pytrees as ``jax.Array``, fetched and sent ahead by a thread.
+    """Return an iterator over the same pytrees as ``jax.Array``, fetched ahead by a thread.
 
-    The thread takes items from ``iterator`` and puts them on the device while the consumer works on
-    earlier ones, so that a step takes the longer of the two times and not their sum. It stays at
-    most ``buffer_size`` items ahead. The iterator may fill the same NumPy arrays again: they are
+    The thread reads items from ``iterator`` and puts them on the device while the consumer
+    processes earlier ones, so that a step takes the longer of the two times and not their sum. It
+    is at most ``buffer_size`` items ahead. The iterator may reuse its NumPy arrays: they are
     copied, unless they are read-only. An exception of the iterator is raised in its place, after
-    all items before it, with its traceback. Where the iterator has ``get_state`` and ``set_state``,
-    as a pipeline's, the result has them too, for the items that were delivered.
+    all items before it, with its traceback. If the iterator has ``get_state`` and ``set_state``, as
+    a pipeline's, the result has them too, for the items that were delivered.
 
     Args:
       iterator: of pytrees of arrays (or of numbers).
-      buffer_size: items that are fetched but not consumed, at most.
+      buffer_size: maximum number of items that are fetched but not consumed.
       sharding: a ``jax.sharding.Sharding``, a ``jax.Device``, or a pytree of them that is a prefix
         of the items; None for JAX's default device.
 
     Raises:
       ValueError: for a ``buffer_size`` below 1.
-      TypeError: when ``iterator`` is not iterable.
+      TypeError: if ``iterator`` is not iterable.
 
     Example:
       >>> import numpy as np, jaxkern as jk
@@ -49,57 +48,55 @@ def prefetch_to_device(
 
 
 class Prefetcher(Iterator[Any]):
-    """What `jaxkern.prefetch_to_device` returns: an iterator that a ``with`` block closes."""
+    """The result of `jaxkern.prefetch_to_device`: an iterator that a ``with`` block closes."""
 
     def __init__(self, iterator: Iterable[Any], buffer_size: int = 2, sharding: Any = None):
         buffer_size = check_integer("buffer_size", buffer_size, 1)
         self._iterator: Any = iter(iterator)
         self._buffer_size, self._sharding = buffer_size, sharding
+        self._lock = threading.Lock()
         self._start()
 
     def _start(self) -> None:
-        # The thread must not hold the prefetcher that the consumer drops.
-        self._stream = stream = _Stream(self._buffer_size, _state_of(self._iterator))
-        self._thread = threading.Thread(
-            target=_fetch,
-            args=(stream, self._iterator, self._sharding),
-            name="jaxkern-prefetch",
-            daemon=True,
-        )
-        self._thread.start()
+        source = _Items(self._iterator, self._sharding)
+        self._delivered = source.position
+        self._engine = Engine(source, 1, self._buffer_size)
+        self._engine.start()
 
     def __next__(self) -> Any:
         return self.get()
 
     def get(self, timeout: float | None = None) -> Any:
-        """The next item; see `jaxkern.ring.Ring.get` for what it raises."""
-        stream = self._stream
-        index, error, _ = stream.ring.take(timeout)
-        if index in stream.states:
-            if index > stream.delivered[0][0]:
-                stream.delivered[0] = index, stream.states[index]
-            del stream.states[index]
-        if error is not None:
+        """Return the next item; see `jaxkern.ring.Ring.get` for what it raises."""
+        engine = self._engine
+        item = engine.next(timeout)
+        if item is None:
+            raise StopIteration
+        with self._lock:  # threads may get items out of order
+            index, _ = item.after
+            if engine is self._engine and index > self._delivered[0]:
+                self._delivered = item.after
+        if item.error is not None:
             try:
-                raise error
+                raise item.error
             finally:
-                del error  # its traceback holds this frame
-        return stream.items.pop(index)
+                del item  # its traceback holds this frame
+        return item.value
 
     def get_state(self) -> Any:
-        """The iterator's state behind the last item that was delivered, not the last one fetched.
+        """Return the iterator's state after the last item that was delivered, not the last fetched.
 
         Raises:
-          TypeError: when the iterator has no ``get_state``, as a generator.
+          TypeError: if the iterator has no ``get_state``, as a generator.
         """
         self._check_state()
-        return self._stream.delivered[0][1]
+        return self._delivered[1]
 
     def set_state(self, state: Any) -> None:
-        """Drops what was fetched and goes on where `get_state` was called.
+        """Drop what was fetched and continue where `get_state` was called.
 
         Raises:
-          TypeError: when the iterator has no ``set_state``; and what that raises for a state.
+          TypeError: if the iterator has no ``set_state``; and what that raises for a state.
         """
         self._check_state()
         self.close(None)
@@ -110,19 +107,17 @@ class Prefetcher(Iterator[Any]):
         if not _has_state(self._iterator):
             raise TypeError(
                 f"the iterator is a {type(self._iterator).__name__}, which has no get_state and "
-                "set_state; wanted one that can be resumed, as a pipeline's"
+                "set_state; expected one that can be resumed, as a pipeline's"
             )
 
     def close(self, timeout: float | None = 5.0) -> None:
-        """Ends the thread and drops what was fetched. Idempotent.
+        """End the thread and drop what was fetched. Idempotent.
 
         Args:
           timeout: seconds to wait for the thread, which may be in the middle of an item.
         """
-        self._stream.ring.close()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout)
-        self._stream = self._stream.emptied()
+        self._engine.close()
+        self._engine.join(timeout)
 
     def __enter__(self) -> Prefetcher:
         return self
@@ -136,27 +131,84 @@ class Prefetcher(Iterator[Any]):
         self.close()
 
     def __del__(self) -> None:
-        stream = getattr(self, "_stream", None)
-        if stream is not None:
-            # At the interpreter's end the functions that `Ring.close` calls may be gone.
-            stream.ring._native.close(0.0)
+        engine = getattr(self, "_engine", None)
+        if engine is not None:
+            try:  # noqa: SIM105
+                engine.close()
+            except Exception:  # modules may be gone when the interpreter exits
+                pass
 
 
-class _Stream:
-    """A ring of batches without leaves, which orders, bounds and ends; the items stand beside."""
+@dataclass(frozen=True)
+class DevicePlacement:
+    """Puts pytrees of arrays on a device or over a mesh.
 
-    def __init__(self, buffer_size: int, state: Any) -> None:
-        self.ring = Ring((), capacity=buffer_size)
-        # The last item's index, and the iterator's state behind it; the place is one for `emptied`.
-        self.delivered: list[tuple[int, Any]] = [(-1, state)]
-        self.items: dict[int, Any] = {}
-        self.states: dict[int, Any] = {}
+    Attributes:
+      target: a ``jax.Device``, a ``jax.sharding.Sharding``, or a pytree of them that is a prefix of
+        the batches; None for JAX's default device.
 
-    def emptied(self) -> _Stream:
-        """The same ring without the items; who is taking one still has them."""
-        empty = copy.copy(self)
-        empty.items, empty.states = {}, {}
-        return empty
+    Example:
+      >>> import jax, numpy as np, jaxkern as jk
+      >>> placement = jk.DevicePlacement(jax.devices()[0])
+      >>> [int(x) for x in placement.prefetch_to_device(iter([np.int32(1), np.int32(2)]))]
+      [1, 2]
+    """
+
+    target: Any = None
+
+    def put(self, batch: Any) -> Any:
+        """Return the pytree as ``jax.Array`` at the target, perhaps before the transfer ends."""
+        return jax.device_put(batch, self.target)
+
+    def prefetch_to_device(self, iterator: Iterable[Any], buffer_size: int = 2) -> Prefetcher:
+        """Call `jaxkern.prefetch_to_device` with this placement."""
+        return prefetch_to_device(iterator, buffer_size, self.target)
+
+
+class _Items:
+    """The items of an iterator on a device, for an engine.
+
+    Attributes:
+      position: (number of items, state of the iterator after them).
+    """
+
+    def __init__(self, iterator: Any, sharding: Any) -> None:
+        self._iterator, self._sharding = iterator, sharding
+        self.position: tuple[int, Any] = 0, _state_of(iterator)
+
+    def claim(self) -> tuple[Any] | None:
+        try:
+            item = next(self._iterator)
+        except StopIteration:
+            return None
+        except BaseException:
+            self._advance(error=True)
+            raise
+        self._advance(error=False)
+        return (item,)
+
+    def _advance(self, error: bool) -> None:
+        count, state = self.position
+        self.position = count + 1, state
+        try:
+            self.position = count + 1, _state_of(self._iterator)
+        except BaseException:
+            if not error:  # else the iterator's own error matters more
+                raise
+
+    def make(self, claim: tuple[Any], slot: Any) -> Any:
+        return jax.device_put(jax.tree.map(_own, claim[0]), self._sharding)
+
+    def resize(self, threads: int) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+    def release(self) -> None:
+        close = getattr(self._iterator, "close", None)  # runs the `finally` blocks of a generator
+        if close is not None:
+            close()
 
 
 def _has_state(iterator: Any) -> bool:
@@ -167,49 +219,8 @@ def _state_of(iterator: Any) -> Any:
     return iterator.get_state() if _has_state(iterator) else None
 
 
-def _fetch(stream: _Stream, iterator: Any, sharding: Any) -> None:
-    ring = stream.ring
-    try:
-        while _fetch_one(stream, iterator, sharding):
-            pass
-        ring.finish()
-    except BaseException as error:
-        # Whatever it is, the consumer must not wait for an item that nobody fetches.
-        with contextlib.suppress(BaseException):  # closed; or of its text, when it has been told
-            ring.fail(error)
-        with contextlib.suppress(RingError):
-            ring.finish()
-    finally:
-        close = getattr(iterator, "close", None)  # runs the `finally` blocks of a generator
-        if close is not None:
-            close()
-
-
-def _fetch_one(stream: _Stream, iterator: Any, sharding: Any) -> bool:
-    """False when the iterator has ended."""
-    slot = stream.ring.slot()
-    try:
-        item = next(iterator)
-    except StopIteration:
-        slot.abandon()
-        return False
-    except BaseException as error:
-        with contextlib.suppress(BaseException):  # the error itself matters more
-            stream.states[slot.index] = _state_of(iterator)
-        slot.fail(error)
-        return isinstance(error, Exception)
-    try:
-        stream.states[slot.index] = _state_of(iterator)
-        stream.items[slot.index] = jax.device_put(jax.tree.map(_own, item), sharding)
-    except BaseException as error:
-        slot.fail(error)
-        return isinstance(error, Exception)
-    slot.commit()
-    return True
-
-
 def _own(leaf: Any) -> Any:
-    """A leaf that its producer does not write to, now that it fetches the next item."""
+    """Copy an array that its producer may overwrite when it makes the next item."""
     if isinstance(leaf, np.ndarray) and leaf.flags.writeable and not leaf.dtype.hasobject:
         return aligned_copy(leaf)
     return leaf

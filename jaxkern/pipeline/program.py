@@ -1,4 +1,4 @@
-"""Neighbouring JAX nodes as one jitted program, and the count of its compilations."""
+"""Adjacent JAX nodes as one jitted program, and the work items that it takes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxkern.core.alignment import aligned_copy
 from jaxkern.core.failures import note
 from jaxkern.core.keys import fold_records
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.graph import Batches, Block, Derivation, Vertex
+from jaxkern.pipeline.graph import KeyDerivation, Vertex
 from jaxkern.pipeline.nodes import merged
 from jaxkern.pipeline.rows import Data
 
@@ -24,12 +25,12 @@ class RecompilationWarning(UserWarning):
     """A pipeline compiled a program again because a node changed the shape of its batches."""
 
 
-class Joint(NamedTuple):
-    """Batches of several nodes whose common arrays are held once.
+class DedupedLeaves(NamedTuple):
+    """Batches of several nodes that store each common array once.
 
     Attributes:
       leaves: the distinct arrays.
-      places: which of them each leaf of the tree is.
+      places: index of the array of each leaf of the tree.
       tree: of a tuple of batches.
     """
 
@@ -38,8 +39,8 @@ class Joint(NamedTuple):
     tree: Any
 
     @classmethod
-    def of(cls, batches: Sequence[Data]) -> Joint:
-        """Joins batches; arrays are the same where they are one object."""
+    def of(cls, batches: Sequence[Data]) -> DedupedLeaves:
+        """Join batches; arrays are equal if they are the same object."""
         leaves, tree = jax.tree.flatten(tuple(batches))
         first: dict[int, int] = {}
         distinct: list[Any] = []
@@ -50,45 +51,71 @@ class Joint(NamedTuple):
         return cls(distinct, tuple(first[id(leaf)] for leaf in leaves), tree)
 
     def batches(self) -> tuple[Data, ...]:
-        """The batches again."""
+        """Return the batches."""
         batches: tuple[Data, ...] = self.tree.unflatten([self.leaves[p] for p in self.places])
         return batches
 
 
-class BatchUnit(NamedTuple):
-    """What worker threads hand over: the batches that the last program takes, or the batch.
+class WorkItem(NamedTuple):
+    """What workers hand over: the batches that the last program takes, or the batch itself.
 
     Attributes:
       joint: the batches.
-      records: uint32 [N, 2], see `halves`.
-      private: whether nobody else has the memory of its NumPy arrays, so that JAX may take it.
-      bad: how many of the records could not be read, see `BatchSource.on_bad_record`.
+      records: uint32 [N, 2], see `split_uint64`.
+      owned: True if nobody else uses the memory of the NumPy arrays, so that JAX may take it.
+      bad: number of records that could not be read, see `BatchSource.on_bad_record`.
+      filled: True if the arrays are in the slot of a ring.
     """
 
-    joint: Joint
+    joint: DedupedLeaves
     records: Any
-    private: bool = False
+    owned: bool = False
     bad: int = 0
+    filled: bool = False
 
-    def made_private(self) -> BatchUnit:
-        """The unit with copies of NumPy arrays, where somebody else may have them."""
-        if self.private:
+    def with_owned_buffers(self) -> WorkItem:
+        """Return the item with copies of the NumPy arrays that somebody else may use."""
+        if self.owned:
             return self
         leaves = [
-            row.aligned_copy(leaf) if isinstance(leaf, np.ndarray) else leaf
+            aligned_copy(leaf) if isinstance(leaf, np.ndarray) else leaf
             for leaf in self.joint.leaves
         ]
-        return self._replace(joint=self.joint._replace(leaves=leaves), private=True)
+        return self._replace(joint=self.joint._replace(leaves=leaves), owned=True)
+
+    def fill(self, slot: Any) -> WorkItem:
+        """Copy the arrays to a ring's slot; return the item without them."""
+        for target, leaf in zip(slot["leaves"], self.joint.leaves, strict=True):
+            if leaf is not target:
+                np.copyto(target, leaf)
+        slot["records"][...] = self.records
+        return self._replace(joint=self.joint._replace(leaves=[]), records=None, filled=True)
+
+    def with_arrays(self, arrays: Any) -> WorkItem:
+        """Return the item with the arrays of a delivered slot."""
+        joint = self.joint._replace(leaves=arrays["leaves"])
+        return self._replace(joint=joint, records=arrays["records"], filled=False)
+
+    def is_like(self, other: WorkItem) -> bool:
+        """True if both have arrays of the same shapes and dtypes in the same places."""
+        one, two = self.joint, other.joint
+        return (one.places, one.tree) == (two.places, two.tree) and all(
+            a.shape == b.shape and a.dtype == b.dtype
+            for a, b in zip(one.leaves, two.leaves, strict=True)
+        )
+
+    @property
+    def ragged(self) -> bool:
+        return row.has_ragged(self.joint.batches())
 
     @property
     def nbytes(self) -> int:
-        """Of its arrays."""
         leaves = [*self.joint.leaves, self.records]
         return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)  # shapes have no nbytes
 
 
-def halves(records: np.ndarray) -> np.ndarray:
-    """Record numbers as uint32 [N, 2]: the high and the low half."""
+def split_uint64(records: np.ndarray) -> np.ndarray:
+    """Return record ids as uint32 [N, 2]: the high and the low half."""
     bits = records.astype(np.uint64)
     return np.stack([bits >> np.uint64(32), bits & np.uint64(0xFFFFFFFF)], 1).astype(np.uint32)
 
@@ -98,12 +125,13 @@ class NodeProgram:
 
     Args:
       root: the last vertex.
-      compiled: the vertices that are JAX code, and where it runs.
+      compiled: the vertices with JAX code, and where it runs.
       names: of vertices.
-      derivations: of vertices' keys from the records', where they are not those.
+      derivations: of keys of vertices from those of the records, if they differ.
 
     Attributes:
-      frontier: the vertices whose batches it takes.
+      inputs: the vertices whose batches it takes.
+      where: "device" or "host".
       compilations: how often it was traced; once for each set of shapes.
     """
 
@@ -112,100 +140,88 @@ class NodeProgram:
         root: Vertex,
         compiled: Mapping[Vertex, str],
         names: Mapping[Vertex, str],
-        derivations: Mapping[Vertex, Derivation],
+        derivations: Mapping[Vertex, KeyDerivation],
     ) -> None:
         self._root, self._names, self._derivations = root, names, derivations
-        self._where = where = compiled[root]
+        self.where = where = compiled[root]
         region = {root}
         for vertex in reversed(root.ordered()):
             if vertex in region and compiled.get(vertex) == where:
                 region.update(vertex.inputs)
         ordered = [vertex for vertex in root.ordered() if vertex in region]
         self._vertices = [vertex for vertex in ordered if compiled.get(vertex) == where]
-        self.frontier = tuple(vertex for vertex in ordered if compiled.get(vertex) != where)
+        self.inputs = tuple(vertex for vertex in ordered if compiled.get(vertex) != where)
         self.compilations = 0
         self._seen: list[dict[str, str]] = []
         self._lock = threading.Lock()
-        self._jitted = jax.jit(self._traced, static_argnums=(1, 2))
+        self._jitted = jax.jit(self._trace, static_argnums=(1, 2))
 
     @property
     def name(self) -> str:
         """The names of its nodes, in order."""
         return " >> ".join(self._names[vertex] for vertex in self._vertices)
 
-    def block(self, epoch: Batches, batch: int) -> Block:
-        """One batch, in a worker thread."""
-        blocks = [epoch.block(vertex, batch) for vertex in self.frontier]
-        records = blocks[0].records
-        if self._where == "device":
-            joint = Joint.of([block.data for block in blocks])
-            return Block(self(joint, halves(records), epoch.key), records)
-        joint = Joint.of([row.on_host(block.data) for block in blocks])
-        with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            data = self(joint, halves(records), epoch.key)
-        return Block(row.on_host(data), records)
-
-    def __call__(self, joint: Joint, records: Any, key: Any) -> Data:
-        """The batch that the program makes.
+    def __call__(self, joint: DedupedLeaves, records: Any, key: Any) -> Data:
+        """Return the batch.
 
         Args:
-          joint: the batches of the frontier.
-          records: uint32 [N, 2], see `halves`.
+          joint: the batches of `inputs`.
+          records: uint32 [N, 2], see `split_uint64`.
           key: uint32 [2], the data of the epoch's key.
         """
         data: Data = self._jitted(joint.leaves, joint.places, joint.tree, records, key)
         return data
 
-    def spec(self, joint: Joint, records: np.ndarray) -> Data:
-        """The shapes of what it makes; compiles nothing."""
+    def spec(self, joint: DedupedLeaves, records: np.ndarray) -> Data:
+        """Return the shapes of the batch without compiling."""
 
         def evaluate(leaves: list[Any], ids: Any, key: Any) -> Data:
-            return self._evaluate(Joint(leaves, joint.places, joint.tree), ids, key)
+            return self._evaluate(joint._replace(leaves=leaves), ids, key)
 
         spec: Data = jax.eval_shape(evaluate, joint.leaves, records, np.zeros(2, np.uint32))
         return spec
 
-    def compiled(self, joint: Joint, records: Any, key: Any) -> Any:
-        """The ``jax.stages.Compiled`` for these shapes, which a call with such arguments uses."""
+    def compiled(self, joint: DedupedLeaves, records: Any, key: Any) -> Any:
+        """Return the ``jax.stages.Compiled`` for these shapes, which such a call uses."""
         return self._jitted.lower(joint.leaves, joint.places, joint.tree, records, key).compile()
 
-    def _traced(
+    def _trace(
         self, leaves: list[Any], places: tuple[int, ...], tree: Any, records: Any, key: Any
     ) -> Data:
-        joint = Joint(leaves, places, tree)
+        joint = DedupedLeaves(leaves, places, tree)
         self._count(joint.batches())
         return self._evaluate(joint, records, key)
 
-    def _evaluate(self, joint: Joint, records: Any, key: Any) -> Data:
-        found: dict[Vertex, Data] = dict(zip(self.frontier, joint.batches(), strict=True))
+    def _evaluate(self, joint: DedupedLeaves, records: Any, key: Any) -> Data:
+        values: dict[Vertex, Data] = dict(zip(self.inputs, joint.batches(), strict=True))
         keys: Any = None
         for vertex in self._vertices:
-            batches = [found[before] for before in vertex.inputs]
+            batches = [values[upstream] for upstream in vertex.inputs]
             who = f"node {self._names[vertex]!r}"
             if len(batches) > 1:
-                found[vertex] = merged(batches)
+                values[vertex] = merged(batches)
                 continue
             node: Any = vertex.node
-            given = None
+            node_keys = None
             if node.stochastic:
                 if keys is None:
                     first = jax.random.wrap_key_data(key, impl="threefry2x32")
                     keys = fold_records(first, records[:, 0], records[:, 1])
                 derive = self._derivations.get(vertex)
-                given = keys if derive is None else derive(keys)
+                node_keys = keys if derive is None else derive(keys)
             try:
-                result = node.apply_batch(batches[0], given)
+                result = node.apply_batch(batches[0], node_keys)
                 row.check_rows(result, records.shape[0], who)
             except Exception as error:
                 note(error, "in {} of the pipeline", who)
                 raise
-            found[vertex] = result
-        return found[self._root]
+            values[vertex] = result
+        return values[self._root]
 
     def _count(self, batches: tuple[Data, ...]) -> None:
         with self._lock:
             self.compilations += 1
-            names = [self._names[vertex] for vertex in self.frontier]
+            names = [self._names[vertex] for vertex in self.inputs]
             shapes = {
                 name + field: _without_rows(text)
                 for name, batch in zip(names, batches, strict=True)
@@ -222,9 +238,9 @@ class NodeProgram:
             if before.get(place) != shapes.get(place)
         ]
         warnings.warn(
-            f"the shapes of batches changed, and the program {self.name!r} was compiled again (for "
-            f"the {self.compilations}. time): {'; '.join(changed)}; each new shape costs a "
-            "compilation: pad or resize to one shape in the node named",
+            f"the program {self.name!r} was compiled again (compilation {self.compilations}), "
+            f"because the shapes of batches changed: {'; '.join(changed)}; pad or resize to one "
+            "shape in the node named",
             RecompilationWarning,
             stacklevel=2,
         )
@@ -232,29 +248,25 @@ class NodeProgram:
 
 @dataclasses.dataclass(frozen=True)
 class Salt:
-    """From the records' keys [N] to a node's; equal ones derive the same.
-
-    Attributes:
-      number: of the node, see `salt_of`.
-    """
+    """Derivation of a node's keys from those of the records [N]; equal salts derive the same."""
 
     number: int
 
     def __call__(self, keys: jax.Array) -> jax.Array:
-        """The keys with the number folded in."""
+        """Fold the number into the keys."""
         return jax.vmap(lambda key: jax.random.fold_in(key, np.uint32(self.number)))(keys)
 
 
 def salt_of(stream_name: str | None, occurrence: int) -> Salt | None:
-    """Of the stochastic node that is the n-th with its stream's name; None: the records' keys."""
+    """Return the salt of the n-th stochastic node of a stream; None for the records' own keys."""
     if stream_name is None and occurrence == 0:
         return None
-    # Transforms fold in small numbers.
+    # The high bit is set because transforms fold in small numbers.
     return Salt(zlib.crc32(f"{stream_name} {occurrence}".encode()) | 0x80000000)
 
 
 def _without_rows(text: str) -> str:
-    """A description without what may vary: the rows, and the length of a Ragged buffer."""
+    """Return a description without what may vary: the rows, and the length of a Ragged buffer."""
     kind, _, rest = text.partition("[")
     sides = rest.rstrip("]").split(", ")[1:]
     if kind == "Ragged":

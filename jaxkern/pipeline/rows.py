@@ -1,4 +1,4 @@
-"""Batches as rows: taking, joining and describing them, for arrays and for Ragged images."""
+"""Batches as rows: select, join and describe them, for arrays and for Ragged images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxkern.core.alignment import aligned_array
 from jaxkern.image import Ragged
 from jaxkern.ring.rows import gather_rows
 
@@ -17,12 +16,17 @@ Data = dict[str, Any]
 
 
 def is_ragged(value: Any) -> bool:
-    """Whether a field is a Ragged batch; a leaf of the trees here."""
+    """True for a Ragged batch, which is a leaf of the trees here."""
     return isinstance(value, Ragged)
 
 
+def has_ragged(data: Any) -> bool:
+    """True if a tree of fields holds Ragged images, whose buffers have no fixed length."""
+    return any(map(is_ragged, jax.tree.leaves(data, is_leaf=is_ragged)))
+
+
 def row_count(value: Any) -> int | None:
-    """The rows of a field, or None where it has no leading axis."""
+    """Return the number of rows of a field; None if it has no leading axis."""
     if is_ragged(value):
         return int(value.height.shape[0])
     shape = getattr(value, "shape", ())
@@ -30,31 +34,29 @@ def row_count(value: Any) -> int | None:
 
 
 def check_rows(data: Any, rows: int, who: str) -> None:
-    """Raises where `data` is no batch of so many rows; `who` returned it."""
+    """Raise if `data`, which `who` returned, is not a batch of `rows` rows."""
     if not isinstance(data, dict) or not data:
-        raise TypeError(
-            f"{who} returned {'an empty dict' if isinstance(data, dict) else type(data).__name__}; "
-            "wanted a dict of fields"
-        )
+        kind = "an empty dict" if isinstance(data, dict) else type(data).__name__
+        raise TypeError(f"{who} returned {kind}; expected a dict of fields")
     for path, value in jax.tree_util.tree_flatten_with_path(data, is_leaf=is_ragged)[0]:
-        name = jax.tree_util.keystr(path)
-        found = row_count(value)
-        if found != rows:
-            given = described(value) if hasattr(value, "shape") else repr(value)[:80]
+        count = row_count(value)
+        if count != rows:
+            name = f"batch{jax.tree_util.keystr(path)}"
+            text = described(value) if hasattr(value, "shape") else repr(value)[:80]
             raise ValueError(
-                f"{who} returned batch{name} = {given}"
-                f"{'' if found is None else f' with {found} rows'}; wanted the {rows} rows of the "
-                "batch on its leading axis: a node keeps every record (drop none, add none)"
+                f"{who} returned {name} = {text}{'' if count is None else f' with {count} rows'}; "
+                f"expected the {rows} rows of the batch on the leading axis: a node must keep "
+                "every record (drop none, add none)"
             )
 
 
 def on_host(data: Any) -> Any:
-    """The same tree with NumPy arrays."""
+    """Return the same tree with NumPy arrays."""
     return jax.tree.map(np.asarray, data)
 
 
 def read_only(data: Any) -> Any:
-    """The same tree with arrays that cannot be written through."""
+    """Return the same tree with read-only views of its arrays."""
 
     def view(value: Any) -> Any:
         if not isinstance(value, np.ndarray) or not value.flags.writeable:
@@ -67,29 +69,19 @@ def read_only(data: Any) -> Any:
 
 
 def canonical(array: np.ndarray) -> np.ndarray:
-    """As jnp.asarray would take it: 64-bit types only where JAX has them enabled."""
+    """Convert to the dtype that JAX uses: 64-bit types only if JAX has them enabled."""
     return array.astype(canonical_dtype(array.dtype), copy=False)
 
 
 def canonical_dtype(dtype: np.dtype) -> np.dtype:
-    """What JAX makes of a dtype, of any byte order; raises TypeError where it has none."""
+    """Return the dtype that JAX uses for a dtype of any byte order; raise TypeError if none."""
     native = dtype if dtype.isnative else dtype.newbyteorder("=")
-    found: np.dtype = jax.dtypes.canonicalize_dtype(native)
-    return found
-
-
-def aligned_copy(array: np.ndarray) -> np.ndarray:
-    """A copy that JAX on the CPU takes as it is, where it would copy one at another address.
-
-    `jax.device_put` takes an aligned array as it is also with ``may_alias=False``.
-    """
-    copy = aligned_array(array.shape, array.dtype)
-    copy[...] = array
-    return copy
+    result: np.dtype = jax.dtypes.canonicalize_dtype(native)
+    return result
 
 
 def images_of(ragged: Ragged, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-    """Images [H, W, C] of a Ragged batch, without a copy."""
+    """Return images [H, W, C] of a Ragged batch, without a copy."""
     buffer = np.asarray(ragged.buffer)
     offsets, heights, widths = (
         np.asarray(side).tolist() for side in (ragged.offset, ragged.height, ragged.width)
@@ -102,21 +94,20 @@ def images_of(ragged: Ragged, rows: Sequence[int] | np.ndarray) -> list[np.ndarr
 
 
 def ragged_of(images: Sequence[np.ndarray], max_height: int, max_width: int) -> Ragged:
-    """Images as a Ragged batch whose buffer has one of few lengths."""
+    """Return images as a Ragged batch; its buffer has one of few lengths."""
     return Ragged.from_list(
         images, max_height=max_height, max_width=max_width, buffer_size="rounded"
     )
 
 
 def joined(parts: Sequence[tuple[Data, Sequence[int] | np.ndarray | slice]]) -> Data:
-    """The batch made of rows of batches, in order; NumPy arrays."""
+    """Return the batch of selected rows of batches, in order, as NumPy arrays."""
 
     def join(*values: Any) -> Any:
         if is_ragged(values[0]):
             images: list[np.ndarray] = []
             for value, (_, rows) in zip(values, parts, strict=True):
-                picked = np.arange(len(value))[rows]
-                images += images_of(value, picked)
+                images += images_of(value, np.arange(len(value))[rows])
             return ragged_of(images, values[0].max_height, values[0].max_width)
         pieces = [np.asarray(v)[rows] for v, (_, rows) in zip(values, parts, strict=True)]
         if len(pieces) == 1 and pieces[0].flags.writeable:
@@ -131,18 +122,19 @@ def scattered(
     count: int,
     out: Data | None = None,
 ) -> Data:
-    """The batch of so many rows made of (batch, its rows, their places) of batches alike.
+    """Return the batch of `count` rows made of (batch, its rows, their positions).
 
     Args:
-      out: arrays to fill, where they fit.
+      parts: from batches with the same fields.
+      out: arrays to fill if they fit.
     """
 
     def place(*values: Any) -> Any:
         if is_ragged(values[0]):
             images: list[Any] = [None] * count
-            for value, (_, rows, places) in zip(values, parts, strict=True):
-                found = images_of(value, np.arange(len(value))[rows])
-                for at, image in zip(places.tolist(), found, strict=True):
+            for value, (_, rows, positions) in zip(values, parts, strict=True):
+                selected = images_of(value, np.arange(len(value))[rows])
+                for at, image in zip(positions.tolist(), selected, strict=True):
                     images[at] = image
             return ragged_of(images, values[0].max_height, values[0].max_width)
         first = np.asarray(values[0])
@@ -153,25 +145,19 @@ def scattered(
 
     datas = [data for data, _, _ in parts]
     order, start = np.empty(count, np.int64), 0
-    for data, rows, places in parts:
-        length = _length(data)
-        order[places] = np.arange(start, start + length)[rows]
+    for data, rows, positions in parts:
+        length = row_count(jax.tree.leaves(data, is_leaf=is_ragged)[0]) or 0
+        order[positions] = np.arange(start, start + length)[rows]
         start += length
-    if out is None or not all(_is_alike(data, out) for data in datas):
+    if out is None or not all(_same_fields(data, out) for data in datas):
         return dict(jax.tree.map(place, *datas, is_leaf=is_ragged))
     for target, *values in zip(jax.tree.leaves(out), *map(jax.tree.leaves, datas), strict=True):
         gathered(values, target)
     return out
 
 
-def _length(data: Data) -> int:
-    """The rows of a batch."""
-    found: int = row_count(jax.tree.leaves(data, is_leaf=is_ragged)[0]) or 0
-    return found
-
-
-def _is_alike(one: Data, other: Data) -> bool:
-    """Whether batches have the same fields, of the same shapes and dtypes but for the rows."""
+def _same_fields(one: Data, other: Data) -> bool:
+    """True if batches have the same fields, with equal dtypes and shapes except for the rows."""
     trees: list[Any] = [jax.tree.structure(data) for data in (one, other)]
     return trees[0] == trees[1] and all(
         (a.dtype, a.shape[1:]) == (b.dtype, b.shape[1:])
@@ -180,7 +166,7 @@ def _is_alike(one: Data, other: Data) -> bool:
 
 
 def row_of(data: Data, row: int) -> Data:
-    """One record of a batch: NumPy arrays without the leading axis."""
+    """Return one record of a batch: NumPy arrays without the leading axis."""
 
     def pick(value: Any) -> Any:
         return images_of(value, [row])[0] if is_ragged(value) else np.asarray(value)[row]
@@ -189,21 +175,14 @@ def row_of(data: Data, row: int) -> Data:
 
 
 def spec_of(data: Any) -> Any:
-    """The tree of ShapeDtypeStruct of a batch."""
+    """Return the tree of ShapeDtypeStruct of a batch."""
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)), data
     )
 
 
-def resized_spec(data: Data, rows: int) -> Data | None:
-    """The shapes of a batch of another number of rows; None where it has Ragged images."""
-    if any(map(is_ragged, jax.tree.leaves(data, is_leaf=is_ragged))):
-        return None  # the length of their buffer depends on the images
-    return dict(jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), data))
-
-
 def described(value: Any) -> str:
-    """A field in words: dtype and shape."""
+    """Return the dtype and shape of a field as text."""
     if is_ragged(value):
         sides = f"up to {value.max_height}x{value.max_width}x{value.channels}"
         return f"Ragged[{row_count(value)}, {sides}, {value.buffer.shape[0]} bytes]"
@@ -211,6 +190,6 @@ def described(value: Any) -> str:
 
 
 def signature(data: Any) -> dict[str, str]:
-    """Every leaf's dtype and shape in words, by its name."""
+    """Return the dtype and shape of every leaf as text, by its name."""
     leaves = jax.tree_util.tree_flatten_with_path(data, is_leaf=is_ragged)[0]
     return {jax.tree_util.keystr(path): described(value) for path, value in leaves}

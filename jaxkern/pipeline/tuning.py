@@ -1,4 +1,4 @@
-"""How many threads make batches and how many batches are made ahead, measured while they run."""
+"""Number of workers and of batches made ahead: chosen by measurements during iteration."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from jaxkern.ring import RingStats
 
 Auto = Literal["auto"]
 
-_WORKERS, _AHEAD = 2, 4  # the defaults, which a choice must beat
+_WORKERS, _AHEAD = 2, 4  # the defaults
 _MOST = 32
-_SECONDS, _BATCHES = 0.5, 8  # of a measurement, at least; or so many seconds:
+_SECONDS, _BATCHES = 0.5, 8  # minimum of a measurement, unless it lasts _LONG seconds
 _LONG = 5.0
-_LOOK = 0.03  # seconds from one look at the ring to the next
-_GAIN = 1.1  # in batches a second, for which a change is kept
-_WAITS = 0.05  # of the time, from which on a side is said to wait
-_SHARE = 8  # of the memory that is free, which all batches ahead may take one part of
+_LOOK = 0.03  # seconds between two reads of the statistics
+_GAIN = 1.1  # ratio of batches a second above which a change is kept
+_WAITS = 0.05  # fraction of the time above which a side counts as waiting
+_SHARE = 8  # all batches ahead use at most this fraction of the free memory: 1 / _SHARE
 
 
 @dataclasses.dataclass(frozen=True)
 class PipelineStats(RingStats):
-    """`RingStats` of the ring between workers and consumer, and what runs there.
+    """`RingStats` of the ring between workers and consumer, and the current numbers.
 
     Attributes:
-      num_workers: threads that make batches now.
-      prefetch_size: slots of the ring now.
-      choices: where one of these is "auto": what was tried, measured and kept, in order.
+      num_workers: number of worker threads.
+      prefetch_size: number of slots of the ring.
+      choices: if one of these is "auto": what was tried, measured and kept, in order.
     """
 
     num_workers: int
@@ -39,7 +39,7 @@ class PipelineStats(RingStats):
 
 @dataclasses.dataclass
 class _Sums:
-    """Of a measurement: seconds, batches, and what both sides waited."""
+    """Sums of a measurement: seconds, batches, and the waits of both sides."""
 
     seconds: float = 0.0
     cpu: float = 0.0
@@ -56,26 +56,26 @@ class _Sums:
 
 
 class Tuning:
-    """The numbers of threads and of batches ahead of a pipeline, and how they are chosen.
+    """The numbers of threads and of batches ahead of a pipeline.
 
-    Both begin as the defaults. Where the consumer waits, one of them is doubled and the batches of
-    the next half second are counted: the number of batches ahead where the threads wait as well,
-    because batches take unequally long; else the number of threads, while cores are free (threads
-    that sleep leave them free). What is not 10% faster is taken back, and nothing more is tried.
-    The batches are the same whatever is chosen. Choices last for later epochs.
+    Both begin as the defaults. If the consumer waits, one of them is doubled and the batches of the
+    next half second are counted: the number of batches ahead if the threads wait as well, because
+    some batches take longer; else the number of threads, while cores are free (threads that sleep
+    use none). A change that is not 10% faster is reverted, and ends the search. The batches do not
+    depend on the choice. Later epochs use it, too.
 
     Args:
       num_workers, prefetch_size: as for `from_source`.
 
     Attributes:
-      workers, ahead: the numbers now.
-      choices: what was tried and kept, in words.
+      workers, ahead: the current numbers.
+      choices: what was tried and kept, as text.
     """
 
     def __init__(self, num_workers: int | Auto, prefetch_size: int | Auto) -> None:
         self._auto_workers, self._auto_ahead = num_workers == "auto", prefetch_size == "auto"
         self.workers = _WORKERS if num_workers == "auto" else num_workers
-        least = max(_AHEAD, self.workers + 2)  # so many threads have something to do
+        least = max(_AHEAD, self.workers + 2)  # no thread waits for a slot
         self.ahead = least if prefetch_size == "auto" else prefetch_size
         self.choices: list[str] = []
         self._settled = not (self._auto_workers or self._auto_ahead)
@@ -86,31 +86,31 @@ class Tuning:
 
     @property
     def due(self) -> bool:
-        """Whether `observe` should be called; cheap."""
+        """True if `observe` should be called; cheap."""
         return not self._settled and time.perf_counter() >= self._next
 
     def slots(self, nbytes: int) -> int:
-        """Batches ahead for a ring of batches of so many bytes, within the free memory."""
+        """Return the number of slots for batches of `nbytes`, within the free memory."""
         if not self._auto_ahead:
             return self.ahead
         most = max(2, available_bytes() // _SHARE // max(nbytes, 1))
         if self.ahead > most:
             self.choices.append(
-                f"{most} batches ahead: {self.ahead} of {nbytes:,} bytes take more than an eighth "
-                "of the memory that is free"
+                f"{most} batches ahead: {self.ahead} of {nbytes:,} bytes are more than an eighth "
+                "of the free memory"
             )
             self.ahead = int(most)
         return self.ahead
 
     def restarted(self) -> None:
-        """There is a new ring, whose counts begin anew; short epochs are measured together."""
+        """Expect the statistics of a new ring; short epochs are measured together."""
         self._last = None
 
     def observe(self, stats: RingStats, resizable: bool) -> bool:
-        """Looks at a running ring; whether `workers` or `ahead` changed.
+        """Read the statistics of a ring; return True if `workers` or `ahead` changed.
 
         Args:
-          resizable: whether the number of batches ahead can be changed.
+          resizable: True if the number of batches ahead can change.
         """
         now, cpu = time.perf_counter(), time.process_time()
         last, self._last, self._next = self._last, (now, cpu, stats), now + _LOOK
@@ -122,7 +122,7 @@ class Tuning:
             return False
         self._measured = _Sums()
         rate = sums.batches / sums.seconds
-        if self._trial is not None and not self._kept(rate):
+        if self._trial is not None and not self._end_trial(rate):
             return True
         waits = sums.consumer_wait / sums.seconds
         blocked = sums.producer_wait / sums.seconds / self.workers
@@ -135,12 +135,14 @@ class Tuning:
         elif not self._auto_workers:
             return False
         elif sums.cpu / sums.seconds > cores - 0.5:
-            self._say(f"{self.workers} threads: the consumer waits, and all {cores} cores are busy")
+            self._note(
+                f"{self.workers} threads: the consumer waits, and all {cores} cores are busy"
+            )
             return False
         else:
             most = _MOST if self._auto_ahead else max(self.ahead, self.workers)
             if self.workers >= most:
-                self._say(f"{self.workers} threads: as many as batches ahead, {self.ahead}")
+                self._note(f"{self.workers} threads: as many as batches ahead, {self.ahead}")
                 return False
             self.workers = min(2 * self.workers, most)
             if self._auto_ahead and resizable:
@@ -148,8 +150,8 @@ class Tuning:
         self._trial = old
         return True
 
-    def _kept(self, rate: float) -> bool:
-        """Ends a trial; whether its choice was faster."""
+    def _end_trial(self, rate: float) -> bool:
+        """End a trial; return True if its choice was faster."""
         assert self._trial is not None
         workers, ahead, before = self._trial
         self._trial = None
@@ -158,18 +160,18 @@ class Tuning:
         if rate >= _GAIN * before:
             self.choices.append(f"{tried}, kept: {against}")
             return True
-        self.choices.append(f"{tried}, taken back: {against}")
+        self.choices.append(f"{tried}, reverted: {against}")
         self.workers, self.ahead = workers, ahead
         self._settled = True
         return False
 
-    def _say(self, text: str) -> None:
+    def _note(self, text: str) -> None:
         if text not in self.choices:
             self.choices.append(text)
 
-    def stats(self, found: RingStats, capacity: int) -> PipelineStats:
-        """A ring's, with what runs there."""
-        values: dict[str, Any] = dict(vars(found))
+    def stats(self, ring: RingStats, capacity: int) -> PipelineStats:
+        """Return the statistics of a ring with the current numbers."""
+        values: dict[str, Any] = dict(vars(ring))
         return PipelineStats(
             **values, num_workers=self.workers, prefetch_size=capacity, choices=tuple(self.choices)
         )

@@ -1,6 +1,6 @@
-// Compares the bodies of the XPCS CUDA kernels, run over their whole grids on the CPU, with sums
-// and values in long double; catches a wrong index, an unwritten element, and with sanitizers any
-// access outside the operands: usage: check_cuda_xpcs [iterations] [first seed]
+// Runs the bodies of the XPCS CUDA kernels over their grids on the CPU, and compares the results
+// with sums and values in long double. Sanitizers find accesses outside of the operands: usage:
+// check_cuda_xpcs [iterations] [first seed]
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -19,13 +19,13 @@ struct Report {
   uint64_t seed;
   bool single;
   int failures = 0;
-  // `magnitude` is of what was added; float results are rounded once more.
-  void check(const char* what, int64_t at, double got, Long wanted, Long magnitude) {
-    const Long allowed = 1e-12L * magnitude + (single ? 1e-7L * std::abs(wanted) : 0);
-    if (std::abs(got - wanted) <= allowed && !std::isnan(got)) return;
+  // `magnitude` is the sum of the magnitudes of all terms; float results have one more rounding.
+  void check(const char* what, int64_t at, double got, Long expected, Long magnitude) {
+    const Long allowed = 1e-12L * magnitude + (single ? 1e-7L * std::abs(expected) : 0);
+    if (std::abs(got - expected) <= allowed && !std::isnan(got)) return;
     if (failures++ < 3) {
-      std::printf("seed %" PRIu64 " (%s): %s at %" PRId64 " is %.17g, wanted %.17Lg\n", seed,
-                  single ? "float" : "double", what, at, got, wanted);
+      std::printf("seed %" PRIu64 " (%s): %s at %" PRId64 " is %.17g, expected %.17Lg\n", seed,
+                  single ? "float" : "double", what, at, got, expected);
     }
   }
 };
@@ -50,8 +50,8 @@ void check_matrix(const Case (&cases)[2], Random& random, Batch& batch, Report& 
     d0[s] = random_reals(random, 1, single);
     g[s] = random_reals(random, n * n, single);
     data[s] = random_reals(random, n * n, single);
-    sigma[s] = random_reals(random, n * n, single);  // half of them count for nothing
-    sigma[s][random() % (n * n)] = std::nan("");     // and this one
+    sigma[s] = random_reals(random, n * n, single);  // half of them mean no weight
+    sigma[s][random() % (n * n)] = std::nan("");     // so does this one
   }
   const bool matrix_sigma = random() % 2;
   AngleCall angle = angle_call(cases[0], cases[1], single, batch);
@@ -224,7 +224,7 @@ RealArray states(NormalCall call, bool single, Kept kept, int64_t chunk) {
   return out;
 }
 
-// The same with the rows in two calls, the second fed the first's state; of double operands.
+// The same with the rows in two calls, where the second starts from the first state, in double.
 void check_split(const Case (&cases)[2], const NormalCall& call, Kept kept, Batch& batch,
                  const RealArray& whole, Report& report) {
   const int64_t rows = kRowBlock * (cases[0].rows / kRowBlock / 2);
@@ -263,8 +263,8 @@ void check_normal(const Case (&cases)[2], Random& random, Batch& batch, Report& 
   const std::vector<double> initial[2] = {random_reals(random, size, single),
                                           random_reals(random, size, single)};
   batch.set(call.angle.operands, kInitial, initial[0], initial[1]);
-  std::vector<Long> wanted[2], scale[2];
-  for (int s = 0; s < 2; ++s) reference_state(cases[s], &wanted[s], &scale[s]);
+  std::vector<Long> expected[2], scale[2];
+  for (int s = 0; s < 2; ++s) reference_state(cases[s], &expected[s], &scale[s]);
   std::vector<Kept> ways = {Kept::kParts};
   if (call.layout.tables_a <= 3 && call.layout.tables_x <= 4) ways.push_back(Kept::kLaminar);
   if (call.layout.tables_a <= 3 && call.layout.tables_x == 0) ways.push_back(Kept::kStatic);
@@ -272,11 +272,11 @@ void check_normal(const Case (&cases)[2], Random& random, Batch& batch, Report& 
     const RealArray state = states(call, single, kept, 1 + random() % 2);
     for (int64_t k = 0; k < 2 * size; ++k) {
       const int64_t s = k / size, e = k % size;
-      report.check("state", k, state[k], wanted[s][e] + initial[s][e],
+      report.check("state", k, state[k], expected[s][e] + initial[s][e],
                    scale[s][e] + std::abs(initial[s][e]));
     }
     if (!single) check_split(cases, call, kept, batch, state, report);
-    // A first_row outside: NaN, and nothing is read by it.
+    // A first_row out of range gives NaN, and reads nothing.
     const int32_t outside[] = {-1, static_cast<int32_t>(call.angle.n - call.angle.rows + 1),
                                INT32_MAX, INT32_MIN};
     NormalCall bad = call;

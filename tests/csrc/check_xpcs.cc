@@ -1,5 +1,5 @@
-// Runs random normal equations at every available instruction-set level, compares them with sums
-// over points in long double, and checks that threads and splits leave the bits alone:
+// Runs random normal equations at every available SIMD level, compares them with sums over points
+// in long double, and checks that the results do not depend on threads and splits:
 // usage: check_xpcs [iterations] [first seed]
 #include <cinttypes>
 #include <cstdio>
@@ -49,10 +49,11 @@ std::vector<double> run_split(Case* c, int64_t rows) {
 bool check(uint64_t seed, const char* level) {
   Case c = random_case(seed);
   const std::vector<double> state = run(&c, {});
-  std::vector<long double> wanted, scale;
-  reference_state(c, &wanted, &scale);
+  std::vector<long double> expected, scale;
+  reference_state(c, &expected, &scale);
   const auto fail = [&](const char* what, int32_t at, double got, long double want) {
-    std::printf("seed %" PRIu64 ", %s: %s, entry %d of %d is %.17g, wanted %.17Lg (scale %.3Lg)\n",
+    std::printf("seed %" PRIu64
+                ", %s: %s, entry %d of %d is %.17g, expected %.17Lg (scale %.3Lg)\n",
                 seed, level, what, at, c.layout.size(), got, want, scale[at]);
     std::printf(
         "  n %ld rows %ld+%ld power %d tables %d+%d type %d loss %d symmetric %d sigmas %zu\n", c.n,
@@ -62,18 +63,18 @@ bool check(uint64_t seed, const char* level) {
     return false;
   };
   for (int32_t at = 0; at < c.layout.size(); ++at) {
-    if (at == c.layout.mirrored() && c.symmetric == Symmetric::kAuto) {  // decided tile by tile
-      if (state[at] > static_cast<double>(wanted[at]))
-        return fail("too many mirrored", at, state[at], wanted[at]);
+    if (at == c.layout.mirrored() && c.symmetric == Symmetric::kAuto) {  // depends on the tiles
+      if (state[at] > static_cast<double>(expected[at]))
+        return fail("too many mirrored", at, state[at], expected[at]);
       continue;
     }
-    const long double error = std::abs(state[at] - wanted[at]);
-    if (!(error <= 1e-12L * scale[at])) return fail("value", at, state[at], wanted[at]);
+    const long double error = std::abs(state[at] - expected[at]);
+    if (!(error <= 1e-12L * scale[at])) return fail("value", at, state[at], expected[at]);
   }
-  if (run(&c, threads(3)) != state) return fail("three threads differ", 0, state[0], wanted[0]);
+  if (run(&c, threads(3)) != state) return fail("three threads differ", 0, state[0], expected[0]);
   if (c.symmetric != Symmetric::kAuto && c.rows > kRowBlock) {
     if (run_split(&c, kRowBlock * (c.rows / kRowBlock)) != state && c.rows % kRowBlock != 0) {
-      return fail("a split at a row block differs", 0, state[0], wanted[0]);
+      return fail("a split at a row block differs", 0, state[0], expected[0]);
     }
     const std::vector<double> split = run_split(&c, c.rows / 2);
     for (int32_t at = 0; at < c.layout.size(); ++at) {

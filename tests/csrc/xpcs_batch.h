@@ -1,4 +1,4 @@
-// A batch of two angles as the XPCS CUDA kernels get it: operands of their own, or shared.
+// A batch of two angles for the XPCS CUDA kernels, with separate or shared operands.
 #ifndef JAXKERN_TESTS_XPCS_BATCH_H_
 #define JAXKERN_TESTS_XPCS_BATCH_H_
 
@@ -20,7 +20,7 @@ inline double rounded(bool single, double value) {
   return single ? static_cast<float>(value) : value;
 }
 
-// Reals as a call gets them: exactly as many as there are.
+// Reals in a buffer of the exact size, so that sanitizers find other accesses.
 class RealArray {
  public:
   RealArray() = default;
@@ -47,7 +47,7 @@ class RealArray {
   std::vector<double> doubles_;
 };
 
-// Operands of a batch: each has both samples' values, or one that both share.
+// Operands of a batch: each has values for both samples, or a shared value.
 class Batch {
  public:
   Batch(Random& random, bool single) : random_(random), single_(single) {}
@@ -91,7 +91,7 @@ class Batch {
   std::vector<std::unique_ptr<unsigned char[]>> bytes_;
 };
 
-// A case whose reals are what the dtype can hold, and with more tables at times.
+// A case whose reals are rounded to the dtype, sometimes with more tables.
 inline Case base_case(uint64_t seed, Random& random, bool single) {
   Case c = random_case(seed, seed % 10 == 9 ? 700 : 300);
   if (random() % 6 == 0) {
@@ -112,7 +112,7 @@ inline Case base_case(uint64_t seed, Random& random, bool single) {
   return c;
 }
 
-// The matrix again from the rows as the kernel gets them.
+// Recomputes the matrix from the rows of the kernel.
 inline void read_back(Case* c) {
   for (size_t k = 0; k < c->data64.size() + c->data32.size() + c->data16.size(); ++k) {
     double& to = c->matrix[c->first_row * c->n + k];
@@ -133,7 +133,7 @@ inline void read_back(Case* c) {
   }
 }
 
-// Another angle of the batch. What is turned keeps its symmetry.
+// Another angle of the batch. Rotations keep the symmetry.
 inline Case variant(const Case& first, Batch& batch, bool single) {
   Case c = first;
   const auto scale = [&](double* value, double by) {
@@ -174,7 +174,7 @@ inline AngleCall angle_call(const Case& first, const Case& second, bool single, 
   return call;
 }
 
-// Garbage here is NaN in a table and an absurd place in an angle.
+// Initial garbage: NaN in tables, and invalid offsets in angles.
 inline void make_room(AngleCall* call, Made* made) {
   made->angles.resize(call->samples);
   std::memset(static_cast<void*>(made->angles.data()), 0xff, call->samples * sizeof(Angle));

@@ -1,4 +1,4 @@
-// A random angle's data, and its normal equations point by point in long double.
+// Data of a random angle, and its normal equations point by point in long double.
 #ifndef JAXKERN_TESTS_XPCS_CASE_H_
 #define JAXKERN_TESTS_XPCS_CASE_H_
 
@@ -21,7 +21,7 @@ struct Case {
   std::vector<int64_t> kept;
   double contrast = 0.3, offset = 1;
   std::vector<double> matrix, sigmas;  // [n, n], all rows; sigmas may be empty
-  std::vector<double> data64;          // the rows, as the kernel gets them
+  std::vector<double> data64;          // the rows of the kernel
   std::vector<float> data32;
   std::vector<uint16_t> data16;
   DataType type = DataType::kF64;
@@ -53,7 +53,7 @@ inline Case random_case(uint64_t seed, int64_t n_most = 300) {
     c.first_row = pick(c.n);
     c.rows = 1 + pick(c.n - c.first_row);
   }
-  // Phases: rising as the models', wandering as a user's may, far apart, or standing still.
+  // Phases: increasing like those of models, not monotonic, far apart, or constant.
   const int64_t kind = pick(4);
   const double a_step = std::pow(10., uniform(-5, 1)), x_step = std::pow(10., uniform(-5, 1));
   double a = uniform(-3, 3), x = uniform(-1000, 1000);
@@ -87,7 +87,7 @@ inline Case random_case(uint64_t seed, int64_t n_most = 300) {
     }
   }
   if (c.type == DataType::kU16) c.step = 1. / 40000, c.zero = 0.4;
-  for (double& value : c.matrix) {  // what the data's type can hold
+  for (double& value : c.matrix) {  // round to the type of the data
     switch (c.type) {
       case DataType::kF64:
         break;
@@ -102,7 +102,7 @@ inline Case random_case(uint64_t seed, int64_t n_most = 300) {
         break;
     }
   }
-  // The kernel gets its rows alone, so that reading elsewhere is caught.
+  // The kernel gets only its rows, so that sanitizers find other accesses.
   for (int64_t at = c.first_row * c.n; at < (c.first_row + c.rows) * c.n; ++at) {
     const double value = c.matrix[at];
     if (c.type == DataType::kF64) c.data64.push_back(value);
@@ -157,7 +157,7 @@ inline Model model_of(const Case& c, int64_t i, int64_t j) {
   const Long decay = std::exp(-2 * std::abs(da));
   Long sinc = 1, slope = 0;
   if (c.power != 0) {
-    // Both by the Taylor series about 0 where the quotients would lose digits.
+    // The Taylor series about 0, where the quotients would lose digits.
     if (std::abs(dx) < 0.3L) {
       Long term = 1;
       sinc = 1;
@@ -178,7 +178,7 @@ inline Model model_of(const Case& c, int64_t i, int64_t j) {
   return {f, -2 * f * (da > 0 ? 1 : da < 0 ? -1 : 0), h};
 }
 
-// The state, and for each entry the sum of the magnitudes that went into it.
+// The state, and for each entry the sum of the magnitudes of its terms.
 inline void reference_state(const Case& c, std::vector<long double>* state,
                             std::vector<long double>* scale) {
   using Long = long double;
@@ -194,7 +194,7 @@ inline void reference_state(const Case& c, std::vector<long double>* state,
   const auto sigma_at = [&](int64_t i, int64_t j) {
     return c.sigmas.empty() ? c.sigma : c.sigmas[(i - c.first_row) * c.n + j];
   };
-  const auto same = [&](int64_t i, int64_t j) {  // as the kernel compares: by tile
+  const auto same = [&](int64_t i, int64_t j) {  // as the kernel compares, by tile
     return c.matrix[i * c.n + j] == c.matrix[j * c.n + i] && sigma_at(i, j) == sigma_at(j, i);
   };
   for (int64_t i = c.first_row; i < c.first_row + c.rows; ++i) {

@@ -1,4 +1,4 @@
-// Runs the bodies of the XPCS CUDA kernels over their whole grids on the CPU, thread by thread.
+// Runs the bodies of the XPCS CUDA kernels over their grids on the CPU, thread by thread.
 #ifndef JAXKERN_TESTS_XPCS_GRID_H_
 #define JAXKERN_TESTS_XPCS_GRID_H_
 
@@ -13,7 +13,7 @@
 
 namespace jaxkern::xpcs::testing {
 
-// As on the device, a block's memory and a thread's registers hold garbage at first.
+// As on the device, shared memory and registers are initially garbage.
 template <typename T>
 struct Garbage {
   explicit Garbage(int64_t count) : memory(count * sizeof(T), 0xff) {}
@@ -25,7 +25,7 @@ inline void run_items(int64_t items, const std::function<void(int64_t)>& body) {
   for (int64_t flat = items - 1; flat >= 0; --flat) body(flat);
 }
 
-// One step of a block: its threads run in any order between two barriers.
+// One step of a block: between two barriers, threads run in any order.
 template <typename Step>
 inline void step(int32_t threads, bool backwards, Step body) {
   for (int32_t t = 0; t < threads; ++t) body(backwards ? threads - 1 - t : t);
@@ -89,7 +89,7 @@ inline void run_normal(const NormalCall& call) {
   }
 }
 
-enum class Kept { kStatic, kLaminar, kParts };  // which sums a thread keeps
+enum class Kept { kStatic, kLaminar, kParts };  // the sums that a thread keeps
 
 inline void run_normal(NormalCall call, Kept kept, int64_t chunk) {
   run_prepare(call.angle);

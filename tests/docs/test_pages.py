@@ -1,4 +1,4 @@
-"""Every code block of the README and the documentation runs: would catch one that does not.
+"""Would catch a code block of the README or the documentation that does not run.
 
 A page's Python blocks run from top to bottom in one namespace, as a reader would type them.
 """
@@ -51,7 +51,7 @@ def test_python_runs(page, tmp_path, monkeypatch, capsys):
     for number, block in enumerate(blocks(page, "python")):
         exec(before.get(number, ""), names)
         if block.here:
-            # With the page's own line numbers.
+            # Keep the line numbers of the page.
             text = "\n" * (block.line - 1) + block.text
             exec(compile(text, str(page), "exec"), names)
     shown = capsys.readouterr().out
@@ -60,7 +60,7 @@ def test_python_runs(page, tmp_path, monkeypatch, capsys):
 
 
 def shrink(page, folder):
-    """Makes what a page's commands have written small."""
+    """Reduce the sizes in files that the commands of a page have written."""
     if page.name in SMALLER:
         name, changes = SMALLER[page.name]
         text = (folder / name).read_text()
@@ -79,9 +79,9 @@ def parse(arguments):
 
 @pytest.mark.parametrize("page", COMMANDS, ids=lambda page: page.name)
 def test_commands_run(page, tmp_path, monkeypatch):
-    """The package's own commands run; targets of make exist. pip's are what CI installs with.
+    """Run `python -m jaxkern`; check that targets of make exist. CI runs the commands of pip.
 
-    Lines of `jaxkern` are only parsed: tests/cli runs each of the commands.
+    Lines of `jaxkern` are only parsed: tests/cli runs these commands.
     """
     monkeypatch.chdir(tmp_path)
     for block in blocks(page, "sh"):
@@ -96,12 +96,12 @@ def test_commands_run(page, tmp_path, monkeypatch):
                     ["make", "-n", *command[1:]], cwd=ROOT, capture_output=True, text=True
                 )
             elif command[:4] == ["python", "-m", "jaxkern", "xpcs"]:
-                # What `python -m jaxkern` calls; tests/cli starts it.
+                # The function that `python -m jaxkern` calls; tests/cli starts the process.
                 assert main(command[3:]) == 0, line
                 shrink(page, tmp_path)
                 continue
             elif command[:3] == ["python", "-m", "jaxkern"]:
-                # In a process without the ops of other tests, which `doctor` would tell of.
+                # In a new process, since `doctor` would list the ops of other tests.
                 done = subprocess.run(
                     [sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, text=True
                 )
@@ -109,7 +109,7 @@ def test_commands_run(page, tmp_path, monkeypatch):
                 parse(command[1:])
                 continue
             elif command[0] == "pytest":
-                # Collected only, so that there is nothing yet to compare with, which is a warning.
+                # Collect only; comparing without saved timings is a warning.
                 tests = ROOT / "tests" / "benchmarking" / "test_marked_ops.py"
                 done = subprocess.run(
                     [sys.executable, "-P", "-m", *command, "-c", ROOT / "pyproject.toml",
@@ -118,7 +118,7 @@ def test_commands_run(page, tmp_path, monkeypatch):
                     cwd=tmp_path, env=_OUTSIDE_PYTEST, capture_output=True, text=True,
                 )  # fmt: skip
             else:
-                assert command[0] == "pip", f"{page.name}: nothing here runs {line!r}"
+                assert command[0] == "pip", f"{page.name}: unknown command {line!r}"
                 continue
             assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
 
@@ -139,16 +139,14 @@ def test_the_cpp_block_compiles(tmp_path):
 
 
 def test_every_block_is_known():
-    """A block in a language that nothing here runs would go untested, and so would an indented one.
-
-    A block of formulas may be indented.
-    """
+    """Blocks in other languages, and indented blocks of code, would not be tested."""
     for page in PAGES:
         fenceless = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
         indented = re.findall(
             r"\n\n {4}((?:jaxkern|python|pip|pytest|make|import|from) .*)", fenceless
         )
         assert not indented, f"{page.name} has {indented} outside a fence"
-        known = {"python", "sh", "cpp"}
-        found = set(re.findall(r"^```(\w+)\n", Path(page).read_text(), re.MULTILINE))
-        assert found <= known, f"{page.name} has blocks in {found - known}"
+        tested = {"python", "sh", "cpp"}
+        languages = set(re.findall(r"^```(\w+)\n", Path(page).read_text(), re.MULTILINE))
+        unknown = languages - tested - {"text"}  # diagrams
+        assert not unknown, f"{page.name} has blocks in {unknown}"

@@ -117,7 +117,7 @@ def test_segments_that_do_not_fit_into_one_chunk(device: Any, host: Any) -> None
         np.zeros((1, 0, 3), np.float32),
     )
     images = _images(np.uint8, (24, 60, 60, 3))
-    fn = lambda x, p: ops.run_chain(x, p, plan)  # noqa: E731
+    fn = lambda x, p: ops.chain(x, *p, batch_dims=1, plan=plan)  # noqa: E731
     _three_ways(device, host, fn, images, operands, slack=2.0)
 
 

@@ -1,4 +1,4 @@
-"""Would catch: an XPCS CUDA kernel that computes something else than the CPU kernel or the twin."""
+"""XPCS CUDA kernels compared with the CPU kernels and the pure-JAX implementations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def x64() -> Iterator[None]:
 
 
 def _phases(n: int, angles: int, dtype: Any = np.float64, seed: int = 0) -> tuple[Any, ...]:
-    """A [1, n], X [angles, n], contrast and offset [angles]; X reaches past sinc's first zero."""
+    """Return A [1, n], X [angles, n], contrast, offset; X exceeds the first zero of sinc."""
     random = np.random.default_rng(seed)
     A = np.cumsum(random.random((1, n)), 1) * 4 / n
     X = np.cumsum(random.random((angles, n)), 1) * 12 / n - 300
@@ -35,7 +35,7 @@ def _phases(n: int, angles: int, dtype: Any = np.float64, seed: int = 0) -> tupl
 
 
 def _close(got: Any, expected: Any, scale: Any = 1.0) -> None:
-    """Within a few roundings of `scale`, which is of what was added up."""
+    """Compare to a few roundings of `scale`, the magnitude of the added terms."""
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         assert x.shape == y.shape
         assert x.dtype == y.dtype
@@ -47,7 +47,7 @@ def _close(got: Any, expected: Any, scale: Any = 1.0) -> None:
 def _three_ways(device: Any, host: Any, fn: Any, *operands: Any, scale: Any = 1.0) -> Any:
     got = on(device, "native", fn, *operands)
     _close(got, on(host, "native", fn, *operands), scale)
-    if operands[0].dtype == np.float64:  # in float32 the pure-JAX one rounds at every step
+    if operands[0].dtype == np.float64:  # in float32, pure JAX rounds at every step
         _close(got, on(device, "jax", fn, *operands), np.asarray(scale) * 100)
     return got
 
@@ -69,7 +69,7 @@ def test_g2_and_its_derivatives(device: Any, host: Any, n: int, power: int, dtyp
 
 
 def test_phases_far_apart_or_not_ordered(device: Any, host: Any) -> None:
-    """Exponentials whose factors would overflow or vanish."""
+    """Exponentials whose factors would overflow or underflow."""
     random = np.random.default_rng(5)
     A, X, contrast, offset = _phases(150, 2)
     for wide in (A * 1000, random.permuted(A * 300, axis=1), np.zeros_like(A)):
@@ -112,7 +112,7 @@ def _normal(
     sigma_rank: int = 0,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Operands of the normal equations of 3 angles; the data is symmetric but for angle 1."""
+    """Return operands for 3 angles; the data are symmetric except for angle 1."""
     random = np.random.default_rng(seed)
     A, X, contrast, offset = _phases(n, 3, dtype, seed)
     measured = random.uniform(0.9, 1.5, (3, n, n))
@@ -151,7 +151,7 @@ def _states(device: Any, operands: dict[str, Any], backend: str = "native", **st
 
 
 def _scale(state: Any, tables: tuple[int, int]) -> np.ndarray:
-    """Of each entry of a state: the product of the norms of the two columns that it is of."""
+    """Return for each entry of a state the product of the norms of its two columns."""
     basis = 2 + sum(tables)
     row, column = np.triu_indices(basis)
     diagonal = np.flatnonzero(row == column)
@@ -167,7 +167,7 @@ def _compare_states(
     tables = operands["tangents_A"].shape[1], operands["tangents_X"].shape[1]
     got = _states(device, operands, **static).copy()
     expected = _states(host, operands, **static).copy()
-    if static.get("symmetric") == 2:  # how many are taken as mirrored depends on the tiles
+    if static.get("symmetric") == 2:  # the number of mirrored points depends on the tiles
         assert (got[:, -1] <= got[:, -2]).all()
         assert ((got[:, -1] == got[:, -2]) == (expected[:, -1] == expected[:, -2])).all()
         got[:, -1] = expected[:, -1] = 0
@@ -227,7 +227,7 @@ def _rows(operands: dict[str, Any], first: int, last: int, initial: Any) -> dict
 
 
 @pytest.mark.parametrize("symmetric", [0, 1])
-def test_splits_and_runs_give_the_identical_bits(device: Any, symmetric: int) -> None:
+def test_splits_and_runs_are_bit_identical(device: Any, symmetric: int) -> None:
     operands = _normal(1100, data=np.float32)
     whole = _states(device, operands, symmetric=symmetric)
     np.testing.assert_array_equal(whole, _states(device, operands, symmetric=symmetric))
@@ -237,8 +237,8 @@ def test_splits_and_runs_give_the_identical_bits(device: Any, symmetric: int) ->
     np.testing.assert_array_equal(state, whole)
 
 
-def test_a_first_row_outside_becomes_nan(device: Any) -> None:
-    """The CPU kernel returns an error here; a kernel on a stream cannot."""
+def test_a_first_row_out_of_range_gives_nan(device: Any) -> None:
+    """The CPU kernel returns an error, which a kernel on a stream cannot."""
     if device.platform == "cpu":
         pytest.skip("the CPU returns an error instead, see tests/xpcs/model/test_handlers.py")
     operands = _normal(90)
@@ -296,7 +296,7 @@ def test_no_frames_and_no_angles(device: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.int32, np.float32])
 def test_multitau_states(device: Any, host: Any, dtype: Any) -> None:
-    """The same bits as on the CPU, of blocks of any size and with a state in place."""
+    """Compare bits with the CPU, for blocks of any size and a state that is updated in place."""
     random = np.random.default_rng(0)
     frames = random.integers(0, 255, (150, 300)).astype(dtype)
     states = []

@@ -48,7 +48,7 @@ ALL = tuple(OPERATION_VALUES)
 
 
 def program(images, rows, codes=None, backend="native"):
-    """Run rows [[(code, values), ...], ...], one an image, in steps of `codes` (default: all)."""
+    """Run rows [[(code, values), ...], ...], one per image, in steps of `codes` (default: all)."""
     count = max(len(row) for row in rows)
     op = np.full((len(rows), count), int(Code.NONE), np.int32)
     values = np.zeros((len(rows), count, VALUES), np.float32)
@@ -151,7 +151,7 @@ def with_all_values(images, code):
 
 
 @pytest.mark.parametrize("code", ALL, ids=lambda code: code.name)
-def test_levels_equal_the_oracle_and_the_twin(code):
+def test_levels_equal_the_oracle_and_pure_jax(code):
     images, rows = with_all_values(U8, code)
     native = program(images, rows, (code,))
     np.testing.assert_array_equal(native, program(images, rows, (code,), "jax"))
@@ -186,7 +186,7 @@ def random_rows(count, steps, seed):
     return rows
 
 
-def test_programs_are_their_operations_one_after_the_other():
+def test_programs_equal_successive_operations():
     images = np.concatenate([U8, U8[:, ::-1]])
     rows = random_rows(len(images), 7, 1)
     native = program(images, rows)
@@ -197,7 +197,7 @@ def test_programs_are_their_operations_one_after_the_other():
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_programs_of_any_channels_equal_the_twin(channels):
+def test_programs_of_any_channels_equal_pure_jax(channels):
     images = RNG.integers(0, 256, (3, 9, 300, channels), np.uint8)
     rows = random_rows(3, 4, channels)
     native = program(images, rows)
@@ -207,7 +207,7 @@ def test_programs_of_any_channels_equal_the_twin(channels):
 
 
 @pytest.mark.parametrize("code", ALL, ids=lambda code: code.name)
-def test_floats_equal_the_twin(code):
+def test_floats_equal_pure_jax(code):
     images, rows = with_all_values(F32, code)
     native = program(images, rows, (code,))
     twin = program(images, rows, (code,), "jax")
@@ -230,7 +230,7 @@ def test_small_and_long_images(shape):
     assert np.isfinite(rotated).all()
 
 
-def test_what_no_step_may_do_changes_nothing():
+def test_undeclared_codes_change_nothing():
     bad = [-7, 18, 99, 2**31 - 1, -(2**31)]
     images = np.concatenate([U8, U8])[:5]
     rows = [[(code, (0.5, 0.5))] for code in bad]
@@ -310,7 +310,7 @@ def test_the_order_of_a_jitter():
     np.testing.assert_array_equal(out, U8)
 
 
-def test_bytes_are_rounded_before_and_behind_a_program():
+def test_levels_are_rounded_before_and_after_a_program():
     """A resize ends in levels; the operation after it reads levels."""
     aug = im.Compose([im.Resize((9, 11)), im.RandomInvert(1.0), im.Normalize(0.5, 0.25)])
     params = ({}, {"apply": np.asarray([True, False, True])}, {})
@@ -321,7 +321,7 @@ def test_bytes_are_rounded_before_and_behind_a_program():
 
 
 @pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16, np.float32])
-def test_half_types_are_worked_on_in_float32(dtype):
+def test_half_types_are_computed_in_float32(dtype):
     images = jnp.asarray(np.clip(F32, 0, 1), dtype)
     aug = im.Compose([im.RandomInvert(), im.RandomSolarize(0.5)])
     out = aug.apply(images, ({"apply": True}, {"apply": True}))
@@ -348,7 +348,7 @@ def test_grayscale_and_its_channels(channels):
     np.testing.assert_allclose(out, (1 - gray / 255 - 0.5) / 0.5, atol=1e-5)
 
 
-def test_draws_are_a_records_own_and_compile_nothing():
+def test_draws_depend_on_the_record_and_compile_nothing():
     aug = im.Compose(
         [jitter(hue=0.1), im.RandomPhotometricDistort(), im.RandomChannelPermutation()]
     )

@@ -1,7 +1,7 @@
 """Compose beyond single transforms: dtypes, mixing, eval, sampling by record.
 
 Would catch: a missing or doubled x / 255, labels that disagree with the pixels, randomness that
-depends on the position in a batch, an `eval` that draws.
+depends on the position in a batch, an `eval` that draws, an exported chain for one batch size only.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pytest
 from support.image.comparison import assert_close
 from support.image.oracle import reference
 
+import jaxkern as jk
 from jaxkern import image as im
 from jaxkern import random as jr
 
@@ -91,7 +92,7 @@ def test_mixing_in_other_dtypes(run, dtype):
     assert_close(run(aug, U8, params), reference(aug, U8, params, dtype), odd_levels=0.01)
 
 
-def test_a_tie_between_bfloat16_numbers_goes_to_the_even_one(run):
+def test_bfloat16_rounds_half_to_even(run):
     values = np.asarray([1.0, 1 + 2**-7, 1 + 2 * 2**-7, 1 + 3 * 2**-7], np.float32)
     pair = np.stack([values[:-1], values[1:]]).reshape(2, 1, 3, 1)
     aug = im.Compose([im.MixUp(per_sample=True)], dtype=jnp.bfloat16)
@@ -116,7 +117,7 @@ def test_labels_pass_through_without_mixing(run):
     np.testing.assert_array_equal(labels, LABELS)
 
 
-def test_one_mixture_a_batch_by_default():
+def test_one_mixture_per_batch_by_default():
     aug = im.Compose([FLIP, im.MixUp(), im.MixUp(per_sample=True)])
     keys = jax.random.split(jax.random.key(0), 6)
     _, shared, own = aug.sample(keys, (8, 8))
@@ -156,7 +157,7 @@ def test_repr_is_readable():
     assert "dtype='bfloat16', layout='NHWC', scale=True" in text
 
 
-def test_call_splits_one_key_and_takes_many():
+def test_call_accepts_one_key_or_many():
     aug = im.Compose([im.RandomCrop(5), FLIP])
     call = jax.jit(aug)
     key = jax.random.key(2)
@@ -217,3 +218,15 @@ def test_record_keys_use_all_64_bits():
         jr.record_keys(0, 0, np.asarray([1.5]))
     with pytest.raises(ValueError, match=r"record_ids has shape \(\)"):
         jr.record_keys(0, 0, 3)
+
+
+def test_export_with_a_symbolic_batch_size():
+    aug = im.Compose([im.Resize((8, 8)), im.Normalize(0.5, 0.5)])
+    (count,) = jax.export.symbolic_shape("n")
+    checks = [jax.export.DisabledSafetyCheck.custom_call(t) for t in jk.export_targets()]
+    exported = jax.export.export(jax.jit(lambda x: aug.apply(x)), disabled_checks=checks)(
+        jax.ShapeDtypeStruct((count, 10, 12, 3), np.uint8)
+    )
+    assert "jaxkern.image_chain" in exported.mlir_module()
+    for batch in (1, 4):
+        np.testing.assert_array_equal(exported.call(U8[:batch]), aug.apply(U8[:batch]))

@@ -1,7 +1,7 @@
 """Invalid arguments are errors at trace time whose message has the argument's name and value.
 
 Would catch: a silent broadcast, a failure inside an unrelated function, a message without the
-name or the value.
+name or the value, a crop outside its image without an error.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support.errors import raises
 
+import jaxkern as jk
 from jaxkern import image as im
 
 U8 = np.zeros((2, 6, 8, 3), np.uint8)
@@ -185,8 +186,6 @@ def test_mixing_ragged_sizes():
 
 def test_traced_boxes_are_clamped_in_pure_jax():
     """Traced boxes cannot be checked at trace time: pure JAX clamps them into the image."""
-    import jaxkern as jk
-
     images = jnp.asarray(np.random.default_rng(0).random((2, 6, 8, 3)), jnp.float32)
     boxes = {
         "top": jnp.asarray([-100, 2**30], jnp.int32),
@@ -201,3 +200,43 @@ def test_traced_boxes_are_clamped_in_pure_jax():
         assert np.isfinite(out).all()
         assert out.min() >= 0
         assert out.max() <= 1 + 1e-6
+
+
+PHOTOS = np.random.default_rng(0).integers(1, 256, (2, 16, 20, 3), np.uint8)
+
+
+@pytest.mark.parametrize("top", [100, -1, 13])
+def test_a_crop_outside_the_image_is_an_error_of_the_call(top):
+    aug = im.Compose([im.RandomCrop(4)])
+    params = ({"top": jnp.array([top, 0]), "left": jnp.array([0, 0])},)
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError)):
+        jax.block_until_ready(jax.jit(aug.apply)(PHOTOS, params))
+
+
+def test_a_ragged_image_smaller_than_the_crop_is_an_error():
+    ragged = im.Ragged.from_list([PHOTOS[0], PHOTOS[1][:4, :4]])
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError)):
+        jax.block_until_ready(im.Compose([im.RandomCrop(8)])(jax.random.key(0), ragged))
+
+
+def test_a_crop_beyond_a_resized_image_is_zero():
+    aug = im.Compose([im.Resize((12, 12)), im.RandomCrop(8)])
+    params = ({}, {"top": jnp.array([8, 0]), "left": jnp.array([0, 0])})
+    out = np.asarray(aug.apply(PHOTOS, params))
+    assert (out[0, 4:] == 0).all()
+    assert out[0, :4].any()
+
+
+def test_eval_chains_need_no_parameters():
+    aug = im.Compose([im.RandomResizedCrop(8), im.Normalize(0.5, 0.5)]).eval()
+    out = aug.apply(PHOTOS)
+    np.testing.assert_array_equal(out, aug(jax.random.key(0), PHOTOS))
+
+
+def test_keys_do_not_depend_on_the_default_implementation():
+    with jax.default_prng_impl("rbg"):
+        keys = jk.random.record_keys(0, 0, np.arange(8))
+        some = jk.random.record_keys(0, 0, np.arange(4, 8))
+        aug = im.Compose([im.RandomCrop(8)])
+        complete, part = aug.sample(keys, (64, 64)), aug.sample(some, (64, 64))
+    np.testing.assert_array_equal(complete[0]["top"][4:], part[0]["top"])

@@ -1,10 +1,13 @@
-"""Properties of every public transform.
+"""Properties of every public transform, and examples in every docstring.
 
 Would catch: a repr that does not construct the transform again, draws that depend on
-jax_enable_x64, a new transform that is not tested here.
+jax_enable_x64, a new transform that is not tested here, a public name without an example.
 """
 
 from __future__ import annotations
+
+import importlib
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -62,14 +65,14 @@ _QUICK = ("RandomRotation", "GaussianBlur")
 BOXES = np.float32([[3, 4, 20, 30], [10, 12, 50, 33]])
 
 
-def test_they_are_all_here():
+def test_all_public_transforms_are_listed():
     public = {name: getattr(im, name) for name in im.__all__ if name != "Transform"}
     kinds = {n for n, c in public.items() if isinstance(c, type) and issubclass(c, im.Transform)}
     assert kinds == set(NAMES)
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=NAMES)
-def test_repr_makes_the_transform_again(transform):
+def test_repr_constructs_the_transform(transform):
     created = eval(repr(transform), dict(vars(im)))
     assert created == transform
     assert repr(created) == repr(transform)
@@ -85,7 +88,7 @@ def _sample(transform):
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=NAMES)
-def test_draws_take_no_wider_bits_with_x64(transform):
+def test_x64_does_not_change_draws(transform):
     """Random bits of 64, or results of other types, would give other numbers."""
     draw, key = _sample(transform), jax.random.key(0)
     types = jax.tree.map(lambda leaf: leaf.dtype, jax.eval_shape(draw, key))
@@ -112,3 +115,18 @@ def test_draws_are_the_same_with_x64(transform):
         actual = draw(keys)
     for name, value in expected.items():
         np.testing.assert_array_equal(actual[name], value)
+
+
+MODULES = ["compose.compose", "policies.policies", "ragged"]
+MODULES += [f"transforms.{name}" for name in ("choices", "colour", "crops", "detection", "noise")]
+MODULES += [f"transforms.{name}" for name in ("sizes", "transform", "values", "warps")]
+
+
+@pytest.mark.parametrize("name", [*(f"image.{name}" for name in MODULES), "core.keys"])
+def test_modules_have_examples(name):
+    assert ">>> " in inspect.getsource(importlib.import_module(f"jaxkern.{name}"))
+
+
+@pytest.mark.parametrize("name", im.__all__)
+def test_public_names_have_examples(name):
+    assert ">>> " in inspect.getdoc(getattr(im, name))

@@ -87,7 +87,7 @@ def test_constant_chain_has_shared_geometry():
     assert fields == [0, 0, 16, 16, 20, 20, 0, 0, 8, 8, 6, 1, 6, 1]
 
 
-def test_equal_plans_hash_alike():
+def test_equal_plans_have_equal_hashes():
     """A plan is a static argument of the op: an unequal hash would retrace every call."""
     first, second = (fold([CROP, NORM], sampled([CROP, NORM]))[0] for _ in range(2))
     assert first == second

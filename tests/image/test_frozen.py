@@ -28,7 +28,7 @@ def as_float(images):
 @pytest.mark.parametrize("backend", ["native"], indirect=True)
 @pytest.mark.parametrize("dtype", ["u8", "f32"])
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[case["transform"] for case in CASES])
-def test_as_torchvision_made_it(run, number, dtype):
+def test_equals_torchvision(run, number, dtype):
     case = CASES[number]
     images = FROZEN["images"][case["images"]][..., : case["channels"]]
     prefix = f"{number}.param."
@@ -64,7 +64,7 @@ def _targets(number, name):
 @pytest.mark.parametrize(
     "number", [_targets(number, case["transform"]) for number, case in enumerate(TARGET_CASES)]
 )
-def test_targets_as_torchvision_moved_them(number):
+def test_targets_equal_torchvision(number):
     case, images = TARGET_CASES[number], FROZEN["images"]
     prefix = f"target.{number}."
     expected = {key.removeprefix(prefix): FROZEN[key] for key in FROZEN if key.startswith(prefix)}

@@ -147,7 +147,7 @@ def test_elastic_warps(run, dtype, interpolation, alpha, sigma, fill):
         assert np.abs(out[k] - value).max() <= (0.5 + 1e-3 if dtype == np.uint8 else 1e-4)
 
 
-def test_records_look_the_same_in_any_batch():
+def test_records_are_the_same_in_any_batch():
     images = np.random.default_rng(9).integers(0, 256, (5, 40, 70, 3), np.uint8)
     augment = im.Compose(
         [im.GaussianNoise(), im.ElasticTransform(80, 2), im.RandomErasing(1.0, value="random")]

@@ -76,7 +76,7 @@ def both_signs(strength, chance):
     return reference
 
 
-def test_rand_augment_draws_every_op_and_sign_alike():
+def test_rand_augment_draws_ops_and_signs_uniformly():
     transform = im.RandAugment(3, 9)
     draws = draw(transform)
     assert draws["op"].shape == draws["magnitude"].shape == (COUNT, 3)
@@ -89,7 +89,7 @@ def test_rand_augment_draws_every_op_and_sign_alike():
     assert stats.chi2_contingency(table).pvalue > 1e-3
 
 
-def test_trivial_augment_draws_every_magnitude_alike():
+def test_trivial_augment_draws_magnitudes_uniformly():
     transform = im.TrivialAugmentWide()
     draws = draw(transform)
     names, strength = names_of(transform, draws["op"][:, 0]), draws["magnitude"][:, 0]
@@ -195,7 +195,7 @@ def test_containers_draw_with_their_probabilities():
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
-def test_transforms_of_a_container_draw_on_their_own():
+def test_transforms_of_a_container_draw_independently():
     draws = draw(im.RandomOrder([im.RandAugment(1), im.RandAugment(1)]), "0.op", "1.op")
     table = stats.contingency.crosstab(draws["0.op"][:, 0], draws["1.op"][:, 0]).count
     assert stats.chi2_contingency(table).pvalue > 1e-3

@@ -87,7 +87,7 @@ def draws(aug, seed, images):
 
 
 @pytest.mark.parametrize("policy", SMALL, ids=lambda p: type(p).__name__)
-def test_native_equals_twin(policy):
+def test_native_equals_pure_jax(policy):
     aug, images = im.Compose([policy]), np.tile(U8, (8, 1, 1, 1))
     _, params = draws(aug, 8, images)
     actual = {}

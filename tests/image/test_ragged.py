@@ -60,7 +60,7 @@ def test_equals_oracle(run, batch, name):
     assert_close(out, reference(aug, IMAGES, params, out.dtype), odd_levels=0.02)
 
 
-def test_sample_takes_sizes_or_batch(batch):
+def test_sample_accepts_sizes_or_a_batch(batch):
     aug = CHAINS["train"]
     keys = jax.random.split(jax.random.key(5), len(IMAGES))
     by_batch, by_size = aug.sample(keys, batch), aug.sample(keys, (batch.height, batch.width))

@@ -42,7 +42,7 @@ def test_random_resized_crop_area_and_ratio():
         assert stats.kstest(position, stats.uniform(0, 1).cdf).pvalue > 1e-3
 
 
-def test_random_resized_crop_stays_inside_and_reaches_all_places():
+def test_random_resized_crop_stays_inside_and_reaches_all_positions():
     p = draw(im.RandomResizedCrop(8, scale=(0.2, 1.0)), (7, 9))
     assert p["top"].min() == 0
     assert p["left"].min() == 0
@@ -69,7 +69,7 @@ def test_flips():
     assert draw(im.RandomVerticalFlip(1.0), (4, 4))["flip"].all()
 
 
-def test_random_crop_reaches_every_place_alike():
+def test_random_crop_positions_are_uniform():
     p = draw(im.RandomCrop(8, padding=(1, 2)), (9, 8))
     for values, room in ((p["top"], 9 + 4 - 8 + 1), (p["left"], 8 + 2 - 8 + 1)):
         counts = np.bincount(values, minlength=room)
@@ -98,7 +98,7 @@ def test_random_erasing():
     assert stats.kstest(log_ratio, cdf).pvalue > 1e-3
 
 
-def test_random_erasing_never_covers_a_whole_side():
+def test_random_erasing_never_covers_a_complete_side():
     """In an image of one pixel only an empty box is smaller than the image."""
     p = draw(im.RandomErasing(1.0), (1, 1))
     assert not (p["erase"] & (p["height"] > 0)).any()

@@ -6,6 +6,8 @@ sharded numbers, and vmap over operands with different shardings.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,7 +37,7 @@ def sharded(kind, *values):
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_a_sharded_batch_stays_where_it_is(kind):
+def test_a_sharded_batch_is_not_gathered(kind):
     params = crops(KEYS)
     expected = CROPS.apply(IMAGES, params)
     mesh, (images, params) = sharded(kind, IMAGES, params)
@@ -50,7 +52,7 @@ def test_a_sharded_batch_stays_where_it_is(kind):
     np.testing.assert_array_equal(out, expected)
 
 
-def test_several_draws_of_a_sharded_batch_leave_it_where_it_is():
+def test_several_draws_of_a_sharded_batch_do_not_gather_it():
     several = crops(jk.random.record_keys(0, 0, np.arange(24)))
     several = jax.tree.map(lambda x: jnp.reshape(x, (3, 8, *x.shape[1:])), several)
     draws = jax.vmap(CROPS.apply, in_axes=(None, 0))
@@ -67,12 +69,25 @@ RESIZED = im.Compose([im.Resize(12), im.CenterCrop(14), im.MixUp(0.4, per_sample
 CROPPED = im.Compose(
     [im.RandomCrop(16, padding=2), im.RandomErasing(1.0), im.Pad(1), im.CutMix(1.0)], "f4"
 )
+
+
+class Gamma(im.Transform):
+    parameters: ClassVar = {"gamma": "float"}
+
+    def sample(self, key, size):
+        return {"gamma": jax.random.uniform(key, minval=0.5, maxval=2.0)}
+
+    def transform(self, image, params):
+        return image.at[:2].set(image[:2] ** params["gamma"])
+
+
 FLIPPED = im.Compose(
     [
         im.RandomResizedCrop(16),
         im.RandomHorizontalFlip(),
         im.RandomVerticalFlip(),
         im.ColorJitter(0.4, 0.4),
+        Gamma(),
         im.ToDtype(np.float32, scale=True),
         im.Normalize(0.5, 0.2),
         im.MixUp(0.4),

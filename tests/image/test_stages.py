@@ -154,14 +154,14 @@ def test_a_chain_with_programs_is_one_call():
     assert calls_of(mixed, images()) == ["image_stages.v1", "image_mix.v1", "image_stages.v1"]
 
 
-def test_where_stages_have_no_kernel_they_have_a_call_each(monkeypatch):
+def test_without_a_kernel_of_stages_each_has_a_call(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     transforms = [im.RandomCrop(9), im.RandomInvert(), im.RandomErasing()]
     expected = ["image_chain.v1", "image_program.v1", "image_chain.v1"]
     assert calls_of(transforms, images()) == expected
 
 
-def test_a_box_outside_is_named_with_its_segment():
+def test_errors_name_the_segment_of_a_box():
     """Segments are counted over all stages."""
     aug = im.Compose([im.CenterCrop(9), im.RandomInvert(), im.RandomCrop(4)])
     position = {"top": jnp.asarray([0, 0, 99, 0, 0, 0], np.int32), "left": 0}

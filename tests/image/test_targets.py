@@ -89,7 +89,7 @@ def bilinear(image, x, y):
 
 
 @pytest.mark.parametrize("name", _quick(CHAINS, "all", "ssd"))
-def test_keypoints_and_masks_are_where_their_pixels_are(name):
+def test_keypoints_and_masks_follow_their_pixels(name):
     """The output shows, at a moved keypoint, the coordinates that the keypoint had."""
     aug = im.Compose(CHAINS[name], keypoints="centers")
     inputs = points()
@@ -130,7 +130,7 @@ def test_keypoints_and_masks_are_where_their_pixels_are(name):
 
 @pytest.mark.parametrize("form", _quick(["xyxy", "xywh", "cxcywh"], "xywh"))
 @pytest.mark.parametrize("name", _quick(["all", "ssd", "RandomPerspective"], "all"))
-def test_boxes_are_around_their_pixels(name, form):
+def test_boxes_bound_their_pixels(name, form):
     """A mask that fills each box is inside the moved box, and touches its sides if it has any."""
     aug = im.Compose(CHAINS[name], boxes=form)
     boxes = np.float32([[10, 9, 30, 21], [5, 14, 17, 30], [0, 0, 0, 0], [20, 20, 20, 25]])
@@ -183,7 +183,7 @@ def test_masks_are_mirrored_as_their_images(mode):
 
 
 def test_planes_of_masks_move_together():
-    """M masks an image, along an axis or as channels."""
+    """M masks per image, along an axis or as channels."""
     aug = im.Compose([im.RandomResizedCrop(20), im.RandomRotation(30)])
     params = aug.sample(KEYS, (HEIGHT, WIDTH))
     images, mask = coordinates(), numbered()
@@ -197,7 +197,7 @@ def test_planes_of_masks_move_together():
     np.testing.assert_array_equal(moved, np.stack([np.where(alone > 0, alone % 251, 0)] * 3, -1))
 
 
-def test_keypoints_as_torchvision_counts_them():
+def test_keypoints_in_torchvision_convention():
     """Flips count pixels from the other end; a rotation treats integers as edges."""
     points = np.float32([[[0, 0], [3, 2], [np.nan, 1], [-1, 4], [9, 7]]])
     image = np.zeros((1, 8, 10, 1), np.uint8)
@@ -214,7 +214,7 @@ def test_keypoints_as_torchvision_counts_them():
     assert shown.tolist() == [[True, False, False, False, True]]
 
 
-def test_what_is_cut_off_does_not_come_back():
+def test_cropped_parts_do_not_reappear():
     """A cropped keypoint remains invisible even if a later border would show its position."""
     fields = {
         "image": np.zeros((1, 8, 10, 1), np.uint8),
@@ -233,7 +233,7 @@ def test_what_is_cut_off_does_not_come_back():
     assert not small.apply(fields)["boxes_valid"].any()
 
 
-def test_a_box_of_the_whole_image_fills_it_after_a_resize():
+def test_a_box_of_the_complete_image_fills_it_after_a_resize():
     """Exact to the last bit: otherwise the box would leave the image and be dropped."""
     corners = np.float32([[[0, 0], [41, 27]]])
     moved = moved_points(corners, boxed((0, 0, 27, 41), (55, 27)))
@@ -295,7 +295,7 @@ def test_frames_of_a_clip_share_a_draw():
     ],
     ids=["alone", "contained"],
 )
-def test_each_frame_of_a_clip_has_noise_of_its_own(noise, name):
+def test_frames_of_a_clip_have_different_noise(noise, name):
     """Frames have different noise, as in torchvision: equal noise would look like a pattern."""
     params = {name: np.int32([[7, -1], [2**31 - 1, 2**31 - 1]])}
     inputs = params | ({"apply": np.ones(2, bool)} if name != "seed" else {})
@@ -308,7 +308,7 @@ def test_each_frame_of_a_clip_has_noise_of_its_own(noise, name):
 
 
 @pytest.mark.parametrize(("clips", "frames"), [(2, 0), (0, 3)])
-def test_clips_without_frames_or_none_at_all(clips, frames):
+def test_empty_clips_and_batches(clips, frames):
     aug = im.Compose([im.RandomHorizontalFlip(), im.CenterCrop(4)])
     out = aug(jax.random.key(0), np.zeros((clips, frames, 6, 6, 1), np.uint8))
     assert out.shape == (clips, frames, 4, 4, 1)

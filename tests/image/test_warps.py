@@ -182,7 +182,7 @@ def test_perspectives(run, interpolation, channels, dtype, fill):
     np.testing.assert_array_equal(out[2], images[2])
 
 
-def test_marked_pixels_land_where_the_matrix_says(run):
+def test_marked_pixels_move_as_the_matrix_maps_them(run):
     """The centre of mass of a spot is at the mapped centre of its pixels."""
     rows, columns = np.mgrid[:60, :80] + 0.5
     x, y = 33.5, 25.5
@@ -341,7 +341,7 @@ def test_draws_are_within_their_ranges():
     np.testing.assert_array_equal(blur["sigma"], np.float32(0.7))
 
 
-def test_corners_move_by_whole_shares_of_a_side():
+def test_corners_move_by_integer_pixels():
     """0.29 of 100 pixels are 28.999999999999996, as torchvision multiplies: 28."""
     perspective = im.RandomPerspective(0.29, 1.0)
     keys = jax.random.split(jax.random.key(2), 400)

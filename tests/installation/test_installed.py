@@ -42,7 +42,7 @@ def test_extension_headers_marker_and_stub_are_there():
 
 
 def test_headers_stand_alone():
-    """Every header that an installed one includes with quotes is installed too."""
+    """Headers that installed headers include with quotes are installed too."""
     folder = PACKAGE / "include" / "jaxkern" / "core"
     for header in folder.iterdir():
         for line in header.read_text().splitlines():
@@ -53,7 +53,7 @@ def test_headers_stand_alone():
 def test_abi_is_the_oldest_supported_one():
     native = registry.module("cpu")
     assert native is not None
-    expected = os.environ.get("JAXKERN_EXPECT_ABI")  # set where the build took the pinned jaxlib
+    expected = os.environ.get("JAXKERN_EXPECT_ABI")  # set if the build used the pinned jaxlib
     if expected:
         assert native.abi() == tuple(int(part) for part in expected.split("."))
     assert native.abi() <= registry.running_abi()
@@ -87,7 +87,7 @@ def test_cuda_module_carries_its_runtime():
     found = list(PACKAGE.glob("_cuda*.so"))
     if not found:
         pytest.skip("this wheel was built without a CUDA compiler")
-    # libcuda is the driver: it is opened at run time, so that the module loads without one.
+    # libcuda is part of the driver and opened at run time, so the module loads without a driver.
     names = _needed(found[0])
     assert [n for n in names if n.startswith(("libcudart", "libcuda.so", "libnv"))] == []
 
@@ -110,7 +110,7 @@ def test_stable_abi_from_3_12_on():
 
 
 def _needed(path: Path) -> list[str]:
-    """DT_NEEDED of an ELF file of 64 bits, read without binutils (the machine may have none)."""
+    """Return DT_NEEDED of a 64-bit ELF file, without binutils, which may not be installed."""
     data = path.read_bytes()
     assert data[:5] == b"\x7fELF\x02", f"{path}: expected a 64-bit ELF file"
 
@@ -137,7 +137,7 @@ def _needed(path: Path) -> list[str]:
 
 
 def _device_code(path: Path) -> set[tuple[str, str]]:
-    """("sm", "90") for machine code and ("compute", "90") for PTX, from nvcc's fat binaries."""
+    """Return ("sm", "90") for machine code and ("compute", "90") for PTX in fat binaries."""
     data, code = path.read_bytes(), set()
     magic = (0xBA55ED50).to_bytes(4, "little") + (1).to_bytes(2, "little")
     at = data.find(magic)

@@ -9,7 +9,7 @@ import os
 import numpy as np
 import PIL.Image
 import pytest
-from support.pipeline.batches import assert_same, epoch_of
+from support.pipeline.batches import assert_same, epoch_of, is_native
 from support.pipeline.encoded_sources import native_jpeg
 
 import jaxkern as jk
@@ -86,7 +86,7 @@ def test_native_threads_name_them_too(folders, part):
         photos = ImageFolder(root, on_bad_record="mask")
         source = Subset(photos, [13, 0, *range(1, 13)]) if part else photos
         pipe = jk.from_source(source, 4, pad_remainder=True) >> SIZE
-        assert pipe._plan.native is not None
+        assert is_native(pipe)
         return photos, iter(pipe)
 
     (photos, found), (_, expected) = batches(damaged), batches(whole)

@@ -15,6 +15,7 @@ import jaxkern as jk
 from jaxkern.core.alignment import aligned_array
 from jaxkern.image import Ragged
 from jaxkern.pipeline import ArraySource, BatchSource, program
+from jaxkern.pipeline.engine import Engine
 
 
 def pixels(records):
@@ -64,13 +65,13 @@ def test_fresh_batches_are_not_copied(workers):
 
 def test_others_are_copied_once_and_by_the_workers(monkeypatch):
     copied = []
-    copy = program.row.aligned_copy
+    copy = program.aligned_copy
 
     def counted(array):
         copied.append((array.size == 9000, threading.current_thread().name))
         return copy(array)
 
-    monkeypatch.setattr(program.row, "aligned_copy", counted)
+    monkeypatch.setattr(program, "aligned_copy", counted)
     batches = list(jk.from_source(Shared(), 4, num_workers=1))
     for number, batch in enumerate(batches):
         flat = np.concatenate([p.ravel() for p in pixels(np.arange(4 * number, 4 * number + 4))])
@@ -116,20 +117,36 @@ def test_a_gather_of_its_own_is_not_fresh_unless_it_says_so():
     assert (np.asarray(batch["x"]) == 1).all()
 
 
-def test_a_batch_beside_the_ring_is_not_taken_for_what_is_in_its_slot():
-    """Where another thread closes the iteration while it is taken."""
-    batches = iter(jk.from_source([{"x": np.int32(k)} for k in range(10)], 4, num_workers=1))
-    next(batches), next(batches)  # the last one has two rows
-    workers = batches._workers
-    unit = workers._unit
+def test_a_batch_of_a_closed_engine_is_not_another_ones():
+    """If another thread closes the engine while a batch is taken from the ring."""
 
-    def closed_before(index, arrays):
-        workers.close()
-        return unit(index, arrays)
+    class Numbers:
+        position = 0
 
-    workers._unit = closed_before
+        def claim(self):
+            self.position += 1
+            return self.position
+
+        def make(self, claim, slot):
+            return claim
+
+        def stop(self):
+            pass
+
+        release = stop
+
+    engine = Engine(Numbers(), threads=1, ahead=2)
+    assert engine.next().value == 1
+    take = engine._ring.take
+
+    def closed_meanwhile(timeout):
+        taken = take(timeout)
+        engine.close()
+        return taken
+
+    engine._ring.take = closed_meanwhile
     with pytest.raises(jk.ring.RingClosed, match="closed while a batch was taken"):
-        next(batches)
+        engine.next()
 
 
 def test_the_bytes_of_ragged_batches_are_counted():

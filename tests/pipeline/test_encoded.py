@@ -16,13 +16,12 @@ import numpy as np
 import PIL.Image
 import pytest
 from support import TESTS
-from support.pipeline.batches import assert_same, epoch_of
+from support.pipeline.batches import assert_same, epoch_of, is_native
 from support.pipeline.encoded_sources import PillowSource, jpeg, native_jpeg, photograph
 
 import jaxkern as jk
 from jaxkern import image as im
 from jaxkern import performance
-from jaxkern.pipeline import pipeline
 from jaxkern.ring import ProducerError
 
 pytestmark = native_jpeg
@@ -57,16 +56,15 @@ CHAINS = {
 
 def alone(pipe):
     """The same pipeline without threads, which gathers decoded images for the JAX program."""
-    return pipeline.Pipeline(pipe._output, pipeline.IterationOptions(0, 1, pipe._options.sharding))
+    return pipe.with_workers(0)
 
 
 def assert_native(pipe, epochs=1):
     """That native threads make its batches and that they are the program's; returns them."""
     found = []
     for _ in range(epochs):
-        batches = iter(pipe)
-        found += epoch_of(batches)
-        assert type(batches._workers).__name__ == "NativeBatches"
+        found += epoch_of(pipe)
+    assert is_native(pipe)
     other = alone(pipe)
     assert_same(found, [batch for _ in range(epochs) for batch in epoch_of(other)])
     return found
@@ -175,14 +173,13 @@ def test_a_place_for_decoding_is_named(photographs):
     base = jk.from_source(source, 8)
     pipe = base >> CHAINS["evaluation"]
     assert [where for *_, where in pipe.explain().nodes] == ["native threads"] * 2
-    assert base._plan.native is None  # nobody decodes natively what no Compose takes
+    assert not is_native(base)  # nobody decodes natively what no Compose takes
     behind = base >> CHAINS["evaluation"] >> (lambda batch: batch)
-    assert behind._plan.native is None
+    assert not is_native(behind)
     with jk.backend("jax"):
-        batches = iter(base >> im.Compose([im.Resize((2, 2))]))
-        next(batches)
-        next(batches)
-        assert type(batches._workers).__name__ == "Workers"
+        small = base >> im.Compose([im.Resize((2, 2))])
+        assert not is_native(small)
+        assert len(list(small)) == len(small)
 
 
 def test_one_program_draws_for_images_of_all_sizes(photographs):

@@ -133,9 +133,9 @@ def test_a_failing_jax_node_is_named():
             lambda b: {"x": b["label"][:3]},
             r"node .* returned batch\['x'\] = int32\[3\] with 3 rows",
         ),
-        (lambda b: {"x": b["label"].sum()}, "wanted the 5 rows of the batch"),
+        (lambda b: {"x": b["label"].sum()}, "the 5 rows of the batch"),
         (lambda b: {}, "returned an empty dict"),
-        (lambda b: b["label"], "wanted a dict of fields"),
+        (lambda b: b["label"], "a dict of fields"),
         (lambda b: None, "NoneType"),
     ],
 )
@@ -149,7 +149,7 @@ def test_an_operator_without_apply():
     with pytest.raises(NotImplementedError, match="override apply"):
         next(iter(jk.from_source(arrays(), 5) >> jk.ElementOperator()))
     wrong = jk.ElementOperator(fn=lambda element, key: element.data)
-    with pytest.raises(TypeError, match=r"wanted an Element: element.update_data"):
+    with pytest.raises(TypeError, match=r"an Element: element.update_data"):
         next(iter(jk.from_source(arrays(), 5) >> wrong))
     with pytest.raises(ValueError, match="stochastic=True"):
         jk.ElementOperatorConfig(stream_name="a")
@@ -163,12 +163,12 @@ def test_an_operator_without_apply():
         ({"num_workers": -1}, "num_workers is -1"),
         ({"prefetch_size": 0}, "prefetch_size is 0; .*num_workers=0 is a pipeline without"),
         ({"seed": 0.5}, r"seed is 0.5; expected an integer from -2\*\*63 to 2\*\*63 - 1"),
-        ({"seed": 2**63}, r"seed is 9223372036854775808; wanted .* to 2\*\*63 - 1"),
-        ({"shard": (2, 2)}, r"shard is \(2, 2\); wanted \(index, count\)"),
-        ({"shard": (0, 1, 2)}, r"shard is \(0, 1, 2\); wanted \(index, count\)"),
-        ({"shard": 1}, r"shard is 1; wanted \(index, count\)"),
+        ({"seed": 2**63}, r"seed is 9223372036854775808; .* to 2\*\*63 - 1"),
+        ({"shard": (2, 2)}, r"shard is \(2, 2\).*\(index, count\)"),
+        ({"shard": (0, 1, 2)}, r"shard is \(0, 1, 2\).*\(index, count\)"),
+        ({"shard": 1}, r"shard is 1.*\(index, count\)"),
         ({"shard": (-1, 2)}, r"shard\[0\] is -1"),
-        ({"drop_remainder": True, "pad_remainder": True}, "wanted one of them"),
+        ({"drop_remainder": True, "pad_remainder": True}, "one of them"),
     ],
 )
 def test_wrong_options(options, message):
@@ -180,12 +180,12 @@ def test_wrong_options(options, message):
     ("source", "message"),
     [
         ({}, "at least one field"),
-        ({"x": np.zeros((0, 3))}, "is empty; wanted at least one record"),
+        ({"x": np.zeros((0, 3))}, "is empty.*at least one record"),
         ([], "is empty"),
         ({"x": np.zeros(3), "y": np.zeros(4)}, "different numbers of records: {'x': 3, 'y': 4}"),
         ({"x": 3.0}, "'x' is one number"),
         ({"x": np.array(["a"])}, "'x' has dtype <U1; wanted numbers"),
-        (5, "wanted a dict of arrays, the path of a file, or anything with len"),
+        (5, "a dict of arrays, the path of a file, or anything with len"),
         ("folder", "ImageFolder"),
     ],
 )
@@ -197,7 +197,7 @@ def test_wrong_sources(source, message):
 @pytest.mark.parametrize(
     ("records", "message"),
     [
-        ([1, 2], "record 0 of list.* is 1; wanted a dict of arrays"),
+        ([1, 2], "record 0 of list.* is 1.*a dict of arrays"),
         ([{"x": "a"}], "'x' of record 0 has dtype <U1"),
         ([{"x": 1}, {"y": 1}], r"record 1 has the fields \['y'\] and record 0 \['x'\]"),
         ([{"x": [1]}, {"x": [1, 2]}], r"record 1 .* has 'x' of shape \(2,\) and record 0 .*\(1,\)"),
@@ -211,7 +211,7 @@ def test_wrong_records(records, message):
 def test_too_few_records_for_a_batch():
     with pytest.raises(ValueError, match="shard 0 of 1 of 3 records has no batch of 5"):
         len(jk.from_source(arrays(3), 5, drop_remainder=True))
-    with pytest.raises(ValueError, match=r"Rebatch\(9\) of 5 rows .* leaves no batch"):
+    with pytest.raises(ValueError, match=r"Rebatch\(9\) of 5 rows .* no batch"):
         len(jk.from_source(arrays(6), 5, drop_remainder=True) >> Rebatch(9))
 
 
@@ -224,11 +224,11 @@ def test_a_field_of_the_masks_name():
 def test_what_is_no_node():
     pipe = jk.from_source(arrays(), 5)
     for wrong in (3, jk.ElementOperator, None):
-        with pytest.raises(TypeError, match="is no node"):
+        with pytest.raises(TypeError, match="not a node"):
             pipe >> wrong
     with pytest.raises(TypeError, match="merge branches with &"):
         pipe >> pipe
-    with pytest.raises(TypeError, match="make one of the class first"):
+    with pytest.raises(TypeError, match="object of the class"):
         jk.OperatorNode(jk.ElementOperator)
     with pytest.raises(ValueError, match="probability is 2"):
         Probabilistic(lambda b: b, 2)

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import json
 
+import jax
 import numpy as np
 import pytest
-from support.pipeline.batches import assert_same, epoch_of
+from support.pipeline.batches import assert_same, column, epoch_of
 
 import jaxkern as jk
-from jaxkern.pipeline import Filter, FlatMap, Rebatch, Repeat, Take, Window
+from jaxkern.pipeline import Element, Filter, FlatMap, Rebatch, Repeat, Take, Window
 
 RECORDS = 29
 
@@ -122,29 +123,27 @@ def test_parts_and_windows_of_sequences_hold_what_they_should():
             seen[i] += 1
 
 
-def records_of(pipe):
-    """The numbers of the records behind a pipeline's last node."""
-    plan, found = pipe._plan, []
-    from jaxkern.pipeline.epoch import Epoch
-
-    epoch = Epoch(plan, 0)
-    batch = 0
-    while epoch.pull(batch):
-        halves = epoch.unit(batch).records.astype(np.int64)
-        found += (halves[:, 0] * 2**32 + halves[:, 1]).tolist()
-        batch += 1
-    return found
+def draws_of(pipe):
+    """What is drawn for the records of an epoch, 32 bits each: a function of their ids."""
+    config = jk.ElementOperatorConfig(stochastic=True)
+    draw = jk.ElementOperator(config, lambda e, key: Element({"draw": jax.random.bits(key)}))
+    return column(epoch_of(pipe >> jk.OperatorNode(draw)), "draw").tolist()
 
 
 def test_records_have_numbers_of_their_own():
-    kept = [i for i in order() if i % 3]
-    assert records_of(base() >> Filter(lambda r: r["id"] % 3 > 0)) == kept
-    expected = [65536 * i + n for i in order() for n in range(i % 4)]
-    assert records_of(KINDS["flat"](base())) == expected
-    assert records_of(KINDS["windows"](base())) == order()[0 : RECORDS - 2 : 2].tolist()
-    assert len(set(records_of(KINDS["flat twice"](base())))) == len(expected) * 2
-    repeated = records_of(KINDS["repeated"](base()))
-    assert repeated == [3 * i + t for t in range(3) for i in order(t) if i % 3]
+    ids = np.arange(65536 * RECORDS, dtype=np.int32)
+    drawn = draws_of(jk.from_source({"id": ids}, 65536, seed=1))
+
+    def check(pipe, records):
+        assert draws_of(pipe) == [drawn[record] for record in records]
+
+    check(base() >> Filter(lambda r: r["id"] % 3 > 0), [i for i in order() if i % 3])
+    parts_of = [65536 * i + n for i in order() for n in range(i % 4)]
+    check(KINDS["flat"](base()), parts_of)
+    check(KINDS["windows"](base()), order()[0 : RECORDS - 2 : 2].tolist())
+    assert len(set(draws_of(KINDS["flat twice"](base())))) == len(parts_of) * 2
+    repeated = [3 * i + t for t in range(3) for i in order(t) if i % 3]
+    check(KINDS["repeated"](base()), repeated)
 
 
 def test_shards_are_disjoint_and_complete():
@@ -173,16 +172,16 @@ def test_what_cannot_be_is_said():
         with pytest.raises(kind, match=text):
             list(make())
 
-    fails(lambda: [FlatMap(3)], TypeError, "wanted a function")
-    fails(lambda: base() >> FlatMap(lambda r: r), TypeError, "wanted a list of records")
+    fails(lambda: [FlatMap(3)], TypeError, "a function")
+    fails(lambda: base() >> FlatMap(lambda r: r), TypeError, "a list of records")
     fails(lambda: base() >> FlatMap(lambda r: [3]), TypeError, r"record 11 of .* is 3")
     fails(lambda: base() >> FlatMap(lambda r: [r] * 65537), ValueError, "more than 65,536")
     uneven = FlatMap(lambda r: [{"x": np.zeros(int(r["id"]) // 20 + 1)}])
     fails(lambda: base(shuffle=False) >> uneven, ValueError, r"float32\[2\] and was float32\[1\]")
     deep = FlatMap(lambda r: [r])
-    fails(lambda: base() >> deep >> deep >> deep >> deep, ValueError, "no room for numbers")
+    fails(lambda: base() >> deep >> deep >> deep >> deep, ValueError, "too large for ids")
     fails(lambda: [Window(0)], ValueError, "size")
-    fails(lambda: [Window(2, fields="id")], ValueError, "wanted names")
+    fails(lambda: [Window(2, fields="id")], ValueError, "names")
     fails(lambda: [Window(2, axis=0)], ValueError, "axis")
     fails(lambda: base() >> Window(2, fields=("y",)), ValueError, "the batch has")
     fails(lambda: base() >> Window(2, axis="sequence"), ValueError, "name the fields")

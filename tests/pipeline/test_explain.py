@@ -63,7 +63,7 @@ def test_each_stage_is_shown(pipe):
 
 
 def test_records_that_are_not_there(pipe):
-    with pytest.raises(ValueError, match="record 23 of 23; wanted 0 to 22"):
+    with pytest.raises(ValueError, match=r"record 23 of 23.*0 to 22"):
         pipe.explain(23)
     pipe.epoch = 0
     missing = set(range(23)) - {int(r) for batch in pipe for r in batch["record"]}

@@ -293,33 +293,31 @@ def test_explanations_reach_up_to_the_filter():
     assert [stage.name for stage in found.stages] == ["source", "scaled"]
     assert found.stages[-1].fields["record"] == 11
     assert pipe.explain(56).stages  # in the last batch, which a filter takes as it is
-    with pytest.raises(ValueError, match="wanted 0 to 56"):
+    with pytest.raises(ValueError, match="0 to 56"):
         pipe.explain(57)
 
 
 def test_what_cannot_be_is_said():
     pipe = base()
-    with pytest.raises(TypeError, match="wanted a function"):
+    with pytest.raises(TypeError, match="a function"):
         Filter(3)
     with pytest.raises(ValueError, match="put the cache before"):
         len(pipe >> Filter(some) >> Cache())
     with pytest.raises(ValueError, match="before the branches"):
         len((pipe >> Filter(some)) & pipe)
-    with pytest.raises(TypeError, match=r"wanted bool\[6\]"):
+    with pytest.raises(TypeError, match=r"bool\[6\]"):
         next(iter(pipe >> Filter(lambda batch: batch["label"], batched=True)))
-    with pytest.raises(TypeError, match="wanted a bool"):
+    with pytest.raises(TypeError, match="a bool"):
         next(iter(pipe >> Filter(lambda record: record["image"])))
-    with pytest.raises(ValueError, match="wanted a dict"):
+    with pytest.raises(ValueError, match="a dict"):
         iter(pipe >> Filter(some)).set_state(
-            {**iter(pipe >> Filter(some)).get_state(), "place": 3, "batch": 1}
+            {**iter(pipe >> Filter(some)).get_state(), "position": 3, "batch": 1}
         )
     for workers in (0, 2):
         broken = iter(base(workers) >> Filter(some) >> Filter(some))
         next(broken)
-        broken.set_state({**broken.get_state(), "place": {"at": 7}})
-        with pytest.raises(ValueError, match="is no place of"):
-            next(broken)
-        assert list(broken) == []
+        with pytest.raises(ValueError, match="get_state"):
+            broken.set_state({**broken.get_state(), "position": {"at": 7}})
     masked = base(pad_remainder=True) >> (lambda b: {"mask": b["label"]}) >> Filter(few_masks)
     with pytest.raises(ValueError, match="mask"):
         next(iter(masked))
@@ -330,7 +328,7 @@ def few_masks(record):
 
 
 def feeds():
-    return {t for t in threading.enumerate() if t.name.startswith("jaxkern-feed")}
+    return {t for t in threading.enumerate() if t.name.startswith("jaxkern-pipeline")}
 
 
 def wait_for_no_feeds(but):

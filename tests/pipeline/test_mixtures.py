@@ -15,7 +15,7 @@ from support.pipeline.batches import assert_same, column, epoch_of
 import jaxkern as jk
 from jaxkern import image as im
 from jaxkern.pipeline import Cache, Filter, ImageFolder, Rebatch, Repeat, Take, Window
-from jaxkern.pipeline.schedule import Schedule
+from jaxkern.pipeline.order import Schedule
 
 
 def numbers(first, last, **options):
@@ -298,18 +298,18 @@ def test_rows_of_two_dtypes_make_no_batch(workers):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda p: jk.mix({}), ValueError, "mix was given nothing"),
-        (lambda p: jk.mix([p, p]), TypeError, "what is no pair"),
-        (lambda p: jk.mix({p: 0}), ValueError, "weight 0 is 0; wanted a number above 0"),
+        (lambda p: jk.mix({}), ValueError, "mix expected.*none"),
+        (lambda p: jk.mix([p, p]), TypeError, "must be pairs"),
+        (lambda p: jk.mix({p: 0}), ValueError, "weight 0 is 0.*positive"),
         (lambda p: jk.mix({p: 1}, stop="all"), ValueError, "stop is 'all'"),
-        (lambda p: jk.mix({"p": 1}), TypeError, "input 0 of mix is 'p'; wanted a Pipeline"),
-        (lambda p: jk.concat(), ValueError, "concat was given nothing"),
-        (lambda p: jk.concat(p, {"x": [1]}), TypeError, "input 1 of concat is .*; wanted a Pipe"),
-        (lambda p: jk.concat({"x": [1]}, p), TypeError, "pipelines and sources"),
+        (lambda p: jk.mix({"p": 1}), TypeError, "input 0 of mix is 'p'"),
+        (lambda p: jk.concat(), ValueError, "concat expected.*none"),
+        (lambda p: jk.concat(p, {"x": [1]}), TypeError, "input 1 of concat is"),
+        (lambda p: jk.concat({"x": [1]}, p), TypeError, "pipelines or only sources"),
         (lambda p: jk.zip(p, p >> Take(3), strict=True), ValueError, r"have \[20, 3\] records"),
         (lambda p: list(jk.zip(p, p)), ValueError, "'id' is in input 1 of zip"),
-        (lambda p: jk.mix({p >> Filter(bool): 1}), ValueError, "put such nodes behind mix"),
-        (lambda p: jk.concat(p, p >> Window(2)), ValueError, "put such nodes behind concat"),
+        (lambda p: jk.mix({p >> Filter(bool): 1}), ValueError, "after mix"),
+        (lambda p: jk.concat(p, p >> Window(2)), ValueError, "after concat"),
         (lambda p: jk.zip(p, jk.from_stream([{"x": 1}], 4)), ValueError, "'stream' is known at"),
         (lambda p: Repeat(0), ValueError, "times"),
         (lambda p: Take(-1), ValueError, "records"),
@@ -345,12 +345,12 @@ def shards(count, batches, **options):
     ("states", "message"),
     [
         ([], "there are no states"),
-        (shards(3, 1)[:2], "each of the 3 once: there is none of shard 2"),
-        ([*shards(2, 1), *shards(2, 1)], "wanted each of the 2 once"),
+        (shards(3, 1)[:2], "each of the 3 once.*shard 2"),
+        ([*shards(2, 1), *shards(2, 1)], "each of the 2 once"),
         ([shards(2, 1)[0], {**shards(2, 1)[1], "epoch": 4}], "have epoch 0 and 4"),
-        ([shards(2, 1)[0], {**shards(2, 1)[1], "rows": None}], "shard 1 is within what a node"),
+        ([shards(2, 1)[0], {**shards(2, 1)[1], "rows": None}], "shard 1 is between rows"),
         (shards(2, 1, seed=5), "seed is 5 there and 2 here"),
-        ([{**s, "remains": {"shards": 1}} for s in shards(2, 1)], "the state's remains are"),
+        ([{**s, "pending": {"shards": 1}} for s in shards(2, 1)], "the state's pending is"),
     ],
 )
 def test_states_that_do_not_fit_together_are_refused(states, message):

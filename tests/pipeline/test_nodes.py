@@ -119,7 +119,7 @@ def test_other_image_fields():
     node = jk.OperatorNode(im.Compose([im.CenterCrop(2)]), image="picture")
     pipe = jk.from_source({"picture": arrays()["image"]}, 23) >> node
     np.testing.assert_array_equal(next(iter(pipe))["picture"], arrays()["image"][:, 2:4, 2:4])
-    with pytest.raises(ValueError, match=r"no field 'picture' but .*wanted the images' field"):
+    with pytest.raises(ValueError, match=r"no field 'picture'"):
         next(iter(base() >> node))
 
 
@@ -286,7 +286,7 @@ def test_cache_computes_each_record_once():
 
 def test_cache_behind_chance_is_refused():
     pipe = base() >> jk.OperatorNode(Draw("u"), name="draw") >> Cache()
-    with pytest.raises(ValueError, match=r"Cache\(\) stands behind 'draw', which is random"):
+    with pytest.raises(ValueError, match=r"Cache\(\) follows 'draw', which is random"):
         len(pipe)
 
 
@@ -356,7 +356,7 @@ def test_a_branch_cannot_change_what_another_reads(num_workers):
     for pipe in (start & start >> in_place, (start >> in_place) & start):
         with pytest.raises(ValueError, match="read-only") as caught:
             next(iter(pipe))
-        assert any("belongs to several branches" in note for note in caught.value.__notes__)
+        assert any("shared by several branches" in note for note in caught.value.__notes__)
     # Alone, it may: the batch is its own.
     found = column(epoch_of(start >> in_place), "more")
     np.testing.assert_array_equal(found, arrays()["label"] + 1)
@@ -369,9 +369,9 @@ def test_branches_that_cannot_meet():
     with pytest.raises(ValueError, match="seed = 0 and branch 1 5"):
         len(start & base(seed=5))
     changed = start >> (lambda b: {**b, "label": b["label"] + 1})
-    with pytest.raises(ValueError, match="field 'label' comes changed from several branches"):
+    with pytest.raises(ValueError, match="field 'label' differs between the branches"):
         next(iter(start & changed))
-    with pytest.raises(ValueError, match="wanted the same workers"):
+    with pytest.raises(ValueError, match="the same workers"):
         start & base(num_workers=0)
 
 

@@ -96,7 +96,7 @@ def test_orders_stay_the_same_over_releases():
 
 
 def test_limits():
-    with pytest.raises(ValueError, match="0 records"):
+    with pytest.raises(ValueError, match="count is 0"):
         Permutation(0, 0, 0)
-    with pytest.raises(IndexError, match="10 of 10"):
+    with pytest.raises(IndexError, match="10 to 10"):
         Permutation(10, 0, 0)([10])

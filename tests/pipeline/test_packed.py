@@ -18,7 +18,7 @@ import PIL.ImageOps
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.pipeline.batches import arrays, assert_same, column, epoch_of
+from support.pipeline.batches import arrays, assert_same, column, epoch_of, is_native
 
 import jaxkern as jk
 from jaxkern import image as im
@@ -173,7 +173,7 @@ def test_what_native_threads_make_of_images_of_any_size(folder, tmp_path, form):
     """The same as Python and the JAX program make of the packed file, and of what was packed."""
     name = packed(folder, tmp_path / "x.jkp", format=form, shards=2)
     pipe, alone = (jk.from_source(name, 7, True, 5, num_workers=n) >> CHAIN for n in (2, 0))
-    assert pipe._plan.native is not None
+    assert is_native(pipe)
     found = epoch_of(pipe)
     assert_same(found, epoch_of(alone))
     if form == "raw":

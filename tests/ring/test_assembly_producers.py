@@ -107,11 +107,11 @@ def test_another_epoch_draws_anew_and_compiles_nothing():
     images = np.zeros((4, 16, 16, 3), np.uint8)
     producer = ChainProducer(CHAINS["crop"], images[0])
     first = producer.operands(np.arange(4))
-    compiled = producer._drawing.sample._cache_size()
+    compiled = producer._sampler.sample._cache_size()
     other = producer.at(0, 1)
     assert bits(other.operands(np.arange(4))[0]) != bits(first[0])
     assert bits(other.at(0, 0).operands(np.arange(4))[0]) == bits(first[0])
-    assert other._drawing.sample._cache_size() == compiled
+    assert other._sampler.sample._cache_size() == compiled
 
 
 def test_a_chain_that_changes_nothing_copies():
@@ -122,9 +122,9 @@ def test_a_chain_that_changes_nothing_copies():
 
 
 def test_chains_that_cannot_be_run_record_by_record():
-    with pytest.raises(ValueError, match="mixes the images of a batch"):
+    with pytest.raises(ValueError, match="MixUp"):
         ChainProducer(Compose([MixUp(0.2)]), np.zeros((4, 4, 3), np.uint8))
-    with pytest.raises(ValueError, match="changes the number of channels"):
+    with pytest.raises(ValueError, match="number of channels"):
         ChainProducer(Compose([Grayscale(1)]), np.zeros((4, 4, 3), np.uint8))
     producer = ChainProducer(CHAINS["crop"], np.zeros((4, 4, 3), np.uint8))
     arrays = {"x": np.zeros((5, 4, 5, 3), np.uint8)}

@@ -1,4 +1,4 @@
-"""Would catch what an author copies and cannot use: the page's C++, the example's commands."""
+"""Would catch C++ code or commands in the guide for op authors that do not work."""
 
 import os
 import re
@@ -33,7 +33,7 @@ def test_the_handler_of_the_page_compiles(tmp_path):
     )  # fmt: skip
 
 
-def test_the_example_names_no_package_that_is_another_one_or_replaces_jaxlib():
+def test_the_example_installs_neither_another_jaxkern_nor_another_jaxlib():
     """`jaxkern` on the package index is another project, and a pinned jaxlib breaks JAX."""
     settings = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())
     project = settings["project"]

@@ -63,7 +63,7 @@ def test_a_right_kernel_passes(dtype):
     assert jk.testing.check_op(op, samples(dtype), only=names) == names
 
 
-def test_sizes_at_which_the_op_is_singular_are_left_out():
+def test_sizes_at_which_the_op_is_singular_are_skipped():
     def impl(x, s):
         n = len(x)
         d = 1.0 if n < 6 else (x[0] * x[n // 2 + 1] - x[1] * x[n // 2]) * s
@@ -78,7 +78,7 @@ def test_sizes_at_which_the_op_is_singular_are_left_out():
 
 
 def cube(tangent, off=0.0):
-    """x^3, with a rule for its tangent, and results that are off where there is one."""
+    """Return x^3 with a tangent rule that returns wrong results."""
 
     def jvp(primals, tangents, *, batch_dims):
         (x,), (t,) = primals, tangents
@@ -93,12 +93,12 @@ def test_a_wrong_second_derivative_fails():
     check = {"native": False, "only": ["forward", "reverse", "second"]}
     jk.testing.check_op(cube(lambda x, t: 3 * x**2 * t), given, **check)
     wrong = cube(lambda x, t: 3 * jax.lax.stop_gradient(x) ** 2 * t)
-    with pytest.raises(AssertionError, match="fails 1 of 3 checks") as caught:
+    with pytest.raises(AssertionError, match="fails 1 of 3 checks") as error:
         jk.testing.check_op(wrong, given, **check)
-    assert "second: \n" in str(caught.value)
+    assert "second: \n" in str(error.value)
 
 
-def test_wrong_results_beside_right_tangents_fail():
+def test_wrong_results_with_correct_tangents_fail():
     given = [(x,) for x, _ in samples()]
     with pytest.raises(AssertionError, match="forward: \nNot equal"):
         jk.testing.check_op(
@@ -107,7 +107,7 @@ def test_wrong_results_beside_right_tangents_fail():
 
 
 def product(reduce):
-    """x v, both [n], linear in v; its transpose reduces over the samples that share a v."""
+    """Return x v, both [n], linear in v; the transpose sums over samples with the same v."""
 
     def transpose(cotangents, x, v, *, batch_dims):
         assert isinstance(v, UndefinedPrimal)
@@ -159,9 +159,9 @@ def test_an_impl_that_disagrees_with_abstract_is_named():
     one, batch = jnp.ones(3), jnp.ones((2, 3))
     slope = jax.grad(lambda x: op(x).sum())
     for call, x in ((op, one), (jax.jit(op), one), (jax.vmap(op), batch), (slope, one)):
-        with pytest.raises(TypeError, match=message) as caught:
+        with pytest.raises(TypeError, match=message) as error:
             call(x)
-        assert "stablehlo" not in str(caught.value)
+        assert "stablehlo" not in str(error.value)
     with pytest.raises(AssertionError, match=message):
         jk.testing.check_op(op, [(np.ones(3, np.float32),)] * 4, native=False, only=["declaration"])
 
@@ -169,7 +169,7 @@ def test_an_impl_that_disagrees_with_abstract_is_named():
 def test_two_ops_of_one_name():
     given = [(x,) for x, _ in samples()]
     first = jk.Op("broken.same", version=1, abstract=lambda x: x, impl=lambda x: x)
-    # A notebook runs a cell again, and a module may be reloaded.
+    # A notebook cell may run again, and a module may be reloaded.
     jk.Op("broken.same", version=1, abstract=lambda x: x, impl=lambda x: 2 * x)
     with pytest.raises(AssertionError, match=r"another op .*broken.same"):
         jk.testing.check_op(first, given, native=False, only=["declaration"])
@@ -185,7 +185,7 @@ def test_a_name_without_a_dot(name):
 
 
 @pytest.mark.parametrize("role", ["abstract", "impl", "jvp", "cost"])
-def test_a_rule_that_is_no_function(role):
+def test_a_rule_that_is_not_a_function(role):
     rules = {
         "abstract": lambda x: x,
         "impl": lambda x: x,
@@ -216,11 +216,11 @@ def test_batch_dims_and_static_arguments():
         )
 
 
-# What a handler says of a call that does not fit its binding.
+# Errors of handlers for calls that do not fit their binding.
 
 
 @pytest.mark.parametrize(
-    ("attributes", "said"),
+    ("attributes", "message"),
     [
         ({"eps": np.float32(1)}, "Wrong number of attributes: expected 2 but got 1"),
         ({"eps": np.float64(1), "mode": np.int32(1)}, "expected F32 but got F64"),
@@ -228,28 +228,28 @@ def test_batch_dims_and_static_arguments():
         ({"epsilon": np.float32(1), "mode": np.int32(1)}, "Failed to decode"),
     ],
 )
-def test_a_wrong_attribute_is_named_with_its_op(attributes, said):
+def test_a_wrong_attribute_is_named_with_its_op(attributes, message):
     call = jax.ffi.ffi_call("broken.Attributes.v1", jax.ShapeDtypeStruct((3,), np.float32))
-    with jax.enable_x64(True), pytest.raises(jax.errors.JaxRuntimeError) as caught:
+    with jax.enable_x64(True), pytest.raises(jax.errors.JaxRuntimeError) as error:
         jax.block_until_ready(call(jnp.ones(3, np.float32), **attributes))
-    text = str(caught.value)
+    text = str(error.value)
     assert "broken.Attributes.v1: " in text
-    assert said in text
+    assert message in text
     kinds = {np.float32: "float32", np.float64: "float64", np.int32: "int32", str: "a string"}
     given = ", ".join(f"'{k}' ({kinds[type(v)]})" for k, v in attributes.items())
     assert f"The call's attributes are {given}." in text
 
 
-def test_the_own_handlers_are_named_too():
-    """Whose library may be built with older headers than the running jaxlib's."""
+def test_errors_name_the_handlers_of_the_package():
+    """The library may be built with older headers than those of the running jaxlib."""
     call = jax.ffi.ffi_call("jaxkern.image_mix.v1", jax.ShapeDtypeStruct((3,), np.float32))
-    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+    with pytest.raises(jax.errors.JaxRuntimeError) as error:
         jax.block_until_ready(call(*[jnp.ones(3, np.float32)] * 4, layout=0.5))
-    assert "jaxkern.image_mix.v1: " in str(caught.value)
-    assert "The call's attributes are 'layout' (float" in str(caught.value)
+    assert "jaxkern.image_mix.v1: " in str(error.value)
+    assert "The call's attributes are 'layout' (float" in str(error.value)
 
 
-def test_a_right_call_and_a_wrong_number_of_operands():
+def test_a_valid_call_and_a_wrong_number_of_operands():
     call = jax.ffi.ffi_call("broken.Attributes.v1", jax.ShapeDtypeStruct((3,), np.float32))
     given = {"eps": np.float32(1), "mode": np.int32(0)}
     jax.block_until_ready(call(jnp.ones(3), **given))
@@ -257,7 +257,7 @@ def test_a_right_call_and_a_wrong_number_of_operands():
         jax.block_until_ready(call(jnp.ones(3), jnp.ones(3), **given))
 
 
-def test_a_target_that_nobody_registered_is_in_docs_and_doctor():
+def test_docs_and_doctor_explain_unregistered_targets():
     call = jax.ffi.ffi_call("broken.unknown.v1", jax.ShapeDtypeStruct((3,), np.float32))
     with pytest.raises(jax.errors.JaxRuntimeError, match="No FFI handler registered for"):
         jax.block_until_ready(call(jnp.ones(3)))
@@ -267,7 +267,7 @@ def test_a_target_that_nobody_registered_is_in_docs_and_doctor():
 
 
 def test_sources_in_the_working_directory_do_not_hide_a_library(tmp_path, monkeypatch):
-    """As from the folder of a package, whose sources lack the built module."""
+    """The working directory may contain the sources, which lack the compiled module."""
     (tmp_path / "broken_kernels_library.py").write_text("raise ImportError('only sources')")
     monkeypatch.chdir(tmp_path)
     jk.testing.check_op(kernel("Right"), samples(), only=["export_and_cache"])

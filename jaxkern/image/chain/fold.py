@@ -48,6 +48,14 @@ def channel_values(value: Any, channels: int, name: str) -> Values:
     return jnp.broadcast_to(array.reshape(-1), (channels,))
 
 
+def sizes_differ(where: str) -> ValueError:
+    """Return the error of a transform that needs images of one size."""
+    return ValueError(
+        f"{where}: expected images of one size, but sizes differ; put RandomResizedCrop, "
+        "CenterCrop, RandomCrop or Resize((h, w)) before it"
+    )
+
+
 def equal_values(a: Values, b: Values) -> bool:
     """Return True if both arrays are known to be equal."""
     if a is b:
@@ -157,17 +165,14 @@ class ChainBuilder:
         return self._open.rows.size, self._open.columns.size
 
     def values(self, value: Any, name: str) -> Values:
-        """Return a number or one number a channel as an array [C]."""
+        """Return a number or one number per channel as an array [C]."""
         return channel_values(value, self.channels, name)
 
     def _new_segment(self) -> OpenSegment:
         height, width = self.size
         if not is_static(height, width):
             if self.bounded is None:
-                raise ValueError(
-                    "a transform needs images of one size, but their sizes differ; put "
-                    "RandomResizedCrop, CenterCrop, RandomCrop or Resize((h, w)) before it"
-                )
+                raise sizes_differ("a transform")
             self._onto_canvas(self.bounded)
         self._done.append(self._open)
         if len(self._done) >= MAX_SEGMENTS:
@@ -246,8 +251,8 @@ class ChainBuilder:
             return
         segment = self._open
         shows_all = segment.rows.shows_all and segment.columns.shows_all
-        moved = segment.padding is not Padding.CONSTANT
-        if segment.fill is not None or segment.erasures or moved or not shows_all:
+        extended = segment.padding is not Padding.CONSTANT
+        if segment.fill is not None or segment.erasures or extended or not shows_all:
             segment = self._new_segment()
         segment.padding = padding
         segment.rows.extend(start[0], size[0])
@@ -415,10 +420,7 @@ class ChainBuilder:
     def finish_rounded(self) -> tuple[ChainPlan, Operands] | None:
         """Return `finish` for a chain before a program or a JAX step: uint8 levels or float32."""
         if not is_static(*self.size):
-            raise ValueError(
-                "a transform needs images of one size, but their sizes differ; put "
-                "RandomResizedCrop, CenterCrop, RandomCrop or Resize((h, w)) before it"
-            )
+            raise sizes_differ("a transform")
         return self.finish(self.rounded_dtype, Layout.NHWC)
 
     def following(self, channels: int, dtype: Dtype) -> ChainBuilder:
@@ -447,21 +449,23 @@ def _integers(rows: list[list[Number]], fields: int) -> Any:
     if all(isinstance(number, int | np.ndarray) for number in flat):
         full = [np.broadcast_to(np.asarray(number, np.int32), (batch,)) for number in flat]
         return np.stack(full, axis=-1).reshape(batch, len(rows), fields)
-    known = [number if isinstance(number, int) else 0 for number in flat]
-    drawn = {k: jnp.asarray(n, jnp.int32) for k, n in enumerate(flat) if not isinstance(n, int)}
+    constants = [number if isinstance(number, int) else 0 for number in flat]
+    per_sample = {
+        k: jnp.asarray(n, jnp.int32) for k, n in enumerate(flat) if not isinstance(n, int)
+    }
 
     # Selected field by field: one elementwise loop, which XLA compiles several times faster on CPU
     # than a concatenation of columns.
     def table(*columns: Any) -> Any:
         shape = (batch, len(flat))
-        values = jax.lax.broadcast_in_dim(np.asarray(known, np.int32), shape, (1,))
+        values = jax.lax.broadcast_in_dim(np.asarray(constants, np.int32), shape, (1,))
         field = jax.lax.broadcasted_iota(np.int32, shape, 1)
-        for k, column in zip(drawn, columns, strict=True):
+        for k, column in zip(per_sample, columns, strict=True):
             wide = jax.lax.broadcast_in_dim(column, shape, (0,))
             values = jax.lax.select(field == k, wide, values)
         return values.reshape(batch, len(rows), fields)
 
-    columns = tuple(drawn.values())
+    columns = tuple(per_sample.values())
     return in_auto_mode(table, batch_sharding(columns, 3), explicit_axes(columns))(*columns)
 
 

@@ -78,11 +78,11 @@ class Filter(enum.IntEnum):
 
     def for_levels(self) -> Filter:
         """Return the filter for uint8 levels: bicubic ones clamp after each pass."""
-        kept = {
+        clamped = {
             Filter.BICUBIC: Filter.BICUBIC_LEVELS,
             Filter.BICUBIC_ANTIALIAS: Filter.BICUBIC_ANTIALIAS_LEVELS,
         }
-        return kept.get(self, self)
+        return clamped.get(self, self)
 
 
 class Padding(enum.IntEnum):

@@ -60,8 +60,8 @@ class Line:
 
         Exact for every size: see `offset`.
         """
-        whole, rest = self.offset(half)
-        return whole, as_float(rest) / as_float(2 * self.resampled)
+        integer, rest = self.offset(half)
+        return integer, as_float(rest) / as_float(2 * self.resampled)
 
     def offset(self, half: bool) -> tuple[jax.Array, jax.Array]:
         """Return the position with the fraction as a remainder, in units of 1 / (2 resampled).
@@ -71,10 +71,10 @@ class Line:
         """
         odd, double = 2 * self.index + 1, 2 * self.resampled
         estimate = as_float(odd) * as_float(self.box) / as_float(double) - (0.5 if half else 0.0)
-        whole = jnp.floor(estimate).astype(jnp.int32)
-        rest = odd * self.box - (self.resampled if half else 0) - whole * double
+        integer = jnp.floor(estimate).astype(jnp.int32)
+        rest = odd * self.box - (self.resampled if half else 0) - integer * double
         more = rest // double
-        return whole + more, rest - more * double
+        return integer + more, rest - more * double
 
     def direct(self) -> jax.Array:
         """Return source indices without resampling."""
@@ -86,12 +86,12 @@ class Line:
 
     def bilinear(self) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return the two source indices and the weight of the second."""
-        whole, fraction = self.position(half=True)
-        first = jnp.clip(whole, 0, self.box - 1)
+        integer, fraction = self.position(half=True)
+        first = jnp.clip(integer, 0, self.box - 1)
         second = jnp.minimum(first + 1, self.box - 1)
         # If the second weight is 0, both indices are the first one with weight 1/2 each, so that
         # an infinite neighbour has no effect.
-        single = (whole < 0) | (fraction == 0.0)
+        single = (integer < 0) | (fraction == 0.0)
         second = jnp.where(single, first, second)
         fraction = jnp.where(second == first, 0.5, fraction)
         return self.start + first, self.start + second, fraction
@@ -114,8 +114,8 @@ class Line:
         if kind.widened:
             return weight / jnp.sum(weight, axis=1, keepdims=True)
         # Taps outside the box read its first and last pixel.
-        for beyond in (1.0, 2.0):
-            below, above = _keys(a, argument - beyond), _keys(a, argument + beyond)
+        for reach in (1.0, 2.0):
+            below, above = _keys(a, argument - reach), _keys(a, argument + reach)
             weight += jnp.where(source == 0, below, 0.0)
             weight += jnp.where(source == self.box - 1, above, 0.0)
         return weight
@@ -125,10 +125,10 @@ class Line:
 
         Distances beyond `reach` are clipped, since they could exceed int32.
         """
-        whole, rest = self.offset(half=True)
+        integer, rest = self.offset(half=True)
         double = 2 * self.resampled
         limit = reach // double + 2
-        return jnp.clip(source[None, :] - whole[:, None], -limit, limit) * double - rest[:, None]
+        return jnp.clip(source[None, :] - integer[:, None], -limit, limit) * double - rest[:, None]
 
 
 def _keys(a: float, x: jax.Array) -> jax.Array:
@@ -300,9 +300,9 @@ def _weighted(
         return product(weights, pixels)
     # Infinities are counted separately, and NaN as one of each sign, whose sum is NaN again.
     channels = pixels.shape[-1]
-    known = jnp.isfinite(pixels)
-    up, down = ~known & ~(pixels < 0), ~known & ~(pixels > 0)
-    parts = [jnp.where(known, pixels, 0.0), as_float(up), as_float(down)]
+    finite_values = jnp.isfinite(pixels)
+    up, down = ~finite_values & ~(pixels < 0), ~finite_values & ~(pixels > 0)
+    parts = [jnp.where(finite_values, pixels, 0.0), as_float(up), as_float(down)]
     if signed:  # A negative weight exchanges the signs of infinities.
         value = product(weights, parts[0])
         up, down = (

@@ -229,7 +229,7 @@ def _kind(dtype: Any) -> str:
 def checked_parameters(
     transforms: tuple[Transform, ...], params: Any, count: int
 ) -> list[dict[str, Any]]:
-    """Check parameters: one dict a transform, of ints, bools, int32 [N], bool [N] or f32 [N]."""
+    """Check parameters: one dict per transform, of ints, bools, int32 [N], bool [N] or f32 [N]."""
     if params is None:
         params = tuple({} for _ in transforms)
     if not isinstance(params, tuple | list) or len(params) != len(transforms):

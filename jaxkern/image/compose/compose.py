@@ -12,7 +12,7 @@ import numpy as np
 from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
 from jaxkern.core.integers import to_int32
 from jaxkern.image.chain.axis import is_static
-from jaxkern.image.chain.fold import ChainBuilder
+from jaxkern.image.chain.fold import ChainBuilder, sizes_differ
 from jaxkern.image.chain.plan import MAX_SIZE, Dtype, Layout, dtype_code
 from jaxkern.image.compose.batch import (
     canonicalize,
@@ -47,7 +47,7 @@ Params = tuple[dict[str, Any], ...]
 def sample_parameters(
     transforms: Sequence[Transform], keys: Any, size: Any, boxes: Any = ()
 ) -> Params:
-    """Draw one dict of [N] arrays a transform, for images of `size`, numbers or [N].
+    """Draw one dict of [N] arrays per transform, for images of `size`, numbers or [N].
 
     `boxes`: boxes [N, K, 4] (left, top, right, bottom) and their validity, if a transform needs
     them.
@@ -104,9 +104,7 @@ def _sample_each(
 
 def _sample_once(transform: Transform, keys: Any, index: int, size: Any) -> dict[str, Any]:
     if not is_static(*size):
-        raise ValueError(
-            f"{transform!r}: expected images of one size, but sizes differ; resize or crop them"
-        )
+        raise sizes_differ(repr(transform))
     count = keys.shape[0]
     if count == 0:
         return _sample_each(transform, keys, index, size)
@@ -204,7 +202,7 @@ class Compose:
         )
 
     def sample(self, keys: Any, size: Any, boxes: Any = None, boxes_valid: Any = None) -> Params:
-        """Draw each image's parameters: a tuple of one dict of [N] arrays a transform.
+        """Draw each image's parameters: a tuple of one dict of [N] arrays per transform.
 
         The draws of an image depend only on its key and the transform's position. The exception is
         mixing without per_sample, which draws once from the first key.
@@ -361,5 +359,5 @@ class _Identity(Transform):
 def _output_type(dtype: Any) -> np.dtype[Any] | None:
     if dtype is None:
         return None
-    known = isinstance(dtype, type | np.dtype | str) and dtype in (np.uint16, "uint16")
-    return np.dtype(np.uint16) if known else ToDtype(dtype).dtype
+    is_uint16_name = isinstance(dtype, type | np.dtype | str) and dtype in (np.uint16, "uint16")
+    return np.dtype(np.uint16) if is_uint16_name else ToDtype(dtype).dtype

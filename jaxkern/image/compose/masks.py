@@ -44,8 +44,8 @@ class _MaskWarps(Transform):
 
     def parts(self, params: dict[str, Any], size: Size) -> list[tuple[Transform, dict[str, Any]]]:
         return [
-            (of_masks, given)
-            for part, given in self.inner.parts(params, size)
+            (of_masks, params)
+            for part, params in self.inner.parts(params, size)
             for _, of_masks in mask_transforms([part], self.fill)
         ]
 
@@ -71,7 +71,7 @@ class MaskBytes(NamedTuple):
     """Masks as uint8 images, which crops, warps and nearest resizes move unchanged.
 
     Attributes:
-      images: u8 [N, H, W, C], or [N, F, H, W, C] of F masks an image.
+      images: u8 [N, H, W, C], or [N, F, H, W, C] of F masks per image.
       fill: one value per byte of a label.
       restore: converts moved images to masks.
     """
@@ -101,9 +101,9 @@ def mask_bytes(mask: Any, images: Any, fill: float) -> MaskBytes:
     mask, dtype = _canonical_labels(mask)
     planes = mask.ndim > len(leading)
     together = planes and mask.dtype.itemsize == 1 and mask.shape[-1] in CHANNEL_COUNTS
-    moved = jnp.moveaxis(mask, -1, 1) if planes and not together else mask
-    pixels = jax.lax.bitcast_convert_type(moved, jnp.uint8)
-    if pixels.ndim == moved.ndim and not together:  # Labels have one byte.
+    arranged = jnp.moveaxis(mask, -1, 1) if planes and not together else mask
+    pixels = jax.lax.bitcast_convert_type(arranged, jnp.uint8)
+    if pixels.ndim == arranged.ndim and not together:  # Labels have one byte.
         pixels = pixels[..., None]
     # The planes and frames of an image become images with the same parameters.
     frames = pixels.shape[1:-3]
@@ -168,8 +168,8 @@ def _ragged_bytes(mask: Any, images: Any, fill: float) -> MaskBytes:
         )
     for name in ("height", "width"):
         sizes = getattr(mask, name), getattr(images, name)
-        known = all(isinstance(side, np.ndarray) for side in sizes)
-        if known and (sizes[0] != sizes[1]).any():
+        in_memory = all(isinstance(side, np.ndarray) for side in sizes)
+        if in_memory and (sizes[0] != sizes[1]).any():
             n = int(np.argmax(sizes[0] != sizes[1]))
             raise ValueError(
                 f"mask {n}: expected a {name} of {sizes[1][n]}, that of its image, got "

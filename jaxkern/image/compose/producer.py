@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -56,11 +56,11 @@ class SeededChain:
             sized[:count] = size
             sides = [(part[:, 0], part[:, 1]) for part in sized.reshape(blocks, _BLOCK, 2)]
         with jax.default_device(_cpu()):
-            drawn = [
+            operands = [
                 self._sampler.sample(self._key, *split_int64(block, "records", rank=1), *side)
                 for block, side in zip(padded.reshape(-1, _BLOCK), sides, strict=True)
             ]
-        arrays = [np.asarray(_concatenate(blocks)) for blocks in zip(*drawn, strict=True)]
+        arrays = [np.asarray(_concatenate(blocks)) for blocks in zip(*operands, strict=True)]
         return [np.ascontiguousarray(a if a.shape[0] == 1 else a[:count]) for a in arrays]
 
 
@@ -290,38 +290,15 @@ class _MaskChain(Compose):
         if not steps:
             raise ValueError(f"{aug!r}: expected a chain that changes masks")
         super().__init__([transform for _, transform in steps], np.uint8)
-        self._drawn_by, self._places = copy.copy(aug), [index for index, _ in steps]
+        self._image_chain, self._indices = copy.copy(aug), [index for index, _ in steps]
 
     def sample(self, keys: Any, size: Any, boxes: Any = None, boxes_valid: Any = None) -> Params:
-        drawn = self._drawn_by.sample(keys, size, boxes, boxes_valid)
-        return tuple(drawn[index] for index in self._places)
+        params = self._image_chain.sample(keys, size, boxes, boxes_valid)
+        return tuple(params[index] for index in self._indices)
 
 
 # One object per chain, since drawing programs are cached by object.
 _mask_chain = functools.lru_cache(maxsize=32)(_MaskChain)
-
-
-class EncodedRows(Protocol):
-    """Encoded images by record; `jaxkern.pipeline.EncodedImages` documents the attributes."""
-
-    @property
-    def blobs(self) -> Sequence[np.ndarray]: ...
-    @property
-    def index(self) -> np.ndarray: ...
-    @property
-    def in_files(self) -> bool: ...
-    @property
-    def size(self) -> np.ndarray: ...
-    @property
-    def codec(self) -> str: ...
-    @property
-    def channels(self) -> int: ...
-    @property
-    def max_pixels(self) -> int: ...
-    @property
-    def scaled(self) -> bool: ...
-    @property
-    def rows_of(self) -> Callable[[np.ndarray], np.ndarray] | None: ...
 
 
 class EncodedProducer(SeededChain):
@@ -334,7 +311,7 @@ class EncodedProducer(SeededChain):
 
     Args:
       aug, seed, epoch, derive: as for `ChainProducer`.
-      images: the encoded images.
+      images: a `jaxkern.pipeline.EncodedImages`.
 
     Attributes:
       struct, capsule: as in `ChainProducer`.
@@ -360,7 +337,7 @@ class EncodedProducer(SeededChain):
     def __init__(
         self,
         aug: Compose,
-        images: EncodedRows,
+        images: Any,
         *,
         seed: int = 0,
         epoch: int = 0,

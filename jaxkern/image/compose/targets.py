@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
 from jaxkern.image.chain.axis import is_static
+from jaxkern.image.chain.fold import sizes_differ
 from jaxkern.image.compose.batch import (
     canonicalize,
     checked_images,
@@ -130,10 +131,7 @@ def applied_transforms(
     for transform, values in zip(transforms, params, strict=True):
         has_moves = transform.geometric and points
         if has_moves and transform.kind == "program" and not is_static(*size):
-            raise ValueError(
-                f"{transform!r}: expected images of one size, but sizes differ; put "
-                "RandomResizedCrop, CenterCrop, RandomCrop or Resize((h, w)) before it"
-            )
+            raise sizes_differ(repr(transform))
         moves = transform.moves(values, size) if has_moves else []
         size = transform.size_after(size, values)
         applied.append(_AppliedTransform(transform, moves, size))
@@ -168,21 +166,21 @@ def move_keypoints(
     """Move keypoints; also return which are visible in the images."""
     checked = _checked_points(points, "keypoints", count, 2)
     visible = _checked_flags(flags, "keypoints_visible", checked.shape[:-1])
-    moved = checked.reshape(*visible.shape, 2)
+    points = checked.reshape(*visible.shape, 2)
     half = 0.5 if convention == "centers" else 0.0
     for _, moves, size in applied:
         for move in moves:
-            new_points = moved_points(moved + half, move) - half
+            new_points = moved_points(points + half, move) - half
             if not half:
                 shift = [of_images(jnp.asarray(flag) & move.used) for flag in move.mirrored]
                 new_points = new_points - jnp.stack(jnp.broadcast_arrays(*shift), axis=-1)
-            moved = new_points
+            points = new_points
             if move.crops:
-                shown = _inside(moved + half, size)
+                shown = _inside(points + half, size)
                 used = jnp.asarray(move.used).reshape(-1, 1)
                 visible &= shown | ~used
-    visible &= _inside(moved + half, applied[-1].size)
-    return moved.reshape(checked.shape), visible.reshape(checked.shape[:-1])
+    visible &= _inside(points + half, applied[-1].size)
+    return points.reshape(checked.shape), visible.reshape(checked.shape[:-1])
 
 
 def _inside(points: jax.Array, size: Size) -> Any:
@@ -200,10 +198,10 @@ def check_fields(fields: dict[str, Any], transforms: Sequence[Transform]) -> Non
     if "image" not in fields:
         raise ValueError(f'fields: expected one named "image", got {sorted(fields)}')
     if any(transform.geometric for transform in transforms):
-        for name, known in _OTHER_NAMES.items():
-            if name in fields and known not in fields:
+        for name, target in _OTHER_NAMES.items():
+            if name in fields and target not in fields:
                 raise ValueError(
-                    f"fields: expected the name {known!r} for a target that moves with its image, "
+                    f"fields: expected the name {target!r} for a target that moves with its image, "
                     f"got {name!r}; rename it, or use another name if it should not move"
                 )
     for transform in transforms:
@@ -240,14 +238,14 @@ def apply_to_fields(
     mixes = any(transform.kind == "batch" for transform in aug.transforms)
     label = fields.get("label") if mixes else None
     count, size = batch_count(fields["image"])
-    moved = dict(fields)
+    output = dict(fields)
     if "mask" in fields:
-        moved["mask"] = _move_masks(aug, fields, params, chain)
-    moved |= move_points(aug, fields, params, count, size)
+        output["mask"] = _move_masks(aug, fields, params, chain)
+    output |= move_points(aug, fields, params, count, size)
     result = aug.apply(fields["image"], params, label)
     if label is None:
-        return {**moved, "image": result}
-    return {**moved, "image": result[0], "label": result[1]}
+        return {**output, "image": result}
+    return {**output, "image": result[0], "label": result[1]}
 
 
 def move_points(
@@ -258,12 +256,12 @@ def move_points(
     If image sizes differ after the chain, "image_size" is included.
     """
     checked = checked_parameters(aug.transforms, params, count)
-    moved = _move_targets(aug, fields, checked, count, size)
+    targets = _move_targets(aug, fields, checked, count, size)
     last = applied_transforms(aug.transforms, checked, size, points=False)[-1].size
     if not is_static(*last):
         sides = [jnp.broadcast_to(jnp.asarray(side, jnp.int32), (count,)) for side in last]
-        moved["image_size"] = jnp.stack(sides, axis=-1)
-    return moved
+        targets["image_size"] = jnp.stack(sides, axis=-1)
+    return targets
 
 
 def _move_targets(
@@ -276,7 +274,7 @@ def _move_targets(
     if not flags:
         return {}
 
-    def moved(*arrays: jax.Array) -> dict[str, Any]:
+    def move_all(*arrays: jax.Array) -> dict[str, Any]:
         new = iter(arrays)
         filled = [next(new) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
         inputs, params, size = jax.tree.unflatten(tree, filled)
@@ -298,7 +296,7 @@ def _move_targets(
     for name, flag in flags.items() if axes else ():
         rank = np.ndim(fields[name])
         specs |= {name: batch_sharding(arrays, rank), flag: batch_sharding(arrays, rank - 1)}
-    result: dict[str, Any] = in_auto_mode(moved, specs, axes)(*arrays)
+    result: dict[str, Any] = in_auto_mode(move_all, specs, axes)(*arrays)
     return result
 
 

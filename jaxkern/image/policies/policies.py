@@ -82,14 +82,14 @@ def op_steps(ops: Sequence[str], op: Any, magnitude: Any, size: Size) -> tuple[A
         counter-clockwise, factor - 1, bits, a fraction of the largest value.
       size: height and width of the images.
     """
-    known = (op >= 0) & (op < len(ops))
+    valid = (op >= 0) & (op < len(ops))
     index = jnp.clip(op, 0, len(ops) - 1)
 
     def named(*names: str) -> Any:
-        return known & jnp.asarray([name in names for name in ops])[index]
+        return valid & jnp.asarray([name in names for name in ops])[index]
 
     codes = jnp.asarray([int(_CODES[name]) for name in ops], np.int32)[index]
-    code = jnp.where(known, codes, int(Code.NONE))
+    code = jnp.where(valid, codes, int(Code.NONE))
     truncated = jnp.trunc(magnitude)
     # A blend with the factor 1 + m has the second value 1 - factor = -m, without rounding.
     first = jnp.where(named(*_FACTORS), 1.0 + magnitude, magnitude)
@@ -115,7 +115,7 @@ def _coefficients(named: Any, magnitude: Any, truncated: Any, size: Size) -> Any
     x, y = named("ShearX"), named("ShearY")
     right, down = named("TranslateX"), named("TranslateY")
     half_height, half_width = (0.5 * side for side in size)
-    moved = [
+    coefficients = [
         zero,
         jnp.where(x, magnitude, zero),
         jnp.where(right, -truncated, jnp.where(x, magnitude * half_height, zero)),
@@ -126,7 +126,7 @@ def _coefficients(named: Any, magnitude: Any, truncated: Any, size: Size) -> Any
         zero,
     ]
     # Without a rotation, `rotation` is exactly the identity map.
-    return rotation + jnp.stack(moved, axis=-1)
+    return rotation + jnp.stack(coefficients, axis=-1)
 
 
 def _with_sign(space: Space, op: jax.Array, magnitude: jax.Array, fraction: jax.Array) -> Any:
@@ -179,7 +179,7 @@ class RandAugment(_Policy):
       magnitude: the bin of the magnitude, from 0 to num_magnitude_bins - 1.
       num_magnitude_bins: number of bins of the magnitudes, at least 2.
       interpolation: of warps, "nearest" or "bilinear".
-      fill: value outside the image, a number or one a channel; None is 0.
+      fill: value outside the image, a number or one per channel; None is 0.
     Parameters of an image: op i32 [num_ops], indices of `OPS`, and magnitude f32 [num_ops], in the
       units of `AutoAugment`.
     Raises: ValueError for numbers out of range and unknown interpolations.
@@ -292,10 +292,10 @@ class AutoAugment(_Policy):
         """Draw a pair for one image, which of its ops are applied, and their signs."""
         fractions = jax.random.uniform(key, (3, 2), jnp.float32)
         published = pairs(AutoAugmentPolicy(self.policy))
-        drawn = uniform_below(fractions[0, 0], len(published.op))
-        op = jnp.asarray(published.op)[drawn]
-        magnitude_bin = jnp.asarray(published.magnitude_bin)[drawn]
-        applied = fractions[1] < jnp.asarray(published.probability)[drawn]
+        pair_index = uniform_below(fractions[0, 0], len(published.op))
+        op = jnp.asarray(published.op)[pair_index]
+        magnitude_bin = jnp.asarray(published.magnitude_bin)[pair_index]
+        applied = fractions[1] < jnp.asarray(published.probability)[pair_index]
         strength = jnp.asarray(magnitude_table(AUTO_AUGMENT, 10, size))[op, magnitude_bin]
         magnitude = _with_sign(AUTO_AUGMENT, op, strength, fractions[2])
         return {"op": jnp.where(applied, op, -1), "magnitude": jnp.where(applied, magnitude, 0.0)}

@@ -89,8 +89,8 @@ def rotated_size(
     middle = np.zeros(2) if center is None else np.asarray(center) - half
     shift = (middle - matrix @ middle).astype(np.float32)
     corners = np.asarray([[-1, -1], [-1, 1], [1, 1], [1, -1]], np.float32) * half
-    moved = corners @ matrix.T.astype(np.float32) + shift + half
-    bounds = np.trunc(moved * np.float32(1e4)) * np.float32(1e-4)
+    corners_after = corners @ matrix.T.astype(np.float32) + shift + half
+    bounds = np.trunc(corners_after * np.float32(1e4)) * np.float32(1e-4)
     wide, high = np.ceil(bounds.max(0)) - np.floor(bounds.min(0))
     return int(high), int(wide)
 

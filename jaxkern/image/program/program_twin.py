@@ -39,7 +39,7 @@ def image_program(
 class _Mean(NamedTuple):
     """State of a weighted mean of images: the stored image, the sum so far, and its validity."""
 
-    kept: jax.Array
+    stored: jax.Array
     total: jax.Array
     begun: jax.Array
 
@@ -54,17 +54,17 @@ def _mean_step(
     finite = jnp.all(jnp.isfinite(values))
     weight = jnp.where(finite, values[0], 0.0)
 
-    def drawn(code: Code) -> jax.Array:
+    def selected(code: Code) -> jax.Array:
         return finite & (op == int(code)) if code in step.codes else jnp.bool_(False)
 
-    keep, add, take = (drawn(code) for code in _MEANS)
+    keep, add, take = (selected(code) for code in _MEANS)
     add, take = add & mean.begun, take & mean.begun
     part = _rounded(image.astype(jnp.float32) * weight)
     total = jnp.where(keep, part, jnp.where(add, mean.total + part, mean.total))
-    taken = _level(mean.total) if _is_levels(image) else mean.total
-    kept = jnp.where(keep, image, mean.kept)
-    image = jnp.where(add, mean.kept, jnp.where(take, taken, image))
-    return image, _Mean(kept, total, keep | (mean.begun & ~take))
+    mean_level = _level(mean.total) if _is_levels(image) else mean.total
+    stored = jnp.where(keep, image, mean.stored)
+    image = jnp.where(add, mean.stored, jnp.where(take, mean_level, image))
+    return image, _Mean(stored, total, keep | (mean.begun & ~take))
 
 
 def _step(image: jax.Array, op: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
@@ -140,7 +140,6 @@ def _elastic(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Arra
 
 
 def _noise(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
-    del step
     noisy = warp_twin.add_noise(image, values)
     return noisy if image.shape[-1] < 4 else jnp.concatenate([noisy[..., :3], image[..., 3:]], -1)
 
@@ -244,7 +243,6 @@ def _saturation(image: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def _grayscale(image: jax.Array, values: jax.Array) -> jax.Array:
-    del values
     return jnp.broadcast_to(_luma(image)[..., None].astype(image.dtype), image.shape)
 
 
@@ -269,11 +267,11 @@ def _hue(image: jax.Array, values: jax.Array) -> jax.Array:
     hue = hue + values[0]
     hue = hue - jnp.floor(hue)
     scaled = _rounded(hue * 6.0)
-    whole = jnp.floor(scaled)
-    part = scaled - whole
+    sextant = jnp.floor(scaled)
+    part = scaled - sextant
     grown, rest = _rounded(share * part), 1.0 - share
     p, q, t = (_unit(x * value) for x in (rest, 1.0 - grown, grown + rest))
-    whole = jnp.where(whole == 6.0, 0.0, whole)
+    sextant = jnp.where(sextant == 6.0, 0.0, sextant)
     # By sextant; invalid ones, such as NaN, use sextant 0.
     sextants = (
         (value, q, p, p, t, value),
@@ -284,10 +282,10 @@ def _hue(image: jax.Array, values: jax.Array) -> jax.Array:
     for options in sextants:
         channel = options[0]
         for k in range(1, 6):
-            channel = jnp.where(whole == k, options[k], channel)
+            channel = jnp.where(sextant == k, options[k], channel)
         channels.append(channel)
-    turned = jnp.stack(channels, axis=-1)
-    return _level(turned * np.float32(255.999)) if _is_levels(image) else turned
+    rgb = jnp.stack(channels, axis=-1)
+    return _level(rgb * np.float32(255.999)) if _is_levels(image) else rgb
 
 
 def _sharpness(image: jax.Array, values: jax.Array) -> jax.Array:
@@ -327,7 +325,6 @@ def _solarize(image: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def _autocontrast(image: jax.Array, values: jax.Array) -> jax.Array:
-    del values
     x = image.astype(jnp.float32)
     low, high = jnp.min(x, axis=(0, 1)), jnp.max(x, axis=(0, 1))
     flat = low == high
@@ -340,7 +337,6 @@ def _autocontrast(image: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def _equalize(image: jax.Array, values: jax.Array) -> jax.Array:
-    del values
     if not _is_levels(image):
         levels = _equalize_levels(_level(image * np.float32(255.999)))
         return levels.astype(jnp.float32) * np.float32(1 / 255)
@@ -363,7 +359,6 @@ def _equalize_levels(image: jax.Array) -> jax.Array:
 
 
 def _invert(image: jax.Array, values: jax.Array) -> jax.Array:
-    del values
     return 255 - image if _is_levels(image) else 1.0 - image
 
 

@@ -46,7 +46,7 @@ def warp(
 ) -> jax.Array:
     """Warp pixels [H, W, C] u8 or f32 by coefficients [8] to [height, width, C] of `size`.
 
-    `fill` has one number a channel; None gives zeros that bilinear weights do not mask. Only the
+    `fill` has one number per channel; None gives zeros that bilinear weights do not mask. Only the
     top left `part` of the pixels, a height and a width, is inside the image.
     """
     height, width = pixels.shape[:2] if size is None else size
@@ -69,7 +69,7 @@ def elastic(
     height, width = pixels.shape[:2]
     with jax.enable_x64(True):
         sides = jnp.asarray([width, height], jnp.float64)
-        moved = (alpha.astype(jnp.float64) / sides * field).astype(jnp.float32)
+        shifts = (alpha.astype(jnp.float64) / sides * field).astype(jnp.float32)
 
     def at(side: int, shift: jax.Array, first: np.ndarray) -> jax.Array:
         # In float32, with torchvision's order of operations.
@@ -77,8 +77,8 @@ def elastic(
         unit = rounded(shift + middle)
         return rounded((unit + 1) * np.float32(0.5 * side)) - np.float32(0.5)
 
-    x = at(width, moved[..., 0], np.arange(width))
-    y = at(height, moved[..., 1], np.arange(height)[:, None])
+    x = at(width, shifts[..., 0], np.arange(width))
+    y = at(height, shifts[..., 1], np.arange(height)[:, None])
     _, context = _working_dtype(pixels)
     with context:
         source_size = (height, width)
@@ -157,8 +157,8 @@ def _points(
     They are relative to the centre of the first pixel; `source_size` is the input's (H, W).
     """
     # A vector of divisors: XLA replaces a division by a scalar by a product with its inverse.
-    known = all(isinstance(side, int) for side in source_size)
-    xp: Any = np if known else jnp
+    static = all(isinstance(side, int) for side in source_size)
+    xp: Any = np if static else jnp
     sides = [xp.float32(0.5) * xp.asarray(side, np.float32) for side in source_size[::-1]]
     half = xp.repeat(xp.stack(sides), 3)
     c = jnp.concatenate([c[:6] / lax.optimization_barrier(jnp.asarray(half)), c[6:]])
@@ -244,8 +244,8 @@ def _blurred(value: jax.Array, weights: jax.Array, axis: int) -> jax.Array:
 
 def key_of_parts(parts: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the two words of a key from its four 16-bit parts, floats [4]."""
-    whole = jnp.round(jnp.clip(parts, 0, 0xFFFF)).astype(jnp.uint32)
-    return whole[0] | whole[1] << 16, whole[2] | whole[3] << 16
+    words = jnp.round(jnp.clip(parts, 0, 0xFFFF)).astype(jnp.uint32)
+    return words[0] | words[1] << 16, words[2] | words[3] << 16
 
 
 def random_words(key: tuple[jax.Array, jax.Array], count: int) -> tuple[jax.Array, jax.Array]:
@@ -277,8 +277,9 @@ def field(
 ) -> jax.Array:
     """Return the blurred uniform(-1, 1) field f64 [H, W, 2] of a key: see `elastic`."""
     with jax.enable_x64(True):
-        drawn = [(word >> 8).astype(jnp.float64) for word in random_words(key, size[0] * size[1])]
-        uniform = jnp.stack(drawn, axis=-1).reshape(*size, 2) * 2.0**-23 - 1.0
+        words = random_words(key, size[0] * size[1])
+        fractions = [(word >> 8).astype(jnp.float64) for word in words]
+        uniform = jnp.stack(fractions, axis=-1).reshape(*size, 2) * 2.0**-23 - 1.0
         return elastic_field(uniform, sigma, kernel_size=kernel_size)
 
 

@@ -72,7 +72,7 @@ def padding_sides(value: Any, name: str = "padding") -> tuple[int, int, int, int
 
 
 def padding_mode(value: Any, fill: Any) -> str:
-    """Check a padding mode; only a constant one allows a fill with one value a channel."""
+    """Check a padding mode; only a constant one allows a fill with one value per channel."""
     mode = choice(value, "padding_mode", PADDINGS)
     if mode != "constant" and not isinstance(fill, jax.core.Tracer) and np.size(fill) > 1:
         raise ValueError(
@@ -148,7 +148,7 @@ def choice(value: Any, name: str, options: tuple[str, ...]) -> str:
 
 
 def per_channel(value: Any, name: str) -> Any:
-    """Return one finite number, or one a channel, as a tuple; traced arrays are unchanged."""
+    """Return one finite number, or one per channel, as a tuple; traced arrays are unchanged."""
     expected = "a finite number or one per channel (1, 3 or 4)"
     if isinstance(value, jax.core.Tracer):
         if value.ndim > 1 or value.size not in (1, 3, 4):

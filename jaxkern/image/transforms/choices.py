@@ -151,7 +151,7 @@ class RandomApply(_Container):
         return {"apply": "bool"}
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw if the transforms are applied to one image, and their parameters."""
+        """Draw whether the transforms are applied to one image, and their parameters."""
         fraction = jax.random.uniform(jax.random.fold_in(key, 0), dtype=jnp.float32)
         return {"apply": fraction < self.p, **self._sample_transforms(key, size)}
 

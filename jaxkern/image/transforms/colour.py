@@ -75,7 +75,7 @@ class _RandomColour(ColourTransform):
         set_fields(self, p=checks.probability(self.p))
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw if one image is changed."""
+        """Draw whether one image is changed."""
         return {"apply": jax.random.uniform(key, dtype=jnp.float32) < self.p}
 
     def _values(self) -> tuple[float, ...]:
@@ -360,8 +360,8 @@ class ColorJitter(ColourTransform):
         steps: list[Step] = []
         for position in range(4):
             code = order[:, position]
-            known = (code >= 0) & (code < 4)
-            code = jnp.where(known, code, np.int32(Code.NONE))
+            valid = (code >= 0) & (code < 4)
+            code = jnp.where(valid, code, np.int32(Code.NONE))
             rows = jnp.broadcast_to(by_code, (code.shape[0], *by_code.shape[1:]))
             values = jnp.zeros_like(rows[:, 0])
             for k in range(4):

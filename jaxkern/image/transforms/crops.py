@@ -50,7 +50,7 @@ class Pad(Transform):
 
     Args:
       padding: an integer, (left and right, top and bottom), or (left, top, right, bottom).
-      fill: a number, or one a channel, in the value space at this position of the chain.
+      fill: a number, or one per channel, in the value space at this position of the chain.
       padding_mode: "constant", "edge" (repeats the outermost pixels), "reflect" (mirrors without
         repeating the edge; padding below the image size) or "symmetric" (mirrors and repeats the
         edge; padding up to the image size). Images of different sizes in one batch are mirrored
@@ -120,7 +120,7 @@ class _RandomFlip(Transform):
         return self
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw if one image is mirrored."""
+        """Draw whether one image is mirrored."""
         return {"flip": jax.random.uniform(key, dtype=jnp.float32) < self.p}
 
     def _mirror(self, flip: Any, *coefficients: float) -> list[Step]:
@@ -315,7 +315,7 @@ class RandomCrop(_FixedSizeCrop):
       size: height and width, or one integer for a square.
       padding: as in `Pad`; None for no padding.
       pad_if_needed: pad both sides of an image smaller than the crop by the missing pixels.
-      fill: a number, or one a channel, for constant padding.
+      fill: a number, or one per channel, for constant padding.
       padding_mode: as in `Pad`.
     Parameters of an image: top, left i32, relative to the padded image.
     Raises: ValueError for invalid sizes and modes, and in `apply` for images smaller than the crop.

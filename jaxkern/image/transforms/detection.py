@@ -45,7 +45,7 @@ class RandomIoUCrop(PerImageSize):
       min_aspect_ratio, max_aspect_ratio: of the crop, width over height.
       sampler_options: overlaps; None for 0, 0.1, 0.3, 0.5, 0.7, 0.9 and 1.
       trials: crops for each overlap, at least 1.
-      canvas_fill: a number, or one a channel, around images whose output sizes differ.
+      canvas_fill: a number, or one per channel, around images whose output sizes differ.
     Parameters of an image: crop bool; top, left, height, width i32, those of the complete image if
       it is not cropped.
     Raises: ValueError for invalid ranges and for options that are empty or not finite; in `sample`
@@ -202,7 +202,7 @@ class RandomZoomOut(PerImageSize):
     """Place each image on a canvas up to four times as large, with probability p.
 
     Args:
-      fill: a number, or one a channel, for the canvas, in the value space at this position.
+      fill: a number, or one per channel, for the canvas, in the value space at this position.
       side_range: (low, high), from 1: sides of the canvas as multiples of the image's.
       p: from 0 to 1.
     Parameters of an image: top, left, height, width i32: the position of the image, and the size of
@@ -234,12 +234,12 @@ class RandomZoomOut(PerImageSize):
         fraction = jax.random.uniform(key, (4,), jnp.float32)
         low, high = self.side_range
         factor = jnp.where(fraction[0] < self.p, low + fraction[1] * (high - low), 1.0)
-        drawn = []
+        sides = []
         for side, position in zip(size, (fraction[2], fraction[3]), strict=True):
             side = jnp.asarray(side, jnp.int32)
             canvas = jnp.maximum((side * factor).astype(jnp.int32), side)
-            drawn.append((((canvas - side) * position).astype(jnp.int32), canvas))
-        (top, height), (left, width) = drawn
+            sides.append((((canvas - side) * position).astype(jnp.int32), canvas))
+        (top, height), (left, width) = sides
         return {"top": top, "left": left, "height": height, "width": width}
 
     def eval(self) -> tuple[Transform, ...]:

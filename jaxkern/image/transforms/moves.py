@@ -108,9 +108,9 @@ def warped(steps: Sequence[Step], size: tuple[int, int]) -> list[Move]:
     moves = []
     for code, values, static in warps(steps):
         code, values = jnp.asarray(code), jnp.asarray(values, jnp.float32)
-        drawn = [code == int(each) for each in static.codes]
+        matches = [code == int(each) for each in static.codes]
         # A program does not change an image if its coefficients are not finite.
-        used = functools.reduce(jnp.logical_or, drawn) & jnp.isfinite(values).all(axis=-1)
+        used = functools.reduce(jnp.logical_or, matches) & jnp.isfinite(values).all(axis=-1)
         moves.append(Move(_projection(values, code == int(Code.WARP), size), used))
     return moves
 
@@ -131,7 +131,7 @@ def _projection(
 
 
 def of_images(value: Any) -> Any:
-    """Reshape a number, or one an image, to broadcast with values [N, P] as float32."""
+    """Reshape a number, or one per image, to broadcast with values [N, P] as float32."""
     return jnp.asarray(value, jnp.float32).reshape(-1, 1)
 
 
@@ -234,7 +234,7 @@ def overlap(boxes: jax.Array, crops: jax.Array) -> jax.Array:
     first = jnp.maximum(boxes[None, :, :2], crops[:, None, :2])
     last = jnp.minimum(boxes[None, :, 2:], crops[:, None, 2:])
     shared = jnp.prod(jnp.maximum(last - first, 0.0), axis=-1)
-    areas = (jnp.prod(given[:, 2:] - given[:, :2], axis=-1) for given in (boxes, crops))
+    areas = (jnp.prod(each[:, 2:] - each[:, :2], axis=-1) for each in (boxes, crops))
     of_boxes, of_crops = areas
     union = of_boxes[None, :] + of_crops[:, None] - shared
     return jnp.where(union > 0.0, shared / jnp.where(union > 0.0, union, 1.0), 0.0)

@@ -143,7 +143,6 @@ class GaussianNoise(Transform):
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draw one seed."""
-        del size
         return {"seed": sample_seed(key)}
 
     def frame_parameters(self, params: dict[str, Any], frame: Any) -> dict[str, Any]:
@@ -152,7 +151,6 @@ class GaussianNoise(Transform):
         return {"seed": jnp.stack([first, second + frame], axis=-1)}
 
     def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
-        del size
         values = values_with_seed(params["seed"], self.mean, self.sigma, self.clip)
         return [(np.full(1, Code.NOISE, np.int32), values, ProgramStep((Code.NOISE,)))]
 
@@ -180,7 +178,7 @@ class ElasticTransform(Transform):
       alpha: scale of the displacement along x and y: a number, or (x, y).
       sigma: of the blur along x and y, in pixels; 0 on both axes for no blur.
       interpolation: "nearest" or "bilinear".
-      fill: a number, or one a channel, outside the image; None for zeros.
+      fill: a number, or one per channel, outside the image; None for zeros.
     Parameter of an image: seed int32 [2], any numbers.
     Raises: TypeError or ValueError for invalid values and a sigma that is 0 along one axis only; in
       `apply` for images not larger than half the kernel.
@@ -228,7 +226,6 @@ class ElasticTransform(Transform):
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draw one seed."""
-        del size
         return {"seed": sample_seed(key)}
 
     def displacement(self, seed: Any, size: tuple[int, int]) -> jax.Array:

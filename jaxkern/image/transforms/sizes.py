@@ -210,7 +210,7 @@ class ScaleJitter(_RandomResize):
       interpolation, antialias: as in `Resize`.
       canvas: (height, width) to which images are cropped, and the output size if no later transform
         returns one size. None for the largest possible size.
-      canvas_fill: a number, or one a channel, around the image on the canvas.
+      canvas_fill: a number, or one per channel, around the image on the canvas.
     Parameters of an image: height, width i32, clamped to sizes that can be drawn.
     Raises: ValueError for sizes below 1 and invalid ranges.
     Source: Ghiasi et al., Simple Copy-Paste, 2021, section 3.

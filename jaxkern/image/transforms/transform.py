@@ -69,7 +69,6 @@ class Transform:
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draw the parameters of one image of `size` (height, width): a dict of arrays."""
-        del key, size
         return {}
 
     def eval(self) -> tuple[Transform, ...]:
@@ -122,7 +121,6 @@ class Transform:
 
     def parts(self, params: dict[str, Any], size: Size) -> list[tuple[Transform, dict[str, Any]]]:
         """Return the transforms, with parameters, that together do what this one does."""
-        del size
         return [(self, params)]
 
     def output_size(self, size: Size) -> Size:
@@ -131,7 +129,6 @@ class Transform:
 
     def size_after(self, size: Size, params: dict[str, Any]) -> Size:
         """Return (height, width) after the transform with these parameters, ints or [N]."""
-        del params
         return self.output_size(size)
 
     def output_channels(self, channels: int) -> int:
@@ -140,7 +137,6 @@ class Transform:
 
     def frame_parameters(self, params: dict[str, Any], frame: Any) -> dict[str, Any]:
         """Return the parameters of frames i32 [N] of clips, from their clips' parameters [N]."""
-        del frame
         return params
 
     def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
@@ -157,7 +153,6 @@ class Transform:
 
     def valid_boxes(self, boxes: Any, valid: Any, size: Size) -> Any:
         """Return which valid boxes [N, K, 4] remain valid; they are already transformed."""
-        del boxes, size
         return valid
 
 
@@ -182,8 +177,8 @@ def uniform_between(fraction: Any, low: float, high: float) -> jax.Array:
 
 def uniform_below(fraction: jax.Array, count: Any) -> jax.Array:
     """Map a fraction in [0, 1) to an int32 from 0 to count - 1."""
-    drawn = jnp.floor(fraction * jnp.asarray(count, jnp.float32)).astype(jnp.int32)
-    return jnp.clip(drawn, 0, jnp.asarray(count, jnp.int32) - 1)
+    index = jnp.floor(fraction * jnp.asarray(count, jnp.float32)).astype(jnp.int32)
+    return jnp.clip(index, 0, jnp.asarray(count, jnp.int32) - 1)
 
 
 def sample_box_sizes(

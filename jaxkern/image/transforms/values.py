@@ -89,7 +89,7 @@ class Normalize(Transform):
     uint8 levels become x / 255 first, unless the chain has `scale=False`.
 
     Args:
-      mean, std: a number or one a channel; traced arrays are allowed and differentiable.
+      mean, std: a number or one per channel; traced arrays are allowed and differentiable.
     Raises: ValueError for a std of 0, values that are not finite, and lengths that do not match.
 
     >>> from jaxkern.image import Normalize
@@ -130,9 +130,9 @@ class RandomErasing(Transform):
     used; if no box is, nothing is erased.
 
     Args:
-      value: a number, or one a channel, in the value space at this position of the chain; "random"
-        for a normal number per value, for images after a `Normalize` (levels are truncated and
-        clamped).
+      value: a number, or one per channel, in the value space at this position of the chain; or
+        "random": a normal number per value, for images after a `Normalize` (levels are truncated
+        and clamped).
     Parameters of an image: top, left, height, width i32 and erase bool; with "random" also seed
       int32 [2], any numbers.
     Raises: ValueError for p outside [0, 1], invalid ranges, and other strings.
@@ -217,12 +217,24 @@ class RandomErasing(Transform):
 
 
 @dataclasses.dataclass(frozen=True)
-class MixUp(Transform):
+class _Mix(Transform):
+    alpha: float = 1.0
+    per_sample: bool = False
+
+    kind: ClassVar[Kind] = "batch"
+
+    def __post_init__(self) -> None:
+        alpha = checks.positive(self.alpha, "alpha")
+        set_fields(self, alpha=alpha, per_sample=bool(self.per_sample))
+
+
+@dataclasses.dataclass(frozen=True)
+class MixUp(_Mix):
     """Compute lam * image + (1 - lam) * previous image of the batch, also for labels.
 
     Args:
       alpha: lam is drawn from Beta(alpha, alpha).
-      per_sample: draw one lam an image; otherwise one a batch, from the first record's key.
+      per_sample: draw one lam per image; otherwise one per batch, from the first record's key.
     Parameter of an image: lam f32.
     Raises: ValueError for an alpha that is not above 0.
 
@@ -231,16 +243,7 @@ class MixUp(Transform):
     False
     """
 
-    alpha: float = 1.0
-    per_sample: bool = False
-
-    kind: ClassVar[Kind] = "batch"
     parameters: ClassVar[dict[str, str]] = {"lam": "float"}
-
-    def __post_init__(self) -> None:
-        set_fields(
-            self, alpha=checks.positive(self.alpha, "alpha"), per_sample=bool(self.per_sample)
-        )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draw one lam."""
@@ -251,7 +254,7 @@ class MixUp(Transform):
 
 
 @dataclasses.dataclass(frozen=True)
-class CutMix(Transform):
+class CutMix(_Mix):
     """Paste a box of the previous image of the batch; labels are mixed by the box's area.
 
     The sides of the box are sqrt(1 - lam) of the image's. Its centre is uniform, and it is clipped
@@ -260,7 +263,7 @@ class CutMix(Transform):
 
     Args:
       alpha: lam is drawn from Beta(alpha, alpha).
-      per_sample: draw one box an image; otherwise one a batch, from the first record's key.
+      per_sample: draw one box per image; otherwise one per batch, from the first record's key.
     Parameters of an image: lam f32; top, left, height, width i32.
     Raises: ValueError for an alpha that is not above 0.
 
@@ -269,19 +272,10 @@ class CutMix(Transform):
     1.0
     """
 
-    alpha: float = 1.0
-    per_sample: bool = False
-
-    kind: ClassVar[Kind] = "batch"
     parameters: ClassVar[dict[str, str]] = {
         "lam": "float",
         **dict.fromkeys(("top", "left", "height", "width"), "int"),
     }
-
-    def __post_init__(self) -> None:
-        set_fields(
-            self, alpha=checks.positive(self.alpha, "alpha"), per_sample=bool(self.per_sample)
-        )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draw one box, clipped to an image of `size`, and its lam."""

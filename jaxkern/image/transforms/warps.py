@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.image.chain.axis import is_static
+from jaxkern.image.chain.fold import sizes_differ
 from jaxkern.image.program.coefficients import (
     affine_coefficients,
     perspective_coefficients,
@@ -81,14 +82,14 @@ class _Warp(Transform):
     kind: ClassVar[Kind] = "program"
     geometric = True
 
-    def _warped(self, coefficients: Any, moved: Any = True, code: Code = Code.WARP) -> list[Step]:
+    def _warped(self, coefficients: Any, changed: Any = True, code: Code = Code.WARP) -> list[Step]:
         fill = self.fill  # type: ignore[attr-defined]
         static = ProgramStep(
             (code,),
             interpolation=self.interpolation,  # type: ignore[attr-defined]
             fill=NO_FILL if fill is None else fill,
         )
-        return [(codes_where(moved, code), coefficients, static)]
+        return [(codes_where(changed, code), coefficients, static)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +101,7 @@ class RandomRotation(_Warp):
       interpolation: "nearest" or "bilinear".
       expand: enlarge the output to hold the rotated image; requires `degrees=(a, a)`.
       center: (x, y) of the fixed point, from the top left corner; None for the image centre.
-      fill: a number, or one a channel, outside the image; None for zeros.
+      fill: a number, or one per channel, outside the image; None for zeros.
     Parameter of an image: angle f32, in degrees.
     Raises: TypeError or ValueError for invalid ranges, unknown interpolations, and expand=True with
       several angles, since the output size would depend on the angle.
@@ -147,10 +148,7 @@ class RandomRotation(_Warp):
         if height is None or width is None:
             return (None, None)
         if not is_static(height, width):
-            raise ValueError(
-                "RandomRotation(expand=True): expected images of one size, but sizes differ; put "
-                "RandomResizedCrop, CenterCrop, RandomCrop or Resize((h, w)) before it"
-            )
+            raise sizes_differ("RandomRotation(expand=True)")
         return rotated_size((height, width), self.degrees[0], self.center)
 
     def parts(self, params: dict[str, Any], size: Size) -> list[tuple[Transform, dict[str, Any]]]:
@@ -218,7 +216,7 @@ class RandomAffine(_Warp):
       scale: (low, high) above 0, or None.
       shear: degrees (low, high) along x, or four numbers for x and y, or a number, or None.
       interpolation: "nearest" or "bilinear".
-      fill: a number, or one a channel, outside the image; None for zeros.
+      fill: a number, or one per channel, outside the image; None for zeros.
       center: (x, y) of the fixed point, from the top left corner; None for the image centre.
     Parameters of an image, all f32: angle in degrees; translate_x, translate_y in pixels, drawn as
       integers; scale, of which values not above 0 leave the image unchanged; shear_x, shear_y in
@@ -292,7 +290,7 @@ class RandomPerspective(_Warp):
       distortion_scale: from 0 to 1.
       p: probability that an image is changed.
       interpolation: "nearest" or "bilinear".
-      fill: a number, or one a channel, outside the image; None for zeros.
+      fill: a number, or one per channel, outside the image; None for zeros.
     Parameter of an image: endpoints [4, 2], new (x, y) of the top left, top right, bottom right and
       bottom left pixel. The image is unchanged if they are its own corners, or if the map is not
       finite because three of them are collinear.
@@ -330,17 +328,17 @@ class RandomPerspective(_Warp):
         inwards = uniform_below(fraction, reach)
         # As in torchvision: 0 to reach - 1 near the first, side - reach to side - 1 near the last.
         last = jnp.asarray(_LAST)
-        moved = jnp.where(last, sides - 1 - inwards, inwards)
-        still = jnp.where(last, sides - 1, 0)
+        corners = jnp.where(last, sides - 1 - inwards, inwards)
+        unchanged = jnp.where(last, sides - 1, 0)
         apply = jax.random.uniform(apply_key, dtype=jnp.float32) < self.p
-        return {"endpoints": jnp.where(apply, moved, still)}
+        return {"endpoints": jnp.where(apply, corners, unchanged)}
 
     def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
         endpoints = jnp.asarray(params["endpoints"]).reshape(-1, 4, 2)
-        still = np.where(_LAST, np.asarray([size[1] - 1, size[0] - 1]), 0)
-        moved = (endpoints != still).any(axis=(1, 2))
+        unchanged = np.where(_LAST, np.asarray([size[1] - 1, size[0] - 1]), 0)
+        changed = (endpoints != unchanged).any(axis=(1, 2))
         coefficients = perspective_coefficients(endpoints, size=size)
-        return self._warped(coefficients, moved, Code.PERSPECTIVE)
+        return self._warped(coefficients, changed, Code.PERSPECTIVE)
 
 
 # True where the x or y of a corner, in the order of endpoints, is the last one.

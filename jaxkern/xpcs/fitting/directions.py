@@ -111,7 +111,7 @@ class _ThinnedProblem:
         parts = []
         for k, row in enumerate(sample.rows[middles]):
             lag = np.arange(n) - row
-            # The two sides of the diagonal have bins of their own, because their ages differ.
+            # The two sides of the diagonal have separate bins, because their ages differ.
             number = np.searchsorted(edges, np.abs(lag), side="right") * np.where(lag < 0, -1, 1)
             starts = np.flatnonzero(np.diff(number, prepend=number[0] - 1))
             total = np.add.reduceat(weight[:, k], starts, axis=1)

@@ -124,7 +124,7 @@ def fit(
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a Model, such as LaminarFlow, got {type(model).__name__}")
     if streaming.enable_checkpoints and jax.process_count() > 1:
-        # Each process would resume from a state of its own, and wait for the others for ever.
+        # Processes would resume from different states, and wait for each other for ever.
         raise ValueError(
             f"enable_checkpoints: expected a single process, got {jax.process_count()} processes"
         )

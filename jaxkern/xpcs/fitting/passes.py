@@ -178,7 +178,7 @@ class ChunkedPass:
         self._streaming, self._mirrored, self._on_chunk = streaming, mirrored, on_chunk
         self._in_memory = bool(getattr(source, "in_memory", False))
         self._read_ahead = (RowBuffers(touch=not self._in_memory), RowBuffers())
-        # Retries use buffers of their own, because the thread may be reading ahead.
+        # Retries use separate buffers, because the thread may be reading ahead.
         self._retry = (RowBuffers(), RowBuffers())
         self.peak_bytes = 0
         self.n_chunks = 0

@@ -103,7 +103,7 @@ def test_mixing_partner_and_labels(v2, run):
     np.testing.assert_allclose(mixed, soft.numpy(), atol=1e-6)
 
 
-def test_drawn_boxes_have_the_same_distribution(v2):
+def test_boxes_have_the_same_distribution(v2):
     """Means over 2000 draws of crops and erasures, within 5 standard errors."""
     keys = jax.random.split(jax.random.key(0), 2000)
     image = torch.zeros((3, 60, 90))

@@ -203,7 +203,7 @@ def test_draws_have_the_same_distribution(v2):
     alike(mine["sigma"], [d["sigma"][0] for d in theirs])
 
 
-def test_drawn_corners_have_the_same_distribution(v2, monkeypatch):
+def test_corners_have_the_same_distribution(v2, monkeypatch):
     """torchvision returns coefficients only, so end points are intercepted."""
     import torchvision.transforms.v2._geometry as geometry
 

@@ -33,6 +33,12 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
             np.testing.assert_array_equal(a, b)
 
 
+def is_native(pipe: Any) -> bool:
+    """True if native threads make the batches of a pipeline, up to a program on the device."""
+    places = {where for *_, where in pipe.explain().nodes}
+    return "native threads" in places and places <= {"native threads", "device program"}
+
+
 def column(batches: list[dict[str, Any]], field: str) -> np.ndarray:
     """One field of all batches, joined."""
     return np.concatenate([batch[field] for batch in batches])

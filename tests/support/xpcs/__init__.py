@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 
-import pytest
 
-
-@contextlib.contextmanager
-def raises(kind, facts):
-    """Expect an error whose message contains all facts: words or groups in parentheses."""
-    with pytest.raises(kind) as error:
-        yield
-    missing = [fact for fact in re.findall(r"\([^)]*\)|\S+", facts) if fact not in str(error.value)]
-    assert not missing, str(error.value)
+def words(text):
+    """Split facts of a message at spaces, except inside parentheses."""
+    return re.findall(r"\([^)]*\)|\S+", text)

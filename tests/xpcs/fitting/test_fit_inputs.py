@@ -7,9 +7,10 @@ import jax
 import numpy as np
 import pytest
 import scipy.optimize
+from support.errors import raises
 from support.xpcs import fit_checks as checks
 from support.xpcs import fit_problems as problems
-from support.xpcs import raises
+from support.xpcs import words
 from support.xpcs.fit_checks import model_of
 
 import jaxkern as jk
@@ -98,7 +99,7 @@ def fit(case, data=None, **arguments):
 )
 def test_wrong_arguments(case, arguments, facts):
     """Messages name the argument, the value and what was expected."""
-    with raises((ValueError, TypeError), facts):
+    with raises((ValueError, TypeError), *words(facts)):
         fit(case, **arguments)
 
 

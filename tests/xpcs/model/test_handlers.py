@@ -127,7 +127,7 @@ def test_rows_after_the_end_are_not_read():
 
 
 def test_no_points_of_many_samples():
-    """There must be no loop over samples without points."""
+    """A call without points must return without a loop over its samples."""
     target = "jaxkern.two_time_g2_at.v1"
     one = {k: v[:1] for k, v in CALLS[target].items() if k in ("A", "X", "contrast", "offset")}
     call = CALLS[target] | one | {"index": np.zeros((1, 0, 3), np.int32)}

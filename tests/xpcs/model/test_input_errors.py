@@ -8,7 +8,8 @@ import inspect
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.xpcs import raises
+from support.errors import raises
+from support.xpcs import words
 from support.xpcs.two_time_problems import PARAMS, flow
 
 from jaxkern import xpcs
@@ -41,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("x64")
     ],
 )
 def test_bad_arguments(function, change, facts):
-    with raises(ValueError, facts):
+    with raises(ValueError, *words(facts)):
         getattr(xpcs, function)(MODEL, **{**GOOD, **change})
 
 
@@ -67,7 +68,7 @@ def test_bad_arguments(function, change, facts):
     ],
 )
 def test_bad_options(change, facts):
-    with raises(ValueError, facts):
+    with raises(ValueError, *words(facts)):
         xpcs.normal_equations(MODEL, **{**GOOD, **change})
 
 
@@ -87,7 +88,7 @@ def test_bad_options(change, facts):
 def test_bad_chunks(change, facts):
     tables = MODEL.tables(PARAMS)
     arguments = {"data": DATA[:, :8], "symmetric": False, **change}
-    with raises(ValueError, facts):
+    with raises(ValueError, *words(facts)):
         xpcs.accumulate(tables, 0.3, 1.0, sigma=0.1, shear_power=4, **arguments)
 
 
@@ -132,7 +133,7 @@ def test_not_a_model():
     ],
 )
 def test_bad_operands(call, facts):
-    with raises(ValueError, facts):
+    with raises(ValueError, *words(facts)):
         call(jnp.arange(9.0))
 
 

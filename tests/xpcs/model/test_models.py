@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import mpmath as mp
 import numpy as np
 import pytest
-from support.xpcs import raises
+from support.errors import raises
+from support.xpcs import words
 from support.xpcs.two_time_oracle import Flow
 from support.xpcs.two_time_problems import PARAMS, PHI, assert_scaled, flow
 
@@ -177,7 +178,7 @@ def test_custom_model_uses_all_parameters_by_default():
 )
 def test_bad_geometry(change, facts):
     good = {"q": 0.01, "gap": 1e6, "dt": 0.1, "t": T, "phi": PHI}
-    with raises(ValueError, facts):
+    with raises(ValueError, *words(facts)):
         xpcs.Geometry(**{**good, **change})
 
 
@@ -206,7 +207,7 @@ def test_bad_geometry(change, facts):
     ],
 )
 def test_bad_models(make, facts):
-    with raises(ValueError, facts):
+    with raises(ValueError, *words(facts)):
         make(xpcs.Geometry(0.01, 1e6, 0.1, T, PHI))
 
 

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 from scipy.optimize import curve_fit
-from support.xpcs import raises
+from support.errors import raises
+from support.xpcs import words
 
 import jaxkern as jk
 
@@ -102,7 +103,7 @@ def test_wrong_arguments():
         ([0.1], {"n_frames": 5, "params": [1.0]}, "params model"),
         ([0.1], {"n_frames": 5, "out": np.zeros((5, 1, 9))}, "out (5, 1, 9)"),
     ]:
-        with raises(ValueError, facts):
+        with raises(ValueError, *words(facts)):
             jk.xpcs.simulate_frames(dynamics, **options)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -11,10 +11,9 @@ import numpy as np
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.failures import note
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.graph import Block, Stream, named
+from jaxkern.pipeline.graph import Block, qualified_name
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential.node import (
-    DenseFlow,
+from jaxkern.pipeline.sequential import (
     Flow,
     FlowStart,
     RowReader,
@@ -24,16 +23,16 @@ from jaxkern.pipeline.sequential.node import (
 )
 from jaxkern.pipeline.sources.source import record_arrays, stack_records
 
-#: records that one may become: output n of record r is record r * PARTS + n
+#: the number of records that one may become: output n of record r is record r * PARTS + n
 PARTS = 1 << 16
 
 
 class FlatMap(SequentialNode):
-    """Makes any number of records of each one, in its place; batches are full again behind it.
+    """Replaces each record by any number of records, in full batches.
 
-    Output n of record r is record ``65536 * r + n``: what is drawn for it belongs to that number.
-    How many come out is known at the end of an epoch: ``len(pipeline)`` raises. The function is
-    called in worker threads, and must depend on nothing but its record.
+    Output n of record r has the id ``65536 * r + n``, which decides its random draws. The number of
+    batches is unknown before the end of an epoch: ``len(pipeline)`` raises. Worker threads call the
+    function, which must depend on its record only.
 
     Args:
       fn: ``fn(record) -> iterable of records``, dicts of NumPy arrays; at most 65,536, perhaps
@@ -49,54 +48,56 @@ class FlatMap(SequentialNode):
     [[[1, 2], [3, 4], [5, 6]], [[7, 8]]]
     """
 
+    row_by_row = True
+
     def __init__(
         self, fn: Callable[[Data], Iterable[Mapping[str, Any]]], *, name: str | None = None
     ) -> None:
         if not callable(fn):
-            raise TypeError(f"fn is {fn!r:.80}; wanted a function of a record")
+            raise TypeError(f"fn is {fn!r:.80}; expected a function of a record")
         self.fn = fn
-        self.name = name or f"FlatMap({named(fn)})"
+        self.name = name or f"FlatMap({qualified_name(fn)})"
 
     def describe(self) -> str:
-        return f"FlatMap({named(self.fn)})"
+        return f"FlatMap({qualified_name(self.fn)})"
 
     def rows(self, block: Block) -> Rows:
-        made: list[Data] = []
+        outputs: list[Data] = []
         counts = []
-        for place, record in enumerate(block.records.tolist()):
+        for index, record in enumerate(block.records.tolist()):
             try:
-                found = self._outputs(row.row_of(block.data, place), record)
+                new = self._outputs(row.row_of(block.data, index), record)
             except BaseException as error:
                 note(error, "for record {}", record)
                 raise
-            counts.append(len(found))
-            made += found
+            counts.append(len(new))
+            outputs += new
         origins = np.repeat(np.arange(len(counts)), counts)
         records = part_ids(block.records, counts)
-        data = stack_records(made, records.tolist(), self.describe()) if made else {}
+        data = stack_records(outputs, records.tolist(), self.describe()) if outputs else {}
         return Rows(data, records, origins, len(counts))
 
-    def _outputs(self, given: Data, record: int) -> list[Data]:
-        outputs = self.fn(given)
+    def _outputs(self, fields: Data, record: int) -> list[Data]:
+        outputs = self.fn(fields)
         if isinstance(outputs, Mapping) or not isinstance(outputs, Iterable):
             raise TypeError(
-                f"{named(self.fn)} returned {outputs!r:.80}; wanted a list of records, dicts of "
-                "arrays"
+                f"{qualified_name(self.fn)} returned {outputs!r:.80}; expected a list of records, "
+                "dicts of arrays"
             )
-        found = []
+        records = []
         for output in outputs:
-            found.append(record_arrays(output, record, self.describe()))
-            if len(found) > PARTS:
-                raise ValueError(f"{named(self.fn)} returned more than {PARTS:,} records")
-        return found
+            records.append(record_arrays(output, record, self.describe()))
+            if len(records) > PARTS:
+                raise ValueError(f"{qualified_name(self.fn)} returned more than {PARTS:,} records")
+        return records
 
 
 def part_ids(records: np.ndarray, counts: Sequence[int]) -> np.ndarray:
-    """int64 [sum of counts]: record * PARTS + n for n below the count of each record."""
+    """Return int64 [sum of counts]: record * PARTS + n for n below the count of each record."""
     if records.size and records.max() >= 2**63 // PARTS:
         raise ValueError(
-            f"record {records.max()} has no room for numbers of its parts: records below 2**47 can "
-            "be divided, those that came of a division twice only if they were below 2**31"
+            f"record {records.max()} is too large for ids of its parts: expected less than 2**47, "
+            "or less than 2**31 for records that are divided twice"
         )
     starts = np.cumsum([0, *counts])[:-1]
     within = np.arange(sum(counts)) - np.repeat(starts, counts)
@@ -107,20 +108,20 @@ def part_ids(records: np.ndarray, counts: Sequence[int]) -> np.ndarray:
 class Window(SequentialNode):
     """Windows over consecutive records, or over the sequence in each record.
 
-    Over records: window w holds records w * stride to w * stride + size - 1 in the order of the
-    epoch, of this shard; each field gets an axis of so many behind the batch's. It has the number
-    of its first record. Records that fill no whole window at the end are in none.
+    Over records: window w holds the records from w * stride to w * stride + size - 1 in the order
+    of the epoch, of this shard; each field gets an axis of length `size` after the batch axis. The
+    window has the id of its first record. Records at the end that do not fill a window are dropped.
 
     Over sequences, ``axis="sequence"``: each record becomes the windows along the first axis of
-    `fields`, perhaps none; its other fields are repeated. They are numbered as by `FlatMap`.
+    `fields`, perhaps none; its other fields are repeated. They have ids as from `FlatMap`.
 
-    How many windows an epoch has is known at its end: ``len(pipeline)`` raises.
+    The number of batches is unknown before the end of an epoch: ``len(pipeline)`` raises.
 
     Args:
       size: of a window.
-      stride: from one window's begin to the next one's; None for `size`: no overlap.
-      fields: that windows have; None for all. Over records the others are dropped.
-      axis: what windows go along.
+      stride: from the start of one window to that of the next; None for `size`: no overlap.
+      fields: of the windows; None for all. Over records the others are dropped.
+      axis: direction of the windows.
     Raises: ValueError that names the argument.
 
     >>> import jaxkern as jk
@@ -134,47 +135,47 @@ class Window(SequentialNode):
     [[0, 1], [2, 3]] [7, 7]
     """
 
+    name = "window"
+
     def __init__(
         self,
         size: int,
         stride: int | None = None,
         fields: Sequence[str] | None = None,
         *,
-        axis: str = "records",
+        axis: Literal["records", "sequence"] = "records",
     ) -> None:
         self.size = check_integer("size", size, 1)
         self.stride = self.size if stride is None else check_integer("stride", stride, 1)
         if isinstance(fields, str):
-            raise ValueError(f"fields is {fields!r}; wanted names: fields=({fields!r},)")
+            raise ValueError(f"fields is {fields!r}; expected names: fields=({fields!r},)")
         self.fields = None if fields is None else tuple(fields)
         if axis not in ("records", "sequence"):
-            raise ValueError(f"axis is {axis!r}; wanted 'records' or 'sequence'")
+            raise ValueError(f"axis is {axis!r}; expected 'records' or 'sequence'")
         self.axis = axis
-        self.name = "window"
 
     def describe(self) -> str:
         fields = "" if self.fields is None else f", {self.fields}"
         return f"Window({self.size}, {self.stride}{fields}, {self.axis})"
 
     def rows(self, block: Block) -> Rows:
-        wanted = tuple(block.data) if self.fields is None else self.fields
-        if missing := [name for name in wanted if name not in block.data]:
+        names = tuple(block.data) if self.fields is None else self.fields
+        if missing := [name for name in names if name not in block.data]:
             raise ValueError(f"fields has {missing}; the batch has {sorted(block.data)}")
-        if self.axis == "records":
-            kept = {name: block.data[name] for name in wanted}
-            ragged = [name for name, value in kept.items() if row.is_ragged(value)]
-            if ragged:
-                raise ValueError(f"images of different sizes, {ragged}, fill no window: resize")
-            return super().rows(block._replace(data=kept))
-        return self._of_sequences(block, wanted)
+        if self.axis == "sequence":
+            return self._windows_of_sequences(block, names)
+        data = {name: block.data[name] for name in names}
+        if ragged := [name for name, value in data.items() if row.is_ragged(value)]:
+            raise ValueError(f"fields {ragged} hold images of different sizes; resize them before")
+        return super().rows(block._replace(data=data))
 
-    def _of_sequences(self, block: Block, wanted: Sequence[str]) -> Rows:
+    def _windows_of_sequences(self, block: Block, names: Sequence[str]) -> Rows:
         count = len(block.records)
-        lengths = {name: np.shape(block.data[name])[1:2] for name in wanted}
+        lengths = {name: np.shape(block.data[name])[1:2] for name in names}
         if () in lengths.values() or len(set(lengths.values())) != 1:
             raise ValueError(
-                f"the records' sequences {sorted(wanted)} have lengths {lengths}; wanted one "
-                "length: name the fields that are sequences"
+                f"the sequences {sorted(names)} of the records have lengths {lengths}; expected "
+                "one length: name the fields that are sequences"
             )
         ((length,),) = set(lengths.values())
         starts = np.arange(0, length - self.size + 1, self.stride)
@@ -184,40 +185,41 @@ class Window(SequentialNode):
             return Rows({}, records, origins, count)
         data = row.joined([(block.data, origins)])
         places = starts[:, None] + np.arange(self.size)
-        for name in wanted:
+        for name in names:
             windows = np.asarray(block.data[name])[:, places]
             data[name] = windows.reshape(-1, *windows.shape[2:])
         return Rows(data, records, origins, count)
 
     def flow(self, start: FlowStart) -> Flow:
         if self.axis == "sequence":
-            return DenseFlow(RowReader(start), start.stream)
-        return _WindowFlow(RowReader(start), start.stream, self.size, self.stride)
+            return super().flow(start)
+        return _WindowFlow(start, self.size, self.stride)
 
 
 class _WindowFlow(Flow):
     """Windows over rows."""
 
-    def __init__(self, reader: RowReader, stream: Stream, size: int, stride: int) -> None:
-        self._reader = reader
-        self._batch, self._remainder = stream.batch_size, stream.remainder
+    def __init__(self, start: FlowStart, size: int, stride: int) -> None:
+        super().__init__(start.upstream)
+        self._reader, self._layout = RowReader(start), start.layout
         self._size, self._stride = size, stride
 
     @property
-    def place(self) -> dict[str, Any]:
-        return self._reader.place
+    def position(self) -> dict[str, Any]:
+        return self._reader.position
 
     def next(self) -> Block | None:
-        there = self._reader.ensure((self._batch - 1) * self._stride + self._size)
-        windows = min(self._batch, max(0, (there - self._size) // self._stride + 1))
-        given = self._reader.first(there) if windows else None
+        size = self._layout.batch_size
+        available = self._reader.ensure((size - 1) * self._stride + self._size)
+        windows = min(size, max(0, (available - self._size) // self._stride + 1))
+        before = self._reader.first(available) if windows else None
         self._reader.drop(windows * self._stride)
-        if given is None:
+        if before is None:
             return None
         starts = np.arange(windows) * self._stride
         rows = (starts[:, None] + np.arange(self._size)).reshape(-1)
-        joined = row.joined([(given.data, rows)])
         shape = (windows, self._size)
-        data = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), joined)
-        block = Block(data, given.records[starts])
-        return with_remainder(block, self._batch, self._remainder)
+        data = jax.tree.map(
+            lambda x: x.reshape(*shape, *x.shape[1:]), row.joined([(before.data, rows)])
+        )
+        return with_remainder(Block(data, before.records[starts]), size, self._layout.remainder)

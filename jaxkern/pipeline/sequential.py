@@ -1,0 +1,507 @@
+"""Nodes whose batches depend on all earlier ones: Filter, and Take, Repeat and Rebatch after it.
+
+A sequential node has a *flow*, which reads the rows before it in order and forms one batch after
+the other. What comes before it is made ahead by an engine of its own: each block there is passed to
+the node's `rows` in a worker thread, and the flow only joins the results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from jaxkern.core.failures import note
+from jaxkern.pipeline import rows as row
+from jaxkern.pipeline.engine import Item
+from jaxkern.pipeline.graph import (
+    UNKNOWN,
+    BatchLayout,
+    Block,
+    PipelineNode,
+    Remainder,
+    Vertex,
+    qualified_name,
+)
+from jaxkern.pipeline.rows import Data
+
+if TYPE_CHECKING:
+    from jaxkern.pipeline.epoch import Epoch
+
+
+class Rows(NamedTuple):
+    """What a node makes of one block, in any worker thread.
+
+    Attributes:
+      data: the output rows; without fields if there are none.
+      records: int64 [M], their ids.
+      origins: int64 [M], ascending: the row of the block that each comes from.
+      block_rows: number of rows of the block.
+    """
+
+    data: Data
+    records: np.ndarray
+    origins: np.ndarray
+    block_rows: int
+
+
+class Upstream(Protocol):
+    """The input of a flow: an `Engine` that makes `Rows`, or something like it."""
+
+    @property
+    def position(self) -> Any: ...
+    def next(self) -> Item | None: ...
+    def resize(self, threads: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class FlowStart(NamedTuple):
+    """What a flow begins with.
+
+    Attributes:
+      upstream: items with the `Rows` of each block before the node; None for a source.
+      layout: of the node.
+      epoch: its number.
+      position: of a flow that resumes, see `Flow.position`; None at the beginning.
+      threads, ahead: for the engine of a source.
+    """
+
+    upstream: Upstream | None
+    layout: BatchLayout
+    epoch: int
+    position: dict[str, Any] | None
+    threads: int
+    ahead: int
+
+
+class DeferredBlock(NamedTuple):
+    """A batch that is decided but not computed: the thread that uses it calls `make`, with arrays
+    to fill or None."""
+
+    make: Callable[[Data | None], Block]
+
+
+class Flow:
+    """The batches of a sequential node in order, from a position on."""
+
+    def __init__(self, upstream: Upstream | None) -> None:
+        self._upstream = upstream
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """The position after the last batch or error of `next`; small and JSON-able.
+
+        A flow that begins there gives the same further batches, bit for bit. "at" is the position
+        of the input that has to be read again. "counts" are numbers of the epoch so far by name.
+        """
+        raise NotImplementedError
+
+    def next(self) -> Block | DeferredBlock | None:
+        """Return the next batch; None after the last one. It continues after an error."""
+        raise NotImplementedError
+
+    def resize(self, threads: int) -> None:
+        """Change the number of threads of the input."""
+        if self._upstream is not None:
+            self._upstream.resize(threads)
+
+    def close(self) -> None:
+        """End the threads of the input; idempotent, in any thread."""
+        if self._upstream is not None:
+            self._upstream.close()
+
+
+class SequentialNode(PipelineNode):
+    """A step whose batches depend on all earlier ones.
+
+    Attributes:
+      batch_size: of its batches; None for that of the input.
+      remainder: of a source: what happens to rows that do not fill a batch.
+      drops: True if rows without output are counted as "dropped".
+      row_by_row: True if a position is that of a row of the input, which other shards can continue.
+    """
+
+    sequential = True
+    fills_slots = True
+    batch_size: int | None = None
+    remainder: Remainder | None = None
+    drops: bool = False
+    row_by_row: bool = False
+
+    def layout(self, inputs: Sequence[BatchLayout]) -> BatchLayout:
+        size = self.batch_size or inputs[0].batch_size
+        return dataclasses.replace(inputs[0], rows=UNKNOWN, batch_size=size)
+
+    def open_upstream(self, epoch: Epoch, vertex: Vertex, position: Any) -> Upstream:
+        """Return what the flow reads, from a position on."""
+        return epoch.open_upstream(vertex, position)
+
+    def rows(self, block: Block) -> Rows:
+        """Return what a block becomes, independently of other blocks; in any thread."""
+        count = len(block.records)
+        return Rows(block.data, block.records, np.arange(count), count)
+
+    def remarks(self) -> Sequence[str]:
+        """Return lines for `Pipeline.explain` on how the node reads its records."""
+        return ()
+
+    def flow(self, start: FlowStart) -> Flow:
+        """Return the batches from a position on."""
+        return DenseFlow(RowReader(start, self.drops), start)
+
+
+class DenseFlow(Flow):
+    """The rows in full batches, then the remainder.
+
+    Args:
+      most: number of rows at most; None for all.
+    """
+
+    def __init__(self, reader: RowReader, start: FlowStart, most: int | None = None) -> None:
+        super().__init__(start.upstream)
+        self._reader, self._layout = reader, start.layout
+        self._remaining = most
+
+    @property
+    def position(self) -> dict[str, Any]:
+        position = self._reader.position
+        return position if self._remaining is None else position | {"remaining": self._remaining}
+
+    def next(self) -> Block | None:
+        size = self._layout.batch_size
+        wanted = size if self._remaining is None else min(size, self._remaining)
+        count = min(self._reader.ensure(wanted), wanted)
+        block = self._reader.first(count)
+        self._reader.drop(count)
+        if self._remaining is not None:
+            self._remaining -= count
+        return with_remainder(block, size, self._layout.remainder)
+
+
+def with_remainder(block: Block | None, size: int, remainder: Remainder) -> Block | None:
+    """Return the batch for a block of at most `size` rows: dropped, padded or as it is."""
+    if block is None or (remainder == "drop" and len(block.records) < size):
+        return None
+    if remainder != "pad":
+        return block
+    if "mask" in block.data:
+        raise ValueError("the batch has a field 'mask', which pad_remainder=True adds; rename it")
+    count = len(block.records)
+    mask = np.arange(size) < count
+    if count < size:
+        rows = np.minimum(np.arange(size), count - 1)
+        block = Block(row.joined([(block.data, rows)]), block.records[rows])
+    return Block({**block.data, "mask": mask}, block.records)
+
+
+class _Piece:
+    """The rows of one block from `at` on, or an error in its place.
+
+    Attributes:
+      skipped: number of rows without output that were counted before.
+    """
+
+    def __init__(self, item: Item, at: int, skipped: int) -> None:
+        self.item, self.at, self.skipped = item, at, skipped
+
+    @property
+    def rows(self) -> Rows:
+        rows: Rows = self.item.value
+        return rows
+
+    @property
+    def remaining(self) -> int:
+        return 0 if self.item.error is not None else len(self.rows.records) - self.at
+
+
+class RowReader:
+    """The rows before a node, in order; a node can look at rows before it drops them.
+
+    Its position is that of the first row that was not dropped. An error in a block's place is
+    raised once, and the rows of the block are lost.
+    """
+
+    def __init__(self, start: FlowStart, drops: bool = False) -> None:
+        assert start.upstream is not None
+        position = start.position or {}
+        self._upstream, self._drops = start.upstream, drops
+        self._pieces: deque[_Piece] = deque()
+        self._count = 0
+        self._ended = False
+        self._spec: dict[str, tuple[Any, ...]] | None = None
+        first = int(position.get("row", 0)), int(position.get("part", 0))
+        self._begin: tuple[int, int] | None = first
+        self._raised = int(position.get("errors", 0))  # raised before, and raised again upstream
+        self._passing = int(position.get("pass", 0))  # rows to drop that were not read yet
+        self._dropped = int(position.get("counts", {}).get("dropped", 0))
+
+    @property
+    def position(self) -> dict[str, Any]:
+        dropped = self._dropped
+        first, part = self._begin or (0, 0)  # if nothing was read, where it begins
+        position: dict[str, Any] = {"at": self._upstream.position}
+        if self._pieces:
+            head = self._pieces[0]
+            first = int(head.rows.origins[head.at])
+            part = head.at - int(np.searchsorted(head.rows.origins, first))
+            position["at"] = head.item.before
+            dropped += first - head.at - head.skipped
+        errors = self._raised + sum(piece.item.error is not None for piece in self._pieces)
+        numbers = {"row": first, "part": part, "errors": errors, "pass": self._passing}
+        position |= {name: value for name, value in numbers.items() if value}
+        if self._drops:
+            position["counts"] = {"dropped": dropped}
+        return position
+
+    def ensure(self, count: int) -> int:
+        """Read until `count` rows are available, or all; return the number of rows."""
+        while self._count < count and not self._ended:
+            item = self._upstream.next()
+            if item is None:
+                self._ended = True
+                break
+            item = self._check(item)
+            begin, self._begin = self._begin, None
+            at = skipped = 0
+            if item.error is None and begin not in (None, (0, 0)):
+                assert begin is not None
+                at = int(np.searchsorted(item.value.origins, begin[0])) + begin[1]
+                at = min(at, len(item.value.records))
+                skipped = begin[0] - (at - begin[1])
+            piece = _Piece(item, at, skipped)
+            self._pieces.append(piece)
+            self._count += piece.remaining
+            if self._passing:
+                passing, self._passing = self._passing, 0
+                self.drop(passing)
+            self._release()
+            if item.error is not None:
+                if self._raised:
+                    self._raised -= 1
+                else:
+                    raise item.error
+        return self._count
+
+    def first(self, count: int) -> Block | None:
+        """Return the first rows without dropping them; None if there are none."""
+        parts: list[tuple[Data, slice]] = []
+        records = []
+        for piece in self._pieces:
+            number = min(piece.remaining, count)
+            if number:
+                rows = slice(piece.at, piece.at + number)
+                parts.append((piece.rows.data, rows))
+                records.append(piece.rows.records[rows])
+                count -= number
+        return Block(row.joined(parts), np.concatenate(records)) if parts else None
+
+    def drop(self, count: int) -> None:
+        """Drop the first rows, also rows that were not read yet."""
+        for piece in self._pieces:
+            number = min(piece.remaining, count)
+            piece.at += number
+            count -= number
+            self._count -= number
+        self._passing += count
+        self._release()
+
+    def _release(self) -> None:
+        while self._pieces and not self._pieces[0].remaining:
+            piece = self._pieces.popleft()
+            if piece.item.error is None:
+                rows = piece.rows
+                self._dropped += rows.block_rows - len(rows.records) - piece.skipped
+
+    def _check(self, item: Item) -> Item:
+        """Return the item, or an error if its fields differ from those before."""
+        if item.error is not None or not len(item.value.records):
+            return item
+        arrays = {k: v for k, v in item.value.data.items() if not row.is_ragged(v)}
+        spec = {
+            jax.tree_util.keystr(path): (value.dtype, value.shape[1:])
+            for path, value in jax.tree_util.tree_flatten_with_path(arrays)[0]
+        }
+        self._spec = self._spec or spec
+        if spec == self._spec:
+            return item
+        changed = [
+            f"{name} is {_describe(spec.get(name))} and was {_describe(self._spec.get(name))}"
+            for name in sorted({*spec, *self._spec})
+            if spec.get(name) != self._spec.get(name)
+        ]
+        error = ValueError(
+            f"the fields of records changed: {'; '.join(changed)}; expected the same fields, "
+            "shapes and dtypes in all records"
+        )
+        return item._replace(value=None, error=error)
+
+
+def _describe(spec: tuple[Any, ...] | None) -> str:
+    return "absent" if spec is None else f"{spec[0]}{list(spec[1])}"
+
+
+class Filter(SequentialNode):
+    """Keeps the records for which a predicate is True, in full batches.
+
+    A record keeps its id, so that random draws after the filter are the same as without it. The
+    number of batches is unknown before the end of an epoch: ``len(pipeline)`` raises. Worker
+    threads call the predicate, which must depend on its record only.
+
+    Args:
+      predicate: ``predicate(record) -> bool``, where a record is a dict of NumPy arrays.
+      batched: True if it takes a batch instead of a record, and returns bool [N].
+      name: in messages, states and explanations.
+    Raises: TypeError for a predicate that cannot be called.
+
+    >>> import jaxkern as jk
+    >>> from jaxkern.pipeline import Filter
+    >>> pipe = jk.from_source({"x": [5, 1, 6, 2, 7, 8]}, batch_size=2)
+    >>> [batch["x"].tolist() for batch in pipe >> Filter(lambda record: record["x"] > 4)]
+    [[5, 6], [7, 8]]
+    >>> odd = Filter(lambda batch: batch["x"] % 2 == 1, batched=True)
+    >>> [batch["x"].tolist() for batch in pipe >> odd]
+    [[5, 1], [7]]
+    """
+
+    drops = True
+    row_by_row = True
+
+    def __init__(
+        self, predicate: Callable[[Data], Any], *, batched: bool = False, name: str | None = None
+    ) -> None:
+        if not callable(predicate):
+            raise TypeError(f"predicate is {predicate!r:.80}; expected a function of a record")
+        self.predicate, self.batched = predicate, bool(batched)
+        self.name = name or f"Filter({qualified_name(predicate)})"
+
+    def describe(self) -> str:
+        return f"Filter({qualified_name(self.predicate)}{', batched' if self.batched else ''})"
+
+    def rows(self, block: Block) -> Rows:
+        count = len(block.records)
+        if self.batched:
+            keep = np.asarray(self.predicate(block.data))
+            if keep.shape != (count,) or keep.dtype != bool:
+                raise TypeError(
+                    f"the predicate returned {row.described(keep)} for a batch of {count} records; "
+                    f"expected bool[{count}]"
+                )
+        else:
+            keep = np.array([self._holds(block, index) for index in range(count)], bool)
+        origins = np.flatnonzero(keep)
+        if len(origins) == count:
+            return super().rows(block)
+        data = row.joined([(block.data, origins)]) if len(origins) else {}
+        return Rows(data, block.records[origins], origins, count)
+
+    def _holds(self, block: Block, index: int) -> bool:
+        try:
+            result = np.asarray(self.predicate(row.row_of(block.data, index)))
+            if result.shape != () or result.dtype != bool:
+                raise TypeError(
+                    f"the predicate returned {row.described(result)} for one record; expected a "
+                    "bool (for a predicate of batches: Filter(predicate, batched=True))"
+                )
+        except BaseException as error:
+            note(error, "for record {}", int(block.records[index]))
+            raise
+        return bool(result)
+
+
+class SequentialRebatch(SequentialNode):
+    """`Rebatch` of a stream whose length is unknown."""
+
+    name = "rebatch"
+    row_by_row = True
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+
+    def describe(self) -> str:
+        return f"Rebatch({self.batch_size})"
+
+
+class SequentialTake(SequentialNode):
+    """`Take` of a stream whose length is unknown; the rest of the stream is not read."""
+
+    name = "take"
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def describe(self) -> str:
+        return f"Take({self.count})"
+
+    def flow(self, start: FlowStart) -> Flow:
+        index, shards = start.layout.shard
+        most = len(range(index, self.count, shards))
+        return DenseFlow(
+            RowReader(start), start, int((start.position or {}).get("remaining", most))
+        )
+
+
+class SequentialRepeat(SequentialNode):
+    """`Repeat` of a stream: the t-th part of epoch e is epoch ``e * times + t`` of the input.
+
+    Record r gets the id ``r * times + t``, so that each part has its own draws.
+    """
+
+    name = "repeat"
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def describe(self) -> str:
+        return f"Repeat({self.times})"
+
+    def open_upstream(self, epoch: Epoch, vertex: Vertex, position: Any) -> Upstream:
+        return _RepeatedUpstream(epoch, vertex, self.times, position or {"turn": 0, "at": None})
+
+
+class _RepeatedUpstream:
+    """The epochs of a `SequentialRepeat` one after the other."""
+
+    def __init__(self, epoch: Epoch, vertex: Vertex, times: int, position: dict[str, Any]) -> None:
+        self._epoch, self._vertex, self._times = epoch, vertex, times
+        self._turn = int(position["turn"])
+        self._closed = False
+        self._current = self._open(position["at"])
+
+    def _open(self, position: Any) -> Upstream:
+        epoch = self._epoch.for_epoch(self._epoch.number * self._times + self._turn)
+        return epoch.open_upstream(self._vertex, position)
+
+    @property
+    def position(self) -> dict[str, Any]:
+        return {"turn": self._turn, "at": self._current.position}
+
+    def next(self) -> Item | None:
+        while (item := self._current.next()) is None:
+            if self._turn + 1 == self._times:
+                return None
+            self._current.close()
+            self._turn += 1
+            self._current = self._open(None)
+            if self._closed:
+                self._current.close()
+        if item.error is None:
+            rows: Rows = item.value
+            if rows.records.size and rows.records.max() >= 2**63 // self._times:
+                raise ValueError(
+                    f"record {rows.records.max()} times {self._times} does not fit into 63 bits"
+                )
+            records = rows.records.astype(np.int64) * self._times + self._turn
+            item = item._replace(value=rows._replace(records=records))
+        before, after = ({"turn": self._turn, "at": at} for at in (item.before, item.after))
+        return item._replace(before=before, after=after)
+
+    def resize(self, threads: int) -> None:
+        self._current.resize(threads)
+
+    def close(self) -> None:
+        self._closed = True
+        self._current.close()

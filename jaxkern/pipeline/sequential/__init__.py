@@ -1,1 +1,0 @@
-"""Nodes whose batches depend on those before."""
