@@ -192,7 +192,7 @@ def produce(ring):  # holds the native ring only, as a pipeline's threads do
 ring = jk.ring.Ring(x)
 fetched = jk.prefetch_to_device(np.zeros(3) for _ in iter(int, 1))
 next(fetched)
-thread = fetched._thread
+(thread,) = [t for t in threading.enumerate() if t.name.startswith("jaxkern-pipeline")]
 ring.itself = ring  # only the garbage collector frees it
 del ring, fetched
 gc.collect()
