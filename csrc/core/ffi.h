@@ -248,7 +248,7 @@ class Call {
 // neither the target nor, for a wrong dtype, the attribute. An exception, such as std::bad_alloc,
 // becomes an error status, because an exception that reaches XLA's frames ends the process.
 template <XLA_FFI_Handler* handler>
-struct Described {
+struct NamedHandler {
   static inline const char* target = "";  // set before registration
 
   static XLA_FFI_Error* call(XLA_FFI_CallFrame* frame) {

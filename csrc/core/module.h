@@ -12,8 +12,8 @@ namespace jaxkern {
 // Adds a handler to a table of registrations, as a capsule for jax.ffi.register_ffi_target.
 template <XLA_FFI_Handler* handler>
 void add_handler(nanobind::dict& table, const char* target) {
-  Described<handler>::target = target;
-  table[target] = nanobind::capsule(reinterpret_cast<void*>(&Described<handler>::call));
+  NamedHandler<handler>::target = target;
+  table[target] = nanobind::capsule(reinterpret_cast<void*>(&NamedHandler<handler>::call));
 }
 
 // Defines `abi()`, which the loader compares with the running jaxlib before it registers targets.

@@ -267,6 +267,9 @@ class JitFunction(Supervised):
             counts = self._counts
             entry = self._programs.get(call.key) or self._programs.setdefault(call.key, _Program())
             self._programs.move_to_end(call.key)
+            if entry.fn is not None:
+                counts.hits += is_call
+                return entry.fn
             while len(self._programs) > self._options.cache_size:
                 counts.evictions += self._programs.popitem(last=False)[1].fn is not None
         with entry.lock:

@@ -59,7 +59,7 @@ class Settings(NamedTuple):
 
 
 class Combined(PipelineNode):
-    """Rows of the batches of its inputs, in an order of its own.
+    """Rows of the batches of its inputs, in a new order.
 
     Args:
       name: of the node.

@@ -46,7 +46,7 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What the nodes of a pipeline do to one record; its str is readable.
+    """The fields of one record after each node of a pipeline; its str is readable.
 
     Attributes:
       record, epoch: as requested.
@@ -64,14 +64,14 @@ class Explanation:
 
 @dataclasses.dataclass(frozen=True)
 class Overview:
-    """Where the nodes of a pipeline run; its str is readable.
+    """The places where the nodes of a pipeline run; its str is readable.
 
     Attributes:
       nodes: (name, description, where) of each node, in order; where is "native threads", "worker
         threads" ("worker threads, in order" if its batches depend on all earlier ones), "host
         program" for JAX on the CPU in worker threads, or "device program"; without workers
         "iterating thread" instead of the first two.
-      placement: where a Compose runs that was left open; None if there is none.
+      placement: where a Compose runs that was left open; None if none was left open.
       remarks: lines of sources and sequential nodes on how they read their records.
     """
 
@@ -144,7 +144,7 @@ def _stages(epoch: Epoch, output: Vertex, position: int) -> Iterator[Stage]:
     plan = epoch.plan
     vertices: list[Vertex] = []
     for vertex in output.ordered():
-        if vertex.node.has_order and vertex.inputs:  # its inputs have batches of their own
+        if vertex.node.has_order and vertex.inputs:  # its inputs have other batches
             upstream = {v for before in vertex.inputs for v in before.ordered()}
             vertices = [v for v in vertices if v not in upstream]
             layout = epoch.layout(vertex)

@@ -126,10 +126,10 @@ class BatchLayout:
 
     def read_rows(self, rows: range) -> tuple[Shard, np.ndarray]:
         """Return the (shard, rows) to read for rows: padding repeats the last row."""
-        wanted = np.arange(rows.start, rows.stop)
+        requested = np.arange(rows.start, rows.stop)
         if self.real_rows:
-            return self.shard, np.minimum(wanted, self.real_rows - 1)
-        return (0, self.shard[1]), np.zeros_like(wanted)  # a shard can be empty
+            return self.shard, np.minimum(requested, self.real_rows - 1)
+        return (0, self.shard[1]), np.zeros_like(requested)  # a shard can be empty
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

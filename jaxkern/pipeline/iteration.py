@@ -199,7 +199,7 @@ class PipelineIterator(Iterator[Data]):
 
     def _start(self, batch: int, position: dict[str, Any] | None) -> None:
         self._next: int = batch  # the next batch to return
-        self._delivered: int = batch  # batches before the state
+        self._delivered = batch  # number of batches before the state
         self._made: int = batch  # the next batch to make
         self._position = position
         self._bad: int = 0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class NativeWork(NamedTuple):
-    """What native threads do instead of worker threads.
+    """The work that native threads do instead of worker threads.
 
     Attributes:
       source: the only vertex that reads records.
@@ -173,8 +173,8 @@ class NativeEngine:
         return item
 
     def _orders(self, start: int) -> Iterator[np.ndarray]:
-        """Yield the records of batches, some together; raise in the place of a batch with a record
-        that must not be read."""
+        """Yield the records of batches, some together; raise instead of a batch with a record that
+        must not be read."""
         layout, check = self._layout, self._reader.check
         step = max(1, RECORDS_PER_CALL // layout.batch_size)
         for first in range(start, layout.batches, step):

@@ -39,12 +39,12 @@ class OperatorNode(PipelineNode):
       image, label: the fields that a Compose acts on.
       mask, boxes, keypoints: the fields that it moves with the images, if the batch has them with
         two axes or more for each record; None leaves such a field unchanged. A single box or
-        keypoint for each record, without an axis of its own, raises. The result also has
+        keypoint for each record, without an axis for them, raises. The result also has
         "boxes_valid", "keypoints_visible" and "image_size", see `Compose.apply`, which begin with
         the names of their fields.
     Raises: TypeError for anything else.
 
-    A subclass with an `apply_batch` of its own runs as a JAX program, unless its class body says
+    A subclass runs as a JAX program, unless its class body says
     ``native = True``: then a Compose may also run in native threads, without `apply_batch`.
 
     >>> import jaxkern as jk

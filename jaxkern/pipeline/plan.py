@@ -22,11 +22,11 @@ from jaxkern.pipeline.rows import Data
 
 Placement = Literal["device", "host"]
 
-_IMAGE_SIDES = (4096, 8192)  # stand-ins for the largest side of images if it is unknown
+_IMAGE_SIDES = (4096, 8192)  # assumed largest sides of images, if the side is unknown
 
 
 class PipelinePlan:
-    """What is known of a pipeline before it runs.
+    """The properties of a pipeline that are known before it runs.
 
     Args:
       output: the last vertex.
@@ -119,10 +119,10 @@ class PipelinePlan:
         if node.has_order:
             # No row is dropped before a mixture or a sequential node: the node after decides that.
             inside = vertex in self._before_mixtures
-            wanted = node.remainder  # type: ignore[attr-defined]
-            if before_sequential or (inside and wanted == "drop"):
-                wanted = "partial"
-            layout: BatchLayout = node.layout(inputs, wanted)  # type: ignore[call-arg]
+            remainder = node.remainder  # type: ignore[attr-defined]
+            if before_sequential or (inside and remainder == "drop"):
+                remainder = "partial"
+            layout: BatchLayout = node.layout(inputs, remainder)  # type: ignore[call-arg]
             if not inside:  # there a shard of one input may be empty
                 _check_batches(layout)
             return layout
@@ -132,8 +132,8 @@ class PipelinePlan:
         # The last sequential node decides what happens to rows that do not fill a batch.
         if before_sequential:
             return dataclasses.replace(layout, remainder="partial")
-        remainder = getattr(vertex.ordered()[0].node, "remainder", None)
-        return layout if remainder is None else dataclasses.replace(layout, remainder=remainder)
+        final = getattr(vertex.ordered()[0].node, "remainder", None)
+        return layout if final is None else dataclasses.replace(layout, remainder=final)
 
     @functools.cached_property
     def _before_mixtures(self) -> set[Vertex]:
@@ -194,8 +194,8 @@ class PipelinePlan:
     def known_spec(self) -> Data | None:
         """Return the shapes of a batch as sources declare them; None if only reading shows them.
 
-        Image sizes that are unknown before the headers are read have two stand-ins: shapes that
-        depend on them are unknown.
+        Image sizes that are unknown before the headers are read have two assumed values, so that
+        shapes that depend on them are unknown.
         """
         if self.last_sequential is not None:
             return None

@@ -57,7 +57,7 @@ class DedupedLeaves(NamedTuple):
 
 
 class WorkItem(NamedTuple):
-    """What workers hand over: the batches that the last program takes, or the batch itself.
+    """The output of the workers: the batches that the last program takes, or the batch itself.
 
     Attributes:
       joint: the batches.

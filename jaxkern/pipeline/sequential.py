@@ -1,7 +1,7 @@
 """Nodes whose batches depend on all earlier ones: Filter, and Take, Repeat and Rebatch after it.
 
 A sequential node has a *flow*, which reads the rows before it in order and forms one batch after
-the other. What comes before it is made ahead by an engine of its own: each block there is passed to
+the other. What comes before it is made ahead by another engine: each block there is passed to
 the node's `rows` in a worker thread, and the flow only joins the results.
 """
 
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 class Rows(NamedTuple):
-    """What a node makes of one block, in any worker thread.
+    """The output of a node for one block, made in any worker thread.
 
     Attributes:
-      data: the output rows; without fields if there are none.
+      data: the output rows; without fields if it has no rows.
       records: int64 [M], their ids.
       origins: int64 [M], ascending: the row of the block that each comes from.
       block_rows: number of rows of the block.
@@ -60,7 +60,7 @@ class Upstream(Protocol):
 
 
 class FlowStart(NamedTuple):
-    """What a flow begins with.
+    """The arguments of a flow.
 
     Attributes:
       upstream: items with the `Rows` of each block before the node; None for a source.
@@ -173,8 +173,8 @@ class DenseFlow(Flow):
 
     def next(self) -> Block | None:
         size = self._layout.batch_size
-        wanted = size if self._remaining is None else min(size, self._remaining)
-        count = min(self._reader.ensure(wanted), wanted)
+        limit = size if self._remaining is None else min(size, self._remaining)
+        count = min(self._reader.ensure(limit), limit)
         block = self._reader.first(count)
         self._reader.drop(count)
         if self._remaining is not None:
@@ -183,7 +183,7 @@ class DenseFlow(Flow):
 
 
 def with_remainder(block: Block | None, size: int, remainder: Remainder) -> Block | None:
-    """Return the batch for a block of at most `size` rows: dropped, padded or as it is."""
+    """Return the batch for a block of at most `size` rows: dropped, padded or unchanged."""
     if block is None or (remainder == "drop" and len(block.records) < size):
         return None
     if remainder != "pad":
@@ -287,7 +287,7 @@ class RowReader:
         return self._count
 
     def first(self, count: int) -> Block | None:
-        """Return the first rows without dropping them; None if there are none."""
+        """Return the first rows without dropping them; None at the end."""
         parts: list[tuple[Data, slice]] = []
         records = []
         for piece in self._pieces:

@@ -36,7 +36,7 @@ def identity(plan: PipelinePlan) -> dict[str, Any]:
 
 
 class Resumption(NamedTuple):
-    """Where an iteration resumes.
+    """The place where an iteration resumes.
 
     Attributes:
       epoch, batch, position, finished: as of `make_state`.
@@ -57,7 +57,7 @@ def make_state(
 
     Args:
       finished: True if these are all.
-      position: of the last sequential node; None if there is none, and at the beginning.
+      position: of the last sequential node; None without such a node, and at the beginning.
     """
     state = {
         "version": VERSION,

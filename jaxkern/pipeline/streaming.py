@@ -35,7 +35,7 @@ _PARTS = 1 << 20  # of a position in the order, so that delays are rarely equal
 
 
 class StreamNode(SequentialNode):
-    """Reads an iterable of records in a thread of its own; see `from_stream`."""
+    """Reads an iterable of records in one thread; see `from_stream`."""
 
     name = "stream"
     fills_slots = False

@@ -247,7 +247,7 @@ class _DocumentWindow:
     def read_with(self, number: int) -> _Read | None:
         """Return the read that has a document, which may be read now; None after the last one.
 
-        Raises the error in the place of documents once.
+        An error in their place is raised once.
         """
         while number >= self._count:
             read = self._reader.read(self._count)

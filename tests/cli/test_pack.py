@@ -161,7 +161,7 @@ def test_zarr_group(tmp_path):
 
 
 def test_interrupted_command_resumes(folder, tmp_path, capsys, monkeypatch):
-    encoded = RecordEncoder.encoded
+    encoded = RecordEncoder.encode
 
     def interrupted(self, records):
         if records.start == 3:
@@ -170,7 +170,7 @@ def test_interrupted_command_resumes(folder, tmp_path, capsys, monkeypatch):
 
     command = ["pack", str(folder), str(tmp_path / "x.jkp")]
     with monkeypatch.context() as patch:
-        patch.setattr(RecordEncoder, "encoded", interrupted)
+        patch.setattr(RecordEncoder, "encode", interrupted)
         assert main([*command, "--quiet", "--threads", "1"]) == 130
     result = capsys.readouterr()
     assert result.out == ""

@@ -23,12 +23,12 @@ class Setting:
     other: int = 0
 
 
-def told(value):
+def bits_of(value):
     """A number that tells type and sign of a static argument."""
     if isinstance(value, Setting):
-        return 100.0 + told(value.value)
+        return 100.0 + bits_of(value.value)
     if isinstance(value, tuple):
-        return 1000.0 + told(value[0])
+        return 1000.0 + bits_of(value[0])
     kinds = (bool, int, float, np.float64, np.float32)
     return math.copysign(1.0 + kinds.index(type(value)), value)
 
@@ -37,7 +37,7 @@ OP = jk.Op(
     "tests.static_told",
     version=1,
     abstract=lambda x, *, s: x,
-    impl=lambda x, *, s: x + told(s),
+    impl=lambda x, *, s: x + bits_of(s),
 )
 PLAIN = (0.0, -0.0, True, 1, 1.0, np.float64(1.0), np.float32(1.0), np.float32(-0.0))
 VALUES = (
@@ -48,7 +48,7 @@ VALUES = (
 
 
 def test_every_static_argument_has_its_own_program():
-    expected = [told(value) for value in VALUES]
+    expected = [bits_of(value) for value in VALUES]
     assert [float(OP(0.0, s=value)) for value in VALUES] == expected
     assert [float(OP(0.0, s=value)) for value in VALUES] == expected
     at_once = jax.jit(lambda x: [OP(x, s=value) for value in VALUES])
@@ -73,12 +73,12 @@ class Scaled(jk.execution.Operator):
         self.setting = setting
 
     def forward(self, *, inputs):
-        return inputs + told(self.setting[0])
+        return inputs + bits_of(self.setting[0])
 
 
 def test_the_jit_of_execution_tells_them_apart():
     options = jk.execution.JITOptions(static_argnames=("s",))
-    add = jk.execution.jit(lambda x, s: x + told(s), options=options)
+    add = jk.execution.jit(lambda x, s: x + bits_of(s), options=options)
     for _ in range(2):  # found again by a shorter way
         assert [float(add(0.0, s=s)) for s in (0.0, -0.0, True, 1)] == [3.0, -3.0, 1.0, 2.0]
     of_operator = jk.execution.jit(lambda op, x: op(inputs=x))

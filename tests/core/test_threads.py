@@ -1,4 +1,4 @@
-"""Where the number of threads comes from.
+"""Sources of the number of threads.
 
 Would catch: a SLURM or container allocation that is not read, a quota of an outer control group
 that is missed, 0 taken for "one thread".

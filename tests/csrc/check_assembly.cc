@@ -292,8 +292,8 @@ void check_no_memory() {
   expect(good >= 2 && failed >= 1 && good + failed == 6, "batches were lost with the memory");
 }
 
-// A close beside the last `submit` and `finish`: a stream that lost records to it is closed, and
-// never looks finished.
+// A close concurrent with the last `submit` and `finish`: a stream that lost records to it is
+// closed, and never looks finished.
 void check_close_beside_finish(int rounds) {
   const Data data(10);
   const Rows rows{reinterpret_cast<const char*>(data.labels.data()), 10, 8, 8, Cast::kNone};
@@ -321,7 +321,7 @@ void check_close_beside_finish(int rounds) {
       Batch got;
       const Outcome outcome = ring->take(kNoDeadline, &got).outcome;
       if (outcome == Outcome::kOk) continue;
-      expect(outcome == Outcome::kClosed || seen == count, "a close beside finish lost batches");
+      expect(outcome == Outcome::kClosed || seen == count, "a close during finish lost batches");
       break;
     }
     closer.join();

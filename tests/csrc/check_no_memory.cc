@@ -258,7 +258,7 @@ void ring_without_memory() {
         }
         (void)story.ring->commit(std::move(slots[0]));
         expect(story.ring->finish().ok(), "finish", where);
-        {  // with a ready batch, and slots that come back behind it
+        {  // with a ready batch, and slots that are returned after it
           const Failing failing(first, width);
           [&]() noexcept { story.ring->close(); }();
           [&]() noexcept { slots.clear(); }();

@@ -86,12 +86,12 @@ void produce(const std::shared_ptr<Ring>& ring, const Plan& plan, std::atomic<in
              uint64_t seed) {
   std::mt19937_64 random(seed);
   for (;;) {
-    const int64_t wanted = plan.explicit_indices ? ticket.fetch_add(1) : kNextIndex;
-    if (wanted >= plan.count) return;
+    const int64_t requested = plan.explicit_indices ? ticket.fetch_add(1) : kNextIndex;
+    if (requested >= plan.count) return;
     for (;;) {
       Slot slot;
       const Status status = ring->acquire(
-          wanted, random() % 3 == 0 ? in(static_cast<int>(random() % 200)) : kNoDeadline, &slot);
+          requested, random() % 3 == 0 ? in(static_cast<int>(random() % 200)) : kNoDeadline, &slot);
       if (status.outcome == Outcome::kTimeout) {
         expect(status.message.rfind("a slot for batch ", 0) == 0, "timeout: " + status.message);
         continue;
@@ -245,19 +245,19 @@ void refusals() {
          "the gap is not named: " + late.message);
   expect(ring->fail(10, "first").ok(), "fail");
   expect(ring->finish(11).outcome == Outcome::kInvalid, "an end before a batch that was put");
-  expect(ring->finish().index == 12, "the end behind the highest index");
+  expect(ring->finish().index == 12, "the end after the highest index");
   expect(ring->finish(13).outcome == Outcome::kInvalid, "a second end");
   expect(ring->take(kNow, &batch).outcome == Outcome::kFailed, "the failure comes first");
-  expect(ring->take(kNow, &batch).index == 11, "then the batch behind it");
+  expect(ring->take(kNow, &batch).index == 11, "then the batch after it");
   expect(ring->take(kNow, &batch).outcome == Outcome::kFinished, "then the end");
   const auto last = make(4, jaxkern::ring::kLastIndex);
   expect(last->acquire(kNextIndex, kNow, &a).ok(), "the last index");
-  expect(last->acquire(kNextIndex, kNow, &b).outcome == Outcome::kInvalid, "behind the last index");
+  expect(last->acquire(kNextIndex, kNow, &b).outcome == Outcome::kInvalid, "after the last index");
   expect(last->fail(INT64_MAX, "far").outcome == Outcome::kInvalid, "the largest number");
   expect(last->finish(INT64_MAX).outcome == Outcome::kInvalid, "an end of the largest number");
   a.abandon();
   expect(last->fail(kNextIndex, "last").ok(), "a failure at the last index");
-  expect(last->finish().index == jaxkern::ring::kLastIndex + 1, "the end behind the last index");
+  expect(last->finish().index == jaxkern::ring::kLastIndex + 1, "the end after the last index");
   for (const auto& bad :
        {std::pair<int64_t, int64_t>{0, 0}, {-1, 0}, {1, -1}, {1, jaxkern::ring::kLastIndex + 1}}) {
     bool refused = false;
@@ -351,7 +351,7 @@ void kept_memory() {
       expect(many[k].leaf(0)[79] == static_cast<char>(k + 1), "a batch of a ring before");
     }
     many.clear();
-    expect(alive <= held, "the ring's own memory, beside what the consumer has");
+    expect(alive <= held, "the ring's memory, in addition to the consumer's");
     if (epoch > 0) expect(alive == 2 * (kCapacity + 1), "a ring's blocks and a slot's");
   }
   ring = begin(20);
@@ -362,7 +362,7 @@ void kept_memory() {
   expect(alive == 0, "all memory is freed at the end");
 }
 
-// A consumer that keeps batches, and an allocator that has no more: a status, and the ring goes on.
+// A consumer that holds batches, and an exhausted allocator: a status, and the ring continues.
 void exhaustion() {
   static std::atomic<int> left;
   left = 2;

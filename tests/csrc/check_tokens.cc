@@ -68,7 +68,7 @@ struct Made {
   std::vector<uint8_t> mask;
 };
 
-// Every token of every document is in the rows once, behind the one before it.
+// Every token of every document is in the rows once, after the one before it.
 void run(uint64_t seed) {
   std::mt19937_64 random(seed);
   const int64_t lengths_of_rows[] = {1, 2, 17, 64, 300};
@@ -125,11 +125,11 @@ void run(uint64_t seed) {
         const auto p = static_cast<size_t>(place);
         expect(made.tokens[p] == 0 && made.segments[p] == 0 && made.positions[p] == 0 &&
                    made.mask[p] == 0,
-               "padding is no padding");
+               "padding differs");
       }
     }
     if (last) break;
-    if (random() % 2 == 0) {  // another packer goes on
+    if (random() % 2 == 0) {  // another packer resumes
       std::vector<std::vector<Piece>> bins;
       for (const auto& bin : packer.bins()) {
         if (!bin.empty()) bins.push_back(bin);
@@ -140,13 +140,13 @@ void run(uint64_t seed) {
     }
   }
   for (size_t d = 0; d < lengths.size(); ++d) {
-    int64_t wanted = lengths[d];
-    if (wanted > length && method != Method::kConcatSplit) {
-      if (overlong == Overlong::kTruncate) wanted = length;
-      if (overlong == Overlong::kDrop) wanted = 0;
+    int64_t expected_size = lengths[d];
+    if (expected_size > length && method != Method::kConcatSplit) {
+      if (overlong == Overlong::kTruncate) expected_size = length;
+      if (overlong == Overlong::kDrop) expected_size = 0;
     }
     for (int64_t i = 0; i < lengths[d]; ++i) {
-      expect(seen[static_cast<size_t>(begins[d] + i)] == (i < wanted ? 1 : 0),
+      expect(seen[static_cast<size_t>(begins[d] + i)] == (i < expected_size ? 1 : 0),
              "a token is lost or doubled");
     }
   }

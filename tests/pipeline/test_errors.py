@@ -183,9 +183,9 @@ def test_wrong_options(options, message):
         ({"x": np.zeros((0, 3))}, "is empty.*at least one record"),
         ([], "is empty"),
         ({"x": np.zeros(3), "y": np.zeros(4)}, "different numbers of records: {'x': 3, 'y': 4}"),
-        ({"x": 3.0}, "'x' is one number"),
-        ({"x": np.array(["a"])}, "'x' has dtype <U1; wanted numbers"),
-        (5, "a dict of arrays, the path of a file, or anything with len"),
+        ({"x": 3.0}, "'x' is a scalar"),
+        ({"x": np.array(["a"])}, "'x' has dtype <U1"),
+        (5, "source is 5"),
         ("folder", "ImageFolder"),
     ],
 )

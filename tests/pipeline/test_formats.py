@@ -29,7 +29,7 @@ import jaxkern as jk
 from jaxkern.pipeline.rows import images_of
 from jaxkern.pipeline.sources import files
 from jaxkern.pipeline.sources.formats import arrow as arrow_format
-from jaxkern.pipeline.sources.formats import tar_index
+from jaxkern.pipeline.sources.formats import webdataset
 
 libraries = pytest.mark.skipif(
     sys.version_info >= (3, 14), reason="the test extra installs them below Python 3.14 only"
@@ -96,7 +96,7 @@ def test_members_of_tar_shards_are_decoded(tmp_path, photos):
             "bin": lambda k: bytes([k, k + 1]),
         },
     )
-    with pytest.raises(TypeError, match=r"nothing decodes the members '\.bin' of .*x-00\.tar"):
+    with pytest.raises(TypeError, match=r"'\.bin' of .*x-00\.tar"):
         jk.pipeline.WebDatasetSource(path)
     with pytest.raises(KeyError, match=r"decoders has \['exe'\]; the endings of .* are \['cls'\]"):
         jk.pipeline.WebDatasetSource(path, fields=["cls"], decoders={"cls": len, "exe": len})
@@ -115,7 +115,7 @@ def test_members_of_tar_shards_are_decoded(tmp_path, photos):
     np.testing.assert_array_equal(batch["txt"], ALL + 0.25)
     np.testing.assert_array_equal(batch["bin"], np.stack([ALL, ALL + 1], 1))
     write_tar(tmp_path / "text.tar", [("a", {"txt": b"a photo of a cat"})])
-    with pytest.raises(ValueError, match="'a photo of a cat' is no number") as caught:
+    with pytest.raises(ValueError, match="a photo of a cat") as caught:
         jk.pipeline.WebDatasetSource(tmp_path / "text.tar").gather(np.array([0]))
     assert any("text.tar: a" in note for note in caught.value.__notes__)
 
@@ -154,27 +154,27 @@ def test_tar_shards_that_cannot_be_read(tmp_path, photos):
     path = tmp_path / "x.tar"
     write_tar(path, [("a", {"jpg": photos[0]})])
     path.write_bytes(gzip.compress(path.read_bytes()))
-    with pytest.raises(ValueError, match=r"x\.tar is no tar file.*it is compressed: unpack it"):
+    with pytest.raises(ValueError, match=r"x\.tar is not .*decompress"):
         jk.pipeline.WebDatasetSource(path)
     write_tar(path, [("a", {"jpg": photos[0], "cls": b"1"}), ("b", {"jpg": photos[1]})])
-    with pytest.raises(ValueError, match=r"x\.tar: b has the members \['jpg'\]; wanted one of"):
+    with pytest.raises(ValueError, match=r"x\.tar: b has the members \['jpg'\]"):
         jk.pipeline.WebDatasetSource(path)
     write_tar(path, [("a", {"cls": b"1"}), ("a", {"cls": b"2"})])
-    with pytest.raises(ValueError, match=r"a\.cls is in it twice"):
+    with pytest.raises(ValueError, match=r"a\.cls occurs twice"):
         jk.pipeline.WebDatasetSource(path)
     write_tar(path, [("a", {"cls": b"one"})])
-    with pytest.raises(ValueError, match=r"'label' of .*x\.tar: a is no whole number"):
+    with pytest.raises(ValueError, match=r"'label' of .*x\.tar: a is not an integer"):
         jk.pipeline.WebDatasetSource(path)
     with tarfile.open(path, "w") as tar:
         for name, kind in (("a.cls", tarfile.REGTYPE), ("b.cls", tarfile.LNKTYPE)):
             member = tarfile.TarInfo(name)
             member.type, member.linkname = kind, "a.cls"
             tar.addfile(member, io.BytesIO())
-    with pytest.raises(ValueError, match=r"x\.tar is no tar file.*b\.cls does not lie in it"):
+    with pytest.raises(ValueError, match=r"x\.tar is not .*tar file.*b\.cls"):
         jk.pipeline.WebDatasetSource(path)
     write_tar(path, [("a", {"cls": b"1"})])
     path.write_bytes(path.read_bytes() * 2)  # by `cat`: its reader would end before the second
-    with pytest.raises(ValueError, match=r"x\.tar is .*several files in one"):
+    with pytest.raises(ValueError, match=r"x\.tar is .*concatenation"):
         jk.pipeline.WebDatasetSource(path)
     write_tar(path, [])
     with pytest.raises(ValueError, match="no samples"):
@@ -197,7 +197,7 @@ def test_the_index_of_a_shard_is_kept_until_it_changes(tmp_path, monkeypatch):
     (kept,) = (tmp_path / "cache" / "jaxkern" / "shards").iterdir()
     content = kept.read_bytes()
     with monkeypatch.context() as patched:
-        patched.setattr(tar_index, "_read_headers", None)
+        patched.setattr(webdataset, "_read_headers", None)
         assert labels() == [5, 1004]
     for damaged in (b"", content[: len(content) // 2], content[:500] + b"damaged" + content[507:]):
         kept.write_bytes(damaged)
@@ -205,7 +205,9 @@ def test_the_index_of_a_shard_is_kept_until_it_changes(tmp_path, monkeypatch):
     written(7)
     assert labels() == [7, 1006]
     written(5)
-    outside = tar_index._read(kept, np.array([1, path.stat().st_size, 7 * 10**9]), 100)
+    with np.load(kept) as archive:
+        arrays = {name: value for name, value in archive.items() if name != "about"}
+    outside = webdataset._checked_index(arrays, 100)
     assert outside is None  # its members would lie beyond the file
 
 
@@ -290,7 +292,7 @@ def test_arrow_and_parquet(tmp_path, photos, how, copied, monkeypatch):
     import pyarrow as pa
     from pyarrow import feather, parquet
 
-    monkeypatch.setattr(arrow_format, "_COPIED", copied)
+    monkeypatch.setattr(arrow_format, "_CONCATENATED_BYTES", copied)
     table, expected = table_of(photos)
     if how == "table":
         given = table
@@ -344,26 +346,26 @@ def test_columns_of_arrow_that_cannot_be_read(tmp_path, photos):
     def source(**columns):
         return jk.pipeline.ArrowSource(pa.table(columns))
 
-    with pytest.raises(ValueError, match="'x' of the table has 1 missing values, the first 1 rows"):
+    with pytest.raises(ValueError, match="'x' of the table has 1 missing values, the first at row"):
         source(x=[1, None, 3])
-    with pytest.raises(ValueError, match="'x' of the table has lists of 2 and of 1; wanted one"):
+    with pytest.raises(ValueError, match="'x' of the table has lists of 2 and of 1"):
         source(x=[[1, 2], [3]])
-    with pytest.raises(ValueError, match=r"missing values; wanted bytes in every row, or on_bad"):
+    with pytest.raises(ValueError, match=r"missing values.* on_bad"):
         source(x=[b"a", None])
     tensors = pa.ExtensionArray.from_storage(
         pa.fixed_shape_tensor(pa.int32(), (2,)), pa.array([[1, None]], pa.list_(pa.int32(), 2))
     )
     with pytest.raises(ValueError, match="'x' of the table has 1 missing values"):
         source(x=tensors)
-    with pytest.raises(TypeError, match="decoders has 'x', which is int64 in the table; wanted"):
+    with pytest.raises(TypeError, match="decoders has 'x', which is int64 in the table"):
         jk.pipeline.ArrowSource(pa.table({"x": [1]}), decoders={"x": len})
-    with pytest.raises(TypeError, match=r"'x' of the table is string; wanted numbers.*decoders="):
+    with pytest.raises(TypeError, match=r"'x' of the table is string.*decoders="):
         source(x=["a"])
     with pytest.raises(TypeError, match="'x' of the table is timestamp"):
         source(x=pa.array([1], pa.timestamp("ns")))
     with pytest.raises(ValueError, match="has no rows"):
         source(x=pa.array([], pa.int32()))
-    with pytest.raises(KeyError, match=r"has no column 'y', or several; it has \['x'\]"):
+    with pytest.raises(KeyError, match=r"column 'y' .* it has \['x'\]"):
         jk.pipeline.ArrowSource(pa.table({"x": [1]}), columns=["y"])
     with pytest.raises(KeyError, match=r"decoders has \['y'\]; the columns are \['x'\]"):
         jk.pipeline.ArrowSource(pa.table({"x": [1]}), decoders={"y": len})
@@ -385,7 +387,7 @@ def test_columns_of_arrow_that_cannot_be_read(tmp_path, photos):
     files = [{"bytes": None, "path": str(tmp_path / f"{k}.img")} for k in range(3)]
     assert_images(source(x=files).gather(np.array([2, 0]))["x"], photos, [2, 0])
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    with pytest.raises(ValueError, match="some are bytes and some paths"):
+    with pytest.raises(ValueError, match="both bytes and paths"):
         source(x=pa.chunked_array([files, [{"bytes": photos[0], "path": None}]], kind))
 
 
@@ -426,7 +428,7 @@ def test_parquet_takes_no_memory_that_is_not_there(tmp_path, monkeypatch):
 
     parquet.write_table(pa.table({"x": np.arange(100)}), tmp_path / "x.parquet", row_group_size=10)
     monkeypatch.setattr(arrow_format, "available_bytes", lambda: 50)
-    with pytest.raises(MemoryError, match=r"more of .*x\.parquet than 1 of its 10 row groups"):
+    with pytest.raises(MemoryError, match=r"1 of 10 row groups of .*x\.parquet"):
         jk.pipeline.ParquetSource(tmp_path / "x.parquet")
 
 
@@ -438,7 +440,7 @@ def test_zarr_reads_each_chunk_once(tmp_path, monkeypatch):
     values = np.arange(12 * 6, dtype=np.float32).reshape(12, 6)
     array = group.create_array("x", data=values, chunks=(4, 3))
     group.create_array("y", data=ALL, chunks=(5,), shards=(10,))
-    with pytest.raises(FileNotFoundError, match="there is nothing"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         jk.pipeline.ZarrSource(tmp_path / "y.zarr")
     with pytest.raises(KeyError, match=r"has no array 'z'; it has \['x', 'y'\]"):
         jk.pipeline.ZarrSource(group, fields=["z"])
@@ -468,9 +470,7 @@ def test_array_records(tmp_path):
         path, decode=lambda data: {"x": np.frombuffer(data, np.float32)}
     )
     np.testing.assert_array_equal(source.gather(ORDER)["x"], np.tile(ORDER[:, None], (1, 3)))
-    with pytest.raises(
-        TypeError, match=r"12 bytes and no archive of numpy\.savez.*decode="
-    ) as caught:
+    with pytest.raises(TypeError, match=r"12 bytes .*numpy\.savez.*decode=") as caught:
         next(iter(jk.from_source(path, 4)))
     assert any(
         "record 0 of" in note and "x.array_record" in note for note in caught.value.__notes__
@@ -478,7 +478,7 @@ def test_array_records(tmp_path):
     data = path.read_bytes()
     for damaged in (b"", data[:100], data[:-3], b"\1" * len(data)):
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"x\.array_record is no ArrayRecord file"):
+        with pytest.raises(ValueError, match=r"x\.array_record is not a readable ArrayRecord file"):
             jk.pipeline.ArrayRecordSource(path)
     write_array_record(path, [savez(x=1), savez(x=2)])
     assert epoch_of(jk.from_source([str(path), path], 4))[0]["x"].tolist() == [1, 2, 1, 2]
@@ -491,7 +491,7 @@ def test_tfrecords(tmp_path, photos):
         {"id": k, "pair": [k + 0.5, 2.0], "image": photos[k], "text": b"abc"} for k in range(12)
     ]
     write_tfrecord(path, records)
-    with pytest.raises(TypeError, match=r"byte 12 has bytes in 'text' that are no image"):
+    with pytest.raises(TypeError, match=r"byte 12 has bytes in 'text'"):
         jk.from_source(path, 4)
     source = jk.pipeline.TFRecordSource(path, features={"n": "id", "pair": "pair", "x": "image"})
     data = source.gather(ORDER)
@@ -505,7 +505,7 @@ def test_tfrecords(tmp_path, photos):
     with pytest.raises(ValueError, match=r"has no feature 'label'; it has \['id', 'image'"):
         jk.pipeline.TFRecordSource(path, features=["label"])
     write_tfrecord(path, [{"x": [1, 2]}, {"x": [3]}])
-    with pytest.raises(ValueError, match="1 values in 'x', or of another type, and the first reco"):
+    with pytest.raises(ValueError, match="1 values in 'x'"):
         jk.pipeline.TFRecordSource(path)
 
 
@@ -524,7 +524,7 @@ def test_every_damaged_byte_of_a_tfrecord_is_found(tmp_path):
             jk.pipeline.TFRecordSource(path)
         path.write_bytes(data[:place])
         if place not in starts:
-            with pytest.raises(ValueError, match=r"x\.tfrecord is (damaged|cut short)"):
+            with pytest.raises(ValueError, match=r"x\.tfrecord is (damaged|truncated)"):
                 jk.pipeline.TFRecordSource(path)
 
 
@@ -552,7 +552,7 @@ def test_files_of_patterns(tmp_path):
         found(inside("x-{0..999999999}.tar"))
     with pytest.raises(FileNotFoundError, match="matches no file"):
         found([])
-    with pytest.raises(TypeError, match="3 is no path"):
+    with pytest.raises(TypeError, match="got 3"):
         found([3])
 
 
@@ -588,5 +588,5 @@ def test_a_column_that_a_parquet_file_lacks_is_told_beside_those_it_has(tmp_path
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"x": [1], "y": [2]}), tmp_path / "a.parquet")
-    with pytest.raises(KeyError, match=r"no column 'z', or several; it has \['x', 'y'\]"):
+    with pytest.raises(KeyError, match=r"column 'z' .* it has \['x', 'y'\]"):
         jk.pipeline.ParquetSource(tmp_path / "a.parquet", columns=["x", "z"])

@@ -69,7 +69,7 @@ def test_other_drivers_are_read_through_h5py(tmp_path):
     write(tmp_path / "data.h5", ROWS)
     for driver in ("stdio", "core"):
         with h5py.File(tmp_path / "data.h5", driver=driver) as file:
-            with pytest.raises(ValueError, match=f"driver '{driver}'; wanted one file on disk"):
+            with pytest.raises(ValueError, match=f"driver '{driver}'"):
                 jk.ring.map_hdf5(file["x"])
             found = epoch_of(jk.from_source({"x": file["x"]}, 4))
         np.testing.assert_array_equal(column(found, "x"), ROWS)
@@ -89,7 +89,7 @@ def test_numbers_that_numpy_does_not_have_are_read_through_h5py(stored, tmp_path
     with h5py.File(tmp_path / "data.h5", "w") as file:
         created = h5py.h5d.create(file.id, b"x", kind, h5py.h5s.create_simple(ROWS.shape))
         h5py.Dataset(created)[...] = ROWS
-        with pytest.raises(ValueError, match="stored in a type that NumPy does not have"):
+        with pytest.raises(ValueError, match="type that NumPy lacks"):
             jk.ring.map_hdf5(file["x"])
         found = epoch_of(jk.from_source({"x": file["x"]}, 4))
     np.testing.assert_array_equal(column(found, "x"), ROWS)
@@ -99,7 +99,7 @@ def test_texts_of_any_length_are_not_mapped(tmp_path):
     """They lie elsewhere in the file; what the map would hold for objects ends the process."""
     with h5py.File(tmp_path / "data.h5", "w") as file:
         file.create_dataset("x", data=["cat", "tortoise"], dtype=h5py.string_dtype())
-        with pytest.raises(ValueError, match="stored in a type that NumPy does not have"):
+        with pytest.raises(ValueError, match="type that NumPy lacks"):
             jk.ring.map_hdf5(file["x"])
 
 

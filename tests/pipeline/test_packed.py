@@ -306,26 +306,26 @@ def test_what_cannot_be_packed(folder, tmp_path):
         assert not (tmp_path / name).exists()
 
     x = {"x": np.zeros((3, 5))}
-    refused(x, ValueError, "wanted a name that ends in .jkp", "x.npy")
+    refused(x, ValueError, "ends in .jkp", "x.npy")
     refused(x, ValueError, "format is 'png'", format="png")
     refused(x, ValueError, "format is 'raw:3'", format="raw:3")
     refused(x, ValueError, "a quality from 1 to 100", format="jpeg:101")
     refused(
         x, ValueError, r"packs the images \['image'\], and the fields are \['x'\]", format="raw"
     )
-    refused(x, ValueError, "wanted images, uint8", format="raw", images=("x",))
-    refused(x, ValueError, "stores arrays as they are", max_side=3)
-    refused(x, ValueError, "there are 3 records; wanted one in each", shards=4)
+    refused(x, ValueError, "field 'x' is float64", format="raw", images=("x",))
+    refused(x, ValueError, "stores arrays unchanged", max_side=3)
+    refused(x, ValueError, "shards is 4", shards=4)
     refused(
         {"image": np.zeros((2, 4, 4, 4), np.uint8)}, ValueError, "use format 'raw'", format="jpeg"
     )
     refused(Records([{"x": 1}, {"y": 2}]), ValueError, r"record 1 has the fields \['y'\]", "a.jkp")
     other = [{"x": np.zeros(3)}, {"x": np.zeros((3, 3))}]
     refused(Records(other), ValueError, r"record 1 has 'x' float64\[3, 3\] and record 0", "b.jkp")
-    refused(Records([{"x": 1}, {"x": 2.5}]), ValueError, "wanted one dtype", "c.jkp")
+    refused(Records([{"x": 1}, {"x": 2.5}]), ValueError, "record 1 has .x. ", "c.jkp")
     pack(x, tmp_path / "y.jkp", progress=False)
     before = (tmp_path / "y.jkp").read_bytes()
-    with pytest.raises(FileExistsError, match="is there already"):
+    with pytest.raises(FileExistsError, match="already exists"):
         pack(x, tmp_path / "y.jkp", progress=False)
     assert (tmp_path / "y.jkp").read_bytes() == before
     pack({"x": np.ones((3, 5))}, tmp_path / "y.jkp", overwrite=True, progress=False)
@@ -344,7 +344,7 @@ def test_arrays_of_several_shapes_are_no_batch(tmp_path):
 def test_files_of_several_sets(tmp_path):
     packed(arrays(8), tmp_path / "x.jkp", shards=3)
     pattern = tmp_path / "x-*-of-00003.jkp"
-    with pytest.raises(FileNotFoundError, match=r"there are the shards of .*x-\*-of-00003.jkp"):
+    with pytest.raises(FileNotFoundError, match=r"the shards .*x-\*-of-00003.jkp"):
         jk.from_source(tmp_path / "x.jkp", 2)
     with pytest.raises(FileNotFoundError, match="no such file of packed records"):
         jk.from_source(str(tmp_path / "y-*.jkp"), 2)
@@ -358,7 +358,7 @@ def test_files_of_several_sets(tmp_path):
     with pytest.raises(FileNotFoundError, match="has 2 of 3 shards; missing: 00001"):
         PackedSource(pattern)
     middle.write_bytes((tmp_path / "other-00001-of-00003.jkp").read_bytes())
-    with pytest.raises(ValueError, match=r"x-00001.* does not belong to .*x-00000.*: its fields"):
+    with pytest.raises(ValueError, match=r"x-00001.* does not belong to .* fields"):
         PackedSource(pattern)
     changed = arrays(8)
     changed["label"] += 1
@@ -367,7 +367,7 @@ def test_files_of_several_sets(tmp_path):
     with pytest.raises(ValueError, match="it was written with another set"):
         PackedSource(pattern)
     middle.write_bytes((tmp_path / "x-00002-of-00003.jkp").read_bytes())
-    with pytest.raises(ValueError, match=r"it says to be shard \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"got \[2, 3\]"):
         PackedSource(pattern)
     middle.write_bytes(whole)
     assert len(PackedSource(pattern)) == 8

@@ -30,7 +30,7 @@ def finish_meanwhile(path, monkeypatch, moment):
     monkeypatch.setattr(packing, moment, late)
 
 
-@pytest.mark.parametrize("moment", ["_check_free", "_encoded"])
+@pytest.mark.parametrize("moment", ["_check_free", "_encode"])
 @pytest.mark.parametrize("shards", [None, 2])
 @pytest.mark.parametrize("links", [True, False])
 def test_a_file_that_is_finished_meanwhile(tmp_path, monkeypatch, moment, shards, links):

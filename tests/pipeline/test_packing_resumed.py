@@ -63,7 +63,7 @@ def test_a_call_continues_an_interrupted_one(tmp_path, expected, monkeypatch, er
             pack(source, path, threads=2, progress=False)
         assert not path.exists()
         if bad:  # record 0 says what the fields are
-            assert f"{bad} of 40 records are kept" in "\n".join(caught.value.__notes__)
+            assert f"{bad} of 40 records are written" in "\n".join(caught.value.__notes__)
             assert f"while packing record {bad} of" in "\n".join(caught.value.__notes__)
         # Behind the settings' records, the first and the last one, nothing is read twice.
         assert not set(source.read[3:]) & set(range(1, reached))
@@ -81,14 +81,14 @@ def test_shards_are_continued(tmp_path, expected):
     pack(source, tmp_path / "x.jkp", shards=3, progress=False)
     assert set(source.read) == {0, 38, 39}
     assert content(tmp_path) == {n: b for n, b in expected.items() if n != "x.jkp"}
-    with pytest.raises(FileExistsError, match=r"x-00000-of-00003.jkp is there already"):
+    with pytest.raises(FileExistsError, match=r"x-00000-of-00003.jkp already exists"):
         pack(Photos(), tmp_path / "x.jkp", shards=3, progress=False)
 
 
 def test_shards_of_another_source_are_not(tmp_path):
     with pytest.raises(OSError, match="is gone"):
         pack(Photos(20), tmp_path / "x.jkp", shards=3, progress=False)
-    with pytest.raises(FileExistsError, match=r"x-00000.* is there already and is of another set"):
+    with pytest.raises(FileExistsError, match=r"x-00000.* another set"):
         pack(Photos(seed=1), tmp_path / "x.jkp", shards=3, progress=False)
     pack(Photos(seed=1), tmp_path / "x.jkp", shards=3, overwrite=True, progress=False)
     found = PackedSource(tmp_path / "x-*-of-00003.jkp")

@@ -1,7 +1,7 @@
 """Image chains that native threads run straight into batches.
 
 Would catch: an augmentation that differs from `Compose.apply` on the same parameters, parameters of
-another record, a plan or parameters that the native side trusts, an epoch that compiles anew.
+another record, a plan or parameters that the native side trusts, an epoch that recompiles.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def bits(array) -> bytes:
 
 
 def test_a_producer_that_refuses_fails_its_batch_only():
-    """Parameters that the kernel refuses: the batch's error, and the next ones go on."""
+    """Parameters that the kernel refuses: the batch's error, and later batches follow."""
 
     class Broken(ChainProducer):
         def operands(self, records):

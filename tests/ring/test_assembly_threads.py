@@ -28,7 +28,7 @@ CHAIN = Compose([RandomResizedCrop(16), RandomHorizontalFlip(), Normalize(0.4, 0
 
 
 def threads() -> int:
-    """How many threads of assemblies this process has: other libraries start theirs at any time."""
+    """Return the number of assembly threads of this process, without those of other libraries."""
     found = 0
     for name in Path("/proc/self/task").glob("*/comm"):
         with contextlib.suppress(OSError):  # it has ended since
@@ -173,15 +173,15 @@ with jk.ring.Assembly({"x": rows}, np.arange(10), 2) as batches:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        told = ""
+        output = ""
         for call in (lambda: batches.get(1), lambda: batches._native.submit(np.arange(2), [[]])):
             try:
                 call()
             except RuntimeError as error:
-                told += str(error) + " / "
+                output += str(error) + " / "
         batches.close()
         del batches
-        os.write(write, told.encode())
+        os.write(write, output.encode())
         os._exit(0)
     os.close(write)
     print(os.read(read, 10_000).decode(), os.waitpid(child, 0)[1], len(list(batches)))
@@ -227,10 +227,10 @@ def process(code: str) -> str:
 
 
 def test_a_fork_gets_a_clear_error():
-    told = process(FORK).strip()
-    assert "create a new ring in the child" in told
-    assert "create a new one in the child" in told
-    assert told.endswith("0 4")
+    output = process(FORK).strip()
+    assert "create a new ring in the child" in output
+    assert "create a new one in the child" in output
+    assert output.endswith("0 4")
 
 
 def test_an_exit_in_the_middle():

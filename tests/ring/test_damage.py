@@ -1,4 +1,4 @@
-"""What callers do to memory that native threads read, each in a process that it may end.
+"""Changes by callers to memory that native threads read, each in a process that it may end.
 
 Would catch: a crash because an order is checked and then read again, or because a mapped file was
 cut short; an assembly that never ends because its indices do.
@@ -71,23 +71,23 @@ for array in views.values():
 whole = open(places["x.npy"], "rb").read()
 for place in places.values():
     os.truncate(place, os.path.getsize(place) // 2)
-def told(call):
+def outcome(call):
     try:
         call()
     except (OSError, jk.xpcs.BadDataError) as error:
         return "truncated to" in str(error) and "rename it" in str(error)
 for name, pipe in sources.items():
-    print(name, told(lambda: list(pipe)))
+    print(name, outcome(lambda: list(pipe)))
 with open(places["x.npy"], "r+b") as again:
     again.write(whole)
 print("again", len(list(sources["rows"])))
 os.truncate(places["x.npy"], len(whole) // 2)
 for name, array in views.items():
-    print(name, told(lambda: assembled(array)))
+    print(name, outcome(lambda: assembled(array)))
 print("part", len(assembled(mapped[:24])))
 data = np.memmap(places["x.npy"], np.float32, "r", 8192, (1, 32, 32))
 os.truncate(places["x.npy"], 4096)
-print("fit", told(lambda: jk.xpcs.fit(model, data, progress=False)))
+print("fit", outcome(lambda: jk.xpcs.fit(model, data, progress=False)))
 """
 
 

@@ -208,7 +208,7 @@ def test_a_prefetcher_delivers_it(error):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_prefetcher_tells_what_else_fails_in_its_thread():
     class Stateful:
-        """Its state cannot be had behind the first item."""
+        """Its state cannot be read after the first item."""
 
         taken = 0
 
@@ -289,9 +289,9 @@ def test_programs_show_the_text(error):
     pop = jax.jit(lambda token: jk.ring.pop(ring, token))
     with pytest.raises(jax.errors.JaxRuntimeError) as caught:
         jax.block_until_ready(pop(ring.token()))
-    told = str(caught.value)
-    assert "the producer of batch 0 failed: " in told
-    assert len(told) < 10_000
+    message = str(caught.value)
+    assert "the producer of batch 0 failed: " in message
+    assert len(message) < 10_000
 
 
 class Abi(ctypes.Structure):
@@ -368,4 +368,4 @@ def test_descriptions_and_notes():
     note(error, "{}", Unprintable())
     assert notes_of(error) == ["1 and 'two'"]
     for resists in (with_bad_notes(), Unmovable(0)):
-        note(resists, "told")
+        note(resists, "a note")

@@ -1,6 +1,6 @@
 """Slots become arrays without a copy, and are not written while an array lives.
 
-Would catch: a copy where none is needed, a slot filled anew under a live or a donated array, a
+Would catch: a copy where none is needed, a slot refilled under a live or a donated array, a
 consumer that keeps batches and stops its producers, memory beyond the slots, and a dtype that comes
 out with other values.
 """
@@ -20,7 +20,7 @@ import jaxkern as jk
 
 
 def addresses(ring, capacity: int) -> set[int]:
-    """Where the ring's slots are, from producers' views of them."""
+    """Return the addresses of the ring's slots, from producers' views of them."""
     slots = [ring.slot() for _ in range(capacity)]
     found = {slot.batch.ctypes.data for slot in slots}
     for slot in slots:

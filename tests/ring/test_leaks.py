@@ -1,4 +1,4 @@
-"""Many rings and many epochs: nothing is lost and nothing stays behind.
+"""Many rings and many epochs: no batch is lost and nothing leaks.
 
 Would catch: a batch that is lost once in thousands of short streams, memory or threads that a ring
 leaves behind.
@@ -63,7 +63,7 @@ def test_a_thousand_rings_leave_nothing():
             ring.put(megabyte)
             array = ring.get()
             if i % 3 == 0:
-                ring.fail(ValueError("left behind"))
+                ring.fail(ValueError("not taken"))
             if i % 2 == 0:
                 ring.close()
             del ring

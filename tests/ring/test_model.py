@@ -16,7 +16,7 @@ import jaxkern as jk
 
 
 class RingModel(RuleBasedStateMachine):
-    """What the ring must do, without a thread: every call either succeeds at once or is refused."""
+    """Model of the ring without threads: every call either succeeds at once or is refused."""
 
     @initialize(capacity=st.integers(1, 4), start=st.integers(0, 3))
     def make(self, capacity, start):

@@ -1,4 +1,4 @@
-"""Ctrl-C, fork, interpreter exit and garbage collection, each in a process of its own.
+"""Ctrl-C, fork, interpreter exit and garbage collection, each in a separate process.
 
 Would catch: a get that cannot be interrupted, a child that hangs on its parent's ring, an exit that
 waits for a producer or crashes under one, a dropped ring whose producers wait for ever.
@@ -23,7 +23,7 @@ x = np.zeros(4, np.float32)
 
 
 def run(code: str, *, signal_after: str | None = None, timeout: float = 120) -> str:
-    """What the process prints; a signal follows the line that it is given."""
+    """Return what the process prints; send a signal after the given line."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-u", "-c", PREAMBLE + code],
         stdout=subprocess.PIPE,
@@ -190,9 +190,10 @@ def produce(ring):  # holds the native ring only, as a pipeline's threads do
         status = ring.put(-1, [x], -1.0, False)
     print(status[1])
 ring = jk.ring.Ring(x)
+others = set(threading.enumerate())
 fetched = jk.prefetch_to_device(np.zeros(3) for _ in iter(int, 1))
 next(fetched)
-thread = fetched._thread
+(thread,) = set(threading.enumerate()) - others
 ring.itself = ring  # only the garbage collector frees it
 del ring, fetched
 gc.collect()

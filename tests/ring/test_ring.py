@@ -1,6 +1,6 @@
 """A ring's promises between Python threads: order, tail, errors in place, timeouts, closing.
 
-Would catch: a batch out of order or lost behind `finish`, an error raised early or without its
+Would catch: a batch out of order or lost after `finish`, an error raised early or without its
 traceback, a wait that ignores its timeout or does not say what is missing, a close that leaves a
 thread waiting, and bad input that is accepted.
 """

@@ -134,8 +134,8 @@ XLA_FFI_DEFINE_HANDLER(Bound, AttributesImpl,
                            .Attr<float>("eps")     // scalar
                            .Attr<int32_t>("mode"));  // scalar
 extern "C" XLA_FFI_Error* Attributes(XLA_FFI_CallFrame* frame) {
-  Described<Bound>::target = "broken.Attributes.v1";
-  return Described<Bound>::call(frame);
+  NamedHandler<Bound>::target = "broken.Attributes.v1";
+  return NamedHandler<Bound>::call(frame);
 }
 extern "C" int abi_major() { return XLA_FFI_API_MAJOR; }
 extern "C" int abi_minor() { return XLA_FFI_API_MINOR; }

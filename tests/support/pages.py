@@ -107,7 +107,7 @@ SHOWN = {
         "image: 41 JPEG by libjpeg-turbo",
         "(4, 32, 32, 1)",
         "(4, 224, 224, 3) [ True False False False]",
-        "1 PNG by Pillow in worker threads; no native threads, for 1 of 42 images are no JPEG",
+        "1 PNG by Pillow in worker threads; no native threads: 1 of 42 images are not JPEG",
     ],
     "pipelines.md": [
         "5\n",

@@ -22,7 +22,7 @@ def test_the_handler_of_the_page_compiles(tmp_path):
         f"{block.text}"
         "XLA_FFI_DEFINE_HANDLER(Bound, LookUp, ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()"
         ".Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());\n"
-        "XLA_FFI_Handler* used() { return &Described<Bound>::call; }\n"
+        "XLA_FFI_Handler* used() { return &NamedHandler<Bound>::call; }\n"
     )
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     assert compiler is not None

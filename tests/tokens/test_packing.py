@@ -2,7 +2,7 @@
 
 Would catch: a token that is lost, doubled or in another document's segment, a bin chosen otherwise
 than the method says, a position or a mask that does not restart, padding that is not marked, a
-state that goes on elsewhere, offsets or values that are read although they cannot be right.
+state that resumes elsewhere, offsets or values that are read although they cannot be right.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ lengths_of_documents = st.lists(st.integers(0, 40), max_size=60)
 
 
 def documents_of(lengths, dtype="int32", seed=0):
-    """Values and offsets, with some values before the first document and behind the last."""
+    """Values and offsets, with some values before the first document and after the last."""
     rng = np.random.default_rng(seed)
     offsets = 3 + np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     values = rng.integers(1, 120, offsets[-1] + 2).astype(dtype)
@@ -63,7 +63,7 @@ def test_equals_lists(lengths, length, method, long, bins, dtype):
     cuts=st.lists(st.integers(1, 5), min_size=1, max_size=30),
 )
 def test_a_state_goes_on_with_the_same_rows(lengths, length, method, long, bins, cuts):
-    """Some rows at a time, and a new packer from the state behind each."""
+    """Some rows at a time, with a new packer from each state."""
     values, offsets = documents_of(lengths)
     documents = Documents(values, offsets)
     begins, sizes = documents.places(np.arange(len(documents)))
@@ -93,7 +93,7 @@ def test_the_best_fit_has_the_least_room_whatever_else_is_open():
 
 
 def test_a_bin_is_closed_when_its_first_document_is_far_back():
-    lengths = [1] + [9] * 2000  # no other fits beside the first, nor two of them
+    lengths = [1] + [9] * 2000  # no other fits with the first, nor two of them
     rows = slow_rows(lengths, 10, "best-fit", max_open_bins=2)
     assert [(0, 0, 1), (1, 0, 9)] in rows  # best fit
     lengths = [2] + [9] * 2000
@@ -240,7 +240,7 @@ def test_the_ends_of_int32_are_tokens():
 
 
 def test_rows_that_cannot_be_are_refused():
-    """What a damaged state or an array written to meanwhile would ask for."""
+    """Rows of a damaged state, or of an array that was modified concurrently."""
     values = np.arange(10, dtype=np.int32)
     packer = RowPacker(8)
     packer.add(np.array([0]), np.array([5]))

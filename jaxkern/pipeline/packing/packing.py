@@ -1,4 +1,4 @@
-"""Packing a source: threads encode its records, and one writes them in order, file by file."""
+"""Packing of a source: threads encode records, and one thread writes them in order."""
 
 from __future__ import annotations
 
@@ -37,31 +37,34 @@ def pack(
     overwrite: bool = False,
     progress: bool = True,
 ) -> list[Path]:
-    """Writes a source's records into a packed file, which `from_source` reads through a map.
+    """Write the records of a source to a packed file, which `from_source` maps into memory.
 
-    Files appear whole, under their names, or not at all. A call that was interrupted or killed is
-    continued by the same call, with the bytes of one that was not; the bytes do not depend on the
-    number of threads.
+    Files appear under their names only when complete. The same call resumes one that was
+    interrupted or killed, with bit-identical results. The bytes do not depend on the number of
+    threads.
 
     Args:
       source: as for `from_source`.
-      path: of the file, NAME.jkp.
-      format: "npy": all arrays as they are, of any shapes. "raw": the same, and `images` are
-        uint8 [H, W, C] that may be resized. "jpeg:90": images as JPEG files of that quality; a
-        source's own JPEG files are taken as they are where they are not to be resized.
-      max_side: that no side of an image exceeds; larger ones are resized, antialiased, once.
-      images: the fields that are images.
-      shards: how many files to write instead, NAME-00000-of-00064.jkp and so on, each with the
-        records behind those of the one before.
-      threads: that read and encode; as many as there are cores if not given.
-      overwrite: whether files that are there are replaced; otherwise they are errors.
-      progress: whether to show a bar.
-    Returns: the paths of the files.
+      path: path of the file, NAME.jkp.
+      format: "npy": arrays of any shapes, unchanged. "raw": the same, and `images` are uint8
+        [H, W, C] that may be resized. "jpeg:90": images as JPEG files of this quality; JPEG files
+        of the source are copied unless they must be resized.
+      max_side: maximum side of images; larger ones are resized once, antialiased.
+      images: names of the image fields.
+      shards: number of files to write instead, NAME-00000-of-00064.jkp and so on, with consecutive
+        records.
+      threads: number of threads that read and encode; by default the number of cores.
+      overwrite: if True, replace existing files; otherwise they are errors.
+      progress: if True, show a progress bar.
+
+    Returns:
+      The paths of the files.
+
     Raises:
-      FileExistsError: for a file that is there, also one that another process finishes meanwhile;
-        for a link in the place of a file that this writes.
-      BlockingIOError: where another process packs it.
-      TypeError, ValueError: for what cannot be packed, with its record; and what the source raises.
+      FileExistsError: a file exists, or another process finished it first, or a file to write is a
+        link.
+      BlockingIOError: another process is packing the file.
+      TypeError, ValueError: a record cannot be packed; and exceptions of the source.
 
     >>> import tempfile, numpy as np, jaxkern as jk
     >>> path = tempfile.mkdtemp() + "/numbers.jkp"
@@ -72,16 +75,16 @@ def pack(
     if max_side is not None:
         max_side = check_integer("max_side", max_side, 1)
     threads = num_threads() if threads is None else check_integer("threads", threads, 1)
-    form = PackFormat.of(format, max_side, images)
+    form = PackFormat.parse(format, max_side, images)
     reader = as_source(source)
     if len(reader) == 0:
-        raise ValueError(f"the source {reader!r} is empty; wanted at least one record")
+        raise ValueError(f"the source {reader!r} is empty; expected at least one record")
     paths = shard_paths(Path(path), len(reader), shards)
     _check_free(paths, overwrite)
     encoder = RecordEncoder(reader, form)
     about = _about(reader, form)
-    found = _digest(reader, about, encoder)
-    purpose = hashlib.blake2b(f"{found} {reader.describe()} {_files(reader, True)}".encode())
+    digest = _digest(reader, about, encoder)
+    purpose = hashlib.blake2b(f"{digest} {reader.describe()} {_files(reader, True)}".encode())
     with ProgressBar(progress, "packing", "records") as bar:
         bar.update(done=0, total=len(reader))
         for number, shard in enumerate(paths):
@@ -90,9 +93,9 @@ def pack(
             )
             metadata = about
             if shards is not None:
-                metadata = {**about, "set": found, "shard": [number, len(paths)]}
+                metadata = {**about, "set": digest, "shard": [number, len(paths)]}
                 if not overwrite and os.path.lexists(shard):
-                    _check_same(shard, metadata)  # of the call that this one continues
+                    _check_same(shard, metadata)  # written by the call that this one resumes
                     journal_of(shard).unlink(missing_ok=True)
                     continue
             with PackedWriter(
@@ -100,13 +103,13 @@ def pack(
             ) as writer:
                 bar.update(text=shard.name)
                 try:
-                    left = records[writer.done :]
-                    for made in _encoded(encoder, left, threads):
-                        for record in made:
+                    remaining = records[writer.done :]
+                    for block in _encode(encoder, remaining, threads):
+                        for record in block:
                             writer.write(record)
                         bar.update(done=records.start + writer.done)
                 except BaseException as error:
-                    note(error, "{} of {} records are kept: the same call goes on behind them",
+                    note(error, "{} of {} records are written: the same call resumes after them",
                          records.start + writer.done, len(reader))  # fmt: skip
                     raise
                 writer.finish(metadata)
@@ -114,27 +117,27 @@ def pack(
 
 
 def shard_paths(path: Path, records: int, shards: int | None) -> list[Path]:
-    """The files of a set, or the one file."""
+    """Return the paths of the files."""
     if path.suffix != SUFFIX:
-        raise ValueError(f"path is {path}; wanted a name that ends in {SUFFIX}")
+        raise ValueError(f"path is {path}; expected a name that ends in {SUFFIX}")
     if shards is None:
         return [path]
     shards = check_integer("shards", shards, 1)
     if shards > records:
-        raise ValueError(f"shards is {shards} and there are {records} records; wanted one in each")
+        raise ValueError(f"shards is {shards}; expected at most {records}, the number of records")
     if shards > 99_999:
-        raise ValueError(f"shards is {shards}; wanted up to 99999, the digits of their names")
+        raise ValueError(f"shards is {shards}; expected at most 99999")
     return [path.with_name(f"{path.stem}-{n:05}-of-{shards:05}{SUFFIX}") for n in range(shards)]
 
 
-def _encoded(encoder: RecordEncoder, records: range, threads: int) -> Iterator[list[PackedRecord]]:
-    """The records in order, encoded by threads a little ahead."""
+def _encode(encoder: RecordEncoder, records: range, threads: int) -> Iterator[list[PackedRecord]]:
+    """Yield blocks of records in order, encoded by threads slightly ahead."""
     blocks = (records[i : i + encoder.block] for i in range(0, len(records), encoder.block))
     with concurrent.futures.ThreadPoolExecutor(threads, "jaxkern-pack") as pool:
         ahead: collections.deque[Any] = collections.deque()
         try:
             for block in blocks:
-                ahead.append(pool.submit(encoder.encoded, block))
+                ahead.append(pool.submit(encoder.encode, block))
                 if len(ahead) > 2 * threads:
                     yield ahead.popleft().result()
             while ahead:
@@ -145,23 +148,23 @@ def _encoded(encoder: RecordEncoder, records: range, threads: int) -> Iterator[l
 
 
 def _check_free(paths: Sequence[Path], overwrite: bool) -> None:
-    """Raises where a file, or all of a set, is there; a part of a set may be continued."""
+    """Raise if the file, or all files of a set, exist; a part of a set may be resumed."""
     if not overwrite and all(map(os.path.lexists, paths)):
         raise FileExistsError(
-            f"{paths[0]} is there already; remove it, or use overwrite=True (--force)"
+            f"{paths[0]} already exists; remove it, or use overwrite=True (--force)"
         )
 
 
 def _check_same(path: Path, metadata: Mapping[str, Any]) -> None:
     if PackedSource(path).shard_metadata != metadata:
         raise FileExistsError(
-            f"{path} is there already and is of another set; remove it, or use overwrite=True "
+            f"{path} already exists and belongs to another set; remove it, or use overwrite=True "
             "(--force)"
         )
 
 
 def _about(source: BatchSource, form: PackFormat) -> dict[str, Any]:
-    """What the files say of the whole; nothing of where or when they were made."""
+    """Return the metadata of the files, which are independent of place and time."""
     about: dict[str, Any] = {"format": str(form), "jaxkern": __version__}
     if form.max_side is not None:
         about["max_side"] = form.max_side
@@ -175,23 +178,23 @@ def _about(source: BatchSource, form: PackFormat) -> dict[str, Any]:
 
 
 def _digest(source: BatchSource, about: dict[str, Any], encoder: RecordEncoder) -> str:
-    """Of the settings, and of what tells a source from another without reading it."""
+    """Return a digest of the settings and of properties of the source that need no full read."""
     digest = hashlib.blake2b(digest_size=8)
-    fields = [field.described() for field in encoder.fields]
+    fields = [field.as_dict() for field in encoder.fields]
     digest.update(json.dumps([about, len(source), fields, _files(source, False)]).encode())
     for record in (0, len(source) - 1):
-        for value in encoder.encoded(range(record, record + 1))[0].values():
+        for value in encoder.encode(range(record, record + 1))[0].values():
             digest.update(value.data if isinstance(value, Stored) else value.tobytes())
     return digest.hexdigest()
 
 
 def _files(source: BatchSource, times: bool) -> list[Any]:
-    """The files of a source of files: names below their folder, sizes, and times of change."""
+    """Return relative names, sizes and modification times of a source's files."""
     root = getattr(source, "root", "/")
-    found: list[Any] = []
+    entries: list[Any] = []
     for path in getattr(source, "files", ()):
         status = os.stat(path)
-        found.append([os.path.relpath(path, root), status.st_size])
+        entries.append([os.path.relpath(path, root), status.st_size])
         if times:
-            found[-1].append(status.st_mtime_ns)
-    return found
+            entries[-1].append(status.st_mtime_ns)
+    return entries

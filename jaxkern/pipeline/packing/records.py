@@ -1,4 +1,4 @@
-"""What a packed file stores of each record: arrays as they are, images resized, JPEG files."""
+"""Encoding of records for packed files: arrays, resized images, JPEG files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxkern.pipeline.sources.images.decoding import header_by_pillow
 from jaxkern.pipeline.sources.packed.layout import Codec, PackedField, can_store
 from jaxkern.pipeline.sources.source import BatchSource, RecordSource
 
-# Rows of fixed shapes up to so many bytes lie together in the index.
+# Maximum size of rows of fixed shapes that are stored in the index.
 _COLUMN_BYTES = 256
 _BLOCK_BYTES = 1 << 20
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -29,13 +29,13 @@ _FORMAT = re.compile(r"(raw|npy|jpeg)(?::(\d+))?\Z")
 
 @dataclasses.dataclass(frozen=True)
 class PackFormat:
-    """What becomes of records.
+    """Format of packed records.
 
     Attributes:
       name: "npy", "raw" or "jpeg".
-      quality: of JPEG images.
-      max_side: that no side of an image exceeds; larger ones are resized.
-      images: the fields that are images, unless the name is "npy".
+      quality: quality of JPEG images.
+      max_side: maximum side of images; larger ones are resized.
+      images: names of the image fields, unless the name is "npy".
     """
 
     name: str
@@ -44,44 +44,46 @@ class PackFormat:
     images: tuple[str, ...]
 
     @classmethod
-    def of(cls, text: str, max_side: int | None, images: Sequence[str]) -> PackFormat:
-        """From what a user wrote, as ``"jpeg:90"``."""
-        found = _FORMAT.match(text) if isinstance(text, str) else None
-        if found is None or (found[2] and found[1] != "jpeg"):
-            raise ValueError(f"format is {text!r}; wanted 'npy', 'raw', 'jpeg' or 'jpeg:90'")
-        quality = int(found[2] or 90)
+    def parse(cls, text: str, max_side: int | None, images: Sequence[str]) -> PackFormat:
+        """Parse a text such as ``"jpeg:90"``."""
+        match = _FORMAT.match(text) if isinstance(text, str) else None
+        if match is None or (match[2] and match[1] != "jpeg"):
+            raise ValueError(f"format is {text!r}; expected 'npy', 'raw', 'jpeg' or 'jpeg:90'")
+        quality = int(match[2] or 90)
         if not 1 <= quality <= 100:
-            raise ValueError(f"format is {text!r}; wanted a quality from 1 to 100")
-        if found[1] == "npy" and max_side is not None:
+            raise ValueError(f"format is {text!r}; expected a quality from 1 to 100")
+        if match[1] == "npy" and max_side is not None:
             raise ValueError(
-                f"max_side is {max_side} and format 'npy', which stores arrays as they are; wanted "
-                "format 'raw' or 'jpeg:90' to resize images"
+                f"max_side is {max_side}, but format 'npy' stores arrays unchanged; expected "
+                "'raw' or 'jpeg:90' to resize images"
             )
-        return cls(found[1], quality, max_side, tuple(images))
+        return cls(match[1], quality, max_side, tuple(images))
 
     def __str__(self) -> str:
         return f"{self.name}:{self.quality}" if self.name == "jpeg" else self.name
 
 
 class Stored(NamedTuple):
-    """What a record stores of a field outside the index."""
+    """Data of a record's field that are stored outside the index."""
 
     data: Any  # bytes-like
     shape: tuple[int, ...]
     crc32: int
 
 
-#: a record: field -> its value in a column, or what it stores
+#: a record: field -> its value in a column, or stored data
 PackedRecord = dict[str, np.ndarray | Stored]
 
 
 class RecordEncoder:
-    """Turns records of a source into what is stored of them; called by several threads.
+    """Encodes records of a source; called from several threads.
 
     Args:
-      source: what to pack.
-      form: how.
-    Raises: TypeError or ValueError where record 0 cannot be packed so.
+      source: the source to pack.
+      form: the format.
+
+    Raises:
+      TypeError, ValueError: record 0 cannot be packed in this format.
     """
 
     def __init__(self, source: BatchSource, form: PackFormat) -> None:
@@ -98,29 +100,29 @@ class RecordEncoder:
                 )
         self.fields = tuple(self._field(name, value) for name, value in first.items())
         size = max(1, sum(value.nbytes for value in first.values()))
-        #: how many records are encoded together
+        #: number of records that are encoded together
         self.block = max(1, min(256, _BLOCK_BYTES // size)) if self._arrays else 1
 
-    def encoded(self, records: range) -> list[PackedRecord]:
-        """What is stored of these records."""
-        made = []
-        with jax.enable_x64(True):  # numbers of 64 bits stay what they are
+    def encode(self, records: range) -> list[PackedRecord]:
+        """Encode records."""
+        encoded = []
+        with jax.enable_x64(True):  # preserves 64-bit numbers
             for record in records:
                 try:
-                    made.append(self._encoded(record))
+                    encoded.append(self._encode(record))
                 except BaseException as error:
                     note(error, "while packing record {} of {!r}", record, self._source)
                     raise
-        return made
+        return encoded
 
-    def _encoded(self, record: int) -> PackedRecord:
+    def _encode(self, record: int) -> PackedRecord:
         values = self._record(record)
         if values.keys() != {field.name for field in self.fields}:
             raise ValueError(
                 f"record {record} has the fields {list(values)} and record 0 "
-                f"{[field.name for field in self.fields]}; wanted the same in every record"
+                f"{[field.name for field in self.fields]}; expected equal fields"
             )
-        readable = bool(np.all(values.get("valid", True)))  # else the pixels are zeros
+        readable = bool(np.all(values.get("valid", True)))  # otherwise the pixels are zeros
         return {
             field.name: self._stored(field, record, values[field.name], readable)
             for field in self.fields
@@ -133,12 +135,12 @@ class RecordEncoder:
         if self._is_image(field.name):
             limit = self._form.max_side
             if field.codec == "jpeg" and readable and not is_larger(value, limit):
-                whole = self._source.encoded_bytes(field.name, record)
-                if whole is not None and jpeg_size(whole) == value.shape[:2]:  # no second loss
-                    return _with_checksum(whole, value.shape[:2])
-            value = resized(value, limit)
+                jpeg = self._source.encoded_bytes(field.name, record)
+                if jpeg is not None and jpeg_size(jpeg) == value.shape[:2]:  # avoids a second loss
+                    return _with_checksum(jpeg, value.shape[:2])
+            value = resize(value, limit)
             if field.codec == "jpeg":
-                return _with_checksum(as_jpeg(value, self._form.quality), value.shape[:2])
+                return _with_checksum(encode_jpeg(value, self._form.quality), value.shape[:2])
         value = np.asarray(value, field.dtype, order="C")
         if field.codec == "column":
             return value
@@ -153,8 +155,8 @@ class RecordEncoder:
         if not same:
             raise ValueError(
                 f"record {record} has {field.name!r} {value.dtype}{list(value.shape)} and record 0 "
-                f"{field.dtype}{list(field.shape)}; wanted one dtype, and one number of dimensions "
-                "and of an image's channels"
+                f"{field.dtype}{list(field.shape)}; expected equal dtypes, numbers of dimensions "
+                "and numbers of channels"
             )
 
     def _is_image(self, name: str) -> bool:
@@ -163,21 +165,21 @@ class RecordEncoder:
     def _field(self, name: str, value: np.ndarray) -> PackedField:
         if not can_store(value.dtype):
             raise TypeError(
-                f"field {name!r} has dtype {value.dtype}; wanted numbers or bools of JAX's dtypes"
+                f"field {name!r} has dtype {value.dtype}; expected numbers or bools of JAX's dtypes"
             )
         codec: Codec = "array"
         shape = (0,) * value.ndim
         if self._is_image(name):
             if value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] not in _MODES:
                 raise ValueError(
-                    f"field {name!r} is {value.dtype}{list(value.shape)}; wanted images, uint8 "
-                    "[H, W, 1, 3 or 4]; format 'npy' packs any arrays"
+                    f"field {name!r} is {value.dtype}{list(value.shape)}; expected images, uint8 "
+                    "[H, W, 1, 3 or 4]; use format 'npy' for other arrays"
                 )
             shape = (0, 0, value.shape[2])
             if self._form.name == "jpeg":
                 if value.shape[2] == 4:
                     raise ValueError(
-                        f"field {name!r} has 4 channels, which JPEG has not; use format 'raw'"
+                        f"field {name!r} has 4 channels, which JPEG lacks; use format 'raw'"
                     )
                 codec = "jpeg"
         elif value.ndim == 0 or (name in self._arrays and value.nbytes <= _COLUMN_BYTES):
@@ -200,7 +202,7 @@ class RecordEncoder:
 
 
 def jpeg_size(jpeg: bytes) -> tuple[int, int] | None:
-    """(height, width) of a JPEG file, upright; None for another, and for what natively is none."""
+    """Return the upright (height, width) of a JPEG file; None for other or invalid files."""
     if not jpeg.startswith(b"\xff\xd8\xff"):
         return None
     native = registry.module("cpu")
@@ -215,12 +217,12 @@ def jpeg_size(jpeg: bytes) -> tuple[int, int] | None:
 
 
 def is_larger(image: np.ndarray, max_side: int | None) -> bool:
-    """Whether a side of uint8 [H, W, C] exceeds the limit."""
+    """True if a side of uint8 [H, W, C] exceeds the limit."""
     return max_side is not None and max(image.shape[:2]) > max_side
 
 
-def resized(image: np.ndarray, max_side: int | None) -> np.ndarray:
-    """uint8 [H, W, C] whose longer side is at most `max_side`; the ratio of the sides is kept."""
+def resize(image: np.ndarray, max_side: int | None) -> np.ndarray:
+    """Resize uint8 [H, W, C] to a longer side of at most `max_side`, with the same aspect ratio."""
     if max_side is None or not is_larger(image, max_side):
         return image
     height, width = image.shape[:2]
@@ -232,8 +234,8 @@ def resized(image: np.ndarray, max_side: int | None) -> np.ndarray:
     return small.reshape(size[1], size[0], image.shape[2])
 
 
-def as_jpeg(image: np.ndarray, quality: int) -> bytes:
-    """The JPEG file of uint8 [H, W, 1 or 3]."""
+def encode_jpeg(image: np.ndarray, quality: int) -> bytes:
+    """Encode uint8 [H, W, 1 or 3] as a JPEG file."""
     file = io.BytesIO()
     _pillow(image).save(file, "JPEG", quality=quality)
     return file.getvalue()
@@ -251,7 +253,7 @@ def _with_checksum(data: Any, shape: tuple[int, ...]) -> Stored:
 
 
 def sizes(record: PackedRecord) -> Iterator[int]:
-    """Bytes that a record stores outside the index, field by field."""
+    """Yield the size in bytes of each field's data outside the index."""
     for value in record.values():
         if isinstance(value, Stored):
             yield len(value.data)

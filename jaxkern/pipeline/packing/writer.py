@@ -1,4 +1,4 @@
-"""A packed file while it is written: beside its name, with a journal from which it is continued."""
+"""Writing of a packed file next to its final name, with a journal for resuming."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ from jaxkern.pipeline.sources.packed.layout import (
     layout,
 )
 
-# A step of the journal: records, where they end in the file, and the bytes behind it; then the
-# CRC-32 of all.
+# A step of the journal: number of records, their end in the file, size of the payload; followed by
+# the payload and the CRC-32 of all.
 _STEP = struct.Struct("<QQQ")
 _CRC = struct.Struct("<I")
-# What a kill may cost is written anew.
+# A kill loses at most the data since the last step.
 _STEP_BYTES = 1 << 26
 _STEP_SECONDS = 5.0
 
 
 class PackedWriter:
-    """Writes ``NAME.part`` and, at the end, gives it its name; both in the order of the records.
+    """Writes records to ``NAME.part`` in order, and renames it when complete.
 
     Args:
-      path: of the file.
-      fields: as they are stored.
-      records: that will be written.
-      purpose: what must be the same for a part that is there to be continued.
-      overwrite: replace a file at `path`.
-    Raises: BlockingIOError where another process writes the same file; OSError where the part or
-      the journal is not a regular file of this user; FileExistsError where `path` exists, at once
-      or from `finish`.
+      path: path of the file.
+      fields: storage of the fields.
+      records: number of records to write.
+      purpose: digest of settings and source; an existing part is resumed only if it is equal.
+      overwrite: if True, replace a file at `path`.
+
+    Raises:
+      BlockingIOError: another process writes the same file.
+      OSError: the part or the journal is not a regular file of this user.
+      FileExistsError: `path` exists, initially or in `finish`.
     """
 
     def __init__(
@@ -72,28 +74,28 @@ class PackedWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._part = path.with_name(f"{path.name}.part")
         self._journal_path = journal_of(path)
-        self._file = _locked(self._part)
+        self._file = _open_locked(self._part)
         try:
             self._check_free()
-            self._journal = _opened(self._journal_path)
+            self._journal = _open_own(self._journal_path)
             try:
-                self._continue(purpose)
+                self._resume(purpose)
             except BaseException:
                 self._journal.close()
                 raise
         except BaseException:
             self._file.close()
             raise
-        self._kept = self._at
-        self._kept_at = time.monotonic()
+        self._synced = self._at
+        self._synced_time = time.monotonic()
 
     @property
     def done(self) -> int:
-        """Records that are written."""
+        """Return the number of written records."""
         return self._at[0]
 
-    def _continue(self, purpose: bytes) -> None:
-        """Takes over what is there of the same purpose; begins anew otherwise."""
+    def _resume(self, purpose: bytes) -> None:
+        """Resume an existing part of the same purpose, or start from the beginning."""
         end = self._replay(self._journal.read(), purpose)
         done, cursor = self._at
         self._file.truncate(cursor if done else 0)
@@ -107,7 +109,7 @@ class PackedWriter:
             self._journal.flush()
 
     def _replay(self, journal: bytes, purpose: bytes) -> int:
-        """Takes over the steps of a journal; returns where the last whole one ends."""
+        """Replay the valid steps of a journal; return the end of the last one."""
         if not journal.startswith(purpose):
             return 0
         written = os.fstat(self._file.fileno()).st_size
@@ -116,8 +118,8 @@ class PackedWriter:
             records, cursor, size = _STEP.unpack_from(journal, end)
             begin = end + _STEP.size
             checksum = journal[begin + size : begin + size + _CRC.size]
-            whole = checksum == _CRC.pack(zlib.crc32(journal[end : begin + size]))
-            if not whole or cursor > written or self.done + records > self._records:
+            valid = checksum == _CRC.pack(zlib.crc32(journal[end : begin + size]))
+            if not valid or cursor > written or self.done + records > self._records:
                 break
             payload = journal[begin : begin + size]
             for column in self._arrays():
@@ -132,16 +134,16 @@ class PackedWriter:
         return [column for field in self._columns.values() for column in field.values()]
 
     def write(self, record: PackedRecord) -> None:
-        """The next record."""
+        """Write the next record."""
         done, at = self._at
         offsets, end = layout(list(sizes(record)), at)
-        places = iter(offsets)
+        remaining_offsets = iter(offsets)
         for name, value in record.items():
             columns = self._columns[name]
             if not isinstance(value, Stored):
                 columns["value"][done] = value
                 continue
-            offset = next(places)
+            offset = next(remaining_offsets)
             self._file.write(bytes(offset - at))
             self._file.write(value.data)
             at = offset + len(value.data)
@@ -149,23 +151,23 @@ class PackedWriter:
             columns["size"][done] = len(value.data)
             columns["crc32"][done] = value.crc32
             columns["shape"][done] = value.shape
-        self._at = (done + 1, end)  # at once: an interrupt finds both or none
-        late = time.monotonic() - self._kept_at > _STEP_SECONDS
-        if late or end - self._kept[1] >= _STEP_BYTES:
-            self._keep()
+        self._at = (done + 1, end)  # one assignment: atomic for interrupts
+        late = time.monotonic() - self._synced_time > _STEP_SECONDS
+        if late or end - self._synced[1] >= _STEP_BYTES:
+            self._sync_step()
 
-    def _keep(self) -> None:
-        """Makes what is written so far last."""
+    def _sync_step(self) -> None:
+        """Make the written records durable, and add a step to the journal."""
         _sync(self._file)
-        first, (done, cursor) = self._kept[0], self._at
+        first, (done, cursor) = self._synced[0], self._at
         payload = b"".join(column[first:done].tobytes() for column in self._arrays())
         step = _STEP.pack(done - first, cursor, len(payload)) + payload
         self._journal.write(step + _CRC.pack(zlib.crc32(step)))
         self._journal.flush()
-        self._kept, self._kept_at = self._at, time.monotonic()
+        self._synced, self._synced_time = self._at, time.monotonic()
 
     def finish(self, metadata: Mapping[str, Any]) -> None:
-        """Writes index and header, and gives the file its name in one step."""
+        """Write index and header, and rename the file to its final name."""
         done, cursor = self._at
         assert done == self._records
         columns = self._columns
@@ -173,7 +175,7 @@ class PackedWriter:
         begin = -(-cursor // PAGE) * PAGE
         self._file.write(bytes(begin - cursor))
         self._file.write(index)
-        _sync(self._file)  # before the header, without which it is no packed file
+        _sync(self._file)  # before the header, which makes it a packed file
         self._file.seek(0)
         self._file.write(encode_header(self.done, begin, index))
         _sync(self._file)
@@ -184,10 +186,10 @@ class PackedWriter:
         self._journal_path.unlink(missing_ok=True)
 
     def _check_free(self) -> None:
-        """Raises before the work where another process has just finished the same file."""
+        """Raise early if another process has finished the same file."""
         if not self._overwrite and os.path.lexists(self.path):
             if not self._file.seek(0, os.SEEK_END):
-                self._part.unlink()  # which was created a moment ago
+                self._part.unlink()  # created above
             raise self._exists()
 
     def _exists(self) -> FileExistsError:
@@ -201,28 +203,28 @@ class PackedWriter:
         return self
 
     def __exit__(self, kind: Any, *_: object) -> None:
-        """What was begun stays, to be continued."""
+        """Keep an incomplete part for resuming."""
         with contextlib.suppress(OSError, ValueError):
-            if kind is not None and self.done > self._kept[0]:
-                self._keep()
+            if kind is not None and self.done > self._synced[0]:
+                self._sync_step()
         for file in (self._journal, self._file):
             try:
                 file.close()
-            except OSError:  # of a full disk, where closing writes what is left
+            except OSError:  # for example a full disk, when closing flushes
                 if kind is None:
                     raise
 
 
 def journal_of(path: Path) -> Path:
-    """The journal beside a file; a kill may leave it there when the file has its name already."""
+    """Return the path of a file's journal; a kill may leave it next to the finished file."""
     return path.with_name(f"{path.name}.journal")
 
 
-def _opened(path: Path) -> BinaryIO:
-    """A regular file of this user for reading and writing, created if it does not exist.
+def _open_own(path: Path) -> BinaryIO:
+    """Open a regular file of this user for reading and writing, and create it if missing.
 
-    Links are never followed: in a folder that others can write to, one of them may have put a link
-    to a file of this user there. A file with a second name is unlinked and created again.
+    Links are not followed: in a shared folder another user may have created a link to a file of
+    this user. A file with a second name is unlinked and created again.
     """
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     while True:
@@ -230,43 +232,43 @@ def _opened(path: Path) -> BinaryIO:
             return os.fdopen(os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666), "r+b")
         except FileExistsError:
             pass
-        found = os.lstat(path)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.lstat(path)
+        if not stat.S_ISREG(status.st_mode):
             raise FileExistsError(
-                f"expected {path} to be a regular file, got {stat.filemode(found.st_mode)} (a "
+                f"expected {path} to be a regular file, got {stat.filemode(status.st_mode)} (a "
                 "link, a folder or a device); remove it"
             )
-        if found.st_uid != os.geteuid():
+        if status.st_uid != os.geteuid():
             raise PermissionError(
                 f"expected {path} to be a file of user {os.geteuid()}, got one of user "
-                f"{found.st_uid}, which is not resumed; remove it"
+                f"{status.st_uid}, which is not resumed; remove it"
             )
         with contextlib.suppress(FileNotFoundError):  # another process may rename it now
             file = os.fdopen(os.open(path, flags), "r+b")
             opened = os.fstat(file.fileno())
-            if opened.st_nlink <= 1 and os.path.samestat(found, opened):
+            if opened.st_nlink <= 1 and os.path.samestat(status, opened):
                 return file
             file.close()
             if opened.st_nlink > 1:
                 os.unlink(path)
 
 
-def _locked(path: Path) -> BinaryIO:
-    """The file, which no other process has; raises BlockingIOError where one has it."""
-    file = _opened(path)
+def _open_locked(path: Path) -> BinaryIO:
+    """Open and lock a file; raise BlockingIOError if another process has locked it."""
+    file = _open_own(path)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Who had it may have renamed it since: what is open here would be the finished file.
-        here = os.fstat(file.fileno())
+        # The previous owner may have renamed it: then the open file is the finished one.
+        opened = os.fstat(file.fileno())
         with contextlib.suppress(FileNotFoundError):
-            if here.st_nlink == 1 and os.path.samestat(here, os.stat(path)):
+            if opened.st_nlink == 1 and os.path.samestat(opened, os.stat(path)):
                 return file
     except BlockingIOError:
         pass
-    except OSError:  # of a file system that has no locks
+    except OSError:  # the file system may not support locks
         return file
     file.close()
-    raise BlockingIOError(f"another process is packing this file: it holds {path}")
+    raise BlockingIOError(f"another process is packing this file: it has locked {path}")
 
 
 def _sync(file: BinaryIO) -> None:

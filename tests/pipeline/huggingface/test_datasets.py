@@ -151,7 +151,7 @@ def test_paths_and_bad_images(tmp_path, data):
 
 
 def test_what_is_no_data_set_with_a_length(data):
-    with pytest.raises(TypeError, match=r"choose a split, dataset\['train'\] or dataset\['test'\]"):
+    with pytest.raises(TypeError, match=r"select a split, dataset\['train'\] or dataset\['test'\]"):
         jk.from_source(data.train_test_split(4), 4)
     with pytest.raises(TypeError, match="it has no length"):
         jk.from_source(data.to_iterable_dataset(), 4)

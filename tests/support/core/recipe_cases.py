@@ -107,7 +107,7 @@ def image_program(dtype: Any) -> Callable[[], dict[str, Any]]:
             jk.image.RandomGrayscale(),
         )
         given = {"apply": jnp.ones(len(images), bool)}
-        steps = [step for t in transforms for step in t._program(given, images.shape[1:3])]
+        steps = [step for t in transforms for step in t.program(given, images.shape[1:3])]
         run = _captured(ops.program, lambda: ops.run_program(images, steps))
         return {**run, "atol": 2e-4, "rtol": 1e-3}
 

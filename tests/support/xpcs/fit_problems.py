@@ -22,7 +22,7 @@ def trapezoid(rate: np.ndarray) -> np.ndarray:
 
 
 def phases(physics: np.ndarray, n: int, phi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A [n] and X [n_phi, n] of 7 parameters."""
+    """Return A [n] and X [n_phi, n] of 7 parameters."""
     t = DT * np.arange(n)
     t = np.where(t > DT / 2, t, DT / 2)
     d0, alpha, d_offset, g0, beta, g_offset, phi0 = physics
@@ -34,7 +34,7 @@ def phases(physics: np.ndarray, n: int, phi: np.ndarray) -> tuple[np.ndarray, np
 
 
 def correlation(physics, contrast, offset, n: int, phi: np.ndarray = PHI) -> np.ndarray:
-    """g2 [n_phi, n, n]."""
+    """Return g2 [n_phi, n, n]."""
     A, X = phases(physics, n, phi)
     decay = np.exp(-2 * np.abs(A[:, None] - A))
     flow = np.sinc((X[:, :, None] - X[:, None, :]) / np.pi) ** 4
@@ -43,7 +43,7 @@ def correlation(physics, contrast, offset, n: int, phi: np.ndarray = PHI) -> np.
 
 @dataclass(frozen=True)
 class Simulated:
-    """Data [n_phi, n, n] with noise, and what they were made of."""
+    """Noisy data [n_phi, n, n] and the parameters of their simulation."""
 
     data: np.ndarray
     physics: np.ndarray
@@ -63,7 +63,7 @@ def simulate(
     phi: np.ndarray = PHI,
     same_scales: bool = False,
 ) -> Simulated:
-    """Noisy data, mirrored or with every point's own noise."""
+    """Simulate noisy data, mirrored or with independent noise of all points."""
     draw = np.random.default_rng(seed)
     count = len(phi)
     contrast = np.full(count, 0.3) if same_scales else 0.25 + 0.05 * np.arange(count)
@@ -87,7 +87,7 @@ def dense_fit(
     loss: str = "linear",
     f_scale: float = 1.0,
 ) -> OptimizeResult:
-    """SciPy's fit of [contrast.., offset.., physics..] on the points above the diagonal.
+    """Fit [contrast.., offset.., physics..] to the points above the diagonal with SciPy.
 
     `points` [n, n] chooses others; `shared` has one contrast and offset for all angles.
     """

@@ -38,7 +38,7 @@ class Flow:
         return total
 
     def phases(self, params, number=float, power=math.pow, cos=math.cos, pi=math.pi):
-        """A [n_t] and X [n_phi][n_t] as lists of `number`."""
+        """Return A [n_t] and X [n_phi][n_t] as lists of `number`."""
         q, gap, dt = number(self.q), number(self.gap), number(self.dt)
         floor = number(1e-10)
         diffusion = self._integral(*params[:3], number, power, floor)
@@ -53,7 +53,7 @@ class Flow:
         return A, X
 
     def g2(self, params, contrast, offset):
-        """[n_phi, n_t, n_t] in float64."""
+        """Return g2 [n_phi, n_t, n_t] in float64."""
         A, X = (np.array(v) for v in self.phases([float(p) for p in params]))
         contrast, offset = (np.broadcast_to(v, len(X)) for v in (contrast, offset))
         return np.stack(
@@ -64,14 +64,14 @@ class Flow:
         )
 
     def exact_g2(self, params, contrast, offset, angle, i, j):
-        """One point of g2 in mpmath's precision."""
+        """Return one point of g2 in the precision of mpmath."""
         exact = [mp.mpf(p) for p in params]
         A, X = self.phases(exact, mp.mpf, mp.power, mp.cos, mp.pi)
         x = X[angle][i] - X[angle][j]
         return offset + contrast * mp.exp(-2 * abs(A[i] - A[j])) * mp.sinc(x) ** self.power
 
     def exact_jacobian(self, params, contrast, offset, angle, i, j):
-        """The derivatives of a point by [contrast, offset, physics..], by finite differences."""
+        """Return derivatives of a point by [contrast, offset, physics..], from differences."""
         start = [mp.mpf(float(v)) for v in (contrast, offset, *params)]
 
         def value(k, v):
@@ -88,14 +88,14 @@ class Flow:
 
 
 def correlation(dA, dX, power):
-    """f of differences [..] in float64."""
+    """Return f of differences [..] in float64."""
     with np.errstate(invalid="ignore", divide="ignore"):
         sinc = np.where(dX == 0, 1.0, np.sin(dX) / dX)
     return np.exp(-2 * np.abs(dA)) * sinc**power
 
 
 def slopes(dA, dX, power):
-    """df/d(dA) and df/d(dX) in extended precision, where that is at hand; f64 results."""
+    """Return df/d(dA) and df/d(dX) in f64, computed in extended precision if available."""
     y = np.asarray(dX, np.longdouble)
     # Around 0 the quotient cancels: two terms of the series leave 1e-17.
     near = np.abs(y) < 1e-3
@@ -121,7 +121,7 @@ RHO = {  # SciPy's definitions of rho(z) and rho'(z)
 
 
 def dense_normal_equations(c2, jacobian, data, sigma, keep=None, loss="linear", f_scale=1.0):
-    """jtj, jtr, chi2, cost and count of dense arrays.
+    """Return jtj, jtr, chi2, cost and count of dense arrays.
 
     c2, data and sigma are [n_phi, n, n], jacobian [n_phi, n, n, P] is dg2/dp.
     """

@@ -20,10 +20,11 @@ native_only = pytest.mark.parametrize("backend", ["native"], indirect=True)
 
 
 def cases(names, native, jax):
-    """A test's parameters, each with the backend on which it runs.
+    """Return a parametrization of a test, with the backend of each case.
 
-    The recipe compares the two backends; each test against an oracle compiles the pure-JAX one,
-    which takes seconds, where its formulas branch: the first of these in `make test`.
+    The tests of the op recipe compare both backends. Compilation of pure JAX takes seconds, so
+    comparisons with an oracle use it only for options that change its formulas; `make test` runs
+    the first of these.
     """
     values: list = [("native", *case) for case in native]
     for number, case in enumerate(jax):
@@ -34,7 +35,7 @@ def cases(names, native, jax):
 
 @functools.cache
 def flow(n_t=70, power=4, gap=2e6):
-    """A LaminarFlow model and its oracle."""
+    """Return a LaminarFlow model and its oracle."""
     t = 0.1 * np.arange(n_t)
     model = xpcs.LaminarFlow(xpcs.Geometry(0.0054, gap, 0.1, t, PHI), shear_power=power)
     return model, Flow(0.0054, gap, 0.1, t, PHI, power)
@@ -46,13 +47,13 @@ def _tables(model):
 
 
 def tables_of(model, params=PARAMS):
-    """A model's tables, by one program: eagerly they are a hundred small ones."""
+    """Compute the tables of a model in one program instead of a hundred small ones."""
     columns = model.columns_A, model.columns_X, len(model.parameters)
     return Tables(*_tables(model)(params), *columns)
 
 
 def measured(c2, noise=0.01, symmetric=False, seed=0):
-    """Data with noise, mirrored or not, f64."""
+    """Return noisy data in f64, mirrored or not."""
     c2 = np.asarray(c2, np.float64)
     data = c2 + noise * np.random.default_rng(seed).normal(size=c2.shape)
     if symmetric:
@@ -62,7 +63,7 @@ def measured(c2, noise=0.01, symmetric=False, seed=0):
 
 
 def assert_scaled(got, expected, tolerance=1e-12):
-    """Largest difference within the tolerance times the largest wanted value."""
+    """Compare the largest difference with the tolerance times the largest expected value."""
     got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
     assert got.shape == expected.shape
     assert np.all(np.isfinite(got))
@@ -72,7 +73,7 @@ def assert_scaled(got, expected, tolerance=1e-12):
 
 
 def assert_normalized(got, expected, tolerance=1e-11):
-    """The same for J^T J (or J^T r with `scale`) whose columns have units of their own."""
+    """Compare J^T J (or J^T r with `scale`) whose columns have different units."""
     scale = np.sqrt(np.diag(np.asarray(expected)))
     scale = np.where(scale > 0, scale, 1.0)
     assert_scaled(

@@ -59,10 +59,10 @@ def test_no_point_with_weight(case, arguments):
 
 @pytest.mark.parametrize("sigma", [None, 0.01, 0.02])
 def test_a_wrong_minimum_is_no_success(sigma):
-    """The minimum of a reversed rate: alpha is held at 0, which the data exclude.
+    """With alpha held at 0 the fit converges in a wrong minimum on every CPU.
 
-    A start within the bounds that ends in a certain wrong minimum depends on the last bits of the
-    CPU, so the wrong minimum is made by holding a parameter.
+    The minimum that a distant start leads to depends on the last bits, so only the property is
+    tested there: a fit that misses the best minimum is not a success.
     """
     case = problems.simulate(N, 0.0085, seed=61)
     right = fit(case, sigma=sigma)

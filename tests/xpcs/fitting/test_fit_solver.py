@@ -1,7 +1,7 @@
-"""The compressed least squares: would catch a wrong factor, a lost digit, or a wrong covariance.
+"""The compressed least-squares problem and its covariance.
 
-Oracles: certified values of NIST's Statistical Reference Datasets (nonlinear regression, including
-the ones of higher difficulty), and SciPy's least_squares on the full Jacobian.
+They are compared with certified values of NIST's Statistical Reference Datasets (nonlinear
+regression, including those of higher difficulty), and with SciPy's solver on the full Jacobian.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxkern.xpcs.fitting.solver import NormalPoint, compress, covariance, solve
 
 @dataclass(frozen=True)
 class Certified:
-    """A problem of NIST's collection: certified parameters, their standard deviations and sum."""
+    """A nonlinear regression problem of NIST with certified results."""
 
     model: Callable[..., np.ndarray]  # (b, x) -> y, also for complex b
     x: list[float]
@@ -131,7 +131,7 @@ STARTS = [(name, k) for name, problem in PROBLEMS.items() for k in range(len(pro
 
 
 def dense(problem: Certified, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Residuals data - model [m] and the model's Jacobian [m, p], by complex steps."""
+    """Return residuals data - model [m] and the Jacobian of the model [m, p], by complex steps."""
     x, y = np.array(problem.x, float), np.array(problem.y, float)
     columns = []
     for k in range(len(b)):
@@ -184,7 +184,7 @@ def test_same_steps_as_the_full_problem(name):
     np.testing.assert_allclose(result.x, full.x, rtol=1e-5)
 
 
-def test_bounds_are_kept():
+def test_bounds_are_respected():
     lower, upper = np.array([0.0, 0.0]), np.array([230.0, 1.0])
     result = solve(
         lambda b: normal_point(MISRA1A, b), np.array([200.0, 5e-4]), lower=lower, upper=upper
@@ -212,7 +212,7 @@ def test_one_pass_a_point():
 
 
 @pytest.mark.parametrize("singular", [False, True])
-def test_compression_keeps_cost_gradient_and_matrix(singular):
+def test_compression_preserves_cost_gradient_and_matrix(singular):
     draw = np.random.default_rng(3)
     jacobian = draw.normal(size=(50, 6)) * np.logspace(-6, 6, 6)
     if singular:
@@ -229,7 +229,7 @@ def test_compression_keeps_cost_gradient_and_matrix(singular):
     )
 
 
-def test_covariance_names_what_trades_off():
+def test_covariance_finds_tradeoffs():
     draw = np.random.default_rng(5)
     jacobian = draw.normal(size=(40, 5)) * np.array([1.0, 1e5, 1e-5, 3.0, 1.0])
     jacobian[:, 3] = 2e-5 * jacobian[:, 1]

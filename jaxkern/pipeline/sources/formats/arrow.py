@@ -1,4 +1,4 @@
-"""Arrow tables and files, and Parquet files: their columns as NumPy sees them."""
+"""Sources of Arrow tables, Arrow files and Parquet files."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from jaxkern.pipeline.sources.formats.columns import (
 )
 from jaxkern.pipeline.sources.source import check_numeric
 
-#: of a column of numbers in several pieces that is copied into one, so that native threads take it
-_COPIED = 2**28
+#: maximum size in bytes of a chunked column of numbers that is concatenated for native threads
+_CONCATENATED_BYTES = 2**28
 
 
 class ArrowSource(ColumnSource):
-    """Rows of Arrow tables, or of Arrow files (IPC, also as streams; Feather).
+    """Source of rows of Arrow tables, or of Arrow files (IPC files and streams, Feather).
 
-    Files are mapped into memory and read where they lie, unless they are compressed, as Feather
-    files are by default: then they are decompressed into memory at once.
+    Files are mapped into memory and not copied. Compressed files, such as Feather files by default,
+    are decompressed into memory by the constructor.
 
     =========================================== ==========================================
     column                                      field of a batch
@@ -39,24 +39,28 @@ class ArrowSource(ColumnSource):
     numbers, bools                              [N]
     lists of one length, fixed-size lists of    [N, length, ...]
     numbers, tensors of one shape
-    binary, struct of bytes and path            `jaxkern.image.Ragged`: an encoded image, which a
-                                                Compose takes
+    binary, struct of bytes and path            `jaxkern.image.Ragged`: an encoded image, as input
+                                                of a Compose
     =========================================== ==========================================
 
     Args:
       tables: a pyarrow.Table, or paths: a file, a list, a folder, a pattern such as ``*.arrow``.
-      columns: which; all by default.
-      decoders: column of bytes or text -> function from its bytes to a number, an array or a dict
-        of those, of the same shapes in every record.
-      verify: read all of the files once and check offsets, UTF-8 and dictionary indices.
+      columns: names of the columns; all by default.
+      decoders: column of bytes or text -> function from bytes to a number, an array or a dict of
+        these, of equal shapes for all records.
+      verify: if True, read the files completely and check offsets, UTF-8 and dictionary indices.
       images: `channels`, `max_size`, `max_pixels`, `on_bad_record`, `decode`: as for `Encoded`.
 
     Attributes:
-      bad_images: (field, record) -> error of each image that did not decode, where masked.
+      bad_images: (field, record) -> error of each masked image.
 
-    Raises: ImportError without pyarrow; FileNotFoundError; ValueError that names the file for one
-      that is damaged, and the column for missing values and lists of different lengths; TypeError
-      for columns of other types; KeyError for one that is not there.
+    Raises:
+      ImportError: pyarrow is not installed.
+      FileNotFoundError: a file does not exist.
+      ValueError: a file is damaged (the message names it), or a column has missing values or lists
+        of different lengths.
+      TypeError: a column has another type.
+      KeyError: a column does not exist.
     """
 
     def __init__(
@@ -79,22 +83,24 @@ class ArrowSource(ColumnSource):
 
 
 class ParquetSource(ColumnSource):
-    """Rows of Parquet files, read into memory at once: the columns that are taken, decoded.
+    """Source of rows of Parquet files; the constructor decodes the columns into memory.
 
-    A shuffle of all rows reads them in any order, and Parquet can only be decoded in groups of
-    many thousand. Where the columns do not fit into memory, write them into an Arrow file, which is
-    read where it lies, or `jaxkern.pipeline.pack` them.
+    A full shuffle reads rows in any order, but Parquet is decoded in groups of many thousand rows.
+    If the columns do not fit into memory, convert them to an Arrow file, which is mapped, or use
+    `jaxkern.pipeline.pack`.
 
     Args:
       paths: a file, a list, a folder, or a pattern such as ``data/*.parquet``.
       columns, decoders, images: as for `ArrowSource`, and so are the fields.
-      verify: check page checksums, where the file has them, what `ArrowSource` checks, and that
-        numbers lie within the statistics of their row group. Reading takes up to twice as long.
+      verify: if True, check page checksums if the file has them, the properties that `ArrowSource`
+        checks, and that numbers are within the statistics of their row group. Reading takes up to
+        twice as long.
 
     Attributes:
-      bad_images: (field, record) -> error of each image that did not decode, where masked.
+      bad_images: (field, record) -> error of each masked image.
 
-    Raises: as `ArrowSource`; MemoryError for columns that take more than there is.
+    Raises:
+      As `ArrowSource`; MemoryError if the columns do not fit into memory.
     """
 
     def __init__(
@@ -112,7 +118,7 @@ class ParquetSource(ColumnSource):
         _init(self, parts, columns, decoders, images)
 
 
-#: where a table is from, the table, and the file in memory that its values may lie in
+#: origin of a table, the table, and the mapped file that its values may refer to
 Part = tuple[str, Any, np.ndarray | None]
 
 
@@ -123,7 +129,7 @@ def _init(
     decoders: Mapping[str, Decode] | None,
     images: ImageOptions,
 ) -> None:
-    columns = columns_of(parts, names, decoders or {}, masks(images))
+    columns = table_columns(parts, names, decoders or {}, masks(images))
     ends = np.cumsum([table.num_rows for _, table, _ in parts])
     if ends[-1] == 0:
         raise ValueError(f"{parts[0][0]} has no rows")
@@ -131,26 +137,26 @@ def _init(
     ColumnSource.__init__(source, columns, name_of, **images)
 
 
-def _row_name(wheres: Sequence[str], ends: np.ndarray, record: int) -> str:
+def _row_name(origins: Sequence[str], ends: np.ndarray, record: int) -> str:
     part = int(np.searchsorted(ends, record, "right"))
-    return f"row {record - (ends[part - 1] if part else 0)} of {wheres[part]}"
+    return f"row {record - (ends[part - 1] if part else 0)} of {origins[part]}"
 
 
 def _mapped_table(file: Path, verify: bool) -> tuple[Any, np.ndarray]:
-    """The table of a file that is mapped into memory, and the file."""
+    """Return the table of a mapped file, and the map."""
     arrow = import_extra("pyarrow", "parquet")
     if file.stat().st_size == 0:
-        raise ValueError(f"{file} is empty; wanted an Arrow file")
+        raise ValueError(f"{file} is empty; expected an Arrow file")
     data = np.memmap(file, np.uint8, "r")
-    opened = arrow.ipc.open_file if data[:6].tobytes() == b"ARROW1" else arrow.ipc.open_stream
+    open_table = arrow.ipc.open_file if data[:6].tobytes() == b"ARROW1" else arrow.ipc.open_stream
     try:
-        table = opened(arrow.BufferReader(arrow.py_buffer(data))).read_all()
+        table = open_table(arrow.BufferReader(arrow.py_buffer(data))).read_all()
         table.validate(full=verify)
-        table.column_names  # noqa: B018 they may be no text
+        table.column_names  # noqa: B018 raises if a name is invalid
     except (arrow.ArrowException, OSError, UnicodeError) as error:
         raise ValueError(
-            f"{file} is no Arrow file that can be read: {error}; wanted one in the IPC format, "
-            "whole, a stream, or Feather version 2"
+            f"{file} is not a readable Arrow file: {error}; expected an IPC file or stream, or "
+            "Feather version 2"
         ) from error
     return table, data
 
@@ -158,7 +164,7 @@ def _mapped_table(file: Path, verify: bool) -> tuple[Any, np.ndarray]:
 def _parquet_tables(files: Sequence[Path], names: Sequence[str] | None, verify: bool) -> list[Part]:
     arrow = import_extra("pyarrow", "parquet")
     parquet = import_extra("pyarrow.parquet", "parquet")
-    found: list[Part] = []
+    parts: list[Part] = []
     largest = 0
     with ProgressBar(True, "Parquet", "files") as bar:
         for number, path in enumerate(files):
@@ -169,9 +175,9 @@ def _parquet_tables(files: Sequence[Path], names: Sequence[str] | None, verify: 
                     for group in range(file.num_row_groups):
                         if largest > available_bytes():
                             raise MemoryError(
-                                f"there is no memory for more of {path} than {group} of its "
-                                f"{file.num_row_groups} row groups: choose columns=[...], or write "
-                                "them into an Arrow file, which is read where it lies"
+                                f"memory suffices for {group} of {file.num_row_groups} row groups "
+                                f"of {path}: select columns=[...], or convert them to an Arrow "
+                                "file, which is mapped"
                             )
                         groups.append(
                             file.read_row_group(group, None if names is None else [*names])
@@ -182,27 +188,27 @@ def _parquet_tables(files: Sequence[Path], names: Sequence[str] | None, verify: 
                         largest = max(largest, groups[-1].nbytes)
                     table = arrow.concat_tables(groups or [file.schema_arrow.empty_table()])
             except (arrow.ArrowException, OSError, UnicodeError) as error:
-                raise ValueError(f"{path} is no Parquet file that can be read: {error}") from error
-            found.append((str(path), table, None))
+                raise ValueError(f"{path} is not a readable Parquet file: {error}") from error
+            parts.append((str(path), table, None))
             bar.update(number + 1, len(files))
-    return found
+    return parts
 
 
 def _check_statistics(path: Path, file: Any, group: int, table: Any) -> None:
-    """Raises where numbers are outside the range that the file says of their row group."""
+    """Raise ValueError if numbers exceed the statistics of their row group."""
     compute = import_extra("pyarrow.compute", "parquet")
     stored = file.metadata.row_group(group)
     for number in range(stored.num_columns):
-        name, told = stored.column(number).path_in_schema, stored.column(number).statistics
-        if told is None or not told.has_min_max or name not in table.column_names:
+        name, bounds = stored.column(number).path_in_schema, stored.column(number).statistics
+        if bounds is None or not bounds.has_min_max or name not in table.column_names:
             continue
-        found = compute.min_max(table.column(name)).as_py() if _is_number(told.min) else {}
-        low: Any = found.get("min")
-        high: Any = found.get("max")
-        if _is_number(low) and _is_number(high) and not told.min <= low <= high <= told.max:
+        actual = compute.min_max(table.column(name)).as_py() if _is_number(bounds.min) else {}
+        low: Any = actual.get("min")
+        high: Any = actual.get("max")
+        if _is_number(low) and _is_number(high) and not bounds.min <= low <= high <= bounds.max:
             raise ValueError(
                 f"{path} is damaged: column {name!r} has numbers from {low} to {high} in row group "
-                f"{group}, whose statistics say {told.min} to {told.max}"
+                f"{group}, whose statistics are {bounds.min} to {bounds.max}"
             )
 
 
@@ -210,22 +216,24 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and value == value
 
 
-def columns_of(
+def table_columns(
     parts: Sequence[Part],
     names: Sequence[str] | None,
     decoders: Mapping[str, Decode],
     missing: bool,
     images: Sequence[str] | None = None,
 ) -> dict[str, Column]:
-    """The columns of tables that stand one behind the other.
+    """Return the columns of the concatenation of tables.
 
     Args:
-      names: of the columns to take; None for all.
-      missing: whether a missing image is one that does not decode, and not an error.
-      images: the columns that hold encoded images; None for all of bytes not in `decoders`.
+      parts: the tables.
+      names: names of the columns; None for all.
+      decoders: column -> decoding function.
+      missing: True if a missing image is an image that cannot be decoded, False if an error.
+      images: columns of encoded images; None for all columns of bytes not in `decoders`.
     """
     if isinstance(names, str):
-        raise TypeError(f"columns is {names!r}; wanted a sequence of names")
+        raise TypeError(f"columns is {names!r}; expected a sequence of names")
     first = parts[0][1].column_names
     columns: dict[str, Column] = {}
     for name in first if names is None else names:
@@ -251,7 +259,7 @@ def _column(
     if decode is not None:
         if not (_is_file(kind) or _is_binary(_plain(kind)) or _is_text(_plain(kind))):
             raise TypeError(
-                f"decoders has {name!r}, which is {kind} in {parts[0][0]}; wanted bytes or text"
+                f"decoders has {name!r}, which is {kind} in {parts[0][0]}; expected bytes or text"
             )
         return _bytes(name, parts, decode, missing)
     pieces: list[np.ndarray] = []
@@ -266,30 +274,31 @@ def _column(
                 ):
                     raise ValueError(
                         f"column {name!r} of {where} has rows {values.dtype}"
-                        f"{list(values.shape[1:])} behind {pieces[0].dtype}"
-                        f"{list(pieces[0].shape[1:])}; wanted one shape and type in all rows"
+                        f"{list(values.shape[1:])} after rows {pieces[0].dtype}"
+                        f"{list(pieces[0].shape[1:])}; expected equal shapes and types"
                     )
                 pieces.append(values)
     if not pieces:
         return np.empty(0, np.float32)
     chunks = Chunks(pieces)
-    return chunks.whole() if len(pieces) == 1 or chunks.nbytes <= _COPIED else chunks
+    concatenate = len(pieces) == 1 or chunks.nbytes <= _CONCATENATED_BYTES
+    return chunks.concatenate() if concatenate else chunks
 
 
 def _is_file(kind: Any) -> bool:
-    """Whether it is a struct of bytes and path, as Hugging Face's `Image`."""
+    """True for a struct of bytes and path, as Hugging Face's `Image`."""
     if not import_extra("pyarrow", "parquet").types.is_struct(kind):
         return False
-    where = [kind.get_field_index(name) for name in ("bytes", "path")]
-    if min(where) < 0:
+    indices = [kind.get_field_index(name) for name in ("bytes", "path")]
+    if min(indices) < 0:
         return False
-    data, path = (kind.field(index).type for index in where)
+    data, path = (kind.field(index).type for index in indices)
     null = import_extra("pyarrow", "parquet").types.is_null
     return (_is_binary(data) or null(data)) and (_is_text(path) or null(path))
 
 
 def _plain(kind: Any) -> Any:
-    """The type, with offsets, as which bytes and text of another layout are read."""
+    """Return the type with offsets to which bytes and text of other layouts are cast."""
     arrow = import_extra("pyarrow", "parquet")
     types = arrow.types
     if types.is_dictionary(kind):
@@ -312,17 +321,17 @@ def _is_text(kind: Any) -> bool:
 
 
 def _values(array: Any, what: str) -> np.ndarray:
-    """The values [N, ...] of numbers or of lists of them; a view where Arrow has them so."""
+    """Return the values [N, ...] of numbers or nested lists, as a view if possible."""
     arrow = import_extra("pyarrow", "parquet")
     kind, types = array.type, arrow.types
     if array.null_count:
         row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
         raise ValueError(
-            f"{what} has {array.null_count} missing values, the first {row} rows into a chunk; "
-            "wanted a number in every row: fill or drop them (pyarrow.compute.fill_null)"
+            f"{what} has {array.null_count} missing values, the first at row {row} of a chunk; "
+            "fill or drop them (pyarrow.compute.fill_null)"
         )
     if isinstance(kind, arrow.FixedShapeTensorType):
-        _values(array.storage, what)  # missing numbers would be any
+        _values(array.storage, what)  # checks for missing numbers
         tensors: np.ndarray = array.to_numpy_ndarray()
         return tensors
     if isinstance(array, arrow.ExtensionArray):
@@ -338,8 +347,8 @@ def _values(array: Any, what: str) -> np.ndarray:
         lengths = np.diff(starts) if len(array) else np.zeros(1, np.int64)
         if (odd := np.flatnonzero(lengths != lengths[0])).size:
             raise ValueError(
-                f"{what} has lists of {lengths[0]} and of {lengths[odd[0]]}; wanted one length: "
-                "pad or cut them"
+                f"{what} has lists of {lengths[0]} and of {lengths[odd[0]]} items; expected equal "
+                "lengths: pad or truncate them"
             )
         values = _values(array.values[int(starts[0]) : int(starts[-1])], what)
         return values.reshape(len(array), int(lengths[0]), *values.shape[1:])
@@ -349,13 +358,13 @@ def _values(array: Any, what: str) -> np.ndarray:
         numbers: np.ndarray = array.to_numpy(zero_copy_only=True)
         return numbers
     raise TypeError(
-        f"{what} is {kind}; wanted numbers, lists of them or encoded images: choose columns=[...] "
-        "without it, or give decoders={column: a function of bytes} for bytes and text"
+        f"{what} is {kind}; expected numbers, lists of numbers or encoded images: select "
+        "columns=[...] without it, or set decoders={column: a function of bytes} for bytes and text"
     )
 
 
 def _offsets(array: Any, limit: int, what: str) -> np.ndarray:
-    """Where each of the lists or bytes begins, and the last one ends; [N + 1]."""
+    """Return the offsets [N + 1] of lists or bytes."""
     if not len(array):
         return np.zeros(1, np.int64)
     wide = str(array.type).startswith("large_")
@@ -363,12 +372,14 @@ def _offsets(array: Any, limit: int, what: str) -> np.ndarray:
     buffer = array.buffers()[1]
     offsets = np.frombuffer(buffer, dtype, len(array) + 1, array.offset * dtype.itemsize)
     if offsets[0] < 0 or offsets[-1] > limit or (np.diff(offsets) < 0).any():
-        raise ValueError(f"{what} is damaged: its offsets do not rise from 0 to {limit}")
+        raise ValueError(
+            f"{what} is damaged: its offsets decrease or are not between 0 and {limit}"
+        )
     return offsets
 
 
 def _on_file(values: np.ndarray, data: np.ndarray | None) -> np.ndarray:
-    """The same values as a part of the file that they lie in, whose length is then watched."""
+    """Return the values as a view of the mapped file, whose length is checked before reads."""
     if data is None or not values.flags.c_contiguous:
         return values
     start = values.__array_interface__["data"][0] - data.__array_interface__["data"][0]
@@ -378,10 +389,10 @@ def _on_file(values: np.ndarray, data: np.ndarray | None) -> np.ndarray:
 
 
 def _bytes(name: str, parts: Sequence[Part], decode: Decode | None, missing: bool) -> Bytes:
-    """Where the bytes of a column lie."""
+    """Return the byte ranges of a column."""
     arrow = import_extra("pyarrow", "parquet")
     blobs: list[np.ndarray] = []
-    places: list[np.ndarray] = []
+    ranges: list[np.ndarray] = []
     paths: set[bool] = set()
     for where, table, data in parts:
         file = None
@@ -399,38 +410,40 @@ def _bytes(name: str, parts: Sequence[Part], decode: Decode | None, missing: boo
                 array = array.cast(plain)
             if (chunk.null_count or array.null_count) and not missing:
                 raise ValueError(
-                    f"{what} has {max(chunk.null_count, array.null_count)} missing values; wanted "
-                    "bytes in every row, or on_bad_record='mask' for images"
+                    f"{what} has {max(chunk.null_count, array.null_count)} missing values; "
+                    "expected bytes in every row, or on_bad_record='mask' for images"
                 )
             stored = np.frombuffer(array.buffers()[2] or b"", np.uint8)
             offsets = _offsets(array, len(stored), what).astype(np.int64)
-            place = np.empty((len(array), 3), np.int64)
-            place[:, 1], place[:, 2] = offsets[:-1], np.diff(offsets)
-            for given in (array, chunk):  # a row of zero bytes does not decode
-                if given.null_count:
-                    place[given.is_null().to_numpy(zero_copy_only=False), 2] = 0
-            placed = _on_file(stored, data)
-            if placed is not stored and data is not None:
-                place[:, 1] += placed.ctypes.data - data.ctypes.data
+            rows = np.empty((len(array), 3), np.int64)
+            rows[:, 1], rows[:, 2] = offsets[:-1], np.diff(offsets)
+            for nullable in (array, chunk):  # a null becomes empty, which cannot be decoded
+                if nullable.null_count:
+                    rows[nullable.is_null().to_numpy(zero_copy_only=False), 2] = 0
+            mapped = _on_file(stored, data)
+            if mapped is not stored and data is not None:
+                rows[:, 1] += mapped.ctypes.data - data.ctypes.data
                 if file is None:
                     file = len(blobs)
                     blobs.append(data)
-                place[:, 0] = file
+                rows[:, 0] = file
             else:
-                place[:, 0] = len(blobs)
+                rows[:, 0] = len(blobs)
                 blobs.append(stored)
-            places.append(place)
+            ranges.append(rows)
     if len(paths) > 1:
         raise ValueError(
-            f"column {name!r} has images of which some are bytes and some paths of files; wanted "
-            "one of both in all rows"
+            f"column {name!r} has both bytes and paths of images; expected one of them in all rows"
         )
     return Bytes(
-        blobs, np.concatenate(places or [np.empty((0, 3), np.int64)]), decode, paths == {True}
+        blobs, np.concatenate(ranges or [np.empty((0, 3), np.int64)]), decode, paths == {True}
     )
 
 
-def _check_names(where: str, found: Sequence[str], names: Sequence[str] | None) -> None:
+def _check_names(where: str, existing: Sequence[str], names: Sequence[str] | None) -> None:
     for name in () if names is None or isinstance(names, str) else names:
-        if found.count(name) != 1:
-            raise KeyError(f"{where} has no column {name!r}, or several; it has {[*found]}")
+        if existing.count(name) != 1:
+            raise KeyError(
+                f"expected one column {name!r} in {where}, got {existing.count(name)}; it has "
+                f"{[*existing]}"
+            )

@@ -1,4 +1,4 @@
-"""Records whose fields are columns: rows of arrays, and bytes that lie somewhere in memory."""
+"""Sources whose fields are columns: rows of arrays, and byte ranges in memory."""
 
 from __future__ import annotations
 
@@ -17,14 +17,21 @@ from jaxkern.pipeline.sources.images.decoding import MAX_PIXELS
 from jaxkern.pipeline.sources.images.fields import FileColumn, ImageColumn, OnBadRecord, PathList
 from jaxkern.pipeline.sources.images.headers import ByteRanges
 from jaxkern.pipeline.sources.images.sources import EncodedSource
-from jaxkern.pipeline.sources.source import ArraySource, BatchSource, EncodedImages, RecordSource
+from jaxkern.pipeline.sources.source import (
+    ArraySource,
+    BatchSource,
+    EncodedImages,
+    RecordSource,
+    check_records,
+    common_length,
+)
 
-#: from the bytes of one record's field to a number, an array, or a dict of those
+#: function from the bytes of a record's field to a number, an array, or a dict of these
 Decode = Callable[[bytes], Any]
 
 
 class ImageOptions(TypedDict, total=False):
-    """What a source may be told of its encoded images, as `Encoded` is."""
+    """Options for encoded images of a source, as for `Encoded`."""
 
     channels: int
     max_size: tuple[int, int] | None
@@ -34,12 +41,12 @@ class ImageOptions(TypedDict, total=False):
 
 
 def masks(images: ImageOptions) -> bool:
-    """Whether images that do not decode are masked."""
+    """True if images that cannot be decoded are masked."""
     return images.get("on_bad_record") == "mask"
 
 
 class Chunks:
-    """A column [N, ...] whose rows lie in several arrays, one behind the other."""
+    """A column [N, ...] that is the concatenation of several arrays."""
 
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:
         self._arrays = arrays
@@ -50,65 +57,65 @@ class Chunks:
 
     @property
     def nbytes(self) -> int:
-        """Of all rows."""
+        """Return the size of all rows in bytes."""
         return sum(array.nbytes for array in self._arrays)
 
-    def whole(self) -> np.ndarray:
-        """All rows as one array; a copy where there are several."""
+    def concatenate(self) -> np.ndarray:
+        """Return all rows as one array, without a copy if there is one array."""
         return self._arrays[0] if len(self._arrays) == 1 else np.concatenate(self._arrays)
 
     def take(self, records: np.ndarray) -> np.ndarray:
-        """The rows of these records."""
+        """Return the rows of records."""
         first = self._arrays[0]
         rows = np.empty((len(records), *first.shape[1:]), first.dtype)
-        which = np.searchsorted(self._ends, records, "right")
-        for chunk in np.unique(which):
-            array, here = self._arrays[chunk], which == chunk
+        chunks = np.searchsorted(self._ends, records, "right")
+        for chunk in np.unique(chunks):
+            array, selected = self._arrays[chunk], chunks == chunk
             check_mapped("a column", array)
-            rows[here] = array[records[here] - (self._ends[chunk] - len(array))]
+            rows[selected] = array[records[selected] - (self._ends[chunk] - len(array))]
         return rows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bytes:
-    """A column of bytes: of encoded images, or what a function decodes.
+    """A column of byte ranges: encoded images, or input of a decoding function.
 
     Attributes:
       blobs: uint8 [B] each.
-      place: int64 [N, 3] of each record: its blob, and offset and length of its bytes there.
-      decode: what they are; None for encoded images.
-      in_files: whether they are names of files of images.
+      ranges: int64 [N, 3] of each record: blob, offset and length of its bytes.
+      decode: decoding function; None for encoded images.
+      in_files: True if the bytes are names of image files.
     """
 
     blobs: Sequence[np.ndarray]
-    place: np.ndarray
+    ranges: np.ndarray
     decode: Decode | None = None
     in_files: bool = False
 
     def __len__(self) -> int:
-        return len(self.place)
+        return len(self.ranges)
 
     def at(self, record: int) -> bytes:
-        """Those of a record."""
-        blob, start, length = self.place[record].tolist()
+        """Return the bytes of a record."""
+        blob, start, length = self.ranges[record].tolist()
         check_mapped("the record", self.blobs[blob])
-        found: bytes = self.blobs[blob][start : start + length].tobytes()
-        return found
+        data: bytes = self.blobs[blob][start : start + length].tobytes()
+        return data
 
 
 Column = np.ndarray | Chunks | Bytes
 
-#: for NumPy's readers: they parse headers as Python, where CPython 3.11 mixes up its threads
-#: ("AST constructor recursion depth mismatch", python/cpython#106905)
+#: serializes NumPy's header parsers, which are not thread-safe on CPython 3.11 ("AST constructor
+#: recursion depth mismatch", python/cpython#106905)
 NUMPY_HEADERS = threading.Lock()
 
 
 class ColumnSource(BatchSource):
-    """Records whose fields are columns of one length; what the formats here are made of.
+    """Base class of sources whose fields are columns of one length.
 
     Args:
-      columns: field -> rows, or bytes.
-      name_of: a record's file and place there, for messages.
+      columns: field -> rows or bytes.
+      name_of: function from a record to its file and position, for messages.
       images: see `ImageOptions`.
     """
 
@@ -120,10 +127,7 @@ class ColumnSource(BatchSource):
         name_of: Callable[[int], str],
         **images: Unpack[ImageOptions],
     ) -> None:
-        lengths = {name: len(column) for name, column in columns.items()}
-        if len(set(lengths.values())) != 1:
-            raise ValueError(f"the fields have different numbers of records: {lengths}")
-        self._length = next(iter(lengths.values()))
+        self._length = common_length({name: len(column) for name, column in columns.items()})
         self._names, self._name_of = list(columns), name_of
         self._chunks: dict[str, Chunks] = {}
         arrays: dict[str, np.ndarray] = {}
@@ -142,7 +146,7 @@ class ColumnSource(BatchSource):
         self._decoded = (
             RecordSource(DecodedFields(decoded, len(self), name_of)) if decoded else None
         )
-        #: what has a `gather` of its own
+        #: sources of the fields, except chunks
         self._parts: list[BatchSource] = [self._images] if self._images is not None else []
         if self._images is None and arrays:
             self._parts.append(ArraySource(arrays))
@@ -163,61 +167,60 @@ class ColumnSource(BatchSource):
 
     @property
     def bad_images(self) -> dict[tuple[str, int], str]:
-        """(field, record) -> error of each image that did not decode so far, where masked."""
+        """Return (field, record) -> error of each masked image so far."""
         return {} if self._images is None else self._images.bad_images
 
     def describe(self) -> str:
-        """With what changes the images' values."""
+        """Include the options that change pixel values."""
         scaled = self._images is not None and "scaled" in self._images.describe()
         return type(self).__name__ + ("(decoded scaled)" if scaled else "")
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        """The columns of numbers, where native threads can make all of a batch."""
+        """Return the columns of numbers if native threads can read all fields."""
         return self._parts[0].row_arrays() if self._is_plain() else None
 
     def encoded_bytes(self, field: str, record: int) -> bytes | None:
-        """An image as the file holds it."""
+        """Return an encoded image of the file."""
         return None if self._images is None else self._images.encoded_bytes(field, record)
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
-        """The columns of images, where native threads can make all of a batch."""
+        """Return the columns of images if native threads can read all fields."""
         return self._parts[0].encoded_images() if self._is_plain() else {}
 
     def remarks(self) -> Sequence[str]:
-        """What decodes the images, and why."""
+        """Describe which decoders the images need, and why."""
         return () if self._images is None else self._images.remarks()
 
     def name_of(self, record: int) -> str:
-        """Its file and place there."""
+        """Return the file of a record and its position there."""
         return self._name_of(record)
 
     def note_masked(self, records: np.ndarray) -> None:
-        """Why these images do not decode."""
+        """Record why these images cannot be decoded."""
         if self._images is not None:
             self._images.note_masked(records)
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """Rows of the arrays; decoded images as Ragged; stacked values of what is decoded."""
-        if records.size and not (records.min() >= 0 and records.max() < len(self)):
-            raise IndexError(f"records {records.min()} to {records.max()} of {len(self)}")
-        found: Data = {}
+        """Return rows of arrays, decoded images as Ragged, and other decoded values, stacked."""
+        check_records(records, len(self))
+        data: Data = {}
         for part in self._parts:
-            found |= part.gather(records, out)
+            data |= part.gather(records, out)
         for name, chunks in self._chunks.items():
-            found[name] = canonical(chunks.take(records))
-        return found
+            data[name] = canonical(chunks.take(records))
+        return data
 
     def _is_plain(self) -> bool:
         return len(self._parts) == 1 and not self._chunks and self._decoded is None
 
 
-class PlacedImages(ImageColumn):
-    """Encoded images in memory, with names for messages."""
+class NamedImages(ImageColumn):
+    """A field of encoded images in memory, with names for messages."""
 
     def __init__(
-        self, places: ByteRanges, name_of: Callable[[int], str], **options: Unpack[ImageOptions]
+        self, ranges: ByteRanges, name_of: Callable[[int], str], **options: Unpack[ImageOptions]
     ) -> None:
-        super().__init__(places, **_all_options(options))
+        super().__init__(ranges, **_all_options(options))
         self._name_of = name_of
 
     def name_of(self, record: int) -> str:
@@ -228,22 +231,22 @@ def _image_column(
     column: Bytes, name_of: Callable[[int], str], options: ImageOptions
 ) -> ImageColumn:
     if not column.in_files:
-        places = ByteRanges(tuple(column.blobs), column.place, in_files=False)
-        return PlacedImages(places, name_of, **options)
+        ranges = ByteRanges(tuple(column.blobs), column.ranges, in_files=False)
+        return NamedImages(ranges, name_of, **options)
     paths = [os.path.abspath(column.at(record)) for record in range(len(column))]
     return FileColumn(PathList(paths), **_all_options(options), index=None)
 
 
-def _all_options(given: ImageOptions) -> dict[str, Any]:
-    """With those that were not given."""
-    first = ImageOptions(
+def _all_options(options: ImageOptions) -> dict[str, Any]:
+    """Add the defaults of missing options."""
+    defaults = ImageOptions(
         channels=3, max_size=None, max_pixels=MAX_PIXELS, on_bad_record="raise", decode="full"
     )
-    return {**first, **given}
+    return {**defaults, **options}
 
 
 class DecodedFields:
-    """Records of fields that functions decode, one by one."""
+    """Sequence of records with fields that functions decode."""
 
     def __init__(
         self, columns: Mapping[str, Bytes], length: int, name_of: Callable[[int], str]
@@ -270,6 +273,6 @@ class DecodedFields:
 
 
 def is_image(data: bytes) -> bool:
-    """Whether bytes begin as those of an image do."""
-    marks = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF", b"P6")
-    return data.startswith(marks)
+    """True if bytes begin with the magic number of an image format."""
+    magic = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF", b"P6")
+    return data.startswith(magic)

@@ -1,35 +1,38 @@
-"""Zarr groups: their arrays [N, ...] as fields, whose chunks are read once a batch."""
+"""Source of Zarr groups, whose arrays [N, ...] are the fields."""
 
 from __future__ import annotations
 
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from jaxkern.core.caches import LruCache
 from jaxkern.core.failures import note
 from jaxkern.pipeline.rows import Data, canonical
 from jaxkern.pipeline.sources.files import import_extra
-from jaxkern.pipeline.sources.source import BatchSource, check_numeric
+from jaxkern.pipeline.sources.source import BatchSource, check_numeric, check_records, common_length
 
 
 class ZarrSource(BatchSource):
-    """Records along the leading axis of the arrays of a Zarr group, or of one array.
+    """Source of records along the leading axis of the arrays of a Zarr group, or of one array.
 
-    A batch reads each chunk that it needs once, and the last ones read are kept. A shuffle of all
-    records needs another chunk for each: let a chunk hold few records, such as one image, or raise
-    `cache_bytes` to what all chunks take.
+    A batch reads each chunk once, and the most recently used chunks are cached. A full shuffle
+    reads a chunk per record: use chunks of few records, such as one image, or set `cache_bytes` to
+    the size of all chunks.
 
     Args:
       group: a zarr.Group, a zarr.Array (whose field is "x"), or the path of one.
-      fields: names of the arrays to take; all by default.
-      cache_bytes: of decoded chunks that are kept in memory.
+      fields: names of the arrays; all by default.
+      cache_bytes: maximum size of cached decoded chunks in bytes.
 
-    Raises: ImportError without zarr 3; FileNotFoundError; KeyError for an unknown array; ValueError
-      for arrays of different lengths; TypeError for arrays that are no numbers.
+    Raises:
+      ImportError: zarr 3 is not installed.
+      FileNotFoundError: the path does not exist.
+      KeyError: an array does not exist.
+      ValueError: arrays have different lengths.
+      TypeError: arrays are not numbers.
     """
 
     fresh = True
@@ -42,13 +45,11 @@ class ZarrSource(BatchSource):
         if isinstance(group, str | os.PathLike):
             self._where = os.fspath(group)
             if not os.path.exists(group):
-                raise FileNotFoundError(f"{group} is no Zarr group: there is nothing")
+                raise FileNotFoundError(f"{group} does not exist; expected a Zarr group")
             try:
                 group = zarr.open(os.fspath(group), mode="r")
             except Exception as error:
-                raise ValueError(
-                    f"{self._where} is no Zarr group that can be read: {error}"
-                ) from error
+                raise ValueError(f"{self._where} is not a readable Zarr group: {error}") from error
         arrays = {"x": group} if isinstance(group, zarr.Array) else dict(group.arrays())
         for name in fields or ():
             if name not in arrays:
@@ -58,13 +59,10 @@ class ZarrSource(BatchSource):
             raise ValueError(f"{self._where} has no arrays")
         for name, array in self._arrays.items():
             if array.ndim == 0:
-                raise ValueError(f"array {name!r} of {self._where} is one number; wanted [N, ...]")
+                raise ValueError(f"array {name!r} of {self._where} is a scalar; expected [N, ...]")
             check_numeric(np.empty(0, array.dtype), f"array {name!r} of {self._where}")
-        lengths = {name: array.shape[0] for name, array in self._arrays.items()}
-        if len(set(lengths.values())) != 1:
-            raise ValueError(f"the arrays have different numbers of records: {lengths}")
-        self._length = next(iter(lengths.values()))
-        self._cache = _Chunks(cache_bytes)
+        self._length = common_length({k: array.shape[0] for k, array in self._arrays.items()})
+        self._cache = LruCache[np.ndarray](cache_bytes, lambda chunk: chunk.nbytes)
 
     def __len__(self) -> int:
         return int(self._length)
@@ -73,28 +71,27 @@ class ZarrSource(BatchSource):
         return f"ZarrSource({', '.join(self._arrays)}; {len(self)} records)"
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """The rows of these records."""
-        if records.size and not (records.min() >= 0 and records.max() < len(self)):
-            raise IndexError(f"records {records.min()} to {records.max()} of {len(self)}")
-        found: Data = {}
+        """Return the rows of records."""
+        check_records(records, len(self))
+        data: Data = {}
         for name, array in self._arrays.items():
             rows = np.empty((len(records), *array.shape[1:]), array.dtype)
             length = array.chunks[0]
-            which = records // length
-            for chunk in np.unique(which).tolist():
-                here = which == chunk
-                rows[here] = self._chunk(name, chunk)[records[here] - chunk * length]
+            chunks = records // length
+            for chunk in np.unique(chunks).tolist():
+                selected = chunks == chunk
+                rows[selected] = self._chunk(name, chunk)[records[selected] - chunk * length]
             if out is None:
-                found[name] = canonical(rows)
+                data[name] = canonical(rows)
             else:
                 out[name][...] = rows
-                found[name] = out[name]
-        return found
+                data[name] = out[name]
+        return data
 
     def _chunk(self, name: str, chunk: int) -> np.ndarray:
-        kept = self._cache.get((name, chunk))
-        if kept is not None:
-            return kept
+        cached = self._cache.get((name, chunk))
+        if cached is not None:
+            return cached
         array = self._arrays[name]
         first = chunk * array.chunks[0]
         try:
@@ -104,27 +101,3 @@ class ZarrSource(BatchSource):
             raise
         self._cache.put((name, chunk), values)
         return values
-
-
-class _Chunks:
-    """The chunks that were asked for last, up to a number of bytes; for several threads."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit, self._taken = limit, 0
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[Any, np.ndarray] = OrderedDict()
-
-    def get(self, key: Any) -> np.ndarray | None:
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-            return self._kept.get(key)
-
-    def put(self, key: Any, values: np.ndarray) -> None:
-        with self._lock:
-            if key in self._kept or values.nbytes > self._limit:
-                return
-            self._kept[key] = values
-            self._taken += values.nbytes
-            while self._taken > self._limit:
-                self._taken -= self._kept.popitem(last=False)[1].nbytes

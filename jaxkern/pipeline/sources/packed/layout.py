@@ -1,8 +1,8 @@
-"""The layout of a packed file (.jkp): its header and its index; what is read is never trusted.
+"""The layout of a packed file (.jkp): header and index, which are validated when read.
 
     0       header: one page, of which 68 bytes are used
-    4096    what the records store, one record after another
-    ...     index, from a page's beginning to the end of the file: a text in JSON, and columns
+    4096    data of the records, one record after another
+    ...     index, from the start of a page to the end of the file: JSON text, and columns
 
 All numbers are little endian. docs/packed.md has the tables.
 """
@@ -26,8 +26,8 @@ PAGE = 4096
 LINE = 64
 SUFFIX = ".jkp"
 
-# magic, version, 0, records, offset and size of the index, size of the file, digest of the index;
-# behind it the CRC-32 of these bytes
+# magic, version, 0, number of records, offset and size of the index, size of the file, digest of
+# the index; followed by the CRC-32 of these bytes
 _HEADER = struct.Struct("<8sIIQQQQ16s")
 _CRC = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
@@ -35,24 +35,24 @@ _DTYPES = frozenset(
     {"bool", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16"}
     | {"float32", "float64", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64))}
 )
-_MOST_DIMENSIONS = 32
-_MOST = 2**62  # records, bytes: what sums of a few cannot carry beyond 64 bits
-_MOST_SIDE = 2**31 - 1
+_MAX_DIMENSIONS = 32
+_MAX_COUNT = 2**62  # records or bytes; sums of a few do not overflow 64 bits
+_MAX_SIDE = 2**31 - 1
 
 Codec = Literal["column", "array", "jpeg"]
 
 
 @dataclasses.dataclass(frozen=True)
 class PackedField:
-    """How a field is stored.
+    """Storage of a field.
 
     Attributes:
-      name: of the field.
-      codec: "column": rows of one shape, all together in the index; "array": each record's array
-        as it lies in memory, of any shape; "jpeg": the bytes of a JPEG file.
-      dtype: of the values; of what is decoded for "jpeg".
-      shape: of a record in a column; of an array and an image (of a JPEG once it is decoded) as
-        far as it is one for all, and 0 for the sides that differ.
+      name: name of the field.
+      codec: "column": rows of one shape, stored in the index; "array": arrays of any shape, stored
+        per record; "jpeg": JPEG files.
+      dtype: dtype of the values, of decoded values for "jpeg".
+      shape: shape of a record, with 0 for sides that differ between records; of decoded images for
+        "jpeg".
     """
 
     name: str
@@ -62,7 +62,7 @@ class PackedField:
 
     @property
     def columns(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-        """The field's columns in the index: dtype, and shape of a record."""
+        """Return the field's columns in the index: name -> (dtype, shape of a record)."""
         if self.codec == "column":
             return {"value": (self.dtype, self.shape)}
         ranks = 2 if self.codec == "jpeg" else len(self.shape)  # a JPEG's channels are not stored
@@ -73,8 +73,8 @@ class PackedField:
             "shape": (np.dtype("<i4"), (ranks,)),
         }
 
-    def described(self) -> dict[str, Any]:
-        """For the index's text."""
+    def as_dict(self) -> dict[str, Any]:
+        """Return the entry in the text of the index."""
         return {
             "name": self.name,
             "codec": self.codec,
@@ -85,14 +85,14 @@ class PackedField:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PackedIndex:
-    """What a packed file's index says.
+    """The index of a packed file.
 
     Attributes:
-      records: their number.
-      fields: in the order of the source's.
-      columns: field -> column of the field -> array [records, ...].
-      metadata: what the writer said of the whole.
-      digest: of the index, and by its checksums of all that the records store.
+      records: number of records.
+      fields: fields in the order of the source.
+      columns: field -> column -> array [records, ...].
+      metadata: metadata of the writer.
+      digest: digest of the index, which includes the checksums of all records.
     """
 
     records: int
@@ -103,19 +103,19 @@ class PackedIndex:
 
 
 def aligned(offset: int, size: int) -> int:
-    """Where `size` bytes go that may begin at `offset`.
+    """Return the first aligned offset from `offset` on for `size` bytes.
 
-    A page's beginning for what fills one, so that reading it touches the fewest pages and shares
-    none; a multiple of 64 for what is smaller, which would waste most of a page.
+    Data of at least a page are aligned to a page, which minimizes the number of pages to read;
+    smaller data are aligned to 64 bytes, to save space.
     """
     step = PAGE if size >= PAGE else LINE
     return -(-offset // step) * step
 
 
 def layout(sizes: Sequence[int], cursor: int) -> tuple[list[int], int]:
-    """Offsets of what a record stores, and the end; the same for every record of these sizes.
+    """Return the offsets of a record's data and its end, as a function of sizes only.
 
-    A record that holds a page or more begins at a page's beginning.
+    A record with data of at least a page begins at the start of a page.
     """
     at = aligned(cursor, max(sizes, default=0))
     offsets = []
@@ -127,7 +127,7 @@ def layout(sizes: Sequence[int], cursor: int) -> tuple[list[int], int]:
 
 
 def dtype_of(name: Any) -> np.dtype | None:
-    """The dtype that an index names, little endian; None for others."""
+    """Return the little-endian dtype of a name in an index; None if not supported."""
     if not isinstance(name, str) or name not in _DTYPES:
         return None
     import ml_dtypes
@@ -136,13 +136,13 @@ def dtype_of(name: Any) -> np.dtype | None:
 
 
 def can_store(dtype: np.dtype) -> bool:
-    """Whether a packed file holds values of a dtype."""
+    """True if a packed file can store a dtype."""
     return dtype.name in _DTYPES
 
 
 def encode_index(index: PackedIndex) -> bytes:
-    """The bytes of an index."""
-    about = {"fields": [f.described() for f in index.fields], "metadata": dict(index.metadata)}
+    """Return the bytes of an index."""
+    about = {"fields": [f.as_dict() for f in index.fields], "metadata": dict(index.metadata)}
     text = json.dumps(about, separators=(",", ":"), sort_keys=True).encode()
     parts = [_LENGTH.pack(len(text)), text]
     size = _LENGTH.size + len(text)
@@ -156,94 +156,100 @@ def encode_index(index: PackedIndex) -> bytes:
 
 
 def encode_header(records: int, index_offset: int, index: bytes) -> bytes:
-    """The first bytes of the file whose index this is."""
+    """Return the header of a file with this index."""
     fields = (MAGIC, VERSION, 0, records, index_offset, len(index), index_offset + len(index))
     head = _HEADER.pack(*fields, digest_of(index))
     return head + _CRC.pack(zlib.crc32(head))
 
 
 def digest_of(index: Any) -> bytes:
-    """Of the bytes of an index."""
+    """Return the digest of the bytes of an index."""
     return hashlib.blake2b(index, digest_size=16).digest()
 
 
 def read_index(file: np.ndarray, path: Any) -> PackedIndex:
-    """The index of a packed file, uint8 [size], all of whose places lie within the file.
+    """Read and validate the index of a packed file, uint8 [size].
 
-    Columns of offsets, sizes, shapes and checksums are copies, so that what was checked stays;
-    those of values are views.
+    All byte ranges are within the file. Columns of offsets, sizes, shapes and checksums are copies,
+    so that they cannot change after the validation; columns of values are views.
 
-    Raises: ValueError that names the file and what is wrong with it.
+    Raises:
+      ValueError: names the file and the problem.
     """
     try:
         return _read_index(file)
-    except _WrongError as error:
+    except _InvalidFile as error:
         raise ValueError(f"{path} {error}") from None
 
 
-class _WrongError(Exception):
-    """What a file is or has; the message follows its name."""
+class _InvalidFile(Exception):
+    """A problem of a file; the message follows the file's name."""
 
 
 def _read_index(file: np.ndarray) -> PackedIndex:
     head = file[: _HEADER.size + _CRC.size].tobytes()
     if head[:8] != MAGIC:
         if not any(head):
-            raise _WrongError("is empty or was not finished; wanted a packed file: pack it again")
-        raise _WrongError("is no packed file: it does not begin as those do")
+            raise _InvalidFile("is empty or incomplete; pack it again")
+        raise _InvalidFile("is not a packed file: it has a wrong magic number")
     if len(head) < _HEADER.size + _CRC.size:
-        raise _WrongError("is cut short within its header; copy it or pack it again")
-    _, version, _, records, offset, size, whole, digest = _HEADER.unpack(head[: _HEADER.size])
-    if version != VERSION:  # before the rest, which versions may hold in other ways
-        raise _WrongError(
+        raise _InvalidFile("is truncated within its header; copy it or pack it again")
+    _, version, _, records, offset, size, file_size, digest = _HEADER.unpack(head[: _HEADER.size])
+    if version != VERSION:  # first, because other versions may have another layout
+        raise _InvalidFile(
             f"has version {version} of the format; this jaxkern reads {VERSION}"
             + ("; upgrade jaxkern" if version > VERSION else "")
         )
     if zlib.crc32(head[: _HEADER.size]) != _CRC.unpack(head[_HEADER.size :])[0]:
-        raise _WrongError("has a damaged header; copy it or pack it again")
-    if whole != file.size:
-        how = "is cut short" if whole > file.size else "has grown"
-        raise _WrongError(f"{how}: it has {file.size} bytes and was written with {whole}")
-    if offset < PAGE or offset % PAGE or offset + size != whole or not 0 < records <= _MOST:
-        raise _WrongError("has a header that contradicts itself")
+        raise _InvalidFile("has a damaged header; copy it or pack it again")
+    if file_size != file.size:
+        how = "is truncated" if file_size > file.size else "has grown"
+        raise _InvalidFile(f"{how}: it has {file.size} bytes and was written with {file_size}")
+    if (
+        offset < PAGE
+        or offset % PAGE
+        or offset + size != file_size
+        or not 0 < records <= _MAX_COUNT
+    ):
+        raise _InvalidFile("has an inconsistent header")
     index = file[offset:]
     if digest_of(index) != digest:
-        raise _WrongError("has a damaged index; copy it or pack it again")
+        raise _InvalidFile("has a damaged index; copy it or pack it again")
     fields, metadata, start = _read_text(index)
     columns = _read_columns(index, start, fields, records)
     for field in fields:
         if field.codec != "column":
-            _check_places(field, columns[field.name], int(offset))
+            _check_ranges(field, columns[field.name], int(offset))
     return PackedIndex(records, fields, columns, metadata, digest)
 
 
 def _read_text(index: np.ndarray) -> tuple[tuple[PackedField, ...], dict[str, Any], int]:
-    """Fields, metadata, and where the columns begin."""
+    """Return fields, metadata, and the offset of the columns."""
     if index.size < _LENGTH.size:
-        raise _WrongError("has an index that contradicts itself")
+        raise _InvalidFile("has an inconsistent index")
     (length,) = _LENGTH.unpack(index[: _LENGTH.size].tobytes())
     if length > index.size - _LENGTH.size:
-        raise _WrongError("has an index that contradicts itself")
+        raise _InvalidFile("has an inconsistent index")
     try:
         about = json.loads(index[_LENGTH.size : _LENGTH.size + length].tobytes())
-        given, metadata = about["fields"], about["metadata"]
-        fields = tuple(_read_field(field) for field in given)
-        right = isinstance(metadata, dict) and len({f.name for f in fields}) == len(fields) > 0
+        entries, metadata = about["fields"], about["metadata"]
+        fields = tuple(_read_field(entry) for entry in entries)
+        valid = isinstance(metadata, dict) and len({f.name for f in fields}) == len(fields) > 0
     except (ValueError, TypeError, LookupError, RecursionError):
-        right = False
-    if not right:
-        raise _WrongError("has an index whose text cannot be understood")
+        valid = False
+    if not valid:
+        raise _InvalidFile("has an index with invalid text")
     return fields, metadata, _LENGTH.size + length
 
 
-def _read_field(given: Any) -> PackedField:
-    name, codec, dtype = given["name"], given["codec"], dtype_of(given["dtype"])
-    shape = tuple(given["shape"])
+def _read_field(entry: Any) -> PackedField:
+    name, codec, dtype = entry["name"], entry["codec"], dtype_of(entry["dtype"])
+    shape = tuple(entry["shape"])
     if not isinstance(name, str) or codec not in ("column", "array", "jpeg") or dtype is None:
         raise ValueError
-    if len(shape) > _MOST_DIMENSIONS:
+    if len(shape) > _MAX_DIMENSIONS:
         raise ValueError
-    if not all(type(n) is int and 0 <= n <= _MOST_SIDE for n in shape):
+    if not all(type(n) is int and 0 <= n <= _MAX_SIDE for n in shape):
         raise ValueError
     if codec == "jpeg" and (dtype != np.uint8 or len(shape) != 3 or shape[2] not in (1, 3)):
         raise ValueError
@@ -259,15 +265,15 @@ def _read_columns(
         at += -at % LINE
         size = records * math.prod(shape) * dtype.itemsize  # Python's integers do not overflow
         if size > index.size - at:
-            raise _WrongError("has an index that is too short for its records")
+            raise _InvalidFile("has an index that is too short for its records")
         try:
             column = np.ndarray((records, *shape), dtype, index, at)
-        except ValueError:  # no elements, of sides that NumPy cannot count
-            raise _WrongError("has an index whose text cannot be understood") from None
+        except ValueError:  # an empty array with sides above NumPy's limit
+            raise _InvalidFile("has an index with invalid text") from None
         columns.setdefault(field.name, {})[name] = column if name == "value" else column.copy()
         at += size
     if at != index.size:
-        raise _WrongError("has an index that is too long for its records")
+        raise _InvalidFile("has an index that is too long for its records")
     return columns
 
 
@@ -279,20 +285,20 @@ def _all_columns(
             yield field, name, dtype, shape
 
 
-def _check_places(field: PackedField, columns: Mapping[str, np.ndarray], end: int) -> None:
-    """Raises where a record does not lie between the header and the index, or has another size."""
+def _check_ranges(field: PackedField, columns: Mapping[str, np.ndarray], end: int) -> None:
+    """Raise if a record is not between header and index, or its size and shape contradict."""
     offset, size, shape = columns["offset"], columns["size"], columns["shape"]
     what = f"has an index whose records of {field.name!r}"
     inside = (offset >= PAGE) & (size >= 0) & (size <= end) & (offset <= end - size)
     if not inside.all():
-        raise _WrongError(f"{what} do not lie within the file")
+        raise _InvalidFile(f"{what} are not within the file")
     if (shape < 0).any() or (field.codec == "jpeg" and (shape == 0).any()):
-        raise _WrongError(f"{what} have no possible shape")
+        raise _InvalidFile(f"{what} have invalid shapes")
     if field.codec == "array":
         if (offset % LINE).any():
-            raise _WrongError(f"{what} are not aligned")
-        # In floats first: products may not fit into 64 bits, not even those of empty arrays.
-        about = np.maximum(shape, 1).prod(axis=1, dtype=np.float64) * field.dtype.itemsize
+            raise _InvalidFile(f"{what} are not aligned")
+        # In float64 first: products may overflow 64 bits, even those of empty arrays.
+        estimate = np.maximum(shape, 1).prod(axis=1, dtype=np.float64) * field.dtype.itemsize
         exact = shape.prod(axis=1, dtype=np.int64) * field.dtype.itemsize
-        if (about > _MOST).any() or (exact != size).any():
-            raise _WrongError(f"{what} have sizes that are not those of their shapes")
+        if (estimate > _MAX_COUNT).any() or (exact != size).any():
+            raise _InvalidFile(f"{what} have sizes that contradict their shapes")

@@ -1,4 +1,4 @@
-"""Packed files (.jkp) as a source: records in memory maps, checked when they are first read."""
+"""Source of packed files (.jkp): memory maps, with checksums verified at the first read."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ from jaxkern.pipeline.sources.images.decoding import (
     jpeg_decoding,
 )
 from jaxkern.pipeline.sources.images.sources import is_image_error
-from jaxkern.pipeline.sources.packed.files import Damage, PackedFile, check_one_set, packed_paths
+from jaxkern.pipeline.sources.packed.files import Damage, PackedFile, check_same_set, packed_paths
 from jaxkern.pipeline.sources.packed.layout import PackedField
 from jaxkern.pipeline.sources.source import BatchSource, EncodedImages
 
-# Columns of several files become one array in memory up to so many bytes.
-_MOST_JOINED = 1 << 28
-_CHECKED_ALONE = 64  # records that are not worth a thread
+_CONCATENATED_BYTES = 1 << 28  # maximum size of columns of several files that are concatenated
+_RECORDS_PER_THREAD = 64  # minimum number of records per thread that verifies checksums
 
 
 class PackedSource(BatchSource):
-    """Records of a packed file, or of a set of them, which are mapped into memory.
+    """Source of the records of a packed file, or of a set of packed files, mapped into memory.
 
-    A field's batches are one array where all records have the same shape; images (uint8
-    [H, W, C], or JPEG) of different sizes are `jaxkern.image.Ragged`. Each record's checksum is
-    compared when the process reads it for the first time, see docs/packed.md.
+    If all records of a field have one shape, its batches are arrays; images (uint8 [H, W, C], or
+    JPEG) of different sizes are `jaxkern.image.Ragged`. The checksum of each record is verified
+    when the process reads it for the first time, see docs/packed.md.
 
     Args:
-      path: of a file; or of several, one behind the other: a pattern,
-        ``"train-*-of-00064.jkp"``, a folder, or a list. Shards must be all of one set.
-      channels: of decoded JPEG images: 3 for RGB, 1 for gray, 4 for RGBA; None: as in the source
-        that was packed.
-      verify: "first", or "never" to trust the files.
-      on_bad_record: "raise": a damaged record is an error in its batch's place. "mask": it is
-        zeros, and False in a field "valid" (bool).
-      max_pixels: height * width above which a JPEG image is refused, before it is decoded.
+      path: path of a file; or of several files: a pattern such as ``"train-*-of-00064.jkp"``, a
+        folder, or a list. Shards must be a complete set.
+      channels: channels of decoded JPEG images: 3 for RGB, 1 for gray, 4 for RGBA; None: as in the
+        packed source.
+      verify: "first"; or "never" to skip the verification.
+      on_bad_record: "raise": a damaged record is an error of its batch. "mask": the record is
+        zeros, and a field "valid" (bool) is False there.
+      max_pixels: maximum height * width of JPEG images; larger ones raise OSError before they are
+        decoded.
 
     Attributes:
-      paths: of the files.
+      paths: paths of the files.
 
     Raises:
-      FileNotFoundError: where there is no file, or a shard is missing.
-      ValueError: where a file is no packed one, of a newer version, cut short or damaged, with its
-        name; likewise when a record is read.
+      FileNotFoundError: a file does not exist, or a shard is missing.
+      ValueError: a file is not a packed file, has a newer version, or is truncated or damaged; the
+        message names it. Reads of damaged records raise ValueError, too.
 
     >>> import tempfile, numpy as np, jaxkern as jk
     >>> path = tempfile.mkdtemp() + "/x.jkp"
@@ -77,17 +77,17 @@ class PackedSource(BatchSource):
         max_pixels: int = MAX_PIXELS,
     ) -> None:
         if channels not in (None, *CHANNELS):
-            raise ValueError(f"channels={channels}; wanted 1, 3, 4 or None")
+            raise ValueError(f"channels={channels}; expected 1, 3, 4 or None")
         if verify not in ("first", "never"):
-            raise ValueError(f"verify is {verify!r}; wanted 'first' or 'never'")
+            raise ValueError(f"verify is {verify!r}; expected 'first' or 'never'")
         if on_bad_record not in ("raise", "mask"):
-            raise ValueError(f"on_bad_record is {on_bad_record!r}; wanted 'raise' or 'mask'")
+            raise ValueError(f"on_bad_record is {on_bad_record!r}; expected 'raise' or 'mask'")
         self.paths = packed_paths(path)
         self.channels = channels
         self.max_pixels = check_integer("max_pixels", max_pixels, 1)
         self.on_bad_record = on_bad_record
         self._shards = [PackedFile(path) for path in self.paths]
-        check_one_set(self._shards)
+        check_same_set(self._shards)
         self._ends = np.cumsum([shard.index.records for shard in self._shards]).tolist()
         self._fields = self._shards[0].index.fields
         self._shapes = {field.name: self._shape_of(field) for field in self._fields}
@@ -102,28 +102,28 @@ class PackedSource(BatchSource):
         return f"PackedSource({name}{more}; {', '.join(self._shapes)}; {len(self)} records)"
 
     def describe(self) -> str:
-        """With a digest of what is stored, which does not depend on the number of shards."""
+        """Include a digest of the contents, which is independent of the number of shards."""
         return f"PackedSource#{self.digest}(channels={self.channels})"
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What the writer said of the whole: ``format``, ``max_side``, a folder's ``classes``."""
+        """Return the writer's metadata: ``format``, ``max_side``, a folder's ``classes``."""
         return {k: v for k, v in self.shard_metadata.items() if k not in ("shard", "set")}
 
     @property
     def shard_metadata(self) -> Mapping[str, Any]:
-        """The same with what the first file says of its place in a set."""
+        """Return the metadata of the first file, including its position in a set."""
         self._check_open()
         return self._shards[0].index.metadata
 
     @property
     def fields(self) -> tuple[PackedField, ...]:
-        """How each field is stored."""
+        """Return how each field is stored."""
         return self._fields
 
     @functools.cached_property
     def digest(self) -> str:
-        """Of the values of all records: the same for every set of files that holds them."""
+        """Return a digest of all values, independent of the number of files."""
         self._check_mapped(range(len(self._shards)))
         digest = hashlib.blake2b(digest_size=8)
         for field in self._fields:
@@ -135,20 +135,20 @@ class PackedSource(BatchSource):
         return digest.hexdigest()
 
     def info(self) -> dict[str, Any]:
-        """What the files hold, for people: JSON-able."""
+        """Describe the contents of the files as JSON-compatible values."""
         self._check_open()
         fields = []
         for field in self._fields:
             columns = [shard.index.columns[field.name] for shard in self._shards]
             if field.codec == "column":
                 size = sum(part["value"].nbytes for part in columns)
-                least = most = list(field.shape)
+                low = high = list(field.shape)
             else:
                 size = sum(int(part["size"].sum()) for part in columns)
-                least = np.min([part["shape"].min(axis=0) for part in columns], axis=0).tolist()
-                most = np.max([part["shape"].max(axis=0) for part in columns], axis=0).tolist()
-            shapes = str(least) if least == most else f"{least} to {most}"
-            fields.append({**field.described(), "shapes": shapes, "bytes": size})
+                low = np.min([part["shape"].min(axis=0) for part in columns], axis=0).tolist()
+                high = np.max([part["shape"].max(axis=0) for part in columns], axis=0).tolist()
+            shapes = str(low) if low == high else f"{low} to {high}"
+            fields.append({**field.as_dict(), "shapes": shapes, "bytes": size})
         return {
             "files": [str(path) for path in self.paths],
             "records": len(self),
@@ -159,7 +159,7 @@ class PackedSource(BatchSource):
         }
 
     def close(self) -> None:
-        """Lets go of the files; arrays that were handed out keep theirs. Idempotent."""
+        """Close the files; arrays that refer to a map keep it open. Idempotent."""
         self._shards = []
         self.__dict__.pop("_native", None)
 
@@ -170,66 +170,66 @@ class PackedSource(BatchSource):
         self.close()
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """The batch of these records, decoded."""
+        """Return the decoded batch of records."""
         self._check_open()
         valid = self._valid(records)
-        found: Data = {}
+        data: Data = {}
         for field in self._fields:
-            place = None if out is None else out.get(field.name)
-            found[field.name] = self._gathered(field, records, valid, place)
+            target = None if out is None else out.get(field.name)
+            data[field.name] = self._gather_field(field, records, valid, target)
         if self.on_bad_record == "mask":
-            found["valid"] = valid & np.asarray(found.get("valid", True), bool)
-        return found
+            data["valid"] = valid & np.asarray(data.get("valid", True), bool)
+        return data
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        """Views of the maps; columns of several files are joined in memory where they are small."""
+        """Return views of the maps; small columns of several files are concatenated."""
         return None if self._native is None else self._native[0]
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
-        """The JPEG images, and arrays of images that are not one array."""
+        """Return JPEG images, and images of different sizes."""
         return {} if self._native is None else self._native[1]
 
     def encoded_bytes(self, field: str, record: int) -> bytes | None:
-        """A record's JPEG file, checked as every record is."""
+        """Return a record's JPEG file, after verifying its checksum."""
         codecs = {field.name: field.codec for field in self._fields}
         if codecs.get(field) != "jpeg":
             return None
         self.check(np.array([record]))
-        file, row = self._place(record)
+        file, row = self._locate(record)
         return file.stored(field, row).tobytes()
 
     def remarks(self) -> Sequence[str]:
-        """What decodes JPEG images, and why."""
-        found = jpeg_decoding()
-        why = f" ({found.reason})" if found.reason else ""
+        """Describe which decoder JPEG images need, and why."""
+        decoder = jpeg_decoding()
+        why = f" ({decoder.reason})" if decoder.reason else ""
         jpeg = [field.name for field in self._fields if field.codec == "jpeg"]
-        return [f"{name}: packed JPEG by {found.name}{why}" for name in jpeg]
+        return [f"{name}: packed JPEG by {decoder.name}{why}" for name in jpeg]
 
     def check(self, records: np.ndarray) -> None:
-        """Raises ValueError for the first of these records that is damaged.
+        """Raise ValueError for the first damaged record.
 
-        Each is read once; native threads, which read the maps themselves, need no more.
+        Each record is verified once. Native threads rely on this before they read the maps.
         """
         self._check_open()
         self._check_mapped(np.unique(self._shard_numbers(records)).tolist())
         if self._unread is None:
             return
         unread = records[self._unread[records]]
-        parts = np.array_split(unread, min(num_threads(), 1 + len(unread) // _CHECKED_ALONE))
+        parts = np.array_split(unread, min(num_threads(), 1 + len(unread) // _RECORDS_PER_THREAD))
         if len(parts) == 1:
-            found = [self._first_damage(unread)]
-        else:  # of a disk, several records at once
+            damages = [self._first_damage(unread)]
+        else:  # concurrent reads from the disk
             with concurrent.futures.ThreadPoolExecutor(len(parts)) as threads:
-                found = list(threads.map(self._first_damage, parts))
-        for damage in found:
+                damages = list(threads.map(self._first_damage, parts))
+        for damage in damages:
             if damage is not None:
                 raise ValueError(str(damage))
 
     def damaged(self, progress: Any = None) -> Iterator[Damage]:
-        """Every record whose bytes are damaged, in order; reads all of them, in several threads.
+        """Yield all damaged records in order; read all records with several threads.
 
         Args:
-          progress: called with the number of records that were read so far.
+          progress: called with the number of verified records.
         """
         self._check_open()
         self._check_mapped(range(len(self._shards)))
@@ -250,7 +250,7 @@ class PackedSource(BatchSource):
             check_mapped("the source", self._shards[number].file)
 
     def _shape_of(self, field: PackedField) -> tuple[int, ...] | None:
-        """The one shape of all records; None where they differ, and for JPEG."""
+        """Return the common shape of all records; None if shapes differ, and for JPEG."""
         if field.codec == "column":
             return field.shape
         if field.codec == "jpeg":
@@ -267,7 +267,7 @@ class PackedSource(BatchSource):
         return int(self._shards[0].index.columns[field.name]["shape"][0, 2])
 
     def _is_image(self, field: PackedField) -> bool:
-        """Whether its records are images of different sizes, of one number of channels."""
+        """True if records are images that may differ in size but not in channels."""
         if field.codec == "jpeg":
             return True
         if field.codec != "array" or field.dtype != np.uint8 or len(field.shape) != 3:
@@ -280,29 +280,29 @@ class PackedSource(BatchSource):
 
     @functools.cached_property
     def _largest(self) -> dict[str, tuple[int, int]]:
-        """(height, width) that no image of a field exceeds."""
-        found = {}
+        """Return field -> maximum (height, width)."""
+        largest = {}
         for field in self._fields:
             if field.codec != "column" and len(field.shape) >= 2:
                 sides = [s.index.columns[field.name]["shape"].max(axis=0) for s in self._shards]
                 height, width, *_ = np.max(sides, axis=0).tolist()
-                found[field.name] = (height, width)
-        return found
+                largest[field.name] = (height, width)
+        return largest
 
     def _shard_numbers(self, records: np.ndarray) -> np.ndarray:
         outside = records[(records < 0) | (records >= len(self))]
         if outside.size:
-            raise IndexError(f"record {outside[0]} of {self!r}")
+            raise IndexError(f"record {outside[0]} is out of range for {self!r}")
         return np.searchsorted(self._ends, records, side="right")
 
-    def _place(self, record: int) -> tuple[PackedFile, int]:
+    def _locate(self, record: int) -> tuple[PackedFile, int]:
         number = bisect.bisect_right(self._ends, record)
         return self._shards[number], record - (self._ends[number - 1] if number else 0)
 
     def _damage(self, record: int) -> Damage | None:
-        file, row = self._place(record)
-        found = file.damage(row)
-        return None if found is None else Damage(file.path, record, *found)
+        file, row = self._locate(record)
+        damage = file.damage(row)
+        return None if damage is None else Damage(file.path, record, *damage)
 
     def _first_damage(self, records: np.ndarray) -> Damage | None:
         assert self._unread is not None
@@ -313,7 +313,7 @@ class PackedSource(BatchSource):
         return None
 
     def _valid(self, records: np.ndarray) -> np.ndarray:
-        """bool [N]: which are not damaged; raises where those are errors."""
+        """Return bool [N], False for damaged records; raise if those are errors."""
         try:
             self.check(records)
         except ValueError:
@@ -322,72 +322,74 @@ class PackedSource(BatchSource):
             return np.array([self._damage(record) is None for record in records.tolist()])
         return np.ones(len(records), bool)
 
-    def _gathered(
+    def _gather_field(
         self, field: PackedField, records: np.ndarray, valid: np.ndarray, out: np.ndarray | None
     ) -> Any:
-        """A field's batch."""
+        """Return the batch of a field."""
         shape = self._shapes[field.name]
         if shape is None and self._is_image(field):
             pixels = [self._image(field, r, row, valid) for row, r in enumerate(records.tolist())]
             return ragged_of(pixels, *self._largest[field.name])
         if shape is None:
-            first, row = self._place(int(records[0]))
+            first, row = self._locate(int(records[0]))
             shape = first.shape(field.name, row)
         if out is None or out.shape != (len(records), *shape):
             out = canonical(np.empty((len(records), *shape), field.dtype.newbyteorder("=")))
         numbers = self._shard_numbers(records)
         for number in np.unique(numbers).tolist():
-            here = np.flatnonzero(numbers == number)
-            rows = records[here] - (self._ends[number - 1] if number else 0)
+            selected = np.flatnonzero(numbers == number)
+            rows = records[selected] - (self._ends[number - 1] if number else 0)
             array = self._shards[number].rows(field, self._shapes[field.name])
             if array is not None:
-                out[here] = array[rows]
+                out[selected] = array[rows]
                 continue
-            for place, row in zip(here.tolist(), rows.tolist(), strict=True):
+            for position, row in zip(selected.tolist(), rows.tolist(), strict=True):
                 value = self._shards[number].array(field, row)
                 if value.shape != shape:
                     raise ValueError(
-                        f"record {records[place]} of {self!r} has {field.name!r} of shape "
-                        f"{value.shape} and record {records[0]} of shape {shape}; wanted one shape "
-                        "in a batch: read the records one by one, source[i], or in batches of 1"
+                        f"record {records[position]} of {self!r} has {field.name!r} of shape "
+                        f"{value.shape} and record {records[0]} of shape {shape}; expected equal "
+                        "shapes: read single records, source[i], or batches of 1"
                     )
-                out[place] = value
-        if field.codec != "column":  # whose values are the index's, which is whole
+                out[position] = value
+        if field.codec != "column":  # columns are part of the verified index
             out[~valid] = 0
         return out
 
     def _image(self, field: PackedField, record: int, row: int, valid: np.ndarray) -> np.ndarray:
-        """uint8 [H, W, C]; zeros where it is not valid, which is said where it does not decode."""
-        file, place = self._place(record)
-        shape = file.shape(field.name, place)
+        """Return uint8 [H, W, C]; zeros if invalid. Set `valid` to False if decoding fails."""
+        file, index = self._locate(record)
+        shape = file.shape(field.name, index)
         if field.codec == "array":
-            return file.array(field, place) if valid[row] else np.zeros(shape, np.uint8)
+            return file.array(field, index) if valid[row] else np.zeros(shape, np.uint8)
         channels = self._channels(field)
         if valid[row]:
             name = f"record {record}, field {field.name!r}, of {file.path}"
             try:
                 pixels = decode_image(
-                    file.stored(field.name, place).data, channels, self.max_pixels, name
+                    file.stored(field.name, index).data, channels, self.max_pixels, name
                 )
                 if pixels.shape[:2] == shape:
                     return pixels
-                raise ValueError(f"{name}: it is {pixels.shape[:2]} and the index has {shape}")
+                raise ValueError(
+                    f"{name}: the image is {pixels.shape[:2]}, but the index has {shape}"
+                )
             except Exception as error:
                 if self.on_bad_record == "raise" or not is_image_error(error):
                     raise
                 valid[row] = False
-        if math.prod(shape) > self.max_pixels:  # as an index may say of an image that is none
+        if math.prod(shape) > self.max_pixels:  # a damaged index may have any shape
             shape = (1, 1)
         return np.zeros((*shape, channels), np.uint8)
 
     @functools.cached_property
     def _native(self) -> tuple[dict[str, np.ndarray], dict[str, EncodedImages]] | None:
-        """The fields that are rows of arrays, and the others, where native threads read them."""
+        """Return row fields and image fields, if native threads can read all fields."""
         if type(self).gather is not PackedSource.gather or self.on_bad_record == "mask":
             return None
         rows, images = {}, {}
         for field in self._fields:
-            array = self._one_array(field)
+            array = self._as_array(field)
             if array is not None:
                 rows[field.name] = array
             elif self._is_image(field) and (field.codec == "array" or jpeg_decoding().native):
@@ -396,14 +398,16 @@ class PackedSource(BatchSource):
                 return None
         return rows, images
 
-    def _one_array(self, field: PackedField) -> np.ndarray | None:
-        """All of a field's records as one array, where it costs little memory."""
+    def _as_array(self, field: PackedField) -> np.ndarray | None:
+        """Return all records of a field as one array, if that needs little memory."""
         if len(self._shards) == 1:
             return self._shards[0].rows(field, self._shapes[field.name])
         if field.codec != "column":
             return None
         parts = [shard.index.columns[field.name]["value"] for shard in self._shards]
-        return np.concatenate(parts) if sum(p.nbytes for p in parts) <= _MOST_JOINED else None
+        return (
+            np.concatenate(parts) if sum(p.nbytes for p in parts) <= _CONCATENATED_BYTES else None
+        )
 
     def _encoded(self, field: PackedField) -> EncodedImages:
         columns = [shard.index.columns[field.name] for shard in self._shards]

@@ -1,0 +1,320 @@
+"""Sources of record files: ArrayRecord, as written by Grain and TFDS, and TFRecord."""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+
+from jaxkern.core.failures import note
+from jaxkern.core.progress import ProgressBar
+from jaxkern.pipeline.rows import Data
+from jaxkern.pipeline.sources.files import Paths, expand_paths, import_extra
+from jaxkern.pipeline.sources.formats.columns import (
+    NUMPY_HEADERS,
+    Bytes,
+    Column,
+    ColumnSource,
+    Decode,
+    ImageOptions,
+    is_image,
+)
+from jaxkern.pipeline.sources.source import BatchSource, RecordSource
+
+_HEAD, _FOOT = 12, 4  # bytes before and after a record's data
+
+
+class ArrayRecordSource(BatchSource):
+    """Source of the records of ArrayRecord files.
+
+    Args:
+      paths: a file, a list, a folder, or a pattern: ``train.array_record-{00000..00003}-of-00004``.
+      decode: function from the bytes of a record to a dict of arrays, of equal shapes for all
+        records; called in worker threads. By default records are archives of `numpy.savez`.
+
+    A forked child cannot read the files and raises RuntimeError.
+
+    Raises:
+      ImportError: array_record is not installed.
+      FileNotFoundError: a file does not exist.
+      ValueError: a file is damaged or truncated; the message names it.
+    """
+
+    fresh = True
+
+    def __init__(
+        self, paths: Paths, decode: Callable[[bytes], Mapping[str, Any]] | None = None
+    ) -> None:
+        import_extra("array_record", "arrayrecord")
+        self.files = expand_paths(paths, (".array_record", ".arrayrecord"), "ArrayRecord")
+        self._decode = _savez if decode is None else decode
+        self._lock = threading.Lock()
+        self._readers: dict[int, Any] = {}
+        self._ends = np.cumsum([self._count(n) for n in range(len(self.files))])
+        self._records = RecordSource(ArrayRecordFiles(self))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __repr__(self) -> str:
+        return (
+            f"ArrayRecordSource({self.files[0].name}; {len(self.files)} files, {len(self)} records)"
+        )
+
+    def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
+        """Return the stacked fields of decoded records."""
+        return self._records.gather(records, out)
+
+    def record(self, record: int) -> Mapping[str, Any]:
+        """Return the decoded fields of one record."""
+        number = int(np.searchsorted(self._ends, record, "right"))
+        index = record - int(self._ends[number - 1] if number else 0)
+        try:
+            return self._decode(self._reader(number).read([index])[0])
+        except BaseException as error:
+            note(error, "while reading record {} of {}", index, self.files[number])
+            raise
+
+    def _count(self, number: int) -> int:
+        # The reader says that a damaged file has no records.
+        found = int(self._reader(number).num_records())
+        if not found:
+            raise ValueError(
+                f"{self.files[number]} is not a readable ArrayRecord file: it has no records, "
+                "is damaged or truncated"
+            )
+        return found
+
+    def _reader(self, number: int) -> Any:
+        with self._lock:
+            _check_process()
+            if number not in self._readers:
+                module = import_extra("array_record.python.array_record_module", "arrayrecord")
+                try:
+                    self._readers[number] = module.ArrayRecordReader(
+                        os.fspath(self.files[number]),
+                        options="readahead_buffer_size:0",
+                        file_reader_buffer_size=32768,
+                    )
+                except Exception as error:
+                    raise ValueError(
+                        f"{self.files[number]} is not a readable ArrayRecord file: {error}"
+                    ) from error
+            return self._readers[number]
+
+
+_process: list[int] = []  # id of the process in which the library has threads
+
+
+def _check_process() -> None:
+    # In a forked child the library aborts the process, because its threads do not exist.
+    if not _process:
+        _process.append(os.getpid())
+    if _process[0] != os.getpid():
+        raise RuntimeError(
+            "ArrayRecord files were read before the process forked, so the child cannot read them: "
+            "start it with multiprocessing's 'spawn' or 'forkserver'"
+        )
+
+
+class ArrayRecordFiles:
+    """Sequence of the decoded records of a source."""
+
+    def __init__(self, source: ArrayRecordSource) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __repr__(self) -> str:
+        return repr(self._source)
+
+    def __getitem__(self, record: int) -> Mapping[str, Any]:
+        return self._source.record(record)
+
+
+def _savez(data: bytes) -> dict[str, np.ndarray]:
+    if not data.startswith(b"PK"):
+        raise TypeError(
+            f"the record has {len(data)} bytes that are not an archive of numpy.savez; expected "
+            "ArrayRecordSource(..., decode=a function from bytes to a dict of arrays), such as "
+            "lambda data: {'x': np.frombuffer(data, np.float32)}"
+        )
+    with NUMPY_HEADERS, np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        return dict(archive)
+
+
+class TFRecordSource(ColumnSource):
+    """Source of TFRecord files of tf.train.Example, without TensorFlow; files are mapped.
+
+    The constructor parses all records and verifies their checksums. It stores numbers, and byte
+    ranges of bytes. Lists of one number become a field [N], longer lists [N, length]; bytes are
+    encoded images, which become a `jaxkern.image.Ragged`.
+
+    Args:
+      paths: a file, a list, a folder, or a pattern: ``train.tfrecord-{00000..00003}-of-00004``.
+      features: field -> feature, or a sequence of features; by default all features of the first
+        record.
+      decoders: feature of bytes -> function from bytes to a number, an array or a dict of these,
+        of equal shapes for all records.
+      images: `channels`, `max_size`, `max_pixels`, `on_bad_record`, `decode`: as for `Encoded`.
+
+    Attributes:
+      files: the files.
+      bad_images: (field, record) -> error of each masked image.
+
+    Raises:
+      ImportError: tfrecord is not installed.
+      FileNotFoundError: a file does not exist.
+      ValueError: a record is damaged or truncated (the message names file and byte), or features
+        differ between records.
+      TypeError: bytes are not images.
+      KeyError: decoders has features that are not bytes.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        features: Mapping[str, str] | Sequence[str] | None = None,
+        decoders: Mapping[str, Decode] | None = None,
+        **images: Unpack[ImageOptions],
+    ) -> None:
+        self.files = expand_paths(paths, (".tfrecord", ".tfrecords"), "TFRecord")
+        if isinstance(features, str):
+            raise TypeError(f"features is {features!r}; expected a sequence or a dict")
+        if features is not None and not isinstance(features, Mapping):
+            features = {name: name for name in features}
+        fields = _Fields(features, decoders or {})
+        blobs: list[np.ndarray] = []
+        ends: list[int] = []
+        with ProgressBar(True, "TFRecord", "files") as bar:
+            for number, file in enumerate(self.files):
+                if file.stat().st_size:
+                    data = np.memmap(file, np.uint8, "r")
+                    for offset, record in _frames(file, data):
+                        fields.add(len(blobs), offset, record, f"{file}, record at byte {offset}")
+                    blobs.append(data)
+                ends.append(fields.records)
+                bar.update(number + 1, len(self.files))
+        if not fields.records:
+            raise ValueError(f"{self.files[0]}: no records in these files")
+        name_of = functools.partial(_record_name, self.files, np.array(ends))
+        super().__init__(fields.columns(blobs), name_of, **images)
+
+
+def _record_name(files: Sequence[Path], ends: np.ndarray, record: int) -> str:
+    number = int(np.searchsorted(ends, record, "right"))
+    return f"record {record - (ends[number - 1] if number else 0)} of {files[number]}"
+
+
+def _frames(file: Path, data: np.ndarray) -> Iterator[tuple[int, bytes]]:
+    """Yield offset and bytes of each record after verifying its checksums."""
+    crc32c = import_extra("crc32c", "tfrecord").crc32c
+    offset = 0
+    while offset < len(data):
+        head = data[offset : offset + _HEAD].tobytes()
+        length = int.from_bytes(head[:8], "little")
+        start, end = offset + _HEAD, offset + _HEAD + length
+        if len(head) < _HEAD or _masked(crc32c(head[:8])) != head[8:]:
+            hint = "; it is compressed: decompress it first" if head[:2] == b"\x1f\x8b" else ""
+            raise ValueError(
+                f"{file} is damaged or not a TFRecord file: no record begins at byte {offset} of "
+                f"{len(data)}{hint}"
+            )
+        if end + _FOOT > len(data):
+            raise ValueError(
+                f"{file} is truncated: the record at byte {offset} ends at byte {end + _FOOT} of "
+                f"{len(data)}"
+            )
+        record = data[start:end].tobytes()
+        if _masked(crc32c(record)) != data[end : end + _FOOT].tobytes():
+            raise ValueError(f"{file} is damaged: the record at byte {offset} has a wrong checksum")
+        yield start, record
+        offset = end + _FOOT
+
+
+def _masked(crc: int) -> bytes:
+    """Return a checksum in TFRecord's masked format."""
+    return ((((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
+
+
+class _Fields:
+    """Collects features of records as columns; by default those of the first record."""
+
+    def __init__(self, features: Mapping[str, str] | None, decoders: Mapping[str, Decode]) -> None:
+        self._example = import_extra("tfrecord", "tfrecord").example_pb2.Example
+        self._features, self._explicit = features, features is not None
+        self._decoders = decoders
+        self._values: dict[str, list[Any]] = {}
+        self.records = 0
+
+    def add(self, blob: int, offset: int, data: bytes, where: str) -> None:
+        """Add a record whose bytes begin at `offset` of a file."""
+        try:
+            stored = self._example.FromString(data).features.feature
+        except Exception as error:
+            raise ValueError(f"{where} is not a tf.train.Example: {error}") from error
+        if self._features is None:
+            self._features = {name: name for name in sorted(stored)}
+        for name, feature in self._features.items():
+            kind = stored[feature].WhichOneof("kind") if feature in stored else None
+            if kind is None:
+                raise ValueError(
+                    f"{where} has no feature {feature!r}; it has {sorted(stored)}: select "
+                    "features={...} that all records have"
+                )
+            value: Any = getattr(stored[feature], kind).value
+            if kind == "bytes_list":
+                value = self._range(blob, offset, data, feature, value, where)
+            else:
+                value = np.array(value, np.float32 if kind == "float_list" else np.int64)
+            values = self._values.setdefault(name, [])
+            if values and (type(value), np.shape(value), getattr(value, "dtype", 0)) != (
+                type(values[0]),
+                np.shape(values[0]),
+                getattr(values[0], "dtype", 0),
+            ):
+                raise ValueError(
+                    f"{where} has {len(value)} values in {feature!r}, or another type, but the "
+                    f"first record has {len(values[0])}; expected equal lengths and types"
+                )
+            values.append(value)
+        self.records += 1
+
+    def columns(self, blobs: Sequence[np.ndarray]) -> dict[str, Column]:
+        """Return all columns."""
+        columns: dict[str, Column] = {}
+        decodable: set[str] = set()
+        for name, values in self._values.items():
+            if isinstance(values[0], tuple):
+                feature = (self._features or {})[name]
+                decodable.add(feature)
+                ranges = np.array(values, np.int64)
+                columns[name] = Bytes(blobs, ranges, self._decoders.get(feature))
+            else:
+                array = np.stack(values)
+                columns[name] = array[:, 0] if array.shape[1] == 1 else array
+        if unknown := sorted(self._decoders.keys() - decodable):
+            raise KeyError(f"decoders has {unknown}; the features of bytes are {sorted(decodable)}")
+        return columns
+
+    def _range(
+        self, blob: int, offset: int, data: bytes, feature: str, value: Any, where: str
+    ) -> tuple[int, int, int]:
+        if len(value) != 1:
+            raise ValueError(
+                f"{where} has {len(value)} values in {feature!r}; expected one bytes value"
+            )
+        if not (self._explicit or feature in self._decoders or self.records or is_image(value[0])):
+            raise TypeError(
+                f"{where} has bytes in {feature!r} that are not an image; expected a function in "
+                f"decoders={{{feature!r}: ...}}, or features={{...}} without it"
+            )
+        # Any occurrence of the same bytes in the record is equivalent.
+        return blob, offset + data.index(value[0]), len(value[0])
