@@ -9,10 +9,12 @@ import pytest
 
 
 @contextlib.contextmanager
-def raises(error: type[Exception] | tuple[type[Exception], ...], *facts: str) -> Iterator[None]:
+def raises(
+    error: type[BaseException] | tuple[type[BaseException], ...], *facts: str
+) -> Iterator[pytest.ExceptionInfo[BaseException]]:
     """Assert that a block raises `error` with a message that contains every fact."""
     with pytest.raises(error) as caught:
-        yield
+        yield caught
     missing = [fact for fact in facts if fact not in str(caught.value)]
     assert not missing, f"{missing} not in {str(caught.value)!r}"
 

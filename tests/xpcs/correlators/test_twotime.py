@@ -33,7 +33,7 @@ pytestmark = [
 
 
 def bins_of(shape, n_dynamic, n_static, seed=0):
-    """Draw a dynamic and a static map; each static bin is within a dynamic bin, some pixels in none."""
+    """Draw a dynamic and a static map; some pixels are in neither."""
     draw = np.random.default_rng(seed)
     static = draw.integers(0, min(n_dynamic * n_static, np.prod(shape)), shape, endpoint=True)
     return np.where(static > 0, (static - 1) // n_static + 1, 0), static
