@@ -70,7 +70,7 @@ def select(frames, begin=0, end=None, stride=1, average=1, bad_frames=(), divide
     """frames [N, ...] as `Selected`, pixels flat; bad frames count from the first of all.
 
     divided_by_mean_of: [P], true at the pixels by whose mean each frame is divided, in float64; one
-    without light stays as it is.
+    without counts is unchanged.
     """
     frames = exact(frames).reshape(len(frames), -1)
     if divided_by_mean_of is not None:

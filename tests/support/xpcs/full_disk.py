@@ -1,4 +1,4 @@
-"""Writes results, maps and matrices where files may have so many bytes, in a process of its own."""
+"""Write results, maps and matrices with a limit on the file size, in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`xpcs check`: would catch damage that is not told, or that ends the process that asks."""
+"""`xpcs check`: would catch damage that is not reported or that crashes the process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write_results(path):
 
 
 def damage(path, pattern):
-    """Changes a byte behind the first place of a pattern."""
+    """Change a byte after the first occurrence of a pattern."""
     content = bytearray(path.read_bytes())
     content[content.index(pattern) + 8] ^= 255
     path.write_bytes(content)

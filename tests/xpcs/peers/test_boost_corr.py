@@ -1,4 +1,4 @@
-"""Correlations and files beside boost-corr on the CPU, with exact levels (max_count=4096).
+"""Correlations and files compared with boost-corr on the CPU, with exact levels (max_count=4096).
 
 Would catch a definition that differs from what users of boost-corr have, where both agree: delays,
 levels, means over static bins, errors, two-time matrices, and the layout of its files.
@@ -147,7 +147,7 @@ def test_twotime(tmp_path, qmap, smoothing):
 
 
 def check_frames(path, data, pixels):
-    """Their batches, one behind the other, against ours."""
+    """Consecutive batches of boost-corr equal ours."""
     with jk.xpcs.open_frames(path) as source:
         assert (data.frame_num, *data.det_size) == source.shape
         begin = 0

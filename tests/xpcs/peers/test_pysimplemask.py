@@ -1,4 +1,4 @@
-"""Maps of bins beside pysimplemask: its files are read, and the geometry gives its q and phi."""
+"""Maps of bins compared with pysimplemask: reading its files, and q and phi of a geometry."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_it_writes(tmp_path):
     assert qmap.n_dynamic < 6 * 12  # some cells are empty
     assert qmap.layout["energy"] == ENERGY
     np.testing.assert_array_equal(qmap.mask, mask)
-    # The label of a pixel's bin is the middle of the cell that the pixel lies in.
+    # The label of a pixel's bin is the center of the cell that contains the pixel.
     width = np.ptp(values["q"][mask]) / 6, np.ptp(values["phi"][mask]) / 12
     bins = qmap.dynamic[qmap.used] - 1
     assert (np.abs(qmap.q[bins] - values["q"][qmap.used]) <= 0.5001 * width[0]).all()

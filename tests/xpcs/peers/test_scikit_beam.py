@@ -1,4 +1,4 @@
-"""g2 and two-time beside scikit-beam, where its definitions are those of correlators.md.
+"""g2 and two-time correlations compared with scikit-beam, where the definitions agree.
 
 It averages neighbours where we sum them (the same g2), has a delay 0, and normalizes by means of
 regions. With one static bin a dynamic one its g2 is ours at every delay that both have, but for the

@@ -1,4 +1,4 @@
-"""Two-time correlations, full and in bins, beside xpcs-correlator's reference and its kernels.
+"""Two-time correlations, full and in bins, compared with xpcs-correlator.
 
 Its matrices are ours without smoothing, from counts and from events. Its g2 divides the mean of a
 diagonal's products by the mean of its divisors and is another mean than ours.
@@ -54,7 +54,7 @@ def test_full_matrices():
         pixel, frame, frames.reshape(len(frames), -1)[frame, pixel], len(frames), qmap,
         smoothing="none", progress=False,
     )  # fmt: skip
-    # The kernel for events leaves the lower triangle as it is.
+    # The kernel for events does not write the lower triangle.
     kernel = sparse(frames, dynamic, "t1,t2")
     above = np.triu_indices(len(frames))
     for found in (kernel.ttcf, events.c2):
