@@ -1,4 +1,4 @@
-"""Writes results, maps and matrices where files may have so many bytes, in a process of its own."""
+"""Write results, maps and matrices in a process whose file size is limited, like a full disk."""
 
 from __future__ import annotations
 
