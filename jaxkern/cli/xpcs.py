@@ -112,7 +112,7 @@ def fit(**values: Any) -> int:
             _print_measurement(measurement, options.quiet)
             with warnings.catch_warnings():
                 # The report includes them.
-                warnings.filterwarnings("ignore", ".* left out", RuntimeWarning)
+                warnings.filterwarnings("ignore", ".* are excluded", RuntimeWarning)
                 try:
                     result = analysis.fit_measurement(
                         config, measurement, options.output_dir, progress=not options.quiet

@@ -218,7 +218,7 @@ class _Screen:
         started = time.monotonic()
         with analysis.open_measurement(config, ".") as measurement, warnings.catch_warnings():
             # The same in each fit.
-            warnings.filterwarnings("ignore", ".* left out", RuntimeWarning)
+            warnings.filterwarnings("ignore", ".* are excluded", RuntimeWarning)
             result = analysis.fit_measurement(
                 config, measurement, self._options.output_dir, progress=False
             )
