@@ -114,7 +114,7 @@ bench-all: install
 bench-ops: EXTRA = test
 bench-ops: install
 	PYTHONSAFEPATH=1 $(BIN)/python -m pytest -p no:cacheprovider -m benchmark \
-		--benchmark-autosave $(BENCHFLAGS) tests/benchmarking
+		--benchmark-autosave $(BENCHFLAGS) tests/benchmarking tests/core/test_ceilings.py
 
 # Writes, fits and deletes a file of 4 GB: BENCHFLAGS="--points 1e8 --quick" for a smaller one.
 bench-streaming: EXTRA = bench

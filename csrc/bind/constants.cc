@@ -115,7 +115,7 @@ nb::dict constants() {
 
 void define_constants(nb::module_& module) {
   module.def("constants", &constants, nb::sig("def constants() -> dict[str, object]"),
-             "Return enums as {name: number}, and limits, of which Python has copies.");
+             "Return enums as {name: number}, and limits, which Python duplicates.");
 }
 
 }  // namespace jaxkern

@@ -12,7 +12,7 @@ namespace jaxkern {
 //
 // Before Python 3.14, a thread that requests the lock of a finalizing interpreter is ended by
 // pthread_exit, which unwinds its stack. nanobind's frames must not be unwound, and the process
-// would abort. Therefore such a thread sleeps here until the process ends, like in Python 3.14.
+// would abort. Therefore such a thread sleeps here until the process ends, as in Python 3.14.
 class Unlocked {
  public:
   Unlocked() : state_(PyEval_SaveThread()) {}

@@ -1,5 +1,5 @@
-// The batch maps of all operands of a kernel together: a sample's index is divided once per axis,
-// and not once per axis and operand.
+// The batch maps of all operands of a kernel. Computing all offsets of a sample together needs one
+// division per axis, instead of one per axis and operand.
 #ifndef JAXKERN_CORE_BATCH_SET_H_
 #define JAXKERN_CORE_BATCH_SET_H_
 

@@ -28,8 +28,8 @@
 #define JAXKERN_HD_MEMBER inline __attribute__((always_inline))
 #endif
 
-// JAXKERN_UNROLL precedes a loop whose arrays must stay in registers on the device, JAXKERN_ROLLED
-// one that unrolling would only cost registers.
+// JAXKERN_UNROLL precedes a loop whose arrays must remain in registers on the device.
+// JAXKERN_ROLLED precedes a loop where unrolling would only use more registers.
 #ifdef __CUDA_ARCH__
 #define JAXKERN_UNROLL _Pragma("unroll")
 #define JAXKERN_ROLLED _Pragma("unroll 1")

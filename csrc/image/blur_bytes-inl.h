@@ -35,7 +35,7 @@ constexpr int32_t kBlurRing = kBlurRingBytes / sizeof(float);
 constexpr int32_t kBlurMargin = kByteReach * kMaxChannels;
 static_assert(kBlurSlots * kBlurBlock <= kBlurRing);
 
-// The weights of an axis in float32, without outermost weights that are less than 2^-23 together.
+// The weights of an axis in float32, without the outermost weights whose sum is below 2^-23.
 struct SingleWeights {
   float weight[kByteReach + 1];
   int32_t reach;

@@ -307,7 +307,7 @@ void EncodedChain::run_bands(const Region& region, const Sample& sample, void* o
   }
 }
 
-// Runs the chain on an image of zeros, as a nearest resampling of a single pixel.
+// Runs the chain on an image of zeros: a single pixel, resampled to the nearest neighbour.
 void EncodedChain::run_zeros(const Sample& original, void* output) const {
   const uint8_t zero[kMaxChannels] = {};
   Plan plan = plan_;

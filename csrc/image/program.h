@@ -111,7 +111,7 @@ inline size_t program_work_bytes(const ProgramCall& call) {
          padded_to_line(rows > kBlurScratchBytes ? rows : kBlurScratchBytes);
 }
 
-// Bytes of an image for each step that may keep or add one for a mean.
+// Bytes of the stored images of means: one for each step that may draw kKeep or kAdd.
 inline size_t program_mean_bytes(const ProgramCall& call) {
   if (!call.has_means()) return 0;
   constexpr int32_t kJoins =

@@ -21,8 +21,8 @@ inline Range shown_range(Padding padding, int32_t offset, int32_t step, int32_t 
   const int64_t first = mapped_index(offset, step, shown.begin);
   const int64_t last = mapped_index(offset, step, shown.end - 1);
   const int64_t low = smaller(first, last), high = larger(first, last);
-  // Below: at most one reflection on either side. kReflect reverses at 1 - resampled and
-  // 2 * resampled - 2.
+  // The code below handles at most one reflection on either side. kReflect reverses at 1 -
+  // resampled and 2 * resampled - 2.
   if (low <= -resampled || high > 2 * static_cast<int64_t>(resampled) - 2) return {0, resampled};
   const int32_t a = folded_index(padding, low, resampled);
   const int32_t b = folded_index(padding, high, resampled);

@@ -17,7 +17,7 @@ namespace jaxkern::xpcs {
 constexpr double kSeriesBelow = 0.5;
 
 // A point with sigma <= kLeastSigma has no weight. The float nearest to 1e-10 exceeds it slightly,
-// so 1e-10 itself means no weight in both precisions.
+// so sigma = 1e-10 has a weight of 0 in both precisions.
 constexpr double kLeastSigma = 1e-10f;
 
 // sinc and its derivative for |x| < kSeriesBelow; omitted terms are below 5e-17 of the values.

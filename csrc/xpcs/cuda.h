@@ -15,7 +15,7 @@ namespace jaxkern::xpcs {
 // Each function enqueues the kernel of the tables first.
 cudaError_t launch_matrix(MatrixOp op, const MatrixCall& call, cudaStream_t stream);
 cudaError_t launch_cotangent(const CotangentCall& call, cudaStream_t stream);
-// `blocks` has room for the sums of `chunk` angles, which are processed together.
+// `blocks` can hold the sums of `chunk` angles, which are processed together.
 cudaError_t launch_normal(NormalCall call, int64_t chunk, cudaStream_t stream);
 
 cudaError_t launch_points(const PointCall& call, cudaStream_t stream);

@@ -141,7 +141,8 @@ JAXKERN_HD Measured measured_at(const Sources& s, int64_t at, int64_t mirror) {
   return m;
 }
 
-// Adds a point with residual r `times` times, unless its sigma means no weight.
+// Adds a point with residual r `times` times, unless its sigma is below the threshold for a weight
+// of 0.
 template <bool kRobust>
 JAXKERN_HD void weigh(const NormalCall& call, double f_scale, double r, double sigma,
                       double inverse, int32_t times, Weight& w) {

@@ -132,7 +132,7 @@ JAXKERN_HD Frame frame_at(const double* tables, int64_t n, int32_t power, int64_
   return frame;
 }
 
-// The shear factor of a pair and its derivative by X_i - X_j.
+// The shear factor of a pair and its derivative with respect to X_i - X_j.
 struct Shear {
   double factor, slope;
 };
@@ -154,7 +154,7 @@ JAXKERN_HD Shear shear_of(int32_t power, const Frame& i, const Frame& j) {
   return {square * lower, kSlopes ? power * (sinc * slope) * lower : 0};
 }
 
-// f, and the derivatives by A_i - A_j and by X_i - X_j, from exp(-2 |A_i - A_j|).
+// f and its derivatives with respect to A_i - A_j and X_i - X_j, from exp(-2 |A_i - A_j|).
 struct Point {
   double f, a, h;
 };

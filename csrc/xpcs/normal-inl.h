@@ -1,7 +1,7 @@
 // The sums of the normal equations of one row block, without storing rows of the Jacobian.
 //
-// The derivative by a physics parameter is s (T_i - T_j) or h (T_i - T_j) with a table T of order
-// n. Hence, for each product Q of two of 1, f, s, h and the residual,
+// The derivative with respect to a physics parameter is s (T_i - T_j) or h (T_i - T_j) with a table
+// T of order n. Hence, for each product Q of two of 1, f, s, h and the residual,
 //   sum Q_ij (T_i - T_j)              = sum_i T_i Q_i. - sum_j T_j Q_.j
 //   sum Q_ij (T_i - T_j) (U_i - U_j)  = sum_i T_i U_i Q_i. + sum_j T_j U_j Q_.j
 //                                       - sum_i (T_i (Q U)_i + U_i (Q T)_i)

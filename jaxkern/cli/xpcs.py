@@ -111,8 +111,8 @@ def fit(**values: Any) -> int:
         with analysis.open_measurement(config, options.config.parent) as measurement:
             _print_measurement(measurement, options.quiet)
             with warnings.catch_warnings():
-                # The report includes these warnings.
-                warnings.filterwarnings("ignore", ".* left out", RuntimeWarning)
+                # The report includes them.
+                warnings.filterwarnings("ignore", ".* are excluded", RuntimeWarning)
                 try:
                     result = analysis.fit_measurement(
                         config, measurement, options.output_dir, progress=not options.quiet
@@ -211,12 +211,12 @@ def check(
 
 
 def _load_settings(options: SimpleNamespace) -> Config:
-    """Load the settings file, override it with options, and set threads and memory."""
+    """Load the file's settings, replaced by options; apply those of threads and memory."""
     from jaxkern import performance
     from jaxkern.core.paths import home_path
     from jaxkern.xpcs.analysis.settings import ConfigError, load_config
 
-    # These values are text even if they look like numbers, such as a file named 5.
+    # A file may be called 5.
     texts = ("data_files.file", "optimization.streaming.checkpoint_dir")
     overrides: dict[str, Any] = {}
     for flag_name, setting, _ in _SETTINGS:

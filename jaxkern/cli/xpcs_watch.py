@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _MAX_ROWS = 16
-# Minimum pause between fits, or plots, as a multiple of the duration of the last one.
+# A fit, or plots, are repeated after this multiple of their last duration.
 _REST = 4.0
 
 
@@ -176,7 +176,7 @@ class _Screen:
         if self._pairs is not None and self._config is not None:
             try:
                 self._fit(self._config)
-            except ValueError as error:  # for example, not all frames are written yet
+            except ValueError as error:  # such as missing frames
                 if watched.last:
                     raise
                 self._fitted = f"no fit yet: {error}"
@@ -217,8 +217,8 @@ class _Screen:
 
         started = time.monotonic()
         with analysis.open_measurement(config, ".") as measurement, warnings.catch_warnings():
-            # This warning would repeat in each fit.
-            warnings.filterwarnings("ignore", ".* left out", RuntimeWarning)
+            # The same in each fit.
+            warnings.filterwarnings("ignore", ".* are excluded", RuntimeWarning)
             result = analysis.fit_measurement(
                 config, measurement, self._options.output_dir, progress=False
             )

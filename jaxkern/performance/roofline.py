@@ -282,7 +282,7 @@ def _analyze_batches(
     flops_each, bytes_each = per_sample
     if not delivered and bytes_each is None:
         raise ValueError(
-            "expected batches with arrays, because their bytes are unknown otherwise; pass "
+            "expected batches with arrays, got no arrays, so their bytes are unknown; pass "
             "bytes_per_sample"
         )
     cpu = jax.local_devices(backend="cpu")[0]

@@ -241,26 +241,27 @@ class Engine:
                     return False
             if self._room is not None:
                 self._room.acquire()
-            index, slot, value = self._next, None, None
+            index = self._next
             error: BaseException | None = None
-            try:
-                slot = ring.slot(index)
-            except MemoryError as failure:  # raised in the item's place
-                error = failure
             before, claim = self._source.position, None
             try:
                 claim = self._source.claim()
             except BaseException as failure:
                 error = failure
             if claim is None and error is None:
-                self._end(index, slot)
+                self._end(index)
                 return False
             self._next += 1
             after = self._source.position
-            if claim is None and not isinstance(error, Exception):
-                self._end(self._next, None)
-        if error is None:
-            assert slot is not None
+            if error is not None and not isinstance(error, Exception):
+                self._end(self._next)
+        slot, value = None, None
+        if error is None:  # not in the lock: several threads can wait for slots
+            try:
+                slot = ring.slot(index)
+            except MemoryError as failure:  # raised in the item's place
+                error = failure
+        if slot is not None:
             try:
                 value = self._source.make(claim, slot.batch)
             except BaseException as failure:
@@ -285,9 +286,7 @@ class Engine:
             else:
                 slot.fail(error)
 
-    def _end(self, index: int, slot: RingSlot | None) -> None:
+    def _end(self, index: int) -> None:
         assert self._ring is not None
         self._ended = True
-        if slot is not None:
-            slot.abandon()
         self._ring.finish(index)

@@ -18,11 +18,14 @@ from jaxkern.core.keys import epoch_key
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.arrangement import Shard
 from jaxkern.pipeline.engine import Engine
-from jaxkern.pipeline.graph import RECORDS_PER_CALL, BatchLayout, Block, Vertex
+from jaxkern.pipeline.graph import BatchLayout, Block, Vertex
 from jaxkern.pipeline.plan import PipelinePlan
 from jaxkern.pipeline.program import DedupedLeaves, WorkItem, split_uint64
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import DeferredBlock, Flow, FlowStart, Rows, SequentialNode
+
+#: record ids that are computed together: a call costs as much as some hundred of them
+_BLOCK_RECORDS = 4096
 
 
 class Epoch:
@@ -84,7 +87,7 @@ class Epoch:
 
     def records(self, layout: BatchLayout, rows: range) -> np.ndarray:
         """Return the records int64 [N] of rows; rows past the end repeat the last."""
-        parts, size = [], RECORDS_PER_CALL
+        parts, size = [], _BLOCK_RECORDS
         for block in range(rows.start // size, (rows.stop - 1) // size + 1):
             first = block * size
             key = layout.order, layout.shard, layout.real_rows, block
@@ -93,7 +96,7 @@ class Epoch:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _read_ids(self, layout: BatchLayout, first: int) -> np.ndarray:
-        shard, rows = layout.read_rows(range(first, first + RECORDS_PER_CALL))
+        shard, rows = layout.read_rows(range(first, first + _BLOCK_RECORDS))
         return layout.order.records(shard, self.number, rows)
 
     def memoize_blocks(

@@ -267,6 +267,7 @@ def stream_copy(threads, arrays):
     return 2 * sum(a.nbytes for a, _ in arrays[:threads]) / (time.perf_counter() - begun)
 
 
+@pytest.mark.benchmark
 def test_memory_ceilings_are_near_a_stream_of_numpys():
     threads = 2
     arrays = [(np.ones(4 << 20), np.ones(4 << 20)) for _ in range(threads)]  # 32 MiB each
@@ -281,6 +282,7 @@ def test_memory_ceilings_are_near_a_stream_of_numpys():
     assert 0.05 * max(ceiling) < max(copies) < 1.5 * max(ceiling)
 
 
+@pytest.mark.benchmark
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_no_matrix_product_is_above_the_peak(dtype):
     n, threads = 768, os.cpu_count()

@@ -228,7 +228,7 @@ def test_a_trace_has_calls_with_their_times(tmp_path):
         (ValueError, {"max_workers": 0}),
         (ValueError, {"max_workers": 1.5}),
         *((ValueError, {"timeout_seconds": t}) for t in (0, float("nan"), -float("inf"))),
-        *((TypeError, {"timeout_seconds": t}) for t in ("3", b"3", True, [1], object())),
+        *((TypeError, {"timeout_seconds": t}) for t in ("3", b"3", True, [1], 1j)),
     ],
     ids=str,
 )

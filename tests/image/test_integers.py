@@ -115,7 +115,7 @@ def test_records_and_points():
     model = jk.xpcs.Static(jk.xpcs.Geometry(0.0054, None, 0.1, 0.1 * np.arange(6), 0.0))
     at = lambda index: jk.xpcs.g2_at(model, model.defaults, 0.5, 1.0, index)  # noqa: E731
     for far in (np.array([[0, FAR, 1]]), [[0, FAR, 1]], np.array([[0, 2**32 - 1, 1]], np.uint32)):
-        with pytest.raises(IndexError, match="is outside"):
+        with pytest.raises(IndexError, match=r"index\[0\].*\b42949672\d\d"):
             at(far)
     assert np.isnan(jax.jit(at)(jnp.array([[0, 2**32 - 1, 1]], jnp.uint32))).all()
 

@@ -145,7 +145,7 @@ def test_a_batch_of_a_closed_engine_is_not_another_ones():
         return taken
 
     engine._ring.take = closed_meanwhile
-    with pytest.raises(jk.ring.RingClosed, match="closed while a batch was taken"):
+    with pytest.raises(jk.ring.RingClosed):
         engine.next()
 
 

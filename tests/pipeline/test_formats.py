@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import PIL.Image
 import pytest
+from support.errors import raises
 from support.pipeline.batches import column, epoch_of
 from support.pipeline.written import (
     encoded,
@@ -96,9 +97,9 @@ def test_members_of_tar_shards_are_decoded(tmp_path, photos):
             "bin": lambda k: bytes([k, k + 1]),
         },
     )
-    with pytest.raises(TypeError, match=r"'\.bin' of .*x-00\.tar"):
+    with raises(TypeError, "'.bin'", "x-00.tar"):
         jk.pipeline.WebDatasetSource(path)
-    with pytest.raises(KeyError, match=r"decoders has \['exe'\]; the endings of .* are \['cls'\]"):
+    with raises(KeyError, "['exe']", "['cls']"):
         jk.pipeline.WebDatasetSource(path, fields=["cls"], decoders={"cls": len, "exe": len})
     one = jk.pipeline.WebDatasetSource(path, {"x": "jpg;png"}, decoders={"png": len})
     assert one.gather(ALL)["x"].tolist() == [len(photo) for photo in photos]
@@ -115,7 +116,7 @@ def test_members_of_tar_shards_are_decoded(tmp_path, photos):
     np.testing.assert_array_equal(batch["txt"], ALL + 0.25)
     np.testing.assert_array_equal(batch["bin"], np.stack([ALL, ALL + 1], 1))
     write_tar(tmp_path / "text.tar", [("a", {"txt": b"a photo of a cat"})])
-    with pytest.raises(ValueError, match="a photo of a cat") as caught:
+    with raises(ValueError, "a photo of a cat") as caught:
         jk.pipeline.WebDatasetSource(tmp_path / "text.tar").gather(np.array([0]))
     assert any("text.tar: a" in note for note in caught.value.__notes__)
 
@@ -127,13 +128,13 @@ def test_a_tar_shard_that_was_cut_anywhere_is_named(tmp_path, photos):
     cut = tmp_path / "cut.tar"
     for length in [0, 1, 511, *range(512, end + 512, 171)]:
         cut.write_bytes(data[:length])
-        with pytest.raises(ValueError, match=r"cut\.tar is"):
+        with raises(ValueError, "cut.tar"):
             jk.pipeline.WebDatasetSource(cut)
     cut.write_bytes(data[: -(-end // 512) * 512 + 1024])
     assert len(jk.pipeline.WebDatasetSource(cut)) == 2
     second = data.index(b"ustar", 2048)
     cut.write_bytes(data[:second] + b"damaged" + data[second + 7 :])
-    with pytest.raises(ValueError, match=r"cut\.tar is"):
+    with raises(ValueError, "cut.tar"):
         jk.pipeline.WebDatasetSource(cut)
 
 
@@ -144,7 +145,7 @@ def test_a_tar_shard_that_is_cut_while_it_is_open(tmp_path, photos):
         if read:
             source.gather(np.arange(read))
         os.truncate(tmp_path / "cut.tar", 600)
-        with pytest.raises(OSError, match=r"600 bytes"):
+        with raises(OSError, "600 bytes"):
             source.gather(np.array([3]))
 
 
@@ -154,30 +155,30 @@ def test_tar_shards_that_cannot_be_read(tmp_path, photos):
     path = tmp_path / "x.tar"
     write_tar(path, [("a", {"jpg": photos[0]})])
     path.write_bytes(gzip.compress(path.read_bytes()))
-    with pytest.raises(ValueError, match=r"x\.tar is not .*decompress"):
+    with raises(ValueError, "x.tar", "decompress"):
         jk.pipeline.WebDatasetSource(path)
     write_tar(path, [("a", {"jpg": photos[0], "cls": b"1"}), ("b", {"jpg": photos[1]})])
-    with pytest.raises(ValueError, match=r"x\.tar: b has the members \['jpg'\]"):
+    with raises(ValueError, "x.tar: b", "['jpg']"):
         jk.pipeline.WebDatasetSource(path)
     write_tar(path, [("a", {"cls": b"1"}), ("a", {"cls": b"2"})])
-    with pytest.raises(ValueError, match=r"a\.cls occurs twice"):
+    with raises(ValueError, "a.cls"):
         jk.pipeline.WebDatasetSource(path)
     write_tar(path, [("a", {"cls": b"one"})])
-    with pytest.raises(ValueError, match=r"'label' of .*x\.tar: a is not an integer"):
+    with raises(ValueError, "'label'", "x.tar: a"):
         jk.pipeline.WebDatasetSource(path)
     with tarfile.open(path, "w") as tar:
         for name, kind in (("a.cls", tarfile.REGTYPE), ("b.cls", tarfile.LNKTYPE)):
             member = tarfile.TarInfo(name)
             member.type, member.linkname = kind, "a.cls"
             tar.addfile(member, io.BytesIO())
-    with pytest.raises(ValueError, match=r"x\.tar is not .*tar file.*b\.cls"):
+    with raises(ValueError, "x.tar", "b.cls"):
         jk.pipeline.WebDatasetSource(path)
     write_tar(path, [("a", {"cls": b"1"})])
     path.write_bytes(path.read_bytes() * 2)  # by `cat`: its reader would end before the second
-    with pytest.raises(ValueError, match=r"x\.tar is .*concatenation"):
+    with raises(ValueError, "x.tar", "concatenation"):
         jk.pipeline.WebDatasetSource(path)
     write_tar(path, [])
-    with pytest.raises(ValueError, match="no samples"):
+    with raises(ValueError, "no samples"):
         jk.pipeline.WebDatasetSource(path)
 
 
@@ -332,7 +333,7 @@ def test_arrow_files_are_not_copied(tmp_path, photos):
         np.testing.assert_array_equal(array, expected[name])
     with path.open("r+b") as file:
         file.truncate(100)
-    with pytest.raises(OSError, match=r"x\.arrow.* 100 bytes"):
+    with raises(OSError, "x.arrow", "100 bytes"):
         source.gather(ORDER)
     images = jk.pipeline.ArrowSource(table.select(["raw"]))._images.images["raw"].images
     (buffer,) = (table.column("raw").chunk(0).buffers()[2],)
@@ -346,28 +347,28 @@ def test_columns_of_arrow_that_cannot_be_read(tmp_path, photos):
     def source(**columns):
         return jk.pipeline.ArrowSource(pa.table(columns))
 
-    with pytest.raises(ValueError, match="'x' of the table has 1 missing values, the first at row"):
+    with raises(ValueError, "'x'", "1 missing values"):
         source(x=[1, None, 3])
-    with pytest.raises(ValueError, match="'x' of the table has lists of 2 and of 1"):
+    with raises(ValueError, "'x'", "2", "1"):
         source(x=[[1, 2], [3]])
-    with pytest.raises(ValueError, match=r"missing values.* on_bad"):
+    with raises(ValueError, "missing values", "on_bad"):
         source(x=[b"a", None])
     tensors = pa.ExtensionArray.from_storage(
         pa.fixed_shape_tensor(pa.int32(), (2,)), pa.array([[1, None]], pa.list_(pa.int32(), 2))
     )
-    with pytest.raises(ValueError, match="'x' of the table has 1 missing values"):
+    with raises(ValueError, "'x'", "1 missing values"):
         source(x=tensors)
-    with pytest.raises(TypeError, match="decoders has 'x', which is int64 in the table"):
+    with raises(TypeError, "'x'", "int64"):
         jk.pipeline.ArrowSource(pa.table({"x": [1]}), decoders={"x": len})
-    with pytest.raises(TypeError, match=r"'x' of the table is string.*decoders="):
+    with raises(TypeError, "'x'", "string", "decoders="):
         source(x=["a"])
-    with pytest.raises(TypeError, match="'x' of the table is timestamp"):
+    with raises(TypeError, "'x'", "timestamp"):
         source(x=pa.array([1], pa.timestamp("ns")))
-    with pytest.raises(ValueError, match="has no rows"):
+    with raises(ValueError, "no rows"):
         source(x=pa.array([], pa.int32()))
-    with pytest.raises(KeyError, match=r"column 'y' .* it has \['x'\]"):
+    with raises(KeyError, "'y'", "['x']"):
         jk.pipeline.ArrowSource(pa.table({"x": [1]}), columns=["y"])
-    with pytest.raises(KeyError, match=r"decoders has \['y'\]; the columns are \['x'\]"):
+    with raises(KeyError, "['y']", "['x']"):
         jk.pipeline.ArrowSource(pa.table({"x": [1]}), decoders={"y": len})
     masked = jk.pipeline.ArrowSource(
         pa.table({"x": [photos[0], None, photos[1]]}), on_bad_record="mask"
@@ -387,7 +388,7 @@ def test_columns_of_arrow_that_cannot_be_read(tmp_path, photos):
     files = [{"bytes": None, "path": str(tmp_path / f"{k}.img")} for k in range(3)]
     assert_images(source(x=files).gather(np.array([2, 0]))["x"], photos, [2, 0])
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    with pytest.raises(ValueError, match="both bytes and paths"):
+    with raises(ValueError, "bytes", "paths"):
         source(x=pa.chunked_array([files, [{"bytes": photos[0], "path": None}]], kind))
 
 
@@ -428,7 +429,7 @@ def test_parquet_takes_no_memory_that_is_not_there(tmp_path, monkeypatch):
 
     parquet.write_table(pa.table({"x": np.arange(100)}), tmp_path / "x.parquet", row_group_size=10)
     monkeypatch.setattr(arrow_format, "available_bytes", lambda: 50)
-    with pytest.raises(MemoryError, match=r"1 of 10 row groups of .*x\.parquet"):
+    with raises(MemoryError, "1 of 10", "x.parquet"):
         jk.pipeline.ParquetSource(tmp_path / "x.parquet")
 
 
@@ -440,9 +441,9 @@ def test_zarr_reads_each_chunk_once(tmp_path, monkeypatch):
     values = np.arange(12 * 6, dtype=np.float32).reshape(12, 6)
     array = group.create_array("x", data=values, chunks=(4, 3))
     group.create_array("y", data=ALL, chunks=(5,), shards=(10,))
-    with pytest.raises(FileNotFoundError, match="does not exist"):
+    with raises(FileNotFoundError, "y.zarr"):
         jk.pipeline.ZarrSource(tmp_path / "y.zarr")
-    with pytest.raises(KeyError, match=r"has no array 'z'; it has \['x', 'y'\]"):
+    with raises(KeyError, "'z'", "['x', 'y']"):
         jk.pipeline.ZarrSource(group, fields=["z"])
     read = []
     plain = zarr.Array.__getitem__
@@ -470,7 +471,7 @@ def test_array_records(tmp_path):
         path, decode=lambda data: {"x": np.frombuffer(data, np.float32)}
     )
     np.testing.assert_array_equal(source.gather(ORDER)["x"], np.tile(ORDER[:, None], (1, 3)))
-    with pytest.raises(TypeError, match=r"12 bytes .*numpy\.savez.*decode=") as caught:
+    with raises(TypeError, "12 bytes", "numpy.savez", "decode=") as caught:
         next(iter(jk.from_source(path, 4)))
     assert any(
         "record 0 of" in note and "x.array_record" in note for note in caught.value.__notes__
@@ -478,7 +479,7 @@ def test_array_records(tmp_path):
     data = path.read_bytes()
     for damaged in (b"", data[:100], data[:-3], b"\1" * len(data)):
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"x\.array_record is not a readable ArrayRecord file"):
+        with raises(ValueError, "x.array_record"):
             jk.pipeline.ArrayRecordSource(path)
     write_array_record(path, [savez(x=1), savez(x=2)])
     assert epoch_of(jk.from_source([str(path), path], 4))[0]["x"].tolist() == [1, 2, 1, 2]
@@ -491,7 +492,7 @@ def test_tfrecords(tmp_path, photos):
         {"id": k, "pair": [k + 0.5, 2.0], "image": photos[k], "text": b"abc"} for k in range(12)
     ]
     write_tfrecord(path, records)
-    with pytest.raises(TypeError, match=r"byte 12 has bytes in 'text'"):
+    with raises(TypeError, "byte 12", "'text'"):
         jk.from_source(path, 4)
     source = jk.pipeline.TFRecordSource(path, features={"n": "id", "pair": "pair", "x": "image"})
     data = source.gather(ORDER)
@@ -500,12 +501,12 @@ def test_tfrecords(tmp_path, photos):
     assert_images(data["x"], photos)
     text = jk.pipeline.TFRecordSource(path, features=("text",), decoders={"text": len})
     assert text.gather(ORDER)["text"].tolist() == [3] * 5
-    with pytest.raises(KeyError, match=r"decoders has \['id'\]; the features of bytes are \['text"):
+    with raises(KeyError, "['id']", "['text"):
         jk.pipeline.TFRecordSource(path, ("id", "text"), decoders={"text": len, "id": len})
-    with pytest.raises(ValueError, match=r"has no feature 'label'; it has \['id', 'image'"):
+    with raises(ValueError, "'label'", "['id', 'image'"):
         jk.pipeline.TFRecordSource(path, features=["label"])
     write_tfrecord(path, [{"x": [1, 2]}, {"x": [3]}])
-    with pytest.raises(ValueError, match="1 values in 'x'"):
+    with raises(ValueError, "1 values", "'x'"):
         jk.pipeline.TFRecordSource(path)
 
 
@@ -520,11 +521,11 @@ def test_every_damaged_byte_of_a_tfrecord_is_found(tmp_path):
         damaged = bytearray(data)
         damaged[place] ^= 1 << place % 8
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"x\.tfrecord is damaged"):
+        with raises(ValueError, "x.tfrecord"):
             jk.pipeline.TFRecordSource(path)
         path.write_bytes(data[:place])
         if place not in starts:
-            with pytest.raises(ValueError, match=r"x\.tfrecord is (damaged|truncated)"):
+            with raises(ValueError, "x.tfrecord"):
                 jk.pipeline.TFRecordSource(path)
 
 
@@ -544,22 +545,22 @@ def test_files_of_patterns(tmp_path):
     assert found(inside("odd[1].tar")) == ["odd[1].tar"]
     assert len(found(tmp_path)) == 6
     assert found([inside("y-a.tar"), tmp_path / "x-9.tar"]) == ["y-a.tar", "x-9.tar"]
-    with pytest.raises(FileNotFoundError, match=r"x-11\.tar of .*no such file of shards"):
+    with raises(FileNotFoundError, "x-11.tar"):
         found(inside("x-{8..11}.tar"))
-    with pytest.raises(FileNotFoundError, match=r"z-\*\.tar: no such file"):
+    with raises(FileNotFoundError, "z-*.tar"):
         found(inside("z-*.tar"))
-    with pytest.raises(ValueError, match="1000000000 files"):
+    with raises(ValueError, "1000000000"):
         found(inside("x-{0..999999999}.tar"))
-    with pytest.raises(FileNotFoundError, match="matches no file"):
+    with pytest.raises(FileNotFoundError):
         found([])
-    with pytest.raises(TypeError, match="got 3"):
+    with raises(TypeError, "got 3"):
         found([3])
 
 
 def test_an_unknown_path_says_which_there_are(tmp_path):
-    with pytest.raises(TypeError, match=r"suffixes \.array_record, .*\.tar.*ImageFolder"):
+    with raises(TypeError, ".array_record", ".tar", "ImageFolder"):
         jk.from_source(tmp_path / "x.csv", 4)
-    with pytest.raises(FileNotFoundError, match=r"x\.tar"):
+    with raises(FileNotFoundError, "x.tar"):
         jk.from_source(tmp_path / "x.tar", 4)
 
 
@@ -588,5 +589,5 @@ def test_a_column_that_a_parquet_file_lacks_is_told_beside_those_it_has(tmp_path
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"x": [1], "y": [2]}), tmp_path / "a.parquet")
-    with pytest.raises(KeyError, match=r"column 'z' .* it has \['x', 'y'\]"):
+    with raises(KeyError, "'z'", "['x', 'y']"):
         jk.pipeline.ParquetSource(tmp_path / "a.parquet", columns=["x", "z"])

@@ -13,6 +13,7 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.errors import raises
 
 import jaxkern as jk
 from jaxkern.pipeline import Filter
@@ -57,7 +58,7 @@ def test_a_new_iterator_resumes_an_interrupted_one(kind):
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
     state = json.loads(json.dumps(iterator.get_state()))
-    with pytest.raises(jk.ring.RingClosed, match="get_state"):
+    with raises(jk.ring.RingClosed, "get_state"):
         next(iterator)
     assert iterator.get_state() == state
     again = iter(pipe)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import PIL.Image
 import pytest
+from support.errors import raises
 from support.pipeline.batches import assert_same, column, epoch_of
 
 import jaxkern as jk
@@ -149,7 +150,7 @@ def test_a_mixture_and_its_nodes_are_explained():
         epoch_of(pipe)[last.batch]["image"][last.row], last.fields["image"]
     )
     assert [stage.name for stage in found.stages][-3:] == ["mix", "rebatch", "Compose"]
-    with pytest.raises(ValueError, match="record 500 of 19"):
+    with raises(ValueError, "record 500 of 19"):
         pipe.explain(500)
 
 
@@ -251,14 +252,14 @@ def mixture(*pipes, **options):
 
 
 def test_inputs_must_agree():
-    with pytest.raises(ValueError, match="batch_size is 5 in input 0 of mix and 6 in input 1"):
+    with raises(ValueError, "batch_size", "5 in input 0", "6 in input 1"):
         mixture(numbers(0, 20), numbers(0, 20, batch_size=6))
     assert len(epoch_of(mixture(numbers(0, 9), numbers(0, 9, batch_size=6), batch_size=3))) == 6
-    with pytest.raises(ValueError, match="remainder is 'partial' in input 0 of concat and 'drop'"):
+    with raises(ValueError, "remainder", "'partial'", "'drop'"):
         jk.concat(numbers(0, 20), numbers(0, 20, drop_remainder=True))
-    with pytest.raises(ValueError, match="num_workers is 0 in input 0 of zip and 1 in input 1"):
+    with raises(ValueError, "num_workers", "0 in input 0", "1 in input 1"):
         jk.zip(numbers(0, 20), numbers(0, 20, num_workers=1))
-    with pytest.raises(ValueError, match="shard is None in input 0"):
+    with raises(ValueError, "shard", "None in input 0"):
         mixture(numbers(0, 20), numbers(0, 20, shard=(0, 2)))
 
 
@@ -291,7 +292,7 @@ def test_rows_of_two_dtypes_make_no_batch(workers):
     pipes.append(numbers(0, 20, num_workers=workers) >> (lambda batch: {"id": batch["id"]}))
     mixture = iter(jk.mix([(pipe, 1) for pipe in pipes], batch_size=10))
     assert [next(mixture)["id"].dtype for _ in range(2)] == [np.int32] * 2
-    with pytest.raises(ValueError, match=r"\['id'\] is .*32\[\] in input . and .*32\[\] in input"):
+    with raises(ValueError, "['id']", "32[]"):
         next(mixture)
 
 
@@ -327,7 +328,7 @@ def test_states_of_other_mixtures_are_refused():
 
     state = iter(pipe(1, 2)).get_state()
     for other in (pipe(2, 1), pipe(1, 2, stop="last")):
-        with pytest.raises(ValueError, match=r"node 0 is 'mix.*' there and 'mix.*' here"):
+        with raises(ValueError, "node 0", "'mix"):
             iter(other).set_state(state)
 
 

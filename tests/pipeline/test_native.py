@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.errors import raises
 from support.pipeline.batches import arrays, assert_same, epoch_of, is_native
 
 import jaxkern as jk
@@ -352,7 +353,7 @@ def test_a_place_that_is_given_is_kept():
     assert device.explain().nodes[-1][2] == "device program"
     assert host.explain().nodes[-1][2] == "native threads"
     assert_same(epoch_of(device), epoch_of(host))
-    with pytest.raises(ValueError, match="'auto', 'device' or 'host'"):
+    with raises(ValueError, "'auto'", "'device'", "'host'"):
         jk.OperatorNode(CHAINS["u8"], on="gpu")
 
 

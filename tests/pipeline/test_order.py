@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from support.errors import raises
 
 from jaxkern.pipeline.order import Permutation
 
@@ -96,7 +97,7 @@ def test_orders_stay_the_same_over_releases():
 
 
 def test_limits():
-    with pytest.raises(ValueError, match="count is 0"):
+    with raises(ValueError, "count", "0"):
         Permutation(0, 0, 0)
-    with pytest.raises(IndexError, match="10 to 10"):
+    with raises(IndexError, "10 to 10"):
         Permutation(10, 0, 0)([10])

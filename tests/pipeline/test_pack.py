@@ -13,6 +13,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from support.errors import raises
 from support.pipeline.batches import assert_same, column, epoch_of
 from support.slow_packer import slow_arrays, slow_rows
 
@@ -266,7 +267,7 @@ def test_a_source_alone_pads():
     packed = epoch_of(jk.from_source(source(max_length=5), 4) >> Pack(5))
     assert (column(packed, "tokens") > 0).sum() == LENGTHS.clip(max=5).sum()
     assert source()[3]["length"] == LENGTHS[3]
-    with pytest.raises(IndexError, match="80 to 80"):
+    with raises(IndexError, "80 to 80"):
         source().gather(np.array([80]))
 
 
@@ -289,7 +290,7 @@ def test_rows_a_batch_and_nodes_behind():
     assert {len(batch["twice"]) for batch in found[:-1]} == {3}
     np.testing.assert_array_equal(column(found, "twice"), expected)
     assert pipe.element_spec["twice"].shape == (3, 32)
-    with pytest.raises(TypeError, match="the number of rows of 'pack'"):
+    with raises(TypeError, "'pack'"):
         len(pipe)
 
 
@@ -330,7 +331,7 @@ def test_a_state_of_another_pack_is_refused():
     next(iterator)
     state = iterator.get_state()
     for other in (Pack(33), Pack(32, method="best-fit"), Pack(32, max_open_bins=2)):
-        with pytest.raises(ValueError, match="node 1 is"):
+        with raises(ValueError, "node 1"):
             iter(piped("source", other)).set_state(state)
 
 

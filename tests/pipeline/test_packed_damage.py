@@ -12,6 +12,7 @@ import struct
 import numpy as np
 import PIL.Image
 import pytest
+from support.errors import raises
 from support.pipeline.batches import assert_same, epoch_of, is_native
 
 import jaxkern as jk
@@ -96,7 +97,7 @@ def test_the_first_of_many_is_named(tmp_path, monkeypatch):
             file.write(b"damaged")
     source = PackedSource(path)
     for records, first in ((np.arange(400), 21), (np.arange(400)[::-1], 351), (np.r_[:400], 21)):
-        with pytest.raises(ValueError, match=rf"record {first}, field 'x', is damaged"):
+        with raises(ValueError, f"record {first}", "field 'x'"):
             source.check(records)
     source.check(np.setdiff1d(np.arange(400), [351, 180, 21]))
     assert [damage.record for damage in source.damaged()] == [21, 180, 351]
@@ -116,7 +117,7 @@ def test_the_error_is_in_its_batches_place(sources, tmp_path, workers):
         batches, found = iter(pipe), []
         for k in range(6):
             if k == BAD // 2:
-                with pytest.raises(ValueError, match=f"record {BAD}, field 'vector'"):
+                with raises(ValueError, f"record {BAD}", "field 'vector'"):
                     next(batches)
                 found.append(expected[k])
             else:
@@ -130,7 +131,7 @@ def test_who_trusts_a_file_reads_what_is_there(sources, tmp_path):
     copy, _ = damaged_copy(path, tmp_path)
     found = PackedSource(copy, verify="never")[BAD]["image"]
     assert (found != records[BAD]["image"]).sum() == 1
-    with pytest.raises(ValueError, match="verify is 'always'"):
+    with raises(ValueError, "verify", "'always'"):
         PackedSource(path, verify="always")
 
 
@@ -163,7 +164,7 @@ def test_a_jpeg_that_is_none(tmp_path, sources):
     said = r"record 2, field 'image', of .*forged.jkp: .* index has"
     with pytest.raises(ValueError, match=said):
         PackedSource(forged)[2]
-    with pytest.raises(OSError, match="more than max_pixels=99"):
+    with raises(OSError, "max_pixels=99"):
         PackedSource(path, max_pixels=99)[2]
     masked = PackedSource(forged, on_bad_record="mask")
     assert not masked[2]["valid"]

@@ -7,6 +7,7 @@ import os
 
 import numpy as np
 import pytest
+from support.errors import raises
 
 from jaxkern.core import paths
 from jaxkern.pipeline import PackedSource, pack
@@ -64,7 +65,7 @@ def test_overwrite_replaces_it(tmp_path, monkeypatch, links):
 
 def test_a_dangling_link_is_there(tmp_path):
     (tmp_path / "x.jkp").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(FileExistsError, match=r"x\.jkp"):
+    with raises(FileExistsError, "x.jkp"):
         pack(NUMBERS, tmp_path / "x.jkp", progress=False)
     assert not (tmp_path / "nowhere").exists()
 
@@ -81,7 +82,7 @@ def test_what_is_no_regular_file(tmp_path, name, kind):
         place.symlink_to(target)
     if kind == "symbolic":
         target.write_bytes(b"precious" * 1000)
-    with pytest.raises(OSError, match=name):
+    with raises(OSError, name):
         pack(NUMBERS, tmp_path / "x.jkp", progress=False)
     assert not (tmp_path / "x.jkp").exists()
     assert target.exists() == (kind == "symbolic")
@@ -105,7 +106,7 @@ def test_a_file_of_another_user_is_not_resumed(tmp_path, monkeypatch):
     (tmp_path / "x.jkp.part").write_bytes(b"of another user")
     mine = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
-    with pytest.raises(PermissionError, match=r"x\.jkp\.part"):
+    with raises(PermissionError, "x.jkp.part"):
         pack(NUMBERS, tmp_path / "x.jkp", progress=False)
     assert (tmp_path / "x.jkp.part").read_bytes() == b"of another user"
 

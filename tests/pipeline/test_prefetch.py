@@ -13,6 +13,7 @@ import traceback
 import jax
 import numpy as np
 import pytest
+from support.errors import raises
 
 import jaxkern as jk
 
@@ -63,7 +64,7 @@ def test_errors_arrive_in_place():
 
     fetched = jk.prefetch_to_device(source(), buffer_size=8)
     assert [int(next(fetched)), int(next(fetched))] == [0, 1]
-    with pytest.raises(LookupError, match="the third") as caught:
+    with raises(LookupError, "the third") as caught:
         next(fetched)
     names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert names[-1] == "source"
@@ -123,13 +124,13 @@ def test_timeouts_and_bad_input():
         yield np.zeros(2)
 
     fetched = jk.prefetch_to_device(source())
-    with pytest.raises(TimeoutError, match=r"waited 0\.01 s for batch 0"):
+    with raises(TimeoutError, "0.01 s", "batch 0"):
         fetched.get(0.01)
     gate.set()
     assert fetched.get(20).shape == (2,)
-    with pytest.raises(ValueError, match="buffer_size is 0"):
+    with raises(ValueError, "buffer_size", "0"):
         jk.prefetch_to_device(iter([]), 0)
-    with pytest.raises(TypeError, match="not iterable"):
+    with raises(TypeError, "iterable"):
         jk.prefetch_to_device(3)
 
 
@@ -190,5 +191,5 @@ def test_a_state_behind_an_error_and_of_a_generator():
     with pytest.raises(LookupError):  # a state is behind what was delivered: it is tried again
         next(fetched)
     assert [np.asarray(batch["x"]).tolist() for batch in fetched] == [[8, 9, 10, 11]]
-    with pytest.raises(TypeError, match="generator, which has no get_state and set_state"):
+    with raises(TypeError, "generator", "get_state", "set_state"):
         jk.prefetch_to_device(x for x in [np.zeros(2)]).get_state()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.errors import raises
 from support.pipeline.batches import arrays, assert_same, epoch_of
 
 import jaxkern as jk
@@ -175,19 +176,19 @@ def test_a_state_of_other_nodes_is_refused():
         jk.from_source(arrays(), 5) >> jk.OperatorNode(im.Compose([im.RandomCrop(size)]))
         for size in (4, 5)
     ]
-    with pytest.raises(ValueError, match=r"node 1 is 'Compose#.*' there and 'Compose#.*' here"):
+    with raises(ValueError, "node 1", "'Compose#"):
         iter(crops[0]).set_state(iter(crops[1]).get_state())
     pipe = plain(jk.from_source(arrays(24), 5, True, 2))
     noises = [jk.from_source(arrays(), 5) >> jk.OperatorNode(Noise(level)) for level in (0.1, 0.2)]
-    with pytest.raises(ValueError, match=r"node 1 is 'Noise.*' there and 'Noise"):
+    with raises(ValueError, "node 1", "'Noise"):
         iter(noises[0]).set_state(iter(noises[1]).get_state())
-    with pytest.raises(ValueError, match="records is 23 there and 24 here"):
+    with raises(ValueError, "records", "23", "24"):
         iter(pipe).set_state(state)
 
 
 @pytest.mark.parametrize("state", [None, {}, {"epoch": 1}, [1]])
 def test_what_is_no_state_is_refused(state):
-    with pytest.raises(ValueError, match="the dict that get_state"):
+    with raises(ValueError, "get_state"):
         iter(make("plain")).set_state(state)
 
 
@@ -221,7 +222,7 @@ def test_a_state_is_json_whatever_the_integers_were():
 
 def test_another_version_is_refused():
     iterator = iter(make("plain"))
-    with pytest.raises(ValueError, match="version 99"):
+    with raises(ValueError, "99"):
         iterator.set_state({**iterator.get_state(), "version": 99})
 
 

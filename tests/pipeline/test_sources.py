@@ -14,6 +14,7 @@ import PIL.Image
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.errors import raises
 from support.pipeline.batches import arrays, assert_same, column, epoch_of
 
 import jaxkern as jk
@@ -170,11 +171,11 @@ def test_hdf5_errors(tmp_path):
     path = tmp_path / "data.h5"
     with h5py.File(path, "w") as file:
         file["x"], file["y"], file["text"] = np.zeros(3), np.zeros(4), ["a", "b", "c"]
-    with pytest.raises(KeyError, match=r"no data set 'z'; it has \['text', 'x', 'y'\]"):
+    with raises(KeyError, "'z'", "['text', 'x', 'y']"):
         HDF5Source({"z": "z"}, path)
-    with pytest.raises(ValueError, match="different numbers of records"):
+    with raises(ValueError, "different numbers"):
         HDF5Source({"x": "x", "y": "y"}, path)
-    with pytest.raises(TypeError, match="field 'text' has dtype"):
+    with raises(TypeError, "'text'"):
         HDF5Source({"text": "text"}, path)
 
 
@@ -270,11 +271,11 @@ def test_image_folder_converts_channels(folder):
 
 
 def test_image_folder_errors(folder, tmp_path):
-    with pytest.raises(FileNotFoundError, match="not a folder"):
+    with raises(FileNotFoundError, "folder"):
         ImageFolder(tmp_path / "none")
-    with pytest.raises(FileNotFoundError, match="has no images in its subfolders"):
+    with raises(FileNotFoundError, "subfolders"):
         ImageFolder(tmp_path)
-    with pytest.raises(ValueError, match="channels=2"):
+    with raises(ValueError, "channels", "2"):
         ImageFolder(folder[0], channels=2)
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "broken.png").write_bytes(b"no image")
@@ -284,7 +285,7 @@ def test_image_folder_errors(folder, tmp_path):
     assert "while reading record 0" in caught.value.__notes__[0]
     assert "broken.png" in caught.value.__notes__[0]
     iterator = iter(jk.from_source(ImageFolder(folder[0], max_size=(9, 9)), 12))
-    with pytest.raises(ValueError, match=r"max_size is \(9, 9\)"):
+    with raises(ValueError, "max_size", "(9, 9)"):
         next(iterator)
 
 

@@ -13,6 +13,7 @@ from itertools import count
 import jax
 import numpy as np
 import pytest
+from support.errors import raises
 from support.pipeline.batches import assert_same, epoch_of
 
 import jaxkern as jk
@@ -104,7 +105,7 @@ def test_in_order_without_a_buffer():
         np.testing.assert_array_equal(
             batches[2]["x"], [[n / np.float32(7)] * 3 for n in range(8, 12)]
         )
-    with pytest.raises(TypeError, match=r"no length.*'stream'"):
+    with raises(TypeError, "length", "'stream'"):
         len(pipe)
     assert pipe.element_spec["x"] == jax.ShapeDtypeStruct((4, 3), np.float32)
     assert "stream" in str(pipe.explain())
@@ -309,10 +310,10 @@ def test_a_generator_that_fails_ends_behind_its_error():
 
 def test_an_iterator_is_read_in_one_epoch():
     pipe = jk.from_stream(numbers(), 4)
-    with pytest.raises(RuntimeError, match="can be read only once"):
+    with raises(RuntimeError, "once"):
         _ = pipe.element_spec
     assert ids(pipe) == list(range(RECORDS))
-    with pytest.raises(RuntimeError, match=r"read only once, and was.*lambda"):
+    with raises(RuntimeError, "once", "lambda"):
         list(pipe)
     again = jk.from_stream(GrainIterator(), 4)  # unless it can be set back
     assert ids(again) == ids(again) == list(range(RECORDS))
@@ -332,17 +333,17 @@ def test_records_of_other_shapes_are_an_error_in_place():
 
 
 def test_what_cannot_be_is_said():
-    with pytest.raises(TypeError, match="an iterable"):
+    with raises(TypeError, "iterable"):
         jk.from_stream(3, 4)
-    with pytest.raises(TypeError, match="an iterable"):
+    with raises(TypeError, "iterable"):
         next(iter(jk.from_stream(lambda: 3, 4)))
-    with pytest.raises(ValueError, match="only be read in order"):
+    with raises(ValueError, "in order"):
         make().explain(3)
-    with pytest.raises(ValueError, match="resume"):
+    with raises(ValueError, "resume"):
         make(resume="state")
-    with pytest.raises(ValueError, match="shard"):
+    with raises(ValueError, "shard"):
         make(shard=(2, 2))
-    with pytest.raises(ValueError, match="shuffle_buffer"):
+    with raises(ValueError, "shuffle_buffer"):
         make(shuffle_buffer=-1)
     state = iter(pipe := make()).get_state()
     running = iter(pipe)
@@ -350,7 +351,7 @@ def test_what_cannot_be_is_said():
     state = running.get_state()
     state["position"] |= {"position": 100, "last": [99 << 20, 99]}
     running.set_state(state)
-    with pytest.raises(ValueError, match="ended after 43 records"):
+    with raises(ValueError, "43 records"):
         next(running)
     with pytest.raises(ValueError, match="another pipeline"):
         iter(make(shuffle_buffer=3)).set_state(state)
@@ -412,6 +413,6 @@ def test_a_new_iterator_resumes_an_interrupted_one():
 def test_an_error_names_the_record_that_is_wrong():
     records = [{"x": np.zeros(2)}, {"x": np.zeros(2)}, {"x": "text"}, {"x": np.zeros(2)}]
     for shard in [(0, 1), (0, 2)]:
-        with pytest.raises(TypeError, match="of record 2") as caught:
+        with raises(TypeError, "record 2") as caught:
             list(jk.from_stream(records, 1, shard=shard, num_workers=0))
         assert "while reading record 2 of the stream" in caught.value.__notes__

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.errors import raises
 from support.pipeline.batches import arrays, assert_same, column, epoch_of, is_native
 
 import jaxkern as jk
@@ -82,10 +83,10 @@ def test_a_state_knows_its_split():
     parts = ([1, 2, 3], [1, 2, 4], [1, 2, 3])
     first, second, again = (iter(jk.from_source(Subset(arrays(), part), 4)) for part in parts)
     again.set_state(first.get_state())
-    with pytest.raises(ValueError, match=r"node 0 is 'Subset#\w+\(ArraySource\)' there and"):
+    with raises(ValueError, "node 0", "'Subset#", "(ArraySource)'"):
         second.set_state(first.get_state())
     part = Subset(arrays(), np.array([1, 2, 3]))
-    with pytest.raises(ValueError, match="read-only"):
+    with raises(ValueError, "read-only"):
         part.indices[0] = 7
 
 
@@ -107,5 +108,5 @@ def test_what_names_no_records(indices, kind, message):
 
 
 def test_an_empty_part_is_an_empty_source():
-    with pytest.raises(ValueError, match="is empty"):
+    with raises(ValueError, "empty"):
         jk.from_source(Subset(arrays(), []), 1)

@@ -133,7 +133,7 @@ def test_sources_that_must_not_be_read():
     for pipe in (base, base >> (lambda batch: batch), base >> Rebatch(3), base & base):
         assert len(pipe) in (3, 4)
         assert "Forbidden(10 records)" in repr(pipe)
-    with pytest.raises(AssertionError, match="were read"):  # nobody else knows their shapes
+    with pytest.raises(AssertionError):  # nobody else knows their shapes
         _ = base.element_spec
     double = jk.OperatorNode(lambda batch: {"y": batch["x"] * 2})
     base = jk.from_source(Declared(), 4)

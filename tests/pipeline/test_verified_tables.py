@@ -8,6 +8,7 @@ import tarfile
 
 import numpy as np
 import pytest
+from support.errors import raises
 
 from jaxkern.pipeline import ArrowSource, ParquetSource, WebDatasetSource
 
@@ -70,7 +71,7 @@ def test_a_large_shard_with_a_damaged_header(tmp_path):
         file.seek(1024 + 148)  # the checksum of the second header
         file.write(b"9")
         file.truncate(1 << 36)
-    with pytest.raises(ValueError, match=r"x\.tar.* byte 1024 of"):
+    with raises(ValueError, "x.tar", "byte 1024 of"):
         WebDatasetSource(path)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.errors import raises
 
 import jaxkern as jk
 from jaxkern.ring.rows import byte_rows
@@ -128,16 +129,16 @@ def test_data_sets_that_cannot_be_mapped(tmp_path: Path):
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("chunked", data=np.zeros((4, 4)), chunks=(2, 2), compression="gzip")
         file.create_dataset("empty", (4, 4), "f4")
-        with pytest.raises(ValueError, match=r"'/chunked' is chunked and compressed .gzip"):
+        with raises(ValueError, "'/chunked'", "chunked"):
             jk.ring.map_hdf5(file["chunked"])
-        with pytest.raises(ValueError, match="nothing was written"):
+        with raises(ValueError, "/empty"):
             jk.ring.map_hdf5(file["empty"])
 
 
 def test_a_record_that_does_not_exist_is_refused_with_its_number():
     rows = np.zeros((10, 2), np.float32)
     for bad in (10, -1):
-        with pytest.raises(IndexError, match=f"record {bad} at position 5 .*0 to 9"):
+        with raises(IndexError, f"record {bad}", "position 5", "0 to 9"):
             jk.ring.Assembly({"x": rows}, [0, 1, 2, 3, 4, bad, 5, 6], 2)
 
 
@@ -149,7 +150,7 @@ def test_the_native_side_refuses_records_itself():
     native = type(batches._native)(
         ring._key, [([byte_rows(rows)], 0, None)], 2, False, 0, 1, [], False
     )
-    with pytest.raises(IndexError, match="record 10 at position 1"):
+    with raises(IndexError, "record 10", "position 1"):
         native.submit(np.array([0, 10]), [[]])
     native.submit(np.array([3, 9]), [[]])
     native.finish()
@@ -163,7 +164,7 @@ def test_a_bad_record_in_a_stream_is_raised_in_its_place():
     with jk.ring.Assembly({"x": rows}, chunks, 2) as batches:
         assert next(batches)["x"].tolist() == [1, 2]
         assert next(batches)["x"].tolist() == [3, 4]
-        with pytest.raises(IndexError, match="record 10 at position 5"):
+        with raises(IndexError, "record 10", "position 5"):
             next(batches)
         with pytest.raises(StopIteration):
             next(batches)
@@ -176,7 +177,7 @@ def test_an_error_of_the_order_is_raised_in_its_place():
 
     with jk.ring.Assembly({"x": np.arange(10)}, order(), 2) as batches:
         assert len([next(batches), next(batches)]) == 2
-        with pytest.raises(KeyError, match="no more numbers"):
+        with raises(KeyError, "no more numbers"):
             next(batches)
 
 
@@ -218,7 +219,7 @@ def test_bad_arguments(arrays, options, problem):
 
 @pytest.mark.parametrize("order", [np.zeros((2, 2), int), np.zeros(2), "ab"])
 def test_bad_orders(order):
-    with pytest.raises(TypeError, match="order is"):
+    with raises(TypeError, "order"):
         jk.ring.Assembly({"x": np.zeros(3)}, order, 2)
 
 
@@ -246,5 +247,5 @@ def test_rows_of_several_arrays(lengths, steps, dtype, seed):
 
 def test_parts_that_differ_are_refused():
     parts = jk.ring.RowParts((np.zeros((2, 3)), np.zeros((2, 4))))
-    with pytest.raises(ValueError, match=r"field 'x' have rows float64\[3\] and float64\[4\]"):
+    with raises(ValueError, "'x'", "float64[3]", "float64[4]"):
         jk.ring.Assembly({"x": parts}, [0], 1)

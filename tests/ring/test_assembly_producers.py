@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.errors import raises
 
 import jaxkern as jk
 from jaxkern.image import (
@@ -50,7 +51,7 @@ def test_a_producer_that_refuses_fails_its_batch_only():
     producers = {"x": Broken(aug, images[0])}
     with jk.ring.Assembly({"x": images}, np.arange(12), 2, producers=producers) as batches:
         assert len([next(batches), next(batches)]) == 2
-        with pytest.raises(jk.ring.ProducerError, match=r"batch 2: record 5: 'geometry'"):
+        with raises(jk.ring.ProducerError, "batch 2", "record 5", "'geometry'"):
             next(batches)
         assert len(list(batches)) == 3
 
@@ -122,13 +123,13 @@ def test_a_chain_that_changes_nothing_copies():
 
 
 def test_chains_that_cannot_be_run_record_by_record():
-    with pytest.raises(ValueError, match="MixUp"):
+    with raises(ValueError, "MixUp"):
         ChainProducer(Compose([MixUp(0.2)]), np.zeros((4, 4, 3), np.uint8))
-    with pytest.raises(ValueError, match="number of channels"):
+    with raises(ValueError, "channels"):
         ChainProducer(Compose([Grayscale(1)]), np.zeros((4, 4, 3), np.uint8))
     producer = ChainProducer(CHAINS["crop"], np.zeros((4, 4, 3), np.uint8))
     arrays = {"x": np.zeros((5, 4, 5, 3), np.uint8)}
-    with pytest.raises(ValueError, match="reads 48"):  # rows of other images
+    with raises(ValueError, "48"):  # rows of other images
         jk.ring.Assembly(arrays, np.arange(4), 2, producers={"x": producer})
 
 
@@ -158,13 +159,13 @@ def test_plans_are_checked_natively():
     ):
         with pytest.raises(ValueError, match=problem):
             library.image_stages(**{**plan, **size, **changed})
-    with pytest.raises(ValueError, match="0 x 4"):
+    with raises(ValueError, "0 x 4"):
         library.image_chain_producer(library.image_stages(**plan, **size), 0, 4)
     first = library.image_stages(**{**plan, **size, **alone, "dtype": [0]})
-    with pytest.raises(ValueError, match=r"4 x 4.*5 x 4"):
+    with raises(ValueError, "4 x 4", "5 x 4"):
         library.image_chain_producer(first, 5, 4)
     source = {"blobs": [], "in_files": False, "codec": 1, "max_pixels": 9, "scaled": False}
-    with pytest.raises(ValueError, match="chain first"):
+    with raises(ValueError, "chain"):
         library.image_encoded_producer(first, **source)
-    with pytest.raises(TypeError, match="image_encoded_producer"):  # an address is no array
+    with raises(TypeError, "image_encoded_producer"):  # an address is no array
         library.image_encoded_producer(first, **{**source, "blobs": [(4096, 1)]})

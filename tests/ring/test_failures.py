@@ -14,6 +14,7 @@ from typing import ClassVar
 import jax
 import numpy as np
 import pytest
+from support.errors import raises
 
 import jaxkern as jk
 from jaxkern.core.failures import describe_exception, note, notes_of
@@ -234,9 +235,9 @@ def test_a_prefetcher_tells_what_else_fails_in_its_thread():
     fetched = jk.prefetch_to_device(Stateful())
     assert int(fetched.get(WAIT)) == 1
     for _ in range(2):
-        with pytest.raises(OSError, match="state"):
+        with raises(OSError, "state"):
             fetched.get(WAIT)
-    with pytest.raises(LookupError, match="item"):  # its own failure comes before that of its state
+    with raises(LookupError, "item"):  # its own failure comes before that of its state
         fetched.get(WAIT)
     fetched.close()
 
@@ -246,7 +247,7 @@ def test_a_prefetcher_tells_what_else_fails_in_its_thread():
             raise KeyboardInterrupt("while it is copied")
 
     fetched = jk.prefetch_to_device([np.zeros(3).view(Broken)])
-    with pytest.raises(KeyboardInterrupt, match="while it is copied"):
+    with pytest.raises(KeyboardInterrupt):
         fetched.get(WAIT)
 
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.errors import raises
 
 import jaxkern as jk
 
@@ -89,34 +90,30 @@ def pop():
     return jax.jit(lambda token: jk.ring.pop(STRUCT, token)[0])
 
 
-def raises(code: str, message: str):
-    return pytest.raises(jax.errors.JaxRuntimeError, match=rf"(?s){code}.*{message}")
-
-
 def test_what_goes_wrong_raises_with_its_message(pop):
     ring = jk.ring.Ring(STRUCT, pop_timeout=0.05)
-    with raises("DEADLINE_EXCEEDED", "batch 0, which no producer has put"):
+    with raises(jax.errors.JaxRuntimeError, "DEADLINE_EXCEEDED", "batch 0"):
         jax.block_until_ready(pop(ring.token()))
     ring.put(batches(1)[0])
     ring.fail(ValueError("a broken file"))
     ring.finish()
     jax.block_until_ready(pop(ring.token()))
-    with raises("ABORTED", "the producer of batch 1 failed: ValueError: a broken file"):
+    with raises(jax.errors.JaxRuntimeError, "ABORTED", "batch 1", "ValueError: a broken file"):
         jax.block_until_ready(pop(ring.token()))
-    with raises("OUT_OF_RANGE", "the ring is finished"):
+    with raises(jax.errors.JaxRuntimeError, "OUT_OF_RANGE", "finished"):
         jax.block_until_ready(pop(ring.token()))
     token = ring.token()
     ring.close()
-    with raises("NOT_FOUND", "ring is closed"):
+    with raises(jax.errors.JaxRuntimeError, "NOT_FOUND", "closed"):
         jax.block_until_ready(pop(token))
     del ring
-    with raises("NOT_FOUND", "ring is closed"):
+    with raises(jax.errors.JaxRuntimeError, "NOT_FOUND", "closed"):
         jax.block_until_ready(pop(token))
     other = jk.ring.Ring({"x": np.zeros((8, 3), np.float32), "y": np.zeros(9, np.int32)})
-    with raises("INVALID_ARGUMENT", r"leaf 1 .* is int32\[8\]; the ring's is int32\[9\]"):
+    with raises(jax.errors.JaxRuntimeError, "INVALID_ARGUMENT", "leaf 1", "int32[8]", "int32[9]"):
         jax.block_until_ready(pop(other.token()))
     fewer = jk.ring.Ring(np.zeros(3, np.float32))
-    with raises("INVALID_ARGUMENT", "the program's batch has 2 leaves; the ring's has 1"):
+    with raises(jax.errors.JaxRuntimeError, "INVALID_ARGUMENT", "2 leaves", "1"):
         jax.block_until_ready(pop(fewer.token()))
 
 
@@ -126,7 +123,7 @@ def test_closing_wakes_a_waiting_program(pop):
     timer = threading.Timer(0.2, ring.close)
     timer.start()
     start = time.monotonic()
-    with raises("CANCELLED", "the ring is closed"):
+    with raises(jax.errors.JaxRuntimeError, "CANCELLED", "closed"):
         jax.block_until_ready(pop(token))
     assert time.monotonic() - start < 10
     timer.join()
@@ -179,7 +176,7 @@ def test_push_fills_the_ring_and_waits():
     thread.start()
     assert [a.tolist() for a in ring] == [[i] * 3 for i in range(12)]
     thread.join(10)
-    with raises("OUT_OF_RANGE", "the ring is finished"):
+    with raises(jax.errors.JaxRuntimeError, "OUT_OF_RANGE", "finished"):
         jax.block_until_ready(produce(ring.token()))
 
 
@@ -204,17 +201,17 @@ def test_a_batch_passes_through_two_rings():
 def test_what_a_program_cannot_do_is_refused():
     ring = jk.ring.Ring(STRUCT)
     token = ring.token()
-    with pytest.raises(NotImplementedError, match="under vmap"):
+    with raises(NotImplementedError, "vmap"):
         jax.vmap(lambda t: jk.ring.pop(STRUCT, t)[0]["y"])(jnp.stack([token, token]))
-    with pytest.raises(ValueError, match=r"the token is int32\[2\]"):
+    with raises(ValueError, "token", "int32[2]"):
         jk.ring.pop(ring, jnp.zeros(2, jnp.int32))
-    with pytest.raises(ValueError, match=r"batch\['y'\] is int32\[9\].* int32\[8\]"):
+    with raises(ValueError, "['y']", "int32[9]", "int32[8]"):
         jk.ring.push(ring, token, {"x": jnp.zeros((8, 3)), "y": jnp.zeros(9, jnp.int32)})
-    with pytest.raises(TypeError, match="programs pack"):
+    with raises(TypeError, "pack"):
         jk.ring.pop(jax.ShapeDtypeStruct((2,), jnp.int4), token)
     mesh = jax.make_mesh((4,), ("data",))
     spread = jax.device_put(jnp.zeros(4), jax.NamedSharding(mesh, jax.P("data")))
-    with pytest.raises(NotImplementedError, match="over several devices"):
+    with raises(NotImplementedError, "devices"):
         jax.jit(lambda t, s: jk.ring.pop(STRUCT, t)[0]["y"].sum() + s)(token, spread)
 
 

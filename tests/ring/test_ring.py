@@ -2,7 +2,7 @@
 
 Would catch: a batch out of order or lost after `finish`, an error raised early or without its
 traceback, a wait that ignores its timeout or does not say what is missing, a close that leaves a
-thread waiting, and bad input that is accepted.
+thread waiting, and invalid input that is accepted.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.errors import raises
 
 import jaxkern as jk
 from jaxkern.core import registry
@@ -90,7 +91,7 @@ def test_errors_arrive_in_place_with_their_traceback():
     ring.put(batch(2))
     ring.finish()
     assert int(ring.get()["i"]) == 0
-    with pytest.raises(KeyboardInterrupt, match="the producer's own") as caught:
+    with raises(KeyboardInterrupt, "the producer's own") as caught:
         ring.get()
     names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert names[-1] == "where_it_broke"
@@ -106,7 +107,7 @@ def test_an_error_may_be_far_ahead_and_still_comes_last():
     threads = run(lambda: [ring.put(batch(i), index=i) for i in range(5)])
     for i in range(5):
         assert int(ring.get(20)["i"]) == i
-    with pytest.raises(ValueError, match="far"):
+    with raises(ValueError, "far"):
         ring.get()
     join(threads)
 
@@ -114,7 +115,7 @@ def test_an_error_may_be_far_ahead_and_still_comes_last():
 def test_stop_iteration_of_a_producer_does_not_end_the_loop():
     ring = jk.ring.Ring(STRUCT)
     ring.fail(StopIteration("mine"))
-    with pytest.raises(RuntimeError, match="the producer of batch 0 raised StopIteration"):
+    with raises(RuntimeError, "batch 0", "StopIteration"):
         ring.get()
 
 
@@ -134,19 +135,19 @@ def test_slots_are_filled_in_place():
 
 def test_timeouts_say_what_is_missing():
     ring = jk.ring.Ring(STRUCT, capacity=3)
-    with pytest.raises(TimeoutError, match=r"waited 0.01 s for batch 0, which no producer has put"):
+    with raises(TimeoutError, "0.01 s", "batch 0"):
         ring.get(0.01)
     ring.put(batch(1), index=1)
     ring.put(batch(2), index=2)
-    with pytest.raises(TimeoutError, match=r"batch 0, .*; later ones are ready: 1, 2"):
+    with raises(TimeoutError, "batch 0", "1, 2"):
         ring.get(0)
-    with pytest.raises(TimeoutError, match=r"a slot for batch 3: batch 0 is the next .* 2 are rea"):
+    with raises(TimeoutError, "batch 3", "batch 0", "2"):
         ring.put(batch(3), timeout=0.01)
     slot = ring.slot(index=0)
-    with pytest.raises(TimeoutError, match="batch 0, which a producer is still filling"):
+    with raises(TimeoutError, "batch 0"):
         ring.get(0)
     slot.fail(OSError("late"))
-    with pytest.raises(OSError, match="late"):
+    with raises(OSError, "late"):
         ring.get()
 
 
@@ -156,7 +157,7 @@ def test_a_gap_before_the_end_is_named():
     ring.put(batch(2), index=2)
     ring.finish()
     ring.get()
-    with pytest.raises(TimeoutError, match="batch 1, which no producer has put"):
+    with raises(TimeoutError, "batch 1"):
         ring.get(0.01)
 
 
@@ -201,7 +202,7 @@ def test_close_in_every_state(state):
     ring.close()
     assert ring.closed
     for call in (ring.get, lambda: ring.put(batch(0)), ring.finish, ring.slot):
-        with pytest.raises(jk.ring.RingClosed, match="the ring is closed"):
+        with raises(jk.ring.RingClosed, "closed"):
             call()
     if slot is not None:
         with pytest.raises(jk.ring.RingClosed):
@@ -234,67 +235,89 @@ def test_a_slot_is_committed_once_whoever_tries():
             assert int(ring.get(timeout=10)["i"]) == index
 
 
-def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="capacity is 0"):
-        jk.ring.Ring(STRUCT, capacity=0)
-    with pytest.raises(ValueError, match="start is -1"):
-        jk.ring.Ring(STRUCT, start=-1)
-    with pytest.raises(TypeError, match=r"leaf 0 of the ring's structure is 3"):
-        jk.ring.Ring({"x": 3})
-    with pytest.raises(TypeError, match="key_data"):
-        jk.ring.Ring(jax.random.key(0))
-    for dtype in ("U3", "O", "M8[s]", ">f4"):
-        with pytest.raises(TypeError, match="leaf 0"):
-            jk.ring.Ring(np.zeros(3, dtype))
-    with pytest.raises(ValueError, match=r"capacity is 2\.5"):
-        jk.ring.Ring(STRUCT, capacity=2.5)
-    with pytest.raises(ValueError, match="start is 1180591620717411303424"):
-        jk.ring.Ring(STRUCT, start=2**70)
-    with pytest.raises(MemoryError, match="no memory for 4 slots of 4,503,599,627,370,496 bytes"):
-        jk.ring.Ring(jax.ShapeDtypeStruct((2**52,), np.uint8))
+@pytest.mark.parametrize(
+    ("make", "error", "facts"),
+    [
+        (lambda: jk.ring.Ring(STRUCT, capacity=0), ValueError, ["capacity is 0"]),
+        (lambda: jk.ring.Ring(STRUCT, capacity=2.5), ValueError, ["capacity is 2.5"]),
+        (lambda: jk.ring.Ring(STRUCT, start=-1), ValueError, ["start is -1"]),
+        (lambda: jk.ring.Ring(STRUCT, start=2**70), ValueError, ["start", f"{2**70}"]),
+        (lambda: jk.ring.Ring({"x": 3}), TypeError, ["leaf 0", "3"]),
+        (lambda: jk.ring.Ring(jax.random.key(0)), TypeError, ["key_data"]),
+        *[
+            (lambda dtype=dtype: jk.ring.Ring(np.zeros(3, dtype)), TypeError, ["leaf 0"])
+            for dtype in ("U3", "O", "M8[s]", ">f4")
+        ],
+        (
+            lambda: jk.ring.Ring(jax.ShapeDtypeStruct((2**52,), np.uint8)),
+            MemoryError,
+            ["4 slots of 4,503,599,627,370,496 bytes"],
+        ),
+    ],
+)
+def test_invalid_rings(make, error, facts):
+    with raises(error, *facts):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "facts"),
+    [
+        (
+            lambda ring: ring.put({"x": np.zeros(4, np.float32), "i": 0}),
+            ValueError,
+            ["batch['x']", "(4,)", "(3,)"],
+        ),
+        (
+            lambda ring: ring.put({"x": np.zeros(3, np.float32), "i": np.float32(0)}),
+            ValueError,
+            ["batch['i']", "float32", "int32"],
+        ),
+        (
+            lambda ring: ring.put({"x": np.zeros(3, ">f4"), "i": 0}),
+            ValueError,
+            ["batch['x']", ">f4", "float32"],
+        ),
+        (lambda ring: ring.put([np.zeros(3, np.float32)]), ValueError, ["batch", "structure"]),
+        (lambda ring: ring.put(batch(0), index=-2), ValueError, ["index is -2"]),
+        (lambda ring: ring.fail(ValueError(), index=2**63), ValueError, ["index", f"{2**63}"]),
+        (lambda ring: ring.get(timeout=-1), ValueError, ["timeout is -1"]),
+        (lambda ring: ring.fail("text"), TypeError, ["error", "'text'"]),
+    ],
+)
+def test_invalid_arguments(call, error, facts):
+    with raises(error, *facts):
+        call(jk.ring.Ring(STRUCT, capacity=2))
+
+
+def test_an_index_is_put_once_and_before_the_end():
     ring = jk.ring.Ring(STRUCT, capacity=2)
-    with pytest.raises(ValueError, match=r"batch\['x'\] has shape \(4,\).* \(3,\)"):
-        ring.put({"x": np.zeros(4, np.float32), "i": 0})
-    with pytest.raises(ValueError, match=r"batch\['i'\] has dtype float32.* int32"):
-        ring.put({"x": np.zeros(3, np.float32), "i": np.float32(0)})
-    with pytest.raises(ValueError, match=r"batch\['x'\] has dtype >f4.* float32"):
-        ring.put({"x": np.zeros(3, ">f4"), "i": 0})
-    with pytest.raises(ValueError, match="the batch has the structure"):
-        ring.put([np.zeros(3, np.float32)])
-    with pytest.raises(ValueError, match="index is -2"):
-        ring.put(batch(0), index=-2)
-    with pytest.raises(ValueError, match=f"index is {2**63}"):
-        ring.fail(ValueError(), index=2**63)
-    with pytest.raises(ValueError, match="timeout is -1"):
-        ring.get(timeout=-1)
-    with pytest.raises(TypeError, match="error is 'text'"):
-        ring.fail("text")
     ring.put(batch(0))
-    with pytest.raises(ValueError, match="index 0 was put twice: it is ready"):
+    with raises(ValueError, "index 0", "twice", "ready"):
         ring.put(batch(0), index=0)
     ring.fail(ValueError(), index=1)
-    with pytest.raises(ValueError, match="index 1 was put twice: it has failed"):
+    with raises(ValueError, "index 1", "twice", "failed"):
         ring.put(batch(1), index=1)
     ring.get()
-    with pytest.raises(ValueError, match="index 0 was put twice: it has been delivered"):
+    with raises(ValueError, "index 0", "twice", "delivered"):
         ring.fail(ValueError(), index=0)
-    with pytest.raises(ValueError, match="the end 1 is not after batch 1"):
+    with raises(ValueError, "the end 1", "batch 1"):
         ring.finish(1)
     ring.finish(3)
     ring.finish()
-    with pytest.raises(ValueError, match="finished at 3; it cannot end at 4"):
+    with raises(ValueError, "3", "4"):
         ring.finish(4)
-    with pytest.raises(jk.ring.RingError, match="index 3 is after the end"):
+    with raises(jk.ring.RingError, "index 3"):
         ring.put(batch(3), index=3)
 
 
 def test_memory_of_another_build_raises():
     library = registry.module("cpu")
     ring = functools.partial(library.Ring, [("float32", 4, [2], -1)], 2, 0, 0, -1.0)
-    expected = r"jaxkern\.ring\.Allocator\.v\d, got "
-    with pytest.raises(TypeError, match=expected + r"jaxkern\.ring\.ProgramAccess"):
+    name = "jaxkern.ring.Allocator.v"
+    with raises(TypeError, name, "jaxkern.ring.ProgramAccess"):
         ring(library.ring_access())
-    with pytest.raises(TypeError, match=expected + "none"):
+    with raises(TypeError, name, "none"):
         ring(next(iter(library.registrations().values())))
 
 

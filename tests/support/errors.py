@@ -1,4 +1,4 @@
-"""Assertions on the facts in error messages."""
+"""Assertions on the facts in error messages and warnings."""
 
 from __future__ import annotations
 
@@ -9,9 +9,20 @@ import pytest
 
 
 @contextlib.contextmanager
-def raises(error: type[Exception], *facts: str) -> Iterator[None]:
+def raises(
+    error: type[BaseException] | tuple[type[BaseException], ...], *facts: str
+) -> Iterator[pytest.ExceptionInfo[BaseException]]:
     """Assert that a block raises `error` with a message that contains every fact."""
     with pytest.raises(error) as caught:
-        yield
+        yield caught
     missing = [fact for fact in facts if fact not in str(caught.value)]
     assert not missing, f"{missing} not in {str(caught.value)!r}"
+
+
+@contextlib.contextmanager
+def warns(category: type[Warning], *facts: str) -> Iterator[pytest.WarningsRecorder]:
+    """Assert that a block issues a warning of `category` whose message contains every fact."""
+    with pytest.warns(category) as issued:
+        yield issued
+    messages = [str(w.message) for w in issued if issubclass(w.category, category)]
+    assert any(all(fact in m for fact in facts) for m in messages), f"{facts} not in {messages}"

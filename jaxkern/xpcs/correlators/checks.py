@@ -16,7 +16,7 @@ from jaxkern.xpcs.correlators.bins import BinLabels
 from jaxkern.xpcs.correlators.frame_sums import OverviewSums
 from jaxkern.xpcs.correlators.g2 import BinSums
 from jaxkern.xpcs.correlators.results import Overview, TwoTimeResult
-from jaxkern.xpcs.correlators.selection import FrameSelection, frame_blocks, is_whole
+from jaxkern.xpcs.correlators.selection import FrameSelection, frame_blocks, has_integer_counts
 from jaxkern.xpcs.detectors.frames import FrameSource
 from jaxkern.xpcs.detectors.qmap import QMap
 
@@ -155,7 +155,7 @@ def nan_bins(
       ValueError: no bin with pixels has a finite correlation.
     """
     invalid = ~finite & (labels.n_pixels > 0)
-    if is_whole(source) or not invalid.any():
+    if has_integer_counts(source) or not invalid.any():
         return []
     qmap = labels.qmap
     inside = qmap.used & np.isin(qmap.dynamic, labels.bins[invalid])
@@ -232,7 +232,9 @@ def check_hot_pixels(value: Any) -> HotPixels:
     return value  # type: ignore[no-any-return]
 
 
-def suspect_pixels(overview: Overview, qmap: QMap, frames: int, whole: bool) -> SuspectPixels:
+def suspect_pixels(
+    overview: Overview, qmap: QMap, frames: int, integer_counts: bool
+) -> SuspectPixels:
     """Find the pixels of a map whose counts are not explained by photon statistics.
 
     Pixels are compared by robust statistics of their static bin. Of each pixel, the sum X of its
@@ -251,7 +253,7 @@ def suspect_pixels(overview: Overview, qmap: QMap, frames: int, whole: bool) -> 
     Args:
       overview: means with `mean_square`.
       frames: the number of good frames in the means.
-      whole: true if counts are integer numbers of photons, so that the gain is at least 1.
+      integer_counts: true if counts are integer numbers of photons, so that the gain is at least 1.
     """
     assert overview.mean_square is not None
     pixels = qmap.pixels.astype(np.int64)
@@ -262,7 +264,7 @@ def suspect_pixels(overview: Overview, qmap: QMap, frames: int, whole: bool) -> 
     pixels, means, squares = pixels[finite], means[finite], squares[finite]
     if frames and len(pixels):
         group = _groups(qmap, pixels)
-        limits = _Limits(means * frames, squares * frames, group, frames, whole)
+        limits = _Limits(means * frames, squares * frames, group, frames, integer_counts)
         sizes = np.bincount(group)
         for k in np.flatnonzero(limits.suspect & (sizes[group] >= MIN_PIXELS)):
             mean = limits.mean[group[k]] / frames
@@ -279,14 +281,14 @@ def find_suspects(
 ) -> SuspectPixels:
     """Find suspect pixels from the sums over a selection's frames."""
     frames = int(selection.good_counts().sum(dtype=np.int64))
-    return suspect_pixels(sums.overview(), qmap, frames, is_whole(source))
+    return suspect_pixels(sums.overview(), qmap, frames, has_integer_counts(source))
 
 
 def mask_suspects(
     source: FrameSource, selection: FrameSelection, qmap: QMap
 ) -> tuple[SuspectPixels, QMap]:
     """Find suspect pixels in a pass over the frames; return them and the map without them."""
-    sums = OverviewSums(qmap, selection, is_whole(source))
+    sums = OverviewSums(qmap, selection, has_integer_counts(source))
     sums.add_all(source)
     suspects = find_suspects(sums, source, selection, qmap)
     return suspects, qmap.without(suspects.pixel)
@@ -327,7 +329,7 @@ class _Limits:
     """
 
     def __init__(
-        self, x: Array, y: Array, group: NDArray[np.int64], frames: int, whole: bool
+        self, x: Array, y: Array, group: NDArray[np.int64], frames: int, integer_counts: bool
     ) -> None:
         level = float(np.log(_TESTS * IMAGES * len(x)))
         sizes = np.bincount(group)
@@ -335,7 +337,7 @@ class _Limits:
         narrow = group.astype(np.uint16) if len(sizes) <= 1 << 16 else group
         order = np.argsort(narrow, kind="stable")
         x, y = x[order], y[order]
-        gain = _gains(x, y, sizes, frames, whole)
+        gain = _gains(x, y, sizes, frames, integer_counts)
         self.mean, low, high, relative = _robust_limits(x, sizes, gain, level)
         # The largest count of a frame, for intensities as wide as the group's or as one speckle's.
         frame_level = level + float(np.log(frames))
@@ -403,12 +405,14 @@ def _shot_noise(mean: Array, gain: Array, level: float) -> Array:
     return np.sqrt(2 * level * gain * np.maximum(mean, 0)) + gain * level / 3
 
 
-def _gains(x: Array, y: Array, sizes: NDArray[np.int64], frames: int, whole: bool) -> Array:
+def _gains(
+    x: Array, y: Array, sizes: NDArray[np.int64], frames: int, integer_counts: bool
+) -> Array:
     """Return the counts of a photon [groups]: the median of variance over mean of lit pixels."""
     variance = np.maximum(y - x**2 / frames, 0)
     ratio = np.divide(variance, x, where=x > 0, out=np.full(len(x), np.nan))
     gain: Array = np.nan_to_num(_quantiles(ratio, sizes, (0.5,))[0])
-    if whole:
+    if integer_counts:
         gain = np.maximum(gain, 1.0)
     return gain
 

@@ -13,7 +13,7 @@ from jaxkern.core.threads import num_threads
 from jaxkern.xpcs.correlators.event_memory import event_blocks, exact_sums
 from jaxkern.xpcs.correlators.native import CorrelationProgress, native_module
 from jaxkern.xpcs.correlators.results import Overview
-from jaxkern.xpcs.correlators.selection import FrameSelection, frame_blocks, is_whole
+from jaxkern.xpcs.correlators.selection import FrameSelection, frame_blocks, has_integer_counts
 from jaxkern.xpcs.detectors.frames import FrameSource
 from jaxkern.xpcs.detectors.qmap import QMap
 
@@ -70,7 +70,7 @@ class FrameMeans:
         masks = [qmap.used.ravel(), qmap.mask.ravel()]
         self._masked = int(qmap.mask.sum())
         bar.begin(selection.n * selection.average, source.frame_bytes)
-        if source.is_sparse and is_whole(source):
+        if source.is_sparse and has_integer_counts(source):
             self._map_totals, self._mask_totals = _event_totals(source, qmap, selection)
             return
         totals = []
@@ -137,13 +137,13 @@ class OverviewSums:
     """Sums of blocks of a selection's frames, in any order; exact for integer counts.
 
     Args:
-      whole: true if counts are integers.
+      integer_counts: true if counts are integers.
     """
 
-    def __init__(self, qmap: QMap, selection: FrameSelection, whole: bool) -> None:
+    def __init__(self, qmap: QMap, selection: FrameSelection, integer_counts: bool) -> None:
         self._qmap, self._selection = qmap, selection
         self._bad, self._used = selection.bad_mask(), qmap.used.ravel()
-        self._dtype = np.dtype(np.int64 if whole else np.float64)
+        self._dtype = np.dtype(np.int64 if integer_counts else np.float64)
         self._edges = [part * selection.n // PARTS for part in range(PARTS + 1)]
         self._images = np.zeros((PARTS, qmap.shape[0] * qmap.shape[1]), self._dtype)
         self._squares = np.zeros(qmap.shape[0] * qmap.shape[1])
@@ -181,7 +181,7 @@ class OverviewSums:
 
     def add_all(self, source: FrameSource) -> None:
         """Add all frames of the selection, or their events."""
-        if source.is_sparse and is_whole(source):
+        if source.is_sparse and has_integer_counts(source):
             for events in event_blocks(source, self._selection):
                 self.add_events(*events)
         else:
@@ -216,9 +216,9 @@ class GrowingOverview:
     2 * `PARTS` of them, each two neighbours are merged.
     """
 
-    def __init__(self, qmap: QMap, whole: bool) -> None:
+    def __init__(self, qmap: QMap, integer_counts: bool) -> None:
         self._qmap, self._used = qmap, qmap.used.ravel()
-        self._dtype = np.dtype(np.int64 if whole else np.float64)
+        self._dtype = np.dtype(np.int64 if integer_counts else np.float64)
         self._image: NDArray[Any] = np.zeros(qmap.shape[0] * qmap.shape[1], self._dtype)
         self._squares = np.zeros(len(self._image))
         self._intensity: list[NDArray[np.float64]] = []

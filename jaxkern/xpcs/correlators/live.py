@@ -29,7 +29,7 @@ from jaxkern.xpcs.correlators.results import MultiTauResult
 from jaxkern.xpcs.correlators.selection import (
     BLOCK_BYTES,
     FrameSelection,
-    is_whole,
+    has_integer_counts,
     selected_frames,
 )
 from jaxkern.xpcs.detectors.frames import FrameSource
@@ -176,7 +176,9 @@ class LiveMultiTau:
         messages += nan_bins(finite, self._labels, source, selection)
         if self._hot_pixels == "report":
             good = int(selection.good_counts().sum(dtype=np.int64))
-            suspects = suspect_pixels(result.overview, result.qmap, good, is_whole(source))
+            suspects = suspect_pixels(
+                result.overview, result.qmap, good, has_integer_counts(source)
+            )
             result.config["hot_pixels"] = suspects.places(result.qmap)
             messages += hot_pixel_messages(suspects, result.qmap, masked=False)
         return replace(result, warnings=issue_warnings(messages))
@@ -202,11 +204,11 @@ class LiveMultiTau:
         self._labels = BinLabels(qmap, self._bins)
         self._time_step = time_step(self._frame_time, source)
         self._mask = qmap.mask.ravel()
-        whole = is_whole(source) and not self._config["normalize"]
+        integer_counts = has_integer_counts(source) and not self._config["normalize"]
         pixels = BinnedPixels.from_map(qmap, self._labels.bins)
         missing = self._all.average - self._all.good_counts()
-        self._overview = GrowingOverview(qmap, is_whole(source))
-        self._state = make_pixel_sums(pixels, self._dpl, self._all.average, missing, whole)
+        self._overview = GrowingOverview(qmap, has_integer_counts(source))
+        self._state = make_pixel_sums(pixels, self._dpl, self._all.average, missing, integer_counts)
 
     def _add(self, source: FrameSource, first: int, stop: int) -> None:
         assert self._state is not None

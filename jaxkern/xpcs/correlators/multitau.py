@@ -42,8 +42,8 @@ from jaxkern.xpcs.correlators.selection import (
     COUNT_DTYPES,
     FrameSelection,
     frame_blocks,
+    has_integer_counts,
     is_contiguous,
-    is_whole,
     selected_frames,
 )
 from jaxkern.xpcs.detectors.events import MAX_INDEX, RawEvents
@@ -162,7 +162,7 @@ def multitau(
             if limits is not None:
                 selection = selection.with_bad_frames(means.outside_range(*limits))
         needs_sums = overview or hot_pixels == "report"
-        summed = OverviewSums(masked, selection, is_whole(source)) if needs_sums else None
+        summed = OverviewSums(masked, selection, has_integer_counts(source)) if needs_sums else None
         size = selection.n // max(parts, 1)
         ranges = [(k * size, (k + 1) * size) for k in range(parts)]
         selections = [selection, *(selection.part(*bounds) for bounds in ranges)]
@@ -290,7 +290,7 @@ class DenseSums:
     ) -> None:
         self._source, self._selection, self._ranges = source, selection, ranges
         self._pixels, self._dpl, self._divisor = pixels, dpl, divisor
-        self._whole = is_whole(source) and divisor is None
+        self._integer_counts = has_integer_counts(source) and divisor is None
         self._bad = selection.bad_mask()
         self._missing = selection.average - selection.good_counts()
         self._native = native_module() if len(pixels) else None
@@ -313,7 +313,7 @@ class DenseSums:
                     self._dpl,
                     self._selection.average,
                     self._missing[first:stop],
-                    self._whole,
+                    self._integer_counts,
                 )
                 for first, stop in self._ranges
             ]
@@ -353,7 +353,7 @@ class DenseSums:
         """Return the number of pixels whose sums fit into the free memory."""
         size = sum(
             bytes_per_pixel(
-                stop - first, self._dpl, self._whole, bool(self._missing[first:stop].any())
+                stop - first, self._dpl, self._integer_counts, bool(self._missing[first:stop].any())
             )
             for first, stop in self._ranges
         )

@@ -216,11 +216,11 @@ def multitau_result(
             "state: expected the state of one data set outside of jit (use "
             f"jax.tree.map(lambda x: x[i], state) for a batch), got state.seen={state.seen!r:.80}"
         )
-    seen, whole = int(state.seen), not state.dtype.startswith("float")
+    seen, integer_counts = int(state.seen), not state.dtype.startswith("float")
     stored = [np.asarray(x) for x in (state.total, state.g, state.head, state.history)]
     pixels = stored[0].shape[0]
     if qmap is None:
-        return _pixel_correlations(state, stored, seen, whole)
+        return _pixel_correlations(state, stored, seen, integer_counts)
     if qmap.shape[0] * qmap.shape[1] != pixels:
         raise ValueError(
             f"qmap: expected {pixels} pixels, as the state, got {qmap.shape[0]} x {qmap.shape[1]}"
@@ -230,10 +230,16 @@ def multitau_result(
     with rows_and_columns(qmap.shape[1]):
         native = native_module()
         if native is not None:
-            options = {"most_frames": state.n_frames_max, "dpl": state.dpl, "real": not whole}
+            options = {
+                "most_frames": state.n_frames_max,
+                "dpl": state.dpl,
+                "real": not integer_counts,
+            }
             sums = sums_of_state(native, stored, seen, pixels, chosen, options)
         else:
-            G, IP, IF, pairs = _exact_sums(state, stored, seen, whole, chosen.pixel, chosen.pixel)
+            G, IP, IF, pairs = _exact_sums(
+                state, stored, seen, integer_counts, chosen.pixel, chosen.pixel
+            )
             sums = bins_of_pixels(chosen, pairs.astype(np.float64), np.stack([G, IP, IF]))
     selection = FrameSelection(state.n_frames_max)
     result = g2_result(sums, selection, labels, frame_time, {"dpl": state.dpl})
@@ -241,10 +247,10 @@ def multitau_result(
 
 
 def _pixel_correlations(
-    state: MultiTauState, stored: list[Any], seen: int, whole: bool
+    state: MultiTauState, stored: list[Any], seen: int, integer_counts: bool
 ) -> PixelCorrelations:
     pixels = range(stored[0].shape[0])
-    *sums, pairs = _exact_sums(state, stored, seen, whole, slice(None), pixels)
+    *sums, pairs = _exact_sums(state, stored, seen, integer_counts, slice(None), pixels)
     delay = multitau_delays(state.n_frames_max, state.dpl)
     width = _widths(delay, state.dpl).astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -262,22 +268,27 @@ def _widths(delay: NDArray[np.int64], dpl: int) -> NDArray[np.int64]:
 
 
 def _exact_sums(
-    state: MultiTauState, stored: list[Any], seen: int, whole: bool, which: Any, numbers: Any
+    state: MultiTauState,
+    stored: list[Any],
+    seen: int,
+    integer_counts: bool,
+    which: Any,
+    numbers: Any,
 ) -> tuple[Any, Any, Any, NDArray[np.int64]]:
     """Return sums of s s', s and s' [n_tau, P] and the numbers of pairs [n_tau].
 
     Args:
       which: index of some pixels; `numbers` are their numbers for errors.
     """
-    wide, narrow = (np.uint64, np.uint32) if whole else (np.float64, np.float64)
+    wide, narrow = (np.uint64, np.uint32) if integer_counts else (np.float64, np.float64)
     total, g = (np.ascontiguousarray(x).view(wide)[..., 0] for x in stored[:2])
     head, history = stored[2:]
-    if not whole:
+    if not integer_counts:
         head, history = (np.ascontiguousarray(x).view(narrow)[..., 0] for x in stored[2:])
     total, g = total[which], g[:, which]
-    if whole:
+    if integer_counts:
         check_totals(total, numbers)
-    total = total.astype(np.int64 if whole else np.float64)
+    total = total.astype(np.int64 if integer_counts else np.float64)
     delay, depth = multitau_delays(state.n_frames_max, state.dpl), 2 * state.dpl
     sums = np.zeros((3, len(delay), len(total)), total.dtype)
     pairs = np.zeros(len(delay), np.int64)

@@ -98,18 +98,18 @@ class PixelSums(Protocol):
 
 
 def make_pixel_sums(
-    pixels: BinnedPixels, dpl: int, average: int, missing: NDArray[np.uint32], whole: bool
+    pixels: BinnedPixels, dpl: int, average: int, missing: NDArray[np.uint32], integer_counts: bool
 ) -> PixelSums:
     """Return empty sums of some pixels.
 
     Args:
       missing: [N], the number of bad frames in each of the N sums of frames that will be added.
-      whole: True if counts are integers.
+      integer_counts: True if counts are integers.
     """
     native = native_module() if len(pixels) else None
     if native is None:
-        return _JaxSums(pixels, dpl, average, missing, whole)
-    return _NativeSums(native, pixels, dpl, average, missing, whole)
+        return _JaxSums(pixels, dpl, average, missing, integer_counts)
+    return _NativeSums(native, pixels, dpl, average, missing, integer_counts)
 
 
 def pixel_tiles(pixels: BinnedPixels) -> NDArray[np.int64]:
@@ -125,12 +125,13 @@ def pixel_tiles(pixels: BinnedPixels) -> NDArray[np.int64]:
     return np.asarray(strips // native.MULTITAU_TILE_STRIPS)
 
 
-def bytes_per_pixel(n: int, dpl: int, whole: bool, weighted: bool) -> int:
+def bytes_per_pixel(n: int, dpl: int, integer_counts: bool, weighted: bool) -> int:
     """Return the memory of a pixel's state for n sums of frames, of which some may be bad."""
     if native_module() is None:
         weighted = True
     return sum(
-        rows * dtype.itemsize for rows, dtype in _native_state_shapes(n, dpl, whole, weighted)
+        rows * dtype.itemsize
+        for rows, dtype in _native_state_shapes(n, dpl, integer_counts, weighted)
     )
 
 
@@ -144,7 +145,7 @@ class _NativeSums:
         dpl: int,
         average: int,
         missing: NDArray[np.uint32],
-        whole: bool,
+        integer_counts: bool,
     ) -> None:
         self._native, self._pixels = native, pixels
         first, last = pixels.pixel[[0, -1]]
@@ -155,16 +156,16 @@ class _NativeSums:
         if self._gathered:
             width = len(pixels)
             self._columns = np.arange(width, dtype=np.int32)
-        self._carried_shapes = _carried_shapes(len(missing), dpl, pixels, whole)
+        self._carried_shapes = _carried_shapes(len(missing), dpl, pixels, integer_counts)
         self._options = {
             "most_frames": len(missing),
             "dpl": dpl,
             "average": average,
             "missing": missing if missing.any() else None,
-            "real": not whole,
+            "real": not integer_counts,
             "threads": num_threads(),
         }
-        shapes = _native_state_shapes(len(missing), dpl, whole, bool(missing.any()))
+        shapes = _native_state_shapes(len(missing), dpl, integer_counts, bool(missing.any()))
         self._state = [np.zeros((rows, width), dtype) for rows, dtype in shapes]
         self._width, self._seen, self._average = width, 0, average
 
@@ -205,13 +206,18 @@ class _JaxSums:
         dpl: int,
         average: int,
         missing: NDArray[np.uint32],
-        whole: bool,
+        integer_counts: bool,
     ) -> None:
-        self._pixels, self._dpl, self._average, self._whole = pixels, dpl, average, whole
+        self._pixels, self._dpl, self._average, self._integer_counts = (
+            pixels,
+            dpl,
+            average,
+            integer_counts,
+        )
         self._good = average - missing.astype(np.int64)
         self._seen = 0
         delays = len(multitau_delays(len(missing), dpl))
-        shapes = state_shapes(delays, len(pixels) + 1, dpl, not whole)
+        shapes = state_shapes(delays, len(pixels) + 1, dpl, not integer_counts)
         names = ("total", "g", "history", "g", "g")
         self._state: Any = [np.zeros(shapes[name], np.uint32) for name in names]
 
@@ -220,20 +226,20 @@ class _JaxSums:
     ) -> None:
         good = self._good[self._seen : self._seen + len(frames) // self._average]
         counts = summed(np.take(frames, self._pixels.pixel, axis=1), self._average, bad, divisor)
-        if self._whole:
+        if self._integer_counts:
             # A negative or a very large count becomes a number that no valid total reaches.
             counts = counts.astype(np.int64)
             counts = np.where((counts >= 0) & (counts < COUNT_LIMIT), counts, COUNT_LIMIT)
         block = np.concatenate([counts, good[:, None]], axis=1)
-        block = block.astype(np.uint32 if self._whole else np.float64)
+        block = block.astype(np.uint32 if self._integer_counts else np.float64)
         with jax.enable_x64(True):
             self._state = _weighted_update(block, np.int32(self._seen), *self._state, dpl=self._dpl)
         self._seen += len(good)
 
     def bin_sums(self, before: BinSums | None = None) -> BinSums:
-        dtype = np.int64 if self._whole else np.float64
+        dtype = np.int64 if self._integer_counts else np.float64
         total, g, _, past, future = (np.asarray(x) for x in self._state)
-        if self._whole:
+        if self._integer_counts:
             check_totals(total.view(np.uint64)[:-1, 0], self._pixels.pixel)
         sums = np.stack([g, past, future]).view(dtype)[..., 0]
         weight = sums[0, :, -1].astype(np.float64)
@@ -338,14 +344,14 @@ def _bin_sums(arrays: tuple[NDArray[np.float64], ...], pixels: BinnedPixels) -> 
 
 
 def _carried_shapes(
-    n: int, dpl: int, pixels: BinnedPixels, whole: bool
+    n: int, dpl: int, pixels: BinnedPixels, integer_counts: bool
 ) -> list[tuple[tuple[int, ...], type[np.generic]]]:
     """Return (shape, dtype) of the arrays that `multitau_reduce` carries between tiles."""
     delays = len(multitau_delays(n, dpl))
     sums = (3, delays, pixels.n_static)
     dynamic = (delays, pixels.n_dynamic), np.float64
     return [
-        ((*sums, 2), np.uint64) if whole else (sums, np.float64),
+        ((*sums, 2), np.uint64) if integer_counts else (sums, np.float64),
         dynamic,
         dynamic,
         ((pixels.n_dynamic,), np.int64),
@@ -353,12 +359,12 @@ def _carried_shapes(
 
 
 def _native_state_shapes(
-    n: int, dpl: int, whole: bool, weighted: bool
+    n: int, dpl: int, integer_counts: bool, weighted: bool
 ) -> list[tuple[int, np.dtype[Any]]]:
     """Return (rows, dtype) of the arrays of a state, see the native `multitau_update`."""
     delays = len(multitau_delays(n, dpl))
     levels = 1 + max(-(-(delays - 2 * dpl) // dpl), 0)
-    wide = np.dtype(np.uint64 if whole else np.float64)
-    narrow = np.dtype(np.uint32 if whole else np.float64)
+    wide = np.dtype(np.uint64 if integer_counts else np.float64)
+    narrow = np.dtype(np.uint32 if integer_counts else np.float64)
     shapes = [(1, wide), (delays, wide), (delays, narrow), (levels * 2 * dpl, narrow)]
     return shapes + ([(delays, wide)] * 2 if weighted else [])

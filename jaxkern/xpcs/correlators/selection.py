@@ -146,7 +146,7 @@ def as_counts(frames: NDArray[Any], name: str = "frames") -> NDArray[Any]:
     return frames.astype(target)
 
 
-def is_whole(source: FrameSource) -> bool:
+def has_integer_counts(source: FrameSource) -> bool:
     """True if a source's counts are integers."""
     return source.dtype.kind != "f"
 
@@ -176,7 +176,7 @@ def selected_frames(
         frames = source.read(begin, end)[::step]
     shape = (count, *source.shape[1:])
     if frames.shape != shape:
-        raise ValueError(f"{source!r}: expected frames of the shape {shape}, got {frames.shape}")
+        raise ValueError(f"{source!r}: expected frames of shape {shape}, got {frames.shape}")
     flat = as_counts(frames.reshape(count, -1), source.name)
     return flat if is_contiguous(flat) else flat.copy()
 

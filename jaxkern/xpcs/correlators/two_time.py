@@ -27,7 +27,7 @@ from jaxkern.xpcs.correlators.checks import (
 from jaxkern.xpcs.correlators.frame_sums import FrameMeans, OverviewSums, intensity_limits
 from jaxkern.xpcs.correlators.native import CorrelationProgress, native_module
 from jaxkern.xpcs.correlators.results import TwoTimeResult
-from jaxkern.xpcs.correlators.selection import FrameSelection, is_whole
+from jaxkern.xpcs.correlators.selection import FrameSelection, has_integer_counts
 from jaxkern.xpcs.correlators.two_time_dense import (
     DenseProducts,
 )
@@ -172,7 +172,7 @@ def twotime(
             run.correlate()
         summed = None
         if overview or hot_pixels == "report":
-            summed = OverviewSums(masked, selection, is_whole(source))
+            summed = OverviewSums(masked, selection, has_integer_counts(source))
             summed.add_all(source)
         config = {
             "smoothing": smoothing,

@@ -149,12 +149,12 @@ def stage(
     """
     n, average, bad = selection.n, selection.average, selection.bad_mask()
     dtype = count_dtype(source.dtype, average, divisor is not None)
-    whole = dtype.kind != "f"
+    integer_counts = dtype.kind != "f"
     widths = [padded_pixels(len(numbers)) for numbers in pixels]
     # The padding is gathered from any pixel, and then cleared.
     gathered = [np.resize(numbers, width) for numbers, width in zip(pixels, widths, strict=True)]
     counts = [aligned_array((tiles.size * tiles.count, width), dtype) for width in widths]
-    sums = [np.zeros(n, np.int64 if whole else np.float64) for _ in pixels]
+    sums = [np.zeros(n, np.int64 if integer_counts else np.float64) for _ in pixels]
     most = [0] * len(pixels)
     for first, frames in frame_blocks(source, selection, _BLOCK_BYTES):
         rows = slice(first, first + len(frames) // average)
@@ -170,7 +170,7 @@ def stage(
                 target[...] = as_counts(block, f"a sum of {source.name}")
             target[:, len(numbers) :] = 0
             sums[k][rows] = target.sum(axis=1, dtype=sums[k].dtype)
-            if whole:
+            if integer_counts:
                 most[k] = max(most[k], int(target.max()), -int(target.min()))
     for array in counts:
         array[n:] = 0

@@ -202,7 +202,7 @@ def _read_multitau(file: h5py.File, qmap: QMap, overview: Overview | None) -> Mu
     return replace(result, parts=_read_parts(file, result))
 
 
-def _read_parts(file: h5py.File, whole: MultiTauResult) -> tuple[MultiTauResult, ...]:
+def _read_parts(file: h5py.File, complete: MultiTauResult) -> tuple[MultiTauResult, ...]:
     """Read g2 of parts of the run; () for boost-corr, whose parts all begin at the first frame."""
     endings = ("normalized_g2_partial", "normalized_g2_partial_err", "n_pairs_partial")
     names = [f"xpcs/multitau/{ending}" for ending in endings]
@@ -214,22 +214,22 @@ def _read_parts(file: h5py.File, whole: MultiTauResult) -> tuple[MultiTauResult,
         read_array(file, name, ndim) for name, ndim in zip(names, (3, 3, 2), strict=True)
     )
     ends = read_integers(file, labels)
-    shape = (len(ends), len(whole.delay))
+    shape = (len(ends), len(complete.delay))
     if g2.shape != error.shape or not g2.shape[:2] == pairs.shape == shape:
         raise ApsFormatError(
             f"{', '.join(names)}: expected {list(shape)} and the bins, got {list(g2.shape)}, "
             f"{list(error.shape)} and {list(pairs.shape)}"
         )
-    check_bins(whole.bins, g2.shape[2], names[0], f"{g2.shape[2]} columns")
+    check_bins(complete.bins, g2.shape[2], names[0], f"{g2.shape[2]} columns")
     parts = []
     for k, n_frames in enumerate(np.diff(ends, prepend=0).tolist()):
-        reached = np.isin(whole.delay, multitau_delays(n_frames, whole.config.get("dpl", 4)))
-        selected = np.ix_(reached, whole.bins - 1)
+        reached = np.isin(complete.delay, multitau_delays(n_frames, complete.config.get("dpl", 4)))
+        selected = np.ix_(reached, complete.bins - 1)
         parts.append(
             replace(
-                whole,
-                delay=whole.delay[reached],
-                tau=None if whole.tau is None else whole.tau[reached],
+                complete,
+                delay=complete.delay[reached],
+                tau=None if complete.tau is None else complete.tau[reached],
                 g2=g2[k][selected],
                 g2_err=error[k][selected],
                 n_pairs=pairs[k][reached],

@@ -35,7 +35,7 @@ from jaxkern.xpcs.fitting.passes import (
     ChunkedPass,
     PassContext,
     PassRunner,
-    WholePass,
+    SingleCallPass,
     chunks_of,
 )
 from jaxkern.xpcs.fitting.sampling import (
@@ -53,7 +53,7 @@ from jaxkern.xpcs.model.twin import ROW_BLOCK
 
 Array = NDArray[np.float64]
 
-# Largest number of sampled points for estimates, except for a least number of bands.
+# Largest number of sampled points for estimates; the minimum number of bands may exceed it.
 _SAMPLE_POINTS = 600_000
 _LEAST_BANDS = 8
 
@@ -68,14 +68,15 @@ class FitData:
     """Data of a fit; `open_data` creates one and nothing changes it afterwards.
 
     Attributes:
-      shape, dtype: of the data, (n_phi, n, n).
+      shape, dtype: shape (n_phi, n, n) and dtype of the data.
       sample: rows for estimates.
-      strategy: how passes go through the data.
+      strategy: the `Strategy` of the passes.
       step_zero: step and zero of quantized data.
-      sharding: of data on several devices, else None.
-      frames: frames [n] that are used at some angle.
-      keep: the same, or [n_phi, n] if these differ between angles.
-      empty_frames: frames without finite numbers at some angle, which `keep` excludes there.
+      sharding: sharding of data on several devices, else None.
+      frames: mask [n] of the frames that are used at any angle.
+      keep: `frames`, or a mask [n_phi, n] if the used frames differ between angles.
+      empty_frames: frames without finite numbers at some angle; `keep` excludes them at
+        that angle.
     """
 
     shape: tuple[int, int, int]
@@ -107,7 +108,7 @@ class FitData:
         if on_bad_chunk == "raise":
             raise BadDataError(
                 f"frames {format_frames(empty)} (counted from 0) contain no finite number; "
-                "on_bad_chunk='exclude' leaves out such frames, `keep` masks bad frames"
+                "on_bad_chunk='exclude' excludes such frames, `keep` masks bad frames"
             )
         keep = np.tile(self.frames, (len(searched), 1))
         keep[:, candidates] &= finite.T
@@ -268,12 +269,12 @@ class HostData(FitData):
         chunked = ChunkedPass(
             context, self.source, chunks, bad, streaming, mirrored=mirrored, on_chunk=on_chunk
         )
-        whole = None
+        single_call = None
         if self.strategy is Strategy.MEMORY and not bad.excluded:
             assert isinstance(self.source, StackSource)
             array = np.ascontiguousarray(self.source.array, kernel_dtype(self.source.dtype))
-            whole = WholePass(context, jax.device_put(array))
-        return PassRunner(bad, context.program, whole, chunked)
+            single_call = SingleCallPass(context, jax.device_put(array))
+        return PassRunner(bad, context.program, single_call, chunked)
 
 
 class DeviceData(FitData):
@@ -375,7 +376,7 @@ class DeviceData(FitData):
         on_chunk: Callable[[int, int], None],
     ) -> PassRunner:
         del streaming, mirrored, on_chunk
-        return PassRunner(bad, context.program, WholePass(context, self._data), None)
+        return PassRunner(bad, context.program, SingleCallPass(context, self._data), None)
 
 
 def open_data(
@@ -388,7 +389,7 @@ def open_data(
 
     Raises:
       ValueError: for another shape, uint16 data without (step, zero), (step, zero) with other data,
-        or matrices of which one triangle is empty.
+        or matrices with one empty triangle.
       TypeError: for an object that is not a source of data.
       BadDataError: for frames without numbers, if ``on_bad_chunk="raise"``.
     """
@@ -402,11 +403,11 @@ def open_data(
     if tuple(array.shape) != shape:
         raise ValueError(
             f"data: expected [n_phi, n_t, n_t] = {shape} of the model's geometry (its phi and t), "
-            f"got the shape {tuple(array.shape)}"
+            f"got shape {tuple(array.shape)}"
         )
     dtype = np.dtype(array.dtype)
     if step_zero is not None and dtype != np.uint16:
-        raise ValueError(f"quantization: expected uint16 data with it, got {dtype}")
+        raise ValueError(f"quantization: expected None or uint16 data, got {dtype}")
     known = step_zero if source is None else getattr(source, "quantization", None)
     if dtype == np.uint16 and known is None:
         raise ValueError(
@@ -430,11 +431,11 @@ def open_data(
 
 
 def _check_triangles(data: FitData) -> None:
-    """Raise ValueError for a matrix with one zero triangle, as far as it was sampled."""
+    """Raise ValueError if the sampled rows of a matrix are zero in exactly one triangle."""
     sample = data.sample
     column = np.arange(sample.values.shape[2])[None, :]
     used = sample.good[None, :] & sample.good[sample.rows][:, None]
-    # Of quantized data, the value of a stored 0.
+    # For quantized data, the value that a stored 0 represents.
     zero = data.step_zero[1] if data.dtype == np.uint16 else 0.0
     for angle, rows in enumerate(sample.values):
         # Rows that could not be read contain NaN only.

@@ -17,9 +17,9 @@ from jaxkern.xpcs.model.models import Model
 
 Array = NDArray[np.float64]
 
-# Number of directions, evenly over a period, and passes over the thinned data from each.
+# Number of evenly spaced directions, and of passes over the thinned data from each.
 _DIRECTIONS, _PASSES = 4, 12
-# Largest number of thinned points of all angles, except for a least number of bands.
+# Largest number of thinned points of all angles; the minimum number of bands may exceed it.
 _POINTS, _LEAST_BANDS = 2000, 8
 _LAGS_PER_DECADE = 8
 # Another direction must lower chi2 by this multiple of chi2 a degree of freedom: 5 sigma squared.
@@ -62,7 +62,7 @@ def best_direction(start: Array, problem: FitProblem) -> Array:
     freedom = thinned.points - len(best.x) - 2 * layout.n_phi
     if not own.cost - best.cost > _EVIDENCE * best.cost / max(freedom, 1):
         best = own
-    # The full fit makes other steps, and may not reach the direction that these points reach.
+    # The full fit takes different steps, and may not converge to the direction found here.
     turned = abs(best.x - starts[0])[moving[: index - physics.start].sum()]
     if best is own and turned < 0.5 * bounds.period[index] / _DIRECTIONS:
         return start
@@ -75,7 +75,8 @@ def best_direction(start: Array, problem: FitProblem) -> Array:
 class _ThinnedProblem:
     """The normal equations of sampled rows that are averaged over bins of the lag.
 
-    Contrast and offset of each angle are eliminated: they are the best ones for the physics.
+    Contrast and offset of each angle are eliminated: they are the least-squares
+    solution for the current physics.
     """
 
     model: Model
@@ -91,7 +92,7 @@ class _ThinnedProblem:
     def from_sample(
         cls, problem: FitProblem, physics: Array, moving: NDArray[np.bool_]
     ) -> _ThinnedProblem:
-        """Average rows of the sample, fewer of them for many angles."""
+        """Average the sampled rows; the number of rows decreases with the number of angles."""
         sample, noise = problem.data.sample, problem.noise
         n_phi, n_rows, n = sample.values.shape
         edges = np.unique(np.geomspace(1, n, int(_LAGS_PER_DECADE * np.log10(n)) + 2).astype(int))
@@ -145,7 +146,7 @@ class _ThinnedProblem:
             return NormalPoint(np.eye(len(x)), np.zeros(len(x)), np.inf)
         weight = self.weights
         f, slopes, target = f * weight, slopes * weight[:, None], self.values * weight
-        # Contrast and offset are the least squares of f and 1, which r and the slopes lose.
+        # Solve for contrast and offset by least squares; project f and 1 out of r and slopes.
         basis = np.stack([f, weight], axis=1)
         gram = basis @ basis.transpose(0, 2, 1)
         inverse = np.linalg.pinv(gram, rcond=1e-10, hermitian=True)

@@ -32,7 +32,7 @@ class FitProgress(ProgressBar):
         self.update(done=0, text=f"fit: pass {number + 1}, cost {cost:.6g}")
 
     def after_extra(self, number: int, total: int) -> None:
-        """Show that pass `number` of `total` for the standard errors is finished."""
+        """Report that pass `number` of `total` for the standard errors has finished."""
         self.update(done=0, text=f"errors: pass {min(number + 1, total)} of {total}")
 
 
@@ -122,9 +122,9 @@ class Evaluation:
         self.passes, self.best = 0, None
         return x
 
-    def _sums(self, x: Array, left_out: NDArray[np.bool_] | None = None) -> AngleSums:
+    def _sums(self, x: Array, omitted: NDArray[np.bool_] | None = None) -> AngleSums:
         point = self.problem.layout.split(self.full(x))
-        states = self.runner.states(point, left_out)
+        states = self.runner.states(point, omitted)
         return assemble_states(states, self.problem.model, point.contrast)
 
     def restrict(self, normal: NormalPoint) -> NormalPoint:
@@ -158,7 +158,7 @@ class Evaluation:
         Row blocks that turn bad here are excluded from the sums.
         """
         results = []
-        for number, (x, left_out) in enumerate(passes):
-            results.append(self._sums(x, left_out))
+        for number, (x, omitted) in enumerate(passes):
+            results.append(self._sums(x, omitted))
             self._progress.after_extra(number + 1, len(passes))
         return results

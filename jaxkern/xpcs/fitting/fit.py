@@ -203,7 +203,7 @@ class _Starts:
                 try:
                     self.solutions[k] = self._solve(k, start)
                 except StartNotFinite:
-                    # The model may overflow at a drawn start, but not at the user's.
+                    # The model may overflow at a random start, but not at the user's.
                     if k == 0:
                         raise
             costs = self._costs(self.solutions)

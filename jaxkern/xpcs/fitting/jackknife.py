@@ -1,4 +1,4 @@
-"""Standard errors by a jackknife that leaves out blocks of frames, or angles.
+"""Standard errors from a jackknife that omits blocks of frames, or angles.
 
 The noise of a two-time correlation comes from speckles and photons. A frame shares its noise with
 all frames that it is correlated with, so the points are not independent, and 2 inv(J^T J) is too
@@ -37,24 +37,24 @@ Array = NDArray[np.float64]
 
 BLOCKS = 10
 LEAST_BLOCKS = 5
-# With fewer frames than this in a block, angles are left out instead if there are enough.
+# If blocks have fewer frames than this, the jackknife omits angles, provided there are enough.
 LEAST_FRAMES = 3
 # Largest correlation of the model over a block. Neighbouring blocks share noise that lasts longer.
 SLOW = float(np.exp(-1.0))
-# Least curvature of a robust loss, in units of J^T J with its weights.
+# Minimum curvature of a robust loss, in units of J^T J with its weights.
 _LEAST_CURVATURE = 0.05
 
 
 @dataclass(frozen=True)
 class Jackknife:
-    """Changes of the parameters by leaving out one block at a time.
+    """Changes of the parameters when one block at a time is omitted.
 
     Attributes:
       changes: of the fitted parameters [B, p]; None without a jackknife.
       method: the kind and number of blocks, in words.
       passes: number of passes over the data.
       scale_covariance: (J^T J)^-1 [p, p] of contrast and offset of each angle at fixed physics. It
-        is added if angles are left out, because other angles have no information on these.
+        is added if angles are omitted, because other angles have no information on these.
       notes: warnings for the result.
     """
 
@@ -79,7 +79,7 @@ def independent(*notes: str) -> Jackknife:
 
 
 def blocks_of_frames(frames: NDArray[np.bool_], n_phi: int) -> list[NDArray[np.bool_]]:
-    """Return the frames [n] of each block; an empty list to leave out angles, or nothing."""
+    """Return the frames [n] of each block; an empty list to omit angles, or nothing."""
     used = np.flatnonzero(frames)
     count = min(BLOCKS, len(used) // LEAST_FRAMES)
     if count < (BLOCKS if n_phi >= LEAST_BLOCKS else LEAST_BLOCKS):
@@ -222,7 +222,7 @@ def _over_angles(
 ) -> tuple[Array | None, Array | None]:
     """Return the changes [B, free] without each used angle, and `Jackknife.scale_covariance`.
 
-    Individual contrast and offset are eliminated first, because they are left out with the angle.
+    Individual contrast and offset are eliminated first, because they are omitted with the angle.
     """
     n_phi, scales = layout.n_phi, layout.n_scales
     physics, used = free[2 * scales :], sums.count > 0
@@ -255,7 +255,7 @@ def _over_angles(
 
 
 def _one_by_one(parts: list[NormalPoint], curvature: Array) -> Array | None:
-    """Return `weighted_changes` for leaving out each of `parts`, whose sum is all data."""
+    """Return `weighted_changes` for the omission of each of `parts`, whose sum is all data."""
     jtj, jtr = np.sum([p.jtj for p in parts], axis=0), np.sum([p.jtr for p in parts], axis=0)
     rest = [NormalPoint(jtj - p.jtj, jtr - p.jtr, 0.0) for p in parts]
     return weighted_changes(NormalPoint(jtj, jtr, 0.0), rest, curvature)

@@ -40,12 +40,12 @@ Indices = NDArray[np.intp]
 LEVELS = (2e-3, 5e-4, 5e-4)
 # Number of bins of the age; the weight is constant in each.
 _AGES = 12
-# Largest number of points that are read, except for a least number of rows.
+# Largest number of points that are read; the minimum number of rows may exceed it.
 _POINTS, _LEAST_ROWS = 2**18, 24
 # Ratio of neighbouring edges of the bins of the lag.
 _RATIO = 1.6
-# Largest correlation of the model between the ends of a block, and least number of its frames.
-_FORGOTTEN, _LEAST_FRAMES = float(np.exp(-4.0)), 3
+# Largest correlation of the model between the ends of a block, and minimum number of its frames.
+_MAX_CORRELATION, _LEAST_FRAMES = float(np.exp(-4.0)), 3
 # The scatter between blocks underestimates the variance by up to this factor: neighbours share some
 # noise, and contrast and offset of an angle with few blocks absorb a part of it.
 _WIDER = 1.25
@@ -61,7 +61,8 @@ class Cell:
 
     Attributes:
       lags: the first and the last lag, in frames.
-      degree: of the weight in the age: 0 over all ages, 1 for a trend, 2 for the middle of the run.
+      degree: degree of the weight as a polynomial in the age: 0 for the mean, 1 for a trend, 2 for
+        the middle of the run.
       mean: the average of the residuals, in units of sigma.
       t: the average in units of its standard error.
       limit: largest |t| that is compatible with noise.
@@ -265,7 +266,7 @@ def _blocks(curves: _Curves, angle: int, n: int) -> Indices:
     starts = [0]
     while True:
         later = np.arange(min(starts[-1] + _LEAST_FRAMES, n), n)
-        decayed = np.flatnonzero(curves.correlation(angle, starts[-1], later) <= _FORGOTTEN)
+        decayed = np.flatnonzero(curves.correlation(angle, starts[-1], later) <= _MAX_CORRELATION)
         if not decayed.size:
             # The frames after the last start are too few for a block, and join the previous one.
             return np.searchsorted(starts[1:-1], np.arange(n), side="right")

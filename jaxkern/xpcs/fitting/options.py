@@ -1,4 +1,4 @@
-"""Options of `fit`, the strategies for going through the data, and the memory that these need."""
+"""Options of `fit`, strategies for streaming the data, and estimates of their memory."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ErrorOptions:
     """How measurement noise enters the fit, and how standard errors are computed.
 
     Attributes:
-      method: ``"jackknife"`` leaves out 10 blocks of frames (or single angles, if there are few
+      method: ``"jackknife"`` omits 10 blocks of frames (or single angles, if there are few
         frames) one at a time, because speckle noise is correlated; each costs one pass over the
         data. ``"independent"`` treats the noise of points as independent, as SciPy does. The result
         of a jackknife contains both.
@@ -124,7 +124,7 @@ class StreamingOptions:
         matrices with their transpose once before the fit.
       quantization: (step, zero) of uint16 data; a value is zero + step * stored.
       chunk_points: points of one chunk; None for 2^21, or a matrix of up to 2^22 points.
-      on_bad_chunk: ``"exclude"`` leaves out rows that hold NaN or cannot be read, in blocks of 32;
+      on_bad_chunk: ``"exclude"`` excludes rows that hold NaN or cannot be read, in blocks of 32;
         ``"raise"`` raises `BadDataError`.
       retries: attempts to read such rows again first.
       enable_checkpoints: write ``checkpoint_dir/fit.checkpoint`` after passes, and resume from it

@@ -111,7 +111,7 @@ def physics_vector(values: Any, names: Sequence[str], defaults: Any, argument: s
         if vector.shape != (len(names),):
             raise ValueError(
                 f"{argument}: expected [{len(names)}], the model's parameters {', '.join(names)}, "
-                f"got the shape {vector.shape}"
+                f"got shape {vector.shape}"
             )
     if not np.isfinite(vector).all():
         raise ValueError(f"{argument}: expected finite numbers, got {vector.tolist()}")
@@ -172,7 +172,7 @@ def bounds_vectors(bounds: Any, layout: FitLayout, model_bounds: Any) -> tuple[A
             else:
                 raise ValueError(
                     f"{label} bounds: expected [{layout.size}] for {', '.join(names)}, or "
-                    f"[{len(layout.physics_names)}] for the physics alone, got the shape "
+                    f"[{len(layout.physics_names)}] for the physics alone, got shape "
                     f"{value.shape}"
                 )
     for name, low, high in zip(names, lower, upper, strict=True):

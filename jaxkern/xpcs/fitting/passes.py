@@ -67,11 +67,11 @@ class PassContext:
         """Return the states [n_phi, S] before the first chunk."""
         return np.zeros((self.program.n_phi, self.program.state_size))
 
-    def operands(self, point: PassPoint, left_out: NDArray[np.bool_] | None) -> dict[str, Any]:
+    def operands(self, point: PassPoint, omitted: NDArray[np.bool_] | None) -> dict[str, Any]:
         """Return the operands of the kernel that are constant in a pass."""
         keep = self.keep
-        if left_out is not None:
-            keep = np.where(left_out, 0, keep).astype(keep.dtype)
+        if omitted is not None:
+            keep = np.where(omitted, 0, keep).astype(keep.dtype)
         return {
             "contrast": point.contrast,
             "offset": point.offset,
@@ -81,7 +81,7 @@ class PassContext:
         }
 
 
-class WholePass:
+class SingleCallPass:
     """Passes of one kernel call over data on the device, or sharded over devices."""
 
     def __init__(self, context: PassContext, data: Any) -> None:
@@ -94,11 +94,11 @@ class WholePass:
             source = sigma if isinstance(sigma, StackSource) else LoadedSource(sigma)
             self._sigma = jax.device_put(source.array.astype(np.float64), data.sharding)
 
-    def states(self, point: PassPoint, left_out: NDArray[np.bool_] | None) -> Array:
-        """Return the states [n_phi, S] at a point, without the frames `left_out` [n]."""
+    def states(self, point: PassPoint, omitted: NDArray[np.bool_] | None) -> Array:
+        """Return the states [n_phi, S] at a point, without the frames `omitted` [n]."""
         program = self._context.program
         at = {
-            **self._context.operands(point, left_out),
+            **self._context.operands(point, omitted),
             "angle": np.int32(0),
             "first_row": np.int32(0),
             "data": self._data,
@@ -132,7 +132,7 @@ def chunks_of(shape: tuple[int, int, int], rows: int, frames: NDArray[np.bool_])
 
 @dataclass
 class BadBlocks:
-    """Row blocks that are left out of the passes, as (angle, block) pairs, and the reasons."""
+    """Row blocks that are excluded from the passes, as (angle, block) pairs, and the reasons."""
 
     row_block: int
     total: int
@@ -183,11 +183,11 @@ class ChunkedPass:
         self.peak_bytes = 0
         self.n_chunks = 0
 
-    def states(self, point: PassPoint, left_out: NDArray[np.bool_] | None) -> Array:
-        """Return the states [n_phi, S] at a point, without the frames `left_out` [n]."""
+    def states(self, point: PassPoint, omitted: NDArray[np.bool_] | None) -> Array:
+        """Return the states [n_phi, S] at a point, without the frames `omitted` [n]."""
         context = self._context
         states = context.zero_states()
-        operands = context.operands(point, left_out)
+        operands = context.operands(point, omitted)
         keep = operands["keep"]
         if isinstance(context.sigma, np.ndarray):
             operands["sigma"] = context.sigma
@@ -281,7 +281,7 @@ class ChunkedPass:
         return np.asarray(side & used[None, :] & used[row])
 
     def _without_bad_blocks(self, call: _KernelCall, chunk: Chunk, initial: Array) -> Array:
-        """Return the state after the usable blocks of a chunk; sigma 0 excludes the others."""
+        """Accumulate the usable blocks of a chunk; a sigma of 0 excludes the others."""
         context, block = self._context, self._bad.row_block
         count, n = chunk.stop_row - chunk.first_row, context.keep.shape[-1]
         rows = np.zeros((count, n), kernel_dtype(self._source.dtype))
@@ -312,7 +312,7 @@ class ChunkedPass:
     def _exclude(self, key: tuple[int, int], reason: str) -> None:
         if self._streaming.on_bad_chunk == "raise":
             raise BadDataError(
-                f"{reason}; on_bad_chunk='exclude' leaves out such rows, `keep` masks bad frames"
+                f"{reason}; on_bad_chunk='exclude' excludes such rows, `keep` masks bad frames"
             )
         self._bad.excluded.add(key)
         self._bad.reasons.append(reason)
@@ -351,8 +351,8 @@ class PassRunner:
 
     Args:
       bad: blocks that are excluded; passes add to them.
-      program: whose compilation time is not counted.
-      whole: passes of one call, or None.
+      program: the compiled programs; their compilation time is not counted.
+      single_call: passes with one kernel call, or None.
       chunked: passes in chunks, or None.
     """
 
@@ -360,38 +360,38 @@ class PassRunner:
         self,
         bad: BadBlocks,
         program: PassProgram,
-        whole: WholePass | None,
+        single_call: SingleCallPass | None,
         chunked: ChunkedPass | None,
     ) -> None:
         self.bad = bad
-        self._program, self._whole, self._chunked = program, whole, chunked
+        self._program, self._single_call, self._chunked = program, single_call, chunked
         self._first = True
-        self._whole_calls = 0
+        self._single_calls = 0
         self.seconds = 0.0  # without compilation
         self._peak = anonymous_bytes()
 
     @property
     def n_batches(self) -> int:
         """Number of kernel calls, one for each chunk."""
-        return self._whole_calls + (0 if self._chunked is None else self._chunked.n_chunks)
+        return self._single_calls + (0 if self._chunked is None else self._chunked.n_chunks)
 
     @property
     def peak_bytes(self) -> int:
         """Largest anonymous memory of the process that was measured."""
         return max(self._peak, 0 if self._chunked is None else self._chunked.peak_bytes)
 
-    def states(self, point: PassPoint, left_out: NDArray[np.bool_] | None = None) -> Array:
-        """Return the states [n_phi, S] at a point, without the frames `left_out` [n]."""
+    def states(self, point: PassPoint, omitted: NDArray[np.bool_] | None = None) -> Array:
+        """Return the states [n_phi, S] at a point, without the frames `omitted` [n]."""
         start, compiled = time.perf_counter(), self._program.compile_seconds
-        states = self._states(point, left_out)
+        states = self._states(point, omitted)
         self.seconds += time.perf_counter() - start - (self._program.compile_seconds - compiled)
         self._peak = max(self._peak, anonymous_bytes())
         return states
 
-    def _states(self, point: PassPoint, left_out: NDArray[np.bool_] | None) -> Array:
-        if self._whole is not None and (self._chunked is None or not self.bad.excluded):
-            self._whole_calls += 1
-            states = self._whole.states(point, left_out)
+    def _states(self, point: PassPoint, omitted: NDArray[np.bool_] | None) -> Array:
+        if self._single_call is not None and (self._chunked is None or not self.bad.excluded):
+            self._single_calls += 1
+            states = self._single_call.states(point, omitted)
             finite = np.isfinite(states).all(axis=1)
             first, self._first = self._first, False
             if finite.all() or (self._chunked is None and not first):
@@ -403,4 +403,4 @@ class PassRunner:
                     "frames with `keep`"
                 )
         assert self._chunked is not None
-        return self._chunked.states(point, left_out)
+        return self._chunked.states(point, omitted)

@@ -24,9 +24,9 @@ from jaxkern.xpcs.fitting.sampling import SPARSE_CUT, RowSample
 
 Array = NDArray[np.float64]
 
-# h of the long differences, as a part of the sampled frames.
+# h of the long differences, as a fraction of the sampled frames.
 _REACH = 0.2
-# Frames with more than this multiple of the typical mean square are left out of the estimate of
+# Frames with more than this multiple of the typical mean square are excluded from the estimate of
 # noise, and points of the sample are clipped at this number of standard deviations.
 _BAD_FRAME, _CUT = 4.0, 8.0
 # The same for data with few counts, whose noise varies as 1 / (counts of both frames) and has a
@@ -34,11 +34,11 @@ _BAD_FRAME, _CUT = 4.0, 8.0
 _SPARSE_BAD_FRAME = 32.0
 # Mean square of all residuals of such data, as a multiple of the limit, that needs no outliers.
 _SPARSE_LOST = 3.0
-# Least decorrelation of the model over the reach, as a divisor.
+# Lower limit of the decorrelation of the model over `_REACH`, which is a divisor.
 _LEAST_CHANGE = 0.1
-# With a cost a point above this multiple of the limit, a robust loss does not see most points.
+# With a cost a point above this multiple of the limit, a robust loss ignores most points.
 _LOST = 100.0
-# Correlated noise of right models stays below this multiple of the noise of single points.
+# Correlated noise of correct models remains below this multiple of the noise of single points.
 _CORRELATED = 10.0
 # Largest ratio of the noise to a variance that the user declared to be absolute.
 _ABSOLUTE = 1.5
@@ -77,9 +77,10 @@ class Residuals:
             return np.asarray((self.z**2).sum((0, 1)) / np.where(count > 0, count, np.nan))
 
     def effective_points(self) -> float:
-        """Return the number of normal residuals whose mean square scatters like this sample's.
+        """Return the number of normally distributed residuals that scatter equally.
 
-        It is smaller than the number of points for residuals with a heavy tail.
+        The variance of their mean square equals that of this sample. The number is smaller than
+        that of the points for residuals with a heavy tail.
         """
         squares = (self.z / max(float(np.abs(self.z).max()), 1e-100)) ** 2
         total, fourth = float(squares.sum()), float((squares**2).sum())
@@ -92,7 +93,7 @@ class NoiseLevel:
     """Mean squares of normalized noise by angle [n_phi]; NaN for angles with too few points.
 
     Attributes:
-      single: of single points.
+      single: mean squares of single points.
       over_time: of differences over many frames.
       change: decorrelation of the model over these frames, 0 to 1.
       clipped: mean square of the residuals without outliers.
@@ -232,8 +233,8 @@ def judge(
       mean_squares: chi2 a degree of freedom of each angle [n_phi], from all points.
       weights: points of each angle [n_phi].
       points: independent points of all angles.
-      floor: least mean square [n_phi] that is noise and not rounding.
-      phi: of the angles, degrees.
+      floor: smallest mean square [n_phi] that is noise and not rounding error.
+      phi: the angles, in degrees.
       robust: the cost a degree of freedom of a robust loss, which tolerates outliers: residuals
         without these are compared. None for the linear loss.
       absolute: True if sigma is the absolute noise (`absolute_sigma`). Otherwise only the

@@ -1,6 +1,6 @@
 """The result of a fit with its errors and warnings, and its files.
 
-`results.json` is for reading, `results.npz` for computing.
+`results.json` contains a summary for people, `results.npz` the arrays for computations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jaxkern.xpcs.model.geometry import Geometry
 
 Array = NDArray[np.float64]
 
-# With a larger standard error, relative to its value, a parameter is not determined by the data.
+# Largest relative standard error of a parameter that counts as determined by the data.
 _LARGEST_ERROR = 100.0
 
 
@@ -232,7 +232,7 @@ def save_result(
 
 
 def load_result(directory: str | Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Read the files of `save_result`: the contents of ``results.json``, and the arrays.
+    """Return the contents of ``results.json`` and the arrays that `save_result` wrote.
 
     Raises:
       FileNotFoundError: if the directory contains no results.

@@ -32,11 +32,12 @@ SIGMA_METHOD = (
     "per angle: 1.4826 median |e| / sqrt(1.5), with e = C(i,j) - (C(i-1,j-1) + C(i+1,j+1)) / 2 "
     "off the diagonal; the root mean square of e / sqrt(1.5) where many values of C are 0"
 )
-# If more than this part of the values is exactly 0, medians carry no information.
+# If more than this fraction of the values is exactly 0, medians carry no information.
 _SPARSE = 0.25
 # Such values are clipped at this multiple of their root mean square without the largest 0.1%.
 SPARSE_CUT = 64.0
-# Least estimate of sigma. It keeps sigma of noiseless data far above 1e-10, which means no weight.
+# Smallest estimate of sigma. It keeps sigma of noiseless data far above 1e-10, the threshold for a
+# weight of 0.
 SIGMA_FLOOR = 1e-6
 
 
@@ -46,7 +47,7 @@ class RowSample:
 
     rows: NDArray[np.intp]
     values: Array
-    good: NDArray[np.bool_]  # [n]: the frames that are used
+    good: NDArray[np.bool_]  # [n], True for used frames
 
     @property
     def sparse(self) -> NDArray[np.bool_]:
@@ -241,7 +242,7 @@ def _equals_transpose(matrix: NDArray[np.generic], tile: int = 128) -> bool:
 
 
 def _mirrored_by_checksum(source: Source, angle: int, block_points: int = 2**20) -> bool:
-    """Compare a matrix with its transpose in one run over the rows, for data not in memory.
+    """Compare a matrix with its transpose in one pass over the rows, for data not in memory.
 
     Compares sum a_i b_j h(C_ij) over i < j with sum a_j b_i h(C_ij) over i > j, modulo 2^64, with
     a bijective hash h of the bit patterns and random odd numbers a and b. Triangles that differ
@@ -329,7 +330,7 @@ def resolve_noise(
 def _wrong_shape(name: str, actual: tuple[int, ...], shape: tuple[int, int, int]) -> str:
     return (
         f"{name}: expected a number, one for each angle ({shape[0]},) or the shape of the data "
-        f"{shape}, got the shape {actual}"
+        f"{shape}, got shape {actual}"
     )
 
 

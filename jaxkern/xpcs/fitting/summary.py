@@ -90,12 +90,12 @@ def summarize(
         reasons = ([] if reason is None else [reason]) + reasons
         notes += remarks
     notes += jackknife.notes
-    notes += [f"left out: {reason}" for reason in bad.reasons]
+    notes += [f"excluded: {reason}" for reason in bad.reasons]
     if data.empty_frames:
         frames = format_frames(data.empty_frames)
         where = (" at some angle", " there") if data.keep.ndim == 2 else ("", "")
         notes.append(
-            f"frames {frames} (counted from 0) contain no finite number{where[0]} and are left out"
+            f"frames {frames} (counted from 0) contain no finite number{where[0]} and are excluded"
             f"{where[1]}"
         )
         warnings.warn(notes[-1], RuntimeWarning, stacklevel=4)
@@ -103,7 +103,7 @@ def summarize(
         notes.append(f"{independent:g} independent points cannot determine {len(x)} parameters")
     if bad.reasons:
         warnings.warn(
-            f"{len(bad.excluded)} of {bad.total} row blocks are left out: {bad.reasons[0]}",
+            f"{len(bad.excluded)} of {bad.total} row blocks are excluded: {bad.reasons[0]}",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -193,7 +193,7 @@ def _check(
     unscaled = PassPoint(point.physics, np.ones(n_phi), np.zeros(n_phi))
     sampled_phases = tuple(phase[..., sample.rows] for phase in tables[:2])
     memory = model_rows(sampled_phases, power, unscaled, np.arange(len(sample.rows)))
-    # Points without weight are not checked, so their least mean square is irrelevant.
+    # Points without weight are not checked, so their smallest mean square is irrelevant.
     spread = np.median(np.where(sigma > 0, sigma, SIGMA_FLOOR), axis=(1, 2))
     floor = (SIGMA_FLOOR / spread) ** 2
     scale = independent / freedom / np.where(sums.count > 0, sums.count, 1.0)

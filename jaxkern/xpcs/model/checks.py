@@ -18,7 +18,7 @@ def is_concrete(value: Any) -> bool:
 
 
 def choice(value: Any, name: str, options: Sequence[Any]) -> int:
-    """Return the index of a value in its options."""
+    """Return the index of a value among its options."""
     for index, option in enumerate(options):
         if value is option or (isinstance(option, str) and value == option):
             return index
@@ -30,7 +30,7 @@ def per_angle(value: Any, name: str, n_phi: int, dtype: Any) -> jax.Array:
     array = jnp.asarray(value, dtype)
     if array.shape not in ((), (1,), (n_phi,)):
         raise ValueError(
-            f"{name}: expected one number, or one for each angle ({n_phi},), got the shape "
+            f"{name}: expected one number, or one for each angle ({n_phi},), got shape "
             f"{array.shape}"
         )
     return jnp.broadcast_to(array, (n_phi,))
@@ -45,7 +45,7 @@ def check_data(data: Any, shape: tuple[int | None, ...]) -> jax.Array:
     )
     if not fits:
         raise ValueError(
-            f"data: expected [n_phi, n_t, n_t] = ({expected}), got the shape {array.shape}"
+            f"data: expected [n_phi, n_t, n_t] = ({expected}), got shape {array.shape}"
         )
     if array.dtype not in DATA_DTYPES:
         names = ", ".join(d.__name__ for d in DATA_DTYPES)
@@ -71,7 +71,7 @@ def check_sigma(
     if array.shape not in ((1,), (n_phi,), shape):
         raise ValueError(
             f"sigma: expected one number, one for each angle ({n_phi},), or one for each point "
-            f"{shape}, got the shape {jnp.shape(sigma)}"
+            f"{shape}, got shape {jnp.shape(sigma)}"
         )
     if is_concrete(array) and not np.all(np.asarray(array) >= 0):
         raise ValueError(
@@ -85,7 +85,7 @@ def check_f_scale(f_scale: Any, dtype: Any) -> jax.Array:
     """Return the scale of a robust loss as a scalar array, after checking that it is positive."""
     array = jnp.asarray(f_scale, dtype)
     if array.shape not in ((), (1,)):
-        raise ValueError(f"f_scale: expected one number, got the shape {array.shape}")
+        raise ValueError(f"f_scale: expected one number, got shape {array.shape}")
     if is_concrete(f_scale) and not np.all(np.asarray(f_scale) > 0):
         raise ValueError(f"f_scale: expected a number > 0, got {f_scale!r}")
     return array.reshape(())
@@ -98,7 +98,7 @@ def check_keep(keep: Any, n_phi: int, n_t: int) -> jax.Array:
     array = jnp.asarray(keep)
     if array.shape not in ((n_t,), (1, n_t), (n_phi, n_t)):
         raise ValueError(
-            f"keep: expected one value for each frame ({n_t},), or ({n_phi}, {n_t}), got the shape "
+            f"keep: expected one value for each frame ({n_t},), or ({n_phi}, {n_t}), got shape "
             f"{array.shape}"
         )
     return (array != 0).astype(jnp.uint8).reshape(-1, n_t)

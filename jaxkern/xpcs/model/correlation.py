@@ -110,7 +110,7 @@ def _g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) ->
         )
     if A.shape[0] != 1:
         raise ValueError(
-            "g2_at: expected a model with one phase A [n_t] for all angles, got the shape "
+            "g2_at: expected a model with one phase A [n_t] for all angles, got shape "
             f"{A.shape}; index the result of g2 instead"
         )
     points = to_int32(points, "index")  # a point that exceeds int32 must not wrap around

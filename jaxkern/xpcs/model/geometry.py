@@ -77,7 +77,7 @@ class Geometry:
 
     @property
     def times(self) -> np.ndarray:
-        """Times of the power laws, s, [n_t]: t, at least half of the first step and 1e-8."""
+        """Times [n_t] for the power laws, in s: t, at least max(half of the first step, 1e-8)."""
         floor = max(abs(self.t[1] - self.t[0]) / 2, 1e-8)
         times: np.ndarray = np.where(self.t > floor, self.t, floor)
         return times
@@ -101,7 +101,7 @@ def _vector(value: Any, name: str, scalar: bool = False) -> np.ndarray:
     if scalar and array.ndim == 0:
         array = array[None]
     if array.ndim != 1:
-        raise ValueError(f"{name}: expected one axis, got the shape {array.shape}")
+        raise ValueError(f"{name}: expected one axis, got shape {array.shape}")
     if not np.all(np.isfinite(array)):
         raise ValueError(f"{name}: expected finite numbers, got infinity or NaN")
     array.setflags(write=False)

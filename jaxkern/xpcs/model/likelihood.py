@@ -124,7 +124,7 @@ def _value(model: Model, symmetric: Any, *operands: Any) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _value_and_slopes(model: Model, symmetric: Any, *operands: Any) -> tuple[Any, ...]:
-    """Return the value, and its derivatives by params [p], contrast and offset [n_phi]."""
+    """Return the value and its gradients for params [p], contrast and offset [n_phi]."""
     tables = model.tables(operands[0])
     value, weight, rhs = _sums(model, symmetric, tables, operands)
     by_table = operands[1] @ rhs[:, 2:]
@@ -137,8 +137,8 @@ def _jvp(model: Model, symmetric: Any, primals: Any, tangents: Any) -> tuple[Any
     nonzero = [not isinstance(t, jax.custom_derivatives.SymbolicZero) for t in tangents]
     if any(nonzero[3:6]):
         raise TypeError(
-            "log_likelihood: expected derivatives by params, contrast and offset only; for those "
-            "by data, sigma and quantization, sum the squares of jaxkern.xpcs.residual"
+            "log_likelihood: expected tangents of params, contrast and offset only, got one of "
+            "data, sigma or quantization; for these, sum the squares of jaxkern.xpcs.residual"
         )
     value, *slopes = _value_and_slopes(model, symmetric, *primals)
     change = jnp.zeros_like(value)

@@ -42,8 +42,9 @@ class Tables(NamedTuple):
     """Phases of a model at some parameters, and their derivatives.
 
     A is [n_t] (or [n_phi, n_t]) and X [n_phi, n_t] (or [1, n_t]). Row k of ``tangents_A`` [kA, n_t]
-    (or [n_phi, kA, n_t]) is the derivative of A by parameter ``columns_A[k]``; likewise
-    ``tangents_X`` [n_phi, kX, n_t] (or [1, kX, n_t]). The model has ``n_parameters`` parameters.
+    (or [n_phi, kA, n_t]) is the derivative of A with respect to parameter ``columns_A[k]``;
+    likewise ``tangents_X`` [n_phi, kX, n_t] (or [1, kX, n_t]).
+    The model has ``n_parameters`` parameters.
     """
 
     A: Any
@@ -147,7 +148,7 @@ class Model:
         if vector.shape != (len(self.parameters),):
             raise ValueError(
                 f"params: expected ({len(self.parameters)},): {', '.join(self.parameter_names)}, "
-                f"got the shape {vector.shape}"
+                f"got shape {vector.shape}"
             )
         return vector
 
@@ -158,12 +159,12 @@ class Model:
         if A.shape not in ((n_t,), (n_phi, n_t)):
             raise ValueError(
                 f"phases: expected A [n_t] = ({n_t},), or one row for each angle ({n_phi}, {n_t}), "
-                f"got the shape {A.shape}"
+                f"got shape {A.shape}"
             )
         if X.shape not in ((1, n_t), (n_phi, n_t)):
             raise ValueError(
                 f"phases: expected X [n_phi, n_t] = ({n_phi}, {n_t}), or (1, {n_t}) for all "
-                f"angles, got the shape {X.shape}"
+                f"angles, got shape {X.shape}"
             )
         return A, X
 

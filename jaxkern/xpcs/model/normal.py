@@ -43,7 +43,7 @@ class NormalEquations:
       chi2: sum of squared residuals [].
       cost: sum of f_scale^2 rho((residual / f_scale)^2) []; chi2 for the linear loss.
       count: number of points with weight [].
-      mirrored: number of points in mirrored pairs [], of which one half carries no information.
+      mirrored: number of points in mirrored pairs []; half of them carry no information.
     """
 
     jtj: Any
@@ -131,7 +131,7 @@ def accumulate(
     size = state_size(len(tables.columns_A), len(tables.columns_X))
     states = jnp.zeros((n_phi, size), dtype) if initial is None else jnp.asarray(initial, dtype)
     if states.shape != (n_phi, size):
-        raise ValueError(f"initial: expected ({n_phi}, {size}), got the shape {states.shape}")
+        raise ValueError(f"initial: expected ({n_phi}, {size}), got shape {states.shape}")
     shared = tables.A.ndim == 1
     state: jax.Array = ops.two_time_normal_equations(
         tables.A[None] if shared else tables.A,
@@ -178,7 +178,7 @@ def sums_of_angles(
     select[1, 0] = select[0, 1] = 1.0
     for row, column in enumerate(columns):
         select[2 + row, 2 + column] = 1.0
-    # The derivative of g2 by a physics parameter is contrast times the sum of its columns.
+    # The derivative of g2 with respect to a physics parameter is contrast times its columns' sum.
     scale = xp.concatenate([xp.ones((len(state), 2)), xp.outer(contrast, np.ones(n_parameters))], 1)
     change = (select * scale[:, None, :]).astype(state.dtype)
     exact = xp.matmul if xp is np else functools.partial(xp.matmul, precision="highest")
@@ -224,7 +224,7 @@ def assemble(
     checks.choice(scaling, "scaling", SCALINGS)
     size = state_size(len(tables.columns_A), len(tables.columns_X))
     if state.ndim != 2 or state.shape[1] != size:
-        raise ValueError(f"state: expected [n_phi, {size}], got the shape {state.shape}")
+        raise ValueError(f"state: expected [n_phi, {size}], got shape {state.shape}")
     columns = (*tables.columns_A, *tables.columns_X)
     scale = checks.per_angle(contrast, "contrast", state.shape[0], state.dtype)
     jtj, jtr, sums = sums_of_angles(state, columns, tables.n_parameters, scale, jnp)
@@ -250,9 +250,9 @@ def normal_equations(
 ) -> NormalEquations:
     """Compute J^T J, J^T r, chi2 and count of a least-squares fit in one pass over the data.
 
-    J is the derivative of g2 / sigma by [contrast.., offset.., physics..] and r = (data - g2) /
-    sigma. No array of the size of the data is stored. The diagonal and points with sigma <= 1e-10
-    have no weight.
+    J is the derivative of g2 / sigma with respect to [contrast.., offset.., physics..], and
+    r = (data - g2) / sigma. No array of the size of the data is stored. The diagonal
+    and points with sigma <= 1e-10 have no weight.
 
     Mirrored points are not independent. If all are mirrored (``mirrored == count``), the covariance
     of the parameters is 2 inv(jtj), and reduced chi2 uses half of the count.

@@ -115,13 +115,13 @@ def simulate_frames(
     mean = np.asarray(photons, np.float64)
     if mean.shape not in ((), qmap.shape) or not (np.isfinite(mean) & (mean >= 0)).all():
         raise ValueError(
-            f"photons: expected a number >= 0, or an array of the shape {qmap.shape}, got "
+            f"photons: expected a number >= 0, or an array of shape {qmap.shape}, got "
             f"{photons!r:.80}"
         )
     if out is None:
         out = np.zeros((n, *qmap.shape), dtype)
     elif out.shape != (n, *qmap.shape):
-        raise ValueError(f"out: expected the shape {(n, *qmap.shape)}, got {out.shape}")
+        raise ValueError(f"out: expected shape {(n, *qmap.shape)}, got {out.shape}")
     else:
         out[...] = 0
     rates = np.broadcast_to(mean, qmap.shape).ravel() / (2 * modes)
@@ -227,7 +227,7 @@ def _from_array(g1: NDArray[Any], n_frames: int | None) -> tuple[int, list[Speck
     n = g1.shape[1] if g1.ndim > 1 else 0
     if not (g1.ndim == 2 or (g1.ndim == 3 and g1.shape[2] == n)) or n < 1:
         raise ValueError(
-            f"dynamics: expected [n_bins], [n_bins, N] or [n_bins, N, N], got the shape {g1.shape}"
+            f"dynamics: expected [n_bins], [n_bins, N] or [n_bins, N, N], got shape {g1.shape}"
         )
     if n_frames is not None and n_frames != n:
         raise ValueError(f"n_frames: expected {n}, as in dynamics, got {n_frames}")

@@ -43,7 +43,7 @@ def _polynomial(coefficients: list[float], square: jax.Array) -> jax.Array:
 
 
 def _split(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return a mask of small |x|, x there (else 0), and x elsewhere (else 1), to avoid 0 / 0."""
+    """Return a mask of small |x|, x with 0 for large |x|, and x with 1 for small |x| (no 0 / 0)."""
     small = jnp.abs(x) < _SERIES
     return small, jnp.where(small, x, 0.0), jnp.where(small, 1.0, x)
 

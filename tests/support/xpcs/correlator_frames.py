@@ -8,13 +8,13 @@ import numpy as np
 
 import jaxkern as jk
 
-# Bin 4 of both maps has no pixels, and a static bin lies in a dynamic bin.
+# Bin 4 of both maps has no pixels, and each static bin is within one dynamic bin.
 DYNAMIC = np.array([[1, 1, 1, 2, 2], [1, 3, 3, 2, 0], [3, 3, 5, 2, 0], [1, 1, 5, 0, 0]])
 STATIC = np.array([[1, 1, 8, 2, 2], [1, 3, 3, 2, 0], [3, 3, 6, 7, 5], [8, 8, 6, 0, 5]])
 
 
 class Blocks(jk.xpcs.FrameSource):
-    """Frames that do not lie in memory; remembers what was read, and by which threads."""
+    """Source that is not an array in memory; records its reads and their threads."""
 
     def __init__(self, array, frame_time=None):
         super().__init__()

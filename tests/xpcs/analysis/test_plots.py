@@ -181,7 +181,7 @@ def test_what_the_fit_left_out_is_not_drawn(tmp_path, monkeypatch, capsys):
     assert main(["xpcs", "fit", *given]) == 0  # what it warns of stands in the report, once
     assert main(["xpcs", "plot", *given]) == 0
     said = capsys.readouterr()
-    assert said.out.count("left out: angle 2") == said.out.count("frames 7 ") == 1
+    assert said.out.count("excluded: angle 2") == said.out.count("frames 7 ") == 1
     assert "frame 0 of the fit is number 1" in said.err
     assert len(drawn) == 6
     for view in drawn:

@@ -169,24 +169,24 @@ def test_threads_change_no_bit(monkeypatch, threads):
 
 @pytest.mark.parametrize("used", [0.9, 0.2])  # of the pixels; few are gathered
 @pytest.mark.parametrize("dtype", ["u2", "f4"])
-def test_neither_memory_nor_the_source_change_a_bit(backend, monkeypatch, dtype, used):
-    """Pixels of a file are taken in groups, those of an array all at once."""
+def test_g2_does_not_depend_on_memory_or_source(backend, monkeypatch, dtype, used):
+    """Pixels of a file are read in groups if memory is short, those of an array all at once."""
     monkeypatch.setattr(multitau_sums, "_TILE", 300)
     frames = photons(30, dtype, shape=(45, 64))
     rng = np.random.default_rng(1)
     static = np.where(rng.random((45, 64)) < used, rng.integers(1, 13, (45, 64)), 0)
     qmap = jk.xpcs.QMap((static + 3) // 4, static)
-    wanted = jk.xpcs.multitau(frames, qmap)
+    expected = jk.xpcs.multitau(frames, qmap)
     for memory in (100_000, 400_000, 10**9):
         monkeypatch.setattr(multitau, "available_bytes", lambda memory=memory: memory)
         source = Blocks(frames)
-        found = jk.xpcs.multitau(source, qmap, overview=True)
+        result = jk.xpcs.multitau(source, qmap, overview=True)
         passes = len(source.reads)
         assert passes > 1 if memory == 100_000 else passes == 1 or memory < 10**9
-        np.testing.assert_array_equal(found.g2, wanted.g2)
-        np.testing.assert_array_equal(found.g2_err, wanted.g2_err)
+        np.testing.assert_array_equal(result.g2, expected.g2)
+        np.testing.assert_array_equal(result.g2_err, expected.g2_err)
         image = frames.mean(axis=0, dtype=np.float64)
-        np.testing.assert_allclose(found.overview.mean_image, image, rtol=1e-14)
+        np.testing.assert_allclose(result.overview.mean_image, image, rtol=1e-14)
 
 
 def test_tiles_without_native_kernels(monkeypatch):

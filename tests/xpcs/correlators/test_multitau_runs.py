@@ -1,8 +1,8 @@
-"""What `multitau` does around its sums: frames from anywhere, cuts, parts, labels, errors.
+"""Input and output of `multitau`: sources of frames, cuts, parts, labels and errors.
 
-Would catch a memory layout that is read wrongly, frames that a cut leaves in or does not name,
-parts that overlap, labels of another bin, a reader's error that is lost or hangs, a call that
-cannot be interrupted, and wrong arguments that are taken.
+Would catch a memory layout that is read wrongly, bad frames that a cut misses or does not list,
+parts that overlap, labels of another bin, a reader's error that is lost or blocks the call, a call
+that cannot be interrupted, and wrong arguments that are accepted.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.errors import raises, warns
 from support.xpcs import correlator_oracle as oracle
 from support.xpcs.correlator_frames import DYNAMIC, STATIC, Blocks, check_g2, photons
 
@@ -38,10 +39,11 @@ QMAP = jk.xpcs.QMap(DYNAMIC, STATIC, q=Q, phi=PHI)
 
 
 def records(frames):
-    """Frames behind headers of an odd length, as raw files have them."""
-    made = np.zeros(len(frames), [("header", "u1", 3), ("frame", frames.dtype, frames.shape[1:])])
-    made["frame"] = frames
-    return made["frame"]
+    """Frames that each follow a header of an odd length, as in raw files."""
+    dtype = [("header", "u1", 3), ("frame", frames.dtype, frames.shape[1:])]
+    rows = np.zeros(len(frames), dtype)
+    rows["frame"] = frames
+    return rows["frame"]
 
 
 @pytest.mark.parametrize(
@@ -65,20 +67,20 @@ def test_memory_maps(backend, tmp_path):
     mapped = np.load(tmp_path / "frames.npy", mmap_mode="r")
     check_g2(jk.xpcs.multitau(mapped, QMAP), EXPECTED)
     os.truncate(tmp_path / "frames.npy", 500)
-    with pytest.raises(OSError, match="500 bytes"):
+    with raises(OSError, "frames.npy", "500 bytes"):
         jk.xpcs.multitau(mapped, QMAP)
 
 
-def test_a_file_that_a_path_names_is_read_and_closed(tmp_path, monkeypatch):
+def test_a_file_opened_from_a_path_is_closed(tmp_path, monkeypatch):
     with h5py.File(tmp_path / "run.h5", "w") as file:
         file.create_dataset("entry/data/data", data=FRAMES, chunks=(7, 4, 5), compression="gzip")
     opened = []
     monkeypatch.setattr(
-        opening, "as_frames", lambda *given: opened.append(jk.xpcs.as_frames(*given)) or opened[-1]
+        opening, "as_frames", lambda *args: opened.append(jk.xpcs.as_frames(*args)) or opened[-1]
     )
     r = jk.xpcs.multitau(tmp_path / "run.h5", QMAP)
     check_g2(r, EXPECTED)
-    with pytest.raises(ValueError, match=r"bins.*dynamic"):
+    with raises(ValueError, "bins", "1 to 5", "[9]"):
         jk.xpcs.multitau(str(tmp_path / "run.h5"), QMAP, bins=[9])
     for source in opened:
         with pytest.raises((ValueError, OSError)):
@@ -88,7 +90,7 @@ def test_a_file_that_a_path_names_is_read_and_closed(tmp_path, monkeypatch):
         assert own.read(0, 1).shape == (1, 4, 5)  # still open
 
 
-def test_results_say_what_they_are_of():
+def test_labels_of_results():
     r = jk.xpcs.multitau(Blocks(FRAMES, 0.5), QMAP, bins=[3, 1], stride=2, overview=True)
     assert r.bins.tolist() == [3, 1]
     assert r.q.tolist() == [0.3, 0.1]
@@ -97,16 +99,16 @@ def test_results_say_what_they_are_of():
     assert (r.frame_time, r.n_frames, r.tau[0]) == (1.0, 30, 1.0)
     check_g2(r, oracle.multitau(FRAMES, DYNAMIC, STATIC, stride=2))
     assert repr(r) == "MultiTauResult(2 bins of 10 pixels, 14 delays to 24 s, 30 frames)"
-    told = json.loads(json.dumps(r.to_dict()))
-    np.testing.assert_array_equal(told["g2"], r.g2)
-    assert told["config"]["stride"] == 2
+    decoded = json.loads(json.dumps(r.to_dict()))
+    np.testing.assert_array_equal(decoded["g2"], r.g2)
+    assert decoded["config"]["stride"] == 2
     for unknown in (None, 0.0, np.nan):
         assert jk.xpcs.multitau(Blocks(FRAMES, unknown), QMAP).tau is None
     assert jk.xpcs.multitau(Blocks(FRAMES, 0.5), QMAP, frame_time=2.0).tau[1] == 4.0
 
 
 @pytest.mark.parametrize("kind", ["array", "blocks"])
-def test_dead_pixels_of_a_file_are_left_out(backend, kind):
+def test_dead_pixels_of_a_file_are_excluded(backend, kind):
     frames = FRAMES.copy()
     dead = np.zeros(DYNAMIC.shape, bool)
     dead[0, 1] = dead[3, 3] = True
@@ -120,10 +122,10 @@ def test_dead_pixels_of_a_file_are_left_out(backend, kind):
 
 
 @pytest.mark.parametrize("source", [FRAMES, Blocks(FRAMES)], ids=["array", "blocks"])
-def test_parts_are_runs_of_their_own(backend, source):
+def test_parts_are_independent_runs(backend, source):
     r = jk.xpcs.multitau(source, QMAP, begin=3, average=2, parts=4, frame_time=0.1)
     assert len(r.parts) == 4
-    for k, part in enumerate(r.parts):  # 28 sums, 7 each
+    for k, part in enumerate(r.parts):  # 28 sums in 4 parts of 7
         begin = 3 + 14 * k
         assert (part.config["begin"], part.config["end"]) == (begin, begin + 14)
         asked = {"begin": begin, "end": begin + 14, "average": 2}
@@ -152,27 +154,27 @@ def test_an_intensity_cut_finds_flashes_and_dumps(backend, average):
     assert low.config["intensity_cut"] == (0.5, None)
 
 
-def test_an_intensity_cut_leaves_out_a_frame_with_nan(backend):
+def test_an_intensity_cut_excludes_a_frame_with_nan(backend):
     frames = FRAMES.astype(np.float32)
     frames[7, 0, :] = np.nan
-    found = jk.xpcs.multitau(frames, QMAP, intensity_cut=(0.1, 10))
-    assert found.config["bad_frames"] == [7]
-    wanted = jk.xpcs.multitau(FRAMES, QMAP, bad_frames=[7])
-    np.testing.assert_allclose(found.g2, wanted.g2, rtol=1e-12)
+    result = jk.xpcs.multitau(frames, QMAP, intensity_cut=(0.1, 10))
+    assert result.config["bad_frames"] == [7]
+    expected = jk.xpcs.multitau(FRAMES, QMAP, bad_frames=[7])
+    np.testing.assert_allclose(result.g2, expected.g2, rtol=1e-12)
 
 
 def test_an_infinity_makes_its_bins_nan(backend):
     frames = FRAMES.astype(np.float32)
-    at = np.argwhere(DYNAMIC == 1)[0]
-    frames[7, at[0], at[1]] = np.inf
-    named = rf"bins \[1\] are NaN: frame 7 has inf in row {at[0]}, column {at[1]}"
-    with pytest.warns(jk.xpcs.CorrelationWarning, match=named):
-        found = jk.xpcs.multitau(frames, QMAP)
-    assert np.isnan(found.g2[0, 0])
-    np.testing.assert_allclose(found.g2[:, 1:], EXPECTED.g2[:, 1:], rtol=1e-12)
+    row, column = np.argwhere(DYNAMIC == 1)[0]
+    frames[7, row, column] = np.inf
+    facts = "bins [1] are NaN", "frame 7", "inf", f"row {row}, column {column}"
+    with warns(jk.xpcs.CorrelationWarning, *facts):
+        result = jk.xpcs.multitau(frames, QMAP)
+    assert np.isnan(result.g2[0, 0])
+    np.testing.assert_allclose(result.g2[:, 1:], EXPECTED.g2[:, 1:], rtol=1e-12)
 
 
-def test_the_overview_leaves_bad_frames_out():
+def test_the_overview_excludes_bad_frames():
     frames = photons(60)
     r = jk.xpcs.multitau(frames, QMAP, overview=True, bad_frames=[0, 33], average=2)
     good = np.delete(frames, [0, 33], 0).astype(float)
@@ -187,53 +189,53 @@ def test_the_overview_leaves_bad_frames_out():
 
 
 ERRORS = [
-    ({"bins": [1, 6]}, "bins.*dynamic.*1.*5.*6"),
-    ({"bins": [1, 1]}, "bins.*1, 1"),
-    ({"dpl": 65}, "dpl is 65; expected an integer from 1 to 64"),
-    ({"begin": 50, "end": 40}, "begin.*end.*50.*40"),
-    ({"bad_frames": [60]}, "0.*59"),
-    ({"average": 60}, "frames.*2.*1.*60"),
-    ({"parts": 31}, "62"),
-    ({"parts": -1}, "parts is -1"),
-    ({"intensity_cut": 3}, "intensity_cut.*low.*high.*3"),
-    ({"intensity_cut": (2, 1)}, "high is 1"),
-    ({"frame_time": -1.0}, "frame_time is -1"),
-    ({"frame_time": 0.0}, r"frame_time.*0\.0"),
-    ({"stride": 0}, "stride is 0"),
+    ({"bins": [1, 6]}, ["bins", "1 to 5", "[1, 6]"]),
+    ({"bins": [1, 1]}, ["bins", "[1, 1]"]),
+    ({"dpl": 65}, ["dpl", "1 to 64", "65"]),
+    ({"begin": 50, "end": 40}, ["begin, end", "50", "40"]),
+    ({"bad_frames": [60]}, ["bad_frames", "0 to 59", "[60]"]),
+    ({"average": 60}, ["average", "at least 2", "got 1 of the 60"]),
+    ({"parts": 31}, ["at least 62", "31 parts", "got 60"]),
+    ({"parts": -1}, ["parts", "-1"]),
+    ({"intensity_cut": 3}, ["intensity_cut", "(low, high)", "got 3"]),
+    ({"intensity_cut": (2, 1)}, ["intensity_cut", "high is 1", "at least 2"]),
+    ({"frame_time": -1.0}, ["frame_time", "-1.0"]),
+    ({"frame_time": 0.0}, ["frame_time", "above 0 s", "0.0"]),
+    ({"stride": 0}, ["stride", "0"]),
 ]
 
 
-@pytest.mark.parametrize(("asked", "message"), ERRORS)
-def test_wrong_arguments_are_refused(asked, message):
-    with pytest.raises(ValueError, match=message):
-        jk.xpcs.multitau(FRAMES, QMAP, **asked)
+@pytest.mark.parametrize(("arguments", "facts"), ERRORS)
+def test_wrong_arguments(arguments, facts):
+    with raises(ValueError, *facts):
+        jk.xpcs.multitau(FRAMES, QMAP, **arguments)
 
 
-def test_wrong_frames_are_refused(backend):
-    with pytest.raises(ValueError, match=r"4.*pixels.*5"):
+def test_wrong_frames(backend):
+    with raises(ValueError, "4 x 4", "4 x 5"):
         jk.xpcs.multitau(FRAMES[:, :, :4].copy(), QMAP)
     below = FRAMES.astype(np.int32)
     below[4, 1, 1] = -1
     for source in (below, Blocks(below)):
-        with pytest.raises(ValueError, match=r"pixel 6 has .*negative"):
+        with raises(ValueError, "pixel 6", "negative"):
             jk.xpcs.multitau(source, QMAP)
         assert np.isfinite(jk.xpcs.multitau(source, QMAP, normalize=True).g2[:, 0]).all()
-    first = QMAP.without(np.arange(20).reshape(4, 5) < 6)  # the map begins behind the frame
-    with pytest.raises(ValueError, match=r"pixel 6 has .*negative"):
-        jk.xpcs.multitau(Blocks(below), first)
+    # Pixel 6 is the first pixel of this map, and not of the frame.
+    with raises(ValueError, "pixel 6", "negative"):
+        jk.xpcs.multitau(Blocks(below), QMAP.without(np.arange(20).reshape(4, 5) < 6))
     full = FRAMES.astype(np.uint32)
     full[5:7, 2, 1] = 2**31
-    with pytest.raises(ValueError, match=r"pixel 11 has .*2\^32 - 1"):
+    with raises(ValueError, "pixel 11", "2^32 - 1"):
         jk.xpcs.multitau(full, QMAP)
     wide = FRAMES.astype(np.int64)
     wide[3, 0, 0] = 2**40
-    with pytest.raises(ValueError, match=r"counts.*int64.*0.*1099511627776"):
+    with raises(ValueError, "frames", "int64", "1099511627776"):
         jk.xpcs.multitau(wide, QMAP)
 
 
 @pytest.mark.slow
-def test_memory_goes_with_tiles_of_pixels():
-    """Sums of all pixels at all delays would take 700 MB."""
+def test_memory_is_bounded_by_tiles_of_pixels():
+    """The sums of all pixels at all delays would need 700 MB."""
     frames = np.random.default_rng(0).integers(0, 3, (200, 1024, 1024), np.uint8)
     qmap = jk.xpcs.QMap(1 + np.arange(1024 * 1024).reshape(1024, 1024) // 2**17)
     jk.xpcs.multitau(frames[:20], qmap)
@@ -253,36 +255,37 @@ def test_memory_goes_with_tiles_of_pixels():
 
 
 def test_progress_counts_frames_and_bytes(monkeypatch):
-    told = []
-    monkeypatch.setattr(ProgressBar, "update", lambda _, *what, **more: told.append((what, more)))
+    updates = []
+    monkeypatch.setattr(ProgressBar, "update", lambda _, *a, **kw: updates.append((a, kw)))
     jk.xpcs.multitau(Blocks(FRAMES), QMAP)
-    assert ((0, 60), {}) in told
-    (done,), text = told[-1]
+    assert ((0, 60), {}) in updates
+    (done,), options = updates[-1]
     assert done == 60
-    assert re.fullmatch(r"multi-tau: [\d,]+ frames/s, .* [kMGT]?B/s, 0:00:00 left", text["text"])
+    text = options["text"]
+    assert re.fullmatch(r"multi-tau: [\d,]+ frames/s, .* [kMGT]?B/s, 0:00:00 left", text)
 
 
-def test_a_readers_error_is_told():
+def test_errors_of_a_reader_are_raised():
     class Broken(Blocks):
         def read(self, first, stop):
             if stop > 30:
                 raise OSError("block 3 is damaged")
             return super().read(first, stop)
 
-    with pytest.raises(OSError, match="block 3 is damaged"):
+    with raises(OSError, "block 3 is damaged"):
         jk.xpcs.multitau(Broken(FRAMES), QMAP, overview=True)
 
     class Short(Blocks):
         def read(self, first, stop):
             return super().read(first, stop)[:-1]
 
-    with pytest.raises(ValueError, match=r"60.*4.*5.*shape.*59"):
+    with raises(ValueError, "(60, 4, 5)", "(59, 4, 5)"):
         jk.xpcs.multitau(Short(FRAMES), QMAP)
     assert not [t for t in threading.enumerate() if t.name.startswith("jaxkern-frames")]
 
 
 def test_a_long_run_is_interrupted():
-    """Ctrl-C ends the native work, which does not hold the interpreter."""
+    """Ctrl-C stops the native computation, which releases the GIL."""
     frames = np.ones((10_000, 64, 64), np.uint8)
     timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
@@ -300,7 +303,7 @@ def test_a_long_run_is_interrupted():
 
 @st.composite
 def runs(draw):
-    """(frames, dynamic, static, mask, arguments) of a small run."""
+    """Draw (frames, dynamic, static, mask, arguments) of a small run."""
     shape = draw(st.tuples(st.integers(1, 3), st.integers(1, 5)))
     n = draw(st.integers(2, 30))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -331,7 +334,7 @@ def _agrees(run, backend, kind):
         return
     source = Blocks(frames) if kind == "blocks" else frames
     if dynamic.any() and not (mask & (dynamic > 0) & (static > 0)).any():
-        with pytest.raises(ValueError, match="no pixels to correlate"):
+        with raises(ValueError, "no pixels"):
             jk.xpcs.multitau(source, jk.xpcs.QMap(dynamic, static, mask), **asked)
         return
     with jk.backend(backend):

@@ -1,7 +1,7 @@
-"""Detectors' files that are damaged or lie: an error that names the file, or arrays within bounds.
+"""Damaged or inconsistent detector files: an error that names the file, or arrays within bounds.
 
-Would catch a size that is taken from a header and not from the file, a pixel that is written
-outside a frame, an endless walk, and errors of NumPy's, zipfile's or h5py's own that name nothing.
+Would catch a size that is read from a header and not checked against the file, a pixel that is
+written outside a frame, an endless loop, and errors of NumPy, zipfile or h5py without a file name.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import io
 import h5py
 import numpy as np
 import pytest
+from support.errors import raises
 from support.xpcs.detector_files import imm_bytes, imm_header, random_frames, rigaku_bytes
 
 import jaxkern as jk
@@ -67,7 +68,7 @@ FORMATS = {
 
 
 def read_all(path):
-    """What a correlator reads, with every bound that it relies on checked."""
+    """Read a file as a correlator does, and check every bound that it relies on."""
     with jk.xpcs.open_frames(path, SHAPE[1:]) as source:
         n, height, width = source.shape
         for first in range(0, min(n, 40), 7):
@@ -86,7 +87,7 @@ def read_all(path):
 
 
 def mutations(good, count, seed):
-    """Files that differ in a few bytes, are cut short, or have a number made extreme."""
+    """Yield copies with changed bytes, an extreme number, a missing end or repeated bytes."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
         data = bytearray(good)
@@ -131,27 +132,27 @@ def words(*events):
 
 
 RIGAKU = [
-    (b"", "empty"),
-    (words((0, 0, 1))[:7], "events.*8.*bytes.*7"),
-    (words((0, 0, 1), (32, 1, 1)), "event.*1.*pixels.*0.*31.*4.*8.*32"),
-    (words((1 << 20, 0, 1), ((1 << 20) + 32, 1, 1)), "event.*1.*32"),
-    (words((1 << 20, 0, 1), (3, 1, 1)), "event.*0.*1048576"),
-    (words((0, 3, 1), (0, 5, 1), (0, 4, 1)), "frame.*event.*2.*4.*5"),
-    # Numbers that begin again behind the largest one.
-    (words((0, 2**24 - 1, 1), (0, 0, 1)), "frame.*event.*1.*0.*16777215"),
-    (words(*[(0, 7, 1)] * 32768, (0, 6, 1)), "frame.*event.*32768.*6.*7"),
+    (b"", ["empty"]),
+    (words((0, 0, 1))[:7], ["8 bytes", "7 bytes"]),
+    (words((0, 0, 1), (32, 1, 1)), ["event 1", "pixels 0 to 31", "4 x 8", "got 32"]),
+    (words((1 << 20, 0, 1), ((1 << 20) + 32, 1, 1)), ["event 1", "got 32"]),
+    (words((1 << 20, 0, 1), (3, 1, 1)), ["event 0", "1048576"]),
+    (words((0, 3, 1), (0, 5, 1), (0, 4, 1)), ["event 2", "frame 4", "frame 5"]),
+    # The number of the frame wraps around after the largest one.
+    (words((0, 2**24 - 1, 1), (0, 0, 1)), ["event 1", "frame 0", "frame 16777215"]),
+    (words(*[(0, 7, 1)] * 32768, (0, 6, 1)), ["event 32768", "frame 6", "frame 7"]),
 ]
 
 
-@pytest.mark.parametrize(("data", "message"), RIGAKU)
-def test_rigaku_files_that_are_refused(tmp_path, data, message):
+@pytest.mark.parametrize(("data", "facts"), RIGAKU)
+def test_invalid_rigaku_files(tmp_path, data, facts):
     path = tmp_path / "run.bin"
     path.write_bytes(data)
-    with pytest.raises(jk.xpcs.DetectorFileError, match=r"run\.bin.*" + message):
+    with raises(jk.xpcs.DetectorFileError, "run.bin", *facts):
         jk.xpcs.open_frames(path, (4, 8))
 
 
-def test_the_last_frame_that_a_word_can_name(tmp_path):
+def test_the_largest_frame_number_of_a_word(tmp_path):
     path = tmp_path / "run.bin"
     path.write_bytes(words((1, 0, 1), (2, 2**24 - 1, 3)))
     source = jk.xpcs.open_frames(path, (4, 8))
@@ -162,28 +163,31 @@ def test_the_last_frame_that_a_word_can_name(tmp_path):
 
 EVENT = np.array([5], "<i4").tobytes() + np.array([2], "<i2").tobytes()
 IMM = [
-    (b"x" * 1000, "header.*bytes.*1000"),
-    (bytes(1024), "0 rows and 0 columns"),
-    (imm_header(6, 2**30, 2**30, 0), "1073741824 rows"),
-    (imm_header(0, 4, 8, 32, size=4) + bytes(128), "bytes.*pixel.*4"),
-    (imm_header(0, 4, 8, 31) + bytes(62), "frame.*0.*byte.*32.*numbers.*31"),
-    (imm_header(6, 4, 8, 2**32 - 1) + EVENT, "32.*numbers.*4294967295"),
-    (imm_header(6, 4, 8, 2) + EVENT, "byte.*2.*numbers.*6.*bytes.*file.*ends.*1030"),
-    (2 * (imm_header(6, 4, 8, 1) + EVENT) + b"x", "frame.*2.*byte.*2060"),
-    (imm_header(6, 4, 8, 1) + EVENT + imm_header(6, 4, 9, 0), "6.*4.*8.*9"),
+    (b"x" * 1000, ["1024 bytes", "1000 bytes"]),
+    (bytes(1024), ["0 rows and 0 columns"]),
+    (imm_header(6, 2**30, 2**30, 0), ["1073741824 rows"]),
+    (imm_header(0, 4, 8, 32, size=4) + bytes(128), ["2 bytes per pixel", "got 4 bytes"]),
+    (imm_header(0, 4, 8, 31) + bytes(62), ["frame 0", "32 numbers", "got 31"]),
+    (imm_header(6, 4, 8, 2**32 - 1) + EVENT, ["frame 0", "32 numbers", "4294967295"]),
+    (imm_header(6, 4, 8, 2) + EVENT, ["frame 0", "2 numbers of 6 bytes", "byte 1030"]),
+    (2 * (imm_header(6, 4, 8, 1) + EVENT) + b"x", ["frame 2", "byte 2060", "byte 2061"]),
+    (
+        imm_header(6, 4, 8, 1) + EVENT + imm_header(6, 4, 9, 0),
+        ["[6, 4, 8]", "[6, 4, 9]"],
+    ),
 ]
 
 
-@pytest.mark.parametrize(("data", "message"), IMM)
-def test_imm_files_that_are_refused(tmp_path, data, message):
+@pytest.mark.parametrize(("data", "facts"), IMM)
+def test_invalid_imm_files(tmp_path, data, facts):
     path = tmp_path / "run.imm"
     path.write_bytes(data)
-    with pytest.raises(jk.xpcs.DetectorFileError, match=r"run\.imm.*" + message):
+    with raises(jk.xpcs.DetectorFileError, "run.imm", *facts):
         jk.xpcs.open_frames(path)
 
 
 @pytest.mark.parametrize(("pixel", "count"), [(32, 1), (-1, 1), (3, -1), (2**31 - 1, 1)])
-def test_imm_events_that_are_refused(tmp_path, pixel, count):
+def test_invalid_imm_events(tmp_path, pixel, count):
     path = tmp_path / "run.imm"
     good = imm_header(6, 4, 8, 1) + EVENT
     bad = np.array([pixel], "<i4").tobytes() + np.array([count], "<i2").tobytes()
@@ -191,30 +195,31 @@ def test_imm_events_that_are_refused(tmp_path, pixel, count):
     path.write_bytes(good + imm_header(6, 4, 8, 1) + bad + 2 * good)
     with jk.xpcs.open_frames(path) as source:
         source.events(0, 1)
-        with pytest.raises(jk.xpcs.DetectorFileError, match=rf"frame 1.* {count} .* {pixel}$"):
+        facts = "run.imm", "frame 1", f"count {count}", f"pixel {pixel}"
+        with raises(jk.xpcs.DetectorFileError, *facts):
             source.read(0, 2)
 
 
 EVENTS = [
-    ({"pixel": [1, 32], "frame": [0, 0], "count": [1, 1]}, "pixel.*0.*32.*event.*1"),
-    ({"pixel": [1, -1], "frame": [0, 0], "count": [1, 1]}, "pixel.*-1 in event 1"),
-    ({"pixel": [1, 2], "frame": [0, -2], "count": [1, 1]}, "frame.*-2.*event.*1"),
-    ({"pixel": [1, 2], "frame": [0, 2**31], "count": [1, 1]}, "frames.*2147483649"),
-    ({"pixel": [1, 2], "frame": [0, 6], "count": [1, 1], "shape": [6, 4, 8]}, "frame.*6"),
-    ({"pixel": [1, 2], "frame": [0, 1], "count": [1, -1]}, "count.*-1 in event 1"),
-    ({"pixel": [1, 2], "frame": [0, 1], "count": [1, 2**32]}, "count.*4294967296.*event.*1"),
-    ({"pixel": [1, 2], "frame": [0], "count": [1, 1]}, "pixel.*2.*frame.*1"),
-    ({"pixel": [[1, 2]], "frame": [0, 1], "count": [1, 1]}, r"int64 of the shape \(1, 2\)"),
-    ({"pixel": [1.5, 2], "frame": [0, 1], "count": [1, 1]}, "pixel.*float64"),
-    ({"pixel": 1, "frame": 0}, "pixel.*int64.*shape"),
-    ({"pixel": [1], "frame": [0], "shape": [4, 8]}, "shape"),
-    ({"pixel": [1], "frame": [0], "shape": [2, 2**16, 2**16]}, "pixels.*65536"),
+    ({"pixel": [1, 32], "frame": [0, 0], "count": [1, 1]}, ["pixel", "32 in event 1"]),
+    ({"pixel": [1, -1], "frame": [0, 0], "count": [1, 1]}, ["pixel", "-1 in event 1"]),
+    ({"pixel": [1, 2], "frame": [0, -2], "count": [1, 1]}, ["frame", "-2 in event 1"]),
+    ({"pixel": [1, 2], "frame": [0, 2**31], "count": [1, 1]}, ["frames", "2147483649"]),
+    ({"pixel": [1, 2], "frame": [0, 6], "count": [1, 1], "shape": [6, 4, 8]}, ["frame", "6"]),
+    ({"pixel": [1, 2], "frame": [0, 1], "count": [1, -1]}, ["count", "-1 in event 1"]),
+    ({"pixel": [1, 2], "frame": [0, 1], "count": [1, 2**32]}, ["count", "4294967296 in event 1"]),
+    ({"pixel": [1, 2], "frame": [0], "count": [1, 1]}, ["'pixel': 2", "'frame': 1"]),
+    ({"pixel": [[1, 2]], "frame": [0, 1], "count": [1, 1]}, ["pixel", "int64", "(1, 2)"]),
+    ({"pixel": [1.5, 2], "frame": [0, 1], "count": [1, 1]}, ["pixel", "float64"]),
+    ({"pixel": 1, "frame": 0}, ["pixel", "int64", "()"]),
+    ({"pixel": [1], "frame": [0], "shape": [4, 8]}, ["shape"]),
+    ({"pixel": [1], "frame": [0], "shape": [2, 2**16, 2**16]}, ["pixels", "65536"]),
 ]
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".h5"])
-@pytest.mark.parametrize(("arrays", "message"), EVENTS)
-def test_events_that_are_refused(tmp_path, arrays, message, suffix):
+@pytest.mark.parametrize(("arrays", "facts"), EVENTS)
+def test_invalid_events(tmp_path, arrays, facts, suffix):
     path = tmp_path / f"run{suffix}"
     if suffix == ".npz":
         np.savez(path, **arrays)
@@ -222,21 +227,20 @@ def test_events_that_are_refused(tmp_path, arrays, message, suffix):
         with h5py.File(path, "w") as file:
             for key, array in arrays.items():
                 file[key] = array
-    with pytest.raises(jk.xpcs.DetectorFileError, match=message) as raised:
+    with raises(jk.xpcs.DetectorFileError, path.name, *facts):
         jk.xpcs.open_frames(path, (4, 8))
-    assert path.name in str(raised.value)
 
 
-def test_arrays_of_pickles_are_refused(tmp_path):
+def test_pickled_arrays_are_rejected(tmp_path):
     path = tmp_path / "run.npy"
     np.save(path, np.array([{}], object))
-    with pytest.raises(jk.xpcs.DetectorFileError, match=r"run\.npy"):
+    with raises(jk.xpcs.DetectorFileError, "run.npy"):
         jk.xpcs.open_frames(path)
     np.savez(tmp_path / "run.npz", pixel=np.array([{}], object), frame=[0])
-    with pytest.raises(jk.xpcs.DetectorFileError, match=r"run\.npz"):
+    with raises(jk.xpcs.DetectorFileError, "run.npz"):
         jk.xpcs.open_frames(tmp_path / "run.npz", (4, 8))
     np.savez(tmp_path / "other.npz", frame=[0], frames=[1])
-    with pytest.raises(jk.xpcs.DetectorFileError, match="pixel"):
+    with raises(jk.xpcs.DetectorFileError, "other.npz", "pixel"):
         jk.xpcs.open_frames(tmp_path / "other.npz", (4, 8))
 
 
@@ -320,42 +324,41 @@ def other_mask(file):
 
 
 HDF5 = [
-    (flat, "numbers.*shape.*4.*8.*dtype.*uint16"),
-    (complex_counts, "dtype complex128"),
-    (texts, "numbers"),
-    (empty, "numbers"),
-    (a_group, "frames.*data.*set.*three.*axes"),
-    (loop, "/entry/data/data.*link.*/entry/data/other"),
-    (loop_of_groups, "/entry/data/data is a link"),
-    (missing_file, r"data_000001.*link.*run_data_000001\.h5.*/entry/data/data"),
-    (itself, "data_000001 is a link to"),
-    (other_shapes, "data_000002.*4.*shape.*2.*9"),
-    (other_dtypes, "data_000002.*4.*8.*uint16.*uint32"),
-    (a_part_is_missing, "parts.*1.*4.*once.*data_000004.*number.*2"),
-    (two_of_a_number, "1.*data_1.*number"),
-    (too_many_frames, "2147483647.*frames.*1099511627776.*4.*8"),
-    (too_many_pixels, "1048576"),
-    (no_pixels, "2147483647 pixels"),
-    (virtual_without_its_file, r"gone\.h5"),
-    (other_mask, "pixel_mask.*shape.*4.*8"),
-    (lambda file: None, "data set"),
+    (flat, ["(4, 8)", "uint16"]),
+    (complex_counts, ["complex128"]),
+    (texts, ["numbers"]),
+    (empty, ["numbers"]),
+    (a_group, ["data set", "three axes"]),
+    (loop, ["/entry/data/data", "link", "/entry/data/other"]),
+    (loop_of_groups, ["/entry/data/data", "link"]),
+    (missing_file, ["data_000001", "link", "run_data_000001.h5", "/entry/data/data"]),
+    (itself, ["data_000001", "link"]),
+    (other_shapes, ["data_000002", "(2, 4, 9)"]),
+    (other_dtypes, ["data_000002", "uint16", "uint32"]),
+    (a_part_is_missing, ["data_000004", "2"]),
+    (two_of_a_number, ["data_1"]),
+    (too_many_frames, ["2147483647 frames", "1099511627776"]),
+    (too_many_pixels, ["1048576"]),
+    (no_pixels, ["2147483647 pixels"]),
+    (virtual_without_its_file, ["gone.h5"]),
+    (other_mask, ["pixel_mask", "(4, 8)", "(8, 4)"]),
+    (lambda file: None, ["data set"]),
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), HDF5, ids=lambda made: getattr(made, "__name__", ""))
-def test_hdf5_files_that_are_refused(tmp_path, make, message):
+@pytest.mark.parametrize(("make", "facts"), HDF5, ids=lambda made: getattr(made, "__name__", ""))
+def test_invalid_hdf5_files(tmp_path, make, facts):
     path = tmp_path / "run.h5"
     with h5py.File(path, "w") as file:
         make(file)
-    with pytest.raises(jk.xpcs.DetectorFileError, match=message) as raised:
+    with raises(jk.xpcs.DetectorFileError, "run.h5", *facts):
         jk.xpcs.open_frames(path)
-    assert "run.h5" in str(raised.value)
-    # The file is not left open: it can be written again.
+    # The file was closed: it can be opened for writing.
     with h5py.File(path, "w"):
         pass
 
 
-def test_a_chunk_that_is_damaged_is_named(tmp_path):
+def test_a_damaged_chunk_is_named(tmp_path):
     path = tmp_path / "run.h5"
     with h5py.File(path, "w") as file:
         stored = file.create_dataset(
@@ -367,15 +370,13 @@ def test_a_chunk_that_is_damaged_is_named(tmp_path):
         file.write(b"\xa5")
     with jk.xpcs.open_frames(path) as source:
         source.read(0, 1)
-        with pytest.raises(
-            jk.xpcs.DetectorFileError, match=r"run\.h5: /entry/data/data, frames 1 to 1 cannot be"
-        ):
+        with raises(jk.xpcs.DetectorFileError, "run.h5", "/entry/data/data", "frames 1 to 1"):
             source.read(1, 2)
 
 
 @pytest.mark.parametrize("content", [b"not at all", b"\x89HDF\r\n\x1a\n" + b"\1" * 500])
-def test_not_an_hdf5_file(tmp_path, content):
+def test_a_file_with_invalid_hdf5_content(tmp_path, content):
     path = tmp_path / "run.h5"
     path.write_bytes(content)
-    with pytest.raises(jk.xpcs.DetectorFileError, match=r"run\.h5 cannot be opened as an HDF5"):
+    with raises(jk.xpcs.DetectorFileError, "run.h5", "HDF5"):
         jk.xpcs.open_frames(path)

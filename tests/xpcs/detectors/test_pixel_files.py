@@ -267,12 +267,12 @@ INTERRUPTED = """
 import signal, sys, os
 import jaxkern.xpcs.files.results_writer as writer
 real = writer._write_multitau
-def told(*given):
-    real(*given)
+def interrupt(*args):
+    real(*args)
     print("writing", flush=True)
     os.kill(os.getpid(), int(sys.argv[-1]))
     for _ in range(10**9): pass
-writer._write_multitau = told
+writer._write_multitau = interrupt
 from jaxkern.cli import main
 sys.exit(main(sys.argv[1:-1]))
 """

@@ -1,7 +1,7 @@
-"""Maps of bins: files of simplemask's, maps from geometry, and what is written of them.
+"""Maps of bins: files of simplemask, maps from the geometry, and written files.
 
-Would catch labels that ignore the empty cells of the grid, a row taken for a column, an angle that
-turns the wrong way, and a static bin that lies in two dynamic ones.
+Would catch labels that ignore the empty cells of the grid, rows and columns that are exchanged, an
+angle of the wrong sign, and a static bin that is in two dynamic bins.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import h5py
 import numpy as np
 import pytest
+from support.errors import raises, warns
 from support.xpcs.detector_files import write_simplemask
 
 import jaxkern as jk
@@ -42,7 +43,7 @@ def test_labels_skip_the_empty_cells(tmp_path, group):
     assert jk.xpcs.QMap.read(path, group).q.tolist() == qmap.q.tolist()
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_a_written_map_is_read_back(tmp_path):
     path = write_simplemask(tmp_path / "q.h5", DYNAMIC, STATIC, MASK, GRIDS, energy=10.0)
     qmap = jk.xpcs.QMap.read(path)
     qmap.write(tmp_path / "again.h5")
@@ -61,7 +62,7 @@ def test_what_is_written_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("labels", [{}, {"q": [0.03, 0.01, 0.03]}, {"phi": [5.0, 5.0, -5.0]}])
-def test_a_map_that_comes_from_no_file_is_written_and_read(tmp_path, labels):
+def test_a_map_made_in_memory_is_written_and_read(tmp_path, labels):
     dynamic = np.array([[1, 2, 2], [3, 3, 0]])
     static = np.array([[1, 2, 3], [4, 4, 0]])
     qmap = jk.xpcs.QMap(dynamic, static, q=labels.get("q"), phi=labels.get("phi"))
@@ -85,7 +86,7 @@ def test_a_map_without_some_pixels(tmp_path):
     assert less.q.tolist() == qmap.q.tolist()
     assert less.layout["mask"].tolist() == less.mask.tolist()
     assert qmap.without(None) is qmap
-    with pytest.raises(ValueError, match=r"pixels: .* got bool of the shape \(1, 4\)"):
+    with raises(ValueError, "pixels", "bool", "(1, 4)"):
         qmap.without(dead[:1])
 
 
@@ -101,22 +102,22 @@ def test_a_map_without_some_pixels(tmp_path):
     ids=["mask", "numbers", "uint16", "pairs", "array of pairs"],
 )
 def test_a_map_without_pixels_by_mask_number_or_pair(pixels):
-    left = jk.xpcs.QMap(DYNAMIC, STATIC, MASK).without(pixels).mask
-    np.testing.assert_array_equal(left, [[0, 0, 1, 0], [1, 1, 1, 1]])
+    mask = jk.xpcs.QMap(DYNAMIC, STATIC, MASK).without(pixels).mask
+    np.testing.assert_array_equal(mask, [[0, 0, 1, 0], [1, 1, 1, 1]])
 
 
 @pytest.mark.parametrize(
-    ("pixels", "message"),
+    ("pixels", "fact"),
     [
         ([8], "row 2, column 0"),
         ([-1], "row -1, column 3"),
         ([(0, 4)], "row 0, column 4"),
         ([0.5], "float64"),
-        (np.zeros((3, 3), int), r"\(3, 3\)"),
+        (np.zeros((3, 3), int), "(3, 3)"),
     ],
 )
-def test_pixels_that_are_not_there(pixels, message):
-    with pytest.raises(ValueError, match=message):
+def test_pixels_outside_the_map(pixels, fact):
+    with raises(ValueError, fact):
         jk.xpcs.QMap(DYNAMIC, STATIC, MASK).without(pixels)
     assert jk.xpcs.QMap(DYNAMIC).without([]).n_pixels == 7
 
@@ -131,31 +132,31 @@ FLAT = {
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "facts"),
     [
-        ({"energy": 10_000.0}, "keV, got 10000; if it is in eV, give 10$"),
-        ({"distance": 5000.0}, "m, got 5000; if it is in mm, give 5$"),
-        ({"pixel_size": 75.0}, "m, got 75; if it is in um, give 7.5e-05$"),
-        ({"pixel_size": 0.075}, "m, got 0.075; if it is in mm, give 7.5e-05$"),
-        ({"q_edges": 10 * np.linspace(5e-4, 2.3e-3, 5)}, "in 1/nm, multiply them by 0.1"),
-        ({"q_edges": 1e10 * np.linspace(5e-4, 2.3e-3, 5)}, "no pixel .*q_edges in 1/Angstrom"),
-        ({"distance": 450.0}, "no pixel .* a factor of .*distance and pixel_size in m"),
-        ({"phi_edges": [200.5, 200.6]}, "no pixel .*radians"),
-        ({"mask": np.zeros((64, 64))}, "mask: .* got 0 in all"),
-        ({"mask": np.pad(np.zeros((44, 44)), 10, constant_values=1)}, "is it inverted"),
+        ({"energy": 10_000.0}, ["energy", "keV, got 10000", "in eV, give 10"]),
+        ({"distance": 5000.0}, ["distance", "m, got 5000", "in mm, give 5"]),
+        ({"pixel_size": 75.0}, ["pixel_size", "m, got 75", "in um, give 7.5e-05"]),
+        ({"pixel_size": 0.075}, ["pixel_size", "m, got 0.075", "in mm, give 7.5e-05"]),
+        ({"q_edges": 10 * np.linspace(5e-4, 2.3e-3, 5)}, ["q_edges", "1/nm", "by 0.1"]),
+        ({"q_edges": 1e10 * np.linspace(5e-4, 2.3e-3, 5)}, ["no pixel", "q_edges in 1/Angstrom"]),
+        ({"distance": 450.0}, ["no pixel", "a factor of", "distance and pixel_size in m"]),
+        ({"phi_edges": [200.5, 200.6]}, ["no pixel", "radians"]),
+        ({"mask": np.zeros((64, 64))}, ["mask", "got 0 in all"]),
+        ({"mask": np.pad(np.zeros((44, 44)), 10, constant_values=1)}, ["mask", "inverted"]),
     ],
 )
-def test_geometry_in_wrong_units(change, message):
+def test_geometry_in_wrong_units(change, facts):
     if "phi_edges" in change:
         change = {**change, "q_edges": [5e-4, 6e-4]}
     if "mask" in change and change["mask"].any():
         change = {**change, "q_edges": [2e-4, 1e-3]}
-    with pytest.raises(ValueError, match=message):
+    with raises(ValueError, *facts):
         jk.xpcs.QMap.from_geometry((64, 64), **{**FLAT, **change})
 
 
-def test_rings_beyond_the_detector_are_told():
-    with pytest.warns(UserWarning, match=r"3 of 5 rings .* 1/nm"):
+def test_rings_outside_the_detector_are_reported():
+    with warns(UserWarning, "3 of 5 rings", "1/nm"):
         jk.xpcs.QMap.from_geometry(
             (64, 64), **{**FLAT, "q_edges": [1e-3, 2e-3, 4e-3, 8e-3, 1e-2, 2e-2]}
         )
@@ -204,11 +205,11 @@ def test_geometry():
     assert n_inside == qmap.n_pixels > 500
     assert all(len(found) == 1 for found in bins.values())
     assert len(bins) == qmap.n_dynamic
-    # Bins are numbered by q, then by phi, without gaps; static ones lie inside dynamic ones.
+    # Bins are numbered by q, then by phi, without gaps; each static bin is within one dynamic bin.
     assert [next(iter(bins[cell])) for cell in sorted(bins)] == list(range(1, len(bins) + 1))
     assert qmap.n_static > 6 * qmap.n_dynamic
     assert qmap.dynamic_of_static.all()
-    # What xpcs-viewer looks up: a cell for each static bin.
+    # xpcs-viewer reads a cell for each static bin.
     layout = qmap.layout
     assert len(layout["static_index_mapping"]) == qmap.n_static
     assert layout["static_num_pts"].tolist() == [12, 9]
@@ -229,23 +230,23 @@ GEOMETRY = {
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "facts"),
     [
-        ({"q_edges": [0.1]}, "q_edges.*1.*shape"),
-        ({"q_edges": [0.1, 0.1]}, "q_edges.*0.1, 0.1"),
-        ({"q_edges": [-0.1, 0.1]}, r"-0\.1"),
-        ({"q_edges": [0.1, np.nan]}, "q_edges"),
-        ({"phi_edges": [0, 361]}, "span.*361"),
-        ({"energy": 0}, "energy: expected .* keV, got 0"),
-        ({"distance": -1}, "distance is -1"),
-        ({"pixel_size": "x"}, "pixel_size is 'x'"),
-        ({"beam_center": (np.nan, 0)}, r"beam_center\[0\]"),
-        ({"static": (0, 1)}, r"static\[0\] is 0"),
-        ({"mask": np.ones((3, 3))}, "mask.*shape.*8.*3"),
+        ({"q_edges": [0.1]}, ["q_edges", "(1,)"]),
+        ({"q_edges": [0.1, 0.1]}, ["q_edges", "0.1, 0.1"]),
+        ({"q_edges": [-0.1, 0.1]}, ["q_edges", "-0.1"]),
+        ({"q_edges": [0.1, np.nan]}, ["q_edges", "finite"]),
+        ({"phi_edges": [0, 361]}, ["phi_edges", "361"]),
+        ({"energy": 0}, ["energy", "keV", "got 0"]),
+        ({"distance": -1}, ["distance", "-1"]),
+        ({"pixel_size": "x"}, ["pixel_size", "'x'"]),
+        ({"beam_center": (np.nan, 0)}, ["beam_center[0]", "nan"]),
+        ({"static": (0, 1)}, ["static[0]", "0"]),
+        ({"mask": np.ones((3, 3))}, ["mask", "(8, 8)", "(3, 3)"]),
     ],
 )
-def test_geometry_that_is_refused(change, message):
-    with pytest.raises(ValueError, match=message):
+def test_invalid_geometry(change, facts):
+    with raises(ValueError, *facts):
         jk.xpcs.QMap.from_geometry((8, 8), **{**GEOMETRY, **change})
 
 
@@ -261,37 +262,39 @@ def replaced(**values):
 
 
 BAD = [
-    (replaced(dynamic_roi_map=None), "dynamic_roi_map"),
-    (replaced(dynamic_roi_map=np.zeros(8)), "dynamic_roi_map.*float64.*shape.*8"),
-    (replaced(dynamic_roi_map=DYNAMIC + 0.5), "dynamic"),
-    (replaced(dynamic_roi_map=DYNAMIC.astype(int) - 2), "bins.*-2.*2"),
-    (replaced(static_roi_map=STATIC[:, :3]), "static.*shape.*2.*3"),
-    (replaced(static_roi_map=np.minimum(STATIC, 2)), "dynamic.*bins"),
-    (replaced(mask=MASK[:1]), "mask.*shape"),
-    (replaced(mask=["a"]), "mask.*object"),
-    (replaced(dynamic_index_mapping=[0, 1, 2]), "4.*bins.*3.*int64"),
-    (replaced(dynamic_index_mapping=[0, 1, 2, 12]), "cells.*grid.*3.*4.*0.*12"),
-    (replaced(dynamic_index_mapping=[0, 1, 2, -1]), "cells.*-1.*2"),
-    (replaced(dynamic_index_mapping=[0.0, 1, 2, 3]), "4.*float64"),
-    (replaced(dynamic_v_list_dim0=["a", "b", "c"]), "cells"),
-    (replaced(dynamic_v_list_dim0=h5py.SoftLink("/qmap/dynamic_v_list_dim0")), "is a link to"),
+    (replaced(dynamic_roi_map=None), ["dynamic_roi_map"]),
+    (replaced(dynamic_roi_map=np.zeros(8)), ["dynamic_roi_map", "float64", "(8,)"]),
+    (replaced(dynamic_roi_map=DYNAMIC + 0.5), ["dynamic", "integers"]),
+    (replaced(dynamic_roi_map=DYNAMIC.astype(int) - 2), ["dynamic", "0 to 8", "-2 to 2"]),
+    (replaced(static_roi_map=STATIC[:, :3]), ["static", "(2, 4)", "(2, 3)"]),
+    (replaced(static_roi_map=np.minimum(STATIC, 2)), ["static", "bin 2", "[1, 2, 3, 4]"]),
+    (replaced(mask=MASK[:1]), ["mask", "(2, 4)", "(1, 4)"]),
+    (replaced(mask=["a"]), ["mask", "object", "(1,)"]),
+    (replaced(dynamic_index_mapping=[0, 1, 2]), ["dynamic_index_mapping", "4 bins", "got 3"]),
+    (replaced(dynamic_index_mapping=[0, 1, 2, 12]), ["dynamic_index_mapping", "0 to 12"]),
+    (replaced(dynamic_index_mapping=[0, 1, 2, -1]), ["dynamic_index_mapping", "-1 to 2"]),
+    (replaced(dynamic_index_mapping=[0.0, 1, 2, 3]), ["dynamic_index_mapping", "float64"]),
+    (replaced(dynamic_v_list_dim0=["a", "b", "c"]), ["cells", "3 x 4"]),
+    (
+        replaced(dynamic_v_list_dim0=h5py.SoftLink("/qmap/dynamic_v_list_dim0")),
+        ["/qmap/dynamic_v_list_dim0", "link"],
+    ),
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), BAD)
-def test_maps_that_are_refused(tmp_path, change, message):
+@pytest.mark.parametrize(("change", "facts"), BAD)
+def test_invalid_maps(tmp_path, change, facts):
     path = write_simplemask(tmp_path / "q.h5", DYNAMIC, STATIC, MASK, GRIDS)
     with h5py.File(path, "r+") as file:
         change(file["qmap"])
-    with pytest.raises(jk.xpcs.DetectorFileError, match=message) as raised:
+    with raises(jk.xpcs.DetectorFileError, "q.h5", *facts):
         jk.xpcs.QMap.read(path)
-    assert "q.h5" in str(raised.value)
 
 
 def test_files_without_a_map(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["other"] = 1
-    with pytest.raises(jk.xpcs.DetectorFileError, match=r"group.*/qmap.*/xpcs/qmap"):
+    with raises(jk.xpcs.DetectorFileError, "x.h5", "/qmap", "/xpcs/qmap", "['other']"):
         jk.xpcs.QMap.read(tmp_path / "x.h5")
     with pytest.raises(FileNotFoundError):
         jk.xpcs.QMap.read(tmp_path / "none.h5")

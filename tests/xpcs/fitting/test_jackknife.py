@@ -167,7 +167,7 @@ def test_excluded_angles_are_not_part_of_the_jackknife(scaling):
     how = {"p0": SMOOTH, "hold": HOLD, "scaling": scaling, **TIGHT}
     data = case.data.copy()
     data[5] = np.nan
-    with pytest.warns(RuntimeWarning, match="left out"):
+    with pytest.warns(RuntimeWarning, match="row blocks"):
         result = checks.fit(model_of(case), data, 1.0, **how)
     rest = replace(case, data=case.data[:5], phi=phi[:5])
     alone = checks.fit(model_of(rest), rest.data, 1.0, **how)
@@ -176,7 +176,7 @@ def test_excluded_angles_are_not_part_of_the_jackknife(scaling):
     if scaling == "individual":
         assert np.isinf(result.perr[[5, 11]]).all()
     data[4] = np.nan
-    with pytest.warns(RuntimeWarning, match="left out"):
+    with pytest.warns(RuntimeWarning, match="row blocks"):
         four = checks.fit(model_of(case), data, 1.0, **how)
     assert four.errors == "jackknife over 6 blocks of 3.33 frames"
 
