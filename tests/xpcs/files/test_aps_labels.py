@@ -1,8 +1,8 @@
-"""What APS files say of their matrices: labels of bins, order, time step, triangles, damage.
+"""Metadata of APS files: labels of bins, order of matrices, time step, triangles, damage.
 
-Would catch: bins counted with the empty cells of the grid, matrices in the order of the alphabet,
-a matrix that is stored whole and doubled, a bin that is there twice, a time step without its stride
-or average, an error of h5py's that names no file.
+Would catch: bins that are numbered with the empty cells of the grid, matrices in alphabetical
+order, a full matrix whose triangles are added, a duplicate bin, a time step without its stride or
+average, and an error of h5py without a file name.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import h5py
 import numpy as np
 import pytest
+from support.errors import raises
 
 from jaxkern.xpcs import ApsFile, ApsFormatError, load_aps, write_aps
 
@@ -23,7 +24,7 @@ def matrices(count):
 
 
 def aps_u(path, c2, bins, **more):
-    """A file as boost-corr and its qmap lay it out; the upper triangle with the whole diagonal."""
+    """Write a file in the layout of boost-corr, with the upper triangles and the diagonals."""
     with h5py.File(path, "w") as file:
         file["xpcs/qmap/dynamic_v_list_dim0"] = Q
         file["xpcs/qmap/dynamic_v_list_dim1"] = PHI
@@ -46,14 +47,14 @@ def aps(path, halves, q, phi, names, **more):
 
 
 def grid(roi):
-    """The qmap of a detector whose pixels lie in the cells `roi`, numbered as pysimplemask does."""
+    """Return the cells and bins of pixels in the cells `roi`, numbered as in pysimplemask."""
     cells, numbers = np.unique(roi[roi >= 0], return_inverse=True)
     bins = np.zeros(roi.shape, int)
     bins[roi >= 0] = numbers + 1
     return cells, bins
 
 
-def test_bins_are_counted_without_the_empty_cells(tmp_path):
+def test_bins_are_numbered_without_the_empty_cells(tmp_path):
     # A detector that sees 8 of the 12 cells, and a pixel in none (-1).
     roi = np.array([[0, 1, 3, -1], [4, 6, 7, 7], [9, 11, 11, 0]])
     cells, bins = grid(roi)
@@ -69,7 +70,7 @@ def test_bins_are_counted_without_the_empty_cells(tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["aps", "aps-u"])
-def test_what_is_written_is_read(tmp_path, layout):
+def test_a_written_file_is_read_back(tmp_path, layout):
     q, phi = [0.007, 0.003, 0.007, 0.003], [10.0, -5.0, 0.0, 10.0]
     c2 = matrices(4)
     path = write_aps(tmp_path / "w.h5", c2, q=q, phi=phi, dt=0.0125, layout=layout)
@@ -78,40 +79,40 @@ def test_what_is_written_is_read(tmp_path, layout):
     np.testing.assert_array_equal(data.c2, c2)
     assert load_aps(write_aps(path, c2, q=q, phi=phi, layout=layout)).dt is None
     for dt in (0.0, -1.0, np.nan):
-        with pytest.raises(ValueError, match=r"finite.*above.*0"):
+        with raises(ValueError, "dt", "above 0 s", f"got {dt}"):
             write_aps(path, c2, q=q, phi=phi, dt=dt, layout=layout)
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "facts"),
     [
-        ({"dynamic_index_mapping": [0, 1, 2]}, r"bins.*1.*3.*cells.*dynamic_index_mapping"),
-        ({"dynamic_index_mapping": np.arange(13)}, r"different.*cells.*0.*13.*12"),
-        ({"dynamic_index_mapping": [0, 1, 1, 5]}, r"different.*cells.*0.*11"),
-        ({"dynamic_index_mapping": [0.5, 1, 2, 3]}, "numbers"),
-        ({"dynamic_num_pts": [4, 3]}, r"3.*4.*dynamic_v_list_dim0"),
-        ({"map_names": ["x", "y"]}, "phi"),
+        ({"dynamic_index_mapping": [0, 1, 2]}, ["processed_bins", "1 to 3", "2 to 4"]),
+        ({"dynamic_index_mapping": np.arange(13)}, ["0 to 11", "13 cells from 0 to 12"]),
+        ({"dynamic_index_mapping": [0, 1, 1, 5]}, ["0 to 11", "4 cells from 0 to 5"]),
+        ({"dynamic_index_mapping": [0.5, 1, 2, 3]}, ["dynamic_index_mapping", "integers"]),
+        ({"dynamic_num_pts": [4, 3]}, ["dynamic_num_pts", "[3, 4]", "got [4, 3]"]),
+        ({"map_names": ["x", "y"]}, ["map_names", "['x', 'y']"]),
     ],
 )
-def test_a_qmap_that_disagrees_is_refused(tmp_path, more, words):
+def test_an_inconsistent_qmap(tmp_path, more, facts):
     more = {f"xpcs__qmap__{name}": value for name, value in more.items()}
-    with pytest.raises(ApsFormatError, match=words):
+    with raises(ApsFormatError, "u.h5", "xpcs/", *facts):
         ApsFile(aps_u(tmp_path / "u.h5", matrices(2), [2, 4], **more))
 
 
-def test_lengths_and_bins_that_disagree_are_refused(tmp_path):
-    with pytest.raises(ApsFormatError, match=r"bin.*4.*once"):
+def test_inconsistent_lengths_and_bins(tmp_path):
+    with raises(ApsFormatError, "u.h5", "processed_bins", "bin 4"):
         ApsFile(aps_u(tmp_path / "u.h5", matrices(3), [4, 2, 4]))
-    with pytest.raises(ApsFormatError, match=r"2.*bins.*3"):
+    with raises(ApsFormatError, "u.h5", "correlation_map", "2 bins", "got 3"):
         ApsFile(aps_u(tmp_path / "u.h5", matrices(3), [1, 2]))
     old = aps(tmp_path / "o.h5", matrices(2), [0.1] * 3, [1.0, 2.0, 3.0], ["1", "2"])
     with h5py.File(old, "a") as file:
         file["xpcs/qphi_bin_to_process"] = [[3], [3]]
-    with pytest.raises(ApsFormatError, match=r"qphi_bin_to_process.*bin.*3.*once"):
+    with raises(ApsFormatError, "o.h5", "qphi_bin_to_process", "bin 3"):
         ApsFile(old)
     with h5py.File(old, "a") as file:
         file["xpcs/qphi_bin_to_process"][...] = [[4], [3]]
-    with pytest.raises(ApsFormatError, match=r"bins.*1.*3.*4"):
+    with raises(ApsFormatError, "o.h5", "qphi_bin_to_process", "1 to 3", "3 to 4"):
         ApsFile(old)
 
 
@@ -149,7 +150,7 @@ def test_time_steps(tmp_path):
         "entry__instrument__detector_1__frame_time": 0.02,
         "xpcs__twotime__config__stride_frame": 3,
         "xpcs__twotime__config__avg_frame": np.array([2]),
-        # Of the other correlator, which this file was made with too.
+        # The stride of the other correlator does not apply.
         "xpcs__multitau__config__stride_frame": 7,
     }
     assert ApsFile(aps_u(tmp_path / "1.h5", matrices(1), [1], **nexus)).dt == pytest.approx(0.12)
@@ -164,7 +165,7 @@ def test_time_steps(tmp_path):
     }
     assert ApsFile(aps(tmp_path / "4.h5", matrices(1), [1], [1], ["1"], **old)).dt == 3.0
     nexus["entry__instrument__detector_1__frame_time"] = -1.0
-    with pytest.raises(ApsFormatError, match=r"frame_time.*number.*0.*-1\.0"):
+    with raises(ApsFormatError, "5.h5", "frame_time", "-1.0"):
         ApsFile(aps_u(tmp_path / "5.h5", matrices(1), [1], **nexus))
 
 
@@ -173,14 +174,14 @@ def test_a_matrix_is_never_doubled(tmp_path, stored):
     c2 = matrices(1)[0]
     half = {"whole": c2, "upper": np.triu(c2), "lower": np.tril(c2)}.get(stored)
     if half is None:
-        # As a matrix product on a GPU leaves it; the upper triangle counts.
+        # A matrix product on a GPU rounds the two triangles differently; the upper one is used.
         half = np.triu(c2) + np.tril(c2, -1) * (1 + 3e-7)
     with ApsFile(aps(tmp_path / "o.h5", [half], [1], [1], ["1"])) as file:
         for first, stop in [(0, N_T), (0, 2), (2, 5), (N_T - 1, N_T), (3, 3)]:
             np.testing.assert_array_equal(file.read(0, first, stop), c2[first:stop])
 
 
-def test_a_frame_without_light_is_no_empty_triangle(tmp_path):
+def test_a_frame_without_counts_is_not_an_empty_triangle(tmp_path):
     c2 = matrices(1)[0]
     c2[3], c2[:, 3] = 0, 0
     c2[0, 5] = c2[5, 0] = np.nan
@@ -193,25 +194,25 @@ def test_a_frame_without_light_is_no_empty_triangle(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["another number", "zero", "NaN below"])
-def test_triangles_that_are_not_mirrored_are_refused(tmp_path, what):
+def test_matrices_that_are_not_symmetric(tmp_path, what):
     c2 = matrices(1)[0]
     if what == "NaN below":
         c2[np.tril_indices(N_T, -1)] = np.nan
     else:
         c2[4, 1] = 0.0 if what == "zero" else 1.001 * c2[1, 4]
     path = aps(tmp_path / "o.h5", [c2], [1], [1], ["1"])
-    with pytest.raises(ApsFormatError, match=r"o\.h5.*/exchange/C2T_all/1"):
+    with raises(ApsFormatError, "o.h5", "/exchange/C2T_all/1"):
         load_aps(path)
 
 
 @pytest.mark.parametrize("link", ["soft", "external"])
 @pytest.mark.parametrize("place", ["exchange/C2T_all/2", "xpcs/dqlist"])
-def test_links_to_nothing(tmp_path, link, place):
+def test_broken_links(tmp_path, link, place):
     path = aps(tmp_path / "o.h5", matrices(2), [1, 1], [1, 2], ["1", "2"])
     with h5py.File(path, "a") as file:
         del file[place]
         file[place] = h5py.SoftLink("/no") if link == "soft" else h5py.ExternalLink("no.h5", "/no")
-    with pytest.raises(ApsFormatError, match=r"o\.h5"):
+    with raises(ApsFormatError, "o.h5"):
         ApsFile(path)
 
 
@@ -220,19 +221,19 @@ def test_damaged_groups(tmp_path, signature):
     path = aps(tmp_path / "o.h5", matrices(2), [1, 1], [1, 2], ["1", "2"])
     content = path.read_bytes()
     assert signature in content
-    # All of them, so that whatever is looked at first is damaged.
+    # All groups are damaged, so the test does not depend on the order of reads.
     path.write_bytes(content.replace(signature, b"XXXX"))
-    with pytest.raises(ApsFormatError, match=r"o\.h5"):
+    with raises(ApsFormatError, "o.h5"):
         ApsFile(path)
 
 
 @pytest.mark.parametrize("value", ["text", 2.0, np.full((1, 2), np.nan), np.zeros((1, 0))])
-def test_lists_that_are_none(tmp_path, value):
+def test_invalid_lists(tmp_path, value):
     path = aps(tmp_path / "o.h5", matrices(2), [1, 1], [1, 2], ["1", "2"])
     with h5py.File(path, "a") as file:
         del file["xpcs/dphilist"]
         file["xpcs/dphilist"] = value
-    with pytest.raises(ApsFormatError, match="xpcs/dphilist"):
+    with raises(ApsFormatError, "o.h5", "xpcs/dphilist"):
         ApsFile(path)
 
 
@@ -243,10 +244,10 @@ def test_damaged_matrices_and_types(tmp_path):
     float64 = bytes([0, 64, 0, 52, 11, 0, 52])
     assert float64 in content
     path.write_bytes(content.replace(float64, bytes([0, 64, 0, 52, 11, 0, 63])))
-    with pytest.raises(ApsFormatError, match=r"o\.h5"):
+    with raises(ApsFormatError, "o.h5"):
         ApsFile(path)
-    # The index of chunks is a tree of its own; the group's come first.
+    # The last B-tree is the index of chunks; those of the groups precede it.
     place = content.rindex(b"TREE")
     path.write_bytes(content[:place] + b"XXXX" + content[place + 4 :])
-    with ApsFile(path) as file, pytest.raises(OSError, match=r"o\.h5: .* cannot be read"):
+    with ApsFile(path) as file, raises(OSError, "o.h5", "/exchange/C2T_all/"):
         np.stack([file.read(angle, 0, N_T) for angle in range(2)])

@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 import pytest
 from support import SUPPORT
+from support.errors import raises
 
 import jaxkern as jk
 from jaxkern.core.paths import atomic_write
@@ -55,7 +56,7 @@ def write_rows_of_a_wrong_length(path):
 def test_a_writer_whose_block_fails_leaves_the_old_file(tmp_path):
     path = jk.xpcs.write_aps(tmp_path / "a.h5", np.ones((1, 8, 8)), q=0.01, phi=[0.0])
     whole = path.read_bytes()
-    with pytest.raises(TypeError, match="broadcast"):
+    with raises(TypeError, "(9, 7)"):
         write_rows_of_a_wrong_length(path)
     assert path.read_bytes() == whole
     assert list(tmp_path.iterdir()) == [path]

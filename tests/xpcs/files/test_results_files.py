@@ -17,6 +17,7 @@ from dataclasses import replace
 import h5py
 import numpy as np
 import pytest
+from support.errors import raises
 from support.xpcs import correlation_results as made
 
 from jaxkern import xpcs
@@ -141,7 +142,7 @@ def test_what_is_written_is_read(written):
     np.testing.assert_array_equal(some.g2_parts, twotime.g2_parts[:, :, [2, 0]])
     assert some.bins.tolist() == [5, 4]
     for bins in ([2], [], [4, 9]):
-        with pytest.raises(ValueError, match=r"some.*4.*1.*5"):
+        with raises(ValueError, "bins", "4, 1, 5", f"got {bins}"):
             read_results(path, bins=bins)
 
 
@@ -180,7 +181,7 @@ def test_bad_frames_cells_and_missing_labels(tmp_path):
     assert (found.q, found.tau, found.frame_time) == (None, None, None)
     np.testing.assert_array_equal(found.g2, nameless.g2)
     assert read_results(path).metadata == {}
-    with pytest.raises(ApsFormatError, match=r"map_names.*phi.*bin"):
+    with raises(ApsFormatError, "n.hdf", "map_names", "['bin', 'phi']"):
         xpcs.ApsFile(path)
 
 
@@ -203,11 +204,11 @@ def test_what_the_correlators_give_is_read_as_it_was(tmp_path):
 
 def test_two_times_of_frames_that_are_not_alike(tmp_path):
     path = tmp_path / "r.hdf"
-    with pytest.raises(ValueError, match=r"multitau.*twotime.*0\.001.*0\.002"):
+    with raises(ValueError, "multitau, twotime", "0.001 s", "0.002 s"):
         write_results(path, made.multitau(), made.twotime(frame_time=2e-3))
-    with pytest.raises(ValueError, match=r"multitau.*twotime"):
+    with raises(ValueError, "multitau, twotime", "None"):
         write_results(path)
-    with pytest.raises(TypeError, match=r"multitau.*MultiTauResult.*TwoTimeResult"):
+    with raises(TypeError, "multitau", "MultiTauResult", "TwoTimeResult"):
         write_results(path, made.twotime())
     assert list(tmp_path.iterdir()) == []
 
@@ -243,7 +244,7 @@ def test_metadata_are_copied_without_the_frames(tmp_path):
     assert read_results(path).metadata == known
     with h5py.File(source, "w") as file:
         file["nothing"] = 1
-    with pytest.raises(ApsFormatError, match=r"run_metadata\.hdf.*group.*/entry"):
+    with raises(ApsFormatError, "run_metadata.hdf", "/entry"):
         write_results(tmp_path / "x.hdf", made.multitau(), metadata=source)
     assert not (tmp_path / "x.hdf").exists()
 
@@ -329,95 +330,95 @@ def test_a_file_of_boost_corrs(tmp_path):
 
 
 HOSTILE = {
-    "no analysis": (["xpcs/multitau", "xpcs/twotime"], {}, "neither xpcs/multitau nor"),
-    "no map": (["xpcs/qmap"], {}, "xpcs/qmap"),
+    "no analysis": (["xpcs/multitau", "xpcs/twotime"], {}, ["xpcs/multitau", "xpcs/twotime"]),
+    "no map": (["xpcs/qmap"], {}, ["xpcs/qmap"]),
     "a map of three axes": (
         ["xpcs/qmap/dynamic_roi_map"],
         {"xpcs/qmap/dynamic_roi_map": np.ones((2, 6, 8), int)},
-        "dynamic_roi_map",
+        ["dynamic_roi_map", "(2, 6, 8)"],
     ),
     "maps of other shapes": (
         ["xpcs/qmap/mask"],
         {"xpcs/qmap/mask": np.ones((6, 9), int)},
-        "mask",
+        ["mask", "(6, 8)", "(6, 9)"],
     ),
     "a bin of an empty cell": (
         ["xpcs/qmap/dynamic_index_mapping"],
         {"xpcs/qmap/dynamic_index_mapping": [0, 2, 3]},
-        "dynamic",
+        ["dynamic_index_mapping", "5 bins", "got 3"],
     ),
     "a cell outside the grid": (
         ["xpcs/qmap/dynamic_index_mapping"],
         {"xpcs/qmap/dynamic_index_mapping": [0, 2, 3, 4, 60]},
-        "60",
+        ["dynamic_index_mapping", "0 to 60"],
     ),
-    "no delays": (["xpcs/multitau/delay_list"], {}, "multitau/delay_list is missing"),
+    "no delays": (["xpcs/multitau/delay_list"], {}, ["xpcs/multitau/delay_list", "missing"]),
     "too few delays": (
         ["xpcs/multitau/delay_list"],
         {"xpcs/multitau/delay_list": [1, 2]},
-        r"delays.*2",
+        ["xpcs/multitau/delay_list", "[2, bins]", "[11, 5]"],
     ),
     "g2 of one axis": (
         ["xpcs/multitau/normalized_g2"],
         {"xpcs/multitau/normalized_g2": np.ones(5)},
-        r"2.*dimensions",
+        ["normalized_g2", "2 dimensions", "[5]"],
     ),
     "g2 that is text": (
         ["xpcs/multitau/normalized_g2"],
         {"xpcs/multitau/normalized_g2": "text"},
-        "normalized_g2",
+        ["normalized_g2", "object"],
     ),
     "too many columns' bins": (
         ["xpcs/multitau/processed_bins"],
         {"xpcs/multitau/processed_bins": [1, 99]},
-        "bins from 1 to 99",
+        ["processed_bins", "1 to 5", "1 to 99"],
     ),
     "a matrix that is missing": (
         ["xpcs/twotime/correlation_map/c2_00002"],
         {},
-        "2",
+        ["3 bins", "got 2", "c2_00001, c2_00003"],
     ),
     "a matrix that is not square": (
         ["xpcs/twotime/correlation_map/c2_00002"],
         {"xpcs/twotime/correlation_map/c2_00002": np.ones((N, N + 1))},
-        r"square.*matrix",
+        ["c2_00002", "[17, 18]"],
     ),
     "segments of two axes": (
         ["xpcs/twotime/normalized_g2_segments"],
         {"xpcs/twotime/normalized_g2_segments": np.ones((3, 5))},
-        r"3.*dimensions",
+        ["normalized_g2_segments", "3 dimensions", "[3, 5]"],
     ),
     "g2 of other bins": (
         ["xpcs/twotime/normalized_g2"],
         {"xpcs/twotime/normalized_g2": np.ones((N, 2))},
-        "3",
+        ["normalized_g2", "[N, 3]", "[17, 2]"],
     ),
     "an image of another shape": (
         ["xpcs/temporal_mean/scattering_2d"],
         {"xpcs/temporal_mean/scattering_2d": np.ones((1, 3, 3))},
-        "scattering_2d",
+        ["scattering_2d", "[1, 6, 8]", "[1, 3, 3]"],
     ),
     "a group where numbers should be": (
         ["xpcs/spatial_mean/intensity_vs_time"],
         {"xpcs/spatial_mean/intensity_vs_time/x": 1},
-        "group",
+        ["intensity_vs_time", "group"],
     ),
     "a time step below 0": (
         ["entry/instrument/detector_1/frame_time"],
         {"entry/instrument/detector_1/frame_time": -1.0},
-        "frame_time",
+        ["frame_time", "-1.0"],
     ),
     "a link to nothing": (
         ["xpcs/multitau/normalized_g2_err"],
         {"xpcs/multitau/normalized_g2_err": h5py.SoftLink("/nowhere")},
-        "broken link",
+        ["broken link"],
     ),
 }
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_files_are_told(written, tmp_path, case):
-    removed, added, words = HOSTILE[case]
+def test_invalid_files(written, tmp_path, case):
+    removed, added, facts = HOSTILE[case]
     path = tmp_path / "hostile.hdf"
     path.write_bytes(written[2].read_bytes())
     with h5py.File(path, "a") as file:
@@ -425,23 +426,22 @@ def test_hostile_files_are_told(written, tmp_path, case):
             del file[name]
         for name, value in added.items():
             file[name] = value
-    with pytest.raises(ValueError, match=words) as caught:
+    with raises(ValueError, "hostile.hdf", *facts):
         read_results(path)
-    assert "hostile.hdf" in str(caught.value)
 
 
-def test_files_that_are_none_or_damaged(written, tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere"):
+def test_missing_and_damaged_files(written, tmp_path):
+    with raises(FileNotFoundError, "nowhere.hdf"):
         read_results(tmp_path / "nowhere.hdf")
     content = written[2].read_bytes()
     path = tmp_path / "cut.hdf"
     rng = np.random.default_rng(0)
     for cut in (0, 100, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:cut])
-        with pytest.raises(ApsFormatError, match=r"cut\.hdf"):
+        with raises(ApsFormatError, "cut.hdf"):
             read_results(path)
     path.write_bytes(content[:8] + b"\1" * (len(content) - 8))  # a superblock of nonsense
-    with pytest.raises(ApsFormatError, match=r"cut\.hdf cannot be opened"):
+    with raises(ApsFormatError, "cut.hdf", "HDF5"):
         read_results(path)
     for _ in range(40):
         wrong = bytearray(content)
@@ -461,7 +461,7 @@ def test_a_header_that_claims_more_than_memory(written, tmp_path):
             del file[f"xpcs/twotime/correlation_map/c2_{k:05d}"]
             name = f"xpcs/twotime/correlation_map/c2_{k:05d}"
             file.create_dataset(name, (n, n), np.float64, chunks=(100, 100))
-    with pytest.raises(MemoryError, match=r"two.*time.*correlations.*3.*bins.*06"):
+    with raises(MemoryError, "large.hdf", "3 bins", "2.4e+06 GB"):
         read_results(path)
 
 
