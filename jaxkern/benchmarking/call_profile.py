@@ -70,7 +70,8 @@ def profile_fn(
 
     Raises:
       TypeError: if ``fn`` is not callable, or is jitted and cannot be traced with these arguments.
-      ValueError: if ``fn`` donates an argument inside or its own operator, or ``calls``,
+      ValueError: if a jitted function inside ``fn`` donates an argument, ``fn`` donates its own
+        operator, or ``calls``,
         ``seconds`` or ``warmup`` is invalid.
 
     Example:

@@ -87,8 +87,8 @@ def compare(
     """Check that functions do the same work, then time them in interleaved turns.
 
     Each round gives every arm one turn, and each round begins with another arm, so that drift of
-    the machine's speed affects all arms alike. A turn is one untimed call and then as many calls as
-    fill ``turn_seconds``; their mean is one sample.
+    the machine's speed affects all arms alike. A turn is one untimed call, then timed calls
+    for about ``turn_seconds``; their mean is one sample.
 
     Args:
       arms: at least two functions by name.

@@ -23,8 +23,8 @@ class Resources:
       cpu_seconds: user and system time of all threads of this process.
       peak_bytes: peak resident memory of the process; None if the system does not report it.
       start_bytes: resident memory at the start.
-      peak_of_span: True if ``peak_bytes`` is that of the block; False if the system cannot reset
-        the peak, so that it is that of the process since its start.
+      peak_of_span: True if ``peak_bytes`` is the peak during the block; False if the system cannot
+        reset the peak, so that it covers the process since its start.
       device_peak_bytes: peak memory of each device since its start, if its driver reports it.
     """
 

@@ -105,7 +105,7 @@ class Verdict:
 
     Attributes:
       outcome: ``"faster"``, ``"slower"`` or ``"no difference shown"``.
-      ratio: of the medians, now / baseline, with its bootstrap interval.
+      ratio: ratio of the medians, now / baseline, with its bootstrap interval.
       least_change: relative change below which a difference is ignored.
       same_machine: True if both machines have the same description.
       notes: other differences that affect the outcome.
@@ -141,7 +141,7 @@ def compare_to_baseline(
     least_change: float = 0.05,
     confidence: float = 0.95,
 ) -> Verdict:
-    """Test if a measurement is faster or slower than a saved one, beyond the noise of both.
+    """Test if a measurement differs from a saved one by more than the noise of both.
 
     The samples of one process do not show the variation between processes. There is therefore a
     difference only if the entire interval of the ratio exceeds ``least_change``, and, if the
@@ -188,8 +188,8 @@ def compare_to_baseline(
             outcome = "no difference shown"
             low, high = format_duration(min(medians)), format_duration(max(medians))
             notes.append(
-                f"the median is within those of {len(medians)} saved runs on this machine, {low} "
-                f"to {high}"
+                f"the median is in the range of the medians of {len(medians)} saved runs on this "
+                f"machine, {low} to {high}"
             )
     same_machine = _same_machine(measured, baseline)
     return Verdict(outcome, ratio, least_change, same_machine, tuple(notes))
@@ -221,8 +221,8 @@ def report(
       before, after: two arms of a `Comparison`, two profiles, or two results of pipelines; one of
         them may be loaded by `load`.
       title: first heading.
-      dimensions: size of the work, in addition to that in the measurements.
-      methodology: sentences in addition to those of the measurements.
+      dimensions: dimensions of the work to add to those in the measurements.
+      methodology: sentences to add to the methodology of the measurements.
       path: file to write the report to.
 
     Raises:

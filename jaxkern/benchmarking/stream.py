@@ -30,7 +30,7 @@ class PipelineResult(Measurement):
     Attributes:
       examples: number of examples in the measured batches.
       duration_seconds: total time of the measured batches.
-      epochs: number of epochs started, including that of the warm-up.
+      epochs: number of epochs started, including the warm-up.
       device_utilization: percentage of the time that each device was computing, if its driver
         reports it; otherwise None, and ``utilization_note`` gives the reason.
     """

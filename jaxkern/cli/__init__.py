@@ -9,8 +9,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit code: 0, 1 for a negative result, 2 for invalid input.
 
     Args:
-      arguments: without the program's name; None for those of the process, which should exit
-        afterwards.
+      arguments: command-line arguments without the program's name. None uses ``sys.argv``, and
+        the process should exit afterwards.
     """
     try:
         import click
@@ -19,14 +19,14 @@ def main(arguments: list[str] | None = None) -> int:
     from jaxkern.cli.commands import cli
 
     try:
-        # The object says if this process exits after the command.
+        # `obj` is True if this process exits after the command.
         code = cli.main(arguments, "jaxkern", standalone_mode=False, obj=arguments is None)
         return int(code or 0)
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except click.Abort as abort:
-        # Ctrl-C in a script that `profile` runs.
+        # A script that `profile` runs was interrupted with Ctrl-C.
         raise abort.__cause__ or abort from None
 
 

@@ -14,8 +14,8 @@ import click
 F = TypeVar("F", bound=Callable[..., Any])
 
 PATH = click.Path(path_type=Path)
-INTERRUPTED = 130  # exit code of a program that Ctrl-C ended
-# Errors of a disk that is full, over its quota or broken, as opposed to a wrong path.
+INTERRUPTED = 130  # exit code after Ctrl-C: 128 + SIGINT
+# Errors of a disk that is full, over its quota or broken; a wrong path is invalid input.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -58,9 +58,9 @@ class Command(click.Command):
         try:
             return super().invoke(context)
         except KeyboardInterrupt as error:
-            if self.name == "profile":  # that of the script, whose errors are tracebacks
+            if self.name == "profile":  # the script's own traceback
                 raise
-            # The last note of `pack` says how many records the same call resumes from.
+            # The last note of `pack` is the number of records after which the same call resumes.
             print(": ".join(["interrupted", *notes_of(error)[-1:]]), file=sys.stderr)
             return INTERRUPTED
         except (ValueError, OSError, MissingExtraError, BackendError) as error:

@@ -55,7 +55,7 @@ def profile(
 ) -> int:
     """Run a script and show the times of the operations of its compiled programs.
 
-    ARGUMENTS are those of the script. With --json its output goes to standard error.
+    ARGUMENTS are passed to the script. With --json its output goes to standard error.
     """
     check_output(not as_json, plot)
     from jaxkern.benchmarking.saved import DIRECTORY
@@ -130,7 +130,7 @@ def _execute(script: Path, arguments: list[str], wait: Callable[[], None]) -> in
     try:
         code = _exit_code(path, main.__dict__)
         while running := [t for t in threading.enumerate() if t not in threads and not t.daemon]:
-            # Idle threads of an executor end at its shutdown, which Python does at its exit.
+            # Idle threads of an executor end at its shutdown; Python shuts it down only at exit.
             for executor in _executors():
                 if executor not in executors:
                     executor.shutdown()
@@ -210,7 +210,7 @@ def jaxkern_profile_end(x: Any) -> Any:
 def _redirect_stdout_at_exit() -> None:
     """Redirect the output of the script's atexit handlers to stderr.
 
-    Handlers run in reverse order, so this must be registered after those of the script.
+    Handlers run in reverse order, so this must be registered after the script's handlers.
     """
 
     def redirect() -> None:

@@ -50,7 +50,7 @@ command_options = combine(
 correlation_options = combine(
     option("--qmap", "FILE", "Bins of the pixels, such as of simplemask.", PATH, required=True),
     option("--output", "FILE", "File of results; for several a folder.", PATH, required=True),
-    option("--bins", "LIST", "Dynamic bins, such as 1,5-9; those of --twotime if it is present."),
+    option("--bins", "LIST", "Dynamic bins, such as 1,5-9; by default the bins of --twotime."),
     option("--dpl", "N", "Delays per level.", default=4),
     option("--begin", "N", "Index of the first frame.", default=0),
     option("--stride", "N", "Use every n-th frame.", default=1),
@@ -67,12 +67,12 @@ correlation_options = combine(
     option(
         "--hot-pixels",
         "report|mask|ignore",
-        "Pixels whose mean or variance differs from that of their static bin.",
+        "Pixels whose mean or variance differs from the rest of their static bin.",
         click.Choice(["report", "mask", "ignore"]),
         default="report",
     ),
     flag("--normalize", "Divide each frame by its mean counts."),
-    option("--frame-time", "S", "Time between frames; by default that of the file.", float),
+    option("--frame-time", "S", "Time between frames; by default from the file.", float),
     option("--dataset", "NAME", "Dataset of an HDF5 file; detected by default."),
     option("--metadata", "FILE", "*_metadata.hdf file to copy /entry from.", PATH),
     option("--plots", "DIR", "Directory for plots of bins, a summary, and the intensity.", PATH),
@@ -101,7 +101,7 @@ def numbers(text: str | None, name: str) -> list[int] | None:
 
 
 def intensity_cut(text: str | None) -> tuple[float | None, float | None] | None:
-    """Parse the pair of --intensity-cut, of which one number may be missing.
+    """Parse the pair of --intensity-cut; one of its two numbers may be missing.
 
     Raises:
       ValueError: for other text.

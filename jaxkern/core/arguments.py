@@ -30,7 +30,7 @@ def check_integer(
     """Return an integer argument as an int.
 
     Args:
-      name: of the argument, for the message.
+      name: the argument's name, for the error message.
       value: an integer of Python or NumPy.
       minimum, maximum: the allowed range, both ends included.
       more: text appended to the message.
@@ -52,7 +52,7 @@ def check_number(name: str, value: Any, minimum: float, maximum: float = math.in
     """Return a real argument as a float.
 
     Args:
-      name: of the argument, for the message.
+      name: the argument's name, for the error message.
       value: a real number of Python or NumPy.
       minimum, maximum: the allowed range, both ends included.
 

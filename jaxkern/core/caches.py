@@ -79,7 +79,7 @@ def read_index(path: Path, about: Mapping[str, Any]) -> dict[str, np.ndarray] | 
     """Read the arrays of an index file.
 
     Args:
-      path: of the file.
+      path: path of the file.
       about: JSON-compatible description of version and contents, as passed to `write_index`.
 
     Returns:

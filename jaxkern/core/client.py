@@ -46,7 +46,7 @@ def start_backend() -> str:
     """Start JAX's backends and return the name of the default one.
 
     Raises:
-      BackendError: JAX cannot start it.
+      BackendError: if JAX cannot start a backend.
     """
     try:
         return jax.default_backend()

@@ -29,7 +29,7 @@ class ThreadContexts:
         self._options = thread_options()
 
     def enter(self) -> contextlib.ExitStack[bool | None]:
-        """Enter the contexts in this thread; they end with the returned context manager."""
+        """Enter the contexts in this thread; exiting the returned stack exits them."""
         # Not a generator: contextlib would write to exceptions, and some do not allow that.
         with contextlib.ExitStack() as stack:
             if current_backend() != self._backend:

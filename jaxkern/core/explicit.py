@@ -22,7 +22,7 @@ def explicit_axes(values: Sequence[Any]) -> tuple[str, ...]:
 
 
 def in_auto_mode(fn: Callable[..., Any], out_shardings: Any, axes: tuple[str, ...]) -> Any:
-    """Return ``fn`` in Auto mode inside, with the given shardings of its results."""
+    """Return ``fn`` in Auto mode, with these shardings of its results."""
     if not axes:
         return fn
     return jax.sharding.auto_axes(fn, out_sharding=out_shardings, axes=axes)

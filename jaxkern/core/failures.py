@@ -62,7 +62,7 @@ def note(error: BaseException, text: str, *about: Any) -> None:
         formatted = text.format(*about)
         if formatted not in notes_of(error):
             BaseException.add_note(error, formatted)
-    except Exception:  # the original error matters more
+    except Exception:  # a failure here must not hide the original error
         pass
 
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from jaxkern.core import compat
 
-# JAX's objects by forking thread; empty in the parent before and after. The key is the thread
-# because several threads may fork at the same time.
+# References to JAX's objects during a fork, by the id of the forking thread, because several
+# threads may fork at the same time. In the parent it is empty before and after each fork.
 _references: dict[int, list[Any]] = {}
 _forked = False
 _PACKAGES = ("jax", "jaxlib", "jaxkern")  # their modules refer to C++ objects

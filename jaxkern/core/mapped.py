@@ -28,7 +28,7 @@ def check_mapped(name: str, array: np.ndarray) -> None:
     else:
         return
     try:
-        size = base.size()  # from the file descriptor of the map
+        size = base.size()  # the current size of the file
     except (OSError, ValueError):  # an anonymous map
         return
     if not array.size:

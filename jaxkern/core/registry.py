@@ -234,7 +234,7 @@ def _check_devices(library: Library) -> None:
 
 
 def _drop_if_unusable(library: Library) -> bool:
-    """Check a library's device code once after CUDA has started; True if dropped."""
+    """Check a library's device code once, after CUDA has started; return True if it is dropped."""
     native = library.loaded
     if library.devices_checked or native is None or "cuda" not in compat.started_backends():
         return False

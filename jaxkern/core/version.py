@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 
 
 def installed_versions(*packages: str) -> dict[str, str]:
-    """Return the versions of the given packages; packages that are not installed are omitted."""
+    """Return the versions of packages; packages that are not installed are omitted."""
     versions = {}
     for package in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):

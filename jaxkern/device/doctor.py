@@ -110,7 +110,9 @@ def doctor() -> Diagnosis:
     except BackendError as error:
         default = "none"
         problems.append(str(error))
-    cuda = registry.module("cuda")  # after the backend, which determines if the GPUs can run it
+    cuda = registry.module(
+        "cuda"
+    )  # after the backend has started, which checks it against the GPUs
     if native is not None and (problem := native.simd_problem()) is not None:
         problems.append(problem)
     decoder, is_native, reason = jpeg_decoding()

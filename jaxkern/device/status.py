@@ -51,8 +51,8 @@ class DeviceStatus:
       memory_available_bytes: memory that this process can still allocate.
       simd_level, simd_levels: the level in use, and all that the machine supports.
       cuda_driver: newest CUDA version that the driver supports, such as ``"13.0"``.
-      cuda_runtime, cuda_architectures: those of jaxkern's CUDA library.
-      versions: of jaxkern, JAX, jaxlib, its GPU plugins and Python.
+      cuda_runtime, cuda_architectures: version and architectures of jaxkern's CUDA library.
+      versions: versions of jaxkern, JAX, jaxlib, its GPU plugins and Python.
       problems: problems and their solutions.
     """
 
@@ -143,7 +143,9 @@ def get_device_status() -> DeviceStatus:
     except BackendError as error:
         backend = "none"
         problems.append(str(error))
-    cuda = registry.module("cuda")  # after the backend, which determines if the GPUs can run it
+    cuda = registry.module(
+        "cuda"
+    )  # after the backend has started, which checks it against the GPUs
     if native is not None and (problem := native.simd_problem()) is not None:
         problems.append(str(problem))
     has_gpu = any(device.platform == "gpu" for device in devices)
@@ -189,7 +191,7 @@ def get_device_status() -> DeviceStatus:
 def _info(device: jax.Device) -> DeviceInfo:
     try:
         memory = device.memory_stats() or {}
-    except (RuntimeError, NotImplementedError):  # a client without counters
+    except (RuntimeError, NotImplementedError):  # the client reports no memory statistics
         memory = {}
     return DeviceInfo(
         id=device.id,

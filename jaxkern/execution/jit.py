@@ -121,7 +121,7 @@ def _leaf_key(leaf: Any) -> Any:
     if isinstance(leaf, jax.core.Tracer):
         return None
     if isinstance(leaf, (jax.ShapeDtypeStruct, jax.Array)):
-        # The types of two random keys are not equal.
+        # `jax.typeof` of two random keys never compares equal, so use shape and dtype.
         extended = jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
         aval = (leaf.shape, leaf.dtype) if extended else jax.typeof(leaf)
         committed = getattr(leaf, "committed", leaf.sharding is not None)
@@ -210,7 +210,7 @@ class JitFunction(Supervised):
         self._positional = _positional_names(fn, options)
         self._lock = threading.Lock()
         self._programs: OrderedDict[tuple[Any, ...], _Program] = OrderedDict()
-        # A call that `cache_clear` overtakes updates the counts that were current at its start.
+        # Replaced by `cache_clear`; a call in progress then updates the old counts.
         self._counts = _Counts()
         self._inlined = functools.lru_cache(options.cache_size)(self._jax_jit)
 

@@ -161,7 +161,7 @@ def _stack_results(kind: str, results: list[Any], out_axes: Any) -> Any:
         f"{kind}: out_axes: expected an integer, or a tree of integers that is a prefix of the "
         f"results {next(iter(trees))}, got {out_axes!r}"
     )
-    # In a tuple, because `flat_axes` takes a list at the top for a tuple.
+    # Wrapped in tuples, because `flat_axes` converts a list at the top level to a tuple.
     axes = flat_axes((out_axes,), (results[0],), message)
     if None in axes:
         raise ValueError(message)
@@ -236,8 +236,9 @@ def pmap(
 ) -> Callable[..., Any]:
     """Map a function over the first axis of its arguments, on threads or on devices.
 
-    A Python function runs on ``num_workers`` threads. A JAX function runs on as many devices, each
-    of which maps an equal share of the items: ``jax.shard_map`` of ``jax.vmap``. (``jax.pmap``
+    A Python function runs on ``num_workers`` threads. A JAX function runs on
+    ``num_workers`` devices, and each device maps an equal share of the items: ``jax.shard_map``
+    of ``jax.vmap``. (``jax.pmap``
     accepts at most one item per device.) ``pmap(vmap(f))`` maps over two axes.
 
     Args:

@@ -26,7 +26,7 @@ def DeviceMesh(
     Args:
       shape: number of devices along each axis; one size may be -1, for all remaining devices.
       axis_names: one name per axis; default "axis0", "axis1", ...
-      devices: default JAX's devices, of which the first ones are used.
+      devices: devices to use, in order; by default the first of JAX's devices.
 
     Raises:
       ValueError: for more devices than there are, and for sizes or names that do not fit.
@@ -107,15 +107,15 @@ def mesh_sharded(
 ) -> Callable[..., Any]:
     """Compile a JAX function to run on a mesh, with its arguments sharded over the devices.
 
-    It is ``jax.jit`` with sharded arguments, so results equal those of ``fn`` on whole arrays.
+    It is ``jax.jit`` with sharded arguments, so results equal those of ``fn`` on unsharded arrays.
     Kernels of ``jaxkern`` run on each device's part of a batch.
 
     Args:
       fn: a JAX function of arrays.
       mesh: a `DeviceMesh`, or any ``jax.sharding.Mesh``.
       partition_spec: a `PartitionSpec`, or JAX's, for all arrays of all arguments; or a tuple with
-        one specification, or a tree of them, per argument. An array uses as many entries as it has
-        axes.
+        one specification, or a tree of them, per argument. Entries beyond an
+        array's axes are ignored.
       out_spec: the shardings of the results, in the same way; None lets XLA choose.
 
     Returns:

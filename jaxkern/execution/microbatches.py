@@ -192,8 +192,9 @@ def _pack(groups: Sequence[Sequence[Any]]) -> tuple[jax.Array, list[Any], list[A
     """Pack float parameters into an array [groups, size], which a mesh can split.
 
     Returns:
-      The array; per group, the other numbers and arrays, which are replicated; and per group, a
-      function of a row and these that restores the stages.
+      packed: the array; row k has the float parameters of group k.
+      constants: the other numbers and arrays of each group, which are replicated.
+      restore: for each group, a function of its row and constants that returns the stages.
     """
     vectors, constants, restore = [], [], []
     for group in groups:

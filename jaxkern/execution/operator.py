@@ -186,7 +186,7 @@ def _static(op: Operator, name: str, value: Any) -> Any:
 
 
 def is_hashable(value: Any) -> bool:
-    """Return True if ``hash(value)`` works; a tuple has ``__hash__`` even if an item has not."""
+    """Return True if ``hash(value)`` works; a tuple has ``__hash__`` even if its items do not."""
     try:
         hash(value)
     except TypeError:

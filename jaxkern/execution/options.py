@@ -28,7 +28,7 @@ class ExecutionOptions:
     """The options in force; None means no limit, or no trace.
 
     Attributes:
-      deadline: in the clock of ``time.monotonic()``.
+      deadline: end of the time limit, as a value of ``time.monotonic()``.
       trace: the directory of the ``jax.profiler`` profile.
     """
 
@@ -127,7 +127,7 @@ def execution_options(
             stack.enter_context(_limited_kernels(max_workers))
         if trace_execution:
             profile = jax.profiler.ProfileOptions()
-            profile.python_tracer_level = 0  # it would slow down every Python call
+            profile.python_tracer_level = 0  # the Python tracer slows down every Python call
             stack.enter_context(
                 jax.profiler.trace(
                     str(options.trace), create_perfetto_trace=True, profiler_options=profile
@@ -162,7 +162,7 @@ _initial_limit = 0
 
 @contextlib.contextmanager
 def _limited_kernels(count: int) -> Iterator[None]:
-    """Limit the threads of the CPU kernels of this process; a limit set meanwhile is kept."""
+    """Limit the threads of the CPU kernels of this process; a limit set inside stays."""
     global _initial_limit
     native = registry.module("cpu")
     if native is None:

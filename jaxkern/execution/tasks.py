@@ -36,14 +36,14 @@ def run_tasks(tasks: Sequence[Task], name: str, max_workers: int | None = None) 
     """Run tasks on threads and return their results in the order of the tasks.
 
     Args:
-      tasks: in an order in which they could run one at a time.
+      tasks: tasks, each after the tasks that it depends on.
       name: the name of the call in messages.
       max_workers: maximum number of concurrent tasks; the options in force may lower it.
 
     Raises:
       ExecutionTimeout: after the deadline in force, see `execution_options`.
       Exception: the error of the first failed task, with a note that names it. No task starts after
-        a failure, and running ones are waited for.
+        a failure; tasks that are already running complete first.
     """
     context = CONTEXT.get() or CallContext()
     options = context.options

@@ -88,7 +88,8 @@ def _decode_one(
         image = ImageOps.exif_transpose(opened).convert(_MODES[channels])
     if image.height > height or image.width > width:
         raise ValueError(
-            f"it has {image.height} x {image.width} pixels and the canvas {height} x {width}"
+            f"expected at most {height} x {width} pixels, the size of the canvas, got "
+            f"{image.height} x {image.width}"
         )
     return np.asarray(image).reshape(image.height, image.width, channels)
 

@@ -86,7 +86,7 @@ mix = Op(
     aliases={0: 0},
 )
 
-# Operations per value for one step of a program: those of a blend.
+# Operations per value for one step of a program; the number is a blend's.
 _PROGRAM_FLOPS = 8
 
 

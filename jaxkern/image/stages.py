@@ -49,7 +49,7 @@ class StagesPlan:
         return tuple(stage.chain for stage in self.stages if stage.chain is not None)
 
     def output(self, source: Any) -> jax.ShapeDtypeStruct:
-        """Return shape and dtype of one sample's output; without a chain those of the source."""
+        """Return shape and dtype of one sample's output; without a chain, the source's."""
         if self.chains:
             return self.chains[-1].output()
         return jax.ShapeDtypeStruct(source.shape, source.dtype)

@@ -31,12 +31,12 @@ from jaxkern.performance.batch_trials import (
 if TYPE_CHECKING:
     from jaxkern.pipeline import Pipeline
 
-_WORTHWHILE_SHARE = 0.8  # of the best throughput, reached by min_batch_size
-_MIN_NOISE, _MAX_NOISE = 0.02, 0.1  # with a larger one any size would pass
-_MIN_ROUNDS, _MAX_ROUNDS = 3, 25  # fewer rounds do not show the noise
-_TURN_SECONDS, _MAX_CALLS = 0.03, 50  # approximate duration of a size's turn in a round
-# Growing ends after two doublings that gain less than this factor, except below this size, where a
-# kernel may not use all its threads; it leaves time for this number of rounds.
+_WORTHWHILE_SHARE = 0.8  # fraction of the best throughput that min_batch_size reaches
+_MIN_NOISE, _MAX_NOISE = 0.02, 0.1  # relative; with more noise, any size would pass
+_MIN_ROUNDS, _MAX_ROUNDS = 3, 25  # fewer rounds do not estimate the noise
+_TURN_SECONDS, _MAX_CALLS = 0.03, 50  # approximate time of one size in one round
+# Growth ends after two doublings with a gain below _GAIN, but not below _MIN_TRIED, where a kernel
+# may not use all its threads. It leaves time for _RESERVED_ROUNDS rounds.
 _GAIN, _MIN_TRIED, _RESERVED_ROUNDS = 1.05, 32, 5
 # The number of sizes that are compiled even if the time is up, to find the largest that fits, and
 # the factor up to which bytes are extrapolated.
@@ -53,7 +53,7 @@ class BatchSizeRecommendation:
       max_batch_size: largest size known to fit the limit: it was compiled and its bytes read.
       reasons: sentences that explain the sizes with figures.
       measurements: a `BatchMeasurement` for each size, in increasing order.
-      memory_limit: in bytes, for one device.
+      memory_limit: memory limit of one device in bytes.
       device: the device, as text.
     """
 
@@ -122,11 +122,11 @@ def get_batch_size_recommendation(
     ``memory_analysis()``, and all sizes are timed in interleaved rounds. The largest size that fits
     is found by bisection and is itself compiled, so no figure is extrapolated.
 
-    A function's call is timed from its dispatch until its result is ready. Its memory is that of
-    its arguments, outputs (unless stored in donated arguments) and temporaries. A pipeline is
-    rebuilt with other batch sizes (those of its last `Rebatch`, if it has one) and timed as it
-    delivers, including source and workers. Its memory is that of its ring, of two outputs and of
-    the temporaries of its last program; memory of sources, Python functions and host programs is
+    A function's call is timed from its dispatch until its result is ready. Its memory
+    includes arguments, outputs (unless stored in donated arguments) and temporaries. A pipeline is
+    rebuilt with other batch sizes (of its last `Rebatch`, if it has one) and its delivery is timed,
+    including source and workers. Its memory includes the batches in its ring, two outputs and the
+    temporaries of its last program; memory of sources, Python functions and host programs is
     not included.
 
     Args:
@@ -143,7 +143,7 @@ def get_batch_size_recommendation(
       seconds: time budget. No size is started that would exceed it, except those of ``sizes``; a
         running compilation is finished, and three compilations to find the largest size that fits
         are always done.
-      sharding: sharding of a function's batches; None for that of the samples. A pipeline has its
+      sharding: sharding of a function's batches; None for the samples' sharding. A pipeline has its
         own.
       progress: show a progress bar on stderr.
 
@@ -318,9 +318,9 @@ class Search:
             fits = measurement.total_bytes <= self._limit
             if not fits and not last:
                 raise ValueError(
-                    f"memory_limit: the smallest batch, of {size}, needs {measurement.total_bytes} "
-                    f"bytes: {measurement}; got {self._limit}: raise memory_limit, or free memory "
-                    "on the device"
+                    f"memory_limit: expected at least {measurement.total_bytes} bytes for the "
+                    f"smallest batch, of {size} ({measurement}), got {self._limit}; "
+                    "raise memory_limit, or free memory on the device"
                 )
             if fits and run:
                 expected = self._turns[last][0] * size / last if last else _TURN_SECONDS

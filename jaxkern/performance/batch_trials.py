@@ -79,19 +79,19 @@ class Trial:
     """A function or pipeline that can be compiled and timed at any batch size.
 
     Attributes:
-      build: compiles it for a size; returns the measurement of its memory and a function that
-        times it.
+      build: function of a size that compiles the trial; returns the measurement of its memory
+        and a function that times it.
       sharding: sharding of its batches.
       multiple: divisor of all sizes, the number of devices that share a batch.
       max_size: largest size that the source has records for.
-      held: bytes of unbatched arguments that one device already holds.
+      unbatched_bytes: bytes of unbatched arguments that one device already holds.
     """
 
     build: Callable[[int], tuple[BatchMeasurement, TimeCalls]]
     sharding: Sharding | None = None
     multiple: int = 1
     max_size: int = MAX_RECORDS
-    held: int = 0
+    unbatched_bytes: int = 0
 
     @property
     def device(self) -> Any:
@@ -106,7 +106,7 @@ class Trial:
         else:
             shared = 1 if self.sharding is None else len(self.sharding.addressable_devices)
             free = memory.available_bytes() // shared
-        return int(_DEFAULT_SHARE * free) + self.held
+        return int(_DEFAULT_SHARE * free) + self.unbatched_bytes
 
 
 def _device(sharding: Sharding | None) -> Any:
@@ -130,7 +130,7 @@ def function_trial(
     samples = jax.tree.leaves(args)
     tree: Any = jax.tree.structure(args)
     for leaf, axis in zip(samples, axes, strict=True):
-        if axis is not None and sharding is None:  # that of the first sample with a sharding
+        if axis is not None and sharding is None:  # use the first sample's
             placed = isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "committed", False)
             sharding = leaf.sharding if placed else None
     leaves = [_values(leaf, axis) for leaf, axis in zip(samples, axes, strict=True)]
@@ -184,14 +184,14 @@ def function_trial(
         )
         return measurement, time_calls
 
-    held = sum(
+    unbatched_bytes = sum(
         shard.data.nbytes
         for leaf, axis in zip(leaves, axes, strict=True)
         if axis is None and isinstance(leaf, jax.Array)
         for shard in leaf.addressable_shards
         if shard.device == _device(sharding)
     )
-    return Trial(build, sharding, _device_count(sharding), held=held)
+    return Trial(build, sharding, _device_count(sharding), unbatched_bytes=unbatched_bytes)
 
 
 def _batch_axes(args: tuple[Any, ...], in_axes: Any) -> list[int | None]:
@@ -219,7 +219,7 @@ def _batch_axes(args: tuple[Any, ...], in_axes: Any) -> list[int | None]:
 
 
 def _values(leaf: Any, axis: int | None) -> Any:
-    """Return a leaf with values; those of a struct are floats from 0 to 1, or zeros."""
+    """Return a leaf with values; a struct becomes floats from 0 to 1, or zeros."""
     keys = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     if isinstance(leaf, jax.ShapeDtypeStruct):
         shape = list(leaf.shape)
@@ -261,11 +261,11 @@ def pipeline_trial(pipeline: Pipeline) -> Trial:
     sharding, ahead = resized.sharding, resized.units_ahead
     processes = 1 if sharding is None else jax.process_count()
     multiple = max(_device_count(sharding) // processes, 1)
-    # Batches in memory: two on an accelerator; on the CPU those of the ring, and with a sharding
-    # a copy.
-    held = 2
+    # Two batches on an accelerator. On the CPU, the batches in the ring, and a copy of one if there
+    # is a sharding.
+    batches_in_memory = 2
     if _device(sharding).platform == "cpu":
-        held = (ahead or 1) + (sharding is not None)
+        batches_in_memory = (ahead or 1) + (sharding is not None)
 
     def build(size: int) -> tuple[BatchMeasurement, TimeCalls]:
         sized = resized.pipeline(size)
@@ -284,13 +284,13 @@ def pipeline_trial(pipeline: Pipeline) -> Trial:
             argument_bytes=arguments,
             output_bytes=outputs,
             temporary_bytes=temporary,
-            total_bytes=held * unit + output_memory + temporary,
+            total_bytes=batches_in_memory * unit + output_memory + temporary,
             compile_seconds=seconds,
         )
 
         def time_calls(calls: int) -> float:
-            # The first batches fill the ring and compile the program; they are not timed. The
-            # start of a further epoch is.
+            # The first batches fill the ring and compile the program; they are not timed.
+            # The start of each later epoch is timed.
             with contextlib.closing(_epochs(sized)) as batches:
                 for batch in itertools.islice(batches, ahead + 1):
                     jax.block_until_ready(batch)

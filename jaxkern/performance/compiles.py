@@ -142,7 +142,10 @@ class CompileWatch:
             named = [f for f in self.functions if f.name == function]
             if len(named) > 1:
                 locations = ", ".join(f.location or "JAX" for f in named)
-                raise KeyError(f"{len(named)} functions are called {function!r} ({locations})")
+                raise KeyError(
+                    f"{function!r} is the name of {len(named)} functions ({locations}); "
+                    "pass the function"
+                )
             return named[0] if named else FunctionCompiles(function)
         plain = inspect.unwrap(function)
         while isinstance(plain, functools.partial):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 _COLLECTIVE = re.compile(
     "all-(gather|reduce|to-all)|collective-(broadcast|permute)|ragged-all-to-all|reduce-scatter"
 )
-# Instructions whose computations run as part of them, not fused into a parent.
+# Instructions that run other computations, which are not fused into them.
 CONTROL_FLOW = ("while", "conditional", "call", "async-start")
 _ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([0-9,]*)\]")
 _HEAD = re.compile(r"^\s*(?:ROOT )?%?([^\s=]+) = ")

@@ -163,7 +163,7 @@ def find_collectives(
 
 def _profiled_seconds(folder: Path, names: set[str]) -> dict[str, float]:
     """Return the median over runs and devices of each instruction's time in a profile."""
-    # An asynchronous collective has two events, of which the second one includes the wait.
+    # An asynchronous collective has two events; the second one includes the wait.
     shown = {name.replace("-start", "-done"): name for name in names} | {n: n for n in names}
     sums: dict[str, dict[Any, float]] = defaultdict(lambda: defaultdict(float))
     with warnings.catch_warnings():

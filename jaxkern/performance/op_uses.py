@@ -110,7 +110,7 @@ class _CompiledCalls:
         """Count the calls in one run on one device, grouped by indistinguishable calls."""
         if not self.calls:
             return {}
-        if not self.program.computations:  # a compiler without a text form
+        if not self.program.computations:  # this compiler has no text form of programs
             return {frozenset(self.calls): None}
         total = self._count(self.program.entry)
         merged: dict[_Keys, int | None] = {}
@@ -194,9 +194,9 @@ def _attributes(call: OpCall) -> list[str]:
 def call_operands(program: ClosedJaxpr, leaves: Sequence[Any]) -> Iterator[tuple[Any, ...] | None]:
     """Yield the operands of each call of `jaxkern.core.calls.op_calls`, in the same order.
 
-    Only the values that a call depends on are computed. In a loop they are those of the first
-    iteration. None if they are unknown: in ``shard_map``, in a branch that is not taken, in a loop
-    without iterations.
+    Only the values that a call depends on are computed. In a loop, the operands of the first
+    iteration are yielded. None is yielded for unknown operands: in ``shard_map``, in a branch that
+    is not executed, and in a loop without iterations.
     """
     yield from _walk(*_with_constants(program.jaxpr, program.consts, leaves))
 

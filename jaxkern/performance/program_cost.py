@@ -77,7 +77,7 @@ def program_cost(program: ClosedJaxpr, compiled: Any, platform: str, devices: in
     if extra is None:
         cost.xla_flops = cost.xla_bytes = None
     else:
-        # XLA analyzes the program of one device; the missing part is that of all devices.
+        # XLA analyzes the program of one device; the missing part covers all devices.
         cost.xla_flops, cost.xla_bytes = (max(float(v), 0.0) for v in base * devices + extra)
     cost.uses = op_uses(cost.calls, module, platform, devices, cost.notes)
     for use in cost.uses:
@@ -121,8 +121,8 @@ class _Counter:
     def count_alone(self, program: Jaxpr, shard_map: JaxprEqn | None) -> np.ndarray | None:
         """Return XLA's counts for a part of the program compiled separately, on all devices.
 
-        Inside ``shard_map`` they are those of one of the devices that share its work. None if the
-        part cannot be compiled separately, such as nested shard_maps.
+        Inside ``shard_map`` the counts are for one of the devices that share its work. Returns None
+        if the part cannot be compiled separately, such as nested shard_maps.
         """
         try:
             return self._count_alone(program, shard_map)

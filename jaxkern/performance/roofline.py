@@ -34,9 +34,9 @@ def roofline_analysis(
 ) -> Roofline:
     """Time a function or a pipeline and compare it with the ceilings of this machine.
 
-    A function is compiled by ``jax.jit`` unless it is jitted. Its operations and bytes are those of
-    XLA's cost analysis, with bodies of scans multiplied by their lengths, plus the cost model of
-    each op that runs natively, whose work XLA does not know. Each op is also timed alone. If a
+    A function is compiled by ``jax.jit`` unless it is jitted. Its operations and bytes come
+    from XLA's cost analysis, with bodies of scans multiplied by their lengths, plus the cost model
+    of each op that runs natively, whose work XLA does not know. Each op is also timed alone. If a
     while loop makes a figure unknown, it is None.
 
     A pipeline, or any other iterable of batches (pytrees of arrays with the samples along their
@@ -103,7 +103,7 @@ def _analyze_function(
     samples: int | None,
     ceilings: Ceilings | None,
 ) -> Roofline:
-    inner = getattr(fn, "func", fn)  # functools.partial
+    inner = getattr(fn, "func", fn)  # the function of a functools.partial
     name = str(getattr(inner, "__name__", type(inner).__name__))
     jitted: Any = fn if hasattr(fn, "trace") else jax.jit(fn)
     traced = _trace(fn, jitted, args, name)
@@ -196,12 +196,12 @@ def _explain_efficiency(placement: Placement, roof: Ceilings) -> list[str]:
         return []
     if placement.bottleneck == "compute":
         return [
-            "above the ceiling: the peak is that of multiply-adds in this precision; a matrix "
-            "unit, a narrower type or a compiler that removes work can be faster"
+            "above the ceiling: the peak was measured with multiply-adds in this precision; a "
+            "matrix unit, a narrower type or a compiler that removes work can be faster"
         ]
     cache = "" if roof.cache_bytes is None else f" (of {roof.cache_bytes / 2**20:.3g} MiB)"
     return [
-        "above the ceiling: the bandwidth is that of memory; the data were in a cache"
+        "above the ceiling: the bandwidth was measured in main memory; the data were in a cache"
         f"{cache}, or XLA counts bytes that fused operations do not move"
     ]
 
@@ -277,12 +277,12 @@ def _analyze_batches(
         started = time.perf_counter()
     if not seconds:
         raise ValueError(
-            "the pipeline delivered fewer than 2 batches, of which the first is not timed"
+            "expected a pipeline of at least 2 batches, because the first is not timed, got fewer"
         )
     flops_each, bytes_each = per_sample
     if not delivered and bytes_each is None:
         raise ValueError(
-            "the pipeline's batches hold no arrays, so their bytes are unknown; pass "
+            "expected batches with arrays, got no arrays, so their bytes are unknown; pass "
             "bytes_per_sample"
         )
     cpu = jax.local_devices(backend="cpu")[0]
@@ -301,7 +301,7 @@ def _analyze_batches(
     if bytes_each is None:
         notes.append("only delivered bytes are counted, not those of reading and decoding")
     if device is not None and device.platform != "cpu":
-        notes.append("the ceilings are those of the host, which makes the batches")
+        notes.append("the ceilings are for the host, which creates the batches")
     return Roofline(
         name=type(pipeline).__name__,
         **vars(placement),

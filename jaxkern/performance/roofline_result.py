@@ -20,8 +20,8 @@ class Placement:
     """Position of some work under a roofline.
 
     Attributes:
-      flops, bytes: of the work; None if unknown.
-      time: in seconds.
+      flops, bytes: operations and bytes of the work; None if unknown.
+      time: duration in seconds.
       intensity: operations per byte; None if either is unknown, infinite if no bytes are moved.
       bottleneck: ``'memory'`` to the left of the ridge point, else ``'compute'``.
       achieved: operations per second, or bytes per second if no operations are known (`unit`).
@@ -42,7 +42,7 @@ class Placement:
 
     @property
     def placement(self) -> Placement:
-        """These fields without those of a subclass."""
+        """These fields, without the fields of a subclass."""
         names = [field.name for field in dataclasses.fields(Placement)]
         return Placement(**{name: getattr(self, name) for name in names})
 
@@ -59,7 +59,7 @@ def place(
         intensity = flops / moved if moved else math.inf if flops else 0.0
     achieved: float | None
     if flops:
-        # If the bytes are unknown, only the peak is known to bound it.
+        # If the bytes are unknown, the only known bound is the peak.
         ceiling = peak if intensity is None else min(peak, intensity * bandwidth)
         bottleneck: Bottleneck = "memory" if ceiling < peak else "compute"
         achieved, unit = flops / seconds, "FLOP/s"
@@ -83,17 +83,16 @@ def place(
 class OpRow(Placement):
     """One op of the program, timed alone.
 
-    The fields of `Placement` are those of all its ``count`` calls in one run of the compiled
-    program. If ``count`` is None (unknown) or 0 (in a branch with less work than another), they are
-    those of one call.
+    The fields of `Placement` cover all ``count`` calls in one run of the compiled program. If
+    ``count`` is None (unknown) or 0 (in a branch with less work than another), they cover one call.
 
     Attributes:
       name: name of the op; ``shapes``: dtypes and shapes of its operands.
       seconds: time of one call.
       share: fraction of the program's time; None if ``count`` is unknown.
       reason: why the op runs in pure JAX; None if its native kernel runs.
-      operands: ``"its own"`` if it was timed on the values of this program (in a loop those of the
-        first iteration), else ``"synthetic"``.
+      operands: ``"its own"`` if it was timed on the values of this program (in a loop, on those of
+        the first iteration), else ``"synthetic"``.
     """
 
     name: str
@@ -109,7 +108,7 @@ class OpRow(Placement):
 class Roofline(Placement):
     """The bottleneck of a function or a pipeline on this machine, and its efficiency.
 
-    The fields of `Placement` are those of one run, or of one batch.
+    The fields of `Placement` cover one run, or one batch.
 
     Attributes:
       name: name of the function or pipeline.

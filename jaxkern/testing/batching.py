@@ -14,12 +14,12 @@ import numpy as np
 from jaxkern.testing.case import OpCase
 from jaxkern.testing.reference import is_inexact
 
-# For `large_batch`: more samples than a kernel processes in one thread, and an odd number; the
-# maximum size of operands and results in bytes; the samples that are compared at a time.
+# For `large_batch`: an odd number of samples, more than a kernel processes in one thread; the
+# maximum size of operands and results in bytes; the number of samples compared at a time.
 _LARGE_SAMPLES, _LARGE_BYTES, _LARGE_PART = 33_333, 8 << 20, 4096
 # Number of sizes that `other_sizes` changes one at a time.
 _SINGLE_SIZES = 4
-# Error of a correct kernel, relative to the effect of one rounding of its operands, at most.
+# Maximum error of a correct kernel, relative to the effect of one rounding of its operands.
 _ROUNDINGS = 1000.0
 
 

@@ -92,7 +92,7 @@ class OpCase:
         return self.reference.values(*self.stacked)
 
     def broadcast_unmapped(self, mapped: Sequence[bool]) -> tuple[list[Any], list[Any]]:
-        """Return operands of which the unmapped ones are unbatched, and the same ones broadcast."""
+        """Return operands with the unmapped ones unbatched, and the same operands broadcast."""
         operands = [s if m else f for s, f, m in zip(self.stacked, self.first, mapped, strict=True)]
         full = [
             s if m else np.broadcast_to(f, s.shape)

@@ -136,7 +136,7 @@ def jacobians(case: OpCase) -> None:
 def second(case: OpCase) -> None:
     """Second derivatives of an op with a jvp, forward over reverse and reverse over forward."""
     if not case.differentiable or case.op.jvp is None:
-        return  # without a jvp, derivatives of all orders are those of the reference
+        return  # without a jvp, all derivatives come from the reference
     if any(jnp.iscomplexobj(x) for x in case.first):
         return
     directions, cotangents = case.directions(), case.cotangents()
@@ -158,7 +158,7 @@ def transposition(case: OpCase) -> None:
     for linear in sets:
         try:
             comparisons = _transposes(case, linear)
-        except Exception as error:  # a rule may support only one of several sets
+        except Exception as error:  # a rule may be linear in only one of the sets
             refused = error
             continue
         accepted += 1

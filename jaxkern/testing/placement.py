@@ -113,7 +113,7 @@ def shard_map(case: OpCase) -> None:
         return
     cotangents = tuple(np.concatenate([c, -2 * c]) for c in case.cotangents())
     for mapped in case.alternating_masks() or [(False,)]:
-        # Twice as many samples, so that each device sums over several before the psum.
+        # Double the samples, so that each device sums over several before the psum.
         axes = tuple(0 if m else None for m in mapped)
         operands, full = case.broadcast_unmapped(mapped)
         operands = [

@@ -96,8 +96,8 @@ def donation(case: OpCase) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")
         program = donating.lower(*case.stacked).compile()
-        given = [jax.device_put(x.copy()) for x in case.stacked]
-        case.equal(program(*given), case.expected, "donated operands")
+        donated = [jax.device_put(x.copy()) for x in case.stacked]
+        case.equal(program(*donated), case.expected, "donated operands")
     keep = [jax.device_put(x.copy()) for x in case.stacked]
     jax.block_until_ready(case.batched(*keep))
     case.equal(tuple(keep), tuple(case.stacked), "operands that are not donated")

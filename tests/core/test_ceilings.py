@@ -1,4 +1,4 @@
-"""Would catch ceilings that are far from what other programs reach, and a cache of them that lies.
+"""Would catch ceilings that are far from what other programs reach, and a stale cache of them.
 
 The figures of this machine vary with its other work: rates that are compared are measured in turns,
 the best of each counts, and the margins are wide.
@@ -26,7 +26,7 @@ CPU = registry.module("cpu")
 
 
 def probe_once(**changes):
-    """Stands for the native probes, which take seconds; counts how often it was asked."""
+    """Replace the native probes, which take seconds, and count the calls."""
     calls = []
 
     class Probes:
@@ -249,15 +249,15 @@ def test_two_processes_share_one_measurement(tmp_path):
     assert first == second
     rates = Rates(**first["all_threads"])
     assert all(1e7 < rate < 1e16 for rate in dataclasses.astuple(rates))
-    # Of one thread: all of them are seldom undisturbed at once where other tests run beside.
+    # Compares the rates of one thread: concurrent tests seldom leave all cores undisturbed.
     one = Rates(**first["one_thread"])
     assert one.fma_f32 > one.fma_f64
-    # The promise, 5 s, is of a quiet machine; a busy one is told.
+    # The documented 5 s apply to an idle machine; on a busy one, the notes say so.
     assert first["seconds"] < 10 or any("other processes" in note for note in first["notes"])
 
 
 def stream_copy(threads, arrays):
-    """Bytes a second of NumPy's copies, each thread with arrays of its own."""
+    """Return the rate of NumPy copies in bytes/s; each thread copies a separate pair of arrays."""
     workers = [threading.Thread(target=np.copyto, args=pair) for pair in arrays[:threads]]
     begun = time.perf_counter()
     for worker in workers:

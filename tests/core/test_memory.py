@@ -45,10 +45,10 @@ def test_what_is_left_shrinks_with_what_is_taken(monkeypatch):
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", str(limit))
     before = memory.available_bytes()
     assert 0 < before < 1.1 * memory.GIB
-    # A mapping of its own: an array may get memory that the allocator kept from another test.
-    with mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as taken:
-        taken.write(b"x" * len(taken))
-        assert before - memory.available_bytes() > len(taken) / 2
+    # A new mapping: an array may reuse memory that the allocator retained from another test.
+    with mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as mapping:
+        mapping.write(b"x" * len(mapping))
+        assert before - memory.available_bytes() > len(mapping) / 2
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "inf")
     assert 0 < memory.available_bytes() <= memory.machine_bytes()
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "0.001")

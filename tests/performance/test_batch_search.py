@@ -137,7 +137,7 @@ def test_smallest_size_must_work():
     with pytest.raises(ValueError, match="a table") as caught:
         search(ExactTrial(fails_to_run=1))
     assert any("batch size 1" in note for note in caught.value.__notes__)
-    with pytest.raises(ValueError, match=r"batch, of 1, needs 116 bytes.*got 100"):
+    with pytest.raises(ValueError, match=r"at least 116 bytes.*batch, of 1 .*got 100"):
         search(ExactTrial(), limit=100)
 
 

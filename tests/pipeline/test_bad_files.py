@@ -1,5 +1,8 @@
-"""Image files that do not decode: would catch one that changes rows other than its own, is counted
-where it was not delivered or not at all, or that hides a file that could not be read."""
+"""Image files that do not decode.
+
+Would catch: a bad file that changes other rows, that is counted without being delivered or is not
+counted at all, or that hides a file that could not be read.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +144,7 @@ def test_they_are_counted_through_nodes_and_after_resuming(folders):
     batches.set_state({**batches.get_state(), "batch": 1, "finished": False})
     assert batches.bad_records == 0
     epoch_of(batches)
-    assert batches.bad_records == 0  # none of them behind that batch
+    assert batches.bad_records == 0  # no bad records after that batch
     dropped = iter(jk.from_source(part, 2) >> (lambda batch: {"label": batch["label"]}))
     epoch_of(dropped)
     assert dropped.bad_records == 0

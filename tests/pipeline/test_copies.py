@@ -1,7 +1,9 @@
-"""Copies on the way of Ragged images to JAX: would catch a buffer at an address that JAX copies on
-every call, a pipeline that copies one that nobody else has, or that copies in the consumer's
-thread, one that hands over memory that its source goes on to write to or that is another batch's,
-or that counts no bytes."""
+"""Copies of Ragged images between pipelines and JAX.
+
+Would catch: a buffer at an address that JAX copies on every call, a pipeline that copies a buffer
+that nothing else references or that copies in the consumer's thread, a batch in memory that its
+source or another batch still writes to, and copied bytes that are not counted.
+"""
 
 from __future__ import annotations
 
@@ -100,13 +102,13 @@ def test_a_gather_of_its_own_is_not_fresh_unless_it_says_so():
     class Same(ArraySource):
         pass
 
-    class Told(Slicing, ArraySource):
+    class Declared(Slicing, ArraySource):
         fresh = True
 
-    class Unsaid(Same, Slicing):  # the gather of ArraySource
+    class Inherited(Same, Slicing):  # the gather of ArraySource
         pass
 
-    for fresh in (ArraySource, Same, Told, Unsaid):
+    for fresh in (ArraySource, Same, Declared, Inherited):
         assert fresh.fresh
     for shared in (BatchSource, Slices, Mixed, Again):
         assert not shared.fresh
@@ -118,7 +120,7 @@ def test_a_gather_of_its_own_is_not_fresh_unless_it_says_so():
 
 
 def test_a_batch_of_a_closed_engine_is_not_another_ones():
-    """If another thread closes the engine while a batch is taken from the ring."""
+    """Another thread may close the engine while a batch is read from the ring."""
 
     class Numbers:
         position = 0
@@ -161,8 +163,7 @@ def test_the_bytes_of_ragged_batches_are_counted():
 
 @pytest.mark.parametrize("node", [None, lambda batch: {"x": batch["x"] + 1}])
 def test_epochs_have_the_same_slots(node):
-    """Fresh ones for every epoch would have their pages made anew; one that somebody still has is
-    not filled again."""
+    """New slots would cost page faults in every epoch. A referenced slot is not reused."""
     pipe = jk.from_source({"x": np.arange(8000.0, dtype=np.float32).reshape(80, 100)}, 10)
     pipe = pipe >> node if node else pipe
     kept = next(iter(pipe))["x"]

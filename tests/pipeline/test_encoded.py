@@ -55,12 +55,12 @@ CHAINS = {
 
 
 def alone(pipe):
-    """The same pipeline without threads, which gathers decoded images for the JAX program."""
+    """Return the same pipeline without threads, which runs the JAX program on decoded images."""
     return pipe.with_workers(0)
 
 
 def assert_native(pipe, epochs=1):
-    """That native threads make its batches and that they are the program's; returns them."""
+    """Return the batches, made by native threads and equal to those of the program."""
     found = []
     for _ in range(epochs):
         found += epoch_of(pipe)
@@ -173,9 +173,9 @@ def test_a_place_for_decoding_is_named(photographs):
     base = jk.from_source(source, 8)
     pipe = base >> CHAINS["evaluation"]
     assert [where for *_, where in pipe.explain().nodes] == ["native threads"] * 2
-    assert not is_native(base)  # nobody decodes natively what no Compose takes
-    behind = base >> CHAINS["evaluation"] >> (lambda batch: batch)
-    assert not is_native(behind)
+    assert not is_native(base)  # without a Compose, images are decoded in Python
+    after_function = base >> CHAINS["evaluation"] >> (lambda batch: batch)
+    assert not is_native(after_function)
     with jk.backend("jax"):
         small = base >> im.Compose([im.Resize((2, 2))])
         assert not is_native(small)
@@ -208,7 +208,7 @@ def batches_with_errors(pipe):
 
 
 def broken_files(tmp_path, photographs):
-    """21 files; 4 is truncated, 9 has another size by now, 13 is no JPEG."""
+    """21 files: 4 is truncated, 9 has changed its size since, 13 is not a JPEG file."""
     data, sizes = photographs
     data = list(data)
     data[4] = data[4][: len(data[4]) // 2]
@@ -334,7 +334,7 @@ for _ in range(3):
     run(700)
 gc.collect()
 with open("/proc/self/clear_refs", "w") as clear:
-    clear.write("5")  # the peak begins anew
+    clear.write("5")  # resets the peak
 before = resident("VmRSS")
 run(20000)
 print(resident("VmHWM") - before)
@@ -343,8 +343,7 @@ print(resident("VmHWM") - before)
 
 @pytest.mark.slow
 def test_a_tall_file_takes_little_memory(tmp_path):
-    """20,000 rows of 500 pixels are 30 MB decoded; rows stream through the chain in 2 MB beside the
-    file's own bytes."""
+    """20,000 rows of 500 pixels are 30 MB decoded; streaming takes 2 MB plus the encoded file."""
     for name, rows in (("file", 20000), ("small", 700)):
         pixels = np.tile(photograph(100, 500), (rows // 100, 1, 1))
         (tmp_path / name).write_bytes(jpeg(pixels, quality=50))

@@ -1,6 +1,9 @@
-"""FlatMap, Window, and Take and Repeat behind nodes that read in order: would catch records that
-are lost or doubled at the edges of batches, windows over the wrong records, parts that share a
-number and so their draws, and places that begin at the wrong part of a record."""
+"""FlatMap, Window, and Take and Repeat after sequential nodes.
+
+Would catch: records that are lost or doubled at the edges of batches, windows over the wrong
+records, parts with the same id and thus the same random draws, and positions that resume at the
+wrong part of a record.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def base(num_workers=0, **options):
 
 
 def parts(record):
-    """None to three records of each one."""
+    """Expand a record into zero to three records."""
     for n in range(int(record["id"]) % 4):
         yield {"id": record["id"], "part": np.int32(n), "x": record["sequence"][n : n + 2]}
 
@@ -124,7 +127,7 @@ def test_parts_and_windows_of_sequences_hold_what_they_should():
 
 
 def draws_of(pipe):
-    """What is drawn for the records of an epoch, 32 bits each: a function of their ids."""
+    """Return the random draws of the records of an epoch, 32 bits each, by record id."""
     config = jk.ElementOperatorConfig(stochastic=True)
     draw = jk.ElementOperator(config, lambda e, key: Element({"draw": jax.random.bits(key)}))
     return column(epoch_of(pipe >> jk.OperatorNode(draw)), "draw").tolist()

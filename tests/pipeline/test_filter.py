@@ -1,6 +1,9 @@
-"""Filter and what its batches stand on: would catch lost or repeated rows behind a node that drops
-some, batches that depend on the number of workers, states that miss rows which were read and not
-delivered, errors that take batches with them, and threads that outlive an iteration."""
+"""Filter and the nodes around it.
+
+Would catch: lost or repeated rows after a node that drops some, batches that depend on the number
+of workers, states that skip rows which were read and not delivered, errors that lose other batches,
+and threads that outlive an iteration.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +136,7 @@ def test_resumes_behind_every_batch(kind):
 
 
 def test_what_was_resumed_resumes_again():
-    """Each state is of an iteration that went on from the one before by a batch."""
+    """Each state is from an iteration that resumed at the previous state and read one batch."""
 
     def build():
         return base() >> Filter(some) >> Rebatch(8) >> Rebatch(3)
@@ -193,21 +196,21 @@ def test_errors_come_once_in_their_place_and_the_next_call_goes_on(workers):
         return some(record)
 
     def outcomes(batches):
-        found = []
+        results = []
         while True:
             try:
-                found.append(np.asarray(next(batches)["record"]).tolist())
+                results.append(np.asarray(next(batches)["record"]).tolist())
             except StopIteration:
-                return found
+                return results
             except ValueError as error:
                 notes = " ".join(error.__notes__)
-                told = "for record" in notes and "in node 'Filter" in notes
-                found.append(str(error) if told else notes)
+                is_located = "for record" in notes and "in node 'Filter" in notes
+                results.append(str(error) if is_located else notes)
 
     def make(workers):
         return base(workers, shuffle=False) >> Filter(fails) >> scaled
 
-    # Blocks of 6: 12 to 17 and 30 to 35 are lost with the records that cannot be judged.
+    # The predicate fails for records 13 and 31, which drops their blocks of 6: 12-17 and 30-35.
     rows = [n for n in range(RECORDS) if n % 5 not in (1, 2) and n // 6 not in (2, 5)]
     early = sum(n < 12 for n in rows) // 6, sum(n < 30 for n in rows) // 6
     expected = [rows[k : k + 6] for k in range(0, len(rows), 6)]
@@ -221,12 +224,12 @@ def test_errors_come_once_in_their_place_and_the_next_call_goes_on(workers):
                 next(begun)
         resumed = iter(make(2 - workers))
         resumed.set_state(json.loads(json.dumps(begun.get_state())))
-        # A state is behind the last batch: an error comes again until one behind it has come.
+        # A state is that after the last delivered batch, so an error at this position is repeated.
         again = number > 0 and isinstance(expected[number - 1], str)
         assert outcomes(resumed) == expected[number - again :]
 
 
-def test_errors_behind_a_filter_lose_their_own_batch_only():
+def test_an_error_after_a_filter_loses_only_its_batch():
     def fails(batch):
         if 24 in batch["record"]:
             raise OSError("24")
@@ -293,7 +296,7 @@ def test_explanations_reach_up_to_the_filter():
     found = pipe.explain(11, epoch=1)
     assert [stage.name for stage in found.stages] == ["source", "scaled"]
     assert found.stages[-1].fields["record"] == 11
-    assert pipe.explain(56).stages  # in the last batch, which a filter takes as it is
+    assert pipe.explain(56).stages  # in the last batch, which a filter passes through unchanged
     with raises(ValueError, "0 to 56"):
         pipe.explain(57)
 

@@ -73,7 +73,7 @@ def test_tar_shards(tmp_path, photos):
     assert data["label"].tolist() == [k * k for k in ORDER]
     assert_images(data["image"], photos)
     assert [path.name for path in source.files] == ["x-00.tar", "x-01.tar", "x-02.tar"]
-    # The bytes are handed out where they lie in the files.
+    # The encoded bytes are views of the mapped files, without a copy.
     images = jk.pipeline.WebDatasetSource(
         tmp_path / "x-00.tar", fields={"x": "jpg;png"}
     )._images.images["x"]
@@ -209,7 +209,7 @@ def test_the_index_of_a_shard_is_kept_until_it_changes(tmp_path, monkeypatch):
     with np.load(kept) as archive:
         arrays = {name: value for name, value in archive.items() if name != "about"}
     outside = webdataset._checked_index(arrays, 100)
-    assert outside is None  # its members would lie beyond the file
+    assert outside is None  # its members would be outside the file
 
 
 def test_images_that_do_not_decode_are_masked(tmp_path, photos):

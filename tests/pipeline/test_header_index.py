@@ -116,8 +116,8 @@ def test_a_file_that_has_just_changed_is_read_next_time_too(root, read):
     assert len(read) == 41
 
 
-def test_nor_is_it_trusted_where_reading_took_long(root, monkeypatch):
-    """It may have changed again, unseen, behind the look at its header."""
+def test_an_index_is_not_trusted_after_a_slow_read(root, monkeypatch):
+    """The file may have changed again after its header was read."""
     path = ImageFolder(root).files[5]
     os.utime(path)
     when = path.stat().st_mtime_ns

@@ -1,6 +1,8 @@
-"""Image files and encoded bytes: would catch decoders that disagree, images that lie on their side,
-formats that are dropped or mixed up, limits that are looked at too late, and rows that belong to
-another file."""
+"""Image files and encoded bytes.
+
+Would catch: decoders that disagree, images whose EXIF orientation is ignored, formats that are
+dropped or confused, limits that are checked too late, and rows of another file.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,13 @@ rng = np.random.default_rng(0)
 
 
 def smooth(height, width):
-    """A picture that JPEG keeps about as it is."""
+    """Return a smooth image, which JPEG compresses with little loss."""
     y, x = np.mgrid[:height, :width]
     return np.stack([(y * 7) % 256, (x * 5) % 256, (x + y) * 3 % 256], -1).astype(np.uint8)
 
 
 def encoded(image, kind="JPEG", mode="RGB", orientation=None, **options):
-    """The bytes of a picture."""
+    """Return the encoded bytes of an image."""
     if orientation is not None:
         options["exif"] = PIL.Image.Exif()
         options["exif"][0x0112] = orientation
@@ -44,8 +46,8 @@ def encoded(image, kind="JPEG", mode="RGB", orientation=None, **options):
     return file.getvalue()
 
 
-def wanted(data, channels=3):
-    """What Pillow makes of it."""
+def decoded_by_pillow(data, channels=3):
+    """Decode an image with Pillow, upright."""
     with PIL.Image.open(io.BytesIO(data)) as image:
         upright = PIL.ImageOps.exif_transpose(image)
         pixels = np.asarray(upright.convert({1: "L", 3: "RGB", 4: "RGBA"}[channels]))
@@ -89,7 +91,7 @@ LIBRARIES = [
 
 @pytest.fixture(params=LIBRARIES)
 def decoder(request, monkeypatch):
-    """Each of the decoders, with those before it missing."""
+    """Each decoder, with the preferred ones unavailable."""
     if request.param != "native":
         monkeypatch.setattr(decoding, "_native", lambda: None)
     if request.param == "Pillow":
@@ -98,11 +100,11 @@ def decoder(request, monkeypatch):
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_all_decoders_give_pillows_bits(decoder, channels):
+def test_all_decoders_are_bit_identical_to_pillow(decoder, channels):
     for name, data in {**JPEGS, **OTHERS}.items():
         found = decoding.decode_image(data, channels, 10_000, name)
         assert found.dtype == np.uint8
-        np.testing.assert_array_equal(found, wanted(data, channels), name)
+        np.testing.assert_array_equal(found, decoded_by_pillow(data, channels), name)
     expected = {"native": "libjpeg-turbo"}.get(decoder, decoder)
     assert decoding.jpeg_decoding().name.startswith(expected)
     assert decoding.jpeg_decoding().native == (decoder == "native")
@@ -111,7 +113,7 @@ def test_all_decoders_give_pillows_bits(decoder, channels):
 def test_headers_are_those_of_the_upright_images():
     data = [*JPEGS.values(), *OTHERS.values(), b"", b"no image", encoded(PICTURE)[:100]]
     headers = Encoded(data).headers
-    sizes = [wanted(d).shape[:2] for d in data[:-3]] + [(0, 0)] * 3
+    sizes = [decoded_by_pillow(d).shape[:2] for d in data[:-3]] + [(0, 0)] * 3
     np.testing.assert_array_equal(headers.size, sizes)
     counts = {"JPEG": len(JPEGS), "PNG": 4, "": 3, "WEBP": 1, "GIF": 1, "BMP": 1, "TIFF": 1}
     assert headers.counts() == counts
@@ -138,7 +140,7 @@ def photos(tmp_path_factory):
         kind = ["JPEG", "JPEG", "PNG"][k % 3]
         data = encoded(smooth(20 + k, 40 - k), kind, orientation=1 + k % 8)
         (folder / f"{k:02}.{kind.lower()}").write_bytes(data)
-        pixels.append(wanted(data))
+        pixels.append(decoded_by_pillow(data))
     return folder, pixels
 
 
@@ -190,17 +192,17 @@ def test_encoded_bytes_in_memory(photos, form):
         np.testing.assert_array_equal(found, pixels[record])
 
 
-def test_a_pair_of_images_is_no_pair_of_values_and_offsets():
+def test_a_pair_of_images_is_not_read_as_values_and_offsets():
     one, other = encoded(smooth(9, 8)), encoded(smooth(7, 6))
     for pair in ((one, other), tuple(np.frombuffer(data, np.uint8) for data in (one, other))):
         assert Encoded(pair).headers.size.tolist() == [[9, 8], [7, 6]]
 
 
 @native_jpeg
-def test_bytes_before_the_first_marker_are_passed_over():
+def test_bytes_before_the_first_marker_are_skipped():
     data = encoded(smooth(9, 8))
     found = decoding.decode_image(data[:2] + b"\0\0" + data[2:], 3, 1000, "padded")
-    np.testing.assert_array_equal(found, wanted(data))
+    np.testing.assert_array_equal(found, decoded_by_pillow(data))
 
 
 def test_several_fields_of_images(photos):
@@ -209,12 +211,12 @@ def test_several_fields_of_images(photos):
     source = {"image": Encoded(data), "mirror": Encoded(data[::-1], channels=1)}
     batch = next(iter(jk.from_source(source, 30)))
     (last,) = images_of(batch["mirror"], [0])
-    np.testing.assert_array_equal(last, wanted(data[29], 1))
+    np.testing.assert_array_equal(last, decoded_by_pillow(data[29], 1))
     np.testing.assert_array_equal(images_of(batch["image"], [3])[0], pixels[3])
 
 
 @native_jpeg
-def test_where_the_images_lie_is_told_to_native_threads(photos):
+def test_the_byte_ranges_that_native_threads_read(photos):
     folder, pixels = photos
     files = [path for path in sorted(folder.iterdir()) if path.suffix == ".jpeg"]
     sizes = [pixels[int(path.stem)].shape[:2] for path in files]
@@ -263,9 +265,9 @@ def test_explain_says_what_decodes(photos, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_max_pixels_is_looked_at_before_decoding(kind, decoder):
+def test_max_pixels_is_checked_before_decoding(kind, decoder):
     data = encoded(smooth(40, 50), kind)
-    for place in range(len(data) - 4):  # claims what would take 12 GB
+    for place in range(len(data) - 4):  # claims a size that would take 12 GB
         if data[place : place + 4] in (b"\0\x28\0\x32", b"\0\0\0\x32"):
             high = data[:place] + b"\xff\xff\xff\xfe" + data[place + 4 :]
             break
@@ -299,7 +301,7 @@ def test_evaluation_chain_of_mixed_files(photos):
 
 
 @native_jpeg
-def test_bits_do_not_depend_on_who_decodes(tmp_path, monkeypatch):
+def test_pixels_do_not_depend_on_the_decoder(tmp_path, monkeypatch):
     for k in range(12):
         path = tmp_path / "ab"[k % 2] / f"{k}.jpg"
         path.parent.mkdir(exist_ok=True)
@@ -371,7 +373,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_broken_image_is_an_error_in_its_batchs_place(photos, workers):
+def test_a_broken_image_raises_in_its_own_batch(photos, workers):
     folder, pixels = photos
     data = [path.read_bytes() for path in sorted(folder.iterdir())]
     data[8] = data[8][:-200]

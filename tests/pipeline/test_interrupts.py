@@ -1,6 +1,6 @@
 """Interrupts and threads: would catch a state that counts a batch that was not delivered, an
-iteration that goes on after an interrupt, and threads that share an iterator and get the same
-batch, or lose one."""
+iteration that continues after an interrupt, and threads that share an iterator and receive the same
+batch or lose one."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_wait_for_workers_is_interrupted(kind):
 
 
 def in_threads(threads, iterator):
-    """What so many threads take of one iterator, each until its end; errors are re-raised."""
+    """Exhaust an iterator from `threads` threads; return the batches of each or raise."""
     found: list[list] = [[] for _ in range(threads)]
     errors: list[BaseException] = []
     start = threading.Barrier(threads)
@@ -234,15 +234,15 @@ for workers in (0, 2):
     next(iterators[-1])
 child = os.fork()
 if child == 0:
-    told = 0
+    n_errors = 0
     for iterator in iterators:
         for call in (lambda: next(iterator), lambda: iterator.set_state(iterator.get_state())):
             try:
                 call()
             except RuntimeError as error:
-                told += "before the process forked" in str(error)
+                n_errors += "before the process forked" in str(error)
         iterator.close()
-    os._exit(told)
+    os._exit(n_errors)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), *(len(list(it)) for it in iterators))
 """
 

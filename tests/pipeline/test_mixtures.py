@@ -77,8 +77,8 @@ SLOW = pytest.mark.slow  # compiles what the others compile too
 @pytest.mark.parametrize(
     "combine", ["mix", *(pytest.param(c, marks=SLOW) for c in ("concat", "repeat"))]
 )
-def test_native_threads_give_the_bits_of_workers(combine):
-    """Behind a function that does nothing, Python joins the rows and JAX augments them."""
+def test_native_threads_are_bit_identical_to_workers(combine):
+    """After a function that returns its batch, Python joins the rows and JAX augments them."""
 
     def put(workers, *nodes):
         options = {"num_workers": workers, "drop_remainder": True}
@@ -118,8 +118,8 @@ def test_encoded_images_are_mixed_natively(tmp_path, kind):
         whole = jk.mix({pipes[0]: 1, pipes[1]: 1}, stop="last")
         return (whole if kind == "mix" else pipes[0] >> Repeat(2)) >> chain
 
-    found, wanted = epoch_of(put()), epoch_of(put(same))
-    for one, other in zip(found, wanted, strict=True):
+    native, python = epoch_of(put()), epoch_of(put(same))
+    for one, other in zip(native, python, strict=True):
         np.testing.assert_array_equal(one["label"], other["label"])
         np.testing.assert_allclose(one["image"], other["image"], atol=0.02)
 
@@ -141,7 +141,7 @@ def test_no_two_records_share_a_key(nodes):
 def test_a_mixture_and_its_nodes_are_explained():
     pipes = [numbers(0, 12) >> same, numbers(50, 57) >> same]
     pipe = jk.mix({pipes[0]: 1, pipes[1]: 2}) >> Rebatch(4) >> CHAIN
-    record = 12 + 3  # of the second, behind the numbers of the first
+    record = 12 + 3  # of the second input, whose ids follow those of the first
     found = pipe.explain(record)
     last = found.stages[-1]
     pipe.epoch = 0
@@ -378,7 +378,7 @@ def test_all_new_shards_get_equally_many_batches(remainder):
 def test_draws_stay_the_same_with_other_shards():
     """Each record's augmentation is the one of an uninterrupted epoch."""
     whole = epoch_of(numbers(0, 23) >> CHAIN)
-    wanted = dict(zip(column(whole, "id").tolist(), column(whole, "image"), strict=True))
+    images = dict(zip(column(whole, "id").tolist(), column(whole, "image"), strict=True))
     states = []
     for index in range(2):
         iterator = iter(numbers(0, 23, shard=(index, 2), num_workers=2) >> CHAIN)
@@ -389,11 +389,11 @@ def test_draws_stay_the_same_with_other_shards():
         iterator.set_state(states)
         for batch in epoch_of(iterator):
             for number, image in zip(batch["id"].tolist(), batch["image"], strict=True):
-                np.testing.assert_array_equal(image, wanted.pop(number))
-    assert len(wanted) == 10  # those delivered before
+                np.testing.assert_array_equal(image, images.pop(number))
+    assert len(images) == 10  # delivered before the states
 
 
-def test_the_epoch_behind_is_whole_again():
+def test_the_next_epoch_is_complete():
     pipe = numbers(0, 23)
     iterator = iter(pipe)
     iterator.set_state(shards(2, 1))

@@ -140,7 +140,7 @@ class Reversed(ArraySource):
         lambda: jk.from_source({**arrays(), "label": np.eye(23, 5, dtype=np.float32)}, 6)
         >> jk.OperatorNode(im.Compose([im.MixUp(5)]), on="host"),
     ],
-    ids=["own gather", "function", "byte order", "gaps", "behind", "mixing"],
+    ids=["own gather", "function", "byte order", "gaps", "after host node", "mixing"],
 )  # fmt: skip
 def test_what_needs_python_stays_there(make):
     pipe = make()
@@ -217,8 +217,8 @@ def test_a_subclass_runs_natively_if_it_says_so():
         assert_same(epoch_of(pipe), of_program(pipe, 1))
 
 
-def test_batches_behind_a_failed_draw_come(monkeypatch):
-    """The records of one chunk are drawn together; what is behind its first batch is not lost."""
+def test_batches_after_a_failed_draw_are_delivered(monkeypatch):
+    """A chunk of records is drawn together; the batches after its first one are not lost."""
     draw, calls = im.ChainProducer.operands, []
 
     def fails_at_the_second(self, records):
@@ -317,7 +317,7 @@ def test_the_rule_for_a_compose_that_is_left_open(monkeypatch):
     after_device = base >> jk.OperatorNode(lambda b: b) >> CHAINS["u8"]
     assert places_of(after_device) == ["native threads", "device program", "device program"]
     same = epoch_of(python)
-    # The CPU in the place of a GPU: the rule is under test, not the speed.
+    # The CPU poses as a GPU: the test is about the placement rule, not the speed.
     monkeypatch.setattr(pipeline, "platform_of", lambda sharding: "gpu")
     native = base >> CHAINS["u8"]
     python = base >> (lambda b: b) >> CHAINS["u8"]

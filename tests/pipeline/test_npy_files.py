@@ -27,7 +27,7 @@ def file(tmp_path, request):
 
 
 def names(path, read):
-    """Whether reading raises an error, which has to name the file."""
+    """Return True if reading raises an error, which must name the file."""
     error = None
     try:
         read(path)

@@ -97,7 +97,7 @@ def test_numbers_that_numpy_does_not_have_are_read_through_h5py(stored, tmp_path
 
 
 def test_texts_of_any_length_are_not_mapped(tmp_path):
-    """They lie elsewhere in the file; what the map would hold for objects ends the process."""
+    """The strings are stored elsewhere in the file; mapped pointers would crash the process."""
     with h5py.File(tmp_path / "data.h5", "w") as file:
         file.create_dataset("x", data=["cat", "tortoise"], dtype=h5py.string_dtype())
         with raises(ValueError, "NumPy"):

@@ -1,8 +1,8 @@
-"""Pack in a pipeline, behind a source of documents and behind other nodes.
+"""Pack in a pipeline, after a source of documents and after other nodes.
 
 Would catch: a document that is lost, doubled or torn in the middle of an epoch, rows that depend on
-the way in which documents come, on the workers or on where a state was taken, a state that holds
-tokens, an error out of its place or one that costs more than its documents, a remainder that counts
+how documents arrive, on the workers or on the position of a state, a state that contains tokens, an
+error in the wrong batch or one that loses other documents, a remainder that counts
 padding as tokens.
 """
 
@@ -25,7 +25,7 @@ LENGTHS = np.random.default_rng(1).integers(0, 30, 80)
 
 
 def documents(lengths=LENGTHS, dtype=np.uint16):
-    """Each token of its own, so that every one can be found again."""
+    """Return documents whose tokens all differ, so that each can be identified."""
     values = np.arange(1, lengths.sum() + 1).astype(dtype)
     return np.split(values, np.cumsum(lengths)[:-1])
 
@@ -141,7 +141,7 @@ def test_a_document_longer_than_a_row(way):
     lengths[40] = 29
     expected = [d for d in documents() if len(d) <= 28]
     assert len(expected) < len(LENGTHS)
-    told = set()
+    messages = set()
     for state_at in (0, 1, 2, 5, None):
         iterator, outcomes = iter(piped(way, Pack(28, max_open_bins=3))), []
         while True:
@@ -154,13 +154,13 @@ def test_a_document_longer_than_a_row(way):
             except StopIteration:
                 break
             except ValueError as error:
-                told.add(str(error).partition(" ")[2].partition(";")[0])
+                messages.add(str(error).partition(" ")[2].partition(";")[0])
                 outcomes.append(None)
         rows = np.concatenate([np.asarray(o["tokens"]) for o in outcomes if o is not None])
         assert sorted(rows[rows > 0].tolist()) == np.concatenate(expected).tolist()
         if state_at is None:
             assert sum(o is None for o in outcomes) == len(LENGTHS) - len(expected)
-    assert {text.partition(" ")[2] for text in told} == {"has 29 tokens, more than a row of 28"}
+    assert {text.partition(" ")[2] for text in messages} == {"has 29 tokens, more than a row of 28"}
     pipe = piped(way, Pack(28, long="drop"))
     iterator = iter(pipe)
     rows = column(epoch_of(iterator), "tokens")
@@ -171,7 +171,7 @@ def test_a_document_longer_than_a_row(way):
 
 
 def broken(batch):
-    """An error in the place of some documents."""
+    """Raise an error for the batch that contains token 500."""
     if 500 in batch["tokens"]:
         raise ArithmeticError("a bad document")
     return batch

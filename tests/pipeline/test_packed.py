@@ -83,7 +83,7 @@ def test_arrays_of_any_dtype_and_shape(tmp_path_factory, dtype, shapes, fixed, s
 
 
 def test_the_bytes_are_where_the_format_says(tmp_path):
-    """Read by hand, after the tables of docs/packed.md."""
+    """Parse the file independently, following the tables in docs/packed.md."""
     random = np.random.default_rng(0)
     pages = random.integers(0, 256, (4, 50, 40, 3), np.uint8)  # 6000 bytes
     lines = random.random((4, 30, 3), np.float32)  # 360 bytes
@@ -122,7 +122,7 @@ def test_the_bytes_are_where_the_format_says(tmp_path):
 
 
 def test_records_of_one_size_are_one_array(tmp_path):
-    """Wherever in a record what fills a page stands."""
+    """The page-sized field may be first, in the middle or last in a record."""
     random = np.random.default_rng(0)
     expected = {
         "small": random.random((5, 90), np.float32),
@@ -183,7 +183,7 @@ def test_what_native_threads_make_of_images_of_any_size(folder, tmp_path, form):
 
 @pytest.mark.parametrize("shards", [None, 2])
 def test_images_of_one_size_are_one_array(tmp_path, shards):
-    """What native threads take as fast as memory; the same batches as of the folder behind it."""
+    """Native threads read them like arrays; the batches equal those of the original folder."""
     source = photos(tmp_path / "f", [(8, 9)] * 8, ["png"])
     name = packed(source, tmp_path / "x.jkp", format="raw", shards=shards)
     pipe = jk.from_source(name, 4, True, 5)
@@ -256,8 +256,8 @@ def test_jpeg_files_that_fit_are_taken_as_they_are(tmp_path):
 
 
 @pytest.mark.parametrize("max_side", [None, 24])
-def test_a_photograph_that_lies_on_its_side(tmp_path, max_side):
-    """EXIF's orientation stays in a file that is taken as it is, and is applied to another."""
+def test_exif_orientation(tmp_path, max_side):
+    """A file stored unchanged retains its EXIF orientation; a recompressed image is upright."""
     path = tmp_path / "f" / "a" / "1.jpg"
     path.parent.mkdir(parents=True)
     exif = PIL.Image.Exif()
@@ -276,7 +276,7 @@ def test_a_photograph_that_lies_on_its_side(tmp_path, max_side):
             assert small.getexif().get(0x0112, 1) == 1
     found = PackedSource(name)[0]["image"].astype(int)
     assert found.shape == (upright.height, upright.width, 3)
-    assert np.abs(found - np.asarray(upright)).mean() < 8  # compressed anew, or by another decoder
+    assert np.abs(found - np.asarray(upright)).mean() < 8  # recompressed, or another decoder
 
 
 def test_raw_images_are_resized_once(tmp_path):

@@ -1,6 +1,8 @@
-"""Packed files that are damaged, cut short, foreign or hostile: would catch wrong values that are
-handed out without a word, an error that does not name its file and record, one that comes in the
-place of another batch, and a read beyond the file."""
+"""Packed files that are damaged, truncated, foreign or hostile.
+
+Would catch: wrong values that are returned silently, an error that does not name its file and
+record, an error in the wrong batch, and a read beyond the end of the file.
+"""
 
 from __future__ import annotations
 
@@ -104,8 +106,8 @@ def test_the_first_of_many_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_error_is_in_its_batches_place(sources, tmp_path, workers):
-    """Where native threads read the map, too: without workers Python does."""
+def test_the_error_is_raised_for_its_batch(sources, tmp_path, workers):
+    """With workers, native threads read the map; without, Python does."""
     path, _ = sources["one size"]
     copy, _ = damaged_copy(path, tmp_path, field="vector")
     chain = im.Compose([im.RandomCrop(20)]) if workers else lambda batch: batch
@@ -294,8 +296,8 @@ def test_an_index_that_lies(changes, message, sources, tmp_path):
         PackedSource(forged)
 
 
-def test_an_index_may_say_any_order(sources, tmp_path):
-    """Records that lie backwards, or over each other, are within the file."""
+def test_an_index_in_any_order_is_valid(sources, tmp_path):
+    """Records in reverse order, or that overlap, are within the file."""
     path, records = sources["one size"]
     columns = PackedFile(path).index.columns["image"]
     for order in (np.arange(11)[::-1], np.zeros(11, int), np.arange(11) ** 2 % 11):

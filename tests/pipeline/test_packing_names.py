@@ -1,5 +1,8 @@
-"""Names that a packed file is written under: would catch a finished file that is replaced without
-`overwrite`, a link beside it that is written through, and files of others that are resumed."""
+"""Names of packed files while they are written.
+
+Would catch: a finished file that is replaced without `overwrite`, a link next to it that is
+followed, and a file of another writer that is resumed.
+"""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_a_call_continues_an_interrupted_one(tmp_path, expected, monkeypatch, er
         if bad:  # record 0 says what the fields are
             assert f"{bad} of 40 records are written" in "\n".join(caught.value.__notes__)
             assert f"while packing record {bad} of" in "\n".join(caught.value.__notes__)
-        # Behind the settings' records, the first and the last one, nothing is read twice.
+        # After the three reads that determine the settings, no record is read twice.
         assert not set(source.read[3:]) & set(range(1, reached))
         reached = bad
     pack(Photos(), path, progress=False)

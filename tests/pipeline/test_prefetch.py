@@ -188,7 +188,7 @@ def test_a_state_behind_an_error_and_of_a_generator():
     with pytest.raises(LookupError):
         next(fetched)
     fetched.set_state(fetched.get_state())
-    with pytest.raises(LookupError):  # a state is behind what was delivered: it is tried again
+    with pytest.raises(LookupError):  # the failed batch was not delivered, so it is retried
         next(fetched)
     assert [np.asarray(batch["x"]).tolist() for batch in fetched] == [[8, 9, 10, 11]]
     with raises(TypeError, "generator", "get_state", "set_state"):

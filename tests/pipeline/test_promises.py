@@ -1,6 +1,8 @@
-"""Every promise of pipelines for every source and node of `promise_cases.py`: would catch records
-that are lost or doubled, batches that depend on the workers, states that repeat or leave out
-batches, errors out of place, and threads, files or memory that an epoch leaves behind."""
+"""Guarantees of pipelines, tested for every source and node of `promise_cases.py`.
+
+Would catch: records that are lost or doubled, batches that depend on the workers, states that
+repeat or skip batches, errors in the wrong batch, and leaks of threads, files or memory.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ OPTIONS = {"batch_size": 4, "shuffle": True, "seed": 3, "prefetch_size": 2}
 
 @pytest.fixture(scope="module", autouse=True)
 def cheap_collections():
-    """What other tests left need not be looked through whenever garbage is collected here."""
+    """Exclude the objects of other tests from garbage collection, which runs often here."""
     gc.collect()
     gc.freeze()
 
@@ -66,7 +68,7 @@ def has_length(pipe):
 
 
 def ids_of(batches):
-    """The ids of the rows that are no padding."""
+    """Return the ids of all rows except padding."""
     rows = [np.asarray(b["id"])[np.asarray(b["mask"]) if "mask" in b else ...] for b in batches]
     return np.concatenate(rows).tolist() if rows else []
 
@@ -128,24 +130,24 @@ def test_resume_after_every_batch(make, expected, num_workers):
             next(running)
 
 
-def go_on(make, states, shards):
-    """Two batches, at most, of each of so many shards, and their states behind."""
-    found, behind = [], []
+def resume_on(make, states, shards):
+    """Resume on `shards` shards; return the ids of up to two batches of each, and the states."""
+    ids, resumed_states = [], []
     for index in range(shards):
         iterator = iter(make(num_workers=index % 2, shard=(index, shards), batch_size=3))
         iterator.set_state(json.loads(json.dumps(states)))
         start = iterator.get_state()
         assert start["rows"] == 0 or start["finished"]
-        found += ids_of([batch for _, batch in zip(range(2), iterator, strict=False)])
-        behind.append(iterator.get_state())
+        ids += ids_of([batch for _, batch in zip(range(2), iterator, strict=False)])
+        resumed_states.append(iterator.get_state())
         again = iter(make(num_workers=0, shard=(index, shards), batch_size=3))
-        again.set_state(behind[-1])
+        again.set_state(resumed_states[-1])
         assert_same(epoch_of(again), epoch_of(iterator))
         iterator.close()
-    return found, behind
+    return ids, resumed_states
 
 
-def test_other_shards_go_on(case, make):
+def test_other_shards_resume(case, make):
     """Three shards at different batches, then two, then four."""
     if not CASES[case].divides:
         return
@@ -155,7 +157,7 @@ def test_other_shards_go_on(case, make):
         found += ids_of([batch for _, batch in zip(range(index), iterator, strict=False)])
         states.append(iterator.get_state())
     for shards in (2, 4):
-        more, states = go_on(make, states, shards)
+        more, states = resume_on(make, states, shards)
         found += more
     last = iter(make(num_workers=0, batch_size=3))
     last.set_state(states)
@@ -166,7 +168,7 @@ def test_other_shards_go_on(case, make):
 
 
 def outcomes(batches):
-    """Each batch, or the exception in its place."""
+    """Return each batch, or its exception."""
     iterator, found = iter(batches), []
     while True:
         try:
@@ -230,7 +232,7 @@ def files():
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_many_epochs_leave_nothing_behind(make):
+def test_many_epochs_leak_nothing(make):
     pipe = make(num_workers=2)
     list(pipe)
     list(pipe)

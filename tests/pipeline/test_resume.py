@@ -68,16 +68,16 @@ PIPES = {
     for pad in (False, True)
     if pad == (kind in PADDED)
 }
-WANTED: dict = {}
+UNINTERRUPTED: dict = {}
 
 
-def wanted(kind, pad, epoch):
-    """The batches of an epoch without interruption, from a pipeline without workers."""
-    if (kind, pad, epoch) not in WANTED:
+def uninterrupted(kind, pad, epoch):
+    """Return the batches of an uninterrupted epoch of a pipeline without workers."""
+    if (kind, pad, epoch) not in UNINTERRUPTED:
         pipe = PIPES.get((kind, 0, pad)) or make(kind, pad_remainder=pad)
         pipe.epoch = epoch
-        WANTED[kind, pad, epoch] = epoch_of(pipe)
-    return WANTED[kind, pad, epoch]
+        UNINTERRUPTED[kind, pad, epoch] = epoch_of(pipe)
+    return UNINTERRUPTED[kind, pad, epoch]
 
 
 @settings(deadline=None, max_examples=50)
@@ -89,7 +89,7 @@ def wanted(kind, pad, epoch):
 )
 def test_the_next_batch_comes_next(kind, epoch, workers, data):
     pad = kind in PADDED
-    expected = wanted(kind, pad, epoch)
+    expected = uninterrupted(kind, pad, epoch)
     before, after = (PIPES[kind, number, pad] for number in workers)
     stop = data.draw(st.integers(0, len(expected)))
     before.epoch = epoch
@@ -107,8 +107,8 @@ def test_the_next_batch_comes_next(kind, epoch, workers, data):
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_fresh_pipeline_resumes(kind):
-    """A cache and a program that the first pipeline filled are not there."""
-    expected = wanted(kind, False, 1)
+    """The new pipeline has neither the cache nor the compiled program of the first one."""
+    expected = uninterrupted(kind, False, 1)
     first = make(kind, 2)
     list(first)
     running = iter(first)
@@ -131,7 +131,7 @@ def test_what_is_made_ahead_does_not_count():
 def test_setting_a_state_again():
     iterator = iter(make("plain", 2))
     start = iterator.get_state()
-    expected = wanted("plain", False, 0)
+    expected = uninterrupted("plain", False, 0)
     for _ in range(3):
         assert_same(epoch_of([next(iterator), next(iterator)]), expected[:2])
         iterator.set_state(start)
@@ -145,7 +145,7 @@ def test_an_epoch_resumed_at_its_end_is_over():
     resumed = iter(again)
     resumed.set_state(iterator.get_state())
     assert list(resumed) == []
-    assert_same(epoch_of(again), wanted("plain", False, 1))
+    assert_same(epoch_of(again), uninterrupted("plain", False, 1))
 
 
 @pytest.mark.parametrize(

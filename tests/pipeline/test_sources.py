@@ -27,7 +27,7 @@ def shuffled(source, num_workers=2):
 
 
 @pytest.fixture(scope="module")
-def wanted():
+def expected_epoch():
     return shuffled(arrays(), num_workers=0)
 
 
@@ -136,26 +136,26 @@ def test_a_batch_is_not_the_memory_of_its_source(workers, mesh):
     assert all((np.asarray(batch["x"]) == 0).all() for batch in batches)
 
 
-def test_npy_files(tmp_path, wanted):
+def test_npy_files(tmp_path, expected_epoch):
     fields = arrays()
     for name, array in fields.items():
         np.save(tmp_path / name, array)
     paths = {name: tmp_path / f"{name}.npy" for name in fields}
     assert isinstance(ArraySource(paths).arrays["image"], np.memmap)
-    assert_same(shuffled({**paths, "label": str(paths["label"])}), wanted)
+    assert_same(shuffled({**paths, "label": str(paths["label"])}), expected_epoch)
 
 
 @pytest.mark.parametrize("storage", [{}, {"chunks": True}, {"chunks": True, "compression": "gzip"}])
-def test_hdf5(tmp_path, wanted, storage):
+def test_hdf5(tmp_path, expected_epoch, storage):
     path = tmp_path / "data.h5"
     with h5py.File(path, "w") as file:
         for name, array in arrays().items():
             file.create_dataset(f"group/{name}", data=array, **storage)
     source = HDF5Source({name: f"group/{name}" for name in arrays()}, path)
     assert len(source) == 23
-    assert_same(shuffled(source), wanted)
+    assert_same(shuffled(source), expected_epoch)
     with h5py.File(path) as file:
-        assert_same(shuffled({name: file["group"][name] for name in arrays()}), wanted)
+        assert_same(shuffled({name: file["group"][name] for name in arrays()}), expected_epoch)
 
 
 def test_hdf5_that_is_still_being_written(tmp_path):
@@ -179,13 +179,13 @@ def test_hdf5_errors(tmp_path):
         HDF5Source({"text": "text"}, path)
 
 
-def test_a_sequence_of_records(wanted):
+def test_a_sequence_of_records(expected_epoch):
     fields = arrays()
     records = [{name: array[i] for name, array in fields.items()} for i in range(23)]
-    assert_same(shuffled(records), wanted)
+    assert_same(shuffled(records), expected_epoch)
 
 
-def test_a_source_of_ones_own(wanted):
+def test_a_custom_source(expected_epoch):
     class Mirrored(BatchSource):
         def __len__(self):
             return 23
@@ -193,7 +193,7 @@ def test_a_source_of_ones_own(wanted):
         def gather(self, records, out=None):
             return {name: array[records] for name, array in arrays().items()}
 
-    assert_same(shuffled(Mirrored()), wanted)
+    assert_same(shuffled(Mirrored()), expected_epoch)
 
 
 @pytest.fixture(scope="module")
@@ -290,7 +290,7 @@ def test_image_folder_errors(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "hint"),
     [
         (np.arange(10), "'x': array"),
         (({"x": n} for n in range(3)), "jaxkern.from_stream reads"),
@@ -300,6 +300,6 @@ def test_image_folder_errors(folder, tmp_path):
     ],
     ids=["array", "generator", "function", "image", "bytes"],
 )
-def test_what_from_source_does_not_take_is_told_where_it_goes(source, told):
-    with pytest.raises(TypeError, match=told):
+def test_an_unsupported_source_raises_with_a_hint(source, hint):
+    with pytest.raises(TypeError, match=hint):
         jk.from_source(source, 2)

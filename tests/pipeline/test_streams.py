@@ -241,7 +241,7 @@ def outcomes(batches):
 
 
 class Flaky:
-    """Fails twice and goes on."""
+    """A stream that raises three times and then continues."""
 
     def __init__(self):
         self.position, self.failed = 0, set()
@@ -270,7 +270,7 @@ class Flaky:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_errors_come_once_in_their_place(workers):
+def test_errors_are_raised_once_in_order(workers):
     rows = [n for n in range(RECORDS) if n != 20]
     expected = [rows[k : k + 4] for k in range(0, len(rows), 4)]
     expected[2:2] = ["at 9", "at 10"]
@@ -284,7 +284,7 @@ def test_errors_come_once_in_their_place(workers):
     for number in range(len(expected) + 1):
         resumed = iter(fresh)
         resumed.set_state(json.loads(json.dumps(running.get_state())))
-        again = 0  # a state is behind the last batch
+        again = 0  # a state is that after the last delivered batch
         while number > again and isinstance(expected[number - 1 - again], str):
             again += 1
         assert outcomes(resumed) == expected[number - again :]

@@ -83,8 +83,8 @@ def test_native_threads_make_masks_too(dtype):
         np.testing.assert_allclose(batch["image"], expected["image"], atol=1e-5)
 
 
-def test_boxes_and_keypoints_beside_native_threads():
-    """By the draws of their images, whose sizes are told where they are their own."""
+def test_boxes_and_keypoints_with_native_threads():
+    """Targets follow the random draws of their images, whose sizes may differ."""
     data = {"image": DATA["image"], "id": DATA["id"], "keypoints": DATA["things"][..., :2].copy()}
     data["things"] = np.zeros(DATA["things"].nbytes + 1, np.uint8)[1:].view(np.float32)
     data["things"] = data["things"].reshape(DATA["things"].shape)  # not aligned, as in some files

@@ -117,7 +117,7 @@ def test_rings_stay_within_the_memory(monkeypatch):
 
 
 class Slow:
-    """Records behind a wait, as over a network: threads beyond the cores help."""
+    """Records with a latency, as from a network: more threads than cores help."""
 
     def __init__(self, seconds):
         self.seconds = seconds

@@ -144,8 +144,8 @@ def test_sources_that_must_not_be_read():
     }
 
 
-def test_shapes_that_only_a_batch_tells(folder):
-    """Those of images of their own sizes, and of what a Python function makes."""
+def test_shapes_that_require_a_batch(folder):
+    """Shapes of images that differ in size, and of the results of a Python function."""
     source = ImageFolder(folder)
     assert jk.from_source(source, 4).element_spec["image"].max_height == 28
     pipe = jk.from_source(source, 4) >> (lambda batch: {"n": batch["image"].height[:, None]})

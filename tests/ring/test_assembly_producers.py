@@ -167,5 +167,5 @@ def test_plans_are_checked_natively():
     source = {"blobs": [], "in_files": False, "codec": 1, "max_pixels": 9, "scaled": False}
     with raises(ValueError, "chain"):
         library.image_encoded_producer(first, **source)
-    with raises(TypeError, "image_encoded_producer"):  # an address is no array
+    with raises(TypeError, "image_encoded_producer"):  # an address is not an array
         library.image_encoded_producer(first, **{**source, "blobs": [(4096, 1)]})

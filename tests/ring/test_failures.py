@@ -1,8 +1,8 @@
 """Failures whose exceptions resist being reported.
 
-Would catch: a failure that is lost, and a consumer that waits for it for ever, because its text
-cannot be encoded, is huge, or raises; an exception that is copied on its way; a message of native
-code that is no text; an error of a thread that the consumer never hears of.
+Would catch: a failure that is lost, and a consumer that waits for it forever, because its text
+cannot be encoded, is huge, or raises; an exception that is copied; a native message that is not
+valid text; an error of a thread that never reaches the consumer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Many rings and many epochs: no batch is lost and nothing leaks.
 
-Would catch: a batch that is lost once in thousands of short streams, memory or threads that a ring
-leaves behind.
+Would catch: a batch that is lost once in thousands of short streams, and memory or threads that a
+ring leaks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kernels that are wrong in one way each, as a small library of their own."""
+"""A small library of kernels, each of which has one fault."""
 
 from __future__ import annotations
 

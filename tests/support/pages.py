@@ -151,7 +151,7 @@ class Block(NamedTuple):
 
     @property
     def here(self) -> bool:
-        """Whether any machine can run it."""
+        """True if any machine can run the block."""
         return not _ELSEWHERE.search(self.text)
 
 

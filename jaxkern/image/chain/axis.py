@@ -157,7 +157,7 @@ class Axis:
         return self.full and _known_equal(self.size, self.resampled)
 
     def extend(self, start: Number, size: Number) -> None:
-        """Show [start, start + size), with padding pixels outside."""
+        """Select the window [start, start + size); pixels outside the image are padding."""
         self.offset = add(self.offset, multiply(self.step, start))
         self.valid_start, self.valid_stop, self.size = 0, size, size
 

@@ -109,7 +109,7 @@ class OpenSegment:
         return np.zeros(channels) if self.may_leave_image else np.arange(channels)
 
     def clip_erasures(self) -> None:
-        """Clip erasures before the image moves: outside parts must not enter it or leave int32."""
+        """Clip erasures to the image, so that a later move neither shows nor overflows the rest."""
         size = self.rows.size, self.columns.size
         self.erasures = [(_clip_box(box, size), value) for box, value in self.erasures]
 
@@ -293,7 +293,7 @@ class ChainBuilder:
         self.canvas_fill = np.zeros(self.channels) if canvas_fill is None else canvas_fill
 
     def _onto_canvas(self, size: tuple[int, int]) -> None:
-        """Show the image at the top left of a canvas of `size`."""
+        """Place the image at the top left of a canvas of `size`."""
         segment = self._open
         if segment.padding is not Padding.CONSTANT:
             raise ValueError(

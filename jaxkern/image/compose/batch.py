@@ -84,7 +84,7 @@ def uint16_to_float(images: Any, scale: bool, transforms: Sequence[Transform]) -
                 f"{transform!r}: expected scale=True, since uint16 images are x / 65535; use "
                 "Compose(..., scale=False) to keep their levels"
             )
-        if transform.linear or isinstance(transform, ToDtype):  # It changes the value range.
+        if transform.linear or isinstance(transform, ToDtype):  # later values have another range
             break
         _check_values(transform, scale)
     values = jnp.asarray(images).astype(jnp.float32)

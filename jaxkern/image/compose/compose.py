@@ -123,9 +123,10 @@ class Compose:
 
     Args:
       transforms: the transforms, at least one.
-      dtype: of the output: uint8, uint16, float16, bfloat16 or float32. None: that of the last
-        ToDtype; else float32 if uint8 or uint16 images are normalized; else that of the images.
-      layout: of the output, "NHWC" or "NCHW".
+      dtype: dtype of the output: uint8, uint16, float16, bfloat16 or float32. None uses the dtype
+        of the last ToDtype; else float32 if uint8 or uint16 images are normalized; else the
+        dtype of the images.
+      layout: layout of the output, "NHWC" or "NCHW".
       scale: convert levels to x / 255 where a float image is implied.
       boxes: format of boxes: "xyxy", "xywh" or "cxcywh".
       keypoints: "torchvision", whose flips map x to W - 1 - x and whose other transforms treat x as
@@ -292,7 +293,7 @@ class Compose:
     def __call__(self, key_or_keys: Any, images: Any, labels: Any = None) -> Any:
         """Sample, then apply; one key is split over the batch, [N] keys are used directly.
 
-        `images` and `labels` are those of `apply`, including a dict of images and targets.
+        `images` and `labels` are as in `apply`; `images` may be a dict of images and targets.
 
         >>> import jax
         >>> import numpy as np
@@ -345,7 +346,7 @@ class Compose:
 
 
 class _Identity(Transform):
-    """The identity, for a chain of which `eval` drops every transform."""
+    """The identity; replaces a chain if `eval` drops all its transforms."""
 
     kind = "chain"
 

@@ -25,7 +25,7 @@ class BatchPass:
     """One native call on a batch, and the JAX code that follows it.
 
     Attributes:
-      size, layout: of the images after the call.
+      size, layout: size and layout of the images after the call.
       channels: number of channels to convert to after the call; None leaves them unchanged.
       functions: transforms of the kind "jax" after the call, with their parameters.
       mixes: transforms of the kind "batch" after the call, with their parameters.
@@ -106,7 +106,7 @@ def _linear_first(steps: Steps) -> Steps:
 
 
 def _group(steps: Steps) -> list[tuple[Steps, Kind, Steps]]:
-    """Group the transforms of one fused chain with those of one other kind that follow it.
+    """Group each fused chain with the transforms of one other kind that follow it.
 
     The last group ends with a chain, or with mixes of its output.
     """

@@ -178,7 +178,7 @@ class RandAugment(_Policy):
       num_ops: number of ops applied to an image; an op can be drawn repeatedly.
       magnitude: the bin of the magnitude, from 0 to num_magnitude_bins - 1.
       num_magnitude_bins: number of bins of the magnitudes, at least 2.
-      interpolation: of warps, "nearest" or "bilinear".
+      interpolation: interpolation of warps, "nearest" or "bilinear".
       fill: value outside the image, a number or one per channel; None is 0.
     Parameters of an image: op i32 [num_ops], indices of `OPS`, and magnitude f32 [num_ops], in the
       units of `AutoAugment`.

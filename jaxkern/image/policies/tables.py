@@ -27,7 +27,7 @@ class AutoAugmentPolicy(enum.StrEnum):
     SVHN = "svhn"
 
     def __repr__(self) -> str:
-        """Return the word that is given as an argument."""
+        """Return the string that is accepted as an argument."""
         return repr(str(self))
 
 
@@ -35,9 +35,9 @@ class Magnitude(NamedTuple):
     """Magnitudes of an op, linear over the bins.
 
     Attributes:
-      first, last: in the first and the last bin.
+      first, last: magnitudes of the first and the last bin.
       side: side of the image that multiplies `last`: 0 height, 1 width, None neither.
-      divisor: of that product.
+      divisor: divisor of the product of `last` and that side.
       signed: True if a draw has a random sign.
       integer: True if magnitudes are rounded to integers, half to even.
     """
@@ -137,7 +137,7 @@ def signed_ops(space: Space) -> np.ndarray:
 
 
 class Pairs(NamedTuple):
-    """A policy of AutoAugment: arrays [pairs, 2], of which one pair is drawn."""
+    """A policy of AutoAugment: arrays [pairs, 2]. One pair is drawn for each image."""
 
     op: np.ndarray
     probability: np.ndarray

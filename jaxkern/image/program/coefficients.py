@@ -49,7 +49,8 @@ def affine_coefficients(
     """Return coefficients [..., 8] of torchvision's affine: (T C R(angle) S SHy SHx C^-1)^-1.
 
     Args:
-      angle, shear_x, shear_y: in degrees, clockwise; translate in pixels; all of one shape [...].
+      angle, shear_x, shear_y: degrees, clockwise.
+      translate: pixels. It and the angles have the same shape [...].
       size: height and width of the input.
       center: (x, y) from the top left corner; None for the centre of the image.
     A scale that is not above 0 gives NaN, which makes a program leave the image unchanged.

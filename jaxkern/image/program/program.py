@@ -56,7 +56,7 @@ class ProgramStep:
 
     Attributes:
       codes: the operations that the step may run; any other code leaves an image unchanged.
-      interpolation: of a warp.
+      interpolation: interpolation of a warp.
       kernel: odd kernel size along x and y, of a blur or of the blurred field of an elastic warp.
       fill: value outside the image of a warp, or the colour of an erased box: a number, or one a
         channel. If the first is NaN, a warp uses zeros without masking and an erased box noise.

@@ -49,7 +49,7 @@ class _Container(Transform):
 
     @property
     def parameters(self) -> dict[str, str]:  # type: ignore[override]
-        """Its own parameters, and those of transforms[k] with the prefix "k."."""
+        """Own parameters, and the parameters of transforms[k] with the prefix "k."."""
         return self._own_parameters() | {
             f"{k}.{name}": kind
             for k, inner in enumerate(self.transforms)
@@ -57,7 +57,7 @@ class _Container(Transform):
         }
 
     def _sample_transforms(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw the parameters of all transforms; key 0 is that of the container."""
+        """Draw the parameters of all transforms; key 0 is the container's."""
         return {
             f"{k}.{name}": value
             for k, inner in enumerate(self.transforms)
@@ -131,7 +131,7 @@ class RandomApply(_Container):
     Args:
       transforms: colour, warp, noise and policy transforms, flips, erasures, your own of the kind
         "program", and containers of them.
-      p: from 0 to 1.
+      p: probability of applying `transforms`, from 0 to 1.
     Parameters of an image: apply bool, and those of transforms[k] with the prefix "k.".
     Raises: TypeError for an invalid type; ValueError for an empty list, other transforms and p
       outside [0, 1].
@@ -238,6 +238,6 @@ class RandomOrder(_Container):
         return {"order": order, **self._sample_transforms(key, size)}
 
     def _schedule(self, params: dict[str, Any]) -> list[tuple[int, Any]]:
-        # Each position lists all transforms, of which an image runs one.
+        # Each position lists all transforms; an image runs one of them.
         indices, order = range(len(self.transforms)), params["order"]
         return [(k, order[:, position] == k) for position in indices for k in indices]

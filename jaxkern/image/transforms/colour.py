@@ -36,7 +36,7 @@ class Grayscale(ColourTransform):
     """Compute 0.2989 R + 0.587 G + 0.114 B in one channel or in three; uint8 is floored.
 
     Args:
-      num_output_channels: 1 or 3; with 3, alpha is kept.
+      num_output_channels: 1 or 3; with 3, an alpha channel is retained.
     Raises: ValueError for another number, and in `apply` for 1 on images with alpha.
 
     >>> from jaxkern.image import Compose, Grayscale
@@ -155,7 +155,7 @@ class RandomPosterize(_RandomColour):
     """Keep the most significant bits of each value with probability p.
 
     Args:
-      bits: from 0 to 8.
+      bits: number of high bits to keep, from 0 to 8.
     Parameter of an image: apply bool.
     Raises: TypeError, as torchvision, unless bits is an integer from 0 to 8.
 

@@ -124,7 +124,7 @@ class _RandomFlip(Transform):
         return {"flip": jax.random.uniform(key, dtype=jnp.float32) < self.p}
 
     def _mirror(self, flip: Any, *coefficients: float) -> list[Step]:
-        """Return the flip as a warp by integer pixels, for containers."""
+        """Return the flip as a warp without interpolation, for transforms that contain others."""
         return [program_step(Code.WARP, *coefficients, apply=flip)]
 
 

@@ -42,8 +42,8 @@ class RandomIoUCrop(PerImageSize):
 
     Args:
       min_scale, max_scale: sides of the crop, as fractions of the image's, up to 1.
-      min_aspect_ratio, max_aspect_ratio: of the crop, width over height.
-      sampler_options: overlaps; None for 0, 0.1, 0.3, 0.5, 0.7, 0.9 and 1.
+      min_aspect_ratio, max_aspect_ratio: range of the crop's width over height.
+      sampler_options: minimum overlaps; None for 0, 0.1, 0.3, 0.5, 0.7, 0.9 and 1.
       trials: crops for each overlap, at least 1.
       canvas_fill: a number, or one per channel, around images whose output sizes differ.
     Parameters of an image: crop bool; top, left, height, width i32, those of the complete image if

@@ -113,7 +113,8 @@ class GaussianNoise(Transform):
     uint8 images get 255 times the noise, truncated to integer levels, as in torchvision.
 
     Args:
-      mean, sigma: of the noise, in units of the largest value of an image.
+      mean, sigma: mean and standard deviation of the noise, in units of the largest value of an
+        image.
       clip: clip sums to the image's range; without it uint8 wraps.
     Parameter of an image: seed int32 [2], any numbers. Images with equal seeds get equal noise. The
       frames of a clip use consecutive seeds (seed[0], seed[1] + frame).
@@ -176,7 +177,7 @@ class ElasticTransform(Transform):
 
     Args:
       alpha: scale of the displacement along x and y: a number, or (x, y).
-      sigma: of the blur along x and y, in pixels; 0 on both axes for no blur.
+      sigma: standard deviation of the blur along x and y, in pixels; 0 on both axes for no blur.
       interpolation: "nearest" or "bilinear".
       fill: a number, or one per channel, outside the image; None for zeros.
     Parameter of an image: seed int32 [2], any numbers.

@@ -74,7 +74,7 @@ class Transform:
     def eval(self) -> tuple[Transform, ...]:
         """Return the transforms that replace this one in `Compose.eval`.
 
-        By default a transform with parameters is dropped, and one without is kept.
+        By default a transform with parameters is dropped, and one without parameters is unchanged.
         """
         return () if self.parameters else (self,)
 
@@ -82,7 +82,7 @@ class Transform:
         """Transform one image: the method of the kind "jax".
 
         Args:
-          image: float32 [H, W, C]. uint8 levels are given as x / 255.
+          image: float32 [H, W, C]. uint8 levels are passed as x / 255.
           params: the parameters of this image, as `sample` draws them.
 
         Returns:

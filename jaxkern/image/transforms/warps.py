@@ -32,7 +32,7 @@ from jaxkern.image.transforms.transform import (
     uniform_between,
 )
 
-NO_FILL = (math.nan,)  # zeros outside the image, which bilinear weights do not mask
+NO_FILL = (math.nan,)  # zeros outside the image, without masking by the bilinear weights
 
 
 def _numbers(value: Any, name: str, lengths: tuple[int, ...], expected: str) -> tuple[float, ...]:

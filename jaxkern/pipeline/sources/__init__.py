@@ -1,1 +1,1 @@
-"""Where records come from: arrays, files, data sets, each as a source of batches."""
+"""Sources of records: arrays, files and data sets."""

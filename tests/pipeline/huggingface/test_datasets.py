@@ -49,7 +49,7 @@ def data(tmp_path_factory):
 
 
 def assert_is(batches, dataset):
-    """What the batches hold is what the data set itself decodes, in its order."""
+    """Assert that the batches equal the rows that the data set decodes, in its order."""
     assert sum(len(batch["label"]) for batch in batches) == len(dataset)
     np.testing.assert_array_equal(column(batches, "label"), dataset["label"])
     np.testing.assert_array_equal(column(batches, "tokens"), dataset["tokens"])

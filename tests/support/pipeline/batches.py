@@ -1,4 +1,4 @@
-"""What the pipeline tests share: small sources, and batches as NumPy arrays."""
+"""Helpers of the pipeline tests: small sources, and batches as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def arrays(records: int = 23, size: int = 6) -> dict[str, np.ndarray]:
-    """Distinct u8 images, labels, and the record's number."""
+    """Return distinct u8 images, labels and record ids."""
     rng = np.random.default_rng(records)
     return {
         "image": rng.integers(0, 256, (records, size, size, 3), np.uint8),
@@ -19,12 +19,12 @@ def arrays(records: int = 23, size: int = 6) -> dict[str, np.ndarray]:
 
 
 def epoch_of(batches: Any) -> list[dict[str, Any]]:
-    """The batches of an iteration as NumPy arrays."""
+    """Return the batches of an iteration as NumPy arrays."""
     return [jax.tree.map(np.asarray, batch) for batch in batches]
 
 
 def assert_same(found: list[Any], expected: list[Any]) -> None:
-    """Bit-identical batches."""
+    """Assert that batches are bit-identical."""
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert jax.tree.structure(one) == jax.tree.structure(other)
@@ -40,5 +40,5 @@ def is_native(pipe: Any) -> bool:
 
 
 def column(batches: list[dict[str, Any]], field: str) -> np.ndarray:
-    """One field of all batches, joined."""
+    """Return one field of all batches, concatenated."""
     return np.concatenate([batch[field] for batch in batches])

@@ -2,7 +2,7 @@
 
     python distributed_epoch.py PROCESS PORT RESULT
 
-Each process has two devices of its own; batches are global arrays over the four of them.
+Each process has two devices; batches are global arrays over all four.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A source of encoded images, which gathers by Pillow or NumPy what native threads decode."""
+"""A source of encoded images whose `gather` decodes with Pillow or NumPy, as a reference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 class PillowSource(BatchSource):
-    """Images as bytes, one behind the other, or as files, with a label and the record's number."""
+    """Images as concatenated bytes or as files, with a label and the record id."""
 
     fresh = True
 

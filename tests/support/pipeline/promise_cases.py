@@ -1,4 +1,4 @@
-"""The pipelines that `test_promises.py` holds every promise against: one row a source or node.
+"""The pipelines for which `test_promises.py` tests every guarantee: one row per source or node.
 
 A row's `build(tmp_path)` returns `make(**options)`, which builds the pipeline with the options of
 `from_source` (batch_size, shuffle, seed, num_workers, drop_remainder, pad_remainder, shard ...).
@@ -57,8 +57,8 @@ class Case:
       build: from an empty folder to `make(**options)`.
       ids: the "id" of every row of an epoch, over all shards; in any order, with repetitions.
       breaks: like `build`, but the record with id BAD cannot be read; None where that cannot be.
-      spares: how many records at most each of several shards leaves out of an epoch.
-      divides: whether other shards can go on within an epoch.
+      spares: largest number of records that each of several shards skips in an epoch.
+      divides: True if another number of shards can resume within an epoch.
     """
 
     build: Callable[[Path], Factory]
@@ -70,12 +70,12 @@ class Case:
 
 def fields() -> dict[str, np.ndarray]:
     """Small images, labels and ids."""
-    found = arrays(RECORDS)
-    return {"image": found["image"], "label": found["label"], "id": found["record"]}
+    columns = arrays(RECORDS)
+    return {"image": columns["image"], "label": columns["label"], "id": columns["record"]}
 
 
 def of_source(source: Any) -> Factory:
-    """What makes pipelines of a source."""
+    """Return a factory of pipelines of a source."""
     return lambda **options: jk.from_source(source, **options)
 
 
@@ -319,7 +319,7 @@ def _tokens(folder: Path, *nodes: Any) -> Factory:
 CASES: dict[str, Case] = {
     "token source": Case(_tokens),
     "tokens packed": Case(lambda folder: _tokens(folder, Pack(7, max_open_bins=2)), divides=False),
-    "tokens packed behind a function": Case(
+    "tokens packed after a function": Case(
         lambda folder: _tokens(folder, dict.copy, Pack(7, method="best-fit", max_open_bins=3)),
         divides=False,
     ),
@@ -385,7 +385,7 @@ def _double(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_parts(combine: Callable[[list[Any]], Any], *nodes: Any) -> Callable[[Path], Factory]:
-    """A row that puts pipelines of the three parts together."""
+    """Return a builder that combines pipelines of the three parts."""
 
     def make(**options: Any) -> jk.Pipeline:
         pipelines = []
@@ -423,7 +423,7 @@ def _zipped(*nodes: Any) -> Callable[[Path], Factory]:
     return lambda folder: make
 
 
-def _behind(*nodes: Any) -> Callable[[Path], Factory]:
+def _followed_by(*nodes: Any) -> Callable[[Path], Factory]:
     def make(**options: Any) -> jk.Pipeline:
         pipe = jk.from_source(fields(), **options)
         for node in nodes:
@@ -435,11 +435,11 @@ def _behind(*nodes: Any) -> Callable[[Path], Factory]:
 
 CASES |= {
     "mixture": Case(_of_parts(_mixed), spares=2),
-    "mixture behind functions": Case(_of_parts(_mixed, _double), spares=2),
+    "mixture after functions": Case(_of_parts(_mixed, _double), spares=2),
     "mixture of mixtures": Case(_of_parts(_nested), spares=2),
     "mixture of a mixture and functions": Case(_of_parts(_nested, _double), spares=2),
     "concatenation": Case(_of_parts(lambda pipelines: jk.concat(*pipelines))),
-    "concatenation behind functions": Case(_of_parts(lambda given: jk.concat(given), _double)),
+    "concatenation after functions": Case(_of_parts(lambda given: jk.concat(given), _double)),
     "mixture and a filter": Case(
         _of_parts(lambda given: _mixed(given) >> jk.pipeline.Filter(_odd)),
         ids=tuple(range(1, RECORDS, 2)),
@@ -447,9 +447,9 @@ CASES |= {
     ),
     "concatenated sources": Case(lambda folder: of_source(jk.concat(_parts()))),
     "zip": Case(_zipped()),
-    "zip behind functions": Case(_zipped(_double)),
-    "repetition": Case(_behind(jk.pipeline.Repeat(2)), ids=tuple(range(RECORDS)) * 2),
-    "repetition behind functions": Case(
-        _behind(_double, jk.pipeline.Repeat(2), _double), ids=tuple(range(RECORDS)) * 2
+    "zip after functions": Case(_zipped(_double)),
+    "repetition": Case(_followed_by(jk.pipeline.Repeat(2)), ids=tuple(range(RECORDS)) * 2),
+    "repetition after functions": Case(
+        _followed_by(_double, jk.pipeline.Repeat(2), _double), ids=tuple(range(RECORDS)) * 2
     ),
 }

@@ -14,14 +14,14 @@ import PIL.Image
 
 
 def encoded(image: np.ndarray, kind: str = "png", **options: Any) -> bytes:
-    """An image [H, W, C] as a file's bytes."""
+    """Encode an image [H, W, C]."""
     file = io.BytesIO()
     PIL.Image.fromarray(image).save(file, kind, **options)
     return file.getvalue()
 
 
 def write_tar(path: Path, samples: Sequence[tuple[str, Mapping[str, bytes]]]) -> Path:
-    """A WebDataset shard: name and ending -> bytes of each sample."""
+    """Write a WebDataset shard of (name, {extension: bytes}) samples."""
     with tarfile.open(path, "w") as tar:
         for name, members in samples:
             for ending, data in members.items():
@@ -32,7 +32,7 @@ def write_tar(path: Path, samples: Sequence[tuple[str, Mapping[str, bytes]]]) ->
 
 
 def write_arrow(path: Path, table: Any, rows: int = 10, stream: bool = False) -> Path:
-    """An Arrow file, or stream, of batches of so many rows."""
+    """Write an Arrow file or stream with `rows` rows per batch."""
     import pyarrow as pa
 
     new = pa.ipc.new_stream if stream else pa.ipc.new_file
@@ -42,7 +42,7 @@ def write_arrow(path: Path, table: Any, rows: int = 10, stream: bool = False) ->
 
 
 def write_array_record(path: Path, records: Sequence[bytes]) -> Path:
-    """An ArrayRecord file."""
+    """Write an ArrayRecord file."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
     writer = ArrayRecordWriter(str(path), "group_size:1")
@@ -53,7 +53,7 @@ def write_array_record(path: Path, records: Sequence[bytes]) -> Path:
 
 
 def write_tfrecord(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
-    """A TFRecord file of tf.train.Example: bytes, lists of int or of float."""
+    """Write a TFRecord file of tf.train.Example: bytes, lists of int or of float."""
     import tfrecord
 
     kinds = {bytes: "byte", int: "int", float: "float"}
@@ -70,7 +70,7 @@ def write_tfrecord(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def savez(**arrays: Any) -> bytes:
-    """An archive of `numpy.savez`."""
+    """Return an archive of `numpy.savez` as bytes."""
     file = io.BytesIO()
     np.savez(file, **arrays)
     assert zipfile.is_zipfile(file)

@@ -1,10 +1,9 @@
 """Multi-tau and two-time correlations in plain NumPy, straight from their definitions.
 
-O(N^2) and without levels that know of each other: sums of neighbouring frames are made anew for
-each level from the frames. Whole counts are summed as Python's integers (object arrays), which
-never overflow, and rounded to float64 once: before they are divided, or after (two-time, by
-fractions). Floating-point counts are summed in float64. Nothing is shared with the code under test:
-bins are looked up pixel by pixel.
+O(N^2), with independent levels: each level sums neighbouring frames directly from the input. Whole
+counts are summed as Python's integers (object arrays), which never overflow, and rounded to
+float64 once: before they are divided, or after (two-time, by fractions). Floating-point counts
+are summed in float64. Nothing is shared with the code under test: bins are looked up by pixel.
 """
 
 from __future__ import annotations
@@ -69,8 +68,8 @@ def exact(array):
 def select(frames, begin=0, end=None, stride=1, average=1, bad_frames=(), divided_by_mean_of=None):
     """frames [N, ...] as `Selected`, pixels flat; bad frames count from the first of all.
 
-    divided_by_mean_of: [P], true at the pixels by whose mean each frame is divided, in float64; one
-    without counts is unchanged.
+    divided_by_mean_of: [P], true at the pixels by whose mean each frame is divided, in float64; a
+    frame without light is not changed.
     """
     frames = exact(frames).reshape(len(frames), -1)
     if divided_by_mean_of is not None:

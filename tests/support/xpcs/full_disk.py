@@ -1,4 +1,4 @@
-"""Write results, maps and matrices with a limit on the file size, in a separate process."""
+"""Write results, maps and matrices in a process whose file size is limited, like a full disk."""
 
 from __future__ import annotations
 

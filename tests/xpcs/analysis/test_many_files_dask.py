@@ -49,7 +49,7 @@ def g2_of(folder):
 
 
 def busy(client, folder):
-    """Makes workers say that they work on a file, and wait until they are told to go on."""
+    """Make workers mark the file that they process, and wait until the test releases them."""
 
     def install(folder):
         from jaxkern.xpcs.analysis import many
@@ -70,7 +70,7 @@ def busy(client, folder):
 
 
 def until(folder, count):
-    """The files (NAME.PID) that are worked on, when there are so many."""
+    """Wait for a number of marks (NAME.PID) of files in progress, and return them."""
     deadline = time.monotonic() + 60
     while len(found := [path.name for path in folder.iterdir() if path.name != "go"]) < count:
         assert time.monotonic() < deadline
@@ -198,15 +198,15 @@ def test_a_file_that_ends_every_worker_is_named(data, tmp_path):
     assert list(found.errors) == [data / "run1.npy"]
     assert "KilledWorker" in found.errors[data / "run1.npy"]
     assert found.count("done") == 4
-    # Once beside others, and once alone.
+    # Once next to other tasks, and once alone.
     assert len([name for name in listed(data) if name.startswith("death.")]) == 2
 
 
 @pytest.mark.slow
 def test_workers_that_come_late_take_part(data, tmp_path):
     """And a scheduler by its address, and by its file."""
-    marks, told = tmp_path / "marks", tmp_path / "scheduler.json"
-    options = {"scheduler_kwargs": {"scheduler_file": str(told)}, "threads_per_worker": 4}
+    marks, scheduler_file = tmp_path / "marks", tmp_path / "scheduler.json"
+    options = {"scheduler_kwargs": {"scheduler_file": str(scheduler_file)}, "threads_per_worker": 4}
     with cluster(n_workers=1, **options) as own, Client(own) as client:
         busy(client, marks)
 
@@ -227,7 +227,7 @@ def test_workers_that_come_late_take_part(data, tmp_path):
         found = xpcs.correlate_files(data, data / "qmap.h5", tmp_path / "results", **how)
         helper.join()
         assert found.count("done") == 5
-        how["scheduler"] = str(told)
+        how["scheduler"] = str(scheduler_file)
         found = xpcs.correlate_files(data, data / "qmap.h5", tmp_path / "more", **how)
         assert found.count("done") == 5
 

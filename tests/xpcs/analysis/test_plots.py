@@ -1,5 +1,8 @@
-"""What the plots of a fit draw: would catch masked frames in a cut or its scale, lags that are left
-out, the flow's angle not shown, wrong error bands, a saved g2 that is not the fitted one."""
+"""Plots of a fit.
+
+Would catch masked frames in a cut or its scale, missing lags, a missing flow angle, wrong error
+bands, and a saved g2 that differs from the fitted one.
+"""
 
 from __future__ import annotations
 
@@ -80,8 +83,8 @@ def test_masked_frames_do_not_set_the_scale(shown):
         assert np.array_equal(np.isfinite(view.data), used)
         np.testing.assert_array_equal(view.data[used], data[angle][used])
         upper = used & np.triu(np.ones((41, 41), bool))
-        wanted = ((data[angle] - clean[angle])[upper] / 0.02) ** 2
-        assert view.mean_square == pytest.approx(wanted.mean(), rel=1e-5)
+        expected = ((data[angle] - clean[angle])[upper] / 0.02) ** 2
+        assert view.mean_square == pytest.approx(expected.mean(), rel=1e-5)
         assert view.residual_counts.sum() == upper.sum()
 
 
@@ -99,11 +102,11 @@ def test_long_matrices_are_shown_as_means(monkeypatch):
     data = xpcs.simulate(model, PARAMS, 0.3, 1.0, noise=0.02)
     view = view_angles(StackSource(data), model, PARAMS, 0.3, 1.0, angles=1)[0]
     blank = np.where(np.eye(41, dtype=bool), np.nan, data[1])
-    wanted = [
+    expected = [
         [np.nanmean(blank[a : a + 4, b : b + 4]) for b in range(0, 40, 4)] for a in range(0, 40, 4)
     ]
     assert view.data.shape == (11, 11)
-    np.testing.assert_allclose(view.data[:10, :10], wanted, rtol=1e-12)
+    np.testing.assert_allclose(view.data[:10, :10], expected, rtol=1e-12)
     assert not view.scaled
 
 
@@ -150,8 +153,8 @@ def test_bands_of_rates_propagate_the_covariance():
         np.testing.assert_allclose(rate[1:], (scale_ * t**power + offset)[1:], rtol=1e-12)
         slope = np.stack([t**power, scale_ * t**power * np.log(t), np.ones_like(t)], -1)
         part = pcov[2 + first : 5 + first, 2 + first : 5 + first]
-        wanted = np.sqrt(np.sum(slope @ part * slope, -1))
-        np.testing.assert_allclose(error[1:], wanted[1:], rtol=1e-9)
+        expected = np.sqrt(np.sum(slope @ part * slope, -1))
+        np.testing.assert_allclose(error[1:], expected[1:], rtol=1e-9)
     pcov[2, 2] = np.inf
     assert np.isnan(plot.rate_bands(model, PARAMS, names, pcov)["D (Angstrom^2/s)"][1]).all()
 
@@ -178,7 +181,7 @@ def test_what_the_fit_left_out_is_not_drawn(tmp_path, monkeypatch, capsys):
     drawn = []
     monkeypatch.setattr(plot, "plot_maps", lambda path, views, **how: drawn.extend(views) or path)
     given = ["--config", str(tmp_path / "c.yaml"), "--output-dir", str(tmp_path / "results")]
-    assert main(["xpcs", "fit", *given]) == 0  # what it warns of stands in the report, once
+    assert main(["xpcs", "fit", *given]) == 0  # the report lists each warning once
     assert main(["xpcs", "plot", *given]) == 0
     said = capsys.readouterr()
     assert said.out.count("excluded: angle 2") == said.out.count("frames 7 ") == 1
@@ -208,8 +211,8 @@ def test_the_fitted_g2_is_saved(tmp_path, capsys):
     t = 0.1 * np.arange(40)
     model = xpcs.Static(xpcs.Geometry(q=0.0054, gap=None, dt=0.1, t=t, phi=[0.0, 30.0]))
     with jax.enable_x64(True):
-        wanted = xpcs.g2(model, arrays["physics"], arrays["contrast"], arrays["offset"])
-    np.testing.assert_allclose(saved, wanted, rtol=1e-6)
+        expected = xpcs.g2(model, arrays["physics"], arrays["contrast"], arrays["offset"])
+    np.testing.assert_allclose(saved, expected, rtol=1e-6)
     assert "fitted.h5" in capsys.readouterr().out
     assert json.loads((tmp_path / "results" / "results.json").read_text())["success"]
     with h5py.File(tmp_path / "results" / "fitted.h5") as file:

@@ -51,8 +51,8 @@ def run(kernel, overwritten):
 
 for kernel in (multitau, multitau_events):
     print(kernel.__name__, flush=True)
-    wanted, found = (run(kernel, overwritten) for overwritten in (False, True))
-    assert all(np.array_equal(*pair) for pair in zip(found, wanted, strict=True))
+    expected, result = (run(kernel, overwritten) for overwritten in (False, True))
+    assert all(np.array_equal(*pair) for pair in zip(result, expected, strict=True))
 """
 
 

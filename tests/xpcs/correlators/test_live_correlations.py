@@ -173,7 +173,7 @@ def test_an_hdf5_file_that_another_process_writes(tmp_path):
             assert child.stdout.readline() == f"{n}\n"
             assert settled(frames) == n
             np.testing.assert_array_equal(frames.read(0, n), counts[:n])
-            child.stdin.write("go on\n")
+            child.stdin.write("continue\n")
             child.stdin.flush()
     assert child.returncode == 0
 

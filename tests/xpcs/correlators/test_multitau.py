@@ -1,7 +1,7 @@
 """Multi-tau g2 of whole runs against the O(N^2) oracle: whole counts give its very bits.
 
 Would catch a sum that is off by a frame at any level or delay, bad frames that still count in pairs
-or lengths, pixels of a wrong bin, bins without pixels or light that are not told apart, sums that
+or lengths, pixels of a wrong bin, bins without pixels or light that are confused, sums that
 round or wrap, and results that depend on blocks, threads, passes over a file, or the backend.
 """
 

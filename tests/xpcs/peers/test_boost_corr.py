@@ -101,7 +101,7 @@ def test_multitau(tmp_path, qmap, n, options):
 
 
 def test_multitau_of_a_map_with_masked_pixels_inside_its_bins(tmp_path):
-    """Where bins hold pixels outside the mask, theirs is ours times all over the good pixels."""
+    """boost-corr also counts pixels outside the mask: its g2 is ours times all over good pixels."""
     frames = speckles(5, 64)
     dynamic = np.ones(SHAPE, int)
     mask = np.ones(SHAPE, bool)
@@ -183,7 +183,7 @@ def test_files_of_imm(tmp_path, sparse):
     path = tmp_path / "run.imm"
     path.write_bytes(imm_bytes(frames, sparse))
     data = dataset(path)
-    if sparse:  # whose frames it takes as 512 x 1024 until it is told
+    if sparse:  # boost-corr assumes 512 x 1024 before this call
         data.update_det_size(data.det_size)
     check_frames(path, data, slice(None))
 
