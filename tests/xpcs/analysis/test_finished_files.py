@@ -1,7 +1,7 @@
-"""`xpcs correlate` of files whose results are there: what is done again, and what is left.
+"""`xpcs correlate` of files with existing results: which are computed again, and which are kept.
 
-Would catch: finished files that are done again or stale ones that are kept, a choice or a file
-behind a link that does not count, a file of somebody else's that is replaced.
+Would catch: finished files that are computed again, stale results that are kept, an option or a
+linked file that is ignored, a foreign file that is replaced.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_a_file_without_its_plots_is_not_finished(data, monkeypatch):
     (found,) = xpcs.correlate_files(files, **how, plots=plots).outcomes
     assert (found.status, found.rerun_reason) == ("done", "it has no plots")
     assert xpcs.correlate_files(files, **how, plots=plots).count("skipped") == 1
-    # Those of earlier results are none of these.
+    # Plots of earlier results do not count.
     fails += ["run2.npy"] * 2
     assert xpcs.correlate_files(files, **how, plots=plots, average=2).count("failed") == 1
     assert listed(plots / "run2") == []

@@ -1,7 +1,7 @@
 """`xpcs correlate` of several files, and `correlate_files`, one after the other in this process.
 
 Would catch: results that differ from those of single runs, a failure that stops the other files or
-is not told, something half-written left behind, wrong numbers in the table.
+is not reported, incomplete files, wrong numbers in the table.
 """
 
 from __future__ import annotations
