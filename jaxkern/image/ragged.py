@@ -64,7 +64,7 @@ class Ragged:
             compiles few programs.
           channels: needed only for an empty list.
         Raises: TypeError for images that are not uint8; ValueError for other ranks, zero sizes,
-          channel counts, bounds that are too small, and more than 2**31 - 1 bytes without x64.
+        channel counts, bounds that are too small, and more than 2**31 - 1 bytes without x64.
 
         >>> import numpy as np
         >>> from jaxkern.image import Ragged

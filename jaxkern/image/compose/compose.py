@@ -133,7 +133,7 @@ class Compose:
         a distance from the edge; or "centers", where integers are pixel centres everywhere.
       mask_fill: label of mask pixels outside the original mask.
     Raises: TypeError for invalid transforms and dtypes; ValueError for an empty list, unknown
-      formats and an invalid fill.
+    formats and an invalid fill.
 
     >>> import numpy as np
     >>> from jaxkern.image import CenterCrop, Compose, Normalize
@@ -214,7 +214,7 @@ class Compose:
           boxes: [N, K, 4] in the chain's format, and boxes_valid [N, K], for a chain that needs
             them to draw: one with a RandomIoUCrop.
         Raises: TypeError for invalid key arrays; ValueError for a single key, invalid sizes, and
-          missing boxes.
+        missing boxes.
 
         >>> import jax
         >>> from jaxkern.image import Compose, RandomHorizontalFlip

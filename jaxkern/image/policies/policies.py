@@ -181,7 +181,7 @@ class RandAugment(_Policy):
       interpolation: interpolation of warps, "nearest" or "bilinear".
       fill: value outside the image, a number or one per channel; None is 0.
     Parameters of an image: op i32 [num_ops], indices of `OPS`, and magnitude f32 [num_ops], in the
-      units of `AutoAugment`.
+    units of `AutoAugment`.
     Raises: ValueError for numbers out of range and unknown interpolations.
     Source: Cubuk et al., RandAugment, 2019, with the ranges of torchvision.
 
@@ -266,9 +266,9 @@ class AutoAugment(_Policy):
       policy: "imagenet", "cifar10" or "svhn", or an `AutoAugmentPolicy`.
       interpolation, fill: as in `RandAugment`.
     Parameters of an image: op i32 [2], indices of `OPS`, -1 for an op that is not applied, and
-      magnitude f32 [2]: shears as tangents, translations in pixels, angles in degrees
-      counter-clockwise, factor - 1 of brightness, color, contrast and sharpness, posterize in bits,
-      solarize as a fraction of the largest value; 0 for ops without a magnitude.
+    magnitude f32 [2]: shears as tangents, translations in pixels, angles in degrees
+    counter-clockwise, factor - 1 of brightness, color, contrast and sharpness, posterize in bits,
+    solarize as a fraction of the largest value; 0 for ops without a magnitude.
     Raises: ValueError for unknown policies and interpolations.
     Source: Cubuk et al., AutoAugment, 2019.
 
@@ -318,7 +318,7 @@ class AugMix(_Policy):
       all_ops: include brightness, color, contrast and sharpness.
       interpolation, fill: as in `RandAugment`.
     Parameters of an image: op i32 [mixture_width, depth], indices of `OPS`, -1 beyond a chain's own
-      depth; magnitude f32 of the same shape; weights f32 [mixture_width]; m f32.
+    depth; magnitude f32 of the same shape; weights f32 [mixture_width]; m f32.
     Raises: ValueError for numbers out of range and unknown interpolations.
     Source: Hendrycks et al., AugMix, 2019, with the ranges of torchvision.
 

@@ -134,7 +134,7 @@ class RandomApply(_Container):
       p: probability of applying `transforms`, from 0 to 1.
     Parameters of an image: apply bool, and those of transforms[k] with the prefix "k.".
     Raises: TypeError for an invalid type; ValueError for an empty list, other transforms and p
-      outside [0, 1].
+    outside [0, 1].
 
     >>> from jaxkern.image import ColorJitter, RandomApply
     >>> RandomApply([ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8).parameters["0.hue"]
@@ -167,9 +167,9 @@ class RandomChoice(_Container):
       transforms: as in `RandomApply`.
       p: their probabilities, normalized to sum 1; None for equal ones.
     Parameters of an image: choice i32, an index of transforms (any other value applies none), and
-      those of transforms[k] with the prefix "k.".
+    those of transforms[k] with the prefix "k.".
     Raises: TypeError for an invalid type; ValueError for an empty list, other transforms, and
-      probabilities that are negative, not finite, all 0 or not one per transform.
+    probabilities that are negative, not finite, all 0 or not one per transform.
 
     >>> from jaxkern.image import RandomChoice, RandomHorizontalFlip, RandomVerticalFlip
     >>> RandomChoice([RandomHorizontalFlip(1.0), RandomVerticalFlip(1.0)], p=[3, 1]).p
@@ -215,7 +215,7 @@ class RandomOrder(_Container):
     Args:
       transforms: as in `RandomApply`.
     Parameters of an image: order i32 [number of transforms], indices of transforms, and those of
-      transforms[k] with the prefix "k.".
+    transforms[k] with the prefix "k.".
     Raises: TypeError for an invalid type; ValueError for an empty list and other transforms.
 
     >>> from jaxkern.image import RandomAffine, RandomInvert, RandomOrder

@@ -188,7 +188,7 @@ class RandomSolarize(_RandomColour):
       threshold: in the images' values: a level of uint8 images, 0 to 1 of float images.
     Parameter of an image: apply bool.
     Raises: TypeError, as torchvision, if the threshold is not a number or is above 255; ValueError
-      if it is not finite.
+    if it is not finite.
 
     >>> from jaxkern.image import RandomSolarize
     >>> RandomSolarize(threshold=128).threshold
@@ -321,9 +321,9 @@ class ColorJitter(ColourTransform):
         both ends; None, or factors that are always 1, to leave it unchanged.
       hue: a number h for shifts uniform in [-h, h] turns, or both ends; up to 1/2.
     Parameters of an image: brightness, contrast, saturation, hue f32; order i32 [4], where 0 to 3
-      are these names in order. One that is None is not applied, whatever its parameter.
+    are these names in order. One that is None is not applied, whatever its parameter.
     Raises: ValueError for numbers below 0, hues beyond 1/2 and decreasing ends; TypeError for
-      other types.
+    other types.
 
     >>> from jaxkern.image import ColorJitter
     >>> ColorJitter(brightness=0.4, hue=0.1).brightness
@@ -381,8 +381,8 @@ class RandomPhotometricDistort(ColourTransform):
       hue: both ends of the shifts, in turns, up to 1/2.
       p: the probability of each.
     Parameters of an image: brightness, contrast, saturation, hue f32; contrast_before bool;
-      permutation i32 [3]; apply bool [5], in the order brightness, contrast, saturation, hue,
-      permutation.
+    permutation i32 [3]; apply bool [5], in the order brightness, contrast, saturation, hue,
+    permutation.
     Raises: as `ColorJitter`.
 
     >>> from jaxkern.image import RandomPhotometricDistort

@@ -56,7 +56,7 @@ class Pad(Transform):
         edge; padding up to the image size). Images of different sizes in one batch are mirrored
         repeatedly if necessary.
     Raises: ValueError for negative or malformed padding, other padding modes, a fill per channel
-      with a mode that is not constant, and in `apply` for borders that are too wide to mirror.
+    with a mode that is not constant, and in `apply` for borders that are too wide to mirror.
 
     >>> from jaxkern.image import Pad
     >>> Pad(4).output_size((32, 32))

@@ -47,9 +47,9 @@ class RandomIoUCrop(PerImageSize):
       trials: crops for each overlap, at least 1.
       canvas_fill: a number, or one per channel, around images whose output sizes differ.
     Parameters of an image: crop bool; top, left, height, width i32, those of the complete image if
-      it is not cropped.
+    it is not cropped.
     Raises: ValueError for invalid ranges and for options that are empty or not finite; in `sample`
-      without boxes.
+    without boxes.
     Source: Liu et al., SSD, 2016, section 2.2.
 
     >>> from jaxkern.image import RandomIoUCrop
@@ -206,7 +206,7 @@ class RandomZoomOut(PerImageSize):
       side_range: (low, high), from 1: sides of the canvas as multiples of the image's.
       p: from 0 to 1.
     Parameters of an image: top, left, height, width i32: the position of the image, and the size of
-      the canvas. Values that cannot be drawn are clamped to the nearest that can.
+    the canvas. Values that cannot be drawn are clamped to the nearest that can.
     Raises: ValueError for ranges that start below 1 or decrease, and p outside [0, 1].
     Source: Liu et al., SSD, 2016, section 3.6.
 

@@ -45,7 +45,7 @@ class GaussianBlur(Transform):
       sigma: (low, high) in pixels, above 0, or a number.
     Parameter of an image: sigma f32; values not above 0 leave the image unchanged.
     Raises: TypeError or ValueError for even sizes and invalid ranges; in `apply` for images not
-      larger than half the kernel.
+    larger than half the kernel.
 
     >>> from jaxkern.image import GaussianBlur
     >>> GaussianBlur(23).sigma
@@ -117,9 +117,9 @@ class GaussianNoise(Transform):
         image.
       clip: clip sums to the image's range; without it uint8 wraps.
     Parameter of an image: seed int32 [2], any numbers. Images with equal seeds get equal noise. The
-      frames of a clip use consecutive seeds (seed[0], seed[1] + frame).
+    frames of a clip use consecutive seeds (seed[0], seed[1] + frame).
     Raises: TypeError for other types; ValueError for a negative sigma and values that are not
-      finite.
+    finite.
 
     >>> from jaxkern.image import GaussianNoise
     >>> GaussianNoise(sigma=0.05).mean
@@ -182,7 +182,7 @@ class ElasticTransform(Transform):
       fill: a number, or one per channel, outside the image; None for zeros.
     Parameter of an image: seed int32 [2], any numbers.
     Raises: TypeError or ValueError for invalid values and a sigma that is 0 along one axis only; in
-      `apply` for images not larger than half the kernel.
+    `apply` for images not larger than half the kernel.
 
     P. Simard, D. Steinkraus, J. Platt, Best practices for convolutional neural networks applied to
     visual document analysis, 2003.

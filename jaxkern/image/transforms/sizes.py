@@ -45,7 +45,7 @@ class Resize(Transform):
       antialias: widen the filter where the image shrinks. As in torchvision, the parameter a of the
         bicubic kernel is -1/2 with antialias and -3/4 without.
     Raises: ValueError for sizes below 1 or above 2**24, and for a max_size with a pair or not
-      above size.
+    above size.
 
     >>> from jaxkern.image import Resize
     >>> Resize(256).output_size((512, 640))

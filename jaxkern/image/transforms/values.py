@@ -134,7 +134,7 @@ class RandomErasing(Transform):
         "random": a normal number per value, for images after a `Normalize` (levels are truncated
         and clamped).
     Parameters of an image: top, left, height, width i32 and erase bool; with "random" also seed
-      int32 [2], any numbers.
+    int32 [2], any numbers.
     Raises: ValueError for p outside [0, 1], invalid ranges, and other strings.
 
     >>> from jaxkern.image import RandomErasing

@@ -104,7 +104,7 @@ class RandomRotation(_Warp):
       fill: a number, or one per channel, outside the image; None for zeros.
     Parameter of an image: angle f32, in degrees.
     Raises: TypeError or ValueError for invalid ranges, unknown interpolations, and expand=True with
-      several angles, since the output size would depend on the angle.
+    several angles, since the output size would depend on the angle.
 
     >>> from jaxkern.image import RandomRotation
     >>> RandomRotation(30).degrees
@@ -219,8 +219,8 @@ class RandomAffine(_Warp):
       fill: a number, or one per channel, outside the image; None for zeros.
       center: (x, y) of the fixed point, from the top left corner; None for the image centre.
     Parameters of an image, all f32: angle in degrees; translate_x, translate_y in pixels, drawn as
-      integers; scale, of which values not above 0 leave the image unchanged; shear_x, shear_y in
-      degrees.
+    integers; scale, of which values not above 0 leave the image unchanged; shear_x, shear_y in
+    degrees.
     Raises: TypeError or ValueError for invalid ranges and unknown interpolations.
 
     >>> from jaxkern.image import RandomAffine
@@ -292,8 +292,8 @@ class RandomPerspective(_Warp):
       interpolation: "nearest" or "bilinear".
       fill: a number, or one per channel, outside the image; None for zeros.
     Parameter of an image: endpoints [4, 2], new (x, y) of the top left, top right, bottom right and
-      bottom left pixel. The image is unchanged if they are its own corners, or if the map is not
-      finite because three of them are collinear.
+    bottom left pixel. The image is unchanged if they are its own corners, or if the map is not
+    finite because three of them are collinear.
     Raises: ValueError for values out of range and unknown interpolations.
 
     >>> from jaxkern.image import RandomPerspective

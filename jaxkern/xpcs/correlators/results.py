@@ -210,7 +210,7 @@ class TwoTimeResult:
 class TwoTimeFitData(NamedTuple):
     """Data of one ring for `jaxkern.xpcs.fit` and its `Geometry`.
 
-    Attributes:
+    Args:
       data: [n_phi, n, n] the matrices.
       q: in 1/Angstrom.
       phi: [n_phi] in degrees; zeros if unknown.

@@ -17,7 +17,7 @@ class DetectorFileError(ValueError):
 class Events(NamedTuple):
     """Nonzero counts, ordered by frame.
 
-    Attributes:
+    Args:
       pixel: [M] int32, row * W + column.
       frame: [M] int32, counted from the source's first frame.
       count: [M].

@@ -56,7 +56,7 @@ _OF_MAP = "the bins of xpcs/qmap/dynamic_roi_map"
 class CorrelationResults(NamedTuple):
     """Content of a file of results.
 
-    Attributes:
+    Args:
       multitau: g2 at the multi-tau delays, or None.
       twotime: two-time correlations, or None.
       metadata: metadata of the measurement, see `FrameSource.metadata`.
