@@ -12,11 +12,12 @@ import pytest
 def raises(
     error: type[BaseException] | tuple[type[BaseException], ...], *facts: str
 ) -> Iterator[pytest.ExceptionInfo[BaseException]]:
-    """Assert that a block raises `error` with a message that contains every fact."""
+    """Assert that a block raises `error` whose message and notes contain every fact."""
     with pytest.raises(error) as caught:
         yield caught
-    missing = [fact for fact in facts if fact not in str(caught.value)]
-    assert not missing, f"{missing} not in {str(caught.value)!r}"
+    text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    missing = [fact for fact in facts if fact not in text]
+    assert not missing, f"{missing} not in {text!r}"
 
 
 @contextlib.contextmanager
