@@ -141,10 +141,7 @@ def empty_frames(result: TwoTimeResult) -> list[str]:
 
 
 def nan_bins(
-    finite: NDArray[np.bool_],
-    labels: BinLabels,
-    source: FrameSource,
-    selection: FrameSelection,
+    finite: NDArray[np.bool_], labels: BinLabels, source: FrameSource, selection: FrameSelection
 ) -> list[str]:
     """Return a message that names the pixels if correlations of floating-point frames are NaN.
 

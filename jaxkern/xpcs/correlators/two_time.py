@@ -28,9 +28,7 @@ from jaxkern.xpcs.correlators.frame_sums import FrameMeans, OverviewSums, intens
 from jaxkern.xpcs.correlators.native import CorrelationProgress, native_module
 from jaxkern.xpcs.correlators.results import TwoTimeResult
 from jaxkern.xpcs.correlators.selection import FrameSelection, has_integer_counts
-from jaxkern.xpcs.correlators.two_time_dense import (
-    DenseProducts,
-)
+from jaxkern.xpcs.correlators.two_time_dense import DenseProducts
 from jaxkern.xpcs.correlators.two_time_events import EventRows
 from jaxkern.xpcs.correlators.two_time_reduction import (
     Form,
