@@ -19,7 +19,7 @@ from support.xpcs.correlator_frames import DYNAMIC, STATIC, check_g2
 import jaxkern as jk
 from jaxkern.core.registry import module
 from jaxkern.xpcs.correlators import native, selection, two_time_events
-from jaxkern.xpcs.correlators.event_memory import EventMemory
+from jaxkern.xpcs.correlators.selection import EventMemory
 from jaxkern.xpcs.detectors import events as detectors_events
 from jaxkern.xpcs.detectors.events import EventFrames
 
