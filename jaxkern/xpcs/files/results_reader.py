@@ -14,13 +14,13 @@ from jaxkern.core.memory import available_bytes
 from jaxkern.core.paths import home_path
 from jaxkern.xpcs.correlators.g2 import multitau_delays
 from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
+from jaxkern.xpcs.detectors.hdf5_access import open_hdf5
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.files.aps import (
     complete_rows,
     find_empty_frames,
     format_errors,
     mark_empty_frames,
-    open_hdf5,
 )
 from jaxkern.xpcs.files.aps_entries import (
     ApsFormatError,
@@ -97,7 +97,7 @@ def read_results(path: str | Path, bins: Sequence[int] | None = None) -> Correla
       ([0.01], None)
     """
     path = home_path(path)
-    with open_hdf5(path) as file:
+    with open_hdf5(path, ApsFormatError) as file:
         with format_errors(path):
             qmap, overview, multitau = _read_common(file, path)
             analysis = next((name for name in _ANALYSES[1:] if f"xpcs/{name}" in file), None)
@@ -113,7 +113,7 @@ def read_results(path: str | Path, bins: Sequence[int] | None = None) -> Correla
 
 def read_multitau(path: Path) -> MultiTauResult | None:
     """Read g2 of a file of results, or None; its two-time correlations are not read."""
-    with open_hdf5(path) as file, format_errors(path):
+    with open_hdf5(path, ApsFormatError) as file, format_errors(path):
         return _read_common(file, path)[2]
 
 
@@ -123,7 +123,7 @@ def read_two_time_warnings(path: Path) -> tuple[dict[int, int], tuple[str, ...]]
     Both are empty if the file has no two-time correlations or does not store them.
     """
     empty_frames: dict[int, int] = {}
-    with open_hdf5(path) as file, format_errors(path):
+    with open_hdf5(path, ApsFormatError) as file, format_errors(path):
         analysis = next((name for name in _ANALYSES[1:] if f"xpcs/{name}" in file), None)
         if analysis is None:
             return empty_frames, ()
@@ -331,10 +331,13 @@ def _read_twotime(
         "n_empty": (n,),
         "c2_pairs": (n, *c2.shape[1:]),
     }
-    numbers = {key: _read_numbers(file, f"xpcs/{analysis}/{key}", shapes[key]) for key in shapes}
+    numbers: dict[str, Any] = {}
+    for key, shape in shapes.items():
+        values = _read_numbers(file, f"xpcs/{analysis}/{key}", shape)
+        if values is not None:
+            values = values[picked] if key == "c2_pairs" else values[..., picked]
+        numbers[key] = values
     segments = numbers["n_pairs_segments"]
-    if segments is not None:
-        segments = segments.swapaxes(0, 1)
     return TwoTimeResult(
         c2=c2,
         g2=g2[:, picked],
@@ -350,10 +353,10 @@ def _read_twotime(
         qmap=qmap,
         overview=overview,
         config=read_config(file, analysis),
-        n_pairs=_select_columns(numbers["n_pairs"], picked),
-        n_pairs_parts=_select_columns(segments, picked),
-        n_empty=_select_columns(numbers["n_empty"], picked),
-        c2_pairs=None if numbers["c2_pairs"] is None else numbers["c2_pairs"][picked],
+        n_pairs=numbers["n_pairs"],
+        n_pairs_parts=None if segments is None else segments.swapaxes(0, 1),
+        n_empty=numbers["n_empty"],
+        c2_pairs=numbers["c2_pairs"],
         warnings=read_warnings(file, analysis),
     )
 
@@ -368,10 +371,6 @@ def _read_numbers(file: h5py.File, name: str, shape: tuple[int, ...]) -> Array |
     if numbers.shape != shape:
         raise ApsFormatError(f"{name}: expected {list(shape)}, got {list(numbers.shape)}")
     return numbers
-
-
-def _select_columns(numbers: Array | None, columns: list[int]) -> Array | None:
-    return None if numbers is None else numbers[..., columns]
 
 
 def _read_matrices(sets: list[h5py.Dataset]) -> Array:
