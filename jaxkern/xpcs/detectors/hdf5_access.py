@@ -143,10 +143,6 @@ def new_hdf5(path: Path, overwrite: bool = True) -> Iterator[h5py.File]:
 
     The format is that of HDF5 1.8 (2008), in which headers have checksums. Data sets that are
     copied from files of a newer format keep it.
-
-    Raises:
-      FileExistsError: `overwrite` is false and `path` exists.
-      OSError: the disk is full or fails; the incomplete file is removed.
     """
     import h5py
 
