@@ -142,10 +142,7 @@ def correlate_file(
     """
     provenance = {"file": file_stamp(path), **choices.provenance(qmap)}
     start = time.monotonic()
-    with (
-        open_frames(path, qmap.shape, choices.dataset) as source,
-        warnings.catch_warnings(),
-    ):
+    with open_frames(path, qmap.shape, choices.dataset) as source, warnings.catch_warnings():
         warnings.simplefilter("ignore", CorrelationWarning)  # the results have them
         provenance["linked"] = link_stamps(path, source.linked)
         common: dict[str, Any] = {

@@ -147,11 +147,7 @@ def _without_interrupts() -> Iterator[None]:
 
 
 def _on_workers(
-    client: Client,
-    run: Callable[[Any, Any], Any],
-    tasks: Sequence[Any],
-    common: Any,
-    retries: int,
+    client: Client, run: Callable[[Any, Any], Any], tasks: Sequence[Any], common: Any, retries: int
 ) -> Iterator[tuple[Any, Any]]:
     """Yield each finished task with the result of ``run(task, common)``, or its exception.
 

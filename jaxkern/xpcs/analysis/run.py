@@ -25,12 +25,7 @@ from jaxkern.xpcs.analysis.conditions import (
 from jaxkern.xpcs.analysis.settings import Config, ConfigError
 from jaxkern.xpcs.analysis.views import view_angles
 from jaxkern.xpcs.files.aps import ApsFile
-from jaxkern.xpcs.files.prepare import (
-    Prepared,
-    frame_window,
-    frames_to_keep,
-    select_phi,
-)
+from jaxkern.xpcs.files.prepare import Prepared, frame_window, frames_to_keep, select_phi
 from jaxkern.xpcs.files.simulation import check_room, simulate_to_file
 from jaxkern.xpcs.fitting.fit import fit
 from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions, StreamingOptions

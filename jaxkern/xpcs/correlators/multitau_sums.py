@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from jaxkern.core.memory import available_bytes
 from jaxkern.core.threads import num_threads
 from jaxkern.xpcs.correlators.bins import BinnedPixels
-from jaxkern.xpcs.correlators.event_memory import EventMemory
 from jaxkern.xpcs.correlators.g2 import BinSums, multitau_delays
 from jaxkern.xpcs.correlators.native import native_module, run_watched
-from jaxkern.xpcs.correlators.selection import COUNT_LIMIT, FrameSelection, summed
+from jaxkern.xpcs.correlators.selection import COUNT_LIMIT, EventMemory, FrameSelection, summed
 from jaxkern.xpcs.correlators.twin import state_shapes, weighted_update
 
 # Pixels whose ratios are reduced together without the native kernels.

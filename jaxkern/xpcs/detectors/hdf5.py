@@ -297,11 +297,7 @@ _NUMBERS: dict[str, tuple[tuple[str, ...], str, str]] = {
         "time",
         "s",
     ),
-    "count_time": (
-        tuple(f"{path}count_time" for path in _DETECTORS),
-        "time",
-        "s",
-    ),
+    "count_time": (tuple(f"{path}count_time" for path in _DETECTORS), "time", "s"),
     "distance": (
         tuple(f"{path}{name}" for path in _DETECTORS for name in ("distance", "detector_distance")),
         "length",

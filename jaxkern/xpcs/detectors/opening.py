@@ -182,9 +182,7 @@ def frames_and_map(frames: Any, qmap: QMap, mask: Any = None) -> Iterator[tuple[
 
 
 def open_frames(
-    path: str | os.PathLike[str],
-    frame_shape: Shape | None = None,
-    dataset: str | None = None,
+    path: str | os.PathLike[str], frame_shape: Shape | None = None, dataset: str | None = None
 ) -> FrameSource:
     """Open the frames or events of a detector's file, which are read in parts.
 

@@ -19,7 +19,7 @@ from support.xpcs.correlator_frames import DYNAMIC, STATIC, check_g2
 import jaxkern as jk
 from jaxkern.core.registry import module
 from jaxkern.xpcs.correlators import native, selection, two_time_events
-from jaxkern.xpcs.correlators.event_memory import EventMemory
+from jaxkern.xpcs.correlators.selection import EventMemory
 from jaxkern.xpcs.detectors import events as detectors_events
 from jaxkern.xpcs.detectors.events import EventFrames
 
@@ -375,10 +375,7 @@ def test_events_of_mapped_files(tmp_path):
     for name, column in zip("pfc", events, strict=True):
         np.save(tmp_path / f"{name}.npy", column)
     mapped = [np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in "pfc"]
-    same(
-        jk.xpcs.multitau_events(*mapped, 50, QMAP),
-        jk.xpcs.multitau(frames_of(events, 50), QMAP),
-    )
+    same(jk.xpcs.multitau_events(*mapped, 50, QMAP), jk.xpcs.multitau(frames_of(events, 50), QMAP))
     with open(tmp_path / "c.npy", "r+b") as file:
         file.truncate(200)
     with raises(OSError, "c.npy", "200 bytes"):
