@@ -53,15 +53,13 @@ class Audit:
 
     Attributes:
       findings: warnings first, then by size.
-      collectives: all collectives of the program, with bytes and times.
+      collectives: all collectives of the program.
       platform: platform that the program was compiled for.
-      notes: what was not measured, with the reason.
     """
 
     findings: tuple[Finding, ...]
     collectives: tuple[Collective, ...]
     platform: str
-    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -75,25 +73,21 @@ class Audit:
     def __str__(self) -> str:
         warnings = sum(f.severity == "warning" for f in self.findings)
         counts = f"{warnings} warnings, {len(self.findings)} findings"
-        lines = [f"audit on {self.platform}: {counts if self.findings else 'no findings'}"]
-        return "\n".join([*lines, *map(str, self.findings), *(f"note: {n}" for n in self.notes)])
+        head = f"audit on {self.platform}: {counts if self.findings else 'no findings'}"
+        return "\n".join([head, *map(str, self.findings)])
 
 
-def audit(
-    fn: Callable[..., Any], *args: Any, min_bytes: int = 1 << 20, time_collectives: bool = False
-) -> Audit:
+def audit(fn: Callable[..., Any], *args: Any, min_bytes: int = 1 << 20) -> Audit:
     """Check the traced and compiled program of ``fn(*args)`` for hidden costs.
 
     It reports copies and transposes, arguments copied at entry, collectives, f64 values that no f64
     argument explains, missed and unusable donations, host callbacks, ops of this package that run
-    in pure JAX, and large constants. Nothing is run, unless ``time_collectives`` is True and the
-    arguments are arrays that are not donated.
+    in pure JAX, and large constants. Nothing is run.
 
     Args:
       fn: function, jitted (with its own donation) or not.
       *args: arrays or ``jax.ShapeDtypeStruct``.
       min_bytes: smaller copies, collectives, donations and constants are not reported.
-      time_collectives: run the program to time its collectives.
 
     Raises:
       TypeError: if ``fn`` cannot be compiled for the arguments.
@@ -114,7 +108,7 @@ def audit(
     program = compile_program(fn, *args)
     module = HloModule(program.compiled.as_text() or "")
     traced: ClosedJaxpr = program.traced.jaxpr
-    collectives, notes = find_collectives(program, args, time_collectives)
+    collectives = find_collectives(program)
     findings = [
         *_fallbacks(program, traced),
         *_callbacks(traced),
@@ -125,7 +119,7 @@ def audit(
         *_collectives(collectives, min_bytes),
     ]
     findings.sort(key=lambda f: (f.severity != "warning", -f.bytes))
-    return Audit(tuple(findings), tuple(collectives), program.platform, notes)
+    return Audit(tuple(findings), collectives, program.platform)
 
 
 def _fallbacks(program: CompiledProgram, traced: ClosedJaxpr) -> Iterator[Finding]:

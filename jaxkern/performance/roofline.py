@@ -16,8 +16,7 @@ from jaxkern.core.calls import OpCall
 from jaxkern.core.ceilings import Ceilings
 from jaxkern.core.ceilings import ceilings as measure_ceilings
 from jaxkern.core.timing import call_seconds
-from jaxkern.performance.op_uses import call_operands, synthetic_operands
-from jaxkern.performance.program_cost import ProgramCost, program_cost, program_devices
+from jaxkern.performance.program_cost import program_cost, program_devices, synthetic_operands
 from jaxkern.performance.roofline_result import OpRow, Placement, Roofline, place
 
 _CALLS, _SECONDS = 5, 0.2
@@ -107,13 +106,13 @@ def _analyze_function(
     name = str(getattr(inner, "__name__", type(inner).__name__))
     jitted: Any = fn if hasattr(fn, "trace") else jax.jit(fn)
     traced = _trace(fn, jitted, args, name)
-    lowered, program = traced.lower(), traced.jaxpr
+    lowered = traced.lower()
     compiled = lowered.compile()
     devices = program_devices(compiled)
     # A device of another process can be probed only there.
     local = [d for d in devices if d.process_index == jax.process_index()]
     roof = measure_ceilings((local or devices)[0]) if ceilings is None else ceilings
-    cost = program_cost(program, compiled, roof.platform, len(devices))
+    cost = program_cost(traced.jaxpr, compiled, roof.platform, len(devices))
     # Devices of a CPU share its cores and memory.
     scale = 1 if roof.platform == "cpu" else len(devices)
     peak, bandwidth = roof.best.flops(cost.dtype) * scale, roof.best.bandwidth * scale
@@ -128,16 +127,14 @@ def _analyze_function(
     fresh = copies if donated else None
     seconds = call_seconds(jitted, *args, calls=_CALLS, seconds=_SECONDS, fresh=fresh)
     placement = place(flops, moved, statistics.median(seconds), peak, bandwidth)
-    # Static arguments of a jitted function are not operands of the program.
-    leaves = jax.tree.leaves(args)
-    operands = leaves if len(leaves) == len(program.jaxpr.invars) else None
+    rows = [_row(call, roof.platform, peak, bandwidth, placement.time) for call in cost.calls]
     return Roofline(
         name=name,
         **vars(placement),
         samples=count,
         dtype=cost.dtype,
-        counted=_describe_counts(cost, *per_sample),
-        rows=_rows(cost, program, operands, roof.platform, peak, bandwidth, placement.time),
+        counted=_describe_counts(any(row.reason is None for row in rows), *per_sample),
+        rows=tuple(sorted(rows, key=lambda row: -(row.share or 0.0))),
         ceilings=roof,
         devices=len(devices),
         times=tuple(seconds),
@@ -181,10 +178,10 @@ def _count_samples(args: Sequence[Any]) -> int:
     return next((int(shape[0]) for shape in shapes if shape), 1)
 
 
-def _describe_counts(cost: ProgramCost, flops: float | None, moved: float | None) -> str:
+def _describe_counts(has_native_ops: bool, flops: float | None, moved: float | None) -> str:
     if flops is not None and moved is not None:
         return "the caller, per sample"
-    source = "XLA and the ops' models" if cost.op_bytes != 0 or cost.op_flops != 0 else "XLA"
+    source = "XLA and the ops' models" if has_native_ops else "XLA"
     if flops is None and moved is None:
         return source
     mine, rest = ("operations", "bytes") if flops is not None else ("bytes", "operations")
@@ -206,49 +203,27 @@ def _explain_efficiency(placement: Placement, roof: Ceilings) -> list[str]:
     ]
 
 
-def _rows(
-    cost: ProgramCost,
-    program: Any,
-    leaves: Sequence[Any] | None,
-    platform: str,
-    peak: float,
-    bandwidth: float,
-    total: float,
-) -> tuple[OpRow, ...]:
-    """Time each distinct op call of the compiled program alone."""
-    if not cost.uses:
-        return ()
-    own = [None] * len(cost.calls) if leaves is None else list(call_operands(program, leaves))
-    rows = []
-    for use in cost.uses:
-        call = use.call
-        operands = next((own[index] for index in use.members if own[index] is not None), None)
-        seconds = _op_seconds(call, synthetic_operands(call) if operands is None else operands)
-        factor = use.count or 1
-        flops, moved = (None if v is None else v * factor for v in call.cost)
-        rows.append(
-            OpRow(
-                name=call.op.name,
-                shapes=tuple(f"{x.dtype}{list(x.shape)}" for x in call.operands),
-                count=use.count,
-                seconds=seconds,
-                share=None if use.count is None else use.count * seconds / total,
-                **vars(place(flops, moved, seconds * factor, peak, bandwidth)),
-                reason=call.problem(platform),
-                operands="synthetic" if operands is None else "its own",
-            )
-        )
-    return tuple(sorted(rows, key=lambda row: -(row.share or 0.0)))
+def _row(call: OpCall, platform: str, peak: float, bandwidth: float, total: float) -> OpRow:
+    """Time one op of the program alone, on synthetic operands."""
 
-
-def _op_seconds(call: OpCall, operands: Sequence[Any]) -> float:
-    def run(*xs: Any) -> Any:
-        return call.op(*xs, batch_dims=call.batch_dims, **call.static)
+    def run(*operands: Any) -> Any:
+        return call.op(*operands, batch_dims=call.batch_dims, **call.static)
 
     chosen: Any = call.backend
     with backend(chosen):
+        operands = synthetic_operands(call)
         times = call_seconds(jax.jit(run), *operands, calls=_CALLS, seconds=_SECONDS / 2)
-    return statistics.median(times)
+    seconds, factor = statistics.median(times), call.count or 1
+    flops, moved = (None if v is None else v * factor for v in call.cost)
+    return OpRow(
+        name=call.op.name,
+        shapes=tuple(f"{x.dtype}{list(x.shape)}" for x in call.operands),
+        count=call.count,
+        seconds=seconds,
+        share=None if call.count is None else call.count * seconds / total,
+        **vars(place(flops, moved, seconds * factor, peak, bandwidth)),
+        reason=call.problem(platform),
+    )
 
 
 def _analyze_batches(

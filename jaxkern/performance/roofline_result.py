@@ -81,18 +81,16 @@ def place(
 
 @dataclass(frozen=True, kw_only=True)
 class OpRow(Placement):
-    """One op of the program, timed alone.
+    """One op of the program, timed alone on synthetic operands.
 
-    The fields of `Placement` cover all ``count`` calls in one run of the compiled program. If
-    ``count`` is None (unknown) or 0 (in a branch with less work than another), they cover one call.
+    The fields of `Placement` cover all ``count`` calls in one run, or one call if it is None.
 
     Attributes:
       name: name of the op; ``shapes``: dtypes and shapes of its operands.
+      count: calls in the traced program, all branches included; None in a loop of unknown length.
       seconds: time of one call.
       share: fraction of the program's time; None if ``count`` is unknown.
       reason: why the op runs in pure JAX; None if its native kernel runs.
-      operands: ``"its own"`` if it was timed on the values of this program (in a loop, on those of
-        the first iteration), else ``"synthetic"``.
     """
 
     name: str
@@ -101,7 +99,6 @@ class OpRow(Placement):
     seconds: float
     share: float | None
     reason: str | None
-    operands: str
 
 
 @dataclass(frozen=True, kw_only=True)
