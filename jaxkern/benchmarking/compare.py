@@ -11,12 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.benchmarking.call_profile import describe_arrays
-from jaxkern.benchmarking.callee import Callee
+from jaxkern.benchmarking.call_profile import Callee, describe_arrays
 from jaxkern.benchmarking.environment import environment
-from jaxkern.benchmarking.measurement import Measurement
-from jaxkern.benchmarking.resources import ResourceMeter
-from jaxkern.benchmarking.samples import Ratio, Samples, ratio_of_medians
+from jaxkern.benchmarking.measurement import Measurement, ResourceMeter
+from jaxkern.benchmarking.samples import Ratio, ratio_of_medians
 from jaxkern.core.arguments import check_integer, check_number
 from jaxkern.core.quantities import format_duration
 
@@ -52,7 +50,7 @@ class Comparison:
 
     def speedup(self, name: str, over: str) -> Ratio:
         """Return the speed of an arm relative to another, a ratio of medians over paired rounds."""
-        after, before = self[name].samples.seconds, self[over].samples.seconds
+        after, before = self[name].seconds, self[over].seconds
         return ratio_of_medians(after, before, paired=True).inverse
 
     def as_dict(self) -> dict[str, Any]:
@@ -148,7 +146,7 @@ def compare(
         name: Measurement(
             name=name,
             kind="arm",
-            samples=Samples(tuple(samples[name])),
+            seconds=tuple(samples[name]),
             environment=measured_on,
             dimensions=dict(sizes),
             methodology=(

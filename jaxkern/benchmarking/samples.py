@@ -24,10 +24,7 @@ class Samples:
     def __post_init__(self) -> None:
         values = np.asarray(self.seconds, dtype=np.float64)
         if values.ndim != 1 or not values.size or not np.isfinite(values).all() or values.min() < 0:
-            raise ValueError(
-                f"seconds: expected at least one finite number of at least 0, got "
-                f"{self.seconds!r:.80}"
-            )
+            raise ValueError(f"seconds: expected finite numbers >= 0, got {self.seconds!r:.80}")
 
     def __len__(self) -> int:
         return len(self.seconds)

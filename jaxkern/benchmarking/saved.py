@@ -173,9 +173,7 @@ def compare_to_baseline(
         runs = [load(file) for file in files]
         baseline = runs[-1]
     _check_kinds(measured, baseline)
-    ratio = ratio_of_medians(
-        measured.samples.seconds, baseline.samples.seconds, confidence=confidence
-    )
+    ratio = ratio_of_medians(measured.seconds, baseline.seconds, confidence=confidence)
     notes = [d for p in _PARTS for d in differences(measured.environment, baseline.environment, p)]
     if plain(measured.dimensions) != plain(baseline.dimensions):
         notes.append("the dimensions differ: these are times of unequal work")
@@ -237,7 +235,7 @@ def report(
     """
     _check_kinds(before, after)
     paired = bool(before.rounds) and before.rounds == after.rounds
-    ratio = ratio_of_medians(after.samples.seconds, before.samples.seconds, paired=paired)
+    ratio = ratio_of_medians(after.seconds, before.seconds, paired=paired)
     where = after.environment
     lines = [f"# {title or f'{before.name} against {after.name}'}", "", "## Environment", ""]
     lines.append(f"- date: {where.get('date')}")
