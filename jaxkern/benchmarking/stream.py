@@ -105,10 +105,8 @@ class PipelineBenchmark:
         name: str | None = None,
     ) -> None:
         if not (hasattr(data_stream, "__iter__") or callable(data_stream)):
-            raise TypeError(
-                "data_stream: expected an iterable of batches or a function of a seed that returns "
-                f"one, got {data_stream!r:.80}"
-            )
+            expected = "an iterable of batches, or a function of a seed that returns one"
+            raise TypeError(f"data_stream: expected {expected}, got {data_stream!r:.80}")
         self._stream = data_stream
         self._batches = check_integer("num_batches", num_batches, 1)
         self._warmup = check_integer("warmup_batches", warmup_batches, 0)
@@ -183,10 +181,8 @@ def _with_seed(stream: Any, seed: int | None) -> Any:
             raise TypeError(f"data_stream(seed): expected an iterable, got {result!r:.80}")
         return result
     if seed is not None:
-        raise ValueError(
-            f"pipeline_seed: got {seed} for a {type(stream).__name__} without with_seed(seed); "
-            "pass a function of the seed that returns the stream, or omit pipeline_seed"
-        )
+        kind = type(stream).__name__
+        raise ValueError(f"pipeline_seed: a {kind} has no seed; pass a function of the seed")
     return stream
 
 
@@ -198,8 +194,7 @@ def _leading_size(batch: Any) -> int:
     }
     if len(set(sizes.values())) != 1:
         raise ValueError(
-            f"expected a batch whose arrays have one size on their first axis, got {sizes}; pass "
-            "examples=, a function that returns the number of examples in a batch"
+            f"expected one size of the first axis, got {sizes}; pass examples="
         )
     return int(next(iter(sizes.values())))
 

@@ -147,8 +147,7 @@ def _callbacks(traced: ClosedJaxpr) -> Iterator[Finding]:
                 "warning",
                 f"{eqn.primitive.name} of {label}, {repeats} per run{source}",
                 0,
-                "each call waits for Python and copies data to the host, and the persistent cache "
-                "does not store such a program; write it in JAX or move it out of the function",
+                "each call waits for Python, and such a program is not cached; write it in JAX",
             )
 
 
@@ -187,8 +186,7 @@ def _constants(traced: ClosedJaxpr, min_bytes: int) -> Iterator[Finding]:
                 "warning",
                 f"the function captures {value.dtype}{list(value.shape)}",
                 size,
-                "it becomes part of the program, which compiles longer and holds a copy; pass it "
-                "as an argument",
+                "it becomes part of the program and is copied; pass it as an argument",
             )
 
 
@@ -220,8 +218,7 @@ def _donations(program: CompiledProgram, module: HloModule, min_bytes: int) -> I
                 "info",
                 f"{what} has the shape and dtype of a result",
                 size,
-                "if it is not used after the call, jax.jit(fn, donate_argnums=...) saves a buffer "
-                "of its size",
+                "donate it (donate_argnums) if it is not used after the call",
             )
 
 
@@ -245,17 +242,11 @@ def _copies(module: HloModule, min_bytes: int) -> Iterator[Finding]:
             entry = source.shape == instruction.shape
         if entry and source is not None:
             what = f"the argument {source.op_name or source.name} is copied at entry"
-            advice = (
-                "it is updated or returned but not donated: donate it (donate_argnums) if it is "
-                "not used after the call"
-            )
+            advice = "donate it (donate_argnums) if it is not used after the call"
         else:
             where = f" from {instruction.op_name}" if instruction.op_name else ""
             what = f"{'transpose' if transposed else kind} {instruction.name}{where}"
-            advice = (
-                "a pass over memory without arithmetic: use the order of axes that the next "
-                "operation reads, or move it out of the loop"
-            )
+            advice = "use the axis order of the next operation, or move it out of the loop"
         severity: Severity = "warning" if entry or count is None or count > 1 else "info"
         yield Finding("copy", severity, what + repeats, instruction.bytes, advice)
 
@@ -272,10 +263,7 @@ def _collectives(collectives: Sequence[Collective], min_bytes: int) -> Iterator[
         if c.bytes < min_bytes:
             continue
         if c.kind in ("all-gather", "all-to-all"):
-            advice = (
-                "every device holds the entire array: shard the operands along the axes that the "
-                "operation maps over, or constrain the result (jax.lax.with_sharding_constraint)"
-            )
+            advice = "shard the operands, or constrain the result (with_sharding_constraint)"
             yield Finding("collective", "warning", str(c), c.bytes, advice)
         else:
             advice = "expected where devices combine values; fewer, larger collectives are faster"

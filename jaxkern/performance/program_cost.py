@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
-from jax.interpreters import partial_eval
 
 from jaxkern.core import compat
-from jaxkern.core.calls import OpCall, inner_programs, op_call, op_calls, times
+from jaxkern.core.calls import inner_programs, op_call, op_calls
 from jaxkern.performance.hlo import HloModule
+from jaxkern.performance.op_uses import constants_as_inputs
 
 # Matrix products and convolutions of GPU libraries, which XLA's analysis does include.
 _KNOWN_CALLS = ("__cublas", "__cudnn")
@@ -32,27 +31,22 @@ class ProgramCost:
 
     Attributes:
       dtype: precision of most inputs and outputs, ``"f64"`` or ``"f32"`` (including half types).
-      calls: distinct calls of ops, counted over one run on all devices.
       notes: what the counts do not include.
     """
 
     flops: float | None
     bytes: float | None
     dtype: str
-    calls: list[OpCall]
     notes: list[str]
 
 
 def program_cost(program: ClosedJaxpr, compiled: Any, platform: str, devices: int) -> ProgramCost:
     """Return the cost of a traced and compiled program that runs on ``devices``."""
-    # XLA removes calls whose results are not used, such as the forward pass of some gradients.
-    outputs = [True] * len(program.jaxpr.outvars)
-    jaxpr, _ = partial_eval.dce_jaxpr(program.jaxpr, outputs, instantiate=True)
-    calls = list(op_calls(jaxpr))
+    jaxpr = program.jaxpr
     notes: list[str] = []
     counter = _Counter(platform, devices, notes)
     module = HloModule(compiled.as_text() or "")
-    targets = {call.op.target for call in calls}
+    targets = {call.op.target for call in op_calls(jaxpr)}
     for target, count in sorted(_opaque_calls(module).items()):
         if target not in targets:
             notes.append(
@@ -63,7 +57,7 @@ def program_cost(program: ClosedJaxpr, compiled: Any, platform: str, devices: in
     total = counter.analyze(compiled, module) * devices + counter.missing(jaxpr)
     flops, moved = (None if math.isnan(v) else max(float(v), 0.0) for v in total)
     notes = list(dict.fromkeys(notes))
-    return ProgramCost(flops, moved, _main_dtype(jaxpr), _distinct(calls), notes)
+    return ProgramCost(flops, moved, _main_dtype(jaxpr), notes)
 
 
 def program_devices(compiled: Any) -> list[jax.Device]:
@@ -71,31 +65,6 @@ def program_devices(compiled: Any) -> list[jax.Device]:
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     devices = {d for s in shardings for d in getattr(s, "device_set", ())}
     return sorted(devices, key=lambda d: d.id) or [jax.local_devices()[0]]
-
-
-def synthetic_operands(call: OpCall) -> tuple[jax.Array, ...]:
-    """Return operands of a call's shapes: floats between 0 and 1, and zeros of other dtypes."""
-    random = np.random.default_rng(0)
-    return tuple(
-        jnp.asarray(random.uniform(0, 1, x.shape), x.dtype)
-        if jnp.issubdtype(x.dtype, np.floating)
-        else jnp.zeros(x.shape, x.dtype)
-        for x in call.operands
-    )
-
-
-def _distinct(calls: Iterable[OpCall]) -> list[OpCall]:
-    """Combine calls with equal operands, parameters and backend; add their counts."""
-    groups: dict[object, OpCall] = {}
-    for call in calls:
-        static = tuple(sorted(call.static.items()))
-        key = (call.op.target, call.operands, static, call.batch_dims, call.backend)
-        count, earlier = times(call.count, call.devices), groups.get(key)
-        if earlier is not None:
-            unknown = count is None or earlier.count is None
-            count = None if unknown else (count or 0) + (earlier.count or 0)
-        groups[key] = dataclasses.replace(call, count=count)
-    return list(groups.values())
 
 
 def _opaque_calls(module: HloModule) -> dict[str, int]:
@@ -123,11 +92,7 @@ class _Counter:
         Inside ``shard_map`` the counts are for one of the devices that share its work. They are
         unknown if the part cannot be compiled separately, such as nested shard_maps.
         """
-        opened = program.replace(
-            constvars=[],
-            invars=[*program.constvars, *program.invars],
-            debug_info=program.debug_info.with_unknown_names(),
-        )
+        opened = constants_as_inputs(program)
         structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in opened.invars]
         run, sharing = jaxpr_as_fun(ClosedJaxpr(opened, ())), 1
         try:

@@ -12,11 +12,11 @@ import numpy as np
 
 from jaxkern.core.arguments import check_integer, check_number
 from jaxkern.core.backend import backend
-from jaxkern.core.calls import OpCall
 from jaxkern.core.ceilings import Ceilings
 from jaxkern.core.ceilings import ceilings as measure_ceilings
 from jaxkern.core.timing import call_seconds
-from jaxkern.performance.program_cost import program_cost, program_devices, synthetic_operands
+from jaxkern.performance.op_uses import OpUse, op_uses, without_unused_calls
+from jaxkern.performance.program_cost import program_cost, program_devices
 from jaxkern.performance.roofline_result import OpRow, Placement, Roofline, place
 
 _CALLS, _SECONDS = 5, 0.2
@@ -40,8 +40,6 @@ def roofline_analysis(
 
     A pipeline, or any other iterable of batches (pytrees of arrays with the samples along their
     first axis), is measured by the samples and bytes that it delivers.
-
-    The ceilings are measured once per machine by native probes, in under 5 s, and cached on disk.
 
     Args:
       fn_or_pipeline: function of arrays, or iterable of batches.
@@ -79,17 +77,12 @@ def roofline_analysis(
         samples = check_integer("samples", samples, 1)
     num_batches = check_integer("num_batches", num_batches, 1)
     if ceilings is not None and not isinstance(ceilings, Ceilings):
-        raise TypeError(
-            "ceilings: expected the result of jaxkern.performance.ceilings() or None, got "
-            f"{type(ceilings).__name__}"
-        )
+        raise TypeError(f"ceilings: expected Ceilings or None, got {type(ceilings).__name__}")
     if callable(fn_or_pipeline):
         return _analyze_function(fn_or_pipeline, args, per_sample, samples, ceilings)
     if not hasattr(fn_or_pipeline, "__iter__"):
-        raise TypeError(
-            "fn_or_pipeline: expected a function of arrays or an iterable of batches, got "
-            f"{type(fn_or_pipeline).__name__}"
-        )
+        got = type(fn_or_pipeline).__name__
+        raise TypeError(f"fn_or_pipeline: expected a function or an iterable of batches, got {got}")
     if args:
         raise TypeError("args: expected no arguments with a pipeline")
     return _analyze_batches(fn_or_pipeline, per_sample, num_batches, ceilings)
@@ -112,7 +105,8 @@ def _analyze_function(
     # A device of another process can be probed only there.
     local = [d for d in devices if d.process_index == jax.process_index()]
     roof = measure_ceilings((local or devices)[0]) if ceilings is None else ceilings
-    cost = program_cost(traced.jaxpr, compiled, roof.platform, len(devices))
+    program = without_unused_calls(traced.jaxpr)
+    cost = program_cost(program, compiled, roof.platform, len(devices))
     # Devices of a CPU share its cores and memory.
     scale = 1 if roof.platform == "cpu" else len(devices)
     peak, bandwidth = roof.best.flops(cost.dtype) * scale, roof.best.bandwidth * scale
@@ -127,7 +121,10 @@ def _analyze_function(
     fresh = copies if donated else None
     seconds = call_seconds(jitted, *args, calls=_CALLS, seconds=_SECONDS, fresh=fresh)
     placement = place(flops, moved, statistics.median(seconds), peak, bandwidth)
-    rows = [_row(call, roof.platform, peak, bandwidth, placement.time) for call in cost.calls]
+    # Static arguments of a jitted function are not operands of the program.
+    leaves = jax.tree.leaves(args)
+    uses = op_uses(program, leaves if len(leaves) == len(program.jaxpr.invars) else None)
+    rows = [_row(use, roof.platform, peak, bandwidth, placement.time) for use in uses]
     return Roofline(
         name=name,
         **vars(placement),
@@ -153,10 +150,7 @@ def _trace(fn: Callable[..., Any], jitted: Any, args: Sequence[Any], name: str) 
     try:
         return jitted.trace(*args)
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
-        raise TypeError(
-            f"{name} cannot be jitted: {str(error).splitlines()[0]}; branch with jax.lax.cond or "
-            "jnp.where, and move NumPy, files and printing out of it"
-        ) from error
+        raise TypeError(f"{name} cannot be jitted: {str(error).splitlines()[0]}") from error
     except TypeError:
         # A jitted function may accept any object as a static argument, so JAX checks first.
         _check_arrays(args, name)
@@ -168,8 +162,7 @@ def _check_arrays(args: Sequence[Any], name: str) -> None:
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
             raise TypeError(
                 f"args{jax.tree_util.keystr(path)} of {name}: expected arrays and numbers, got "
-                f"{type(leaf).__name__}; bind other objects with functools.partial, or jit the "
-                "function with static_argnums"
+                f"{type(leaf).__name__}; bind other objects with functools.partial"
             )
 
 
@@ -203,16 +196,16 @@ def _explain_efficiency(placement: Placement, roof: Ceilings) -> list[str]:
     ]
 
 
-def _row(call: OpCall, platform: str, peak: float, bandwidth: float, total: float) -> OpRow:
-    """Time one op of the program alone, on synthetic operands."""
+def _row(use: OpUse, platform: str, peak: float, bandwidth: float, total: float) -> OpRow:
+    """Time one op of the program alone."""
+    call = use.call
 
     def run(*operands: Any) -> Any:
         return call.op(*operands, batch_dims=call.batch_dims, **call.static)
 
     chosen: Any = call.backend
     with backend(chosen):
-        operands = synthetic_operands(call)
-        times = call_seconds(jax.jit(run), *operands, calls=_CALLS, seconds=_SECONDS / 2)
+        times = call_seconds(jax.jit(run), *use.operands, calls=_CALLS, seconds=_SECONDS / 2)
     seconds, factor = statistics.median(times), call.count or 1
     flops, moved = (None if v is None else v * factor for v in call.cost)
     return OpRow(
@@ -223,6 +216,7 @@ def _row(call: OpCall, platform: str, peak: float, bandwidth: float, total: floa
         share=None if call.count is None else call.count * seconds / total,
         **vars(place(flops, moved, seconds * factor, peak, bandwidth)),
         reason=call.problem(platform),
+        operands="its own" if use.is_own else "synthetic",
     )
 
 
@@ -251,15 +245,10 @@ def _analyze_batches(
             break
         started = time.perf_counter()
     if not seconds:
-        raise ValueError(
-            "expected a pipeline of at least 2 batches, because the first is not timed, got fewer"
-        )
+        raise ValueError("expected at least 2 batches, because the first is not timed, got fewer")
     flops_each, bytes_each = per_sample
     if not delivered and bytes_each is None:
-        raise ValueError(
-            "expected batches with arrays, got no arrays, so their bytes are unknown; pass "
-            "bytes_per_sample"
-        )
+        raise ValueError("expected batches with arrays, got no arrays; pass bytes_per_sample")
     cpu = jax.local_devices(backend="cpu")[0]
     roof = measure_ceilings(cpu) if ceilings is None else ceilings
     mean_samples = samples / len(seconds)

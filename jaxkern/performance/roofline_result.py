@@ -40,12 +40,6 @@ class Placement:
     efficiency: float | None
     unit: str
 
-    @property
-    def placement(self) -> Placement:
-        """These fields, without the fields of a subclass."""
-        names = [field.name for field in dataclasses.fields(Placement)]
-        return Placement(**{name: getattr(self, name) for name in names})
-
 
 def place(
     flops: float | None, moved: float | None, seconds: float, peak: float, bandwidth: float
@@ -81,7 +75,7 @@ def place(
 
 @dataclass(frozen=True, kw_only=True)
 class OpRow(Placement):
-    """One op of the program, timed alone on synthetic operands.
+    """One op of the program, timed alone.
 
     The fields of `Placement` cover all ``count`` calls in one run, or one call if it is None.
 
@@ -91,6 +85,8 @@ class OpRow(Placement):
       seconds: time of one call.
       share: fraction of the program's time; None if ``count`` is unknown.
       reason: why the op runs in pure JAX; None if its native kernel runs.
+      operands: ``"its own"`` if it was timed on the values of this program (in a loop, on those of
+        the first iteration), else ``"synthetic"``.
     """
 
     name: str
@@ -99,6 +95,7 @@ class OpRow(Placement):
     seconds: float
     share: float | None
     reason: str | None
+    operands: str
 
 
 @dataclass(frozen=True, kw_only=True)

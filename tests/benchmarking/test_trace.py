@@ -146,11 +146,7 @@ def test_error_in_the_block_ends_the_profile(tmp_path):
 
 
 def test_one_profile_at_a_time(tmp_path):
-    with (
-        trace(tmp_path / "a", top=0),
-        raises(RuntimeError, "profile"),
-        trace(tmp_path / "b"),
-    ):
+    with trace(tmp_path / "a", top=0), raises(RuntimeError, "profile"), trace(tmp_path / "b"):
         pass
 
 
