@@ -373,6 +373,7 @@ def _differences(call: compat.TracedCall, before: dict[Any, Any]) -> list[Change
     changes = []
     for path in [*now, *(p for p in before if p not in now)]:
         name = _argument_name(call.function, path)
+        difference: tuple[str, str, str] | None
         if path in before and path in now:
             difference = _difference(before[path], now[path])
         else:

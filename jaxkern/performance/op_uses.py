@@ -43,10 +43,13 @@ def op_uses(program: ClosedJaxpr, leaves: Sequence[Any] | None) -> list[OpUse]:
         if earlier is not None:
             before = earlier.call.count
             count = None if count is None or before is None else count + before
-            operands = earlier.operands if earlier.is_own else operands
-        is_own = operands is not None
-        values = _synthetic_operands(call) if operands is None else operands
-        uses[key] = OpUse(dataclasses.replace(call, count=count), values, is_own)
+        call = dataclasses.replace(call, count=count)
+        if earlier is not None and earlier.is_own:
+            uses[key] = dataclasses.replace(earlier, call=call)
+        elif operands is None:
+            uses[key] = OpUse(call, _synthetic_operands(call), False)
+        else:
+            uses[key] = OpUse(call, operands, True)
     return list(uses.values())
 
 

@@ -93,7 +93,8 @@ class _Counter:
         unknown if the part cannot be compiled separately, such as nested shard_maps.
         """
         opened = constants_as_inputs(program)
-        structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in opened.invars]
+        avals: list[Any] = [v.aval for v in opened.invars]
+        structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
         run, sharing = jaxpr_as_fun(ClosedJaxpr(opened, ())), 1
         try:
             if shard_map is not None:
