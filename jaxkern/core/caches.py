@@ -32,9 +32,11 @@ class LruCache(Generic[_Value]):
 
     >>> cache = LruCache(2)
     >>> for key in "abc":
-    ...     cache.put(key, key.upper())
+    ...     evicted = cache.put(key, key.upper())
     >>> cache.get("a"), cache.get("c")
     (None, 'C')
+    >>> evicted
+    ['A']
     """
 
     def __init__(self, limit: int, size: Callable[[_Value], int] = lambda value: 1) -> None:
@@ -49,15 +51,23 @@ class LruCache(Generic[_Value]):
                 self._values.move_to_end(key)
             return self._values.get(key)
 
-    def put(self, key: Hashable, value: _Value) -> None:
-        """Store a value unless the key exists, and evict the least recently used ones."""
+    def put(self, key: Hashable, value: _Value) -> list[_Value]:
+        """Store a value unless the key exists; evict the least recently used ones, return them."""
+        evicted: list[_Value] = []
         with self._lock:
             if key in self._values or self._size(value) > self._limit:
-                return
+                return evicted
             self._values[key] = value
             self._total += self._size(value)
             while self._total > self._limit:
-                self._total -= self._size(self._values.popitem(last=False)[1])
+                evicted.append(self._values.popitem(last=False)[1])
+                self._total -= self._size(evicted[-1])
+        return evicted
+
+    def values(self) -> list[_Value]:
+        """Return the stored values, the least recently used one first."""
+        with self._lock:
+            return list(self._values.values())
 
 
 def cache_folder() -> Path | None:
