@@ -189,7 +189,8 @@ def pipeline_parallel(
     """Run a chain of stages, each on its own device, on the microbatches of a batch.
 
     With S stages, M microbatches take M + S - 1 ticks; a device is idle for S - 1 of them. Each
-    device holds only the floating-point parameters of its stages. Huang et al., "GPipe", NeurIPS 2019.
+    device holds only the floating-point parameters of its stages. (Huang et al.,
+    "GPipe", NeurIPS 2019.)
 
     Args:
       stages: functions of a float array [n, ...] that return one, record by record; shapes may

@@ -22,12 +22,10 @@ from jaxkern.xpcs.correlators.results import (
     TwoTimeResult,
 )
 from jaxkern.xpcs.correlators.two_time import twotime, twotime_events
-from jaxkern.xpcs.detectors.events import EventFrames
-from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource
+from jaxkern.xpcs.detectors.frames import DetectorFileError, EventFrames, Events, FrameSource
 from jaxkern.xpcs.detectors.growing import GrowingFrames
-from jaxkern.xpcs.detectors.mask_files import read_mask
 from jaxkern.xpcs.detectors.opening import as_frames, open_frames
-from jaxkern.xpcs.detectors.qmap import QMap
+from jaxkern.xpcs.detectors.qmap import QMap, read_mask
 from jaxkern.xpcs.files.aps import ApsData, ApsFile, load_aps
 from jaxkern.xpcs.files.aps_entries import ApsFormatError
 from jaxkern.xpcs.files.aps_writer import ApsWriter, write_aps

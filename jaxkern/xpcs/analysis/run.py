@@ -88,12 +88,6 @@ def open_measurement(config: Config, folder: str | Path = ".") -> Iterator[OpenM
     Args:
       config: the settings.
       folder: base of relative paths in the settings.
-
-    Raises:
-      FileNotFoundError, ApsFormatError: see `ApsFile`.
-      ConfigError: a q that the file does not have, no angle in the ranges, a missing or
-        inconsistent time step, or a missing gap.
-      ValueError: frames that the file does not have.
     """
     files, analysis = config.data_files, config.analysis
     path = Path(folder) / home_path(files.file)
@@ -169,12 +163,7 @@ def save(
 def plot_measurement(
     config: Config, measurement: OpenMeasurement, output: str | Path
 ) -> list[Path]:
-    """Plot the result in ``output`` with the data, and return the paths.
-
-    Raises:
-      FileNotFoundError: there is no result.
-      ValueError: the result is of other angles or frames.
-    """
+    """Plot the result in ``output`` with the data, and return the paths."""
     output = Path(output)
     _, arrays = load_result(output)
     geometry = measurement.model.geometry

@@ -66,9 +66,6 @@ def check_empty_bins(
       dead: [H, W], true for pixels that the file marks as dead.
       mask: [H, W], true for good pixels, as given by the caller.
       name: name of the frames.
-
-    Raises:
-      ValueError: none of the bins has a pixel.
     """
     empty = labels.bins[labels.n_pixels == 0]
     if not len(empty):
@@ -150,9 +147,6 @@ def nan_bins(
 
     Args:
       finite: [n_bins], true where a bin's correlation is finite at all delays with pairs of frames.
-
-    Raises:
-      ValueError: no bin with pixels has a finite correlation.
     """
     invalid = ~finite & (labels.n_pixels > 0)
     if has_integer_counts(source) or not invalid.any():

@@ -117,11 +117,7 @@ def _event_totals(
 
 
 def intensity_limits(cut: Any) -> Limits | None:
-    """Return the factors (low, high) of an `intensity_cut`; None becomes 0 or infinity.
-
-    Raises:
-      ValueError: not a pair of numbers, or the first is above the second.
-    """
+    """Return the factors (low, high) of an `intensity_cut`; None becomes 0 or infinity."""
     if cut is None:
         return None
     if not isinstance(cut, tuple | list) or len(cut) != 2:

@@ -41,8 +41,7 @@ from jaxkern.xpcs.correlators.selection import (
     is_contiguous,
     selected_frames,
 )
-from jaxkern.xpcs.detectors.events import MAX_INDEX, RawEvents
-from jaxkern.xpcs.detectors.frames import FrameSource
+from jaxkern.xpcs.detectors.frames import MAX_INDEX, FrameSource, RawEvents
 from jaxkern.xpcs.detectors.opening import frames_and_map
 from jaxkern.xpcs.detectors.qmap import QMap
 

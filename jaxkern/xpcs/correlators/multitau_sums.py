@@ -88,11 +88,7 @@ class PixelSums(Protocol):
         """
 
     def bin_sums(self, before: BinSums | None = None) -> BinSums:
-        """Return the sums over bins, added to those of the preceding tiles of pixels.
-
-        Raises:
-          ValueError: a pixel has negative counts, or integer counts that sum to 2^32 - 1 or more.
-        """
+        """Return the sums over bins, added to those of the preceding tiles of pixels."""
         ...
 
 
@@ -246,11 +242,7 @@ class _JaxSums:
 
 
 def check_totals(total: NDArray[np.uint64], numbers: Any) -> None:
-    """Check the total counts [P] of pixels, whose numbers are row * W + column.
-
-    Raises:
-      ValueError: the message is the same as that of the native kernels.
-    """
+    """Check the total counts [P] of pixels, whose numbers are row * W + column."""
     invalid = total >= COUNT_LIMIT
     if invalid.any():
         raise ValueError(

@@ -31,7 +31,7 @@ from jaxkern.xpcs.correlators.two_time_reduction import (
     check_smoothing,
     form_edges,
 )
-from jaxkern.xpcs.detectors.events import MAX_INDEX, RawEvents
+from jaxkern.xpcs.detectors.frames import MAX_INDEX, RawEvents
 from jaxkern.xpcs.detectors.opening import frames_and_map
 from jaxkern.xpcs.detectors.qmap import QMap
 
