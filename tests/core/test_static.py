@@ -34,10 +34,7 @@ def bits_of(value):
 
 
 OP = jk.Op(
-    "tests.static_told",
-    version=1,
-    abstract=lambda x, *, s: x,
-    impl=lambda x, *, s: x + bits_of(s),
+    "tests.static_told", version=1, abstract=lambda x, *, s: x, impl=lambda x, *, s: x + bits_of(s)
 )
 PLAIN = (0.0, -0.0, True, 1, 1.0, np.float64(1.0), np.float32(1.0), np.float32(-0.0))
 VALUES = (
