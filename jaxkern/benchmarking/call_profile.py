@@ -19,7 +19,6 @@ from jaxkern.core.compile_clock import CompileClock
 from jaxkern.core.quantities import format_duration
 from jaxkern.core.timing import call_seconds
 from jaxkern.execution.jit import JitFunction
-from jaxkern.execution.operator import Operator
 
 MAX_CALLS = 10_000
 
@@ -72,8 +71,7 @@ def profile_fn(
 
     Raises:
       TypeError: if ``fn`` is not callable, or is jitted and cannot be traced with these arguments.
-      ValueError: if a jitted function inside ``fn`` donates an argument, ``fn`` donates its own
-        operator, or ``calls``, ``seconds`` or ``warmup`` is invalid.
+      ValueError: if a jitted function inside ``fn`` donates an argument, or an option is invalid.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxkern as jk
@@ -132,10 +130,8 @@ class Callee:
         if not callable(fn):
             raise TypeError(f"fn: expected a function, got {fn!r:.80}")
         self.fn, self.args = fn, args
-        donated = _donated_by_jaxkern(fn, args)
-        if donated is None:
-            donated = _donated_by_jax(fn, args) if hasattr(fn, "lower") else set()
-        self.donated = donated
+        jitted = hasattr(fn, "lower") and not isinstance(fn, JitFunction)
+        self.donated = _donated_by_jax(fn, args) if jitted else set()
 
     def fresh(self) -> tuple[Any, ...]:
         """Return arguments for one call, in which donated arrays are finished copies."""
@@ -171,29 +167,6 @@ class Callee:
             result = self.fn(*self.args)
         jax.block_until_ready(result)
         return (time.perf_counter() - started) / calls
-
-
-def _donated_by_jaxkern(fn: Any, args: tuple[Any, ...]) -> set[str] | None:
-    """Return the paths in ``args`` that `jaxkern.execution.jit` donates; None for others."""
-    method, forward = getattr(fn, "__func__", None), getattr(type(fn), "forward", None)
-    if isinstance(fn, JitFunction):
-        jitted, donated = fn, [fn.donated_name(i) for i in range(len(args))]
-    elif isinstance(method, JitFunction):
-        jitted, donated = method, [method.donated_name(1 + i) for i in range(len(args))]
-    elif isinstance(fn, Operator) and isinstance(forward, JitFunction):
-        jitted, donated = forward, [forward.donated_name("inputs")]
-    else:
-        return None
-    if jitted is not fn and (owner := jitted.donated_name(0)):
-        raise ValueError(
-            f"{name_of(fn)} donates its own operator, so it can be called only once; remove "
-            f"{owner!r} from donate_argnames"
-        )
-    return {
-        _keystr(path)
-        for path, leaf in jax.tree.leaves_with_path(args)
-        if isinstance(leaf, jax.Array) and path[0].idx < len(donated) and donated[path[0].idx]
-    }
 
 
 def _donated_by_jax(fn: Any, args: tuple[Any, ...]) -> set[str]:

@@ -193,9 +193,7 @@ def _leading_size(batch: Any) -> int:
         if np.ndim(leaf) > 0
     }
     if len(set(sizes.values())) != 1:
-        raise ValueError(
-            f"expected one size of the first axis, got {sizes}; pass examples="
-        )
+        raise ValueError(f"expected one size of the first axis, got {sizes}; pass examples=")
     return int(next(iter(sizes.values())))
 
 

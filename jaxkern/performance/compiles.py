@@ -374,13 +374,12 @@ def _differences(call: compat.TracedCall, before: dict[Any, Any]) -> list[Change
     for path in [*now, *(p for p in before if p not in now)]:
         name = _argument_name(call.function, path)
         difference: tuple[str, str, str] | None
-        if path in before and path in now:
-            difference = _difference(before[path], now[path])
+        if path not in before:
+            difference = "structure", "absent", _text(now[path])
+        elif path not in now:
+            difference = "structure", _text(before[path]), "absent"
         else:
-            texts = (
-                _text(values[path]) if path in values else "absent" for values in (before, now)
-            )
-            difference = "structure", *texts
+            difference = _difference(before[path], now[path])
         if difference is not None:
             changes.append(Change(name, *difference))
     return changes

@@ -475,16 +475,15 @@ def _close_open() -> None:
     cpu = registry.module("cpu")
     if cpu is not None:
         cpu.join_waiters(1.0)
-    if not rings:
-        return
     # At exit Python terminates daemon threads when they next need the GIL. In native code, such as
-    # the return from a program that waited for a batch, this aborts the process. Give them time to
-    # return.
-    deadline = time.monotonic() + 0.5
+    # the return from a JAX program, this aborts the process. Give them time to return: a pipeline's
+    # threads, which end after the batch that they make, and others that may have used a ring.
+    now = time.monotonic()
     for thread in threading.enumerate():
+        seconds = 5.0 if thread.name.startswith("jaxkern-") else 0.5 if rings else 0.0
         if thread.daemon and thread is not threading.current_thread():
             with contextlib.suppress(RuntimeError):  # the thread's start was interrupted
-                thread.join(max(0.0, deadline - time.monotonic()))
+                thread.join(max(0.0, now + seconds - time.monotonic()))
 
 
 _connect_cuda()

@@ -158,6 +158,20 @@ started.wait()
     )
 
 
+def test_exit_while_the_thread_of_a_dropped_pipeline_returns_from_a_program():
+    run(
+        """
+import jax
+from jaxkern.pipeline import Filter
+square = jax.jit(lambda m: jax.lax.fori_loop(0, 1000, lambda _, y: jax.numpy.tanh(y @ y), m))
+matrix = jax.numpy.eye(200)
+keep = lambda record: bool(jax.block_until_ready(square(matrix))[0, 0] < 2)
+for batch in jk.from_source({"x": np.zeros(64)}, 2) >> Filter(keep):
+    break
+"""
+    )
+
+
 def test_threads_of_programs_that_waited_are_joined():
     run(
         """
