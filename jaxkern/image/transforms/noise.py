@@ -206,7 +206,7 @@ class ElasticTransform(Transform):
         )
         if max(self._kernel) > MAX_KERNEL:
             expected = f"a kernel of at most {MAX_KERNEL} pixels (a sigma below {MAX_KERNEL // 8})"
-            raise ValueError(checks.unexpected("sigma", expected, self.sigma))
+            raise ValueError(checks.unexpected("sigma", expected, self._kernel))
 
     @property
     def _kernel(self) -> tuple[int, int]:
