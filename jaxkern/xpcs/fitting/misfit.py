@@ -29,7 +29,7 @@ from jaxkern.xpcs.fitting.evaluation import FitProblem
 from jaxkern.xpcs.fitting.parameters import FitLayout
 from jaxkern.xpcs.fitting.passes import MAX_VALUE, PassPoint
 from jaxkern.xpcs.fitting.sampling import rows_of_angle
-from jaxkern.xpcs.model.geometry import Geometry
+from jaxkern.xpcs.model.models import Geometry
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
