@@ -26,17 +26,14 @@ SETTLED = 2_000_000_000
 class LruCache(Generic[_Value]):
     """The most recently used values up to a total size; safe to use from several threads.
 
-    Args:
-      limit: maximum total size; a value above it is not stored.
-      size: function from a value to its size; by default each value counts 1.
+    ``limit`` is the maximum total size; a value above it is not stored. Each value counts 1, or
+    ``size(value)``.
 
     >>> cache = LruCache(2)
     >>> for key in "abc":
     ...     evicted = cache.put(key, key.upper())
-    >>> cache.get("a"), cache.get("c")
-    (None, 'C')
-    >>> evicted
-    ['A']
+    >>> cache.get("a"), cache.get("c"), evicted
+    (None, 'C', ['A'])
     """
 
     def __init__(self, limit: int, size: Callable[[_Value], int] = lambda value: 1) -> None:
@@ -71,10 +68,7 @@ class LruCache(Generic[_Value]):
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of cached measurements and indices, ``$XDG_CACHE_HOME/jaxkern``.
-
-    Returns None for a user without a home folder, such as ``docker run --user 1234``.
-    """
+    """Return ``$XDG_CACHE_HOME/jaxkern``; None for a user without a home folder."""
     folder = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification says to ignore relative paths.
     if folder and Path(folder).is_absolute():
@@ -86,14 +80,9 @@ def cache_folder() -> Path | None:
 
 
 def read_index(path: Path, about: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
-    """Read the arrays of an index file.
+    """Read the arrays of an index file; None if it is missing, damaged or about something else.
 
-    Args:
-      path: path of the file.
-      about: JSON-compatible description of version and contents, as passed to `write_index`.
-
-    Returns:
-      The arrays; None if the file is missing, damaged or has another description.
+    ``about`` is the JSON-compatible description of version and contents passed to `write_index`.
     """
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:

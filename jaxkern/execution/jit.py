@@ -53,15 +53,11 @@ class CacheInfo:
     """The state of a cache of compiled programs.
 
     Attributes:
-      hits, misses: calls that used a cached program, and calls that compiled one. (A recompilation
-        by JAX after ``jax.clear_caches`` is not a miss.)
+      hits, misses: calls that used a cached program, and calls that compiled one.
       evictions: programs that were removed to stay within ``max_programs``.
-      programs, max_programs: number of cached programs, and its maximum. One signature has several
-        programs if its arguments have different shardings, or in different contexts
-        (`jaxkern.backend`, 64-bit types).
+      programs, max_programs: number of cached programs, and its maximum.
       compile_seconds: total time of tracing and compiling, including evicted programs.
-      inlined: calls under another transformation (``jax.jit``, ``grad``, ``vmap``), which are part
-        of the enclosing program.
+      inlined: calls under another transformation, which are part of the enclosing program.
     """
 
     hits: int = 0
@@ -74,11 +70,7 @@ class CacheInfo:
 
 
 def _leaf_key(leaf: Any) -> Any:
-    """Return the part of a leaf that a program depends on; None for a tracer.
-
-    Arrays and numbers are operands, as in ``jax.jit``: their types count, and the shardings of
-    committed arrays. All other leaves are `Static`.
-    """
+    """Return the part of a leaf that a program depends on; None for a tracer."""
     kind = type(leaf)
     if kind is ArrayImpl:
         return (leaf.aval, leaf.sharding) if leaf.committed else leaf.aval
@@ -313,11 +305,9 @@ def jit(fn: None = None, *, options: JITOptions | None = None) -> Callable[[F], 
 def jit(fn: Any = None, *, options: JITOptions | None = None) -> Any:
     """Compile a function or a class of operators, with a bounded cache of programs.
 
-    Arrays and numbers are operands, as in ``jax.jit``; strings, functions and other hashable leaves
-    are static. The arrays of an `Operator`, or of another pytree that is called or whose method is
-    called, are operands too. Arrays that a function reads from its enclosing scope are constants.
-    Under another transformation of JAX the result is a ``jax.jit`` function, and under
-    ``jax.disable_jit`` the original function.
+    Arrays, numbers and the arrays of operators and other callable pytrees are operands; strings,
+    functions and other hashable leaves are static. Under another transformation of JAX the result
+    is a ``jax.jit`` function, and under ``jax.disable_jit`` the original function.
 
     Args:
       fn: a function, a subclass of `Operator`, or a callable object; None returns a decorator.

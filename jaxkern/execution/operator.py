@@ -164,10 +164,7 @@ def _is_tree(value: Any) -> bool:
 
 
 def unbind(fn: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Split a callable pytree, or a method of a pytree, into a function and its first argument.
-
-    The leaves of the first argument can then be operands of a program instead of constants.
-    """
+    """Split a callable pytree, or a method of one, into a function and its first argument."""
     if isinstance(fn, types.MethodType) and _is_tree(fn.__self__):
         return fn.__func__, (fn.__self__,)
     return (type(fn).__call__, (fn,)) if _is_tree(fn) else (fn, ())

@@ -202,15 +202,8 @@ class Task(NamedTuple):
 def run_tasks(tasks: Sequence[Task], name: str, max_workers: int | None = None) -> list[Any]:
     """Run tasks on threads and return their results in the order of the tasks.
 
-    Args:
-      tasks: tasks, each after the tasks that it depends on.
-      name: the name of the call in messages.
-      max_workers: maximum number of concurrent tasks; the options in force may lower it.
-
-    Raises:
-      ExecutionTimeout: after the deadline in force, see `execution_options`.
-      Exception: the error of the first failed task, with a note that names it. No task starts after
-        a failure; tasks that are already running complete first.
+    ``name`` is the name of the call in messages. Raises the error of the first failed task, with a
+    note that names it, after running tasks have ended; no task starts after a failure.
     """
     context = current_context()
     options = context.options

@@ -35,10 +35,7 @@ class SymbolicError(TypeError):
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """A value in a graph: input ``-1 - source``, or the result of operation ``source``.
-
-    ``path`` are keys to look up in the value.
-    """
+    """A value in a graph, reached by the keys ``path`` from input ``-1 - source`` or a result."""
 
     source: int
     path: tuple[Any, ...] = ()
@@ -354,11 +351,7 @@ class StructuralOp(Supervised):
         return results
 
     def explain(self) -> str:
-        """Describe the graph of the last call.
-
-        Lists the parts with what runs them and why, the critical path with the times of the last
-        call (which include compilation), and what limits parallelism.
-        """
+        """Describe the parts of the last call, its critical path, and limits of parallelism."""
         parts = self._last
         if isinstance(parts, str):
             return f"{self._name}: {parts}"
@@ -403,17 +396,11 @@ def structural_jit(
 ) -> Any:
     """Run a composite of operators in parallel, by the graph of their dependencies.
 
-    Each call runs the composite's ``forward`` (or the function) on placeholders, which records the
-    operators that it calls, and arithmetic between results. Host operators run on threads as soon
-    as their inputs are ready; all others that need the same host operators run as one compiled
-    program. Under ``jax.jit``, ``grad`` or ``vmap`` the composite is called as written.
-
     Args:
       fn: a subclass of `Operator`, an operator, or a function that calls operators; None returns a
         decorator.
       execution_strategy: "parallel" raises if there is no graph because the calls depend on data;
-        "auto" then runs the composite as written; "sequential" runs one part at a time, in the
-        order of the calls.
+        "auto" then runs the composite as written; "sequential" runs one part at a time, in order.
       max_workers: maximum number of concurrent parts.
 
     Returns:
@@ -421,7 +408,6 @@ def structural_jit(
 
     Raises:
       SymbolicError: with "parallel", if ``forward`` depends on data.
-      Exception: an error of JAX for an operator that it cannot trace, with a note that names it.
       ValueError: for an unknown strategy.
 
     >>> import jaxkern.execution as ex

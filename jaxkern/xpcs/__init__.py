@@ -61,13 +61,20 @@ from jaxkern.xpcs.fitting.result import (
 )
 from jaxkern.xpcs.model import ops as ops
 from jaxkern.xpcs.model.correlation import g2, g2_at, residual
-from jaxkern.xpcs.model.geometry import Geometry
-from jaxkern.xpcs.model.likelihood import log_likelihood
-from jaxkern.xpcs.model.models import CustomModel, LaminarFlow, Model, Parameter, Static, Tables
+from jaxkern.xpcs.model.models import (
+    CustomModel,
+    Geometry,
+    LaminarFlow,
+    Model,
+    Parameter,
+    Static,
+    Tables,
+)
 from jaxkern.xpcs.model.normal import (
     NormalEquations,
     accumulate,
     assemble,
+    log_likelihood,
     normal_equations,
 )
 from jaxkern.xpcs.model.ops import state_size

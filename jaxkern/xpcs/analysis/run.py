@@ -30,8 +30,7 @@ from jaxkern.xpcs.fitting.fit import fit
 from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions, StreamingOptions
 from jaxkern.xpcs.fitting.parameters import physics_vector
 from jaxkern.xpcs.fitting.result import FitResult, load_result, save_result
-from jaxkern.xpcs.model.geometry import Geometry
-from jaxkern.xpcs.model.models import LaminarFlow, Model, Static
+from jaxkern.xpcs.model.models import Geometry, LaminarFlow, Model, Static
 
 # Settings of `optimization` that are fields of `SolverOptions`.
 _SOLVER_SETTINGS = ["loss", "f_scale", "ftol", "xtol", "gtol", "max_nfev"]
