@@ -173,13 +173,7 @@ def multitau(
 
 
 def multitau_events(
-    pixel: Any,
-    frame: Any,
-    count: Any,
-    n_frames: int,
-    qmap: QMap,
-    *arguments: Any,
-    **options: Any,
+    pixel: Any, frame: Any, count: Any, n_frames: int, qmap: QMap, *arguments: Any, **options: Any
 ) -> MultiTauResult:
     """Compute g2 of events, bit-identical to `multitau` of the frames that they form.
 
