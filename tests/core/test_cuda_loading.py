@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import pytest
+from support.errors import raises, warns
 
 import jaxkern as jk
 from jaxkern.core import compat, registry
@@ -267,7 +268,7 @@ def test_another_gpu_gets_pure_jax_and_the_reason(
     cuda_library: registry.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _start_on(monkeypatch, "9.0", "7.5")
-    with pytest.warns(RuntimeWarning, match=r"compute capability 7\.5"):
+    with warns(RuntimeWarning, "compute capability 7.5"):
         assert not _native_on_cuda()
     assert "sm_80, sm_90, compute_90" in str(cuda_library.problem)
     assert registry.module("cuda") is None
@@ -305,7 +306,7 @@ def test_the_native_module_is_checked_too(
     cuda_library: registry.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _start_on(monkeypatch, "7.5")
-    with pytest.warns(RuntimeWarning, match=r"compute capability 7\.5"):
+    with warns(RuntimeWarning, "compute capability 7.5"):
         assert registry.module("cuda") is None
 
 
@@ -314,7 +315,7 @@ def test_a_required_library_is_an_error_there(
 ) -> None:
     monkeypatch.setenv("JAXKERN_REQUIRE", "cpu,cuda")
     _start_on(monkeypatch, "7.5")
-    with pytest.raises(RuntimeError, match=r"compute capability 7\.5"):
+    with raises(RuntimeError, "compute capability 7.5"):
         _native_on_cuda()
-    with pytest.raises(RuntimeError, match=r"compute capability 7\.5"):
+    with raises(RuntimeError, "compute capability 7.5"):
         _native_on_cuda()  # not pure JAX at the next attempt

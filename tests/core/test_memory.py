@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 
-import pytest
+from support.errors import raises
 
 from jaxkern.core import memory
 
@@ -15,7 +15,7 @@ def test_limits_from_the_environment(monkeypatch):
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "0.19")
     assert memory.memory_limit() == 0.19
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "much")
-    with pytest.raises(ValueError, match="JAXKERN_MEMORY_LIMIT is 'much'"):
+    with raises(ValueError, "JAXKERN_MEMORY_LIMIT is 'much'"):
         memory.memory_limit()
     monkeypatch.delenv("JAXKERN_MEMORY_LIMIT")
     monkeypatch.setenv("SLURM_MEM_PER_NODE", "512")
