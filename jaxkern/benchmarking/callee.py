@@ -12,29 +12,24 @@ import jax.numpy as jnp
 
 from jaxkern.core.timing import call_seconds
 from jaxkern.execution.jit import JitFunction
-from jaxkern.execution.operator import Operator
 
 
 class Callee:
     """``fn(*args)`` that does not invalidate ``args``: donated arrays are copied before each call.
 
     Args:
-      fn: any function. A function of ``jax.jit`` or `jaxkern.execution.jit` states which arguments
-        it donates.
+      fn: any function. A function of ``jax.jit`` states which arguments it donates.
 
     Raises:
       TypeError: if ``fn`` is not callable, or is jitted and cannot be traced with these arguments.
-      ValueError: if ``fn`` is a method that donates its own operator.
     """
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
         if not callable(fn):
             raise TypeError(f"fn: expected a function, got {fn!r:.80}")
         self.fn, self.args = fn, args
-        donated = _donated_by_jaxkern(fn, args)
-        if donated is None:
-            donated = _donated_by_jax(fn, args) if hasattr(fn, "lower") else set()
-        self.donated = donated
+        jitted = hasattr(fn, "lower") and not isinstance(fn, JitFunction)
+        self.donated = _donated_by_jax(fn, args) if jitted else set()
 
     def fresh(self) -> tuple[Any, ...]:
         """Return arguments for one call, in which donated arrays are finished copies."""
@@ -72,34 +67,6 @@ class Callee:
             result = self.fn(*self.args)
         jax.block_until_ready(result)
         return (time.perf_counter() - started) / calls
-
-
-def _donated_by_jaxkern(fn: Any, args: tuple[Any, ...]) -> set[str] | None:
-    """Return the paths in ``args`` that `jaxkern.execution.jit` donates; None for other functions.
-
-    Raises:
-      ValueError: if it donates the operator that is called, which cannot be copied.
-    """
-    method, forward = getattr(fn, "__func__", None), getattr(type(fn), "forward", None)
-    if isinstance(fn, JitFunction):
-        jitted, donated = fn, [fn.donated_name(i) for i in range(len(args))]
-    elif isinstance(method, JitFunction):
-        jitted, donated = method, [method.donated_name(1 + i) for i in range(len(args))]
-    elif isinstance(fn, Operator) and isinstance(forward, JitFunction):
-        jitted, donated = forward, [forward.donated_name("inputs")]
-    else:
-        return None
-    if jitted is not fn and (owner := jitted.donated_name(0)):
-        raise ValueError(
-            f"{name_of(fn)} donates its own operator ({owner!r} is in donate_argnames), so it can "
-            "be called only once; remove it from donate_argnames, or pass a function that takes "
-            "the operator as an argument"
-        )
-    return {
-        _keystr(path)
-        for path, leaf in jax.tree.leaves_with_path(args)
-        if isinstance(leaf, jax.Array) and path[0].idx < len(donated) and donated[path[0].idx]
-    }
 
 
 def _donated_by_jax(fn: Any, args: tuple[Any, ...]) -> set[str]:
