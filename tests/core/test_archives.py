@@ -15,8 +15,8 @@ from jaxkern.core.archives import npz_bytes
 
 def test_what_is_written_is_read():
     arrays = {"a": np.arange(5), "b": np.ones((2, 3), np.float32)}
-    found = np.load(io.BytesIO(npz_bytes(arrays)))
-    assert {name: found[name].tolist() for name in found} == {
+    result = np.load(io.BytesIO(npz_bytes(arrays)))
+    assert {name: result[name].tolist() for name in result} == {
         name: array.tolist() for name, array in arrays.items()
     }
 

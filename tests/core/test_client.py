@@ -18,7 +18,7 @@ def environment(monkeypatch):
 
 
 @pytest.mark.parametrize("fraction", [0, -0.1, 1.01, float("nan"), "much", None, True])
-def test_a_fraction_that_is_none_is_refused(fraction):
+def test_invalid_fractions(fraction):
     with raises(ValueError, "the memory fraction is"):
         client.set_memory_fraction(fraction)
     assert os.environ[client.MEMORY_FRACTION] == "0.25"

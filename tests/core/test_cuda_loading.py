@@ -118,7 +118,7 @@ assert "JAX_PLATFORMS is 'cpu'" in cuda.problem, cuda.problem
     _run(code, tmp_path, JAX_PLATFORMS="cpu")
 
 
-def test_an_old_driver_is_refused(tmp_path: Path) -> None:
+def test_an_old_driver(tmp_path: Path) -> None:
     _fake_plugin(tmp_path)
     code = f"""{_IMPORT}
 assert len(ours) == 1, ours
@@ -215,7 +215,7 @@ def test_code_for_one_family(kind: str, capability: tuple[int, int], runs: bool)
 
 
 @pytest.mark.parametrize("name", ["native", "all", "all-major"])
-def test_nothing_is_known_of_architectures_that_cmake_chooses(name: str) -> None:
+def test_architectures_that_cmake_chooses_are_not_checked(name: str) -> None:
     assert registry.device_code_problem([name], 13000, (12, 0), 13000) is None
 
 
@@ -247,7 +247,7 @@ def _start_on(monkeypatch: pytest.MonkeyPatch, *capabilities: str) -> None:
     monkeypatch.setattr(jax, "local_devices", lambda backend: devices)
 
 
-def test_before_jax_has_started_on_a_gpu_nothing_is_asked(
+def test_nothing_is_checked_before_jax_starts_on_a_gpu(
     cuda_library: registry.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compat, "started_backends", lambda: ("cpu",))  # also on a machine with GPUs

@@ -40,7 +40,7 @@ def test_cgroup_limits(tmp_path):
     assert memory._cgroup_bytes(tmp_path, process) == [2**28]
 
 
-def test_what_is_left_shrinks_with_what_is_taken(monkeypatch):
+def test_available_memory_shrinks_with_allocations(monkeypatch):
     limit = memory.anonymous_bytes() / memory.GIB + 1  # the tests before may have kept a lot
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", str(limit))
     before = memory.available_bytes()

@@ -39,7 +39,7 @@ def test_bad_samples() -> None:
         jk.testing.check_op(op, [(jnp.ones(2),)] * 3)
     with raises(ValueError, "shape and dtype"):
         jk.testing.check_op(op, [(jnp.ones(2),)] * 3 + [(jnp.ones(3),)])
-    with raises(ValueError, "names:"):
+    with raises(ValueError, "names: "):
         jk.testing.check_op(op, [(jnp.ones(2),)] * 4, only=["nonsense"])
 
 
@@ -51,7 +51,7 @@ def test_batch_axes_must_agree() -> None:
         op(jnp.ones((3, 4)), 2.0, batch_dims=1)
 
 
-def test_a_handler_refuses_what_does_not_fit() -> None:
+def test_errors_of_handlers() -> None:
     """A serialized program is not trusted: the handler checks shapes and dtypes itself."""
     x, out = jnp.ones((4, 3)), jax.ShapeDtypeStruct((4, 3), np.float32)
     call = jax.ffi.ffi_call("test.scale.v1", out)
@@ -66,7 +66,7 @@ def test_a_handler_refuses_what_does_not_fit() -> None:
         jax.block_until_ready(jax.ffi.ffi_call("test.scale.v1", wide)(x, jnp.ones(4)))
 
 
-def test_doctor_tells_op_and_target() -> None:
+def test_doctor_names_op_and_target() -> None:
     report = str(jk.doctor())
     assert "test.scale on cpu: native test.scale.v1" in report
     assert "test.scale on cuda: pure JAX (" in report

@@ -1,8 +1,4 @@
-"""Would catch: integers that wrap around when they are converted to the kernels' int32.
-
-Examples are a crop from row 2**32 + 3 that acts as row 3, an offset of 2**33 that reads image 0
-again, sizes of ragged chains whose products exceed int32, and sizes that no kernel supports.
-"""
+"""Would catch: integers that wrap around when they are converted to the kernels' int32."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.errors import raises
 
 import jaxkern as jk
 from jaxkern import image as im
@@ -40,13 +35,13 @@ def cropped(top):
     ids=repr,
 )
 def test_a_host_integer_beyond_int32_is_an_error(top):
-    with raises(ValueError, "'top']", "int32", "-2147483648"):
+    with pytest.raises(ValueError, match=r"'top'\].* is .*int32.* -2147483648"):
         cropped(top)
 
 
 @pytest.mark.parametrize("top", [True, 3.0, np.array([3.0, 2.0]), [True, False], [2**70, 0]])
 def test_a_value_that_is_not_an_integer_is_an_error(top):
-    with raises(TypeError, "'top']:", " int "):
+    with pytest.raises(TypeError, match=r"'top'\]: .* int "):
         cropped(top)
 
 
@@ -60,9 +55,9 @@ def test_every_integer_type_gives_the_same():
 
 def test_device_integers_saturate_instead_of_wrapping():
     # Python does not read values on a device. The kernel rejects the crop, which is outside.
-    with raises((jax.errors.JaxRuntimeError, ValueError), "geometry"):
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="geometry"):
         cropped(jnp.array([3, 2**32 - 1], jnp.uint32)).block_until_ready()
-    with jax.enable_x64(True), raises((jax.errors.JaxRuntimeError, ValueError), "geometry"):
+    with jax.enable_x64(True), pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="geo"):
         cropped(jnp.array([3, FAR])).block_until_ready()
 
 
@@ -90,11 +85,11 @@ def test_ragged_offsets_and_sizes(field):
 
 def test_sizes_passed_to_sample():
     keys = jax.random.split(jax.random.key(0), 2)
-    with raises(ValueError, "height[1] is 4294967305"):
+    with pytest.raises(ValueError, match=r"height\[1\] is 4294967305"):
         CROP.sample(keys, (np.array([9, 2**32 + 9]), np.array([11, 11])))
-    with raises(ValueError, "images.width[0] is 4294967307"):
+    with pytest.raises(ValueError, match=r"images.width\[0\] is 4294967307"):
         CROP.sample(keys, ragged(width=np.array([2**32 + 11, 11])))
-    with raises(ValueError, "width:", "4294967296"):
+    with pytest.raises(ValueError, match="width is 4294967296"):
         CROP.sample(keys, (9, 2**32))
 
 
@@ -102,16 +97,16 @@ def test_operands_of_any_op():
     op = jk.Op("tests.plus_one", version=1, abstract=lambda x: x, impl=lambda x: x + 1)
     assert op(np.array([1, 2])).tolist() == [2, 3]
     for far in (np.array([1, FAR]), np.int64(FAR), [1, np.int64(FAR)], np.array([FAR], np.uint64)):
-        with raises((ValueError, OverflowError), "int32"):
+        with pytest.raises((ValueError, OverflowError), match=r"int32"):
             op(far)
     with jax.enable_x64(True):
         assert op(np.array([1, FAR])).tolist() == [2, FAR + 1]
 
 
 def test_records_and_points():
-    with raises(ValueError, "record_ids[1] is 9223372036854775811"):
+    with pytest.raises(ValueError, match=r"record_ids\[1\] is 9223372036854775811"):
         jk.random.record_keys(0, 0, np.array([3, 2**63 + 3], np.uint64))
-    with raises(ValueError, "seed is 9223372036854775808"):
+    with pytest.raises(ValueError, match="seed is 9223372036854775808"):
         jk.random.record_keys(2**63, 0, np.arange(2))
     model = jk.xpcs.Static(jk.xpcs.Geometry(0.0054, None, 0.1, 0.1 * np.arange(6), 0.0))
     at = lambda index: jk.xpcs.g2_at(model, model.defaults, 0.5, 1.0, index)  # noqa: E731
@@ -136,12 +131,12 @@ def test_records_and_points():
 )
 @pytest.mark.parametrize("size", [2**24 + 1, 2**31, 2**70])
 def test_sizes_above_the_limit_are_errors_in_constructors(make, size):
-    with raises(ValueError, "2**24"):
+    with pytest.raises(ValueError, match=r"2\*\*24"):
         make(size)
 
 
 def test_outputs_above_the_limit_are_errors():
-    with raises(ValueError, "16777216 x 256"):
+    with pytest.raises(ValueError, match="16777216 x 256"):
         jax.eval_shape(im.Compose([im.Resize((2**24, 2**8))]).apply, IMAGES)
 
 

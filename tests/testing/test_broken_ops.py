@@ -90,20 +90,20 @@ def cube(tangent, off=0.0):
 
 
 def test_a_wrong_second_derivative_fails():
-    given = [(x,) for x, _ in samples()]
+    operands = [(x,) for x, _ in samples()]
     check = {"native": False, "only": ["forward", "reverse", "second"]}
-    jk.testing.check_op(cube(lambda x, t: 3 * x**2 * t), given, **check)
+    jk.testing.check_op(cube(lambda x, t: 3 * x**2 * t), operands, **check)
     wrong = cube(lambda x, t: 3 * jax.lax.stop_gradient(x) ** 2 * t)
     with raises(AssertionError, "fails 1 of 3 checks") as error:
-        jk.testing.check_op(wrong, given, **check)
+        jk.testing.check_op(wrong, operands, **check)
     assert "second: \n" in str(error.value)
 
 
 def test_wrong_results_with_correct_tangents_fail():
-    given = [(x,) for x, _ in samples()]
-    with raises(AssertionError, "forward: \nNot equal"):
+    operands = [(x,) for x, _ in samples()]
+    with pytest.raises(AssertionError, match="forward: \nNot equal"):
         jk.testing.check_op(
-            cube(lambda x, t: 3 * x**2 * t, off=1.0), given, native=False, only=["forward"]
+            cube(lambda x, t: 3 * x**2 * t, off=1.0), operands, native=False, only=["forward"]
         )
 
 
@@ -138,12 +138,12 @@ def product(reduce):
 
 def test_a_wrong_sum_over_a_broadcast_operand_fails():
     random = np.random.default_rng(4)
-    given = [tuple(random.standard_normal((2, 5)).astype(np.float32)) for _ in range(4)]
+    operands = [tuple(random.standard_normal((2, 5)).astype(np.float32)) for _ in range(4)]
     check = {"native": False, "only": ["reverse", "transposition", "shard_map"]}
-    jk.testing.check_op(product(jnp.sum), given, **check)
+    jk.testing.check_op(product(jnp.sum), operands, **check)
     for wrong in (jnp.mean, jnp.max):
         with raises(AssertionError, "fails 3 of 3 checks"):
-            jk.testing.check_op(product(wrong), given, **check)
+            jk.testing.check_op(product(wrong), operands, **check)
 
 
 # Declarations.
@@ -168,12 +168,12 @@ def test_an_impl_that_disagrees_with_abstract_is_named():
 
 
 def test_two_ops_of_one_name():
-    given = [(x,) for x, _ in samples()]
+    operands = [(x,) for x, _ in samples()]
     first = jk.Op("broken.same", version=1, abstract=lambda x: x, impl=lambda x: x)
     # A notebook cell may run again, and a module may be reloaded.
     jk.Op("broken.same", version=1, abstract=lambda x: x, impl=lambda x: 2 * x)
     with raises(AssertionError, "another op", "broken.same"):
-        jk.testing.check_op(first, given, native=False, only=["declaration"])
+        jk.testing.check_op(first, operands, native=False, only=["declaration"])
     other = {"__name__": "another_package", "jk": jk}
     with raises(ValueError, "'broken.same'", "test_broken_ops"):
         exec("jk.Op('broken.same', version=1, abstract=lambda x: x, impl=lambda x: x)", other)
@@ -210,10 +210,10 @@ def test_batch_dims_and_static_arguments():
         jax.jit(lambda x, by: op(x, by=by))(jnp.ones(3), 1.0)
     with raises(TypeError, "'by' is a list"):
         op(jnp.ones(3), by=[1, 2])
-    given = [(x,) for x, _ in samples()]
+    operands = [(x,) for x, _ in samples()]
     with raises(AssertionError, "'by' is or contains an array"):
         jk.testing.check_op(
-            op, given, static={"by": jnp.ones(6)}, native=False, only=["eager_and_jit"]
+            op, operands, static={"by": jnp.ones(6)}, native=False, only=["eager_and_jit"]
         )
 
 
@@ -237,8 +237,8 @@ def test_a_wrong_attribute_is_named_with_its_op(attributes, message):
     assert "broken.Attributes.v1: " in text
     assert message in text
     kinds = {np.float32: "float32", np.float64: "float64", np.int32: "int32", str: "a string"}
-    given = ", ".join(f"'{k}' ({kinds[type(v)]})" for k, v in attributes.items())
-    assert f"The call's attributes are {given}." in text
+    names = ", ".join(f"'{k}' ({kinds[type(v)]})" for k, v in attributes.items())
+    assert f"The call's attributes are {names}." in text
 
 
 def test_errors_name_the_handlers_of_the_package():
@@ -252,10 +252,10 @@ def test_errors_name_the_handlers_of_the_package():
 
 def test_a_valid_call_and_a_wrong_number_of_operands():
     call = jax.ffi.ffi_call("broken.Attributes.v1", jax.ShapeDtypeStruct((3,), np.float32))
-    given = {"eps": np.float32(1), "mode": np.int32(0)}
-    jax.block_until_ready(call(jnp.ones(3), **given))
+    attributes = {"eps": np.float32(1), "mode": np.int32(0)}
+    jax.block_until_ready(call(jnp.ones(3), **attributes))
     with raises(jax.errors.JaxRuntimeError, "broken.Attributes.v1:", "of arguments"):
-        jax.block_until_ready(call(jnp.ones(3), jnp.ones(3), **given))
+        jax.block_until_ready(call(jnp.ones(3), jnp.ones(3), **attributes))
 
 
 def test_docs_and_doctor_explain_unregistered_targets():
