@@ -44,12 +44,7 @@ class Documents:
     (3, (array([3, 0]), array([7, 3])))
     """
 
-    def __init__(
-        self,
-        values: Any,
-        offsets: Any = None,
-        max_length: int | None = None,
-    ) -> None:
+    def __init__(self, values: Any, offsets: Any = None, max_length: int | None = None) -> None:
         self.max_length = None if max_length is None else check_integer("max_length", max_length, 1)
         by_field = values if isinstance(values, Mapping) else {_FIELD: values}
         if not by_field:

@@ -190,8 +190,7 @@ def _map(file: Path) -> np.ndarray:
 
 
 def _field_endings(
-    fields: Mapping[str, str] | Sequence[str] | None,
-    first: Sequence[str],
+    fields: Mapping[str, str] | Sequence[str] | None, first: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
     """Return field -> its possible endings; `first` are those of the first sample."""
     if isinstance(fields, str):
@@ -241,11 +240,7 @@ def _array(data: bytes) -> np.ndarray:
     return array
 
 
-_DECODERS: dict[str, Callable[[bytes], Any]] = {
-    "npy": _array,
-    "txt": _number,
-    "json": json.loads,
-}
+_DECODERS: dict[str, Callable[[bytes], Any]] = {"npy": _array, "txt": _number, "json": json.loads}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
