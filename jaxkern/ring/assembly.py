@@ -424,7 +424,6 @@ class Cast(enum.IntEnum):
 
 
 def _cast(dtype: np.dtype) -> tuple[Cast, np.dtype]:
-    """Return the cast of a field's rows, and the dtype in the batch."""
     canonical = jax.dtypes.canonicalize_dtype(dtype)
     if canonical == dtype:
         return Cast.NONE, canonical

@@ -126,7 +126,6 @@ class SlotMemory:
         self._native: Any = None
 
     def _native_in(self, library: Any) -> Any:
-        """Return the native object, created at the first use."""
         if self._native is None:
             self._native = library.SlotMemory()
         return self._native

@@ -52,7 +52,6 @@ def gather_rows(arrays: Sequence[np.ndarray], rows: np.ndarray, out: np.ndarray)
 
 
 def _is_byte_copy(arrays: Sequence[np.ndarray], out: np.ndarray) -> bool:
-    """True if rows can be copied to `out` byte by byte."""
     return (
         out.flags.c_contiguous
         and out.flags.writeable
@@ -121,7 +120,6 @@ def map_hdf5(dataset: Any) -> np.ndarray:
 
 
 def _is_stored_as(stored: Any, dtype: np.dtype) -> bool:
-    """True if the stored type equals the NumPy type, unlike variable-length text."""
     import h5py
 
     if dtype.hasobject:

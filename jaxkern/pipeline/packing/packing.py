@@ -164,7 +164,6 @@ def _check_same(path: Path, metadata: Mapping[str, Any]) -> None:
 
 
 def _about(source: BatchSource, form: PackFormat) -> dict[str, Any]:
-    """Return the metadata of the files, which are independent of place and time."""
     about: dict[str, Any] = {"format": str(form), "jaxkern": __version__}
     if form.max_side is not None:
         about["max_side"] = form.max_side
@@ -178,7 +177,6 @@ def _about(source: BatchSource, form: PackFormat) -> dict[str, Any]:
 
 
 def _digest(source: BatchSource, about: dict[str, Any], encoder: RecordEncoder) -> str:
-    """Return a digest of the settings and of properties of the source that need no full read."""
     digest = hashlib.blake2b(digest_size=8)
     fields = [field.as_dict() for field in encoder.fields]
     digest.update(json.dumps([about, len(source), fields, _files(source, False)]).encode())
@@ -189,7 +187,6 @@ def _digest(source: BatchSource, about: dict[str, Any], encoder: RecordEncoder) 
 
 
 def _files(source: BatchSource, times: bool) -> list[Any]:
-    """Return relative names, sizes and modification times of a source's files."""
     root = getattr(source, "root", "/")
     entries: list[Any] = []
     for path in getattr(source, "files", ()):

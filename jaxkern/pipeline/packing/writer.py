@@ -95,7 +95,6 @@ class PackedWriter:
         return self._at[0]
 
     def _resume(self, purpose: bytes) -> None:
-        """Resume an existing part of the same purpose, or start from the beginning."""
         end = self._replay(self._journal.read(), purpose)
         done, cursor = self._at
         self._file.truncate(cursor if done else 0)
@@ -109,7 +108,6 @@ class PackedWriter:
             self._journal.flush()
 
     def _replay(self, journal: bytes, purpose: bytes) -> int:
-        """Replay the valid steps of a journal; return the end of the last one."""
         if not journal.startswith(purpose):
             return 0
         written = os.fstat(self._file.fileno()).st_size

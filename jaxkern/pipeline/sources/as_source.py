@@ -93,7 +93,6 @@ def as_source(source: Any) -> BatchSource:
 
 
 def _path_of(source: Any) -> str | os.PathLike[str] | None:
-    """Return the path, or the first of a list of paths."""
     first = source[0] if isinstance(source, list | tuple) and source else source
     return first if isinstance(first, str | os.PathLike) else None
 

@@ -66,7 +66,6 @@ class FieldChecker:
 
 
 def _describe_fields(data: Data) -> dict[str, str]:
-    """Return field name -> description of shape and dtype."""
     leaves = jax.tree_util.tree_flatten_with_path(data, is_leaf=row.is_ragged)[0]
     return {jax.tree_util.keystr(path): _kind(value) for path, value in leaves}
 
@@ -116,7 +115,6 @@ class JoinedSource(BatchSource):
         return " + ".join(source.describe() for source in self.sources)
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """Return the rows of records; each source is read once."""
         arrays = self._arrays
         if arrays is not None:
             return self._rows_of_arrays(arrays, records, out)
@@ -136,13 +134,11 @@ class JoinedSource(BatchSource):
         return row.scattered(parts, len(records), out)
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
-        """Return the shapes if they are equal for all sources."""
         first, *others = (source.batch_spec(count, image_side) for source in self.sources)
         return first if all(other == first for other in others) else None
 
     @functools.cached_property
     def _arrays(self) -> list[Mapping[str, np.ndarray]] | None:
-        """Return the arrays of all sources; None if one has other fields or is repeated."""
         plain = [
             source.row_arrays() if isinstance(source, ArraySource) else None
             for source in self.sources
@@ -171,7 +167,6 @@ class JoinedSource(BatchSource):
         return data
 
     def _split(self, records: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yield (source, its records, their positions in `records`)."""
         inner = records % self._ends[-1]
         sources = np.searchsorted(self._ends, inner, side="right")
         for source in np.flatnonzero(np.bincount(sources)).tolist():
@@ -186,7 +181,6 @@ class JoinedSource(BatchSource):
         return tuple(remark for source in self.sources for remark in source.remarks())
 
     def row_parts(self) -> list[Mapping[str, np.ndarray]] | None:
-        """Return the parts of all sources; None if one must decode images in `gather`."""
         all_parts: list[Mapping[str, np.ndarray]] = []
         for source in self.sources:
             parts = source.row_parts()
@@ -197,7 +191,6 @@ class JoinedSource(BatchSource):
         return None if encoded and not self.encoded_images() else all_parts
 
     def rows_of(self, records: np.ndarray) -> np.ndarray:
-        """Return the rows, offset by those of earlier sources."""
         rows = np.empty(len(records), np.int64)
         starts = np.cumsum([0, *(_rows_in(source) for source in self.sources)])
         for source, inner, positions in self._split(records):
@@ -205,7 +198,6 @@ class JoinedSource(BatchSource):
         return rows
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
-        """Return the images of all sources if they have one format and equal options."""
         parts = [source.encoded_images() for source in self.sources]
         if not all(each.keys() == parts[0].keys() for each in parts):
             return {}
@@ -278,7 +270,6 @@ class ZippedSource(BatchSource):
         return merge_fields(known, self.names) if len(known) == len(specs) else None
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """Return the merged rows of all sources."""
         return merge_fields([source.gather(records) for source in self.sources], self.names)
 
     def check(self, records: np.ndarray) -> None:
@@ -289,7 +280,6 @@ class ZippedSource(BatchSource):
         return tuple(remark for source in self.sources for remark in source.remarks())
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        """Return the arrays of all sources, unless they are nested."""
         parts = [source.row_arrays() for source in self.sources]
         if self.names is not None or any(each is None for each in parts):
             return None
@@ -297,7 +287,6 @@ class ZippedSource(BatchSource):
         return {name: array[: len(self)] for name, array in arrays.items()}
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
-        """Return the images of all sources, unless they are nested."""
         if self.names is not None:
             return {}
         fields = merge_fields([dict(source.encoded_images()) for source in self.sources], None)
@@ -361,7 +350,6 @@ class Subset(BatchSource):
         return f"Subset({len(self)} of {self.source!r})"
 
     def describe(self) -> str:
-        """Include the indices: another split is another source."""
         return f"Subset#{self._digest}({self.source.describe()})"
 
     @functools.cached_property
@@ -369,7 +357,6 @@ class Subset(BatchSource):
         return f"{zlib.crc32(self.indices.tobytes()):08x}"
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """Return the source's batch of the selected records."""
         return self.source.gather(self.indices[records], out)
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
@@ -378,7 +365,6 @@ class Subset(BatchSource):
         return self.source.batch_spec(count, image_side)
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
-        """Return the images of the selected records."""
         if type(self).gather is not Subset.gather:
             return {}
         return {

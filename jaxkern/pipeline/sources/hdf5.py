@@ -73,13 +73,11 @@ class HDF5Source(BatchSource):
         return f"HDF5Source({', '.join(self._names)}; {len(self)} records)"
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        """Return the memory maps if all data sets are mapped."""
         if self._chunked or self._mapped is None or type(self).gather is not HDF5Source.gather:
             return None
         return {name: self._mapped.arrays[name] for name in self._names}
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """Return the rows of records."""
         data: Data = {}
         if self._mapped is not None:
             target = None if out is None else {name: out[name] for name in self._mapped.arrays}

@@ -178,7 +178,6 @@ class ArraySource(BatchSource):
         return f"ArraySource({', '.join(self.arrays)}; {len(self)} records)"
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
-        """Return the shapes of the arrays, unless a subclass overrides `gather`."""
         if type(self).gather is not ArraySource.gather:
             return None
         return {
@@ -187,11 +186,9 @@ class ArraySource(BatchSource):
         }
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        """Return the arrays, unless a subclass overrides `gather`."""
         return self.arrays if type(self).gather is ArraySource.gather else None
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """Return the rows of records, with one vectorized copy per field."""
         check_records(records, len(self))
         for name, array in self.arrays.items():
             check_mapped(f"field {name!r}", array)
@@ -273,7 +270,6 @@ class RecordSource(BatchSource):
         return f"{type(self.source).__name__}({len(self)} records)"
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """Return the stacked records."""
         rows = [self._record(record) for record in records.tolist()]
         return stack_records(rows, records.tolist(), repr(self), out)
 

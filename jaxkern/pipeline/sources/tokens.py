@@ -70,7 +70,6 @@ class TokenSource(BatchSource):
         return f"TokenSource({fields}; {first} to {last}, at most {self.documents.max_length})"
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """Return documents, one per row."""
         if records.size and not (records.min() >= 0 and records.max() < len(self)):
             raise IndexError(
                 f"records {records.min()} to {records.max()} are out of range for {len(self)}"

@@ -143,7 +143,6 @@ def _row_name(origins: Sequence[str], ends: np.ndarray, record: int) -> str:
 
 
 def _mapped_table(file: Path, verify: bool) -> tuple[Any, np.ndarray]:
-    """Return the table of a mapped file, and the map."""
     arrow = import_extra("pyarrow", "parquet")
     if file.stat().st_size == 0:
         raise ValueError(f"{file} is empty; expected an Arrow file")
@@ -389,7 +388,6 @@ def _on_file(values: np.ndarray, data: np.ndarray | None) -> np.ndarray:
 
 
 def _bytes(name: str, parts: Sequence[Part], decode: Decode | None, missing: bool) -> Bytes:
-    """Return the byte ranges of a column."""
     arrow = import_extra("pyarrow", "parquet")
     blobs: list[np.ndarray] = []
     ranges: list[np.ndarray] = []

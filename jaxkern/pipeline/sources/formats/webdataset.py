@@ -137,7 +137,6 @@ class _Index:
         return [str(shard.endings[k]) for k in shard.ending[shard.sample == 0]]
 
     def name_of(self, record: int) -> str:
-        """Return the shard and the name of a sample."""
         shard = int(np.searchsorted(self._ends, record, "right"))
         first = int(self._ends[shard - 1]) if shard else 0
         return f"{self._files[shard]}: {self._shards[shard].keys[record - first]}"
@@ -167,7 +166,6 @@ class _Index:
     def _members(
         self, name: str, endings: Sequence[str]
     ) -> Iterator[tuple[ShardIndex, np.ndarray]]:
-        """Yield each shard with the member of each sample for a field."""
         first = 0
         for shard in self._shards:
             members = shard.select(endings)
@@ -192,7 +190,6 @@ def _map(file: Path) -> np.ndarray:
 def _field_endings(
     fields: Mapping[str, str] | Sequence[str] | None, first: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return field -> its possible endings; `first` are those of the first sample."""
     if isinstance(fields, str):
         raise TypeError(f"fields is {fields!r}; expected a sequence of endings, or a dict")
     if isinstance(fields, Mapping):
@@ -209,7 +206,6 @@ def _field_endings(
 
 
 def _last(ending: str) -> str:
-    """Return the part of an ending that determines the format."""
     return ending.rpartition(".")[2]
 
 

@@ -71,7 +71,6 @@ class ZarrSource(BatchSource):
         return f"ZarrSource({', '.join(self._arrays)}; {len(self)} records)"
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """Return the rows of records."""
         check_records(records, len(self))
         data: Data = {}
         for name, array in self._arrays.items():

@@ -6,7 +6,7 @@ import functools
 import os
 import threading
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -43,16 +43,18 @@ class ImageColumn:
     Args:
       images: byte ranges of the images.
       channels, max_size, max_pixels, on_bad_record, decode: as for `Encoded`.
+      name_of: function from a record to the name of its image, for messages.
     """
 
     def __init__(
         self,
         images: ByteRanges,
-        channels: int,
-        max_size: tuple[int, int] | None,
-        max_pixels: int,
-        on_bad_record: OnBadRecord,
+        channels: int = 3,
+        max_size: tuple[int, int] | None = None,
+        max_pixels: int = MAX_PIXELS,
+        on_bad_record: OnBadRecord = "raise",
         decode: Decode = "full",
+        name_of: Callable[[int], str] = "image {}".format,
     ) -> None:
         if channels not in CHANNELS:
             raise ValueError(f"channels={channels}; expected 1, 3 or 4")
@@ -70,15 +72,12 @@ class ImageColumn:
         self.max_pixels = check_integer("max_pixels", max_pixels, 1)
         self.on_bad_record: OnBadRecord = on_bad_record
         self.decode: Decode = decode
-        self._given_max_size = max_size
+        self.name_of = name_of
+        self._max_size = max_size
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.images)
-
-    def name_of(self, record: int) -> str:
-        """Return the name of an image, for messages."""
-        return f"image {record}"
 
     def bytes_of(self, record: int) -> Any:
         """Return the encoded bytes of an image."""
@@ -117,7 +116,7 @@ class ImageColumn:
     @property
     def max_size(self) -> tuple[int, int]:
         """Return the maximum (height, width) of all images, as set or from the headers."""
-        return self._given_max_size or self._largest
+        return self._max_size or self._largest
 
     def spec(self, count: int, image_side: int) -> Ragged:
         """Return the shapes of a batch, without reading any image.
@@ -127,7 +126,7 @@ class ImageColumn:
           image_side: replaces sizes that only headers contain: the maximum side, and the length
             of the buffer.
         """
-        height, width = self._given_max_size or (image_side, image_side)
+        height, width = self._max_size or (image_side, image_side)
         buffer = jax.ShapeDtypeStruct((image_side,), np.uint8)
         wide = jax.config.read("jax_enable_x64")
         offset = jax.ShapeDtypeStruct((count,), np.int64 if wide else np.int32)
@@ -148,7 +147,6 @@ class ImageColumn:
         return height, width
 
     def encoded_images(self) -> EncodedImages | None:
-        """Return the images for native threads; None if they cannot decode all of them."""
         if self.native_problem():
             return None
         images = self.images
@@ -172,12 +170,11 @@ class ImageColumn:
         if others.size:
             first = self.name_of(int(others[0]))
             return f"{others.size} of {len(self)} images are not JPEG, such as {first}"
-        if self._given_max_size and (headers.size > self._given_max_size).any():
-            return f"images exceed max_size={self._given_max_size}"
+        if self._max_size and (headers.size > self._max_size).any():
+            return f"images exceed max_size={self._max_size}"
         return ""
 
     def remarks(self) -> list[str]:
-        """Describe which decoders the images need, and why."""
         decoding = jpeg_decoding()
         remarks = []
         for name, count in self.headers.counts().items():
@@ -255,22 +252,20 @@ class FileColumn(ImageColumn):
     def __init__(
         self,
         paths: PathList,
-        channels: int,
-        max_size: tuple[int, int] | None,
-        max_pixels: int,
-        on_bad_record: OnBadRecord,
-        index: str | os.PathLike[str] | bool | None,
+        channels: int = 3,
+        max_size: tuple[int, int] | None = None,
+        max_pixels: int = MAX_PIXELS,
+        on_bad_record: OnBadRecord = "raise",
+        index: str | os.PathLike[str] | bool | None = None,
         root: Path | None = None,
         decode: Decode = "full",
     ) -> None:
-        super().__init__(paths.ranges, channels, max_size, max_pixels, on_bad_record, decode)
+        options = (channels, max_size, max_pixels, on_bad_record, decode)
+        super().__init__(paths.ranges, *options, lambda record: str(paths[record]))
         self.paths = paths
         # Absolute: the working directory may change.
         self._index = Path(index).absolute() if isinstance(index, str | os.PathLike) else index
         self._root = root
-
-    def name_of(self, record: int) -> str:
-        return str(self.paths[record])
 
     def bytes_of(self, record: int) -> Any:
         with self.images.open(record) as file:

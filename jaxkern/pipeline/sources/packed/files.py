@@ -119,7 +119,6 @@ def packed_paths(path: Paths) -> list[Path]:
 
 
 def _is_pattern(path: Paths) -> bool:
-    """True if it may match several files."""
     return not isinstance(path, str | os.PathLike) or not os.path.isfile(path)
 
 

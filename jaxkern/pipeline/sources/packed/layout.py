@@ -224,7 +224,6 @@ def _read_index(file: np.ndarray) -> PackedIndex:
 
 
 def _read_text(index: np.ndarray) -> tuple[tuple[PackedField, ...], dict[str, Any], int]:
-    """Return fields, metadata, and the offset of the columns."""
     if index.size < _LENGTH.size:
         raise _InvalidFile("has an inconsistent index")
     (length,) = _LENGTH.unpack(index[: _LENGTH.size].tobytes())
