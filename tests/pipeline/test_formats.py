@@ -74,9 +74,9 @@ def test_tar_shards(tmp_path, photos):
     assert_images(data["image"], photos)
     assert [path.name for path in source.files] == ["x-00.tar", "x-01.tar", "x-02.tar"]
     # The encoded bytes are views of the mapped files, without a copy.
-    images = jk.pipeline.WebDatasetSource(
-        tmp_path / "x-00.tar", fields={"x": "jpg;png"}
-    ).images["x"]
+    images = jk.pipeline.WebDatasetSource(tmp_path / "x-00.tar", fields={"x": "jpg;png"}).images[
+        "x"
+    ]
     assert all(isinstance(blob, np.memmap) for blob in images.images.blobs)
     assert [bytes(images.images[k]) for k in range(4)] == photos[:4]
 
