@@ -59,9 +59,8 @@ class FieldChecker:
                 if left.get(name) != right.get(name)
             ]
             raise ValueError(
-                f"the inputs of {self._what} differ: {'; '.join(differences)}; expected equal "
-                "fields, shapes and dtypes: transform one input before; for images of different "
-                "sizes set the same max_size"
+                f"the inputs of {self._what} differ: {'; '.join(differences)}; transform one input "
+                "before, or for images of different sizes set the same max_size"
             )
 
 
@@ -85,7 +84,20 @@ def _fields_key(data: Data) -> Any:
     ]
 
 
-class JoinedSource(BatchSource):
+class CombinedSource(BatchSource):
+    """Base class of sources made of several sources."""
+
+    def __init__(self, sources: Sequence[BatchSource]) -> None:
+        self.sources = tuple(sources)
+        self.fresh = all(source.fresh for source in self.sources)
+        masks = any(source.on_bad_record == "mask" for source in self.sources)
+        self.on_bad_record = "mask" if masks else "raise"
+
+    def remarks(self) -> Sequence[str]:
+        return tuple(remark for source in self.sources for remark in source.remarks())
+
+
+class JoinedSource(CombinedSource):
     """Concatenation of sources with equal fields, possibly repeated.
 
     Args:
@@ -97,13 +109,10 @@ class JoinedSource(BatchSource):
     def __init__(
         self, sources: Sequence[BatchSource], numbers: Sequence[int], what: str = "concat"
     ) -> None:
-        self.sources = tuple(sources)
+        super().__init__(sources)
         self._ends = np.cumsum(numbers, dtype=np.int64)
         self._starts = self._ends - np.asarray(numbers, np.int64)
         self._fields = FieldChecker(what)
-        self.fresh = all(source.fresh for source in self.sources)
-        masks = any(source.on_bad_record == "mask" for source in self.sources)
-        self.on_bad_record = "mask" if masks else "raise"
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -115,22 +124,17 @@ class JoinedSource(BatchSource):
         return " + ".join(source.describe() for source in self.sources)
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        arrays = self._arrays
-        if arrays is not None:
-            return self._rows_of_arrays(arrays, records, out)
+        if self._arrays is not None:
+            return self._rows_of_arrays(self._arrays, records, out)
         pieces = list(self._split(records))
         if len(pieces) == 1:
             source, inner, _ = pieces[0]
             data = self.sources[source].gather(inner, out)
             self._fields.check((source, data))
             return data
-        parts = []
-        for source, inner, positions in pieces:
-            data = self.sources[source].gather(inner)
-            parts.append((data, slice(None), positions))
-        self._fields.check(
-            *((piece[0], part[0]) for piece, part in zip(pieces, parts, strict=True))
-        )
+        batches = [self.sources[source].gather(inner) for source, inner, _ in pieces]
+        self._fields.check(*zip([source for source, _, _ in pieces], batches, strict=True))
+        parts = [(data, slice(None), k) for data, (_, _, k) in zip(batches, pieces, strict=True)]
         return row.scattered(parts, len(records), out)
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
@@ -139,13 +143,10 @@ class JoinedSource(BatchSource):
 
     @functools.cached_property
     def _arrays(self) -> list[Mapping[str, np.ndarray]] | None:
-        plain = [
-            source.row_arrays() if isinstance(source, ArraySource) else None
-            for source in self.sources
-        ]
+        plain = [each.row_arrays() for each in self.sources if isinstance(each, ArraySource)]
         parts = [arrays for arrays in plain if arrays is not None]
         lengths = np.cumsum([len(source) for source in self.sources])
-        if len(parts) < len(plain) or not np.array_equal(lengths, self._ends):
+        if len(parts) < len(self.sources) or not np.array_equal(lengths, self._ends):
             return None
         self._fields.check(*((number, dict(arrays)) for number, arrays in enumerate(parts)))
         return parts
@@ -177,9 +178,6 @@ class JoinedSource(BatchSource):
         for source, inner, _ in self._split(records):
             self.sources[source].check(inner)
 
-    def remarks(self) -> Sequence[str]:
-        return tuple(remark for source in self.sources for remark in source.remarks())
-
     def row_parts(self) -> list[Mapping[str, np.ndarray]] | None:
         all_parts: list[Mapping[str, np.ndarray]] = []
         for source in self.sources:
@@ -201,14 +199,13 @@ class JoinedSource(BatchSource):
         parts = [source.encoded_images() for source in self.sources]
         if not all(each.keys() == parts[0].keys() for each in parts):
             return {}
-        images = {name: _concatenate([each[name] for each in parts]) for name in parts[0]}
-        if any(value is None for value in images.values()):
-            return {}
-        return {
-            name: dataclasses.replace(value, rows_of=self.rows_of)
-            for name, value in images.items()
-            if value is not None
-        }
+        images: dict[str, EncodedImages] = {}
+        for name in parts[0]:
+            joined = _concatenate([each[name] for each in parts])
+            if joined is None:
+                return {}
+            images[name] = dataclasses.replace(joined, rows_of=self.rows_of)
+        return images
 
 
 def _rows_in(source: BatchSource) -> int:
@@ -218,27 +215,24 @@ def _rows_in(source: BatchSource) -> int:
 
 
 def _concatenate(images: Sequence[EncodedImages]) -> EncodedImages | None:
-    first = images[0]
-    kinds = {
-        (each.in_files, each.codec, each.channels, each.max_pixels, each.scaled) for each in images
-    }
-    if len(kinds) > 1:
+    options = ("in_files", "codec", "channels", "max_pixels", "scaled")
+    if len({tuple(getattr(each, name) for name in options) for each in images}) > 1:
         return None
     if len(images) == 1:
-        return first
+        return images[0]
     places, blobs = [], 0
     for each in images:
         places.append(each.place + np.array([blobs, 0, 0]))
         blobs += len(each.blobs)
     return dataclasses.replace(
-        first,
+        images[0],
         blobs=tuple(blob for each in images for blob in each.blobs),
         place=np.concatenate(places),
         size=np.concatenate([each.size for each in images]),
     )
 
 
-class ZippedSource(BatchSource):
+class ZippedSource(CombinedSource):
     """Source whose record i combines records i of several sources; its length is the shortest.
 
     Args:
@@ -248,11 +242,8 @@ class ZippedSource(BatchSource):
     """
 
     def __init__(self, sources: Sequence[BatchSource], names: Sequence[str] | None = None) -> None:
-        self.sources = tuple(sources)
+        super().__init__(sources)
         self.names = names
-        self.fresh = all(source.fresh for source in self.sources)
-        masks = any(source.on_bad_record == "mask" for source in self.sources)
-        self.on_bad_record = "mask" if masks else "raise"
 
     def __len__(self) -> int:
         return min(len(source) for source in self.sources)
@@ -275,9 +266,6 @@ class ZippedSource(BatchSource):
     def check(self, records: np.ndarray) -> None:
         for source in self.sources:
             source.check(records)
-
-    def remarks(self) -> Sequence[str]:
-        return tuple(remark for source in self.sources for remark in source.remarks())
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
         parts = [source.row_arrays() for source in self.sources]
@@ -306,8 +294,8 @@ def merge_fields(batches: Sequence[Data], names: Sequence[str] | None) -> Data:
     for number, batch in enumerate(batches):
         if repeated := sorted(fields.keys() & batch.keys()):
             raise ValueError(
-                f"field {repeated[0]!r} is in input {number} of zip and in an earlier one; rename "
-                "it, or name the inputs: jk.zip({'a': first, 'b': second})"
+                f"field {repeated[0]!r} is in input {number} of zip and in an earlier one; name "
+                "the inputs: jk.zip({'a': first, 'b': second})"
             )
         fields |= batch
     return fields

@@ -243,9 +243,8 @@ def check_numeric(array: np.ndarray, what: str) -> None:
     # NumPy's kind of JAX's dtypes, such as bfloat16, is void, but they are registered.
     if dtype.kind in "OSUMm" or (dtype.kind == "V" and dtype.isbuiltin != 2):
         raise TypeError(
-            f"{what} has dtype {dtype}; expected numbers or bools: decode strings, bytes and dates "
-            "in the source, make each column of a table a field, and use jaxkern.pipeline.Encoded "
-            "for a list of encoded images and EncodedRecords for records with them"
+            f"{what} has dtype {dtype}; expected numbers or bools: use jaxkern.pipeline.Encoded "
+            "for encoded images, EncodedRecords for records with them, decode other values before"
         )
     try:
         canonical(np.empty(0, dtype))
@@ -309,7 +308,7 @@ def stack_records(
     for record, fields in zip(records, rows, strict=True):
         if fields.keys() != rows[0].keys():
             raise ValueError(
-                f"record {record} has the fields {sorted(fields)} and record {records[0]} "
+                f"record {record} of {who} has the fields {sorted(fields)}, record {records[0]} "
                 f"{sorted(rows[0])}; expected equal fields"
             )
     result: Data = {}
@@ -323,14 +322,9 @@ def stack_records(
                     "resize in the source, or use jaxkern.pipeline.ImageFolder"
                 )
         target = None if out is None else out.get(name)
-        dtype = np.result_type(*values)
-        if _matches(target, values[0].shape, dtype):
-            np.stack(values, out=target, casting="same_kind")
-            result[name] = target
+        kind = values[0].shape, canonical_dtype(np.result_type(*values))
+        if target is not None and (target.shape[1:], target.dtype) == kind:
+            result[name] = np.stack(values, out=target, casting="same_kind")
         else:  # the shape or dtype differs from that of the first batch
             result[name] = canonical(np.stack(values))
     return result
-
-
-def _matches(array: np.ndarray | None, shape: tuple[int, ...], dtype: np.dtype) -> bool:
-    return array is not None and array.shape[1:] == shape and array.dtype == canonical_dtype(dtype)

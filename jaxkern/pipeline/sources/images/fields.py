@@ -75,6 +75,7 @@ class ImageColumn:
         self.name_of = name_of
         self._max_size = max_size
         self._lock = threading.Lock()
+        self._headers: Headers | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -94,11 +95,8 @@ class ImageColumn:
     def headers(self) -> Headers:
         """Return the headers of all images; read at the first use."""
         with self._lock:
+            self._headers = self._read() if self._headers is None else self._headers
             return self._headers
-
-    @functools.cached_property
-    def _headers(self) -> Headers:
-        return self._read()
 
     def _read(self) -> Headers:
         self.images.check()
@@ -106,7 +104,7 @@ class ImageColumn:
 
     def size_of(self, record: int) -> tuple[int, int] | None:
         """Return (height, width) from an image's header; None if unknown or above `max_pixels`."""
-        if "_headers" in vars(self):
+        if self._headers is not None:
             headers, number = self._headers, record
         else:
             headers, number = read_headers(self.images.select(np.array([record]))), 0
@@ -149,16 +147,9 @@ class ImageColumn:
     def encoded_images(self) -> EncodedImages | None:
         if self.native_problem():
             return None
-        images = self.images
-        return EncodedImages(
-            images.blobs,
-            images.ranges,
-            images.in_files,
-            self.headers.size,
-            channels=self.channels,
-            max_pixels=self.max_pixels,
-            scaled=self.decode == "scaled",
-        )
+        images, scaled = self.images, self.decode == "scaled"
+        ranges = (images.blobs, images.ranges, images.in_files, self.headers.size)
+        return EncodedImages(*ranges, "jpeg", self.channels, self.max_pixels, scaled)
 
     def native_problem(self) -> str:
         """Return why native threads cannot decode the images; "" if they can."""
@@ -358,16 +349,11 @@ def _from_sequence(images: Any) -> ByteRanges:
             f"images is {type(images).__name__}; expected a sequence of N bytes objects"
         )
     if isinstance(images, np.ndarray) and images.dtype.kind == "S":
-        raise TypeError(
-            f"images is an array of dtype {images.dtype}, which drops trailing zero bytes; "
-            "expected an array of dtype object, or a list"
-        )
+        raise TypeError(f"images has dtype {images.dtype}, which drops zero bytes; expected object")
     blobs = []
     for record, data in enumerate(images):
-        array = data if isinstance(data, np.ndarray) else None
-        if _is_bytes(data):
-            array = np.frombuffer(data, np.uint8)
-        if array is None or array.dtype != np.uint8 or array.ndim != 1:
+        array = np.frombuffer(data, np.uint8) if _is_bytes(data) else data
+        if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim != 1:
             raise TypeError(f"image {record} is {data!r:.80}; expected encoded bytes, or uint8 [n]")
         blobs.append(np.ascontiguousarray(array))
     ranges = np.zeros((len(blobs), 3), np.int64)
