@@ -54,9 +54,7 @@ class Documents:
             first, (_, bounds) = next(iter(parts.items()))
             for name, (_, other) in parts.items():
                 if not np.array_equal(bounds, other):
-                    raise ValueError(
-                        f"fields {first!r} and {name!r} have documents of other lengths"
-                    )
+                    raise ValueError(f"{first!r} and {name!r} have documents of other lengths")
             self.fields = {name: flat for name, (flat, _) in parts.items()}
         else:
             self.fields = {str(name): _flat(f"{name!r}", array) for name, array in by_field.items()}

@@ -349,7 +349,7 @@ def _from_sequence(images: Any) -> ByteRanges:
             f"images is {type(images).__name__}; expected a sequence of N bytes objects"
         )
     if isinstance(images, np.ndarray) and images.dtype.kind == "S":
-        raise TypeError(f"images has dtype {images.dtype}, which drops zero bytes; expected object")
+        raise TypeError(f"images has dtype {images.dtype}, without trailing zero bytes; use object")
     blobs = []
     for record, data in enumerate(images):
         array = np.frombuffer(data, np.uint8) if _is_bytes(data) else data

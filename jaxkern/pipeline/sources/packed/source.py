@@ -230,8 +230,8 @@ class PackedSource(BatchSource):
         blocks = [range(i, min(i + 64, len(self))) for i in range(0, len(self), 64)]
         with concurrent.futures.ThreadPoolExecutor(num_threads()) as threads:
             damages = threads.map(lambda block: [self._damage(r) for r in block], blocks)
-            for block, found in zip(blocks, damages, strict=True):
-                yield from (damage for damage in found if damage)
+            for block, results in zip(blocks, damages, strict=True):
+                yield from (damage for damage in results if damage)
                 if progress is not None:
                     progress(block.stop)
 
@@ -250,9 +250,7 @@ class PackedSource(BatchSource):
             return None
         shapes = [shard.index.columns[field.name]["shape"] for shard in self._shards]
         first = shapes[0][0]
-        if all((part == first).all() for part in shapes):
-            return tuple(first.tolist())
-        return None
+        return tuple(first.tolist()) if all((part == first).all() for part in shapes) else None
 
     def _channels(self, field: PackedField) -> int:
         if field.codec == "jpeg":
@@ -340,8 +338,7 @@ class PackedSource(BatchSource):
                 if value.shape != shape:
                     raise ValueError(
                         f"record {records[position]} of {self!r} has {field.name!r} of shape "
-                        f"{value.shape} and record {records[0]} of shape {shape}; expected equal "
-                        "shapes: read single records, source[i], or batches of 1"
+                        f"{value.shape} and record {records[0]} of shape {shape}; read batches of 1"
                     )
                 out[position] = value
         if field.codec != "column":  # columns are part of the verified index
@@ -395,9 +392,8 @@ class PackedSource(BatchSource):
         if field.codec != "column":
             return None
         parts = [shard.index.columns[field.name]["value"] for shard in self._shards]
-        return (
-            np.concatenate(parts) if sum(p.nbytes for p in parts) <= _CONCATENATED_BYTES else None
-        )
+        is_small = sum(part.nbytes for part in parts) <= _CONCATENATED_BYTES
+        return np.concatenate(parts) if is_small else None
 
     def _encoded(self, field: PackedField) -> EncodedImages:
         columns = [shard.index.columns[field.name] for shard in self._shards]
@@ -406,12 +402,7 @@ class PackedSource(BatchSource):
             for n, part in enumerate(columns)
         ]
         size = np.concatenate([part["shape"][:, :2] for part in columns])
-        return EncodedImages(
-            blobs=tuple(shard.file for shard in self._shards),
-            place=np.concatenate(place),
-            in_files=False,
-            size=size,
-            codec="jpeg" if field.codec == "jpeg" else "raw",
-            channels=self._channels(field),
-            max_pixels=self.max_pixels,
-        )
+        blobs = tuple(shard.file for shard in self._shards)
+        codec: Literal["jpeg", "raw"] = "jpeg" if field.codec == "jpeg" else "raw"
+        options = (codec, self._channels(field), self.max_pixels)
+        return EncodedImages(blobs, np.concatenate(place), False, size, *options)
