@@ -308,7 +308,7 @@ def stack_records(
     for record, fields in zip(records, rows, strict=True):
         if fields.keys() != rows[0].keys():
             raise ValueError(
-                f"record {record} of {who} has the fields {sorted(fields)}, record {records[0]} "
+                f"record {record} has the fields {sorted(fields)} and record {records[0]} "
                 f"{sorted(rows[0])}; expected equal fields"
             )
     result: Data = {}
