@@ -107,12 +107,6 @@ def jit_cases() -> list[Case]:
         ("an array and a random key", ex.jit(first), jax.jit(first), (x, jax.random.key(0))),
         ("an array of NumPy", ex.jit(first), jax.jit(first), (np.asarray(x),)),
         (
-            "an array and a static argument",
-            ex.jit(power, options=ex.JITOptions(static_argnames="n")),
-            jax.jit(power, static_argnames="n"),
-            (x, 3),
-        ),
-        (
             "an array and another by keyword",
             functools.partial(ex.jit(power), n=x),
             functools.partial(jax.jit(power), n=x),

@@ -198,8 +198,8 @@ def checkpoints(folder: Path, quick: bool) -> tuple[list[Row], dict[str, Any]]:
     for _ in range(3 if quick else 21):
         guarded: list[float] = []
         calls: list[float] = []
-        kernel = passes._KernelCall
-        with timed(passes.ChunkedPass, "_run", guarded), timed(kernel, "__call__", calls):
+        kernel = passes.PassProgram
+        with timed(passes.PassRunner, "_run", guarded), timed(kernel, "accumulate", calls):
             arms["off"]()
         guard.append((sum(guarded) - sum(calls)) / results["off"][-1].timings.compute)
     plain, off, on = (results[kind][-1] for kind in results)

@@ -18,15 +18,7 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A function that calls an op, with its arguments.
-
-    Attributes:
-      name: name of the case.
-      fn: function to time.
-      args: arguments of the function.
-      values: number of results (pixels, points) of a call.
-      rtol, atol: tolerances of the native values relative to those of pure JAX.
-    """
+    """A function that calls an op, with its arguments, number of results and tolerances."""
 
     name: str
     fn: Callable[..., Any]
@@ -127,11 +119,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 def select_cases(names: Sequence[str]) -> Sequence[str]:
-    """Return the requested names, all by default.
-
-    Raises:
-      ValueError: if a name is unknown.
-    """
+    """Return the requested names, all by default; ValueError if a name is unknown."""
     unknown = [name for name in names if name not in CASES]
     if unknown:
         raise ValueError(f"--case: expected {', '.join(CASES)}, got {', '.join(unknown)}")

@@ -75,20 +75,14 @@ def print_error(error: BaseException, notes: Sequence[str] = ()) -> int:
 
 
 def check_output(has_table: bool, plot: Path | None) -> None:
-    """Check that tables and plots can be made, before any work is done for them.
-
-    Raises:
-      MissingExtraError: if rich or matplotlib is required but not installed.
-      ValueError: if matplotlib does not support the plot's suffix.
-    """
+    """Check that tables and plots can be made, before any work is done for them."""
     if has_table:
         _require("rich", "tables need rich, which is not installed: pip install 'jaxkern[cli]', or "
                  "use --json")  # fmt: skip
     if plot is None:
         return
     _require(
-        "matplotlib",
-        "--plot needs matplotlib, which is not installed: pip install 'jaxkern[cli]'",
+        "matplotlib", "--plot needs matplotlib, which is not installed: pip install 'jaxkern[cli]'"
     )
     from matplotlib.backend_bases import FigureCanvasBase
 

@@ -90,13 +90,7 @@ def _pack(
         source = as_source(source)
     except TypeError as error:  # neither a directory nor a file of a known format
         raise ValueError(str(error)) from error
-    paths = write(
-        source,
-        path,
-        overwrite=force,
-        progress=not (quiet or as_json),
-        **options,
-    )
+    paths = write(source, path, overwrite=force, progress=not (quiet or as_json), **options)
     size = sum(file.stat().st_size for file in paths)
     if as_json:
         print_json({"files": paths, "records": len(source), "bytes": size})

@@ -114,11 +114,7 @@ def _shorten(text: str, length: int = 44) -> str:
 
 
 def _execute(script: Path, arguments: list[str], wait: Callable[[], None]) -> int:
-    """Run a script as ``python SCRIPT ARGUMENTS`` would, and return its exit code.
-
-    Like Python at its exit, it joins the threads that are not daemons. Then it calls ``wait`` while
-    the script's results are still referenced.
-    """
+    """Run a script as ``python SCRIPT ARGUMENTS`` would, join its threads, and call ``wait``."""
     main = types.ModuleType("__main__")
     path = str(script.absolute())
     main.__dict__.update(__file__=path, __builtins__=__builtins__, __cached__=None)
@@ -208,10 +204,7 @@ def jaxkern_profile_end(x: Any) -> Any:
 
 
 def _redirect_stdout_at_exit() -> None:
-    """Redirect the output of the script's atexit handlers to stderr.
-
-    Handlers run in reverse order, so this must be registered after the script's handlers.
-    """
+    """Redirect the output of the script's atexit handlers, which run after this, to stderr."""
 
     def redirect() -> None:
         sys.stdout.flush()

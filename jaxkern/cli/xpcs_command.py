@@ -83,11 +83,7 @@ correlation_options = combine(
 
 
 def numbers(text: str | None, name: str) -> list[int] | None:
-    """Parse a list of numbers and inclusive ranges, such as 1,5-9.
-
-    Raises:
-      ValueError: for other text, or more than ten million numbers.
-    """
+    """Parse a list of numbers and inclusive ranges, such as 1,5-9."""
     if text is None:
         return None
     result: list[int] = []
@@ -101,11 +97,7 @@ def numbers(text: str | None, name: str) -> list[int] | None:
 
 
 def intensity_cut(text: str | None) -> tuple[float | None, float | None] | None:
-    """Parse the pair of --intensity-cut; one of its two numbers may be missing.
-
-    Raises:
-      ValueError: for other text.
-    """
+    """Parse the pair of --intensity-cut; one of its two numbers may be missing."""
     if text is None:
         return None
     try:
@@ -129,12 +121,7 @@ def selection(options: SimpleNamespace) -> dict[str, Any]:
 
 
 def check_output(options: SimpleNamespace, *inputs: Path | None) -> None:
-    """Check the output before the work begins.
-
-    Raises:
-      OSError, ValueError: if the output is a directory, an input, or exists without --force, if the
-        plots go to a file, or if the file of metadata has no /entry.
-    """
+    """Check the output before the work begins."""
     output = options.output
     if output.is_dir():
         raise IsADirectoryError(f"--output: expected the name of a file, got the folder {output}")

@@ -92,8 +92,7 @@ def correlate(**values: Any) -> int:
 
 def _correlate_one(options: SimpleNamespace) -> int:
     from jaxkern.xpcs.analysis.correlate import CorrelationChoices, correlate_file
-    from jaxkern.xpcs.detectors.mask_files import masked_map
-    from jaxkern.xpcs.detectors.qmap import QMap
+    from jaxkern.xpcs.detectors.qmap import QMap, masked_map
 
     frames = options.frames[0]
     choices = CorrelationChoices(**_arguments(options))
@@ -127,11 +126,7 @@ def _arguments(options: SimpleNamespace) -> dict[str, Any]:
 
 
 def form(text: str | None) -> Any:
-    """Parse a form of two-time correlations for `twotime`.
-
-    Raises:
-      ValueError: for other text.
-    """
+    """Parse a form of two-time correlations for `twotime`."""
     if text is None or text == "full":
         return text
     name, *sizes = text.split(":")

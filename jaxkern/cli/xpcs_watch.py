@@ -62,8 +62,7 @@ def watch(**values: Any) -> int:
     from jaxkern.xpcs.correlators.checks import CorrelationWarning
     from jaxkern.xpcs.correlators.live import LiveMultiTau
     from jaxkern.xpcs.detectors.growing import GrowingFrames
-    from jaxkern.xpcs.detectors.mask_files import masked_map
-    from jaxkern.xpcs.detectors.qmap import QMap
+    from jaxkern.xpcs.detectors.qmap import QMap, masked_map
 
     options = SimpleNamespace(**values)
     for name in ("idle", "every"):

@@ -25,12 +25,9 @@ NUMPY_DAMAGE = (
 
 
 def npz_bytes(arrays: Mapping[str, Any]) -> bytes:
-    """Return the bytes of an .npz file with these arrays.
-
-    A thread writes them: Ctrl-C reaches the main thread only, and between two steps of `zipfile` it
-    would become the ValueError of an archive that cannot be closed.
-    """
+    """Return the bytes of an .npz file with these arrays."""
     stream = io.BytesIO()
+    # Ctrl-C reaches the main thread only; inside `zipfile` it would become a ValueError.
     with ThreadPoolExecutor(1) as writer:
         writer.submit(partial(np.savez, stream, **arrays)).result()
     return stream.getvalue()

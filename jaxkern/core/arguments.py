@@ -27,16 +27,9 @@ def as_int(value: Any) -> int | None:
 def check_integer(
     name: str, value: Any, minimum: int, maximum: int = _INT64_MAX, more: str = ""
 ) -> int:
-    """Return an integer argument as an int.
+    """Return an integer of Python or NumPy from ``minimum`` to ``maximum`` as an int.
 
-    Args:
-      name: the argument's name, for the error message.
-      value: an integer of Python or NumPy.
-      minimum, maximum: the allowed range, both ends included.
-      more: text appended to the message.
-
-    Raises:
-      ValueError: for any other type, or a value out of range.
+    Raises ValueError with the argument's ``name`` and the text ``more`` for anything else.
     """
     number = as_int(value)
     if number is None or not minimum <= number <= maximum:
@@ -49,16 +42,7 @@ def check_integer(
 
 
 def check_number(name: str, value: Any, minimum: float, maximum: float = math.inf) -> float:
-    """Return a real argument as a float.
-
-    Args:
-      name: the argument's name, for the error message.
-      value: a real number of Python or NumPy.
-      minimum, maximum: the allowed range, both ends included.
-
-    Raises:
-      ValueError: for any other type, NaN, or a value out of range.
-    """
+    """Return a real number from ``minimum`` to ``maximum`` as a float; ValueError otherwise."""
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not real or not minimum <= value <= maximum:
         upper = "" if maximum == math.inf else f" and at most {maximum:g}"
@@ -72,9 +56,6 @@ def check_number(name: str, value: Any, minimum: float, maximum: float = math.in
 
 
 def parse_decimal(text: str) -> int | None:
-    """Return the value of a text that consists of the digits 0 to 9; None for any other text.
-
-    ``str.isdigit`` alone accepts superscripts and digits of other scripts, which ``int`` rejects.
-    """
+    """Return the value of a text of the digits 0 to 9; None for any other text."""
     # int() raises above 4,300 digits; no count in this package comes near 100.
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 100 else None

@@ -12,14 +12,9 @@ from jaxkern.core.arguments import as_int
 def flat_axes(axes: Any, tree: Any, mismatch: str) -> list[int | None]:
     """Return one axis, or None, for each leaf of a tree.
 
-    Args:
-      axes: an integer or None for all leaves, or a prefix of the tree with these as leaves; a
-        list at the top level is converted to a tuple.
-      mismatch: the message if ``axes`` is not a prefix of the tree.
-
-    Raises:
-      ValueError: ``axes`` is not a prefix of the tree; the text is ``mismatch``.
-      TypeError: an axis is neither an integer nor None.
+    ``axes`` is an integer or None for all leaves, or a prefix of the tree with these as leaves; a
+    list at the top level is converted to a tuple. Raises ValueError with the text ``mismatch`` if
+    it is not a prefix, and TypeError for an axis that is neither an integer nor None.
     """
     axes = tuple(axes) if isinstance(axes, list) else axes
     # JAX treats None as a tree without leaves.
@@ -36,11 +31,7 @@ def flat_axes(axes: Any, tree: Any, mismatch: str) -> list[int | None]:
 
 
 def axis_size(name: str, leaf: Any, axis: int) -> int:
-    """Return the size of an array's axis.
-
-    Raises:
-      ValueError: the array has no such axis.
-    """
+    """Return the size of an array's axis; ValueError if the array has no such axis."""
     shape = getattr(leaf, "shape", ())
     if not -len(shape) <= axis < len(shape):
         raise ValueError(

@@ -26,15 +26,14 @@ SETTLED = 2_000_000_000
 class LruCache(Generic[_Value]):
     """The most recently used values up to a total size; safe to use from several threads.
 
-    Args:
-      limit: maximum total size; a value above it is not stored.
-      size: function from a value to its size; by default each value counts 1.
+    ``limit`` is the maximum total size; a value above it is not stored. Each value counts 1, or
+    ``size(value)``.
 
     >>> cache = LruCache(2)
     >>> for key in "abc":
-    ...     cache.put(key, key.upper())
-    >>> cache.get("a"), cache.get("c")
-    (None, 'C')
+    ...     evicted = cache.put(key, key.upper())
+    >>> cache.get("a"), cache.get("c"), evicted
+    (None, 'C', ['A'])
     """
 
     def __init__(self, limit: int, size: Callable[[_Value], int] = lambda value: 1) -> None:
@@ -49,22 +48,27 @@ class LruCache(Generic[_Value]):
                 self._values.move_to_end(key)
             return self._values.get(key)
 
-    def put(self, key: Hashable, value: _Value) -> None:
-        """Store a value unless the key exists, and evict the least recently used ones."""
+    def put(self, key: Hashable, value: _Value) -> list[_Value]:
+        """Store a value unless the key exists; evict the least recently used ones, return them."""
+        evicted: list[_Value] = []
         with self._lock:
             if key in self._values or self._size(value) > self._limit:
-                return
+                return evicted
             self._values[key] = value
             self._total += self._size(value)
             while self._total > self._limit:
-                self._total -= self._size(self._values.popitem(last=False)[1])
+                evicted.append(self._values.popitem(last=False)[1])
+                self._total -= self._size(evicted[-1])
+        return evicted
+
+    def values(self) -> list[_Value]:
+        """Return the stored values, the least recently used one first."""
+        with self._lock:
+            return list(self._values.values())
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of cached measurements and indices, ``$XDG_CACHE_HOME/jaxkern``.
-
-    Returns None for a user without a home folder, such as ``docker run --user 1234``.
-    """
+    """Return ``$XDG_CACHE_HOME/jaxkern``; None for a user without a home folder."""
     folder = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification says to ignore relative paths.
     if folder and Path(folder).is_absolute():
@@ -76,14 +80,9 @@ def cache_folder() -> Path | None:
 
 
 def read_index(path: Path, about: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
-    """Read the arrays of an index file.
+    """Read the arrays of an index file; None if it is missing, damaged or about something else.
 
-    Args:
-      path: path of the file.
-      about: JSON-compatible description of version and contents, as passed to `write_index`.
-
-    Returns:
-      The arrays; None if the file is missing, damaged or has another description.
+    ``about`` is the JSON-compatible description of version and contents passed to `write_index`.
     """
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:

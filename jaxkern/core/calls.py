@@ -1,9 +1,4 @@
-"""Find the op calls of a traced program: a walk of a jaxpr and of the jaxprs nested in it.
-
-For tools that explain a program (rooflines, audits, traces). The input is the result of
-``jax.make_jaxpr(fn)(*args)`` or ``jax.jit(fn).trace(*args).jaxpr``. `inner_programs` lists the
-nested jaxprs of one equation, for other walks.
-"""
+"""Find the op calls of a traced program: a walk of a jaxpr and of the jaxprs nested in it."""
 
 from __future__ import annotations
 

@@ -136,13 +136,9 @@ _UNITS = {
 def ceilings(device: jax.Device | None = None, *, refresh: bool = False) -> Ceilings:
     """Return the ceilings of a device, from the cache or from the native probes (under 5 s).
 
-    Streams cover buffers much larger than the last-level cache. Arithmetic is chains of
-    multiply-adds in registers. The result is the best of many passes.
-
-    The figures are cached in ``$XDG_CACHE_HOME/jaxkern`` (``~/.cache/jaxkern``), one file for each
-    processor or GPU, number of CPUs, SIMD level and version of jaxkern. If a file cannot be read,
-    the probes run again. ``notes`` reports a folder that cannot be written and a user without a
-    home folder.
+    The best of many passes over buffers much larger than the last-level cache, and of multiply-adds
+    in registers. Cached in ``$XDG_CACHE_HOME/jaxkern`` (``~/.cache/jaxkern``) for each processor or
+    GPU, number of CPUs, SIMD level and version of jaxkern; ``notes`` reports a failure to write.
 
     Args:
       device: a JAX device; by default the first of the default backend.

@@ -9,10 +9,7 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def group_folders(controller: str, root: Path, membership: Path) -> list[Path]:
-    """List the folders of the groups that limit ``"cpu"`` or ``"memory"``, versions 2 and 1.
-
-    The innermost group comes first, then its parents up to the root of the hierarchy.
-    """
+    """List the folders of the groups that limit ``"cpu"`` or ``"memory"``, innermost first."""
     folders = []
     for line in read_text_or_empty(membership).splitlines():
         _, controllers, path = line.split(":", 2)

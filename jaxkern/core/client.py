@@ -43,11 +43,7 @@ def start_problem(error: Exception) -> str:
 
 
 def start_backend() -> str:
-    """Start JAX's backends and return the name of the default one.
-
-    Raises:
-      BackendError: if JAX cannot start a backend.
-    """
+    """Start JAX's backends, or raise `BackendError`; return the name of the default one."""
     try:
         return jax.default_backend()
     except START_ERRORS as error:
@@ -63,9 +59,7 @@ def default_device() -> jax.Device:
 def set_memory_fraction(fraction: float) -> None:
     """Limit JAX to a fraction of each GPU's memory; call it before creating the first array.
 
-    Sets ``XLA_CLIENT_MEM_FRACTION`` for this process and its children, and unsets the older name,
-    ``XLA_PYTHON_CLIENT_MEM_FRACTION``. A GPU client reads it at startup and reserves that fraction
-    at once; JAX's default is 0.75. CPU memory is not affected.
+    Sets ``XLA_CLIENT_MEM_FRACTION`` (JAX's default is 0.75), which a GPU client reads at startup.
 
     Args:
       fraction: above 0 and at most 1.

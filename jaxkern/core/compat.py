@@ -117,12 +117,10 @@ def shard_map_devices(parameters: Mapping[str, Any]) -> int:
 
 
 def local_on_mesh(fn: Callable[..., Any], parameters: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return ``fn`` mapped over a shard_map equation's mesh and manual axes, all replicated.
-
-    Every device gets equal operands instead of its shard, so varying axes are not checked.
-    """
+    """Return ``fn`` mapped over a shard_map equation's mesh and manual axes, all replicated."""
     axes = parameters.get("newly_manual_axes", parameters.get("manual_axes", ()))
     replicated = jax.sharding.PartitionSpec()
+    # Every device gets equal operands, so varying axes are not checked.
     mapped: Callable[..., Any] = jax.shard_map(
         fn,
         mesh=parameters["mesh"],
@@ -135,10 +133,7 @@ def local_on_mesh(fn: Callable[..., Any], parameters: Mapping[str, Any]) -> Call
 
 
 def is_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
-    """True if XLA's partitioner handles this operation for more than one device.
-
-    False for one device, and inside a fully manual ``jax.shard_map``, where operands are local.
-    """
+    """True if XLA's partitioner handles this operation for more than one device."""
     axis_context: Any = ctx.module_context.axis_context
     if hasattr(axis_context, "num_devices"):
         return bool(axis_context.num_devices != 1)
@@ -205,11 +200,7 @@ class TracedCall(NamedTuple):
 
 
 def traced_call() -> TracedCall | None:
-    """Return the call that JAX explains in its log; for use in a log handler or filter.
-
-    The log record of a tracing-cache miss names neither static values (on 0.12) nor the function
-    object, but the frame that writes it has both. Returns None if that frame is not as expected.
-    """
+    """Return the call that JAX explains in its log; for use in a log handler or filter."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_name != "explain":
         frame = frame.f_back
@@ -249,10 +240,7 @@ def is_tracing() -> bool:
 
 
 def program_context() -> tuple[Any, ...]:
-    """Return the hashable context of compilation: options of JAX, mesh and backend.
-
-    These are the parts of ``jax.jit``'s cache key that are not arguments.
-    """
+    """Return options of JAX, mesh and backend: ``jax.jit``'s cache key without arguments."""
     return (
         config.trace_context(),
         get_concrete_mesh(),
@@ -262,10 +250,7 @@ def program_context() -> tuple[Any, ...]:
 
 
 def thread_options() -> list[tuple[Any, Any]]:
-    """Return the JAX options that are set for this thread only, with their values.
-
-    ``option(value)`` is a context manager that sets one. Meshes are not included.
-    """
+    """Return the JAX options that are set for this thread only, with their values."""
     return [
         (option, option.get_local())
         for option in config.config_states.values()

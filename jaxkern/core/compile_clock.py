@@ -13,11 +13,7 @@ _COMPILING = "/jax/core/compile/"
 
 
 class CompileClock:
-    """Context manager that sums the time this thread spends tracing, lowering and compiling.
-
-    JAX reports each phase at its end, and nested functions within their callers: overlapping spans
-    count once.
-    """
+    """Context manager that sums the time this thread spends tracing, lowering and compiling."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[float, float]] = []

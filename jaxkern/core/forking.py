@@ -1,10 +1,7 @@
 """Handling of children that are forked from a process in which JAX runs.
 
 JAX's threads exist only in the parent. In the child, everything that waits for one of them blocks
-forever: a compilation, and the destructors of JAX's clients and executables that run when the
-interpreter exits. Therefore a child exits without these destructors: JAX's objects outlive the
-interpreter, and the process ends by ``_exit`` with its own status. Functions registered with
-`atexit` still run, except JAX's own.
+forever, also the destructors at exit. Therefore a child exits without these, by ``_exit``.
 """
 
 from __future__ import annotations

@@ -49,10 +49,7 @@ def last_level_caches(cpus: Path = _CPUS) -> list[int]:
 
 
 def busy_seconds(stat: Path = _STAT) -> float | None:
-    """Return the busy seconds of all processors together; None if unknown.
-
-    Includes the time stolen by a virtual machine's host.
-    """
+    """Return the busy and stolen seconds of all processors together; None if unknown."""
     try:
         name, *ticks = read_text_or_empty(stat).splitlines()[0].split()
         user, nice, system, _, _, irq, softirq, stolen = map(int, ticks[:8])

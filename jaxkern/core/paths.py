@@ -36,12 +36,7 @@ def get_include() -> str:
 
 
 def home_path(path: str | os.PathLike[str]) -> Path:
-    """Expand a leading ``~`` or ``~user`` to that user's home folder.
-
-    Raises:
-      ValueError: the user has no home folder: HOME is not set and the user is not in the passwd
-        database, as in a container that runs under a numeric id (``docker run --user 1234``).
-    """
+    """Expand a leading ``~`` or ``~user``; ValueError for a user without a home folder."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -106,8 +101,7 @@ def remove_leftovers(path: Path) -> None:
 def publish(temporary: Path, path: Path, overwrite: bool = True) -> None:
     """Rename a finished file to its final name in one step, and sync the folder.
 
-    Without `overwrite` the name is created exclusively: if several processes publish the same path
-    at the same time, exactly one succeeds.
+    Without `overwrite` the name is created exclusively: of several processes exactly one succeeds.
 
     Raises:
       FileExistsError: `overwrite` is false and `path` exists; `temporary` remains.
@@ -145,13 +139,6 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file's content atomically, as `atomic_write` does.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "new" / "file"
-    >>> write_atomically(path, b"all of it")
-    >>> path.read_bytes()
-    b'all of it'
-    """
+    """Replace a file's content atomically, as `atomic_write` does."""
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         file.write(content)

@@ -31,14 +31,7 @@ class CompiledProgram:
 
 
 def compile_program(fn: Callable[..., Any], *args: Any) -> CompiledProgram:
-    """Trace, lower and compile ``fn`` for ``args`` (arrays or ``jax.ShapeDtypeStruct``).
-
-    A jitted function keeps its own options (donation, static arguments, shardings). Warnings about
-    donated buffers are suppressed because the program is not run.
-
-    Raises:
-      TypeError: ``fn`` is not callable, or cannot be traced for these arguments.
-    """
+    """Trace, lower and compile ``fn`` for ``args``; TypeError if it cannot be traced for these."""
     if not callable(fn):
         raise TypeError(f"fn is {fn!r:.80}; expected a function, jitted or not")
     jitted: Any = fn if hasattr(fn, "trace") and hasattr(fn, "lower") else jax.jit(fn)

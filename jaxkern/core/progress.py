@@ -7,13 +7,7 @@ from typing import Any, Self
 
 
 class ProgressBar:
-    """A bar on stderr if it is a terminal and rich is installed; otherwise nothing.
-
-    Args:
-      enabled: False disables the bar.
-      text: initial text to the left of the bar.
-      unit: name of the counted items, to the right of the bar.
-    """
+    """A bar on stderr if it is a terminal and rich is installed; otherwise nothing."""
 
     def __init__(self, enabled: bool, text: str, unit: str) -> None:
         self._bar: Any = None

@@ -1,8 +1,7 @@
 """The native libraries of this process: loading, checks, and registration of FFI targets.
 
-A handler that was built with newer FFI headers than those of the running jaxlib registers without
-an error and then breaks the whole backend. Therefore each library is checked BEFORE its handlers
-are registered. If a check fails, ops use pure JAX.
+A handler built with newer FFI headers than the running jaxlib's breaks the whole backend. Therefore
+each library is checked BEFORE its handlers are registered; if that fails, ops use pure JAX.
 """
 
 from __future__ import annotations
@@ -210,12 +209,8 @@ def _driver_problem(native: ModuleType, platform: str) -> str | None:
 
 
 def _check_devices(library: Library) -> None:
-    """Drop a CUDA library's targets if a GPU of this process cannot run its kernels.
-
-    Runs after JAX has started its CUDA backend. A query of the driver at import would initialize
-    CUDA: children forked later could not use it, and `CUDA_VISIBLE_DEVICES` would be read before a
-    program can set it.
-    """
+    """Drop a CUDA library's targets if a GPU of this process cannot run its kernels."""
+    # Runs after JAX has started CUDA: a query at import would initialize it before any fork.
     if library.platform != "cuda":
         return
     dropped = False

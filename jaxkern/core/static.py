@@ -1,8 +1,4 @@
-"""Static arguments as cache keys, compared by type and bits.
-
-Python's 0.0 == -0.0 and True == 1 == 1.0 compare equal, and NaN is unequal to itself. A program
-that was compiled for one of these values must not be reused for another.
-"""
+"""Static arguments as cache keys, compared by type and bits, since 0.0 == -0.0 and True == 1."""
 
 from __future__ import annotations
 
@@ -56,11 +52,7 @@ def _bits_function(kind: Any) -> Callable[[Any], Any] | None:
 
 
 class StaticArguments(tuple[tuple[str, Any], ...]):
-    """The static arguments of an op's call, as (name, value) pairs sorted by name.
-
-    JAX caches compiled programs by a primitive's parameters. Two instances are equal only if the
-    types and bits of all values are equal.
-    """
+    """The static arguments of an op's call, as (name, value) pairs sorted by name."""
 
     _key: Any = None
 

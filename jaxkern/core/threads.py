@@ -16,11 +16,8 @@ MAX_THREADS = 2**31 - 1
 def num_threads(environment: Mapping[str, str] | None = None) -> int:
     """Return the number of threads that kernels should use here, at least 1.
 
-    This is ``JAXKERN_NUM_THREADS`` if it is set and not 0. Otherwise it is the minimum of
-    ``SLURM_CPUS_PER_TASK``, the CPU quota of the control group, and the CPU affinity.
-
-    Raises:
-      ValueError: ``JAXKERN_NUM_THREADS`` is set and is not a number from 0 to 2**31 - 1.
+    ``JAXKERN_NUM_THREADS`` if it is set and not 0, else the minimum of ``SLURM_CPUS_PER_TASK``, the
+    CPU quota of the control group, and the CPU affinity.
     """
     environment = os.environ if environment is None else environment
     requested = _requested(environment)
@@ -64,11 +61,7 @@ def schedulable_cpus() -> int:
 
 
 def cgroup_cpus(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
-    """Return the control group's CPU quota, rounded up to whole CPUs; None without a quota.
-
-    Reads ``cpu.max`` of version 2 and ``cpu.cfs_quota_us`` of version 1, of the process's group
-    and of its parents.
-    """
+    """Return the control groups' CPU quota, rounded up to whole CPUs; None without a quota."""
     quotas = [_quota(folder) for folder in group_folders("cpu", root, membership)]
     return min((quota for quota in quotas if quota is not None), default=None)
 

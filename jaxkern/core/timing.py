@@ -18,22 +18,10 @@ def call_seconds(
     most: int = 10_000,
     fresh: Callable[[], tuple[Any, ...]] | None = None,
 ) -> list[float]:
-    """Time ``calls`` calls of a function, and more until ``seconds`` have passed.
+    """Return the seconds of each of at least ``calls`` calls, and more until ``seconds`` passed.
 
-    Warm-up calls are not included, so compilation and first page faults do not count.
-
-    Args:
-      fn: function of ``args``; each call waits until its result is ready.
-      args: arguments of each call.
-      calls: minimum number of timed calls.
-      seconds: minimum total time in seconds.
-      warmup: number of untimed calls before.
-      most: maximum number of timed calls.
-      fresh: makes new arguments for each call instead of ``args``, for a function that donates
-        its arguments. Its time is not included.
-
-    Returns:
-      The time of each call in seconds.
+    ``warmup`` calls before are not timed. At most ``most`` calls are made. ``fresh`` makes new
+    arguments for each call, for a function that donates them; its time is not included.
     """
     for _ in range(warmup):
         jax.block_until_ready(fn(*(args if fresh is None else fresh())))

@@ -52,17 +52,14 @@ def configure_optimal_device(
 ) -> DeviceConfiguration:
     """Select the device of new arrays: a GPU if there is one, else the CPU.
 
-    Starts JAX's backends. With ``memory_fraction`` it must be called before anything else starts
-    them.
+    Starts JAX's backends. With ``memory_fraction`` it must be called before anything else does.
 
     Args:
       prefer_gpu: False selects the CPU. Without a GPU the CPU is selected, and ``notes`` says so.
       memory_fraction: share of each GPU's memory that JAX allocates at its start, above 0 and at
         most 1.
       cpu_threads: maximum number of threads of the CPU kernels, 0 for no limit; None for the limit
-        of the environment (``JAXKERN_NUM_THREADS``, else the smallest of SLURM's allocation, the
-        control group's quota and the affinity). XLA's own operations use as many threads as the
-        affinity has CPUs.
+        of the environment, see `jaxkern.core.threads.num_threads`.
       require: ``"gpu"`` or ``"cpu"``: raise an error if it is not available.
 
     Raises:

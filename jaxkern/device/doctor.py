@@ -158,10 +158,7 @@ def simd_facts(
 ) -> list[tuple[str, str]]:
     """Return the lines of a report on the SIMD level and the threads of the kernels."""
     limit = str(threads or "no limit (XLA's thread pool decides)")
-    return [
-        ("SIMD level", f"{level} (available: {', '.join(levels)})"),
-        (threads_name, limit),
-    ]
+    return [("SIMD level", f"{level} (available: {', '.join(levels)})"), (threads_name, limit)]
 
 
 def cuda_version(number: int) -> str:

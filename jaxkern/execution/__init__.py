@@ -2,8 +2,13 @@
 
 from jaxkern.execution.jit import CacheInfo, JITOptions, jit
 from jaxkern.execution.mapping import pmap, vmap
-from jaxkern.execution.mesh import DeviceMesh, PartitionSpec, mesh_sharded
-from jaxkern.execution.microbatches import PipelineParallel, pipeline_parallel
+from jaxkern.execution.mesh import (
+    DeviceMesh,
+    PartitionSpec,
+    PipelineParallel,
+    mesh_sharded,
+    pipeline_parallel,
+)
 from jaxkern.execution.operator import Operator, operator
 from jaxkern.execution.options import (
     ExecutionOptions,

@@ -9,8 +9,7 @@ import operator as python
 import threading
 import time
 import types
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, overload
 
 import jax
@@ -18,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.arguments import check_integer
+from jaxkern.core.caches import LruCache
 from jaxkern.core.compat import ArrayImpl, is_tracing, program_context
-from jaxkern.core.static import exact_key
-from jaxkern.execution.operator import Operator, is_hashable, operators_in, unbind
-from jaxkern.execution.tasks import Supervised
+from jaxkern.execution.operator import Operator, Static, operators_in, unbind
+from jaxkern.execution.options import Supervised
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,75 +36,41 @@ class JITOptions:
         (``inputs`` of an `Operator`). Arrays or ``jax.ShapeDtypeStruct``; values are ignored. For
         a class of operators, each new instance is compiled.
       cache_size: maximum number of compiled programs; the least recently used one is evicted.
-      static_argnames: names of arguments that are static although they are numbers or tuples.
-      donate_argnames: names of arguments whose buffers are donated to the result.
 
     Raises:
       ValueError: if ``cache_size`` is not a positive integer.
-      TypeError: if argument names are not strings.
     """
 
     sample_input: Any = None
     cache_size: int = 128
-    static_argnames: Sequence[str] = ()
-    donate_argnames: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cache_size", check_integer("cache_size", self.cache_size, 1))
-        for field in ("static_argnames", "donate_argnames"):
-            names = getattr(self, field)
-            names = (names,) if isinstance(names, (str, bytes, int)) else tuple(names)
-            if not all(isinstance(name, str) for name in names):
-                raise TypeError(f"{field}: expected argument names, got {getattr(self, field)!r}")
-            object.__setattr__(self, field, names)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class CacheInfo:
     """The state of a cache of compiled programs.
 
     Attributes:
-      hits, misses: calls that used a cached program, and calls that compiled one. (A recompilation
-        by JAX after ``jax.clear_caches`` is not a miss.)
+      hits, misses: calls that used a cached program, and calls that compiled one.
       evictions: programs that were removed to stay within ``max_programs``.
-      programs, max_programs: number of cached programs, and its maximum. One signature has several
-        programs if its arguments have different shardings, or in different contexts
-        (`jaxkern.backend`, 64-bit types).
+      programs, max_programs: number of cached programs, and its maximum.
       compile_seconds: total time of tracing and compiling, including evicted programs.
-      inlined: calls under another transformation (``jax.jit``, ``grad``, ``vmap``), which are part
-        of the enclosing program.
+      inlined: calls under another transformation, which are part of the enclosing program.
     """
 
-    hits: int
-    misses: int
-    evictions: int
-    programs: int
-    max_programs: int
-    compile_seconds: float
-    inlined: int
-
-
-class Static:
-    """A static value of a call; equal only to values with the same types and bits."""
-
-    __slots__ = ("key", "value")
-
-    def __init__(self, value: Any) -> None:
-        self.value, self.key = value, exact_key(value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Static) and bool(self.key == other.key)
-
-    def __hash__(self) -> int:
-        return hash(self.key)
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    programs: int = 0
+    max_programs: int = 0
+    compile_seconds: float = 0.0
+    inlined: int = 0
 
 
 def _leaf_key(leaf: Any) -> Any:
-    """Return the part of a leaf that a program depends on; None for a tracer.
-
-    Arrays and numbers are operands, as in ``jax.jit``: their types count, and the shardings of
-    committed arrays. All other leaves are `Static`.
-    """
+    """Return the part of a leaf that a program depends on; None for a tracer."""
     kind = type(leaf)
     if kind is ArrayImpl:
         return (leaf.aval, leaf.sharding) if leaf.committed else leaf.aval
@@ -153,21 +118,10 @@ def _traced_call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return result
 
 
-@dataclasses.dataclass
-class _Counts:
-    hits: int = 0
-    misses: int = 0
-    evictions: int = 0
-    inlined: int = 0
-    compile_seconds: float = 0.0
-
-
 class _Program:
-    """A ``jax.jit`` function that has one compiled program; ``fn`` is None before compilation.
+    """A ``jax.jit`` function that has one compiled program; ``fn`` is None before compilation."""
 
-    Unlike ``jax.stages.Compiled``, it checks for NaN (``jax.debug_nans``) and names arguments in
-    errors.
-    """
+    # Unlike `jax.stages.Compiled`, it checks for NaN and names arguments in errors.
 
     def __init__(self) -> None:
         self.fn: Any = None
@@ -175,11 +129,9 @@ class _Program:
 
 
 class _Call(NamedTuple):
-    """The arguments of a call and the key of its program."""
-
-    #: the context, the tree, and the key of each leaf
+    # The context, the tree, and the key of each leaf.
     key: tuple[Any, ...]
-    #: with None in place of static leaves
+    # With None in place of static leaves.
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     traced: bool
@@ -191,12 +143,7 @@ class _Call(NamedTuple):
 
 
 class JitFunction(Supervised):
-    """A function returned by `jit`.
-
-    The key of a program consists of: the structure of the arguments; their shapes, dtypes and weak
-    types; the shardings of committed arrays; the types and bits of static values; and the context
-    of the trace.
-    """
+    """A function returned by `jit`."""
 
     def __init__(
         self, fn: Callable[..., Any], options: JITOptions, name: str | None = None
@@ -204,25 +151,20 @@ class JitFunction(Supervised):
         functools.update_wrapper(self, fn, updated=())
         #: the function that was passed to `jit`
         self.fn = fn
-        self._options = options
+        self._size = options.cache_size
         self._name: str = name or getattr(fn, "__name__", None) or type(fn).__name__
         self._function, self._first = unbind(fn)
-        self._positional = _positional_names(fn, options)
+        #: the step in a graph; the arrays of a bound pytree are operands of the graph's program
+        self.graph_step = fn if self._first else self
         self._lock = threading.Lock()
-        self._programs: OrderedDict[tuple[Any, ...], _Program] = OrderedDict()
-        # Replaced by `cache_clear`; a call in progress then updates the old counts.
-        self._counts = _Counts()
-        self._inlined = functools.lru_cache(options.cache_size)(self._jax_jit)
+        self._inlined = functools.lru_cache(self._size)(self._jax_jit)
+        self.cache_clear()
 
     def __repr__(self) -> str:
         return f"jaxkern.execution.jit({self._name})"
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
-
-    def record(self, recorder: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Add the call to a graph; the arrays of a bound pytree are operands of its program."""
-        return recorder.add_call(self.fn if self._first else self, args, kwargs)
 
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function without regard to `execution_options`."""
@@ -236,13 +178,6 @@ class JitFunction(Supervised):
         return self._program(call, is_call=True)(*call.args, **call.kwargs)
 
     def _make_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-        names = self._options.static_argnames
-        if names:
-            positional = [*self._positional, *[""] * len(args)]
-            args = tuple(
-                Static(x) if n in names else x for n, x in zip(positional, args, strict=False)
-            )
-            kwargs = {n: Static(x) if n in names else x for n, x in kwargs.items()}
         args = (*self._first, *args)
         leaves, tree = jax.tree.flatten((args, kwargs))
         keys = list(map(_leaf_key, leaves))
@@ -250,12 +185,12 @@ class JitFunction(Supervised):
         if Static in kinds:
             for index, key in enumerate(keys):
                 if type(key) is Static:
-                    if not is_hashable(key.value):
+                    if not key.is_hashable():
                         which, *path = _paths(tree)[index]
                         raise TypeError(
                             f"{self._name}: {('args', 'kwargs')[which.idx]}"
-                            f"{jax.tree_util.keystr(tuple(path))}: expected an array, a pytree of "
-                            f"arrays or a hashable value, got a {type(key.value).__name__}"
+                            f"{jax.tree_util.keystr(tuple(path))}: expected arrays or a hashable "
+                            f"value, got a {type(key.value).__name__}"
                         )
                     leaves[index] = None
             args, kwargs = jax.tree.unflatten(tree, leaves)
@@ -265,13 +200,14 @@ class JitFunction(Supervised):
         """Return the program of a call; compile it, or wait for the thread that compiles it."""
         with self._lock:
             counts = self._counts
-            entry = self._programs.get(call.key) or self._programs.setdefault(call.key, _Program())
-            self._programs.move_to_end(call.key)
+            entry = self._programs.get(call.key)
+            if entry is None:
+                entry = _Program()
+                evicted = self._programs.put(call.key, entry)
+                counts.evictions += sum(program.fn is not None for program in evicted)
             if entry.fn is not None:
                 counts.hits += is_call
                 return entry.fn
-            while len(self._programs) > self._options.cache_size:
-                counts.evictions += self._programs.popitem(last=False)[1].fn is not None
         with entry.lock:
             hit = entry.fn is not None
             if not hit:
@@ -281,7 +217,7 @@ class JitFunction(Supervised):
             counts.misses += is_call and not hit
         return entry.fn
 
-    def _compile(self, call: _Call, counts: _Counts) -> Any:
+    def _compile(self, call: _Call, counts: CacheInfo) -> Any:
         started = time.perf_counter()
         try:
             fn = self._jax_jit(*call.function_key())
@@ -314,7 +250,7 @@ class JitFunction(Supervised):
             for path, leaf in zip(_paths(tree), static, strict=True)
             if leaf is not None
         }
-        return jax.jit(program, donate_argnames=self._options.donate_argnames or None)
+        return jax.jit(program)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Lower for these arguments, like ``jax.jit(fn).lower``."""
@@ -322,12 +258,6 @@ class JitFunction(Supervised):
         fn = self._jax_jit(*call.function_key())
         lowered: jax.stages.Lowered = fn.lower(*call.args, **call.kwargs)
         return lowered
-
-    def donated_name(self, argument: int | str) -> str | None:
-        """Return the name of an argument, identified by name or position, if it is donated."""
-        if isinstance(argument, int):
-            argument = self._positional[argument] if argument < len(self._positional) else ""
-        return argument if argument in self._options.donate_argnames else None
 
     def precompile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for the shapes and dtypes of these arguments, without a call.
@@ -346,39 +276,22 @@ class JitFunction(Supervised):
     def cache_info(self) -> CacheInfo:
         """Return the counts of the cache."""
         with self._lock:
-            counts = dataclasses.asdict(self._counts)
             programs = sum(program.fn is not None for program in self._programs.values())
-        return CacheInfo(**counts, programs=programs, max_programs=self._options.cache_size)
+            return dataclasses.replace(self._counts, programs=programs)
 
     def cache_clear(self) -> None:
         """Remove all programs and reset the counts."""
         with self._lock:
-            self._programs.clear()
+            self._programs = LruCache[_Program](self._size)
+            # A call in progress updates the old counts.
+            self._counts = CacheInfo(max_programs=self._size)
             self._inlined.cache_clear()
-            self._counts = _Counts()
 
 
 def _paths(tree: Any) -> list[tuple[Any, ...]]:
     """Return the path of each leaf of a tree."""
     numbered = jax.tree.unflatten(tree, list(range(tree.num_leaves)))
     return [tuple(path) for path, _ in jax.tree.leaves_with_path(numbered)]
-
-
-def _positional_names(fn: Any, options: JITOptions) -> tuple[str, ...]:
-    """Return the names of the positional arguments if options name arguments."""
-    names = (*options.static_argnames, *options.donate_argnames)
-    if not names:
-        return ()
-    parameters = inspect.signature(fn).parameters
-    variable = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    unknown = [name for name in names if name not in parameters]
-    if unknown and not variable:
-        raise ValueError(
-            f"jit: unknown argument name {unknown[0]!r}; the arguments of "
-            f"{getattr(fn, '__name__', fn)} are {', '.join(parameters) or 'none'}"
-        )
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(name for name, p in parameters.items() if p.kind in kinds)
 
 
 @overload
@@ -392,11 +305,8 @@ def jit(fn: None = None, *, options: JITOptions | None = None) -> Callable[[F], 
 def jit(fn: Any = None, *, options: JITOptions | None = None) -> Any:
     """Compile a function or a class of operators, with a bounded cache of programs.
 
-    Arrays and numbers are operands, as in ``jax.jit``; strings, functions and other hashable leaves
-    are static. The arrays of an `Operator`, or of another pytree that is
-    called or whose method is called, are operands too, so that the next call uses a changed array.
-    Arrays that a function reads from its enclosing scope, or from an object that is not a pytree,
-    are constants of the program, as in ``jax.jit``. Under another transformation of JAX the result
+    Arrays, numbers and the arrays of operators and other callable pytrees are operands; strings,
+    functions and other hashable leaves are static. Under another transformation of JAX the result
     is a ``jax.jit`` function, and under ``jax.disable_jit`` the original function.
 
     Args:
@@ -410,7 +320,6 @@ def jit(fn: Any = None, *, options: JITOptions | None = None) -> Any:
     Raises:
       TypeError: if ``fn`` cannot be compiled; when called, for a leaf that is neither hashable nor
         an array.
-      ValueError: if options name arguments that the function does not have.
 
     >>> import jax.numpy as jnp, jaxkern.execution as ex
     >>> @ex.jit(options=ex.JITOptions(cache_size=8))

@@ -14,17 +14,16 @@ from jax.sharding import PartitionSpec
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.axes import axis_size, flat_axes
 from jaxkern.core.failures import note
-from jaxkern.execution.jit import JitFunction, JITOptions, Static
+from jaxkern.execution.jit import JitFunction, JITOptions
 from jaxkern.execution.operator import (
     Operator,
-    StaticTree,
+    Static,
     callable_tree,
     check_not_traced,
     is_array,
     name_of,
 )
-from jaxkern.execution.options import CONTEXT
-from jaxkern.execution.tasks import Supervised, Task, run_call, run_tasks
+from jaxkern.execution.options import CONTEXT, Supervised, Task, run_call, run_tasks
 
 _AXIS = "workers"
 _MAX_THREADS = 32
@@ -44,9 +43,6 @@ class _Map(Supervised):
         self.host = self.enforces_deadline = host or getattr(fn, "host", False) is True
         self._name = self.__name__ = f"{kind}({name_of(fn)})"
 
-    def __repr__(self) -> str:
-        return f"jaxkern.execution.{self.__name__}"
-
     def call(self, /, *args: Any) -> Any:
         """Map without regard to `execution_options`."""
         if self.host:
@@ -63,12 +59,8 @@ class _Map(Supervised):
 
     def _sizes(self, args: tuple[Any, ...]) -> tuple[int, list[int | None]]:
         """Return the size of the mapped axis, and the axis of each leaf."""
-        axes = flat_axes(
-            self._in_axes,
-            args,
-            f"{self._kind}: in_axes: expected an axis or None for each of {len(args)} arguments, "
-            f"or a prefix of their trees, got {self._in_axes!r}",
-        )
+        message = f"{self._kind}: in_axes: expected a prefix of {len(args)} arguments, got"
+        axes = flat_axes(self._in_axes, args, f"{message} {self._in_axes!r}")
         sizes: dict[int, str] = {}
         for (path, leaf), axis in zip(jax.tree.leaves_with_path(args), axes, strict=True):
             if axis is not None:
@@ -83,16 +75,13 @@ class _Map(Supervised):
         available = jax.device_count()
         if self._workers is not None and self._workers > available:
             raise ValueError(
-                f"pmap: num_workers is {self._workers}, but JAX has {available} devices; on a CPU, "
-                "set jax.config.update('jax_num_cpu_devices', n) before JAX starts"
+                f"pmap: num_workers is {self._workers}, but JAX has {available} devices; more on a "
+                "CPU: jax.config.update('jax_num_cpu_devices', n) before JAX starts"
             )
         # An empty axis needs one device.
         count = self._workers or max(n for n in range(1, available + 1) if (size or 1) % n == 0)
         if size % count:
-            raise ValueError(
-                f"pmap: {size} items cannot be divided evenly between {count} devices; pad them, "
-                "or choose num_workers so that it divides them"
-            )
+            raise ValueError(f"pmap: {size} items cannot be divided evenly between {count} devices")
         return count
 
     def _on_threads(self, args: tuple[Any, ...]) -> Any:
@@ -114,18 +103,14 @@ class _Map(Supervised):
         return _stack_results(self._kind, results, self._out_axes)
 
 
-def _flatten(mapped: _Map) -> tuple[tuple[Any], Any]:
+def _flatten(mapped: _Map) -> tuple[tuple[Any], Static]:
     static = {name: value for name, value in vars(mapped).items() if name != "_fn"}
-    axes = StaticTree(static.pop("_in_axes")), StaticTree(static.pop("_out_axes"))
-    return (mapped._fn,), (*axes, tuple(static.items()))
+    return (mapped._fn,), Static(static)
 
 
-def _unflatten(structure: Any, children: Any) -> _Map:
-    in_axes, out_axes, static = structure
+def _unflatten(static: Static, children: Any) -> _Map:
     mapped = object.__new__(_Map)
-    mapped.__dict__.update(static)
-    mapped._in_axes, mapped._out_axes = in_axes.restore(), out_axes.restore()
-    (mapped._fn,) = children
+    mapped.__dict__.update(static.value, _fn=children[0])
     return mapped
 
 
@@ -147,19 +132,14 @@ _program = JitFunction(_shared, JITOptions())
 
 def _stack_results(kind: str, results: list[Any], out_axes: Any) -> Any:
     if not results:
-        raise ValueError(
-            f"{kind}: expected at least one item, got 0; only JAX functions (without host=True) "
-            "have results of known shape for no items"
-        )
+        raise ValueError(f"{kind}: expected at least one item for a Python function, got 0")
     trees = {jax.tree.structure(result) for result in results}
     if len(trees) > 1:
-        raise ValueError(
-            f"{kind}: the results of items have different structures: "
-            + " and ".join(sorted(map(str, trees)))
-        )
+        structures = " and ".join(sorted(map(str, trees)))
+        raise ValueError(f"{kind}: the results of items have different structures: {structures}")
     message = (
-        f"{kind}: out_axes: expected an integer, or a tree of integers that is a prefix of the "
-        f"results {next(iter(trees))}, got {out_axes!r}"
+        f"{kind}: out_axes: expected integers in a prefix of the results "
+        f"{next(iter(trees))}, got {out_axes!r}"
     )
     # Wrapped in tuples, because `flat_axes` converts a list at the top level to a tuple.
     axes = flat_axes((out_axes,), (results[0],), message)
@@ -197,11 +177,7 @@ def _stack(kind: str, axis: Any, parts: Sequence[Any]) -> Any:
 
 
 def vmap(
-    fn: Callable[..., Any],
-    in_axes: Any = 0,
-    out_axes: Any = 0,
-    *,
-    host: bool = False,
+    fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0, *, host: bool = False
 ) -> Callable[..., Any]:
     """Map a function over an axis of its arguments: ``jax.vmap``, or threads for Python code.
 
@@ -236,10 +212,8 @@ def pmap(
 ) -> Callable[..., Any]:
     """Map a function over the first axis of its arguments, on threads or on devices.
 
-    A Python function runs on ``num_workers`` threads. A JAX function runs on
-    ``num_workers`` devices, and each device maps an equal share of the items: ``jax.shard_map``
-    of ``jax.vmap``. (``jax.pmap``
-    accepts at most one item per device.) ``pmap(vmap(f))`` maps over two axes.
+    A Python function runs on ``num_workers`` threads. For a JAX function, each of ``num_workers``
+    devices maps an equal share of the items. ``pmap(vmap(f))`` maps over two axes.
 
     Args:
       fn: as for `vmap`.

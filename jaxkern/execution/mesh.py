@@ -1,18 +1,21 @@
-"""`DeviceMesh`, `PartitionSpec` and `mesh_sharded`: meshes and shardings with short names."""
+"""Meshes: `DeviceMesh`, `mesh_sharded`, and `pipeline_parallel` (GPipe)."""
 
 from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as JaxSpec
 
-from jaxkern.execution.jit import JitFunction, JITOptions
+from jaxkern.core.arguments import check_integer
+from jaxkern.execution.jit import JitFunction, JITOptions, jit
 from jaxkern.execution.operator import callable_tree
 
 
@@ -30,7 +33,6 @@ def DeviceMesh(
 
     Raises:
       ValueError: for more devices than there are, and for sizes or names that do not fit.
-      TypeError: for sizes that are not integers.
 
     >>> import jaxkern.execution as ex
     >>> ex.DeviceMesh(shape=(1, 1)).axis_names
@@ -38,16 +40,13 @@ def DeviceMesh(
     """
     available = list(jax.devices() if devices is None else devices)
     sizes = list(shape) if hasattr(shape, "__iter__") else [shape]
-    if any(isinstance(n, bool) or not hasattr(n, "__index__") for n in sizes):
-        raise TypeError(f"DeviceMesh: shape: expected integers such as (2, 2), got {shape!r}")
-    sizes = [operator.index(n) for n in sizes]
+    sizes = [check_integer("DeviceMesh: shape", n, -1) for n in sizes]
     if sizes.count(-1) == 1 and min(n for n in [*sizes, 1] if n != -1) > 0:
         sizes[sizes.index(-1)] = len(available) // math.prod(n for n in sizes if n != -1)
     if not sizes or min(sizes) < 1 or math.prod(sizes) > len(available):
         raise ValueError(
             f"DeviceMesh: shape: expected positive sizes, or one -1, for {len(available)} devices, "
-            f"got {shape!r}; on a CPU, set jax.config.update('jax_num_cpu_devices', n) before JAX "
-            "starts"
+            f"got {shape!r}"
         )
     names = [f"axis{i}" for i in range(len(sizes))] if axis_names is None else list(axis_names)
     if len(names) != len(sizes):
@@ -95,8 +94,7 @@ class PartitionSpec:
         return JaxSpec(*map(name, self.entries))
 
 
-def check_mesh(mesh: Any) -> Mesh:
-    """Return a mesh; TypeError for anything else."""
+def _check_mesh(mesh: Any) -> Mesh:
     if not isinstance(mesh, Mesh):
         raise TypeError(f"mesh: expected a DeviceMesh, got {type(mesh).__name__}")
     return mesh
@@ -106,9 +104,6 @@ def mesh_sharded(
     fn: Callable[..., Any], mesh: Any, partition_spec: Any, out_spec: Any = None
 ) -> Callable[..., Any]:
     """Compile a JAX function to run on a mesh, with its arguments sharded over the devices.
-
-    It is ``jax.jit`` with sharded arguments, so results equal those of ``fn`` on unsharded arrays.
-    Kernels of ``jaxkern`` run on each device's part of a batch.
 
     Args:
       fn: a JAX function of arrays.
@@ -129,7 +124,7 @@ def mesh_sharded(
     >>> double(jnp.ones((2, 2))).tolist()
     [[2.0, 2.0], [2.0, 2.0]]
     """
-    mesh = check_mesh(mesh)
+    mesh = _check_mesh(mesh)
     spec = _resolve(partition_spec, mesh)
     out = None if out_spec is None else _resolve(out_spec, mesh)
 
@@ -160,7 +155,7 @@ def _shard(tree: Any, specs: Any, mesh: Mesh) -> Any:
     """Shard the arrays of a tree; the tree of specifications is a prefix of it."""
 
     def put(x: Any, spec: JaxSpec) -> Any:
-        x = jax.numpy.asarray(x)
+        x = jnp.asarray(x)
         sharding = NamedSharding(mesh, JaxSpec(*tuple(spec)[: x.ndim]))
         if isinstance(x, jax.core.Tracer):
             return jax.lax.with_sharding_constraint(x, sharding)
@@ -186,3 +181,191 @@ def _resolve(tree: Any, mesh: Mesh) -> Any:
         return PartitionSpec(*getattr(spec, "entries", spec)).resolve(mesh)
 
     return jax.tree.map(resolve, tree, is_leaf=_is_spec)
+
+
+def pipeline_parallel(
+    stages: Sequence[Callable[[Any], Any]], mesh: Any, num_microbatches: int, *, axis: int | str = 0
+) -> PipelineParallel:
+    """Run a chain of stages, each on its own device, on the microbatches of a batch.
+
+    With S stages, M microbatches take M + S - 1 ticks; a device is idle for S - 1 of them. Each
+    device holds only the floating-point parameters of its stages. (Huang et al.,
+    "GPipe", NeurIPS 2019.)
+
+    Args:
+      stages: functions of a float array [n, ...] that return one, record by record; shapes may
+        differ between stages. The leaves of a stage that is a pytree are its parameters.
+      mesh: a `DeviceMesh` or ``jax.sharding.Mesh``; the size of its axis ``axis`` divides the
+        number of stages, and consecutive stages share a device.
+      num_microbatches: number of equal parts of the first axis of a batch.
+      axis: number or name of the mesh axis; the work is replicated along all others.
+
+    Returns:
+      A differentiable function of a batch, equal to calling the stages in turn; its
+      ``apply(stages, batch)`` is a function of the parameters too.
+
+    Raises:
+      ValueError: for numbers that do not divide evenly.
+      TypeError: for a stage that does not return a float array.
+
+    >>> import jax, jax.numpy as jnp, jaxkern.execution as ex
+    >>> scale = lambda w: jax.tree_util.Partial(lambda w, x: w * x, jnp.float32(w))
+    >>> run = ex.pipeline_parallel([scale(2), scale(3)], ex.DeviceMesh((2,)), num_microbatches=2)
+    >>> run(jnp.ones((4, 1))).ravel().tolist()
+    [6.0, 6.0, 6.0, 6.0]
+    """
+    return PipelineParallel(stages, mesh, num_microbatches, axis)
+
+
+class PipelineParallel:
+    """A chain of stages; the result of `pipeline_parallel`."""
+
+    def __init__(
+        self, stages: Sequence[Any], mesh: Any, num_microbatches: int, axis: int | str
+    ) -> None:
+        self._stages = list(stages)
+        self._mesh = _check_mesh(mesh)
+        names = self._mesh.axis_names
+        self._axis: str = names[axis] if isinstance(axis, int) else axis
+        if self._axis not in names:
+            raise ValueError(f"axis: expected one of {', '.join(names)}, got {axis!r}")
+        self._devices = int(self._mesh.shape[self._axis])
+        if not self._stages or len(self._stages) % self._devices:
+            raise ValueError(
+                f"pipeline_parallel: {len(self._stages)} stages cannot be divided evenly between "
+                f"the {self._devices} devices of mesh axis {self._axis!r}"
+            )
+        self._count = check_integer("num_microbatches", num_microbatches, 1)
+        self._jitted: Callable[..., Any] = jit(lambda stages, batch: self._run(stages, batch))
+
+    def __call__(self, batch: Any) -> jax.Array:
+        return self.apply(self._stages, batch)
+
+    def apply(self, stages: Sequence[Any], batch: Any) -> jax.Array:
+        """Run other stages, which have the structure of the original ones."""
+        result: jax.Array = self._jitted(list(stages), jnp.asarray(batch))
+        return result
+
+    def _run(self, stages: list[Any], batch: jax.Array) -> jax.Array:
+        rows = batch.shape[0] if batch.ndim else 0
+        if rows == 0 or rows % self._count:
+            raise ValueError(
+                f"pipeline_parallel: a batch of shape {batch.shape} cannot be divided into "
+                f"{self._count} equal microbatches"
+            )
+        each = len(stages) // self._devices
+        groups = [stages[i : i + each] for i in range(0, len(stages), each)]
+        shapes = [jax.ShapeDtypeStruct((rows // self._count, *batch.shape[1:]), batch.dtype)]
+        for group in groups:
+            shapes.append(_result_shape(group, shapes[-1]))
+        # Devices exchange flat arrays of one size and dtype.
+        dtype = jnp.result_type(*(s.dtype for s in shapes))
+        width = max(math.prod(s.shape) for s in shapes)
+        parameters, constants, restore = _pack(groups)
+
+        def flatten(x: jax.Array) -> jax.Array:
+            return jnp.pad(x.ravel().astype(dtype), (0, width - x.size))
+
+        def unflatten(flat: jax.Array, like: Any) -> jax.Array:
+            return flat[: math.prod(like.shape)].reshape(like.shape).astype(like.dtype)
+
+        def branch(number: int) -> Callable[..., jax.Array]:
+            def run(vector: Any, constants: Any, flat: jax.Array) -> jax.Array:
+                x = unflatten(flat, shapes[number])
+                for fn in restore[number](vector, constants[number]):
+                    x = fn(x)
+                return flatten(x)
+
+            return run
+
+        branches = [branch(number) for number in range(self._devices)]
+
+        def on_device(vectors: Any, constants: Any, inputs: jax.Array) -> jax.Array:
+            return self._schedule(branches, vectors[0], constants, inputs)
+
+        inputs = jax.vmap(flatten)(batch.reshape((self._count, *shapes[0].shape)))
+        split, replicated = JaxSpec(self._axis), JaxSpec()
+        outputs = jax.shard_map(
+            on_device, mesh=self._mesh, in_specs=(split, replicated, replicated), out_specs=split
+        )(parameters, constants, inputs)
+        # Each device returns a row per microbatch; the last device has the results.
+        outputs = outputs.reshape(self._devices, self._count, width)[-1]
+        results = jax.vmap(lambda flat: unflatten(flat, shapes[-1]))(outputs)
+        return jnp.reshape(results, (rows, *shapes[-1].shape[1:]))
+
+    def _schedule(
+        self, branches: Sequence[Any], vector: Any, constants: Any, inputs: jax.Array
+    ) -> jax.Array:
+        """Process the microbatches on one device, tick by tick."""
+        stage = lax.axis_index(self._axis)
+        last = self._devices - 1
+        neighbours = [(i, i + 1) for i in range(last)]
+        inputs = lax.pcast(inputs, (self._axis,), to="varying")
+        constants = jax.tree.map(lambda x: lax.pcast(x, (self._axis,), to="varying"), constants)
+
+        def work(received: jax.Array, index: jax.Array) -> jax.Array:
+            first = lax.dynamic_index_in_dim(inputs, index, keepdims=False)
+            x = jnp.where(stage == 0, first, received)
+            result: jax.Array = lax.switch(stage, branches, vector, constants, x)
+            return result
+
+        def tick(received: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array]:
+            index = time - stage
+            # An idle device does not call its stage: the derivative at padding could be infinite.
+            result = lax.cond(
+                (index >= 0) & (index < self._count),
+                work,
+                lambda received, index: jnp.zeros_like(received),
+                received,
+                jnp.clip(index, 0, self._count - 1),
+            )
+            sent = lax.ppermute(result, self._axis, neighbours) if last else result
+            return sent, result
+
+        zeros = jnp.zeros(inputs.shape[1:], inputs.dtype)
+        start = lax.pcast(zeros, (self._axis,), to="varying")
+        _, results = lax.scan(tick, start, jnp.arange(self._count + last))
+        # A device has the result of microbatch m at tick m + stage.
+        own: jax.Array = lax.dynamic_slice_in_dim(results, stage, self._count)
+        return own
+
+
+def _result_shape(group: Sequence[Any], argument: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    def chain(x: Any) -> Any:
+        for fn in group:
+            x = fn(x)
+        return x
+
+    result = jax.eval_shape(chain, argument)
+    if isinstance(result, jax.ShapeDtypeStruct) and jnp.issubdtype(result.dtype, jnp.floating):
+        return result
+    raise TypeError(f"pipeline_parallel: expected a float array from each stage, got {result}")
+
+
+def _pack(groups: Sequence[Sequence[Any]]) -> tuple[jax.Array, list[Any], list[Any]]:
+    """Pack float parameters into an array [groups, size]; also return the rest and unpackers."""
+    vectors, constants, restore = [], [], []
+    for group in groups:
+        leaves, tree = jax.tree.flatten(list(group))
+        numbers = {i: jnp.asarray(x) for i, x in enumerate(leaves) if _is_number(x)}
+        floats = {i: x for i, x in numbers.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+        vector, unravel = ravel_pytree(floats)
+
+        def unpack(
+            row: Any, others: Any, leaves: Any = leaves, tree: Any = tree,
+            size: int = vector.size, unravel: Any = unravel,
+        ) -> Any:  # fmt: skip
+            values = dict(enumerate(leaves)) | others | unravel(row[:size])
+            return jax.tree.unflatten(tree, values.values())
+
+        vectors.append(vector)
+        constants.append({i: x for i, x in numbers.items() if i not in floats})
+        restore.append(unpack)
+    width = max(vector.size for vector in vectors)
+    dtype = jnp.result_type(*vectors)
+    rows = [jnp.pad(vector.astype(dtype), (0, width - vector.size)) for vector in vectors]
+    return jnp.stack(rows), constants, restore
+
+
+def _is_number(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") or isinstance(leaf, (bool, int, float, complex))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from typing import Any, Self
 
 import jax
@@ -11,14 +11,45 @@ import numpy as np
 from jax.tree_util import GetAttrKey
 
 from jaxkern.core.compat import is_tracing
-from jaxkern.core.static import StaticArguments, exact_key
-from jaxkern.execution.options import CONTEXT
-from jaxkern.execution.tasks import Supervised, has_tracers, run_call
+from jaxkern.core.static import exact_key
+from jaxkern.execution.options import CONTEXT, Supervised, run_call
 
 # The attribute in which an unflattened instance stores the names of its children, so that
 # `jax.tree.map` may replace arrays by anything.
 _CHILD_NAMES = "_operator_children"
 _STATIC_TYPES = (str, int, float, complex, bool, bytes, type(None), types.FunctionType, type)
+
+
+class Static:
+    """A static value, or tree of them; equal only to one with the same structure, types and bits.
+
+    Each read of ``value`` returns new lists and dicts, which callers may change.
+    """
+
+    __slots__ = ("_leaves", "_tree", "key")
+
+    def __init__(self, value: Any) -> None:
+        self._leaves, self._tree = jax.tree.flatten(value)
+        self.key = self._tree, exact_key(tuple(self._leaves))
+
+    @property
+    def value(self) -> Any:
+        """The static value."""
+        return jax.tree.unflatten(self._tree, self._leaves)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Static) and bool(self.key == other.key)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def is_hashable(self) -> bool:
+        """Return True if all values are hashable, also inside of tuples."""
+        try:
+            hash(self)
+        except TypeError:
+            return False
+        return True
 
 
 class Operator:
@@ -27,10 +58,9 @@ class Operator:
     ``op(x)`` and ``op(inputs=x)`` call ``forward(inputs=x)``; ``x`` is any pytree.
 
     An operator is a pytree. Attributes that contain arrays or operators, also in lists, tuples and
-    dicts, are its children: `jax.grad` differentiates with respect to them, and `jax.jit` and
-    `jaxkern.execution.jit` pass them as operands, so that the next call uses a changed array. All
-    other attributes (strings, numbers, functions) are static: they must be hashable, and changing
-    one recompiles. Write ``jnp.asarray(0.1)`` for a number that varies.
+    dicts, are its children: `jax.grad` differentiates with respect to them, and compiled programs
+    take them as operands. All other attributes (strings, numbers, functions) are static: they must
+    be hashable, and changing one recompiles. Write ``jnp.asarray(0.1)`` for a number that varies.
 
     Attributes:
       host: a class attribute; True for Python code that JAX cannot trace, or that has side effects
@@ -86,33 +116,37 @@ class Operator:
     def _unflatten(cls, structure: _Structure, children: Iterable[Any]) -> Self:
         self = object.__new__(cls)
         names, static = structure
-        for name, value in static:
-            self.__dict__[name] = value.restore() if type(value) is StaticTree else value
+        self.__dict__.update((name, value.value) for name, value in static)
         self.__dict__.update(zip(names, children, strict=True))
         self.__dict__[_CHILD_NAMES] = names
         return self
 
 
 # The names of the children, and the static attributes.
-_Structure = tuple[tuple[str, ...], StaticArguments]
+_Structure = tuple[tuple[str, ...], tuple[tuple[str, Static], ...]]
 
 
-class StaticTree:
-    """A list, tuple or dict without arrays, in the structure of a pytree."""
+def _flatten(op: Operator) -> tuple[list[tuple[Any, Any]], _Structure]:
+    children, static = [], []
+    child_names = op.__dict__.get(_CHILD_NAMES, ())
+    for name, value in sorted(op.__dict__.items()):
+        if name in child_names or _contains_data(value):
+            children.append((GetAttrKey(name), value))
+        elif name != _CHILD_NAMES:
+            static.append((name, Static(value)))
+            if not static[-1][1].is_hashable():
+                raise TypeError(
+                    f"{type(op).__name__}.{name}: expected arrays, operators or a hashable value, "
+                    f"got {value!r:.80}"
+                )
+    return children, (tuple(key.name for key, _ in children), tuple(static))
 
-    def __init__(self, value: Any) -> None:
-        self._leaves, self._tree = jax.tree.flatten(value)
-        self._key = exact_key(tuple(self._leaves))
 
-    def __eq__(self, other: Any) -> bool:
-        return type(other) is StaticTree and (self._key, self._tree) == (other._key, other._tree)
-
-    def __hash__(self) -> int:
-        return hash((self._key, self._tree))
-
-    def restore(self) -> Any:
-        """Return the value."""
-        return jax.tree.unflatten(self._tree, self._leaves)
+def _contains_data(value: Any) -> bool:
+    if isinstance(value, _STATIC_TYPES):
+        return False
+    leaves = jax.tree.leaves(value, is_leaf=is_operator)
+    return any(is_array(leaf) or is_operator(leaf) for leaf in leaves)
 
 
 def is_array(value: Any) -> bool:
@@ -125,19 +159,15 @@ def is_operator(value: Any) -> bool:
     return isinstance(value, Operator)
 
 
-def is_tree(value: Any) -> bool:
-    """Return True for a pytree that is not a single leaf."""
+def _is_tree(value: Any) -> bool:
     return value is not None and not jax.tree_util.all_leaves([value])
 
 
 def unbind(fn: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Split a callable pytree, or a method of a pytree, into a function and its first argument.
-
-    The leaves of the first argument can then be operands of a program instead of constants.
-    """
-    if isinstance(fn, types.MethodType) and is_tree(fn.__self__):
+    """Split a callable pytree, or a method of one, into a function and its first argument."""
+    if isinstance(fn, types.MethodType) and _is_tree(fn.__self__):
         return fn.__func__, (fn.__self__,)
-    return (type(fn).__call__, (fn,)) if is_tree(fn) else (fn, ())
+    return (type(fn).__call__, (fn,)) if _is_tree(fn) else (fn, ())
 
 
 def callable_tree(fn: Any) -> Any:
@@ -154,65 +184,27 @@ def operators_in(tree: Any) -> list[Operator]:
     return operators
 
 
-def _contains_data(value: Any) -> bool:
-    if isinstance(value, _STATIC_TYPES):
-        return False
-    leaves = jax.tree.leaves(value, is_leaf=is_operator)
-    return any(is_array(leaf) or is_operator(leaf) for leaf in leaves)
-
-
-def _flatten(op: Operator) -> tuple[list[tuple[Any, Any]], _Structure]:
-    children, static = [], []
-    child_names = op.__dict__.get(_CHILD_NAMES, ())
-    for name, value in sorted(op.__dict__.items()):
-        if name in child_names or _contains_data(value):
-            children.append((GetAttrKey(name), value))
-        elif name != _CHILD_NAMES:
-            static.append((name, _static(op, name, value)))
-    return children, (tuple(key.name for key, _ in children), StaticArguments(static))
-
-
-def _static(op: Operator, name: str, value: Any) -> Any:
-    if isinstance(value, _STATIC_TYPES):
-        return value
-    if is_tree(value):
-        value = StaticTree(value)
-    if not is_hashable(value):
-        raise TypeError(
-            f"{type(op).__name__}.{name}: expected arrays, operators or a hashable value, got "
-            f"{value!r:.80}"
-        )
-    return value
-
-
-def is_hashable(value: Any) -> bool:
-    """Return True if ``hash(value)`` works; a tuple has ``__hash__`` even if its items do not."""
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return isinstance(value, Hashable)
-
-
 def name_of(step: Any) -> str:
     """Return the name of an operator or a function for graphs and messages."""
     fn = getattr(step, "fn", None) if isinstance(step, Operator) else None
     return str(getattr(step, "__name__", type(step).__name__)) if fn is None else name_of(fn)
 
 
+def has_tracers(tree: Any) -> bool:
+    """Return True if a leaf of a tree is traced by JAX."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
 def check_not_traced(step: Any, inputs: Any) -> None:
     """Raise TypeError for a host operator whose inputs are traced by JAX."""
     if is_tracing() and has_tracers(inputs):
         raise TypeError(
-            f"{name_of(step)} has host = True, but JAX traces its inputs: it would run only "
-            "once, during the trace; call it outside of the traced function, "
-            "in structural_jit, or through jax.pure_callback"
+            f"{name_of(step)} has host = True, but JAX traces its inputs and would run it only "
+            "once; call it outside, in structural_jit, or through jax.pure_callback"
         )
 
 
 class _FunctionOperator(Operator):
-    """A function as an operator; see `operator`."""
-
     def __init__(self, fn: Any, host: bool) -> None:
         self.fn, self.host = fn, host
 

@@ -1,22 +1,27 @@
-"""`execution_options`: parallelism, kernel threads, time limit and trace of a ``with`` block."""
+"""`execution_options`, and the execution of calls under them: threads, deadline and trace."""
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
-import numbers
+import math
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from jaxkern.core import registry
-from jaxkern.core.arguments import check_integer
+from jaxkern.core.arguments import check_integer, check_number
+from jaxkern.core.compat import is_tracing
+from jaxkern.core.contexts import ThreadContexts
+from jaxkern.core.failures import note
 
 
 class ExecutionTimeout(TimeoutError):
@@ -38,19 +43,12 @@ class ExecutionOptions:
     deadline: float | None = None
     trace: Path | None = None
 
-    def run(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function, wait for its arrays, and record the call if there is a trace."""
-        with contextlib.ExitStack() as stack:
-            if self.trace is not None:
-                stack.enter_context(jax.profiler.TraceAnnotation(name))
-            return jax.block_until_ready(fn(*args, **kwargs))
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallContext:
     """The state that a call inherits in addition to its arguments."""
 
-    options: ExecutionOptions = dataclasses.field(default_factory=ExecutionOptions)
+    options: ExecutionOptions = ExecutionOptions()
     # True in a worker thread, whose caller enforces the deadline.
     in_worker: bool = False
     # Records the calls of a composite instead of running them, see `structural_jit`.
@@ -58,7 +56,14 @@ class CallContext:
 
 
 #: None outside of `execution_options` and recordings, so that ordinary calls read one variable.
-CONTEXT: ContextVar[CallContext | None] = ContextVar("jaxkern_execution", default=None)
+CONTEXT: contextvars.ContextVar[CallContext | None] = contextvars.ContextVar(
+    "jaxkern_execution", default=None
+)
+
+
+def current_context() -> CallContext:
+    """Return the context of this call; the defaults outside of `execution_options`."""
+    return CONTEXT.get() or CallContext()
 
 
 def current_options() -> ExecutionOptions:
@@ -69,7 +74,7 @@ def current_options() -> ExecutionOptions:
     ...     ex.current_options().max_workers
     3
     """
-    return (CONTEXT.get() or CallContext()).options
+    return current_context().options
 
 
 @contextlib.contextmanager
@@ -82,27 +87,23 @@ def execution_options(
     """Set options for calls inside a ``with`` block; an inner block inherits what it does not set.
 
     The options belong to the context (``contextvars``): other threads and asyncio tasks do not see
-    them, but the worker threads of a call do. The thread limit of jaxkern's CPU kernels is an
-    exception: it applies to the whole process. Changing it does not recompile, and a call that was
-    dispatched earlier keeps its limit.
+    them, but the worker threads of a call do.
 
     Args:
       use_parallel: False runs host functions one at a time, in order.
       max_workers: maximum number of concurrent host functions of a call, and of threads of a
-        kernel.
+        kernel. The latter applies to the whole process and to calls dispatched later.
       timeout_seconds: time limit of the whole block, from its start; the earliest deadline of
         nested blocks applies. After it, pending work is dropped and waiting raises
         `ExecutionTimeout`. Running work cannot be cancelled: a Python function continues in its
         thread until its next operator call or `check_timeout`, and the interpreter waits for it at
         exit. No limit if longer than ``threading.TIMEOUT_MAX``.
-      trace_execution: a directory to write a ``jax.profiler`` profile to, which TensorBoard, XProf
-        and https://ui.perfetto.dev open; True creates a temporary one, see
-        `ExecutionOptions.trace`. Each call then waits for its arrays, so that the profile has its
-        time under its name. JAX allows one profile per process at a time.
+      trace_execution: a directory to write a ``jax.profiler`` profile to; True creates a temporary
+        one, see `ExecutionOptions.trace`. Each call then waits for its arrays. JAX allows one
+        profile per process at a time.
 
     Raises:
-      ValueError: for a number that is not positive.
-      TypeError: for a ``timeout_seconds`` that is not a number.
+      ValueError: for values that are not positive numbers.
       ExecutionTimeout: from calls inside the block after the deadline.
 
     >>> import numpy as np, jaxkern.execution as ex
@@ -110,7 +111,7 @@ def execution_options(
     ...     ex.pmap(lambda x: float(x) + 1, host=True)(np.arange(3.0)).tolist()
     [1.0, 2.0, 3.0]
     """
-    outer = CONTEXT.get() or CallContext()
+    outer = current_context()
     options = outer.options
     if use_parallel is not None:
         options = dataclasses.replace(options, use_parallel=bool(use_parallel))
@@ -118,7 +119,10 @@ def execution_options(
         max_workers = check_integer("max_workers", max_workers, 1)
         options = dataclasses.replace(options, max_workers=max_workers)
     if timeout_seconds is not None:
-        options = _with_timeout(options, timeout_seconds)
+        seconds = check_number("timeout_seconds", timeout_seconds, 1e-9)
+        deadline = time.monotonic() + seconds
+        if seconds <= threading.TIMEOUT_MAX and deadline < (options.deadline or math.inf):
+            options = dataclasses.replace(options, timeout_seconds=seconds, deadline=deadline)
     if trace_execution is not None:
         directory = tempfile.mkdtemp() if trace_execution is True else trace_execution
         options = dataclasses.replace(options, trace=Path(directory) if directory else None)
@@ -128,10 +132,9 @@ def execution_options(
         if trace_execution:
             profile = jax.profiler.ProfileOptions()
             profile.python_tracer_level = 0  # the Python tracer slows down every Python call
+            folder = str(options.trace)
             stack.enter_context(
-                jax.profiler.trace(
-                    str(options.trace), create_perfetto_trace=True, profiler_options=profile
-                )
+                jax.profiler.trace(folder, create_perfetto_trace=True, profiler_options=profile)
             )
         enforced = outer.in_worker and options.deadline == outer.options.deadline
         token = CONTEXT.set(dataclasses.replace(outer, options=options, in_worker=enforced))
@@ -139,50 +142,34 @@ def execution_options(
         yield options
 
 
-def _with_timeout(options: ExecutionOptions, seconds: Any) -> ExecutionOptions:
-    message = f"timeout_seconds: expected a positive number of seconds or None, got {seconds!r}"
-    is_number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
-    if not is_number:
-        raise TypeError(message)
-    if not seconds > 0:  # also for NaN
-        raise ValueError(message)
-    if seconds > threading.TIMEOUT_MAX:
-        return options
-    deadline = time.monotonic() + float(seconds)
-    if options.deadline is not None and options.deadline <= deadline:
-        return options
-    return dataclasses.replace(options, timeout_seconds=float(seconds), deadline=deadline)
-
-
 _limits_lock = threading.Lock()
-# The limits of the open blocks of all threads, in the order of entry; the last one applies.
-_limits: list[list[int]] = []
-_initial_limit = 0
+# The limits of the open blocks of all threads, in the order of entry; the last one applies. The
+# first one is the limit outside of all blocks.
+_limits: dict[object, int] = {}
 
 
 @contextlib.contextmanager
 def _limited_kernels(count: int) -> Iterator[None]:
     """Limit the threads of the CPU kernels of this process; a limit set inside stays."""
-    global _initial_limit
     native = registry.module("cpu")
     if native is None:
         yield
         return
-    limit = [count]
+    block = object()
     with _limits_lock:
-        if not _limits:
-            _initial_limit = native.max_workers()
-        _limits.append(limit)
+        _limits.setdefault(None, native.max_workers())
+        _limits[block] = count
         native.set_max_workers(count)
     try:
         yield
     finally:
         with _limits_lock:
-            unchanged = native.max_workers() == _limits[-1][0]
-            # By identity: an equal limit may belong to another thread.
-            _limits[:] = [other for other in _limits if other is not limit]
+            unchanged = native.max_workers() == list(_limits.values())[-1]
+            del _limits[block]
             if unchanged:
-                native.set_max_workers(_limits[-1][0] if _limits else _initial_limit)
+                native.set_max_workers(list(_limits.values())[-1])
+            if len(_limits) == 1:
+                _limits.clear()
 
 
 def remaining_seconds() -> float | None:
@@ -202,3 +189,113 @@ def check_timeout(name: str = "this work") -> None:
             f"{name}: the time limit of {current_options().timeout_seconds:g} s has passed; "
             "increase execution_options(timeout_seconds=...)"
         )
+
+
+class Task(NamedTuple):
+    """A function to call after the tasks with the indices ``after`` have finished."""
+
+    name: str
+    run: Callable[[], Any]
+    after: tuple[int, ...] = ()
+
+
+def run_tasks(tasks: Sequence[Task], name: str, max_workers: int | None = None) -> list[Any]:
+    """Run tasks on threads and return their results in the order of the tasks.
+
+    ``name`` is the name of the call in messages. Raises the error of the first failed task, with a
+    note that names it, after running tasks have ended; no task starts after a failure.
+    """
+    context = current_context()
+    options = context.options
+    limits = [n for n in (max_workers, options.max_workers, len(tasks)) if n]
+    limit = min(limits, default=1) if options.use_parallel else 1
+    threads = ThreadContexts()
+    contexts = contextvars.copy_context()
+    worker = context.in_worker or options.deadline is not None
+    contexts.run(CONTEXT.set, dataclasses.replace(context, in_worker=worker, recorder=None))
+
+    def run(task: Task) -> Any:
+        with threads.enter():
+            return task.run()
+
+    after = {i: {i - 1} - {-1} if limit == 1 else task.after for i, task in enumerate(tasks)}
+    order = TopologicalSorter(after)
+    order.prepare()
+    results: dict[int, Any] = {}
+    failed: dict[int, BaseException] = {}
+    futures: dict[Future[Any], int] = {}
+    pool = ThreadPoolExecutor(limit, thread_name_prefix="jaxkern-execution")
+    try:
+        while True:
+            for i in () if failed else order.get_ready():
+                futures[pool.submit(contexts.copy().run, run, tasks[i])] = i
+            if not futures:
+                break
+            done, _ = wait(futures, remaining_seconds(), FIRST_COMPLETED)
+            if not done:
+                running = [tasks[i].name for future, i in futures.items() if not future.cancel()]
+                pending = len(tasks) - len(results) - len(running)
+                raise ExecutionTimeout(
+                    f"{name}: the time limit of {options.timeout_seconds:g} s has passed; "
+                    f"{len(results)} of {len(tasks)} tasks have finished, {pending} pending ones "
+                    f"were dropped, and {len(running)} cannot be cancelled and continue: "
+                    f"{', '.join(running[:8])}{', ...' if len(running) > 8 else ''}"
+                )
+            for future in done:
+                index = futures.pop(future)
+                error = future.exception()
+                if error is None:
+                    results[index] = future.result()
+                    order.done(index)
+                else:
+                    failed[index] = error
+            if failed:
+                futures = {future: i for future, i in futures.items() if not future.cancel()}
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    if failed:
+        pending = len(tasks) - len(results) - len(failed)
+        names = ", ".join(tasks[i].name for i in sorted(failed))
+        note(failed[min(failed)], "{}", f"{name}: raised by {names}; {pending} tasks did not start")
+        raise failed[min(failed)]
+    return [results[i] for i in range(len(tasks))]
+
+
+def run_call(
+    context: CallContext, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    """Call a function under the options of the context, in a thread if there is a deadline."""
+    options = context.options
+    # A call under a JAX transformation only adds to the enclosing program.
+    if is_tracing() or (options.deadline is None and options.trace is None):
+        return fn(*args, **kwargs)
+    check_timeout(name)
+
+    def call() -> Any:
+        annotation = jax.profiler.TraceAnnotation(name)
+        with annotation if options.trace else contextlib.nullcontext():
+            return jax.block_until_ready(fn(*args, **kwargs))
+
+    if options.deadline is None or context.in_worker:
+        return call()
+    return run_tasks([Task(name, call)], name)[0]
+
+
+class Supervised:
+    """A callable that follows `execution_options`; subclasses implement ``call``."""
+
+    #: the name of the calls in traces and messages
+    _name: str
+    call: Callable[..., Any]
+    #: True if ``call`` enforces the deadline itself, in `run_tasks`
+    enforces_deadline = False
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        context = CONTEXT.get()
+        if context is None:
+            return self.call(*args, **kwargs)
+        if context.recorder is not None:
+            return context.recorder.add_call(self, args, kwargs)
+        if self.enforces_deadline:
+            context = dataclasses.replace(context, in_worker=True)
+        return run_call(context, self._name, self.call, *args, **kwargs)

@@ -15,15 +15,16 @@ import jax
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.compat import is_tracing
 from jaxkern.core.failures import describe_exception, note
-from jaxkern.execution.jit import JitFunction, JITOptions, Static
-from jaxkern.execution.operator import (
-    Operator,
-    is_array,
-    is_operator,
-    name_of,
+from jaxkern.execution.jit import JitFunction, JITOptions
+from jaxkern.execution.operator import Operator, Static, has_tracers, is_array, is_operator, name_of
+from jaxkern.execution.options import (
+    CONTEXT,
+    Supervised,
+    Task,
+    current_context,
+    current_options,
+    run_tasks,
 )
-from jaxkern.execution.options import CONTEXT, CallContext, current_options
-from jaxkern.execution.tasks import Supervised, Task, has_tracers, run_tasks
 
 Strategy = Literal["auto", "parallel", "sequential"]
 
@@ -34,10 +35,7 @@ class SymbolicError(TypeError):
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """A value in a graph: input ``-1 - source``, or the result of operation ``source``.
-
-    ``path`` are keys to look up in the value.
-    """
+    """A value in a graph, reached by the keys ``path`` from input ``-1 - source`` or a result."""
 
     source: int
     path: tuple[Any, ...] = ()
@@ -55,31 +53,27 @@ class Placeholder:
         source, path = self._reference.source, (*self._reference.path, key)
         return Placeholder(self._recorder, Reference(source, path), self._is_jax)
 
-    def _refuse(self, action: str) -> Any:
-        raise SymbolicError(
-            f"forward {action} while its graph is recorded, so the graph depends on data; move "
-            "that part into an operator (execution.operator(fn)), use jax.lax.cond in one, or set "
-            "execution_strategy='sequential'"
-        )
-
     @property  # type: ignore[misc]
     def __class__(self) -> Any:  # called by isinstance for any class but Placeholder
-        return self._refuse("tests the type of a value")
+        raise _symbolic("tests the type of a value")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._refuse(f"reads the attribute {name!r} of a value")
+        raise _symbolic(f"reads the attribute {name!r} of a value")
 
 
-_REFUSED = {
-    **dict.fromkeys(("hash", "contains", "len"), "looks into a value"),
-    **dict.fromkeys(("bool", "int", "index", "float"), "branches on a value"),
-    **dict.fromkeys(("str", "format"), "formats a value"),
-    "iter": "iterates over a value (index it instead: result[0], result[1])",
-    "array": "calls NumPy between operators",
-    "jax_array": "calls JAX between operators",
-}
+def _symbolic(action: str) -> SymbolicError:
+    return SymbolicError(
+        f"forward {action} while its graph is recorded, so the graph depends on data; move that "
+        "part into an operator, or set execution_strategy='sequential'"
+    )
+
+
+_REFUSED = (
+    *("hash", "contains", "len", "bool", "int", "index", "float", "str", "format", "iter"),
+    *("array", "jax_array"),
+)
 _BINARY = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "divmod"),
     *("lshift", "rshift", "and", "or", "xor"),
@@ -88,8 +82,11 @@ _OTHER = ("lt", "le", "gt", "ge", "eq", "ne", "neg", "pos", "abs", "invert")
 
 
 def _define_operators() -> None:
-    def refuse(action: str) -> Callable[..., Any]:
-        return lambda self, *args, **kwargs: self._refuse(action)
+    def refuse(method: str) -> Callable[..., Any]:
+        def call(*_: Any, **__: Any) -> Any:
+            raise _symbolic(f"calls {method} of a value")
+
+        return call
 
     def record(fn: Callable[..., Any]) -> Callable[..., Any]:
         return lambda self, *other: self._recorder.add_arithmetic(fn, self, *other)
@@ -97,8 +94,8 @@ def _define_operators() -> None:
     def reflect(fn: Callable[..., Any]) -> Callable[..., Any]:
         return lambda self, other: self._recorder.add_arithmetic(fn, other, self)
 
-    for name, action in _REFUSED.items():
-        setattr(Placeholder, f"__{name}__", refuse(action))
+    for name in _REFUSED:
+        setattr(Placeholder, f"__{name}__", refuse(f"__{name}__"))
     for name in (*_BINARY, *_OTHER):
         fn = divmod if name == "divmod" else getattr(python, f"__{name}__")
         setattr(Placeholder, f"__{name}__", record(fn))
@@ -148,17 +145,13 @@ class Recorder:
         self.operations: list[Operation] = []
 
     def record(self, forward: Callable[..., Any], leaves: list[Any], tree: Any) -> Any:
-        """Call ``forward`` on placeholders of its arguments and return its result.
-
-        If recording fails, attributes of the operator that ``forward`` has set are restored.
-        """
+        """Call ``forward`` on placeholders; if that fails, restore the operator's attributes."""
         inputs = [
             Placeholder(self, Reference(-1 - i), isinstance(x, jax.Array))
             for i, x in enumerate(leaves)
         ]
         args, kwargs = jax.tree.unflatten(tree, inputs)
-        context = CONTEXT.get() or CallContext()
-        token = CONTEXT.set(dataclasses.replace(context, recorder=self))
+        token = CONTEXT.set(dataclasses.replace(current_context(), recorder=self))
         attributes = getattr(getattr(forward, "__self__", None), "__dict__", {})
         before = dict(attributes)
         try:
@@ -170,12 +163,9 @@ class Recorder:
         finally:
             CONTEXT.reset(token)
 
-    def has_placeholders(self, arguments: Any) -> bool:
-        """Return True if the arguments of a call contain placeholders."""
-        return any(type(leaf) is Placeholder for leaf in jax.tree.leaves(arguments))
-
     def add_call(self, op: Any, args: Any, kwargs: Any) -> Any:
-        """Record a call."""
+        """Record a call of an operator or another supervised function."""
+        op = op.graph_step if isinstance(op, JitFunction) else op
         if isinstance(op, StructuralOp) or (isinstance(op, Operator) and contains_host(op)):
             reason = "contains host operators"
         else:
@@ -228,11 +218,9 @@ def _resolve(tree: Any, values: dict[int, Any]) -> Any:
 
 
 def _make_parts(operations: list[Operation], result: Any) -> list[Part]:
-    """Return one part per host operation, and one for the others with the same host predecessors.
-
-    No path between two operations of such a group passes through a host operation, so they can be
-    one program, and they become ready at the same time, so joining them delays none.
-    """
+    """Return one part per host operation, and one for others with the same host predecessors."""
+    # No path between two operations of such a group passes through a host operation, and they
+    # become ready at the same time.
     hosts: list[frozenset[int]] = []
     groups: dict[Any, list[Operation]] = {}
     for operation in operations:
@@ -270,12 +258,8 @@ def _program(ops: list[Any], calls: list[Any], layout: Any) -> list[Any]:
         try:
             values[index] = op(*args, **kwargs)
         except Exception as error:
-            note(
-                error,
-                "raised by {}, which JAX traces and compiles; if it is Python code, set "
-                "host = True in its class, or use execution.operator(fn, host=True)",
-                name,
-            )
+            text = "raised by {}, which JAX compiles; for Python code, set host = True"
+            note(error, text, name)
             raise
     return [values[i] for i in results]
 
@@ -332,8 +316,7 @@ class StructuralOp(Supervised):
 
     def _failure(self, error: Exception) -> str:
         """Return why a composite has no graph; with the strategy "parallel", raise the error."""
-        symbolic = isinstance(error, SymbolicError)
-        reason = str(error) if symbolic else f"recording it raised {describe_exception(error)}"
+        reason = str(error) if isinstance(error, SymbolicError) else describe_exception(error)
         if self._strategy == "parallel":
             raise SymbolicError(f"structural_jit: {self._name} has no graph: {reason}") from error
         return f"runs as written, one call after another: {reason}"
@@ -368,44 +351,26 @@ class StructuralOp(Supervised):
         return results
 
     def explain(self) -> str:
-        """Describe the graph of the last call.
-
-        Lists the operators with what runs them and why, the levels, the critical path with the
-        times of the last call (which include compilation), and what limits parallelism.
-        """
+        """Describe the parts of the last call, its critical path, and limits of parallelism."""
         parts = self._last
         if isinstance(parts, str):
             return f"{self._name}: {parts}"
-        operations = sorted((op for p in parts for op in p.operations), key=lambda op: op.index)
-        number = {op.index: n for n, part in enumerate(parts) for op in part.operations}
-        lines = [
-            f"{self._name}: {len(operations)} operators in {len(parts)} parts, strategy "
-            f"{self._strategy!r}"
-        ]
-        width = max((len(op.name) for op in operations), default=0)
-        level: list[int] = []
-        for op in operations:
-            level.append(1 + max((level[i] for i in op.after), default=-1))
-            needs = ", ".join(operations[i].name for i in op.after) or "the inputs"
-            lines.append(
-                f"  {op.name:{width}}  {'host' if op.host else 'jax':4}  part {number[op.index]}  "
-                f"needs {needs}  ({op.reason})"
-            )
-        for depth in range(max(level, default=-1) + 1):
-            names = (op.name for op, at in zip(operations, level, strict=True) if at == depth)
-            lines.append(f"level {depth}: {', '.join(names)}")
-        path = critical_path([p.seconds or 0.0 for p in parts], [p.after for p in parts])
-        total = sum(p.seconds or 0.0 for p in parts)
-        length = sum(parts[i].seconds or 0.0 for i in path)
+        count = sum(len(part.operations) for part in parts)
+        lines = [f"{self._name}: {count} operators in {len(parts)} parts, {self._strategy!r}"]
+        for number, part in enumerate(parts):
+            kind = "host" if part.operations[0].host else "jax "
+            needs = ", ".join(map(str, part.after)) or "no part"
+            reasons = ", ".join(dict.fromkeys(op.reason for op in part.operations))
+            lines.append(f"  {number}: {kind}  {part.name}, needs {needs} ({reasons})")
+        path = critical_path(parts)
         lines.append(
-            f"critical path: {length * 1e3:.3f} ms of {total * 1e3:.3f} ms: "
-            + " -> ".join(f"{parts[i].name} {_milliseconds(parts[i])}" for i in path)
+            f"critical path: {_total(path) * 1e3:.3f} ms of {_total(parts) * 1e3:.3f} ms: "
+            + " -> ".join(f"{part.name} {_milliseconds(part)}" for part in path)
         )
         if self._workers is not None:
             lines.append(f"not parallel: at most {self._workers} parts at a time")
         if not current_options().use_parallel:
             lines.append("not parallel: execution_options(use_parallel=False)")
-        lines += [f"one program: {p.name}" for p in parts if len(p.operations) > 1]
         return "\n".join(lines)
 
 
@@ -413,42 +378,29 @@ def _milliseconds(part: Part) -> str:
     return "not timed" if part.seconds is None else f"{part.seconds * 1e3:.3f} ms"
 
 
-def critical_path(seconds: list[float], after: list[tuple[int, ...]]) -> list[int]:
+def _total(parts: list[Part]) -> float:
+    return sum(part.seconds or 0.0 for part in parts)
+
+
+def critical_path(parts: list[Part]) -> list[Part]:
     """Return the chain of parts with the largest total time; each part comes after its needs."""
-    total: list[float] = []
-    previous: list[int | None] = []
-    for own, before in zip(seconds, after, strict=True):
-        last = max(before, key=lambda i: total[i], default=None)
-        previous.append(last)
-        total.append(own + (0.0 if last is None else total[last]))
-    path: list[int] = []
-    at = max(range(len(total)), key=lambda i: total[i], default=None)
-    while at is not None:
-        path.insert(0, at)
-        at = previous[at]
-    return path
+    chains: list[list[Part]] = []
+    for part in parts:
+        before = max((chains[i] for i in part.after), key=_total, default=[])
+        chains.append([*before, part])
+    return max(chains, key=_total, default=[])
 
 
 def structural_jit(
-    fn: Any = None,
-    *,
-    execution_strategy: Strategy = "auto",
-    max_workers: int | None = None,
+    fn: Any = None, *, execution_strategy: Strategy = "auto", max_workers: int | None = None
 ) -> Any:
     """Run a composite of operators in parallel, by the graph of their dependencies.
-
-    Each call runs the composite's ``forward`` (or the function) on placeholders, which records the
-    operators that it calls, and arithmetic between results. Operators with ``host = True``, and
-    operators that contain some, run on threads as soon as their inputs are ready; all others that
-    need the same host operators run as one compiled program. Arithmetic is JAX code if an operand
-    is a value of JAX. Under ``jax.jit``, ``grad`` or ``vmap`` the composite is called as written.
 
     Args:
       fn: a subclass of `Operator`, an operator, or a function that calls operators; None returns a
         decorator.
       execution_strategy: "parallel" raises if there is no graph because the calls depend on data;
-        "auto" then runs the composite as written; "sequential" runs one part at a time, in the
-        order of the calls.
+        "auto" then runs the composite as written; "sequential" runs one part at a time, in order.
       max_workers: maximum number of concurrent parts.
 
     Returns:
@@ -456,7 +408,6 @@ def structural_jit(
 
     Raises:
       SymbolicError: with "parallel", if ``forward`` depends on data.
-      Exception: an error of JAX for an operator that it cannot trace, with a note that names it.
       ValueError: for an unknown strategy.
 
     >>> import jaxkern.execution as ex
@@ -464,8 +415,8 @@ def structural_jit(
     >>> both = ex.structural_jit(lambda text: {"up": up(text), "down": down(text)})
     >>> both("Jax")
     {'down': 'jax', 'up': 'JAX'}
-    >>> print(both.explain().splitlines()[3])
-    level 0: upper, lower
+    >>> print(both.explain().splitlines()[1])
+      0: host  upper, needs no part (host = True)
     """
     if execution_strategy not in get_args(Strategy):
         raise ValueError(
@@ -480,8 +431,7 @@ def structural_jit(
     name = getattr(fn, "__name__", None) or type(fn).__name__
     if not callable(fn) or (isinstance(fn, type) and not issubclass(fn, Operator)):
         raise TypeError(
-            f"structural_jit: expected a subclass of Operator, an operator or a function, got "
-            f"{name}"
+            f"structural_jit: expected an Operator, a subclass of it or a function, got {name}"
         )
     if isinstance(fn, type):
         fn.forward = StructuralOp(fn.forward, name, execution_strategy, max_workers)  # type: ignore

@@ -72,12 +72,10 @@ _saved_settings: dict[str, Any] = {}
 def enable_persistent_cache(directory: str | os.PathLike[str]) -> CacheReport:
     """Cache compiled programs in a directory, including small ones and those that compile fast.
 
-    By default JAX caches only programs that take a second or more to compile; small kernels take
-    less. A further call with another directory switches to that directory.
-
     A cached program is used if its text, the versions of JAX and XLA, the devices and the compiler
     options are the same. Programs with host callbacks are never cached. The directory grows without
-    bound unless ``jax.config.update("jax_compilation_cache_max_size", bytes)`` sets a limit.
+    bound unless ``jax.config.update("jax_compilation_cache_max_size", bytes)`` sets a limit. A
+    further call with another directory switches to that directory.
 
     Args:
       directory: path; created if it does not exist.
@@ -151,8 +149,5 @@ def _writable_directory(directory: str | os.PathLike[str]) -> Path:
     try:
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
-        raise PermissionError(
-            f"directory: cannot write to {path}: {error}; choose a directory that this process "
-            "may write to"
-        ) from error
+        raise PermissionError(f"directory: cannot write to {path}: {error}") from error
     return path

@@ -20,11 +20,7 @@ DEVICES = 4
 
 @dataclass(eq=False)
 class OpCase:
-    """An op, its samples and tolerances.
-
-    Operands and expected results are NumPy arrays, so that slicing them compiles nothing. Programs
-    that several checks use are compiled once.
-    """
+    """An op, its samples and tolerances; slicing the NumPy operands compiles nothing."""
 
     op: Op
     samples: Sequence[Sequence[Any]]

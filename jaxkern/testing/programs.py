@@ -32,10 +32,7 @@ def one_native_call(case: OpCase) -> None:
     """A batch is one custom call, without a loop."""
     if not case.native:
         return
-    programs: dict[str, Any] = {
-        "batch": case.batched,
-        "vmapped op": jax.jit(jax.vmap(case.call)),
-    }
+    programs: dict[str, Any] = {"batch": case.batched, "vmapped op": jax.jit(jax.vmap(case.call))}
     for label, fn in programs.items():
         calls = case.custom_calls(fn.lower(*case.stacked).compile().as_text())
         assert calls == 1, f"{label}: expected 1 custom call of {case.op.target}, got {calls}"
@@ -127,11 +124,7 @@ def backends(case: OpCase) -> None:
 
 
 def repeated_runs(case: OpCase) -> None:
-    """Repeated runs of a large batch, sequential and concurrent, are bit-identical.
-
-    A difference indicates a data race or a read of uninitialized memory. Identical results do not
-    prove the absence of either: threads may interleave differently on another machine.
-    """
+    """Repeated runs of a large batch, sequential and concurrent, are bit-identical."""
     if not case.native:
         return
     size = max(1, sum(x.nbytes for x in [*case.stacked, *case.expected]))

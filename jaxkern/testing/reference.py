@@ -1,10 +1,4 @@
-"""The reference implementation of an op over samples, and derivatives of its calls.
-
-Each derivative is a function of ONE call of ``fn``, with respect to its float operands ``which``;
-``vmap`` maps it over samples. The programs of the reference are the slowest to compile, so there
-are four, for batches of N samples: values, tangents, gradients and second derivatives. Callers
-broadcast operands explicitly.
-"""
+"""The reference implementation of an op over samples, and derivatives of its calls."""
 
 from __future__ import annotations
 
@@ -80,10 +74,7 @@ def forward_over_reverse(fn: Function, which: Sequence[int]) -> Function:
 
 
 def reverse_over_forward(fn: Function, which: Sequence[int]) -> Function:
-    """Return ``(operands, directions, cotangents) ->`` the gradient of the tangent.
-
-    It equals `forward_over_reverse`, but applies other rules.
-    """
+    """Return the gradient of the tangent; as `forward_over_reverse`, but by other rules."""
 
     def second(operands: Sequence[Any], directions: Sequence[Any], cotangents: Any) -> Any:
         along = float_function(fn, operands, which)

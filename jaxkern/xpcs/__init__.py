@@ -22,12 +22,10 @@ from jaxkern.xpcs.correlators.results import (
     TwoTimeResult,
 )
 from jaxkern.xpcs.correlators.two_time import twotime, twotime_events
-from jaxkern.xpcs.detectors.events import EventFrames
-from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource
+from jaxkern.xpcs.detectors.frames import DetectorFileError, EventFrames, Events, FrameSource
 from jaxkern.xpcs.detectors.growing import GrowingFrames
-from jaxkern.xpcs.detectors.mask_files import read_mask
 from jaxkern.xpcs.detectors.opening import as_frames, open_frames
-from jaxkern.xpcs.detectors.qmap import QMap
+from jaxkern.xpcs.detectors.qmap import QMap, read_mask
 from jaxkern.xpcs.files.aps import ApsData, ApsFile, load_aps
 from jaxkern.xpcs.files.aps_entries import ApsFormatError
 from jaxkern.xpcs.files.aps_writer import ApsWriter, write_aps
@@ -63,13 +61,20 @@ from jaxkern.xpcs.fitting.result import (
 )
 from jaxkern.xpcs.model import ops as ops
 from jaxkern.xpcs.model.correlation import g2, g2_at, residual
-from jaxkern.xpcs.model.geometry import Geometry
-from jaxkern.xpcs.model.likelihood import log_likelihood
-from jaxkern.xpcs.model.models import CustomModel, LaminarFlow, Model, Parameter, Static, Tables
+from jaxkern.xpcs.model.models import (
+    CustomModel,
+    Geometry,
+    LaminarFlow,
+    Model,
+    Parameter,
+    Static,
+    Tables,
+)
 from jaxkern.xpcs.model.normal import (
     NormalEquations,
     accumulate,
     assemble,
+    log_likelihood,
     normal_equations,
 )
 from jaxkern.xpcs.model.ops import state_size

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.errors import raises
 
 import jaxkern as jk
 from jaxkern import execution as ex
@@ -151,7 +152,7 @@ def test_kernels_inside():
 
 
 def test_bad_input():
-    with pytest.raises(TypeError, match=r"args\[1\].* set"):
+    with raises(TypeError, "args[1]", "set"):
         ex.jit(lambda x, s: x)(1.0, {1})
     with pytest.raises(jax.errors.TracerBoolConversionError):
         ex.jit(lambda x: 1 if x else 2)(1.0)
@@ -160,18 +161,10 @@ def test_bad_input():
         return x
 
     for wrong in (later, 3, int.__class__):
-        with pytest.raises(TypeError, match="jit: "):
+        with pytest.raises(TypeError):
             ex.jit(wrong)
-    with pytest.raises(ValueError, match="cache_size is 0"):
+    with raises(ValueError, "cache_size"):
         ex.JITOptions(cache_size=0)
-    with pytest.raises(ValueError, match="'y'"):
-        ex.jit(lambda x: x, options=ex.JITOptions(static_argnames=["y"]))
-    for field in ("static_argnames", "donate_argnames"):
-        for names in (3, [3], ("x", 1), b"x"):
-            with pytest.raises(TypeError, match=field):
-                ex.JITOptions(**{field: names})
-        for names in ("x", ["x"], ("x",), {"x"}):
-            assert getattr(ex.JITOptions(**{field: names}), field) == ("x",)
 
 
 def test_nested_programs_count_once():
@@ -203,16 +196,13 @@ def test_a_function_that_calls_itself_ends():
     np.testing.assert_array_equal(f(np.ones(2, np.float32)), [1, 1])
 
 
-def test_programs_of_donating_functions_count():
-    for donated in ("x", ()):
-        options = ex.JITOptions(cache_size=2, donate_argnames=donated)
-        f = ex.jit(lambda x: x @ x, options=options)
-        for precision in ("bfloat16", "tensorfloat32", "float32", "default"):
-            for _ in range(2):
-                with jax.default_matmul_precision(precision):
-                    f(jnp.ones((4, 4)))
-        info = f.cache_info()
-        assert (info.hits, info.misses, info.programs) == (4, 4, 2)
+def test_programs_of_several_precisions_count():
+    f = ex.jit(lambda x: x @ x, options=ex.JITOptions(cache_size=2))
+    for precision in ("bfloat16", "tensorfloat32", "float32", "default"):
+        for _ in range(2):
+            with jax.default_matmul_precision(precision):
+                f(jnp.ones((4, 4)))
+    assert counts(f) == (4, 4, 2, 2)
 
 
 def test_clearing_while_others_compile():

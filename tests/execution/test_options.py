@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.errors import raises
 
 import jaxkern as jk
 from jaxkern import execution as ex
@@ -140,7 +141,7 @@ def test_the_earliest_deadline_applies_until_its_block_ends():
         with ex.execution_options(timeout_seconds=0.01):
             time.sleep(0.02)
             assert ex.remaining_seconds() == 0
-            with pytest.raises(ex.ExecutionTimeout, match=r"loop: .* 0\.01 s"):
+            with raises(ex.ExecutionTimeout, "loop"):
                 ex.check_timeout("loop")
         with ex.execution_options(timeout_seconds=1e6):
             assert ex.remaining_seconds() < 61
@@ -223,17 +224,15 @@ def test_a_trace_has_calls_with_their_times(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "wrong"),
+    ("name", "value"),
     [
-        (ValueError, {"max_workers": 0}),
-        (ValueError, {"max_workers": 1.5}),
-        *((ValueError, {"timeout_seconds": t}) for t in (0, float("nan"), -float("inf"))),
-        *((TypeError, {"timeout_seconds": t}) for t in ("3", b"3", True, [1], 1j)),
+        *(("max_workers", n) for n in (0, 1.5)),
+        *(("timeout_seconds", t) for t in (0, float("nan"), -float("inf"), "3", True, [1], 1j)),
     ],
     ids=str,
 )
-def test_bad_options(kind, wrong):
-    with pytest.raises(kind, match=next(iter(wrong))), ex.execution_options(**wrong):
+def test_bad_options(name, value):
+    with pytest.raises(ValueError, match=name), ex.execution_options(**{name: value}):
         pass
 
 

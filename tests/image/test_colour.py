@@ -1,9 +1,4 @@
-"""Colour operations of image programs, against NumPy, and native kernels against pure JAX.
-
-Would catch: a level that differs between the native kernel, its instruction-set levels and pure
-JAX; tables that compose differently from single operations; a blend whose 1 - factor is rounded
-twice; unchecked codes, orders or values; a colour that changes alpha; a draw that compiles again.
-"""
+"""Colour operations of image programs, against NumPy, and native kernels against pure JAX."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Compose beyond single transforms: dtypes, mixing, eval, sampling by record.
-
-Would catch: a missing or doubled x / 255, labels that disagree with the pixels, randomness that
-depends on the position in a batch, an `eval` that draws, an exported chain for one batch size only.
-"""
+"""Compose beyond single transforms: dtypes, mixing, eval, sampling by record."""
 
 from __future__ import annotations
 

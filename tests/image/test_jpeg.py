@@ -1,10 +1,4 @@
-"""JPEG decoding and header parsing against Pillow, and errors for hostile files.
-
-Would catch: a region that differs from the crop of a full decode, a kind of file whose colours,
-orientation or scaling differ from Pillow's, a truncated file that gives grey pixels, a header that
-causes unbounded allocation, an op that swaps samples, symbols of libjpeg that conflict with other
-libraries.
-"""
+"""JPEG decoding and header parsing against Pillow, and errors for hostile files."""
 
 from __future__ import annotations
 
@@ -333,11 +327,11 @@ def test_the_op_scales(op_backend):
 def test_arguments_of_decode_jpeg_are_checked():
     data, offsets = as_array(encoded(picture())), jnp.array([0, 5])
     for wrong, words in [
-        ({"size": 0}, "size: .* got 0"),
+        ({"size": 0}, "size is 0"),
         ({"size": 8, "channels": 2}, "channels: .* got 2"),
         ({"size": 8, "on_bad": "skip"}, "on_bad: .* got 'skip'"),
         ({"size": 8, "denominator": 3}, "denominator: .* got 3"),
-        ({"size": 8, "max_pixels": 0}, "max_pixels: .* got 0"),
+        ({"size": 8, "max_pixels": 0}, "max_pixels is 0"),
         ({"size": 8, "lengths": jnp.zeros(3, np.int32)}, "lengths: expected 2 .* got 3"),
     ]:
         with pytest.raises(ValueError, match=words):

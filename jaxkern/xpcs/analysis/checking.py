@@ -62,9 +62,6 @@ def check_file(
       frame_shape: (H, W), for files of frames or events that do not store it.
       dataset: see `open_frames`.
 
-    Raises:
-      FileNotFoundError: no such file.
-
     Example:
       >>> import jaxkern as jk, numpy as np, pathlib, tempfile
       >>> path = pathlib.Path(tempfile.mkdtemp()) / "qmap.h5"

@@ -49,9 +49,6 @@ def choose_ring(
     These are the entries with the nearest q at each angle, see `select_q`. If the file has a `grid`
     of q and phi, they are those of the nearest q only, so that an empty cell is not replaced by a
     cell of the next ring.
-
-    Raises:
-      ConfigError: q is not set and the file has several, or no entry is within the tolerance.
     """
     if not 0 <= files.q_tolerance < 1:
         raise ConfigError(
@@ -95,11 +92,7 @@ def choose_ring(
 def time_step(
     experiment: Experiment, measured: float | None, path: Path
 ) -> tuple[float, str, tuple[str, ...]]:
-    """Return the seconds between frames, a description with their source, and notes.
-
-    Raises:
-      ConfigError: neither the file nor the settings have the time, or they differ.
-    """
+    """Return the seconds between frames, a description with their source, and notes."""
     dt = experiment.dt
     if dt is None and measured is None:
         raise ConfigError(f"{path} has no time between frames; set experiment.dt, in seconds")
@@ -119,11 +112,7 @@ def time_step(
 
 
 def shear_gap(config: Config) -> float | None:
-    """Return the gap in Angstrom, which files do not store; None if the model does not need it.
-
-    Raises:
-      ConfigError: it is not set and the model has shear.
-    """
+    """Return the gap in Angstrom, which files do not store; None if the model does not need it."""
     gap = config.experiment.gap
     if gap is None and config.analysis.model == "laminar_flow":
         raise ConfigError(

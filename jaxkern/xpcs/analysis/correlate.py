@@ -136,16 +136,10 @@ def correlate_file(
       plots: folder of plots, or None.
       plot_all: see `plot_correlations`.
       opened: called with the open file before the correlation.
-
-    Raises:
-      ValueError, OSError: see `open_frames`, `multitau`, `twotime` and `write_results`.
     """
     provenance = {"file": file_stamp(path), **choices.provenance(qmap)}
     start = time.monotonic()
-    with (
-        open_frames(path, qmap.shape, choices.dataset) as source,
-        warnings.catch_warnings(),
-    ):
+    with open_frames(path, qmap.shape, choices.dataset) as source, warnings.catch_warnings():
         warnings.simplefilter("ignore", CorrelationWarning)  # the results have them
         provenance["linked"] = link_stamps(path, source.linked)
         common: dict[str, Any] = {
@@ -203,11 +197,7 @@ def time_between(
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Read a file of metadata.
-
-    Raises:
-      ValueError: the file has no group /entry.
-    """
+    """Read a file of metadata."""
     with open_hdf5(str(path)) as file, hdf5_errors(str(path)):
         if not hasattr(find_object(file, "entry"), "keys"):
             raise DetectorFileError(f"{path}: expected a file of metadata with a group /entry")

@@ -73,13 +73,7 @@ class _CommonArguments(WorkerPlugin):  # type: ignore[misc]  # distributed has n
 def open_engine(
     engine: Any, scheduler: str | None, workers: int | None
 ) -> contextlib.AbstractContextManager[Any]:
-    """Return a context of a function that runs tasks on a cluster, see `correlate_files`.
-
-    Raises:
-      TypeError: an engine that is not a client of dask.
-      ValueError: arguments that exclude each other.
-      FileNotFoundError: the scheduler is neither an address nor an existing file.
-    """
+    """Return a context of a function that runs tasks on a cluster, see `correlate_files`."""
     if isinstance(engine, Client):
         if scheduler is not None or workers is not None:
             raise ValueError("scheduler, workers: expected None for a client as engine")
@@ -147,11 +141,7 @@ def _without_interrupts() -> Iterator[None]:
 
 
 def _on_workers(
-    client: Client,
-    run: Callable[[Any, Any], Any],
-    tasks: Sequence[Any],
-    common: Any,
-    retries: int,
+    client: Client, run: Callable[[Any, Any], Any], tasks: Sequence[Any], common: Any, retries: int
 ) -> Iterator[tuple[Any, Any]]:
     """Yield each finished task with the result of ``run(task, common)``, or its exception.
 

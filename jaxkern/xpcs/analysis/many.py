@@ -23,9 +23,8 @@ from jaxkern.xpcs.analysis.correlate import CorrelationChoices, correlate_file
 from jaxkern.xpcs.analysis.correlation_plots import LAST_PLOT
 from jaxkern.xpcs.analysis.results_table import Row, table_rows, table_text, write_table
 from jaxkern.xpcs.correlators.checks import HotPixels
-from jaxkern.xpcs.detectors.mask_files import masked_map
 from jaxkern.xpcs.detectors.opening import SUFFIXES, frame_files
-from jaxkern.xpcs.detectors.qmap import QMap
+from jaxkern.xpcs.detectors.qmap import QMap, masked_map
 from jaxkern.xpcs.files.provenance import read_provenance, rerun_reason
 from jaxkern.xpcs.files.results_reader import read_multitau, read_two_time_warnings
 
@@ -50,11 +49,7 @@ class CommonChoices:
     provenance: dict[str, Any]
 
     def check_finished(self, task: FileTask) -> tuple[Row, ...] | str:
-        """Return the rows of a finished file, or else the reason to run it; "" without results.
-
-        Raises:
-          FileExistsError: the file at the path of the results was not written by this package.
-        """
+        """Return the rows of a finished file, or else the reason to run it; "" without results."""
         if self.force or not task.output.exists():
             return ""
         stored = read_provenance(task.output)

@@ -102,13 +102,7 @@ def _mean_counts(result: MultiTauResult) -> Any:
 
 
 def check_table(path: Path) -> None:
-    """Raise the errors of `write_table` before any work.
-
-    Raises:
-      ValueError: another suffix than .csv and .parquet.
-      IsADirectoryError: the path is a folder.
-      ImportError: pyarrow is required for Parquet and not installed.
-    """
+    """Raise the errors of `write_table` before any work."""
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"table: expected a file that ends in .csv or .parquet, got {path}")
     if path.is_dir():

@@ -25,19 +25,13 @@ from jaxkern.xpcs.analysis.conditions import (
 from jaxkern.xpcs.analysis.settings import Config, ConfigError
 from jaxkern.xpcs.analysis.views import view_angles
 from jaxkern.xpcs.files.aps import ApsFile
-from jaxkern.xpcs.files.prepare import (
-    Prepared,
-    frame_window,
-    frames_to_keep,
-    select_phi,
-)
+from jaxkern.xpcs.files.prepare import Prepared, frame_window, frames_to_keep, select_phi
 from jaxkern.xpcs.files.simulation import check_room, simulate_to_file
 from jaxkern.xpcs.fitting.fit import fit
 from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions, StreamingOptions
 from jaxkern.xpcs.fitting.parameters import physics_vector
 from jaxkern.xpcs.fitting.result import FitResult, load_result, save_result
-from jaxkern.xpcs.model.geometry import Geometry
-from jaxkern.xpcs.model.models import LaminarFlow, Model, Static
+from jaxkern.xpcs.model.models import Geometry, LaminarFlow, Model, Static
 
 # Settings of `optimization` that are fields of `SolverOptions`.
 _SOLVER_SETTINGS = ["loss", "f_scale", "ftol", "xtol", "gtol", "max_nfev"]
@@ -93,12 +87,6 @@ def open_measurement(config: Config, folder: str | Path = ".") -> Iterator[OpenM
     Args:
       config: the settings.
       folder: base of relative paths in the settings.
-
-    Raises:
-      FileNotFoundError, ApsFormatError: see `ApsFile`.
-      ConfigError: a q that the file does not have, no angle in the ranges, a missing or
-        inconsistent time step, or a missing gap.
-      ValueError: frames that the file does not have.
     """
     files, analysis = config.data_files, config.analysis
     path = Path(folder) / home_path(files.file)
@@ -174,12 +162,7 @@ def save(
 def plot_measurement(
     config: Config, measurement: OpenMeasurement, output: str | Path
 ) -> list[Path]:
-    """Plot the result in ``output`` with the data, and return the paths.
-
-    Raises:
-      FileNotFoundError: there is no result.
-      ValueError: the result is of other angles or frames.
-    """
+    """Plot the result in ``output`` with the data, and return the paths."""
     output = Path(output)
     _, arrays = load_result(output)
     geometry = measurement.model.geometry

@@ -59,10 +59,6 @@ def watch(
 
     Returns:
       The last state; None for fewer than 2 frames.
-
-    Raises:
-      DetectorFileError: see `GrowingFrames`. An error at the end of the measurement is raised after
-        the last call of `shown`.
     """
     last_arrival = last_call = time.monotonic()
     count = count_at_call = 0

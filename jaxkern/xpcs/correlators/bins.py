@@ -15,14 +15,7 @@ from jaxkern.xpcs.detectors.qmap import QMap
 
 
 class BinLabels:
-    """Some dynamic bins of a map, with their q, phi and numbers of pixels.
-
-    Args:
-      bins: numbers from 1; None for all.
-
-    Raises:
-      ValueError: a bin that the map does not have, or that is listed twice.
-    """
+    """Some dynamic bins of a map (numbers from 1; None for all), with q, phi and pixel counts."""
 
     def __init__(self, qmap: QMap, bins: Any = None) -> None:
         self.qmap = qmap
@@ -42,11 +35,7 @@ class BinLabels:
 
 
 def check_frame_time(frame_time: float) -> float:
-    """Return a time between frames in s.
-
-    Raises:
-      ValueError: it is not above 0, or not finite.
-    """
+    """Return a time between frames in s, which must be above 0 and finite."""
     step = check_number("frame_time", frame_time, 0.0)
     if not 0 < step < math.inf:
         raise ValueError(f"frame_time: expected a finite time above 0 s, got {frame_time!r}")
@@ -54,13 +43,7 @@ def check_frame_time(frame_time: float) -> float:
 
 
 def time_step(frame_time: float | None, source: FrameSource) -> float | None:
-    """Return the time between frames in s: `frame_time`, or that of the source, or None.
-
-    A time of the source that is not above 0 is ignored.
-
-    Raises:
-      ValueError: see `check_frame_time`.
-    """
+    """Return the time between frames in s: `frame_time`, or a valid one of the source, or None."""
     if frame_time is not None:
         return check_frame_time(frame_time)
     stored = source.metadata.get("frame_time")

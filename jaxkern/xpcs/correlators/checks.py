@@ -6,19 +6,22 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.correlators.bins import BinLabels
-from jaxkern.xpcs.correlators.frame_sums import OverviewSums
+from jaxkern.xpcs.correlators.bins import BinLabels, time_step
+from jaxkern.xpcs.correlators.frame_sums import FrameMeans, OverviewSums, intensity_limits
 from jaxkern.xpcs.correlators.g2 import BinSums
-from jaxkern.xpcs.correlators.results import Overview, TwoTimeResult
+from jaxkern.xpcs.correlators.native import CorrelationProgress
+from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
 from jaxkern.xpcs.correlators.selection import FrameSelection, frame_blocks, has_integer_counts
 from jaxkern.xpcs.detectors.frames import FrameSource
 from jaxkern.xpcs.detectors.qmap import QMap
+
+_Result = TypeVar("_Result", MultiTauResult, TwoTimeResult)
 
 _SHOWN = 10  # bins that a message lists
 _MOST_EMPTY = 0.01  # share of a bin's frames that may have no counts without a message
@@ -41,10 +44,10 @@ def rows_and_columns(width: int) -> Iterator[None]:
         raise ValueError(f"row {row}, column {column}: {error}") from error
 
 
-def issue_warnings(messages: Sequence[str]) -> tuple[str, ...]:
+def issue_warnings(messages: Sequence[str], stacklevel: int = 3) -> tuple[str, ...]:
     """Issue a `CorrelationWarning` for each message, and return the messages."""
     for message in messages:
-        warnings.warn(message, CorrelationWarning, stacklevel=3)
+        warnings.warn(message, CorrelationWarning, stacklevel=stacklevel)
     return tuple(messages)
 
 
@@ -63,9 +66,6 @@ def check_empty_bins(
       dead: [H, W], true for pixels that the file marks as dead.
       mask: [H, W], true for good pixels, as given by the caller.
       name: name of the frames.
-
-    Raises:
-      ValueError: none of the bins has a pixel.
     """
     empty = labels.bins[labels.n_pixels == 0]
     if not len(empty):
@@ -141,18 +141,12 @@ def empty_frames(result: TwoTimeResult) -> list[str]:
 
 
 def nan_bins(
-    finite: NDArray[np.bool_],
-    labels: BinLabels,
-    source: FrameSource,
-    selection: FrameSelection,
+    finite: NDArray[np.bool_], labels: BinLabels, source: FrameSource, selection: FrameSelection
 ) -> list[str]:
     """Return a message that names the pixels if correlations of floating-point frames are NaN.
 
     Args:
       finite: [n_bins], true where a bin's correlation is finite at all delays with pairs of frames.
-
-    Raises:
-      ValueError: no bin with pixels has a finite correlation.
     """
     invalid = ~finite & (labels.n_pixels > 0)
     if has_integer_counts(source) or not invalid.any():
@@ -222,11 +216,7 @@ class SuspectPixels:
 
 
 def check_hot_pixels(value: Any) -> HotPixels:
-    """Check the treatment of hot pixels and return it.
-
-    Raises:
-      ValueError: it is not "ignore", "report" or "mask".
-    """
+    """Check the treatment of hot pixels and return it."""
     if value not in HOT_PIXELS:
         raise ValueError(f"hot_pixels: expected one of {', '.join(HOT_PIXELS)}, got {value!r:.80}")
     return value  # type: ignore[no-any-return]
@@ -276,24 +266,6 @@ def suspect_pixels(
     return SuspectPixels(np.array(ordered, np.int64), tuple(reasons[p] for p in ordered))
 
 
-def find_suspects(
-    sums: OverviewSums, source: FrameSource, selection: FrameSelection, qmap: QMap
-) -> SuspectPixels:
-    """Find suspect pixels from the sums over a selection's frames."""
-    frames = int(selection.good_counts().sum(dtype=np.int64))
-    return suspect_pixels(sums.overview(), qmap, frames, has_integer_counts(source))
-
-
-def mask_suspects(
-    source: FrameSource, selection: FrameSelection, qmap: QMap
-) -> tuple[SuspectPixels, QMap]:
-    """Find suspect pixels in a pass over the frames; return them and the map without them."""
-    sums = OverviewSums(qmap, selection, has_integer_counts(source))
-    sums.add_all(source)
-    suspects = find_suspects(sums, source, selection, qmap)
-    return suspects, qmap.without(suspects.pixel)
-
-
 def hot_pixel_messages(suspects: SuspectPixels | None, qmap: QMap, masked: bool) -> list[str]:
     """Describe the first few suspect pixels in a message, if there are any."""
     if not suspects:
@@ -307,6 +279,74 @@ def hot_pixel_messages(suspects: SuspectPixels | None, qmap: QMap, masked: bool)
     count = "1 pixel differs" if len(suspects) == 1 else f"{len(suspects):,} pixels differ"
     done = "masked" if masked else 'to leave them out: hot_pixels="mask" (--hot-pixels mask)'
     return [f"{count} from the other pixels of their static bins: {'; '.join(some)}{more}; {done}"]
+
+
+class PreparedRun:
+    """Checks and choices that `multitau` and `twotime` share.
+
+    Attributes:
+      qmap: the map without dead, masked and hot pixels.
+      selection: the frames; `apply_cut` adds bad frames.
+      labels: the bins.
+      time_step: time between frames in s, or None.
+      messages: descriptions of doubtful bins and pixels.
+    """
+
+    def __init__(
+        self,
+        source: FrameSource,
+        qmap: QMap,
+        masked: QMap,
+        selection: FrameSelection,
+        bins: Any,
+        mask: NDArray[np.bool_] | None,
+        hot_pixels: HotPixels,
+        intensity_cut: Any,
+        frame_time: float | None,
+    ) -> None:
+        self._source, self._hot_pixels = source, hot_pixels
+        self._limits = intensity_limits(intensity_cut)
+        self._suspects: SuspectPixels | None = None
+        self.qmap, self.selection = masked, selection
+        if hot_pixels == "mask":
+            sums = OverviewSums(masked, selection, has_integer_counts(source))
+            sums.add_all(source)
+            self._suspects = self._find_suspects(sums)
+            self.qmap = masked.without(self._suspects.pixel)
+        self.labels = BinLabels(self.qmap, bins)
+        self.messages = check_empty_bins(qmap, self.labels, source.dead, mask, source.name)
+        self.time_step = time_step(frame_time, source)
+
+    def _find_suspects(self, sums: OverviewSums) -> SuspectPixels:
+        frames = int(self.selection.good_counts().sum(dtype=np.int64))
+        integer_counts = has_integer_counts(self._source)
+        return suspect_pixels(sums.overview(), self.qmap, frames, integer_counts)
+
+    def apply_cut(self, bar: CorrelationProgress, divide: bool) -> NDArray[np.float64] | None:
+        """Mark frames outside the intensity cut as bad; return the frames' means if `divide`."""
+        if self._limits is None and not divide:
+            return None
+        means = FrameMeans(self._source, self.qmap, self.selection, bar)
+        if self._limits is not None:
+            bad = means.outside_range(*self._limits)
+            self.selection = self.selection.with_bad_frames(bad)
+        return means.divisors() if divide else None
+
+    def check_nan(self, g2: NDArray[np.float64], n_pairs: NDArray[np.int64]) -> None:
+        """Add a message on bins whose g2 [n_tau, n_bins] is NaN at a delay with pairs of frames."""
+        finite = (np.isfinite(g2) | (n_pairs == 0)).all(axis=0)
+        self.messages += nan_bins(finite, self.labels, self._source, self.selection)
+
+    def complete(self, result: _Result, sums: OverviewSums | None, overview: bool) -> _Result:
+        """Return a result with its hot pixels, warnings and, if requested, overview."""
+        if sums is not None and self._hot_pixels == "report":
+            self._suspects = self._find_suspects(sums)
+        if self._suspects is not None:
+            result.config["hot_pixels"] = self._suspects.places(self.qmap)
+        masked = self._hot_pixels == "mask"
+        self.messages += hot_pixel_messages(self._suspects, self.qmap, masked)
+        means = sums.overview() if sums is not None and overview else None
+        return replace(result, overview=means, warnings=issue_warnings(self.messages, 4))
 
 
 def _groups(qmap: QMap, pixels: NDArray[np.int64]) -> NDArray[np.int64]:

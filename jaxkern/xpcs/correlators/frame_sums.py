@@ -10,10 +10,15 @@ from numpy.typing import NDArray
 
 from jaxkern.core.arguments import check_number
 from jaxkern.core.threads import num_threads
-from jaxkern.xpcs.correlators.event_memory import event_blocks, exact_sums
 from jaxkern.xpcs.correlators.native import CorrelationProgress, native_module
 from jaxkern.xpcs.correlators.results import Overview
-from jaxkern.xpcs.correlators.selection import FrameSelection, frame_blocks, has_integer_counts
+from jaxkern.xpcs.correlators.selection import (
+    FrameSelection,
+    event_blocks,
+    exact_sums,
+    frame_blocks,
+    has_integer_counts,
+)
 from jaxkern.xpcs.detectors.frames import FrameSource
 from jaxkern.xpcs.detectors.qmap import QMap
 
@@ -112,11 +117,7 @@ def _event_totals(
 
 
 def intensity_limits(cut: Any) -> Limits | None:
-    """Return the factors (low, high) of an `intensity_cut`; None becomes 0 or infinity.
-
-    Raises:
-      ValueError: not a pair of numbers, or the first is above the second.
-    """
+    """Return the factors (low, high) of an `intensity_cut`; None becomes 0 or infinity."""
     if cut is None:
         return None
     if not isinstance(cut, tuple | list) or len(cut) != 2:

@@ -158,7 +158,7 @@ def g2_result(
     n_pairs = pair_numbers(selection.n, dpl)
     if selection.good_counts_differ:
         n_pairs = pair_weights(selection.good_counts(), dpl)[1]
-    step = None if frame_time is None else frame_time * selection.stride * selection.average
+    step = selection.time_step(frame_time)
     g2, g2_err = g2_of_sums(sums, labels.qmap, labels.bins)
     return MultiTauResult(
         delay=delay,

@@ -12,24 +12,17 @@ from numpy.typing import NDArray
 
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.memory import available_bytes
-from jaxkern.xpcs.correlators.bins import BinLabels, BinnedPixels, time_step
+from jaxkern.xpcs.correlators.bins import BinnedPixels
 from jaxkern.xpcs.correlators.checks import (
     HotPixels,
-    check_empty_bins,
+    PreparedRun,
     check_hot_pixels,
     dark_bins,
-    find_suspects,
-    hot_pixel_messages,
-    issue_warnings,
-    mask_suspects,
-    nan_bins,
     rows_and_columns,
 )
-from jaxkern.xpcs.correlators.event_memory import EventMemory, event_blocks
-from jaxkern.xpcs.correlators.frame_sums import FrameMeans, OverviewSums, intensity_limits
+from jaxkern.xpcs.correlators.frame_sums import OverviewSums
 from jaxkern.xpcs.correlators.g2 import MAX_DELAYS, BinSums, g2_result
 from jaxkern.xpcs.correlators.multitau_sums import (
-    PixelSums,
     bytes_per_pixel,
     make_pixel_sums,
     pixel_tiles,
@@ -40,14 +33,15 @@ from jaxkern.xpcs.correlators.native import CorrelationProgress, native_module
 from jaxkern.xpcs.correlators.results import MultiTauResult
 from jaxkern.xpcs.correlators.selection import (
     COUNT_DTYPES,
+    EventMemory,
     FrameSelection,
+    event_blocks,
     frame_blocks,
     has_integer_counts,
     is_contiguous,
     selected_frames,
 )
-from jaxkern.xpcs.detectors.events import MAX_INDEX, RawEvents
-from jaxkern.xpcs.detectors.frames import FrameSource
+from jaxkern.xpcs.detectors.frames import MAX_INDEX, FrameSource, RawEvents
 from jaxkern.xpcs.detectors.opening import frames_and_map
 from jaxkern.xpcs.detectors.qmap import QMap
 
@@ -148,19 +142,11 @@ def multitau(
                 f"frames: expected at least {least}{per_part}, got {selection.n} of the "
                 f"{source.shape[0]} frames of {source.name} by begin, end, stride and average"
             )
-        limits = intensity_limits(intensity_cut)
-        suspects = None
-        if hot_pixels == "mask":
-            suspects, masked = mask_suspects(source, selection, masked)
-        labels = BinLabels(masked, bins)
-        messages = check_empty_bins(qmap, labels, source.dead, mask, source.name)
-        step = time_step(frame_time, source)
-        divisor = None
-        if limits is not None or normalize:
-            means = FrameMeans(source, masked, selection, bar)
-            divisor = means.divisors() if normalize else None
-            if limits is not None:
-                selection = selection.with_bad_frames(means.outside_range(*limits))
+        run = PreparedRun(
+            source, qmap, masked, selection, bins, mask, hot_pixels, intensity_cut, frame_time
+        )
+        divisor = run.apply_cut(bar, normalize)
+        selection, labels, masked = run.selection, run.labels, run.qmap
         needs_sums = overview or hot_pixels == "report"
         summed = OverviewSums(masked, selection, has_integer_counts(source)) if needs_sums else None
         size = selection.n // max(parts, 1)
@@ -169,33 +155,21 @@ def multitau(
         ranges.insert(0, (0, selection.n))
         pixels = BinnedPixels.from_map(masked, labels.bins)
         native = native_module() if source.is_sparse and divisor is None else None
-        run: EventSums | DenseSums
-        if native is not None:
-            run = EventSums(native, source, selection, ranges, pixels, dpl)
-        else:
-            run = DenseSums(source, selection, ranges, pixels, dpl, divisor)
         with rows_and_columns(qmap.shape[1]):
-            sums = run.run(summed, bar)
+            if native is not None:
+                sums = _event_sums(native, source, selection, ranges, pixels, dpl, summed, bar)
+            else:
+                sums = _dense_sums(source, selection, ranges, pixels, dpl, divisor, summed, bar)
         cut = None if intensity_cut is None else tuple(intensity_cut)
         config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": cut}
         result, *part_results = (
-            g2_result(sums_of_part, part, labels, step, config)
+            g2_result(sums_of_part, part, labels, run.time_step, config)
             for sums_of_part, part in zip(sums, selections, strict=True)
         )
-        finite = (np.isfinite(result.g2) | (result.n_pairs == 0)[:, None]).all(axis=0)
-        messages += nan_bins(finite, labels, source, selection)
-    if summed is not None and hot_pixels == "report":
-        suspects = find_suspects(summed, source, selection, masked)
-    if suspects is not None:
-        result.config["hot_pixels"] = suspects.places(masked)
-    messages += dark_bins(sums[0], labels)
-    messages += hot_pixel_messages(suspects, masked, hot_pixels == "mask")
-    return replace(
-        result,
-        overview=summed.overview() if summed is not None and overview else None,
-        parts=tuple(part_results),
-        warnings=issue_warnings(messages),
-    )
+        run.check_nan(result.g2, result.n_pairs[:, None])
+    run.messages += dark_bins(sums[0], labels)
+    result = replace(result, parts=tuple(part_results))
+    return run.complete(result, summed, overview)
 
 
 def multitau_events(
@@ -271,140 +245,89 @@ def multitau_events(
     )
 
 
-class DenseSums:
-    """Sums of the frames of a source, for several ranges of a selection at once.
+def _dense_sums(
+    source: FrameSource,
+    selection: FrameSelection,
+    ranges: Sequence[tuple[int, int]],
+    pixels: BinnedPixels,
+    dpl: int,
+    divisor: NDArray[np.float64] | None,
+    overview: OverviewSums | None,
+    bar: CorrelationProgress,
+) -> list[BinSums]:
+    """Return the sums of the frames of each range of sums, and add all frames to the overview."""
+    integer_counts = has_integer_counts(source) and divisor is None
+    bad, missing = selection.bad_mask(), selection.average - selection.good_counts()
+    average = selection.average
+    native = native_module() if len(pixels) else None
 
-    Args:
-      ranges: (first, stop) of the sums of frames that are correlated with each other.
-      divisor: [N * average], the number that each frame is divided by, or None.
-    """
-
-    def __init__(
-        self,
-        source: FrameSource,
-        selection: FrameSelection,
-        ranges: Sequence[tuple[int, int]],
-        pixels: BinnedPixels,
-        dpl: int,
-        divisor: NDArray[np.float64] | None,
-    ) -> None:
-        self._source, self._selection, self._ranges = source, selection, ranges
-        self._pixels, self._dpl, self._divisor = pixels, dpl, divisor
-        self._integer_counts = has_integer_counts(source) and divisor is None
-        self._bad = selection.bad_mask()
-        self._missing = selection.average - selection.good_counts()
-        self._native = native_module() if len(pixels) else None
-
-    def run(self, overview: OverviewSums | None, bar: CorrelationProgress) -> list[BinSums]:
-        """Return the sums of each range, and add all frames to the overview."""
-        if self._native is not None and self._is_readable_in_place():
-            if overview is not None:
-                for first, block in frame_blocks(self._source, self._selection):
-                    overview.add(first, block)
-            return [self._sum_in_place(self._native, *bounds, bar) for bounds in self._ranges]
-        groups = self._pixels.split(pixel_tiles(self._pixels), self._max_pixels())
-        sums: list[Any] = [None] * len(self._ranges)
-        frames = self._selection.n * self._selection.average
-        bar.begin(frames * len(groups), self._source.frame_bytes)
-        for number, group in enumerate(groups):
-            states = [
-                make_pixel_sums(
-                    group,
-                    self._dpl,
-                    self._selection.average,
-                    self._missing[first:stop],
-                    self._integer_counts,
-                )
-                for first, stop in self._ranges
-            ]
-            for first, block in frame_blocks(self._source, self._selection):
-                if overview is not None and number == 0:
-                    overview.add(first, block)
-                for state, (begin, end) in zip(states, self._ranges, strict=True):
-                    self._add(state, block, first, begin, end)
-                bar.advance(len(block))
-            sums = [state.bin_sums(before) for state, before in zip(states, sums, strict=True)]
-        return sums
-
-    def _is_readable_in_place(self) -> bool:
-        array = self._source.array
-        if array is None or array.dtype not in COUNT_DTYPES or not array.dtype.isnative:
-            return False
-        return is_contiguous(array)
-
-    def _sum_in_place(
-        self, native: ModuleType, first: int, stop: int, bar: CorrelationProgress
-    ) -> BinSums:
-        average = self._selection.average
+    def options(first: int, stop: int) -> tuple[NDArray[np.bool_], NDArray[np.float64] | None]:
         frames = slice(first * average, stop * average)
-        bar.begin((stop - first) * average, self._source.frame_bytes)
-        return sums_in_place(
-            native,
-            selected_frames(self._source, self._selection, first, stop),
-            self._pixels,
-            self._dpl,
-            average,
-            self._bad[frames],
-            None if self._divisor is None else self._divisor[frames],
-            bar.set_fraction,
-        )
+        return bad[frames], None if divisor is None else divisor[frames]
 
-    def _max_pixels(self) -> int:
-        """Return the number of pixels whose sums fit into the free memory."""
-        size = sum(
-            bytes_per_pixel(
-                stop - first, self._dpl, self._integer_counts, bool(self._missing[first:stop].any())
-            )
-            for first, stop in self._ranges
-        )
-        return max(int(_SHARE * available_bytes() / size), 1)
-
-    def _add(
-        self, state: PixelSums, block: NDArray[np.generic], at: int, first: int, stop: int
-    ) -> None:
-        """Add the sums first .. stop - 1 of a block that begins with sum `at`."""
-        average = self._selection.average
-        first, stop = max(first, at), min(stop, at + len(block) // average)
-        if first >= stop:
-            return
-        frames = slice(first * average, stop * average)
-        divisor = None if self._divisor is None else self._divisor[frames]
-        state.add(block[(first - at) * average : (stop - at) * average], self._bad[frames], divisor)
-
-
-class EventSums:
-    """Sums of the events of a source, for several ranges of a selection.
-
-    Args:
-      ranges: (first, stop) of the sums of frames that are correlated with each other.
-    """
-
-    def __init__(
-        self,
-        native: ModuleType,
-        source: FrameSource,
-        selection: FrameSelection,
-        ranges: Sequence[tuple[int, int]],
-        pixels: BinnedPixels,
-        dpl: int,
-    ) -> None:
-        self._native, self._source, self._selection = native, source, selection
-        self._ranges, self._pixels, self._dpl = ranges, pixels, dpl
-
-    def run(self, overview: OverviewSums | None, bar: CorrelationProgress) -> list[BinSums]:
-        """Return the sums of each range, and add all events to the overview."""
+    if native is not None and _is_readable_in_place(source.array):
         if overview is not None:
-            for block in event_blocks(self._source, self._selection):
-                overview.add_events(*block)
-        events = EventMemory.from_source(self._source)
-        frame_bytes = events.size * events.event_bytes // max(self._selection.n, 1)
+            for first, block in frame_blocks(source, selection):
+                overview.add(first, block)
         sums = []
-        for first, stop in self._ranges:
-            bar.begin(stop - first, frame_bytes)
-            part = self._selection.part(first, stop)
-            sums.append(
-                sums_of_events(
-                    self._native, events, part, self._pixels, self._dpl, bar.set_fraction
-                )
-            )
+        for first, stop in ranges:
+            bar.begin((stop - first) * average, source.frame_bytes)
+            frames = selected_frames(source, selection, first, stop)
+            arguments = (pixels, dpl, average, *options(first, stop), bar.set_fraction)
+            sums.append(sums_in_place(native, frames, *arguments))
         return sums
+    size = sum(
+        bytes_per_pixel(stop - first, dpl, integer_counts, bool(missing[first:stop].any()))
+        for first, stop in ranges
+    )
+    most_pixels = max(int(_SHARE * available_bytes() / size), 1)
+    groups = pixels.split(pixel_tiles(pixels), most_pixels)
+    sums_before: list[BinSums | None] = [None] * len(ranges)
+    bar.begin(selection.n * average * len(groups), source.frame_bytes)
+    for number, group in enumerate(groups):
+        states = [
+            make_pixel_sums(group, dpl, average, missing[first:stop], integer_counts)
+            for first, stop in ranges
+        ]
+        for at, block in frame_blocks(source, selection):
+            if overview is not None and number == 0:
+                overview.add(at, block)
+            for state, (first, stop) in zip(states, ranges, strict=True):
+                first, stop = max(first, at), min(stop, at + len(block) // average)
+                if first < stop:
+                    frames = block[(first - at) * average : (stop - at) * average]
+                    state.add(frames, *options(first, stop))
+            bar.advance(len(block))
+        sums = [state.bin_sums(b) for state, b in zip(states, sums_before, strict=True)]
+        sums_before = [*sums]
+    return sums
+
+
+def _is_readable_in_place(array: NDArray[Any] | None) -> bool:
+    if array is None or array.dtype not in COUNT_DTYPES or not array.dtype.isnative:
+        return False
+    return is_contiguous(array)
+
+
+def _event_sums(
+    native: ModuleType,
+    source: FrameSource,
+    selection: FrameSelection,
+    ranges: Sequence[tuple[int, int]],
+    pixels: BinnedPixels,
+    dpl: int,
+    overview: OverviewSums | None,
+    bar: CorrelationProgress,
+) -> list[BinSums]:
+    """Return the sums of the events of each range of sums, and add all events to the overview."""
+    if overview is not None:
+        for block in event_blocks(source, selection):
+            overview.add_events(*block)
+    events = EventMemory.from_source(source)
+    frame_bytes = events.size * events.event_bytes // max(selection.n, 1)
+    sums = []
+    for first, stop in ranges:
+        bar.begin(stop - first, frame_bytes)
+        part = selection.part(first, stop)
+        sums.append(sums_of_events(native, events, part, pixels, dpl, bar.set_fraction))
+    return sums

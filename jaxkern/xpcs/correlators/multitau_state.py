@@ -220,7 +220,7 @@ def multitau_result(
     stored = [np.asarray(x) for x in (state.total, state.g, state.head, state.history)]
     pixels = stored[0].shape[0]
     if qmap is None:
-        return _pixel_correlations(state, stored, seen, integer_counts)
+        return _pixel_correlations(state)
     if qmap.shape[0] * qmap.shape[1] != pixels:
         raise ValueError(
             f"qmap: expected {pixels} pixels, as the state, got {qmap.shape[0]} x {qmap.shape[1]}"
@@ -237,20 +237,15 @@ def multitau_result(
             }
             sums = sums_of_state(native, stored, seen, pixels, chosen, options)
         else:
-            G, IP, IF, pairs = _exact_sums(
-                state, stored, seen, integer_counts, chosen.pixel, chosen.pixel
-            )
-            sums = bins_of_pixels(chosen, pairs.astype(np.float64), np.stack([G, IP, IF]))
+            *arrays, pairs = _exact_sums(state, chosen.pixel)
+            sums = bins_of_pixels(chosen, pairs.astype(np.float64), np.stack(arrays))
     selection = FrameSelection(state.n_frames_max)
     result = g2_result(sums, selection, labels, frame_time, {"dpl": state.dpl})
     return dataclasses.replace(result, n_frames=seen, n_pairs=sums.weight.astype(np.int64))
 
 
-def _pixel_correlations(
-    state: MultiTauState, stored: list[Any], seen: int, integer_counts: bool
-) -> PixelCorrelations:
-    pixels = range(stored[0].shape[0])
-    *sums, pairs = _exact_sums(state, stored, seen, integer_counts, slice(None), pixels)
+def _pixel_correlations(state: MultiTauState) -> PixelCorrelations:
+    *sums, pairs = _exact_sums(state)
     delay = multitau_delays(state.n_frames_max, state.dpl)
     width = _widths(delay, state.dpl).astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -268,26 +263,20 @@ def _widths(delay: NDArray[np.int64], dpl: int) -> NDArray[np.int64]:
 
 
 def _exact_sums(
-    state: MultiTauState,
-    stored: list[Any],
-    seen: int,
-    integer_counts: bool,
-    which: Any,
-    numbers: Any,
+    state: MultiTauState, which: Any = slice(None)
 ) -> tuple[Any, Any, Any, NDArray[np.int64]]:
-    """Return sums of s s', s and s' [n_tau, P] and the numbers of pairs [n_tau].
-
-    Args:
-      which: index of some pixels; `numbers` are their numbers for errors.
-    """
+    """Return sums of s s', s and s' [n_tau, P] of some pixels, and the numbers of pairs [n_tau]."""
+    seen, integer_counts = int(state.seen), not state.dtype.startswith("float")
+    stored = [np.asarray(x) for x in (state.total, state.g, state.head, state.history)]
     wide, narrow = (np.uint64, np.uint32) if integer_counts else (np.float64, np.float64)
+    total: Any
     total, g = (np.ascontiguousarray(x).view(wide)[..., 0] for x in stored[:2])
     head, history = stored[2:]
     if not integer_counts:
         head, history = (np.ascontiguousarray(x).view(narrow)[..., 0] for x in stored[2:])
     total, g = total[which], g[:, which]
     if integer_counts:
-        check_totals(total, numbers)
+        check_totals(total, np.arange(len(stored[0]))[which])
     total = total.astype(np.int64 if integer_counts else np.float64)
     delay, depth = multitau_delays(state.n_frames_max, state.dpl), 2 * state.dpl
     sums = np.zeros((3, len(delay), len(total)), total.dtype)

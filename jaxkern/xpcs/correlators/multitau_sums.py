@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from jaxkern.core.memory import available_bytes
 from jaxkern.core.threads import num_threads
 from jaxkern.xpcs.correlators.bins import BinnedPixels
-from jaxkern.xpcs.correlators.event_memory import EventMemory
 from jaxkern.xpcs.correlators.g2 import BinSums, multitau_delays
 from jaxkern.xpcs.correlators.native import native_module, run_watched
-from jaxkern.xpcs.correlators.selection import COUNT_LIMIT, FrameSelection, summed
+from jaxkern.xpcs.correlators.selection import COUNT_LIMIT, EventMemory, FrameSelection, summed
 from jaxkern.xpcs.correlators.twin import state_shapes, weighted_update
 
 # Pixels whose ratios are reduced together without the native kernels.
@@ -89,11 +88,7 @@ class PixelSums(Protocol):
         """
 
     def bin_sums(self, before: BinSums | None = None) -> BinSums:
-        """Return the sums over bins, added to those of the preceding tiles of pixels.
-
-        Raises:
-          ValueError: a pixel has negative counts, or integer counts that sum to 2^32 - 1 or more.
-        """
+        """Return the sums over bins, added to those of the preceding tiles of pixels."""
         ...
 
 
@@ -247,11 +242,7 @@ class _JaxSums:
 
 
 def check_totals(total: NDArray[np.uint64], numbers: Any) -> None:
-    """Check the total counts [P] of pixels, whose numbers are row * W + column.
-
-    Raises:
-      ValueError: the message is the same as that of the native kernels.
-    """
+    """Check the total counts [P] of pixels, whose numbers are row * W + column."""
     invalid = total >= COUNT_LIMIT
     if invalid.any():
         raise ValueError(

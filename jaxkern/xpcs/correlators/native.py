@@ -51,11 +51,7 @@ class CorrelationProgress(ProgressBar):
 
 
 def native_module() -> ModuleType | None:
-    """Return the native library, or None if the backend is "jax" or the library is missing.
-
-    Raises:
-      RuntimeError: the backend is "native" and the library is missing.
-    """
+    """Return the native library, or None if the backend is "jax" or the library is missing."""
     if current_backend() == "jax":
         return None
     native = module("cpu")

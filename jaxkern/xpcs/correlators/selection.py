@@ -1,10 +1,11 @@
-"""Selection of frames of a run, and the selected frames in blocks that kernels can read."""
+"""Selection of frames of a run, and its frames or events as the kernels read them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +68,10 @@ class FrameSelection:
         begin, end = (self.begin + k * length for k in (first, stop))
         return FrameSelection(self.total, begin, end, self.stride, self.average, self.bad)
 
+    def time_step(self, frame_time: float | None) -> float | None:
+        """Return the time in s between sums of frames that are `frame_time` apart."""
+        return None if frame_time is None else frame_time * self.stride * self.average
+
     @property
     def bad_selected(self) -> NDArray[np.int64]:
         """The bad frames that would otherwise be in a sum."""
@@ -126,11 +131,7 @@ _WIDE = {"f": np.float64, "i": np.int64, "u": np.uint64}
 
 
 def as_counts(frames: NDArray[Any], name: str = "frames") -> NDArray[Any]:
-    """Return frames in a dtype that kernels read, a copy if their own dtype is another.
-
-    Raises:
-      ValueError: 64-bit integers do not fit into 32 bits.
-    """
+    """Return frames in a dtype that kernels read, a copy if their own dtype is another."""
     native = frames.dtype.newbyteorder("=")
     if native in COUNT_DTYPES:
         return frames.astype(native, copy=False)
@@ -156,11 +157,7 @@ def selected_frames(
 ) -> NDArray[Any]:
     """Return the frames of a selection's sums first .. stop - 1, [(stop - first) * average, H * W].
 
-    Bad frames are included. The pixels of a frame are contiguous. The array is a view if the frames
-    are in memory in a dtype that kernels read.
-
-    Raises:
-      MemoryError: the frames do not fit into memory, such as those of a very long sum.
+    Bad frames are included. Frames in memory that kernels can read are not copied.
     """
     step, count = selection.stride, (stop - first) * selection.average
     begin = selection.begin + first * selection.average * step
@@ -193,13 +190,10 @@ def _check_room(source: FrameSource, selection: FrameSelection, count: int) -> N
 
 
 def is_contiguous(frames: NDArray[Any]) -> bool:
-    """True if kernels can read frames [N, ...] in place.
-
-    Each frame must be contiguous, and the stride between frames a multiple of the itemsize, which
-    it may not be in a field of a structured array.
-    """
+    """True if kernels can read frames [N, ...] in place."""
     if frames.size == 0:
         return True
+    # The stride may not be a multiple of the itemsize in a field of a structured array.
     divisible = frames.strides[0] % frames.itemsize == 0
     return bool(divisible and frames.flags.aligned and frames[0].flags.c_contiguous)
 
@@ -208,19 +202,13 @@ def frame_blocks(
     source: FrameSource,
     selection: FrameSelection,
     n_bytes: int | None = None,
-    size: int | None = None,
 ) -> Iterator[tuple[int, NDArray[Any]]]:
     """Yield all frames of a selection in order, as (number of the first sum, `selected_frames`).
 
-    A thread reads frames that are not in memory, one block ahead.
-
-    Args:
-      n_bytes: approximate size of a block in the source; by default `BLOCK_BYTES`.
-      size: sums in a block; by default as many as fit.
+    A thread reads frames that are not in memory, one block of about `n_bytes` ahead.
     """
-    if size is None:
-        sum_bytes = max(source.frame_bytes * selection.average, 1)
-        size = max((n_bytes or BLOCK_BYTES) // sum_bytes, 1)
+    sum_bytes = max(source.frame_bytes * selection.average, 1)
+    size = max((n_bytes or BLOCK_BYTES) // sum_bytes, 1)
     ranges = [(k, min(k + size, selection.n)) for k in range(0, selection.n, size)]
     if source.array is not None:
         for first, stop in ranges:
@@ -258,3 +246,117 @@ def summed(
         return frames
     grouped = frames.reshape(len(frames) // average, average, frames.shape[1])
     return np.asarray(grouped.sum(axis=1, dtype=_WIDE[frames.dtype.kind]))
+
+
+_BLOCK_EVENTS = 2**22
+
+
+@dataclass(frozen=True, eq=False)
+class EventMemory:
+    """All events of a source, in memory or in memory maps, as Rigaku words or as columns.
+
+    Attributes:
+      words, pixel_base: see `FrameSource`; `words` is None for columns.
+      mapped: true if the words are in a read-only memory map of a file.
+      columns: pixel, frame and count, [M] integers of any width and stride; None for words.
+      n_frames, frame_pixels: the numbers of frames of the source and of pixels of a frame.
+    """
+
+    words: NDArray[np.uint64] | None
+    pixel_base: int
+    mapped: bool
+    columns: tuple[NDArray[Any], NDArray[Any], NDArray[Any]] | None
+    n_frames: int
+    frame_pixels: int
+
+    @classmethod
+    def from_source(cls, source: FrameSource) -> Self:
+        """Return the events of a source, without a copy if they are in memory."""
+        shape = source.shape[0], source.shape[1] * source.shape[2]
+        words = source.words
+        if words is not None and words.flags.c_contiguous:
+            check_mapped(source.name, words)
+            return cls(words, source.pixel_base, _read_only_map(words), None, *shape)
+        columns = source.columns or source.events(0, source.shape[0])
+        for column in columns:
+            check_mapped(source.name, column)
+        pixel, frame, count = map(_readable, columns)
+        return cls(None, 0, False, (pixel, frame, count), *shape)
+
+    @property
+    def size(self) -> int:
+        """Number of events."""
+        if self.words is not None:
+            return len(self.words)
+        return 0 if self.columns is None else len(self.columns[0])
+
+    @property
+    def event_bytes(self) -> int:
+        """Bytes of one event."""
+        return 8 if self.words is not None else sum(x.itemsize for x in self.columns or ())
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Return the first arguments of the native kernels."""
+        return self.words, self.pixel_base, self.mapped, *(self.columns or (None, None, None))
+
+    def frames(self, selection: FrameSelection) -> tuple[Any, ...]:
+        """Return their next arguments: n_frames, n_sums, first_frame, sum, good, frame_pixels."""
+        good = selection.good_counts() if selection.good_counts_differ else None
+        sums = None
+        if selection.stride > 1 or selection.average > 1 or good is not None:
+            selection.check_memory(self.n_frames)
+            sums = np.full(self.n_frames, -1, np.int32)
+            count = selection.n * selection.average
+            at = selection.begin + np.arange(count) * selection.stride
+            sums[at] = np.arange(count) // selection.average
+            sums[selection.bad_selected] = -1
+        return self.n_frames, selection.n, selection.begin, sums, good, self.frame_pixels
+
+
+def _read_only_map(array: NDArray[Any]) -> bool:
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        if isinstance(owner, np.memmap):
+            return owner.mode == "r"
+        owner = owner.base
+    return False
+
+
+def _readable(column: NDArray[Any]) -> NDArray[Any]:
+    """Return a column that kernels can read, a copy if its byte order or strides require one."""
+    native = column.astype(column.dtype.newbyteorder("="), copy=False)
+    steps = native.flags.aligned and native.strides[0] % native.itemsize == 0
+    return native if steps else native.copy()
+
+
+def event_blocks(
+    source: FrameSource, selection: FrameSelection
+) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]]:
+    """Yield all events of a selection, including bad frames, in blocks of some millions.
+
+    A block is (position, pixel, count), each [M]. The position of a frame is its index among the
+    frames of the selection.
+    """
+    stop = selection.begin + selection.n * selection.average * selection.stride
+    stop = min(stop, source.shape[0])
+    step, first = 1, selection.begin
+    while first < stop:
+        step = min(step, stop - first)
+        pixel, frame, count = source.events(first, first + step)
+        position = frame.astype(np.int64) - selection.begin
+        if selection.stride > 1:
+            selected = position % selection.stride == 0
+            position = position[selected] // selection.stride
+            pixel, count = pixel[selected], count[selected]
+        yield position, pixel, count
+        first += step
+        step = max(int(step * min(_BLOCK_EVENTS / max(len(frame), 1), 16)), 1)
+
+
+def exact_sums(numbers: NDArray[Any], counts: NDArray[Any], length: int) -> NDArray[np.int64]:
+    """Return exact sums [length] of integer counts, each added at its number."""
+    # bincount adds in float64, in which sums of 2^37 numbers of 16 bits are exact.
+    low = np.bincount(numbers, counts & 0xFFFF, minlength=length).astype(np.int64)
+    if int(counts.max(initial=0)) >= 1 << 16:
+        low += np.bincount(numbers, counts >> 16, minlength=length).astype(np.int64) << 16
+    return low

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,26 +10,18 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.xpcs.correlators.bins import BinLabels, time_step
 from jaxkern.xpcs.correlators.checks import (
     HotPixels,
-    check_empty_bins,
+    PreparedRun,
     check_hot_pixels,
     empty_frames,
-    find_suspects,
-    hot_pixel_messages,
-    issue_warnings,
-    mask_suspects,
-    nan_bins,
     rows_and_columns,
 )
-from jaxkern.xpcs.correlators.frame_sums import FrameMeans, OverviewSums, intensity_limits
+from jaxkern.xpcs.correlators.frame_sums import OverviewSums
 from jaxkern.xpcs.correlators.native import CorrelationProgress, native_module
 from jaxkern.xpcs.correlators.results import TwoTimeResult
 from jaxkern.xpcs.correlators.selection import FrameSelection, has_integer_counts
-from jaxkern.xpcs.correlators.two_time_dense import (
-    DenseProducts,
-)
+from jaxkern.xpcs.correlators.two_time_dense import DenseProducts
 from jaxkern.xpcs.correlators.two_time_events import EventRows
 from jaxkern.xpcs.correlators.two_time_reduction import (
     Form,
@@ -39,9 +30,8 @@ from jaxkern.xpcs.correlators.two_time_reduction import (
     check_form,
     check_smoothing,
     form_edges,
-    twotime_result,
 )
-from jaxkern.xpcs.detectors.events import MAX_INDEX, RawEvents
+from jaxkern.xpcs.detectors.frames import MAX_INDEX, RawEvents
 from jaxkern.xpcs.detectors.opening import frames_and_map
 from jaxkern.xpcs.detectors.qmap import QMap
 
@@ -141,35 +131,21 @@ def twotime(
                 f"{source.name} by begin, end, stride and average"
             )
         form_edges(check_form(form), selection.n)  # raises before frames are read
-        limits = intensity_limits(intensity_cut)
-        suspects = None
-        if hot_pixels == "mask":
-            suspects, masked = mask_suspects(source, selection, masked)
-        labels = BinLabels(masked, bins)
-        messages = check_empty_bins(qmap, labels, source.dead, mask, source.name)
-        step = time_step(frame_time, source)
-        divisor = None
+        run = PreparedRun(
+            source, qmap, masked, selection, bins, mask, hot_pixels, intensity_cut, frame_time
+        )
         # The scale of a sum of frames cancels in C. Only the scales within a sum matter.
-        divide = normalize and average > 1
-        if limits is not None or divide:
-            means = FrameMeans(source, masked, selection, bar)
-            divisor = means.divisors() if divide else None
-            if limits is not None:
-                selection = selection.with_bad_frames(means.outside_range(*limits))
+        divisor = run.apply_cut(bar, normalize and average > 1)
+        selection, labels, masked = run.selection, run.labels, run.qmap
         good = selection.good_counts() > 0
         reduction = TwoTimeReduction(len(labels.bins), good, form, dtype, out)
         native = native_module() if source.is_sparse and divisor is None else None
         with rows_and_columns(qmap.shape[1]):
-            run: EventRows | DenseProducts
+            arguments = (masked, smoothing, labels.bins, reduction, bar)
             if native is not None:
-                run = EventRows(
-                    native, source, selection, masked, smoothing, labels.bins, reduction, bar
-                )
+                EventRows(native, source, selection, *arguments).correlate()
             else:
-                run = DenseProducts(
-                    source, selection, divisor, masked, smoothing, labels.bins, reduction, bar
-                )
-            run.correlate()
+                DenseProducts(source, selection, divisor, *arguments).correlate()
         summed = None
         if overview or hot_pixels == "report":
             summed = OverviewSums(masked, selection, has_integer_counts(source))
@@ -180,22 +156,11 @@ def twotime(
             "normalize": bool(normalize),
             "intensity_cut": None if intensity_cut is None else tuple(intensity_cut),
         }
-        result = twotime_result(reduction, selection, labels, step, config)
+        result = reduction.result(selection, labels, run.time_step, config)
         assert result.n_pairs is not None
-        pairs = result.n_pairs.reshape(len(result.g2), -1)
-        finite = (np.isfinite(result.g2) | (pairs == 0)).all(axis=0)
-        messages += nan_bins(finite, labels, source, selection)
-        messages += empty_frames(result)
-    if summed is not None and hot_pixels == "report":
-        suspects = find_suspects(summed, source, selection, masked)
-    if suspects is not None:
-        result.config["hot_pixels"] = suspects.places(masked)
-    messages += hot_pixel_messages(suspects, masked, hot_pixels == "mask")
-    return replace(
-        result,
-        overview=summed.overview() if summed is not None and overview else None,
-        warnings=issue_warnings(messages),
-    )
+        run.check_nan(result.g2, result.n_pairs)
+        run.messages += empty_frames(result)
+    return run.complete(result, summed, overview)
 
 
 def twotime_events(

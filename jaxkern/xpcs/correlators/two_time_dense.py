@@ -27,17 +27,8 @@ from numpy.typing import NDArray
 from jaxkern.core.alignment import aligned_array
 from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.correlators.native import CorrelationProgress
-from jaxkern.xpcs.correlators.selection import (
-    FrameSelection,
-    as_counts,
-    frame_blocks,
-    summed,
-)
-from jaxkern.xpcs.correlators.two_time_reduction import (
-    Smoothing,
-    TwoTimeReduction,
-    Weights,
-)
+from jaxkern.xpcs.correlators.selection import FrameSelection, as_counts, frame_blocks, summed
+from jaxkern.xpcs.correlators.two_time_reduction import Smoothing, TwoTimeReduction, Weights
 from jaxkern.xpcs.detectors.frames import FrameSource
 from jaxkern.xpcs.detectors.qmap import QMap
 

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from jaxkern.core.memory import available_bytes
 from jaxkern.core.threads import num_threads
-from jaxkern.xpcs.correlators.event_memory import EventMemory
 from jaxkern.xpcs.correlators.native import CorrelationProgress
-from jaxkern.xpcs.correlators.selection import FrameSelection
+from jaxkern.xpcs.correlators.selection import EventMemory, FrameSelection
 from jaxkern.xpcs.correlators.two_time_reduction import Smoothing, TwoTimeReduction, Weights
 from jaxkern.xpcs.detectors.frames import FrameSource
 from jaxkern.xpcs.detectors.qmap import QMap

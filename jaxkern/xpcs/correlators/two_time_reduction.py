@@ -1,15 +1,10 @@
-"""From exact matrices of static bins to two-time correlations: weights, forms, diagonals.
-
-`twotime` and `twotime_events` share this module. `Weights` holds the two vectors that relate the
-integer matrix of a static bin to C of its dynamic bin. `TwoTimeReduction` receives C block by block
-and stores the requested form, the whole matrix or means over cells, and the means of the diagonals.
-"""
+"""Weights, forms and diagonals of two-time correlations, from exact matrices of static bins."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -49,10 +44,7 @@ class Weights:
 
     @classmethod
     def from_sums(cls, sums: NDArray[Any], pixels: NDArray[Any], smoothing: Smoothing) -> Weights:
-        """Return the weights for exact sums [n_static, N] of counts over pixels [n_static].
-
-        With `smoothing` "static" the weighted counts of a static bin sum to its number of pixels.
-        """
+        """Return the weights for exact sums [n_static, N] of counts over pixels [n_static]."""
         sums, count = np.asarray(sums), np.asarray(pixels, np.int64)[:, None]
         if smoothing == "static":
             counted = sums != 0
@@ -72,11 +64,7 @@ def check_smoothing(smoothing: Any) -> None:
 
 
 def check_form(form: Any) -> Form:
-    """Return a form as a tuple of its name and its numbers, or "full".
-
-    Raises:
-      ValueError: an unknown form, or numbers out of range.
-    """
+    """Return a form as "full", or a tuple of its name and its numbers, which are checked."""
     if form == "full":
         return "full"
     kind, *numbers = form if isinstance(form, tuple | list) and form else (None,)
@@ -93,11 +81,7 @@ def check_form(form: Any) -> Form:
 
 
 def form_edges(form: Form, n_frames: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the edges of the cells of a form along its first and second axis, in frames.
-
-    Raises:
-      ValueError: more cells of the times or of the age than frames, so that some would be empty.
-    """
+    """Return the edges of the cells of a form along its first and second axis, in frames."""
     if isinstance(form, str):
         frames = np.arange(n_frames + 1, dtype=np.float64)
         return frames, frames
@@ -130,12 +114,7 @@ class TwoTimeReduction:
       n_bins: the number of bins; a bin without `begin` is NaN.
       good: [N], true for good frames. C is NaN in the rows and columns of other frames, and of
         frames without counts in the bin, and means skip them.
-      form, dtype: form and dtype of the result.
-      out: destination of C, [n_bins, ...] by form: an array, a memory map or an HDF5 data set.
-
-    Raises:
-      ValueError: an unknown form or dtype, more cells than frames, or an `out` of another shape.
-      MemoryError: the matrices do not fit into memory.
+      form, dtype, out: see `twotime`.
     """
 
     def __init__(
@@ -150,7 +129,7 @@ class TwoTimeReduction:
         self._good = good
         self.form = check_form(form)
         self.t1, self.t2 = form_edges(self.form, self._n)
-        self._whole = self.form == "full"
+        self._is_full = self.form == "full"
         self._cells_shape = (len(self.t1) - 1, len(self.t2) - 1)
         dtype = np.dtype(dtype)
         if dtype not in (np.float64, np.float32):
@@ -173,20 +152,15 @@ class TwoTimeReduction:
         self._diagonals = np.zeros((n_bins, self._n))
         self._part = self._n // PARTS
         self._part_diagonals = np.zeros((n_bins, PARTS, self._part))
-        if not self._whole:
+        if not self._is_full:
             size = self._cells_shape[0] * self._cells_shape[1]
             self._sums = np.zeros((n_bins, size))
             self._counts = np.zeros((n_bins, size), np.int64)
-            self._first, self._second = self._cell_numbers()
-
-    def _cell_numbers(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the first cell by t (or t1 + t2), and the second cell by t (or lag)."""
-        times = np.arange(self._n)
-        if self.form[0] == "t1t2":
-            first = np.searchsorted(self.t1, times, "right") - 1
-            return first, first
-        ages = np.searchsorted(self.t1, np.arange(2 * self._n - 1) / 2, "right") - 1
-        return ages, np.searchsorted(self.t2, times, "right") - 1
+            # The first cell by t, or by t1 + t2; the second cell by t, or by lag.
+            times = np.arange(self._n)
+            first = times if self.form[0] == "t1t2" else np.arange(2 * self._n - 1) / 2
+            self._first = np.searchsorted(self.t1, first, "right") - 1
+            self._second = np.searchsorted(self.t2, times, "right") - 1
 
     def begin(self, index: int, lit: NDArray[np.bool_]) -> None:
         """Start the bin at `index`; `lit` [N] is true for frames with counts in it."""
@@ -208,7 +182,7 @@ class TwoTimeReduction:
             counts = np.logical_and.outer(defined[rows], defined[columns])
             values, stored = np.where(counts, block, 0.0), np.where(counts, block, np.nan)
         self._add_diagonals(index, row, column, values)
-        if self._whole:
+        if self._is_full:
             self._write(index, rows, columns, stored, at_diagonal)
         else:
             self._add_cells(index, row, column, values, counts)
@@ -259,82 +233,55 @@ class TwoTimeReduction:
         self._sums[index] += np.bincount(cells, values.ravel(), minlength=size)
         self._counts[index] += np.bincount(cells, minlength=size)
 
-    def finish(self) -> TwoTimeMeans:
-        """Return the means over all blocks, and complete `c2`."""
+    def result(
+        self,
+        selection: FrameSelection,
+        labels: BinLabels,
+        frame_time: float | None,
+        config: Mapping[str, Any],
+    ) -> TwoTimeResult:
+        """Complete `c2` after all blocks were added, and return the result.
+
+        Args:
+          frame_time: time between frames of the source, in s.
+          config: arguments other than those of the selection.
+        """
         n_pairs = pairs_by_lag(self._defined)
-        g2 = _mean(self._diagonals, n_pairs)
         in_parts = self._defined[:, : PARTS * self._part]
-        in_parts = in_parts.reshape(len(self._seen), PARTS, self._part)
-        n_pairs_parts = pairs_by_lag(in_parts)
-        parts = _mean(self._part_diagonals, n_pairs_parts)
+        n_pairs_parts = pairs_by_lag(in_parts.reshape(len(self._seen), PARTS, self._part))
         empty = (self._good & ~self._defined).sum(axis=1)
-        common = (
-            g2.T,
-            np.moveaxis(parts, 0, -1),
-            n_pairs.T,
-            np.moveaxis(n_pairs_parts, 0, -1),
-            np.where(self._seen, empty, 0),
-        )
-        if self._whole:
+        counts = None
+        if self._is_full:
             for index in np.flatnonzero(~self._seen):
                 self.c2[index] = np.nan
-            return TwoTimeMeans(*common, None)
-        means = _mean(self._sums, self._counts).reshape(-1, *self._cells_shape)
-        counts = self._counts.reshape(means.shape)
-        if self.form[0] == "t1t2":  # mirror the pairs t1 > t2
-            upper = np.triu(np.ones(self._cells_shape, bool))
-            means = np.where(upper, means, means.transpose(0, 2, 1))
-            counts = np.where(upper, counts, counts.transpose(0, 2, 1))
-        self.c2[...] = means
-        return TwoTimeMeans(*common, counts)
-
-
-class TwoTimeMeans(NamedTuple):
-    """Means of the diagonals of C; see `TwoTimeResult` for the shapes and meanings."""
-
-    g2: NDArray[np.float64]
-    g2_parts: NDArray[np.float64]
-    n_pairs: NDArray[np.int64]
-    n_pairs_parts: NDArray[np.int64]
-    n_empty: NDArray[np.int64]
-    c2_pairs: NDArray[np.int64] | None
-
-
-def twotime_result(
-    reduction: TwoTimeReduction,
-    selection: FrameSelection,
-    labels: BinLabels,
-    frame_time: float | None,
-    config: Mapping[str, Any],
-) -> TwoTimeResult:
-    """Return the two-time result of a selection after all blocks were added.
-
-    Args:
-      frame_time: time between frames of the source, in s.
-      config: arguments other than those of the selection, including "smoothing" and "form".
-    """
-    means = reduction.finish()
-    step = None if frame_time is None else frame_time * selection.stride * selection.average
-    return TwoTimeResult(
-        c2=reduction.c2,
-        g2=means.g2,
-        g2_parts=means.g2_parts,
-        bins=labels.bins,
-        t1=reduction.t1,
-        t2=reduction.t2,
-        q=labels.q,
-        phi=labels.phi,
-        n_pixels=labels.n_pixels,
-        n_frames=selection.n,
-        frame_time=step,
-        qmap=labels.qmap,
-        overview=None,
-        config={**config, **selection.config()},
-        n_pairs=means.n_pairs,
-        n_pairs_parts=means.n_pairs_parts,
-        n_empty=means.n_empty,
-        c2_pairs=means.c2_pairs,
-    )
+        else:
+            means = _mean(self._sums, self._counts).reshape(-1, *self._cells_shape)
+            counts = self._counts.reshape(means.shape)
+            if self.form[0] == "t1t2":  # mirror the pairs t1 > t2
+                upper = np.triu(np.ones(self._cells_shape, bool))
+                means = np.where(upper, means, means.transpose(0, 2, 1))
+                counts = np.where(upper, counts, counts.transpose(0, 2, 1))
+            self.c2[...] = means
+        return TwoTimeResult(
+            c2=self.c2,
+            g2=_mean(self._diagonals, n_pairs).T,
+            g2_parts=np.moveaxis(_mean(self._part_diagonals, n_pairs_parts), 0, -1),
+            bins=labels.bins,
+            t1=self.t1,
+            t2=self.t2,
+            q=labels.q,
+            phi=labels.phi,
+            n_pixels=labels.n_pixels,
+            n_frames=selection.n,
+            frame_time=selection.time_step(frame_time),
+            qmap=labels.qmap,
+            overview=None,
+            config={**config, **selection.config()},
+            n_pairs=n_pairs.T,
+            n_pairs_parts=np.moveaxis(n_pairs_parts, 0, -1),
+            n_empty=np.where(self._seen, empty, 0),
+            c2_pairs=counts,
+        )
 
 
 def diagonal_sums(block: NDArray[Any], lag: int) -> tuple[slice, NDArray[np.float64]]:

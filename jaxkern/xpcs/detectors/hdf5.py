@@ -22,8 +22,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.detectors.events import MAX_INDEX, EventFrames, event_shape
-from jaxkern.xpcs.detectors.frames import DetectorFileError, FrameSource, sentinel_pixels
+from jaxkern.xpcs.detectors.frames import (
+    MAX_INDEX,
+    DetectorFileError,
+    EventFrames,
+    FrameSource,
+    event_shape,
+    sentinel_pixels,
+)
 from jaxkern.xpcs.detectors.hdf5_access import (
     check_filters,
     check_virtual,
@@ -58,12 +64,6 @@ class Hdf5Frames(FrameSource):
     Args:
       path: the file, or the master of several.
       dataset: name of the data set, or of a group of parts; None to search it.
-
-    Raises:
-      FileNotFoundError: no such file.
-      DetectorFileError: not an HDF5 file, a damaged one, no data set of frames or several, other
-        ranks or dtypes, a link to a missing file, or a filter that `hdf5plugin` does not have.
-      ImportError: a compression requires `hdf5plugin`, which is not installed.
     """
 
     def __init__(self, path: str | os.PathLike[str], dataset: str | None = None):
@@ -297,11 +297,7 @@ _NUMBERS: dict[str, tuple[tuple[str, ...], str, str]] = {
         "time",
         "s",
     ),
-    "count_time": (
-        tuple(f"{path}count_time" for path in _DETECTORS),
-        "time",
-        "s",
-    ),
+    "count_time": (tuple(f"{path}count_time" for path in _DETECTORS), "time", "s"),
     "distance": (
         tuple(f"{path}{name}" for path in _DETECTORS for name in ("distance", "detector_distance")),
         "length",

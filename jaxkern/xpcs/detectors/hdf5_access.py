@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import h5py
 
 
-def open_hdf5(name: str) -> h5py.File:
-    """Open a file for reading."""
+def open_hdf5(name: str | Path, error_type: type[ValueError] = DetectorFileError) -> h5py.File:
+    """Open a file for reading; raise `error_type` if it is not a valid HDF5 file."""
     try:
         import h5py
     except ImportError as error:
@@ -29,14 +29,14 @@ def open_hdf5(name: str) -> h5py.File:
         ) from error
 
     if not Path(name).exists():
-        raise FileNotFoundError(f"file not found: {name!r}")
+        raise FileNotFoundError(f"file not found: {str(name)!r}")
     try:
         return h5py.File(name, "r")
     except (OSError, RuntimeError, ValueError) as error:
         # A detector may allow reading while it writes (single writer, multiple readers).
         with contextlib.suppress(OSError, RuntimeError, ValueError):
             return h5py.File(name, "r", libver="latest", swmr=True)
-        raise DetectorFileError(f"{name} cannot be opened as an HDF5 file: {error}") from error
+        raise error_type(f"{name} cannot be opened as an HDF5 file: {error}") from error
 
 
 @contextlib.contextmanager
@@ -143,10 +143,6 @@ def new_hdf5(path: Path, overwrite: bool = True) -> Iterator[h5py.File]:
 
     The format is that of HDF5 1.8 (2008), in which headers have checksums. Data sets that are
     copied from files of a newer format keep it.
-
-    Raises:
-      FileExistsError: `overwrite` is false and `path` exists.
-      OSError: the disk is full or fails; the incomplete file is removed.
     """
     import h5py
 

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.mapped import check_mapped
-from jaxkern.xpcs.detectors.events import MAX_INDEX
-from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource
+from jaxkern.xpcs.detectors.frames import MAX_INDEX, DetectorFileError, Events, FrameSource
 
 _HEADER = np.dtype(
     {
@@ -32,13 +31,7 @@ _EVENTS = 6
 
 
 class ImmFrames(FrameSource):
-    """Frames of an IMM file, mapped into memory, in the order of the file.
-
-    Raises:
-      FileNotFoundError: no such file.
-      DetectorFileError: an invalid or inconsistent header, or a file that ends within a frame; from
-        `read` and `events`, pixels outside the frame and negative counts.
-    """
+    """Frames of an IMM file, mapped into memory, in the order of the file."""
 
     def __init__(self, path: str | os.PathLike[str]):
         super().__init__()

@@ -13,11 +13,13 @@ import numpy as np
 from jaxkern.core.archives import NUMPY_DAMAGE, map_npy
 from jaxkern.core.mapped import check_mapped
 from jaxkern.core.paths import natural_order
-from jaxkern.xpcs.detectors.events import EventFrames, check_frame_shape, event_shape
 from jaxkern.xpcs.detectors.frames import (
     ArrayFrames,
     DetectorFileError,
+    EventFrames,
     FrameSource,
+    check_frame_shape,
+    event_shape,
     mark_sentinels,
 )
 from jaxkern.xpcs.detectors.hdf5 import Hdf5Frames, hdf5_frames
@@ -29,12 +31,7 @@ _COLUMNS = ("pixel", "frame", "count")
 
 
 class NpyFrames(ArrayFrames):
-    """An array [N, H, W], or [N, P] with `frame_shape`, of a `.npy` file mapped into memory.
-
-    Raises:
-      FileNotFoundError: no such file.
-      DetectorFileError: not a `.npy` file, a truncated one, or another rank or dtype.
-    """
+    """An array [N, H, W], or [N, P] with `frame_shape`, of a `.npy` file mapped into memory."""
 
     def __init__(
         self, path: str | os.PathLike[str], frame_shape: tuple[int, int] | None = None
@@ -55,12 +52,7 @@ class NpyFrames(ArrayFrames):
 def npz_events(
     path: str | os.PathLike[str], frame_shape: tuple[int, int] | None = None
 ) -> EventFrames:
-    """Read events of a `.npz` file: arrays pixel, frame, optionally count, and shape (N, H, W).
-
-    Raises:
-      FileNotFoundError: no such file.
-      DetectorFileError: not a `.npz` file, a damaged one, or missing arrays; see `EventFrames`.
-    """
+    """Read events of a `.npz` file: arrays pixel, frame, optionally count, and shape (N, H, W)."""
     name = os.fspath(path)
     try:
         with open(name, "rb") as opened, np.load(opened, allow_pickle=False) as file:
@@ -164,9 +156,6 @@ def frames_and_map(frames: Any, qmap: QMap, mask: Any = None) -> Iterator[tuple[
 
     Args:
       mask: [H, W], true where a pixel is good, in addition to the map's mask.
-
-    Raises:
-      ValueError: a map of another shape than the frames; see `as_frames`.
     """
     source = as_frames(frames, qmap.shape)
     try:
@@ -182,9 +171,7 @@ def frames_and_map(frames: Any, qmap: QMap, mask: Any = None) -> Iterator[tuple[
 
 
 def open_frames(
-    path: str | os.PathLike[str],
-    frame_shape: Shape | None = None,
-    dataset: str | None = None,
+    path: str | os.PathLike[str], frame_shape: Shape | None = None, dataset: str | None = None
 ) -> FrameSource:
     """Open the frames or events of a detector's file, which are read in parts.
 

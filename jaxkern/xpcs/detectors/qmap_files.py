@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.detectors.events import MAX_INDEX
-from jaxkern.xpcs.detectors.frames import DetectorFileError
+from jaxkern.xpcs.detectors.frames import MAX_INDEX, DetectorFileError
 from jaxkern.xpcs.detectors.hdf5_access import find_object, hdf5_errors, open_hdf5
 
 if TYPE_CHECKING:
@@ -90,11 +89,7 @@ def _value(name: str, group: h5py.Group, key: str) -> Any:
 def bin_labels(
     name: str, layout: Mapping[str, Any], kind: str
 ) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
-    """Return q and phi of the bins of a kind, "dynamic" or "static"; None for missing labels.
-
-    Raises:
-      DetectorFileError: lists of other lengths, or cells outside the grid.
-    """
+    """Return q and phi of the bins of a kind, "dynamic" or "static"; None for missing labels."""
     axes = [layout.get(f"{kind}_v_list_dim{axis}") for axis in range(2)]
     if axes[0] is None:
         return None, None

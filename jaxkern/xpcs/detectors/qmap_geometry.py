@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import check_integer, check_number
-from jaxkern.xpcs.detectors.events import check_frame_shape
+from jaxkern.xpcs.detectors.frames import check_frame_shape
 from jaxkern.xpcs.detectors.hdf5 import ANGSTROM_KEV
 
 
@@ -125,11 +125,7 @@ _PLAUSIBLE: dict[str, tuple[float, float, str, dict[str, float]]] = {
 
 
 def _quantity(name: str, number: Any) -> float:
-    """Return a number in the unit of `_PLAUSIBLE`.
-
-    Raises:
-      ValueError: the number is not plausible; the message names the unit that it is likely in.
-    """
+    """Return a number in the unit of `_PLAUSIBLE`."""
     least, most, unit, others = _PLAUSIBLE[name]
     value = check_number(name, number, 0.0, 1e15)
     if least <= value <= most:
@@ -147,11 +143,7 @@ def _check_pixels(
     values: list[NDArray[np.float64]],
     edges: list[NDArray[np.float64]],
 ) -> None:
-    """Check that the bins have pixels.
-
-    Raises:
-      ValueError: no bin has a pixel.
-    """
+    """Check that the bins have pixels."""
     q, phi = values
     low, high = float(q.min()), float(q.max())
     available = f"the detector's pixels have q from {low:.4g} to {high:.4g} 1/Angstrom"

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.mapped import check_mapped
-from jaxkern.xpcs.detectors.events import check_frame_shape
-from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource
+from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource, check_frame_shape
 
 #: (H, W) of one module
 MODULE = (512, 1024)
@@ -40,11 +39,6 @@ class RigakuFrames(FrameSource):
     Args:
       path: the file.
       frame_shape: (H, W).
-
-    Raises:
-      FileNotFoundError: no such file.
-      DetectorFileError: a size that is not a multiple of 8 bytes, events that are not ordered by
-        frame, or a pixel outside the frame.
     """
 
     is_sparse = True
@@ -88,10 +82,6 @@ class Rigaku3MFrames(FrameSource):
 
     Args:
       path: the file `.bin.000`; the others are in the same folder.
-
-    Raises:
-      FileNotFoundError: one of the six files is missing.
-      DetectorFileError: see `RigakuFrames`.
     """
 
     is_sparse = True

@@ -24,15 +24,13 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.xpcs.detectors.hdf5_access import open_hdf5
 from jaxkern.xpcs.files.aps_entries import LAYOUTS, ApsFormatError, find_layout, read_entries
-
-if TYPE_CHECKING:
-    import h5py
 
 Array = NDArray[Any]
 
@@ -99,15 +97,14 @@ class ApsFile:
         if layout not in (None, *LAYOUTS):
             raise ValueError(f"layout: expected None, {' or '.join(LAYOUTS)}, got {layout!r}")
         self.path = Path(path)
-        self._file = open_hdf5(self.path)
+        self._file = open_hdf5(self.path, ApsFormatError)
         try:
             with format_errors(self.path):
                 self.layout = find_layout(self._file, layout)
-                entries = read_entries(self._file, self.layout)
+                self._sets, self.q, self.phi, self.dt = read_entries(self._file, self.layout)
         except BaseException:
             self._file.close()
             raise
-        self._sets, self.q, self.phi, self.dt = entries.sets, entries.q, entries.phi, entries.dt
         n_t = int(self._sets[0].shape[0])
         self.shape = (len(self._sets), n_t, n_t)
         self.dtype = np.dtype(self._sets[0].dtype)
@@ -168,10 +165,6 @@ def complete_rows(rows: Array, columns: Array, first_row: int, what: str) -> Arr
     Args:
       rows: [m, n] as stored, from row ``first_row`` on.
       columns: [m, n], the same columns of the matrix, transposed.
-      what: name of the matrix for errors.
-
-    Raises:
-      ApsFormatError: both triangles are stored and the matrix is not symmetric.
     """
     n_t, stop_row = rows.shape[1], first_row + len(rows)
     below = np.arange(n_t) < np.arange(first_row, stop_row)[:, None]
@@ -250,23 +243,6 @@ def load_aps(
                 stop = min(first + _SLAB, n_t)
                 c2[k, first:stop] = file.read(entry, first, stop)
         return ApsData(c2, file.q[chosen], file.phi[chosen], file.dt)
-
-
-def open_hdf5(path: Path) -> h5py.File:
-    """Open a file for reading.
-
-    Raises:
-      FileNotFoundError: no such file.
-      ApsFormatError: not an HDF5 file, or a damaged one.
-    """
-    import h5py
-
-    if not path.exists():
-        raise FileNotFoundError(f"file not found: {str(path)!r}")
-    try:
-        return h5py.File(path, "r")
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ApsFormatError(f"{path} cannot be opened as an HDF5 file: {error}") from error
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,22 +44,8 @@ class ApsFormatError(ValueError):
     """Error in a file of either APS layout; names missing and existing entries."""
 
 
-@dataclass(frozen=True)
-class Entries:
-    """Matrices of a file: n data sets [n_t, n_t], q [n], phi [n], and seconds between frames."""
-
-    sets: list[h5py.Dataset]
-    q: Array
-    phi: Array
-    dt: float | None
-
-
 def find_layout(file: h5py.File, layout: str | None) -> str:
-    """Return the layout of a file, or the requested one.
-
-    Raises:
-      ApsFormatError: groups or data sets are missing.
-    """
+    """Return the layout of a file, or the requested one, after a check of its names."""
     candidates = LAYOUTS if layout is None else (layout,)
     missing = {name: [p for p in _REQUIRED[name] if p not in file] for name in candidates}
     for name in candidates:
@@ -87,15 +72,13 @@ def check_names(file: h5py.File, names: Iterable[str]) -> None:
         raise ApsFormatError(f"{', '.join(missing)} is missing. The file has {_contents(file)}")
 
 
-def read_entries(file: h5py.File, layout: str) -> Entries:
-    """Read the matrices of a file, in the file's order.
-
-    Raises:
-      ApsFormatError: lists and data sets that are inconsistent.
-    """
+def read_entries(
+    file: h5py.File, layout: str
+) -> tuple[list[h5py.Dataset], Array, Array, float | None]:
+    """Return n data sets [n_t, n_t] in the file's order, q [n], phi [n], and the time step in s."""
     sets, q, phi = (_aps if layout == "aps" else _aps_u)(file)
     check_alike(sets)
-    return Entries(sets, q, phi, read_time_step(file, layout))
+    return sets, q, phi, read_time_step(file, layout)
 
 
 def _contents(file: h5py.File) -> str:
@@ -190,22 +173,13 @@ def _aps(file: h5py.File) -> tuple[list[h5py.Dataset], Array, Array]:
 
 
 def _aps_u(file: h5py.File) -> tuple[list[h5py.Dataset], Array, Array]:
-    q, phi, what = read_labels(file)
-    bins, sets = read_matrices(file, len(q), what)
-    return sets, q[bins - 1], phi[bins - 1]
-
-
-def read_labels(file: h5py.File) -> tuple[Array, Array, str]:
-    """Return q and phi of all bins, and a description of their number.
-
-    Raises:
-      ApsFormatError: inconsistent lists and grid, or a grid of other quantities than q and phi.
-    """
     q_list = _list(file, "xpcs/qmap/dynamic_v_list_dim0")
     phi_list = _list(file, "xpcs/qmap/dynamic_v_list_dim1")
     _check_grid(file, (len(q_list), len(phi_list)))
     cells, what = _cells(file, len(q_list), len(phi_list))
-    return q_list[cells // len(phi_list)], phi_list[cells % len(phi_list)], what
+    q, phi = q_list[cells // len(phi_list)], phi_list[cells % len(phi_list)]
+    bins, sets = read_matrices(file, len(cells), what)
+    return sets, q[bins - 1], phi[bins - 1]
 
 
 def read_matrices(file: h5py.File, n_bins: int, what: str) -> tuple[Array, list[h5py.Dataset]]:
@@ -214,9 +188,6 @@ def read_matrices(file: h5py.File, n_bins: int, what: str) -> tuple[Array, list[
     Args:
       n_bins: the number of bins.
       what: its description for errors.
-
-    Raises:
-      ApsFormatError: unknown bins, or not one matrix per bin.
     """
     index = "xpcs/twotime/processed_bins"
     bins = read_bins(file, index)

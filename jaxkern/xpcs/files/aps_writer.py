@@ -73,11 +73,9 @@ class ApsWriter:
             file = opened.enter_context(new_hdf5(self.path))
             for name, values in lists.items():
                 file[name] = values
+            options: dict[str, Any] = {"chunks": (tile, tile), "fletcher32": True}
             self._sets = [
-                file.create_dataset(
-                    name, (n_t, n_t), self.dtype, chunks=(tile, tile), fletcher32=True
-                )
-                for name in names
+                file.create_dataset(name, (n_t, n_t), self.dtype, **options) for name in names
             ]
             self._open = opened.pop_all()
 
@@ -86,11 +84,7 @@ class ApsWriter:
         store_upper(self._sets[angle], first_row, rows)
 
     def close(self) -> None:
-        """Close the file and give it its name.
-
-        Raises:
-          OSError: the disk is full or fails; an existing file is unchanged.
-        """
+        """Close the file and give it its name; `OSError` leaves an existing file unchanged."""
         self._open.close()
 
     def __enter__(self) -> ApsWriter:

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from jaxkern.core.paths import home_path
 from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
 from jaxkern.xpcs.detectors.frames import FrameSource
-from jaxkern.xpcs.detectors.hdf5_access import new_hdf5
+from jaxkern.xpcs.detectors.hdf5_access import new_hdf5, open_hdf5
 from jaxkern.xpcs.detectors.qmap import QMap
-from jaxkern.xpcs.files.aps import format_errors, open_hdf5
+from jaxkern.xpcs.files.aps import format_errors
 from jaxkern.xpcs.files.aps_entries import FRAMES, ApsFormatError
 from jaxkern.xpcs.files.aps_writer import TILE, store_upper
 from jaxkern.xpcs.files.provenance import NAME as PROVENANCE
@@ -160,11 +160,8 @@ def _frame_time(result: MultiTauResult | TwoTimeResult | None) -> float | None:
     """Return the time between the detector's frames in s."""
     if result is None or result.frame_time is None:
         return None
-    return result.frame_time / (_step(result, "stride") * _step(result, "average"))
-
-
-def _step(result: MultiTauResult | TwoTimeResult, name: str) -> int:
-    return int(result.config.get(name, 1))
+    stride, average = (int(result.config.get(name, 1)) for name in ("stride", "average"))
+    return result.frame_time / (stride * average)
 
 
 # /entry ----------------------------------------------------------------------------------------
@@ -173,7 +170,7 @@ def _step(result: MultiTauResult | TwoTimeResult, name: str) -> int:
 def _copy_entry(path: Path, entry: h5py.Group) -> None:
     import h5py
 
-    with open_hdf5(path) as source, format_errors(path):
+    with open_hdf5(path, ApsFormatError) as source, format_errors(path):
         stored = source.get("entry")
         if not isinstance(stored, h5py.Group):
             raise ApsFormatError(f"{path}: expected a file of metadata with a group /entry")
@@ -288,9 +285,8 @@ def _write_parts(group: h5py.Group, result: MultiTauResult) -> None:
         pairs[k, delays] = part.n_pairs
     _store(group, "normalized_g2_partial", g2)
     _store(group, "normalized_g2_partial_err", error)
-    _store(
-        group, "normalized_g2_partial_labels", np.cumsum([part.n_frames for part in result.parts])
-    )
+    ends = np.cumsum([part.n_frames for part in result.parts])
+    _store(group, "normalized_g2_partial_labels", ends)
     _store(group, "n_pairs_partial", pairs)
 
 

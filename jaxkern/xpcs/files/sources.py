@@ -1,7 +1,4 @@
-"""Sources of two-time correlations: arrays, memory maps, HDF5, or a user's reader.
-
-A source reads rows of one angle at a time, so that data may be larger than memory.
-"""
+"""Sources of two-time correlations, which may be larger than memory."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def _fingerprint(problem: FitProblem, start: Array) -> dict[str, Any]:
     """
     model, data, layout, solver = problem.model, problem.data, problem.layout, problem.solver
     sample, sigma = data.sample, problem.noise.per_angle
-    tables = problem.context.program.host_tables(layout.split(start).physics)
+    tables = problem.program.host_tables(layout.split(start).physics)
     return {
         "data": [list(data.shape), np.dtype(data.dtype).str, digest(sample.rows, sample.values)],
         "keep": digest(data.keep),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -32,21 +32,17 @@ from jaxkern.xpcs.fitting.options import (
 from jaxkern.xpcs.fitting.passes import (
     BadBlocks,
     BadDataError,
-    ChunkedPass,
-    PassContext,
+    Chunk,
+    PassProgram,
     PassRunner,
-    SingleCallPass,
-    chunks_of,
 )
 from jaxkern.xpcs.fitting.sampling import (
     BANDS,
-    RowSample,
+    Noise,
     format_frames,
     frames_without_numbers,
     mirrored_angles,
     read_sample,
-    rows_of_angle,
-    sample_rows,
 )
 from jaxkern.xpcs.model.ops import DATA_DTYPES
 from jaxkern.xpcs.model.twin import ROW_BLOCK
@@ -58,44 +54,116 @@ _SAMPLE_POINTS = 600_000
 _LEAST_BANDS = 8
 
 
-def _sample_bands(shape: tuple[int, int, int]) -> int:
-    """Return the number of bands of rows in the sample."""
-    n_phi, n, _ = shape
-    return min(BANDS, max(_LEAST_BANDS, _SAMPLE_POINTS // (3 * n_phi * n)))
+class DeviceSource:
+    """A ``jax.Array`` on one device, or sharded over devices of one or more processes.
+
+    Reads return the rows on the host of every process.
+    """
+
+    def __init__(self, data: jax.Array, quantization: tuple[float, float] | None) -> None:
+        if data.dtype not in DATA_DTYPES:
+            data = data.astype(jnp.float64)
+        n_phi, n, _ = data.shape
+        self.shape, self.dtype, self.quantization = (n_phi, n, n), data.dtype, quantization
+        self.sharding: Any = None
+        if len(data.sharding.device_set) > 1:
+            sharding: Any = data.sharding
+            spec: Any = getattr(sharding, "spec", None)
+            if spec is None or (len(spec) > 2 and spec[2] is not None):
+                raise ValueError(
+                    "data: expected a NamedSharding over angles or rows, such as P('devices') or "
+                    f"P(None, 'devices'), got {sharding}"
+                )
+            # With Auto axes, a gather of rows does not need the sharding of its result.
+            mesh = sharding.mesh
+            kinds = (jax.sharding.AxisType.Auto,) * len(mesh.axis_names)
+            mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
+            self.sharding = jax.NamedSharding(mesh, spec)
+            data = jax.device_put(data, self.sharding)
+        self.array = data
+        replicated = None if self.sharding is None else jax.NamedSharding(mesh, jax.P())
+        self._rows = jax.jit(lambda d, angle, rows: d[angle][rows], out_shardings=replicated)
+        self._all_rows = jax.jit(lambda d, rows: d[:, rows], out_shardings=replicated)
+        self._mirrored = jax.jit(_equal_transposes, out_shardings=replicated)
+
+    def read(self, angle: int, first_row: int, stop_row: int) -> NDArray[Any]:
+        return self.read_rows(angle, np.arange(first_row, stop_row))
+
+    def read_rows(self, angle: int | None, rows: NDArray[np.intp]) -> NDArray[Any]:
+        """Return some rows of an angle, or of all angles (None)."""
+        if angle is None:
+            return np.asarray(self._all_rows(self.array, rows))
+        return np.asarray(self._rows(self.array, angle, rows))
+
+    @property
+    def symmetric(self) -> NDArray[np.bool_]:
+        """True for angles with symmetric data [n_phi]."""
+        return np.array(self._mirrored(self.array))
+
+
+def _equal_transposes(data: Any) -> Any:
+    transpose = jnp.swapaxes(data, 1, 2)
+    same = data == transpose
+    if jnp.issubdtype(data.dtype, jnp.floating):
+        same |= jnp.isnan(data) & jnp.isnan(transpose)
+    return same.all((1, 2))
 
 
 class FitData:
     """Data of a fit; `open_data` creates one and nothing changes it afterwards.
 
     Attributes:
-      shape, dtype: shape (n_phi, n, n) and dtype of the data.
+      source: in the host's memory, in files that are read in every pass, or on devices.
+      shape, dtype: of the data [n_phi, n, n].
       sample: rows for estimates.
       strategy: the `Strategy` of the passes.
-      step_zero: step and zero of quantized data.
-      sharding: sharding of data on several devices, else None.
       frames: mask [n] of the frames that are used at any angle.
       keep: `frames`, or a mask [n_phi, n] if the used frames differ between angles.
       empty_frames: frames without finite numbers at some angle; `keep` excludes them at
         that angle.
     """
 
-    shape: tuple[int, int, int]
-    dtype: Any
-    sample: RowSample
-    strategy: Strategy
-    step_zero: tuple[float, float]
-    sharding: Any = None
-    empty_frames: tuple[int, ...] = ()
+    def __init__(
+        self, source: Source, frames: NDArray[np.bool_], streaming: StreamingOptions
+    ) -> None:
+        self.source, self.shape, self._streaming = source, source.shape, streaming
+        self.frames = self.keep = frames
+        self.empty_frames: tuple[int, ...] = ()
+        self.sample = read_sample(source, frames, _sample_bands(source.shape))
+        self.strategy = Strategy.MEMORY
+        if not isinstance(source, DeviceSource):
+            self._choose_strategy()
+        self.dtype = self.source.dtype
 
-    def __init__(self, frames: NDArray[np.bool_]) -> None:
-        self.frames = frames
-        self.keep = frames
+    @property
+    def sharding(self) -> Any:
+        """Sharding of data on several devices, else None."""
+        return getattr(self.source, "sharding", None)
 
-    def exclude_empty_frames(self, on_bad_chunk: str) -> None:
+    def _choose_strategy(self) -> None:
+        """Choose the strategy, and load data that are not streamed from a file."""
+        source, chosen = self.source, self._streaming.strategy
+        n_phi, n, _ = source.shape
+        in_memory = bool(getattr(source, "in_memory", False))
+        size: dict[str, Any] = {"n_phi": n_phi, "itemsize": kernel_dtype(source.dtype).itemsize}
+        if chosen is None:
+            self.strategy = choose_strategy(n_phi * n * n, in_memory=in_memory, **size)
+            load = self.strategy is Strategy.MEMORY or loads_file(n_phi * n * n, **size)
+        else:
+            self.strategy = parse_strategy(chosen)
+            load = self.strategy is Strategy.MEMORY
+        if load and not in_memory:
+            try:
+                self.source = LoadedSource(source)
+            except OSError:
+                # Passes in chunks can exclude rows that cannot be read.
+                self.strategy = Strategy.STREAM
+
+    def exclude_empty_frames(self) -> None:
         """Mask frames at the angles where they contain no finite number.
 
         Raises:
-          BadDataError: if `on_bad_chunk` is "raise", or fewer than 3 frames remain.
+          BadDataError: if bad data raise, or fewer than 3 frames remain.
         """
         candidates = frames_without_numbers(self.sample)
         if not candidates.size:
@@ -105,7 +173,7 @@ class FitData:
         empty = tuple(int(k) for k in candidates[~finite.all(axis=1)])
         if not empty:
             return
-        if on_bad_chunk == "raise":
+        if self._streaming.on_bad_chunk == "raise":
             raise BadDataError(
                 f"frames {format_frames(empty)} (counted from 0) contain no finite number; "
                 "on_bad_chunk='exclude' excludes such frames, `keep` masks bad frames"
@@ -119,10 +187,20 @@ class FitData:
                 f"{len(empty)} frames contain none"
             )
         keep[~searched] = frames
-        self.frames = frames
+        self.frames, self.empty_frames = frames, empty
         self.keep = keep if (keep != frames).any() else frames
-        self.sample = self._sample()
-        self.empty_frames = empty
+        self.sample = read_sample(self.source, frames, _sample_bands(self.shape))
+
+    def _finite_in(self, frame: int) -> NDArray[np.bool_]:
+        """True for angles [n_phi] where a frame's row has a finite number off the diagonal."""
+        used = self.frames & (np.arange(self.shape[1]) != frame)
+        result = np.ones(self.shape[0], bool)
+        for angle in range(self.shape[0]):
+            # The passes report rows that cannot be read.
+            with contextlib.suppress(OSError):
+                row = self.source.read(angle, frame, frame + 1)[0]
+                result[angle] = np.isfinite(row[used].astype(np.float64)).any()
+        return result
 
     def bad_blocks(self, silent: Sequence[int] = ()) -> BadBlocks:
         """Return the row blocks of this fit, with those of angles without signal excluded.
@@ -133,7 +211,7 @@ class FitData:
         n_phi, n, _ = self.shape
         rows = range(0, n, ROW_BLOCK)
         used = [b for b, first in enumerate(rows) if self.frames[first : first + ROW_BLOCK].any()]
-        bad = BadBlocks(ROW_BLOCK, n_phi * len(used))
+        bad = BadBlocks(n_phi * len(used))
         for angle in silent:
             bad.excluded |= {(angle, block) for block in used}
             value = np.nanmedian(self.sample.values[angle])
@@ -142,109 +220,30 @@ class FitData:
             bad.check_any_left()
         return bad
 
-    def mirrored(self, sigma: Array | Source, symmetric: Any) -> NDArray[np.bool_]:
+    def mirrored(self, sigma: Array | Source) -> NDArray[np.bool_]:
         """True for angles [n_phi] with symmetric data and sigma; compared if symmetric="auto"."""
-        if symmetric != "auto":
-            return np.full(self.shape[0], bool(symmetric))
-        result = self._compare_mirrored()
+        if self._streaming.symmetric != "auto":
+            return np.full(self.shape[0], bool(self._streaming.symmetric))
+        result = mirrored_angles(self.source)
         if not isinstance(sigma, np.ndarray):
             result &= mirrored_angles(sigma)
         return result
-
-    def each_angle(self, rows: NDArray[np.intp]) -> Iterator[Array]:
-        """Yield the values [len(rows), n] of each angle; NaN for rows that cannot be read."""
-        raise NotImplementedError
 
     def find_largest(self, centers: Array) -> tuple[int, int, int, float] | None:
         """Return angle, frames i and j, and value of the point furthest from its angle's center.
 
         Runs over the data once, in constant memory. Angles with a center of NaN are skipped.
         """
-        raise NotImplementedError
-
-    def runner(
-        self,
-        context: PassContext,
-        bad: BadBlocks,
-        streaming: StreamingOptions,
-        mirrored: bool,
-        on_chunk: Callable[[int, int], None],
-    ) -> PassRunner:
-        """Return the passes over these data."""
-        raise NotImplementedError
-
-    def _sample(self) -> RowSample:
-        raise NotImplementedError
-
-    def _finite_in(self, frame: int) -> NDArray[np.bool_]:
-        """True for angles [n_phi] where a frame's row has a finite number off the diagonal."""
-        raise NotImplementedError
-
-    def _compare_mirrored(self) -> NDArray[np.bool_]:
-        raise NotImplementedError
-
-
-class HostData(FitData):
-    """Data of a `Source`: in the host's memory, or in files that are read in every pass."""
-
-    def __init__(
-        self, source: Source, frames: NDArray[np.bool_], streaming: StreamingOptions
-    ) -> None:
-        super().__init__(frames)
-        self.shape = source.shape
-        self.step_zero = quantization(source)
-        self.source = source
-        self.sample = self._sample()
-        n_phi, n, _ = source.shape
-        in_memory = bool(getattr(source, "in_memory", False))
-        size: dict[str, Any] = {"n_phi": n_phi, "itemsize": kernel_dtype(source.dtype).itemsize}
-        if streaming.strategy is None:
-            self.strategy = choose_strategy(n_phi * n * n, in_memory=in_memory, **size)
-            load = self.strategy is Strategy.MEMORY or loads_file(n_phi * n * n, **size)
-        else:
-            self.strategy = parse_strategy(streaming.strategy)
-            load = self.strategy is Strategy.MEMORY
-        self._chunk_rows = chunk_rows(n, ROW_BLOCK, streaming.chunk_points or CHUNK_POINTS)
-        if load and not in_memory:
-            try:
-                self.source = LoadedSource(source)
-            except OSError:
-                # Passes in chunks can exclude rows that cannot be read.
-                self.strategy = Strategy.STREAM
-        self.dtype = self.source.dtype
-
-    def _sample(self) -> RowSample:
-        return read_sample(self.source, self.frames, _sample_bands(self.shape))
-
-    def _compare_mirrored(self) -> NDArray[np.bool_]:
-        return mirrored_angles(self.source)
-
-    def _finite_in(self, frame: int) -> NDArray[np.bool_]:
-        used = self.frames & (np.arange(self.shape[1]) != frame)
-        result = np.ones(self.shape[0], bool)
-        for angle in range(self.shape[0]):
-            # The passes report rows that cannot be read.
-            with contextlib.suppress(OSError):
-                row = self.source.read(angle, frame, frame + 1)[0]
-                result[angle] = np.isfinite(row[used].astype(np.float64)).any()
-        return result
-
-    def each_angle(self, rows: NDArray[np.intp]) -> Iterator[Array]:
-        for angle in range(self.shape[0]):
-            yield rows_of_angle(self.source, angle, rows)
-
-    def find_largest(self, centers: Array) -> tuple[int, int, int, float] | None:
-        n_phi, n, _ = self.shape
+        n = self.shape[1]
         rows = max(1, CHUNK_POINTS // 8 // n)
         furthest, largest = None, -1.0
-        for angle in range(n_phi):
-            if not np.isfinite(centers[angle]):
-                continue
+        for angle in np.flatnonzero(np.isfinite(centers)).tolist():
             for first in range(0, n, rows):
                 try:
-                    part = values(self.source, self.source.read(angle, first, min(first + rows, n)))
+                    stored = self.source.read(angle, first, min(first + rows, n))
                 except OSError:
                     continue
+                part = values(self.source, stored)
                 i = np.arange(len(part))
                 distance = np.abs(part - centers[angle])
                 distance[i, first + i] = -1.0
@@ -259,131 +258,51 @@ class HostData(FitData):
 
     def runner(
         self,
-        context: PassContext,
-        bad: BadBlocks,
-        streaming: StreamingOptions,
+        program: PassProgram,
+        noise: Noise,
+        f_scale: float,
         mirrored: bool,
         on_chunk: Callable[[int, int], None],
     ) -> PassRunner:
-        chunks = chunks_of(self.shape, self._chunk_rows, self.frames)
-        chunked = ChunkedPass(
-            context, self.source, chunks, bad, streaming, mirrored=mirrored, on_chunk=on_chunk
+        """Return the passes over these data."""
+        source, bad, array, chunks = self.source, self.bad_blocks(noise.silent), None, None
+        if isinstance(source, DeviceSource):
+            array = source.array
+        else:
+            n_phi, n, _ = self.shape
+            rows = chunk_rows(n, ROW_BLOCK, self._streaming.chunk_points or CHUNK_POINTS)
+            chunks = [
+                Chunk(angle, first, min(first + rows, n))
+                for angle in range(n_phi)
+                for first in range(0, n, rows)
+                if self.frames[first : first + rows].any()
+            ]
+            if self.strategy is Strategy.MEMORY and not bad.excluded:
+                assert isinstance(source, StackSource)
+                stack = np.ascontiguousarray(source.array, kernel_dtype(source.dtype))
+                array = jax.device_put(stack)
+        return PassRunner(
+            program,
+            source,
+            noise.sigma,
+            self.keep,
+            f_scale,
+            self._streaming,
+            bad,
+            array=array,
+            chunks=chunks,
+            mirrored=mirrored,
+            on_chunk=on_chunk,
         )
-        single_call = None
-        if self.strategy is Strategy.MEMORY and not bad.excluded:
-            assert isinstance(self.source, StackSource)
-            array = np.ascontiguousarray(self.source.array, kernel_dtype(self.source.dtype))
-            single_call = SingleCallPass(context, jax.device_put(array))
-        return PassRunner(bad, context.program, single_call, chunked)
 
 
-class DeviceData(FitData):
-    """Data of a ``jax.Array`` on one device, or sharded over devices of one or more processes."""
-
-    strategy = Strategy.MEMORY
-
-    def __init__(
-        self, data: jax.Array, frames: NDArray[np.bool_], step_zero: tuple[float, float]
-    ) -> None:
-        super().__init__(frames)
-        if data.dtype not in DATA_DTYPES:
-            data = data.astype(jnp.float64)
-        n_phi, n, _ = data.shape
-        self.shape = (n_phi, n, n)
-        self.dtype = data.dtype
-        self.step_zero = step_zero
-        self._data = data
-        self._finite: NDArray[np.bool_] | None = None
-        if len(data.sharding.device_set) > 1:
-            sharding: Any = data.sharding
-            spec: Any = getattr(sharding, "spec", None)
-            if spec is None or (len(spec) > 2 and spec[2] is not None):
-                raise ValueError(
-                    "data: expected a NamedSharding over angles or rows, such as P('devices') or "
-                    f"P(None, 'devices'), got {sharding}"
-                )
-            # With Auto axes, a gather of rows does not need the sharding of its result.
-            mesh = sharding.mesh
-            kinds = (jax.sharding.AxisType.Auto,) * len(mesh.axis_names)
-            mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
-            self.sharding = jax.NamedSharding(mesh, spec)
-            self._data = jax.device_put(data, self.sharding)
-        self.sample = self._sample()
-
-    def _sample(self) -> RowSample:
-        rows = sample_rows(self.frames, _sample_bands(self.shape))
-        stored = self._replicated(lambda d: d[:, rows].astype(jnp.float64))
-        step, zero = self.step_zero
-        return RowSample(rows, zero + step * stored, self.frames)
-
-    def _replicated(self, function: Callable[[Any], Any]) -> NDArray[Any]:
-        """Return function(data) on the host of every process."""
-        return np.asarray(jax.jit(function, out_shardings=self._replicated_sharding())(self._data))
-
-    def _replicated_sharding(self) -> Any:
-        return None if self.sharding is None else jax.NamedSharding(self.sharding.mesh, jax.P())
-
-    def _compare_mirrored(self) -> NDArray[np.bool_]:
-        def equal(d: Any) -> Any:
-            transpose = jnp.swapaxes(d, 1, 2)
-            same = d == transpose
-            if jnp.issubdtype(d.dtype, jnp.floating):
-                same |= jnp.isnan(d) & jnp.isnan(transpose)
-            return same.all((1, 2))
-
-        return np.array(self._replicated(equal))
-
-    def _finite_in(self, frame: int) -> NDArray[np.bool_]:
-        if self._finite is None:
-            used = self.frames & ~np.eye(self.shape[1], dtype=bool)
-            self._finite = self._replicated(lambda d: (jnp.isfinite(d) & used).any(2))
-        return np.asarray(self._finite[:, frame])
-
-    def each_angle(self, rows: NDArray[np.intp]) -> Iterator[Array]:
-        step, zero = self.step_zero
-        read = jax.jit(
-            lambda d, angle: d[angle][rows].astype(jnp.float64),
-            out_shardings=self._replicated_sharding(),
-        )
-        for angle in range(self.shape[0]):
-            yield zero + step * np.asarray(read(self._data, angle))
-
-    def find_largest(self, centers: Array) -> tuple[int, int, int, float] | None:
-        step, zero = self.step_zero
-        searched = np.isfinite(centers)
-        used = self.frames[:, None] & self.frames & ~np.eye(self.shape[1], dtype=bool)
-
-        def largest_in_rows(d: Any) -> Any:
-            """Return the column and the value [n_phi, n, 2] of the largest distance in each row."""
-            value = zero + step * d.astype(jnp.float64)
-            distance = jnp.abs(value - jnp.where(searched, centers, 0.0)[:, None, None])
-            distance = jnp.where(used & jnp.isfinite(distance), distance, -1.0)
-            column = distance.argmax(2, keepdims=True)
-            return jnp.concatenate([column, jnp.take_along_axis(value, column, 2)], 2)
-
-        columns, value = np.moveaxis(self._replicated(largest_in_rows), 2, 0)
-        distance = np.abs(value - centers[:, None])
-        distance[~searched] = distance[:, ~self.frames] = -1.0
-        angle, row = np.unravel_index(int(distance.argmax()), distance.shape)
-        return int(angle), int(row), int(columns[angle, row]), float(value[angle, row])
-
-    def runner(
-        self,
-        context: PassContext,
-        bad: BadBlocks,
-        streaming: StreamingOptions,
-        mirrored: bool,
-        on_chunk: Callable[[int, int], None],
-    ) -> PassRunner:
-        del streaming, mirrored, on_chunk
-        return PassRunner(bad, context.program, SingleCallPass(context, self._data), None)
+def _sample_bands(shape: tuple[int, int, int]) -> int:
+    """Return the number of bands of rows in the sample."""
+    return min(BANDS, max(_LEAST_BANDS, _SAMPLE_POINTS // (3 * shape[0] * shape[1])))
 
 
 def open_data(
-    data: Any,
-    shape: tuple[int, int, int],
-    frames: NDArray[np.bool_],
-    streaming: StreamingOptions,
+    data: Any, shape: tuple[int, int, int], frames: NDArray[np.bool_], streaming: StreamingOptions
 ) -> FitData:
     """Open the argument `data` of a fit of a model with `shape` = (n_phi, n_t, n_t).
 
@@ -398,17 +317,17 @@ def open_data(
         devices: Any = data.sharding.device_set
         if len(devices) == 1 and next(iter(devices)).platform == "cpu":
             data = np.asarray(data)
-    source = None if isinstance(data, jax.Array) else as_source(data, quantization=step_zero)
-    array: Any = data if source is None else source
-    if tuple(array.shape) != shape:
+    on_device = isinstance(data, jax.Array)
+    source: Any = data if on_device else as_source(data, quantization=step_zero)
+    if tuple(source.shape) != shape:
         raise ValueError(
             f"data: expected [n_phi, n_t, n_t] = {shape} of the model's geometry (its phi and t), "
-            f"got shape {tuple(array.shape)}"
+            f"got shape {tuple(source.shape)}"
         )
-    dtype = np.dtype(array.dtype)
+    dtype = np.dtype(source.dtype)
     if step_zero is not None and dtype != np.uint16:
         raise ValueError(f"quantization: expected None or uint16 data, got {dtype}")
-    known = step_zero if source is None else getattr(source, "quantization", None)
+    known = step_zero if on_device else getattr(source, "quantization", None)
     if dtype == np.uint16 and known is None:
         raise ValueError(
             "quantization: expected (step, zero) for uint16 data, got None; a value is "
@@ -420,13 +339,10 @@ def open_data(
         raise ValueError(f"quantization: expected (step, zero) with step != 0, got {known!r}")
     if dtype.kind not in "fiu":
         raise ValueError(f"data: expected real numbers, got {dtype}")
-    opened: FitData
-    if source is None:
-        opened = DeviceData(data, frames, step_zero or (1.0, 0.0))
-    else:
-        opened = HostData(source, frames, streaming)
+    source = DeviceSource(data, step_zero) if on_device else source
+    opened = FitData(source, frames, streaming)
     _check_triangles(opened)
-    opened.exclude_empty_frames(streaming.on_bad_chunk)
+    opened.exclude_empty_frames()
     return opened
 
 
@@ -436,7 +352,7 @@ def _check_triangles(data: FitData) -> None:
     column = np.arange(sample.values.shape[2])[None, :]
     used = sample.good[None, :] & sample.good[sample.rows][:, None]
     # For quantized data, the value that a stored 0 represents.
-    zero = data.step_zero[1] if data.dtype == np.uint16 else 0.0
+    zero = quantization(data.source)[1] if data.dtype == np.uint16 else 0.0
     for angle, rows in enumerate(sample.values):
         # Rows that could not be read contain NaN only.
         known = used & ~np.isnan(rows).all(axis=1)[:, None]

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.xpcs.fitting.evaluation import FitProblem
-from jaxkern.xpcs.fitting.pass_program import PassProgram
-from jaxkern.xpcs.fitting.passes import MAX_VALUE
+from jaxkern.xpcs.fitting.passes import MAX_VALUE, PassProgram
 from jaxkern.xpcs.fitting.sampling import rows_of
 from jaxkern.xpcs.fitting.solver import NormalPoint, compress, solve
 from jaxkern.xpcs.model.models import Model
@@ -125,7 +124,7 @@ class _ThinnedProblem:
         value = mean / np.where(total > 0, total, 1.0)
         return cls(
             problem.model,
-            problem.context.program,
+            problem.program,
             rows,
             columns,
             value,

@@ -12,8 +12,7 @@ from jaxkern.core.progress import ProgressBar
 from jaxkern.xpcs.fitting.data import FitData
 from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions, StreamingOptions
 from jaxkern.xpcs.fitting.parameters import FitLayout, PeriodicBounds
-from jaxkern.xpcs.fitting.pass_program import AngleSums, assemble_states
-from jaxkern.xpcs.fitting.passes import PassContext, PassRunner
+from jaxkern.xpcs.fitting.passes import AngleSums, PassProgram, PassRunner
 from jaxkern.xpcs.fitting.sampling import Noise
 from jaxkern.xpcs.fitting.solver import NormalPoint, Solution
 from jaxkern.xpcs.model.models import Model
@@ -56,7 +55,7 @@ class FitProblem:
     upper: Array
     free: NDArray[np.bool_]
     mirrored: NDArray[np.bool_]
-    context: PassContext
+    program: PassProgram
     solver: SolverOptions
     errors: ErrorOptions
     streaming: StreamingOptions
@@ -123,9 +122,7 @@ class Evaluation:
         return x
 
     def _sums(self, x: Array, omitted: NDArray[np.bool_] | None = None) -> AngleSums:
-        point = self.problem.layout.split(self.full(x))
-        states = self.runner.states(point, omitted)
-        return assemble_states(states, self.problem.model, point.contrast)
+        return self.runner.sums(self.problem.layout.split(self.full(x)), omitted)
 
     def restrict(self, normal: NormalPoint) -> NormalPoint:
         """Return the rows and columns of the free parameters."""

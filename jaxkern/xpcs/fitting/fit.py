@@ -32,8 +32,7 @@ from jaxkern.xpcs.fitting.parameters import (
     resolve_scaling,
     unknown_name,
 )
-from jaxkern.xpcs.fitting.pass_program import PassProgram, PassSettings
-from jaxkern.xpcs.fitting.passes import PassContext, PassRunner
+from jaxkern.xpcs.fitting.passes import PassProgram, PassRunner
 from jaxkern.xpcs.fitting.result import FitInterrupted, FitResult
 from jaxkern.xpcs.fitting.sampling import (
     RowSample,
@@ -134,7 +133,7 @@ def fit(
     with jax.enable_x64(True), FitProgress(progress) as bar:
         opened = open_data(data, shape, frames, streaming)
         noise = resolve_noise(sigma, errors.weights, shape, opened.sample)
-        mirrored = opened.mirrored(noise.sigma, streaming.symmetric)
+        mirrored = opened.mirrored(noise.sigma)
         all_mirrored = bool(mirrored.all())
         layout = _layout(
             model, opened.sample, resolve_scaling(scaling, shape[0]), contrast0, offset0
@@ -147,8 +146,7 @@ def fit(
         start = first_start(layout, physics, lower, upper, contrast0 is None, offset0 is None)
         free = _free(layout, hold)
         check_start(start, lower, upper, layout.names)
-        program = PassProgram(model, PassSettings(solver.loss, all_mirrored), opened.sharding)
-        keep_u8 = opened.keep.astype(np.uint8)
+        program = PassProgram(model, solver.loss, all_mirrored, opened.sharding)
         problem = FitProblem(
             model=model,
             data=opened,
@@ -159,15 +157,12 @@ def fit(
             upper=upper,
             free=free,
             mirrored=mirrored,
-            context=PassContext(
-                program, noise.sigma, keep_u8, float(solver.f_scale), opened.step_zero
-            ),
+            program=program,
             solver=solver,
             errors=errors,
             streaming=streaming,
         )
-        bad = opened.bad_blocks(noise.silent)
-        runner = opened.runner(problem.context, bad, streaming, all_mirrored, bar.update)
+        runner = opened.runner(program, noise, solver.f_scale, all_mirrored, bar.update)
         return _Starts(problem, runner, start, bar).run(begin)
 
 

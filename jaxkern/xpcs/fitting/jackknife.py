@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 
 from jaxkern.xpcs.fitting.evaluation import Evaluation, FitProblem
 from jaxkern.xpcs.fitting.parameters import FitLayout
-from jaxkern.xpcs.fitting.pass_program import AngleSums
-from jaxkern.xpcs.fitting.passes import BadDataError
+from jaxkern.xpcs.fitting.passes import AngleSums, BadDataError
 from jaxkern.xpcs.fitting.solver import NormalPoint, Solution, normalized, rank_threshold
 
 Array = NDArray[np.float64]
@@ -108,7 +107,7 @@ def jackknife(problem: FitProblem, evaluation: Evaluation, solution: Solution) -
     if blocks:
         frames = used.sum() / len(blocks)
         physics = layout.split(evaluation.full(x)).physics
-        A, X, _, _ = problem.context.program.host_tables(physics)
+        A, X, _, _ = problem.program.host_tables(physics)
         remaining = mean_correlation(problem.model.shear_power, (A, X), round(frames))
         if remaining > SLOW and n_phi >= LEAST_BLOCKS:
             blocks = []

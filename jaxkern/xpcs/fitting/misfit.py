@@ -19,18 +19,17 @@ degrees of freedom are the effective number of parts, less one and the shared pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.files.sources import Source
 from jaxkern.xpcs.fitting.evaluation import FitProblem
 from jaxkern.xpcs.fitting.parameters import FitLayout
 from jaxkern.xpcs.fitting.passes import MAX_VALUE, PassPoint
 from jaxkern.xpcs.fitting.sampling import rows_of_angle
-from jaxkern.xpcs.model.geometry import Geometry
+from jaxkern.xpcs.model.models import Geometry
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -126,7 +125,12 @@ def averages(
     curves = _Curves(*tables, model.columns_A, model.columns_X, model.shear_power)
     free = problem.free[-len(point.physics) :]
     parts = []
-    for angle, (measured, noise) in enumerate(_each_angle(data.each_angle(rows), sigma, rows)):
+    for angle in range(data.shape[0]):
+        measured = rows_of_angle(data.source, angle, rows)
+        if isinstance(sigma, np.ndarray):
+            noise = np.broadcast_to(sigma[angle], measured.shape)
+        else:
+            noise = rows_of_angle(sigma, angle, rows)
         z, noise = measured.ravel()[pairs.mask], noise.ravel()[pairs.mask]
         good = np.isfinite(z) & np.isfinite(noise) & (noise > 1e-10)
         if not good.any():
@@ -146,17 +150,6 @@ def averages(
             _AnglePart.from_points(angle, z, jacobian, unit, pairs.cell[good], pairs.n_cells)
         )
     return _cells(parts, problem.layout, problem.free, pairs.edges) if parts else []
-
-
-def _each_angle(
-    data: Iterator[Array], sigma: Array | Source, rows: Indices
-) -> Iterator[tuple[Array, Array]]:
-    """Yield values and sigma of the rows of each angle."""
-    for angle, measured in enumerate(data):
-        if isinstance(sigma, np.ndarray):
-            yield measured, np.broadcast_to(sigma[angle], measured.shape)
-        else:
-            yield measured, rows_of_angle(sigma, angle, rows)
 
 
 def _rows_to_read(shape: tuple[int, int, int], frames: NDArray[np.bool_]) -> Indices:

@@ -270,7 +270,4 @@ def estimate_memory(
             in_memory = loads_file(n_points, n_phi=n_phi, itemsize=itemsize)
             loaded = n_points * itemsize if in_memory else 0
     total = loaded + fit_bytes(n_points, chosen, n_phi, itemsize, in_memory)
-    return MemoryEstimate(
-        dense_jacobian=n_points * (1 + n_parameters) * 16 / GIB,
-        fit=total / GIB,
-    )
+    return MemoryEstimate(dense_jacobian=n_points * (1 + n_parameters) * 16 / GIB, fit=total / GIB)

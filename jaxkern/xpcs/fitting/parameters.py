@@ -10,8 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.fitting.pass_program import AngleSums
-from jaxkern.xpcs.fitting.passes import PassPoint
+from jaxkern.xpcs.fitting.passes import AngleSums, PassPoint
 from jaxkern.xpcs.fitting.solver import NormalPoint
 from jaxkern.xpcs.model.models import CONTRAST_BOUNDS, OFFSET_BOUNDS
 from jaxkern.xpcs.model.normal import join_angles

@@ -1,17 +1,26 @@
-"""Passes over the data: in one call, or in chunks that are read ahead of the kernel."""
+"""Passes over the data: compiled programs that run in one call, or in chunks that are read ahead.
+
+The programs do all work of order n_t and n_t^2. Work of the order of the number of parameters is
+NumPy code, which needs no compilation.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 from numpy.typing import NDArray
 
+from jaxkern.core import registry
+from jaxkern.core.backend import current_backend
+from jaxkern.core.caches import LruCache
 from jaxkern.core.memory import anonymous_bytes
 from jaxkern.xpcs.files.sources import (
     LoadedSource,
@@ -20,16 +29,27 @@ from jaxkern.xpcs.files.sources import (
     StackSource,
     is_zero_copy,
     kernel_dtype,
+    quantization,
     values,
 )
 from jaxkern.xpcs.fitting.options import StreamingOptions
-from jaxkern.xpcs.fitting.pass_program import PassProgram
-from jaxkern.xpcs.model.twin import SIGMA_FLOOR
+from jaxkern.xpcs.model.models import Model, Tables
+from jaxkern.xpcs.model.normal import accumulate, sums_of_angles
+from jaxkern.xpcs.model.ops import state_size
+from jaxkern.xpcs.model.twin import ROW_BLOCK, SIGMA_FLOOR
 
 Array = NDArray[np.float64]
 
 # Larger numbers are not measurements, and their squares may overflow.
 MAX_VALUE = 1e100
+# Models with equal numbers are equal, so later fits of the same kind reuse these programs.
+_compiled: LruCache[Callable[..., Any]] = LruCache(64)
+# XLA's optimizer dominates the time of a fit of a short series, but speeds up long series.
+_SHORT_SERIES = 1024
+_FAST_COMPILATION: dict[str, Any] = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
 
 
 class BadDataError(ValueError):
@@ -46,68 +66,153 @@ class PassPoint:
 
 
 @dataclass(frozen=True)
-class PassContext:
-    """The operands that all passes of a fit share.
+class AngleSums:
+    """The sums of each angle for its parameters [contrast, offset, physics...]."""
 
-    Attributes:
-      program: the compiled programs.
-      sigma: [n_phi], or a source of [n_phi, n, n].
-      keep: 1 for used frames [n]; [n_phi, n] if these differ between angles.
-      f_scale: as in `SolverOptions`.
-      step_zero: step and zero of quantized data.
+    jtj: Array  # [n_phi, 2 + p, 2 + p]
+    jtr: Array  # [n_phi, 2 + p]
+    chi2: Array  # [n_phi], as are the rest
+    cost: Array
+    count: Array
+    mirrored: Array
+
+
+def _slice_angles(value: Any, angle: Any, count: int) -> Any:
+    """Return the values of `count` angles from `angle` on, or the value that all angles share."""
+    if value.shape[0] in (1, count):
+        return value
+    return jax.lax.dynamic_slice_in_dim(value, angle, count, 0)
+
+
+def _axes(spec: Any, dimension: int) -> tuple[str, ...]:
+    entry = spec[dimension] if dimension < len(spec) else None
+    if entry is None:
+        return ()
+    return (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def _device_index(axes: tuple[str, ...]) -> Any:
+    return jax.lax.axis_index(axes) if axes else jnp.int32(0)
+
+
+def _has_cpu_kernel() -> bool:
+    target = "jaxkern.two_time_normal_equations.v1"
+    native = current_backend() != "jax" and registry.missing(target, "cpu") is None
+    return native and jax.default_backend() == "cpu"
+
+
+class PassProgram:
+    """Compiles the programs of a model's pass for each layout of their operands, and runs them.
+
+    One program computes the tables, once a pass; another accumulates a chunk. For data sharded over
+    a mesh one program does both.
+
+    Args:
+      model: the model.
+      loss: as in `SolverOptions`.
+      symmetric: True to use only points above the diagonal, with weight 2.
+      sharding: of data on several devices.
     """
 
-    program: PassProgram
-    sigma: Array | Source
-    keep: NDArray[np.uint8]
-    f_scale: float
-    step_zero: tuple[float, float]
+    def __init__(self, model: Model, loss: str, symmetric: bool, sharding: Any = None) -> None:
+        self.model, self.sharding = model, sharding
+        self._loss, self._symmetric = loss, symmetric
+        self.compile_seconds = 0.0
 
-    def zero_states(self) -> Array:
-        """Return the states [n_phi, S] before the first chunk."""
-        return np.zeros((self.program.n_phi, self.program.state_size))
+    def _program(
+        self, name: str, function: Callable[..., Any], fast: bool, *operands: Any
+    ) -> Callable[..., Any]:
+        layout = tuple((x.shape, x.dtype) for x in jax.tree.leaves(operands))
+        settings = (self._loss, self._symmetric, self.sharding, current_backend())
+        key = (name, self.model, settings, layout)
+        program = _compiled.get(key)
+        if program is None:
+            start = time.perf_counter()
+            options = _FAST_COMPILATION if fast else None
+            program = jax.jit(function).lower(*operands).compile(compiler_options=options)
+            _compiled.put(key, program)
+            self.compile_seconds += time.perf_counter() - start
+        return program
 
-    def operands(self, point: PassPoint, omitted: NDArray[np.bool_] | None) -> dict[str, Any]:
-        """Return the operands of the kernel that are constant in a pass."""
-        keep = self.keep
-        if omitted is not None:
-            keep = np.where(omitted, 0, keep).astype(keep.dtype)
-        return {
-            "contrast": point.contrast,
-            "offset": point.offset,
-            "keep": keep,
-            "f_scale": np.float64(self.f_scale),
-            "quantization": np.array(self.step_zero),
-        }
+    def tables(self, params: Array) -> tuple[Any, Any, Any, Any]:
+        """Return A, X and their tangents at physics parameters [p], on the device."""
+        model = self.model
+        fast = jax.default_backend() == "cpu" and model.geometry.n_t <= _SHORT_SERIES
+        program = self._program("tables", lambda p: tuple(model.tables(p)[:4]), fast, params)
+        tables: tuple[Any, Any, Any, Any] = program(params)
+        return tables
 
+    def host_tables(self, params: Array) -> tuple[Array, Array, Array, Array]:
+        """Return A, X and their tangents as NumPy arrays."""
+        A, X, tangents_A, tangents_X = map(np.asarray, self.tables(params))
+        return A, X, tangents_A, tangents_X
 
-class SingleCallPass:
-    """Passes of one kernel call over data on the device, or sharded over devices."""
+    def accumulate(self, tables: tuple[Any, Any, Any, Any], at: dict[str, Any]) -> Array:
+        """Return the states [k, S] after a chunk, once the program has released its operands.
 
-    def __init__(self, context: PassContext, data: Any) -> None:
-        self._context = context
-        self._data = data
-        sigma = context.sigma
-        if isinstance(sigma, np.ndarray):
-            self._sigma: Any = sigma
-        else:
-            source = sigma if isinstance(sigma, StackSource) else LoadedSource(sigma)
-            self._sigma = jax.device_put(source.array.astype(np.float64), data.sharding)
+        Args:
+          tables: of `tables`.
+          at: contrast and offset [n_phi], angle and first_row (int32), data [k, m, n],
+            quantization [2], sigma ([n_phi], or [k, m, n]), keep ([n], or [n_phi, n]), f_scale and
+            initial [k, S]; the chunk has the angles angle .. angle + k.
+        """
+        program = self._program("chunk", self._chunk, _has_cpu_kernel(), tables, at)
+        return np.asarray(program(tables, at))
 
-    def states(self, point: PassPoint, omitted: NDArray[np.bool_] | None) -> Array:
-        """Return the states [n_phi, S] at a point, without the frames `omitted` [n]."""
-        program = self._context.program
-        at = {
-            **self._context.operands(point, omitted),
-            "angle": np.int32(0),
-            "first_row": np.int32(0),
-            "data": self._data,
-            "sigma": self._sigma,
-            "initial": self._context.zero_states(),
-        }
-        if program.sharding is not None:
-            return program.accumulate_sharded(point.physics, at)
-        return program.accumulate(program.tables(point.physics), at)
+    def accumulate_sharded(self, params: Array, at: dict[str, Any]) -> Array:
+        """Return the states [n_phi, S] of data sharded over the mesh."""
+        operands = {**at, "params": params}
+        return np.asarray(self._program("sharded", self._sharded, False, operands)(operands))
+
+    def _chunk(self, arrays: tuple[Any, Any, Any, Any], at: dict[str, Any]) -> Any:
+        model, data, sigma, keep = self.model, at["data"], at["sigma"], at["keep"]
+        count, angle = data.shape[0], at["angle"]
+        A, X, tangents_A, tangents_X = arrays
+        if A.ndim == 2:
+            A, tangents_A = (_slice_angles(table, angle, count) for table in (A, tangents_A))
+        X, tangents_X = (_slice_angles(table, angle, count) for table in (X, tangents_X))
+        columns = model.columns_A, model.columns_X
+        return accumulate(
+            Tables(A, X, tangents_A, tangents_X, *columns, len(model.parameters)),
+            _slice_angles(at["contrast"], angle, count),
+            _slice_angles(at["offset"], angle, count),
+            data,
+            _slice_angles(sigma, angle, count) if sigma.ndim == 1 else sigma,
+            first_row=at["first_row"],
+            initial=at["initial"],
+            keep=_slice_angles(keep, angle, count) if keep.ndim == 2 else keep,
+            loss=self._loss,
+            f_scale=at["f_scale"],
+            symmetric=self._symmetric,
+            quantization=at["quantization"] if data.dtype == np.uint16 else None,
+            shear_power=model.shear_power,
+        )
+
+    def _sharded(self, at: dict[str, Any]) -> Any:
+        """Return the states of all angles: local sums, then a psum."""
+        spec = self.sharding.spec
+        angle_axes, row_axes = _axes(spec, 0), _axes(spec, 1)
+        specs = {name: P() for name in at} | {"data": P(*spec)}
+        if at["sigma"].ndim == 3:
+            specs["sigma"] = P(*spec)
+
+        def local(part: dict[str, Any]) -> Any:
+            angles, rows, _ = part["data"].shape
+            first_angle, initial = _device_index(angle_axes) * angles, part["initial"]
+            chunk = part | {
+                "angle": first_angle,
+                "first_row": _device_index(row_axes) * rows,
+                "initial": jnp.zeros((angles, initial.shape[1]), initial.dtype),
+            }
+            state = self._chunk(tuple(self.model.tables(part["params"])[:4]), chunk)
+            states = jnp.zeros_like(initial)
+            states = jax.lax.dynamic_update_slice_in_dim(states, state, first_angle, 0)
+            used = angle_axes + row_axes
+            return jax.lax.psum(states, used) if used else states
+
+        return jax.shard_map(
+            local, mesh=self.sharding.mesh, in_specs=(specs,), out_specs=P(), check_vma=False
+        )(at)
 
 
 @dataclass(frozen=True)
@@ -119,22 +224,10 @@ class Chunk:
     stop_row: int
 
 
-def chunks_of(shape: tuple[int, int, int], rows: int, frames: NDArray[np.bool_]) -> list[Chunk]:
-    """Return the chunks of a pass in order, skipping those without used frames."""
-    n_phi, n, _ = shape
-    return [
-        Chunk(angle, first, min(first + rows, n))
-        for angle in range(n_phi)
-        for first in range(0, n, rows)
-        if frames[first : first + rows].any()
-    ]
-
-
 @dataclass
 class BadBlocks:
-    """Row blocks that are excluded from the passes, as (angle, block) pairs, and the reasons."""
+    """Blocks of `ROW_BLOCK` rows that are excluded, as pairs (angle, block), and the reasons."""
 
-    row_block: int
     total: int
     excluded: set[tuple[int, int]] = field(default_factory=set)
     reasons: list[str] = field(default_factory=list)
@@ -143,10 +236,10 @@ class BadBlocks:
     def success_rate(self) -> float:
         return 1.0 - len(self.excluded) / self.total
 
-    def in_chunk(self, chunk: Chunk) -> list[int]:
-        """Return the excluded blocks of a chunk."""
-        blocks = range(chunk.first_row // self.row_block, -(-chunk.stop_row // self.row_block))
-        return [block for block in blocks if (chunk.angle, block) in self.excluded]
+    def touch(self, chunk: Chunk) -> bool:
+        """True if a block of a chunk is excluded."""
+        blocks = range(chunk.first_row // ROW_BLOCK, -(-chunk.stop_row // ROW_BLOCK))
+        return any((chunk.angle, block) in self.excluded for block in blocks)
 
     def check_any_left(self) -> None:
         """Raise BadDataError if every block is excluded."""
@@ -154,93 +247,184 @@ class BadBlocks:
             raise BadDataError(f"every row is excluded: {self.reasons[0]}, and so on")
 
 
-class ChunkedPass:
-    """Passes in chunks; a thread reads the next chunk while the kernel works on the current one.
+class PassRunner:
+    """Runs and counts the passes of a fit.
 
-    Chunks that are in memory in the layout of the kernel need no reading and no thread.
+    The data are passed to the kernel in one call as long as no rows have to be excluded, and in
+    chunks afterwards; a thread reads the next chunk while the kernel works on the current one.
+    Chunks that are in memory in the layout of the kernel need no reading and no thread. Rows that
+    hold NaN, or that cannot be read after `streaming.retries` more attempts, are excluded in
+    blocks, or raise `BadDataError`, depending on `streaming`.
 
-    Rows that hold NaN, or that cannot be read after `streaming.retries` more attempts, are excluded
-    in blocks of `bad.row_block` rows, or raise `BadDataError`, depending on `streaming`.
+    Data on devices have no chunks: NaN in their first pass raises `BadDataError`, and later means
+    that the model overflows.
+
+    Args:
+      program: the compiled programs; their compilation time is not counted.
+      source: the data.
+      sigma: [n_phi], or a source of [n_phi, n, n].
+      keep: True for used frames [n]; [n_phi, n] if these differ between angles.
+      f_scale: as in `SolverOptions`.
+      streaming: options of chunks.
+      bad: blocks that are excluded; passes add to them.
+      array: the data for passes of one call, or None.
+      chunks: None for data on devices.
+      mirrored: True if all data are symmetric, so that the upper triangle suffices.
+      on_chunk: called with the number of finished chunks and of all chunks.
     """
 
     def __init__(
         self,
-        context: PassContext,
+        program: PassProgram,
         source: Source,
-        chunks: list[Chunk],
-        bad: BadBlocks,
+        sigma: Array | Source,
+        keep: NDArray[np.bool_],
+        f_scale: float,
         streaming: StreamingOptions,
+        bad: BadBlocks,
         *,
+        array: Any,
+        chunks: Sequence[Chunk] | None,
         mirrored: bool,
         on_chunk: Callable[[int, int], None],
     ) -> None:
-        self._context, self._source, self._chunks, self._bad = context, source, chunks, bad
-        self._streaming, self._mirrored, self._on_chunk = streaming, mirrored, on_chunk
+        self.bad = bad
+        self._program, self._source, self._sigma, self._keep = program, source, sigma, keep
+        self._f_scale, self._streaming = np.float64(f_scale), streaming
+        self._array, self._chunks = array, chunks
+        self._mirrored, self._on_chunk = mirrored, on_chunk
+        self._all_sigma: Any = sigma
+        if array is not None and not isinstance(sigma, np.ndarray):
+            stack = sigma if isinstance(sigma, StackSource) else LoadedSource(sigma)
+            self._all_sigma = jax.device_put(stack.array.astype(np.float64), array.sharding)
         self._in_memory = bool(getattr(source, "in_memory", False))
         self._read_ahead = (RowBuffers(touch=not self._in_memory), RowBuffers())
         # Retries use separate buffers, because the thread may be reading ahead.
         self._retry = (RowBuffers(), RowBuffers())
-        self.peak_bytes = 0
-        self.n_chunks = 0
+        self._first = True
+        self.seconds = 0.0  # without compilation
+        self.n_batches = 0  # kernel calls, one for each chunk
+        self.peak_bytes = anonymous_bytes()  # largest measured anonymous memory of the process
 
-    def states(self, point: PassPoint, omitted: NDArray[np.bool_] | None) -> Array:
-        """Return the states [n_phi, S] at a point, without the frames `omitted` [n]."""
-        context = self._context
-        states = context.zero_states()
-        operands = context.operands(point, omitted)
-        keep = operands["keep"]
-        if isinstance(context.sigma, np.ndarray):
-            operands["sigma"] = context.sigma
+    def sums(self, point: PassPoint, omitted: NDArray[np.bool_] | None = None) -> AngleSums:
+        """Return the sums at a point, without the frames `omitted` [n]."""
+        start, compiled = time.perf_counter(), self._program.compile_seconds
+        states = self._states(point, omitted)
+        self.seconds += time.perf_counter() - start - (self._program.compile_seconds - compiled)
+        self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
+        model = self._program.model
+        columns, count = model.columns_A + model.columns_X, len(model.parameters)
+        jtj, jtr, sums = sums_of_angles(states, columns, count, point.contrast, np)
+        return AngleSums(jtj, jtr, *sums.T)
+
+    def _states(self, point: PassPoint, omitted: NDArray[np.bool_] | None) -> Array:
+        keep = self._keep if omitted is None else self._keep & ~omitted
+        operands = {
+            "contrast": point.contrast,
+            "offset": point.offset,
+            "keep": keep.astype(np.uint8),
+            "f_scale": self._f_scale,
+            "quantization": np.array(quantization(self._source)),
+        }
+        model = self._program.model
+        size = state_size(len(model.columns_A), len(model.columns_X))
+        states = np.zeros((model.geometry.n_phi, size))
+        if self._array is not None and (self._chunks is None or not self.bad.excluded):
+            single = self._one_call(point, operands, states)
+            finite = np.isfinite(single).all(axis=1)
+            first, self._first = self._first, False
+            if finite.all() or (self._chunks is None and not first):
+                return single
+            if self._chunks is None:
+                raise BadDataError(
+                    "data on devices: expected no NaN, got sums that are not finite at the angles "
+                    f"{np.flatnonzero(~finite).tolist()}; pass a NumPy array or a file, or mask "
+                    "frames with `keep`"
+                )
+        return self._in_chunks(point, operands, keep, states)
+
+    def _one_call(self, point: PassPoint, operands: dict[str, Any], zeros: Array) -> Array:
+        self.n_batches += 1
+        start = {"angle": np.int32(0), "first_row": np.int32(0), "initial": zeros}
+        at = {**operands, **start, "data": self._array, "sigma": self._all_sigma}
+        if self._program.sharding is not None:
+            return self._program.accumulate_sharded(point.physics, at)
+        return self._program.accumulate(self._program.tables(point.physics), at)
+
+    def _in_chunks(
+        self, point: PassPoint, operands: dict[str, Any], keep: NDArray[np.bool_], states: Array
+    ) -> Array:
+        assert self._chunks is not None
+        if isinstance(self._sigma, np.ndarray):
+            operands["sigma"] = self._sigma
         # Copied to the device once a pass, not once a chunk.
-        operands = jax.device_put(operands)
-        call = _KernelCall(context.program, context.program.tables(point.physics), operands, keep)
+        shared = jax.device_put(operands)
+        tables = self._program.tables(point.physics)
+
+        def call(chunk: Chunk, rows: Any, sigma: Any, initial: Array) -> Array:
+            """Return the state after a chunk; sigma None for that of all chunks."""
+            at = {
+                **shared,
+                "angle": np.int32(chunk.angle),
+                "first_row": np.int32(chunk.first_row),
+                "data": jax.device_put(rows[None]),
+                "initial": initial[None],
+            }
+            if sigma is not None:
+                at["sigma"] = jax.device_put(sigma[None])
+            state: Array = self._program.accumulate(tables, at)[0]
+            return state
+
         with ThreadPoolExecutor(1, "jaxkern-read") as reader:
             ahead = self._submit(reader, 0)
             for k, chunk in enumerate(self._chunks):
                 loaded = ahead.result() if isinstance(ahead, Future) else ahead
                 # Two buffers: the next chunk is read while the kernel uses this one.
                 ahead = self._submit(reader, k + 1)
-                states[chunk.angle] = self._run(call, chunk, loaded, states[chunk.angle])
-                self.n_chunks += 1
+                states[chunk.angle] = self._run(call, chunk, loaded, states[chunk.angle], keep)
+                self.n_batches += 1
                 if k % 16 == 0:
                     self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
                 self._on_chunk(k + 1, len(self._chunks))
-        self._bad.check_any_left()
+        self.bad.check_any_left()
         return states
 
     def _submit(self, reader: ThreadPoolExecutor, k: int) -> Any:
         """Return a chunk in memory, the future of one to be read, or None for one to skip."""
-        if k >= len(self._chunks) or self._bad.in_chunk(self._chunks[k]):
+        assert self._chunks is not None
+        if k >= len(self._chunks) or self.bad.touch(self._chunks[k]):
             return None
         chunk = self._chunks[k]
-        if self._in_memory and isinstance(self._context.sigma, np.ndarray):
+        if self._in_memory and isinstance(self._sigma, np.ndarray):
             rows = self._source.read(chunk.angle, chunk.first_row, chunk.stop_row)
             if is_zero_copy(rows):
                 return rows, None
         return reader.submit(self._load, chunk, self._read_ahead)
 
-    def _load(
-        self, chunk: Chunk, buffers: tuple[RowBuffers, RowBuffers]
-    ) -> tuple[NDArray[Any], Any] | OSError:
-        """Return rows and sigma of a chunk in the kernel's layout, or the error of reading them."""
+    def _load(self, chunk: Chunk, buffers: tuple[RowBuffers, RowBuffers]) -> Any:
+        """Return rows and sigma of a chunk in the kernel's layout, or the OSError of reading."""
         where = (chunk.angle, chunk.first_row, chunk.stop_row)
+        upper_from = chunk.first_row if self._mirrored else None
         try:
-            rows = buffers[0].ready(
-                self._source.read(*where),
-                upper_from=chunk.first_row if self._mirrored else None,
-                row_block=self._bad.row_block,
-            )
-            sigma = self._context.sigma
-            if isinstance(sigma, np.ndarray):
+            stored = self._source.read(*where)
+            rows = buffers[0].ready(stored, upper_from=upper_from, row_block=ROW_BLOCK)
+            if isinstance(self._sigma, np.ndarray):
                 return rows, None
-            return rows, buffers[1].ready(np.asarray(sigma.read(*where), np.float64))
+            return rows, buffers[1].ready(np.asarray(self._sigma.read(*where), np.float64))
         except OSError as error:
             return error
 
-    def _run(self, call: _KernelCall, chunk: Chunk, loaded: Any, initial: Array) -> Array:
+    def _run(
+        self,
+        call: Callable[..., Array],
+        chunk: Chunk,
+        loaded: Any,
+        initial: Array,
+        keep: NDArray[np.bool_],
+    ) -> Array:
         """Return the state after a chunk, with retries and without bad blocks."""
         for attempt in range(self._streaming.retries + 1):
-            if loaded is None and self._bad.in_chunk(chunk):
+            if loaded is None and self.bad.touch(chunk):
                 break
             if attempt > 0:
                 time.sleep(0.02 * 4**attempt)
@@ -249,158 +433,57 @@ class ChunkedPass:
                 continue
             rows, sigma = loaded
             state = call(chunk, rows, sigma, initial)
-            if np.isfinite(state).all() or not self._has_bad_points(chunk, rows, sigma, call.keep):
+            if np.isfinite(state).all() or not self._has_bad_points(chunk, rows, sigma, keep):
                 # Finite, or the model overflows at this point, which the solver handles.
                 return state
-        return self._without_bad_blocks(call, chunk, initial)
+        return call(chunk, *self._without_bad_blocks(chunk, keep), initial)
 
     def _has_bad_points(
-        self, chunk: Chunk, rows: NDArray[Any], sigma: Any, keep: NDArray[np.uint8]
+        self, chunk: Chunk, rows: NDArray[Any], sigma: Any, keep: NDArray[np.bool_]
     ) -> bool:
         """True if a point with weight is not finite, or larger than `MAX_VALUE`."""
-        block = self._bad.row_block
-        for first in range(0, len(rows), block):
-            part = values(self._source, rows[first : first + block])
-            used = self._used_points(chunk.angle, chunk.first_row + first, len(part), keep)
+        used_frames = keep[chunk.angle] if keep.ndim == 2 else keep
+        column = np.arange(len(used_frames))
+        for first in range(0, len(rows), ROW_BLOCK):
+            part = values(self._source, rows[first : first + ROW_BLOCK])
+            row = chunk.first_row + first + np.arange(len(part))[:, None]
+            used = used_frames & used_frames[row]
+            used &= column > row if self._mirrored else column != row
             if sigma is not None:
-                deviation = np.asarray(sigma[first : first + block])
+                deviation = np.asarray(sigma[first : first + ROW_BLOCK])
                 used &= ~(deviation <= SIGMA_FLOOR)
                 part = part + deviation
             if not (np.abs(part[used]) < MAX_VALUE).all():
                 return True
         return False
 
-    def _used_points(
-        self, angle: int, first_row: int, count: int, keep: NDArray[np.uint8]
-    ) -> NDArray[np.bool_]:
-        used = keep.astype(bool)
-        used = used[angle] if used.ndim == 2 else used
-        row = first_row + np.arange(count)[:, None]
-        column = np.arange(len(used))[None, :]
-        side = column > row if self._mirrored else column != row
-        return np.asarray(side & used[None, :] & used[row])
-
-    def _without_bad_blocks(self, call: _KernelCall, chunk: Chunk, initial: Array) -> Array:
-        """Accumulate the usable blocks of a chunk; a sigma of 0 excludes the others."""
-        context, block = self._context, self._bad.row_block
-        count, n = chunk.stop_row - chunk.first_row, context.keep.shape[-1]
+    def _without_bad_blocks(self, chunk: Chunk, keep: NDArray[np.bool_]) -> tuple[Any, Array]:
+        """Return rows and sigma of a chunk; a sigma of 0 excludes bad blocks."""
+        angle, count, n = chunk.angle, chunk.stop_row - chunk.first_row, keep.shape[-1]
         rows = np.zeros((count, n), kernel_dtype(self._source.dtype))
         sigma = np.zeros((count, n))
-        for first in range(0, count, block):
-            key = (chunk.angle, (chunk.first_row + first) // block)
-            last = min(first + block, count)
-            if key in self._bad.excluded:
+        for first in range(0, count, ROW_BLOCK):
+            last = min(first + ROW_BLOCK, count)
+            part = Chunk(angle, chunk.first_row + first, chunk.first_row + last)
+            if self.bad.touch(part):
                 continue
-            part = Chunk(chunk.angle, chunk.first_row + first, chunk.first_row + last)
             loaded = self._load(part, self._retry)
-            reason = None
             if isinstance(loaded, OSError):
-                reason = f"cannot be read ({loaded})"
-            elif self._has_bad_points(part, *loaded, call.keep):
-                reason = "contain numbers that are not finite or exceed 1e100"
-            if reason is not None or isinstance(loaded, OSError):
-                self._exclude(
-                    key,
-                    f"angle {chunk.angle}, rows {part.first_row} to {part.stop_row - 1} {reason}",
-                )
-                continue
-            rows[first:last] = loaded[0]
-            fixed = context.sigma
-            sigma[first:last] = fixed[chunk.angle] if isinstance(fixed, np.ndarray) else loaded[1]
-        return call(chunk, rows, sigma, initial)
+                self._exclude(part, f"cannot be read ({loaded})")
+            elif self._has_bad_points(part, loaded[0], loaded[1], keep):
+                self._exclude(part, "contain numbers that are not finite or exceed 1e100")
+            else:
+                rows[first:last] = loaded[0]
+                fixed = self._sigma
+                sigma[first:last] = fixed[angle] if isinstance(fixed, np.ndarray) else loaded[1]
+        return rows, sigma
 
-    def _exclude(self, key: tuple[int, int], reason: str) -> None:
+    def _exclude(self, block: Chunk, problem: str) -> None:
+        last = block.stop_row - 1
+        reason = f"angle {block.angle}, rows {block.first_row} to {last} {problem}"
         if self._streaming.on_bad_chunk == "raise":
             raise BadDataError(
                 f"{reason}; on_bad_chunk='exclude' excludes such rows, `keep` masks bad frames"
             )
-        self._bad.excluded.add(key)
-        self._bad.reasons.append(reason)
-
-
-@dataclass(frozen=True)
-class _KernelCall:
-    """The kernel with the operands of one pass."""
-
-    program: PassProgram
-    tables: tuple[Any, Any, Any, Any]
-    operands: dict[str, Any]
-    keep: NDArray[np.uint8]
-
-    def __call__(self, chunk: Chunk, rows: Any, sigma: Any, initial: Array) -> Array:
-        """Return the state after a chunk; sigma None for that of `operands`."""
-        full = {
-            **self.operands,
-            "angle": np.int32(chunk.angle),
-            "first_row": np.int32(chunk.first_row),
-            "data": jax.device_put(rows[None]),
-            "initial": initial[None],
-        }
-        if sigma is not None:
-            full["sigma"] = jax.device_put(sigma[None])
-        state: Array = self.program.accumulate(self.tables, full)[0]
-        return state
-
-
-class PassRunner:
-    """Runs and counts the passes of a fit.
-
-    The data are passed to the kernel in one call as long as no rows have to be excluded, and in
-    chunks afterwards. Data on devices have no chunks: NaN in their first pass raises
-    `BadDataError`, and later means that the model overflows.
-
-    Args:
-      bad: blocks that are excluded; passes add to them.
-      program: the compiled programs; their compilation time is not counted.
-      single_call: passes with one kernel call, or None.
-      chunked: passes in chunks, or None.
-    """
-
-    def __init__(
-        self,
-        bad: BadBlocks,
-        program: PassProgram,
-        single_call: SingleCallPass | None,
-        chunked: ChunkedPass | None,
-    ) -> None:
-        self.bad = bad
-        self._program, self._single_call, self._chunked = program, single_call, chunked
-        self._first = True
-        self._single_calls = 0
-        self.seconds = 0.0  # without compilation
-        self._peak = anonymous_bytes()
-
-    @property
-    def n_batches(self) -> int:
-        """Number of kernel calls, one for each chunk."""
-        return self._single_calls + (0 if self._chunked is None else self._chunked.n_chunks)
-
-    @property
-    def peak_bytes(self) -> int:
-        """Largest anonymous memory of the process that was measured."""
-        return max(self._peak, 0 if self._chunked is None else self._chunked.peak_bytes)
-
-    def states(self, point: PassPoint, omitted: NDArray[np.bool_] | None = None) -> Array:
-        """Return the states [n_phi, S] at a point, without the frames `omitted` [n]."""
-        start, compiled = time.perf_counter(), self._program.compile_seconds
-        states = self._states(point, omitted)
-        self.seconds += time.perf_counter() - start - (self._program.compile_seconds - compiled)
-        self._peak = max(self._peak, anonymous_bytes())
-        return states
-
-    def _states(self, point: PassPoint, omitted: NDArray[np.bool_] | None) -> Array:
-        if self._single_call is not None and (self._chunked is None or not self.bad.excluded):
-            self._single_calls += 1
-            states = self._single_call.states(point, omitted)
-            finite = np.isfinite(states).all(axis=1)
-            first, self._first = self._first, False
-            if finite.all() or (self._chunked is None and not first):
-                return states
-            if self._chunked is None:
-                raise BadDataError(
-                    "data on devices: expected no NaN, got sums that are not finite at the angles "
-                    f"{np.flatnonzero(~finite).tolist()}; pass a NumPy array or a file, or mask "
-                    "frames with `keep`"
-                )
-        assert self._chunked is not None
-        return self._chunked.states(point, omitted)
+        self.bad.excluded.add((block.angle, block.first_row // ROW_BLOCK))
+        self.bad.reasons.append(reason)

@@ -19,7 +19,7 @@ from jaxkern.core.archives import npz_bytes
 from jaxkern.core.paths import write_atomically
 from jaxkern.xpcs.fitting.parameters import PeriodicBounds
 from jaxkern.xpcs.fitting.solver import Covariance
-from jaxkern.xpcs.model.geometry import Geometry
+from jaxkern.xpcs.model.models import Geometry
 
 Array = NDArray[np.float64]
 

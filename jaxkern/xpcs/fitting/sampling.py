@@ -76,38 +76,27 @@ def sample_rows(frames: NDArray[np.bool_], bands: int = BANDS) -> NDArray[np.int
 
 def read_sample(source: Source, frames: NDArray[np.bool_], bands: int = BANDS) -> RowSample:
     """Read the bands; rows that cannot be read are NaN here, and are reported by the fit."""
-    n_phi, n, _ = source.shape
     rows = sample_rows(frames, bands)
-    sampled = np.full((n_phi, len(rows), n), np.nan)
-    for angle in range(n_phi):
-        for k in range(0, len(rows), 3):
-            first, middle, last = map(int, rows[k : k + 3])
-            try:
-                if last - first == 2:
-                    band = source.read(angle, first, last + 1)
-                else:
-                    band = np.concatenate(
-                        [source.read(angle, row, row + 1) for row in (first, middle, last)]
-                    )
-            except OSError:
-                continue
-            sampled[angle, k : k + 3] = values(source, band)
-    return RowSample(rows, sampled, frames)
+    if hasattr(source, "read_rows"):
+        return RowSample(rows, values(source, source.read_rows(None, rows)), frames)
+    n_phi = source.shape[0]
+    parts = [
+        [rows_of_angle(source, angle, band) for band in rows.reshape(-1, 3)]
+        for angle in range(n_phi)
+    ]
+    return RowSample(rows, np.array(parts).reshape(n_phi, len(rows), -1), frames)
 
 
 def rows_of(source: Any, rows: NDArray[np.intp]) -> Array:
-    """Return rows [n_phi, len(rows), n] of a source; zeros for rows that cannot be read."""
-    n_phi, n, _ = source.shape
-    result = np.zeros((n_phi, len(rows), n))
-    for angle in range(n_phi):
-        for k, row in enumerate(map(int, rows)):
-            with contextlib.suppress(OSError):
-                result[angle, k] = source.read(angle, row, row + 1)[0]
-    return result
+    """Return rows [n_phi, len(rows), n] of sigma; zeros for rows that cannot be read."""
+    result = np.stack([rows_of_angle(source, angle, rows) for angle in range(source.shape[0])])
+    return np.nan_to_num(result, copy=False, posinf=np.inf)
 
 
 def rows_of_angle(source: Source, angle: int, rows: NDArray[np.intp]) -> Array:
     """Return the values [len(rows), n] of one angle; NaN for rows that cannot be read."""
+    if hasattr(source, "read_rows"):
+        return values(source, source.read_rows(angle, rows))
     result = np.full((len(rows), source.shape[1]), np.nan)
     starts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
     for begin, end in itertools.pairwise([*starts, len(rows)]):
@@ -217,7 +206,7 @@ def mirrored_angles(source: Source) -> NDArray[np.bool_]:
     n_phi, n, _ = source.shape
     known = getattr(source, "symmetric", None)
     if known is not None:
-        return np.full(n_phi, bool(known))
+        return np.array(np.broadcast_to(known, n_phi), bool)
     result = np.zeros(n_phi, bool)
     for angle in range(n_phi):
         try:

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from jaxkern.xpcs.fitting.evaluation import Evaluation, FitProblem
 from jaxkern.xpcs.fitting.jackknife import Jackknife, combine_errors
 from jaxkern.xpcs.fitting.misfit import averages, misfit
-from jaxkern.xpcs.fitting.pass_program import AngleSums
-from jaxkern.xpcs.fitting.passes import PassPoint
+from jaxkern.xpcs.fitting.passes import AngleSums, PassPoint
 from jaxkern.xpcs.fitting.quality import Residuals, judge
 from jaxkern.xpcs.fitting.result import (
     FitResult,
@@ -107,7 +106,7 @@ def summarize(
             RuntimeWarning,
             stacklevel=4,
         )
-    runner, compiled = evaluation.runner, problem.context.program.compile_seconds
+    runner, compiled = evaluation.runner, problem.program.compile_seconds
     return FitResult(
         popt=x,
         names=names,
@@ -180,7 +179,7 @@ def _check(
     if freedom == 0:
         return None, []
     sample, power = problem.data.sample, problem.model.shear_power
-    tables = problem.context.program.host_tables(point.physics)
+    tables = problem.program.host_tables(point.physics)
     sigma: Array | None = problem.noise.per_angle
     if sigma is None:
         sigma = rows_of(problem.noise.sigma, sample.rows)

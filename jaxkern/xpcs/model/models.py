@@ -1,4 +1,4 @@
-"""Models of the dynamics: the phases of two-time correlations as functions of parameters.
+"""Geometry and models of the dynamics: phases of two-time correlations as functions of parameters.
 
 A model returns a dimensionless diffusion phase A[n_t] and a shear phase X[n_phi, n_t]. The kernels
 compute g2 = offset + contrast exp(-2 |A_i - A_j|) sinc(X_i - X_j)^shear_power from these.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from jaxkern.xpcs.model.geometry import Geometry
 
 SHEAR_POWERS = (0, 2, 4)
 RATE_FLOOR = 1e-10
@@ -22,6 +21,105 @@ RATE_FLOOR = 1e-10
 # Wide enough for noise: half of all estimates of a contrast of 1 exceed it, and bounds that clip
 # these bias the other parameters.
 CONTRAST_BOUNDS, OFFSET_BOUNDS = (0.0, 2.0), (0.0, 2.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """Wavevector, gap, times and angles of measured two-time correlations.
+
+    Geometries with equal numbers are equal and have the same hash, so they share jitted functions.
+
+    Args:
+      q: magnitude of the wavevector, 1/Angstrom.
+      gap: distance of the plates in shear flow, Angstrom; None for models without shear.
+      dt: time between frames, s. It scales the phases. Only the power laws use `t`, so the two may
+        differ.
+      t: times of the frames since the start of the process, s, [n_t]: not negative, strictly
+        increasing, n_t >= 2.
+      phi: azimuthal angles of the matrices, degrees, [n_phi] or one number.
+
+    Raises:
+      ValueError: for numbers that are not finite, q, gap or dt not above 0, negative times, and t
+        or phi of a wrong shape or order.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> geometry = jk.xpcs.Geometry(q=.0054, gap=2e6, dt=.1, t=.1 * np.arange(50), phi=[0., 90.])
+      >>> geometry.n_phi, geometry.n_t
+      (2, 50)
+    """
+
+    q: float
+    gap: float | None
+    dt: float
+    t: Any
+    phi: Any
+    _key: tuple[Any, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        gap = None if self.gap is None else _positive(self.gap, "gap", "Angstrom")
+        numbers = (_positive(self.q, "q", "1/Angstrom"), gap, _positive(self.dt, "dt", "s"))
+        t, phi = _vector(self.t, "t"), _vector(self.phi, "phi", scalar=True)
+        if t.size < 2:
+            raise ValueError(f"t: expected 2 or more frames, got {t.size}")
+        if not np.all(t[1:] > t[:-1]):
+            at = int(np.argmin(t[1:] > t[:-1]))
+            raise ValueError(
+                f"t: expected strictly increasing times, got t[{at}]={t[at]:g} and "
+                f"t[{at + 1}]={t[at + 1]:g}; sort the frames and remove repeated times"
+            )
+        if t[0] < 0:
+            raise ValueError(
+                f"t: expected times >= 0 since the start of the process, in s, got t[0]={t[0]:g}; "
+                "the power laws use these"
+            )
+        if phi.size < 1:
+            raise ValueError("phi: expected one or more angles in degrees, got none")
+        for name, value in zip(("q", "gap", "dt", "t", "phi"), (*numbers, t, phi), strict=True):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "_key", (*numbers, t.tobytes(), phi.tobytes()))
+
+    @property
+    def n_t(self) -> int:
+        """Number of frames."""
+        return int(self.t.size)
+
+    @property
+    def n_phi(self) -> int:
+        """Number of angles."""
+        return int(self.phi.size)
+
+    @property
+    def times(self) -> np.ndarray:
+        """Times [n_t] for the power laws, in s: t, at least max(half of the first step, 1e-8)."""
+        floor = max(abs(self.t[1] - self.t[0]) / 2, 1e-8)
+        times: np.ndarray = np.where(self.t > floor, self.t, floor)
+        return times
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Geometry) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def _positive(value: Any, name: str, unit: str) -> float:
+    number = float(value)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(f"{name}: expected a finite number > 0 in {unit}, got {value!r}")
+    return number
+
+
+def _vector(value: Any, name: str, scalar: bool = False) -> np.ndarray:
+    array = np.array(value, np.float64)
+    if scalar and array.ndim == 0:
+        array = array[None]
+    if array.ndim != 1:
+        raise ValueError(f"{name}: expected one axis, got shape {array.shape}")
+    if not np.all(np.isfinite(array)):
+        raise ValueError(f"{name}: expected finite numbers, got infinity or NaN")
+    array.setflags(write=False)
+    return array
 
 
 class Parameter(NamedTuple):
@@ -126,12 +224,12 @@ class Model:
         params = self._checked(params)
         p = len(self.parameters)
         if p == 0:
-            A, X = self._typed_phases(params)
+            A, X = self.checked_phases(params)
             dA, dX = (jnp.zeros((*v.shape, 0), v.dtype) for v in (A, X))
         else:
 
             def twice(x: jax.Array) -> Any:
-                phases = self._typed_phases(x)
+                phases = self.checked_phases(x)
                 return phases, phases
 
             (dA, dX), (A, X) = jax.jacfwd(twice, has_aux=True)(params)
@@ -141,20 +239,8 @@ class Model:
 
     def checked_phases(self, params: Any) -> tuple[jax.Array, jax.Array]:
         """Compute `phases` in JAX's float type, and check their shapes."""
-        return self._typed_phases(self._checked(params))
-
-    def _checked(self, params: Any) -> jax.Array:
-        vector = jnp.asarray(params, jnp.result_type(float))
-        if vector.shape != (len(self.parameters),):
-            raise ValueError(
-                f"params: expected ({len(self.parameters)},): {', '.join(self.parameter_names)}, "
-                f"got shape {vector.shape}"
-            )
-        return vector
-
-    def _typed_phases(self, params: jax.Array) -> tuple[jax.Array, jax.Array]:
         dtype = jnp.result_type(float)
-        A, X = (jnp.asarray(v, dtype) for v in self.phases(params))
+        A, X = (jnp.asarray(v, dtype) for v in self.phases(self._checked(params)))
         n_phi, n_t = self.geometry.n_phi, self.geometry.n_t
         if A.shape not in ((n_t,), (n_phi, n_t)):
             raise ValueError(
@@ -167,6 +253,15 @@ class Model:
                 f"angles, got shape {X.shape}"
             )
         return A, X
+
+    def _checked(self, params: Any) -> jax.Array:
+        vector = jnp.asarray(params, jnp.result_type(float))
+        if vector.shape != (len(self.parameters),):
+            raise ValueError(
+                f"params: expected ({len(self.parameters)},): {', '.join(self.parameter_names)}, "
+                f"got shape {vector.shape}"
+            )
+        return vector
 
     def _identity(self) -> tuple[Any, ...]:
         return (type(self), self.geometry, self.shear_power)

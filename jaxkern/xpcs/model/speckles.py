@@ -159,11 +159,10 @@ def simulate_photons(
 ) -> NDArray[np.float64]:
     """Simulate two-time correlations [n_phi, n_t, n_t] of photon counts, including their noise.
 
-    The intensity of a pixel is the sum of `modes` speckle patterns that do not interfere: complex
-    Gaussian fields with the model's g1 between frames. Counts are Poisson numbers of this
-    intensity. Frames are correlated as in a measurement, C(t, t') = P sum I I' / (sum I sum I')
-    over the P pixels of an angle. The contrast is 1 / modes and the offset 1 (to 1 / pixels).
-    Unlike that of `simulate`, the noise is correlated between points, as in measured data.
+    Counts are those of `simulate_frames`. Frames are correlated as in a measurement,
+    C(t, t') = P sum I I' / (sum I sum I') over the P pixels of an angle. The contrast is 1 / modes
+    and the offset 1 (to 1 / pixels). Unlike that of `simulate`, the noise is correlated between
+    points, as in measured data.
 
     Args:
       model: `Static`, `LaminarFlow` or `CustomModel`.
@@ -187,34 +186,18 @@ def simulate_photons(
     for name, value in (("photons", photons), ("pixels", pixels), ("modes", modes)):
         if not value > 0:
             raise ValueError(f"{name}: expected a number > 0, got {value!r}")
-    n_t = model.geometry.n_t
     with jax.enable_x64(True):
         squared = np.asarray(g2(model, params, 1.0, 0.0))
     draw = np.random.default_rng(seed)
     correlations = np.empty(squared.shape)
     for angle, matrix in enumerate(squared):
-        mix = covariance_root(np.sqrt(np.clip(matrix, 0.0, None)))
-        intensity = np.zeros((n_t, pixels))
-        for _ in range(modes):
-            parts = mix @ draw.standard_normal((n_t, 2 * pixels))
-            intensity += parts[:, :pixels] ** 2 + parts[:, pixels:] ** 2
-        counts = draw.poisson(intensity * (photons / (2 * modes))).astype(np.float64)
+        speckles = _from_covariance(np.sqrt(np.clip(matrix, 0.0, None)))
+        intensity = speckles(draw, pixels, modes) * (photons / (2 * modes))
+        counts = draw.poisson(intensity).astype(np.float64)
         total = counts.sum(axis=1)
         total[total == 0] = 1.0
         correlations[angle] = pixels * (counts @ counts.T) / np.outer(total, total)
     return correlations
-
-
-def covariance_root(g1: NDArray[Any]) -> NDArray[Any]:
-    """Return a matrix R with R R^T = g1 [n, n]."""
-    values, vectors = np.linalg.eigh(g1)
-    if values[0] < -1e-6 * values[-1]:
-        raise ValueError(
-            "g1: expected a correlation function, without negative eigenvalues, got the eigenvalue "
-            f"{values[0]:.3g} (largest {values[-1]:.3g})"
-        )
-    root: NDArray[Any] = vectors * np.sqrt(np.clip(values, 0.0, None))
-    return root
 
 
 def _from_array(g1: NDArray[Any], n_frames: int | None) -> tuple[int, list[Speckles]]:
@@ -278,8 +261,14 @@ def _stationary(g1: NDArray[Any]) -> Speckles:
 
 
 def _from_covariance(g1: NDArray[Any]) -> Speckles:
-    """Return speckles with g1 between frames, from a root of the covariance."""
-    mix = covariance_root(g1)
+    """Return speckles with g1 between frames, from a root R of the covariance, R R^T = g1."""
+    values, vectors = np.linalg.eigh(g1)
+    if values[0] < -1e-6 * values[-1]:
+        raise ValueError(
+            "g1: expected a correlation function, without negative eigenvalues, got the eigenvalue "
+            f"{values[0]:.3g} (largest {values[-1]:.3g})"
+        )
+    mix = vectors * np.sqrt(np.clip(values, 0.0, None))
 
     def speckles(draw: np.random.Generator, pixels: int, modes: int) -> NDArray[Any]:
         intensity = np.zeros((len(g1), pixels))

@@ -152,10 +152,7 @@ def test_a_folder_is_its_files_in_order(data, capsys):
         (["--retries", "-1"], "retries is -1; expected an integer from 0"),
         (["--workers", "2"], 'engine: expected "dask"'),
         (["--engine", "dask", "--workers", "0"], "workers is 0"),
-        (
-            ["--engine", "dask", "--scheduler", "none.json"],
-            "'none.json'",
-        ),
+        (["--engine", "dask", "--scheduler", "none.json"], "'none.json'"),
         (["--table", "t.txt"], "t.txt"),
         (["--bins", "99"], "bins from 1 to 5"),
         (["--metadata", "data/qmap.h5"], "/entry"),

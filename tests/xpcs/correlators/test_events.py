@@ -19,9 +19,9 @@ from support.xpcs.correlator_frames import DYNAMIC, STATIC, check_g2
 import jaxkern as jk
 from jaxkern.core.registry import module
 from jaxkern.xpcs.correlators import native, selection, two_time_events
-from jaxkern.xpcs.correlators.event_memory import EventMemory
-from jaxkern.xpcs.detectors import events as detectors_events
-from jaxkern.xpcs.detectors.events import EventFrames
+from jaxkern.xpcs.correlators.selection import EventMemory
+from jaxkern.xpcs.detectors import frames as frame_sources
+from jaxkern.xpcs.detectors.frames import EventFrames
 
 # `test_empty_frames.py` and `test_hot_pixels.py` test the warnings.
 pytestmark = [
@@ -246,7 +246,7 @@ def test_n_frames_out_of_range(n_frames):
 def test_memory_of_frames_made_from_events(monkeypatch):
     """Frames of one sum are in memory at the same time, and events are sorted by frame."""
     events = [np.zeros(10**7, np.int64)] * 3
-    monkeypatch.setattr(detectors_events, "available_bytes", lambda: 10**8)
+    monkeypatch.setattr(frame_sources, "available_bytes", lambda: 10**8)
     with raises(MemoryError, "10,000,000 events", "0.44 GB", "normalize="):
         jk.xpcs.multitau_events(*events, 1000, QMAP, normalize=True)
     monkeypatch.setattr(selection, "available_bytes", lambda: 10**8)
@@ -375,10 +375,7 @@ def test_events_of_mapped_files(tmp_path):
     for name, column in zip("pfc", events, strict=True):
         np.save(tmp_path / f"{name}.npy", column)
     mapped = [np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in "pfc"]
-    same(
-        jk.xpcs.multitau_events(*mapped, 50, QMAP),
-        jk.xpcs.multitau(frames_of(events, 50), QMAP),
-    )
+    same(jk.xpcs.multitau_events(*mapped, 50, QMAP), jk.xpcs.multitau(frames_of(events, 50), QMAP))
     with open(tmp_path / "c.npy", "r+b") as file:
         file.truncate(200)
     with raises(OSError, "c.npy", "200 bytes"):

@@ -79,10 +79,7 @@ MASK = np.ones(10, np.uint8)
         ((FRAMES, [MASK], np.zeros(10)), ["image", "int64"]),
         ((FRAMES, [MASK], np.zeros((10, 1), np.int64)), ["image"]),
         ((FRAMES, [MASK], None, np.zeros(3, np.uint8)), ["bad", "length"]),
-        (
-            (FRAMES, [MASK], np.zeros(10, np.int64), None, 0, np.zeros(9)),
-            ["squares"],
-        ),
+        ((FRAMES, [MASK], np.zeros(10, np.int64), None, 0, np.zeros(9)), ["squares"]),
         ((FRAMES, [MASK], None, None, 0, np.zeros(10)), ["squares", "image"]),
         ((FRAMES.astype(np.int8), [MASK]), ["frames", "dtype"]),
         ((FRAMES[:, ::2], [MASK[:5]]), ["frames", "contiguous"]),

@@ -171,10 +171,7 @@ IMM = [
     (imm_header(6, 4, 8, 2**32 - 1) + EVENT, ["frame 0", "32 numbers", "4294967295"]),
     (imm_header(6, 4, 8, 2) + EVENT, ["frame 0", "2 numbers of 6 bytes", "byte 1030"]),
     (2 * (imm_header(6, 4, 8, 1) + EVENT) + b"x", ["frame 2", "byte 2060", "byte 2061"]),
-    (
-        imm_header(6, 4, 8, 1) + EVENT + imm_header(6, 4, 9, 0),
-        ["[6, 4, 8]", "[6, 4, 9]"],
-    ),
+    (imm_header(6, 4, 8, 1) + EVENT + imm_header(6, 4, 9, 0), ["[6, 4, 8]", "[6, 4, 9]"]),
 ]
 
 

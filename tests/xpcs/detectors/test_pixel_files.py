@@ -279,8 +279,7 @@ sys.exit(main(sys.argv[1:-1]))
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "words"),
-    [(signal.SIGINT, 130, "interrupted: "), (signal.SIGTERM, 143, "")],
+    ("number", "code", "words"), [(signal.SIGINT, 130, "interrupted: "), (signal.SIGTERM, 143, "")]
 )
 def test_an_interrupted_command_leaves_no_file(folder, number, code, words):
     before = sorted(os.listdir(folder))

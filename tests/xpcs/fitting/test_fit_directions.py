@@ -18,7 +18,7 @@ import jaxkern as jk
 from jaxkern.xpcs.fitting import fit as fitting
 from jaxkern.xpcs.fitting.directions import _ThinnedProblem
 from jaxkern.xpcs.fitting.parameters import PeriodicBounds
-from jaxkern.xpcs.fitting.pass_program import PassProgram, PassSettings
+from jaxkern.xpcs.fitting.passes import PassProgram
 from jaxkern.xpcs.fitting.result import undetermined
 from jaxkern.xpcs.fitting.sampling import RowSample, resolve_noise, sample_rows
 
@@ -124,13 +124,13 @@ def test_the_gradient_of_the_search(x64, power):
     rows = sample_rows(good)
     sample = RowSample(rows, data[:, rows], good)
     noise = resolve_noise(None, None, data.shape, sample)
-    program = PassProgram(flow, PassSettings("linear", True))
+    program = PassProgram(flow, "linear", True)
     x = truth(30.0, D_offset=500.0, gamma_dot_t_offset=1e-4)
     problem = SimpleNamespace(
         data=SimpleNamespace(sample=sample),
         noise=noise,
         model=flow,
-        context=SimpleNamespace(program=program),
+        program=program,
     )
     thinned = _ThinnedProblem.from_sample(problem, x, np.ones(7, bool))
     result = thinned(x)

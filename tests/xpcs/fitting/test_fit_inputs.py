@@ -27,9 +27,7 @@ def case():
 
 def fit(case, data=None, **arguments):
     return checks.fit(
-        model_of(case),
-        case.data if data is None else data,
-        **{"p0": problems.START, **arguments},
+        model_of(case), case.data if data is None else data, **{"p0": problems.START, **arguments}
     )
 
 

@@ -29,10 +29,7 @@ def stored(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    ["stream", pytest.param("memory", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("strategy", ["stream", pytest.param("memory", marks=pytest.mark.slow)])
 def test_memory_agrees_with_the_estimate(stored, strategy):
     """Compare the anonymous memory that the fit adds with `estimate_memory`."""
     done = subprocess.run(
@@ -45,12 +42,7 @@ def test_memory_agrees_with_the_estimate(stored, strategy):
     assert done.returncode == 0, done.stderr[-3000:]
     seen = json.loads(done.stdout.splitlines()[-1])
     estimate = jk.xpcs.estimate_memory(
-        2 * N * N,
-        11,
-        n_phi=2,
-        itemsize=4,
-        in_memory=strategy != "stream",
-        strategy=strategy,
+        2 * N * N, 11, n_phi=2, itemsize=4, in_memory=strategy != "stream", strategy=strategy
     )
     added = max(*seen["samples"], seen["peak"]) - seen["before"]
     assert added < 1.3 * estimate.fit * 2**30
@@ -60,7 +52,8 @@ def test_memory_agrees_with_the_estimate(stored, strategy):
     # After compilation of the first pass, memory is constant.
     steady = np.array(seen["samples"][len(seen["samples"]) * 2 // 3 :])
     assert steady.std() < 0.2 * steady.mean()
-    assert seen["peak"] >= 0.9 * steady.mean()
+    # The checks after the passes use more for a moment, which the median ignores.
+    assert seen["peak"] >= 0.9 * np.median(steady)
 
 
 def streamed(path: Path, n: int) -> dict:

@@ -59,11 +59,7 @@ def assert_same(result, expected):
 @pytest.mark.parametrize("streaming", [None, SMALL_CHUNKS])
 def test_every_strategy_gives_the_same_fit(case, whole, strategy, name, streaming):
     result = checks.fit(
-        model_of(case),
-        case.data,
-        p0=problems.START,
-        strategy=strategy,
-        streaming=streaming,
+        model_of(case), case.data, p0=problems.START, strategy=strategy, streaming=streaming
     )
     assert result.strategy == name
     assert_same(result, whole)
@@ -190,11 +186,7 @@ def test_user_sources_are_read_ahead_by_another_thread(case, whole):
 
     source = Recorded()
     result = checks.fit(
-        model_of(case),
-        source,
-        p0=problems.START,
-        strategy="stream",
-        streaming=SMALL_CHUNKS,
+        model_of(case), source, p0=problems.START, strategy="stream", streaming=SMALL_CHUNKS
     )
     assert_same(result, whole)
     assert any(thread is not threading.main_thread() for thread in source.threads)

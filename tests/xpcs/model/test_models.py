@@ -108,7 +108,7 @@ def test_names_units_defaults_bounds():
     )
     assert model.defaults.tolist() == [1000.0, 0.5, 10.0, 0.01, 0.5, 0.0, 0.0]
     assert model.bounds.tolist() == [
-        *([100, 1e5], [-2, 2], [-1e5, 1e5], [1e-6, 0.5], [-2, 2], [-0.1, 0.1], [-90, 90]),
+        *([100, 1e5], [-2, 2], [-1e5, 1e5], [1e-6, 0.5], [-2, 2], [-0.1, 0.1], [-90, 90])
     ]
     assert model.units[0] == "Angstrom^2/s"
     assert len(model.units) == 7
@@ -187,10 +187,7 @@ def test_bad_geometry(change, facts):
     [
         (lambda g: xpcs.LaminarFlow(g, shear_power=3), "shear_power 3 (0, 2, 4)"),
         (lambda g: xpcs.LaminarFlow(xpcs.Geometry(1, None, 1, T, 0)), "gap Angstrom"),
-        (
-            lambda g: xpcs.LaminarFlow(g).phases([1.0, 2.0]),
-            "params (2,) (7,)",
-        ),
+        (lambda g: xpcs.LaminarFlow(g).phases([1.0, 2.0]), "params (2,) (7,)"),
         (lambda g: xpcs.CustomModel(g, None, ["a", "a"]), "parameter_names different"),
         (lambda g: xpcs.CustomModel(g, None, "ab"), "parameter_names list"),
         (lambda g: xpcs.CustomModel(g, None, ["a"], defaults=[1, 2]), "defaults (1,) (2,)"),

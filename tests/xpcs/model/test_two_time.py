@@ -246,11 +246,7 @@ def test_g2_at_outside_is_nan():
         assert np.isnan(value).all()
 
 
-@cases(
-    "n",
-    native=[(n,) for n in (2, 3, 4, 5, 31, 32, 33, 127, 128, 129, 161)],
-    jax=[(2,), (33,)],
-)
+@cases("n", native=[(n,) for n in (2, 3, 4, 5, 31, 32, 33, 127, 128, 129, 161)], jax=[(2,), (33,)])
 def test_sizes(n):
     model, reference = flow(n)
     got = xpcs.g2(model, PARAMS, CONTRAST, OFFSET)
