@@ -178,22 +178,8 @@ def multitau_events(
     count: Any,
     n_frames: int,
     qmap: QMap,
-    dpl: int = 4,
-    normalize: bool = False,
-    bad_frames: Sequence[int] | NDArray[Any] | None = None,
-    begin: int = 0,
-    end: int | None = None,
-    stride: int = 1,
-    average: int = 1,
-    *,
-    intensity_cut: tuple[float | None, float | None] | None = None,
-    mask: Any = None,
-    hot_pixels: HotPixels = "ignore",
-    bins: Sequence[int] | NDArray[Any] | None = None,
-    parts: int = 0,
-    frame_time: float | None = None,
-    overview: bool = False,
-    progress: bool = True,
+    *arguments: Any,
+    **options: Any,
 ) -> MultiTauResult:
     """Compute g2 of events, bit-identical to `multitau` of the frames that they form.
 
@@ -207,7 +193,8 @@ def multitau_events(
       frame: [M] integers, in any order.
       count: [M] integers of 0 or more; counts of one pixel in one frame are added.
       n_frames: the number of frames, including those without events.
-      qmap, and all others: as in `multitau`.
+      qmap: the bins of the pixels.
+      arguments, options: all others, as in `multitau`: dpl, normalize, bad_frames, and so on.
 
     Raises:
       ValueError: as in `multitau`; the pixel or frame of an event is out of range, or its count is
@@ -224,25 +211,8 @@ def multitau_events(
       MultiTauResult(1 bins of 64 pixels, 34 delays to 768 frames, 1000 frames)
     """
     n_frames = check_integer("n_frames", n_frames, 0, MAX_INDEX)
-    return multitau(
-        RawEvents(pixel, frame, count, qmap.shape, n_frames),
-        qmap,
-        dpl,
-        normalize,
-        bad_frames,
-        begin,
-        end,
-        stride,
-        average,
-        intensity_cut=intensity_cut,
-        mask=mask,
-        hot_pixels=hot_pixels,
-        bins=bins,
-        parts=parts,
-        frame_time=frame_time,
-        overview=overview,
-        progress=progress,
-    )
+    source = RawEvents(pixel, frame, count, qmap.shape, n_frames)
+    return multitau(source, qmap, *arguments, **options)
 
 
 def _dense_sums(
