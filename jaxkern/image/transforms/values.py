@@ -265,10 +265,7 @@ class CutMix(_Mix):
     1.0
     """
 
-    parameters: ClassVar[dict[str, str]] = {
-        "lam": "float",
-        **BOX,
-    }
+    parameters: ClassVar[dict[str, str]] = {"lam": "float", **BOX}
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         beta_key, place_key = jax.random.split(key)
