@@ -124,8 +124,7 @@ class _DrawingProgram:
         first, *others = aug.passes(list(zip(aug.transforms, checked, strict=True)), chain)
         if others:
             raise ValueError(
-                f"{aug!r}: expected a chain of one native call; a change of the number of channels "
-                "or a transform of kind 'jax' runs as a JAX program only"
+                f"{aug!r}: expected one native call, without kind 'jax' and changes of channels"
             )
         return first.stages.finish()
 
@@ -328,10 +327,7 @@ class EncodedProducer(SeededChain):
         #: buffers that the capsule reads
         self.buffers = tuple(np.ascontiguousarray(blob, np.uint8) for blob in images.blobs)
         if drawing.plan is None:
-            raise ValueError(
-                f"{aug!r}: expected a chain that returns images of one size, got one that changes "
-                "nothing"
-            )
+            raise ValueError(f"{aug!r}: expected a chain that returns images of one size")
         self.capsule = library().image_encoded_producer(
             native(drawing.plan),
             blobs=list(self.buffers),

@@ -185,8 +185,7 @@ def check_fields(fields: dict[str, Any], transforms: Sequence[Transform]) -> Non
         for name, target in _OTHER_NAMES.items():
             if name in fields and target not in fields:
                 raise ValueError(
-                    f"fields: expected the name {target!r} for a target that moves with its image, "
-                    f"got {name!r}; rename it"
+                    f"fields: expected the name {target!r} for this target, got {name!r}"
                 )
     targets = [name for name in ("mask", *_FLAGS) if name in fields]
     for transform in transforms:
@@ -355,8 +354,7 @@ def mask_bytes(mask: Any, images: Any, fill: float) -> MaskBytes:
     leading = images.shape[:-1]
     if mask.shape[: len(leading)] != leading or mask.ndim not in (len(leading), len(leading) + 1):
         raise ValueError(
-            f"mask: expected shape {leading} or {(*leading, 'M')} for images {images.shape}, got "
-            f"{mask.shape}"
+            f"mask: expected shape {leading} or {(*leading, 'M')}, as the images, got {mask.shape}"
         )
     mask, dtype = _canonical_labels(mask)
     planes = mask.ndim > len(leading)
