@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from support.errors import raises
 
 import jaxkern as jk
 from jaxkern.core import registry
@@ -312,7 +313,7 @@ def test_an_image_larger_than_the_canvas_or_max_pixels_is_an_error(op_backend):
     buffer, offsets, arrays = batch_of_files()
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"image 0: (?=.*20 x 33)(?=.*40 x 30)"):
         jax.block_until_ready(jk.image.decode_jpeg(buffer, offsets, size=(40, 30)))
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"max_pixels.*600"):
+    with raises(jax.errors.JaxRuntimeError, "max_pixels", "600"):
         jax.block_until_ready(jk.image.decode_jpeg(buffer, offsets, size=40, max_pixels=600))
     _, sizes = jk.image.decode_jpeg(buffer, offsets, size=(40, 30), on_bad="mask")
     assert sizes[0].tolist() == [0, 0]
@@ -337,9 +338,9 @@ def test_arguments_of_decode_jpeg_are_checked():
     ]:
         with pytest.raises(ValueError, match=words):
             jk.image.decode_jpeg(data, offsets, **wrong)
-    with pytest.raises(TypeError, match=r"buffer: .* got int32\[2\]"):
+    with raises(TypeError, "buffer:", "got int32[2]"):
         jk.image.decode_jpeg(offsets, offsets, size=8)
-    with pytest.raises(TypeError, match=r"offsets: .* got float32\[2\]"):
+    with raises(TypeError, "offsets:", "got float32[2]"):
         jk.image.decode_jpeg(data, jnp.zeros(2), size=8)
 
 
