@@ -46,19 +46,12 @@ _ABSOLUTE = 1.5
 
 @dataclass(frozen=True)
 class Residuals:
-    """Normalized residuals of the sampled rows.
+    """Normalized residuals of the sampled rows."""
 
-    Attributes:
-      rows: as in `RowSample`.
-      z: residuals [n_phi, 3 * bands, n] in units of sigma.
-      used: True for points with weight, with the same shape.
-      sparse: True for angles with few counts [n_phi], as in `RowSample`.
-    """
-
-    rows: NDArray[np.intp]
-    z: Array
-    used: NDArray[np.bool_]
-    sparse: NDArray[np.bool_]
+    rows: NDArray[np.intp]  # as in `RowSample`
+    z: Array  # residuals [n_phi, 3 * bands, n] in units of sigma
+    used: NDArray[np.bool_]  # True for points with weight, with the same shape
+    sparse: NDArray[np.bool_]  # True for angles with few counts [n_phi], as in `RowSample`
 
     @classmethod
     def from_sample(cls, sample: RowSample, fitted: Array, sigma: Array) -> Residuals:
@@ -90,37 +83,20 @@ class Residuals:
 
 @dataclass(frozen=True)
 class NoiseLevel:
-    """Mean squares of normalized noise by angle [n_phi]; NaN for angles with too few points.
+    """Mean squares of normalized noise by angle [n_phi]; NaN for angles with too few points."""
 
-    Attributes:
-      single: mean squares of single points.
-      over_time: of differences over many frames.
-      change: decorrelation of the model over these frames, 0 to 1.
-      clipped: mean square of the residuals without outliers.
-      covered: the part of the residuals that `single` is computed from.
-      frames: mean square of each frame [n], NaN for unused ones.
-      typical: the median of these.
-      bad: True for frames with far larger residuals than others [n].
-    """
-
-    single: Array
-    over_time: Array
-    change: Array
-    clipped: Array
-    covered: float
-    frames: Array
-    typical: float
-    bad: NDArray[np.bool_]
+    single: Array  # mean squares of single points
+    over_time: Array  # of differences over many frames
+    change: Array  # decorrelation of the model over these frames, 0 to 1
+    clipped: Array  # mean square of the residuals without outliers
+    covered: float  # the part of the residuals that `single` is computed from
+    frames: Array  # mean square of each frame [n], NaN for unused ones
+    typical: float  # the median of these
+    bad: NDArray[np.bool_]  # True for frames with far larger residuals than others [n]
 
 
 def noise_level(residuals: Residuals, memory: Array) -> NoiseLevel:
-    """Estimate the noise from the residuals.
-
-    Args:
-      residuals: of the sampled rows.
-      memory: g1^2 of the model between the sampled rows [n_phi, 3 * bands, 3 * bands], which is the
-        autocorrelation of speckle noise.
-    """
+    """Estimate the noise; `memory` is g1^2 between the sampled rows [n_phi, 3 bands, 3 bands]."""
     frames = residuals.mean_square_by_frame()
     finite = frames[np.isfinite(frames)]
     typical, limit = float(np.median(finite)) if finite.size else np.nan, _BAD_FRAME
@@ -181,17 +157,11 @@ def _differences(
 
 @dataclass(frozen=True)
 class Judgement:
-    """The outcome of the check.
+    """The outcome of the check."""
 
-    Attributes:
-      reason: why the residuals are not noise; None if they are.
-      notes: warnings for the result.
-      sampled: False if large residuals are outside of the sampled rows.
-    """
-
-    reason: str | None
-    notes: tuple[str, ...]
-    sampled: bool = True
+    reason: str | None  # why the residuals are not noise; None if they are
+    notes: tuple[str, ...]  # warnings for the result
+    sampled: bool = True  # False if large residuals are outside of the sampled rows
 
 
 def allowed(level: NoiseLevel, single: Array, points: float) -> tuple[float, Array]:

@@ -19,7 +19,7 @@ from support.xpcs import fit_problems as problems
 from support.xpcs.fit_checks import model_of
 
 import jaxkern as jk
-from jaxkern.xpcs.fitting.checkpoint import CheckpointError
+from jaxkern.xpcs.fitting.evaluation import CheckpointError
 
 N = 64
 CHUNKS = 6  # in a pass
