@@ -271,35 +271,22 @@ class PassRunner:
 
     Data on devices have no chunks: NaN in their first pass raises `BadDataError`, and later means
     that the model overflows.
-
-    Args:
-      program: the compiled programs; their compilation time is not counted.
-      source: the data.
-      sigma: [n_phi], or a source of [n_phi, n, n].
-      keep: True for used frames [n]; [n_phi, n] if these differ between angles.
-      f_scale: as in `SolverOptions`.
-      streaming: options of chunks.
-      bad: blocks that are excluded; passes add to them.
-      array: the data for passes of one call, or None.
-      chunks: None for data on devices.
-      mirrored: True if all data are symmetric, so that the upper triangle suffices.
-      on_chunk: called with the number of finished chunks and of all chunks.
     """
 
     def __init__(
         self,
         program: PassProgram,
         source: Source,
-        sigma: Array | Source,
-        keep: NDArray[np.bool_],
+        sigma: Array | Source,  # [n_phi], or a source of [n_phi, n, n]
+        keep: NDArray[np.bool_],  # used frames [n]; [n_phi, n] if these differ between angles
         f_scale: float,
         streaming: StreamingOptions,
-        bad: BadBlocks,
+        bad: BadBlocks,  # passes add to them
         *,
-        array: Any,
-        chunks: Sequence[Chunk] | None,
-        mirrored: bool,
-        on_chunk: Callable[[int, int], None],
+        array: Any,  # the data for passes of one call, or None
+        chunks: Sequence[Chunk] | None,  # None for data on devices
+        mirrored: bool,  # True if the upper triangle suffices for all data
+        on_chunk: Callable[[int, int], None],  # called with the number of finished and all chunks
     ) -> None:
         self.bad = bad
         self._program, self._source, self._sigma, self._keep = program, source, sigma, keep

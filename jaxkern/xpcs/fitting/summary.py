@@ -37,16 +37,9 @@ def summarize(
     *,
     interrupted: str = "",
 ) -> FitResult:
-    """Return the result of a fit.
+    """Return the result of a fit that began at `begin`, from its best start.
 
-    Args:
-      problem: the fit.
-      evaluation: of its best start.
-      solution: of this start.
-      jackknife: for the standard errors.
-      start_costs: the cost from each start.
-      begin: `time.perf_counter` when the fit began.
-      interrupted: the reason, if Ctrl-C ended the fit; skips checks that read the data.
+    `interrupted` is the reason, if Ctrl-C ended the fit; it skips checks that read the data.
     """
     layout, bad, data = problem.layout, evaluation.runner.bad, problem.data
     x = problem.bounds.wrap(evaluation.full(solution.x))

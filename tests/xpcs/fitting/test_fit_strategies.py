@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import h5py
 import numpy as np
 import pytest
+from support.errors import raises
 from support.xpcs import fit_checks as checks
 from support.xpcs import fit_problems as problems
 from support.xpcs.fit_checks import model_of
@@ -105,7 +106,7 @@ def test_alignment_does_not_change_the_result(case, monkeypatch):
     result = run(0)
     assert result.popt.tobytes() == copied.popt.tobytes()
     assert result.pcov.tobytes() == copied.pcov.tobytes()
-    with pytest.raises(pytest.fail.Exception, match="a thread was used"):
+    with raises(pytest.fail.Exception, "a thread was used"):
         run(8)
 
 
@@ -174,22 +175,13 @@ def test_dtypes_of_data(case, dtype):
 
 
 def test_user_sources_are_read_ahead_by_another_thread(case, whole):
-    class Recorded:
-        shape, dtype, symmetric = case.data.shape, case.data.dtype, True
-
-        def __init__(self):
-            self.threads = set()
-
-        def read(self, angle, first_row, stop_row):
-            self.threads.add(threading.current_thread())
-            return case.data[angle, first_row:stop_row]
-
-    source = Recorded()
+    threads = set()
+    source = checks.WatchedSource(case.data, lambda *_: threads.add(threading.current_thread()))
     result = checks.fit(
         model_of(case), source, p0=problems.START, strategy="stream", streaming=SMALL_CHUNKS
     )
     assert_same(result, whole)
-    assert any(thread is not threading.main_thread() for thread in source.threads)
+    assert any(thread is not threading.main_thread() for thread in threads)
 
 
 def test_buffers_copy_only_unaligned_rows():
@@ -269,7 +261,7 @@ def test_estimate_memory():
         jk.xpcs.estimate_memory(n, 53, in_memory=False, itemsize=4).fit for n in (10**9, 4 * 10**9)
     ]
     assert streaming[0] == pytest.approx(streaming[1], rel=0.05)
-    with pytest.raises(ValueError, match="got 0 and 3"):
+    with raises(ValueError, "got 0 and 3"):
         jk.xpcs.estimate_memory(0, 3)
 
 

@@ -237,7 +237,7 @@ def test_photons_of_a_seed_are_reproducible():
 
 @pytest.mark.parametrize("name", ["photons", "pixels", "modes"])
 def test_photons_need_positive_numbers(name):
-    with pytest.raises(ValueError, match=f"{name}.* 0"):
+    with raises(ValueError, f"{name}", "0"):
         jk.xpcs.simulate_photons(flow(10), PHYSICS, **{name: 0})
 
 
