@@ -306,8 +306,7 @@ def open_data(
     source: Any = data if on_device else as_source(data, quantization=step_zero)
     if tuple(source.shape) != shape:
         raise ValueError(
-            f"data: expected [n_phi, n_t, n_t] = {shape} of the model's geometry (its phi and t), "
-            f"got shape {tuple(source.shape)}"
+            f"data: expected {shape}, as in the model's geometry, got {tuple(source.shape)}"
         )
     dtype = np.dtype(source.dtype)
     if step_zero is not None and dtype != np.uint16:

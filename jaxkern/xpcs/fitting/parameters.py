@@ -152,8 +152,7 @@ def bounds_vectors(bounds: Any, layout: FitLayout, model_bounds: Any) -> tuple[A
             else:
                 raise ValueError(
                     f"{label} bounds: expected [{layout.size}] for {', '.join(names)}, or "
-                    f"[{len(layout.physics_names)}] for the physics alone, got shape "
-                    f"{value.shape}"
+                    f"[{len(layout.physics_names)}] for the physics alone, got {value.shape}"
                 )
     for name, low, high in zip(names, lower, upper, strict=True):
         if not low < high:
@@ -202,8 +201,7 @@ def check_start(x: Array, lower: Array, upper: Array, names: Sequence[str]) -> N
     for name, value, low, high in zip(names, x, lower, upper, strict=True):
         if not low <= value <= high:
             raise ValueError(
-                f"p0: expected {name} within its bounds {low:g} .. {high:g}, got {value:g}; pass "
-                "another start, or bounds that contain it"
+                f"p0: expected {name} within bounds {low:g} .. {high:g}, got {value:g}; change one"
             )
 
 

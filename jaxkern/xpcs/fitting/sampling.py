@@ -322,8 +322,7 @@ def resolve_frames(keep: Any, n: int) -> NDArray[np.bool_]:
         mask = np.asarray(keep)
         if mask.shape != (n,) or mask.dtype.kind not in "bui":
             raise ValueError(
-                f"keep: expected a mask [{n}] of used frames or a slice, got {mask.dtype} of the "
-                f"shape {mask.shape}"
+                f"keep: expected a mask [{n}] or a slice, got {mask.dtype} of shape {mask.shape}"
             )
         frames = mask.astype(bool)
     if int(frames.sum()) < 3:
