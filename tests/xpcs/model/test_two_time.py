@@ -174,9 +174,11 @@ def test_residual(kind):
         "angles": np.array([0.01, 0.02, 0.0]),
         "points": random.uniform(0.01, 0.02, c2.shape) * (random.uniform(size=c2.shape) > 0.1),
     }[kind]
-    whole = np.broadcast_to(np.reshape(sigma, (-1, 1, 1)) if kind == "angles" else sigma, c2.shape)
-    counts = (whole > 1e-10) & ~np.eye(70, dtype=bool)
-    expected = np.where(counts, data - c2, 0) / np.where(counts, whole, 1)
+    sigma_of_points = np.broadcast_to(
+        np.reshape(sigma, (-1, 1, 1)) if kind == "angles" else sigma, c2.shape
+    )
+    counts = (sigma_of_points > 1e-10) & ~np.eye(70, dtype=bool)
+    expected = np.where(counts, data - c2, 0) / np.where(counts, sigma_of_points, 1)
     # Values without weight are arbitrary.
     broken = np.where(counts, data, np.nan)
     assert_scaled(xpcs.residual(model, PARAMS, CONTRAST, OFFSET, broken, sigma), expected, 1e-11)
@@ -188,7 +190,7 @@ def test_residual(kind):
     weights = random.normal(size=c2.shape)
     gradient = jax.jit(jax.grad(square, (0, 1, 2, 3, 4), has_aux=True))
     slopes, _ = gradient(broken, jnp.asarray(sigma), PARAMS, CONTRAST, OFFSET)
-    flowing = np.where(counts, weights, 0) / np.where(counts, whole, 1)
+    flowing = np.where(counts, weights, 0) / np.where(counts, sigma_of_points, 1)
     assert_scaled(slopes[0], flowing)
     by_sigma = -flowing * expected
     if kind != "points":
