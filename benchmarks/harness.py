@@ -70,7 +70,7 @@ def interleave(
     comparison = compare(
         arms, check=None, rounds=rounds, warmup=warmup, turn_seconds=turn_seconds, pause=0.1
     )
-    return {name: arm.samples for name, arm in comparison.arms.items()}
+    return {name: Samples(arm.seconds) for name, arm in comparison.arms.items()}
 
 
 @dataclasses.dataclass

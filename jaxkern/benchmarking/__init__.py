@@ -8,8 +8,7 @@ implementations of the same work. `report` writes a comparison as Markdown; `sav
 from jaxkern.benchmarking.call_profile import Profile, profile_fn
 from jaxkern.benchmarking.compare import Comparison, DifferentResultsError, compare
 from jaxkern.benchmarking.environment import environment
-from jaxkern.benchmarking.measurement import Measurement
-from jaxkern.benchmarking.resources import ResourceMeter, Resources
+from jaxkern.benchmarking.measurement import Measurement, ResourceMeter, Resources
 from jaxkern.benchmarking.samples import Ratio, Samples
 from jaxkern.benchmarking.saved import Verdict, compare_to_baseline, latest, load, report, save
 from jaxkern.benchmarking.stream import PipelineBenchmark, PipelineResult

@@ -11,12 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.benchmarking.call_profile import describe_arrays
-from jaxkern.benchmarking.callee import Callee
+from jaxkern.benchmarking.call_profile import Callee, describe_arrays
 from jaxkern.benchmarking.environment import environment
-from jaxkern.benchmarking.measurement import Measurement
-from jaxkern.benchmarking.resources import ResourceMeter
-from jaxkern.benchmarking.samples import Ratio, Samples, ratio_of_medians
+from jaxkern.benchmarking.measurement import Measurement, ResourceMeter
+from jaxkern.benchmarking.samples import Ratio, ratio_of_medians
 from jaxkern.core.arguments import check_integer, check_number
 from jaxkern.core.quantities import format_duration
 
@@ -52,7 +50,7 @@ class Comparison:
 
     def speedup(self, name: str, over: str) -> Ratio:
         """Return the speed of an arm relative to another, a ratio of medians over paired rounds."""
-        after, before = self[name].samples.seconds, self[over].samples.seconds
+        after, before = self[name].seconds, self[over].seconds
         return ratio_of_medians(after, before, paired=True).inverse
 
     def as_dict(self) -> dict[str, Any]:
@@ -86,9 +84,8 @@ def compare(
 ) -> Comparison:
     """Check that functions do the same work, then time them in interleaved turns.
 
-    Each round gives every arm one turn, and each round begins with another arm, so that drift of
-    the machine's speed affects all arms alike. A turn is one untimed call, then timed calls
-    for about ``turn_seconds``; their mean is one sample.
+    Each round gives every arm one turn, and each round begins with another arm. A turn is one
+    untimed call, then timed calls for about ``turn_seconds``; their mean is one sample.
 
     Args:
       arms: at least two functions by name.
@@ -101,8 +98,7 @@ def compare(
       warmup: number of untimed calls of each arm before the rounds.
       turn_seconds: approximate duration of a turn.
       pause: seconds of rest before each turn, for threads of another arm to become idle.
-      back_to_back: enqueue a turn's calls one after another and wait at its end. This measures the
-        throughput of an accelerator instead of the latency of a call.
+      back_to_back: wait at the end of a turn instead of after each call.
       rtol, atol: tolerances of ``"close"``; rtol is by default the square root of the coarser
         dtype's epsilon.
       dimensions: size of the work for the report; by default the shapes of the arguments.
@@ -126,12 +122,13 @@ def compare(
     rtol = None if rtol is None else check_number("rtol", rtol, 0)
     callees = {name: Callee(fn, args) for name, fn in arms.items()}
     if back_to_back and (donors := [name for name, c in callees.items() if c.donated]):
-        raise ValueError(
-            f"back_to_back: expected arms without donation, got {', '.join(donors)}, whose donated "
-            "arguments are copied before each call"
-        )
+        raise ValueError(f"back_to_back: expected arms without donation, got {', '.join(donors)}")
     checked = _check_arms(callees, check, rtol, atol)
-    repeats = {name: _repeats(callee, warmup, turn_seconds) for name, callee in callees.items()}
+    repeats = {}
+    for name, callee in callees.items():
+        for _ in range(warmup):
+            callee.seconds()
+        repeats[name] = max(1, round(turn_seconds / max(callee.seconds(), 1e-7)))
     samples: dict[str, list[float]] = {name: [] for name in arms}
     order = list(arms)
     with ResourceMeter() as meter:
@@ -148,7 +145,7 @@ def compare(
         name: Measurement(
             name=name,
             kind="arm",
-            samples=Samples(tuple(samples[name])),
+            seconds=tuple(samples[name]),
             environment=measured_on,
             dimensions=dict(sizes),
             methodology=(
@@ -163,12 +160,6 @@ def compare(
         for name in arms
     }
     return Comparison(measurements, checked)
-
-
-def _repeats(callee: Callee, warmup: int, turn_seconds: float) -> int:
-    for _ in range(warmup):
-        callee.seconds()
-    return max(1, round(turn_seconds / max(callee.seconds(), 1e-7)))
 
 
 def _check_arms(
@@ -199,10 +190,8 @@ def _call_checked(name: str, callee: Callee) -> Any:
     result = callee()
     for path, leaf, before in arrays:
         if before.tobytes() != leaf.tobytes():
-            raise ValueError(
-                f"{name!r} modifies args{jax.tree_util.keystr(path)} in place, so the next call "
-                "does other work; copy the array in the arm"
-            )
+            at = f"args{jax.tree_util.keystr(path)}"
+            raise ValueError(f"{name!r} modifies {at} in place; copy the array in the arm")
     return result
 
 
@@ -217,6 +206,7 @@ def check_same(
 ) -> None:
     """Raise `DifferentResultsError` if the results of arms ``first`` and ``other`` differ."""
     problem = None
+    trees: list[Any] = [jax.tree.structure(expected), jax.tree.structure(result)]
     if callable(check):
         try:
             passed = check(expected, result)
@@ -224,22 +214,17 @@ def check_same(
                 problem = "the check returned False"
         except AssertionError as error:
             problem = str(error)
+    elif trees[0] != trees[1]:
+        problem = f"the structures are {trees[0]} and {trees[1]}"
     else:
-        trees: list[Any] = [jax.tree.structure(expected), jax.tree.structure(result)]
-        if trees[0] != trees[1]:
-            problem = f"the structures are {trees[0]} and {trees[1]}"
-        else:
-            pairs = zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(result), strict=True)
-            for (path, a), b in pairs:
-                difference = _difference(_to_numpy(a), _to_numpy(b), check, rtol, atol)
-                if difference is not None:
-                    problem = f"in result{jax.tree_util.keystr(path)}, {difference}"
-                    break
+        pairs = zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(result), strict=True)
+        for (path, a), b in pairs:
+            difference = _difference(_to_numpy(a), _to_numpy(b), check, rtol, atol)
+            if difference is not None:
+                problem = f"in result{jax.tree_util.keystr(path)}, {difference}"
+                break
     if problem is not None:
-        raise DifferentResultsError(
-            f"{first!r} and {other!r} return different results: {problem}; correct an arm, or pass "
-            "check='close', a function of both results, or None"
-        )
+        raise DifferentResultsError(f"{first!r} and {other!r} return different results: {problem}")
 
 
 def _to_numpy(leaf: Any) -> np.ndarray:

@@ -1,30 +1,105 @@
-"""A named measurement: samples, their conditions, and conversion to and from JSON."""
+"""A named measurement: times, resources and conditions, and conversion to and from JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Mapping
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import jax
 import numpy as np
 
-from jaxkern.benchmarking.resources import Resources
 from jaxkern.benchmarking.samples import Samples
+from jaxkern.core.memory import status_bytes
 from jaxkern.core.quantities import format_duration
 
 Kind = Literal["call", "batch", "arm"]
 
 
+@dataclasses.dataclass(frozen=True)
+class Resources:
+    """Resources that a block of code used.
+
+    Attributes:
+      wall_seconds: duration.
+      cpu_seconds: user and system time of all threads of this process.
+      peak_bytes: peak resident memory of the process; None if the system does not report it.
+      start_bytes: resident memory at the start.
+      peak_of_span: True if ``peak_bytes`` is the peak during the block; False if the system cannot
+        reset the peak, so that it covers the process since its start.
+      device_peak_bytes: peak memory of each device since its start, if its driver reports it.
+    """
+
+    wall_seconds: float
+    cpu_seconds: float
+    peak_bytes: int | None
+    start_bytes: int | None
+    peak_of_span: bool
+    device_peak_bytes: dict[str, int]
+
+    @property
+    def cores_busy(self) -> float:
+        """CPU seconds per second, the mean number of busy cores."""
+        return self.cpu_seconds / self.wall_seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all figures for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        parts = [f"{self.cpu_seconds:.3g} s CPU in {self.wall_seconds:.3g} s"]
+        if self.peak_bytes is not None:
+            since = "" if self.peak_of_span else " since the process started"
+            parts.append(f"peak {self.peak_bytes / 2**20:,.0f} MiB resident{since}")
+        parts += [f"{n} peak {b / 2**20:,.0f} MiB" for n, b in self.device_peak_bytes.items()]
+        return ", ".join(parts)
+
+
+class ResourceMeter:
+    """Context that measures the resources of its block; ``.used`` is set at the end.
+
+    The system has one peak per process, so the blocks of two meters must not overlap.
+
+    >>> import numpy as np
+    >>> with ResourceMeter() as meter:
+    ...     _ = np.ones(8_000_000).sum()
+    >>> meter.used.peak_bytes >= 64_000_000
+    True
+    """
+
+    used: Resources
+
+    def __enter__(self) -> Self:
+        try:
+            # Sets VmHWM to the current VmRSS, see proc_pid_clear_refs(5).
+            Path("/proc/self/clear_refs").write_text("5")
+            self._reset = True
+        except OSError:
+            self._reset = False
+        self._resident = status_bytes("VmRSS")
+        self._cpu, self._wall = time.process_time(), time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
+        devices = {str(device): device.memory_stats() or {} for device in jax.local_devices()}
+        name = "peak_bytes_in_use"
+        device_peaks = {d: int(stats[name]) for d, stats in devices.items() if name in stats}
+        peak = status_bytes("VmHWM")
+        self.used = Resources(wall, cpu, peak, self._resident, self._reset, device_peaks)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Measurement:
+class Measurement(Samples):
     """Repeated measurements of a time; figures are attributes and items, ``result["median"]``.
 
     Attributes:
       name: name of the measured function or stream.
       kind: unit of a sample: a call, a batch, or a turn of an arm of a comparison.
-      samples: times in seconds.
+      seconds: times, one per unit.
       environment: machine, versions and settings.
       dimensions: size of the work.
       methodology: sentences that describe the measurement.
@@ -34,41 +109,16 @@ class Measurement:
 
     name: str
     kind: Kind
-    samples: Samples
     environment: dict[str, Any]
     dimensions: dict[str, Any] = dataclasses.field(default_factory=dict)
     methodology: tuple[str, ...] = ()
     resources: Resources | None = None
     rounds: str = ""
 
-    @property
-    def median(self) -> float:
-        return self.samples.median
-
-    @property
-    def mean(self) -> float:
-        return self.samples.mean
-
-    @property
-    def std(self) -> float:
-        return self.samples.std
-
-    @property
-    def min(self) -> float:
-        return self.samples.min
-
-    @property
-    def max(self) -> float:
-        return self.samples.max
-
-    @property
-    def p90(self) -> float:
-        return self.samples.p90
-
     def figures(self) -> dict[str, Any]:
         """Return all figures by name; times in seconds."""
         names = ("median", "mean", "std", "min", "max", "p90")
-        return {"count": len(self.samples), **{name: getattr(self, name) for name in names}}
+        return {"count": len(self), **{name: getattr(self, name) for name in names}}
 
     def __getitem__(self, name: str) -> Any:
         figures = self.figures()
@@ -82,7 +132,7 @@ class Measurement:
             "name": self.name,
             "kind": self.kind,
             "figures": self.figures(),
-            "seconds": list(self.samples.seconds),
+            "seconds": list(self.seconds),
             "dimensions": self.dimensions,
             "methodology": list(self.methodology),
             "resources": self.resources.as_dict() if self.resources is not None else None,
@@ -93,12 +143,11 @@ class Measurement:
     def __str__(self) -> str:
         figures = (self.median, self.p90, self.min, self.max, self.mean, self.std)
         median, p90, low, high, mean, std = map(format_duration, figures)
-        lines = [
-            f"{self.name}: {len(self.samples)} samples, one per {self.kind}",
-            f"  median {median}, p90 {p90}, {low} to {high}",
-            f"  mean {mean}, std {std}",
-        ]
-        return "\n".join([*lines, *([f"  {self.resources}"] if self.resources else [])])
+        used = f"\n  {self.resources}" if self.resources else ""
+        return (
+            f"{self.name}: {len(self)} samples, one per {self.kind}\n"
+            f"  median {median}, p90 {p90}, {low} to {high}\n  mean {mean}, std {std}{used}"
+        )
 
 
 def from_dict(record: dict[str, Any]) -> Measurement:
@@ -112,7 +161,7 @@ def from_dict(record: dict[str, Any]) -> Measurement:
         return Measurement(
             name=record["name"],
             kind=record["kind"],
-            samples=Samples(tuple(record["seconds"])),
+            seconds=tuple(record["seconds"]),
             environment=record["environment"],
             dimensions=record["dimensions"],
             methodology=tuple(record["methodology"]),

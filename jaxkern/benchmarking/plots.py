@@ -7,12 +7,7 @@ from pathlib import Path
 
 
 def bar_chart(
-    path: Path,
-    names: Sequence[str],
-    values: Sequence[float],
-    title: str,
-    label: str,
-    own: str = "",
+    path: Path, names: Sequence[str], values: Sequence[float], title: str, label: str, own: str = ""
 ) -> None:
     """Draw horizontal bars from 0; the suffix is the format. Needs matplotlib.
 

@@ -24,10 +24,7 @@ class Samples:
     def __post_init__(self) -> None:
         values = np.asarray(self.seconds, dtype=np.float64)
         if values.ndim != 1 or not values.size or not np.isfinite(values).all() or values.min() < 0:
-            raise ValueError(
-                f"seconds: expected at least one finite number of at least 0, got "
-                f"{self.seconds!r:.80}"
-            )
+            raise ValueError(f"seconds: expected finite numbers >= 0, got {self.seconds!r:.80}")
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -107,9 +104,8 @@ def ratio_of_medians(
 ) -> Ratio:
     """Return ``median(after) / median(before)`` with a percentile bootstrap interval (Efron 1979).
 
-    Successive samples are correlated, because a machine is slow for a while. They are therefore
-    drawn in circular blocks of neighbors (Politis and Romano 1992), which widens the interval
-    accordingly. With fewer than `MIN_SAMPLES` samples there is no interval.
+    Successive samples are correlated, and therefore drawn in circular blocks of neighbors (Politis
+    and Romano 1992). With fewer than `MIN_SAMPLES` samples there is no interval.
 
     Args:
       after, before: times in seconds, above 0.
@@ -119,7 +115,7 @@ def ratio_of_medians(
       resamples: number of bootstrap resamples.
       block: number of neighbors in a block; by default the square root of the number of samples,
         and 1 if paired.
-      seed: seed of the resampling; the interval is a function of the samples and the seed.
+      seed: seed of the resampling.
 
     Raises:
       ValueError: for missing or nonpositive samples, paired samples of different lengths, or an

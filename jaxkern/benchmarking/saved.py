@@ -40,10 +40,8 @@ def save(measured: Measurement, directory: str | Path = DIRECTORY) -> Path:
       'sum'
     """
     if not isinstance(measured, Measurement):
-        raise TypeError(
-            f"measured: expected a Measurement, got a {type(measured).__name__}; save an arm of a "
-            'comparison with save(comparison["arm"])'
-        )
+        got = type(measured).__name__
+        raise TypeError(f"measured: expected a Measurement (or an arm of a comparison), got {got}")
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     now = datetime.datetime.now(datetime.UTC)
@@ -69,11 +67,7 @@ def load(path: str | Path) -> Measurement:
 
 
 def latest(name: str, directory: str | Path = DIRECTORY) -> Path:
-    """Return the newest file of a measurement's name.
-
-    Raises:
-      FileNotFoundError: if no such file exists.
-    """
+    """Return the newest file of a measurement's name; `FileNotFoundError` if there is none."""
     return _saved_files(name, Path(directory))[-1]
 
 
@@ -143,10 +137,9 @@ def compare_to_baseline(
 ) -> Verdict:
     """Test if a measurement differs from a saved one by more than the noise of both.
 
-    The samples of one process do not show the variation between processes. There is therefore a
-    difference only if the entire interval of the ratio exceeds ``least_change``, and, if the
-    baseline is a directory with several runs on this machine, the median is outside the range of
-    their medians.
+    There is a difference only if the entire interval of the ratio exceeds ``least_change``, and, if
+    the baseline is a directory with several runs on this machine, the median is outside the range
+    of their medians.
 
     Args:
       measured: new measurement.
@@ -173,9 +166,7 @@ def compare_to_baseline(
         runs = [load(file) for file in files]
         baseline = runs[-1]
     _check_kinds(measured, baseline)
-    ratio = ratio_of_medians(
-        measured.samples.seconds, baseline.samples.seconds, confidence=confidence
-    )
+    ratio = ratio_of_medians(measured.seconds, baseline.seconds, confidence=confidence)
     notes = [d for p in _PARTS for d in differences(measured.environment, baseline.environment, p)]
     if plain(measured.dimensions) != plain(baseline.dimensions):
         notes.append("the dimensions differ: these are times of unequal work")
@@ -184,12 +175,12 @@ def compare_to_baseline(
     outcome = ratio.outcome(least_change)
     medians = [run.median for run in runs if _same_machine(run, measured)]
     if outcome != "no difference shown" and len(medians) > 1:
-        if min(medians) <= measured.median <= max(medians):
+        low, high = min(medians), max(medians)
+        if low <= measured.median <= high:
             outcome = "no difference shown"
-            low, high = format_duration(min(medians)), format_duration(max(medians))
             notes.append(
                 f"the median is in the range of the medians of {len(medians)} saved runs on this "
-                f"machine, {low} to {high}"
+                f"machine, {format_duration(low)} to {format_duration(high)}"
             )
     same_machine = _same_machine(measured, baseline)
     return Verdict(outcome, ratio, least_change, same_machine, tuple(notes))
@@ -201,9 +192,7 @@ def _same_machine(a: Measurement, b: Measurement) -> bool:
 
 def _check_kinds(a: Measurement, b: Measurement) -> None:
     if a.kind != b.kind:
-        raise ValueError(
-            f"expected measurements of one kind, got samples per {a.kind} and per {b.kind}"
-        )
+        raise ValueError(f"expected one kind of sample, got one per {a.kind} and per {b.kind}")
 
 
 def report(
@@ -237,7 +226,7 @@ def report(
     """
     _check_kinds(before, after)
     paired = bool(before.rounds) and before.rounds == after.rounds
-    ratio = ratio_of_medians(after.samples.seconds, before.samples.seconds, paired=paired)
+    ratio = ratio_of_medians(after.seconds, before.seconds, paired=paired)
     where = after.environment
     lines = [f"# {title or f'{before.name} against {after.name}'}", "", "## Environment", ""]
     lines.append(f"- date: {where.get('date')}")
@@ -284,12 +273,12 @@ def _inline(value: Any) -> str:
 def _table(measured: Measurement) -> list[str]:
     figures = measured.figures()
     rows = [("samples", str(figures["count"]))]
-    for name in ("median", "mean", "std", "min", "max", "p90", "compile_seconds"):
-        if name in figures:
-            rows.append((name.removesuffix("_seconds"), format_duration(figures[name])))
-    for name in ("examples_per_second", "batches_per_second"):
-        if name in figures:
-            rows.append((name, f"{figures[name]:,.1f}"))
+    times = ("median", "mean", "std", "min", "max", "p90", "compile_seconds")
+    rows += [
+        (n.removesuffix("_seconds"), format_duration(figures[n])) for n in times if n in figures
+    ]
+    rates = ("examples_per_second", "batches_per_second")
+    rows += [(name, f"{figures[name]:,.1f}") for name in rates if name in figures]
     if measured.resources is not None:
         scope = " (all arms)" if measured.kind == "arm" else ""
         rows.append((f"resources{scope}", str(measured.resources)))

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxkern.benchmarking.environment import environment
-from jaxkern.benchmarking.measurement import Measurement
-from jaxkern.benchmarking.resources import ResourceMeter
-from jaxkern.benchmarking.samples import Samples
+from jaxkern.benchmarking.measurement import Measurement, ResourceMeter
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.quantities import format_duration
-
-_UTILIZATION_PERIOD_MS = 200
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,19 +24,15 @@ class PipelineResult(Measurement):
       examples: number of examples in the measured batches.
       duration_seconds: total time of the measured batches.
       epochs: number of epochs started, including the warm-up.
-      device_utilization: percentage of the time that each device was computing, if its driver
-        reports it; otherwise None, and ``utilization_note`` gives the reason.
     """
 
     examples: int
     duration_seconds: float
     epochs: int
-    device_utilization: dict[str, float] | None
-    utilization_note: str
 
     @property
     def batches(self) -> int:
-        return len(self.samples)
+        return len(self)
 
     @property
     def examples_per_second(self) -> float:
@@ -56,34 +45,29 @@ class PipelineResult(Measurement):
     @property
     def p50(self) -> float:
         """Median of the seconds between two batches."""
-        return self.samples.percentile(50)
+        return self.percentile(50)
 
     @property
     def p95(self) -> float:
-        return self.samples.percentile(95)
+        return self.percentile(95)
 
     @property
     def p99(self) -> float:
-        return self.samples.percentile(99)
+        return self.percentile(99)
 
     def figures(self) -> dict[str, Any]:
         names = ["examples_per_second", "batches_per_second", "batches", "p50", "p95", "p99"]
         names += ["examples", "duration_seconds", "epochs"]
-        names += ["device_utilization", "utilization_note"]
         return {**super().figures(), **{name: getattr(self, name) for name in names}}
 
     def __str__(self) -> str:
-        busy = self.utilization_note
-        if self.device_utilization is not None:
-            busy = ", ".join(f"{n} {p:.0f}%" for n, p in self.device_utilization.items())
         times = (f"{name} {format_duration(self[name])}" for name in ("p90", "p95", "p99", "max"))
         return (
             f"{self.name}: {self.examples_per_second:,.0f} examples/s, "
             f"{self.batches_per_second:,.1f} batches/s over {self.batches} batches in "
             f"{format_duration(self.duration_seconds)}\n"
             f"  per batch: median {format_duration(self.p50)}, {', '.join(times)}\n"
-            f"  {self.resources}\n"
-            f"  device utilization: {busy}"
+            f"  {self.resources}"
         )
 
 
@@ -121,10 +105,8 @@ class PipelineBenchmark:
         name: str | None = None,
     ) -> None:
         if not (hasattr(data_stream, "__iter__") or callable(data_stream)):
-            raise TypeError(
-                "data_stream: expected an iterable of batches or a function of a seed that returns "
-                f"one, got {data_stream!r:.80}"
-            )
+            expected = "an iterable of batches, or a function of a seed that returns one"
+            raise TypeError(f"data_stream: expected {expected}, got {data_stream!r:.80}")
         self._stream = data_stream
         self._batches = check_integer("num_batches", num_batches, 1)
         self._warmup = check_integer("warmup_batches", warmup_batches, 0)
@@ -138,7 +120,7 @@ class PipelineBenchmark:
         for _ in range(self._warmup):
             first = jax.block_until_ready(feed.next())
         times, examples = [], 0
-        with UtilizationSampler() as sampler, ResourceMeter() as meter:
+        with ResourceMeter() as meter:
             started = before = time.perf_counter()
             for _ in range(self._batches):
                 batch = jax.block_until_ready(feed.next())
@@ -151,7 +133,7 @@ class PipelineBenchmark:
         return PipelineResult(
             name=self._name,
             kind="batch",
-            samples=Samples(tuple(times)),
+            seconds=tuple(times),
             environment=environment(),
             dimensions={"batch": _describe(first), "seed": pipeline_seed},
             methodology=(
@@ -162,8 +144,6 @@ class PipelineBenchmark:
             examples=examples,
             duration_seconds=total,
             epochs=feed.epochs,
-            device_utilization=sampler.utilization,
-            utilization_note=sampler.note,
         )
 
 
@@ -183,8 +163,7 @@ class _RestartingIterator:
                 if self._delivered == 0 or iter(self._stream) is self._iterator:
                     raise ValueError(
                         f"the stream ended after {self._delivered} batches and cannot start again; "
-                        "pass an iterable instead of an iterator or generator, or measure fewer "
-                        "batches"
+                        "pass an iterable, or measure fewer batches"
                     ) from None
                 self._iterator, self._delivered = iter(self._stream), 0
                 self.epochs += 1
@@ -202,10 +181,8 @@ def _with_seed(stream: Any, seed: int | None) -> Any:
             raise TypeError(f"data_stream(seed): expected an iterable, got {result!r:.80}")
         return result
     if seed is not None:
-        raise ValueError(
-            f"pipeline_seed: got {seed} for a {type(stream).__name__} without with_seed(seed); "
-            "pass a function of the seed that returns the stream, or omit pipeline_seed"
-        )
+        kind = type(stream).__name__
+        raise ValueError(f"pipeline_seed: a {kind} has no seed; pass a function of the seed")
     return stream
 
 
@@ -216,10 +193,7 @@ def _leading_size(batch: Any) -> int:
         if np.ndim(leaf) > 0
     }
     if len(set(sizes.values())) != 1:
-        raise ValueError(
-            f"expected a batch whose arrays have one size on their first axis, got {sizes}; pass "
-            "examples=, a function that returns the number of examples in a batch"
-        )
+        raise ValueError(f"expected one size of the first axis, got {sizes}; pass examples=")
     return int(next(iter(sizes.values())))
 
 
@@ -229,64 +203,3 @@ def _describe(batch: Any) -> dict[str, str]:
         f"{list(np.shape(leaf))}"
         for path, leaf in jax.tree.leaves_with_path(batch)
     }
-
-
-class UtilizationSampler:
-    """Context that samples the utilization of GPUs by ``nvidia-smi``.
-
-    Attributes:
-      utilization: mean percentage of each GPU; None if nothing was reported.
-      note: sampling period, or the reason why ``utilization`` is None.
-    """
-
-    def __init__(self) -> None:
-        self.utilization: dict[str, float] | None = None
-        self.note = ""
-
-    def __enter__(self) -> Self:
-        self._process: subprocess.Popen[str] | None = None
-        self._lines: list[str] = []
-        if jax.default_backend() != "gpu":
-            self.note = f"not reported for {jax.default_backend()} devices"
-        elif (command := shutil.which("nvidia-smi")) is None:
-            self.note = "not reported: nvidia-smi is not installed"
-        else:
-            query = ["--query-gpu=index,utilization.gpu", "--format=csv,noheader,nounits"]
-            self._process = subprocess.Popen(
-                [command, *query, f"--loop-ms={_UTILIZATION_PERIOD_MS}"],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-            assert self._process.stdout is not None
-            self._reader = threading.Thread(
-                target=self._lines.extend, args=(self._process.stdout,), daemon=True
-            )
-            self._reader.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait()
-            self._reader.join()
-            self.utilization = mean_utilization(self._lines)
-            self.note = f"nvidia-smi, every {_UTILIZATION_PERIOD_MS} ms"
-            if self.utilization is None:
-                self.note = "not reported: nvidia-smi printed no figure in that time"
-
-
-def mean_utilization(lines: list[str]) -> dict[str, float] | None:
-    """Return the means of lines ``index, percentage``; devices that report ``[N/A]`` are omitted.
-
-    >>> mean_utilization(["0, 40", "1, [N/A]", "0, 60"])
-    {'gpu 0': 50.0}
-    """
-    values: dict[str, list[float]] = {}
-    for line in lines:
-        index, _, text = line.partition(",")
-        try:
-            values.setdefault(f"gpu {int(index)}", []).append(float(text))
-        except ValueError:
-            continue
-    return {name: sum(v) / len(v) for name, v in values.items() if v} or None

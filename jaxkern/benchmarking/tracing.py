@@ -219,11 +219,8 @@ _INSTRUCTIONS, _NAME, _METADATA, _OP_NAME = (1, 3, 2), 1, 7, 2
 def read_scopes(profile: bytes) -> dict[tuple[str, str], str]:
     """Return ``{(program, instruction): scope}`` of a serialized XSpace.
 
-    Programs are named with their number, such as ``jit_f(3)``: a process may have several of one
-    name, and the profile contains all that are alive.
-
-    Raises:
-      ValueError: if the bytes are not a protocol buffer message.
+    Programs are named with their number, such as ``jit_f(3)``. Raises `ValueError` if the bytes are
+    not a protocol buffer message.
     """
     planes = _fields(profile, _PLANES)
     hosts = (p for p in planes if b"/host:metadata" in _fields(p, _PLANE_NAME))
@@ -237,7 +234,7 @@ def read_scopes(profile: bytes) -> dict[tuple[str, str], str]:
 
 
 def _text(message: bytes, field: int) -> str:
-    return next(iter(_fields(message, field)), b"").decode(errors="replace")
+    return b"".join(_fields(message, field)[:1]).decode(errors="replace")
 
 
 def _fields(message: bytes, *path: int) -> list[bytes]:

@@ -58,6 +58,7 @@ def watch(**values: Any) -> int:
     """
     from jaxkern.xpcs.analysis import watching
     from jaxkern.xpcs.analysis.correlate import time_between
+    from jaxkern.xpcs.analysis.settings import load_config
     from jaxkern.xpcs.correlators.bins import BinLabels
     from jaxkern.xpcs.correlators.checks import CorrelationWarning
     from jaxkern.xpcs.correlators.live import LiveMultiTau
@@ -72,7 +73,10 @@ def watch(**values: Any) -> int:
     excluded = [path for path in (options.output, *inputs) if path is not None]
     check_output(options, options.frames, *inputs)
     bins = numbers(options.bins, "--bins")
-    config = _load_settings(options)
+    config = None
+    if options.config is not None:
+        file = {"data_files.file": str(options.output.absolute())}
+        config = load_config(options.config, file)
     qmap = masked_map(QMap.read(options.qmap), options.mask, options.blemish)
     BinLabels(qmap, bins)
     frames = GrowingFrames(options.frames, qmap.shape, options.dataset, options.pattern, excluded)
@@ -89,16 +93,9 @@ def watch(**values: Any) -> int:
             frame_time=time_between(options.frame_time, options.metadata, frames),
             **selection(options),
         )
-        screen = _Screen(options, frames, qmap, bins, config)
-        with screen:
-            end = watching.watch(
-                frames,
-                live,
-                options.most_frames,
-                screen.show,
-                idle=options.idle,
-                every=options.every,
-            )
+        with _Screen(options, frames, qmap, bins, config) as screen:
+            pauses = {"idle": options.idle, "every": options.every}
+            end = watching.watch(frames, live, options.most_frames, screen.show, **pauses)
     if end is None:
         count = frames.shape[0]
         fewer = " --begin, --stride and --average reduce their number;" if count > 1 else ""
@@ -107,15 +104,6 @@ def watch(**values: Any) -> int:
             f"{options.idle:g} s;{fewer} --idle waits longer"
         )
     return screen.report(end)
-
-
-def _load_settings(options: SimpleNamespace) -> Config | None:
-    """Load the settings of fits for the file that is written."""
-    if options.config is None:
-        return None
-    from jaxkern.xpcs.analysis.settings import load_config
-
-    return load_config(options.config, {"data_files.file": str(options.output.absolute())})
 
 
 class _Screen:
@@ -279,18 +267,16 @@ def rows(result: MultiTauResult) -> list[tuple[str, ...]]:
     """Return the displayed columns of some bins: number, q, phi, first g2 and a curve."""
     count = len(result.bins)
     indices = np.unique(np.linspace(0, count - 1, min(count, _MAX_ROWS)).round()).astype(int)
-    table: list[tuple[str, ...]] = []
-    for k in indices:
-        table.append(
-            (
-                str(result.bins[k]),
-                "" if result.q is None else f"{result.q[k]:.4g}",
-                "" if result.phi is None else f"{result.phi[k]:.4g}",
-                f"{result.g2[0, k]:.4f} ± {result.g2_err[0, k]:.4f}",
-                curve(result.g2[:, k]),
-            )
+    return [
+        (
+            str(result.bins[k]),
+            "" if result.q is None else f"{result.q[k]:.4g}",
+            "" if result.phi is None else f"{result.phi[k]:.4g}",
+            f"{result.g2[0, k]:.4f} ± {result.g2_err[0, k]:.4f}",
+            curve(result.g2[:, k]),
         )
-    return table
+        for k in indices
+    ]
 
 
 def curve(values: Any) -> str:

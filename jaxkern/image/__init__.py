@@ -34,11 +34,7 @@ from jaxkern.image.transforms.noise import ElasticTransform, GaussianBlur, Gauss
 from jaxkern.image.transforms.sizes import RandomShortestSize, Resize, ScaleJitter
 from jaxkern.image.transforms.transform import Transform
 from jaxkern.image.transforms.values import CutMix, MixUp, Normalize, RandomErasing, ToDtype
-from jaxkern.image.transforms.warps import (
-    RandomAffine,
-    RandomPerspective,
-    RandomRotation,
-)
+from jaxkern.image.transforms.warps import RandomAffine, RandomPerspective, RandomRotation
 
 __all__ = [
     "AugMix",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import io
-import operator
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.cost import Cost
 from jaxkern.core.integers import check_narrowing
 from jaxkern.core.op import Op
@@ -19,12 +19,16 @@ from jaxkern.image.chain.plan import CHANNEL_COUNTS
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
-def _call_pillow(buffer: Any, begin: Any, end: Any, **static: Any) -> tuple[jax.Array, jax.Array]:
-    """Call Pillow on the host: return image u8 [height, width, channels] and its size i32 [2]."""
-    canvas = (static["height"], static["width"], static["channels"])
-    results = (jax.ShapeDtypeStruct(canvas, np.uint8), jax.ShapeDtypeStruct((2,), np.int32))
+def _results(height: int, width: int, channels: int, **_: Any) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Return an image u8 [height, width, channels] and its size i32 [2]."""
+    image = jax.ShapeDtypeStruct((height, width, channels), np.uint8)
+    return image, jax.ShapeDtypeStruct((2,), np.int32)
+
+
+def _call_pillow(buffer: Any, begin: Any, end: Any, **static: Any) -> Any:
     run = functools.partial(_decode_all, **static)
-    return jax.pure_callback(run, results, buffer, begin, end, vmap_method="expand_dims")  # type: ignore[no-any-return]
+    results = _results(**static)
+    return jax.pure_callback(run, results, buffer, begin, end, vmap_method="expand_dims")
 
 
 def _decode_all(
@@ -80,16 +84,14 @@ def _decode_one(
     with opened:
         if opened.width * opened.height > max_pixels:
             raise ValueError(
-                f"its header says {opened.height} x {opened.width} pixels; "
-                f"max_pixels is {max_pixels}"
+                f"expected at most max_pixels={max_pixels}, got {opened.height} x {opened.width}"
             )
         if denominator > 1:
             opened.draft(None, [max(1, n // denominator) for n in opened.size])
         image = ImageOps.exif_transpose(opened).convert(_MODES[channels])
     if image.height > height or image.width > width:
         raise ValueError(
-            f"expected at most {height} x {width} pixels, the size of the canvas, got "
-            f"{image.height} x {image.width}"
+            f"expected at most {height} x {width} pixels, got {image.height} x {image.width}"
         )
     return np.asarray(image).reshape(image.height, image.width, channels)
 
@@ -101,10 +103,7 @@ MAX_PIXELS = 178_956_970
 decode_jpeg_op = Op(
     "jaxkern.image_decode_jpeg",
     version=1,
-    abstract=lambda buffer, begin, end, *, height, width, channels, **_: (
-        jax.ShapeDtypeStruct((height, width, channels), np.uint8),
-        jax.ShapeDtypeStruct((2,), np.int32),
-    ),
+    abstract=lambda buffer, begin, end, **static: _results(**static),
     impl=_call_pillow,
     attributes=lambda max_pixels, denominator, mask, **_: {
         "max_pixels": np.int64(max_pixels),
@@ -168,18 +167,15 @@ def decode_jpeg(
       >>> images.shape, sizes.tolist(), images[0, 5, 7].tolist(), images[0, 6, 0].tolist()
       ((1, 8, 10, 3), [[6, 8]], [77, 77, 77], [0, 0, 0])
     """
-    height, width = (size, size) if isinstance(size, int) else size
-    height, width = operator.index(height), operator.index(width)
-    if height < 1 or width < 1:
-        raise ValueError(f"size: expected a height and width of at least 1, got {size}")
+    sides = (size, size) if isinstance(size, int) else size
+    height, width = (check_integer("size", side, 1) for side in sides)
     if channels not in CHANNEL_COUNTS:
         raise ValueError(f"channels: expected 1, 3 or 4, got {channels!r}")
     if on_bad not in ("raise", "mask"):
         raise ValueError(f"on_bad: expected 'raise' or 'mask', got {on_bad!r}")
     if denominator not in (1, 2, 4, 8):
         raise ValueError(f"denominator: expected 1, 2, 4 or 8, got {denominator!r}")
-    if operator.index(max_pixels) < 1:
-        raise ValueError(f"max_pixels: expected at least 1, got {max_pixels}")
+    max_pixels = check_integer("max_pixels", max_pixels, 1)
     data = jnp.asarray(buffer)
     if data.dtype != jnp.uint8 or data.ndim != 1:
         raise TypeError(f"buffer: expected uint8[B], got {data.dtype.name}{list(data.shape)}")
@@ -192,13 +188,12 @@ def decode_jpeg(
         counts = _integers("lengths", lengths)
         if counts.shape != starts.shape:
             raise ValueError(
-                f"lengths: expected {starts.shape[0]} numbers, as many as offsets, got "
-                f"{counts.shape[0]}"
+                f"lengths: expected {len(starts)} numbers, one per offset, got {len(counts)}"
             )
         # A sum that overflows ends before it begins, and is rejected like any invalid range.
         end = starts + counts
         begin = starts.astype(end.dtype)
-    images, sizes = decode_jpeg_op(
+    return decode_jpeg_op(  # type: ignore[no-any-return]
         data[None],
         begin,
         end,
@@ -206,17 +201,15 @@ def decode_jpeg(
         height=height,
         width=width,
         channels=channels,
-        max_pixels=operator.index(max_pixels),
+        max_pixels=max_pixels,
         denominator=denominator,
         mask=on_bad == "mask",
     )
-    return images, sizes
 
 
 def _integers(name: str, values: Any) -> jax.Array:
     array = jnp.asarray(check_narrowing(values, name))
     if array.dtype not in (jnp.int32, jnp.int64) or array.ndim != 1:
-        raise TypeError(
-            f"{name}: expected int32 or int64 [N], got {array.dtype.name}{list(array.shape)}"
-        )
+        shape = f"{array.dtype.name}{list(array.shape)}"
+        raise TypeError(f"{name}: expected int32 or int64 [N], got {shape}")
     return array

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -21,10 +22,7 @@ MAX_STAGES = 8  # of one call
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A fused chain and the steps of the image program that follows it.
-
-    Only the first stage may have no chain.
-    """
+    """A fused chain, which only the first stage may lack, and steps of a program after it."""
 
     chain: ChainPlan | None
     steps: tuple[ProgramStep, ...] = ()
@@ -32,11 +30,10 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class StagesPlan:
-    """The structure of a call, the same for all samples; hashable, so it can be a static argument.
+    """The structure of a call: static, and the same for all samples.
 
-    Attributes:
-      stages: in order. Chains before the last one have the layout NHWC and the output uint8 or
-        float32. No program follows a chain with another layout or output.
+    Chains before the last one, and those that a program follows, have the layout NHWC and the
+    output uint8 or float32.
     """
 
     stages: tuple[Stage, ...]
@@ -61,11 +58,7 @@ class StagesPlan:
 
 
 class StageOperands(NamedTuple):
-    """Per-sample arrays of one call; the leading axis has size N or 1 (shared).
-
-    The arrays of all chains (see `Operands`), and of all programs: op i32 [N, P] and values
-    f32 [N, P, 8]. Those of successive stages are concatenated.
-    """
+    """`Operands` of all chains, and of all programs op i32 [N, P] and values f32 [N, P, 8]."""
 
     geometry: Any
     affine: Any
@@ -107,10 +100,7 @@ class StagesBuilder:
             self._stages[-1][1].append(operands)
 
     def calls(self, together: bool) -> Iterator[Call]:
-        """Yield the plan and operands of each call.
-
-        With `together`, as few calls as possible; else one for each chain and each program.
-        """
+        """Yield plans and operands of few calls, or else of a call for each chain and program."""
         each: list[list[_StageParts]] = []
         if together:
             starts = range(0, len(self._stages), MAX_STAGES)
@@ -130,17 +120,11 @@ class StagesBuilder:
                 dtype = dtype if folded is None else folded[0].output_dtype
 
     def finish(self) -> Call | None:
-        """Return the plan and its operands, or None if nothing changes.
-
-        A single chain without a program has a `ChainPlan`.
-
-        Raises:
-          ValueError: for more stages or steps than one call takes.
-        """
+        """Return the plan (of a single chain a `ChainPlan`) and operands; None without a change."""
         if len(self._stages) > MAX_STAGES:
             raise ValueError(
-                f"at most {MAX_STAGES} stages fit in one call, got {len(self._stages)}; reorder "
-                "the transforms, or split them into two Compose objects"
+                f"at most {MAX_STAGES} stages fit in one call, got {len(self._stages)}; split the "
+                "transforms into two Compose objects"
             )
         if not self._stages:
             return None
@@ -224,63 +208,32 @@ def _concatenated(parts: Sequence[Any]) -> Any:
 
 def image_stages(pixels: jax.Array, *operands: jax.Array, plan: StagesPlan) -> jax.Array:
     """Run `plan` on pixels [H, W, C] in pure JAX, with `StageOperands` of one sample."""
-
-    def first(chain: ChainPlan, operands: Operands) -> jax.Array:
-        return twin.image_chain(pixels, *operands, plan=chain)
-
-    return _run(pixels, first, StageOperands(*operands), plan)
+    return _run((pixels,), twin.image_chain, operands, plan)
 
 
-def ragged_stages(
-    buffer: jax.Array,
-    offset: jax.Array,
-    height: jax.Array,
-    width: jax.Array,
-    *operands: jax.Array,
-    plan: StagesPlan,
-    max_height: int,
-    max_width: int,
-) -> jax.Array:
-    """Run `plan`, whose first stage has a chain, on the image that starts at buffer[offset]."""
-
-    def first(chain: ChainPlan, operands: Operands) -> jax.Array:
-        return twin.ragged_chain(
-            buffer,
-            offset,
-            height,
-            width,
-            *operands,
-            plan=chain,
-            max_height=max_height,
-            max_width=max_width,
-        )
-
-    return _run(buffer, first, StageOperands(*operands), plan)
+def ragged_stages(*arrays: jax.Array, plan: StagesPlan, **largest: Any) -> jax.Array:
+    """Run `plan`, whose first stage has a chain, with arrays and sizes as of `ragged_chain`."""
+    first = functools.partial(twin.ragged_chain, **largest)
+    return _run(arrays[:4], first, arrays[4:], plan)
 
 
 def _run(
-    image: jax.Array,
-    run_first_chain: Callable[[ChainPlan, Operands], jax.Array],
-    operands: StageOperands,
-    plan: StagesPlan,
+    source: tuple[jax.Array, ...], run_chain: Any, operands: Sequence[jax.Array], plan: StagesPlan
 ) -> jax.Array:
     segment = erasure = step = 0
-    for k, stage in enumerate(plan.stages):
+    for stage in plan.stages:
         chain, steps = stage.chain, len(stage.steps)
+        image = source[0]
         if chain is not None:
             segments = slice(segment, segment + len(chain.segments))
             erasures = slice(erasure, erasure + sum(s.erasures for s in chain.segments))
             segment, erasure = segments.stop, erasures.stop
-            of_chain = Operands(
-                *(array[segments] for array in operands[:3]),
-                *(array[erasures] for array in operands[3:5]),
-            )
-            if k == 0:
-                image = run_first_chain(chain, of_chain)
-            else:
-                image = twin.image_chain(image, *of_chain, plan=chain)
+            of_chain = (array[segments] for array in operands[:3])
+            of_erasures = (array[erasures] for array in operands[3:5])
+            image = run_chain(*source, *of_chain, *of_erasures, plan=chain)
         if steps:
             of_program = (array[step : step + steps] for array in operands[5:])
             image = program_twin.image_program(image, *of_program, steps=stage.steps)
             step += steps
-    return image
+        source, run_chain = (image,), twin.image_chain
+    return source[0]

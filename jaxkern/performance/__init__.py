@@ -2,20 +2,16 @@
 
 from jaxkern.core.ceilings import Ceilings, Rates, ceilings
 from jaxkern.core.client import set_memory_fraction
-from jaxkern.performance.allocator import tune_host_allocator
+from jaxkern.core.threads import num_threads
 from jaxkern.performance.auditing import Audit, Finding, audit
 from jaxkern.performance.batch_size import BatchSizeRecommendation, get_batch_size_recommendation
 from jaxkern.performance.batch_trials import BatchMeasurement
-from jaxkern.performance.cache import (
-    CacheReport,
-    disable_persistent_cache,
-    enable_persistent_cache,
-)
+from jaxkern.performance.cache import CacheReport, disable_persistent_cache, enable_persistent_cache
 from jaxkern.performance.compiles import Change, CompileWatch, FunctionCompiles, watch_compiles
+from jaxkern.performance.host import set_num_threads, tune_host_allocator
 from jaxkern.performance.memory import Collective, MemoryReport, memory_report
 from jaxkern.performance.roofline import roofline_analysis
 from jaxkern.performance.roofline_result import OpRow, Placement, Roofline
-from jaxkern.performance.threads import num_threads, set_num_threads
 
 __all__ = [
     "Audit",

@@ -53,15 +53,13 @@ class Audit:
 
     Attributes:
       findings: warnings first, then by size.
-      collectives: all collectives of the program, with bytes and times.
+      collectives: all collectives of the program.
       platform: platform that the program was compiled for.
-      notes: what was not measured, with the reason.
     """
 
     findings: tuple[Finding, ...]
     collectives: tuple[Collective, ...]
     platform: str
-    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -75,25 +73,21 @@ class Audit:
     def __str__(self) -> str:
         warnings = sum(f.severity == "warning" for f in self.findings)
         counts = f"{warnings} warnings, {len(self.findings)} findings"
-        lines = [f"audit on {self.platform}: {counts if self.findings else 'no findings'}"]
-        return "\n".join([*lines, *map(str, self.findings), *(f"note: {n}" for n in self.notes)])
+        head = f"audit on {self.platform}: {counts if self.findings else 'no findings'}"
+        return "\n".join([head, *map(str, self.findings)])
 
 
-def audit(
-    fn: Callable[..., Any], *args: Any, min_bytes: int = 1 << 20, time_collectives: bool = False
-) -> Audit:
+def audit(fn: Callable[..., Any], *args: Any, min_bytes: int = 1 << 20) -> Audit:
     """Check the traced and compiled program of ``fn(*args)`` for hidden costs.
 
     It reports copies and transposes, arguments copied at entry, collectives, f64 values that no f64
     argument explains, missed and unusable donations, host callbacks, ops of this package that run
-    in pure JAX, and large constants. Nothing is run, unless ``time_collectives`` is True and the
-    arguments are arrays that are not donated.
+    in pure JAX, and large constants. Nothing is run.
 
     Args:
       fn: function, jitted (with its own donation) or not.
       *args: arrays or ``jax.ShapeDtypeStruct``.
       min_bytes: smaller copies, collectives, donations and constants are not reported.
-      time_collectives: run the program to time its collectives.
 
     Raises:
       TypeError: if ``fn`` cannot be compiled for the arguments.
@@ -114,7 +108,7 @@ def audit(
     program = compile_program(fn, *args)
     module = HloModule(program.compiled.as_text() or "")
     traced: ClosedJaxpr = program.traced.jaxpr
-    collectives, notes = find_collectives(program, args, time_collectives)
+    collectives = find_collectives(program)
     findings = [
         *_fallbacks(program, traced),
         *_callbacks(traced),
@@ -125,7 +119,7 @@ def audit(
         *_collectives(collectives, min_bytes),
     ]
     findings.sort(key=lambda f: (f.severity != "warning", -f.bytes))
-    return Audit(tuple(findings), tuple(collectives), program.platform, notes)
+    return Audit(tuple(findings), collectives, program.platform)
 
 
 def _fallbacks(program: CompiledProgram, traced: ClosedJaxpr) -> Iterator[Finding]:
@@ -133,12 +127,9 @@ def _fallbacks(program: CompiledProgram, traced: ClosedJaxpr) -> Iterator[Findin
     unique = {(call.op.name, problem): call for call, problem in calls if problem is not None}
     for (name, problem), call in unique.items():
         what = f"{name} runs in pure JAX: {problem}"
-        if call.backend == "jax":
-            advice = "leave the backend context or unset JAXKERN_BACKEND"
-            yield Finding("fallback", "info", what, 0, advice)
-        else:
-            advice = "see jaxkern.doctor(); within jaxkern.backend('native') this is an error"
-            yield Finding("fallback", "warning", what, 0, advice)
+        forced = call.backend == "jax"
+        advice = "unset JAXKERN_BACKEND" if forced else "see jaxkern.doctor()"
+        yield Finding("fallback", "info" if forced else "warning", what, 0, advice)
 
 
 def _callbacks(traced: ClosedJaxpr) -> Iterator[Finding]:
@@ -153,8 +144,7 @@ def _callbacks(traced: ClosedJaxpr) -> Iterator[Finding]:
                 "warning",
                 f"{eqn.primitive.name} of {label}, {repeats} per run{source}",
                 0,
-                "each call waits for Python and copies data to the host, and the persistent cache "
-                "does not store such a program; write it in JAX or move it out of the function",
+                "each call waits for Python, and such a program is not cached; write it in JAX",
             )
 
 
@@ -193,8 +183,7 @@ def _constants(traced: ClosedJaxpr, min_bytes: int) -> Iterator[Finding]:
                 "warning",
                 f"the function captures {value.dtype}{list(value.shape)}",
                 size,
-                "it becomes part of the program, which compiles longer and holds a copy; pass it "
-                "as an argument",
+                "it becomes part of the program and is copied; pass it as an argument",
             )
 
 
@@ -226,8 +215,7 @@ def _donations(program: CompiledProgram, module: HloModule, min_bytes: int) -> I
                 "info",
                 f"{what} has the shape and dtype of a result",
                 size,
-                "if it is not used after the call, jax.jit(fn, donate_argnums=...) saves a buffer "
-                "of its size",
+                "donate it (donate_argnums) if it is not used after the call",
             )
 
 
@@ -240,29 +228,22 @@ def _copies(module: HloModule, min_bytes: int) -> Iterator[Finding]:
         kind = _moves(instruction, module)
         if kind is None or instruction.bytes < min_bytes or not instruction.bytes:
             continue
-        source = next((parameters[o] for o in instruction.operands if o in parameters), None)
         repeats = "" if count == 1 else f", {'unknown' if count is None else count} times per run"
         # XLA writes a transpose as a copy into another order of axes.
         transposed = "transpose" in instruction.op_name or any(
             inner.opcode == "transpose" for inner in module.fused(instruction)
         )
-        entry = False
-        if source is not None and kind == "copy" and not transposed:
-            entry = source.shape == instruction.shape
-        if entry and source is not None:
+        source = next((parameters[o] for o in instruction.operands if o in parameters), None)
+        if kind != "copy" or transposed or (source and source.shape != instruction.shape):
+            source = None
+        if source is not None:
             what = f"the argument {source.op_name or source.name} is copied at entry"
-            advice = (
-                "it is updated or returned but not donated: donate it (donate_argnums) if it is "
-                "not used after the call"
-            )
+            advice = "donate it (donate_argnums) if it is not used after the call"
         else:
             where = f" from {instruction.op_name}" if instruction.op_name else ""
             what = f"{'transpose' if transposed else kind} {instruction.name}{where}"
-            advice = (
-                "a pass over memory without arithmetic: use the order of axes that the next "
-                "operation reads, or move it out of the loop"
-            )
-        severity: Severity = "warning" if entry or count is None or count > 1 else "info"
+            advice = "use the axis order of the next operation, or move it out of the loop"
+        severity: Severity = "warning" if source or count is None or count > 1 else "info"
         yield Finding("copy", severity, what + repeats, instruction.bytes, advice)
 
 
@@ -275,17 +256,13 @@ def _moves(instruction: Instruction, module: HloModule) -> str | None:
 
 def _collectives(collectives: Sequence[Collective], min_bytes: int) -> Iterator[Finding]:
     for c in collectives:
-        if c.bytes < min_bytes:
-            continue
+        severity: Severity = "info"
+        advice = "expected where devices combine values; fewer, larger collectives are faster"
         if c.kind in ("all-gather", "all-to-all"):
-            advice = (
-                "every device holds the entire array: shard the operands along the axes that the "
-                "operation maps over, or constrain the result (jax.lax.with_sharding_constraint)"
-            )
-            yield Finding("collective", "warning", str(c), c.bytes, advice)
-        else:
-            advice = "expected where devices combine values; fewer, larger collectives are faster"
-            yield Finding("collective", "info", str(c), c.bytes, advice)
+            severity = "warning"
+            advice = "shard the operands, or constrain the result (with_sharding_constraint)"
+        if c.bytes >= min_bytes:
+            yield Finding("collective", severity, str(c), c.bytes, advice)
 
 
 def _named_arguments(program: CompiledProgram) -> list[tuple[str, Any]]:

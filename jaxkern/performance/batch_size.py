@@ -117,10 +117,9 @@ def get_batch_size_recommendation(
 ) -> BatchSizeRecommendation:
     """Measure which batch size to use on the available devices.
 
-    Sizes double from 1 (with a sharding, from its number of devices) while the throughput grows and
-    memory and time suffice. Each size is compiled and its memory read from XLA's
-    ``memory_analysis()``, and all sizes are timed in interleaved rounds. The largest size that fits
-    is found by bisection and is itself compiled, so no figure is extrapolated.
+    Sizes double from 1 (with a sharding, from its number of devices) while the throughput grows.
+    Each size is compiled to read its memory, and all are timed in interleaved rounds. The largest
+    size that fits is found by bisection and is itself compiled, so no figure is extrapolated.
 
     A function's call is timed from its dispatch until its result is ready. Its memory
     includes arguments, outputs (unless stored in donated arguments) and temporaries. A pipeline is
@@ -174,10 +173,7 @@ def get_batch_size_recommendation(
         raise TypeError(f"sharding: expected a jax.sharding.Sharding or None, got {sharding!r}")
     if isinstance(fn_or_pipeline, Pipeline):
         if args or sharding is not None:
-            raise TypeError(
-                "expected a pipeline without samples or sharding: its source provides the records, "
-                "and from_source(sharding=...) shards them"
-            )
+            raise TypeError("expected a pipeline without samples or sharding, which it has itself")
         trial = pipeline_trial(fn_or_pipeline)
     elif fn_or_pipeline is None:
         if args:
@@ -319,17 +315,14 @@ class Search:
             if not fits and not last:
                 raise ValueError(
                     f"memory_limit: expected at least {measurement.total_bytes} bytes for the "
-                    f"smallest batch, of {size} ({measurement}), got {self._limit}; "
-                    "raise memory_limit, or free memory on the device"
+                    f"smallest batch, of {size} ({measurement}), got {self._limit}"
                 )
             if fits and run:
                 expected = self._turns[last][0] * size / last if last else _TURN_SECONDS
                 self._turns[size] = [self._run_turn(size, expected)]
         except Exception as error:
             if not last:
-                note(
-                    error, "batch size {}, the smallest, failed; sizes=(...) starts elsewhere", size
-                )
+                note(error, "batch size {}, the smallest, failed", size)
                 raise
             text = describe_exception(error)
             full = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text

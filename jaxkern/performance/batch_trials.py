@@ -143,10 +143,7 @@ def function_trial(
         )
         program = compile_program(fn, *specs)
         if program.lowered.in_tree != jax.tree.structure((specs, {})):
-            raise ValueError(
-                "expected a function without static arguments; bind them, as in "
-                "functools.partial(fn, mode='train')"
-            )
+            raise ValueError("expected no static arguments; bind them with functools.partial")
         donated = [info.donated for info in jax.tree.leaves(program.lowered.args_info)]
         # None for an argument that the program does not use.
         shardings = jax.tree.leaves(
@@ -196,10 +193,7 @@ def function_trial(
 
 def _batch_axes(args: tuple[Any, ...], in_axes: Any) -> list[int | None]:
     """Return the nonnegative batch axis of each leaf, None for unbatched leaves."""
-    mismatch = (
-        f"in_axes: expected an axis or None for each of the {len(args)} arguments (or a tree "
-        f"prefix), or one for all, got {in_axes!r}"
-    )
+    mismatch = f"in_axes: expected a tree prefix of the {len(args)} arguments, got {in_axes!r}"
     axes = flat_axes(in_axes, args, mismatch)
     rows: dict[int, str] = {}
     for index, (path, leaf) in enumerate(jax.tree.leaves_with_path(args)):
@@ -211,9 +205,8 @@ def _batch_axes(args: tuple[Any, ...], in_axes: Any) -> list[int | None]:
     if len(rows) != 1 or 0 in rows:
         counts = " and ".join(f"{name} has {count} rows" for count, name in rows.items())
         raise ValueError(
-            "expected samples of the function's arguments with the same number of rows, at least "
-            f"one: {counts or 'no argument has a batch axis'}; mark unbatched arguments in "
-            "in_axes, such as in_axes=(None, 0) for fn(params, batch)"
+            f"samples: expected one number of rows above 0, got "
+            f"{counts or 'no argument has a batch axis'}; in_axes=None marks unbatched arguments"
         )
     return axes
 

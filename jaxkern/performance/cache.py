@@ -72,12 +72,10 @@ _saved_settings: dict[str, Any] = {}
 def enable_persistent_cache(directory: str | os.PathLike[str]) -> CacheReport:
     """Cache compiled programs in a directory, including small ones and those that compile fast.
 
-    By default JAX caches only programs that take a second or more to compile; small kernels take
-    less. A further call with another directory switches to that directory.
-
     A cached program is used if its text, the versions of JAX and XLA, the devices and the compiler
     options are the same. Programs with host callbacks are never cached. The directory grows without
-    bound unless ``jax.config.update("jax_compilation_cache_max_size", bytes)`` sets a limit.
+    bound unless ``jax.config.update("jax_compilation_cache_max_size", bytes)`` sets a limit. A
+    further call with another directory switches to that directory.
 
     Args:
       directory: path; created if it does not exist.
@@ -88,8 +86,7 @@ def enable_persistent_cache(directory: str | os.PathLike[str]) -> CacheReport:
     Raises:
       ValueError: if the path is empty, or begins with ``~`` and the user has no home directory.
       NotADirectoryError: if the path is a file.
-      PermissionError: if the directory cannot be created or written to.
-      OSError: if it cannot be created for another reason.
+      OSError: if the directory cannot be created or written to.
 
     Example:
       >>> import tempfile
@@ -143,16 +140,6 @@ def _writable_directory(directory: str | os.PathLike[str]) -> Path:
     path = home_path(directory).absolute()
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"directory: expected a directory, got the file {path}")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        kind = PermissionError if isinstance(error, PermissionError) else OSError
-        raise kind(f"directory: cannot create {path}: {error}") from error
-    try:
-        tempfile.TemporaryFile(dir=path).close()
-    except OSError as error:
-        raise PermissionError(
-            f"directory: cannot write to {path}: {error}; choose a directory that this process "
-            "may write to"
-        ) from error
+    path.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=path).close()  # raises if the directory is not writable
     return path

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -56,10 +56,7 @@ class Change:
         if self.kind == "function":
             return "another function object of the same definition: define and jit it once"
         if self.kind == "context":
-            return (
-                "no argument: an option of JAX, the mesh or the backend context changed, or JAX's "
-                "caches were cleared"
-            )
+            return "no argument: an option, mesh or backend changed, or JAX's caches were cleared"
         return f"{self.argument or 'arguments'}: {self.kind} {self.before} -> {self.now}"
 
 
@@ -142,10 +139,7 @@ class CompileWatch:
             named = [f for f in self.functions if f.name == function]
             if len(named) > 1:
                 locations = ", ".join(f.location or "JAX" for f in named)
-                raise KeyError(
-                    f"{function!r} is the name of {len(named)} functions ({locations}); "
-                    "pass the function"
-                )
+                raise KeyError(f"{function!r} names functions at {locations}; pass the function")
             return named[0] if named else FunctionCompiles(function)
         plain = inspect.unwrap(function)
         while isinstance(plain, functools.partial):
@@ -190,12 +184,6 @@ class CompileWatch:
             f.changes.append(tuple(changes))
         f._function, f._arguments = call.function, call.arguments
 
-    def _add_trace_time(self, name: str, location: str, seconds: float, counted: bool) -> None:
-        f = self._entry(name, location)
-        f.trace_seconds += seconds
-        f.traces += not counted
-        f._traced_since_compile = True
-
     def _start_compile(self, name: str, location: str | None, placement: str) -> None:
         f = self._entry(name, location)
         if f._placement not in (None, placement):
@@ -205,12 +193,6 @@ class CompileWatch:
             elif f.changes and f.changes[-1] == (_CONTEXT,):  # `execution.jit` traces again
                 f.changes[-1] = changes
         f._placement, f._traced_since_compile = placement, False
-
-    def _add_compile(self, name: str, location: str | None, seconds: float, cached: bool) -> None:
-        f = self._entry(name, location)
-        f.compiles += 1
-        f.from_cache += cached
-        f.compile_seconds += seconds
 
 
 class _ThreadState(threading.local):
@@ -284,18 +266,21 @@ class _Listener(logging.Filter):
         name = _plain(str(about.get("fun_name", "unknown")))
         state = self.thread
         with self.lock:
+            call = self.finish_trace(name) if event == _TRACED else None
             if event == _TRACED:
-                call = self.finish_trace(name)
-                location = state.locations[name] = "" if call is None else call.location
-                for watch in self.watches:
-                    watch._add_trace_time(name, location, duration_secs, counted=call is not None)
-                return
-            known = state.locations.get(name)
+                state.locations[name] = "" if call is None else call.location
             for watch in self.watches:
-                if event == _LOWERED:
-                    watch._entry(name, known).lowering_seconds += duration_secs
+                f = watch._entry(name, state.locations.get(name))
+                if event == _TRACED:
+                    f.trace_seconds += duration_secs
+                    f.traces += call is None  # without a log record it was not counted
+                    f._traced_since_compile = True
+                elif event == _LOWERED:
+                    f.lowering_seconds += duration_secs
                 else:
-                    watch._add_compile(name, known, duration_secs, state.cached)
+                    f.compiles += 1
+                    f.from_cache += state.cached
+                    f.compile_seconds += duration_secs
             if event == _COMPILED:
                 state.cached = False
 
@@ -330,8 +315,9 @@ class _Listener(logging.Filter):
 _listener = _Listener()
 
 
-class watch_compiles:
-    """Context that counts traces and compilations of the entire process.
+@contextlib.contextmanager
+def watch_compiles() -> Iterator[CompileWatch]:
+    """Count traces and compilations of the entire process, in a context.
 
     For each trace of a function after the first it records what changed since the previous one: an
     argument's shape, dtype, weak type, static value or tree structure, or the function object
@@ -350,23 +336,12 @@ class watch_compiles:
       >>> watch[double].compiles, str(watch[double].changes[0][0])
       (2, 'x: shape (3,) -> (4,)')
     """
-
-    def __init__(self) -> None:
-        self._open: list[CompileWatch] = []
-
-    def __enter__(self) -> CompileWatch:
-        watch = CompileWatch()
-        _listener.open(watch)
-        self._open.append(watch)
-        return watch
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        _listener.close(self._open.pop())
+    watch = CompileWatch()
+    _listener.open(watch)
+    try:
+        yield watch
+    finally:
+        _listener.close(watch)
 
 
 def _read_options() -> dict[str, bool]:
@@ -398,29 +373,32 @@ def _differences(call: compat.TracedCall, before: dict[Any, Any]) -> list[Change
     changes = []
     for path in [*now, *(p for p in before if p not in now)]:
         name = _argument_name(call.function, path)
+        difference: tuple[str, str, str] | None
         if path not in before:
-            changes.append(Change(name, "structure", "absent", _text(now[path])))
+            difference = "structure", "absent", _text(now[path])
         elif path not in now:
-            changes.append(Change(name, "structure", _text(before[path]), "absent"))
-        elif (change := _difference(name, before[path], now[path])) is not None:
-            changes.append(change)
+            difference = "structure", _text(before[path]), "absent"
+        else:
+            difference = _difference(before[path], now[path])
+        if difference is not None:
+            changes.append(Change(name, *difference))
     return changes
 
 
-def _difference(name: str, old: Any, new: Any) -> Change | None:
+def _difference(old: Any, new: Any) -> tuple[str, str, str] | None:
+    """Return the kind of difference and both values as text; None for equal arguments."""
     arrays = _is_array(old), _is_array(new)
     if not any(arrays):
-        if type(old) is type(new) and old == new:
-            return None
-        return Change(name, "static value", repr(old), repr(new))
+        same = type(old) is type(new) and old == new
+        return None if same else ("static value", repr(old), repr(new))
     if all(arrays):
         for attribute in ("shape", "dtype", "weak_type", "sharding"):
             before, now = getattr(old, attribute, None), getattr(new, attribute, None)
             if before != now:
-                return Change(name, attribute.replace("_", " "), str(before), str(now))
+                return attribute.replace("_", " "), str(before), str(now)
         if old == new:
             return None
-    return Change(name, "structure", _text(old), _text(new))
+    return "structure", _text(old), _text(new)
 
 
 def _is_array(value: Any) -> bool:

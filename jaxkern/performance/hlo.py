@@ -12,7 +12,7 @@ _COLLECTIVE = re.compile(
     "all-(gather|reduce|to-all)|collective-(broadcast|permute)|ragged-all-to-all|reduce-scatter"
 )
 # Instructions that run other computations, which are not fused into them.
-CONTROL_FLOW = ("while", "conditional", "call", "async-start")
+_CONTROL_FLOW = ("while", "conditional", "call", "async-start")
 _ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([0-9,]*)\]")
 _HEAD = re.compile(r"^\s*(?:ROOT )?%?([^\s=]+) = ")
 _OPCODE = re.compile(r"\s([a-z][a-z0-9\-]*)\(")
@@ -25,8 +25,6 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _ALIAS = re.compile(r"\{[0-9, ]*\}: \((\d+),")
-# Bits of the element types whose name does not end in their number of bits.
-_BITS = {"pred": 8, "token": 0, "opaque": 0}
 
 
 @dataclass(frozen=True)
@@ -46,24 +44,6 @@ class Instruction:
         """Kind of collective, such as ``"all-gather"``; None for ``-done`` instructions."""
         kind = self.opcode.removesuffix("-start")
         return kind if _COLLECTIVE.fullmatch(kind) else None
-
-    @property
-    def target(self) -> str | None:
-        """Target of a custom call."""
-        match = _TARGET.search(self.text) if self.opcode == "custom-call" else None
-        return None if match is None else match[1]
-
-    @property
-    def called(self) -> list[str]:
-        """Names of the computations that the instruction refers to."""
-        groups = (group.strip("{}").split(",") for group in _CALLED.findall(self.text))
-        return [name.strip().lstrip("%") for group in groups for name in group]
-
-    @property
-    def trips(self) -> int | None:
-        """Number of iterations of a while instruction; None if the program does not state it."""
-        match = _TRIPS.search(self.text)
-        return None if match is None else int(match[1])
 
 
 @dataclass
@@ -103,32 +83,33 @@ class HloModule:
 
     def callees(self, instruction: Instruction) -> list[Computation]:
         """Computations that an instruction runs."""
-        names = instruction.called
+        groups = [group.strip("{}").split(",") for group in _CALLED.findall(instruction.text)]
+        names = [name.strip().lstrip("%") for group in groups for name in group]
         return [self.computations[name] for name in names if name in self.computations]
 
-    def executed(self) -> Iterator[tuple[Instruction, int | None]]:
+    def executed(
+        self, computation: Computation | None = None, count: int | None = 1
+    ) -> Iterator[tuple[Instruction, int | None]]:
         """Yield each instruction outside fusions and its number of executions in one run.
 
         The number is None within a loop of unknown length.
         """
-        yield from self._executed(self.entry, 1)
-
-    def _executed(
-        self, computation: Computation, count: int | None
-    ) -> Iterator[tuple[Instruction, int | None]]:
-        for instruction in computation.instructions:
+        for instruction in (computation or self.entry).instructions:
             yield instruction, count
-            if instruction.opcode not in CONTROL_FLOW:
+            if instruction.opcode not in _CONTROL_FLOW:
                 continue
-            trips = instruction.trips if instruction.opcode == "while" else 1
-            inner = None if trips is None or count is None else count * trips
+            inner = count
+            if instruction.opcode == "while":
+                trips = _TRIPS.search(instruction.text)
+                inner = None if trips is None or count is None else count * int(trips[1])
             for callee in self.callees(instruction):
-                yield from self._executed(callee, inner)
+                yield from self.executed(callee, inner)
 
     def custom_calls(self) -> Counter[str]:
         """Count the custom calls in the program's text by target."""
         every = (i for c in self.computations.values() for i in c.instructions)
-        return Counter(i.target for i in every if i.target is not None)
+        targets = (_TARGET.search(i.text) for i in every if i.opcode == "custom-call")
+        return Counter(match[1] for match in targets if match is not None)
 
     def fused(self, instruction: Instruction) -> list[Instruction]:
         """Return the instructions inside a fusion; an empty list for other instructions."""
@@ -143,22 +124,14 @@ class HloModule:
 
 def shape_bytes(shape: str) -> int:
     """Return the size in bytes of ``f32[2,3]{1,0}`` or of a tuple of such shapes."""
-    return sum(size for _, size in arrays(shape))
-
-
-def arrays(shape: str) -> list[tuple[tuple[int, ...], int]]:
-    """Return dimensions and bytes of each array in a shape such as ``(f32[2,3]{1,0}, s8[4])``."""
-    result = []
+    total = 0
     for kind, sizes in _ARRAY.findall(shape):
-        bits = _BITS.get(kind)
-        if bits is None:
-            digits = re.match(r"(?:bf|f|s|u|c)(\d+)", kind)
-            if digits is None:
-                continue
-            bits = int(digits[1])
-        dims = tuple(int(n) for n in sizes.split(",") if n)
-        result.append((dims, (math.prod(dims) * bits + 7) // 8))
-    return result
+        digits = re.match(r"(?:bf|f|s|u|c)(\d+)", kind)
+        if kind != "pred" and digits is None:
+            continue  # such as a token
+        bits = 8 if digits is None else int(digits[1])
+        total += (math.prod(int(n) for n in sizes.split(",") if n) * bits + 7) // 8
+    return total
 
 
 def _parse(line: str) -> Instruction | None:

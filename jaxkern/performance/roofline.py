@@ -12,12 +12,11 @@ import numpy as np
 
 from jaxkern.core.arguments import check_integer, check_number
 from jaxkern.core.backend import backend
-from jaxkern.core.calls import OpCall
 from jaxkern.core.ceilings import Ceilings
 from jaxkern.core.ceilings import ceilings as measure_ceilings
 from jaxkern.core.timing import call_seconds
-from jaxkern.performance.op_uses import call_operands, synthetic_operands
-from jaxkern.performance.program_cost import ProgramCost, program_cost, program_devices
+from jaxkern.performance.op_uses import OpUse, op_uses, without_unused_calls
+from jaxkern.performance.program_cost import program_cost, program_devices
 from jaxkern.performance.roofline_result import OpRow, Placement, Roofline, place
 
 _CALLS, _SECONDS = 5, 0.2
@@ -41,8 +40,6 @@ def roofline_analysis(
 
     A pipeline, or any other iterable of batches (pytrees of arrays with the samples along their
     first axis), is measured by the samples and bytes that it delivers.
-
-    The ceilings are measured once per machine by native probes, in under 5 s, and cached on disk.
 
     Args:
       fn_or_pipeline: function of arrays, or iterable of batches.
@@ -80,17 +77,12 @@ def roofline_analysis(
         samples = check_integer("samples", samples, 1)
     num_batches = check_integer("num_batches", num_batches, 1)
     if ceilings is not None and not isinstance(ceilings, Ceilings):
-        raise TypeError(
-            "ceilings: expected the result of jaxkern.performance.ceilings() or None, got "
-            f"{type(ceilings).__name__}"
-        )
+        raise TypeError(f"ceilings: expected Ceilings or None, got {type(ceilings).__name__}")
     if callable(fn_or_pipeline):
         return _analyze_function(fn_or_pipeline, args, per_sample, samples, ceilings)
     if not hasattr(fn_or_pipeline, "__iter__"):
-        raise TypeError(
-            "fn_or_pipeline: expected a function of arrays or an iterable of batches, got "
-            f"{type(fn_or_pipeline).__name__}"
-        )
+        got = type(fn_or_pipeline).__name__
+        raise TypeError(f"fn_or_pipeline: expected a function or an iterable of batches, got {got}")
     if args:
         raise TypeError("args: expected no arguments with a pipeline")
     return _analyze_batches(fn_or_pipeline, per_sample, num_batches, ceilings)
@@ -107,12 +99,13 @@ def _analyze_function(
     name = str(getattr(inner, "__name__", type(inner).__name__))
     jitted: Any = fn if hasattr(fn, "trace") else jax.jit(fn)
     traced = _trace(fn, jitted, args, name)
-    lowered, program = traced.lower(), traced.jaxpr
+    lowered = traced.lower()
     compiled = lowered.compile()
     devices = program_devices(compiled)
     # A device of another process can be probed only there.
     local = [d for d in devices if d.process_index == jax.process_index()]
     roof = measure_ceilings((local or devices)[0]) if ceilings is None else ceilings
+    program = without_unused_calls(traced.jaxpr)
     cost = program_cost(program, compiled, roof.platform, len(devices))
     # Devices of a CPU share its cores and memory.
     scale = 1 if roof.platform == "cpu" else len(devices)
@@ -130,14 +123,15 @@ def _analyze_function(
     placement = place(flops, moved, statistics.median(seconds), peak, bandwidth)
     # Static arguments of a jitted function are not operands of the program.
     leaves = jax.tree.leaves(args)
-    operands = leaves if len(leaves) == len(program.jaxpr.invars) else None
+    uses = op_uses(program, leaves if len(leaves) == len(program.jaxpr.invars) else None)
+    rows = [_row(use, roof.platform, peak, bandwidth, placement.time) for use in uses]
     return Roofline(
         name=name,
         **vars(placement),
         samples=count,
         dtype=cost.dtype,
-        counted=_describe_counts(cost, *per_sample),
-        rows=_rows(cost, program, operands, roof.platform, peak, bandwidth, placement.time),
+        counted=_describe_counts(any(row.reason is None for row in rows), *per_sample),
+        rows=tuple(sorted(rows, key=lambda row: -(row.share or 0.0))),
         ceilings=roof,
         devices=len(devices),
         times=tuple(seconds),
@@ -156,10 +150,7 @@ def _trace(fn: Callable[..., Any], jitted: Any, args: Sequence[Any], name: str) 
     try:
         return jitted.trace(*args)
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
-        raise TypeError(
-            f"{name} cannot be jitted: {str(error).splitlines()[0]}; branch with jax.lax.cond or "
-            "jnp.where, and move NumPy, files and printing out of it"
-        ) from error
+        raise TypeError(f"{name} cannot be jitted: {str(error).splitlines()[0]}") from error
     except TypeError:
         # A jitted function may accept any object as a static argument, so JAX checks first.
         _check_arrays(args, name)
@@ -171,8 +162,7 @@ def _check_arrays(args: Sequence[Any], name: str) -> None:
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
             raise TypeError(
                 f"args{jax.tree_util.keystr(path)} of {name}: expected arrays and numbers, got "
-                f"{type(leaf).__name__}; bind other objects with functools.partial, or jit the "
-                "function with static_argnums"
+                f"{type(leaf).__name__}; bind other objects with functools.partial"
             )
 
 
@@ -181,10 +171,10 @@ def _count_samples(args: Sequence[Any]) -> int:
     return next((int(shape[0]) for shape in shapes if shape), 1)
 
 
-def _describe_counts(cost: ProgramCost, flops: float | None, moved: float | None) -> str:
+def _describe_counts(has_native_ops: bool, flops: float | None, moved: float | None) -> str:
     if flops is not None and moved is not None:
         return "the caller, per sample"
-    source = "XLA and the ops' models" if cost.op_bytes != 0 or cost.op_flops != 0 else "XLA"
+    source = "XLA and the ops' models" if has_native_ops else "XLA"
     if flops is None and moved is None:
         return source
     mine, rest = ("operations", "bytes") if flops is not None else ("bytes", "operations")
@@ -206,49 +196,28 @@ def _explain_efficiency(placement: Placement, roof: Ceilings) -> list[str]:
     ]
 
 
-def _rows(
-    cost: ProgramCost,
-    program: Any,
-    leaves: Sequence[Any] | None,
-    platform: str,
-    peak: float,
-    bandwidth: float,
-    total: float,
-) -> tuple[OpRow, ...]:
-    """Time each distinct op call of the compiled program alone."""
-    if not cost.uses:
-        return ()
-    own = [None] * len(cost.calls) if leaves is None else list(call_operands(program, leaves))
-    rows = []
-    for use in cost.uses:
-        call = use.call
-        operands = next((own[index] for index in use.members if own[index] is not None), None)
-        seconds = _op_seconds(call, synthetic_operands(call) if operands is None else operands)
-        factor = use.count or 1
-        flops, moved = (None if v is None else v * factor for v in call.cost)
-        rows.append(
-            OpRow(
-                name=call.op.name,
-                shapes=tuple(f"{x.dtype}{list(x.shape)}" for x in call.operands),
-                count=use.count,
-                seconds=seconds,
-                share=None if use.count is None else use.count * seconds / total,
-                **vars(place(flops, moved, seconds * factor, peak, bandwidth)),
-                reason=call.problem(platform),
-                operands="synthetic" if operands is None else "its own",
-            )
-        )
-    return tuple(sorted(rows, key=lambda row: -(row.share or 0.0)))
+def _row(use: OpUse, platform: str, peak: float, bandwidth: float, total: float) -> OpRow:
+    """Time one op of the program alone."""
+    call = use.call
 
-
-def _op_seconds(call: OpCall, operands: Sequence[Any]) -> float:
-    def run(*xs: Any) -> Any:
-        return call.op(*xs, batch_dims=call.batch_dims, **call.static)
+    def run(*operands: Any) -> Any:
+        return call.op(*operands, batch_dims=call.batch_dims, **call.static)
 
     chosen: Any = call.backend
     with backend(chosen):
-        times = call_seconds(jax.jit(run), *operands, calls=_CALLS, seconds=_SECONDS / 2)
-    return statistics.median(times)
+        times = call_seconds(jax.jit(run), *use.operands, calls=_CALLS, seconds=_SECONDS / 2)
+    seconds, factor = statistics.median(times), call.count or 1
+    flops, moved = (None if v is None else v * factor for v in call.cost)
+    return OpRow(
+        name=call.op.name,
+        shapes=tuple(f"{x.dtype}{list(x.shape)}" for x in call.operands),
+        count=call.count,
+        seconds=seconds,
+        share=None if call.count is None else call.count * seconds / total,
+        **vars(place(flops, moved, seconds * factor, peak, bandwidth)),
+        reason=call.problem(platform),
+        operands="its own" if use.is_own else "synthetic",
+    )
 
 
 def _analyze_batches(
@@ -276,15 +245,10 @@ def _analyze_batches(
             break
         started = time.perf_counter()
     if not seconds:
-        raise ValueError(
-            "expected a pipeline of at least 2 batches, because the first is not timed, got fewer"
-        )
+        raise ValueError("expected at least 2 batches, because the first is not timed, got fewer")
     flops_each, bytes_each = per_sample
     if not delivered and bytes_each is None:
-        raise ValueError(
-            "expected batches with arrays, got no arrays, so their bytes are unknown; pass "
-            "bytes_per_sample"
-        )
+        raise ValueError("expected batches with arrays, got no arrays; pass bytes_per_sample")
     cpu = jax.local_devices(backend="cpu")[0]
     roof = measure_ceilings(cpu) if ceilings is None else ceilings
     mean_samples = samples / len(seconds)

@@ -40,12 +40,6 @@ class Placement:
     efficiency: float | None
     unit: str
 
-    @property
-    def placement(self) -> Placement:
-        """These fields, without the fields of a subclass."""
-        names = [field.name for field in dataclasses.fields(Placement)]
-        return Placement(**{name: getattr(self, name) for name in names})
-
 
 def place(
     flops: float | None, moved: float | None, seconds: float, peak: float, bandwidth: float
@@ -83,11 +77,11 @@ def place(
 class OpRow(Placement):
     """One op of the program, timed alone.
 
-    The fields of `Placement` cover all ``count`` calls in one run of the compiled program. If
-    ``count`` is None (unknown) or 0 (in a branch with less work than another), they cover one call.
+    The fields of `Placement` cover all ``count`` calls in one run, or one call if it is None.
 
     Attributes:
       name: name of the op; ``shapes``: dtypes and shapes of its operands.
+      count: calls in the traced program, all branches included; None in a loop of unknown length.
       seconds: time of one call.
       share: fraction of the program's time; None if ``count`` is unknown.
       reason: why the op runs in pure JAX; None if its native kernel runs.

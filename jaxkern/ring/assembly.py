@@ -18,7 +18,7 @@ from jaxkern.core.arguments import check_integer
 from jaxkern.core.contexts import ThreadContexts
 from jaxkern.core.mapped import check_mapped
 from jaxkern.ring import errors
-from jaxkern.ring.ring import Ring, RingStats, SlotMemory
+from jaxkern.ring.ring import Ring, RingStats, SlotMemory, batch_or_raise
 from jaxkern.ring.rows import byte_rows
 
 Remainder = Literal["drop", "pad", "partial"]
@@ -31,7 +31,7 @@ class RecordProducer(Protocol):
     """Native code that converts rows of a field to records, such as ``image.ChainProducer``.
 
     Attributes:
-      capsule: a producer capsule, see core/producer.h; None if rows are copied unchanged.
+      capsule: a capsule as in core/producer.h; None if rows are copied unchanged.
       struct: shape and dtype of one output record.
     """
 
@@ -115,14 +115,12 @@ class Assembly:
         if remainder not in ("drop", "pad", "partial"):
             raise ValueError(f"remainder is {remainder!r}; expected 'drop', 'pad' or 'partial'")
         struct = {name: field.struct(batch_size) for name, field in fields.items()}
-        if valid is not None:
-            if valid in fields:
-                raise ValueError(f"valid is {valid!r}, which is also a field; rename it")
-            struct[valid] = jax.ShapeDtypeStruct((batch_size,), np.dtype(bool))
-        if remainder == "pad":
-            if "mask" in struct:
-                raise ValueError("a field is named 'mask', which remainder='pad' adds; rename it")
-            struct["mask"] = jax.ShapeDtypeStruct((batch_size,), np.dtype(bool))
+        mask = "mask" if remainder == "pad" else None
+        for argument, flag in (("valid", valid), ("remainder='pad'", mask)):
+            if flag in struct:
+                raise ValueError(f"{argument} adds the field {flag!r}, which exists; rename it")
+            if flag is not None:
+                struct[flag] = jax.ShapeDtypeStruct((batch_size,), np.dtype(bool))
         # The flags must be the last leaves of the native assembly; a list preserves their order.
         self._names = list(struct)
         self.ring = Ring(
@@ -136,7 +134,7 @@ class Assembly:
         library = registry.module("cpu")
         assert library is not None  # checked by Ring
         rows = next(iter(fields.values())).rows
-        native = library.Assembly(
+        self._native = native = library.Assembly(
             self.ring._key,
             [field.native() for field in fields.values()],
             batch_size,
@@ -146,7 +144,6 @@ class Assembly:
             [field.producer for field in fields.values()],
             valid is not None,
         )
-        self._native = native
         self._short: dict[int, int] = {}  # index of a short batch -> its number of records
         self._closing = weakref.finalize(self, native.close)
         self._length: int | None = None
@@ -158,12 +155,10 @@ class Assembly:
             self._run(feed, order)
             return
         records = _records(order)
-        position, record = _first_out_of_range(feed.rows_at(records), rows)
-        if position >= 0:
-            raise IndexError(_out_of_range(record, position, rows))
-        self._length = len(records) // batch_size
-        if remainder != "drop" and len(records) % batch_size:
-            self._length += 1
+        if (position := feed.first_out_of_range(records)) is not None:
+            raise feed.out_of_range(records, position, 0)
+        rest = 0 if remainder == "drop" else batch_size - 1
+        self._length = (len(records) + rest) // batch_size
         if feed.draws:
             size = batch_size * max(1, _CHUNK // batch_size)
             chunks = (records[i : i + size] for i in range(0, len(records), size))
@@ -172,11 +167,9 @@ class Assembly:
             feed.submit_all(records)
 
     def _run(self, feed: _RecordFeed, chunks: Iterable[Any]) -> None:
-        thread = threading.Thread(
-            target=feed.run, args=(chunks,), name="jaxkern-assembly", daemon=True
-        )
-        self._thread = thread
-        thread.start()
+        name = "jaxkern-assembly"
+        self._thread = threading.Thread(target=feed.run, args=(chunks,), name=name, daemon=True)
+        self._thread.start()
 
     @property
     def struct(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -191,23 +184,15 @@ class Assembly:
 
     def get(self, timeout: float | None = None) -> dict[str, jax.Array]:
         """Wait for the next batch and return it. Raises as `Ring.get` does."""
-        _, error, batch = self.take(timeout)
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame
-        return batch  # type: ignore[no-any-return]
+        batch: dict[str, jax.Array] = batch_or_raise(self.take(timeout))
+        return batch
 
     def take(self, timeout: float | None = None) -> tuple[int, BaseException | None, Any]:
         """Return the next batch or error; see `Ring.take`."""
         index, error, leaves = self.ring.take(timeout)
-        if error is not None:
-            return index, error, None
-        count = self._short.get(index)
-        if count is not None:
-            leaves = [leaf[:count] for leaf in leaves]
-        return index, None, self._tree(leaves)
+        if error is None and index in self._short:
+            leaves = [leaf[: self._short[index]] for leaf in leaves]
+        return index, error, None if leaves is None else self._tree(leaves)
 
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
         return self
@@ -318,6 +303,20 @@ class _RecordFeed:
         """Return the rows of the arrays for record numbers."""
         return records if self.rows_of is None else self.rows_of(records)
 
+    def first_out_of_range(self, records: np.ndarray) -> int | None:
+        """Return the position of the first record that the arrays do not have."""
+        rows = self.rows_at(records)
+        if not len(rows) or (rows.min() >= 0 and rows.max() < self.rows):
+            return None
+        return int(np.flatnonzero((rows < 0) | (rows >= self.rows))[0])
+
+    def out_of_range(self, records: np.ndarray, position: int, submitted: int) -> IndexError:
+        """Return the error for the record at a position after `submitted` other records."""
+        return IndexError(
+            f"record {self.rows_at(records)[position]} at position {submitted + position} of order "
+            f"is out of range; the arrays have records 0 to {self.rows - 1}"
+        )
+
     def submit_all(self, records: np.ndarray) -> None:
         """Submit all records at once."""
         full = len(records) - len(records) % self.batch
@@ -338,11 +337,10 @@ class _RecordFeed:
         submitted = 0
         for chunk in chunks:
             records = _records(chunk)
-            position, record = _first_out_of_range(self.rows_at(records), self.rows)
-            if position >= 0:
+            if (position := self.first_out_of_range(records)) is not None:
                 full = (len(rest) + position) // self.batch * self.batch
                 self._submit(np.concatenate([rest, records])[:full])
-                raise IndexError(_out_of_range(record, submitted + position, self.rows))
+                raise self.out_of_range(records, position, submitted)
             submitted += len(records)
             records = np.concatenate([rest, records]) if len(rest) else records
             full = len(records) - len(records) % self.batch
@@ -424,7 +422,6 @@ class Cast(enum.IntEnum):
 
 
 def _cast(dtype: np.dtype) -> tuple[Cast, np.dtype]:
-    """Return the cast of a field's rows, and the dtype in the batch."""
     canonical = jax.dtypes.canonicalize_dtype(dtype)
     if canonical == dtype:
         return Cast.NONE, canonical
@@ -448,18 +445,3 @@ def _records(order: Any) -> np.ndarray:
             "of such arrays"
         )
     return records.astype(np.int64, copy=False)
-
-
-def _first_out_of_range(records: np.ndarray, rows: int) -> tuple[int, int]:
-    """Return (position, record) of the first record out of range, or (-1, 0)."""
-    if not len(records) or (records.min() >= 0 and records.max() < rows):
-        return -1, 0
-    position = int(np.flatnonzero((records < 0) | (records >= rows))[0])
-    return position, int(records[position])
-
-
-def _out_of_range(record: int, position: int, rows: int) -> str:
-    return (
-        f"record {record} at position {position} of order is out of range; the arrays have records "
-        f"0 to {rows - 1}"
-    )

@@ -36,10 +36,5 @@ def problem(outcome: int, message: str, timeout: float | None) -> Exception:
     """Return the exception for an outcome other than `OK`, `FAILED` and a consumer's end."""
     if outcome == TIMEOUT:
         return RingTimeout(f"waited {timeout:g} s for {message}")
-    if outcome == CLOSED:
-        return RingClosed(message)
-    if outcome == INVALID:
-        return ValueError(message)
-    if outcome == NO_MEMORY:
-        return MemoryError(message)
-    return RingError(message)
+    errors = {CLOSED: RingClosed, INVALID: ValueError, NO_MEMORY: MemoryError}
+    return errors.get(outcome, RingError)(message)

@@ -126,7 +126,6 @@ class SlotMemory:
         self._native: Any = None
 
     def _native_in(self, library: Any) -> Any:
-        """Return the native object, created at the first use."""
         if self._native is None:
             self._native = library.SlotMemory()
         return self._native
@@ -291,7 +290,7 @@ class Ring:
         Raises:
           ValueError: a batch at or after the end was put, or another end was set.
         """
-        self._check(self._native.finish(_NEXT if count is None else _index(count, 1)), None)
+        self._check(self._native.finish(_index(count, 1)))
 
     def get(self, timeout: float | None = None) -> Any:
         """Wait for the next batch and return it as a pytree of ``jax.Array``.
@@ -308,13 +307,7 @@ class Ring:
           ProducerError: a native producer failed.
           RingClosed: the ring is closed, or was closed during the wait.
         """
-        _, error, batch = self.take(timeout)
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame
-        return batch
+        return batch_or_raise(self.take(timeout))
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -389,14 +382,14 @@ class Ring:
     def _delivery(self) -> Delivery:  # lazy: it starts JAX's backend
         return Delivery(self._structure, self._device)
 
-    def _check(self, status: Any, timeout: float | None) -> int:
+    def _check(self, status: Any, timeout: float | None = None) -> int:
         outcome, message, index = status
         if outcome != errors.OK:
             raise errors.problem(outcome, message, timeout)
         return int(index)
 
     def _commit(self, slot: Any) -> int:
-        return self._check(slot.commit(), None)
+        return self._check(slot.commit())
 
     def _fail(self, error: BaseException, index: int, slot: Any) -> int:
         if not isinstance(error, BaseException):
@@ -415,7 +408,7 @@ class Ring:
                 self._errors[status[2]] = error
         if raised is not None:
             raise raised
-        return self._check(status, None)
+        return self._check(status)
 
     def _error(self, index: int, record: int, message: str) -> BaseException:
         with self._errors_lock:
@@ -427,6 +420,17 @@ class Ring:
             replacement.__cause__ = error
             return replacement
         return error
+
+
+def batch_or_raise(delivery: tuple[int, BaseException | None, Any]) -> Any:
+    """Return the batch of a delivery, or raise its error."""
+    _, error, batch = delivery
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error, delivery  # the error's traceback holds this frame
+    return batch
 
 
 def _allocator(device: Any) -> Any:

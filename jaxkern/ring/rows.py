@@ -43,16 +43,14 @@ def gather_rows(arrays: Sequence[np.ndarray], rows: np.ndarray, out: np.ndarray)
     ends = np.cumsum([len(array) for array in arrays])
     if rows.size and not (rows.min() >= 0 and rows.max() < ends[-1]):
         raise IndexError(f"rows {rows.min()} to {rows.max()} are out of range for {ends[-1]} rows")
-    sources = np.searchsorted(ends, rows, side="right")
-    for number in np.flatnonzero(np.bincount(sources)).tolist():
-        positions = np.flatnonzero(sources == number)
-        array = arrays[number]
-        out[positions] = array[rows[positions] - (ends[number] - len(array))]
+    numbers = np.searchsorted(ends, rows, side="right")
+    for number, array in enumerate(arrays):
+        selected = numbers == number
+        out[selected] = array[rows[selected] - (ends[number] - len(array))]
     return out
 
 
 def _is_byte_copy(arrays: Sequence[np.ndarray], out: np.ndarray) -> bool:
-    """True if rows can be copied to `out` byte by byte."""
     return (
         out.flags.c_contiguous
         and out.flags.writeable
@@ -91,9 +89,8 @@ def map_hdf5(dataset: Any) -> np.ndarray:
     name = f"data set {dataset.name!r}"
     if dataset.chunks is not None:
         raise ValueError(
-            f"{name} is chunked{f' and compressed ({c})' if (c := dataset.compression) else ''}; "
-            "expected a contiguous data set: write it without chunks and compression, or read it "
-            "through h5py"
+            f"{name} is chunked (compression {dataset.compression}); expected a contiguous data "
+            "set: write it without chunks and compression, or read it through h5py"
         )
     if dataset.external or dataset.is_virtual:
         raise ValueError(f"{name} is stored in other files; map those, or read it through h5py")
@@ -104,24 +101,19 @@ def map_hdf5(dataset: Any) -> np.ndarray:
         )
     file = dataset.file
     if file.driver != "sec2":  # other drivers have no single file descriptor
-        raise ValueError(
-            f"{name} is in a file of driver {file.driver!r}; expected a file on disk, opened with "
-            "h5py's default driver"
-        )
+        raise ValueError(f"{name} has the driver {file.driver!r}; expected h5py's default driver")
     if file.mode != "r":
         file.flush()  # the map does not see data that h5py has buffered
     offset = dataset.id.get_offset()
     if offset is None or dataset.shape is None:
         raise ValueError(
-            f"{name} has no offset in its file: nothing was written, or it is stored in the "
-            "header; read it through h5py"
+            f"{name} has no offset: it is empty or stored in a header; read it through h5py"
         )
     with _reopen(file, name) as opened:
         return np.memmap(opened, dataset.dtype, "r", offset, dataset.shape)
 
 
 def _is_stored_as(stored: Any, dtype: np.dtype) -> bool:
-    """True if the stored type equals the NumPy type, unlike variable-length text."""
     import h5py
 
     if dtype.hasobject:

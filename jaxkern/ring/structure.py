@@ -80,10 +80,8 @@ class Delivery:
     """Converts the leaves of a slot to arrays on the ring's device, without a copy on the CPU."""
 
     def __init__(self, structure: Structure, device: Any):
-        self._structure, self._device = structure, device
-        one = one_device(device)
-        self.zero_copy = one is not None and one.platform == "cpu"
-        self._one = one
+        self._structure, self._device, self._one = structure, device, one_device(device)
+        self.zero_copy = self._one is not None and self._one.platform == "cpu"
         self._arrays = len(structure.leaves)
         self._packed = sum(packed(leaf.dtype) for leaf in structure.leaves)
 
@@ -118,21 +116,15 @@ def one_device(device: Any) -> Any:
 
 
 def _leaf(position: int, leaf: Any) -> jax.ShapeDtypeStruct:
+    name = f"leaf {position} of the ring's structure"
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-        raise TypeError(
-            f"leaf {position} of the ring's structure is {leaf!r}; expected "
-            "jax.ShapeDtypeStruct or an array with the shape and dtype of every batch"
-        )
+        raise TypeError(f"{name} is {leaf!r}; expected an array or jax.ShapeDtypeStruct")
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-        raise TypeError(
-            f"leaf {position} of the ring's structure has dtype {leaf.dtype}, which is not host "
-            "memory; put jax.random.key_data(keys) and wrap it again after get()"
-        )
+        raise TypeError(f"{name} has dtype {leaf.dtype}; put jax.random.key_data(keys) instead")
     number = jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == bool
     if not number or not np.dtype(leaf.dtype).isnative:
         raise TypeError(
-            f"leaf {position} of the ring's structure has dtype {leaf.dtype}; expected numbers "
-            "or bools in native byte order"
+            f"{name} has dtype {leaf.dtype}; expected numbers or bools in native byte order"
         )
     # As in jnp.asarray: 64-bit types only if JAX has them enabled.
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)

@@ -44,51 +44,37 @@ class Documents:
     (3, (array([3, 0]), array([7, 3])))
     """
 
-    def __init__(
-        self,
-        values: Any,
-        offsets: Any = None,
-        max_length: int | None = None,
-    ) -> None:
+    def __init__(self, values: Any, offsets: Any = None, max_length: int | None = None) -> None:
         self.max_length = None if max_length is None else check_integer("max_length", max_length, 1)
         by_field = values if isinstance(values, Mapping) else {_FIELD: values}
         if not by_field:
             raise ValueError("values is an empty dict; expected at least one field -> array")
         if offsets is None:
             parts = {str(name): _concatenate(str(name), value) for name, value in by_field.items()}
-            bounds = next(iter(parts.values()))[1]
+            first, (_, bounds) = next(iter(parts.items()))
             for name, (_, other) in parts.items():
                 if not np.array_equal(bounds, other):
-                    raise ValueError(
-                        f"fields {next(iter(parts))!r} and {name!r} have documents of different "
-                        "lengths; expected equal lengths"
-                    )
+                    raise ValueError(f"{first!r} and {name!r} have documents of other lengths")
             self.fields = {name: flat for name, (flat, _) in parts.items()}
         else:
             self.fields = {str(name): _flat(f"{name!r}", array) for name, array in by_field.items()}
             bounds = _flat("offsets", offsets)
         if bounds.dtype.kind not in "iu":
-            raise TypeError(
-                f"offsets is {bounds.dtype}{list(bounds.shape)}; expected integers [N + 1]"
-            )
+            raise TypeError(f"offsets has dtype {bounds.dtype}; expected integers [N + 1]")
         is_path = isinstance(offsets, str | os.PathLike)
-        self._offsets_name = f"offsets ({os.fspath(offsets)})" if is_path else "offsets"
+        offsets_name = f"offsets ({os.fspath(offsets)})" if is_path else "offsets"
         self.offsets = np.ascontiguousarray(bounds, np.int64)
-        sizes = {name: len(array) for name, array in self.fields.items()}
         if len(self.offsets) == 0:
             raise ValueError("offsets is empty; expected N + 1 offsets for N documents")
-        self._check(min(sizes.values()))
-
-    def _check(self, size: int) -> None:
         check_mapped("offsets", self.offsets)
+        size = min(map(len, self.fields.values()))
         index = native().bad_token_offset(self.offsets, size)
-        if index < 0:
-            return
-        before = "" if index == 0 else f" after {self.offsets[index - 1]}"
-        raise ValueError(
-            f"{self._offsets_name}[{index}] is {self.offsets[index]}{before}; expected "
-            f"non-decreasing offsets from 0 to {size}, the number of values"
-        )
+        if index >= 0:
+            before = "" if index == 0 else f" after {self.offsets[index - 1]}"
+            raise ValueError(
+                f"{offsets_name}[{index}] is {self.offsets[index]}{before}; expected "
+                f"non-decreasing offsets from 0 to {size}, the number of values"
+            )
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -122,10 +108,7 @@ def native() -> Any:
     """Return the native module; packing has no Python implementation."""
     module = registry.module("cpu")
     if module is None:
-        raise RuntimeError(
-            "packing tokens needs jaxkern's native library, which is not usable; see "
-            "jaxkern.doctor()"
-        )
+        raise RuntimeError("packing tokens needs jaxkern's native library; see jaxkern.doctor()")
     return module
 
 

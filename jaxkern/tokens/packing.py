@@ -79,10 +79,7 @@ class RowPacker:
     """Assignment of documents to rows by their lengths; documents are numbered as they are added.
 
     Args:
-      length: tokens per row.
-      method: see `pack`.
-      long: see `pack`.
-      max_open_bins: see `pack`.
+      length, method, long, max_open_bins: see `pack`.
     """
 
     def __init__(
@@ -222,16 +219,13 @@ def packed_rows(
     Raises:
       ValueError: rows do not match the values, or values do not fit int32.
     """
-    shape = (len(rows.ends), rows.length)
+    kinds = {name: row_dtype(values) for name, values in fields.items()}
     if out is None:
-        kinds = {name: row_dtype(values) for name, values in fields.items()}
+        shape = (len(rows.ends), rows.length)
         out = {name: aligned_array(shape, kind) for name, kind in {**kinds, **MARKS}.items()}
-    for name, values in fields.items():
-        if out[name].dtype != row_dtype(values):
-            raise ValueError(
-                f"{name!r} has values of {values.dtype} and rows of {out[name].dtype}; expected "
-                f"rows of {np.dtype(row_dtype(values))}"
-            )
+    for name, kind in kinds.items():
+        if out[name].dtype != kind:
+            raise ValueError(f"{name!r} has rows of {out[name].dtype}; expected {np.dtype(kind)}")
     written = [
         (values, out[name], _pad_bits(name, pad_id, out[name].dtype))
         for name, values in fields.items()
@@ -343,10 +337,10 @@ def pack(
 
 def check_lengths(lengths: np.ndarray, documents: np.ndarray, packer: RowPacker) -> None:
     """Raise ValueError for a document longer than a row if that is an error."""
-    if packer.long != "error" or packer.method == "concat-split":
+    if packer.long != "error" or packer.method == "concat-split" or not lengths.size:
         return
-    longest = int(lengths.argmax()) if lengths.size else 0
-    if lengths.size and lengths[longest] > packer.length:
+    longest = int(lengths.argmax())
+    if lengths[longest] > packer.length:
         raise ValueError(
             f"document {documents[longest]} has {lengths[longest]} tokens, but a row has "
             f'{packer.length}; use long="split", "truncate" or "drop", or longer rows'

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.errors import raises
 
 import jaxkern as jk
 from jaxkern.benchmarking import DifferentResultsError, compare
@@ -56,7 +57,7 @@ def test_speedup(monkeypatch):
     assert speedup.low == pytest.approx(10)
     assert speedup.high == pytest.approx(10)
     assert result["slow"].rounds == result["fast"].rounds
-    with pytest.raises(KeyError, match="slow, fast"):
+    with raises(KeyError, "slow", "fast"):
         result["other"]
 
 
@@ -65,22 +66,22 @@ def one_wrong(x):
 
 
 @pytest.mark.parametrize(
-    ("second", "where"),
+    ("second", "facts"),
     [
-        (one_wrong, r"\['a'\], 1 of 12 values.*\[2, 1\]: 9.0 and 10.0"),
-        (lambda x: {"a": x, "b": [x[0]]}, r"\['b'\]\[0\].*\(3, 4\) and \(4,\)"),
-        (lambda x: {"a": x, "b": [x.astype(jnp.bfloat16)]}, r"\['b'\]\[0\].*bfloat16"),
-        (lambda x: {"a": x}, "structures"),
+        (one_wrong, ["['a']", "1 of 12", "[2, 1]", "9.0", "10.0"]),
+        (lambda x: {"a": x, "b": [x[0]]}, ["['b'][0]", "(3, 4)", "(4,)"]),
+        (lambda x: {"a": x, "b": [x.astype(jnp.bfloat16)]}, ["['b'][0]", "bfloat16"]),
+        (lambda x: {"a": x}, ["PyTreeDef"]),
     ],
 )
-def test_different_results_raise_before_timing(second, where):
+def test_different_results_raise_before_timing(second, facts):
     calls = []
 
     def counted(x):
         calls.append(1)
         return {"a": x, "b": [x]}
 
-    with pytest.raises(DifferentResultsError, match=f"'first' and 'second'.*{where}"):
+    with raises(DifferentResultsError, "'first'", "'second'", *facts):
         compare({"first": counted, "second": second}, X)
     assert len(calls) == 1
 
@@ -103,7 +104,7 @@ def test_close_results():
     with pytest.raises(DifferentResultsError):
         quick(arms)
     assert quick(arms, check="close").checked == "All results are close"
-    with pytest.raises(DifferentResultsError, match="rtol=1e-07, atol=0"):
+    with raises(DifferentResultsError, "rtol=1e-07", "atol=0"):
         quick(arms, check="close", rtol=1e-7)
     # The coarser dtype determines rtol: bfloat16's epsilon is 2**-7.
     quick({"a": lambda: X, "b": lambda: X.astype(jnp.bfloat16)}, check="close")
@@ -120,9 +121,9 @@ def test_check_by_a_function():
         return a % 2 == b % 2
 
     assert quick(arms, check=same_parity).checked == "All results passed same_parity"
-    with pytest.raises(DifferentResultsError, match="False"):
+    with raises(DifferentResultsError, "False"):
         quick(arms, check=lambda a, b: a == b)
-    with pytest.raises(DifferentResultsError, match="Not equal to tolerance"):
+    with raises(DifferentResultsError, "Not equal to tolerance"):
         quick(arms, check=np.testing.assert_allclose)
 
 
@@ -151,14 +152,14 @@ def test_back_to_back_calls_wait_once():
     assert "every call waits" in each["a"].methodology[1]
     assert "a turn waits" in result["a"].methodology[1]
     donating = jax.jit(lambda x: x + 1, donate_argnums=0)
-    with pytest.raises(ValueError, match="got b,"):
+    with raises(ValueError, "got b"):
         compare({"a": jnp.sin, "b": donating}, X, back_to_back=True)
 
 
 def test_donating_arms_receive_fresh_arguments():
     add = jax.jit(lambda x: x + 1, donate_argnums=0)
     result = compare({"donates": add, "keeps": jax.jit(lambda x: x + 1)}, X, rounds=3)
-    assert len(result["donates"].samples) == 3
+    assert len(result["donates"]) == 3
     assert float(X[0, 1]) == 1.0
 
 
@@ -179,11 +180,12 @@ def test_native_against_jax():
 
 
 def test_invalid_arguments():
-    with pytest.raises(ValueError, match="two functions"):
-        compare({"alone": lambda: 1})
-    with pytest.raises(ValueError, match="'same'"):
-        compare({"a": lambda: 1, "b": lambda: 1}, check="same")
+    arms = {"a": lambda: 1, "b": lambda: 1}
+    for fact, wrong in {"arms": {"alone": len}, "got 2": {"a": len, "b": 2}}.items():
+        with raises((TypeError, ValueError), fact):
+            compare(wrong)
     for name, wrong in (
+        ("check", "same"),
         ("rounds", 0),
         ("rounds", 1.5),
         ("warmup", -1),
@@ -192,10 +194,8 @@ def test_invalid_arguments():
         ("rtol", math.nan),
         ("atol", -1.0),
     ):
-        with pytest.raises(ValueError, match=f"{name} is {wrong!r}"):
-            compare({"a": lambda: 1, "b": lambda: 1}, **{name: wrong})
-    with pytest.raises(TypeError, match="fn"):
-        compare({"a": lambda: 1, "b": 2})
+        with raises(ValueError, name, repr(wrong)):
+            compare(arms, **{name: wrong})
 
 
 def test_arm_that_modifies_its_arguments():
@@ -206,5 +206,5 @@ def test_arm_that_modifies_its_arguments():
         return x
 
     for check in ("equal", None):
-        with pytest.raises(ValueError, match=r"'in place' modifies args\[0\]"):
+        with raises(ValueError, "'in place'", "args[0]"):
             quick({"in place": in_place, "copy": np.sort}, np.array([2.0, 1.0]), check=check)

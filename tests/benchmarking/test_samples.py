@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import scipy.stats
+from support.errors import raises
 
 from jaxkern import benchmarking
 from jaxkern.benchmarking.samples import Ratio, Samples, draw_blocks, ratio_of_medians
@@ -24,7 +25,7 @@ def test_figures():
 
 @pytest.mark.parametrize("seconds", [(), (1.0, -1.0), (1.0, np.nan), (np.inf,)])
 def test_invalid_samples(seconds):
-    with pytest.raises(ValueError, match="seconds"):
+    with raises(ValueError, "seconds"):
         Samples(seconds)
 
 
@@ -109,9 +110,9 @@ def test_inverse_is_the_speedup():
 
 
 def test_invalid_ratios():
-    with pytest.raises(ValueError, match="2 and 1"):
+    with raises(ValueError, "2 and 1"):
         ratio_of_medians([1.0, 2.0], [1.0], paired=True)
-    with pytest.raises(ValueError, match="before"):
+    with raises(ValueError, "before"):
         ratio_of_medians([1.0], [0.0])
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.errors import raises
 
 import jaxkern as jk
 from jaxkern.benchmarking import trace
@@ -145,21 +146,17 @@ def test_error_in_the_block_ends_the_profile(tmp_path):
 
 
 def test_one_profile_at_a_time(tmp_path):
-    with (
-        trace(tmp_path / "a", top=0),
-        pytest.raises(RuntimeError, match="profile"),
-        trace(tmp_path / "b"),
-    ):
+    with trace(tmp_path / "a", top=0), raises(RuntimeError, "profile"), trace(tmp_path / "b"):
         pass
 
 
 def test_path_that_is_not_a_directory(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"), trace(tmp_path / "file"):
+    with raises(OSError, "file"), trace(tmp_path / "file"):
         pass
 
 
 @pytest.mark.parametrize("wrong", [b"\x0a\x10abc", b"\xff", b"\x0b\x01", b"\x09abc"])
 def test_bytes_that_are_not_a_profile(wrong):
-    with pytest.raises(ValueError, match="protocol buffer"):
+    with raises(ValueError, "protocol buffer"):
         read_scopes(wrong)

@@ -14,7 +14,7 @@ import pytest
 
 from jaxkern.cli import main
 from jaxkern.pipeline import ImageFolder, PackedSource, Subset, pack
-from jaxkern.pipeline.packing.records import RecordEncoder
+from jaxkern.pipeline.packing.packing import RecordEncoder
 from jaxkern.pipeline.sources.packed.files import PackedFile
 
 

@@ -8,14 +8,15 @@ import zipfile
 
 import numpy as np
 import pytest
+from support.errors import raises
 
 from jaxkern.core.archives import npz_bytes
 
 
 def test_what_is_written_is_read():
     arrays = {"a": np.arange(5), "b": np.ones((2, 3), np.float32)}
-    found = np.load(io.BytesIO(npz_bytes(arrays)))
-    assert {name: found[name].tolist() for name in found} == {
+    result = np.load(io.BytesIO(npz_bytes(arrays)))
+    assert {name: result[name].tolist() for name in result} == {
         name: array.tolist() for name, array in arrays.items()
     }
 
@@ -33,7 +34,7 @@ def test_an_interrupt_stays_one(monkeypatch):
 
 
 def test_other_errors_stay_what_they_are():
-    with pytest.raises(ValueError, match="too large"):
+    with raises(ValueError, "too large"):
         npz_bytes({"a": _Unwilling()})
 
 

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 import jaxkern as jk
 from jaxkern.core.calls import OpCall, op_calls, times
 
-# x [n] times s []: two flops an element, to be found in the sums below.
+# x [n] times s []: two flops an element.
 scale = jk.Op(
     "test.calls_scale",
     version=1,
@@ -24,7 +24,7 @@ def call(x, s=2.0, twice=False):
     return scale(x, jnp.float32(s), twice=twice)
 
 
-def found(fn, *args) -> list[OpCall]:
+def calls_in(fn, *args) -> list[OpCall]:
     return list(op_calls(jax.make_jaxpr(fn)(*args)))
 
 
@@ -33,7 +33,7 @@ X = np.ones(5, np.float32)
 
 def test_a_call_tells_its_operands_parameters_and_cost():
     batch = np.ones((7, 5), np.float32)
-    (one,) = found(jax.vmap(lambda x: call(x, twice=True)), batch)
+    (one,) = calls_in(jax.vmap(lambda x: call(x, twice=True)), batch)
     assert one.op is scale
     assert [(x.shape, x.dtype) for x in one.operands] == [((7, 5), np.float32), ((1,), np.float32)]
     assert [(x.shape, x.dtype) for x in one.results] == [((7, 5), np.float32)]
@@ -46,7 +46,7 @@ def test_a_call_tells_its_operands_parameters_and_cost():
 
 def test_a_forced_backend_is_the_problem():
     with jk.backend("jax"):
-        (one,) = found(call, X)
+        (one,) = calls_in(call, X)
     assert one.problem("cpu") == "the backend is 'jax'"
 
 
@@ -57,20 +57,20 @@ def test_scans_multiply_their_lengths():
     def outer(x, _):
         return lax.scan(inner, call(x), length=3)[0], None
 
-    counts = [c.count for c in found(lambda x: lax.scan(outer, call(x), length=10)[0], X)]
+    counts = [c.count for c in calls_in(lambda x: lax.scan(outer, call(x), length=10)[0], X)]
     assert counts == [1, 10, 30]
-    assert [c.count for c in found(lambda x: lax.scan(inner, x, length=0)[0], X)] == [0]
+    assert [c.count for c in calls_in(lambda x: lax.scan(inner, x, length=0)[0], X)] == [0]
 
 
 def test_a_while_loop_runs_an_unknown_number_of_times_and_knows_its_own_scans():
     def body(x):
         return lax.scan(lambda y, _: (call(y), None), x, length=3)[0]
 
-    (one,) = found(lambda x: lax.while_loop(lambda y: y[0] < 9, body, x), X)
+    (one,) = calls_in(lambda x: lax.while_loop(lambda y: y[0] < 9, body, x), X)
     assert one.count is None
     assert one.path == ("while", "scan:3")
     nothing = lambda x: lax.scan(lambda y, _: (body(y), None), x, length=0)[0]  # noqa: E731
-    assert [c.count for c in found(nothing, X)] == [0]
+    assert [c.count for c in calls_in(nothing, X)] == [0]
 
 
 def test_unknown_times_nothing_is_nothing():
@@ -83,7 +83,7 @@ def test_branches_are_alternatives():
     def fn(p, x):
         return lax.cond(p, lambda y: call(call(y)), lambda y: call(y, 3.0), call(x))
 
-    calls = found(fn, True, X)
+    calls = calls_in(fn, True, X)
     assert [c.conditional for c in calls] == [False, True, True, True]
     assert [c.count for c in calls] == [1] * 4
 
@@ -105,7 +105,7 @@ def test_what_holds_a_program_is_walked(wrap):
         "grad": jax.grad(loss),
     }[wrap]
     # The value of a linear function is not needed for its gradient, but the trace has it.
-    assert [c.op for c in found(fn, X)] == [scale]
+    assert [c.op for c in calls_in(fn, X)] == [scale]
 
 
 def test_a_linear_solve_counts_what_it_solves_by():
@@ -114,7 +114,7 @@ def test_a_linear_solve_counts_what_it_solves_by():
             lambda x: call(x, 4.0), b, lambda matvec, y: call(y, 0.25), symmetric=True
         )
 
-    assert len(found(fn, X)) == 1
+    assert len(calls_in(fn, X)) == 1
 
 
 def test_shard_map_tells_parts_and_devices():
@@ -124,9 +124,9 @@ def test_shard_map_tells_parts_and_devices():
     def sharded(spec, **axes):
         return jax.shard_map(jax.vmap(call), mesh=mesh, in_specs=spec, out_specs=spec, **axes)
 
-    (all_axes,) = found(sharded(P(("data", "model"))), batch)
+    (all_axes,) = calls_in(sharded(P(("data", "model"))), batch)
     assert (all_axes.devices, all_axes.operands[0].shape) == (4, (2, 5))
-    (one_axis,) = found(jax.jit(sharded(P("data"), axis_names={"data"})), batch)
+    (one_axis,) = calls_in(jax.jit(sharded(P("data"), axis_names={"data"})), batch)
     assert (one_axis.devices, one_axis.operands[0].shape) == (2, (4, 5))
 
 

@@ -16,6 +16,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from support.errors import raises
 
 from jaxkern import performance
 from jaxkern.core import ceilings as module
@@ -108,11 +109,11 @@ def test_a_damaged_file_is_measured_anew_and_mended(probes, tmp_path, damage):
 def test_a_folder_that_cannot_be_written_is_told(probes, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    found = ceilings()
-    assert found.all_threads.load == 30.0
-    assert "could not be cached" in found.notes[-1]
-    assert "set XDG_CACHE_HOME" in str(found)
-    assert ceilings() is found  # but for this process
+    result = ceilings()
+    assert result.all_threads.load == 30.0
+    assert "could not be cached" in result.notes[-1]
+    assert "set XDG_CACHE_HOME" in str(result)
+    assert ceilings() is result  # but for this process
     assert len(probes) == 2
 
 
@@ -122,14 +123,14 @@ def test_a_user_without_a_home_folder(probes, monkeypatch, tmp_path):
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     monkeypatch.chdir(tmp_path)
-    found = ceilings()
-    assert found.all_threads.load == 30.0
-    assert "this user has no home folder; set XDG_CACHE_HOME" in found.notes[-1]
-    assert ceilings() is found  # for this process
+    result = ceilings()
+    assert result.all_threads.load == 30.0
+    assert "this user has no home folder; set XDG_CACHE_HOME" in result.notes[-1]
+    assert ceilings() is result  # for this process
     assert len(probes) == 2
     assert list(tmp_path.iterdir()) == []
     for wanting in (paths.home_path, performance.enable_persistent_cache):
-        with pytest.raises(ValueError, match=r"~/cache.*HOME"):
+        with raises(ValueError, "~/cache", "HOME"):
             wanting("~/cache")
 
 
@@ -167,7 +168,7 @@ def test_buffers_are_beyond_the_caches_and_within_memory(probes, monkeypatch):
     assert [c[2] >> 20 for c in probes] == [240, 400, 240, 16, 16]
 
 
-def test_a_busy_machine_is_told(probes, monkeypatch):
+def test_note_on_a_busy_machine(probes, monkeypatch):
     # Everything that the CPUs did, and more, was the work of others.
     busy = iter([100.0, 100.0 + 1e6])
     monkeypatch.setattr(module, "busy_seconds", lambda: next(busy))
@@ -192,14 +193,14 @@ def test_platforms_and_missing_libraries_are_clear_errors(monkeypatch):
     class Device:
         platform = "tpu"
 
-    with pytest.raises(NotImplementedError, match="tpu"):
+    with raises(NotImplementedError, "tpu"):
         ceilings(Device())
     monkeypatch.setattr(registry, "module", lambda name="cpu": None)
-    with pytest.raises(RuntimeError, match="native probes"):
+    with raises(RuntimeError, "native probes"):
         ceilings(jax.devices("cpu")[0])
 
 
-def test_the_system_tells_caches_and_the_processor(tmp_path):
+def test_caches_and_processor_of_the_system(tmp_path):
     def cache(cpu, index, level, kind, size, shared):
         folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
         folder.mkdir(parents=True)
@@ -275,9 +276,9 @@ def test_memory_ceilings_are_near_a_stream_of_numpys():
     copies, ceiling = [], []
     for _ in range(3):
         for count in (1, threads):
-            found = CPU.measure_memory(level, count, 64 << 20, 0.02)
-            ceiling.append(max(found["copy"], found["copy_streaming"]))
-            assert min(found["load"], found["store"]) > 0
+            result = CPU.measure_memory(level, count, 64 << 20, 0.02)
+            ceiling.append(max(result["copy"], result["copy_streaming"]))
+            assert min(result["load"], result["store"]) > 0
         copies += [stream_copy(threads, arrays) for _ in range(3)]
     assert 0.05 * max(ceiling) < max(copies) < 1.5 * max(ceiling)
 
@@ -299,7 +300,7 @@ def test_no_matrix_product_is_above_the_peak(dtype):
     assert 0.01 * max(peaks) < max(products) < 1.15 * max(peaks)
 
 
-def test_the_native_probes_refuse_what_they_cannot_do():
+def test_invalid_arguments_of_the_native_probes():
     for call, what in (
         (lambda: CPU.measure_memory("v9", 1, 1 << 20, 0.0), "v9"),
         (lambda: CPU.measure_memory("portable", 0, 1 << 20, 0.0), "threads"),

@@ -79,10 +79,10 @@ def test_every_constant_has_a_copy() -> None:
 
 @pytest.mark.parametrize("name", PYTHON)
 def test_the_copy_is_equal(name: str) -> None:
-    found = native.constants()[name]
-    if isinstance(found, dict):  # kSoftL1 is SOFT_L1
-        found = {
+    result = native.constants()[name]
+    if isinstance(result, dict):  # kSoftL1 is SOFT_L1
+        result = {
             re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key.removeprefix("k")).upper(): value
-            for key, value in found.items()
+            for key, value in result.items()
         }
-    assert found == PYTHON[name]
+    assert result == PYTHON[name]

@@ -38,10 +38,10 @@ def test_a_fresh_result_costs_few_faults():
         text=True,
         env=environment | {"JAXKERN_BACKEND": "native"},
     )
-    found = json.loads(done.stdout)
-    assert set(found) == _OPS
+    result = json.loads(done.stdout)
+    assert set(result) == _OPS
     allowed = _MODES.exists() and "[never]" not in _MODES.read_text()
-    for name, counts in found.items():
+    for name, counts in result.items():
         pages = counts["bytes"] / 4096
         # Pages of 4 KiB before the first whole huge page and after the last one, and some tables.
         assert counts["advised"] < 1700 or not allowed, f"{name}: {counts} of {pages:.0f}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 
-import pytest
+from support.errors import raises
 
 from jaxkern.core import memory
 
@@ -15,7 +15,7 @@ def test_limits_from_the_environment(monkeypatch):
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "0.19")
     assert memory.memory_limit() == 0.19
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "much")
-    with pytest.raises(ValueError, match="JAXKERN_MEMORY_LIMIT is 'much'"):
+    with raises(ValueError, "JAXKERN_MEMORY_LIMIT is 'much'"):
         memory.memory_limit()
     monkeypatch.delenv("JAXKERN_MEMORY_LIMIT")
     monkeypatch.setenv("SLURM_MEM_PER_NODE", "512")
@@ -40,7 +40,7 @@ def test_cgroup_limits(tmp_path):
     assert memory._cgroup_bytes(tmp_path, process) == [2**28]
 
 
-def test_what_is_left_shrinks_with_what_is_taken(monkeypatch):
+def test_available_memory_shrinks_with_allocations(monkeypatch):
     limit = memory.anonymous_bytes() / memory.GIB + 1  # the tests before may have kept a lot
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", str(limit))
     before = memory.available_bytes()

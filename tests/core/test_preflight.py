@@ -144,7 +144,7 @@ def test_require_makes_a_missing_module_an_error(tmp_path: Path) -> None:
     assert "JAXKERN_REQUIRE names 'cpu'" in done.stderr
 
 
-def test_a_number_of_threads_that_is_none(tmp_path: Path) -> None:
+def test_an_invalid_number_of_threads(tmp_path: Path) -> None:
     done = _run("import jaxkern", tmp_path, JAXKERN_NUM_THREADS="many")
     assert done.returncode != 0
     assert "JAXKERN_NUM_THREADS is 'many'" in done.stderr

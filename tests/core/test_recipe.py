@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.core.native_library import build
 from support.core.recipe_cases import CASES, SCALE, case
+from support.errors import raises
 
 import jaxkern as jk
 
@@ -34,23 +35,23 @@ def test_recipe(name: str, check: str) -> None:
 
 def test_bad_samples() -> None:
     op = jk.Op("test.same", version=1, abstract=lambda x: x, impl=lambda x: x)
-    with pytest.raises(ValueError, match=r"multiple of 4.* got 3"):
+    with raises(ValueError, "multiple of 4", "got 3"):
         jk.testing.check_op(op, [(jnp.ones(2),)] * 3)
-    with pytest.raises(ValueError, match="shape and dtype"):
+    with raises(ValueError, "shape and dtype"):
         jk.testing.check_op(op, [(jnp.ones(2),)] * 3 + [(jnp.ones(3),)])
-    with pytest.raises(ValueError, match="names: "):
+    with raises(ValueError, "names: "):
         jk.testing.check_op(op, [(jnp.ones(2),)] * 4, only=["nonsense"])
 
 
 def test_batch_axes_must_agree() -> None:
     op = SCALE
-    with pytest.raises(ValueError, match=r"batch axis 0 has sizes \[3, 2\]"):
+    with raises(ValueError, "batch axis 0 has sizes [3, 2]"):
         op(jnp.ones((3, 4)), jnp.ones(2), batch_dims=1)
-    with pytest.raises(ValueError, match="lacks the 1 leading batch axes"):
+    with raises(ValueError, "lacks the 1 leading batch axes"):
         op(jnp.ones((3, 4)), 2.0, batch_dims=1)
 
 
-def test_a_handler_refuses_what_does_not_fit() -> None:
+def test_errors_of_handlers() -> None:
     """A serialized program is not trusted: the handler checks shapes and dtypes itself."""
     x, out = jnp.ones((4, 3)), jax.ShapeDtypeStruct((4, 3), np.float32)
     call = jax.ffi.ffi_call("test.scale.v1", out)
@@ -61,11 +62,11 @@ def test_a_handler_refuses_what_does_not_fit() -> None:
         with pytest.raises(jax.errors.JaxRuntimeError, match=message):
             jax.block_until_ready(call(x, s))
     wide = jax.ShapeDtypeStruct((1,) * 20, np.float32)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="at most 12 batch axes"):
+    with raises(jax.errors.JaxRuntimeError, "at most 12 batch axes"):
         jax.block_until_ready(jax.ffi.ffi_call("test.scale.v1", wide)(x, jnp.ones(4)))
 
 
-def test_doctor_tells_op_and_target() -> None:
+def test_doctor_names_op_and_target() -> None:
     report = str(jk.doctor())
     assert "test.scale on cpu: native test.scale.v1" in report
     assert "test.scale on cuda: pure JAX (" in report

@@ -73,10 +73,10 @@ class Scaled(jk.execution.Operator):
         return inputs + bits_of(self.setting[0])
 
 
-def test_the_jit_of_execution_tells_them_apart():
+def test_the_jit_of_execution_distinguishes_them():
     of_operator = jk.execution.jit(lambda op, x: op(inputs=x))
-    found = [float(of_operator(Scaled((s,)), 0.0)) for s in (0.0, -0.0, True, 1)]
-    assert found == [3.0, -3.0, 1.0, 2.0]
+    result = [float(of_operator(Scaled((s,)), 0.0)) for s in (0.0, -0.0, True, 1)]
+    assert result == [3.0, -3.0, 1.0, 2.0]
 
 
 def _ops_of_each_kind():
@@ -96,5 +96,5 @@ def _ops_of_each_kind():
 def test_ops_run_where_jit_is_disabled():
     expected = _ops_of_each_kind()
     with jax.disable_jit():
-        found = _ops_of_each_kind()
-    jax.tree.map(lambda f, w: np.testing.assert_allclose(f, w, rtol=2e-4), found, expected)
+        result = _ops_of_each_kind()
+    jax.tree.map(lambda f, w: np.testing.assert_allclose(f, w, rtol=2e-4), result, expected)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.errors import raises
 
 import jaxkern as jk
 from jaxkern import execution as ex
@@ -151,7 +152,7 @@ def test_kernels_inside():
 
 
 def test_bad_input():
-    with pytest.raises(TypeError, match=r"args\[1\].* set"):
+    with raises(TypeError, "args[1]", "set"):
         ex.jit(lambda x, s: x)(1.0, {1})
     with pytest.raises(jax.errors.TracerBoolConversionError):
         ex.jit(lambda x: 1 if x else 2)(1.0)
@@ -162,7 +163,7 @@ def test_bad_input():
     for wrong in (later, 3, int.__class__):
         with pytest.raises(TypeError):
             ex.jit(wrong)
-    with pytest.raises(ValueError, match="cache_size"):
+    with raises(ValueError, "cache_size"):
         ex.JITOptions(cache_size=0)
 
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.errors import raises
 
 import jaxkern as jk
 from jaxkern import execution as ex
@@ -124,7 +125,7 @@ def test_each_context_has_a_program():
     f, x = ex.jit(lambda x: double(x)), jnp.arange(8.0)
     with jk.backend("jax"):
         f(x)
-    with pytest.raises(Exception, match="execution_double"), jk.backend("native"):
+    with raises(Exception, "execution_double"), jk.backend("native"):
         f(x)
     f(x)
     assert counts(f) == (0, 2, 0, 2)
@@ -188,7 +189,7 @@ def test_errors_are_those_of_the_call():
     deleted.delete()
     with pytest.raises(RuntimeError):
         f(deleted, deleted)
-    with pytest.raises(jax.errors.TracerBoolConversionError, match="deep"):
+    with raises(jax.errors.TracerBoolConversionError, "deep"):
         ex.jit(lambda x, deep: x if deep else -x)("text", True)
 
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.errors import raises
 
 import jaxkern as jk
 from jaxkern import execution as ex
@@ -63,9 +64,9 @@ def test_items_are_divided_between_devices():
     assert len(result.sharding.device_set) == 4
     np.testing.assert_allclose(result, np.sin(X).sum((1, 2)), rtol=1e-6)
     np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(jnp.asarray(X)), np.cos(X), rtol=1e-5)
-    with pytest.raises(ValueError, match=r"4 items .* 3 devices"):
+    with raises(ValueError, "4 items", "3 devices"):
         ex.pmap(jnp.sum, 3)(X)
-    with pytest.raises(ValueError, match="num_workers is 99"):
+    with raises(ValueError, "num_workers is 99"):
         ex.pmap(jnp.sum, 99)(X)
 
 
@@ -84,7 +85,7 @@ def test_an_error_names_its_item():
             raise OSError("no file")
         return int(i)
 
-    with pytest.raises(OSError, match="no file") as error:
+    with raises(OSError, "no file") as error:
         ex.pmap(bad, num_workers=2, host=True)(np.arange(5))
     assert "item 2" in " ".join(error.value.__notes__)
 
@@ -127,7 +128,7 @@ def test_jax_functions_of_no_items(make):
     assert ex.pmap(jnp.sin, 2)(np.ones((0, 2))).shape == (0, 2)
     keys = jax.random.split(jax.random.key(0), 3)[:0]
     assert make(jax.random.normal)(keys).shape == (0,)
-    with pytest.raises(ValueError, match="got 0"):
+    with raises(ValueError, "got 0"):
         make(python_sum, host=True)(np.ones((0, 2)))
 
 
@@ -153,7 +154,7 @@ def test_python_functions_need_host():
         assert ex.vmap(lambda x: 1.0, host=True)(texts).tolist() == [1, 1]
     days = np.array(["2020-01-01", "2020-01-02"], "M8[D]")
     assert ex.vmap(lambda x: str(x), host=True)(days).tolist() == ["2020-01-01", "2020-01-02"]
-    with pytest.raises(ValueError, match="argument 0"):
+    with raises(ValueError, "argument 0"):
         ex.vmap(ex.vmap(lambda x: x, host=True))(np.ones(3))
 
 
@@ -179,23 +180,23 @@ def test_out_axes_of_python_functions():
     np.testing.assert_array_equal(first, X[0].T)
     np.testing.assert_array_equal(rest["sum"], X[0].sum(1))
     np.testing.assert_array_equal(rest["twice"], 2 * X[0].T)
-    with pytest.raises(ValueError, match=r"axis 1 .* shape \(\)"):
+    with raises(ValueError, "axis 1", "shape ()"):
         ex.vmap(two, out_axes=1, host=True)(X[0])
     for axes in [(None, 1), (0, 1), None]:
-        with pytest.raises(ValueError, match="out_axes") as error:
+        with raises(ValueError, "out_axes") as error:
             ex.vmap(lambda x: 1.0, out_axes=axes, host=True)(X)
         assert repr(axes) in str(error.value)
 
 
 def test_bad_functions():
-    with pytest.raises(TypeError, match="got int"):
+    with raises(TypeError, "got int"):
         ex.vmap(3)
     for workers in (0, 2.5, "two", True):
         with pytest.raises(ValueError, match=f"num_workers is {workers!r}; expected an integer"):
             ex.pmap(jnp.sin, workers)
     assert ex.pmap(jnp.sin, np.int64(2))(X).shape == X.shape
-    with pytest.raises(ValueError, match="in_axes"):
+    with raises(ValueError, "in_axes"):
         ex.vmap(abs, (0, 0))(X)
     ragged = ex.vmap(lambda i: np.ones(int(i)), host=True)
-    with pytest.raises(ValueError, match=r"\(0,\) and \(1,\) and \(2,\)"):
+    with raises(ValueError, "(0,) and (1,) and (2,)"):
         ragged(np.arange(3))

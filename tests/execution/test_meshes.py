@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.errors import raises
 
 import jaxkern as jk
 from jaxkern import execution as ex
@@ -62,7 +63,7 @@ def test_kernels_run_on_the_device_of_their_images():
     ids=str,
 )
 def test_bad_meshes(arguments):
-    with pytest.raises(ValueError, match="shape"):
+    with raises(ValueError, "shape"):
         ex.DeviceMesh(*arguments) if isinstance(arguments, tuple) else ex.DeviceMesh(arguments)
 
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.errors import raises
 
 import jaxkern as jk
 from jaxkern import execution as ex
@@ -140,7 +141,7 @@ def test_the_earliest_deadline_applies_until_its_block_ends():
         with ex.execution_options(timeout_seconds=0.01):
             time.sleep(0.02)
             assert ex.remaining_seconds() == 0
-            with pytest.raises(ex.ExecutionTimeout, match="loop"):
+            with raises(ex.ExecutionTimeout, "loop"):
                 ex.check_timeout("loop")
         with ex.execution_options(timeout_seconds=1e6):
             assert ex.remaining_seconds() < 61

@@ -49,7 +49,7 @@ def test_the_g2_kernel_has_a_row(device: Any, roof: Any) -> None:
     found = roofline_analysis(model, t, ceilings=roof)
     print(found)
     assert (found.rows[0].reason, found.rows[0].operands) == (None, "its own")
-    assert found.rows[0].placement.bytes == 4 * 2000**2
+    assert found.rows[0].bytes == 4 * 2000**2
 
 
 def test_the_default_device_is_asked_for_its_performance(device: Any, roof: Any) -> None:

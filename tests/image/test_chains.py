@@ -1,9 +1,4 @@
-"""Random chains against the one-by-one oracle.
-
-Would catch: a fold that does not commute (a crop after a pad, a flip before a resize, a constant
-before a Normalize), wrong taps at borders, a wrong channel or layout, the parameter of another
-image.
-"""
+"""Random chains against the one-by-one oracle."""
 
 from __future__ import annotations
 

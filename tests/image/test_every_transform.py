@@ -1,8 +1,4 @@
-"""Properties of every public transform, and examples in every docstring.
-
-Would catch: a repr that does not construct the transform again, draws that depend on
-jax_enable_x64, a new transform that is not tested here, a public name without an example.
-"""
+"""Properties of every public transform, and examples in every docstring."""
 
 from __future__ import annotations
 

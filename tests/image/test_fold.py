@@ -1,7 +1,4 @@
-"""The number of passes of fused chains.
-
-Would catch: transforms that no longer fuse, which costs a pass over the image but no value.
-"""
+"""The number of passes of fused chains."""
 
 from __future__ import annotations
 

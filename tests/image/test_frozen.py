@@ -1,9 +1,4 @@
-"""Transforms against torchvision's results on small images: torchvision/frozen.npz.
-
-Would catch, without torchvision: a wrong rule of a colour, a warp about the wrong point, a wrong
-rounding, and a box, keypoint or mask that moves differently from its image. Only native kernels
-run: the tests of colours, warps and policies compare them with pure JAX.
-"""
+"""Transforms against torchvision's results on small images: torchvision/frozen.npz."""
 
 from __future__ import annotations
 

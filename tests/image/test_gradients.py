@@ -1,8 +1,4 @@
-"""Derivatives of chains against central differences of the float64 oracle.
-
-Would catch: a constant folded without its gradient, gradients summed in a half type, a clamp or
-mask that passes gradients of hidden pixels.
-"""
+"""Derivatives of chains against central differences of the float64 oracle."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The FFI handlers are a trust boundary: a serialized program may call them with anything.
-
-Would catch: a read or write out of bounds (the process dies), an operand that is not checked, a
-result computed from a bad one, a message that does not name the op and what was wrong with it.
-"""
+"""The FFI handlers are a trust boundary: a serialized program may call them with anything."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Would catch: integers that wrap around when they are converted to the kernels' int32.
-
-Examples are a crop from row 2**32 + 3 that acts as row 3, an offset of 2**33 that reads image 0
-again, sizes of ragged chains whose products exceed int32, and sizes that no kernel supports.
-"""
+"""Would catch: integers that wrap around when they are converted to the kernels' int32."""
 
 from __future__ import annotations
 
@@ -93,7 +89,7 @@ def test_sizes_passed_to_sample():
         CROP.sample(keys, (np.array([9, 2**32 + 9]), np.array([11, 11])))
     with pytest.raises(ValueError, match=r"images.width\[0\] is 4294967307"):
         CROP.sample(keys, ragged(width=np.array([2**32 + 11, 11])))
-    with pytest.raises(ValueError, match=r"width: .* 4294967296"):
+    with pytest.raises(ValueError, match="width is 4294967296"):
         CROP.sample(keys, (9, 2**32))
 
 

@@ -1,10 +1,4 @@
-"""JPEG decoding and header parsing against Pillow, and errors for hostile files.
-
-Would catch: a region that differs from the crop of a full decode, a kind of file whose colours,
-orientation or scaling differ from Pillow's, a truncated file that gives grey pixels, a header that
-causes unbounded allocation, an op that swaps samples, symbols of libjpeg that conflict with other
-libraries.
-"""
+"""JPEG decoding and header parsing against Pillow, and errors for hostile files."""
 
 from __future__ import annotations
 
@@ -19,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from support.errors import raises
 
 import jaxkern as jk
 from jaxkern.core import registry
@@ -317,7 +312,7 @@ def test_an_image_larger_than_the_canvas_or_max_pixels_is_an_error(op_backend):
     buffer, offsets, arrays = batch_of_files()
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"image 0: (?=.*20 x 33)(?=.*40 x 30)"):
         jax.block_until_ready(jk.image.decode_jpeg(buffer, offsets, size=(40, 30)))
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"max_pixels.*600"):
+    with raises(jax.errors.JaxRuntimeError, "max_pixels", "600"):
         jax.block_until_ready(jk.image.decode_jpeg(buffer, offsets, size=40, max_pixels=600))
     _, sizes = jk.image.decode_jpeg(buffer, offsets, size=(40, 30), on_bad="mask")
     assert sizes[0].tolist() == [0, 0]
@@ -333,18 +328,18 @@ def test_the_op_scales(op_backend):
 def test_arguments_of_decode_jpeg_are_checked():
     data, offsets = as_array(encoded(picture())), jnp.array([0, 5])
     for wrong, words in [
-        ({"size": 0}, "size: .* got 0"),
+        ({"size": 0}, "size is 0"),
         ({"size": 8, "channels": 2}, "channels: .* got 2"),
         ({"size": 8, "on_bad": "skip"}, "on_bad: .* got 'skip'"),
         ({"size": 8, "denominator": 3}, "denominator: .* got 3"),
-        ({"size": 8, "max_pixels": 0}, "max_pixels: .* got 0"),
+        ({"size": 8, "max_pixels": 0}, "max_pixels is 0"),
         ({"size": 8, "lengths": jnp.zeros(3, np.int32)}, "lengths: expected 2 .* got 3"),
     ]:
         with pytest.raises(ValueError, match=words):
             jk.image.decode_jpeg(data, offsets, **wrong)
-    with pytest.raises(TypeError, match=r"buffer: .* got int32\[2\]"):
+    with raises(TypeError, "buffer:", "got int32[2]"):
         jk.image.decode_jpeg(offsets, offsets, size=8)
-    with pytest.raises(TypeError, match=r"offsets: .* got float32\[2\]"):
+    with raises(TypeError, "offsets:", "got float32[2]"):
         jk.image.decode_jpeg(data, jnp.zeros(2), size=8)
 
 

@@ -1,8 +1,4 @@
-"""Sequences of JPEG images that one thread decodes, against Pillow.
-
-Would catch: Huffman or quantization tables, restart intervals or colour markers of one image that
-reach the next, so that values change with the order of the images or the number of threads.
-"""
+"""Sequences of JPEG images that one thread decodes, against Pillow."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Noise and elastic warps against NumPy with the same random numbers, on both backends.
-
-Would catch: numbers that depend on the batch, the thread or the backend, a key of which half is
-ignored, a distribution that is not normal, noise that is rounded instead of truncated, sums that
-wrap despite clipping, a box painted outside its edges, a field blurred or scaled along the wrong
-axis, unchecked seeds and boxes.
-"""
+"""Noise and elastic warps against NumPy with the same random numbers, on both backends."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""NaN and infinities in float images, against an oracle that adds only terms of nonzero weight.
-
-Would catch: a NaN that spreads to pixels that do not depend on it (0 * NaN), infinities of one sign
-that become NaN, outputs that depend on the backend.
-"""
+"""NaN and infinities in float images, against an oracle that adds only terms of nonzero weight."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Transforms that a user writes: a JAX function of one image, steps of a program, and parts.
-
-Would catch: a wrong value range or rounding, parameters of the wrong image, a function that is lost
-under jit, vmap, eval, clips or sharding, a program step that does not join the native call, and a
-pipeline that skips the function.
-"""
+"""Transforms that a user writes: a JAX function of one image, steps of a program, and parts."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Policies and containers on images: native kernels, pure JAX, and transforms applied one by one.
-
-Would catch: a container that runs undrawn transforms or the wrong order; a mean of AugMix that
-rounds its terms, starts with the result of a chain, or counts the image twice; a level that
-depends on the backend or the batch; a draw that compiles again.
-"""
+"""Policies and containers on images: native, in pure JAX, and transforms applied one by one."""
 
 from __future__ import annotations
 
@@ -70,10 +65,7 @@ def slow(policy):
 
 
 # Each step of a policy is a separate program in pure JAX, which compiles for seconds.
-SMALL = [
-    im.TrivialAugmentWide(),
-    slow(im.AugMix(mixture_width=2, chain_depth=1, all_ops=False)),
-]
+SMALL = [im.TrivialAugmentWide(), slow(im.AugMix(mixture_width=2, chain_depth=1, all_ops=False))]
 LARGE = [
     im.RandAugment(3, 12, interpolation="bilinear", fill=(9, 99, 199)),
     slow(im.AutoAugment("svhn")),

@@ -1,7 +1,4 @@
-"""Ragged batches against the oracle on each image.
-
-Would catch: a wrong offset, a row stride of the largest image, the size of another image.
-"""
+"""Ragged batches against the oracle on each image."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Would catch: a kernel that checks offsets in memory and then reads them there again.
-
-The caller's array can be an operand without a copy, and another thread can write to it during the
-call.
-"""
+"""Would catch: a kernel that checks offsets in memory and then reads them there again."""
 
 from __future__ import annotations
 

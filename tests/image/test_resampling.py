@@ -1,8 +1,4 @@
-"""Resampling at the edges of images and number ranges, against Pillow and float64.
-
-Would catch: taps that leave the crop, errors of half a pixel, weights that lose precision on long
-images, sizes that are not multiples of a vector width, sums that overflow 32 bits.
-"""
+"""Resampling at the edges of images and number ranges, against Pillow and float64."""
 
 from __future__ import annotations
 

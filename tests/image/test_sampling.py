@@ -1,8 +1,4 @@
-"""Parameters as distributions.
-
-Would catch: a ratio drawn linearly, height and width exchanged, positions without the last row, a
-fallback that leaves the image, an inverted probability.
-"""
+"""Parameters as distributions."""
 
 from __future__ import annotations
 

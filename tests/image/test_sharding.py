@@ -1,8 +1,4 @@
-"""Would catch: a chain that gathers a sharded batch, or mixes wrongly across shards.
-
-Includes transforms that an Explicit mesh would reject: slices of a sharded axis, tables indexed by
-sharded numbers, and vmap over operands with different shardings.
-"""
+"""Would catch: a chain that gathers a sharded batch, or mixes wrongly across shards."""
 
 from __future__ import annotations
 

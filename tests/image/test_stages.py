@@ -1,8 +1,4 @@
-"""Stages in one call, against a call for each chain and program.
-
-Would catch: an operand of another stage, different rounding between stages, a buffer that is read
-while it is written, a call whose operands do not match its plan.
-"""
+"""Stages in one call, against a call for each chain and program."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Checks of targets, and unusual targets that are valid.
-
-Would catch: an invalid shape, dtype or format that is ignored or fails later; boxes that are empty,
-outside or NaN and count as valid; parameters of detection transforms that leave the image.
-"""
+"""Checks of targets, and unusual targets that are valid."""
 
 from __future__ import annotations
 
@@ -122,7 +118,7 @@ FLIPS = [im.RandomHorizontalFlip()]
     ],
 )
 def test_constructors_are_checked(make, error, name, value):
-    with raises(error, f"{name}: expected", f"got {value}" if value != "nan" else value):
+    with raises(error, name, value):
         make()
 
 

@@ -1,9 +1,4 @@
-"""Targets that move with images: dicts through a `Compose`, against the pixels themselves.
-
-Would catch: a mask, box or keypoint that moves differently from its pixels (the sense of an angle,
-half a pixel, the order of transforms, parameters of another image), labels that lose bits, boxes
-that remain valid although nothing of them is visible, clips whose frames draw separately.
-"""
+"""Targets that move with images: dicts through a `Compose`, against the pixels themselves."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""uint16 images: levels of 16 bits in float32 arithmetic, against NumPy.
-
-Would catch: levels divided by 255, an output that truncates, wraps or has the wrong type, crops and
-flips that change levels, and a conversion with the wrong scale.
-"""
+"""uint16 images: levels of 16 bits in float32 arithmetic, against NumPy."""
 
 from __future__ import annotations
 

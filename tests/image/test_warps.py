@@ -1,10 +1,4 @@
-"""Warps and blurs against their formulas in NumPy float64, on both backends.
-
-Would catch: a matrix that is not inverted or has the wrong sense of rotation, a centre off by half
-a pixel, a perspective in the wrong direction, pixels outside the image, fill that is not mixed as
-in torchvision, kernels and sigmas of the wrong axis, an edge repeated in a blur, different uint8
-rounding on the backends, NaN parameters, missing derivatives.
-"""
+"""Warps and blurs against their formulas in NumPy float64, on both backends."""
 
 from __future__ import annotations
 

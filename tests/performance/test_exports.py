@@ -19,14 +19,13 @@ MODULES = (
     "device.benchmark",
     "device.configuration",
     "device.status",
-    "performance.allocator",
     "performance.auditing",
     "performance.batch_size",
     "performance.cache",
     "performance.compiles",
+    "performance.host",
     "performance.memory",
     "performance.roofline",
-    "performance.threads",
 )
 
 

@@ -74,7 +74,7 @@ def sharded(mesh, x, *spec):
     return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
 
 
-def test_collectives_have_bytes_and_times(mesh):
+def test_collectives_have_bytes(mesh):
     x = sharded(mesh, np.ones((64, 256), np.float32), "d", None)
     replicated = NamedSharding(mesh, PartitionSpec())
 
@@ -86,25 +86,9 @@ def test_collectives_have_bytes_and_times(mesh):
     assert set(by_kind) == {"all-gather", "all-reduce"}
     assert by_kind["all-gather"].bytes == x.nbytes
     assert by_kind["all-reduce"].bytes == 4
-    for c in report.collectives:
-        assert c.count == 1
-        assert 0 < c.seconds < 10
+    assert [c.count for c in report.collectives] == [1, 1]
     assert report.argument_bytes == x.nbytes // 4
     assert "all-gather" in str(report)
-    untimed = performance.memory_report(fn, x, time_collectives=False)
-    assert all(c.seconds is None for c in untimed.collectives)
-
-
-def test_nothing_is_timed_during_another_profile(mesh, tmp_path):
-    x = sharded(mesh, np.ones((64, 256), np.float32), "d", None)
-    with jax.profiler.trace(tmp_path):
-        report = performance.memory_report(jnp.sum, x)
-        audit = performance.audit(jnp.sum, x, time_collectives=True)
-    for result in (report, audit):
-        assert result.collectives
-        assert all(c.seconds is None for c in result.collectives)
-        assert "another profile" in str(result)
-    assert performance.memory_report(jnp.sum, x).notes == ()
 
 
 def test_collectives_in_a_loop_are_counted(mesh):
@@ -117,25 +101,12 @@ def test_collectives_in_a_loop_are_counted(mesh):
     report = performance.memory_report(fn, sharded(mesh, np.ones(64, np.float32), "d"))
     (collective,) = report.collectives
     assert (collective.kind, collective.bytes, collective.count) == ("all-reduce", 64, 7)
-    assert collective.seconds > 0
-
-
-def test_donating_program_is_not_run(mesh):
-    x = sharded(mesh, np.ones((8, 8), np.float32), "d", None)
-    replicated = NamedSharding(mesh, PartitionSpec())
-    fn = jax.jit(lambda x: jax.lax.with_sharding_constraint(x, replicated).sum(0), donate_argnums=0)
-    report = performance.memory_report(fn, x)
-    assert not x.is_deleted()
-    assert all(c.seconds is None for c in report.collectives)
 
 
 def test_functions_that_cannot_be_compiled():
-    with pytest.raises(TypeError, match="fn"):
-        performance.memory_report(3)
-    with pytest.raises(TypeError, match="cannot be compiled"):
-        performance.memory_report(lambda x: x, "text")
-    with pytest.raises(TypeError, match="cannot be compiled"):
-        performance.memory_report(lambda x: x if x > 0 else -x, jnp.float32(1))
+    for fn, *args in ((3,), (lambda x: x, "text"), (lambda x: x if x > 0 else -x, jnp.float32(1))):
+        with pytest.raises(TypeError):
+            performance.memory_report(fn, *args)
 
 
 @pytest.mark.parametrize(

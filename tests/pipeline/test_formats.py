@@ -74,9 +74,9 @@ def test_tar_shards(tmp_path, photos):
     assert_images(data["image"], photos)
     assert [path.name for path in source.files] == ["x-00.tar", "x-01.tar", "x-02.tar"]
     # The encoded bytes are views of the mapped files, without a copy.
-    images = jk.pipeline.WebDatasetSource(
-        tmp_path / "x-00.tar", fields={"x": "jpg;png"}
-    )._images.images["x"]
+    images = jk.pipeline.WebDatasetSource(tmp_path / "x-00.tar", fields={"x": "jpg;png"}).images[
+        "x"
+    ]
     assert all(isinstance(blob, np.memmap) for blob in images.images.blobs)
     assert [bytes(images.images[k]) for k in range(4)] == photos[:4]
 
@@ -335,7 +335,7 @@ def test_arrow_files_are_not_copied(tmp_path, photos):
         file.truncate(100)
     with raises(OSError, "x.arrow", "100 bytes"):
         source.gather(ORDER)
-    images = jk.pipeline.ArrowSource(table.select(["raw"]))._images.images["raw"].images
+    images = jk.pipeline.ArrowSource(table.select(["raw"])).images["raw"].images
     (buffer,) = (table.column("raw").chunk(0).buffers()[2],)
     assert images.blobs[0].ctypes.data == buffer.address
 

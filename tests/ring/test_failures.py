@@ -247,7 +247,7 @@ def test_a_prefetcher_tells_what_else_fails_in_its_thread():
             raise KeyboardInterrupt("while it is copied")
 
     fetched = jk.prefetch_to_device([np.zeros(3).view(Broken)])
-    with pytest.raises(KeyboardInterrupt):
+    with raises(KeyboardInterrupt, "while it is copied"):
         fetched.get(WAIT)
 
 

@@ -13,6 +13,7 @@ import sys
 import time
 
 import pytest
+from support.threads import is_sleeping
 
 PREAMBLE = """
 import gc, os, signal, sys, threading, time
@@ -23,7 +24,7 @@ x = np.zeros(4, np.float32)
 
 
 def run(code: str, *, signal_after: str | None = None, timeout: float = 120) -> str:
-    """Return what the process prints; send a signal after the given line."""
+    """Return what the process prints; interrupt it when it waits after the given line."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-u", "-c", PREAMBLE + code],
         stdout=subprocess.PIPE,
@@ -33,7 +34,8 @@ def run(code: str, *, signal_after: str | None = None, timeout: float = 120) -> 
     )
     if signal_after is not None:
         assert process.stdout.readline().strip() == signal_after
-        time.sleep(0.2)
+        while not is_sleeping(str(process.pid)):
+            time.sleep(0.01)
         process.send_signal(signal.SIGINT)
     try:
         output, _ = process.communicate(timeout=timeout)
@@ -52,9 +54,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ign
 ring, full = jk.ring.Ring(x), jk.ring.Ring(x, capacity=1)
 full.put(x)
 fetched = jk.prefetch_to_device(time.sleep(60) for _ in range(1))
-print("waiting")
 start = time.monotonic()
 try:
+    print("waiting")
     {call}
 except KeyboardInterrupt:
     print("interrupted", time.monotonic() - start < 30)  # of 60
@@ -72,10 +74,13 @@ def test_a_forked_child_gets_an_error():
 ring = jk.ring.Ring(x, capacity=1)
 ring.put(x)
 empty = jk.ring.Ring(x)
-for wait in (lambda: ring.put(x), empty.get):
-    threading.Thread(target=wait, daemon=True).start()
+threads = [threading.Thread(target=w, daemon=True) for w in (lambda: ring.put(x), empty.get)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    while sys._current_frames()[thread.ident].f_code.co_name not in ("put", "take"):
+        time.sleep(0.001)
 array = ring.get()
-time.sleep(0.1)
 child = os.fork()
 if child == 0:
     for call in (ring.get, lambda: ring.put(x), ring.slot, ring.finish):
@@ -132,10 +137,12 @@ def test_exit_while_a_program_waits():
     run(
         """
 import jax
+from jaxkern.core import registry
 ring = jk.ring.Ring(x)
 pop = jax.jit(lambda token: jk.ring.pop(ring, token))
 threading.Thread(target=lambda: pop(ring.token()), daemon=True).start()
-time.sleep(0.5)
+while registry.module("cpu").join_waiters(0.0):
+    time.sleep(0.01)
 """
     )
 
@@ -197,12 +204,6 @@ assert cpu.join_waiters(20.0)
 def test_a_ring_that_is_dropped_closes():
     output = run(
         """
-import weakref
-def produce(ring):  # holds the native ring only, as a pipeline's threads do
-    status = (0,)
-    while status[0] == 0:
-        status = ring.put(-1, [x], -1.0, False)
-    print(status[1])
 ring = jk.ring.Ring(x)
 others = set(threading.enumerate())
 fetched = jk.prefetch_to_device(np.zeros(3) for _ in iter(int, 1))
@@ -211,8 +212,11 @@ next(fetched)
 ring.itself = ring  # only the garbage collector frees it
 del ring, fetched
 gc.collect()
-thread.join(10)
-print(thread.is_alive(), len(jk.ring.ring._open))
+thread.join()
+while jk.ring.ring._open:
+    gc.collect()
+    time.sleep(0.01)
+print("closed")
 """
     )
-    assert output.splitlines() == ["False 0"]
+    assert output.splitlines() == ["closed"]

@@ -17,6 +17,7 @@ import pytest
 from support.errors import raises
 
 import jaxkern as jk
+from jaxkern.core import registry
 
 STRUCT = {"x": jax.ShapeDtypeStruct((8, 3), np.float32), "y": jax.ShapeDtypeStruct((8,), np.int32)}
 
@@ -39,6 +40,12 @@ def feed(ring, items, delay: float = 0.0) -> threading.Thread:
     thread = threading.Thread(target=produce, daemon=True)
     thread.start()
     return thread
+
+
+def wait_for_program() -> None:
+    """Wait until a program waits for a batch."""
+    while registry.module("cpu").join_waiters(0.0):
+        time.sleep(0.001)
 
 
 def update(weights, batch):
@@ -120,13 +127,14 @@ def test_what_goes_wrong_raises_with_its_message(pop):
 def test_closing_wakes_a_waiting_program(pop):
     ring = jk.ring.Ring(STRUCT, pop_timeout=60)
     token = ring.token()
-    timer = threading.Timer(0.2, ring.close)
-    timer.start()
+    assert registry.module("cpu").join_waiters(20.0)
+    closing = threading.Thread(target=lambda: (wait_for_program(), ring.close()))
+    closing.start()
     start = time.monotonic()
     with raises(jax.errors.JaxRuntimeError, "CANCELLED", "closed"):
         jax.block_until_ready(pop(token))
     assert time.monotonic() - start < 10
-    timer.join()
+    closing.join()
 
 
 def test_a_producer_that_runs_programs_is_not_starved():
@@ -145,11 +153,12 @@ def test_a_producer_that_runs_programs_is_not_starved():
     made = [np.asarray(make(jax.random.key(i))) for i in range(20)]
 
     def produce():
-        time.sleep(0.2)  # the program waits by now
+        wait_for_program()
         for i in range(20):
             ring.put(make(jax.random.key(i)))
         ring.finish()
 
+    assert registry.module("cpu").join_waiters(20.0)
     thread = threading.Thread(target=produce, daemon=True)
     thread.start()
     got = total(ring.token())

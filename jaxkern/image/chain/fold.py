@@ -1,8 +1,4 @@
-"""Folds a list of image transforms into as few segments as their semantics allow.
-
-Transforms call the methods of `ChainBuilder` in order. Each method changes the open segment, or
-closes it and opens another if it does not commute with the operations of the segment.
-"""
+"""Folds a list of image transforms into as few segments as their semantics allow."""
 
 from __future__ import annotations
 
@@ -43,9 +39,8 @@ def channel_values(value: Any, channels: int, name: str) -> Values:
             f"{name}: expected one number or {channels} for images of {channels} channels, got "
             f"shape {array.shape}"
         )
-    if isinstance(array, np.ndarray):
-        return np.broadcast_to(array.reshape(-1), (channels,))
-    return jnp.broadcast_to(array.reshape(-1), (channels,))
+    xp = np if isinstance(array, np.ndarray) else jnp
+    return xp.broadcast_to(array.reshape(-1), (channels,))
 
 
 def sizes_differ(where: str) -> ValueError:
@@ -98,23 +93,31 @@ class OpenSegment:
             *(r.offset, r.step, c.offset, c.step),
         ]
 
-    def fill_operand(self) -> Values:
-        """Return the fill; if nothing reads it, unequal values.
+    def finish(self) -> Segment:
+        height, width = int(self.rows.size), int(self.columns.size)
+        if max(height, width) > MAX_SIZE or height * width > MAX_PIXELS:
+            raise ValueError(
+                "the output must have at most 2**24 pixels on a side and 2**31 in total, got "
+                f"{height} x {width}"
+            )
+        erasures = len(self.erasures)
+        return Segment(self.filter, height, width, erasures, self.rounding, self.padding)
 
-        XLA fills a constant of equal values by a kernel, which takes long to compile.
-        """
+    def fill_operand(self) -> Values:
         if self.fill is not None:
             return self.fill
         channels = len(self.scale)
+        # If nothing reads the fill, its values are unequal: XLA fills a constant of equal values by
+        # a kernel, which takes long to compile.
         return np.zeros(channels) if self.may_leave_image else np.arange(channels)
 
     def clip_erasures(self) -> None:
         """Clip erasures to the image, so that a later move neither shows nor overflows the rest."""
         size = self.rows.size, self.columns.size
-        self.erasures = [(_clip_box(box, size), value) for box, value in self.erasures]
+        self.erasures = [(clip_box(box, size), value) for box, value in self.erasures]
 
 
-def _clip_box(
+def clip_box(
     box: tuple[Number, Number, Number, Number], size: tuple[Number, Number]
 ) -> tuple[Number, Number, Number, Number]:
     """Return the part of a box inside an image; other parts must not show in a padded border."""
@@ -130,6 +133,8 @@ def _clip_box(
 
 class ChainBuilder:
     """Collects the transforms of one chain. Sizes are ints, or int32 arrays [N] for ragged batches.
+
+    A method changes the open segment, or opens another if it does not commute with it.
 
     Attributes:
       levels: True if values are uint8 levels, 0 to 255.
@@ -184,20 +189,15 @@ class ChainBuilder:
         return self._open
 
     def resample(
-        self,
-        kind: Filter,
-        box: tuple[Number, Number, Number, Number],
-        size: tuple[Number, Number],
+        self, kind: Filter, box: tuple[Number, Number, Number, Number], size: tuple[Number, Number]
     ) -> None:
         """Resize the box (top, left, height, width) of the current image to `size`."""
         segment, (top, left, height, width) = self._open, box
         if is_static(height, width, *size) and (height, width) == tuple(size):
             self.window((top, left), size, None)
             return
-        mirrored = not all(
-            is_static(axis.flipped) and axis.flipped == 0
-            for axis in (segment.rows, segment.columns)
-        )
+        flips = segment.rows.flipped, segment.columns.flipped
+        mirrored = not is_static(*flips) or flips != (0, 0)
         if (
             segment.filter is not Filter.NONE
             or segment.fill is not None
@@ -232,10 +232,9 @@ class ChainBuilder:
                 self.integral = False
         inside = fill is None
         segment.clip_erasures()
-        segment.erasures = [
-            ((add(top, multiply(-1, start[0])), add(left, multiply(-1, start[1])), *sides), value)
-            for (top, left, *sides), value in segment.erasures
-        ]
+        for k, ((top, left, h, w), value) in enumerate(segment.erasures):
+            top, left = add(top, multiply(-1, start[0])), add(left, multiply(-1, start[1]))
+            segment.erasures[k] = (top, left, h, w), value
         plain = segment.rows.plain and segment.columns.plain
         segment.may_leave_image |= inside and not plain and not is_static(*start)
         segment.rows.window(start[0], size[0], inside)
@@ -263,18 +262,10 @@ class ChainBuilder:
         segment = self._open
         height, width = self.size
         segment.clip_erasures()
-        segment.erasures = [
-            (
-                (
-                    add(top, multiply(rows, height - h - 2 * top)),
-                    add(left, multiply(columns, width - w - 2 * left)),
-                    h,
-                    w,
-                ),
-                v,
-            )
-            for (top, left, h, w), v in segment.erasures
-        ]
+        for k, ((top, left, h, w), value) in enumerate(segment.erasures):
+            top = add(top, multiply(rows, height - h - 2 * top))
+            left = add(left, multiply(columns, width - w - 2 * left))
+            segment.erasures[k] = (top, left, h, w), value
         segment.rows.flip(rows)
         segment.columns.flip(columns)
 
@@ -373,31 +364,12 @@ class ChainBuilder:
                 f"at most {MAX_ERASURES} erasures fit in one call, got {len(erasures)}; split the "
                 "chain into two Compose objects"
             )
-        segments = tuple(
-            Segment(
-                s.filter,
-                int(s.rows.size),
-                int(s.columns.size),
-                len(s.erasures),
-                s.rounding,
-                s.padding,
-            )
-            for s in opened
-        )
-        for segment in segments:
-            if max(segment.height, segment.width) > MAX_SIZE or (
-                segment.height * segment.width > MAX_PIXELS
-            ):
-                raise ValueError(
-                    "the output must have at most 2**24 pixels on a side and 2**31 in total, got "
-                    f"{segment.height} x {segment.width}"
-                )
+        segments = tuple(segment.finish() for segment in opened)
         plan = ChainPlan(segments, self.channels, self.source_dtype, dtype, layout)
+        affine = _floats([row for s in opened for row in (s.scale, s.bias)], self.channels)
         operands = Operands(
             geometry=_integers([s.geometry() for s in opened], 14),
-            affine=_floats(
-                [row for s in opened for row in (s.scale, s.bias)], self.channels
-            ).reshape(1, -1, 2, self.channels),
+            affine=affine.reshape(1, -1, 2, self.channels),
             fill=_floats([s.fill_operand() for s in opened], self.channels),
             erase_box=_integers([list(box) for box, _ in erasures], 4),
             erase_value=_floats([value for _, value in erasures], self.channels),

@@ -35,15 +35,19 @@ _DTYPES: dict[Any, Dtype] = {
 _JAX_DTYPES = {code: dtype for dtype, code in _DTYPES.items()}
 
 
-def dtype_code(dtype: Any) -> Dtype | None:
-    """Return the code of a NumPy-style dtype, or None if a chain does not support it."""
-    return _DTYPES.get(np.dtype(dtype))
+def checked_dtype(dtype: Any, name: str = "dtype", more: str = "") -> Dtype:
+    """Return the code of a NumPy-style dtype; raise TypeError for one that a chain lacks."""
+    code = _DTYPES.get(np.dtype(dtype))
+    if code is None:
+        raise TypeError(
+            f"{name}: expected {more}uint8, float16, bfloat16 or float32, got {np.dtype(dtype)}"
+        )
+    return code
 
 
 def jax_dtype(code: Dtype) -> np.dtype[Any]:
     """Return the NumPy dtype (bfloat16 included) of a code."""
-    dtype: np.dtype[Any] = _JAX_DTYPES[code]
-    return dtype
+    return _JAX_DTYPES[code]  # type: ignore[no-any-return]
 
 
 class Layout(enum.IntEnum):
@@ -73,16 +77,11 @@ class Filter(enum.IntEnum):
     @property
     def widened(self) -> bool:
         """True if the filter widens where the box shrinks."""
-        wide = (Filter.ANTIALIAS, Filter.BICUBIC_ANTIALIAS, Filter.BICUBIC_ANTIALIAS_LEVELS)
-        return self in wide
+        return "ANTIALIAS" in self.name
 
     def for_levels(self) -> Filter:
         """Return the filter for uint8 levels: bicubic ones clamp after each pass."""
-        clamped = {
-            Filter.BICUBIC: Filter.BICUBIC_LEVELS,
-            Filter.BICUBIC_ANTIALIAS: Filter.BICUBIC_ANTIALIAS_LEVELS,
-        }
-        return clamped.get(self, self)
+        return Filter.__members__.get(f"{self.name}_LEVELS", self)
 
 
 class Padding(enum.IntEnum):

@@ -1,15 +1,13 @@
 """The fused chain in pure JAX, for one sample: the reference implementation of the native kernels.
 
-Runs on every platform and differentiates with respect to float pixels, affine, fill and
-erase_value. Boxes that leave the image are clamped into it, since pure JAX cannot raise.
-
-NaN and infinities affect only the outputs in which they have a weight other than 0: a pixel of
-weight 0 is left out of a sum, not multiplied by 0. uint8 sources contain neither.
+Boxes that leave the image are clamped into it. A pixel of weight 0 is left out of a sum, so that
+NaN and infinities have no effect there; uint8 sources (`finite`) contain neither.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,16 +53,8 @@ class Line:
         self.exists = (index >= 0) & (index < self.resampled)
         self.index = jnp.clip(index, 0, self.resampled - 1)
 
-    def position(self, half: bool) -> tuple[jax.Array, jax.Array]:
-        """Return integer and fraction of (2 i + 1) box / (2 resampled), less 1/2 if `half`.
-
-        Exact for every size: see `offset`.
-        """
-        integer, rest = self.offset(half)
-        return integer, as_float(rest) / as_float(2 * self.resampled)
-
     def offset(self, half: bool) -> tuple[jax.Array, jax.Array]:
-        """Return the position with the fraction as a remainder, in units of 1 / (2 resampled).
+        """Return (2 i + 1) box / (2 resampled), less 1/2 if `half`: integer and remainder.
 
         The float32 estimate is off by a few at most. The remainder that corrects it is small, so
         wrapping int32 arithmetic computes it exactly.
@@ -86,7 +76,8 @@ class Line:
 
     def bilinear(self) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return the two source indices and the weight of the second."""
-        integer, fraction = self.position(half=True)
+        integer, rest = self.offset(half=True)
+        fraction = as_float(rest) / as_float(2 * self.resampled)
         first = jnp.clip(integer, 0, self.box - 1)
         second = jnp.minimum(first + 1, self.box - 1)
         # If the second weight is 0, both indices are the first one with weight 1/2 each, so that
@@ -157,17 +148,12 @@ def image_chain(pixels: jax.Array, *operands: jax.Array, plan: ChainPlan) -> jax
     return _run(_Dense(pixels), Operands(*operands), plan)
 
 
-def ragged_chain(
-    buffer: jax.Array,
-    offset: jax.Array,
-    height: jax.Array,
-    width: jax.Array,
-    *operands: jax.Array,
-    plan: ChainPlan,
-    max_height: int,
-    max_width: int,
-) -> jax.Array:
-    """Run `plan` on the [height, width, C] image that starts at buffer[offset]."""
+def ragged_chain(*arrays: jax.Array, plan: ChainPlan, max_height: int, max_width: int) -> jax.Array:
+    """Run `plan` on an image of a buffer.
+
+    `arrays`: buffer u8 [B], offset, height and width of the image, and its `Operands`.
+    """
+    buffer, offset, height, width, *operands = arrays
     source = _Ragged(buffer, offset, height, width, plan.channels, max_height, max_width)
     return _run(source, Operands(*operands), plan)
 
@@ -187,7 +173,7 @@ def mix(
     inside = inside[None] if layout is Layout.NCHW else inside[..., None]
     mixed = jnp.where(inside, second, mixed)
     if x.dtype == jnp.uint8:
-        mixed = _levels(mixed)
+        mixed = jnp.round(_clamped(mixed))
     return mixed.astype(x.dtype)
 
 
@@ -196,30 +182,9 @@ def _weighable(pixels: jax.Array, weighted: jax.Array) -> jax.Array:
     return jnp.where(weighted | jnp.isfinite(pixels), pixels, 0.0)
 
 
-def _clamped(value: jax.Array) -> jax.Array:
-    """Clamp values to the levels 0 to 255; NaN becomes 0."""
-    return jnp.minimum(jnp.where(value > 0.0, value, 0.0), 255.0)
-
-
-def _levels(value: jax.Array) -> jax.Array:
-    """Round values to the levels 0 to 255; NaN becomes 0."""
-    return jnp.round(_clamped(value))
-
-
-class _Source(Protocol):
-    """The interface of images that segments read: their size, and pixels by index."""
-
-    height: Any
-    width: Any
-
-    def grid(self, rows: jax.Array, columns: jax.Array) -> jax.Array:
-        """Return pixels at rows x columns as float32 [h, w, C]."""
-
-    def separable(self, rows: tuple[Any, ...], columns: tuple[Any, ...], finite: bool) -> jax.Array:
-        """Interpolate between two rows and two columns: (index, next, fraction)."""
-
-    def dense(self) -> jax.Array:
-        """Return all pixels as float32 [height or more, width or more, C]."""
+def _clamped(value: jax.Array, largest: float = 255.0) -> jax.Array:
+    """Clamp values to 0 to `largest`; NaN becomes 0."""
+    return jnp.minimum(jnp.where(value > 0.0, value, 0.0), largest)
 
 
 def _lerp(a: jax.Array, b: jax.Array, fraction: jax.Array, finite: bool) -> jax.Array:
@@ -228,6 +193,8 @@ def _lerp(a: jax.Array, b: jax.Array, fraction: jax.Array, finite: bool) -> jax.
 
 
 class _Dense:
+    """An image that segments read: its size, and its pixels by index as float32."""
+
     def __init__(self, pixels: jax.Array) -> None:
         # Half types are widened before the gathers so that gradients are summed in float32.
         integer = jnp.issubdtype(pixels.dtype, jnp.integer)
@@ -239,6 +206,7 @@ class _Dense:
         return as_float(picked.get(mode=_CHECKED))
 
     def separable(self, rows: tuple[Any, ...], columns: tuple[Any, ...], finite: bool) -> jax.Array:
+        """Interpolate between two rows and two columns: (index, next, fraction)."""
         # Columns first: the row pass then copies complete rows, which XLA vectorizes on CPU.
         left, right, across = columns
         a = as_float(self.pixels.at[:, left].get(mode=_CHECKED))
@@ -253,21 +221,21 @@ class _Dense:
         return as_float(self.pixels)
 
 
+@dataclasses.dataclass
 class _Ragged:
-    def __init__(
-        self,
-        buffer: jax.Array,
-        offset: jax.Array,
-        height: jax.Array,
-        width: jax.Array,
-        channels: int,
-        max_height: int,
-        max_width: int,
-    ) -> None:
-        self.buffer, self.offset, self.channels = buffer, offset, channels
-        self.height = jnp.clip(height, 1, max_height)
-        self.width = jnp.clip(width, 1, max_width)
-        self.max_height, self.max_width = max_height, max_width
+    """An image in a flat buffer, with the interface of `_Dense`."""
+
+    buffer: jax.Array
+    offset: jax.Array
+    height: jax.Array
+    width: jax.Array
+    channels: int
+    max_height: int
+    max_width: int
+
+    def __post_init__(self) -> None:
+        self.height = jnp.clip(self.height, 1, self.max_height)
+        self.width = jnp.clip(self.width, 1, self.max_width)
 
     def grid(self, rows: jax.Array, columns: jax.Array) -> jax.Array:
         rows, columns = rows.astype(self.offset.dtype), columns.astype(self.offset.dtype)
@@ -315,7 +283,9 @@ def _weighted(
     return value + jnp.where(up > 0, jnp.inf, 0.0) - jnp.where(down > 0, jnp.inf, 0.0)
 
 
-def _resampled(source: _Source, kind: Filter, rows: Line, columns: Line, finite: bool) -> jax.Array:
+def _resampled(
+    source: _Dense | _Ragged, kind: Filter, rows: Line, columns: Line, finite: bool
+) -> jax.Array:
     if kind is Filter.NONE:
         return source.grid(rows.direct(), columns.direct())
     if kind is Filter.NEAREST:
@@ -342,7 +312,9 @@ def _inside(box: jax.Array, height: int, width: int) -> tuple[jax.Array, jax.Arr
     return rows, columns
 
 
-def _segment(source: _Source, segment: Segment, operands: Operands, finite: bool) -> jax.Array:
+def _segment(
+    source: _Dense | _Ragged, segment: Segment, operands: Operands, finite: bool
+) -> jax.Array:
     g, affine, fill, erase_box, erase_value = operands
     rows = Line(g[0], g[2], g[4], g[10], g[11], source.height, segment.height, segment.padding)
     columns = Line(g[1], g[3], g[5], g[12], g[13], source.width, segment.width, segment.padding)
@@ -363,13 +335,13 @@ def _segment(source: _Source, segment: Segment, operands: Operands, finite: bool
     else:
         value = jnp.where(shown, value * scale + bias, constant)
     if segment.rounding is Rounding.NEAREST:
-        value = _levels(value)
+        value = jnp.round(_clamped(value))
     elif segment.rounding is Rounding.TRUNCATE:
-        value = jnp.trunc(jnp.minimum(jnp.where(value > 0.0, value, 0.0), 255.999))
+        value = jnp.trunc(_clamped(value, 255.999))
     return value
 
 
-def _run(source: _Source, operands: Operands, plan: ChainPlan) -> jax.Array:
+def _run(source: _Dense | _Ragged, operands: Operands, plan: ChainPlan) -> jax.Array:
     first = 0
     value = jnp.zeros(())
     for s, segment in enumerate(plan.segments):
@@ -383,7 +355,7 @@ def _run(source: _Source, operands: Operands, plan: ChainPlan) -> jax.Array:
         value = _segment(source, segment, of_segment, finite)
         first = last
     if plan.output_dtype is Dtype.U8 and plan.segments[-1].rounding is Rounding.KEEP:
-        value = _levels(value)
+        value = jnp.round(_clamped(value))
     if plan.layout is Layout.NCHW:
         value = jnp.transpose(value, (2, 0, 1))
     return value.astype(jax_dtype(plan.output_dtype))

@@ -12,17 +12,14 @@ import numpy as np
 
 from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
 from jaxkern.core.integers import as_integers, to_int32
-from jaxkern.image.chain.plan import CHANNEL_COUNTS, MAX_SIZE, Dtype, dtype_code
+from jaxkern.image.chain.plan import CHANNEL_COUNTS, MAX_SIZE, Dtype, checked_dtype
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transforms.transform import Transform
 from jaxkern.image.transforms.values import ToDtype
 
 
 class Batch(NamedTuple):
-    """A checked batch: number of images, sizes (ints, or int32 [N]), channels and dtype.
-
-    `largest` is the upper bound of sizes that differ.
-    """
+    """A checked batch; sizes are ints, or int32 [N] of which `largest` is the upper bound."""
 
     images: int
     height: Any
@@ -52,12 +49,7 @@ def checked_images(images: Any) -> Batch:
         raise ValueError(f"images: expected NHWC with 1, 3 or 4 channels, got shape {shape}{more}")
     if not (1 <= shape[1] <= MAX_SIZE and 1 <= shape[2] <= MAX_SIZE):
         raise ValueError(f"images: expected a height and width from 1 to 2**24, got shape {shape}")
-    code = dtype_code(images.dtype)
-    if code is None:
-        raise TypeError(
-            "images: expected dtype uint8, uint16, float16, bfloat16 or float32, got "
-            f"{images.dtype}"
-        )
+    code = checked_dtype(images.dtype, "images", "uint16, ")
     return Batch(shape[0], int(shape[1]), int(shape[2]), int(shape[3]), code)
 
 
@@ -70,19 +62,14 @@ def is_uint16(images: Any) -> bool:
 
 
 def uint16_to_float(images: Any, scale: bool, transforms: Sequence[Transform]) -> Any:
-    """Convert uint16 images to float32, with `scale` x / 65535; return others unchanged.
-
-    Raises:
-      ValueError: for a ToDtype without scale on scaled values, for constants above 1 with scaled
-        values, and for transforms of unit values on levels.
-    """
+    """Convert uint16 images to float32, with `scale` x / 65535; return others unchanged."""
     if not is_uint16(images):
         return images
     for transform in transforms:
         if scale and getattr(transform, "scale", None) is False:
             raise ValueError(
-                f"{transform!r}: expected scale=True, since uint16 images are x / 65535; use "
-                "Compose(..., scale=False) to keep their levels"
+                f"{transform!r}: expected scale=True for uint16 images; or Compose(..., "
+                "scale=False), which keeps their levels"
             )
         if transform.linear or isinstance(transform, ToDtype):  # later values have another range
             break
@@ -151,12 +138,7 @@ def frame_parameters(
 
 
 def canonicalize(images: Any) -> Any:
-    """Return images; a `Ragged` with int32 integers, and int64 offsets if x64 is enabled.
-
-    Raises:
-      TypeError: for offsets and sizes that are not integers.
-      ValueError: for integers in host memory outside the range of the dtype.
-    """
+    """Return images; a `Ragged` with int32 integers, and int64 offsets if x64 is enabled."""
     if not isinstance(images, Ragged):
         return images
     fields = {}

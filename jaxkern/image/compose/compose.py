@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
 from jaxkern.core.integers import to_int32
 from jaxkern.image.chain.axis import is_static
 from jaxkern.image.chain.fold import ChainBuilder, sizes_differ
-from jaxkern.image.chain.plan import MAX_SIZE, Dtype, Layout, dtype_code
+from jaxkern.image.chain.plan import MAX_SIZE, Dtype, Layout, checked_dtype
 from jaxkern.image.compose.batch import (
     canonicalize,
     checked_images,
@@ -47,11 +48,7 @@ Params = tuple[dict[str, Any], ...]
 def sample_parameters(
     transforms: Sequence[Transform], keys: Any, size: Any, boxes: Any = ()
 ) -> Params:
-    """Draw one dict of [N] arrays per transform, for images of `size`, numbers or [N].
-
-    `boxes`: boxes [N, K, 4] (left, top, right, bottom) and their validity, if a transform needs
-    them.
-    """
+    """Draw a dict of [N] arrays per transform; `boxes` are corners [N, K, 4] and their validity."""
     params: list[dict[str, Any]] = []
     last = max((k for k, t in enumerate(transforms) if t.needs_boxes), default=-1)
     for index, transform in enumerate(transforms):
@@ -76,17 +73,14 @@ def checked_size(size: Any, count: int) -> tuple[Any, Any]:
         size = (size.height, size.width)
     if not isinstance(size, tuple | list) or len(size) != 2:
         raise ValueError(f"size: expected (height, width) or a Ragged batch, got {size!r}")
-    checked: list[Any] = []
-    for name, side in zip(("height", "width"), size, strict=True):
-        if isinstance(side, int | np.integer) and not isinstance(side, bool):
-            if not 1 <= side <= MAX_SIZE:
-                raise ValueError(f"{name}: expected 1 to 2**24, got {side}")
-            checked.append(int(side))
-        elif hasattr(side, "shape") and side.shape == (count,) and side.dtype.kind in "iu":
-            checked.append(jnp.asarray(to_int32(side, name)))
-        else:
-            raise ValueError(f"{name}: expected an integer or integers [{count}], got {side!r}")
-    return checked[0], checked[1]
+    height, width = size
+    return _checked_side("height", height, count), _checked_side("width", width, count)
+
+
+def _checked_side(name: str, side: Any, count: int) -> Any:
+    if hasattr(side, "shape") and side.shape == (count,) and side.dtype.kind in "iu":
+        return jnp.asarray(to_int32(side, name))
+    return check_integer(name, side, 1, MAX_SIZE, f", or integers [{count}]")
 
 
 def _sample_each(
@@ -179,9 +173,7 @@ class Compose:
     def output_size(self) -> tuple[int, int] | None:
         """(height, width) of the output, or None if it depends on the images."""
         height, width = self.sizes((None, None))[-1]
-        if height is None or width is None:
-            return None
-        return int(height), int(width)
+        return None if height is None or width is None else (int(height), int(width))
 
     def eval(self) -> Compose:
         """Return the same chain without randomness.
@@ -194,13 +186,8 @@ class Compose:
         (224, 224)
         """
         remaining = [step for transform in self.transforms for step in transform.eval()]
-        return Compose(
-            remaining or [_Identity()],
-            self.dtype,
-            self.layout,
-            self.scale,
-            **self.targets._asdict(),
-        )
+        remaining = remaining or [_Identity()]
+        return Compose(remaining, self.dtype, self.layout, self.scale, **self.targets._asdict())
 
     def sample(self, keys: Any, size: Any, boxes: Any = None, boxes_valid: Any = None) -> Params:
         """Draw each image's parameters: a tuple of one dict of [N] arrays per transform.
@@ -332,17 +319,14 @@ class Compose:
         return is_uint16(images) and not converted
 
     def _output_dtype(self, source: Dtype) -> Dtype:
-        if self.dtype == np.uint16:
-            return Dtype.F32  # It is converted to uint16 afterwards.
-        result: Dtype | None = source if self.dtype is None else dtype_code(self.dtype)
-        if self.dtype is None:
-            for transform in self.transforms:
-                if isinstance(transform, ToDtype):
-                    result = dtype_code(transform.dtype)
-                elif isinstance(transform, Normalize) and result is Dtype.U8:
-                    result = Dtype.F32
-        assert result is not None
-        return result
+        if self.dtype is not None:  # Images are converted to uint16 after the chain.
+            return Dtype.F32 if self.dtype == np.uint16 else checked_dtype(self.dtype)
+        for transform in self.transforms:
+            if isinstance(transform, ToDtype):
+                source = checked_dtype(transform.dtype)
+            elif isinstance(transform, Normalize) and source is Dtype.U8:
+                source = Dtype.F32
+        return source
 
 
 class _Identity(Transform):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,27 +67,13 @@ def mask_transforms(
     return result
 
 
-class MaskBytes(NamedTuple):
-    """Masks as uint8 images, which crops, warps and nearest resizes move unchanged.
-
-    Attributes:
-      images: u8 [N, H, W, C], or [N, F, H, W, C] of F masks per image.
-      fill: one value per byte of a label.
-      restore: converts moved images to masks.
-    """
-
-    images: Any
-    fill: tuple[float, ...]
-    restore: Any
+# Images u8 [N, H, W, C], or [N, F, H, W, C] of F masks per image; the fill of each byte of a label;
+# and the function that converts moved images to masks.
+MaskBytes = tuple[Any, tuple[float, ...], Callable[[jax.Array], jax.Array]]
 
 
 def mask_bytes(mask: Any, images: Any, fill: float) -> MaskBytes:
-    """Check masks of images [N, H, W, C], or [N, T, H, W, C], and split labels into bytes.
-
-    Raises:
-      TypeError: for masks that are not arrays of labels.
-      ValueError: for shapes that do not match the images', and a fill outside the labels' range.
-    """
+    """Check masks of images [N, H, W, C], or [N, T, H, W, C], and split labels into bytes."""
     if isinstance(images, Ragged) or isinstance(mask, Ragged):
         return _ragged_bytes(mask, images, fill)
     if not hasattr(mask, "shape") or not hasattr(mask, "dtype"):
@@ -119,7 +105,7 @@ def mask_bytes(mask: Any, images: Any, fill: float) -> MaskBytes:
             labels = jnp.moveaxis(labels, 1, -1)
         return labels.astype(dtype)
 
-    return MaskBytes(pixels, fill_bytes(fill, dtype, mask.dtype), restore)
+    return pixels, fill_bytes(fill, dtype, mask.dtype), restore
 
 
 def _canonical_labels(mask: Any) -> tuple[jax.Array, Any]:
@@ -141,11 +127,7 @@ def _canonical_labels(mask: Any) -> tuple[jax.Array, Any]:
 
 
 def fill_bytes(fill: float, dtype: Any, stored: Any) -> tuple[float, ...]:
-    """Return the bytes of a label of type `dtype` that is stored as `stored`.
-
-    Raises:
-      ValueError: for a fill outside the range of `dtype`.
-    """
+    """Return the bytes of a label of type `dtype` that is stored as `stored`."""
     labels = np.dtype(dtype)
     if labels.kind in "iu":
         limits = np.iinfo(labels)
@@ -161,22 +143,16 @@ def _ragged_bytes(mask: Any, images: Any, fill: float) -> MaskBytes:
             "mask and image: expected two arrays, or two Ragged batches, got a "
             f"{type(mask).__name__} and a {type(images).__name__}"
         )
-    if mask.height.shape != images.height.shape:
-        raise ValueError(
-            f"mask: expected {images.height.shape[0]} masks, one per image, got "
-            f"{mask.height.shape[0]}"
-        )
+    if len(mask) != len(images):
+        raise ValueError(f"mask: expected {len(images)} masks, one per image, got {len(mask)}")
     for name in ("height", "width"):
-        sizes = getattr(mask, name), getattr(images, name)
-        in_memory = all(isinstance(side, np.ndarray) for side in sizes)
-        if in_memory and (sizes[0] != sizes[1]).any():
-            n = int(np.argmax(sizes[0] != sizes[1]))
-            raise ValueError(
-                f"mask {n}: expected a {name} of {sizes[1][n]}, that of its image, got "
-                f"{sizes[0][n]}"
-            )
+        own, expected = getattr(mask, name), getattr(images, name)
+        in_memory = isinstance(own, np.ndarray) and isinstance(expected, np.ndarray)
+        if in_memory and (own != expected).any():
+            n = int(np.argmax(own != expected))
+            raise ValueError(f"mask {n}: expected a {name} of {expected[n]}, got {own[n]}")
 
     def restore(result: jax.Array) -> jax.Array:
         return result[..., 0] if mask.channels == 1 else result
 
-    return MaskBytes(mask, fill_bytes(fill, np.uint8, np.uint8), restore)
+    return mask, fill_bytes(fill, np.uint8, np.uint8), restore

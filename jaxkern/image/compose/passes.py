@@ -24,11 +24,8 @@ Steps = list[tuple[Transform, dict[str, Any]]]
 class BatchPass:
     """One native call on a batch, and the JAX code that follows it.
 
-    Attributes:
-      size, layout: size and layout of the images after the call.
-      channels: number of channels to convert to after the call; None leaves them unchanged.
-      functions: transforms of the kind "jax" after the call, with their parameters.
-      mixes: transforms of the kind "batch" after the call, with their parameters.
+    `size` and `layout` are those after the call; then follow a change of the number of channels,
+    `functions` (transforms of the kind "jax") or `mixes` (of the kind "batch").
     """
 
     stages: StagesBuilder
@@ -51,10 +48,7 @@ class BatchPass:
 
 
 def passes(steps: Steps, chain: ChainBuilder, dtype: Dtype, layout: Layout) -> Iterator[BatchPass]:
-    """Yield the passes of transforms with parameters, on the images that `chain` starts from.
-
-    `dtype` and `layout` are those of the last pass's output.
-    """
+    """Yield the passes of transforms; `dtype` and `layout` are those of the last pass's output."""
     groups = _group(_linear_first(_expand(steps, chain.size)))
     stages = StagesBuilder(chain.channels, chain.source_dtype)
     for index, (fused, kind, others) in enumerate(groups):
@@ -106,10 +100,7 @@ def _linear_first(steps: Steps) -> Steps:
 
 
 def _group(steps: Steps) -> list[tuple[Steps, Kind, Steps]]:
-    """Group each fused chain with the transforms of one other kind that follow it.
-
-    The last group ends with a chain, or with mixes of its output.
-    """
+    """Group each fused chain with transforms of another kind; the last ends with chain or mixes."""
     groups: list[tuple[Steps, Kind, Steps]] = [([], "chain", [])]
     for step in steps:
         fused, kind, others = groups[-1]

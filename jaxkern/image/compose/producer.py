@@ -67,11 +67,8 @@ class SeededChain:
 class _DrawingProgram:
     """A compiled program that draws and folds the parameters of a chain's records.
 
-    Attributes:
-      plan: None if the chain changes nothing.
-      struct, capsule: as in `ChainProducer`; the capsule is None if image sizes differ.
-      sample: jitted function of (data of the epoch's key, high and low halves of [N] records, and
-        heights and widths int32 [N] if sizes differ) that returns the operands.
+    `sample` is a jitted function of (data of the epoch's key, high and low halves of [N] records,
+    and heights and widths int32 [N] if sizes differ) that returns the operands.
     """
 
     def __init__(
@@ -123,10 +120,8 @@ class _DrawingProgram:
         shape = (count, *(1 if side is None else side for side in self._shape))
         batch = checked_images(jax.ShapeDtypeStruct(shape, self._dtype))
         checked = checked_parameters(aug.transforms, params, count)
-        height, width = size
-        chain = ChainBuilder(height, width, batch.channels, batch.dtype, aug.scale)
-        steps = list(zip(aug.transforms, checked, strict=True))
-        first, *others = aug.passes(steps, chain)
+        chain = ChainBuilder(size[0], size[1], batch.channels, batch.dtype, aug.scale)
+        first, *others = aug.passes(list(zip(aug.transforms, checked, strict=True)), chain)
         if others:
             raise ValueError(
                 f"{aug!r}: expected a chain of one native call; a change of the number of channels "
@@ -142,14 +137,10 @@ def drawing_of(
     for transform in aug.transforms:
         if transform.kind == "batch":
             raise ValueError(
-                f"{transform!r}: expected no mixing, since records are processed one by one; apply "
-                "it to batches in a separate Compose"
+                f"{transform!r}: expected no mixing, since records are processed one by one"
             )
     if aug.dtype == np.uint16:
-        raise ValueError(
-            "dtype: expected another type than uint16, which native threads do not support; a "
-            "JAX program does"
-        )
+        raise ValueError("dtype: expected another type than uint16, which only JAX supports")
     library()
     wide = bool(jax.config.read("jax_enable_x64"))
     return _cached_program(aug, repr(aug), tuple(shape), np.dtype(dtype), derive, wide)

@@ -37,8 +37,6 @@ from jaxkern.image.transforms.moves import (
 )
 from jaxkern.image.transforms.transform import Size, Transform
 
-KEYPOINTS = ("torchvision", "centers")
-TARGETS = ("mask", "boxes", "keypoints")
 _FLAGS = {"boxes": "boxes_valid", "keypoints": "keypoints_visible"}
 # Names of targets in other libraries.
 _OTHER_NAMES = {
@@ -63,17 +61,13 @@ def checked_formats(boxes: Any, keypoints: Any, mask_fill: Any) -> Formats:
         raise ValueError(checks.unexpected("mask_fill", "one number, a label", mask_fill))
     return Formats(
         checks.choice(boxes, "boxes", FORMATS),
-        checks.choice(keypoints, "keypoints", KEYPOINTS),
+        checks.choice(keypoints, "keypoints", ("torchvision", "centers")),
         mask_fill,
     )
 
 
 def checked_boxes(boxes: Any, valid: Any, count: int, format_name: str) -> tuple[Any, Any]:
-    """Convert boxes to f32 [N, K, 4] (left, top, right, bottom); also return which have an area.
-
-    Raises:
-      TypeError, ValueError: for shapes and dtypes other than [N, ..., 4] and [N, ...].
-    """
+    """Convert boxes to f32 [N, K, 4] (left, top, right, bottom); also return which have an area."""
     boxes = _checked_points(boxes, "boxes", count, 4)
     flags = _checked_flags(valid, "boxes_valid", boxes.shape[:-1])
     corners = to_corners(boxes.reshape(*flags.shape, 4), format_name)
@@ -115,24 +109,14 @@ class _AppliedTransform(NamedTuple):
 
 
 def applied_transforms(
-    transforms: Sequence[Transform],
-    params: Sequence[dict[str, Any]],
-    size: Size,
-    points: bool = True,
+    transforms: Sequence[Transform], params: Sequence[dict[str, Any]], size: Size
 ) -> list[_AppliedTransform]:
-    """Return the effect of each transform on images of initial `size`, numbers or arrays [N].
-
-    Without `points`, only sizes are computed.
-
-    Raises:
-      ValueError: for a warp of images of different sizes.
-    """
+    """Return the effect of each transform on images of initial `size`, numbers or arrays [N]."""
     applied = []
     for transform, values in zip(transforms, params, strict=True):
-        has_moves = transform.geometric and points
-        if has_moves and transform.kind == "program" and not is_static(*size):
+        if transform.geometric and transform.kind == "program" and not is_static(*size):
             raise sizes_differ(repr(transform))
-        moves = transform.moves(values, size) if has_moves else []
+        moves = transform.moves(values, size) if transform.geometric else []
         size = transform.size_after(size, values)
         applied.append(_AppliedTransform(transform, moves, size))
     return applied
@@ -190,11 +174,7 @@ def _inside(points: jax.Array, size: Size) -> Any:
 
 
 def check_fields(fields: dict[str, Any], transforms: Sequence[Transform]) -> None:
-    """Raise ValueError for fields that a chain cannot process.
-
-    These are a dict without images, targets under another name, which would not move, and targets
-    of images that are mixed.
-    """
+    """Raise ValueError for fields without images, misnamed targets, and targets of mixed images."""
     if "image" not in fields:
         raise ValueError(f'fields: expected one named "image", got {sorted(fields)}')
     if any(transform.geometric for transform in transforms):
@@ -202,14 +182,13 @@ def check_fields(fields: dict[str, Any], transforms: Sequence[Transform]) -> Non
             if name in fields and target not in fields:
                 raise ValueError(
                     f"fields: expected the name {target!r} for a target that moves with its image, "
-                    f"got {name!r}; rename it, or use another name if it should not move"
+                    f"got {name!r}; rename it"
                 )
+    targets = [name for name in ("mask", *_FLAGS) if name in fields]
     for transform in transforms:
-        targets = [name for name in TARGETS if name in fields]
         if transform.kind == "batch" and targets:
             raise ValueError(
-                f"{transform!r}: expected only labels as targets of mixed images, got {targets}; "
-                "use a separate Compose without them"
+                f"{transform!r}: expected only labels as targets of mixed images, got {targets}"
             )
 
 
@@ -251,15 +230,13 @@ def apply_to_fields(
 def move_points(
     aug: Any, fields: dict[str, Any], params: Any, count: int, size: Size
 ) -> dict[str, Any]:
-    """Return moved boxes and keypoints on `count` images of `size`, and their flags.
-
-    If image sizes differ after the chain, "image_size" is included.
-    """
+    """Return moved boxes, keypoints, their flags, and "image_size" if sizes differ afterwards."""
     checked = checked_parameters(aug.transforms, params, count)
     targets = _move_targets(aug, fields, checked, count, size)
-    last = applied_transforms(aug.transforms, checked, size, points=False)[-1].size
-    if not is_static(*last):
-        sides = [jnp.broadcast_to(jnp.asarray(side, jnp.int32), (count,)) for side in last]
+    for transform, values in zip(aug.transforms, checked, strict=True):
+        size = transform.size_after(size, values)
+    if not is_static(*size):
+        sides = [jnp.broadcast_to(jnp.asarray(side, jnp.int32), (count,)) for side in size]
         targets["image_size"] = jnp.stack(sides, axis=-1)
     return targets
 
@@ -303,11 +280,9 @@ def _move_targets(
 def _move_masks(
     aug: Any, fields: dict[str, Any], params: Any, chain: Callable[[list[Transform]], Any]
 ) -> Any:
-    split = mask_bytes(fields["mask"], fields["image"], aug.targets.mask_fill)
-    steps = mask_transforms(aug.transforms, split.fill)
+    images, fill, restore = mask_bytes(fields["mask"], fields["image"], aug.targets.mask_fill)
+    steps = mask_transforms(aug.transforms, fill)
     if not steps:
         return fields["mask"]
     own_params = None if params is None else tuple(params[index] for index, _ in steps)
-    return split.restore(
-        chain([transform for _, transform in steps]).apply(split.images, own_params)
-    )
+    return restore(chain([transform for _, transform in steps]).apply(images, own_params))

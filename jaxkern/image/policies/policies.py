@@ -1,8 +1,4 @@
-"""Augmentation policies: they draw the colour and warp ops of each image, and their magnitudes.
-
-The draws are operands of one program for all images. Each image runs only its own ops, and a new
-draw compiles nothing.
-"""
+"""Augmentation policies: they draw the colour and warp ops of each image, and their magnitudes."""
 
 from __future__ import annotations
 
@@ -15,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.core.arguments import check_integer
 from jaxkern.image.policies.tables import (
     AUG_MIX,
     AUTO_AUGMENT,
@@ -76,11 +73,8 @@ def checked_ops(op: Any, ops: Sequence[str], where: str) -> Any:
 def op_steps(ops: Sequence[str], op: Any, magnitude: Any, size: Size) -> tuple[Any, Any]:
     """Return program codes i32 [...] and values f32 [..., VALUES] of ops.
 
-    Args:
-      ops: the names that `op` i32 [...] indexes; any other number leaves an image unchanged.
-      magnitude: f32 [...], in torchvision's units: shears as tangents, pixels, degrees
-        counter-clockwise, factor - 1, bits, a fraction of the largest value.
-      size: height and width of the images.
+    `ops` are the names that `op` i32 [...] indexes; any other number leaves an image unchanged.
+    `magnitude` f32 [...] is in the units of `AutoAugment`.
     """
     valid = (op >= 0) & (op < len(ops))
     index = jnp.clip(op, 0, len(ops) - 1)
@@ -104,9 +98,7 @@ def op_steps(ops: Sequence[str], op: Any, magnitude: Any, size: Size) -> tuple[A
 def _coefficients(named: Any, magnitude: Any, truncated: Any, size: Size) -> Any:
     """Return the coefficients of warps: see coefficients.py.
 
-    Shears fix the top left corner, for which torchvision passes shear = atan(magnitude) to its
-    affine map: relative to the corner (x + m y, y) and (x, y + m x). Translations are by integer
-    pixels. Rotations fix the centre.
+    Shears fix the top left corner: (x + m y, y) and (x, y + m x). Rotations fix the centre.
     """
     zero = jnp.zeros_like(magnitude)
     # torchvision's rotate has the opposite sense of rotation to its affine.
@@ -115,18 +107,11 @@ def _coefficients(named: Any, magnitude: Any, truncated: Any, size: Size) -> Any
     x, y = named("ShearX"), named("ShearY")
     right, down = named("TranslateX"), named("TranslateY")
     half_height, half_width = (0.5 * side for side in size)
-    coefficients = [
-        zero,
-        jnp.where(x, magnitude, zero),
-        jnp.where(right, -truncated, jnp.where(x, magnitude * half_height, zero)),
-        jnp.where(y, magnitude, zero),
-        zero,
-        jnp.where(down, -truncated, jnp.where(y, magnitude * half_width, zero)),
-        zero,
-        zero,
-    ]
+    c1, c3 = jnp.where(x, magnitude, zero), jnp.where(y, magnitude, zero)
+    c2 = jnp.where(right, -truncated, jnp.where(x, magnitude * half_height, zero))
+    c5 = jnp.where(down, -truncated, jnp.where(y, magnitude * half_width, zero))
     # Without a rotation, `rotation` is exactly the identity map.
-    return rotation + jnp.stack(coefficients, axis=-1)
+    return rotation + jnp.stack([zero, c1, c2, c3, zero, c5, zero, zero], axis=-1)
 
 
 def _with_sign(space: Space, op: jax.Array, magnitude: jax.Array, fraction: jax.Array) -> Any:
@@ -200,20 +185,18 @@ class RandAugment(_Policy):
     OPS: ClassVar[tuple[str, ...]] = tuple(RAND_AUGMENT)
 
     def __post_init__(self) -> None:
-        bins = checks.integer(self.num_magnitude_bins, "num_magnitude_bins", 2)
+        bins = check_integer("num_magnitude_bins", self.num_magnitude_bins, 2)
         self._checked(
-            num_ops=checks.integer(self.num_ops, "num_ops", 0),
-            magnitude=checks.integer(self.magnitude, "magnitude", 0, bins - 1),
+            num_ops=check_integer("num_ops", self.num_ops, 0),
+            magnitude=check_integer("magnitude", self.magnitude, 0, bins - 1),
             num_magnitude_bins=bins,
         )
 
     @property
     def parameters(self) -> dict[str, str]:  # type: ignore[override]
-        """Kinds and shapes of an image's parameters."""
         return _op_parameters(self.num_ops)
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw the ops of one image and their signs."""
         fractions = jax.random.uniform(key, (2, self.num_ops), jnp.float32)
         op = uniform_below(fractions[0], len(self.OPS))
         table = magnitude_table(RAND_AUGMENT, self.num_magnitude_bins, size)
@@ -244,11 +227,10 @@ class TrivialAugmentWide(_Policy):
     parameters: ClassVar[dict[str, str]] = _op_parameters(1)
 
     def __post_init__(self) -> None:
-        bins = checks.integer(self.num_magnitude_bins, "num_magnitude_bins", 2)
+        bins = check_integer("num_magnitude_bins", self.num_magnitude_bins, 2)
         self._checked(num_magnitude_bins=bins)
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw the op of one image, its magnitude and its sign."""
         space = TRIVIAL_AUGMENT_WIDE
         fractions = jax.random.uniform(key, (3, 1), jnp.float32)
         op = uniform_below(fractions[0], len(self.OPS))
@@ -289,7 +271,6 @@ class AutoAugment(_Policy):
         self._checked(policy=AutoAugmentPolicy(word))
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw a pair for one image, which of its ops are applied, and their signs."""
         fractions = jax.random.uniform(key, (3, 2), jnp.float32)
         published = pairs(AutoAugmentPolicy(self.policy))
         pair_index = uniform_below(fractions[0, 0], len(published.op))
@@ -340,19 +321,18 @@ class AugMix(_Policy):
 
     def __post_init__(self) -> None:
         self._checked(
-            severity=checks.integer(self.severity, "severity", 1, 10),
-            mixture_width=checks.integer(self.mixture_width, "mixture_width", 1),
-            chain_depth=checks.integer(self.chain_depth, "chain_depth"),
+            severity=check_integer("severity", self.severity, 1, 10),
+            mixture_width=check_integer("mixture_width", self.mixture_width, 1),
+            chain_depth=check_integer("chain_depth", self.chain_depth, -(2**63)),
             alpha=checks.positive(self.alpha, "alpha"),
             all_ops=bool(self.all_ops),
         )
-
-        steps = self.mixture_width * (self._depth + 1) + 2
-        if steps > MAX_STEPS:
-            raise ValueError(
-                "mixture_width * (chain_depth + 1) + 2: expected at most "
-                f"{MAX_STEPS} steps, got {steps}"
-            )
+        check_integer(
+            "mixture_width * (chain_depth + 1) + 2",
+            self.mixture_width * (self._depth + 1) + 2,
+            1,
+            MAX_STEPS,
+        )
 
     @property
     def _depth(self) -> int:
@@ -360,12 +340,10 @@ class AugMix(_Policy):
 
     @property
     def parameters(self) -> dict[str, str]:  # type: ignore[override]
-        """Kinds and shapes of an image's parameters."""
         width = self.mixture_width
         return {**_op_parameters(width, self._depth), "weights": f"float[{width}]", "m": "float"}
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw the chains of one image and their weights."""
         fraction_key, depth_key, weight_key = jax.random.split(key, 3)
         width, depth = self.mixture_width, self._depth
         fractions = jax.random.uniform(fraction_key, (3, width, depth), jnp.float32)

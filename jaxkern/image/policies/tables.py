@@ -32,22 +32,14 @@ class AutoAugmentPolicy(enum.StrEnum):
 
 
 class Magnitude(NamedTuple):
-    """Magnitudes of an op, linear over the bins.
-
-    Attributes:
-      first, last: magnitudes of the first and the last bin.
-      side: side of the image that multiplies `last`: 0 height, 1 width, None neither.
-      divisor: divisor of the product of `last` and that side.
-      signed: True if a draw has a random sign.
-      integer: True if magnitudes are rounded to integers, half to even.
-    """
+    """Magnitudes of an op, linear over the bins."""
 
     first: float
     last: float
-    side: int | None = None
-    divisor: float = 1.0
-    signed: bool = True
-    integer: bool = False
+    side: int | None = None  # of the image, which multiplies `last`: 0 height, 1 width
+    divisor: float = 1.0  # of the product of `last` and that side
+    signed: bool = True  # a draw has a random sign
+    integer: bool = False  # rounded to integers, half to even
 
 
 Space = dict[str, Magnitude | None]
@@ -81,10 +73,7 @@ def _space(
 
 def _shares(over: float, under: float) -> tuple[Magnitude, Magnitude]:
     """Return translations up to over / under of the width and of the height."""
-    return (
-        Magnitude(0.0, over, side=1, divisor=under),
-        Magnitude(0.0, over, side=0, divisor=under),
-    )
+    return Magnitude(0.0, over, side=1, divisor=under), Magnitude(0.0, over, 0, under)
 
 
 def _select(space: Space, names: str) -> Space:

@@ -48,12 +48,8 @@ def affine_coefficients(
 ) -> list[Any]:
     """Return coefficients [..., 8] of torchvision's affine: (T C R(angle) S SHy SHx C^-1)^-1.
 
-    Args:
-      angle, shear_x, shear_y: degrees, clockwise.
-      translate: pixels. It and the angles have the same shape [...].
-      size: height and width of the input.
-      center: (x, y) from the top left corner; None for the centre of the image.
-    A scale that is not above 0 gives NaN, which makes a program leave the image unchanged.
+    Angles and shears are in degrees, clockwise, and translations in pixels, all [...]; `center` is
+    (x, y) from the top left corner. A scale that is not above 0 gives NaN.
     """
     height, width = size
     rotation, sx, sy = (jnp.deg2rad(degrees) for degrees in (angle, shear_x, shear_y))
@@ -75,11 +71,7 @@ def affine_coefficients(
 def rotated_size(
     size: tuple[int, int], degrees: float, center: Sequence[float] | None
 ) -> tuple[int, int]:
-    """Return the height and width that hold an image of `size` rotated counter-clockwise.
-
-    As in torchvision: exact for quarter turns about the centre; otherwise computed in float32, and
-    corners less than 1e-4 outside a pixel are ignored.
-    """
+    """Return the height and width that hold an image rotated counter-clockwise, as torchvision."""
     if center is None and degrees % 90 == 0:
         return size if degrees % 180 == 0 else (size[1], size[0])
     half = np.asarray([size[1] / 2, size[0] / 2], np.float32)
@@ -100,12 +92,7 @@ def rotated_size(
 def perspective_coefficients(endpoints: Any, *, size: Size) -> list[Any]:
     """Return coefficients [..., 8] that map end points to the corners (0, 0) to (W - 1, H - 1).
 
-    Args:
-      endpoints: [..., 4, 2], new (x, y) of the corners top left, top right, bottom right and
-        bottom left.
-      size: (H, W).
-    If three end points are collinear, coefficients are not finite or the image is degenerate.
-
+    `endpoints` [..., 4, 2] are new (x, y) of the top left, top right, bottom right and bottom left.
     P. Heckbert, Fundamentals of Texture Mapping and Image Warping, 1989, section 2.2.3: the map of
     the unit square to a quadrilateral, and its adjugate.
     """
@@ -119,57 +106,37 @@ def perspective_coefficients(endpoints: Any, *, size: Size) -> list[Any]:
     a, b, c = (x1 - x0) * area + g * x1, (x3 - x0) * area + h * x3, x0 * area
     d, e, f = (y1 - y0) * area + g * y1, (y3 - y0) * area + h * y3, y0 * area
     wide, high = size[1] - 1, size[0] - 1
-    determinant = a * e - b * d
-    return [
-        wide * (e * area - f * h) / determinant,
-        wide * (c * h - b * area) / determinant,
-        wide * (b * f - c * e) / determinant,
-        high * (f * g - d * area) / determinant,
-        high * (a * area - c * g) / determinant,
-        high * (c * d - a * f) / determinant,
-        (d * h - e * g) / determinant,
-        (b * g - a * h) / determinant,
+    adjugate = [
+        *(wide * (e * area - f * h), wide * (c * h - b * area), wide * (b * f - c * e)),
+        *(high * (f * g - d * area), high * (a * area - c * g), high * (c * d - a * f)),
+        *(d * h - e * g, b * g - a * h),
     ]
+    return [coefficient / (a * e - b * d) for coefficient in adjugate]
 
 
 @_in_float64
 def forward_coefficients(coefficients: Any, affine: Any, *, size: Size) -> list[Any]:
-    """Return coefficients [..., 8] of the inverse map, from input points to output points.
+    """Return coefficients [..., 8] of the inverse map, which relates the top left corners.
 
-    Args:
-      coefficients: [..., 8], of an affine map where `affine`, bool [...], is True, else of a
-        perspective.
-      size: (H, W) of input and output.
-    The inverse relates the top left corners. Coefficients are not finite if the map has no inverse,
-    or maps the corner of the output to infinity.
+    `coefficients` [..., 8] are those of an affine map where `affine`, bool [...], is True, else of
+    a perspective.
     """
     c0, c1, c2, c3, c4, c5, c6, c7 = jnp.moveaxis(coefficients, -1, 0)
     y, x = (side / 2 for side in size)
     c2 = c2 + affine * (x - c0 * x - c1 * y)
     c5 = c5 + affine * (y - c3 * x - c4 * y)
     # The adjugate of [[c0, c1, c2], [c3, c4, c5], [c6, c7, 1]], divided by its last element.
-    last = c0 * c4 - c1 * c3
-    return [
-        (c4 - c5 * c7) / last,
-        (c2 * c7 - c1) / last,
-        (c1 * c5 - c2 * c4) / last,
-        (c5 * c6 - c3) / last,
-        (c0 - c2 * c6) / last,
-        (c2 * c3 - c0 * c5) / last,
-        (c3 * c7 - c4 * c6) / last,
-        (c1 * c6 - c0 * c7) / last,
+    adjugate = [
+        *(c4 - c5 * c7, c2 * c7 - c1, c1 * c5 - c2 * c4),
+        *(c5 * c6 - c3, c0 - c2 * c6, c2 * c3 - c0 * c5),
+        *(c3 * c7 - c4 * c6, c1 * c6 - c0 * c7),
     ]
+    return [coefficient / (c0 * c4 - c1 * c3) for coefficient in adjugate]
 
 
 @_in_float64
 def fitted_sizes(height: Any, width: Any, shortest: Any, *, longest: int | None) -> list[Any]:
-    """Return integer [..., 2] height and width of images resized to a shorter side.
-
-    The arithmetic is that of Python's floats.
-
-    Args:
-      longest: upper bound of the longer side; None for no bound.
-    """
+    """Return height and width [..., 2] of images resized to a shorter side, as Python's floats."""
     factor = shortest / jnp.minimum(height, width)
     if longest is not None:
         factor = jnp.minimum(factor, longest / jnp.maximum(height, width))

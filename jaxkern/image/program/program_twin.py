@@ -1,14 +1,12 @@
-"""The image program in pure JAX, for one image: bit-identical levels to the native kernel.
+"""The image program in pure JAX, with levels bit-identical to the native kernel's.
 
-Differentiates float images with respect to pixels and values. On a batch every possible operation
-of a step is computed and one is selected, which is correct but slow. The operations, and the
-rounding of each, are those of torchvision's tensor kernels.
+Operations and their rounding are those of torchvision. A batch computes all, and selects one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,12 +81,6 @@ def _step(image: jax.Array, op: jax.Array, values: jax.Array, step: ProgramStep)
 
 
 def _operation(code: Code, step: ProgramStep) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    if code is Code.BLUR:
-        return lambda image, values: warp_twin.gaussian_blur(
-            image, values[:2], kernel_size=step.kernel
-        )
-    if code in (Code.WARP, Code.PERSPECTIVE):
-        return lambda image, values: _warped(image, values, step, code is Code.PERSPECTIVE)
     if code in _STEP_OPERATIONS:
         return lambda image, values: _STEP_OPERATIONS[code](image, values, step)
     operation = _OPERATIONS[code]
@@ -109,26 +101,25 @@ def _filled(image: jax.Array, step: ProgramStep) -> tuple[float, ...] | None:
     return None if np.isnan(fill[0]) else tuple(fill.tolist())
 
 
-def _warped(image: jax.Array, values: jax.Array, step: ProgramStep, perspective: bool) -> jax.Array:
-    return warp_twin.warp(
-        image,
-        values,
-        interpolation=step.interpolation,
-        fill=_filled(image, step),
-        perspective=perspective,
-    )
+def _warped(
+    image: jax.Array, values: jax.Array, step: ProgramStep, perspective: bool = False, **part: Any
+) -> jax.Array:
+    sampling: dict[str, Any] = {"interpolation": step.interpolation, "fill": _filled(image, step)}
+    return warp_twin.warp(image, values, perspective=perspective, **sampling, **part)
 
 
 def _turned(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
     height, width, _ = image.shape
-    return warp_twin.warp(
-        image,
-        values.at[6:].set(0.0),
-        interpolation=step.interpolation,
-        fill=_filled(image, step),
-        perspective=False,
-        part=(_whole(values[7], 1, height), _whole(values[6], 1, width)),
-    )
+    part = (_whole(values[7], 1, height), _whole(values[6], 1, width))
+    return _warped(image, values.at[6:].set(0.0), step, part=part)
+
+
+def _tilted(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
+    return _warped(image, values, step, perspective=True)
+
+
+def _blurred(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
+    return warp_twin.gaussian_blur(image, values[:2], kernel_size=step.kernel)
 
 
 def _elastic(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
@@ -194,10 +185,8 @@ def _unit(value: jax.Array) -> jax.Array:
 
 
 def _factors(values: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return (
-        jnp.clip(values[0], -MAX_FACTOR, MAX_FACTOR),
-        jnp.clip(values[1], -MAX_FACTOR, MAX_FACTOR),
-    )
+    factor, rest = jnp.clip(values[:2], -MAX_FACTOR, MAX_FACTOR)
+    return factor, rest
 
 
 def _whole(value: jax.Array, low: int, high: int) -> jax.Array:
@@ -273,18 +262,9 @@ def _hue(image: jax.Array, values: jax.Array) -> jax.Array:
     p, q, t = (_unit(x * value) for x in (rest, 1.0 - grown, grown + rest))
     sextant = jnp.where(sextant == 6.0, 0.0, sextant)
     # By sextant; invalid ones, such as NaN, use sextant 0.
-    sextants = (
-        (value, q, p, p, t, value),
-        (t, value, value, q, p, p),
-        (p, p, t, value, value, q),
-    )
-    channels = []
-    for options in sextants:
-        channel = options[0]
-        for k in range(1, 6):
-            channel = jnp.where(sextant == k, options[k], channel)
-        channels.append(channel)
-    rgb = jnp.stack(channels, axis=-1)
+    sextants = ((value, q, p, p, t, value), (t, value, value, q, p, p), (p, p, t, value, value, q))
+    conditions = [sextant == k for k in range(1, 6)]
+    rgb = jnp.stack([jnp.select(conditions, x[1:], x[0]) for x in sextants], axis=-1)
     return _level(rgb * np.float32(255.999)) if _is_levels(image) else rgb
 
 
@@ -380,7 +360,10 @@ _OPERATIONS: dict[Code, Callable[[jax.Array, jax.Array], jax.Array]] = {
     Code.GRAYSCALE: _grayscale,
     Code.PERMUTE: _permute,
 }
-_STEP_OPERATIONS = {  # operations that need the static part of the step
+_STEP_OPERATIONS: dict[Code, Callable[..., jax.Array]] = {  # need the static part of the step
+    Code.BLUR: _blurred,
+    Code.WARP: _warped,
+    Code.PERSPECTIVE: _tilted,
     Code.NOISE: _noise,
     Code.ERASE: _erase,
     Code.ELASTIC: _elastic,

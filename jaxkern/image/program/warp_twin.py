@@ -1,14 +1,12 @@
-"""Warps, Gaussian blurs and noise of one image in pure JAX.
+"""Warps, blurs and noise in pure JAX: the reference of csrc/image/warp.h, blur.h and random.h.
 
-The reference implementation of csrc/image/warp.h, blur.h and random.h. Sampling positions are
-computed in float32, rounded step by step as in the kernels. For uint8 images everything else is
-float64, whatever `jax_enable_x64` is, so that the rounded levels equal those of the kernels. Float
-images are computed in float32 and are differentiable, also with respect to coefficients and sigma.
+Positions are float32, rounded step by step as in the kernels. For uint8 images the rest is float64.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from typing import Any
 
@@ -38,33 +36,19 @@ def warp(
     pixels: jax.Array,
     coefficients: jax.Array,
     *,
-    interpolation: str,
-    fill: tuple[float, ...] | None,
     perspective: bool,
-    size: tuple[int, int] | None = None,
     part: tuple[Any, Any] | None = None,
+    **sampling: Any,
 ) -> jax.Array:
-    """Warp pixels [H, W, C] u8 or f32 by coefficients [8] to [height, width, C] of `size`.
-
-    `fill` has one number per channel; None gives zeros that bilinear weights do not mask. Only the
-    top left `part` of the pixels, a height and a width, is inside the image.
-    """
-    height, width = pixels.shape[:2] if size is None else size
-    _, context = _working_dtype(pixels)
-    with context:
-        source_size = (pixels.shape[0], pixels.shape[1]) if part is None else part
-        x, y = _points(coefficients, height, width, source_size, perspective)
-        return _sample_at(pixels, x, y, interpolation=interpolation, fill=fill, part=source_size)
+    """Warp pixels [H, W, C] u8 or f32 by coefficients [8], with the arguments of `_sample_at`."""
+    height, width, _ = pixels.shape
+    part = (height, width) if part is None else part
+    with _working_dtype(pixels)[1]:
+        x, y = _points(coefficients, height, width, part, perspective)
+        return _sample_at(pixels, x, y, part=part, **sampling)
 
 
-def elastic(
-    pixels: jax.Array,
-    alpha: jax.Array,
-    field: jax.Array,
-    *,
-    interpolation: str,
-    fill: tuple[float, ...] | None,
-) -> jax.Array:
+def elastic(pixels: jax.Array, alpha: jax.Array, field: jax.Array, **sampling: Any) -> jax.Array:
     """Move pixels [H, W, C] u8 or f32 by alpha / 2 [2] times their field f64 [H, W, 2]."""
     height, width = pixels.shape[:2]
     with jax.enable_x64(True):
@@ -79,28 +63,8 @@ def elastic(
 
     x = at(width, shifts[..., 0], np.arange(width))
     y = at(height, shifts[..., 1], np.arange(height)[:, None])
-    _, context = _working_dtype(pixels)
-    with context:
-        source_size = (height, width)
-        return _sample_at(pixels, x, y, interpolation=interpolation, fill=fill, part=source_size)
-
-
-def elastic_field(
-    uniform: jax.Array, sigma: jax.Array, *, kernel_size: tuple[int, int]
-) -> jax.Array:
-    """Blur fields f64 [H, W, 2] by sigma [2], each of the two with its kernel size."""
-    with jax.enable_x64(True):
-        fields = []
-        for k, size in enumerate(kernel_size):
-            value = uniform[..., k].astype(jnp.float64)
-            for axis, at in ((0, 1), (1, 0)):
-                weights = _blur_weights(size // 2, sigma[at].astype(jnp.float64))
-                # All taps in one sum: a short program that compiles quickly.
-                taps = jnp.take(value, _reflected_taps(value.shape[axis], size // 2), axis=axis)
-                weights = weights[:, None] if axis == 0 else weights
-                value = (taps * weights).sum(axis=axis + 1)
-            fields.append(value)
-        return jnp.stack(fields, axis=-1)
+    with _working_dtype(pixels)[1]:
+        return _sample_at(pixels, x, y, part=(height, width), **sampling)
 
 
 def _reflected_taps(size: int, reach: int) -> np.ndarray:
@@ -119,7 +83,10 @@ def _sample_at(
     fill: tuple[float, ...] | None,
     part: tuple[Any, Any],
 ) -> jax.Array:
-    """Sample the top left `part`, a height and a width, of pixels at positions f32 [H, W]."""
+    """Sample the top left `part`, a height and a width, of pixels at positions f32 [H, W].
+
+    `fill` has one number per channel; None gives zeros that bilinear weights do not mask.
+    """
     working, _ = _working_dtype(pixels)
     # NaN becomes -2: every position outside [-1, side] is outside, and int32 can hold it.
     x, y = (
@@ -136,13 +103,12 @@ def _sample_at(
     across, down = across.astype(working), down.astype(working)
     column, row = first_x.astype(jnp.int32), first_y.astype(jnp.int32)
     value, mask = jnp.zeros((), working), jnp.zeros((), working)
-    for lower in (False, True):
-        for right in (False, True):
-            weight = (across if right else 1.0 - across) * (down if lower else 1.0 - down)
-            tap, inside = _tap(pixels, row + lower, column + right, part, working)
-            counts = inside[..., None] & (weight > 0.0)
-            value = value + jnp.where(counts, weight, 0.0) * jnp.where(counts, tap, 0.0)
-            mask = mask + jnp.where(inside[..., None], weight, 0.0)
+    for lower, right in itertools.product((False, True), repeat=2):
+        weight = (across if right else 1.0 - across) * (down if lower else 1.0 - down)
+        tap, inside = _tap(pixels, row + lower, column + right, part, working)
+        counts = inside[..., None] & (weight > 0.0)
+        value = value + jnp.where(counts, weight, 0.0) * jnp.where(counts, tap, 0.0)
+        mask = mask + jnp.where(inside[..., None], weight, 0.0)
     if fill is not None:
         fill_values = jnp.asarray(fill, working)
         value = mask * (value - fill_values) + fill_values
@@ -183,11 +149,7 @@ def _points(
 
 
 def rounded(value: jax.Array) -> jax.Array:
-    """Make XLA round a value to float32 before it is added.
-
-    Otherwise XLA may fuse a product with the sum, or add up constants. The maximum in between
-    changes only values that are not finite.
-    """
+    """Make XLA round a value before it is added, by a maximum that keeps it from fusing both."""
     return jnp.maximum(value, np.float32(np.finfo(np.float32).min))
 
 
@@ -275,12 +237,19 @@ def field(
     sigma: jax.Array,
     kernel_size: tuple[int, int],
 ) -> jax.Array:
-    """Return the blurred uniform(-1, 1) field f64 [H, W, 2] of a key: see `elastic`."""
+    """Return the uniform(-1, 1) field f64 [H, W, 2] of a key, blurred by sigma [2]."""
     with jax.enable_x64(True):
-        words = random_words(key, size[0] * size[1])
-        fractions = [(word >> 8).astype(jnp.float64) for word in words]
-        uniform = jnp.stack(fractions, axis=-1).reshape(*size, 2) * 2.0**-23 - 1.0
-        return elastic_field(uniform, sigma, kernel_size=kernel_size)
+        fields = []
+        for word, side in zip(random_words(key, size[0] * size[1]), kernel_size, strict=True):
+            value = (word >> 8).astype(jnp.float64).reshape(size) * 2.0**-23 - 1.0
+            for axis, at in ((0, 1), (1, 0)):
+                weights = _blur_weights(side // 2, sigma[at].astype(jnp.float64))
+                # All taps in one sum: a short program that compiles quickly.
+                taps = jnp.take(value, _reflected_taps(size[axis], side // 2), axis=axis)
+                weights = weights[:, None] if axis == 0 else weights
+                value = (taps * weights).sum(axis=axis + 1)
+            fields.append(value)
+        return jnp.stack(fields, axis=-1)
 
 
 def add_noise(image: jax.Array, values: jax.Array) -> jax.Array:

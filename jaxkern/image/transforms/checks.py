@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxkern.core.arguments import as_int
 from jaxkern.image.chain.plan import MAX_SIZE
 
 INTERPOLATIONS = ("bilinear", "nearest")
@@ -22,35 +22,21 @@ def unexpected(name: str, expected: str, value: Any) -> str:
     return f"{name}: expected {expected}, got {value!r}"
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
 def _integers(
     value: Any, name: str, lengths: Sequence[int], low: int, expected: str
 ) -> tuple[int, ...]:
     if isinstance(value, jax.core.Tracer):
         raise TypeError(f"{name}: expected Python integers, since it sets shapes, got {value}")
-    items = [value] if _is_integer(value) else value
-    items = items.tolist() if isinstance(items, np.ndarray | jax.Array) else items
-    valid = isinstance(items, list | tuple) and (_is_integer(value) or len(items) in lengths)
-    if not (valid and all(_is_integer(item) and low <= item <= MAX_SIZE for item in items)):
+    single = as_int(value)
+    items = value.tolist() if isinstance(value, np.ndarray | jax.Array) else value
+    if single is not None:
+        items = [single] * lengths[0]
+    elif not isinstance(items, list | tuple) or len(items) not in lengths:
         raise ValueError(unexpected(name, expected, value))
-    return tuple(int(item) for item in items)
-
-
-def integer(value: Any, name: str, low: int | None = None, high: int | None = None) -> int:
-    """Check an integer within bounds."""
-    bounds = "" if low is None else f" from {low}" if high is None else f" from {low} to {high}"
-    if isinstance(value, jax.core.Tracer):
-        raise TypeError(f"{name}: expected a Python integer, since it sets shapes, got {value}")
-    if (
-        not _is_integer(value)
-        or (low is not None and value < low)
-        or (high is not None and value > high)
-    ):
-        raise ValueError(unexpected(name, f"an integer{bounds}", value))
-    return int(value)
+    sides = [as_int(item) for item in items]
+    if not all(side is not None and low <= side <= MAX_SIZE for side in sides):
+        raise ValueError(unexpected(name, expected, value))
+    return tuple(side for side in sides if side is not None)
 
 
 def size_pair(value: Any, name: str = "size") -> tuple[int, int]:
@@ -95,7 +81,7 @@ def check_mirrored_padding(
         if max(first, last) > limit:
             raise ValueError(
                 f"{where}: expected a border of at most {limit} pixels for padding_mode={mode!r} "
-                f"and an image {name} of {side}, got {max(first, last)}; use 'edge', or pad less"
+                f"and an image {name} of {side}, got {max(first, last)}"
             )
 
 

@@ -49,7 +49,6 @@ class _Container(Transform):
 
     @property
     def parameters(self) -> dict[str, str]:  # type: ignore[override]
-        """Own parameters, and the parameters of transforms[k] with the prefix "k."."""
         return self._own_parameters() | {
             f"{k}.{name}": kind
             for k, inner in enumerate(self.transforms)
@@ -77,7 +76,6 @@ class _Container(Transform):
 
     @property
     def geometric(self) -> bool:  # type: ignore[override]
-        """True if one of its transforms is geometric."""
         return any(inner.geometric for inner in self.transforms)
 
     def _schedule(self, params: dict[str, Any]) -> list[tuple[int, Any]]:
@@ -151,7 +149,6 @@ class RandomApply(_Container):
         return {"apply": "bool"}
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw whether the transforms are applied to one image, and their parameters."""
         fraction = jax.random.uniform(jax.random.fold_in(key, 0), dtype=jnp.float32)
         return {"apply": fraction < self.p, **self._sample_transforms(key, size)}
 
@@ -197,7 +194,6 @@ class RandomChoice(_Container):
         return {"choice": "int"}
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw which transform one image gets, and the parameters of all."""
         fraction = jax.random.uniform(jax.random.fold_in(key, 0), dtype=jnp.float32)
         # Two equal bounds contain no fraction: a transform of probability 0.
         bounds = np.cumsum(self.p)[:-1].astype(np.float32)
@@ -232,7 +228,6 @@ class RandomOrder(_Container):
         return {"order": f"int[{len(self.transforms)}]"}
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw the order for one image, and the parameters of all transforms."""
         indices = jnp.arange(len(self.transforms), dtype=jnp.int32)
         order = jax.random.permutation(jax.random.fold_in(key, 0), indices)
         return {"order": order, **self._sample_transforms(key, size)}

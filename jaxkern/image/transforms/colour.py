@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.core.arguments import as_int
 from jaxkern.image.program.program import (
+    VALUES,
     Code,
     ProgramStep,
     Step,
@@ -48,9 +50,10 @@ class Grayscale(ColourTransform):
     num_output_channels: int = 1
 
     def __post_init__(self) -> None:
-        count = self.num_output_channels
-        if checks.integer(count, "num_output_channels") not in (1, 3):
-            raise ValueError(checks.unexpected("num_output_channels", "1 or 3", count))
+        if self.num_output_channels not in (1, 3):
+            raise ValueError(
+                checks.unexpected("num_output_channels", "1 or 3", self.num_output_channels)
+            )
 
     def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
         return [program_step(Code.GRAYSCALE)]
@@ -75,11 +78,9 @@ class _RandomColour(ColourTransform):
         set_fields(self, p=checks.probability(self.p))
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw whether one image is changed."""
         return {"apply": jax.random.uniform(key, dtype=jnp.float32) < self.p}
 
     def _values(self) -> tuple[float, ...]:
-        """Return the values of the operation."""
         return ()
 
     def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
@@ -171,10 +172,10 @@ class RandomPosterize(_RandomColour):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        bits = self.bits
-        if not isinstance(bits, numbers.Integral) or isinstance(bits, bool) or not 0 <= bits <= 8:
-            raise TypeError(checks.unexpected("bits", "an integer from 0 to 8", bits))
-        set_fields(self, bits=int(bits))
+        bits = as_int(self.bits)
+        if bits is None or not 0 <= bits <= 8:
+            raise TypeError(checks.unexpected("bits", "an integer from 0 to 8", self.bits))
+        set_fields(self, bits=bits)
 
     def _values(self) -> tuple[float, ...]:
         return (float(self.bits),)
@@ -259,7 +260,6 @@ class RandomChannelPermutation(ColourTransform):
     parameters: ClassVar[dict[str, str]] = {"permutation": "int[3]"}
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw a permutation."""
         return {"permutation": jax.random.permutation(key, 3).astype(jnp.int32)}
 
     def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
@@ -284,7 +284,7 @@ def _factor_range(value: Any, name: str, centre: float, limit: float) -> Any:
     if value is None:
         return None
     low = 0.0 if centre else -limit
-    bounds = f"from {low:g}" + ("" if math.isinf(limit) else f" to {limit:g}")
+    bounds = f"from {low:g} to {limit:g}"
     message = checks.unexpected(name, f"a number from 0 or two increasing ones {bounds}", value)
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         reach = float(value)
@@ -343,7 +343,6 @@ class ColorJitter(ColourTransform):
             set_fields(self, **{name: _factor_range(getattr(self, name), name, centre, limit)})
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw the factors and their order."""
         order, *keys = jax.random.split(key, 5)
         order = jax.random.permutation(order, 4).astype(jnp.int32)
         return {**_sample_factors(self, keys), "order": order}
@@ -353,19 +352,15 @@ class ColorJitter(ColourTransform):
         if not used:
             return []
         blends = [blend_values(params[name]) for name in ("brightness", "contrast", "saturation")]
-        by_code = jnp.stack(
-            jnp.broadcast_arrays(*blends, step_values(params["hue"])), axis=1
-        )  # [N or 1, 4, VALUES]
+        by_code = jnp.broadcast_arrays(*blends, step_values(params["hue"]))  # each [N or 1, VALUES]
         order = jnp.asarray(params["order"], jnp.int32)
         steps: list[Step] = []
         for position in range(4):
             code = order[:, position]
-            valid = (code >= 0) & (code < 4)
-            code = jnp.where(valid, code, np.int32(Code.NONE))
-            rows = jnp.broadcast_to(by_code, (code.shape[0], *by_code.shape[1:]))
-            values = jnp.zeros_like(rows[:, 0])
-            for k in range(4):
-                values = jnp.where((code == k)[:, None], rows[:, k], values)
+            code = jnp.where((code >= 0) & (code < 4), code, np.int32(Code.NONE))
+            values = jnp.zeros((code.shape[0], VALUES), jnp.float32)
+            for k, rows in enumerate(by_code):
+                values = jnp.where((code == k)[:, None], rows, values)
             steps.append((code, values, ProgramStep(used)))
         return steps
 
@@ -414,7 +409,6 @@ class RandomPhotometricDistort(ColourTransform):
         set_fields(self, p=checks.probability(self.p))
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw the distortions of one image."""
         order, chance, before, *keys = jax.random.split(key, 7)
         return {
             **_sample_factors(self, keys),

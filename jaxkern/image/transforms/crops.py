@@ -16,6 +16,7 @@ from jaxkern.image.transforms import checks
 from jaxkern.image.transforms.moves import Move, boxed, mirror
 from jaxkern.image.transforms.sizes import Resize, filter_of
 from jaxkern.image.transforms.transform import (
+    BOX,
     TRIES,
     Kind,
     Size,
@@ -79,13 +80,10 @@ class Pad(Transform):
         )
 
     def output_size(self, size: Size) -> Size:
-        """Return height and width with the border."""
         left, top, right, bottom = self.padding
-        height, width = size
-        return (
-            None if height is None else height + (top + bottom),
-            None if width is None else width + (left + right),
-        )
+        added = ((size[0], top + bottom), (size[1], left + right))
+        height, width = (None if side is None else side + more for side, more in added)
+        return height, width
 
     def for_masks(self, fill: tuple[float, ...]) -> Transform:
         return dataclasses.replace(self, fill=fill if self.padding_mode == "constant" else 0)
@@ -120,7 +118,6 @@ class _RandomFlip(Transform):
         return self
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw whether one image is mirrored."""
         return {"flip": jax.random.uniform(key, dtype=jnp.float32) < self.p}
 
     def _mirror(self, flip: Any, *coefficients: float) -> list[Step]:
@@ -177,7 +174,6 @@ class _FixedSizeCrop(Transform):
     geometric = True
 
     def output_size(self, size: Size) -> Size:
-        """Return `size`, whatever the size of the image."""
         return self.size[0], self.size[1]
 
 
@@ -210,7 +206,7 @@ class RandomResizedCrop(_FixedSizeCrop):
     interpolation: str = "bilinear"
     antialias: bool = True
 
-    parameters: ClassVar[dict[str, str]] = dict.fromkeys(("top", "left", "height", "width"), "int")
+    parameters: ClassVar[dict[str, str]] = BOX
 
     def __post_init__(self) -> None:
         set_fields(
@@ -223,7 +219,6 @@ class RandomResizedCrop(_FixedSizeCrop):
         )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw one box within an image of `size`."""
         height, width = (jnp.asarray(side, jnp.int32) for side in size)
         fractions = jax.random.uniform(key, (TRIES + 1, 2), jnp.float32)
         tried_w, tried_h = sample_box_sizes(fractions[:TRIES], size, self.scale, self.ratio)
@@ -235,13 +230,12 @@ class RandomResizedCrop(_FixedSizeCrop):
         central_h = jnp.round(width.astype(jnp.float32) / low).astype(jnp.int32)
         central_w, central_h = jnp.minimum(width, central_w), jnp.minimum(height, central_h)
         central_w, central_h = jnp.maximum(central_w, 1), jnp.maximum(central_h, 1)
-        fits_any = fits[first]
-        box_w = jnp.where(fits_any, tried_w[first], central_w)
-        box_h = jnp.where(fits_any, tried_h[first], central_h)
-        position = fractions[TRIES]
+        box_w = jnp.where(fits[first], tried_w[first], central_w)
+        box_h = jnp.where(fits[first], tried_h[first], central_h)
         room_h, room_w = height - box_h, width - box_w
-        top = jnp.where(fits_any, uniform_below(position[0], room_h + 1), room_h // 2)
-        left = jnp.where(fits_any, uniform_below(position[1], room_w + 1), room_w // 2)
+        down, across = fractions[TRIES]
+        top = jnp.where(fits[first], uniform_below(down, room_h + 1), room_h // 2)
+        left = jnp.where(fits[first], uniform_below(across, room_w + 1), room_w // 2)
         return {"top": top, "left": left, "height": box_h, "width": box_w}
 
     def eval(self) -> tuple[Transform, ...]:
@@ -258,9 +252,8 @@ class RandomResizedCrop(_FixedSizeCrop):
         return [boxed(box, self.size)]
 
     def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
-        names = ("top", "left", "height", "width")
-        box = tuple(params[name] for name in names)
-        checks.check_box(box, chain.size, names, "RandomResizedCrop")
+        box = (params["top"], params["left"], params["height"], params["width"])
+        checks.check_box(box, chain.size, tuple(BOX), "RandomResizedCrop")
         chain.resample(filter_of(self.interpolation, self.antialias), box, self.size)
 
 
@@ -365,7 +358,6 @@ class RandomCrop(_FixedSizeCrop):
         return (before[0], before[1]), (padded[0], padded[1])
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw the top left corner in the padded image, uniformly."""
         _, padded = self._padded(size)
         fractions = jax.random.uniform(key, (2,), jnp.float32)
         room = [maximum(p - s, 0) + 1 for p, s in zip(padded, self.size, strict=True)]

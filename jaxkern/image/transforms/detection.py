@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.core.arguments import check_integer
 from jaxkern.image.chain.axis import clip, is_static
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.moves import Move, boxed, overlap, sane, with_area
+from jaxkern.image.transforms.moves import Move, boxed, centred, overlap, sane, with_area
 from jaxkern.image.transforms.sizes import PerImageSize
 from jaxkern.image.transforms.transform import (
+    BOX,
     Kind,
     Size,
     Transform,
@@ -26,8 +28,6 @@ from jaxkern.image.transforms.transform import (
 )
 
 _ROUNDS = 128  # overlaps that are tried before an image is left unchanged
-
-_BOX = dict.fromkeys(("top", "left", "height", "width"), "int")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,21 +65,17 @@ class RandomIoUCrop(PerImageSize):
     trials: int = 40
     canvas_fill: Any = 0
 
-    parameters: ClassVar[dict[str, str]] = {"crop": "bool", **_BOX}
+    parameters: ClassVar[dict[str, str]] = {"crop": "bool", **BOX}
     needs_boxes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        low, high = checks.interval(
-            (self.min_scale, self.max_scale), "(min_scale, max_scale)", 0.0, open_low=True
-        )
+        scales = self.min_scale, self.max_scale
+        low, high = checks.interval(scales, "(min_scale, max_scale)", 0.0, open_low=True)
         if high > 1.0:
             raise ValueError(checks.unexpected("max_scale", "a fraction up to 1", self.max_scale))
-        thin, wide = checks.interval(
-            (self.min_aspect_ratio, self.max_aspect_ratio),
-            "(min_aspect_ratio, max_aspect_ratio)",
-            0.0,
-            open_low=False,
-        )
+        ratios = self.min_aspect_ratio, self.max_aspect_ratio
+        name = "(min_aspect_ratio, max_aspect_ratio)"
+        thin, wide = checks.interval(ratios, name, 0.0, open_low=False)
         options = self.sampler_options
         if options is None:
             options = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
@@ -97,14 +93,13 @@ class RandomIoUCrop(PerImageSize):
             min_aspect_ratio=thin,
             max_aspect_ratio=wide,
             sampler_options=options,
-            trials=checks.integer(self.trials, "trials", 1),
+            trials=check_integer("trials", self.trials, 1),
             canvas_fill=checks.per_channel(self.canvas_fill, "canvas_fill"),
         )
 
     def sample(
         self, key: jax.Array, size: Size, boxes: Any = None, valid: Any = None
     ) -> dict[str, jax.Array]:
-        """Draw a crop for an image of `size` with boxes f32 [K, 4] (left, top, right, bottom)."""
         if boxes is None:
             raise ValueError(
                 "RandomIoUCrop: expected the boxes of the image, got none; call augment(keys, "
@@ -131,17 +126,14 @@ class RandomIoUCrop(PerImageSize):
 
         start = (jnp.int32(0), jnp.array(False), jnp.array(False), jnp.zeros(4, jnp.int32))
         _, _, crop, box = jax.lax.while_loop(unfinished, attempt, start)
-        _, _, crop, box = jax.lax.while_loop(unfinished, attempt, start)
         box = jnp.where(crop, box, jnp.stack([jnp.zeros_like(height), 0 * width, height, width]))
-        return {"crop": crop, **dict(zip(_BOX, box, strict=True))}
+        return {"crop": crop, **dict(zip(BOX, box, strict=True))}
 
     def _crops(self, fraction: jax.Array, height: Any, width: Any) -> jax.Array:
         """Return crops i32 [trials, 4] (top, left, height, width) of fractions [trials, 4]."""
         scale = self.min_scale + (self.max_scale - self.min_scale) * fraction[:, :2]
-        wide, high = (
-            (width * scale[:, 0]).astype(jnp.int32),
-            (height * scale[:, 1]).astype(jnp.int32),
-        )
+        wide = (width * scale[:, 0]).astype(jnp.int32)
+        high = (height * scale[:, 1]).astype(jnp.int32)
         left = ((width - wide) * fraction[:, 2]).astype(jnp.int32)
         top = ((height - high) * fraction[:, 3]).astype(jnp.int32)
         return jnp.stack([top, left, high, wide], axis=-1)
@@ -151,16 +143,9 @@ class RandomIoUCrop(PerImageSize):
         ratio = wide / jnp.maximum(high, 1.0)
         shaped = (ratio >= self.min_aspect_ratio) & (ratio <= self.max_aspect_ratio)
         shaped &= (high > 0) & (wide > 0)
-        x, y = 0.5 * (boxes[:, 0] + boxes[:, 2]), 0.5 * (boxes[:, 1] + boxes[:, 3])
-        right, bottom = left + wide, top + high
-        centred = valid & (x > left[:, None]) & (x < right[:, None])
-        centred &= (y > top[:, None]) & (y < bottom[:, None])
-        shares = overlap(boxes, jnp.stack([left, top, right, bottom], axis=-1))
-        return shaped & (centred & (shares >= min_overlap)).any(axis=1)
-
-    def eval(self) -> tuple[Transform, ...]:
-        """Return nothing: the image is left unchanged."""
-        return ()
+        shares = overlap(boxes, jnp.stack([left, top, left + wide, top + high], axis=-1))
+        fits = valid & centred(boxes, top, left, high, wide) & (shares >= min_overlap)
+        return shaped & fits.any(axis=1)
 
     def size_after(self, size: Size, params: dict[str, Any]) -> Size:
         return self._box(params, size)[2:]
@@ -174,12 +159,7 @@ class RandomIoUCrop(PerImageSize):
             (params["left"], params["width"], size[1]),
         ):
             first = clip(start * crop, 0, extent - 1)
-            sides.append(
-                (
-                    first,
-                    clip(length * crop + extent * (1 - crop), 1, extent - first),
-                )
-            )
+            sides.append((first, clip(length * crop + extent * (1 - crop), 1, extent - first)))
         (top, height), (left, width) = sides
         return top, left, height, width
 
@@ -219,7 +199,7 @@ class RandomZoomOut(PerImageSize):
     side_range: Any = (1.0, 4.0)
     p: float = 0.5
 
-    parameters: ClassVar[dict[str, str]] = _BOX
+    parameters: ClassVar[dict[str, str]] = BOX
 
     def __post_init__(self) -> None:
         set_fields(
@@ -230,7 +210,6 @@ class RandomZoomOut(PerImageSize):
         )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw a canvas for one image of `size`, and the image's position on it."""
         fraction = jax.random.uniform(key, (4,), jnp.float32)
         low, high = self.side_range
         factor = jnp.where(fraction[0] < self.p, low + fraction[1] * (high - low), 1.0)
@@ -241,10 +220,6 @@ class RandomZoomOut(PerImageSize):
             sides.append((((canvas - side) * position).astype(jnp.int32), canvas))
         (top, height), (left, width) = sides
         return {"top": top, "left": left, "height": height, "width": width}
-
-    def eval(self) -> tuple[Transform, ...]:
-        """Return nothing: the image has no canvas."""
-        return ()
 
     def size_after(self, size: Size, params: dict[str, Any]) -> Size:
         return self._box(params, size)[2:]
@@ -257,14 +232,10 @@ class RandomZoomOut(PerImageSize):
 
     def _box(self, params: dict[str, Any], size: Size) -> tuple[Any, Any, Any, Any]:
         """Return the canvas relative to the image, which is inside it for all parameters."""
-        sides = []
-        for start, length, side in (
-            (params["top"], params["height"], size[0]),
-            (params["left"], params["width"], size[1]),
-        ):
-            canvas = clip(length, side, self._largest_canvas(side))
-            sides.append((0 - clip(start, 0, canvas - side), canvas))
-        (top, height), (left, width) = sides
+        height = clip(params["height"], size[0], self._largest_canvas(size[0]))
+        width = clip(params["width"], size[1], self._largest_canvas(size[1]))
+        top = 0 - clip(params["top"], 0, height - size[0])
+        left = 0 - clip(params["left"], 0, width - size[1])
         return top, left, height, width
 
     def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:

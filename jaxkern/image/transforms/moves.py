@@ -22,20 +22,14 @@ from jaxkern.image.program.program import Code, Step
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """A map of points of each image, and its effect on boxes and keypoints.
-
-    Attributes:
-      forward: maps points f32 [N, P, 2]; points without an image become NaN.
-      used: images in which points move, a bool or bools [N].
-      mirrored: bools, or bools [N], along x and y: keypoints that are pixel indices move by 1 less.
-      crops: True if pixels outside the new image are lost: boxes are clamped to it.
-      within: (top, left, height, width) before the move: boxes centred outside it are lost.
-    """
+    """A map of points f32 [N, P, 2] of each image; points without an image become NaN."""
 
     forward: Callable[[jax.Array], jax.Array]
-    used: Any = True
+    used: Any = True  # images in which points move, a bool or bools [N]
+    # Bools, or bools [N], along x and y: keypoints that are pixel indices move by 1 less.
     mirrored: tuple[Any, Any] = (False, False)
-    crops: bool = True
+    crops: bool = True  # boxes are clamped to the new image
+    # (top, left, height, width) before the move: boxes centred outside it are lost.
     within: tuple[Number, Number, Number, Number] | None = None
 
     def where(self, used: Any) -> Move:
@@ -85,22 +79,17 @@ _WARPS = (Code.WARP, Code.PERSPECTIVE, Code.ELASTIC, Code.TURN)
 
 
 def warps(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps of a program that may warp, restricted to their warps.
-
-    Raises:
-      ValueError: for a program that averages differently warped copies.
-    """
+    """Return the steps of a program that may warp, restricted to their warps."""
     if any(Code.KEEP in static.codes for _, _, static in steps):
         raise ValueError(
             "AugMix averages differently warped copies, in which masks, boxes and keypoints have "
             "no single position; use RandAugment, TrivialAugmentWide or colours instead"
         )
-    new_boxes = []
-    for code, values, static in steps:
-        codes = tuple(each for each in static.codes if each in _WARPS)
-        if codes:
-            new_boxes.append((code, values, dataclasses.replace(static, codes=codes)))
-    return new_boxes
+    return [
+        (code, values, dataclasses.replace(static, codes=codes))
+        for code, values, static in steps
+        if (codes := tuple(each for each in static.codes if each in _WARPS))
+    ]
 
 
 def warped(steps: Sequence[Step], size: tuple[int, int]) -> list[Move]:
@@ -200,10 +189,7 @@ def sane(boxes: jax.Array, size: Sequence[Any], min_size: float, min_area: float
 def moved_boxes(
     boxes: jax.Array, valid: jax.Array, moves: Sequence[Move], size: Sequence[Any]
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the bounding boxes [N, K, 4] of moved corners, in images that then have `size`.
-
-    Also returns which boxes remain valid: bool [N, K].
-    """
+    """Return bounding boxes [N, K, 4] of moved corners in images of `size`, and their validity."""
     for move in moves:
         corners = boxes[..., [0, 1, 2, 1, 2, 3, 0, 3]]
         count, number = boxes.shape[:2]
@@ -215,15 +201,15 @@ def moved_boxes(
             new_boxes = clamped(new_boxes, size)
             remaining = remaining & with_area(new_boxes)
         if move.within is not None:
-            remaining = remaining & _centred(boxes, *move.within)
+            remaining = remaining & centred(boxes, *move.within)
         used = jnp.asarray(move.used).reshape(-1, 1)
         boxes = jnp.where(used[..., None], new_boxes, boxes)
         valid = jnp.where(used, remaining, valid)
     return boxes, valid
 
 
-def _centred(boxes: jax.Array, top: Any, left: Any, height: Any, width: Any) -> Any:
-    """Return which boxes [N, K, 4] have their centre within a box of each image."""
+def centred(boxes: jax.Array, top: Any, left: Any, height: Any, width: Any) -> Any:
+    """Return which boxes [..., K, 4] have their centre within each of N boxes: bool [N, K]."""
     x, y = 0.5 * (boxes[..., 0] + boxes[..., 2]), 0.5 * (boxes[..., 1] + boxes[..., 3])
     top, left, height, width = (of_images(value) for value in (top, left, height, width))
     return (x > left) & (x < left + width) & (y > top) & (y < top + height)
@@ -234,7 +220,6 @@ def overlap(boxes: jax.Array, crops: jax.Array) -> jax.Array:
     first = jnp.maximum(boxes[None, :, :2], crops[:, None, :2])
     last = jnp.minimum(boxes[None, :, 2:], crops[:, None, 2:])
     shared = jnp.prod(jnp.maximum(last - first, 0.0), axis=-1)
-    areas = (jnp.prod(each[:, 2:] - each[:, :2], axis=-1) for each in (boxes, crops))
-    of_boxes, of_crops = areas
+    of_boxes, of_crops = (jnp.prod(x[:, 2:] - x[:, :2], axis=-1) for x in (boxes, crops))
     union = of_boxes[None, :] + of_crops[:, None] - shared
     return jnp.where(union > 0.0, shared / jnp.where(union > 0.0, union, 1.0), 0.0)

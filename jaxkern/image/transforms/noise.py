@@ -1,7 +1,4 @@
-"""Gaussian blur, noise, and elastic warps.
-
-The parameter of an image with noise is a seed. The kernels generate the numbers of its pixels.
-"""
+"""Gaussian blur, noise, and elastic warps."""
 
 from __future__ import annotations
 
@@ -20,8 +17,8 @@ from jaxkern.image.program.program import (
     Code,
     ProgramStep,
     Step,
+    program_step,
     sample_seed,
-    step_values,
     values_with_seed,
 )
 from jaxkern.image.transforms import checks
@@ -61,11 +58,8 @@ class GaussianBlur(Transform):
     def __post_init__(self) -> None:
         kernel = checks.size_pair(self.kernel_size, "kernel_size")
         if not all(size % 2 == 1 and size <= MAX_KERNEL for size in kernel):
-            raise ValueError(
-                checks.unexpected(
-                    "kernel_size", f"odd sizes from 1 to {MAX_KERNEL}", self.kernel_size
-                )
-            )
+            expected = f"odd sizes from 1 to {MAX_KERNEL}"
+            raise ValueError(checks.unexpected("kernel_size", expected, self.kernel_size))
         sigma = self.sigma
         if isinstance(sigma, numbers.Real):
             sigma = (sigma, sigma)
@@ -78,7 +72,6 @@ class GaussianBlur(Transform):
         )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draws one sigma."""
         return {"sigma": uniform_between(jax.random.uniform(key, dtype=jnp.float32), *self.sigma)}
 
     def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
@@ -88,9 +81,7 @@ class GaussianBlur(Transform):
                 f"GaussianBlur(kernel_size={self.kernel_size}): expected images larger than half "
                 f"the kernel, got (height, width) {tuple(size)}"
             )
-        sigma = params["sigma"]
-        static = ProgramStep((Code.BLUR,), kernel=self.kernel_size)
-        return [(np.full(1, Code.BLUR, np.int32), step_values(sigma, sigma), static)]
+        return [program_step(Code.BLUR, *[params["sigma"]] * 2, kernel=self.kernel_size)]
 
 
 _ITERATIONS = 8  # to invert a displacement field
@@ -143,11 +134,9 @@ class GaussianNoise(Transform):
         )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw one seed."""
         return {"seed": sample_seed(key)}
 
     def frame_parameters(self, params: dict[str, Any], frame: Any) -> dict[str, Any]:
-        """Return consecutive seeds for the frames of a clip, starting with its own."""
         first, second = jnp.moveaxis(jnp.asarray(params["seed"], jnp.int32), -1, 0)
         return {"seed": jnp.stack([first, second + frame], axis=-1)}
 
@@ -159,10 +148,11 @@ class GaussianNoise(Transform):
 def _pair(value: Any, name: str, low: float) -> tuple[float, float]:
     """Return (x, y) of a number for both axes, or of a pair."""
     items = (value,) if isinstance(value, numbers.Real) else value
-    if isinstance(items, str) or not isinstance(items, tuple | list | np.ndarray):
-        raise TypeError(checks.unexpected(name, "a number, or (x, y)", value))
+    message = checks.unexpected(name, "a number, or (x, y)", value)
+    if not isinstance(items, tuple | list | np.ndarray):
+        raise TypeError(message)
     if len(items) not in (1, 2):
-        raise ValueError(checks.unexpected(name, "a number, or (x, y)", value))
+        raise ValueError(message)
     result = [_finite(item, name, low) for item in items]
     return (result[0], result[-1])
 
@@ -215,18 +205,15 @@ class ElasticTransform(Transform):
             fill=warp_fill(self.fill),
         )
         if max(self._kernel) > MAX_KERNEL:
-            raise ValueError(
-                f"sigma: expected a kernel of at most {MAX_KERNEL} pixels (a sigma below "
-                f"{MAX_KERNEL // 8}), got {self.sigma!r}, a kernel of {max(self._kernel)}"
-            )
+            expected = f"a kernel of at most {MAX_KERNEL} pixels (a sigma below {MAX_KERNEL // 8})"
+            raise ValueError(checks.unexpected("sigma", expected, self._kernel))
 
     @property
     def _kernel(self) -> tuple[int, int]:
-        sides = [int(8 * each + 1) for each in self.sigma]
-        return (sides[0] + (sides[0] + 1) % 2, sides[1] + (sides[1] + 1) % 2)
+        across, down = (int(8 * each + 1) | 1 for each in self.sigma)
+        return across, down
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw one seed."""
         return {"seed": sample_seed(key)}
 
     def displacement(self, seed: Any, size: tuple[int, int]) -> jax.Array:

@@ -1,8 +1,4 @@
-"""Resizes to one size, or to a different size for each image.
-
-Sizes differ until the next transform that returns one size, as in torchvision. Without one,
-each image is stored at the top left of a canvas of one size.
-"""
+"""Resizes to one size, or to a different size for each image."""
 
 from __future__ import annotations
 
@@ -15,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.core.arguments import check_integer
 from jaxkern.image.chain.axis import clip, is_static, maximum, minimum, scaled
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.chain.plan import MAX_SIZE, Filter
@@ -81,7 +78,6 @@ class Resize(Transform):
             set_fields(self, max_size=limit)
 
     def output_size(self, size: Size) -> Size:
-        """Return (height, width) after resizing an image of `size`."""
         if isinstance(self.size, tuple):
             return self.size
         height, width = size
@@ -123,7 +119,6 @@ class PerImageSize(Transform):
     geometric = True
 
     def output_size(self, size: Size) -> Size:
-        """Return (None, None): the size is unknown before parameters are drawn."""
         return (None, None)
 
     def size_after(self, size: Size, params: dict[str, Any]) -> Size:
@@ -234,7 +229,6 @@ class ScaleJitter(_RandomResize):
         )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw the new size of one image of `size`."""
         low, high = self.scale_range
         height, width = (jnp.asarray(side, jnp.float32) for side in size)
         fit = jnp.minimum(self.target_size[1] / height, self.target_size[0] / width)
@@ -290,14 +284,13 @@ class RandomShortestSize(_RandomResize):
             )
         sizes = np.asarray(sizes).tolist()
         self._checked(
-            min_size=tuple(checks.integer(size, "min_size", 1, 2**24) for size in sizes),
+            min_size=tuple(check_integer("min_size", size, 1, MAX_SIZE) for size in sizes),
             max_size=None
             if self.max_size is None
-            else checks.integer(self.max_size, "max_size", 1, 2**24),
+            else check_integer("max_size", self.max_size, 1, MAX_SIZE),
         )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw the new size of one image of `size`."""
         index = uniform_below(jax.random.uniform(key, dtype=jnp.float32), len(self.min_size))
         shortest = jnp.asarray(self.min_size, jnp.int32)[index]
         sides = fitted_sizes(*size, shortest, longest=self.max_size).astype(jnp.int32)

@@ -89,10 +89,7 @@ class Transform:
           The new image, of the same shape. For uint8 images it is clamped to 0 to 1 and rounded to
           the nearest level.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} must implement transform(image, params), or set kind and "
-            "implement the method of that kind"
-        )
+        raise NotImplementedError(f"{self!r} must implement transform(image, params), or set kind")
 
     def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
         """Return the steps on images of `size`, in order: the method of the kind "program".
@@ -100,7 +97,7 @@ class Transform:
         Args:
           params: parameters of the whole batch, arrays [N, ...] or [1, ...].
         """
-        raise NotImplementedError(f"{type(self).__name__} must implement program(params, size)")
+        raise NotImplementedError(f"{self!r} must implement program(params, size)")
 
     def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         """Add the transform to a chain: the method of the kind "chain".
@@ -168,6 +165,7 @@ def set_fields(instance: Any, **fields: Any) -> None:
 
 
 TRIES = 10  # of the rejection loops, as in torchvision
+BOX = dict.fromkeys(("top", "left", "height", "width"), "int")  # kinds of its parameters
 
 
 def uniform_between(fraction: Any, low: float, high: float) -> jax.Array:

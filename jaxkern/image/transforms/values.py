@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.image.chain.fold import ChainBuilder
-from jaxkern.image.chain.plan import Dtype, dtype_code
+from jaxkern.image.chain.fold import ChainBuilder, clip_box
+from jaxkern.image.chain.plan import checked_dtype
 from jaxkern.image.program.program import (
     Code,
     ProgramStep,
@@ -22,6 +22,7 @@ from jaxkern.image.program.program import (
 )
 from jaxkern.image.transforms import checks
 from jaxkern.image.transforms.transform import (
+    BOX,
     TRIES,
     Kind,
     Size,
@@ -61,10 +62,7 @@ class ToDtype(Transform):
             dtype = np.dtype(self.dtype)
         except TypeError as error:
             raise TypeError(checks.unexpected("dtype", "a dtype", self.dtype)) from error
-        if dtype_code(dtype) is None:
-            raise TypeError(
-                f"dtype: expected uint8, float16, bfloat16 or float32, got {dtype.name}"
-            )
+        checked_dtype(dtype)
         set_fields(self, dtype=dtype, scale=bool(self.scale))
 
     def __repr__(self) -> str:
@@ -72,11 +70,10 @@ class ToDtype(Transform):
 
     @property
     def linear(self) -> bool:  # type: ignore[override]
-        """True except for uint8, which rounds."""
-        return dtype_code(self.dtype) is not Dtype.U8
+        return self.dtype != np.uint8  # type: ignore[no-any-return]
 
     def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
-        if dtype_code(self.dtype) is Dtype.U8:
+        if self.dtype == np.uint8:
             chain.to_u8(self.scale)
         else:
             chain.to_float(self.scale)
@@ -149,9 +146,7 @@ class RandomErasing(Transform):
 
     @property
     def parameters(self) -> dict[str, str]:  # type: ignore[override]
-        """The box, a flag to erase it, and the seed of noise."""
-        box = dict.fromkeys(("top", "left", "height", "width"), "int")
-        return {**box, "erase": "bool", **({"seed": "int[2]"} if self._random else {})}
+        return {**BOX, "erase": "bool", **({"seed": "int[2]"} if self._random else {})}
 
     @property
     def kind(self) -> Kind:  # type: ignore[override]
@@ -179,7 +174,6 @@ class RandomErasing(Transform):
         )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw one box within an image of `size`, and if it is erased."""
         height, width = (jnp.asarray(side, jnp.int32) for side in size)
         fractions = jax.random.uniform(key, (TRIES + 2, 2), jnp.float32)
         tried_h, tried_w = sample_box_sizes(fractions[:TRIES], size, self.scale, self.ratio)
@@ -210,7 +204,7 @@ class RandomErasing(Transform):
                 "value: expected numbers, since they are static in a program, got a traced array"
             )
         seed = params["seed"] if self._random else np.zeros((1, 2), np.int32)
-        box = (params[name] for name in ("top", "left", "height", "width"))
+        box = (params[name] for name in BOX)
         fill = (math.nan,) if self._random else self.value
         static = ProgramStep((Code.ERASE,), fill=fill)
         return [(codes_where(params["erase"], Code.ERASE), values_with_seed(seed, *box), static)]
@@ -246,7 +240,6 @@ class MixUp(_Mix):
     parameters: ClassVar[dict[str, str]] = {"lam": "float"}
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw one lam."""
         return {"lam": jax.random.beta(key, self.alpha, self.alpha, dtype=jnp.float32)}
 
     def mixture(self, params: dict[str, Any], size: tuple[int, int]) -> tuple[Any, Any, Any]:
@@ -274,11 +267,10 @@ class CutMix(_Mix):
 
     parameters: ClassVar[dict[str, str]] = {
         "lam": "float",
-        **dict.fromkeys(("top", "left", "height", "width"), "int"),
+        **BOX,
     }
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw one box, clipped to an image of `size`, and its lam."""
         beta_key, place_key = jax.random.split(key)
         lam = jax.random.beta(beta_key, self.alpha, self.alpha, dtype=jnp.float32)
         fractions = jax.random.uniform(place_key, (2,), jnp.float32)
@@ -294,20 +286,11 @@ class CutMix(_Mix):
         return {"lam": 1.0 - share, "top": top, "left": left, "height": height, "width": width}
 
     def mixture(self, params: dict[str, Any], size: tuple[int, int]) -> tuple[Any, Any, Any]:
-        parts = []
-        for start, length, side in (
-            (params["top"], params["height"], size[0]),
-            (params["left"], params["width"], size[1]),
-        ):
-            start, length = jnp.atleast_1d(start), jnp.atleast_1d(length)
-            first = jnp.clip(start, 0, side)
-            # Start and length are not added if both are positive: the sum may leave int32.
-            inside = jnp.minimum(start, 0) + jnp.maximum(length, 0)
-            parts.append((first, jnp.clip(inside, 0, side - first)))
-        (top, height), (left, width) = parts
+        top, left, height, width = (jnp.atleast_1d(params[name]) for name in BOX)
+        top, left, height, width = clip_box((top, left, height, width), size)
         share = _share(height, width, size)
-        box = jnp.stack(jnp.broadcast_arrays(top, left, height, width), axis=-1)
-        return np.ones(1, np.float32), box.astype(jnp.int32), 1.0 - share
+        clipped = jnp.stack(jnp.broadcast_arrays(top, left, height, width), axis=-1)
+        return np.ones(1, np.float32), clipped.astype(jnp.int32), 1.0 - share
 
 
 def _share(height: Any, width: Any, size: tuple[int, int]) -> Any:

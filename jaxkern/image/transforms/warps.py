@@ -77,18 +77,15 @@ def warp_fill(value: Any) -> tuple[float, ...] | None:
     return None if value is None else checks.per_channel(value, "fill")
 
 
-@dataclasses.dataclass(frozen=True)
 class _Warp(Transform):
     kind: ClassVar[Kind] = "program"
     geometric = True
+    interpolation: str
+    fill: Any
 
     def _warped(self, coefficients: Any, changed: Any = True, code: Code = Code.WARP) -> list[Step]:
-        fill = self.fill  # type: ignore[attr-defined]
-        static = ProgramStep(
-            (code,),
-            interpolation=self.interpolation,  # type: ignore[attr-defined]
-            fill=NO_FILL if fill is None else fill,
-        )
+        fill = NO_FILL if self.fill is None else self.fill
+        static = ProgramStep((code,), self.interpolation, fill=fill)
         return [(codes_where(changed, code), coefficients, static)]
 
 
@@ -132,16 +129,14 @@ class RandomRotation(_Warp):
         )
         if self.expand and self.degrees[0] != self.degrees[1]:
             raise ValueError(
-                f"degrees: expected one angle, (a, a), with expand=True, got {self.degrees}, for "
-                "which sizes depend on the angle; put a Pad before the rotation to keep the corners"
+                f"degrees: expected one angle, (a, a), with expand=True, got {self.degrees}; put a "
+                "Pad before the rotation to keep the corners"
             )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw one angle."""
         return {"angle": uniform_between(jax.random.uniform(key, dtype=jnp.float32), *self.degrees)}
 
     def output_size(self, size: Size) -> Size:
-        """Return the size of the rotated image with `expand`, else `size`."""
         if not self.expand:
             return size
         height, width = size
@@ -168,11 +163,8 @@ class RandomRotation(_Warp):
         out = self.output_size(size)
         # The centre maps to the centre.
         margin = np.asarray([out[1] - size[1], out[0] - size[0]], np.float32) / 2
-
-        def shifted(move: Move) -> Move:
-            return dataclasses.replace(move, forward=lambda points: move.forward(points) + margin)
-
-        return [shifted(move) for move in moves]
+        (move,) = moves
+        return [dataclasses.replace(move, forward=lambda points: move.forward(points) + margin)]
 
     def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
         return self._warped(self._coefficients(params, size))
@@ -195,15 +187,11 @@ class _ExpandedRotation(_Warp):
         coefficients = self.rotation._coefficients(params, self.size)
         c = [coefficients[:, k] for k in range(6)]
         # Relative to the centre of the canvas, not of the output.
-        down, across = (
-            (canvas_side - side) / 2 for canvas_side, side in zip(size, self.output, strict=True)
-        )
+        down, across = ((size[k] - self.output[k]) / 2 for k in range(2))
         c[2] = c[2] + (c[0] * across + c[1] * down)
         c[5] = c[5] + (c[3] * across + c[4] * down)
         values = step_values(*c, self.size[1], self.size[0])
-        ((_, _, static),) = self.rotation._warped(coefficients)
-        static = dataclasses.replace(static, codes=(Code.TURN,))
-        return [(np.full(1, Code.TURN, np.int32), values, static)]
+        return self.rotation._warped(values, code=Code.TURN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,7 +249,6 @@ class RandomAffine(_Warp):
         )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw one angle, shift, scale and shear for an image of `size`."""
         fraction = jax.random.uniform(key, (6,), jnp.float32)
         height, width = (jnp.asarray(side, jnp.float32) for side in size)
         share_x, share_y = self.translate or (0.0, 0.0)
@@ -318,7 +305,6 @@ class RandomPerspective(_Warp):
         )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        """Draw the new positions of the four corners of one image."""
         apply_key, corner_key = jax.random.split(key)
         fraction = jax.random.uniform(corner_key, (4, 2), jnp.float32)
         sides = jnp.stack([jnp.asarray(side, jnp.int32) for side in (size[1], size[0])])

@@ -11,12 +11,11 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 
 from jaxkern.core.paths import publish
-from jaxkern.pipeline.packing.records import PackedRecord, Stored, sizes
 from jaxkern.pipeline.sources.packed.layout import (
     PAGE,
     PackedField,
@@ -33,6 +32,18 @@ _CRC = struct.Struct("<I")
 # A kill loses at most the data since the last step.
 _STEP_BYTES = 1 << 26
 _STEP_SECONDS = 5.0
+
+
+class Stored(NamedTuple):
+    """Data of a record's field that are stored outside the index."""
+
+    data: Any  # bytes-like
+    shape: tuple[int, ...]
+    crc32: int
+
+
+#: a record: field -> its value in a column, or stored data
+PackedRecord = dict[str, np.ndarray | Stored]
 
 
 class PackedWriter:
@@ -95,7 +106,6 @@ class PackedWriter:
         return self._at[0]
 
     def _resume(self, purpose: bytes) -> None:
-        """Resume an existing part of the same purpose, or start from the beginning."""
         end = self._replay(self._journal.read(), purpose)
         done, cursor = self._at
         self._file.truncate(cursor if done else 0)
@@ -109,7 +119,6 @@ class PackedWriter:
             self._journal.flush()
 
     def _replay(self, journal: bytes, purpose: bytes) -> int:
-        """Replay the valid steps of a journal; return the end of the last one."""
         if not journal.startswith(purpose):
             return 0
         written = os.fstat(self._file.fileno()).st_size
@@ -136,7 +145,8 @@ class PackedWriter:
     def write(self, record: PackedRecord) -> None:
         """Write the next record."""
         done, at = self._at
-        offsets, end = layout(list(sizes(record)), at)
+        stored = [value for value in record.values() if isinstance(value, Stored)]
+        offsets, end = layout([len(value.data) for value in stored], at)
         remaining_offsets = iter(offsets)
         for name, value in record.items():
             columns = self._columns[name]

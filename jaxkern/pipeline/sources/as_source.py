@@ -9,36 +9,39 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from jaxkern.pipeline.sources import formats
 from jaxkern.pipeline.sources.files import suffix_of
-from jaxkern.pipeline.sources.hdf5 import HDF5Source
+from jaxkern.pipeline.sources.formats.arrow import ArrowSource, ParquetSource
+from jaxkern.pipeline.sources.formats.huggingface import huggingface_source
+from jaxkern.pipeline.sources.formats.record_files import ArrayRecordSource, TFRecordSource
+from jaxkern.pipeline.sources.formats.webdataset import WebDatasetSource
 from jaxkern.pipeline.sources.images.fields import ImageColumn
 from jaxkern.pipeline.sources.images.sources import EncodedSource
 from jaxkern.pipeline.sources.packed.layout import SUFFIX
 from jaxkern.pipeline.sources.packed.source import PackedSource
 from jaxkern.pipeline.sources.source import ArraySource, BatchSource, RecordSource
+from jaxkern.pipeline.sources.stored_arrays import HDF5Source, ZarrSource
 
 #: path suffix -> source class
 SUFFIXES: dict[str, Callable[[Any], BatchSource]] = {
-    ".array_record": formats.ArrayRecordSource,
-    ".arrayrecord": formats.ArrayRecordSource,
-    ".arrow": formats.ArrowSource,
-    ".feather": formats.ArrowSource,
-    ".parquet": formats.ParquetSource,
-    ".tar": formats.WebDatasetSource,
-    ".tfrecord": formats.TFRecordSource,
-    ".tfrecords": formats.TFRecordSource,
-    ".zarr": formats.ZarrSource,
+    ".array_record": ArrayRecordSource,
+    ".arrayrecord": ArrayRecordSource,
+    ".arrow": ArrowSource,
+    ".feather": ArrowSource,
+    ".parquet": ParquetSource,
+    ".tar": WebDatasetSource,
+    ".tfrecord": TFRecordSource,
+    ".tfrecords": TFRecordSource,
+    ".zarr": ZarrSource,
     SUFFIX: PackedSource,
 }
 #: (package, class name) of an object -> source class
 _OBJECTS: dict[tuple[str, str], Callable[[Any], BatchSource]] = {
-    ("datasets", "Dataset"): formats.huggingface_source,
-    ("datasets", "DatasetDict"): formats.huggingface_source,
-    ("datasets", "IterableDataset"): formats.huggingface_source,
-    ("pyarrow", "Table"): formats.ArrowSource,
-    ("zarr", "Array"): formats.ZarrSource,
-    ("zarr", "Group"): formats.ZarrSource,
+    ("datasets", "Dataset"): huggingface_source,
+    ("datasets", "DatasetDict"): huggingface_source,
+    ("datasets", "IterableDataset"): huggingface_source,
+    ("pyarrow", "Table"): ArrowSource,
+    ("zarr", "Array"): ZarrSource,
+    ("zarr", "Group"): ZarrSource,
 }
 
 
@@ -75,25 +78,21 @@ def as_source(source: Any) -> BatchSource:
             "{'x': 'x.npy'}"
         )
     if isinstance(source, np.ndarray | jax.Array):
-        raise TypeError(
-            f"source is an array of shape {source.shape}; expected a dict such as {{'x': array}}"
-        )
-    if isinstance(source, Iterable) and not isinstance(source, RandomAccessSource):
+        raise TypeError(f"source is an array {source.shape}; expected a dict, {{'x': array}}")
+    if isinstance(source, RandomAccessSource):
+        return RecordSource(source)
+    if isinstance(source, Iterable):
         raise TypeError(
             f"source is {source!r:.80}, which has no len() and [i]; jaxkern.from_stream reads "
             "iterables, preferably from a function that opens one for each epoch"
         )
-    if not isinstance(source, RandomAccessSource):
-        raise TypeError(
-            f"source is {source!r:.80}; expected a dict of arrays, the path of a file, or an "
-            "object with len() and [i] that returns dicts; jaxkern.pipeline has ArraySource, "
-            "HDF5Source and ImageFolder; jaxkern.from_stream accepts a function that opens a stream"
-        )
-    return RecordSource(source)
+    raise TypeError(
+        f"source is {source!r:.80}; expected a dict of arrays, a path, or an object with len() and "
+        "[i] that returns dicts; jaxkern.from_stream accepts a function that opens a stream"
+    )
 
 
 def _path_of(source: Any) -> str | os.PathLike[str] | None:
-    """Return the path, or the first of a list of paths."""
     first = source[0] if isinstance(source, list | tuple) and source else source
     return first if isinstance(first, str | os.PathLike) else None
 

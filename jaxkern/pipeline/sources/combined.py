@@ -59,14 +59,12 @@ class FieldChecker:
                 if left.get(name) != right.get(name)
             ]
             raise ValueError(
-                f"the inputs of {self._what} differ: {'; '.join(differences)}; expected equal "
-                "fields, shapes and dtypes: transform one input before; for images of different "
-                "sizes set the same max_size"
+                f"the inputs of {self._what} differ: {'; '.join(differences)}; transform one input "
+                "before, or for images of different sizes set the same max_size"
             )
 
 
 def _describe_fields(data: Data) -> dict[str, str]:
-    """Return field name -> description of shape and dtype."""
     leaves = jax.tree_util.tree_flatten_with_path(data, is_leaf=row.is_ragged)[0]
     return {jax.tree_util.keystr(path): _kind(value) for path, value in leaves}
 
@@ -86,7 +84,20 @@ def _fields_key(data: Data) -> Any:
     ]
 
 
-class JoinedSource(BatchSource):
+class CombinedSource(BatchSource):
+    """Base class of sources made of several sources."""
+
+    def __init__(self, sources: Sequence[BatchSource]) -> None:
+        self.sources = tuple(sources)
+        self.fresh = all(source.fresh for source in self.sources)
+        masks = any(source.on_bad_record == "mask" for source in self.sources)
+        self.on_bad_record = "mask" if masks else "raise"
+
+    def remarks(self) -> Sequence[str]:
+        return tuple(remark for source in self.sources for remark in source.remarks())
+
+
+class JoinedSource(CombinedSource):
     """Concatenation of sources with equal fields, possibly repeated.
 
     Args:
@@ -98,13 +109,10 @@ class JoinedSource(BatchSource):
     def __init__(
         self, sources: Sequence[BatchSource], numbers: Sequence[int], what: str = "concat"
     ) -> None:
-        self.sources = tuple(sources)
+        super().__init__(sources)
         self._ends = np.cumsum(numbers, dtype=np.int64)
         self._starts = self._ends - np.asarray(numbers, np.int64)
         self._fields = FieldChecker(what)
-        self.fresh = all(source.fresh for source in self.sources)
-        masks = any(source.on_bad_record == "mask" for source in self.sources)
-        self.on_bad_record = "mask" if masks else "raise"
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -116,40 +124,29 @@ class JoinedSource(BatchSource):
         return " + ".join(source.describe() for source in self.sources)
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """Return the rows of records; each source is read once."""
-        arrays = self._arrays
-        if arrays is not None:
-            return self._rows_of_arrays(arrays, records, out)
+        if self._arrays is not None:
+            return self._rows_of_arrays(self._arrays, records, out)
         pieces = list(self._split(records))
         if len(pieces) == 1:
             source, inner, _ = pieces[0]
             data = self.sources[source].gather(inner, out)
             self._fields.check((source, data))
             return data
-        parts = []
-        for source, inner, positions in pieces:
-            data = self.sources[source].gather(inner)
-            parts.append((data, slice(None), positions))
-        self._fields.check(
-            *((piece[0], part[0]) for piece, part in zip(pieces, parts, strict=True))
-        )
+        batches = [self.sources[source].gather(inner) for source, inner, _ in pieces]
+        self._fields.check(*zip([source for source, _, _ in pieces], batches, strict=True))
+        parts = [(data, slice(None), k) for data, (_, _, k) in zip(batches, pieces, strict=True)]
         return row.scattered(parts, len(records), out)
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
-        """Return the shapes if they are equal for all sources."""
         first, *others = (source.batch_spec(count, image_side) for source in self.sources)
         return first if all(other == first for other in others) else None
 
     @functools.cached_property
     def _arrays(self) -> list[Mapping[str, np.ndarray]] | None:
-        """Return the arrays of all sources; None if one has other fields or is repeated."""
-        plain = [
-            source.row_arrays() if isinstance(source, ArraySource) else None
-            for source in self.sources
-        ]
+        plain = [each.row_arrays() for each in self.sources if isinstance(each, ArraySource)]
         parts = [arrays for arrays in plain if arrays is not None]
         lengths = np.cumsum([len(source) for source in self.sources])
-        if len(parts) < len(plain) or not np.array_equal(lengths, self._ends):
+        if len(parts) < len(self.sources) or not np.array_equal(lengths, self._ends):
             return None
         self._fields.check(*((number, dict(arrays)) for number, arrays in enumerate(parts)))
         return parts
@@ -171,7 +168,6 @@ class JoinedSource(BatchSource):
         return data
 
     def _split(self, records: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yield (source, its records, their positions in `records`)."""
         inner = records % self._ends[-1]
         sources = np.searchsorted(self._ends, inner, side="right")
         for source in np.flatnonzero(np.bincount(sources)).tolist():
@@ -182,11 +178,7 @@ class JoinedSource(BatchSource):
         for source, inner, _ in self._split(records):
             self.sources[source].check(inner)
 
-    def remarks(self) -> Sequence[str]:
-        return tuple(remark for source in self.sources for remark in source.remarks())
-
     def row_parts(self) -> list[Mapping[str, np.ndarray]] | None:
-        """Return the parts of all sources; None if one must decode images in `gather`."""
         all_parts: list[Mapping[str, np.ndarray]] = []
         for source in self.sources:
             parts = source.row_parts()
@@ -197,7 +189,6 @@ class JoinedSource(BatchSource):
         return None if encoded and not self.encoded_images() else all_parts
 
     def rows_of(self, records: np.ndarray) -> np.ndarray:
-        """Return the rows, offset by those of earlier sources."""
         rows = np.empty(len(records), np.int64)
         starts = np.cumsum([0, *(_rows_in(source) for source in self.sources)])
         for source, inner, positions in self._split(records):
@@ -205,18 +196,16 @@ class JoinedSource(BatchSource):
         return rows
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
-        """Return the images of all sources if they have one format and equal options."""
         parts = [source.encoded_images() for source in self.sources]
         if not all(each.keys() == parts[0].keys() for each in parts):
             return {}
-        images = {name: _concatenate([each[name] for each in parts]) for name in parts[0]}
-        if any(value is None for value in images.values()):
-            return {}
-        return {
-            name: dataclasses.replace(value, rows_of=self.rows_of)
-            for name, value in images.items()
-            if value is not None
-        }
+        images: dict[str, EncodedImages] = {}
+        for name in parts[0]:
+            joined = _concatenate([each[name] for each in parts])
+            if joined is None:
+                return {}
+            images[name] = dataclasses.replace(joined, rows_of=self.rows_of)
+        return images
 
 
 def _rows_in(source: BatchSource) -> int:
@@ -226,27 +215,24 @@ def _rows_in(source: BatchSource) -> int:
 
 
 def _concatenate(images: Sequence[EncodedImages]) -> EncodedImages | None:
-    first = images[0]
-    kinds = {
-        (each.in_files, each.codec, each.channels, each.max_pixels, each.scaled) for each in images
-    }
-    if len(kinds) > 1:
+    options = ("in_files", "codec", "channels", "max_pixels", "scaled")
+    if len({tuple(getattr(each, name) for name in options) for each in images}) > 1:
         return None
     if len(images) == 1:
-        return first
+        return images[0]
     places, blobs = [], 0
     for each in images:
         places.append(each.place + np.array([blobs, 0, 0]))
         blobs += len(each.blobs)
     return dataclasses.replace(
-        first,
+        images[0],
         blobs=tuple(blob for each in images for blob in each.blobs),
         place=np.concatenate(places),
         size=np.concatenate([each.size for each in images]),
     )
 
 
-class ZippedSource(BatchSource):
+class ZippedSource(CombinedSource):
     """Source whose record i combines records i of several sources; its length is the shortest.
 
     Args:
@@ -256,11 +242,8 @@ class ZippedSource(BatchSource):
     """
 
     def __init__(self, sources: Sequence[BatchSource], names: Sequence[str] | None = None) -> None:
-        self.sources = tuple(sources)
+        super().__init__(sources)
         self.names = names
-        self.fresh = all(source.fresh for source in self.sources)
-        masks = any(source.on_bad_record == "mask" for source in self.sources)
-        self.on_bad_record = "mask" if masks else "raise"
 
     def __len__(self) -> int:
         return min(len(source) for source in self.sources)
@@ -278,18 +261,13 @@ class ZippedSource(BatchSource):
         return merge_fields(known, self.names) if len(known) == len(specs) else None
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """Return the merged rows of all sources."""
         return merge_fields([source.gather(records) for source in self.sources], self.names)
 
     def check(self, records: np.ndarray) -> None:
         for source in self.sources:
             source.check(records)
 
-    def remarks(self) -> Sequence[str]:
-        return tuple(remark for source in self.sources for remark in source.remarks())
-
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        """Return the arrays of all sources, unless they are nested."""
         parts = [source.row_arrays() for source in self.sources]
         if self.names is not None or any(each is None for each in parts):
             return None
@@ -297,7 +275,6 @@ class ZippedSource(BatchSource):
         return {name: array[: len(self)] for name, array in arrays.items()}
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
-        """Return the images of all sources, unless they are nested."""
         if self.names is not None:
             return {}
         fields = merge_fields([dict(source.encoded_images()) for source in self.sources], None)
@@ -317,8 +294,8 @@ def merge_fields(batches: Sequence[Data], names: Sequence[str] | None) -> Data:
     for number, batch in enumerate(batches):
         if repeated := sorted(fields.keys() & batch.keys()):
             raise ValueError(
-                f"field {repeated[0]!r} is in input {number} of zip and in an earlier one; rename "
-                "it, or name the inputs: jk.zip({'a': first, 'b': second})"
+                f"field {repeated[0]!r} is in input {number} of zip and in an earlier one; name "
+                "the inputs: jk.zip({'a': first, 'b': second})"
             )
         fields |= batch
     return fields
@@ -361,7 +338,6 @@ class Subset(BatchSource):
         return f"Subset({len(self)} of {self.source!r})"
 
     def describe(self) -> str:
-        """Include the indices: another split is another source."""
         return f"Subset#{self._digest}({self.source.describe()})"
 
     @functools.cached_property
@@ -369,7 +345,6 @@ class Subset(BatchSource):
         return f"{zlib.crc32(self.indices.tobytes()):08x}"
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """Return the source's batch of the selected records."""
         return self.source.gather(self.indices[records], out)
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
@@ -378,7 +353,6 @@ class Subset(BatchSource):
         return self.source.batch_spec(count, image_side)
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
-        """Return the images of the selected records."""
         if type(self).gather is not Subset.gather:
             return {}
         return {

@@ -70,7 +70,6 @@ def _match(path: str, suffixes: Sequence[str], what: str) -> list[Path]:
 
 
 def _expand_braces(pattern: str) -> Iterator[str]:
-    """Return the names of a pattern with ``{000..003}`` or ``{a,b}``."""
     pieces = re.split(r"(\{[^{}]*\})", pattern)
     choices = [_choices(piece) if piece.startswith("{") else [piece] for piece in pieces]
     count = 1

@@ -178,7 +178,6 @@ class ArraySource(BatchSource):
         return f"ArraySource({', '.join(self.arrays)}; {len(self)} records)"
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
-        """Return the shapes of the arrays, unless a subclass overrides `gather`."""
         if type(self).gather is not ArraySource.gather:
             return None
         return {
@@ -187,11 +186,9 @@ class ArraySource(BatchSource):
         }
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        """Return the arrays, unless a subclass overrides `gather`."""
         return self.arrays if type(self).gather is ArraySource.gather else None
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """Return the rows of records, with one vectorized copy per field."""
         check_records(records, len(self))
         for name, array in self.arrays.items():
             check_mapped(f"field {name!r}", array)
@@ -246,9 +243,8 @@ def check_numeric(array: np.ndarray, what: str) -> None:
     # NumPy's kind of JAX's dtypes, such as bfloat16, is void, but they are registered.
     if dtype.kind in "OSUMm" or (dtype.kind == "V" and dtype.isbuiltin != 2):
         raise TypeError(
-            f"{what} has dtype {dtype}; expected numbers or bools: decode strings, bytes and dates "
-            "in the source, make each column of a table a field, and use jaxkern.pipeline.Encoded "
-            "for a list of encoded images and EncodedRecords for records with them"
+            f"{what} has dtype {dtype}; expected numbers or bools: use jaxkern.pipeline.Encoded "
+            "for encoded images, EncodedRecords for records with them, decode other values before"
         )
     try:
         canonical(np.empty(0, dtype))
@@ -273,7 +269,6 @@ class RecordSource(BatchSource):
         return f"{type(self.source).__name__}({len(self)} records)"
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """Return the stacked records."""
         rows = [self._record(record) for record in records.tolist()]
         return stack_records(rows, records.tolist(), repr(self), out)
 
@@ -327,14 +322,9 @@ def stack_records(
                     "resize in the source, or use jaxkern.pipeline.ImageFolder"
                 )
         target = None if out is None else out.get(name)
-        dtype = np.result_type(*values)
-        if _matches(target, values[0].shape, dtype):
-            np.stack(values, out=target, casting="same_kind")
-            result[name] = target
+        kind = values[0].shape, canonical_dtype(np.result_type(*values))
+        if target is not None and (target.shape[1:], target.dtype) == kind:
+            result[name] = np.stack(values, out=target, casting="same_kind")
         else:  # the shape or dtype differs from that of the first batch
             result[name] = canonical(np.stack(values))
     return result
-
-
-def _matches(array: np.ndarray | None, shape: tuple[int, ...], dtype: np.dtype) -> bool:
-    return array is not None and array.shape[1:] == shape and array.dtype == canonical_dtype(dtype)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sources.source import BatchSource
+from jaxkern.pipeline.sources.source import BatchSource, check_records
 from jaxkern.tokens import Documents, padded_rows
 
 
@@ -70,11 +70,7 @@ class TokenSource(BatchSource):
         return f"TokenSource({fields}; {first} to {last}, at most {self.documents.max_length})"
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """Return documents, one per row."""
-        if records.size and not (records.min() >= 0 and records.max() < len(self)):
-            raise IndexError(
-                f"records {records.min()} to {records.max()} are out of range for {len(self)}"
-            )
+        check_records(records, len(self))
         self.documents.check_files()
         begins, lengths = self.documents.places(records)
         rows = padded_rows(begins, lengths, self.width, self.documents.fields, self.pad_id, out)

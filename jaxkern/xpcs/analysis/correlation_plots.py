@@ -103,11 +103,11 @@ def plot_g2(
     unit = "frames" if result.tau is None else "s"
     angles = None if result.phi is None else np.unique(result.phi[[k for r in shown for k in r]])
     drawn: dict[str, Any] = {}
-    for place, axes in enumerate(grid.ravel()):
-        if place >= len(shown):
+    for panel, axes in enumerate(grid.ravel()):
+        if panel >= len(shown):
             axes.set_axis_off()
             continue
-        members = shown[place]
+        members = shown[panel]
         for number, k in enumerate(members):
             finite = np.isfinite(result.g2[:, k])
             error = np.nan_to_num(result.g2_err[finite, k])
@@ -127,9 +127,9 @@ def plot_g2(
             )
         axes.set_xscale("log")
         axes.set_title(_ring_label(result, members), fontsize=8)
-        bottom = place + columns >= len(shown)
+        bottom = panel + columns >= len(shown)
         axes.tick_params(labelbottom=bottom)
-        label_axes(axes, f"delay ({unit})" if bottom else "", "" if place % columns else "g2")
+        label_axes(axes, f"delay ({unit})" if bottom else "", "" if panel % columns else "g2")
     if angles is not None and len(angles) > 1:
         assert result.phi is not None
         by_angle = {float(result.phi[k]): _angle_label(result, k) for r in shown for k in r}
@@ -177,13 +177,13 @@ def plot_twotime(
     step, unit = _time_unit(result.frame_time)
     aged = str(result.config.get("form", "full")).find("age-lag") >= 0
     names = ("lag", "age") if aged else ("t2", "t1")
-    for place in range(lines * columns):
-        above, below = grid[2 * (place // columns) : 2 * (place // columns) + 2, place % columns]
-        if place >= len(chosen):
+    for panel in range(lines * columns):
+        above, below = grid[2 * (panel // columns) : 2 * (panel // columns) + 2, panel % columns]
+        if panel >= len(chosen):
             above.set_axis_off()
             below.set_axis_off()
             continue
-        k = chosen[place]
+        k = chosen[panel]
         _draw_map(figure, above, result, k, step, aged)
         above.set_title(_bin_label(result, k), fontsize=8)
         label_axes(above, f"{names[0]} ({unit})", f"{names[1]} ({unit})")
@@ -196,9 +196,9 @@ def plot_twotime(
             below.plot(np.arange(1, len(part) + 1) * step, part, lw=0.7, color=colour, label=name)
         if len(lag) > 1:
             below.set_xscale("log")
-        if place == 0:
+        if panel == 0:
             below.legend(fontsize=6, frameon=False, loc="upper right", ncols=2)
-        label_axes(below, f"lag ({unit})", "" if place % columns else "g2")
+        label_axes(below, f"lag ({unit})", "" if panel % columns else "g2")
     return save_figure(figure, path, dpi)
 
 

@@ -79,9 +79,7 @@ def open_engine(
             raise ValueError("scheduler, workers: expected None for a client as engine")
         return contextlib.nullcontext(partial(_on_workers, engine))
     if not isinstance(engine, str):
-        raise TypeError(
-            f'engine: expected None, "dask" or a distributed.Client, got {engine!r:.80}'
-        )
+        raise TypeError(f'engine: expected None, "dask" or a Client, got {engine!r:.80}')
     if workers is not None:
         check_integer("workers", workers, 1)
         if scheduler is not None:

@@ -112,8 +112,7 @@ def file_tasks(
             )
         if output.resolve() in inputs:
             raise ValueError(
-                f"folder: {output}, the results of {path}, is also an input file; use another "
-                "folder"
+                f"folder: {output}, results of {path}, is also an input file; use another folder"
             )
         file_plots = None if plots is None else home_path(plots).absolute() / stem
         tasks[output] = FileTask(path.absolute(), output, file_plots, plot_all)
@@ -435,9 +434,7 @@ def _engine(
     except ModuleNotFoundError as error:
         if error.name not in ("dask", "distributed"):
             raise
-        raise ImportError(
-            "engine=\"dask\" requires dask.distributed; run pip install 'jaxkern[dask]'"
-        ) from error
+        raise ImportError("dask.distributed is required: pip install 'jaxkern[dask]'") from error
     return dask_engine.open_engine(engine, scheduler, workers)
 
 

@@ -131,10 +131,7 @@ def _pyarrow(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ImportError(
-            "pyarrow is required to write Parquet; run pip install 'jaxkern[parquet]', or use "
-            "the suffix .csv"
-        ) from error
+        raise ImportError("Parquet requires pip install 'jaxkern[parquet]'; or use .csv") from error
 
 
 def table_text(rows: Sequence[Row], most: int = 20) -> str:

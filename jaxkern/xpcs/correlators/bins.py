@@ -24,8 +24,7 @@ class BinLabels:
         unique = np.unique(chosen)
         if chosen.ndim != 1 or not np.isin(chosen, every).all() or len(unique) != len(chosen):
             raise ValueError(
-                f"bins: expected different dynamic bins from 1 to {qmap.n_dynamic}, got "
-                f"{bins!r:.80}"
+                f"bins: expected different bins from 1 to {qmap.n_dynamic}, got {bins!r:.80}"
             )
         self.bins: NDArray[np.int64] = chosen.astype(np.int64)
         index = self.bins - 1

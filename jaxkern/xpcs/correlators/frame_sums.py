@@ -121,10 +121,7 @@ def intensity_limits(cut: Any) -> Limits | None:
     if cut is None:
         return None
     if not isinstance(cut, tuple | list) or len(cut) != 2:
-        raise ValueError(
-            "intensity_cut: expected (low, high), factors of the counts of the median frame or "
-            f"None, got {cut!r:.80}"
-        )
+        raise ValueError(f"intensity_cut: expected (low, high) or None, got {cut!r:.80}")
     low = 0.0 if cut[0] is None else check_number("intensity_cut's low", cut[0], 0)
     high = np.inf if cut[1] is None else check_number("intensity_cut's high", cut[1], low)
     return low, high

@@ -52,24 +52,16 @@ def pair_numbers(n_frames: int, dpl: int) -> NDArray[np.int64]:
     return np.array([(n_frames >> level) - t for level, t in _levels(n_frames, dpl)], np.int64)
 
 
-def pair_weights(
-    good: NDArray[np.integer[Any]], dpl: int
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return the sum of c c' over the pairs of sums at each delay, and the pairs with c c' > 0.
-
-    Args:
-      good: [N] c at level 0, the number of good frames in each sum.
-    """
-    weights, pairs = [], []
+def good_pair_numbers(good: NDArray[np.uint32], dpl: int) -> NDArray[np.int64]:
+    """Return the number of pairs with c c' > 0 at each delay; c is `good` [N] at level 0."""
+    pairs = []
     c, level = good.astype(np.int64), 0
     while len(c):
         for t in range(dpl + 1 if level else 1, min(2 * dpl, len(c) - 1) + 1):
-            products = c[:-t] * c[t:]
-            weights.append(int(products.sum()))  # at most the square of all frames
-            pairs.append(int(np.count_nonzero(products)))
+            pairs.append(int(np.count_nonzero(c[:-t] * c[t:])))
         full = len(c) // 2 * 2
         c, level = c[0:full:2] + c[1:full:2], level + 1
-    return np.array(weights, np.float64), np.array(pairs, np.int64)
+    return np.array(pairs, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +149,7 @@ def g2_result(
     delay = multitau_delays(selection.n, dpl)
     n_pairs = pair_numbers(selection.n, dpl)
     if selection.good_counts_differ:
-        n_pairs = pair_weights(selection.good_counts(), dpl)[1]
+        n_pairs = good_pair_numbers(selection.good_counts(), dpl)
     step = selection.time_step(frame_time)
     g2, g2_err = g2_of_sums(sums, labels.qmap, labels.bins)
     return MultiTauResult(

@@ -24,7 +24,7 @@ from jaxkern.xpcs.correlators.checks import (
 from jaxkern.xpcs.correlators.frame_sums import GrowingOverview, frame_sums, intensity_limits
 from jaxkern.xpcs.correlators.g2 import MAX_DELAYS, BinSums, g2_result, multitau_delays
 from jaxkern.xpcs.correlators.multitau import multitau
-from jaxkern.xpcs.correlators.multitau_sums import PixelSums, make_pixel_sums
+from jaxkern.xpcs.correlators.multitau_sums import JaxSums, NativeSums, make_pixel_sums
 from jaxkern.xpcs.correlators.results import MultiTauResult
 from jaxkern.xpcs.correlators.selection import (
     BLOCK_BYTES,
@@ -101,7 +101,7 @@ class LiveMultiTau:
             "normalize": bool(normalize),
             "intensity_cut": None,
         }
-        self._state: PixelSums | None = None
+        self._state: NativeSums | JaxSums | None = None
         self._seen = 0
 
     def update(self, source: FrameSource) -> int:
@@ -133,7 +133,9 @@ class LiveMultiTau:
         selection = self._all.part(0, self._seen)
         with rows_and_columns(self._qmap.shape[1]):
             sums = self._state.bin_sums()
-        sums = _first_delays(sums, len(multitau_delays(self._seen, self._dpl)))
+        at = slice(len(multitau_delays(self._seen, self._dpl)))
+        arrays = sums.weight[at], sums.sums[:, at], sums.mean[at], sums.squares[at]
+        sums = BinSums(*arrays, sums.pixels)
         result = g2_result(sums, selection, self._labels, self._time_step, self._config)
         return replace(result, overview=self._overview.overview())
 
@@ -228,9 +230,3 @@ def _same_pixels(one: NDArray[np.bool_] | None, other: NDArray[np.bool_] | None)
     if one is None or other is None:
         return not any(dead is not None and dead.any() for dead in (one, other))
     return bool(np.array_equal(one, other))
-
-
-def _first_delays(sums: BinSums, delays: int) -> BinSums:
-    """Return the sums at the first `delays` delays."""
-    at = slice(delays)
-    return BinSums(sums.weight[at], sums.sums[:, at], sums.mean[at], sums.squares[at], sums.pixels)

@@ -222,9 +222,7 @@ def multitau_result(
     if qmap is None:
         return _pixel_correlations(state)
     if qmap.shape[0] * qmap.shape[1] != pixels:
-        raise ValueError(
-            f"qmap: expected {pixels} pixels, as the state, got {qmap.shape[0]} x {qmap.shape[1]}"
-        )
+        raise ValueError(f"qmap: expected {pixels} pixels, got {qmap.shape[0]} x {qmap.shape[1]}")
     labels = BinLabels(qmap, bins)
     chosen = BinnedPixels.from_map(qmap, labels.bins)
     with rows_and_columns(qmap.shape[1]):
@@ -247,19 +245,14 @@ def multitau_result(
 def _pixel_correlations(state: MultiTauState) -> PixelCorrelations:
     *sums, pairs = _exact_sums(state)
     delay = multitau_delays(state.n_frames_max, state.dpl)
-    width = _widths(delay, state.dpl).astype(np.float64)
+    levels = [max(0, (d - 1) // (2 * state.dpl)).bit_length() for d in delay.tolist()]
+    width = 2.0 ** np.array(levels)
     with np.errstate(invalid="ignore", divide="ignore"):
         per = np.where(pairs > 0, pairs, np.nan)[:, None]
         G, IP, IF = (
             x / (per * width[:, None] ** power) for x, power in zip(sums, (2, 1, 1), strict=True)
         )
     return PixelCorrelations(delay, G, IP, IF)
-
-
-def _widths(delay: NDArray[np.int64], dpl: int) -> NDArray[np.int64]:
-    """Return 2^L for the level L of each delay."""
-    level = [max(0, (int(d) - 1) // (2 * dpl)).bit_length() for d in delay]
-    return np.int64(1) << np.array(level, np.int64)
 
 
 def _exact_sums(

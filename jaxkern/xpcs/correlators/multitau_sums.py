@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,85 +16,86 @@ from jaxkern.core.memory import available_bytes
 from jaxkern.core.threads import num_threads
 from jaxkern.xpcs.correlators.bins import BinnedPixels
 from jaxkern.xpcs.correlators.g2 import BinSums, multitau_delays
-from jaxkern.xpcs.correlators.native import native_module, run_watched
-from jaxkern.xpcs.correlators.selection import COUNT_LIMIT, EventMemory, FrameSelection, summed
+from jaxkern.xpcs.correlators.native import CorrelationProgress, native_module, run_watched
+from jaxkern.xpcs.correlators.selection import (
+    COUNT_LIMIT,
+    EventMemory,
+    FrameSelection,
+    selected_frames,
+    summed,
+)
 from jaxkern.xpcs.correlators.twin import state_shapes, weighted_update
+from jaxkern.xpcs.detectors.frames import FrameSource
 
 # Pixels whose ratios are reduced together without the native kernels.
 _TILE = 4096
 _weighted_update = jax.jit(weighted_update, static_argnames="dpl", donate_argnums=range(2, 7))
 
 
-def sums_in_place(
+def in_place_sums(
     native: ModuleType,
-    frames: NDArray[Any],
+    source: FrameSource,
+    selection: FrameSelection,
+    ranges: Sequence[tuple[int, int]],
     pixels: BinnedPixels,
     dpl: int,
-    average: int,
-    bad: NDArray[np.bool_],
     divisor: NDArray[np.float64] | None,
-    watch: Callable[[float], None],
-) -> BinSums:
-    """Return the sums of frames [N, P] in memory.
+    bar: CorrelationProgress,
+) -> list[BinSums]:
+    """Return the sums of frames in memory for each range (first, stop) of sums of frames.
 
     Args:
-      bad: [N], true for frames that are left out.
-      divisor: [N], the number that each frame is divided by.
-      watch: called every 0.1 s with the completed fraction; an exception from it ends the work.
+      divisor: [N * average], the number that each frame is divided by.
     """
     strips = len(np.unique(pixels.pixel // native.MULTITAU_STRIP))
-    call = partial(
-        native.multitau,
-        frames,
-        *_arguments(pixels),
-        dpl=dpl,
-        average=average,
-        bad=bad.view(np.uint8) if bad.any() else None,
-        divisor=divisor,
-    )
-    return _bin_sums(run_watched(call, strips * (len(frames) // average), watch), pixels)
+    average, every, sums = selection.average, selection.bad_mask(), []
+    for first, stop in ranges:
+        bar.begin((stop - first) * average, source.frame_bytes)
+        at = slice(first * average, stop * average)
+        bad = every[at]
+        call = partial(
+            native.multitau,
+            selected_frames(source, selection, first, stop),
+            *_arguments(pixels),
+            dpl=dpl,
+            average=average,
+            bad=bad.view(np.uint8) if bad.any() else None,
+            divisor=None if divisor is None else divisor[at],
+        )
+        arrays = run_watched(call, strips * (stop - first), bar.set_fraction)
+        sums.append(_bin_sums(arrays, pixels))
+    return sums
 
 
-def sums_of_events(
+def event_sums(
     native: ModuleType,
-    events: EventMemory,
+    source: FrameSource,
     selection: FrameSelection,
+    ranges: Sequence[tuple[int, int]],
     pixels: BinnedPixels,
     dpl: int,
-    watch: Callable[[float], None],
-) -> BinSums:
-    """Return the sums of events in memory, bit-identical to those of `sums_in_place`."""
-    call = partial(
-        native.multitau_events,
-        *events.arguments(),
-        *events.frames(selection),
-        *_arguments(pixels),
-        dpl=dpl,
-        bytes=available_bytes() / 2,
-    )
-    return _bin_sums(run_watched(call, events.size, watch), pixels)
-
-
-class PixelSums(Protocol):
-    """Sums of some pixels, to which blocks of frames are added."""
-
-    def add(
-        self, frames: NDArray[Any], bad: NDArray[np.bool_], divisor: NDArray[np.float64] | None
-    ) -> None:
-        """Add frames [T * average, H * W] except those in `bad` [T * average].
-
-        Args:
-          divisor: [T * average], the number that each frame is divided by; None for no division.
-        """
-
-    def bin_sums(self, before: BinSums | None = None) -> BinSums:
-        """Return the sums over bins, added to those of the preceding tiles of pixels."""
-        ...
+    bar: CorrelationProgress,
+) -> list[BinSums]:
+    """Return the sums of events, bit-identical to those of the frames that they form."""
+    events, sums = EventMemory.from_source(source), []
+    frame_bytes = events.size * events.event_bytes // max(selection.n, 1)
+    for first, stop in ranges:
+        bar.begin(stop - first, frame_bytes)
+        call = partial(
+            native.multitau_events,
+            *events.arguments(),
+            *events.frames(selection.part(first, stop)),
+            *_arguments(pixels),
+            dpl=dpl,
+            bytes=available_bytes() / 2,
+        )
+        sums.append(_bin_sums(run_watched(call, events.size, bar.set_fraction), pixels))
+    return sums
 
 
 def make_pixel_sums(
     pixels: BinnedPixels, dpl: int, average: int, missing: NDArray[np.uint32], integer_counts: bool
-) -> PixelSums:
+) -> NativeSums | JaxSums:
     """Return empty sums of some pixels.
 
     Args:
@@ -103,8 +104,8 @@ def make_pixel_sums(
     """
     native = native_module() if len(pixels) else None
     if native is None:
-        return _JaxSums(pixels, dpl, average, missing, integer_counts)
-    return _NativeSums(native, pixels, dpl, average, missing, integer_counts)
+        return JaxSums(pixels, dpl, average, missing, integer_counts)
+    return NativeSums(native, pixels, dpl, average, missing, integer_counts)
 
 
 def pixel_tiles(pixels: BinnedPixels) -> NDArray[np.int64]:
@@ -130,8 +131,8 @@ def bytes_per_pixel(n: int, dpl: int, integer_counts: bool, weighted: bool) -> i
     )
 
 
-class _NativeSums:
-    """`PixelSums` of one or more pixels by the native kernels."""
+class NativeSums:
+    """Sums of one or more pixels, to which the native kernels add blocks of frames."""
 
     def __init__(
         self,
@@ -151,7 +152,15 @@ class _NativeSums:
         if self._gathered:
             width = len(pixels)
             self._columns = np.arange(width, dtype=np.int32)
-        self._carried_shapes = _carried_shapes(len(missing), dpl, pixels, integer_counts)
+        delays = len(multitau_delays(len(missing), dpl))
+        sums, dynamic = (3, delays, pixels.n_static), (delays, pixels.n_dynamic)
+        # (shape, dtype) of the arrays that `multitau_reduce` carries between tiles
+        self._carried_shapes: list[tuple[tuple[int, ...], type[np.generic]]] = [
+            ((*sums, 2), np.uint64) if integer_counts else (sums, np.float64),
+            (dynamic, np.float64),
+            (dynamic, np.float64),
+            ((pixels.n_dynamic,), np.int64),
+        ]
         self._options = {
             "most_frames": len(missing),
             "dpl": dpl,
@@ -167,6 +176,7 @@ class _NativeSums:
     def add(
         self, frames: NDArray[Any], bad: NDArray[np.bool_], divisor: NDArray[np.float64] | None
     ) -> None:
+        """Add frames [T * average, H * W], divided by `divisor`, without those in `bad`."""
         if self._gathered:
             counts = np.take(frames, self._pixels.pixel, axis=1)
         else:
@@ -182,6 +192,7 @@ class _NativeSums:
         self._seen += len(frames) // self._average
 
     def bin_sums(self, before: BinSums | None = None) -> BinSums:
+        """Return the sums over bins, added to those of the preceding tiles of pixels."""
         carried = [np.zeros(*like) for like in self._carried_shapes]
         if before is not None:
             carried = before.carried
@@ -192,8 +203,8 @@ class _NativeSums:
         return replace(sums, pixels=carried[-1], carried=carried)
 
 
-class _JaxSums:
-    """`PixelSums` by the pure-JAX implementation of the op, for which c is one more pixel."""
+class JaxSums:
+    """The same by the pure-JAX implementation of the op, for which c is one more pixel."""
 
     def __init__(
         self,
@@ -203,12 +214,8 @@ class _JaxSums:
         missing: NDArray[np.uint32],
         integer_counts: bool,
     ) -> None:
-        self._pixels, self._dpl, self._average, self._integer_counts = (
-            pixels,
-            dpl,
-            average,
-            integer_counts,
-        )
+        self._pixels, self._dpl = pixels, dpl
+        self._average, self._integer_counts = average, integer_counts
         self._good = average - missing.astype(np.int64)
         self._seen = 0
         delays = len(multitau_delays(len(missing), dpl))
@@ -332,21 +339,6 @@ def _bin_sums(arrays: tuple[NDArray[np.float64], ...], pixels: BinnedPixels) -> 
     weight, sums, mean, squares = arrays
     counts = np.bincount(pixels.dynamic, minlength=pixels.n_dynamic).astype(np.int64)
     return BinSums(weight, sums, mean, squares, counts)
-
-
-def _carried_shapes(
-    n: int, dpl: int, pixels: BinnedPixels, integer_counts: bool
-) -> list[tuple[tuple[int, ...], type[np.generic]]]:
-    """Return (shape, dtype) of the arrays that `multitau_reduce` carries between tiles."""
-    delays = len(multitau_delays(n, dpl))
-    sums = (3, delays, pixels.n_static)
-    dynamic = (delays, pixels.n_dynamic), np.float64
-    return [
-        ((*sums, 2), np.uint64) if integer_counts else (sums, np.float64),
-        dynamic,
-        dynamic,
-        ((pixels.n_dynamic,), np.int64),
-    ]
 
 
 def _native_state_shapes(

@@ -182,24 +182,16 @@ class TwoTimeResult:
         elif self.config["form"][0] == "t1t2":
             step = float(self.t1[1] - self.t1[0])
         else:
-            raise ValueError(
-                f'form: expected "full" or ("t1t2", n) for a fit, got {self.config["form"]!r}'
-            )
+            raise ValueError(f'form: expected "full" or ("t1t2", n), got {self.config["form"]!r}')
         if self.frame_time is None:
-            raise ValueError(
-                "frame_time: expected the time between frames, got None; pass frame_time= to the "
-                "correlator"
-            )
+            raise ValueError("frame_time: expected the time between frames in s, got None")
         if self.q is None:
             raise ValueError("qmap.q: expected [n_dynamic] in 1/Angstrom, got None")
         value = self.q[0] if q is None else q
         ring = self.q[np.argmin(np.abs(self.q - value))]
         if abs(ring - value) > tolerance * abs(value) or (q is None and np.any(self.q != ring)):
             known = ", ".join(f"{x:.6g}" for x in np.unique(self.q))
-            raise ValueError(
-                f"q: expected a value within {tolerance:.3g} (relative) of a q of the bins "
-                f"({known} 1/Angstrom), got {q!r}"
-            )
+            raise ValueError(f"q: expected one of {known} (tolerance {tolerance:.3g}), got {q!r}")
         indices = np.flatnonzero(np.abs(self.q - ring) <= 1e-6 * abs(ring))
         phi = np.zeros(len(indices)) if self.phi is None else self.phi[indices]
         dt = step * self.frame_time

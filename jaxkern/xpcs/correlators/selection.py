@@ -46,14 +46,11 @@ class FrameSelection:
         self.average = check_integer("average", average, 1)
         if not self.begin <= self.end <= total:
             raise ValueError(
-                f"begin, end: expected 0 <= begin <= end <= {total}, the number of frames, got "
-                f"{begin} and {end}"
+                f"begin, end: expected 0 <= begin <= end <= {total}, got {begin}, {end}"
             )
         bad = np.unique(np.asarray([] if bad_frames is None else bad_frames))
         if bad.size and (bad.dtype.kind not in "ui" or bad[0] < 0 or bad[-1] >= total):
-            raise ValueError(
-                f"bad_frames: expected integers from 0 to {total - 1}, got {bad_frames!r:.80}"
-            )
+            raise ValueError(f"bad_frames: expected 0 to {total - 1}, got {bad_frames!r:.80}")
         self.bad = bad.astype(np.int64)
         self.n = (self.end - self.begin) // (self.stride * self.average)
 
@@ -199,9 +196,7 @@ def is_contiguous(frames: NDArray[Any]) -> bool:
 
 
 def frame_blocks(
-    source: FrameSource,
-    selection: FrameSelection,
-    n_bytes: int | None = None,
+    source: FrameSource, selection: FrameSelection, n_bytes: int | None = None
 ) -> Iterator[tuple[int, NDArray[Any]]]:
     """Yield all frames of a selection in order, as (number of the first sum, `selected_frames`).
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -10,6 +12,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from jaxkern.core.arguments import check_integer
+from jaxkern.core.memory import available_bytes
+from jaxkern.core.threads import num_threads
 from jaxkern.xpcs.correlators.checks import (
     HotPixels,
     PreparedRun,
@@ -20,20 +24,24 @@ from jaxkern.xpcs.correlators.checks import (
 from jaxkern.xpcs.correlators.frame_sums import OverviewSums
 from jaxkern.xpcs.correlators.native import CorrelationProgress, native_module
 from jaxkern.xpcs.correlators.results import TwoTimeResult
-from jaxkern.xpcs.correlators.selection import FrameSelection, has_integer_counts
+from jaxkern.xpcs.correlators.selection import EventMemory, FrameSelection, has_integer_counts
 from jaxkern.xpcs.correlators.two_time_dense import DenseProducts
-from jaxkern.xpcs.correlators.two_time_events import EventRows
 from jaxkern.xpcs.correlators.two_time_reduction import (
     Form,
     Smoothing,
     TwoTimeReduction,
+    Weights,
     check_form,
     check_smoothing,
     form_edges,
 )
-from jaxkern.xpcs.detectors.frames import MAX_INDEX, RawEvents
+from jaxkern.xpcs.detectors.frames import MAX_INDEX, FrameSource, RawEvents
 from jaxkern.xpcs.detectors.opening import frames_and_map
 from jaxkern.xpcs.detectors.qmap import QMap
+
+_WORD_BYTES = 8  # largest size of a sorted event
+_BLOCK_BYTES = 2**25  # size of a block of rows of C
+_MAX_ROWS = 512
 
 
 def twotime(
@@ -143,7 +151,7 @@ def twotime(
         with rows_and_columns(qmap.shape[1]):
             arguments = (masked, smoothing, labels.bins, reduction, bar)
             if native is not None:
-                EventRows(native, source, selection, *arguments).correlate()
+                _correlate_events(native, source, selection, *arguments)
             else:
                 DenseProducts(source, selection, divisor, *arguments).correlate()
         summed = None
@@ -164,29 +172,7 @@ def twotime(
 
 
 def twotime_events(
-    pixel: Any,
-    frame: Any,
-    count: Any,
-    n_frames: int,
-    qmap: QMap,
-    smoothing: Smoothing = "static",
-    form: Form = "full",
-    *,
-    dtype: DTypeLike = np.float64,
-    bins: Sequence[int] | NDArray[Any] | None = None,
-    begin: int = 0,
-    end: int | None = None,
-    stride: int = 1,
-    average: int = 1,
-    bad_frames: Sequence[int] | NDArray[Any] | None = None,
-    intensity_cut: tuple[float | None, float | None] | None = None,
-    normalize: bool = False,
-    mask: Any = None,
-    hot_pixels: HotPixels = "ignore",
-    frame_time: float | None = None,
-    overview: bool = False,
-    out: Any = None,
-    progress: bool = True,
+    pixel: Any, frame: Any, count: Any, n_frames: int, qmap: QMap, *arguments: Any, **options: Any
 ) -> TwoTimeResult:
     """Compute two-time correlations of events, equal to `twotime` of the frames that they form.
 
@@ -198,7 +184,8 @@ def twotime_events(
 
     Args:
       pixel, frame, count, n_frames: as in `multitau_events`.
-      qmap, and all others: as in `twotime`.
+      qmap: the bins of the pixels.
+      arguments, options: all others, as in `twotime`: smoothing, form, dtype, and so on.
 
     Raises:
       ValueError: as in `twotime` and `multitau_events`.
@@ -216,24 +203,71 @@ def twotime_events(
       ((1, 2, 17), (200, 1))
     """
     n_frames = check_integer("n_frames", n_frames, 0, MAX_INDEX)
-    return twotime(
-        RawEvents(pixel, frame, count, qmap.shape, n_frames),
-        qmap,
-        smoothing,
-        form,
-        dtype=dtype,
-        bins=bins,
-        begin=begin,
-        end=end,
-        stride=stride,
-        average=average,
-        bad_frames=bad_frames,
-        intensity_cut=intensity_cut,
-        normalize=normalize,
-        mask=mask,
-        hot_pixels=hot_pixels,
-        frame_time=frame_time,
-        overview=overview,
-        out=out,
-        progress=progress,
-    )
+    source = RawEvents(pixel, frame, count, qmap.shape, n_frames)
+    return twotime(source, qmap, *arguments, **options)
+
+
+def _correlate_events(
+    native: ModuleType,
+    source: FrameSource,
+    selection: FrameSelection,
+    qmap: QMap,
+    smoothing: Smoothing,
+    bins: NDArray[np.int64],
+    reduction: TwoTimeReduction,
+    bar: CorrelationProgress,
+) -> None:
+    """Pass blocks of rows of C of each bin to the reduction, in groups whose events fit."""
+    events = EventMemory.from_source(source)
+    dynamic, static = (x.ravel()[qmap.pixels] for x in (qmap.dynamic, qmap.static))
+    # (index in the result, pixels ordered by static bin, numbers of pixels of the static bins)
+    groups: list[tuple[int, NDArray[np.int32], NDArray[np.int64]]] = []
+    for index in np.flatnonzero(np.isin(bins, dynamic)).tolist():
+        inside = dynamic == bins[index]
+        counts = np.array([np.count_nonzero(inside)])
+        if smoothing == "static":
+            counts = np.unique(static[inside], return_counts=True)[1]
+        groups.append((index, qmap.pixels[inside], counts.astype(np.int64)))
+    bar.begin(selection.n * len(groups), 0)
+    parts = min(-(-2 * _WORD_BYTES * events.size // max(available_bytes(), 1)), len(groups))
+    size = max(-(-len(groups) // max(parts, 1)), 1)
+    for k in range(0, len(groups), size):
+        group = groups[k : k + size]
+        pairs = native.EventPairs(
+            *events.arguments(),
+            *events.frames(selection),
+            np.concatenate([pixels for _, pixels, _ in group]),
+            np.cumsum(np.concatenate([counts for *_, counts in group])),
+            num_threads(),
+        )
+        totals, first = pairs.totals(), 0
+        with ThreadPoolExecutor(1, "jaxkern-two-time") as worker:
+            for index, _, counts in group:
+                stop = first + len(counts)
+                weights = Weights.from_sums(totals[first:stop], counts, smoothing)
+                reduction.begin(index, weights.lit)
+                for row, block in _event_rows(worker, pairs, first, weights, selection.n):
+                    reduction.add(index, row, row, block)
+                    bar.advance(len(block))
+                first = stop
+
+
+def _event_rows(
+    worker: ThreadPoolExecutor, pairs: Any, first: int, weights: Weights, n: int
+) -> Iterator[tuple[int, NDArray[np.float64]]]:
+    """Yield the first row of each block of C, and the block; the next one is computed ahead."""
+    step = int(np.clip(_BLOCK_BYTES // (8 * n), 1, _MAX_ROWS))
+    factors = np.ascontiguousarray(weights.factors)
+
+    def compute(row: int) -> NDArray[np.float64]:
+        block = np.empty((min(step, n - row), n - row))
+        scale = factors, weights.totals, float(weights.pixels)
+        pairs.rows(first, *scale, row, block, num_threads())
+        return block
+
+    ahead = worker.submit(compute, 0)
+    for row in range(0, n, step):
+        block = ahead.result()
+        if row + step < n:
+            ahead = worker.submit(compute, row + step)
+        yield row, block

@@ -87,9 +87,7 @@ def form_edges(form: Form, n_frames: int) -> tuple[NDArray[np.float64], NDArray[
         return frames, frames
     cells = form[1]
     if cells > n_frames:
-        raise ValueError(
-            f"form: expected at most {n_frames} cells, the number of frames, got {form!r}"
-        )
+        raise ValueError(f"form: expected at most {n_frames} cells (frames), got {form!r}")
     edges = np.linspace(0.0, n_frames, cells + 1)
     if len(form) == 2:
         return edges, edges

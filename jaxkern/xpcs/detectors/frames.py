@@ -156,9 +156,7 @@ class ArrayFrames(FrameSource):
         if stored.ndim != 3:
             raise ValueError(f"{name}: expected the shape [N, H, W] or [N, P], got {stored.shape}")
         if stored.dtype.kind not in "uif":
-            raise ValueError(
-                f"{name}: expected integer or floating-point counts, got {stored.dtype}"
-            )
+            raise ValueError(f"{name}: expected integers or floats, got {stored.dtype}")
         self._stored, self.name = stored, name
         self.shape, self.dtype = stored.shape, stored.dtype.newbyteorder("=")
         # Arrays of the other byte order are converted when they are read.
@@ -199,13 +197,9 @@ class EventFrames(FrameSource):
         super().__init__()
         self.name = name
         height, width = check_frame_shape(name, frame_shape)
-        arrays = {"pixel": _column(name, "pixel", pixel), "frame": _column(name, "frame", frame)}
-        ones = np.ones(len(arrays["pixel"]), np.uint8)
-        arrays["count"] = ones if count is None else _column(name, "count", count)
-        lengths = {key: len(array) for key, array in arrays.items()}
-        if len(set(lengths.values())) > 1:
-            raise DetectorFileError(f"{name}: expected arrays of one length, got {lengths}")
-        last = int(arrays["frame"].max(initial=0)) if lengths["frame"] else -1
+        ones = np.ones(np.shape(pixel), np.uint8)
+        arrays = _columns(name, pixel, frame, ones if count is None else count)
+        last = int(arrays["frame"].max()) if len(arrays["frame"]) else -1
         n = last + 1 if n_frames is None else int(n_frames)
         if not 0 <= n <= MAX_INDEX:
             raise DetectorFileError(f"{name}: expected 0 to {MAX_INDEX} frames, got {n}")
@@ -250,11 +244,7 @@ class RawEvents(FrameSource):
     ) -> None:
         super().__init__()
         self.name = "events"
-        arrays = {"pixel": pixel, "frame": frame, "count": count}
-        arrays = {key: _column(self.name, key, array) for key, array in arrays.items()}
-        lengths = {key: len(array) for key, array in arrays.items()}
-        if len(set(lengths.values())) > 1:
-            raise DetectorFileError(f"{self.name}: expected arrays of one length, got {lengths}")
+        arrays = _columns(self.name, pixel, frame, count)
         self.columns = (arrays["pixel"], arrays["frame"], arrays["count"])
         self.shape = (n_frames, *check_frame_shape(self.name, frame_shape))
 
@@ -283,9 +273,7 @@ def check_frame_shape(name: str, shape: Any) -> tuple[int, int]:
     except (TypeError, ValueError, OverflowError):
         raise DetectorFileError(f"{name}: expected a shape (H, W), got {shape!r:.80}") from None
     if height < 1 or width < 1 or height * width > MAX_INDEX:
-        raise DetectorFileError(
-            f"{name}: expected frames of 1 to {MAX_INDEX} pixels, got {height} x {width}"
-        )
+        raise DetectorFileError(f"{name}: expected 1 to {MAX_INDEX} pixels, got {height} x {width}")
     return height, width
 
 
@@ -295,10 +283,7 @@ def event_shape(
     """Return (H, W) and the number of frames of a file that stores (N, H, W), or None."""
     if stored is None:
         if frame_shape is None:
-            raise DetectorFileError(
-                f"{name}: the file has events without the shape of the frames; pass "
-                "frame_shape=(H, W)"
-            )
+            raise DetectorFileError(f"{name} has no shape of the frames; pass frame_shape=(H, W)")
         return check_frame_shape(name, frame_shape), None
     shape = np.asarray(stored)
     if shape.shape != (3,) or shape.dtype.kind not in "ui":
@@ -306,15 +291,20 @@ def event_shape(
     return check_frame_shape(name, shape[1:]), int(shape[0])
 
 
-def _column(name: str, key: str, values: Any) -> NDArray[Any]:
-    array = np.asarray(values)
-    if array.shape == (0,):
-        return np.zeros(0, np.int64)  # np.array([]) is float64
-    if array.ndim != 1 or array.dtype.kind not in "ui":
-        raise DetectorFileError(
-            f"{name}: {key}: expected integers [M], got {array.dtype} of the shape {array.shape}"
-        )
-    return array
+def _columns(name: str, pixel: Any, frame: Any, count: Any) -> dict[str, NDArray[Any]]:
+    """Return arrays of events by name, after a check that they are integers of one length."""
+    arrays = {"pixel": np.asarray(pixel), "frame": np.asarray(frame), "count": np.asarray(count)}
+    for key, array in arrays.items():
+        if array.shape == (0,):
+            arrays[key] = np.zeros(0, np.int64)  # np.array([]) is float64
+        elif array.ndim != 1 or array.dtype.kind not in "ui":
+            raise DetectorFileError(
+                f"{name}: {key}: expected integers [M], got {array.dtype} {array.shape}"
+            )
+    lengths = {key: len(array) for key, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise DetectorFileError(f"{name}: expected arrays of one length, got {lengths}")
+    return arrays
 
 
 def _check_bounds(name: str, key: str, array: NDArray[Any], stop: int) -> None:

@@ -140,8 +140,7 @@ class GrowingFrames(FrameSource):
                 removed = path is None or part.path not in paths
                 problem = "was removed" if removed else f"is now after the new file {path}"
                 raise DetectorFileError(
-                    f"{part.path} {problem}; expected files that remain, with names in the order "
-                    "of their frames"
+                    f"{part.path} {problem}; expected files in the order of their frames"
                 )
 
     def _read_file(self, number: int, path: Path, complete: bool) -> bool:

@@ -101,8 +101,7 @@ class Hdf5Frames(FrameSource):
             total += part.shape[0]
             if total > MAX_INDEX or not 1 <= part.shape[1] * part.shape[2] <= MAX_INDEX:
                 raise DetectorFileError(
-                    f"{where}: expected at most {MAX_INDEX} frames and 1 to {MAX_INDEX} pixels, "
-                    f"{actual}"
+                    f"{where}: expected up to {MAX_INDEX} frames and {MAX_INDEX} pixels, {actual}"
                 )
             check_filters(self.name, part)
             check_virtual(self.name, part)
@@ -178,8 +177,7 @@ def _read_events(
             integers = shape == (0,) or (dtype is not None and dtype.kind in "ui")
             if shape is None or len(shape) != 1 or not integers:
                 raise DetectorFileError(
-                    f"{name}: {group.name}/{key}: expected integers [M], got {dtype} of the shape "
-                    f"{shape}"
+                    f"{name}: {group.name}/{key}: expected integers [M], got {dtype} {shape}"
                 )
             check_filters(name, column)
     arrays = [None if column is None else column[()] for column in columns.values()]
@@ -305,14 +303,13 @@ _NUMBERS: dict[str, tuple[tuple[str, ...], str, str]] = {
     ),
     "pixel_size": (tuple(f"{path}x_pixel_size" for path in _DETECTORS), "length", "m"),
 }
+# (path, kind of the unit, default unit)
 _ENERGIES = (
-    ("entry/instrument/incident_beam/incident_energy", "kev"),
-    ("entry/instrument/beam/incident_energy", "ev"),
-    ("entry/instrument/detector/detectorSpecific/photon_energy", "ev"),
-)
-_WAVELENGTHS = (
-    "entry/instrument/beam/incident_wavelength",
-    "entry/instrument/monochromator/wavelength",
+    ("entry/instrument/incident_beam/incident_energy", "energy", "kev"),
+    ("entry/instrument/beam/incident_energy", "energy", "ev"),
+    ("entry/instrument/detector/detectorSpecific/photon_energy", "energy", "ev"),
+    ("entry/instrument/beam/incident_wavelength", "wavelength", "angstrom"),
+    ("entry/instrument/monochromator/wavelength", "wavelength", "angstrom"),
 )
 _STARTS = ("entry/start_time", "entry_0000/start_time")
 MASKS = tuple(
@@ -330,14 +327,10 @@ def detector_metadata(file: h5py.File) -> dict[str, Any]:
                 break
     for name, value in _lima_times(file).items():
         metadata.setdefault(name, value)
-    for path, unit in _ENERGIES:
-        if "energy" not in metadata:
-            if (value := _quantity(file, path, "energy", unit)) is not None:
-                metadata["energy"] = value
-    for path in _WAVELENGTHS:
-        if "energy" not in metadata:
-            if (value := _quantity(file, path, "wavelength", "angstrom")) is not None:
-                metadata["energy"] = ANGSTROM_KEV / value
+    for path, kind, unit in _ENERGIES:
+        if (value := _quantity(file, path, kind, unit)) is not None:
+            metadata["energy"] = ANGSTROM_KEV / value if kind == "wavelength" else value
+            break
     for path in _STARTS:
         value = _scalar(file, path)
         if "start_time" not in metadata and isinstance(value, bytes | str) and len(value) < 100:
@@ -366,8 +359,7 @@ def pixel_mask(file: h5py.File, shape: tuple[int, int]) -> NDArray[np.bool_] | N
         if getattr(stored, "shape", None) is not None and stored.dtype.kind in "uib":
             if tuple(stored.shape) != tuple(shape):
                 raise DetectorFileError(
-                    f"{file.filename}: {stored.name}: expected the shape {shape} of a frame, got "
-                    f"{stored.shape}"
+                    f"{file.filename}: {stored.name}: expected {shape}, got {stored.shape}"
                 )
             bad: NDArray[np.bool_] = stored[()] != 0
             return bad

@@ -112,7 +112,7 @@ def check_virtual(name: str, stored: h5py.Dataset) -> None:
     for path in _virtual_files(stored):
         if not path.exists():
             raise DetectorFileError(
-                f"{name}: the virtual data set {stored.name} needs {path}, which does not exist"
+                f"{name}: the virtual data set {stored.name} needs {path}, which is missing"
             )
 
 

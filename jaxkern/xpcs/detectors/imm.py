@@ -38,9 +38,7 @@ class ImmFrames(FrameSource):
         self.name = os.fspath(path)
         size = Path(self.name).stat().st_size
         if size < _HEADER.itemsize:
-            raise DetectorFileError(
-                f"{self.name}: expected a header of 1024 bytes and data, got {size} bytes"
-            )
+            raise DetectorFileError(f"{self.name}: expected at least 1024 bytes, got {size} bytes")
         self._bytes = np.memmap(self.name, np.uint8, mode="r")
         header = self._header(0)
         height, width = int(header["rows"]), int(header["columns"])
@@ -82,8 +80,7 @@ class ImmFrames(FrameSource):
             length = int(header["length"])
             if fields != expected:
                 raise DetectorFileError(
-                    f"{where}: expected compression, rows and columns {expected} as in the first "
-                    f"header, got {fields}"
+                    f"{where}: expected compression, rows and columns {expected}, got {fields}"
                 )
             if length > self._size or (not self.is_sparse and length != self._size):
                 raise DetectorFileError(
@@ -93,8 +90,7 @@ class ImmFrames(FrameSource):
             offset += _HEADER.itemsize
             if total - offset < length * width:
                 raise DetectorFileError(
-                    f"{where}: expected {length} numbers of {width} bytes, but the file ends at "
-                    f"byte {total}"
+                    f"{where}: expected {length} numbers of {width} bytes, ends at byte {total}"
                 )
             offsets.append(offset)
             lengths.append(length)

@@ -144,10 +144,7 @@ def as_frames(
         return open_frames(frames, frame_shape, dataset)
     if hasattr(frames, "shape") and hasattr(frames, "dtype"):
         return ArrayFrames(frames, frame_shape)
-    raise TypeError(
-        f"frames: expected an array [N, H, W] or [N, P], a FrameSource or a path, got "
-        f"{frames!r:.80}"
-    )
+    raise TypeError(f"frames: expected an array, a FrameSource or a path, got {frames!r:.80}")
 
 
 @contextmanager
@@ -225,9 +222,7 @@ def open_frames(
         )
     if dataset is not None:
         if reader is not hdf5_frames:
-            raise ValueError(
-                f"dataset: expected None, since {name} is not an HDF5 file, got {dataset!r}"
-            )
+            raise ValueError(f"dataset: expected None, as {name} is not HDF5, got {dataset!r}")
         source = hdf5_frames(name, frame_shape, dataset)
     else:
         source = reader(name, frame_shape)

@@ -148,19 +148,8 @@ class QMap:
           >>> qmap, qmap.q.tolist(), qmap.phi.tolist()
           (QMap(64 x 64, 2 dynamic and 8 static bins, 816 pixels), [0.0015, 0.0015], [-45.0, 45.0])
         """
-        return cls(
-            **geometry_bins(
-                shape,
-                beam_center=beam_center,
-                distance=distance,
-                pixel_size=pixel_size,
-                energy=energy,
-                q_edges=q_edges,
-                phi_edges=phi_edges,
-                static=static,
-                mask=mask,
-            )
-        )
+        detector = (shape, beam_center, distance, pixel_size, energy)
+        return cls(**geometry_bins(*detector, q_edges, phi_edges, static, mask))
 
     def without(self, pixels: Any) -> Self:
         """Return this map with some pixels masked.
@@ -226,10 +215,7 @@ class QMap:
         outside = (indices < 0).any(axis=1) | (indices >= self.shape).any(axis=1)
         if outside.any():
             row, column = indices[np.flatnonzero(outside)[0]].tolist()
-            raise ValueError(
-                f"pixels: expected pixels of a map of {self.shape[0]} x {self.shape[1]}, got row "
-                f"{row}, column {column}"
-            )
+            raise ValueError(f"pixels: row {row}, column {column} is outside of {self.shape}")
         marked[indices[:, 0], indices[:, 1]] = True
         return marked
 
@@ -317,10 +303,7 @@ def _bins(name: str, values: Any, shape: tuple[int, int] | None = None) -> NDArr
     if not np.all(np.isfinite(array)) or np.any(array != np.floor(array)):
         raise ValueError(f"{name}: expected integers (bins from 1, or 0), got other numbers")
     if array.size and (array.min() < 0 or array.max() > array.size):
-        raise ValueError(
-            f"{name}: expected bins from 0 to {array.size}, the number of pixels, got "
-            f"{array.min()} to {array.max()}"
-        )
+        raise ValueError(f"{name}: expected 0 to {array.size}, got {array.min()} to {array.max()}")
     return array.astype(np.int32)
 
 
@@ -334,9 +317,7 @@ def _labels(name: str, labels: Any, n_bins: int) -> NDArray[np.float64] | None:
         return None
     values = np.asarray(labels, np.float64)
     if values.shape != (n_bins,):
-        raise ValueError(
-            f"{name}: expected [{n_bins}], one for each dynamic bin, got the shape {values.shape}"
-        )
+        raise ValueError(f"{name}: expected [{n_bins}], the dynamic bins, got {values.shape}")
     return values
 
 
@@ -383,9 +364,7 @@ def read_mask(path: str | os.PathLike[str], kind: str = "mask") -> NDArray[np.bo
     if array.ndim == 3 and array.shape[0] == 1:
         array = array[0]
     if array.ndim != 2 or array.dtype.kind not in "uifb":
-        raise DetectorFileError(
-            f"{name}: expected numbers [H, W], got {array.dtype} of the shape {array.shape}"
-        )
+        raise DetectorFileError(f"{name}: expected numbers [H, W], got {array.dtype} {array.shape}")
     mask: NDArray[np.bool_] = array != 0
     return mask
 

@@ -44,9 +44,7 @@ def read_qmap(path: str | os.PathLike[str], group: str | None = None) -> dict[st
         layout = {key: _value(name, stored, key) for key in stored}
     maps = {key: layout.get(key) for key in _MAPS}
     if maps["dynamic_roi_map"] is None:
-        raise DetectorFileError(
-            f"{name}: {where}: expected dynamic_roi_map, got {sorted(layout)[:20]}"
-        )
+        raise DetectorFileError(f"{name}: {where} has no dynamic_roi_map: {sorted(layout)[:20]}")
     q, phi = bin_labels(name, layout, "dynamic")
     return {
         "dynamic": maps["dynamic_roi_map"],
@@ -71,12 +69,12 @@ def _value(name: str, group: h5py.Group, key: str) -> Any:
         squeezed = tuple(n for n in shape if n != 1) if len(shape) > 2 else tuple(shape)
         if len(squeezed) != 2 or dtype.kind not in "uifb" or stored.size > MAX_INDEX:
             raise DetectorFileError(
-                f"{name}: {stored.name}: expected numbers [H, W], got {dtype} of the shape {shape}"
+                f"{name}: {stored.name}: expected numbers [H, W], got {dtype} {shape}"
             )
         return np.asarray(stored[()]).reshape(squeezed)
     if stored.size > _LONGEST:
         raise DetectorFileError(
-            f"{name}: {stored.name}: expected at most {_LONGEST} values, got the shape {shape}"
+            f"{name}: {stored.name}: expected {_LONGEST} values or fewer, got {shape}"
         )
     value = stored[()]
     if dtype.kind in "uifb":

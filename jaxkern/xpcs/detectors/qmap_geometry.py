@@ -34,15 +34,14 @@ def q_and_phi(
 
 def geometry_bins(
     shape: tuple[int, int],
-    *,
     beam_center: tuple[float, float],
     distance: float,
     pixel_size: float,
     energy: float,
     q_edges: Any,
-    phi_edges: Any = None,
-    static: tuple[int, int] = (10, 1),
-    mask: Any = None,
+    phi_edges: Any,
+    static: tuple[int, int],
+    mask: Any,
 ) -> dict[str, Any]:
     """Return the arguments of `QMap` for `QMap.from_geometry`."""
     shape = check_frame_shape("the detector", shape)
@@ -63,7 +62,7 @@ def geometry_bins(
         raise ValueError(f"q_edges: expected edges of 0 or more, got {edges[0][0]}")
     if edges[1][-1] - edges[1][0] > 360:
         raise ValueError(
-            f"phi_edges: expected a span of at most 360 degrees, got {edges[1][-1] - edges[1][0]}"
+            f"phi_edges: expected at most 360 degrees, got {edges[1][-1] - edges[1][0]}"
         )
     parts = [check_integer(f"static[{axis}]", static[axis], 1, 10**6) for axis in range(2)]
     values = list(q_and_phi(shape, center, **lengths))
@@ -188,9 +187,7 @@ def _check_pixels(
 def _edges(name: str, values: Any) -> NDArray[np.float64]:
     edges = np.asarray(values, np.float64)
     if edges.ndim != 1 or len(edges) < 2 or not np.isfinite(edges).all():
-        raise ValueError(
-            f"{name}: expected two or more finite numbers [n + 1], got the shape {edges.shape}"
-        )
+        raise ValueError(f"{name}: expected two or more finite numbers, got {edges.shape}")
     if not (np.diff(edges) > 0).all():
         raise ValueError(f"{name}: expected increasing numbers, got {edges.tolist()!s:.80}")
     return edges

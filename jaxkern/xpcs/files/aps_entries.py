@@ -138,10 +138,7 @@ def read_bins(file: h5py.File, name: str) -> Array:
     bins = read_integers(file, name)
     different, counts = np.unique(bins, return_counts=True)
     if (counts > 1).any():
-        raise ApsFormatError(
-            f"{name}: expected different bins, got the bin {different[counts > 1][0]} more than "
-            "once"
-        )
+        raise ApsFormatError(f"{name}: bin {different[counts > 1][0]} occurs more than once")
     return bins
 
 
@@ -234,8 +231,7 @@ def check_bins(bins: Array, most: int, name: str, what: str) -> None:
     """Raise ApsFormatError for bins that are not in 1 .. most."""
     if bins.min() < 1 or bins.max() > most:
         raise ApsFormatError(
-            f"{name}: expected bins from 1 to {most} ({what}), got {bins.size} bins from "
-            f"{bins.min()} to {bins.max()}"
+            f"{name}: expected 1 to {most} ({what}), got {bins.min()} to {bins.max()}"
         )
 
 
@@ -282,8 +278,7 @@ def check_alike(sets: Sequence[Any]) -> None:
         shape = () if item.shape is None else tuple(item.shape)
         if len(shape) != 2 or shape[0] != shape[1] or item.dtype.kind != "f":
             raise ApsFormatError(
-                f"{item.name}: expected a square matrix of floating-point numbers, got "
-                f"{item.dtype} {list(shape)}"
+                f"{item.name}: expected a square matrix of floats, got {item.dtype} {list(shape)}"
             )
         if shape != tuple(sets[0].shape) or item.dtype != sets[0].dtype:
             raise ApsFormatError(

@@ -54,8 +54,7 @@ class ApsWriter:
         momenta = np.asarray(q, np.float64)
         if angles.ndim != 1 or momenta.shape not in ((), angles.shape):
             raise ValueError(
-                f"q, phi: expected [n] for both, or a number for q, got {list(momenta.shape)} and "
-                f"{list(angles.shape)}"
+                f"q, phi: expected [n] or a number for q, got {momenta.shape} and {angles.shape}"
             )
         if layout not in LAYOUTS:
             raise ValueError(f"layout: expected one of {', '.join(LAYOUTS)}, got {layout!r}")
@@ -165,8 +164,7 @@ def _aps_u(q: NDArray[Any], phi: NDArray[Any]) -> tuple[list[str], dict[str, Any
     mapping = np.unique(cell)
     if len(mapping) != len(cell):
         raise ValueError(
-            "q, phi: expected different pairs for the layout 'aps-u', got one twice; leave it out "
-            "or use the layout 'aps'"
+            "q, phi: expected different pairs for 'aps-u', got one twice; use layout 'aps'"
         )
     names = [f"xpcs/twotime/correlation_map/c2_{k + 1:05d}" for k in range(len(cell))]
     return names, {

@@ -44,9 +44,7 @@ def select_phi(phi: ArrayLike, ranges: Iterable[Sequence[float]]) -> Array:
         raise ValueError("ranges: expected pairs (low, high) in degrees, got none")
     for pair in pairs:
         if pair.shape != (2,) or not np.isfinite(pair).all():
-            raise ValueError(
-                f"ranges: expected pairs (low, high) in degrees, got {pair.tolist()!r}"
-            )
+            raise ValueError(f"ranges: expected pairs (low, high), got {pair.tolist()!r}")
         low, high = (float(bound) for bound in pair)
         width = high - low if high - low >= 360 else (high - low) % 360
         # Add the tolerance first, so that an angle slightly below `low` is not shifted by 360.
@@ -84,16 +82,13 @@ def select_q(q: ArrayLike, value: float, tolerance: float = 0.1, *, phi: ArrayLi
     """
     momenta, angles = np.asarray(q, np.float64), np.asarray(phi, np.float64)
     if momenta.ndim != 1 or momenta.shape != angles.shape:
-        raise ValueError(
-            f"q, phi: expected the shape [n] for both, got {momenta.shape} and {angles.shape}"
-        )
+        raise ValueError(f"q, phi: expected [n] for both, got {momenta.shape} and {angles.shape}")
     distance = np.abs(momenta - value)
     near = np.flatnonzero(distance <= tolerance * abs(value) * (1 + 1e-9))
     if not near.size:
         available = ", ".join(f"{x:.6g}" for x in np.unique(momenta)) or "none"
         raise ValueError(
-            f"q: expected a q within {tolerance:.3g} (relative) of {value:.6g} 1/Angstrom, got "
-            f"{available}"
+            f"q: expected {available} 1/Angstrom within {tolerance:.3g} (relative), got {value:.6g}"
         )
     selected = np.zeros(momenta.shape, bool)
     for entry in near[np.argsort(distance[near], kind="stable")]:
@@ -157,9 +152,7 @@ def frame_window(n_t: int, start: int = 1, end: int | None = None) -> tuple[int,
     """
     last = n_t if end is None or end == -1 else end
     if start < 1 or not start + 2 <= last <= n_t:
-        raise ValueError(
-            f"start, end: expected at least 3 frames within 1 to {n_t}, got {start} to {last}"
-        )
+        raise ValueError(f"start, end: expected 3 frames within 1 to {n_t}, got {start} to {last}")
     return start - 1, last
 
 
@@ -182,9 +175,7 @@ def frames_to_keep(n_t: int, bad: Iterable[int | Sequence[int]]) -> Array:
     for item in bad:
         pair = [item, item] if isinstance(item, int | np.integer) else [int(x) for x in item]
         if len(pair) != 2 or not 1 <= pair[0] <= pair[1] <= n_t:
-            raise ValueError(
-                f"bad: expected frames from 1 to {n_t}, or pairs (first, last), got {item!r}"
-            )
+            raise ValueError(f"bad: expected frames or pairs from 1 to {n_t}, got {item!r}")
         keep[pair[0] - 1 : pair[1]] = 0
     return keep
 

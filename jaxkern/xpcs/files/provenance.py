@@ -28,8 +28,8 @@ def file_stamp(path: Path) -> list[Any]:
 def link_stamps(path: Path, others: Iterable[str]) -> dict[str, list[Any]]:
     """Return the stamps of files that `path` links to, which may be relative to its folder."""
     folder = path.absolute().parent
-    places = [folder / other for other in others]
-    return {os.path.relpath(place, folder): file_stamp(place) for place in places}
+    paths = [folder / other for other in others]
+    return {os.path.relpath(linked, folder): file_stamp(linked) for linked in paths}
 
 
 def read_provenance(path: Path) -> dict[str, Any] | None:

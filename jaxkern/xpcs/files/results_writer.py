@@ -132,9 +132,7 @@ def write_results(
 
 def _check(name: str, result: Any, kind: type) -> None:
     if result is not None and not isinstance(result, kind):
-        raise TypeError(
-            f"{name}: expected a {kind.__name__} or None, got a {type(result).__name__}"
-        )
+        raise TypeError(f"{name}: expected a {kind.__name__}, got a {type(result).__name__}")
 
 
 def _check_together(multitau: MultiTauResult | None, twotime: TwoTimeResult | None) -> None:
@@ -144,10 +142,7 @@ def _check_together(multitau: MultiTauResult | None, twotime: TwoTimeResult | No
     if one is not other and not (
         np.array_equal(one.dynamic, other.dynamic) and np.array_equal(one.static, other.static)
     ):
-        raise ValueError(
-            f"multitau, twotime: expected results of the same bins, got {one} and {other}; write "
-            "two files"
-        )
+        raise ValueError(f"multitau, twotime: {one} and {other} differ; write two files")
     first, second = _frame_time(multitau), _frame_time(twotime)
     if first and second and abs(first - second) > 1e-6 * first:
         raise ValueError(

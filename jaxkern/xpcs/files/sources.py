@@ -64,9 +64,7 @@ class StackSource:
     ):
         shape = tuple(map(int, array.shape))
         if len(shape) != 3 or shape[1] != shape[2]:
-            raise ValueError(
-                f"{name}: expected [n_phi, n, n], a square matrix for each angle, got {shape}"
-            )
+            raise ValueError(f"{name}: expected [n_phi, n, n], got {shape}")
         self._array = array
         self.quantization = quantization
         self.shape = (shape[0], shape[1], shape[2])

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from conftest import load_v2
 from freeze_targets import target_cases
+from support.image.torchvision_functions import tensor
 
 v2 = load_v2()
 F = v2.functional
@@ -39,10 +40,6 @@ def base_images() -> np.ndarray:
 def as_float(images: np.ndarray) -> np.ndarray:
     """Return f32 images from 0 to 1 with values between the levels."""
     return ((images.astype(np.float32) + np.float32(0.37)) / 256).astype(np.float32)
-
-
-def tensor(image: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
 
 
 class Case:

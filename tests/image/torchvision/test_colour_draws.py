@@ -1,8 +1,4 @@
-"""Draws of colour transforms against torchvision's: 10,000 of each.
-
-Would catch: factors from the wrong range, orders that are not equally likely, an inverted
-probability, draws that are correlated, a contrast that always comes first.
-"""
+"""Draws of colour transforms against torchvision's: 10,000 of each."""
 
 from __future__ import annotations
 

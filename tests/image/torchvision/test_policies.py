@@ -1,28 +1,16 @@
-"""Ops of policies against torchvision's, on random images with the draws of `sample`.
-
-Would catch: a factor off by one, a rotation in the wrong direction, a fill that is not mixed like
-torchvision's, mixtures that round their terms.
-"""
+"""Ops of policies against torchvision's, on random images with the draws of `sample`."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
+from support.image.torchvision_functions import array, tensor
 
 from jaxkern import image as im
 from jaxkern.image.policies.tables import TRIVIAL_AUGMENT_WIDE, magnitude_table, signed_ops
 
 RNG = np.random.default_rng(12)
 WARPS = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
-
-
-def tensor(image):
-    return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
-
-
-def array(image):
-    return image.numpy().transpose(1, 2, 0)
 
 
 def photographs(count, height, width, dtype):

@@ -1,8 +1,4 @@
-"""Draws of policies and containers against torchvision's: 10,000 of each.
-
-Would catch: a wrong range of magnitudes, wrong ops, a probability that the code and its tests
-misread alike, weights of AugMix in another order; errors in the published tables.
-"""
+"""Draws of policies and containers against torchvision's: 10,000 of each."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Chains against torchvision's v2 functions; run by `make test-torchvision` only.
-
-Would catch: semantics that the oracle and the code misread in the same way: argument order,
-defaults, rounding of sizes and centres, the partner of a mix.
-"""
+"""Chains against torchvision's v2 functions; run by `make test-torchvision` only."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support.image.comparison import assert_close
+from support.image.torchvision_functions import array, tensor
 
 from jaxkern import image as im
 
@@ -22,14 +19,6 @@ CROPS = dict(
     zip(("top", "left", "height", "width"), np.asarray(BOXES, np.int32).T.copy(), strict=True)
 )
 FLIPS = np.asarray([True, False, True])
-
-
-def tensors(images):
-    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
-
-
-def arrays(tensor):
-    return tensor.numpy().transpose(0, 2, 3, 1).astype(np.float64)
 
 
 @pytest.mark.parametrize("mode", ["antialias", "bilinear", "nearest"])
@@ -47,13 +36,13 @@ def test_training_chain(v2, run, mode):
     out = run(aug, U8, (CROPS, {"flip": FLIPS}, {}))
     kind = "NEAREST_EXACT" if mode == "nearest" else "BILINEAR"
     rows = []
-    for image, box, flip in zip(tensors(U8).float() / 255, BOXES, FLIPS, strict=True):
+    for image, box, flip in zip(tensor(U8).float() / 255, BOXES, FLIPS, strict=True):
         image = f.resized_crop(
             image, *box, [24, 24], getattr(v2.InterpolationMode, kind), antialias=antialias
         )
         image = f.horizontal_flip(image) if flip else image
         rows.append(f.normalize(image, MEAN, STD))
-    assert_close(out, arrays(torch.stack(rows)))
+    assert_close(out, array(torch.stack(rows)))
 
 
 @pytest.mark.parametrize("size", [24, (20, 31), 60])
@@ -64,9 +53,9 @@ def test_u8_evaluation_chain(v2, run, size):
     reference = v2.Compose(
         [v2.Resize(size, antialias=True), v2.CenterCrop(28), v2.Pad((1, 2, 3, 4), fill=9)]
     )
-    expected = reference(tensors(U8))
+    expected = reference(tensor(U8))
     assert out.dtype == np.uint8
-    assert np.abs(np.asarray(out).astype(int) - arrays(expected)).max() <= 1
+    assert np.abs(np.asarray(out).astype(int) - array(expected)).max() <= 1
 
 
 def test_resize_max_size(v2):
@@ -80,16 +69,16 @@ def test_resize_max_size(v2):
 def test_center_crop_of_odd_sizes(v2, run):
     for size in [(36, 52), (37, 60), (10, 11), (50, 13)]:
         out = run(im.Compose([im.CenterCrop(size)]), U8, ({},))
-        np.testing.assert_array_equal(out, arrays(v2.CenterCrop(size)(tensors(U8))))
+        np.testing.assert_array_equal(out, array(v2.CenterCrop(size)(tensor(U8))))
 
 
 def test_dtype_conversions(v2, run):
     f = v2.functional
     values = RNG.random((2, 5, 7, 3)).astype(np.float32)
     out = run(im.Compose([im.ToDtype(np.uint8, scale=True)]), values, ({},))
-    np.testing.assert_array_equal(out, arrays(f.to_dtype(tensors(values), torch.uint8, scale=True)))
+    np.testing.assert_array_equal(out, array(f.to_dtype(tensor(values), torch.uint8, scale=True)))
     back = run(im.Compose([im.ToDtype(np.float32, scale=True)]), U8, ({},))
-    assert_close(back, arrays(f.to_dtype(tensors(U8), torch.float32, scale=True)))
+    assert_close(back, array(f.to_dtype(tensor(U8), torch.float32, scale=True)))
 
 
 def test_mixing_partner_and_labels(v2, run):
@@ -97,9 +86,9 @@ def test_mixing_partner_and_labels(v2, run):
     onehot = np.eye(3, dtype=np.float32)[labels.numpy()]
     mixup = v2.MixUp(alpha=1.0, num_classes=3)
     params = {"lam": 0.3, "labels": labels, "batch_size": 3}
-    expected, soft = (mixup.transform(x, params) for x in (tensors(values), labels))
+    expected, soft = (mixup.transform(x, params) for x in (tensor(values), labels))
     out, mixed = run(im.Compose([im.MixUp()]), values, ({"lam": 0.3},), onehot)
-    assert_close(out, arrays(expected))
+    assert_close(out, array(expected))
     np.testing.assert_allclose(mixed, soft.numpy(), atol=1e-6)
 
 

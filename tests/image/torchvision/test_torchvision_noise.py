@@ -1,8 +1,4 @@
-"""Noise and elastic warps against torchvision's v2 with our random numbers.
-
-Would catch: noise in other units or rounded differently, a box or a field along the wrong axis, a
-kernel of another size, displacements scaled by the wrong side.
-"""
+"""Noise and elastic warps against torchvision's v2 with our random numbers."""
 
 from __future__ import annotations
 
@@ -15,6 +11,7 @@ import torch
 from scipy.stats import ks_2samp
 from support.image.comparison import assert_alike
 from support.image.counter_noise import normals, uniforms
+from support.image.torchvision_functions import array, tensor
 
 from jaxkern import image as im
 
@@ -25,14 +22,6 @@ SEEDS = np.int32([[5, -9], [2**31 - 1, 0], [-(2**31), 123456]])
 def pictures(size, channels, dtype):
     levels = RNG.integers(0, 256, (3, *size, channels), np.uint8)
     return levels if dtype == np.uint8 else (levels / 255).astype(dtype)
-
-
-def tensor(image):
-    return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
-
-
-def array(tensor):
-    return tensor.numpy().transpose(1, 2, 0)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])

@@ -1,28 +1,16 @@
-"""Bicubic filters and padding modes against torchvision's, on tensors of random sizes.
-
-Would catch: another cubic kernel, taps that leave a crop, other weights at a border, overshoot
-clamped at another step, a border mirrored about another pixel, other limits of padding.
-"""
+"""Bicubic filters and padding modes against torchvision's, on tensors of random sizes."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
+from support.image.torchvision_functions import array, tensor
 
 from jaxkern import image as im
 
 RNG = np.random.default_rng(31)
 SIZES = [(5, 7), (24, 31), (37, 53), (90, 40)]
 MODES = ["edge", "reflect", "symmetric"]
-
-
-def tensor(image):
-    return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
-
-
-def array(image):
-    return image.numpy().transpose(1, 2, 0)
 
 
 def photo(size, dtype, channels=3):

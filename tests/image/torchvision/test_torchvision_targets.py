@@ -1,9 +1,4 @@
-"""Boxes, keypoints and masks against torchvision's v2 with equal parameters.
-
-Would catch: boxes clamped at another step of a chain, another order of corners, another rule of
-validity, keypoints relative to another pixel, masks with another geometry, draws of detection
-transforms from another distribution.
-"""
+"""Boxes, keypoints and masks against torchvision's v2 with equal parameters."""
 
 from __future__ import annotations
 

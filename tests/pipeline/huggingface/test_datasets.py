@@ -82,7 +82,7 @@ def test_what_was_picked_comes_in_its_order(data, pick):
 
 
 def test_images_stay_encoded_where_they_lie(data):
-    images = HuggingFaceSource(data)._images.images["image"].images
+    images = HuggingFaceSource(data).images["image"].images
     buffers = [c.field("bytes").buffers()[2].address for c in data.data.table["image"].chunks]
     assert [blob.ctypes.data for blob in images.blobs] == buffers
     expected = data.cast_column("image", datasets.Image(decode=False))["image"]

@@ -7,11 +7,7 @@ import numpy as np
 from support.image.oracle import BFLOAT16
 
 # Allowed error by dtype, as a fraction of the value range.
-TOLERANCE = {
-    np.dtype(np.float32): 2e-4,
-    np.dtype(np.float16): 1e-3,
-    BFLOAT16: 8e-3,
-}
+TOLERANCE = {np.dtype(np.float32): 2e-4, np.dtype(np.float16): 1e-3, BFLOAT16: 8e-3}
 
 
 def assert_close(out, expected, odd_levels=0.0, slack=0.0):

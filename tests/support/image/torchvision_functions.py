@@ -6,7 +6,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import torch
+
 Apply = Callable[[Any, dict[str, Any], Any], Any]
+
+
+def tensor(images: np.ndarray) -> torch.Tensor:
+    """Convert images [..., H, W, C] to a tensor [..., C, H, W]."""
+    return torch.from_numpy(np.ascontiguousarray(np.moveaxis(images, -1, -3)))
+
+
+def array(images: torch.Tensor) -> np.ndarray:
+    """Convert a tensor [..., C, H, W] to images [..., H, W, C]."""
+    return np.moveaxis(images.numpy(), -3, -1)
 
 
 def by_name(v2: Any) -> dict[str, Apply]:

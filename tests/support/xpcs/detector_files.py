@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 
+import h5py
 import numpy as np
 
 
@@ -61,8 +62,6 @@ def imm_bytes(frames, sparse, frame_time=0.1):
 
 def write_master(folder, frames, lengths, **options):
     """A NeXus master with links to one file for each of `lengths` frames; returns its path."""
-    import h5py
-
     begin = 0
     with h5py.File(folder / "run_master.h5", "w") as master:
         data = master.create_group("entry/data")
@@ -103,3 +102,13 @@ def write_simplemask(path, dynamic, static, mask, grids, group="qmap", **more):
             at[key] = value
         at.attrs["hash"], at.attrs["version"] = "0", "1"
     return path
+
+
+def write_arrays(file, suffix, arrays):
+    """Write arrays by name to a path or a buffer, as `.npz` or HDF5."""
+    if suffix == ".npz":
+        np.savez(file, **arrays)
+        return
+    with h5py.File(file, "w") as opened:
+        for name, array in arrays.items():
+            opened[name] = array

@@ -16,7 +16,7 @@ import pytest
 from jaxkern import xpcs
 from jaxkern.cli import main
 from jaxkern.xpcs.analysis import fit_plots as plot
-from jaxkern.xpcs.analysis.views import AGE_BANDS, chosen_angles, lag_bins, scale, view_angles
+from jaxkern.xpcs.analysis.fit_plots import AGE_BANDS, chosen_angles, lag_bins, scale, view_angles
 from jaxkern.xpcs.files.sources import StackSource
 
 PHI = [-40.0, 5.0, 50.0]
@@ -96,8 +96,8 @@ def test_every_lag_has_a_bin():
 
 
 def test_long_matrices_are_shown_as_means(monkeypatch):
-    monkeypatch.setattr("jaxkern.xpcs.analysis.views.SHOWN_FRAMES", 12)
-    monkeypatch.setattr("jaxkern.xpcs.analysis.views._SLAB_POINTS", 41 * 9)
+    monkeypatch.setattr("jaxkern.xpcs.analysis.fit_plots.SHOWN_FRAMES", 12)
+    monkeypatch.setattr("jaxkern.xpcs.analysis.fit_plots._SLAB_POINTS", 41 * 9)
     model = model_of()
     data = xpcs.simulate(model, PARAMS, 0.3, 1.0, noise=0.02)
     view = view_angles(StackSource(data), model, PARAMS, 0.3, 1.0, angles=1)[0]

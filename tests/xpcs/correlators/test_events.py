@@ -18,7 +18,7 @@ from support.xpcs.correlator_frames import DYNAMIC, STATIC, check_g2
 
 import jaxkern as jk
 from jaxkern.core.registry import module
-from jaxkern.xpcs.correlators import native, selection, two_time_events
+from jaxkern.xpcs.correlators import native, selection, two_time
 from jaxkern.xpcs.correlators.selection import EventMemory
 from jaxkern.xpcs.detectors import frames as frame_sources
 from jaxkern.xpcs.detectors.frames import EventFrames
@@ -328,7 +328,7 @@ def test_twotime_events(n_events, asked):
     expected = oracle.twotime(frames_of(events, 40), DYNAMIC, STATIC, **asked)
     for n_blocks in (1, 7):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(two_time_events, "_MAX_ROWS", -(-40 // n_blocks))
+            patch.setattr(two_time, "_MAX_ROWS", -(-40 // n_blocks))
             found = jk.xpcs.twotime_events(*events, 40, QMAP, **asked)
         for name in ("c2", "g2", "g2_parts"):
             np.testing.assert_allclose(getattr(found, name), getattr(expected, name), 1e-13)
@@ -351,7 +351,7 @@ def test_twotime_in_coarser_cells(backend, form):
 def test_twotime_of_large_counts_and_few_bins_at_a_time(monkeypatch):
     events = drawn(30, 2000, most=100000)
     frames = frames_of(events, 30)
-    monkeypatch.setattr(two_time_events, "available_bytes", lambda: 20000)
+    monkeypatch.setattr(two_time, "available_bytes", lambda: 20000)
     found = jk.xpcs.twotime_events(*events, 30, QMAP, bins=[5, 1, 2])
     expected = oracle.twotime(frames, DYNAMIC, STATIC)
     np.testing.assert_allclose(found.c2, expected.c2[[4, 0, 1]], 1e-13)

@@ -18,6 +18,7 @@ from support.xpcs.detector_files import (
     random_frames,
     rigaku_bytes,
     write_3m,
+    write_arrays,
     write_master,
 )
 
@@ -188,8 +189,7 @@ def test_dead_pixels_are_excluded(tmp_path):
     """A pixel with 65535 counts in each frame would dominate the g2 of its bin."""
     frames = np.random.default_rng(0).poisson(3.0, (40, 4, 6)).astype(np.uint16)
     frames[:, 1, 2] = 65535
-    with h5py.File(tmp_path / "run.h5", "w") as file:
-        file["entry/data/data"] = frames
+    write_arrays(tmp_path / "run.h5", ".h5", {"entry/data/data": frames})
     bins = np.repeat([[1], [2]], 2, 0).repeat(6, 1)
     mask = np.ones((4, 6), bool)
     mask[1, 2] = False
@@ -274,12 +274,7 @@ def test_events_in_arrays(tmp_path, suffix):
     }
     for name, more in (("with_shape", {"shape": [6, 3, 5]}), ("without_shape", {})):
         path = tmp_path / f"{name}{suffix}"
-        if suffix == ".npz":
-            np.savez_compressed(path, **arrays, **more)
-        else:
-            with h5py.File(path, "w") as file:
-                for key, array in {**arrays, **more}.items():
-                    file[key] = array
+        write_arrays(path, suffix, {**arrays, **more})
     check_source(jk.xpcs.open_frames(tmp_path / f"with_shape{suffix}"), frames)
     # Without a shape in the file, the last frame is the last one with an event.
     path = tmp_path / f"without_shape{suffix}"
@@ -292,13 +287,8 @@ def test_events_in_arrays(tmp_path, suffix):
 def test_no_events_in_arrays(tmp_path, suffix):
     """Empty arrays have the default dtype of NumPy, float64."""
     path = tmp_path / f"empty{suffix}"
-    if suffix == ".npz":
-        np.savez(path, pixel=[], frame=[], count=[], shape=[4, 3, 5])
-    else:
-        with h5py.File(path, "w") as file:
-            file["shape"] = [4, 3, 5]
-            for key in ("pixel", "frame", "count"):
-                file[key] = np.array([])
+    none = np.array([])
+    write_arrays(path, suffix, {"pixel": none, "frame": none, "count": none, "shape": [4, 3, 5]})
     check_source(jk.xpcs.open_frames(path), np.zeros((4, 3, 5), np.uint32))
 
 
@@ -324,8 +314,7 @@ def test_the_format_is_detected_by_the_first_bytes(tmp_path):
     np.save(tmp_path / "x.npy", frames)
     (tmp_path / "x.npy").rename(tmp_path / "x.raw")
     check_source(jk.xpcs.open_frames(tmp_path / "x.raw"), frames)
-    with h5py.File(tmp_path / "x.imm", "w") as file:  # as APS calls some
-        file["entry/data/data"] = frames
+    write_arrays(tmp_path / "x.imm", ".h5", {"entry/data/data": frames})  # as APS calls some
     check_source(jk.xpcs.open_frames(tmp_path / "x.imm"), frames)
     (tmp_path / "x.dat").write_bytes(b"12345678")
     with raises(jk.xpcs.DetectorFileError, "x.dat"):

@@ -12,7 +12,13 @@ import h5py
 import numpy as np
 import pytest
 from support.errors import raises
-from support.xpcs.detector_files import imm_bytes, imm_header, random_frames, rigaku_bytes
+from support.xpcs.detector_files import (
+    imm_bytes,
+    imm_header,
+    random_frames,
+    rigaku_bytes,
+    write_arrays,
+)
 
 import jaxkern as jk
 
@@ -20,16 +26,11 @@ SHAPE = (6, 4, 8)
 FRAMES = random_frames(0, SHAPE, most=9)
 
 
-def npz_bytes():
+def event_bytes(suffix):
     frame, row, column = np.nonzero(FRAMES)
     buffer = io.BytesIO()
-    np.savez(
-        buffer,
-        pixel=row * SHAPE[2] + column,
-        frame=frame,
-        count=FRAMES[frame, row, column],
-        shape=SHAPE,
-    )
+    arrays = {"pixel": row * SHAPE[2] + column, "frame": frame, "count": FRAMES[FRAMES > 0]}
+    write_arrays(buffer, suffix, {**arrays, "shape": SHAPE})
     return buffer.getvalue()
 
 
@@ -47,23 +48,14 @@ def hdf5_bytes():
     return buffer.getvalue()
 
 
-def hdf5_events():
-    buffer = io.BytesIO()
-    frame, row, column = np.nonzero(FRAMES)
-    with h5py.File(buffer, "w") as file:
-        file["pixel"], file["frame"] = row * SHAPE[2] + column, frame
-        file["count"], file["shape"] = FRAMES[frame, row, column], SHAPE
-    return buffer.getvalue()
-
-
 FORMATS = {
     "rigaku.bin": (rigaku_bytes(FRAMES), 700),
     "sparse.imm": (imm_bytes(FRAMES, True), 700),
     "dense.imm": (imm_bytes(FRAMES, False), 500),
-    "events.npz": (npz_bytes(), 500),
+    "events.npz": (event_bytes(".npz"), 500),
     "frames.npy": (npy_bytes(), 500),
     "frames.h5": (hdf5_bytes(), 300),
-    "events.h5": (hdf5_events(), 200),
+    "events.h5": (event_bytes(".h5"), 200),
 }
 
 
@@ -218,12 +210,7 @@ EVENTS = [
 @pytest.mark.parametrize(("arrays", "facts"), EVENTS)
 def test_invalid_events(tmp_path, arrays, facts, suffix):
     path = tmp_path / f"run{suffix}"
-    if suffix == ".npz":
-        np.savez(path, **arrays)
-    else:
-        with h5py.File(path, "w") as file:
-            for key, array in arrays.items():
-                file[key] = array
+    write_arrays(path, suffix, arrays)
     with raises(jk.xpcs.DetectorFileError, path.name, *facts):
         jk.xpcs.open_frames(path, (4, 8))
 
@@ -241,113 +228,72 @@ def test_pickled_arrays_are_rejected(tmp_path):
         jk.xpcs.open_frames(tmp_path / "other.npz", (4, 8))
 
 
-def flat(file):
-    file["entry/data/data"] = np.zeros((4, 8), "u2")
+DATA, PART = "entry/data/data", "entry/data/data_{:06d}"
+ZEROS = np.zeros((2, 4, 8), "u2")
 
 
-def complex_counts(file):
-    file["entry/data/data"] = np.zeros((2, 4, 8), complex)
-
-
-def texts(file):
-    file["entry/data/data"] = ["a", "b"]
-
-
-def empty(file):
-    file["entry/data/data"] = h5py.Empty("u2")
-
-
-def a_group(file):
-    file.create_group("entry/data/data")
-
-
-def loop(file):
-    file["entry/data/data"] = h5py.SoftLink("/entry/data/other")
-    file["entry/data/other"] = h5py.SoftLink("/entry/data/data")
-
-
-def loop_of_groups(file):
-    file.create_group("entry/data")["data"] = h5py.SoftLink("/entry/data/data/data")
-
-
-def missing_file(file):
-    file["entry/data/data_000001"] = h5py.ExternalLink("run_data_000001.h5", "/entry/data/data")
-
-
-def itself(file):
-    file["entry/data/data_000001"] = h5py.ExternalLink("run.h5", "/entry/data/data_000001")
-
-
-def other_shapes(file):
-    file["entry/data/data_000001"] = np.zeros((2, 4, 8), "u2")
-    file["entry/data/data_000002"] = np.zeros((2, 4, 9), "u2")
-
-
-def other_dtypes(file):
-    file["entry/data/data_000001"] = np.zeros((2, 4, 8), "u2")
-    file["entry/data/data_000002"] = np.zeros((2, 4, 8), "u4")
-
-
-def a_part_is_missing(file):
-    for number in (1, 2, 4):
-        file[f"entry/data/data_{number:06d}"] = np.zeros((2, 4, 8), "u2")
-
-
-def two_of_a_number(file):
-    file["entry/data/data_1"] = file["entry/data/data_000001"] = np.zeros((2, 4, 8), "u2")
-
-
-def too_many_frames(file):
-    file.create_dataset("entry/data/data", (2**40, 4, 8), "u2", chunks=(1, 4, 8))
-
-
-def too_many_pixels(file):
-    file.create_dataset("entry/data/data", (2, 2**20, 2**20), "u2", chunks=(1, 4, 8))
-
-
-def no_pixels(file):
-    file.create_dataset("entry/data/data", (2, 0, 8), "u2")
-
-
-def virtual_without_its_file(file):
+def virtual_layout():
     layout = h5py.VirtualLayout((2, 4, 8), "u2")
     layout[:] = h5py.VirtualSource("gone.h5", "data", (2, 4, 8))
-    file.create_virtual_dataset("entry/data/data", layout)
+    return layout
 
 
-def other_mask(file):
-    file["entry/data/data"] = np.zeros((2, 4, 8), "u2")
-    file["entry/instrument/detector/pixel_mask"] = np.zeros((8, 4), "u4")
+def linked(target, file=None):
+    return h5py.SoftLink(target) if file is None else h5py.ExternalLink(file, target)
 
 
-HDF5 = [
-    (flat, ["(4, 8)", "uint16"]),
-    (complex_counts, ["complex128"]),
-    (texts, ["numbers"]),
-    (empty, ["numbers"]),
-    (a_group, ["data set", "three axes"]),
-    (loop, ["/entry/data/data", "link", "/entry/data/other"]),
-    (loop_of_groups, ["/entry/data/data", "link"]),
-    (missing_file, ["data_000001", "link", "run_data_000001.h5", "/entry/data/data"]),
-    (itself, ["data_000001", "link"]),
-    (other_shapes, ["data_000002", "(2, 4, 9)"]),
-    (other_dtypes, ["data_000002", "uint16", "uint32"]),
-    (a_part_is_missing, ["data_000004", "2"]),
-    (two_of_a_number, ["data_1"]),
-    (too_many_frames, ["2147483647 frames", "1099511627776"]),
-    (too_many_pixels, ["1048576"]),
-    (no_pixels, ["2147483647 pixels"]),
-    (virtual_without_its_file, ["gone.h5"]),
-    (other_mask, ["pixel_mask", "(4, 8)", "(8, 4)"]),
-    (lambda file: None, ["data set"]),
-]
+# Objects by name: an array, a link, a virtual data set, the shape of a data set, None for a group.
+HDF5 = {
+    "flat": ({DATA: ZEROS[0]}, ["(4, 8)", "uint16"]),
+    "complex counts": ({DATA: ZEROS.astype(complex)}, ["complex128"]),
+    "texts": ({DATA: ["a", "b"]}, ["numbers"]),
+    "empty": ({DATA: h5py.Empty("u2")}, ["numbers"]),
+    "group": ({DATA: None}, ["data set", "three axes"]),
+    "loop": (
+        {DATA: linked("/entry/data/other"), "entry/data/other": linked("/entry/data/data")},
+        ["/entry/data/data", "link", "/entry/data/other"],
+    ),
+    "loop of groups": ({DATA: linked("/entry/data/data/data")}, ["/entry/data/data", "link"]),
+    "missing file": (
+        {PART.format(1): linked("/entry/data/data", "run_data_000001.h5")},
+        ["data_000001", "link", "run_data_000001.h5", "/entry/data/data"],
+    ),
+    "itself": ({PART.format(1): linked(PART.format(1), "run.h5")}, ["data_000001", "link"]),
+    "other shapes": (
+        {PART.format(1): ZEROS, PART.format(2): np.zeros((2, 4, 9), "u2")},
+        ["data_000002", "(2, 4, 9)"],
+    ),
+    "other dtypes": (
+        {PART.format(1): ZEROS, PART.format(2): ZEROS.astype("u4")},
+        ["data_000002", "uint16", "uint32"],
+    ),
+    "missing part": ({PART.format(k): ZEROS for k in (1, 2, 4)}, ["data_000004", "2"]),
+    "two of a number": ({"entry/data/data_1": ZEROS, PART.format(1): ZEROS}, ["data_1"]),
+    "too many frames": ({DATA: (2**40, 4, 8)}, ["2147483647 frames", "1099511627776"]),
+    "too many pixels": ({DATA: (2, 2**20, 2**20)}, ["1048576"]),
+    "no pixels": ({DATA: ZEROS[:, :0]}, ["2147483647 pixels"]),
+    "virtual without its file": ({DATA: virtual_layout()}, ["gone.h5"]),
+    "other mask": (
+        {DATA: ZEROS, "entry/instrument/detector/pixel_mask": np.zeros((8, 4), "u4")},
+        ["pixel_mask", "(4, 8)", "(8, 4)"],
+    ),
+    "nothing": ({}, ["data set"]),
+}
 
 
-@pytest.mark.parametrize(("make", "facts"), HDF5, ids=lambda made: getattr(made, "__name__", ""))
-def test_invalid_hdf5_files(tmp_path, make, facts):
+@pytest.mark.parametrize(("contents", "facts"), HDF5.values(), ids=HDF5)
+def test_invalid_hdf5_files(tmp_path, contents, facts):
     path = tmp_path / "run.h5"
     with h5py.File(path, "w") as file:
-        make(file)
+        for name, value in contents.items():
+            if value is None:
+                file.create_group(name)
+            elif isinstance(value, tuple):
+                file.create_dataset(name, value, "u2", chunks=(1, 4, 8))
+            elif isinstance(value, h5py.VirtualLayout):
+                file.create_virtual_dataset(name, value)
+            else:
+                file[name] = value
     with raises(jk.xpcs.DetectorFileError, "run.h5", *facts):
         jk.xpcs.open_frames(path)
     # The file was closed: it can be opened for writing.

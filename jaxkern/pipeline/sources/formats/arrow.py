@@ -143,7 +143,6 @@ def _row_name(origins: Sequence[str], ends: np.ndarray, record: int) -> str:
 
 
 def _mapped_table(file: Path, verify: bool) -> tuple[Any, np.ndarray]:
-    """Return the table of a mapped file, and the map."""
     arrow = import_extra("pyarrow", "parquet")
     if file.stat().st_size == 0:
         raise ValueError(f"{file} is empty; expected an Arrow file")
@@ -176,16 +175,14 @@ def _parquet_tables(files: Sequence[Path], names: Sequence[str] | None, verify: 
                         if largest > available_bytes():
                             raise MemoryError(
                                 f"memory suffices for {group} of {file.num_row_groups} row groups "
-                                f"of {path}: select columns=[...], or convert them to an Arrow "
-                                "file, which is mapped"
+                                f"of {path}: select columns=[...], or use an Arrow file"
                             )
-                        groups.append(
-                            file.read_row_group(group, None if names is None else [*names])
-                        )
-                        groups[-1].validate(full=verify)
+                        part = file.read_row_group(group, None if names is None else [*names])
+                        part.validate(full=verify)
                         if verify:
-                            _check_statistics(path, file, group, groups[-1])
-                        largest = max(largest, groups[-1].nbytes)
+                            _check_statistics(path, file, group, part)
+                        groups.append(part)
+                        largest = max(largest, part.nbytes)
                     table = arrow.concat_tables(groups or [file.schema_arrow.empty_table()])
             except (arrow.ArrowException, OSError, UnicodeError) as error:
                 raise ValueError(f"{path} is not a readable Parquet file: {error}") from error
@@ -202,9 +199,8 @@ def _check_statistics(path: Path, file: Any, group: int, table: Any) -> None:
         name, bounds = stored.column(number).path_in_schema, stored.column(number).statistics
         if bounds is None or not bounds.has_min_max or name not in table.column_names:
             continue
-        actual = compute.min_max(table.column(name)).as_py() if _is_number(bounds.min) else {}
-        low: Any = actual.get("min")
-        high: Any = actual.get("max")
+        actual: Any = compute.min_max(table.column(name)).as_py() if _is_number(bounds.min) else {}
+        low, high = actual.get("min"), actual.get("max")
         if _is_number(low) and _is_number(high) and not bounds.min <= low <= high <= bounds.max:
             raise ValueError(
                 f"{path} is damaged: column {name!r} has numbers from {low} to {high} in row group "
@@ -268,16 +264,13 @@ def _column(
             if len(chunk):
                 values = _on_file(_values(chunk, f"column {name!r} of {where}"), data)
                 check_numeric(values, f"column {name!r} of {where}")
-                if pieces and (values.shape[1:], values.dtype) != (
-                    pieces[0].shape[1:],
-                    pieces[0].dtype,
-                ):
-                    raise ValueError(
-                        f"column {name!r} of {where} has rows {values.dtype}"
-                        f"{list(values.shape[1:])} after rows {pieces[0].dtype}"
-                        f"{list(pieces[0].shape[1:])}; expected equal shapes and types"
-                    )
                 pieces.append(values)
+                rows = [f"{p.dtype}{list(p.shape[1:])}" for p in (pieces[0], values)]
+                if rows[0] != rows[1]:
+                    raise ValueError(
+                        f"column {name!r} of {where} has rows {rows[1]} after rows {rows[0]}; "
+                        "expected equal shapes and types"
+                    )
     if not pieces:
         return np.empty(0, np.float32)
     chunks = Chunks(pieces)
@@ -389,7 +382,6 @@ def _on_file(values: np.ndarray, data: np.ndarray | None) -> np.ndarray:
 
 
 def _bytes(name: str, parts: Sequence[Part], decode: Decode | None, missing: bool) -> Bytes:
-    """Return the byte ranges of a column."""
     arrow = import_extra("pyarrow", "parquet")
     blobs: list[np.ndarray] = []
     ranges: list[np.ndarray] = []

@@ -13,18 +13,10 @@ import numpy as np
 from jaxkern.core.failures import note
 from jaxkern.core.mapped import check_mapped
 from jaxkern.pipeline.rows import Data, canonical
-from jaxkern.pipeline.sources.images.decoding import MAX_PIXELS
 from jaxkern.pipeline.sources.images.fields import FileColumn, ImageColumn, OnBadRecord, PathList
 from jaxkern.pipeline.sources.images.headers import ByteRanges
 from jaxkern.pipeline.sources.images.sources import EncodedSource
-from jaxkern.pipeline.sources.source import (
-    ArraySource,
-    BatchSource,
-    EncodedImages,
-    RecordSource,
-    check_records,
-    common_length,
-)
+from jaxkern.pipeline.sources.source import RecordSource
 
 #: function from the bytes of a record's field to a number, an array, or a dict of these
 Decode = Callable[[bytes], Any]
@@ -110,7 +102,7 @@ Column = np.ndarray | Chunks | Bytes
 NUMPY_HEADERS = threading.Lock()
 
 
-class ColumnSource(BatchSource):
+class ColumnSource(EncodedSource):
     """Base class of sources whose fields are columns of one length.
 
     Args:
@@ -127,104 +119,33 @@ class ColumnSource(BatchSource):
         name_of: Callable[[int], str],
         **images: Unpack[ImageOptions],
     ) -> None:
-        self._length = common_length({name: len(column) for name, column in columns.items()})
-        self._names, self._name_of = list(columns), name_of
-        self._chunks: dict[str, Chunks] = {}
-        arrays: dict[str, np.ndarray] = {}
-        encoded: dict[str, ImageColumn] = {}
-        decoded: dict[str, Bytes] = {}
-        for name, column in columns.items():
-            if isinstance(column, Chunks):
-                self._chunks[name] = column
-            elif not isinstance(column, Bytes):
-                arrays[name] = column
-            elif column.decode is not None:
-                decoded[name] = column
-            else:
-                encoded[name] = _image_column(column, name_of, images)
-        self._images = EncodedSource(encoded, arrays) if encoded else None
-        self._decoded = (
-            RecordSource(DecodedFields(decoded, len(self), name_of)) if decoded else None
-        )
-        #: sources of the fields, except chunks
-        self._parts: list[BatchSource] = [self._images] if self._images is not None else []
-        if self._images is None and arrays:
-            self._parts.append(ArraySource(arrays))
-        if self._decoded is not None:
-            self._parts.append(self._decoded)
-        if self._images is not None:
-            self.on_bad_record = self._images.on_bad_record
-            if masks(images) and "valid" in columns:
-                raise ValueError(
-                    "the source has a field 'valid', which on_bad_record='mask' adds: rename it"
-                )
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(self._names)}; {len(self)} records)"
-
-    @property
-    def bad_images(self) -> dict[tuple[str, int], str]:
-        """Return (field, record) -> error of each masked image so far."""
-        return {} if self._images is None else self._images.bad_images
-
-    def describe(self) -> str:
-        """Include the options that change pixel values."""
-        scaled = self._images is not None and "scaled" in self._images.describe()
-        return type(self).__name__ + ("(decoded scaled)" if scaled else "")
-
-    def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        """Return the columns of numbers if native threads can read all fields."""
-        return self._parts[0].row_arrays() if self._is_plain() else None
-
-    def encoded_bytes(self, field: str, record: int) -> bytes | None:
-        """Return an encoded image of the file."""
-        return None if self._images is None else self._images.encoded_bytes(field, record)
-
-    def encoded_images(self) -> Mapping[str, EncodedImages]:
-        """Return the columns of images if native threads can read all fields."""
-        return self._parts[0].encoded_images() if self._is_plain() else {}
-
-    def remarks(self) -> Sequence[str]:
-        """Describe which decoders the images need, and why."""
-        return () if self._images is None else self._images.remarks()
+        self._name_of = name_of
+        self._chunks = {name: c for name, c in columns.items() if isinstance(c, Chunks)}
+        arrays = {name: c for name, c in columns.items() if isinstance(c, np.ndarray)}
+        ranges = {name: c for name, c in columns.items() if isinstance(c, Bytes)}
+        decoded = {name: c for name, c in ranges.items() if c.decode is not None}
+        encoded = {
+            name: _image_column(column, name_of, images)
+            for name, column in ranges.items()
+            if column.decode is None
+        }
+        super().__init__(encoded, arrays, {**self._chunks, **decoded})
+        self._names = list(columns)
+        fields = DecodedFields(decoded, len(self), name_of)
+        self._decoded = RecordSource(fields) if decoded else None
 
     def name_of(self, record: int) -> str:
-        """Return the file of a record and its position there."""
         return self._name_of(record)
-
-    def note_masked(self, records: np.ndarray) -> None:
-        """Record why these images cannot be decoded."""
-        if self._images is not None:
-            self._images.note_masked(records)
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """Return rows of arrays, decoded images as Ragged, and other decoded values, stacked."""
-        check_records(records, len(self))
-        data: Data = {}
-        for part in self._parts:
-            data |= part.gather(records, out)
-        for name, chunks in self._chunks.items():
-            data[name] = canonical(chunks.take(records))
-        return data
+        data = super().gather(records, out)
+        if self._decoded is not None:
+            data |= self._decoded.gather(records, out)
+        return data | {k: canonical(chunks.take(records)) for k, chunks in self._chunks.items()}
 
-    def _is_plain(self) -> bool:
-        return len(self._parts) == 1 and not self._chunks and self._decoded is None
-
-
-class NamedImages(ImageColumn):
-    """A field of encoded images in memory, with names for messages."""
-
-    def __init__(
-        self, ranges: ByteRanges, name_of: Callable[[int], str], **options: Unpack[ImageOptions]
-    ) -> None:
-        super().__init__(ranges, **_all_options(options))
-        self._name_of = name_of
-
-    def name_of(self, record: int) -> str:
-        return self._name_of(record)
+    def _has_own_gather(self) -> bool:
+        is_plain = not self._chunks and self._decoded is None
+        return is_plain and type(self).gather is ColumnSource.gather
 
 
 def _image_column(
@@ -232,17 +153,9 @@ def _image_column(
 ) -> ImageColumn:
     if not column.in_files:
         ranges = ByteRanges(tuple(column.blobs), column.ranges, in_files=False)
-        return NamedImages(ranges, name_of, **options)
+        return ImageColumn(ranges, **options, name_of=name_of)
     paths = [os.path.abspath(column.at(record)) for record in range(len(column))]
-    return FileColumn(PathList(paths), **_all_options(options), index=None)
-
-
-def _all_options(options: ImageOptions) -> dict[str, Any]:
-    """Add the defaults of missing options."""
-    defaults = ImageOptions(
-        channels=3, max_size=None, max_pixels=MAX_PIXELS, on_bad_record="raise", decode="full"
-    )
-    return {**defaults, **options}
+    return FileColumn(PathList(paths), **options)
 
 
 class DecodedFields:

@@ -88,7 +88,6 @@ class HuggingFaceSource(ColumnSource):
         super().__init__(fields, _name_of, **images)
 
     def describe(self) -> str:
-        """Include the selected rows: another shuffle is another source."""
         return super().describe() + self._selection
 
 

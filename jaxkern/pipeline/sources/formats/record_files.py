@@ -25,12 +25,12 @@ from jaxkern.pipeline.sources.formats.columns import (
     ImageOptions,
     is_image,
 )
-from jaxkern.pipeline.sources.source import BatchSource, RecordSource
+from jaxkern.pipeline.sources.source import RecordSource, record_arrays
 
 _HEAD, _FOOT = 12, 4  # bytes before and after a record's data
 
 
-class ArrayRecordSource(BatchSource):
+class ArrayRecordSource(RecordSource):
     """Source of the records of ArrayRecord files.
 
     Args:
@@ -46,8 +46,6 @@ class ArrayRecordSource(BatchSource):
       ValueError: a file is damaged or truncated; the message names it.
     """
 
-    fresh = True
-
     def __init__(
         self, paths: Paths, decode: Callable[[bytes], Mapping[str, Any]] | None = None
     ) -> None:
@@ -57,7 +55,6 @@ class ArrayRecordSource(BatchSource):
         self._lock = threading.Lock()
         self._readers: dict[int, Any] = {}
         self._ends = np.cumsum([self._count(n) for n in range(len(self.files))])
-        self._records = RecordSource(ArrayRecordFiles(self))
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -67,29 +64,26 @@ class ArrayRecordSource(BatchSource):
             f"ArrayRecordSource({self.files[0].name}; {len(self.files)} files, {len(self)} records)"
         )
 
-    def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """Return the stacked fields of decoded records."""
-        return self._records.gather(records, out)
-
-    def record(self, record: int) -> Mapping[str, Any]:
-        """Return the decoded fields of one record."""
+    def _record(self, record: int) -> Data:
         number = int(np.searchsorted(self._ends, record, "right"))
         index = record - int(self._ends[number - 1] if number else 0)
         try:
-            return self._decode(self._reader(number).read([index])[0])
+            fields = self._decode(self._reader(number).read([index])[0])
         except BaseException as error:
             note(error, "while reading record {} of {}", index, self.files[number])
+            note(error, "while reading record {} of {!r}", record, self)
             raise
+        return record_arrays(fields, record, repr(self))
 
     def _count(self, number: int) -> int:
         # The reader says that a damaged file has no records.
-        found = int(self._reader(number).num_records())
-        if not found:
+        count = int(self._reader(number).num_records())
+        if not count:
             raise ValueError(
                 f"{self.files[number]} is not a readable ArrayRecord file: it has no records, "
                 "is damaged or truncated"
             )
-        return found
+        return count
 
     def _reader(self, number: int) -> Any:
         with self._lock:
@@ -121,22 +115,6 @@ def _check_process() -> None:
             "ArrayRecord files were read before the process forked, so the child cannot read them: "
             "start it with multiprocessing's 'spawn' or 'forkserver'"
         )
-
-
-class ArrayRecordFiles:
-    """Sequence of the decoded records of a source."""
-
-    def __init__(self, source: ArrayRecordSource) -> None:
-        self._source = source
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __repr__(self) -> str:
-        return repr(self._source)
-
-    def __getitem__(self, record: int) -> Mapping[str, Any]:
-        return self._source.record(record)
 
 
 def _savez(data: bytes) -> dict[str, np.ndarray]:
@@ -240,7 +218,6 @@ def _frames(file: Path, data: np.ndarray) -> Iterator[tuple[int, bytes]]:
 
 
 def _masked(crc: int) -> bytes:
-    """Return a checksum in TFRecord's masked format."""
     return ((((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
 
 

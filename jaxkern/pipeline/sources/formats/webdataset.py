@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import io
@@ -137,7 +138,6 @@ class _Index:
         return [str(shard.endings[k]) for k in shard.ending[shard.sample == 0]]
 
     def name_of(self, record: int) -> str:
-        """Return the shard and the name of a sample."""
         shard = int(np.searchsorted(self._ends, record, "right"))
         first = int(self._ends[shard - 1]) if shard else 0
         return f"{self._files[shard]}: {self._shards[shard].keys[record - first]}"
@@ -167,7 +167,6 @@ class _Index:
     def _members(
         self, name: str, endings: Sequence[str]
     ) -> Iterator[tuple[ShardIndex, np.ndarray]]:
-        """Yield each shard with the member of each sample for a field."""
         first = 0
         for shard in self._shards:
             members = shard.select(endings)
@@ -190,10 +189,8 @@ def _map(file: Path) -> np.ndarray:
 
 
 def _field_endings(
-    fields: Mapping[str, str] | Sequence[str] | None,
-    first: Sequence[str],
+    fields: Mapping[str, str] | Sequence[str] | None, first: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return field -> its possible endings; `first` are those of the first sample."""
     if isinstance(fields, str):
         raise TypeError(f"fields is {fields!r}; expected a sequence of endings, or a dict")
     if isinstance(fields, Mapping):
@@ -210,16 +207,13 @@ def _field_endings(
 
 
 def _last(ending: str) -> str:
-    """Return the part of an ending that determines the format."""
     return ending.rpartition(".")[2]
 
 
 def _number(data: bytes) -> int | float:
     text = data.decode("utf-8", "replace").strip()
-    try:
+    with contextlib.suppress(ValueError):
         return int(text)
-    except ValueError:
-        pass
     try:
         return float(text)
     except ValueError:
@@ -234,18 +228,11 @@ def _array(data: bytes) -> np.ndarray:
     with NUMPY_HEADERS:
         array: np.ndarray = np.lib.format.read_array(stream, allow_pickle=False)
     if stream.tell() != len(data):
-        raise ValueError(
-            f"an array {array.dtype}{list(array.shape)} ends at byte {stream.tell()} of "
-            f"{len(data)}; expected it to end with its member: it is damaged"
-        )
+        raise ValueError(f"an array ends at byte {stream.tell()} of {len(data)}: it is damaged")
     return array
 
 
-_DECODERS: dict[str, Callable[[bytes], Any]] = {
-    "npy": _array,
-    "txt": _number,
-    "json": json.loads,
-}
+_DECODERS: dict[str, Callable[[bytes], Any]] = {"npy": _array, "txt": _number, "json": json.loads}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -360,16 +347,9 @@ def _read_headers(file: Path, data: np.ndarray) -> ShardIndex:
                 if ending.lower().rpartition(".")[2] in _NUMBERS:
                     start = member.offset_data
                     number = _parse_integer(data[start : start + min(member.size, 40)].tobytes())
-                members.append(
-                    (
-                        len(keys) - 1,
-                        kind,
-                        member.offset_data,
-                        member.size,
-                        number or 0,
-                        number is not None and member.size <= 40,
-                    )
-                )
+                is_number = number is not None and member.size <= 40
+                extent = member.offset_data, member.size
+                members.append((len(keys) - 1, kind, *extent, number or 0, is_number))
     except (tarfile.TarError, ValueError, OverflowError) as error:
         compressed = data[:2].tobytes() in (b"\x1f\x8b", b"BZ", b"\xfd7", b"\x28\xb5")
         raise ValueError(
@@ -381,20 +361,13 @@ def _read_headers(file: Path, data: np.ndarray) -> ShardIndex:
         # file after the end.
         raise ValueError(
             f"{file} is damaged, truncated or a concatenation: its members end at byte {end} of "
-            f"{len(data)}, and expected there are only the zeros that end a tar file"
+            f"{len(data)}; expected only zeros after them"
         )
-    table = np.array(members, np.int64).reshape(-1, 6)
-    names = "".join(f"{key}\0" for key in keys).encode("utf-8", "surrogateescape")
-    return ShardIndex(
-        np.frombuffer(names, np.uint8),
-        np.array(list(endings), str),
-        table[:, 0].copy(),
-        table[:, 1].astype(np.int32),
-        table[:, 2].copy(),
-        table[:, 3].copy(),
-        table[:, 4].copy(),
-        table[:, 5].astype(bool),
-    )
+    table = np.array(members, np.int64).reshape(-1, 6).T.copy()
+    joined = "".join(f"{key}\0" for key in keys).encode("utf-8", "surrogateescape")
+    names, kinds = np.frombuffer(joined, np.uint8), np.array(list(endings), str)
+    kind_numbers, valid = table[1].astype(np.int32), table[5].astype(bool)
+    return ShardIndex(names, kinds, table[0], kind_numbers, table[2], table[3], table[4], valid)
 
 
 def _has_data(data: np.ndarray, begin: int) -> bool:

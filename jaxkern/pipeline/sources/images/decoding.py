@@ -106,7 +106,6 @@ def jpeg_decoding() -> JpegDecoding:
 
 
 def _native() -> Any:
-    """Return the native module if it has a JPEG decoder."""
     native = registry.module("cpu")
     return native if native is not None and native.jpeg_decoder() else None
 

@@ -6,7 +6,7 @@ import functools
 import os
 import threading
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -43,16 +43,18 @@ class ImageColumn:
     Args:
       images: byte ranges of the images.
       channels, max_size, max_pixels, on_bad_record, decode: as for `Encoded`.
+      name_of: function from a record to the name of its image, for messages.
     """
 
     def __init__(
         self,
         images: ByteRanges,
-        channels: int,
-        max_size: tuple[int, int] | None,
-        max_pixels: int,
-        on_bad_record: OnBadRecord,
+        channels: int = 3,
+        max_size: tuple[int, int] | None = None,
+        max_pixels: int = MAX_PIXELS,
+        on_bad_record: OnBadRecord = "raise",
         decode: Decode = "full",
+        name_of: Callable[[int], str] = "image {}".format,
     ) -> None:
         if channels not in CHANNELS:
             raise ValueError(f"channels={channels}; expected 1, 3 or 4")
@@ -70,15 +72,13 @@ class ImageColumn:
         self.max_pixels = check_integer("max_pixels", max_pixels, 1)
         self.on_bad_record: OnBadRecord = on_bad_record
         self.decode: Decode = decode
-        self._given_max_size = max_size
+        self.name_of = name_of
+        self._max_size = max_size
         self._lock = threading.Lock()
+        self._headers: Headers | None = None
 
     def __len__(self) -> int:
         return len(self.images)
-
-    def name_of(self, record: int) -> str:
-        """Return the name of an image, for messages."""
-        return f"image {record}"
 
     def bytes_of(self, record: int) -> Any:
         """Return the encoded bytes of an image."""
@@ -95,11 +95,8 @@ class ImageColumn:
     def headers(self) -> Headers:
         """Return the headers of all images; read at the first use."""
         with self._lock:
+            self._headers = self._read() if self._headers is None else self._headers
             return self._headers
-
-    @functools.cached_property
-    def _headers(self) -> Headers:
-        return self._read()
 
     def _read(self) -> Headers:
         self.images.check()
@@ -107,7 +104,7 @@ class ImageColumn:
 
     def size_of(self, record: int) -> tuple[int, int] | None:
         """Return (height, width) from an image's header; None if unknown or above `max_pixels`."""
-        if "_headers" in vars(self):
+        if self._headers is not None:
             headers, number = self._headers, record
         else:
             headers, number = read_headers(self.images.select(np.array([record]))), 0
@@ -117,7 +114,7 @@ class ImageColumn:
     @property
     def max_size(self) -> tuple[int, int]:
         """Return the maximum (height, width) of all images, as set or from the headers."""
-        return self._given_max_size or self._largest
+        return self._max_size or self._largest
 
     def spec(self, count: int, image_side: int) -> Ragged:
         """Return the shapes of a batch, without reading any image.
@@ -127,7 +124,7 @@ class ImageColumn:
           image_side: replaces sizes that only headers contain: the maximum side, and the length
             of the buffer.
         """
-        height, width = self._given_max_size or (image_side, image_side)
+        height, width = self._max_size or (image_side, image_side)
         buffer = jax.ShapeDtypeStruct((image_side,), np.uint8)
         wide = jax.config.read("jax_enable_x64")
         offset = jax.ShapeDtypeStruct((count,), np.int64 if wide else np.int32)
@@ -148,19 +145,11 @@ class ImageColumn:
         return height, width
 
     def encoded_images(self) -> EncodedImages | None:
-        """Return the images for native threads; None if they cannot decode all of them."""
         if self.native_problem():
             return None
-        images = self.images
-        return EncodedImages(
-            images.blobs,
-            images.ranges,
-            images.in_files,
-            self.headers.size,
-            channels=self.channels,
-            max_pixels=self.max_pixels,
-            scaled=self.decode == "scaled",
-        )
+        images, scaled = self.images, self.decode == "scaled"
+        ranges = (images.blobs, images.ranges, images.in_files, self.headers.size)
+        return EncodedImages(*ranges, "jpeg", self.channels, self.max_pixels, scaled)
 
     def native_problem(self) -> str:
         """Return why native threads cannot decode the images; "" if they can."""
@@ -172,12 +161,11 @@ class ImageColumn:
         if others.size:
             first = self.name_of(int(others[0]))
             return f"{others.size} of {len(self)} images are not JPEG, such as {first}"
-        if self._given_max_size and (headers.size > self._given_max_size).any():
-            return f"images exceed max_size={self._given_max_size}"
+        if self._max_size and (headers.size > self._max_size).any():
+            return f"images exceed max_size={self._max_size}"
         return ""
 
     def remarks(self) -> list[str]:
-        """Describe which decoders the images need, and why."""
         decoding = jpeg_decoding()
         remarks = []
         for name, count in self.headers.counts().items():
@@ -255,22 +243,20 @@ class FileColumn(ImageColumn):
     def __init__(
         self,
         paths: PathList,
-        channels: int,
-        max_size: tuple[int, int] | None,
-        max_pixels: int,
-        on_bad_record: OnBadRecord,
-        index: str | os.PathLike[str] | bool | None,
+        channels: int = 3,
+        max_size: tuple[int, int] | None = None,
+        max_pixels: int = MAX_PIXELS,
+        on_bad_record: OnBadRecord = "raise",
+        index: str | os.PathLike[str] | bool | None = None,
         root: Path | None = None,
         decode: Decode = "full",
     ) -> None:
-        super().__init__(paths.ranges, channels, max_size, max_pixels, on_bad_record, decode)
+        options = (channels, max_size, max_pixels, on_bad_record, decode)
+        super().__init__(paths.ranges, *options, lambda record: str(paths[record]))
         self.paths = paths
         # Absolute: the working directory may change.
         self._index = Path(index).absolute() if isinstance(index, str | os.PathLike) else index
         self._root = root
-
-    def name_of(self, record: int) -> str:
-        return str(self.paths[record])
 
     def bytes_of(self, record: int) -> Any:
         with self.images.open(record) as file:
@@ -363,16 +349,11 @@ def _from_sequence(images: Any) -> ByteRanges:
             f"images is {type(images).__name__}; expected a sequence of N bytes objects"
         )
     if isinstance(images, np.ndarray) and images.dtype.kind == "S":
-        raise TypeError(
-            f"images is an array of dtype {images.dtype}, which drops trailing zero bytes; "
-            "expected an array of dtype object, or a list"
-        )
+        raise TypeError(f"images has dtype {images.dtype}, without trailing zero bytes; use object")
     blobs = []
     for record, data in enumerate(images):
-        array = data if isinstance(data, np.ndarray) else None
-        if _is_bytes(data):
-            array = np.frombuffer(data, np.uint8)
-        if array is None or array.dtype != np.uint8 or array.ndim != 1:
+        array = np.frombuffer(data, np.uint8) if _is_bytes(data) else data
+        if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim != 1:
             raise TypeError(f"image {record} is {data!r:.80}; expected encoded bytes, or uint8 [n]")
         blobs.append(np.ascontiguousarray(array))
     ranges = np.zeros((len(blobs), 3), np.int64)

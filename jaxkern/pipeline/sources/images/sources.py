@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ class EncodedSource(BatchSource):
     Args:
       images: field -> `Encoded`, or files of images.
       fields: field -> array [N, ...], as for `ArraySource`.
+      others: columns of a subclass, which must have the same length.
 
     Attributes:
       images: field -> images.
@@ -60,13 +61,18 @@ class EncodedSource(BatchSource):
 
     fresh = True
 
-    def __init__(self, images: Mapping[str, ImageColumn], fields: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        images: Mapping[str, ImageColumn],
+        fields: Mapping[str, Any],
+        others: Mapping[str, Sized] | None = None,
+    ) -> None:
         self.images = dict(images)
-        self._others = ArraySource(fields) if fields else None
-        self.fields = {} if self._others is None else self._others.arrays
-        lengths = {name: len(column) for name, column in self.images.items()}
-        lengths |= {name: len(array) for name, array in self.fields.items()}
-        common_length(lengths)
+        self._arrays = ArraySource(fields) if fields else None
+        self.fields = {} if self._arrays is None else self._arrays.arrays
+        columns: dict[str, Sized] = {**self.images, **self.fields, **(others or {})}
+        lengths = {name: len(column) for name, column in columns.items()}
+        self._names, self._length = list(columns), common_length(lengths)
         if any(column.on_bad_record == "mask" for column in self.images.values()):
             self.on_bad_record = "mask"
             if "valid" in lengths:
@@ -76,21 +82,16 @@ class EncodedSource(BatchSource):
         self.bad_images: dict[tuple[str, int], str] = {}
 
     def __len__(self) -> int:
-        return len(next(iter(self.images.values())))
+        return self._length
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({', '.join([*self.images, *self.fields])}; {len(self)} records)"
-        )
+        return f"{type(self).__name__}({', '.join(self._names)}; {len(self)} records)"
 
     def describe(self) -> str:
-        """Include the options that change pixel values."""
         scaled = [name for name, column in self.images.items() if column.decode == "scaled"]
         return type(self).__name__ + (f"({', '.join(scaled)} decoded scaled)" if scaled else "")
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """Return decoded images as Ragged, and rows of the arrays."""
-        del out
         check_records(records, len(self))
         data: Data = {}
         valid = np.ones(len(records), bool)
@@ -98,44 +99,43 @@ class EncodedSource(BatchSource):
             pixels = [self._image_or_none(field, record) for record in records.tolist()]
             valid &= np.array([image is not None for image in pixels], bool)
             data[field] = self._ragged(field, records, pixels)
-        if self._others is not None:
-            data |= self._others.gather(records)
+        if self._arrays is not None:
+            data |= self._arrays.gather(records, None if self.images else out)
         return data if self.on_bad_record == "raise" else {**data, "valid": valid}
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
-        """Return images as Ragged, unless a subclass overrides `gather`."""
         if type(self).gather is not EncodedSource.gather:
             return None
         spec: Data = {name: column.spec(count, image_side) for name, column in self.images.items()}
-        if self._others is not None:
-            spec |= self._others.batch_spec(count, image_side) or {}
+        if self._arrays is not None:
+            spec |= self._arrays.batch_spec(count, image_side) or {}
         if self.on_bad_record == "mask":
             spec["valid"] = jax.ShapeDtypeStruct((count,), np.bool_)
         return spec
 
     def check(self, records: np.ndarray) -> None:
-        """Raise OSError if the mapped file of these records was truncated."""
         for column in self.images.values():
             column.images.check(records)
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        """Return the arrays if native threads can decode the images."""
-        return self.fields if self.encoded_images() else None
+        is_native = self._has_own_gather() and (self.encoded_images() or not self.images)
+        return self.fields if is_native else None
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
-        """Return all image fields, or none if native threads cannot decode one of them."""
-        if type(self).gather is not EncodedSource.gather:
+        if not self._has_own_gather():
             return {}
         fields = {field: column.encoded_images() for field, column in self.images.items()}
         native = {field: images for field, images in fields.items() if images is not None}
         return native if len(native) == len(fields) else {}
 
+    def _has_own_gather(self) -> bool:
+        """True if `gather` only decodes images and copies rows, as native threads do."""
+        return type(self).gather is EncodedSource.gather
+
     def encoded_bytes(self, field: str, record: int) -> bytes | None:
-        """Return the bytes of the file, or of the image in memory."""
         return bytes(self.images[field].bytes_of(record)) if field in self.images else None
 
     def note_masked(self, records: np.ndarray) -> None:
-        """Decode the records once more to record their errors."""
         for field in self.images:
             for record in records.tolist():
                 if not self._is_known_bad(field, record):
@@ -143,7 +143,6 @@ class EncodedSource(BatchSource):
                         self._image_or_none(field, record)
 
     def remarks(self) -> Sequence[str]:
-        """Describe which decoders the images need, and why."""
         return [f"{name}: {'; '.join(column.remarks())}" for name, column in self.images.items()]
 
     def _image_or_none(self, field: str, record: int) -> np.ndarray | None:
@@ -383,19 +382,15 @@ class EncodedRecords(EncodedSource):
             raise ValueError("fields is empty; expected the name of at least one field")
         self.source = source
         self._gathering = threading.local()
-        images = {
-            name: _RecordColumn(
-                self._encoded(name), len(source), channels, max_size, max_pixels, on_bad_record
-            )
-            for name in names
-        }
-        super().__init__(images, {})
+        options: dict[str, Any] = {"channels": channels, "max_size": max_size}
+        options |= {"max_pixels": max_pixels, "on_bad_record": on_bad_record}
+        columns = (_RecordColumn(self._encoded(k), len(source), **options) for k in names)
+        super().__init__(dict(zip(names, columns, strict=True)), {})
 
     def __repr__(self) -> str:
         return f"EncodedRecords({type(self.source).__name__}; {len(self)} records)"
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """Return decoded images as Ragged, and the other fields, stacked."""
         numbers = records.tolist()
         rows = {record: self._record(record) for record in numbers}
         others = [{k: v for k, v in rows[r].items() if k not in self.images} for r in numbers]
@@ -432,13 +427,11 @@ class EncodedRecords(EncodedSource):
 
 
 class _RecordColumn(ImageColumn):
-    def __init__(self, read: Callable[[int], Any], length: int, *options: Any) -> None:
+    def __init__(self, read: Callable[[int], Any], length: int, **options: Any) -> None:
         nowhere = np.broadcast_to(np.zeros(3, np.int64), (length, 3))
-        super().__init__(ByteRanges((), nowhere, in_files=False), *options)
+        ranges = ByteRanges((), nowhere, in_files=False)
+        super().__init__(ranges, **options, name_of="record {}".format)
         self._read_one = read
-
-    def name_of(self, record: int) -> str:
-        return f"record {record}"
 
     def bytes_of(self, record: int) -> Any:
         return Encoded([self._read_one(record)]).bytes_of(0)

@@ -119,7 +119,6 @@ def packed_paths(path: Paths) -> list[Path]:
 
 
 def _is_pattern(path: Paths) -> bool:
-    """True if it may match several files."""
     return not isinstance(path, str | os.PathLike) or not os.path.isfile(path)
 
 
@@ -137,9 +136,9 @@ def _check_complete(
     missing = sorted(set(range(min(count, 10**6))) - numbers)
     if missing:
         text = ", ".join(f"{number:05}" for number in missing[:5])
+        more = " and others" if len(missing) > 5 else ""
         raise FileNotFoundError(
-            f"{pattern} has {len(numbers)} of {count} shards; missing: {text}"
-            f"{' and others' if len(missing) > 5 else ''}"
+            f"{pattern} has {len(numbers)} of {count} shards; missing: {text}{more}"
         )
 
 

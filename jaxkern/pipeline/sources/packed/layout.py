@@ -15,7 +15,7 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -205,12 +205,8 @@ def _read_index(file: np.ndarray) -> PackedIndex:
     if file_size != file.size:
         how = "is truncated" if file_size > file.size else "has grown"
         raise _InvalidFile(f"{how}: it has {file.size} bytes and was written with {file_size}")
-    if (
-        offset < PAGE
-        or offset % PAGE
-        or offset + size != file_size
-        or not 0 < records <= _MAX_COUNT
-    ):
+    is_aligned = offset >= PAGE and offset % PAGE == 0
+    if not (is_aligned and offset + size == file_size and 0 < records <= _MAX_COUNT):
         raise _InvalidFile("has an inconsistent header")
     index = file[offset:]
     if digest_of(index) != digest:
@@ -224,10 +220,8 @@ def _read_index(file: np.ndarray) -> PackedIndex:
 
 
 def _read_text(index: np.ndarray) -> tuple[tuple[PackedField, ...], dict[str, Any], int]:
-    """Return fields, metadata, and the offset of the columns."""
-    if index.size < _LENGTH.size:
-        raise _InvalidFile("has an inconsistent index")
-    (length,) = _LENGTH.unpack(index[: _LENGTH.size].tobytes())
+    head = index[: _LENGTH.size].tobytes().ljust(_LENGTH.size, b"\xff")
+    (length,) = _LENGTH.unpack(head)
     if length > index.size - _LENGTH.size:
         raise _InvalidFile("has an inconsistent index")
     try:
@@ -247,9 +241,8 @@ def _read_field(entry: Any) -> PackedField:
     shape = tuple(entry["shape"])
     if not isinstance(name, str) or codec not in ("column", "array", "jpeg") or dtype is None:
         raise ValueError
-    if len(shape) > _MAX_DIMENSIONS:
-        raise ValueError
-    if not all(type(n) is int and 0 <= n <= _MAX_SIDE for n in shape):
+    sides = [n for n in shape if type(n) is int and 0 <= n <= _MAX_SIDE]
+    if len(shape) > _MAX_DIMENSIONS or len(sides) < len(shape):
         raise ValueError
     if codec == "jpeg" and (dtype != np.uint8 or len(shape) != 3 or shape[2] not in (1, 3)):
         raise ValueError
@@ -259,30 +252,23 @@ def _read_field(entry: Any) -> PackedField:
 def _read_columns(
     index: np.ndarray, start: int, fields: Sequence[PackedField], records: int
 ) -> dict[str, dict[str, np.ndarray]]:
-    columns: dict[str, dict[str, np.ndarray]] = {}
+    columns: dict[str, dict[str, np.ndarray]] = {field.name: {} for field in fields}
     at = start
-    for field, name, dtype, shape in _all_columns(fields):
-        at += -at % LINE
-        size = records * math.prod(shape) * dtype.itemsize  # Python's integers do not overflow
-        if size > index.size - at:
-            raise _InvalidFile("has an index that is too short for its records")
-        try:
-            column = np.ndarray((records, *shape), dtype, index, at)
-        except ValueError:  # an empty array with sides above NumPy's limit
-            raise _InvalidFile("has an index with invalid text") from None
-        columns.setdefault(field.name, {})[name] = column if name == "value" else column.copy()
-        at += size
+    for field in fields:
+        for name, (dtype, shape) in field.columns.items():
+            at += -at % LINE
+            size = records * math.prod(shape) * dtype.itemsize  # Python's integers do not overflow
+            if size > index.size - at:
+                raise _InvalidFile("has an index that is too short for its records")
+            try:
+                column = np.ndarray((records, *shape), dtype, index, at)
+            except ValueError:  # an empty array with sides above NumPy's limit
+                raise _InvalidFile("has an index with invalid text") from None
+            columns[field.name][name] = column if name == "value" else column.copy()
+            at += size
     if at != index.size:
         raise _InvalidFile("has an index that is too long for its records")
     return columns
-
-
-def _all_columns(
-    fields: Sequence[PackedField],
-) -> Iterator[tuple[PackedField, str, np.dtype, tuple[int, ...]]]:
-    for field in fields:
-        for name, (dtype, shape) in field.columns.items():
-            yield field, name, dtype, shape
 
 
 def _check_ranges(field: PackedField, columns: Mapping[str, np.ndarray], end: int) -> None:

@@ -102,7 +102,6 @@ class PackedSource(BatchSource):
         return f"PackedSource({name}{more}; {', '.join(self._shapes)}; {len(self)} records)"
 
     def describe(self) -> str:
-        """Include a digest of the contents, which is independent of the number of shards."""
         return f"PackedSource#{self.digest}(channels={self.channels})"
 
     @property
@@ -170,7 +169,6 @@ class PackedSource(BatchSource):
         self.close()
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        """Return the decoded batch of records."""
         self._check_open()
         valid = self._valid(records)
         data: Data = {}
@@ -182,15 +180,12 @@ class PackedSource(BatchSource):
         return data
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        """Return views of the maps; small columns of several files are concatenated."""
         return None if self._native is None else self._native[0]
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
-        """Return JPEG images, and images of different sizes."""
         return {} if self._native is None else self._native[1]
 
     def encoded_bytes(self, field: str, record: int) -> bytes | None:
-        """Return a record's JPEG file, after verifying its checksum."""
         codecs = {field.name: field.codec for field in self._fields}
         if codecs.get(field) != "jpeg":
             return None
@@ -199,7 +194,6 @@ class PackedSource(BatchSource):
         return file.stored(field, row).tobytes()
 
     def remarks(self) -> Sequence[str]:
-        """Describe which decoder JPEG images need, and why."""
         decoder = jpeg_decoding()
         why = f" ({decoder.reason})" if decoder.reason else ""
         jpeg = [field.name for field in self._fields if field.codec == "jpeg"]
@@ -236,8 +230,8 @@ class PackedSource(BatchSource):
         blocks = [range(i, min(i + 64, len(self))) for i in range(0, len(self), 64)]
         with concurrent.futures.ThreadPoolExecutor(num_threads()) as threads:
             damages = threads.map(lambda block: [self._damage(r) for r in block], blocks)
-            for block, found in zip(blocks, damages, strict=True):
-                yield from (damage for damage in found if damage)
+            for block, results in zip(blocks, damages, strict=True):
+                yield from (damage for damage in results if damage)
                 if progress is not None:
                     progress(block.stop)
 
@@ -250,16 +244,13 @@ class PackedSource(BatchSource):
             check_mapped("the source", self._shards[number].file)
 
     def _shape_of(self, field: PackedField) -> tuple[int, ...] | None:
-        """Return the common shape of all records; None if shapes differ, and for JPEG."""
         if field.codec == "column":
             return field.shape
         if field.codec == "jpeg":
             return None
         shapes = [shard.index.columns[field.name]["shape"] for shard in self._shards]
         first = shapes[0][0]
-        if all((part == first).all() for part in shapes):
-            return tuple(first.tolist())
-        return None
+        return tuple(first.tolist()) if all((part == first).all() for part in shapes) else None
 
     def _channels(self, field: PackedField) -> int:
         if field.codec == "jpeg":
@@ -325,7 +316,6 @@ class PackedSource(BatchSource):
     def _gather_field(
         self, field: PackedField, records: np.ndarray, valid: np.ndarray, out: np.ndarray | None
     ) -> Any:
-        """Return the batch of a field."""
         shape = self._shapes[field.name]
         if shape is None and self._is_image(field):
             pixels = [self._image(field, r, row, valid) for row, r in enumerate(records.tolist())]
@@ -348,8 +338,7 @@ class PackedSource(BatchSource):
                 if value.shape != shape:
                     raise ValueError(
                         f"record {records[position]} of {self!r} has {field.name!r} of shape "
-                        f"{value.shape} and record {records[0]} of shape {shape}; expected equal "
-                        "shapes: read single records, source[i], or batches of 1"
+                        f"{value.shape} and record {records[0]} of shape {shape}; read batches of 1"
                     )
                 out[position] = value
         if field.codec != "column":  # columns are part of the verified index
@@ -384,7 +373,6 @@ class PackedSource(BatchSource):
 
     @functools.cached_property
     def _native(self) -> tuple[dict[str, np.ndarray], dict[str, EncodedImages]] | None:
-        """Return row fields and image fields, if native threads can read all fields."""
         if type(self).gather is not PackedSource.gather or self.on_bad_record == "mask":
             return None
         rows, images = {}, {}
@@ -399,15 +387,13 @@ class PackedSource(BatchSource):
         return rows, images
 
     def _as_array(self, field: PackedField) -> np.ndarray | None:
-        """Return all records of a field as one array, if that needs little memory."""
         if len(self._shards) == 1:
             return self._shards[0].rows(field, self._shapes[field.name])
         if field.codec != "column":
             return None
         parts = [shard.index.columns[field.name]["value"] for shard in self._shards]
-        return (
-            np.concatenate(parts) if sum(p.nbytes for p in parts) <= _CONCATENATED_BYTES else None
-        )
+        is_small = sum(part.nbytes for part in parts) <= _CONCATENATED_BYTES
+        return np.concatenate(parts) if is_small else None
 
     def _encoded(self, field: PackedField) -> EncodedImages:
         columns = [shard.index.columns[field.name] for shard in self._shards]
@@ -416,12 +402,7 @@ class PackedSource(BatchSource):
             for n, part in enumerate(columns)
         ]
         size = np.concatenate([part["shape"][:, :2] for part in columns])
-        return EncodedImages(
-            blobs=tuple(shard.file for shard in self._shards),
-            place=np.concatenate(place),
-            in_files=False,
-            size=size,
-            codec="jpeg" if field.codec == "jpeg" else "raw",
-            channels=self._channels(field),
-            max_pixels=self.max_pixels,
-        )
+        blobs = tuple(shard.file for shard in self._shards)
+        codec: Literal["jpeg", "raw"] = "jpeg" if field.codec == "jpeg" else "raw"
+        options = (codec, self._channels(field), self.max_pixels)
+        return EncodedImages(blobs, np.concatenate(place), False, size, *options)

@@ -1,4 +1,4 @@
-"""Setting of glibc's allocator that keeps large host buffers mapped between calls."""
+"""Settings of the host: the allocator of large buffers, and the threads of the CPU kernels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import ctypes
 import sys
 import warnings
 
+from jaxkern.core import registry
 from jaxkern.core.arguments import check_integer
+from jaxkern.core.threads import MAX_THREADS, worker_cap
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
@@ -74,10 +76,7 @@ def _problem() -> str | None:
     if ours != theirs:
         return "another allocator replaces glibc's malloc in this process"
     if arenas > 1:
-        return (
-            f"threads have already allocated from {arenas} heaps; call it at the start of the "
-            "program, before JAX runs anything"
-        )
+        return f"threads have already allocated from {arenas} heaps; call it before JAX runs"
     return None
 
 
@@ -96,3 +95,27 @@ def _count_arenas(glibc: ctypes.CDLL) -> int:
     if not count:
         raise OSError("malloc_info does not list the heaps")
     return count
+
+
+def set_num_threads(count: int | None) -> None:
+    """Limit the number of threads of the CPU kernels, from the next call on.
+
+    XLA's own operations run in XLA's thread pool, whose size is the process's CPU affinity. Set the
+    affinity too (``taskset``, ``srun --cpu-bind=cores``) if the rest of the program matters.
+
+    Args:
+      count: maximum number of threads; 0 for XLA's pool as the only limit; None for the limit of
+        the environment (``JAXKERN_NUM_THREADS``, else the smallest of SLURM's allocation, the
+        control group's quota and the affinity).
+
+    Raises:
+      ValueError: if ``count`` is not an integer from 0 to 2**31 - 1.
+
+    Example:
+      >>> import jaxkern.performance
+      >>> jaxkern.performance.set_num_threads(1)
+      >>> jaxkern.performance.set_num_threads(None)
+    """
+    if count is not None:
+        count = check_integer("count", count, 0, MAX_THREADS)
+    registry.set_max_workers(worker_cap() if count is None else count)
