@@ -47,12 +47,8 @@ class Headers:
     @classmethod
     def unknown(cls, count: int) -> Headers:
         """Return headers of `count` unknown images."""
-        return cls(
-            np.zeros((count, 2), np.int32),
-            np.zeros(count, np.uint8),
-            ("", "JPEG"),
-            np.full((count, 2), -1, np.int64),
-        )
+        size, stamp = np.zeros((count, 2), np.int32), np.full((count, 2), -1, np.int64)
+        return cls(size, np.zeros(count, np.uint8), ("", "JPEG"), stamp)
 
     def counts(self) -> dict[str, int]:
         """Return the number of images of each format, the most frequent first."""
@@ -235,8 +231,7 @@ def read_header_index(path: Path) -> tuple[list[bytes], Headers] | None:
     if arrays is None:
         return None
     names = arrays.pop("names").tobytes().split(b"\0")[:-1]
-    formats = tuple(arrays.pop("formats").tolist())
-    return names, Headers(formats=formats, **arrays)
+    return names, Headers(formats=tuple(arrays.pop("formats").tolist()), **arrays)
 
 
 def _look_up(known: tuple[list[bytes], Headers] | None, names: list[bytes]) -> tuple[Headers, bool]:
