@@ -212,19 +212,12 @@ def _files(source: BatchSource, times: bool) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class PackFormat:
-    """Format of packed records.
+    """Format of packed records."""
 
-    Attributes:
-      name: "npy", "raw" or "jpeg".
-      quality: quality of JPEG images.
-      max_side: maximum side of images; larger ones are resized.
-      images: names of the image fields, unless the name is "npy".
-    """
-
-    name: str
-    quality: int
-    max_side: int | None
-    images: tuple[str, ...]
+    name: str  # "npy", "raw" or "jpeg"
+    quality: int  # of JPEG images
+    max_side: int | None  # of images; larger ones are resized
+    images: tuple[str, ...]  # names of the image fields, unless the name is "npy"
 
     @classmethod
     def parse(cls, text: str, max_side: int | None, images: Sequence[str]) -> PackFormat:

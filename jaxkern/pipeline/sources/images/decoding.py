@@ -18,16 +18,11 @@ _JPEG_MAGIC = b"\xff\xd8"
 
 
 class ImageHeader(NamedTuple):
-    """Size and format of an image, from its header.
-
-    Attributes:
-      height, width: size of the upright image.
-      format: "JPEG" if jaxkern's decoder supports the image, otherwise Pillow's name of its format.
-    """
+    """Size and format of an upright image, from its header."""
 
     height: int
     width: int
-    format: str
+    format: str  # "JPEG" if jaxkern's decoder supports the image, otherwise Pillow's name
 
 
 class JpegDecoding(NamedTuple):

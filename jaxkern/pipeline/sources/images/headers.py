@@ -30,19 +30,12 @@ _ABOUT = {"contents": "headers of image files", "version": 2}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Headers:
-    """Sizes and formats of N images, from their headers.
+    """Sizes and formats of N images, from their headers."""
 
-    Attributes:
-      size: int32 [N, 2], height and width of the upright image; zeros if unknown.
-      kind: uint8 [N], index in `formats`.
-      formats: "" for unknown formats, "JPEG" for what jaxkern's decoder supports, then others.
-      stamp: int64 [N, 2], size in bytes and modification time in ns of files; -1 if unreadable.
-    """
-
-    size: np.ndarray
-    kind: np.ndarray
-    formats: tuple[str, ...]
-    stamp: np.ndarray
+    size: np.ndarray  # int32 [N, 2], height and width of the upright image; zeros if unknown
+    kind: np.ndarray  # uint8 [N], index in `formats`
+    formats: tuple[str, ...]  # "" if unknown, "JPEG" if jaxkern's decoder supports it, then others
+    stamp: np.ndarray  # int64 [N, 2], size in bytes and modification time in ns; -1 if unreadable
 
     @classmethod
     def unknown(cls, count: int) -> Headers:
@@ -72,17 +65,11 @@ class Headers:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ByteRanges:
-    """Byte ranges of encoded images, or of the names of their files.
+    """Byte ranges of encoded images, or of the names of their files."""
 
-    Attributes:
-      blobs: uint8 [B] each.
-      ranges: int64 [N, 3]: blob, offset and length of each.
-      in_files: True if they are names of files, encoded for the file system.
-    """
-
-    blobs: tuple[np.ndarray, ...]
-    ranges: np.ndarray
-    in_files: bool
+    blobs: tuple[np.ndarray, ...]  # uint8 [B] each
+    ranges: np.ndarray  # int64 [N, 3]: blob, offset and length of each
+    in_files: bool  # True if they are names of files, encoded for the file system
 
     def __len__(self) -> int:
         return len(self.ranges)
