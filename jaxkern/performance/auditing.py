@@ -127,12 +127,9 @@ def _fallbacks(program: CompiledProgram, traced: ClosedJaxpr) -> Iterator[Findin
     unique = {(call.op.name, problem): call for call, problem in calls if problem is not None}
     for (name, problem), call in unique.items():
         what = f"{name} runs in pure JAX: {problem}"
-        if call.backend == "jax":
-            advice = "leave the backend context or unset JAXKERN_BACKEND"
-            yield Finding("fallback", "info", what, 0, advice)
-        else:
-            advice = "see jaxkern.doctor(); within jaxkern.backend('native') this is an error"
-            yield Finding("fallback", "warning", what, 0, advice)
+        forced = call.backend == "jax"
+        advice = "unset JAXKERN_BACKEND" if forced else "see jaxkern.doctor()"
+        yield Finding("fallback", "info" if forced else "warning", what, 0, advice)
 
 
 def _callbacks(traced: ClosedJaxpr) -> Iterator[Finding]:
@@ -231,23 +228,22 @@ def _copies(module: HloModule, min_bytes: int) -> Iterator[Finding]:
         kind = _moves(instruction, module)
         if kind is None or instruction.bytes < min_bytes or not instruction.bytes:
             continue
-        source = next((parameters[o] for o in instruction.operands if o in parameters), None)
         repeats = "" if count == 1 else f", {'unknown' if count is None else count} times per run"
         # XLA writes a transpose as a copy into another order of axes.
         transposed = "transpose" in instruction.op_name or any(
             inner.opcode == "transpose" for inner in module.fused(instruction)
         )
-        entry = False
-        if source is not None and kind == "copy" and not transposed:
-            entry = source.shape == instruction.shape
-        if entry and source is not None:
+        source = next((parameters[o] for o in instruction.operands if o in parameters), None)
+        if kind != "copy" or transposed or (source and source.shape != instruction.shape):
+            source = None
+        if source is not None:
             what = f"the argument {source.op_name or source.name} is copied at entry"
             advice = "donate it (donate_argnums) if it is not used after the call"
         else:
             where = f" from {instruction.op_name}" if instruction.op_name else ""
             what = f"{'transpose' if transposed else kind} {instruction.name}{where}"
             advice = "use the axis order of the next operation, or move it out of the loop"
-        severity: Severity = "warning" if entry or count is None or count > 1 else "info"
+        severity: Severity = "warning" if source or count is None or count > 1 else "info"
         yield Finding("copy", severity, what + repeats, instruction.bytes, advice)
 
 
@@ -260,14 +256,13 @@ def _moves(instruction: Instruction, module: HloModule) -> str | None:
 
 def _collectives(collectives: Sequence[Collective], min_bytes: int) -> Iterator[Finding]:
     for c in collectives:
-        if c.bytes < min_bytes:
-            continue
+        severity: Severity = "info"
+        advice = "expected where devices combine values; fewer, larger collectives are faster"
         if c.kind in ("all-gather", "all-to-all"):
+            severity = "warning"
             advice = "shard the operands, or constrain the result (with_sharding_constraint)"
-            yield Finding("collective", "warning", str(c), c.bytes, advice)
-        else:
-            advice = "expected where devices combine values; fewer, larger collectives are faster"
-            yield Finding("collective", "info", str(c), c.bytes, advice)
+        if c.bytes >= min_bytes:
+            yield Finding("collective", severity, str(c), c.bytes, advice)
 
 
 def _named_arguments(program: CompiledProgram) -> list[tuple[str, Any]]:

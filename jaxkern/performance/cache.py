@@ -86,8 +86,7 @@ def enable_persistent_cache(directory: str | os.PathLike[str]) -> CacheReport:
     Raises:
       ValueError: if the path is empty, or begins with ``~`` and the user has no home directory.
       NotADirectoryError: if the path is a file.
-      PermissionError: if the directory cannot be created or written to.
-      OSError: if it cannot be created for another reason.
+      OSError: if the directory cannot be created or written to.
 
     Example:
       >>> import tempfile
@@ -141,13 +140,6 @@ def _writable_directory(directory: str | os.PathLike[str]) -> Path:
     path = home_path(directory).absolute()
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"directory: expected a directory, got the file {path}")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        kind = PermissionError if isinstance(error, PermissionError) else OSError
-        raise kind(f"directory: cannot create {path}: {error}") from error
-    try:
-        tempfile.TemporaryFile(dir=path).close()
-    except OSError as error:
-        raise PermissionError(f"directory: cannot write to {path}: {error}") from error
+    path.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=path).close()  # raises if the directory is not writable
     return path

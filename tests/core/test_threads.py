@@ -43,9 +43,7 @@ def test_invalid_numbers_of_threads(sixteen_cpus, text):
 
 def test_invalid_caps():
     for wrong in (-1, 1.5, True, "2", 10**20):
-        with pytest.raises(
-            ValueError, match=r"count is .*; expected an integer from 0 to 2147483647"
-        ):
+        with raises(ValueError, "count is", "; expected an integer from 0 to 2147483647"):
             set_num_threads(wrong)
 
 

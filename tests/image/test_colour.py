@@ -335,7 +335,7 @@ def test_grayscale_and_its_channels(channels):
     np.testing.assert_array_equal(three[..., :3], np.repeat(gray, 3, axis=-1))
     if channels == 4:
         np.testing.assert_array_equal(three[..., 3], images[..., 3])
-        with pytest.raises(ValueError, match="Grayscale"):
+        with raises(ValueError, "Grayscale"):
             im.Compose([im.Grayscale()]).apply(images)
         return
     normalized = im.Compose([im.Grayscale(), im.RandomInvert(), im.Normalize(0.5, 0.5)])

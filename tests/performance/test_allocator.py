@@ -11,6 +11,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+from support.errors import raises, warns
 
 from jaxkern.performance import tune_host_allocator
 
@@ -63,17 +64,17 @@ def test_large_results_stay_mapped():
 
 def test_too_late():
     jax.block_until_ready(jax.jit(lambda x: x @ x)(jnp.ones((300, 300))))
-    with pytest.warns(RuntimeWarning, match=r"from \d+ heaps"):
+    with warns(RuntimeWarning, "heaps"):
         assert tune_host_allocator() is False
 
 
 def test_another_c_library(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.warns(RuntimeWarning, match="darwin"):
+    with warns(RuntimeWarning, "darwin"):
         assert tune_host_allocator() is False
 
 
 @pytest.mark.parametrize("invalid", [-1, 1.5, True, "1"])
 def test_invalid_keep_bytes(invalid):
-    with pytest.raises(ValueError, match="keep_bytes"):
+    with raises(ValueError, "keep_bytes"):
         tune_host_allocator(invalid)

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from support.errors import raises
 
 from jaxkern import performance
 
@@ -110,24 +111,23 @@ def test_file_deleted_while_sizes_are_summed(tmp_path, monkeypatch):
 
 
 def test_path_that_is_not_a_directory(tmp_path):
-    with pytest.raises(ValueError, match="directory"):
+    with raises(ValueError, "directory"):
         performance.enable_persistent_cache("")
     path = tmp_path / "file"
     path.write_text("")
-    with pytest.raises(NotADirectoryError, match="got the file"):
-        performance.enable_persistent_cache(path)
-    with pytest.raises(OSError, match="cannot create"):
-        performance.enable_persistent_cache(path / "below")
+    for wrong in (path, path / "below"):
+        with raises(NotADirectoryError, str(path)):
+            performance.enable_persistent_cache(wrong)
 
 
 def test_directory_without_permission(tmp_path):
     folder = tmp_path / "locked"
     folder.mkdir(mode=0o500)
     if os.geteuid():
-        with pytest.raises(PermissionError, match="locked"):
+        with raises(PermissionError, "locked"):
             performance.enable_persistent_cache(folder)
     # Permissions do not stop root; a read-only file system does.
     elif Path("/proc/self").is_dir():
-        with pytest.raises(OSError, match="fdinfo"):
+        with raises(OSError, "fdinfo"):
             performance.enable_persistent_cache("/proc/self/fdinfo")
     assert jax.config.jax_compilation_cache_dir is None

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.errors import raises
 from support.slow_packer import slow_arrays, slow_rows
 
 import jaxkern as jk
@@ -130,7 +131,7 @@ def test_an_order_is_taken():
     documents = [[1, 1, 1], [2, 2], [3]]
     found = pack(documents, length=4, order=[2, 0, 1])
     assert found["tokens"].tolist() == [[3, 1, 1, 1], [2, 2, 0, 0]]
-    with pytest.raises(IndexError, match="3 to 3"):
+    with raises(IndexError, "3 to 3"):
         pack(documents, length=4, order=[3])
 
 
@@ -185,9 +186,9 @@ def test_files_and_arrow(tmp_path):
     np.testing.assert_array_equal(
         part["tokens"], pack(documents[2:], None, 8, long="split")["tokens"]
     )
-    with pytest.raises(ValueError, match="nulls"):
+    with raises(ValueError, "nulls"):
         pack(pa.array([[1], None]))
-    with pytest.raises(TypeError, match="lists"):
+    with raises(TypeError, "lists"):
         pack(pa.array([1, 2]))
 
 
@@ -252,14 +253,14 @@ def test_rows_that_cannot_be_are_refused():
         pieces[0, place] = value
         with pytest.raises(ValueError, match=r"row has room for|there are 10"):
             packed_rows(good._replace(pieces=pieces), {"tokens": values})
-    with pytest.raises(ValueError, match="ends at piece"):
+    with raises(ValueError, "ends at piece"):
         packed_rows(good._replace(ends=np.array([2])), {"tokens": values})
-    with pytest.raises(ValueError, match="ends before"):
+    with raises(ValueError, "ends before"):
         packed_rows(good._replace(ends=np.array([0])), {"tokens": values})
-    with pytest.raises(ValueError, match="wrong shape"):
+    with raises(ValueError, "wrong shape"):
         packed_rows(good, {"tokens": values}, out={"tokens": np.empty((1, 7), np.int32)})
     documents = Documents(values, [0, 5, 10, 10])
-    with pytest.raises(ValueError, match="rows of float32"):
+    with raises(ValueError, "rows of float32"):
         packed_rows(good, {"tokens": values}, out={"tokens": np.empty((1, 8), np.float32)})
     for document, bins, numbers, start in (
         (-1, [], [], 0),
@@ -275,9 +276,9 @@ def test_rows_that_cannot_be_are_refused():
         with pytest.raises(ValueError, match=r"."):
             packer.restore(*state_bins(state, documents.places, packer))
     packer = RowPacker(8)
-    with pytest.raises(ValueError, match="-1 tokens"):
+    with raises(ValueError, "-1 tokens"):
         packer.add(np.array([0]), np.array([-1]))
-    with pytest.raises(ValueError, match="9 tokens; a row has 8"):
+    with raises(ValueError, "9 tokens; a row has 8"):
         packer.add(np.array([0]), np.array([9]))
 
 
@@ -287,5 +288,5 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path):
     documents = Documents(path, [0, 100_000])
     with path.open("r+b") as file:
         file.truncate(5000)
-    with pytest.raises(OSError, match="5000 bytes"):
+    with raises(OSError, "5000 bytes"):
         jk.tokens.pack(documents, length=100_000)
