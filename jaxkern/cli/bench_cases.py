@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -116,14 +116,6 @@ CASES: dict[str, Callable[[], Case]] = {
     "xpcs-g2": xpcs_g2,
     "xpcs-normal-equations": xpcs_normal_equations,
 }
-
-
-def select_cases(names: Sequence[str]) -> Sequence[str]:
-    """Return the requested names, all by default; ValueError if a name is unknown."""
-    unknown = [name for name in names if name not in CASES]
-    if unknown:
-        raise ValueError(f"--case: expected {', '.join(CASES)}, got {', '.join(unknown)}")
-    return names or list(CASES)
 
 
 @contextmanager

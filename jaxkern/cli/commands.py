@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from jaxkern.cli import run_doctor
+from jaxkern.cli.bench_cases import CASES, prepare_case
 from jaxkern.cli.output import (
     PATH,
     Command,
@@ -34,7 +35,7 @@ def cli() -> None:
 cli.add_command(pack)
 cli.add_command(profile)
 cli.add_command(xpcs)
-case_option = option("--case", "NAME", "Run only this case; can be repeated.", multiple=True)
+case_option = option("--case", "NAME", "Only this; repeatable.", click.Choice(CASES), multiple=True)
 
 
 @cli.command(cls=Command)
@@ -67,12 +68,10 @@ def bench(
     """Compare the native kernels with pure JAX here, after a check of their values."""
     check_output(not as_json, plot)
     from jaxkern.benchmarking.saved import DIRECTORY, save
-    from jaxkern.cli.bench_cases import select_cases
     from jaxkern.core.client import start_backend
 
-    names = select_cases(case)
     start_backend()
-    results = [_measure_case(name, rounds, baseline) for name in names]
+    results = [_measure_case(name, rounds, baseline) for name in case or CASES]
     directory = output_dir or DIRECTORY
     saved = [str(save(arm, directory)) for result in results for arm in result.pop("arms", [])]
     timed = [result for result in results if "speedup" in result]
@@ -97,7 +96,6 @@ def bench(
 
 def _measure_case(name: str, rounds: int, baseline: Path | None) -> dict[str, Any]:
     from jaxkern.benchmarking import compare, compare_to_baseline
-    from jaxkern.cli.bench_cases import prepare_case
 
     with prepare_case(name) as case:
         arms = {"jax": case.arm("jax"), "native": case.arm("native")}
@@ -166,14 +164,12 @@ def _print_cases(
 def roofline(case: tuple[str, ...], plot: Path | None, as_json: bool) -> int:
     """Compare the package's ops with the measured ceilings of this machine."""
     check_output(not as_json, plot)
-    from jaxkern.cli.bench_cases import prepare_case, select_cases
     from jaxkern.core.client import start_backend
     from jaxkern.performance import Roofline, roofline_analysis
 
-    names = select_cases(case)
     start_backend()
     results: dict[str, Roofline] = {}
-    for name in names:
+    for name in case or CASES:
         with prepare_case(name) as prepared:
             results[name] = roofline_analysis(prepared.fn, *prepared.args)
     if plot is not None:

@@ -24,11 +24,6 @@ def aligned_array(
     return array
 
 
-def is_aligned(array: np.ndarray) -> bool:
-    """True if the array begins at a multiple of `ALIGNMENT`."""
-    return bool(array.__array_interface__["data"][0] % ALIGNMENT == 0)
-
-
 def aligned_copy(array: np.ndarray) -> np.ndarray:
     """Copy an array to memory that JAX on the CPU uses without another copy."""
     copy = aligned_array(array.shape, array.dtype)

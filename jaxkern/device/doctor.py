@@ -110,9 +110,8 @@ def doctor() -> Diagnosis:
     except BackendError as error:
         default = "none"
         problems.append(str(error))
-    cuda = registry.module(
-        "cuda"
-    )  # after the backend has started, which checks it against the GPUs
+    # After the backend has started, which checks the module against the GPUs.
+    cuda = registry.module("cuda")
     if native is not None and (problem := native.simd_problem()) is not None:
         problems.append(problem)
     decoder, is_native, reason = jpeg_decoding()

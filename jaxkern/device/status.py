@@ -143,9 +143,8 @@ def get_device_status() -> DeviceStatus:
     except BackendError as error:
         backend = "none"
         problems.append(str(error))
-    cuda = registry.module(
-        "cuda"
-    )  # after the backend has started, which checks it against the GPUs
+    # After the backend has started, which checks the module against the GPUs.
+    cuda = registry.module("cuda")
     if native is not None and (problem := native.simd_problem()) is not None:
         problems.append(str(problem))
     has_gpu = any(device.platform == "gpu" for device in devices)

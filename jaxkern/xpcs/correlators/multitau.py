@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,22 +23,20 @@ from jaxkern.xpcs.correlators.frame_sums import OverviewSums
 from jaxkern.xpcs.correlators.g2 import MAX_DELAYS, BinSums, g2_result
 from jaxkern.xpcs.correlators.multitau_sums import (
     bytes_per_pixel,
+    event_sums,
+    in_place_sums,
     make_pixel_sums,
     pixel_tiles,
-    sums_in_place,
-    sums_of_events,
 )
 from jaxkern.xpcs.correlators.native import CorrelationProgress, native_module
 from jaxkern.xpcs.correlators.results import MultiTauResult
 from jaxkern.xpcs.correlators.selection import (
     COUNT_DTYPES,
-    EventMemory,
     FrameSelection,
     event_blocks,
     frame_blocks,
     has_integer_counts,
     is_contiguous,
-    selected_frames,
 )
 from jaxkern.xpcs.detectors.frames import MAX_INDEX, FrameSource, RawEvents
 from jaxkern.xpcs.detectors.opening import frames_and_map
@@ -157,7 +154,10 @@ def multitau(
         native = native_module() if source.is_sparse and divisor is None else None
         with rows_and_columns(qmap.shape[1]):
             if native is not None:
-                sums = _event_sums(native, source, selection, ranges, pixels, dpl, summed, bar)
+                if summed is not None:
+                    for events in event_blocks(source, selection):
+                        summed.add_events(*events)
+                sums = event_sums(native, source, selection, ranges, pixels, dpl, bar)
             else:
                 sums = _dense_sums(source, selection, ranges, pixels, dpl, divisor, summed, bar)
         cut = None if intensity_cut is None else tuple(intensity_cut)
@@ -173,13 +173,7 @@ def multitau(
 
 
 def multitau_events(
-    pixel: Any,
-    frame: Any,
-    count: Any,
-    n_frames: int,
-    qmap: QMap,
-    *arguments: Any,
-    **options: Any,
+    pixel: Any, frame: Any, count: Any, n_frames: int, qmap: QMap, *arguments: Any, **options: Any
 ) -> MultiTauResult:
     """Compute g2 of events, bit-identical to `multitau` of the frames that they form.
 
@@ -230,22 +224,11 @@ def _dense_sums(
     bad, missing = selection.bad_mask(), selection.average - selection.good_counts()
     average = selection.average
     native = native_module() if len(pixels) else None
-
-    def options(first: int, stop: int) -> tuple[NDArray[np.bool_], NDArray[np.float64] | None]:
-        frames = slice(first * average, stop * average)
-        return bad[frames], None if divisor is None else divisor[frames]
-
     if native is not None and _is_readable_in_place(source.array):
         if overview is not None:
             for first, block in frame_blocks(source, selection):
                 overview.add(first, block)
-        sums = []
-        for first, stop in ranges:
-            bar.begin((stop - first) * average, source.frame_bytes)
-            frames = selected_frames(source, selection, first, stop)
-            arguments = (pixels, dpl, average, *options(first, stop), bar.set_fraction)
-            sums.append(sums_in_place(native, frames, *arguments))
-        return sums
+        return in_place_sums(native, source, selection, ranges, pixels, dpl, divisor, bar)
     size = sum(
         bytes_per_pixel(stop - first, dpl, integer_counts, bool(missing[first:stop].any()))
         for first, stop in ranges
@@ -266,7 +249,9 @@ def _dense_sums(
                 first, stop = max(first, at), min(stop, at + len(block) // average)
                 if first < stop:
                     frames = block[(first - at) * average : (stop - at) * average]
-                    state.add(frames, *options(first, stop))
+                    inside = slice(first * average, stop * average)
+                    factors = None if divisor is None else divisor[inside]
+                    state.add(frames, bad[inside], factors)
             bar.advance(len(block))
         sums = [state.bin_sums(b) for state, b in zip(states, sums_before, strict=True)]
         sums_before = [*sums]
@@ -277,27 +262,3 @@ def _is_readable_in_place(array: NDArray[Any] | None) -> bool:
     if array is None or array.dtype not in COUNT_DTYPES or not array.dtype.isnative:
         return False
     return is_contiguous(array)
-
-
-def _event_sums(
-    native: ModuleType,
-    source: FrameSource,
-    selection: FrameSelection,
-    ranges: Sequence[tuple[int, int]],
-    pixels: BinnedPixels,
-    dpl: int,
-    overview: OverviewSums | None,
-    bar: CorrelationProgress,
-) -> list[BinSums]:
-    """Return the sums of the events of each range of sums, and add all events to the overview."""
-    if overview is not None:
-        for block in event_blocks(source, selection):
-            overview.add_events(*block)
-    events = EventMemory.from_source(source)
-    frame_bytes = events.size * events.event_bytes // max(selection.n, 1)
-    sums = []
-    for first, stop in ranges:
-        bar.begin(stop - first, frame_bytes)
-        part = selection.part(first, stop)
-        sums.append(sums_of_events(native, events, part, pixels, dpl, bar.set_fraction))
-    return sums

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -16,63 +16,81 @@ from jaxkern.core.memory import available_bytes
 from jaxkern.core.threads import num_threads
 from jaxkern.xpcs.correlators.bins import BinnedPixels
 from jaxkern.xpcs.correlators.g2 import BinSums, multitau_delays
-from jaxkern.xpcs.correlators.native import native_module, run_watched
-from jaxkern.xpcs.correlators.selection import COUNT_LIMIT, EventMemory, FrameSelection, summed
+from jaxkern.xpcs.correlators.native import CorrelationProgress, native_module, run_watched
+from jaxkern.xpcs.correlators.selection import (
+    COUNT_LIMIT,
+    EventMemory,
+    FrameSelection,
+    selected_frames,
+    summed,
+)
 from jaxkern.xpcs.correlators.twin import state_shapes, weighted_update
+from jaxkern.xpcs.detectors.frames import FrameSource
 
 # Pixels whose ratios are reduced together without the native kernels.
 _TILE = 4096
 _weighted_update = jax.jit(weighted_update, static_argnames="dpl", donate_argnums=range(2, 7))
 
 
-def sums_in_place(
+def in_place_sums(
     native: ModuleType,
-    frames: NDArray[Any],
+    source: FrameSource,
+    selection: FrameSelection,
+    ranges: Sequence[tuple[int, int]],
     pixels: BinnedPixels,
     dpl: int,
-    average: int,
-    bad: NDArray[np.bool_],
     divisor: NDArray[np.float64] | None,
-    watch: Callable[[float], None],
-) -> BinSums:
-    """Return the sums of frames [N, P] in memory.
+    bar: CorrelationProgress,
+) -> list[BinSums]:
+    """Return the sums of frames in memory for each range (first, stop) of sums of frames.
 
     Args:
-      bad: [N], true for frames that are left out.
-      divisor: [N], the number that each frame is divided by.
-      watch: called every 0.1 s with the completed fraction; an exception from it ends the work.
+      divisor: [N * average], the number that each frame is divided by.
     """
     strips = len(np.unique(pixels.pixel // native.MULTITAU_STRIP))
-    call = partial(
-        native.multitau,
-        frames,
-        *_arguments(pixels),
-        dpl=dpl,
-        average=average,
-        bad=bad.view(np.uint8) if bad.any() else None,
-        divisor=divisor,
-    )
-    return _bin_sums(run_watched(call, strips * (len(frames) // average), watch), pixels)
+    average, every, sums = selection.average, selection.bad_mask(), []
+    for first, stop in ranges:
+        bar.begin((stop - first) * average, source.frame_bytes)
+        at = slice(first * average, stop * average)
+        bad = every[at]
+        call = partial(
+            native.multitau,
+            selected_frames(source, selection, first, stop),
+            *_arguments(pixels),
+            dpl=dpl,
+            average=average,
+            bad=bad.view(np.uint8) if bad.any() else None,
+            divisor=None if divisor is None else divisor[at],
+        )
+        arrays = run_watched(call, strips * (stop - first), bar.set_fraction)
+        sums.append(_bin_sums(arrays, pixels))
+    return sums
 
 
-def sums_of_events(
+def event_sums(
     native: ModuleType,
-    events: EventMemory,
+    source: FrameSource,
     selection: FrameSelection,
+    ranges: Sequence[tuple[int, int]],
     pixels: BinnedPixels,
     dpl: int,
-    watch: Callable[[float], None],
-) -> BinSums:
-    """Return the sums of events in memory, bit-identical to those of `sums_in_place`."""
-    call = partial(
-        native.multitau_events,
-        *events.arguments(),
-        *events.frames(selection),
-        *_arguments(pixels),
-        dpl=dpl,
-        bytes=available_bytes() / 2,
-    )
-    return _bin_sums(run_watched(call, events.size, watch), pixels)
+    bar: CorrelationProgress,
+) -> list[BinSums]:
+    """Return the sums of events, bit-identical to those of the frames that they form."""
+    events, sums = EventMemory.from_source(source), []
+    frame_bytes = events.size * events.event_bytes // max(selection.n, 1)
+    for first, stop in ranges:
+        bar.begin(stop - first, frame_bytes)
+        call = partial(
+            native.multitau_events,
+            *events.arguments(),
+            *events.frames(selection.part(first, stop)),
+            *_arguments(pixels),
+            dpl=dpl,
+            bytes=available_bytes() / 2,
+        )
+        sums.append(_bin_sums(run_watched(call, events.size, bar.set_fraction), pixels))
+    return sums
 
 
 def make_pixel_sums(

@@ -196,9 +196,7 @@ def is_contiguous(frames: NDArray[Any]) -> bool:
 
 
 def frame_blocks(
-    source: FrameSource,
-    selection: FrameSelection,
-    n_bytes: int | None = None,
+    source: FrameSource, selection: FrameSelection, n_bytes: int | None = None
 ) -> Iterator[tuple[int, NDArray[Any]]]:
     """Yield all frames of a selection in order, as (number of the first sum, `selected_frames`).
 

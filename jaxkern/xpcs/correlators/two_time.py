@@ -172,13 +172,7 @@ def twotime(
 
 
 def twotime_events(
-    pixel: Any,
-    frame: Any,
-    count: Any,
-    n_frames: int,
-    qmap: QMap,
-    *arguments: Any,
-    **options: Any,
+    pixel: Any, frame: Any, count: Any, n_frames: int, qmap: QMap, *arguments: Any, **options: Any
 ) -> TwoTimeResult:
     """Compute two-time correlations of events, equal to `twotime` of the frames that they form.
 
