@@ -27,6 +27,11 @@ def streaming(**options):
     return jk.xpcs.StreamingOptions(**{"chunk_points": 64 * N, "retries": 1, **options})
 
 
+def fit(case, data, sigma, **options):
+    """Fit with tight tolerances; `options` are those of `streaming`."""
+    return checks.fit(model_of(case), data, sigma, streaming=streaming(**options), **TIGHT)
+
+
 @pytest.fixture(scope="module")
 def case():
     return problems.simulate(N, seed=51)
@@ -54,9 +59,7 @@ def without_blocks(case):
 @pytest.mark.parametrize("strategy", ["memory", "stream"])
 def test_rows_with_nan_are_left_out(case, broken, without_blocks, strategy):
     with warns(RuntimeWarning, "2 of 9 row blocks", "angle 1, rows 32 to"):
-        result = checks.fit(
-            model_of(case), broken, 1.0, strategy=strategy, streaming=streaming(), **TIGHT
-        )
+        result = fit(case, broken, 1.0, strategy=strategy)
     assert result.success_rate == pytest.approx(7 / 9)
     assert result.count == 3 * N * (N - 1) - 2 * sum(N - 1 - i for i in range(32, N))
     truth = np.concatenate([case.contrast, case.offset, problems.TRUTH])
@@ -68,14 +71,7 @@ def test_rows_with_nan_are_left_out(case, broken, without_blocks, strategy):
 @pytest.mark.parametrize("strategy", ["memory", "stream"])
 def test_bad_rows_can_fail_the_fit(case, broken, strategy):
     with raises(jk.xpcs.BadDataError, "angle 1, rows 32 to 63"):
-        checks.fit(
-            model_of(case),
-            broken,
-            1.0,
-            strategy=strategy,
-            streaming=streaming(on_bad_chunk="raise"),
-            **TIGHT,
-        )
+        fit(case, broken, 1.0, strategy=strategy, on_bad_chunk="raise")
 
 
 def test_nan_in_points_without_weight_is_ignored(case):
@@ -85,9 +81,7 @@ def test_nan_in_points_without_weight_is_ignored(case):
     sigma[0, 3, 9] = sigma[0, 9, 3] = 0.0
     data[0, 3, 9] = data[0, 9, 3] = np.nan
     for strategy in ("memory", "stream"):
-        result = checks.fit(
-            model_of(case), data, sigma, strategy=strategy, streaming=streaming(), **TIGHT
-        )
+        result = fit(case, data, sigma, strategy=strategy)
         assert result.success_rate == 1.0
         assert result.count == 3 * N * (N - 1) - 2
 
@@ -134,18 +128,14 @@ def flaky(data, angle, rows, failures=np.inf, after=0):
 def test_unreadable_rows_are_left_out(case, without_blocks, strategy):
     source = flaky(case.data, 1, (50, 70))
     with warns(RuntimeWarning, "2 of 9 row blocks", "cannot be read"):
-        result = checks.fit(
-            model_of(case), source, 1.0, strategy=strategy, streaming=streaming(), **TIGHT
-        )
+        result = fit(case, source, 1.0, strategy=strategy)
     assert result.success_rate == pytest.approx(7 / 9)
     np.testing.assert_array_less(np.abs(result.popt - without_blocks.x), 1e-3 * result.perr)
 
 
 def test_a_failed_read_is_retried(case):
     source = flaky(case.data, 0, (0, 1), failures=1, after=40)
-    result = checks.fit(
-        model_of(case), source, 1.0, strategy="stream", streaming=streaming(), **TIGHT
-    )
+    result = fit(case, source, 1.0, strategy="stream")
     good = checks.fit(model_of(case), case.data, 1.0, **TIGHT)
     assert result.success_rate == 1.0
     np.testing.assert_array_less(np.abs(result.popt - good.popt), 1e-4 * good.perr)
@@ -183,9 +173,7 @@ def test_rows_that_turn_bad_in_the_pass_at_the_solution(case, monkeypatch):
     monkeypatch.setattr(Evaluation, "sums", late)
     source = checks.WatchedSource(case.data, on_read)
     with warns(RuntimeWarning, "2 of 9 row blocks"):
-        result = checks.fit(
-            model_of(case), source, 1.0, strategy="stream", streaming=streaming(), **TIGHT
-        )
+        result = fit(case, source, 1.0, strategy="stream")
     assert result.count == 3 * N * (N - 1) - 2 * sum(N - 1 - i for i in range(32, N))
 
 
@@ -196,7 +184,7 @@ def test_all_rows_bad(case):
 
 def test_the_optimum_without_bad_rows_is_that_of_scipy(case, broken, without_blocks):
     with pytest.warns(RuntimeWarning):
-        result = checks.fit(model_of(case), broken, 1.0, streaming=streaming(), **TIGHT)
+        result = fit(case, broken, 1.0)
     used = np.triu(np.ones((N, N), bool), 1)
     dense = without_blocks
     rows = np.repeat(np.arange(3), used.sum())
@@ -239,10 +227,9 @@ def with_frames(case, angles, value=np.nan):
 )
 def test_frames_of_nan_are_masked_and_reported(case, without_frames, strategy, angles, symmetric):
     with warns(RuntimeWarning, "frames 40, 41, 90", "no finite number"):
-        result = checks.fit(
-            model_of(case), with_frames(case, angles), 1.0, strategy=strategy,
-            streaming=streaming(retries=0), symmetric=symmetric, **TIGHT,
-        )  # fmt: skip
+        result = fit(
+            case, with_frames(case, angles), 1.0, strategy=strategy, retries=0, symmetric=symmetric
+        )
     assert result.success_rate == 1.0
     everywhere = angles == slice(None)
     assert result.count == 3 * 93 * 92 if everywhere else 93 * 92 + 2 * 96 * 95
@@ -266,12 +253,7 @@ def test_frames_of_inf_and_an_angle_of_nan(case):
 
 def test_empty_frames_can_fail_the_fit(case):
     with raises(jk.xpcs.BadDataError, "frames 40, 41, 90"):
-        checks.fit(
-            model_of(case),
-            with_frames(case, 0),
-            streaming=streaming(retries=0, on_bad_chunk="raise"),
-            **TIGHT,
-        )
+        fit(case, with_frames(case, 0), None, retries=0, on_bad_chunk="raise")
 
 
 def test_a_column_of_nan_with_a_finite_row_is_no_empty_frame(case):
@@ -314,9 +296,7 @@ def test_a_value_whose_square_overflows(case, strategy):
     data = case.data.copy()
     data[1, 40, 60] = data[1, 60, 40] = 1e200
     with warns(RuntimeWarning, "row blocks", "angle 1, rows 32 to 63", "1e100"):
-        result = checks.fit(
-            model_of(case), data, strategy=strategy, streaming=streaming(retries=0), **TIGHT
-        )
+        result = fit(case, data, None, strategy=strategy, retries=0)
     assert result.success
     assert result.success_rate < 1
 
