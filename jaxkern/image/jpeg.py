@@ -72,8 +72,7 @@ def _decode_one(
         ) from None
     if not 0 <= begin <= end <= len(buffer):
         raise ValueError(
-            f"expected a range inside operand 'buffer' of {len(buffer)} bytes, got bytes "
-            f"{begin} to {end}"
+            f"expected a range of operand 'buffer' of {len(buffer)} bytes, got {begin} to {end}"
         )
     try:
         opened = Image.open(io.BytesIO(buffer[begin:end].tobytes()), formats=["JPEG"])

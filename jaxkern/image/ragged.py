@@ -82,19 +82,14 @@ class Ragged:
                 )
             channels = array.shape[2] if channels is None else channels
             if array.shape[2] != channels:
-                raise ValueError(
-                    f"images[{k}]: expected {channels} channels, as in the images before it, got "
-                    f"{array.shape[2]}"
-                )
+                raise ValueError(f"images[{k}]: expected {channels} channels, got {array.shape[2]}")
         if channels not in CHANNEL_COUNTS:
             raise ValueError(f"channels: expected 1, 3 or 4 for an empty list, got {channels!r}")
         heights = np.asarray([array.shape[0] for array in arrays], np.int32)
         widths = np.asarray([array.shape[1] for array in arrays], np.int32)
         limits = []
-        for name, sizes, limit in (
-            ("max_height", heights, max_height),
-            ("max_width", widths, max_width),
-        ):
+        named = (("max_height", heights, max_height), ("max_width", widths, max_width))
+        for name, sizes, limit in named:
             largest = int(sizes.max(initial=1))
             if limit is not None and limit < largest:
                 raise ValueError(f"{name}: expected at least {largest}, got {limit}")
@@ -107,8 +102,8 @@ class Ragged:
         x64 = bool(jax.config.read("jax_enable_x64"))
         if length > _INT32_MAX and not x64:
             raise ValueError(
-                f"images: expected at most 2**31 - 1 bytes for int32 offsets, got {length}; use "
-                " smaller batches or jax.config.update('jax_enable_x64', True)"
+                f"images: expected at most 2**31 - 1 bytes for int32 offsets, got {length}; set "
+                "jax.config.update('jax_enable_x64', True) for more"
             )
         buffer = aligned_array(max(length, 1), np.uint8, np.zeros)
         offsets = np.zeros(len(arrays), np.int64)

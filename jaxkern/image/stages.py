@@ -123,8 +123,7 @@ class StagesBuilder:
         """Return the plan (of a single chain a `ChainPlan`) and operands; None without a change."""
         if len(self._stages) > MAX_STAGES:
             raise ValueError(
-                f"at most {MAX_STAGES} stages fit in one call, got {len(self._stages)}; split the "
-                "transforms into two Compose objects"
+                f"at most {MAX_STAGES} stages fit in one call, got {len(self._stages)}; split them"
             )
         if not self._stages:
             return None
@@ -140,8 +139,7 @@ class StagesBuilder:
         longest = max(len(stage.steps) for stage in stages)
         if longest > MAX_STEPS:
             raise ValueError(
-                f"at most {MAX_STEPS} steps may follow each other, got {longest}; split the "
-                "transforms into two Compose objects"
+                f"at most {MAX_STEPS} steps may follow each other, got {longest}; split them"
             )
         op, values, _ = zip(*programs, strict=True)
         arrays = (*zip(*(chains or [self._no_chain()]), strict=True), op, values)

@@ -12,6 +12,7 @@ import pytest
 from conftest import assert_same, on
 
 import jaxkern as jk
+from jaxkern import image as im
 from jaxkern.image import ops
 from jaxkern.image.chain.plan import ChainPlan, Dtype, Filter, Operands, Rounding, Segment
 
@@ -42,11 +43,11 @@ def test_every_dtype_channel_count_and_filter(device: Any, host: Any, case: int)
     layout = ("NHWC", "NCHW")[case % 2]
     height, width = ((37, 53), (64, 48))[case // 2 % 2]
     size = ((41, 300), (32, 32), (17, 19))[case // 4 % 3]
-    aug = jk.image.Compose(
+    aug = im.Compose(
         [
-            jk.image.RandomResizedCrop(size, **_FILTERS[name]),
-            jk.image.RandomHorizontalFlip(),
-            jk.image.RandomVerticalFlip(),
+            im.RandomResizedCrop(size, **_FILTERS[name]),
+            im.RandomHorizontalFlip(),
+            im.RandomVerticalFlip(),
         ],
         dtype=result,
         layout=layout,
@@ -60,15 +61,15 @@ def test_every_dtype_channel_count_and_filter(device: Any, host: Any, case: int)
 
 
 def test_a_chain_of_several_segments(device: Any, host: Any) -> None:
-    aug = jk.image.Compose(
+    aug = im.Compose(
         [
-            jk.image.RandomResizedCrop(64, antialias=True),
-            jk.image.RandomCrop(56, padding=6),
-            jk.image.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.25]),
-            jk.image.RandomErasing(1.0),
-            jk.image.Resize((40, 44)),
-            jk.image.RandomErasing(1.0),
-            jk.image.Resize((30, 34), antialias=False),
+            im.RandomResizedCrop(64, antialias=True),
+            im.RandomCrop(56, padding=6),
+            im.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.25]),
+            im.RandomErasing(1.0),
+            im.Resize((40, 44)),
+            im.RandomErasing(1.0),
+            im.Resize((30, 34), antialias=False),
         ],
         dtype=jnp.float32,
     )
@@ -80,14 +81,14 @@ def test_a_chain_of_several_segments(device: Any, host: Any) -> None:
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 @pytest.mark.parametrize("antialias", [False, True])
 def test_bicubic_and_mirrored(device: Any, host: Any, antialias: bool, dtype: Any) -> None:
-    aug = jk.image.Compose(
+    aug = im.Compose(
         [
-            jk.image.RandomCrop(70, padding=5, padding_mode="edge"),
-            jk.image.RandomResizedCrop(40, interpolation="bicubic", antialias=antialias),
-            jk.image.Pad((3, 9), padding_mode="reflect"),
-            jk.image.RandomHorizontalFlip(),
-            jk.image.Resize((90, 31), "bicubic"),
-            jk.image.Pad(8, padding_mode="symmetric"),
+            im.RandomCrop(70, padding=5, padding_mode="edge"),
+            im.RandomResizedCrop(40, interpolation="bicubic", antialias=antialias),
+            im.Pad((3, 9), padding_mode="reflect"),
+            im.RandomHorizontalFlip(),
+            im.Resize((90, 31), "bicubic"),
+            im.Pad(8, padding_mode="symmetric"),
         ],
         dtype=jnp.float32,
     )
@@ -125,32 +126,28 @@ def test_segments_that_do_not_fit_into_one_chunk(device: Any, host: Any) -> None
 def test_ragged(device: Any, host: Any, antialias: bool) -> None:
     random = np.random.default_rng(3)
     sizes = [(random.integers(20, 90), random.integers(20, 90)) for _ in range(9)]
-    ragged = jk.image.Ragged.from_list([_images(np.uint8, (*s, 3), i) for i, s in enumerate(sizes)])
-    aug = jk.image.Compose(
-        [
-            jk.image.RandomResizedCrop(32, antialias=antialias),
-            jk.image.Normalize([0.5] * 3, [0.25] * 3),
-        ]
+    ragged = im.Ragged.from_list([_images(np.uint8, (*s, 3), i) for i, s in enumerate(sizes)])
+    aug = im.Compose(
+        [im.RandomResizedCrop(32, antialias=antialias), im.Normalize([0.5] * 3, [0.25] * 3)]
     )
     params = aug.sample(jax.random.split(jax.random.key(2), 9), ragged)
     _three_ways(device, host, aug.apply, ragged, params)
 
 
 @pytest.mark.parametrize("dtype", _DTYPES)
-@pytest.mark.parametrize("transform", [jk.image.MixUp(), jk.image.CutMix()])
+@pytest.mark.parametrize("transform", [im.MixUp(), im.CutMix()])
 @pytest.mark.parametrize("side", [16, 15])
 def test_mixing(device: Any, host: Any, transform: Any, dtype: Any, side: int) -> None:
-    aug = jk.image.Compose([transform], dtype=dtype)
+    aug = im.Compose([transform], dtype=dtype)
     images = _images(dtype, (6, side, side, 3))
     params = aug.sample(jax.random.split(jax.random.key(4), 6), (side, side))
     labels = jax.nn.one_hot(jnp.arange(6), 6)
     _three_ways(device, host, aug.apply, images, params, labels)
 
 
-def _crop() -> jk.image.Compose:
-    return jk.image.Compose(
-        [jk.image.RandomResizedCrop(24, antialias=False), jk.image.RandomHorizontalFlip()],
-        dtype=jnp.float32,
+def _crop() -> im.Compose:
+    return im.Compose(
+        [im.RandomResizedCrop(24, antialias=False), im.RandomHorizontalFlip()], dtype=jnp.float32
     )
 
 
@@ -214,7 +211,7 @@ def test_a_box_outside_its_image_becomes_nan(device: Any, dtype: Any) -> None:
     """The CPU kernel returns an error here; a kernel on a stream cannot."""
     if device.platform == "cpu":
         pytest.skip("the CPU returns an error instead, see tests/image/test_errors.py")
-    aug = jk.image.Compose([jk.image.RandomResizedCrop(8)], dtype=dtype)
+    aug = im.Compose([im.RandomResizedCrop(8)], dtype=dtype)
     box = {
         "top": np.asarray([0, 25, 0, 0], np.int32),
         "left": np.asarray([0, 0, -1, 0], np.int32),

@@ -13,6 +13,8 @@ from jaxkern import image as im
 
 U8 = np.zeros((2, 6, 8, 3), np.uint8)
 CROP = im.CenterCrop(4)
+POLICY = im.RandAugment()
+FLIPS = [im.RandomHorizontalFlip()]
 NAN = float("nan")
 
 
@@ -27,7 +29,7 @@ NAN = float("nan")
         (lambda: im.RandomResizedCrop(4, scale=(0.9, 0.1)), ("scale:", "(0.9, 0.1)")),
         (lambda: im.RandomResizedCrop(4, ratio=(0, 1)), ("ratio:", "above 0")),
         (lambda: im.RandomResizedCrop(4, interpolation="lanczos"), ("'bicubic'", "'lanczos'")),
-        (lambda: im.Resize((4, 4), max_size=9), ("max_size:",)),
+        (lambda: im.Resize((4, 4), max_size=9), ("max_size:", "got 9")),
         (lambda: im.Resize(9, max_size=9), ("max_size:", "size=9")),
         (lambda: im.CenterCrop(-1), ("size:", "-1")),
         (lambda: im.Pad(-1), ("padding:", "from 0", "-1")),
@@ -73,6 +75,108 @@ def test_constructor_values(make, facts):
 )
 def test_constructor_types(make, facts):
     with raises(TypeError, *facts):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "facts"),
+    [
+        (lambda: im.GaussianNoise(sigma=-1), ValueError, ("sigma:", "from 0", "-1")),
+        (lambda: im.GaussianNoise(mean=NAN), ValueError, ("mean:", "nan")),
+        (lambda: im.GaussianNoise("x"), TypeError, ("mean:", "'x'")),
+        (lambda: im.ElasticTransform(sigma=(0, 1)), ValueError, ("sigma:", "(0, 1)")),
+        (lambda: im.ElasticTransform(sigma=-1), ValueError, ("sigma:", "-1")),
+        (lambda: im.ElasticTransform(sigma=200), ValueError, ("sigma:", "1601")),
+        (lambda: im.ElasticTransform((1, 2, 3)), ValueError, ("alpha:", "(1, 2, 3)")),
+        (lambda: im.ElasticTransform("x"), TypeError, ("alpha:", "'x'")),
+        (lambda: im.ElasticTransform(interpolation="bicubic"), ValueError, ("interpolation:",)),
+        (lambda: im.ElasticTransform(fill="red"), ValueError, ("fill:", "'red'")),
+        (
+            lambda: im.Compose([im.ElasticTransform()])(jax.random.key(0), U8),
+            ValueError,
+            ("ElasticTransform", "20 pixels"),
+        ),
+        (
+            lambda: im.Compose([im.GaussianNoise()]).apply(U8, ({"seed": np.zeros(2)},)),
+            TypeError,
+            ("['seed']:", "int", "float64"),
+        ),
+        (lambda: im.RandAugment(num_ops=-1), ValueError, ("num_ops is -1", "from 0")),
+        (lambda: im.RandAugment(num_ops=1.5), ValueError, ("num_ops is 1.5",)),
+        (lambda: im.RandAugment(magnitude=31), ValueError, ("magnitude is 31", "0 to 30")),
+        (lambda: im.RandAugment(num_magnitude_bins=1), ValueError, ("num_magnitude_bins is 1",)),
+        (lambda: im.RandAugment(interpolation="cubic"), ValueError, ("interpolation:", "'cubic'")),
+        (lambda: im.RandAugment(fill=NAN), ValueError, ("fill:", "nan")),
+        (lambda: im.TrivialAugmentWide(0), ValueError, ("num_magnitude_bins is 0",)),
+        (lambda: im.AutoAugment("mnist"), ValueError, ("policy:", "'imagenet'", "'mnist'")),
+        (lambda: im.AugMix(severity=11), ValueError, ("severity is 11", "1 to 10")),
+        (lambda: im.AugMix(mixture_width=0), ValueError, ("mixture_width is 0",)),
+        (lambda: im.AugMix(alpha=0), ValueError, ("alpha:", "above 0")),
+        (lambda: im.AugMix(alpha="1"), TypeError, ("alpha:", "'1'")),
+        (lambda: im.RandomApply([]), ValueError, ("transforms:",)),
+        (lambda: im.RandomApply([im.RandomCrop(4)]), ValueError, ("transforms[0]:", "RandomCrop")),
+        (lambda: im.RandomOrder([im.Normalize(0, 1)]), ValueError, ("RandomOrder", "Normalize")),
+        (lambda: im.RandomApply([POLICY], p=1.5), ValueError, ("p:", "1.5")),
+        (lambda: im.RandomApply([POLICY], p=None), TypeError, ("p:", "from 0 to 1", "None")),
+        (lambda: im.RandomChoice([POLICY], p=[1, 2]), ValueError, ("p:", "1 finite", "[1, 2]")),
+        (lambda: im.RandomChoice([POLICY], p=[-1]), ValueError, ("p:", "[-1]")),
+        (lambda: im.RandomChoice([POLICY], p=[0]), ValueError, ("p:", "[0]")),
+        (lambda: im.RandomChoice([POLICY], p="x"), TypeError, ("p:", "'x'")),
+        (lambda: im.RandomChoice([POLICY], p=[None]), TypeError, ("p:", "None")),
+        (lambda: im.RandomChoice([POLICY, 3]), TypeError, ("transforms[1]:", "got 3")),
+        (lambda: im.RandomOrder(POLICY), TypeError, ("transforms:", "RandAugment")),
+        (lambda: im.RandomAdjustSharpness(None), TypeError, ("sharpness_factor:", "None")),
+        (lambda: im.ColorJitter(hue=("a", 0.1)), TypeError, ("hue:", "-0.5 to 0.5", "'a'")),
+        (lambda: im.RandomRotation((None, 3)), TypeError, ("degrees:", "None")),
+        (lambda: im.GaussianBlur(3, (None, 1)), TypeError, ("sigma:", "above 0", "None")),
+        (lambda: jax.jit(lambda f: im.RandAugment(fill=f).num_ops)(1.0), TypeError, ("fill:",)),
+        (lambda: im.RandomRotation(-3), ValueError, ("degrees:", "-3")),
+        (lambda: im.RandomRotation((5, 3)), ValueError, ("degrees:", "(5, 3)")),
+        (lambda: im.RandomRotation("x"), TypeError, ("degrees:", "'x'")),
+        (lambda: im.RandomRotation((1, 2, 3)), ValueError, ("degrees:", "(1, 2, 3)")),
+        (lambda: im.RandomRotation(3, "bicubic"), ValueError, ("interpolation:", "'bicubic'")),
+        (lambda: im.RandomRotation(3, expand=True), ValueError, ("degrees:", "(-3.0, 3.0)")),
+        (lambda: im.RandomRotation(3, center=4), TypeError, ("center:", "got 4")),
+        (lambda: im.RandomAffine(3, translate=(0.1, 1.2)), ValueError, ("translate:", "1.2")),
+        (lambda: im.RandomAffine(3, scale=(0, 1)), ValueError, ("scale:", "(0, 1)")),
+        (lambda: im.RandomAffine(3, shear=(1, 2, 3)), ValueError, ("shear:", "(1, 2, 3)")),
+        (lambda: im.RandomAffine(NAN), ValueError, ("degrees:", "nan")),
+        (lambda: im.RandomPerspective(1.5), ValueError, ("distortion_scale:", "1.5")),
+        (lambda: im.RandomPerspective(p=-1), ValueError, ("p:", "-1")),
+        (lambda: im.RandomPerspective(fill="red"), ValueError, ("fill:", "'red'")),
+        (lambda: jax.jit(lambda f: im.RandomAffine(3, fill=f))(1.0), TypeError, ("fill:",)),
+        (lambda: im.GaussianBlur(4), ValueError, ("kernel_size:", "odd", "got 4")),
+        (lambda: im.GaussianBlur((3, -1)), ValueError, ("kernel_size:", "(3, -1)")),
+        (lambda: im.GaussianBlur(3, (2, 1)), ValueError, ("sigma:", "(2, 1)")),
+        (lambda: im.GaussianBlur(3, 0), ValueError, ("sigma:", "above 0")),
+        (lambda: im.GaussianBlur(3, "x"), TypeError, ("sigma:", "'x'")),
+        (lambda: im.Compose(FLIPS, boxes="yxyx"), ValueError, ("boxes", "'yxyx'")),
+        (lambda: im.Compose(FLIPS, keypoints="xy"), ValueError, ("keypoints", "'xy'")),
+        (lambda: im.Compose(FLIPS, mask_fill="no"), ValueError, ("mask_fill", "'no'")),
+        (lambda: im.Compose(FLIPS, mask_fill=None), ValueError, ("mask_fill", "None")),
+        (lambda: im.Compose(FLIPS, mask_fill=[1]), ValueError, ("mask_fill", "[1]")),
+        (lambda: im.RandomIoUCrop(min_scale=0), ValueError, ("(min_scale, max_scale)", "(0, 1.0)")),
+        (lambda: im.RandomIoUCrop(max_scale=1.5), ValueError, ("max_scale", "1.5")),
+        (lambda: im.RandomIoUCrop(sampler_options=[]), ValueError, ("sampler_options", "[]")),
+        (lambda: im.RandomIoUCrop(sampler_options=[NAN]), ValueError, ("sampler_options", "nan")),
+        (lambda: im.RandomIoUCrop(trials=0), ValueError, ("trials", "0")),
+        (lambda: im.RandomZoomOut(side_range=(0.5, 2)), ValueError, ("side_range", "(0.5, 2)")),
+        (lambda: im.RandomZoomOut(p=2), ValueError, ("p", "2")),
+        (lambda: im.ScaleJitter(0), ValueError, ("target_size", "0")),
+        (lambda: im.ScaleJitter(8, (2, 1)), ValueError, ("scale_range", "(2, 1)")),
+        (lambda: im.RandomShortestSize([]), ValueError, ("min_size", "[]")),
+        (lambda: im.RandomShortestSize([3, 0]), ValueError, ("min_size", "0")),
+        (lambda: im.RandomShortestSize(None), ValueError, ("min_size", "None")),
+        (lambda: im.RandomShortestSize(1.5), ValueError, ("min_size", "1.5")),
+        (lambda: im.RandomShortestSize(3, canvas=0), ValueError, ("canvas", "0")),
+        (lambda: im.SanitizeBoundingBoxes(0.5), ValueError, ("min_size", "0.5")),
+        (lambda: im.SanitizeBoundingBoxes(None), TypeError, ("min_size", "None")),
+        (lambda: im.SanitizeBoundingBoxes(min_area="4"), TypeError, ("min_area", "'4'")),
+        (lambda: im.RandomIoUCrop(sampler_options=["x"]), TypeError, ("sampler_options", "'x'")),
+    ],
+)
+def test_constructors_of_other_transforms(make, error, facts):
+    with raises(error, *facts):
         make()
 
 
@@ -128,9 +232,9 @@ def test_structure_of_parameters():
 
 
 def test_channels_and_sizes():
-    with raises(ValueError, "mean:", "1 channels", "(3,)"):
+    with raises(ValueError, "mean:", "or 1,", "(3,)"):
         im.Compose([im.Normalize([0.5] * 3, 1)]).apply(U8[..., :1], ({},))
-    with raises(ValueError, "fill:", "3 channels", "(4,)"):
+    with raises(ValueError, "fill:", "or 3,", "(4,)"):
         im.Compose([im.Pad(1, fill=[1, 2, 3, 4])]).apply(U8, ({},))
     with raises(ValueError, "RandomCrop:", "(7, 7)", "(6, 8)", "pad_if_needed=True"):
         im.Compose([im.RandomCrop(7)]).apply(U8, ({"top": 0, "left": 0},))

@@ -8,30 +8,18 @@ import jax
 import numpy as np
 
 from jaxkern import image as im
-
-
-def aligned(count, dtype):
-    """Return zeros whose memory JAX uses without a copy."""
-    size = np.dtype(dtype).itemsize
-    raw = np.zeros(count * size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + count * size].view(dtype)
+from jaxkern.core.alignment import aligned_array
 
 
 def test_offsets_that_change_during_a_call():
     count, length = 50_000, 4096
-    memory, offset = aligned(2 * length, np.uint8), aligned(count, np.int32)
+    memory, offset = (
+        aligned_array(n, t, np.zeros) for n, t in ((2 * length, np.uint8), (count, np.int32))
+    )
     memory[length:] = 255  # mapped, but outside the buffer
     sizes = np.ones(count, np.int32)
-    batch = im.Ragged(
-        jax.dlpack.from_dlpack(memory[:length]),
-        jax.dlpack.from_dlpack(offset),
-        sizes,
-        sizes,
-        1,
-        1,
-        1,
-    )
+    buffer, shared = jax.dlpack.from_dlpack(memory[:length]), jax.dlpack.from_dlpack(offset)
+    batch = im.Ragged(buffer, shared, sizes, sizes, 1, 1, 1)
     run = jax.jit(im.Compose([im.Resize((1, 1), "nearest")]).apply)
     np.testing.assert_array_equal(run(batch, ({},)), 0)
     ended = threading.Event()

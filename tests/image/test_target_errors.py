@@ -89,39 +89,6 @@ def test_warps_of_images_of_different_sizes(warp, params):
 FLIPS = [im.RandomHorizontalFlip()]
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "name", "value"),
-    [
-        (lambda: im.Compose(FLIPS, boxes="yxyx"), ValueError, "boxes", "'yxyx'"),
-        (lambda: im.Compose(FLIPS, keypoints="xy"), ValueError, "keypoints", "'xy'"),
-        (lambda: im.Compose(FLIPS, mask_fill="no"), ValueError, "mask_fill", "'no'"),
-        (lambda: im.Compose(FLIPS, mask_fill=None), ValueError, "mask_fill", "None"),
-        (lambda: im.Compose(FLIPS, mask_fill=[1]), ValueError, "mask_fill", "[1]"),
-        (lambda: im.RandomIoUCrop(min_scale=0), ValueError, "(min_scale, max_scale)", "(0, 1.0)"),
-        (lambda: im.RandomIoUCrop(max_scale=1.5), ValueError, "max_scale", "1.5"),
-        (lambda: im.RandomIoUCrop(sampler_options=[]), ValueError, "sampler_options", "[]"),
-        (lambda: im.RandomIoUCrop(sampler_options=[np.nan]), ValueError, "sampler_options", "nan"),
-        (lambda: im.RandomIoUCrop(trials=0), ValueError, "trials", "0"),
-        (lambda: im.RandomZoomOut(side_range=(0.5, 2)), ValueError, "side_range", "(0.5, 2)"),
-        (lambda: im.RandomZoomOut(p=2), ValueError, "p", "2"),
-        (lambda: im.ScaleJitter(0), ValueError, "target_size", "0"),
-        (lambda: im.ScaleJitter(8, (2, 1)), ValueError, "scale_range", "(2, 1)"),
-        (lambda: im.RandomShortestSize([]), ValueError, "min_size", "[]"),
-        (lambda: im.RandomShortestSize([3, 0]), ValueError, "min_size", "0"),
-        (lambda: im.RandomShortestSize(None), ValueError, "min_size", "None"),
-        (lambda: im.RandomShortestSize(1.5), ValueError, "min_size", "1.5"),
-        (lambda: im.RandomShortestSize(3, canvas=0), ValueError, "canvas", "0"),
-        (lambda: im.SanitizeBoundingBoxes(0.5), ValueError, "min_size", "0.5"),
-        (lambda: im.SanitizeBoundingBoxes(None), TypeError, "min_size", "None"),
-        (lambda: im.SanitizeBoundingBoxes(min_area="4"), TypeError, "min_area", "'4'"),
-        (lambda: im.RandomIoUCrop(sampler_options=["x"]), TypeError, "sampler_options", "'x'"),
-    ],
-)
-def test_constructors_are_checked(make, error, name, value):
-    with raises(error, name, value):
-        make()
-
-
 def test_crops_by_boxes_need_boxes():
     aug = im.Compose([im.RandomIoUCrop(), im.Resize((4, 4))])
     with raises(ValueError, "RandomIoUCrop:", "boxes"):

@@ -54,7 +54,7 @@ def test_invalid_chains():
         with raises(ValueError, name):
             im.Compose([transform]).apply(IMAGES)
     for transform in (im.RandomOrder([im.ColorJitter(0.4)]), im.RandAugment(), im.GaussianNoise()):
-        with raises(ValueError, "0 to 1", "scale=False"):
+        with raises(ValueError, "0 to 1", "scale=True"):
             im.Compose([transform], scale=False).apply(IMAGES)
     struct = jax.ShapeDtypeStruct((9, 12, 1), np.uint8)
     with raises(ValueError, "uint16"):

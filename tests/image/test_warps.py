@@ -345,36 +345,6 @@ def test_corners_move_by_integer_pixels():
         assert np.minimum(points, 199 - points).max() == 28
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "facts"),
-    [
-        (lambda: im.RandomRotation(-3), ValueError, ("degrees:", "-3")),
-        (lambda: im.RandomRotation((5, 3)), ValueError, ("degrees:", "(5, 3)")),
-        (lambda: im.RandomRotation("x"), TypeError, ("degrees:", "'x'")),
-        (lambda: im.RandomRotation((1, 2, 3)), ValueError, ("degrees:", "(1, 2, 3)")),
-        (lambda: im.RandomRotation(3, "bicubic"), ValueError, ("interpolation:", "'bicubic'")),
-        (lambda: im.RandomRotation(3, expand=True), ValueError, ("degrees:", "(-3.0, 3.0)")),
-        (lambda: im.RandomRotation(3, center=4), TypeError, ("center:", "got 4")),
-        (lambda: im.RandomAffine(3, translate=(0.1, 1.2)), ValueError, ("translate:", "1.2")),
-        (lambda: im.RandomAffine(3, scale=(0, 1)), ValueError, ("scale:", "(0, 1)")),
-        (lambda: im.RandomAffine(3, shear=(1, 2, 3)), ValueError, ("shear:", "(1, 2, 3)")),
-        (lambda: im.RandomAffine(np.nan), ValueError, ("degrees:", "nan")),
-        (lambda: im.RandomPerspective(1.5), ValueError, ("distortion_scale:", "1.5")),
-        (lambda: im.RandomPerspective(p=-1), ValueError, ("p:", "-1")),
-        (lambda: im.RandomPerspective(fill="red"), ValueError, ("fill:", "'red'")),
-        (lambda: jax.jit(lambda f: im.RandomAffine(3, fill=f))(1.0), TypeError, ("fill:",)),
-        (lambda: im.GaussianBlur(4), ValueError, ("kernel_size:", "odd", "got 4")),
-        (lambda: im.GaussianBlur((3, -1)), ValueError, ("kernel_size:", "(3, -1)")),
-        (lambda: im.GaussianBlur(3, (2, 1)), ValueError, ("sigma:", "(2, 1)")),
-        (lambda: im.GaussianBlur(3, 0), ValueError, ("sigma:", "above 0")),
-        (lambda: im.GaussianBlur(3, "x"), TypeError, ("sigma:", "'x'")),
-    ],
-)
-def test_invalid_arguments(make, error, facts):
-    with raises(error, *facts):
-        make()
-
-
 def test_kernels_larger_than_the_image():
     chain = im.Compose([im.GaussianBlur((5, 23))])
     with raises(ValueError, "GaussianBlur", "(5, 23)", "(11, 40)"):

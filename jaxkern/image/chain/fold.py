@@ -36,8 +36,7 @@ def channel_values(value: Any, channels: int, name: str) -> Values:
         array = np.asarray(value, np.float64)
     if array.ndim > 1 or (array.ndim == 1 and array.shape[0] not in (1, channels)):
         raise ValueError(
-            f"{name}: expected one number or {channels} for images of {channels} channels, got "
-            f"shape {array.shape}"
+            f"{name}: expected one number or {channels}, one per channel, got {array.shape}"
         )
     xp = np if isinstance(array, np.ndarray) else jnp
     return xp.broadcast_to(array.reshape(-1), (channels,))
@@ -97,8 +96,7 @@ class OpenSegment:
         height, width = int(self.rows.size), int(self.columns.size)
         if max(height, width) > MAX_SIZE or height * width > MAX_PIXELS:
             raise ValueError(
-                "the output must have at most 2**24 pixels on a side and 2**31 in total, got "
-                f"{height} x {width}"
+                f"output: expected sides up to 2**24 and 2**31 pixels, got {height} x {width}"
             )
         erasures = len(self.erasures)
         return Segment(self.filter, height, width, erasures, self.rounding, self.padding)
@@ -182,8 +180,7 @@ class ChainBuilder:
         self._done.append(self._open)
         if len(self._done) >= MAX_SEGMENTS:
             raise ValueError(
-                f"at most {MAX_SEGMENTS} passes fit in one chain; put crops and resizes before "
-                "pads and erasures, or split the chain into two Compose objects"
+                f"at most {MAX_SEGMENTS} passes fit in one chain; split it into two Compose objects"
             )
         self._open = OpenSegment(height, width, self.channels)
         return self._open
@@ -288,8 +285,7 @@ class ChainBuilder:
         segment = self._open
         if segment.padding is not Padding.CONSTANT:
             raise ValueError(
-                'padding_mode: expected "constant" for images whose sizes differ and that end on '
-                "a canvas; or put Resize((h, w)) or a crop to one size before it"
+                "padding_mode: expected 'constant', since sizes differ; or put Resize((h, w)) first"
             )
         if segment.fill is None:
             segment.fill = self.canvas_fill
@@ -344,8 +340,7 @@ class ChainBuilder:
             height, width = self.bounded
         if not is_static(height, width):
             raise ValueError(
-                "the output size differs between images; end the chain with a fixed size: "
-                "RandomResizedCrop, CenterCrop, RandomCrop or Resize((h, w))"
+                "the output size differs between images; end with a crop or Resize((h, w))"
             )
         if dtype is Dtype.U8:
             self.to_u8(self.scale)
@@ -361,8 +356,7 @@ class ChainBuilder:
         erasures = [erasure for segment in opened for erasure in segment.erasures]
         if len(erasures) > MAX_ERASURES:
             raise ValueError(
-                f"at most {MAX_ERASURES} erasures fit in one call, got {len(erasures)}; split the "
-                "chain into two Compose objects"
+                f"at most {MAX_ERASURES} erasures fit in one Compose, got {len(erasures)}; split it"
             )
         segments = tuple(segment.finish() for segment in opened)
         plan = ChainPlan(segments, self.channels, self.source_dtype, dtype, layout)

@@ -35,8 +35,7 @@ def checked_images(images: Any) -> Batch:
         return _checked_ragged(images)
     if not hasattr(images, "shape") or not hasattr(images, "dtype"):
         raise TypeError(
-            "images: expected an array [N, H, W, C] or a Ragged batch, got a "
-            f"{type(images).__name__}"
+            f"images: expected an array [N, H, W, C] or a Ragged, got a {type(images).__name__}"
         )
     shape = images.shape
     if len(shape) != 4:
@@ -68,8 +67,7 @@ def uint16_to_float(images: Any, scale: bool, transforms: Sequence[Transform]) -
     for transform in transforms:
         if scale and getattr(transform, "scale", None) is False:
             raise ValueError(
-                f"{transform!r}: expected scale=True for uint16 images; or Compose(..., "
-                "scale=False), which keeps their levels"
+                f"{transform!r}: expected scale=True for uint16; or use Compose(..., scale=False)"
             )
         if transform.linear or isinstance(transform, ToDtype):  # later values have another range
             break
@@ -91,8 +89,7 @@ def _check_values(transform: Transform, scale: bool) -> None:
             )
     if not scale and transform.expects_unit_range:
         raise ValueError(
-            f"{transform!r}: expected values from 0 to 1, but Compose(..., scale=False) keeps "
-            "the levels of uint16 images; use scale=True"
+            f"{transform!r}: expected values from 0 to 1, not uint16 levels; use scale=True"
         )
 
 
@@ -186,10 +183,7 @@ def is_single_key(key: Any) -> bool:
     elif hasattr(key, "dtype") and key.dtype == jnp.uint32 and key.ndim in (1, 2):
         rank = 1
     else:
-        raise TypeError(
-            "keys: expected keys from jax.random.key, jax.random.split or "
-            f"jaxkern.random.record_keys, got {_described(key)}"
-        )
+        raise TypeError(f"keys: expected keys, as from jax.random.split, got {_described(key)}")
     if key.ndim not in (rank, rank + 1):
         raise ValueError(f"keys: expected one key or one key per image, got shape {key.shape}")
     return bool(key.ndim == rank)
@@ -217,8 +211,7 @@ def checked_parameters(
     if not isinstance(params, tuple | list) or len(params) != len(transforms):
         count_or_type = len(params) if isinstance(params, tuple | list) else type(params).__name__
         raise ValueError(
-            f"params: expected {len(transforms)} dicts, one per transform, as from sample, got "
-            f"{count_or_type}"
+            f"params: expected {len(transforms)} dicts, as from sample, got {count_or_type}"
         )
     checked = []
     for index, (transform, values) in enumerate(zip(transforms, params, strict=True)):
@@ -229,8 +222,7 @@ def checked_parameters(
         unknown = [name for name in values if name not in transform.parameters]
         if missing or unknown:
             raise ValueError(
-                f"{where}: expected exactly {list(transform.parameters)}, got missing {missing} "
-                f"and unknown {unknown}"
+                f"{where}: expected {[*transform.parameters]}, missing {missing}, unknown {unknown}"
             )
         checked.append(
             {
@@ -269,8 +261,7 @@ def checked_labels(labels: Any, count: int) -> Any:
     labels = labels if hasattr(labels, "shape") else np.asarray(labels)
     if labels.ndim != 2 or not jnp.issubdtype(labels.dtype, jnp.floating):
         raise TypeError(
-            "labels: expected one-hot floats [N, classes], as jax.nn.one_hot returns, got "
-            f"{_described(labels)}"
+            f"labels: expected floats [N, classes], as of jax.nn.one_hot, got {_described(labels)}"
         )
     if labels.shape[0] != count:
         raise ValueError(f"labels: expected {count} rows, one per image, got {labels.shape[0]}")

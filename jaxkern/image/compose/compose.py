@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -39,7 +39,7 @@ from jaxkern.image.compose.targets import (
 )
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.transform import Transform
+from jaxkern.image.transforms.transform import Transform, checked_transforms
 from jaxkern.image.transforms.values import Normalize, ToDtype
 
 Params = tuple[dict[str, Any], ...]
@@ -147,14 +147,7 @@ class Compose:
         keypoints: str = "torchvision",
         mask_fill: float = 0,
     ) -> None:
-        if isinstance(transforms, Transform) or not isinstance(transforms, Iterable):
-            raise TypeError(checks.unexpected("transforms", "a list of transforms", transforms))
-        self.transforms = tuple(transforms)
-        for k, transform in enumerate(self.transforms):
-            if not isinstance(transform, Transform):
-                raise TypeError(checks.unexpected(f"transforms[{k}]", "a transform", transform))
-        if not self.transforms:
-            raise ValueError("transforms: expected at least one transform, got none")
+        self.transforms = checked_transforms(transforms)
         self.dtype = _output_type(dtype)
         self.layout = checks.choice(layout, "layout", ("NHWC", "NCHW"))
         self.scale = bool(scale)

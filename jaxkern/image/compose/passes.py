@@ -137,8 +137,7 @@ def _map_images(transform: Transform, params: dict[str, Any], pixels: jax.Array)
         result = jnp.asarray(transform.transform(unit, of_image))
         if result.shape != image.shape:
             raise ValueError(
-                f"{transform!r}.transform: expected a result of shape {image.shape}, got "
-                f"{result.shape}"
+                f"{transform!r}.transform: expected shape {image.shape}, got {result.shape}"
             )
         if levels:
             positive = jnp.where(result > 0.0, result, 0.0)  # NaN becomes 0

@@ -16,9 +16,11 @@ from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.chain.plan import ChainPlan
 from jaxkern.image.compose.batch import checked_images, checked_parameters
 from jaxkern.image.compose.compose import Compose, Params
-from jaxkern.image.compose.masks import fill_bytes, mask_transforms
+from jaxkern.image.compose.targets import fill_bytes, mask_transforms
 from jaxkern.image.ops import stages_attributes
 from jaxkern.image.stages import Call, Stage, StagesPlan
+
+_Derive = Callable[[jax.Array], jax.Array] | None
 
 # Records per call that draws parameters: about a millisecond for a crop, a flip and an erasure.
 _BLOCK = 1024
@@ -77,7 +79,7 @@ class _DrawingProgram:
         settings: str,
         shape: tuple[int | None, ...],
         dtype: np.dtype,
-        derive: Callable[[jax.Array], jax.Array] | None,
+        derive: _Derive,
         wide: bool,
     ) -> None:
         del settings, wide  # They are cache keys: tracing depends on them.
@@ -89,7 +91,7 @@ class _DrawingProgram:
 
         def trace(key: Any, high: Any, low: Any, *sides: Any) -> Any:
             size = sides or shape[:2]
-            folded = self._plan_of(self._draw(key, high, low, size), high.shape[0], size)
+            folded = self._fold(key, high, low, size)
             plans.append(folded[0] if folded else None)
             return folded[1] if folded else ()
 
@@ -110,13 +112,11 @@ class _DrawingProgram:
                 )
         self.sample = jax.jit(trace)
 
-    def _draw(self, key: Any, high: Any, low: Any, size: tuple[Any, ...]) -> Params:
+    def _fold(self, key: Any, high: Any, low: Any, size: tuple[Any, ...]) -> Call | None:
+        """Draw the parameters of records; return the chain's plan and operands."""
         keys = fold_records(jax.random.wrap_key_data(key, impl="threefry2x32"), high, low)
-        return self._aug.sample(keys if self._derive is None else self._derive(keys), size)
-
-    def _plan_of(self, params: Params, count: int, size: tuple[Any, ...]) -> Call | None:
-        """Return the chain's plan and operands for the parameters of `count` records."""
-        aug = self._aug
+        aug, count = self._aug, high.shape[0]
+        params = aug.sample(keys if self._derive is None else self._derive(keys), size)
         shape = (count, *(1 if side is None else side for side in self._shape))
         batch = checked_images(jax.ShapeDtypeStruct(shape, self._dtype))
         checked = checked_parameters(aug.transforms, params, count)
@@ -124,8 +124,7 @@ class _DrawingProgram:
         first, *others = aug.passes(list(zip(aug.transforms, checked, strict=True)), chain)
         if others:
             raise ValueError(
-                f"{aug!r}: expected a chain of one native call; a change of the number of channels "
-                "or a transform of kind 'jax' runs as a JAX program only"
+                f"{aug!r}: expected one native call, without kind 'jax' and changes of channels"
             )
         return first.stages.finish()
 
@@ -220,13 +219,7 @@ class ChainProducer(SeededChain):
     """
 
     def __init__(
-        self,
-        aug: Compose,
-        image: Any,
-        *,
-        seed: int = 0,
-        epoch: int = 0,
-        derive: Callable[[jax.Array], jax.Array] | None = None,
+        self, aug: Compose, image: Any, *, seed: int = 0, epoch: int = 0, derive: _Derive = None
     ):
         self._sampler = drawing = drawing_of(aug, image.shape, image.dtype, derive)
         self._key = key_data(seed, epoch)
@@ -252,13 +245,7 @@ class MaskProducer(ChainProducer):
     """
 
     def __init__(
-        self,
-        aug: Compose,
-        mask: Any,
-        *,
-        seed: int = 0,
-        epoch: int = 0,
-        derive: Callable[[jax.Array], jax.Array] | None = None,
+        self, aug: Compose, mask: Any, *, seed: int = 0, epoch: int = 0, derive: _Derive = None
     ):
         labels = np.dtype(mask.dtype)
         if len(mask.shape) != 2 or labels.itemsize not in (1, 4):
@@ -326,13 +313,7 @@ class EncodedProducer(SeededChain):
     """
 
     def __init__(
-        self,
-        aug: Compose,
-        images: Any,
-        *,
-        seed: int = 0,
-        epoch: int = 0,
-        derive: Callable[[jax.Array], jax.Array] | None = None,
+        self, aug: Compose, images: Any, *, seed: int = 0, epoch: int = 0, derive: _Derive = None
     ):
         shape = (None, None, images.channels)
         self._sampler = drawing = drawing_of(aug, shape, np.uint8, derive)
@@ -346,10 +327,7 @@ class EncodedProducer(SeededChain):
         #: buffers that the capsule reads
         self.buffers = tuple(np.ascontiguousarray(blob, np.uint8) for blob in images.blobs)
         if drawing.plan is None:
-            raise ValueError(
-                f"{aug!r}: expected a chain that returns images of one size, got one that changes "
-                "nothing"
-            )
+            raise ValueError(f"{aug!r}: expected a chain that returns images of one size")
         self.capsule = library().image_encoded_producer(
             native(drawing.plan),
             blobs=list(self.buffers),

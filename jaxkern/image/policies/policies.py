@@ -64,8 +64,7 @@ def checked_ops(op: Any, ops: Sequence[str], where: str) -> Any:
     if isinstance(op, np.ndarray) and op.size and not -1 <= op.min() <= op.max() < len(ops):
         wrong = op[(op < -1) | (op >= len(ops))].flat[0]
         raise ValueError(
-            f"{where}: expected op to hold indices of OPS, 0 to {len(ops) - 1}, or -1 for no op, "
-            f"got {wrong}"
+            f"{where}: expected op to index OPS, 0 to {len(ops) - 1}, or -1 for no op, got {wrong}"
         )
     return op
 

@@ -77,8 +77,7 @@ class ProgramStep:
         fill = np.asarray(self.fill, np.float32)
         if fill.size not in (1, channels):
             raise ValueError(
-                f"fill: expected one number or {channels} for images of {channels} channels, got "
-                f"{fill.size}"
+                f"fill: expected one number or {channels}, one per channel, got {fill.size}"
             )
         return np.broadcast_to(fill, (channels,))
 

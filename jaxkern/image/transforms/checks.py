@@ -61,10 +61,7 @@ def padding_mode(value: Any, fill: Any) -> str:
     """Check a padding mode; only a constant one allows a fill with one value per channel."""
     mode = choice(value, "padding_mode", PADDINGS)
     if mode != "constant" and not isinstance(fill, jax.core.Tracer) and np.size(fill) > 1:
-        raise ValueError(
-            f"padding_mode: expected 'constant' with fill={fill!r}, got {mode!r}; leave fill out "
-            "for other modes"
-        )
+        raise ValueError(f"padding_mode: expected 'constant' with fill={fill!r}, got {mode!r}")
     return mode
 
 

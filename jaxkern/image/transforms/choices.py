@@ -13,7 +13,13 @@ import numpy as np
 from jaxkern.image.program.program import Code, Step
 from jaxkern.image.transforms import checks
 from jaxkern.image.transforms.moves import Move
-from jaxkern.image.transforms.transform import Kind, Size, Transform, set_fields
+from jaxkern.image.transforms.transform import (
+    Kind,
+    Size,
+    Transform,
+    checked_transforms,
+    set_fields,
+)
 
 
 class _Container(Transform):
@@ -27,25 +33,15 @@ class _Container(Transform):
         raise NotImplementedError
 
     def _checked_transforms(self) -> tuple[Transform, ...]:
-        if isinstance(self.transforms, Transform | str) or not isinstance(
-            self.transforms, Sequence
-        ):
-            raise TypeError(
-                checks.unexpected("transforms", "a list of transforms", self.transforms)
-            )
-        if not self.transforms:
-            raise ValueError("transforms: expected at least one transform, got none")
-        for k, inner in enumerate(self.transforms):
-            if not isinstance(inner, Transform):
-                raise TypeError(checks.unexpected(f"transforms[{k}]", "a transform", inner))
+        transforms = checked_transforms(self.transforms)
+        for k, inner in enumerate(transforms):
             has_program = type(inner).program is not Transform.program
             if not has_program or inner.output_size(_PROBE) != _PROBE:
                 raise ValueError(
                     f"transforms[{k}]: {type(self).__name__} expected a transform with program "
-                    "steps that keeps the image size (colour, warp, noise, policy, flip, erasure, "
-                    f"or a container), got {inner!r}; put others into the Compose"
+                    f"steps that keeps the image size, got {inner!r}; put it into the Compose"
                 )
-        return tuple(self.transforms)
+        return transforms
 
     @property
     def parameters(self) -> dict[str, str]:  # type: ignore[override]
@@ -69,8 +65,7 @@ class _Container(Transform):
             if count != channels:
                 raise ValueError(
                     f"transforms[{k}]: {type(self).__name__} expected a transform that keeps "
-                    f"{channels} channels, since it does not change every image, got {inner!r}, "
-                    f"which returns {count}"
+                    f"{channels} channels, got {inner!r}, which returns {count}"
                 )
         return channels
 
@@ -97,15 +92,12 @@ class _Container(Transform):
         }
 
     def program(self, params: dict[str, Any], size: Size) -> list[Step]:
-        programs = [
-            inner.program(of_inner, (size[0], size[1])) for inner, of_inner in self._split(params)
-        ]
+        programs = [inner.program(own, (size[0], size[1])) for inner, own in self._split(params)]
         return [step for k, used in self._schedule(params) for step in _where(used, programs[k])]
 
     def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
         moves = [
-            inner.moves(of_inner, size) if inner.geometric else []
-            for inner, of_inner in self._split(params)
+            inner.moves(own, size) if inner.geometric else [] for inner, own in self._split(params)
         ]
         return [move.where(used) for k, used in self._schedule(params) for move in moves[k]]
 

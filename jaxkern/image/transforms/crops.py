@@ -39,10 +39,7 @@ def show_window(chain: ChainBuilder, mode: str, start: Any, size: Any, fill: Any
 def require_constant_padding(transform: Transform, mode: str) -> None:
     """Reject other borders when boxes or keypoints move, as torchvision does."""
     if mode != "constant":
-        raise ValueError(
-            f'{transform!r}: expected padding_mode="constant" with boxes or keypoints, since other '
-            "modes repeat the objects that they refer to"
-        )
+        raise ValueError(f"{transform!r}: expected padding_mode='constant' with boxes or keypoints")
 
 
 @dataclasses.dataclass(frozen=True)

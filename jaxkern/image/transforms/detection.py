@@ -102,8 +102,7 @@ class RandomIoUCrop(PerImageSize):
     ) -> dict[str, jax.Array]:
         if boxes is None:
             raise ValueError(
-                "RandomIoUCrop: expected the boxes of the image, got none; call augment(keys, "
-                '{"image": images, "boxes": boxes}) or sample(keys, size, boxes)'
+                "RandomIoUCrop: expected the boxes of the image, got none; pass the field 'boxes'"
             )
         height, width = (jnp.asarray(side, jnp.int32) for side in size)
         valid = with_area(boxes) if valid is None else valid & with_area(boxes)

@@ -78,8 +78,7 @@ class GaussianBlur(Transform):
         across, down = self.kernel_size
         if across // 2 >= size[1] or down // 2 >= size[0]:
             raise ValueError(
-                f"GaussianBlur(kernel_size={self.kernel_size}): expected images larger than half "
-                f"the kernel, got (height, width) {tuple(size)}"
+                f"GaussianBlur: expected images over half of {self.kernel_size}, got {tuple(size)}"
             )
         return [program_step(Code.BLUR, *[params["sigma"]] * 2, kernel=self.kernel_size)]
 

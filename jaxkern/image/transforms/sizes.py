@@ -69,10 +69,7 @@ class Resize(Transform):
         if self.max_size is not None:
             limit = checks.size_pair(self.max_size, "max_size")[0]
             if not shorter:
-                raise ValueError(
-                    "max_size: expected None with size=(height, width); it bounds the longer edge "
-                    "for an integer size"
-                )
+                raise ValueError(f"max_size: expected None with size=(height, width), got {limit}")
             if limit <= pair[0]:
                 raise ValueError(f"max_size: expected more than size={pair[0]}, got {limit}")
             set_fields(self, max_size=limit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from jaxkern.image.chain.axis import Size as Size
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.program.program import Step
+from jaxkern.image.transforms import checks
 from jaxkern.image.transforms.moves import Move, warped
 
 Kind = Literal["chain", "program", "jax", "batch"]
@@ -151,6 +153,19 @@ class Transform:
     def valid_boxes(self, boxes: Any, valid: Any, size: Size) -> Any:
         """Return which valid boxes [N, K, 4] remain valid; they are already transformed."""
         return valid
+
+
+def checked_transforms(transforms: Any) -> tuple[Transform, ...]:
+    """Check a list of at least one transform."""
+    if isinstance(transforms, Transform | str) or not isinstance(transforms, Iterable):
+        raise TypeError(checks.unexpected("transforms", "a list of transforms", transforms))
+    checked = tuple(transforms)
+    for k, transform in enumerate(checked):
+        if not isinstance(transform, Transform):
+            raise TypeError(checks.unexpected(f"transforms[{k}]", "a transform", transform))
+    if not checked:
+        raise ValueError("transforms: expected at least one transform, got none")
+    return checked
 
 
 def as_number(flag: Any) -> Any:

@@ -107,8 +107,7 @@ class Normalize(Transform):
         lengths = {int(np.size(value)) for value in (mean, std)} - {1}
         if len(lengths) > 1:
             raise ValueError(
-                f"mean and std: expected one number per channel, got {np.size(mean)} and "
-                f"{np.size(std)}"
+                f"mean and std: expected equal lengths, got {np.size(mean)} and {np.size(std)}"
             )
         set_fields(self, mean=mean, std=std)
 
@@ -265,10 +264,7 @@ class CutMix(_Mix):
     1.0
     """
 
-    parameters: ClassVar[dict[str, str]] = {
-        "lam": "float",
-        **BOX,
-    }
+    parameters: ClassVar[dict[str, str]] = {"lam": "float", **BOX}
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         beta_key, place_key = jax.random.split(key)

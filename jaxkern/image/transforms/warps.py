@@ -129,8 +129,7 @@ class RandomRotation(_Warp):
         )
         if self.expand and self.degrees[0] != self.degrees[1]:
             raise ValueError(
-                f"degrees: expected one angle, (a, a), with expand=True, got {self.degrees}; put a "
-                "Pad before the rotation to keep the corners"
+                f"degrees: expected one angle, (a, a), with expand=True, got {self.degrees}"
             )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
