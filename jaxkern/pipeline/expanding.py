@@ -64,9 +64,11 @@ class FlatMap(SequentialNode):
     def rows(self, block: Block) -> Rows:
         outputs: list[Data] = []
         counts = []
-        for index, record in enumerate(block.records.tolist()):
+        numbers = block.records.tolist()
+        rows = row.records_of(block.data, range(len(numbers)))
+        for fields, record in zip(rows, numbers, strict=True):
             try:
-                new = self._outputs(row.row_of(block.data, index), record)
+                new = self._outputs(fields, record)
             except BaseException as error:
                 note(error, "for record {}", record)
                 raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -167,11 +167,21 @@ def _same_fields(one: Data, other: Data) -> bool:
 
 def row_of(data: Data, row: int) -> Data:
     """Return one record of a batch: NumPy arrays without the leading axis."""
+    return next(records_of(data, [row]))
 
-    def pick(value: Any) -> Any:
-        return images_of(value, [row])[0] if is_ragged(value) else np.asarray(value)[row]
 
-    return dict(jax.tree.map(pick, data, is_leaf=is_ragged))
+def records_of(data: Data, rows: Iterable[int]) -> Iterator[Data]:
+    """Yield some records of a batch, as `row_of`, whose tree is flattened once."""
+    leaves, structure = jax.tree.flatten(data, is_leaf=is_ragged)
+    pickers = [
+        _ragged_row(leaf) if is_ragged(leaf) else np.asarray(leaf).__getitem__ for leaf in leaves
+    ]
+    for row in rows:
+        yield structure.unflatten([pick(row) for pick in pickers])
+
+
+def _ragged_row(images: Ragged) -> Callable[[int], Any]:
+    return lambda row: images_of(images, [row])[0]
 
 
 def spec_of(data: Any) -> Any:

@@ -391,23 +391,24 @@ class Filter(SequentialNode):
                     f"expected bool[{count}]"
                 )
         else:
-            keep = np.array([self._holds(block, index) for index in range(count)], bool)
+            pairs = zip(row.records_of(block.data, range(count)), block.records, strict=True)
+            keep = np.array([self._holds(data, record) for data, record in pairs], bool)
         origins = np.flatnonzero(keep)
         if len(origins) == count:
             return super().rows(block)
         data = row.joined([(block.data, origins)]) if len(origins) else {}
         return Rows(data, block.records[origins], origins, count)
 
-    def _holds(self, block: Block, index: int) -> bool:
+    def _holds(self, data: Data, record: np.integer[Any]) -> bool:
         try:
-            result = np.asarray(self.predicate(row.row_of(block.data, index)))
+            result = np.asarray(self.predicate(data))
             if result.shape != () or result.dtype != bool:
                 raise TypeError(
                     f"the predicate returned {row.described(result)} for one record; expected a "
                     "bool (for a predicate of batches: Filter(predicate, batched=True))"
                 )
         except BaseException as error:
-            note(error, "for record {}", int(block.records[index]))
+            note(error, "for record {}", int(record))
             raise
         return bool(result)
 
