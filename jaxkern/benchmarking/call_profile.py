@@ -15,9 +15,8 @@ import numpy as np
 from jaxkern.benchmarking.environment import environment
 from jaxkern.benchmarking.measurement import Measurement, ResourceMeter
 from jaxkern.core.arguments import check_integer, check_number
-from jaxkern.core.compile_clock import CompileClock
 from jaxkern.core.quantities import format_duration
-from jaxkern.core.timing import call_seconds
+from jaxkern.core.timing import CompileClock, call_seconds
 from jaxkern.execution.jit import JitFunction
 
 MAX_CALLS = 10_000

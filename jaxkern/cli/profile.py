@@ -61,7 +61,7 @@ def profile(
     from jaxkern.benchmarking.saved import DIRECTORY
     from jaxkern.benchmarking.tracing import trace
     from jaxkern.core.client import start_backend
-    from jaxkern.core.compile_clock import CompileClock
+    from jaxkern.core.timing import CompileClock
 
     if not script.is_file():
         raise FileNotFoundError(f"no such script: {script}")

@@ -85,9 +85,8 @@ def set_memory_fraction(fraction: float) -> None:
     started = [name for name in compat.started_backends() if name not in ("cpu", "tpu")]
     if started:
         raise RuntimeError(
-            f"the {', '.join(started)} backend of JAX has already started and reserved its "
-            f"memory; set the fraction before the first array, jax.devices() or jitted call, or "
-            f"start the process with {MEMORY_FRACTION}={value:g}"
+            f"the {', '.join(started)} backend of JAX has already started; set the fraction before "
+            f"the first array, or start the process with {MEMORY_FRACTION}={value:g}"
         )
     os.environ.pop(_OLD_MEMORY_FRACTION, None)
     os.environ[MEMORY_FRACTION] = repr(value)

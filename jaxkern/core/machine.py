@@ -1,4 +1,4 @@
-"""Properties of this machine's processor from the operating system: name, caches, load."""
+"""The processor of this machine, and the control groups that may limit this process to a part."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import platform
 from pathlib import Path
 
 from jaxkern.core.arguments import parse_decimal
-from jaxkern.core.cgroups import read_text_or_empty
 
+ROOT = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
 _CPUINFO = Path("/proc/cpuinfo")
 _CPUS = Path("/sys/devices/system/cpu")
 _STAT = Path("/proc/stat")
@@ -58,3 +59,30 @@ def busy_seconds(stat: Path = _STAT) -> float | None:
     if name != "cpu":
         return None
     return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
+
+
+def group_folders(controller: str, root: Path, membership: Path) -> list[Path]:
+    """List the folders of the groups that limit ``"cpu"`` or ``"memory"``, innermost first."""
+    folders = []
+    for line in read_text_or_empty(membership).splitlines():
+        _, controllers, path = line.split(":", 2)
+        base = root
+        if controllers:  # version 1
+            if controller not in controllers.split(","):
+                continue
+            joint = root / controllers
+            base = joint if joint.is_dir() else root / controller
+        here = base / path.lstrip("/")
+        while base in here.parents:
+            folders.append(here)
+            here = here.parent
+        folders.append(base)
+    return folders or [root, root / controller]
+
+
+def read_text_or_empty(path: Path) -> str:
+    """Return the stripped text of a system file; empty if it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from jaxkern.core.arguments import parse_decimal
-from jaxkern.core.cgroups import MEMBERSHIP, ROOT, group_folders, read_text_or_empty
+from jaxkern.core.machine import MEMBERSHIP, ROOT, group_folders, read_text_or_empty
 
 GIB = 2**30
 

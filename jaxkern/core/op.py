@@ -185,9 +185,8 @@ def _check_call(op: str, batch_dims: int, static: Static) -> None:
             hash(value)
         except TypeError:
             raise TypeError(
-                f"{op}: the static argument {name!r} is a {type(value).__name__}, which is "
-                "not hashable; expected a number, a string, a tuple of them, or another immutable "
-                "value"
+                f"{op}: the static argument {name!r} is a {type(value).__name__}; expected a "
+                "hashable value, such as a number, a string or a tuple of them"
             ) from None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jaxkern.core.arguments import parse_decimal
-from jaxkern.core.cgroups import MEMBERSHIP, ROOT, group_folders, read_text_or_empty
+from jaxkern.core.machine import MEMBERSHIP, ROOT, group_folders, read_text_or_empty
 
 # The largest C int.
 MAX_THREADS = 2**31 - 1

@@ -17,7 +17,7 @@ from support.errors import raises
 import jaxkern as jk
 from jaxkern import execution as ex
 from jaxkern.benchmarking.call_profile import Callee
-from jaxkern.core.compile_clock import CompileClock
+from jaxkern.core.timing import CompileClock
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 

@@ -6,17 +6,14 @@ case runs in its own process, with a folder ahead on the path that stands in for
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
+from support.core.processes import run_python
 from support.errors import raises, warns
 
 import jaxkern as jk
@@ -55,7 +52,7 @@ def registrations():
 """
 
 
-def _fake_plugin(folder: Path) -> None:
+def _fake_plugin(folder):
     """An installed jax-cuda plugin, and jaxkern._cuda for it whether or not this build has one."""
     (folder / "jax_cuda13_plugin").mkdir()
     (folder / "jax_cuda13_plugin" / "__init__.py").write_text("")
@@ -71,31 +68,18 @@ def _fake_plugin(folder: Path) -> None:
     )
 
 
-def _run(code: str, folder: Path, **environment: str) -> None:
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("JAX_PLATFORMS", "JAXKERN_REQUIRE", "JAXKERN_CUDA_DRIVER_VERSION")
-    }
-    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**inherited, "PYTHONPATH": path, **environment},
-        cwd=folder,
-    )
+def _run(code, folder, **environment):
+    names = ("JAX_PLATFORMS", "JAXKERN_REQUIRE", "JAXKERN_CUDA_DRIVER_VERSION")
+    done = run_python(code, folder, names, **environment)
     assert done.returncode == 0, done.stderr
 
 
-def test_without_a_plugin_nothing_is_tried(tmp_path: Path) -> None:
+def test_without_a_plugin_nothing_is_tried(tmp_path):
     hide = (
         "import importlib.util\n"
-        "found = importlib.util.find_spec\n"
+        "find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, package=None: (\n"
-        "    None if name.startswith('jax_cuda') else found(name, package))\n"
+        "    None if name.startswith('jax_cuda') else find(name, package))\n"
     )
     code = f"""
 {hide}{_IMPORT}
@@ -108,7 +92,7 @@ assert "no jax-cuda plugin is installed" in str(jk.doctor())
 
 
 @pytest.mark.slow
-def test_another_platform_is_asked_for(tmp_path: Path) -> None:
+def test_another_platform_is_asked_for(tmp_path):
     _fake_plugin(tmp_path)
     code = f"""{_IMPORT}
 assert ours == [], ours
@@ -118,7 +102,7 @@ assert "JAX_PLATFORMS is 'cpu'" in cuda.problem, cuda.problem
     _run(code, tmp_path, JAX_PLATFORMS="cpu")
 
 
-def test_an_old_driver(tmp_path: Path) -> None:
+def test_an_old_driver(tmp_path):
     _fake_plugin(tmp_path)
     code = f"""{_IMPORT}
 assert len(ours) == 1, ours
@@ -132,7 +116,7 @@ jax.config.update("jax_platforms", "cpu")
 
 
 @pytest.mark.slow
-def test_a_missing_driver_is_named(tmp_path: Path) -> None:
+def test_a_missing_driver_is_named(tmp_path):
     _fake_plugin(tmp_path)
     hide = (
         "import ctypes\n"
@@ -155,7 +139,7 @@ jax.config.update("jax_platforms", "cpu")
 
 
 @pytest.mark.slow
-def test_requiring_cuda_without_it_is_an_error(tmp_path: Path) -> None:
+def test_requiring_cuda_without_it_is_an_error(tmp_path):
     _fake_plugin(tmp_path)
     code = """
 import warnings
@@ -185,18 +169,16 @@ WHEEL = ("sm_80", "sm_90", "compute_90")
         ((10, 0), 13010, "supports CUDA 13.1"),
     ],
 )
-def test_the_device_code_must_suit_the_gpu(
-    capability: tuple[int, int], driver: int, problem: str | None
-) -> None:
-    found = registry.device_code_problem(WHEEL, 13020, capability, driver)
-    assert (found is None) == (problem is None), found
+def test_the_device_code_must_suit_the_gpu(capability, driver, problem):
+    problem_text = registry.device_code_problem(WHEEL, 13020, capability, driver)
+    assert (problem_text is None) == (problem is None), problem_text
     if problem is not None:
-        assert found is not None
-        assert problem in found
-        assert ("13.2" in found) == ("13.1" in problem)  # the PTX's CUDA, where it matters
+        assert problem_text is not None
+        assert problem in problem_text
+        assert ("13.2" in problem_text) == ("13.1" in problem)  # the PTX's CUDA, where it matters
 
 
-def test_code_for_one_chip_alone() -> None:
+def test_code_for_one_chip_alone():
     assert registry.device_code_problem(["sm_90a"], 13000, (9, 0), 13000) is None
     assert "sm_90a" in str(registry.device_code_problem(["sm_90a"], 13000, (9, 1), 13000))
     assert "compute_90a" in str(
@@ -209,27 +191,27 @@ def test_code_for_one_chip_alone() -> None:
 @pytest.mark.parametrize(
     ("capability", "runs"), [((10, 0), True), ((10, 3), True), ((12, 0), False), ((9, 0), False)]
 )
-def test_code_for_one_family(kind: str, capability: tuple[int, int], runs: bool) -> None:
-    found = registry.device_code_problem([f"{kind}_100f"], 13000, capability, 13000)
-    assert (found is None) == runs, found
+def test_code_for_one_family(kind, capability, runs):
+    problem_text = registry.device_code_problem([f"{kind}_100f"], 13000, capability, 13000)
+    assert (problem_text is None) == runs, problem_text
 
 
 @pytest.mark.parametrize("name", ["native", "all", "all-major"])
-def test_architectures_that_cmake_chooses_are_not_checked(name: str) -> None:
+def test_architectures_that_cmake_chooses_are_not_checked(name):
     assert registry.device_code_problem([name], 13000, (12, 0), 13000) is None
 
 
 _NEGATE = jk.Op("test.negate", version=1, abstract=lambda x: x, impl=lambda x: -x)
 
 
-def _native_on_cuda() -> bool:
+def _native_on_cuda():
     """Return True if a program lowered for CUDA calls the kernel of `_NEGATE`."""
     lowered = jax.jit(lambda x: _NEGATE(x)).trace(jnp.ones(3)).lower(lowering_platforms=("cuda",))
     return _NEGATE.target in lowered.as_text()
 
 
 @pytest.fixture
-def cuda_library(monkeypatch: pytest.MonkeyPatch) -> registry.Library:
+def cuda_library(monkeypatch):
     """A CUDA library with the wheel's code, loaded in a process whose GPU is not known yet."""
     native = SimpleNamespace(architectures=lambda: list(WHEEL), cuda_runtime=lambda: 13000)
     library = registry.Library("jaxkern._cuda", "cuda", targets=[_NEGATE.target])
@@ -241,32 +223,26 @@ def cuda_library(monkeypatch: pytest.MonkeyPatch) -> registry.Library:
     return library
 
 
-def _start_on(monkeypatch: pytest.MonkeyPatch, *capabilities: str) -> None:
+def _start_on(monkeypatch, *capabilities):
     devices = [SimpleNamespace(compute_capability=capability) for capability in capabilities]
     monkeypatch.setattr(compat, "started_backends", lambda: ("cpu", "cuda"))
     monkeypatch.setattr(jax, "local_devices", lambda backend: devices)
 
 
-def test_nothing_is_checked_before_jax_starts_on_a_gpu(
-    cuda_library: registry.Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_checked_before_jax_starts_on_a_gpu(cuda_library, monkeypatch):
     monkeypatch.setattr(compat, "started_backends", lambda: ("cpu",))  # also on a machine with GPUs
     monkeypatch.setattr(registry, "cuda_capabilities", lambda: pytest.fail("CUDA was started"))
     assert _native_on_cuda()
     assert cuda_library.problem is None
 
 
-def test_kernels_run_on_a_gpu_that_they_are_compiled_for(
-    cuda_library: registry.Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_run_on_a_gpu_that_they_are_compiled_for(cuda_library, monkeypatch):
     _start_on(monkeypatch, "8.0", "9.0")
     assert _native_on_cuda()
     assert cuda_library.problem is None
 
 
-def test_another_gpu_gets_pure_jax_and_the_reason(
-    cuda_library: registry.Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_gpu_gets_pure_jax_and_the_reason(cuda_library, monkeypatch):
     _start_on(monkeypatch, "9.0", "7.5")
     with warns(RuntimeWarning, "compute capability 7.5"):
         assert not _native_on_cuda()
@@ -277,13 +253,11 @@ def test_another_gpu_gets_pure_jax_and_the_reason(
     assert "compute capability 7.5" in str(jk.doctor())
 
 
-def test_threads_that_compile_at_once_all_wait_for_the_check(
-    cuda_library: registry.Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_that_compile_at_once_all_wait_for_the_check(cuda_library, monkeypatch):
     asking, answer = threading.Event(), threading.Event()
     warned: list[registry.Library] = []
 
-    def capabilities() -> list[tuple[int, int]]:
+    def capabilities():
         asking.set()
         assert answer.wait(30)
         return [(7, 5)]
@@ -302,17 +276,13 @@ def test_threads_that_compile_at_once_all_wait_for_the_check(
     assert warned == [cuda_library]
 
 
-def test_the_native_module_is_checked_too(
-    cuda_library: registry.Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_native_module_is_checked_too(cuda_library, monkeypatch):
     _start_on(monkeypatch, "7.5")
     with warns(RuntimeWarning, "compute capability 7.5"):
         assert registry.module("cuda") is None
 
 
-def test_a_required_library_is_an_error_there(
-    cuda_library: registry.Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_required_library_is_an_error_there(cuda_library, monkeypatch):
     monkeypatch.setenv("JAXKERN_REQUIRE", "cpu,cuda")
     _start_on(monkeypatch, "7.5")
     with raises(RuntimeError, "compute capability 7.5"):

@@ -5,13 +5,11 @@ Each case runs in its own process, because what is registered with XLA stays reg
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support.core.native_library import build
+from support.core.processes import run_python
 
 _STILL_WORKS = """
 import jax, jax.numpy as jnp
@@ -21,21 +19,8 @@ assert op(jnp.arange(3.0), 2.0).tolist() == [0.0, 2.0, 4.0]
 """
 
 
-def _run(code: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "PYTHONPATH": path, **environment},
-        cwd=folder,
-    )
-
-
 @pytest.mark.slow
-def test_a_newer_handler_would_break_jax(tmp_path: Path) -> None:
+def test_a_newer_handler_would_break_jax(tmp_path):
     """The danger is real: without the check, JAX's whole CPU backend fails."""
     build(tmp_path, "newer_library", minor=99)
     code = """
@@ -48,7 +33,7 @@ jax.ffi.register_ffi_target(
     "test.scale.v1", newer_library.registrations()["test.scale.v1"], platform="cpu")
 jnp.ones(3) + 1
 """
-    done = _run(code, tmp_path)
+    done = run_python(code, tmp_path)
     assert done.returncode != 0
     assert "incompatible with the framework's API version" in done.stderr
 
@@ -75,7 +60,7 @@ def registrations():
 }
 
 
-def test_libraries_that_cannot_run_leave_pure_jax(tmp_path: Path) -> None:
+def test_libraries_that_cannot_run_leave_pure_jax(tmp_path):
     """One for a newer FFI, one that cannot be loaded, and one that fails half way."""
     (tmp_path / "libbroken.so").write_bytes(b"not a library")
     for name, text in _REFUSED.items():
@@ -98,11 +83,11 @@ for name, problem in (
 assert "test.scale.v1" not in jk.export_targets()
 {_STILL_WORKS}
 """
-    done = _run(code, tmp_path)
+    done = run_python(code, tmp_path)
     assert done.returncode == 0, done.stderr
 
 
-def _without_native_module(folder: Path) -> None:
+def _without_native_module(folder):
     """Hides jaxkern._cpu from a child process, as a platform without a wheel lacks it."""
     (folder / "sitecustomize.py").write_text(
         "import sys\n"
@@ -114,7 +99,7 @@ def _without_native_module(folder: Path) -> None:
     )
 
 
-def test_a_missing_native_module_leaves_pure_jax(tmp_path: Path) -> None:
+def test_a_missing_native_module_leaves_pure_jax(tmp_path):
     _without_native_module(tmp_path)
     code = f"""
 import warnings
@@ -133,24 +118,24 @@ with jk.backend("native"):
     else:
         raise AssertionError("'native' fell back without a word")
 """
-    done = _run(code, tmp_path, JAXKERN_REQUIRE="")
+    done = run_python(code, tmp_path, JAXKERN_REQUIRE="")
     assert done.returncode == 0, done.stderr
 
 
-def test_require_makes_a_missing_module_an_error(tmp_path: Path) -> None:
+def test_require_makes_a_missing_module_an_error(tmp_path):
     _without_native_module(tmp_path)
-    done = _run("import jaxkern", tmp_path, JAXKERN_REQUIRE="cpu")
+    done = run_python("import jaxkern", tmp_path, JAXKERN_REQUIRE="cpu")
     assert done.returncode != 0
     assert "JAXKERN_REQUIRE names 'cpu'" in done.stderr
 
 
-def test_an_invalid_number_of_threads(tmp_path: Path) -> None:
-    done = _run("import jaxkern", tmp_path, JAXKERN_NUM_THREADS="many")
+def test_an_invalid_number_of_threads(tmp_path):
+    done = run_python("import jaxkern", tmp_path, JAXKERN_NUM_THREADS="many")
     assert done.returncode != 0
     assert "JAXKERN_NUM_THREADS is 'many'" in done.stderr
 
 
-def test_an_unknown_simd_level_is_an_error_of_the_call(tmp_path: Path) -> None:
+def test_an_unknown_simd_level_is_an_error_of_the_call(tmp_path):
     """Not of the import, which the doctor outlives; with one thread, which is a number of them."""
     code = """
 import jax, jax.numpy as jnp, jaxkern as jk
@@ -159,21 +144,21 @@ assert not jk.doctor().ok and jk.doctor().max_workers == 1
 aug = jk.image.Compose([jk.image.RandomHorizontalFlip(0.5)])
 aug(jax.random.key(0), jnp.zeros((2, 4, 4, 3), jnp.uint8)).block_until_ready()
 """
-    done = _run(code, tmp_path, JAXKERN_SIMD="v9", JAXKERN_NUM_THREADS="1")
+    done = run_python(code, tmp_path, JAXKERN_SIMD="v9", JAXKERN_NUM_THREADS="1")
     assert "JAXKERN_SIMD" in done.stdout, done.stderr
     assert done.returncode != 0
     assert "JAXKERN_SIMD" in done.stderr
     assert "AssertionError" not in done.stderr
 
 
-def test_doctor_without_a_backend(tmp_path: Path) -> None:
+def test_doctor_without_a_backend(tmp_path):
     code = "import jaxkern as jk; print(jk.doctor(), jk.doctor().ok)"
-    done = _run(code, tmp_path, JAX_PLATFORMS="tpu")
+    done = run_python(code, tmp_path, JAX_PLATFORMS="tpu")
     assert done.returncode == 0, done.stderr
     assert "JAX cannot start its default backend" in done.stdout
 
 
-def test_installed_headers_are_found() -> None:
+def test_installed_headers_are_found():
     import jaxkern as jk
 
     assert (Path(jk.get_include()) / "jaxkern" / "core" / "module.h").exists()

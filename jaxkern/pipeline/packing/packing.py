@@ -26,7 +26,7 @@ from jaxkern.core.progress import ProgressBar
 from jaxkern.core.threads import num_threads
 from jaxkern.core.version import __version__
 from jaxkern.pipeline.packing.writer import PackedRecord, PackedWriter, Stored, journal_of
-from jaxkern.pipeline.rows import Data, row_of
+from jaxkern.pipeline.rows import row_of
 from jaxkern.pipeline.sources.as_source import as_source
 from jaxkern.pipeline.sources.combined import Subset
 from jaxkern.pipeline.sources.images.decoding import header_by_pillow
@@ -104,9 +104,8 @@ def pack(
     with ProgressBar(progress, "packing", "records") as bar:
         bar.update(done=0, total=len(reader))
         for number, shard in enumerate(paths):
-            records = range(
-                len(reader) * number // len(paths), len(reader) * (number + 1) // len(paths)
-            )
+            first, last = (len(reader) * n // len(paths) for n in (number, number + 1))
+            records = range(first, last)
             metadata = about
             if shards is not None:
                 metadata = {**about, "set": digest, "shard": [number, len(paths)]}
@@ -114,13 +113,11 @@ def pack(
                     _check_same(shard, metadata)  # written by the call that this one resumes
                     journal_of(shard).unlink(missing_ok=True)
                     continue
-            with PackedWriter(
-                shard, encoder.fields, len(records), purpose.digest(), overwrite
-            ) as writer:
+            settings = (encoder.fields, len(records), purpose.digest(), overwrite)
+            with PackedWriter(shard, *settings) as writer:
                 bar.update(text=shard.name)
                 try:
-                    remaining = records[writer.done :]
-                    for block in _encode(encoder, remaining, threads):
+                    for block in _encode(encoder, records[writer.done :], threads):
                         for record in block:
                             writer.write(record)
                         bar.update(done=records.start + writer.done)
@@ -215,19 +212,12 @@ def _files(source: BatchSource, times: bool) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class PackFormat:
-    """Format of packed records.
+    """Format of packed records."""
 
-    Attributes:
-      name: "npy", "raw" or "jpeg".
-      quality: quality of JPEG images.
-      max_side: maximum side of images; larger ones are resized.
-      images: names of the image fields, unless the name is "npy".
-    """
-
-    name: str
-    quality: int
-    max_side: int | None
-    images: tuple[str, ...]
+    name: str  # "npy", "raw" or "jpeg"
+    quality: int  # of JPEG images
+    max_side: int | None  # of images; larger ones are resized
+    images: tuple[str, ...]  # names of the image fields, unless the name is "npy"
 
     @classmethod
     def parse(cls, text: str, max_side: int | None, images: Sequence[str]) -> PackFormat:
@@ -290,11 +280,11 @@ class RecordEncoder:
         return encoded
 
     def _encode(self, record: int) -> PackedRecord:
-        values = self._record(record)
-        if values.keys() != {field.name for field in self.fields}:
+        values, names = self._record(record), [field.name for field in self.fields]
+        if values.keys() != set(names):
             raise ValueError(
-                f"record {record} has the fields {list(values)} and record 0 "
-                f"{[field.name for field in self.fields]}; expected equal fields"
+                f"record {record} has the fields {list(values)} and record 0 {names}; expected "
+                "equal fields"
             )
         readable = bool(np.all(values.get("valid", True)))  # otherwise the pixels are zeros
         return {
@@ -329,8 +319,7 @@ class RecordEncoder:
         if not same:
             raise ValueError(
                 f"record {record} has {field.name!r} {value.dtype}{list(value.shape)} and record 0 "
-                f"{field.dtype}{list(field.shape)}; expected equal dtypes, numbers of dimensions "
-                "and numbers of channels"
+                f"{field.dtype}{list(field.shape)}; expected equal dtypes, dimensions and channels"
             )
 
     def _is_image(self, name: str) -> bool:
@@ -367,11 +356,9 @@ class RecordEncoder:
                 check_mapped(f"field {name!r}", array)
             return {name: np.asarray(array[record]) for name, array in self._arrays.items()}
         with jax.enable_x64(True):
-            data: Data
             if isinstance(self._source, RecordSource):
-                data = self._source._record(record)
-            else:
-                data = row_of(self._source.gather(np.array([record])), 0)
+                return {k: np.asarray(value) for k, value in self._source._record(record).items()}
+            data = row_of(self._source.gather(np.array([record])), 0)
         return {name: np.asarray(value) for name, value in data.items()}
 
 

@@ -85,18 +85,12 @@ class PackedWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._part = path.with_name(f"{path.name}.part")
         self._journal_path = journal_of(path)
-        self._file = _open_locked(self._part)
-        try:
+        with contextlib.ExitStack() as opened:
+            self._file = opened.enter_context(_open_locked(self._part))
             self._check_free()
-            self._journal = _open_own(self._journal_path)
-            try:
-                self._resume(purpose)
-            except BaseException:
-                self._journal.close()
-                raise
-        except BaseException:
-            self._file.close()
-            raise
+            self._journal = opened.enter_context(_open_own(self._journal_path))
+            self._resume(purpose)
+            opened.pop_all()  # both remain open
         self._synced = self._at
         self._synced_time = time.monotonic()
 
@@ -180,8 +174,7 @@ class PackedWriter:
         """Write index and header, and rename the file to its final name."""
         done, cursor = self._at
         assert done == self._records
-        columns = self._columns
-        index = encode_index(PackedIndex(done, tuple(self._fields), columns, metadata))
+        index = encode_index(PackedIndex(done, tuple(self._fields), self._columns, metadata))
         begin = -(-cursor // PAGE) * PAGE
         self._file.write(bytes(begin - cursor))
         self._file.write(index)

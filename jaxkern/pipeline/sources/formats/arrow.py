@@ -273,9 +273,10 @@ def _column(
                     )
     if not pieces:
         return np.empty(0, np.float32)
-    chunks = Chunks(pieces)
-    concatenate = len(pieces) == 1 or chunks.nbytes <= _CONCATENATED_BYTES
-    return chunks.concatenate() if concatenate else chunks
+    if len(pieces) == 1:
+        return pieces[0]
+    is_small = sum(piece.nbytes for piece in pieces) <= _CONCATENATED_BYTES
+    return np.concatenate(pieces) if is_small else Chunks(pieces)
 
 
 def _is_file(kind: Any) -> bool:

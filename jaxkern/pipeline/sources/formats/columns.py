@@ -47,15 +47,6 @@ class Chunks:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    @property
-    def nbytes(self) -> int:
-        """Return the size of all rows in bytes."""
-        return sum(array.nbytes for array in self._arrays)
-
-    def concatenate(self) -> np.ndarray:
-        """Return all rows as one array, without a copy if there is one array."""
-        return self._arrays[0] if len(self._arrays) == 1 else np.concatenate(self._arrays)
-
     def take(self, records: np.ndarray) -> np.ndarray:
         """Return the rows of records."""
         first = self._arrays[0]
@@ -70,19 +61,12 @@ class Chunks:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bytes:
-    """A column of byte ranges: encoded images, or input of a decoding function.
+    """A column of byte ranges: encoded images, or input of a decoding function."""
 
-    Attributes:
-      blobs: uint8 [B] each.
-      ranges: int64 [N, 3] of each record: blob, offset and length of its bytes.
-      decode: decoding function; None for encoded images.
-      in_files: True if the bytes are names of image files.
-    """
-
-    blobs: Sequence[np.ndarray]
-    ranges: np.ndarray
-    decode: Decode | None = None
-    in_files: bool = False
+    blobs: Sequence[np.ndarray]  # uint8 [B] each
+    ranges: np.ndarray  # int64 [N, 3] of each record: blob, offset and length of its bytes
+    decode: Decode | None = None  # None for encoded images
+    in_files: bool = False  # True if the bytes are names of image files
 
     def __len__(self) -> int:
         return len(self.ranges)

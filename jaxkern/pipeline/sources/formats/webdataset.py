@@ -237,25 +237,16 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {"npy": _array, "txt": _number, "
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ShardIndex:
-    """The samples of one shard and their members.
+    """The samples of one shard and their M members."""
 
-    Attributes:
-      names: uint8 [bytes], zero-terminated names of the samples in UTF-8.
-      endings: str [E], distinct endings of members.
-      sample, ending: int64 [M] and int32 [M], index in `names` and `endings` of each member.
-      offset, length: int64 [M], byte range of each member in the file.
-      number: int64 [M], value of members whose ending is in `_NUMBERS`.
-      is_number: bool [M], True if `number` is valid.
-    """
-
-    names: np.ndarray
-    endings: np.ndarray
-    sample: np.ndarray
-    ending: np.ndarray
-    offset: np.ndarray
-    length: np.ndarray
-    number: np.ndarray
-    is_number: np.ndarray
+    names: np.ndarray  # uint8 [bytes], zero-terminated names of the samples in UTF-8
+    endings: np.ndarray  # str [E], distinct endings of members
+    sample: np.ndarray  # int64 [M], index in `names`
+    ending: np.ndarray  # int32 [M], index in `endings`
+    offset: np.ndarray  # int64 [M], first byte of the member in the file
+    length: np.ndarray  # int64 [M], size of the member in bytes
+    number: np.ndarray  # int64 [M], value of members whose ending is in `_NUMBERS`
+    is_number: np.ndarray  # bool [M], True if `number` is valid
 
     @functools.cached_property
     def keys(self) -> list[str]:

@@ -18,30 +18,19 @@ _JPEG_MAGIC = b"\xff\xd8"
 
 
 class ImageHeader(NamedTuple):
-    """Size and format of an image, from its header.
-
-    Attributes:
-      height, width: size of the upright image.
-      format: "JPEG" if jaxkern's decoder supports the image, otherwise Pillow's name of its format.
-    """
+    """Size and format of an upright image, from its header."""
 
     height: int
     width: int
-    format: str
+    format: str  # "JPEG" if jaxkern's decoder supports the image, otherwise Pillow's name
 
 
 class JpegDecoding(NamedTuple):
-    """The JPEG decoder of this process.
+    """The JPEG decoder of this process."""
 
-    Attributes:
-      name: name and version.
-      native: True if native threads can decode.
-      reason: why jaxkern's decoder is not used; "" if it is.
-    """
-
-    name: str
-    native: bool
-    reason: str
+    name: str  # and version
+    native: bool  # True if native threads can decode
+    reason: str  # why jaxkern's decoder is not used; "" if it is
 
 
 def decode_image(data: Any, channels: int, max_pixels: int, name: str) -> np.ndarray:
@@ -87,17 +76,12 @@ def header_by_pillow(data: Any) -> ImageHeader:
 
 def jpeg_decoding() -> JpegDecoding:
     """Return the JPEG decoder of this process, and why it is used."""
-    native = registry.module("cpu")
-    if _native() is not None:
-        assert native is not None
+    if (native := _native()) is not None:
         return JpegDecoding(native.jpeg_decoder(), True, "")
-    reason = (
-        "jaxkern's native kernels are not in use"
-        if native is None
-        else "jaxkern was built without libjpeg-turbo"
-    )
-    simple = _simplejpeg()
-    if simple is not None:
+    reason = "jaxkern was built without libjpeg-turbo"
+    if registry.module("cpu") is None:
+        reason = "jaxkern's native kernels are not in use"
+    if (simple := _simplejpeg()) is not None:
         return JpegDecoding(f"simplejpeg {simple.__version__}", False, reason)
     try:
         return JpegDecoding(f"Pillow {_pillow().__version__}", False, reason)
@@ -157,9 +141,8 @@ def _by_simplejpeg(data: Any, channels: int, max_pixels: int, name: str) -> np.n
     try:
         height, width, colours, _ = simple.decode_jpeg_header(data)
         _check_pixels(height, width, max_pixels, name)
-        if colours not in ("YCbCr", "Gray"):
-            return None
-        if channels == 1 and colours != "Gray":  # Pillow converts RGB to gray differently
+        # Pillow converts RGB to gray differently.
+        if colours != "Gray" and (colours != "YCbCr" or channels == 1):
             return None
         with _pillow().open(io.BytesIO(data)) as image:
             orientation = _orientation(image)

@@ -30,29 +30,18 @@ _ABOUT = {"contents": "headers of image files", "version": 2}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Headers:
-    """Sizes and formats of N images, from their headers.
+    """Sizes and formats of N images, from their headers."""
 
-    Attributes:
-      size: int32 [N, 2], height and width of the upright image; zeros if unknown.
-      kind: uint8 [N], index in `formats`.
-      formats: "" for unknown formats, "JPEG" for what jaxkern's decoder supports, then others.
-      stamp: int64 [N, 2], size in bytes and modification time in ns of files; -1 if unreadable.
-    """
-
-    size: np.ndarray
-    kind: np.ndarray
-    formats: tuple[str, ...]
-    stamp: np.ndarray
+    size: np.ndarray  # int32 [N, 2], height and width of the upright image; zeros if unknown
+    kind: np.ndarray  # uint8 [N], index in `formats`
+    formats: tuple[str, ...]  # "" if unknown, "JPEG" if jaxkern's decoder supports it, then others
+    stamp: np.ndarray  # int64 [N, 2], size in bytes and modification time in ns; -1 if unreadable
 
     @classmethod
     def unknown(cls, count: int) -> Headers:
         """Return headers of `count` unknown images."""
-        return cls(
-            np.zeros((count, 2), np.int32),
-            np.zeros(count, np.uint8),
-            ("", "JPEG"),
-            np.full((count, 2), -1, np.int64),
-        )
+        size, stamp = np.zeros((count, 2), np.int32), np.full((count, 2), -1, np.int64)
+        return cls(size, np.zeros(count, np.uint8), ("", "JPEG"), stamp)
 
     def counts(self) -> dict[str, int]:
         """Return the number of images of each format, the most frequent first."""
@@ -76,17 +65,11 @@ class Headers:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ByteRanges:
-    """Byte ranges of encoded images, or of the names of their files.
+    """Byte ranges of encoded images, or of the names of their files."""
 
-    Attributes:
-      blobs: uint8 [B] each.
-      ranges: int64 [N, 3]: blob, offset and length of each.
-      in_files: True if they are names of files, encoded for the file system.
-    """
-
-    blobs: tuple[np.ndarray, ...]
-    ranges: np.ndarray
-    in_files: bool
+    blobs: tuple[np.ndarray, ...]  # uint8 [B] each
+    ranges: np.ndarray  # int64 [N, 3]: blob, offset and length of each
+    in_files: bool  # True if they are names of files, encoded for the file system
 
     def __len__(self) -> int:
         return len(self.ranges)
@@ -235,8 +218,7 @@ def read_header_index(path: Path) -> tuple[list[bytes], Headers] | None:
     if arrays is None:
         return None
     names = arrays.pop("names").tobytes().split(b"\0")[:-1]
-    formats = tuple(arrays.pop("formats").tolist())
-    return names, Headers(formats=formats, **arrays)
+    return names, Headers(formats=tuple(arrays.pop("formats").tolist()), **arrays)
 
 
 def _look_up(known: tuple[list[bytes], Headers] | None, names: list[bytes]) -> tuple[Headers, bool]:

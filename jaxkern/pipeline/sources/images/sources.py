@@ -318,20 +318,19 @@ class ImageFolder(ImageFiles):
             raise FileNotFoundError(f"{self.root} is not a folder")
         self.classes: list[str] = []
         names: list[bytes] = []
-        counts: list[int] = []
+        ends = [0]
         with os.scandir(self.root) as entries:
             folders = sorted((entry.name, entry.path) for entry in entries if entry.is_dir())
         for name, path in folders:
             self.classes.append(name)
-            before = len(names)
             names += _images_below(os.fsencode(path))
-            counts.append(len(names) - before)
+            ends.append(len(names))
         if not names:
             raise FileNotFoundError(
                 f"{self.root} has no images in its subfolders; expected root/class/file with one "
                 f"of {', '.join(sorted(_SUFFIXES))}, or ImageFiles(paths) for files without classes"
             )
-        self.labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        self.labels = np.repeat(np.arange(len(folders), dtype=np.int32), np.diff(ends))
         column = FileColumn(
             PathList(names), channels, max_size, max_pixels, on_bad_record, index, self.root, decode
         )
@@ -398,7 +397,7 @@ class EncodedRecords(EncodedSource):
         try:
             data = super().gather(records)
         finally:
-            del self._gathering.rows
+            self._gathering.rows = {}
         if any(others):
             arrays = [record_arrays(o, r, repr(self)) for o, r in zip(others, numbers, strict=True)]
             data = {**stack_records(arrays, numbers, repr(self)), **data}
@@ -464,10 +463,9 @@ class _RecordColumn(ImageColumn):
 
 def is_image_error(error: BaseException) -> bool:
     """True for errors of the image, False for missing files, permissions and memory."""
-    is_system_error = isinstance(error, MemoryError) or getattr(error, "errno", None) is not None
-    return (
-        isinstance(error, Exception) and not isinstance(error, ImportError) and not is_system_error
-    )
+    if isinstance(error, MemoryError | ImportError) or getattr(error, "errno", None) is not None:
+        return False
+    return isinstance(error, Exception)
 
 
 def _images_below(folder: bytes) -> Iterator[bytes]:

@@ -85,21 +85,13 @@ class PackedField:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PackedIndex:
-    """The index of a packed file.
+    """The index of a packed file."""
 
-    Attributes:
-      records: number of records.
-      fields: fields in the order of the source.
-      columns: field -> column -> array [records, ...].
-      metadata: metadata of the writer.
-      digest: digest of the index, which includes the checksums of all records.
-    """
-
-    records: int
-    fields: tuple[PackedField, ...]
-    columns: Mapping[str, Mapping[str, np.ndarray]]
-    metadata: Mapping[str, Any]
-    digest: bytes = b""
+    records: int  # number of records
+    fields: tuple[PackedField, ...]  # in the order of the source
+    columns: Mapping[str, Mapping[str, np.ndarray]]  # field -> column -> array [records, ...]
+    metadata: Mapping[str, Any]  # of the writer
+    digest: bytes = b""  # of the index, which includes the checksums of all records
 
 
 def aligned(offset: int, size: int) -> int:
