@@ -28,7 +28,7 @@ import xpcs_model as model
 
 import jaxkern as jk
 from jaxkern.xpcs.fitting import passes
-from jaxkern.xpcs.fitting.checkpoint import Checkpoint
+from jaxkern.xpcs.fitting.evaluation import Checkpoint
 
 SIGMA = 0.02
 # Where the fits begin: off the truth by some ten percent.

@@ -67,7 +67,7 @@ def load(path: str | Path) -> Measurement:
 
 
 def latest(name: str, directory: str | Path = DIRECTORY) -> Path:
-    """Return the newest file of a measurement's name; `FileNotFoundError` if there is none."""
+    """Return the newest file of a measurement's name, or raise `FileNotFoundError`."""
     return _saved_files(name, Path(directory))[-1]
 
 

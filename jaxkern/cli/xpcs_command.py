@@ -36,7 +36,7 @@ class XpcsCommand(click.Command):
             print(f"error: {hint}", file=sys.stderr)
             return 2
         except (ValueError, OSError, RuntimeError, MemoryError, ImportError) as error:
-            from jaxkern.xpcs.fitting.checkpoint import CheckpointError
+            from jaxkern.xpcs.fitting.evaluation import CheckpointError
 
             if isinstance(error, RuntimeError) and not isinstance(error, CheckpointError):
                 raise

@@ -34,7 +34,7 @@ def check_not_forked(what: str) -> None:
     if _forked:
         raise RuntimeError(
             f"{what} in a forked child: JAX ran in the parent, and its threads do not exist here; "
-            "use multiprocessing.get_context('spawn') or 'forkserver', or fork before JAX is used"
+            "use multiprocessing's 'spawn' or 'forkserver', or fork before JAX is used"
         )
 
 

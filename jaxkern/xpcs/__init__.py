@@ -41,7 +41,7 @@ from jaxkern.xpcs.files.results_reader import CorrelationResults, read_results
 from jaxkern.xpcs.files.results_writer import write_results
 from jaxkern.xpcs.files.simulation import simulate, simulate_to_file
 from jaxkern.xpcs.files.sources import Source, as_source
-from jaxkern.xpcs.fitting.checkpoint import CheckpointError
+from jaxkern.xpcs.fitting.evaluation import CheckpointError
 from jaxkern.xpcs.fitting.fit import curve_fit, fit
 from jaxkern.xpcs.fitting.options import (
     ErrorOptions,

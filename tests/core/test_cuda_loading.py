@@ -77,9 +77,9 @@ def _run(code, folder, **environment):
 def test_without_a_plugin_nothing_is_tried(tmp_path):
     hide = (
         "import importlib.util\n"
-        "found = importlib.util.find_spec\n"
+        "find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, package=None: (\n"
-        "    None if name.startswith('jax_cuda') else found(name, package))\n"
+        "    None if name.startswith('jax_cuda') else find(name, package))\n"
     )
     code = f"""
 {hide}{_IMPORT}
@@ -170,12 +170,12 @@ WHEEL = ("sm_80", "sm_90", "compute_90")
     ],
 )
 def test_the_device_code_must_suit_the_gpu(capability, driver, problem):
-    found = registry.device_code_problem(WHEEL, 13020, capability, driver)
-    assert (found is None) == (problem is None), found
+    problem_text = registry.device_code_problem(WHEEL, 13020, capability, driver)
+    assert (problem_text is None) == (problem is None), problem_text
     if problem is not None:
-        assert found is not None
-        assert problem in found
-        assert ("13.2" in found) == ("13.1" in problem)  # the PTX's CUDA, where it matters
+        assert problem_text is not None
+        assert problem in problem_text
+        assert ("13.2" in problem_text) == ("13.1" in problem)  # the PTX's CUDA, where it matters
 
 
 def test_code_for_one_chip_alone():
@@ -192,8 +192,8 @@ def test_code_for_one_chip_alone():
     ("capability", "runs"), [((10, 0), True), ((10, 3), True), ((12, 0), False), ((9, 0), False)]
 )
 def test_code_for_one_family(kind, capability, runs):
-    found = registry.device_code_problem([f"{kind}_100f"], 13000, capability, 13000)
-    assert (found is None) == runs, found
+    problem_text = registry.device_code_problem([f"{kind}_100f"], 13000, capability, 13000)
+    assert (problem_text is None) == runs, problem_text
 
 
 @pytest.mark.parametrize("name", ["native", "all", "all-major"])

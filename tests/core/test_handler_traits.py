@@ -62,13 +62,13 @@ def metadata_of(capsule: object) -> Metadata:
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(CallFrame))(pointer(capsule, None))
-    found = Metadata(struct_size=ctypes.sizeof(Metadata))
+    metadata = Metadata(struct_size=ctypes.sizeof(Metadata))
     extension = MetadataExtension(
-        ctypes.sizeof(MetadataExtension), METADATA, None, ctypes.pointer(found)
+        ctypes.sizeof(MetadataExtension), METADATA, None, ctypes.pointer(metadata)
     )
     frame = CallFrame(ctypes.sizeof(CallFrame), ctypes.pointer(extension))
     assert handler(ctypes.byref(frame)) is None
-    return found
+    return metadata
 
 
 @pytest.mark.skipif(not MODULES, reason="this installation has no native module")

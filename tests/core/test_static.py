@@ -24,7 +24,7 @@ class Setting:
 
 
 def bits_of(value):
-    """A number that tells type and sign of a static argument."""
+    """Return a number that depends on type and sign of a static argument."""
     if isinstance(value, Setting):
         return 100.0 + bits_of(value.value)
     if isinstance(value, tuple):
@@ -34,7 +34,7 @@ def bits_of(value):
 
 
 OP = jk.Op(
-    "tests.static_told", version=1, abstract=lambda x, *, s: x, impl=lambda x, *, s: x + bits_of(s)
+    "tests.static", version=1, abstract=lambda x, *, s: x, impl=lambda x, *, s: x + bits_of(s)
 )
 PLAIN = (0.0, -0.0, True, 1, 1.0, np.float64(1.0), np.float32(1.0), np.float32(-0.0))
 VALUES = (

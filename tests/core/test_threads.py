@@ -33,11 +33,11 @@ def test_requested_threads(sixteen_cpus):
     "text", ["\u00b2", "\u0663", "1e3", "-1", "2147483648", "1" + 20 * "0", 9999 * "9"]
 )
 def test_invalid_numbers_of_threads(sixteen_cpus, text):
-    """Superscripts and other digits that ``str.isdigit`` takes, and more than a C int holds."""
-    for of in (threads.num_threads, threads.worker_cap):
+    """Superscripts and other digits that ``str.isdigit`` accepts, and more than a C int holds."""
+    for function in (threads.num_threads, threads.worker_cap):
         with raises(ValueError, "JAXKERN_NUM_THREADS is"):
-            of({"JAXKERN_NUM_THREADS": text})
-    # Others' variables are not ours to refuse.
+            function({"JAXKERN_NUM_THREADS": text})
+    # Variables of other programs are ignored.
     assert threads.num_threads({"SLURM_CPUS_PER_TASK": text}) == 16
 
 

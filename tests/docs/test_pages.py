@@ -150,3 +150,13 @@ def test_every_block_is_known():
         languages = set(re.findall(r"^```(\w+)\n", Path(page).read_text(), re.MULTILINE))
         unknown = languages - tested - {"text"}  # diagrams
         assert not unknown, f"{page.name} has blocks in {unknown}"
+
+
+def test_files_named_by_the_page_on_development_exist():
+    text = (ROOT / "docs" / "development.md").read_text()
+    named = set(re.findall(r"(?<![\w/-])\w[\w/-]*\.(?:py|cc|h|cu|md)\b", text))
+    folders = ("jaxkern", "csrc", "tests", "docs", "benchmarks", "examples")
+    existing = [str(file) for folder in folders for file in (ROOT / folder).rglob("*.*")]
+    missing = [name for name in named if not any(f.endswith("/" + name) for f in existing)]
+    assert len(named) > 40
+    assert not missing

@@ -131,7 +131,9 @@ def _pyarrow(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ImportError("Parquet requires pip install 'jaxkern[parquet]'; or use .csv") from error
+        raise ImportError(
+            "pyarrow is missing; pip install 'jaxkern[parquet]', or use .csv"
+        ) from error
 
 
 def table_text(rows: Sequence[Row], most: int = 20) -> str:

@@ -164,8 +164,7 @@ def multitau_update(state: MultiTauState, frames: Any) -> MultiTauState:
     pixels = state.total.shape[-2]
     if str(array.dtype) != state.dtype or array.ndim not in (2, 3):
         raise ValueError(
-            f"frames: expected {state.dtype}[T, {pixels}], as the state, got "
-            f"{array.dtype}{list(array.shape)}"
+            f"frames: expected {state.dtype}[T, {pixels}], got {array.dtype}{list(array.shape)}"
         )
     if array.ndim == 3:
         array = array.reshape(array.shape[0], -1)

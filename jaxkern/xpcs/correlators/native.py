@@ -57,8 +57,7 @@ def native_module() -> ModuleType | None:
     native = module("cpu")
     if native is None and current_backend() == "native":
         raise RuntimeError(
-            "jaxkern.backend('native') is set, but the native kernels are missing: "
-            f"{why_missing('multitau', 'cpu')}"
+            f"backend('native') is set without native kernels: {why_missing('multitau', 'cpu')}"
         )
     return native
 

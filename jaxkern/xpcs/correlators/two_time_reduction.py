@@ -171,8 +171,7 @@ class TwoTimeReduction:
         at_diagonal = row == column and block.shape[1] >= block.shape[0]
         if not (at_diagonal or column >= rows.stop) or columns.stop > self._n:
             raise ValueError(
-                f"block: expected a block at or above the diagonal of {self._n} frames, got "
-                f"{list(block.shape)} at ({row}, {column})"
+                f"block: expected one above the diagonal, got {block.shape} at ({row}, {column})"
             )
         counts, values, stored = None, block, block
         defined = self._defined[index]

@@ -139,9 +139,7 @@ class GrowingFrames(FrameSource):
             if path != part.path:
                 removed = path is None or part.path not in paths
                 problem = "was removed" if removed else f"is now after the new file {path}"
-                raise DetectorFileError(
-                    f"{part.path} {problem}; expected files in the order of their frames"
-                )
+                raise DetectorFileError(f"{part.path} {problem}; expected files to remain in order")
 
     def _read_file(self, number: int, path: Path, complete: bool) -> bool:
         """Open a file if it is new or changed; return True if it was readable."""

@@ -101,7 +101,7 @@ class Hdf5Frames(FrameSource):
             total += part.shape[0]
             if total > MAX_INDEX or not 1 <= part.shape[1] * part.shape[2] <= MAX_INDEX:
                 raise DetectorFileError(
-                    f"{where}: expected up to {MAX_INDEX} frames and {MAX_INDEX} pixels, {actual}"
+                    f"{where}: expected up to {MAX_INDEX} frames, 1 to {MAX_INDEX} pixels, {actual}"
                 )
             check_filters(self.name, part)
             check_virtual(self.name, part)

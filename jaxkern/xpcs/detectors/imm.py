@@ -90,7 +90,7 @@ class ImmFrames(FrameSource):
             offset += _HEADER.itemsize
             if total - offset < length * width:
                 raise DetectorFileError(
-                    f"{where}: expected {length} numbers of {width} bytes, ends at byte {total}"
+                    f"{where}: expected {length} numbers of {width} bytes, got end at byte {total}"
                 )
             offsets.append(offset)
             lengths.append(length)

@@ -383,8 +383,8 @@ def masked_map(qmap: QMap, mask: Any = None, blemish: Any = None) -> QMap:
         good = read_mask(value, kind) if is_path else np.asarray(value).astype(bool)
         if good.shape != qmap.shape:
             raise ValueError(
-                f"{name}: expected a {kind} of {qmap.shape[0]} x {qmap.shape[1]} pixels, as the "
-                f"map, got the shape {good.shape}"
+                f"{name}: expected a {kind} of {qmap.shape[0]} x {qmap.shape[1]} pixels, "
+                f"got {good.shape}"
             )
         masked = qmap.with_mask(**{kind: good})
         if qmap.n_pixels and not masked.n_pixels:

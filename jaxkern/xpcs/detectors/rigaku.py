@@ -126,8 +126,7 @@ def _mapped_words(name: str) -> NDArray[np.uint64]:
         raise DetectorFileError(f"{name}: expected events of 8 bytes each, got an empty file")
     if size % 8:
         raise DetectorFileError(
-            f"{name}: expected events of 8 bytes each, got {size} bytes; the file is incomplete or "
-            "still being written"
+            f"{name}: expected events of 8 bytes each, got {size} bytes; is it still being written?"
         )
     # Convert to an array, since slicing a memory map is many times slower.
     return np.asarray(np.memmap(name, "<u8", mode="r"))

@@ -141,8 +141,7 @@ def _read_common(
 ) -> tuple[QMap, Overview | None, MultiTauResult | None]:
     if not any(f"xpcs/{name}" in file for name in _ANALYSES):
         raise ApsFormatError(
-            "expected a file of results by write_results or boost-corr, got neither xpcs/multitau "
-            "nor xpcs/twotime"
+            "expected a file of results, got one with neither xpcs/multitau nor xpcs/twotime"
         )
     check_names(file, ("xpcs/qmap/dynamic_index_mapping", "xpcs/qmap/mask"))
     qmap = QMap.read(path, "xpcs/qmap")
@@ -172,8 +171,7 @@ def _read_multitau(file: h5py.File, qmap: QMap, overview: Overview | None) -> Mu
     check_bins(bins, qmap.n_dynamic, index, _OF_MAP)
     if bins.max() > g2.shape[1]:
         raise ApsFormatError(
-            f"{names[1]}: expected a column for each bin of {index}, got {g2.shape[1]} columns for "
-            f"the bin {bins.max()}"
+            f"{names[1]}: expected a column for bin {bins.max()} of {index}, got {g2.shape[1]}"
         )
     config = _read_config(file, "multitau")
     n_frames = _read_n_frames(file, "multitau", overview, int(delay.max()) + 1)

@@ -160,11 +160,7 @@ class FitData:
                 self.strategy = Strategy.STREAM
 
     def exclude_empty_frames(self) -> None:
-        """Mask frames at the angles where they contain no finite number.
-
-        Raises:
-          BadDataError: if bad data raise, or fewer than 3 frames remain.
-        """
+        """Mask frames at the angles where they contain no finite number."""
         candidates = frames_without_numbers(self.sample)
         if not candidates.size:
             return
@@ -203,11 +199,7 @@ class FitData:
         return result
 
     def bad_blocks(self, silent: Sequence[int] = ()) -> BadBlocks:
-        """Return the row blocks of this fit, with those of angles without signal excluded.
-
-        Raises:
-          BadDataError: if all angles are without signal.
-        """
+        """Return the row blocks of this fit, with those of angles without signal excluded."""
         n_phi, n, _ = self.shape
         rows = range(0, n, ROW_BLOCK)
         used = [b for b, first in enumerate(rows) if self.frames[first : first + ROW_BLOCK].any()]
@@ -304,14 +296,7 @@ def _sample_bands(shape: tuple[int, int, int]) -> int:
 def open_data(
     data: Any, shape: tuple[int, int, int], frames: NDArray[np.bool_], streaming: StreamingOptions
 ) -> FitData:
-    """Open the argument `data` of a fit of a model with `shape` = (n_phi, n_t, n_t).
-
-    Raises:
-      ValueError: for another shape, uint16 data without (step, zero), (step, zero) with other data,
-        or matrices with one empty triangle.
-      TypeError: for an object that is not a source of data.
-      BadDataError: for frames without numbers, if ``on_bad_chunk="raise"``.
-    """
+    """Open the argument `data` of a fit of a model with `shape` = (n_phi, n_t, n_t)."""
     step_zero = streaming.quantization
     if isinstance(data, jax.Array):
         devices: Any = data.sharding.device_set
@@ -321,8 +306,7 @@ def open_data(
     source: Any = data if on_device else as_source(data, quantization=step_zero)
     if tuple(source.shape) != shape:
         raise ValueError(
-            f"data: expected [n_phi, n_t, n_t] = {shape} of the model's geometry (its phi and t), "
-            f"got shape {tuple(source.shape)}"
+            f"data: expected {shape}, as in the model's geometry, got {tuple(source.shape)}"
         )
     dtype = np.dtype(source.dtype)
     if step_zero is not None and dtype != np.uint16:

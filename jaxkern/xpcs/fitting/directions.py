@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.xpcs.fitting.evaluation import FitProblem
-from jaxkern.xpcs.fitting.passes import MAX_VALUE, PassProgram
+from jaxkern.xpcs.fitting.passes import MAX_VALUE, PassProgram, correlation_slopes
 from jaxkern.xpcs.fitting.sampling import rows_of
 from jaxkern.xpcs.fitting.solver import NormalPoint, compress, solve
 from jaxkern.xpcs.model.models import Model
@@ -163,17 +163,9 @@ class _ThinnedProblem:
         dA, dX, slope_A, slope_X = (
             table[..., self.columns] - table[..., self.rows] for table in tables
         )
-        power = model.shear_power
-        sinc = np.sinc(dX / np.pi)
-        flow = sinc**power
-        f = np.broadcast_to(np.exp(-2.0 * np.abs(dA)) * flow, self.values.shape)
+        f, by_A, by_X = correlation_slopes(dA, dX, model.shear_power)
+        f = np.broadcast_to(f, self.values.shape)
         slopes = np.zeros((len(f), len(model.parameters), f.shape[1]))
-        by_A = -2.0 * np.sign(dA) * f
         slopes[:, list(model.columns_A)] += by_A[:, None] * slope_A
-        if power:
-            small = np.abs(dX) < 1e-4
-            x = np.where(small, 1.0, dX)
-            derivative = np.where(small, -dX / 3.0, (np.cos(x) - sinc) / x)
-            by_X = np.exp(-2.0 * np.abs(dA)) * power * sinc ** (power - 1) * derivative
-            slopes[:, list(model.columns_X)] += by_X[:, None] * slope_X
+        slopes[:, list(model.columns_X)] += by_X[:, None] * slope_X
         return f, slopes

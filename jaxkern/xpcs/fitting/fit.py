@@ -14,10 +14,15 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.fitting.checkpoint import Checkpoint, StartState
 from jaxkern.xpcs.fitting.data import open_data
 from jaxkern.xpcs.fitting.directions import best_direction
-from jaxkern.xpcs.fitting.evaluation import Evaluation, FitProblem, FitProgress
+from jaxkern.xpcs.fitting.evaluation import (
+    Checkpoint,
+    Evaluation,
+    FitProblem,
+    FitProgress,
+    StartState,
+)
 from jaxkern.xpcs.fitting.jackknife import independent, jackknife
 from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions, StreamingOptions
 from jaxkern.xpcs.fitting.parameters import (
@@ -192,7 +197,6 @@ class _Starts:
 
     def run(self, begin: float) -> FitResult:
         """Fit from all starts and return the best result; `begin` is the time of the call."""
-        problem = self.problem
         try:
             for k, start in enumerate(self.starts):
                 try:
@@ -201,13 +205,7 @@ class _Starts:
                     # The model may overflow at a random start, but not at the user's.
                     if k == 0:
                         raise
-            costs = self._costs(self.solutions)
-            best = int(np.argmin(costs))
-            evaluation, solution = self.evaluations[best], self.solutions[best]
-            errors = independent()
-            if problem.errors.method == "jackknife":
-                errors = jackknife(problem, evaluation, solution)
-            result = summarize(problem, evaluation, solution, errors, costs, begin)
+            result = self._best(self.solutions, begin)
             if self.checkpoint is not None:
                 self.checkpoint.remove()
         except KeyboardInterrupt as stop:
@@ -258,33 +256,31 @@ class _Starts:
             checkpoint.save(k, state)
         return solution
 
-    def _costs(self, solutions: dict[int, Solution]) -> tuple[float, ...]:
-        """Return the cost from each start, infinite for those without a solution."""
-        return tuple(solutions[k].cost if k in solutions else np.inf for k in range(self.count))
+    def _best(
+        self, solutions: dict[int, Solution], begin: float, interrupted: str = ""
+    ) -> FitResult:
+        """Return the result of the best solution; the cost of other starts is infinite."""
+        problem = self.problem
+        costs = tuple(solutions[k].cost if k in solutions else np.inf for k in range(self.count))
+        best = int(np.argmin(costs))
+        evaluation, solution, errors = self.evaluations[best], solutions[best], independent()
+        if problem.errors.method == "jackknife" and not interrupted:
+            errors = jackknife(problem, evaluation, solution)
+        return summarize(
+            problem, evaluation, solution, errors, costs, begin, interrupted=interrupted
+        )
 
     def _best_so_far(self, begin: float) -> FitResult | None:
         """Return the best point of all finished starts and the interrupted one."""
-        reason = (
-            f"the fit was interrupted, {len(self.solutions)} of {self.count} starts were finished"
-        )
-        solutions = dict(self.solutions)
+        finished, solutions = len(self.solutions), dict(self.solutions)
         for k, evaluation in enumerate(self.evaluations):
             unfinished = evaluation.unfinished()
             if k not in solutions and unfinished is not None:
                 solutions[k] = unfinished
         if not solutions:
             return None
-        costs = self._costs(solutions)
-        best = int(np.argmin(costs))
-        return summarize(
-            self.problem,
-            self.evaluations[best],
-            solutions[best],
-            independent(),
-            costs,
-            begin,
-            interrupted=reason,
-        )
+        reason = f"the fit was interrupted, {finished} of {self.count} starts were finished"
+        return self._best(solutions, begin, reason)
 
 
 def curve_fit(

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from jaxkern.xpcs.fitting.evaluation import Evaluation, FitProblem
 from jaxkern.xpcs.fitting.parameters import FitLayout
-from jaxkern.xpcs.fitting.passes import AngleSums, BadDataError
+from jaxkern.xpcs.fitting.passes import AngleSums, BadDataError, correlation
 from jaxkern.xpcs.fitting.solver import NormalPoint, Solution, normalized, rank_threshold
 
 Array = NDArray[np.float64]
@@ -46,22 +46,15 @@ _LEAST_CURVATURE = 0.05
 
 @dataclass(frozen=True)
 class Jackknife:
-    """Changes of the parameters when one block at a time is omitted.
+    """Changes of the parameters when one block at a time is omitted."""
 
-    Attributes:
-      changes: of the fitted parameters [B, p]; None without a jackknife.
-      method: the kind and number of blocks, in words.
-      passes: number of passes over the data.
-      scale_covariance: (J^T J)^-1 [p, p] of contrast and offset of each angle at fixed physics. It
-        is added if angles are omitted, because other angles have no information on these.
-      notes: warnings for the result.
-    """
-
-    changes: Array | None
-    method: str
-    passes: int = 0
+    changes: Array | None  # of the fitted parameters [B, p]; None without a jackknife
+    method: str  # the kind and number of blocks, in words
+    passes: int = 0  # number of passes over the data
+    # (J^T J)^-1 [p, p] of contrast and offset of each angle at fixed physics. It is added if
+    # angles are omitted, because other angles have no information on these.
     scale_covariance: Array | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # warnings for the result
 
     def covariance(self) -> Array:
         """Return the covariance [p, p] of the parameters."""
@@ -92,13 +85,7 @@ def blocks_of_frames(frames: NDArray[np.bool_], n_phi: int) -> list[NDArray[np.b
 
 
 def jackknife(problem: FitProblem, evaluation: Evaluation, solution: Solution) -> Jackknife:
-    """Leave out blocks of frames, or angles if frames are few or blocks are shorter than the decay.
-
-    Args:
-      problem: the fit.
-      evaluation: of the start with this solution.
-      solution: the optimum.
-    """
+    """Omit blocks of frames, or angles if frames are few or blocks are shorter than the decay."""
     layout, x, bad = problem.layout, solution.x, evaluation.runner.bad
     robust = problem.solver.loss != "linear"
     used, sums = problem.data.frames, evaluation.sums(solution)
@@ -167,9 +154,8 @@ def jackknife(problem: FitProblem, evaluation: Evaluation, solution: Solution) -
 def mean_correlation(shear_power: int, phases: tuple[Array, Array], lag: int) -> float:
     """Return the model's mean (g2 - offset) / contrast at a lag in frames."""
     A, X = phases
-    distance = np.abs(A[..., lag:] - A[..., :-lag])
-    shear = np.sinc((X[:, lag:] - X[:, :-lag]) / np.pi) ** shear_power
-    return float(np.mean(np.exp(-2.0 * distance) * shear))
+    dA, dX = (phase[..., lag:] - phase[..., :-lag] for phase in (A, X))
+    return float(np.mean(correlation(dA, dX, shear_power)))
 
 
 def _shifts(
@@ -293,18 +279,10 @@ def weighted_changes(total: NormalPoint, rest: list[NormalPoint], curvature: Arr
 def combine_errors(
     jackknife: Jackknife, independent: Array, by_sigma: Array, pairs: float, n_scales: int
 ) -> tuple[Array, float]:
-    """Combine the covariance of the jackknife with that of independent noise.
+    """Return the covariance, and the mean over the physics of its diagonal in units of `by_sigma`.
 
-    Args:
-      jackknife: of the fit.
-      independent: the covariance [p, p] of independent noise, as the fit scales it.
-      by_sigma: the same for absolute sigma: `pairs` times (J^T J)^-1.
-      pairs: 2 if every number was counted twice, 1 if none was.
-      n_scales: number of contrasts among the parameters.
-
-    Returns:
-      The covariance, infinite for parameters that the data do not determine, and the mean over the
-      physics of its diagonal in units of `by_sigma`.
+    `independent` [p, p] is the covariance of independent noise, `by_sigma` the same for absolute
+    sigma: `pairs` times (J^T J)^-1.
     """
     pcov = independent
     if jackknife.changes is not None:

@@ -27,7 +27,12 @@ from numpy.typing import NDArray
 
 from jaxkern.xpcs.fitting.evaluation import FitProblem
 from jaxkern.xpcs.fitting.parameters import FitLayout
-from jaxkern.xpcs.fitting.passes import MAX_VALUE, PassPoint
+from jaxkern.xpcs.fitting.passes import (
+    MAX_VALUE,
+    PassPoint,
+    correlation,
+    correlation_slopes,
+)
 from jaxkern.xpcs.fitting.sampling import rows_of_angle
 from jaxkern.xpcs.model.models import Geometry
 
@@ -56,22 +61,15 @@ _CUT = 8.0
 
 @dataclass(frozen=True)
 class Cell:
-    """An average of residuals.
+    """An average of residuals."""
 
-    Attributes:
-      lags: the first and the last lag, in frames.
-      degree: degree of the weight as a polynomial in the age: 0 for the mean, 1 for a trend, 2 for
-        the middle of the run.
-      mean: the average of the residuals, in units of sigma.
-      t: the average in units of its standard error.
-      limit: largest |t| that is compatible with noise.
-    """
-
-    lags: tuple[int, int]
+    lags: tuple[int, int]  # the first and the last lag, in frames
+    # Degree of the weight as a polynomial in the age: 0 for the mean, 1 for a trend, 2 for the
+    # middle of the run.
     degree: int
-    mean: float
-    t: float
-    limit: float
+    mean: float  # the average of the residuals, in units of sigma
+    t: float  # the average in units of its standard error
+    limit: float  # largest |t| that is compatible with noise
 
     @property
     def excess(self) -> float:
@@ -79,13 +77,7 @@ class Cell:
 
 
 def misfit(cells: Sequence[Cell], geometry: Geometry, floor: float) -> str | None:
-    """Return the reason that averages are not noise, with the worst lags and ages, or None.
-
-    Args:
-      cells: from `averages`.
-      geometry: of the model, for times in seconds.
-      floor: averages below this, in units of sigma, are rounding.
-    """
+    """Return the reason that averages are not noise, with the worst lags and ages, or None."""
     outliers = [cell for cell in cells if cell.excess > 1.0 and abs(cell.mean) > floor]
     if not outliers:
         return None
@@ -112,17 +104,13 @@ def misfit(cells: Sequence[Cell], geometry: Geometry, floor: float) -> str | Non
 def averages(
     problem: FitProblem, tables: tuple[Array, Array, Array, Array], point: PassPoint
 ) -> list[Cell]:
-    """Read some rows of the data and return the averages of their residuals.
-
-    Args:
-      problem: the fit.
-      tables: A, X and their derivatives at the solution.
-      point: the solution.
-    """
-    data, model, sigma = problem.data, problem.model, problem.noise.sigma
+    """Read some rows of the data and return the averages of their residuals."""
+    data, sigma, shear_power = problem.data, problem.noise.sigma, problem.model.shear_power
+    A, X, along_A, along_X = tables
+    if A.ndim == 1:
+        A, along_A = A[None], along_A[None]
     rows = _rows_to_read(data.shape, data.frames)
     pairs = _Pairs.from_rows(rows, data.frames)
-    curves = _Curves(*tables, model.columns_A, model.columns_X, model.shear_power)
     free = problem.free[-len(point.physics) :]
     parts = []
     for angle in range(data.shape[0]):
@@ -137,7 +125,8 @@ def averages(
             continue
         noise = noise[good]
         i, j = pairs.first[good], pairs.second[good]
-        jacobian = curves.jacobian(angle, i, j, float(point.contrast[angle]), free)
+        of_angle = [table[angle if len(table) > 1 else 0] for table in (A, X, along_A, along_X)]
+        jacobian = _jacobian(problem, of_angle, i, j, float(point.contrast[angle]), free)
         fitted = point.offset[angle] + point.contrast[angle] * jacobian[0]
         jacobian /= noise
         # The squares of huge numbers, as of a flipped bit, must not overflow.
@@ -145,7 +134,7 @@ def averages(
         if problem.solver.loss != "linear":
             cut = _CUT * 1.4826 * float(np.median(np.abs(z)))
             z = np.clip(z, -cut, cut)
-        unit = _blocks(curves, angle, data.shape[1])[i]
+        unit = _blocks(of_angle[0], of_angle[1], shear_power)[i]
         parts.append(
             _AnglePart.from_points(angle, z, jacobian, unit, pairs.cell[good], pairs.n_cells)
         )
@@ -163,20 +152,13 @@ def _rows_to_read(shape: tuple[int, int, int], frames: NDArray[np.bool_]) -> Ind
 
 @dataclass(frozen=True)
 class _Pairs:
-    """The points of the rows that are read, each pair of frames once.
+    """The points of the rows that are read, each pair of frames once."""
 
-    Attributes:
-      mask: True for these points in the flattened rows.
-      first, second: the frames, first < second.
-      cell: index of the average, age * (bins of the lag) + bin.
-      edges: of the bins of the lag, in frames.
-    """
-
-    mask: NDArray[np.bool_]
-    first: Indices
+    mask: NDArray[np.bool_]  # True for these points in the flattened rows
+    first: Indices  # the frames, first < second
     second: Indices
-    cell: Indices
-    edges: Indices
+    cell: Indices  # index of the average, age * (bins of the lag) + bin
+    edges: Indices  # of the bins of the lag, in frames
 
     @property
     def n_cells(self) -> int:
@@ -202,64 +184,35 @@ class _Pairs:
         return cls(mask, first, second, cell, np.asarray(edges))
 
 
-@dataclass(frozen=True)
-class _Curves:
-    """The tables of a model: phases and derivatives, as in `jaxkern.xpcs.model.models.Tables`."""
-
-    A: Array
-    X: Array
-    tangents_A: Array
-    tangents_X: Array
-    columns_A: tuple[int, ...]
-    columns_X: tuple[int, ...]
-    shear_power: int
-
-    def _slice_angle(self, angle: int) -> tuple[Array, Array, Array, Array]:
-        per_angle = self.A.ndim == 2
-        A, along_A = (v[angle] if per_angle else v for v in (self.A, self.tangents_A))
-        index = 0 if len(self.X) == 1 else angle
-        return A, self.X[index], along_A, self.tangents_X[index]
-
-    def correlation(self, angle: int, i: int, j: Indices) -> Array:
-        """Return (g2 - offset) / contrast between frames i and j."""
-        A, X, _, _ = self._slice_angle(angle)
-        decay = np.exp(-2.0 * np.abs(A[j] - A[i]))
-        return np.asarray(decay * np.sinc((X[j] - X[i]) / np.pi) ** self.shear_power)
-
-    def jacobian(
-        self, angle: int, i: Indices, j: Indices, contrast: float, free: NDArray[np.bool_]
-    ) -> Array:
-        """Return the derivatives [2 + p, points] of g2 by contrast, offset and free physics."""
-        A, X, along_A, along_X = self._slice_angle(angle)
-        difference = A[j] - A[i]
-        jacobian = np.zeros((2 + len(free), len(i)))
-        jacobian[1] = 1.0
-        decay = np.exp(-2.0 * np.abs(difference), out=jacobian[0])
-        if self.shear_power:
-            x = X[j] - X[i]
-            small = np.abs(x) < 1e-3
-            safe = np.where(small, 1.0, x)
-            sinc = np.where(small, 1.0 - x * x / 6.0, np.sin(safe) / safe)
-            slope = np.where(small, -x / 3.0, (np.cos(safe) - sinc) / safe)
-            power = sinc ** (self.shear_power - 1)
-            by_X = contrast * self.shear_power * decay * power * slope
-            for row, column in zip(along_X, self.columns_X, strict=True):
-                if free[column]:
-                    jacobian[2 + column] += by_X * (row[j] - row[i])
-            decay *= power * sinc
-        by_A = -2.0 * contrast * decay * np.sign(difference)
-        for row, column in zip(along_A, self.columns_A, strict=True):
+def _jacobian(
+    problem: FitProblem,
+    tables: Sequence[Array],
+    i: Indices,
+    j: Indices,
+    contrast: float,
+    free: NDArray[np.bool_],
+) -> Array:
+    """Return the derivatives [2 + p, points] of g2 by contrast, offset and free physics."""
+    A, X, along_A, along_X = tables
+    model = problem.model
+    jacobian = np.zeros((2 + len(free), len(i)))
+    jacobian[1] = 1.0
+    jacobian[0], *slopes = correlation_slopes(A[j] - A[i], X[j] - X[i], model.shear_power)
+    columns = model.columns_A, model.columns_X
+    for slope, rows, indices in zip(slopes, (along_A, along_X), columns, strict=True):
+        for row, column in zip(rows, indices, strict=True):
             if free[column]:
-                jacobian[2 + column] += by_A * (row[j] - row[i])
-        return jacobian
+                jacobian[2 + column] += contrast * slope * (row[j] - row[i])
+    return jacobian
 
 
-def _blocks(curves: _Curves, angle: int, n: int) -> Indices:
+def _blocks(A: Array, X: Array, shear_power: int) -> Indices:
     """Return the index of the block of each frame [n]."""
-    starts = [0]
+    starts, n = [0], len(A)
     while True:
-        later = np.arange(min(starts[-1] + _LEAST_FRAMES, n), n)
-        decayed = np.flatnonzero(curves.correlation(angle, starts[-1], later) <= _MAX_CORRELATION)
+        start, later = starts[-1], np.arange(min(starts[-1] + _LEAST_FRAMES, n), n)
+        remaining = correlation(A[later] - A[start], X[later] - X[start], shear_power)
+        decayed = np.flatnonzero(remaining <= _MAX_CORRELATION)
         if not decayed.size:
             # The frames after the last start are too few for a block, and join the previous one.
             return np.searchsorted(starts[1:-1], np.arange(n), side="right")
@@ -268,22 +221,14 @@ def _blocks(curves: _Curves, angle: int, n: int) -> Indices:
 
 @dataclass(frozen=True)
 class _AnglePart:
-    """Sums of one angle.
-
-    Attributes:
-      angle: its index.
-      z, count: sums of residuals and points over ages and lags [blocks, cells].
-      jacobian: sums [2 + p, cells].
-      scores: J^T z [blocks, 2 + p].
-      normal: J^T J [2 + p, 2 + p].
-    """
+    """Sums of one angle."""
 
     angle: int
-    z: Array
+    z: Array  # sums of residuals over ages and lags [blocks, cells]; count: of points
     count: Array
-    jacobian: Array
-    scores: Array
-    normal: Array
+    jacobian: Array  # sums [2 + p, cells]
+    scores: Array  # J^T z [blocks, 2 + p]
+    normal: Array  # J^T J [2 + p, 2 + p]
 
     @classmethod
     def from_points(

@@ -163,11 +163,7 @@ def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
 
 
 def parse_strategy(name: str) -> Strategy:
-    """Return the strategy with a name, in any case.
-
-    Raises:
-      ValueError: for an unknown name.
-    """
+    """Return the strategy with a name, in any case."""
     known = {str(s): s for s in Strategy} | _OTHER_NAMES
     if name.lower() not in known:
         raise ValueError(f"strategy: expected 'memory', 'stream' or None, got {name!r}")

@@ -21,11 +21,7 @@ Scaling = Literal["individual", "constant", "auto", "fixed"]
 
 
 def resolve_scaling(scaling: str, n_phi: int) -> str:
-    """Replace "auto" by "constant" for three angles or more, and by "individual" for fewer.
-
-    Raises:
-      ValueError: for an unknown scaling.
-    """
+    """Replace "auto" by "constant" for three angles or more, and by "individual" for fewer."""
     if scaling == "auto":
         return "constant" if n_phi >= 3 else "individual"
     if scaling not in ("individual", "constant", "fixed"):
@@ -94,11 +90,7 @@ class FitLayout:
 
 
 def physics_vector(values: Any, names: Sequence[str], defaults: Any, argument: str = "p0") -> Array:
-    """Return physics parameters [p] from an array, a mapping by name over the defaults, or None.
-
-    Raises:
-      ValueError: for another shape, unknown names, and numbers that are not finite.
-    """
+    """Return physics parameters [p] from an array, a mapping by name over the defaults, or None."""
     vector = np.array(defaults, np.float64)
     if isinstance(values, Mapping):
         for name, value in values.items():
@@ -125,18 +117,7 @@ def unknown_name(name: str, names: Sequence[str], argument: str) -> str:
 
 
 def bounds_vectors(bounds: Any, layout: FitLayout, model_bounds: Any) -> tuple[Array, Array]:
-    """Return (lower [p], upper [p]) of all fitted parameters.
-
-    Args:
-      bounds: None for the model's bounds; a mapping from names to (lower, upper) that replaces some
-        of them ("contrast" and "offset" mean those of every angle); or a pair (lower, upper) of
-        numbers or arrays for all fitted parameters, or for the physics alone.
-      layout: of the fitted parameters.
-      model_bounds: pairs of the physics.
-
-    Raises:
-      ValueError: for unknown names, other shapes, and bounds that are not lower < upper.
-    """
+    """Return (lower [p], upper [p]) of all fitted parameters from the argument of `fit`."""
     scales = layout.n_scales
     pairs = (
         [CONTRAST_BOUNDS] * scales
@@ -171,8 +152,7 @@ def bounds_vectors(bounds: Any, layout: FitLayout, model_bounds: Any) -> tuple[A
             else:
                 raise ValueError(
                     f"{label} bounds: expected [{layout.size}] for {', '.join(names)}, or "
-                    f"[{len(layout.physics_names)}] for the physics alone, got shape "
-                    f"{value.shape}"
+                    f"[{len(layout.physics_names)}] for the physics alone, got {value.shape}"
                 )
     for name, low, high in zip(names, lower, upper, strict=True):
         if not low < high:
@@ -186,16 +166,11 @@ class PeriodicBounds:
 
     A bound inside a period would stop a search that has to cross it. Values of such a parameter
     outside its bounds are shifted by multiples of the period instead, once, in the result.
-
-    Attributes:
-      unbound: True for these parameters [p].
-      period: [p], infinite for parameters that are not periodic.
-      lower, upper: [p], as the user gave them.
     """
 
-    unbound: NDArray[np.bool_]
-    period: Array
-    lower: Array
+    unbound: NDArray[np.bool_]  # True for these parameters [p]
+    period: Array  # [p], infinite for parameters that are not periodic
+    lower: Array  # [p], as the user gave them
     upper: Array
 
     @classmethod
@@ -226,8 +201,7 @@ def check_start(x: Array, lower: Array, upper: Array, names: Sequence[str]) -> N
     for name, value, low, high in zip(names, x, lower, upper, strict=True):
         if not low <= value <= high:
             raise ValueError(
-                f"p0: expected {name} within its bounds {low:g} .. {high:g}, got {value:g}; pass "
-                "another start, or bounds that contain it"
+                f"p0: expected {name} within bounds {low:g} .. {high:g}, got {value:g}; change one"
             )
 
 

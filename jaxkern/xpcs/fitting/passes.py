@@ -65,6 +65,25 @@ class PassPoint:
     offset: Array
 
 
+def correlation(dA: Array, dX: Array, shear_power: int) -> Array:
+    """Return g1^2 of phase differences, computed with NumPy."""
+    flow = np.sinc(dX / np.pi) ** shear_power if shear_power else np.ones_like(dX)
+    return np.asarray(np.exp(-2.0 * np.abs(dA)) * flow)
+
+
+def correlation_slopes(dA: Array, dX: Array, shear_power: int) -> tuple[Array, Array, Array]:
+    """Return g1^2 of phase differences and its derivatives by dA and dX."""
+    f = correlation(dA, dX, shear_power)
+    by_A = -2.0 * np.sign(dA) * f
+    if not shear_power:
+        return f, by_A, np.zeros_like(f)
+    sinc, small = np.sinc(dX / np.pi), np.abs(dX) < 1e-4
+    x = np.where(small, 1.0, dX)
+    slope = np.where(small, -dX / 3.0, (np.cos(x) - sinc) / x)
+    by_X = np.exp(-2.0 * np.abs(dA)) * shear_power * sinc ** (shear_power - 1) * slope
+    return f, by_A, by_X
+
+
 @dataclass(frozen=True)
 class AngleSums:
     """The sums of each angle for its parameters [contrast, offset, physics...]."""
@@ -106,12 +125,6 @@ class PassProgram:
 
     One program computes the tables, once a pass; another accumulates a chunk. For data sharded over
     a mesh one program does both.
-
-    Args:
-      model: the model.
-      loss: as in `SolverOptions`.
-      symmetric: True to use only points above the diagonal, with weight 2.
-      sharding: of data on several devices.
     """
 
     def __init__(self, model: Model, loss: str, symmetric: bool, sharding: Any = None) -> None:
@@ -258,35 +271,22 @@ class PassRunner:
 
     Data on devices have no chunks: NaN in their first pass raises `BadDataError`, and later means
     that the model overflows.
-
-    Args:
-      program: the compiled programs; their compilation time is not counted.
-      source: the data.
-      sigma: [n_phi], or a source of [n_phi, n, n].
-      keep: True for used frames [n]; [n_phi, n] if these differ between angles.
-      f_scale: as in `SolverOptions`.
-      streaming: options of chunks.
-      bad: blocks that are excluded; passes add to them.
-      array: the data for passes of one call, or None.
-      chunks: None for data on devices.
-      mirrored: True if all data are symmetric, so that the upper triangle suffices.
-      on_chunk: called with the number of finished chunks and of all chunks.
     """
 
     def __init__(
         self,
         program: PassProgram,
         source: Source,
-        sigma: Array | Source,
-        keep: NDArray[np.bool_],
+        sigma: Array | Source,  # [n_phi], or a source of [n_phi, n, n]
+        keep: NDArray[np.bool_],  # used frames [n]; [n_phi, n] if these differ between angles
         f_scale: float,
         streaming: StreamingOptions,
-        bad: BadBlocks,
+        bad: BadBlocks,  # passes add to them
         *,
-        array: Any,
-        chunks: Sequence[Chunk] | None,
-        mirrored: bool,
-        on_chunk: Callable[[int, int], None],
+        array: Any,  # the data for passes of one call, or None
+        chunks: Sequence[Chunk] | None,  # None for data on devices
+        mirrored: bool,  # True if the upper triangle suffices for all data
+        on_chunk: Callable[[int, int], None],  # called with the number of finished and all chunks
     ) -> None:
         self.bad = bad
         self._program, self._source, self._sigma, self._keep = program, source, sigma, keep

@@ -46,19 +46,12 @@ _ABSOLUTE = 1.5
 
 @dataclass(frozen=True)
 class Residuals:
-    """Normalized residuals of the sampled rows.
+    """Normalized residuals of the sampled rows."""
 
-    Attributes:
-      rows: as in `RowSample`.
-      z: residuals [n_phi, 3 * bands, n] in units of sigma.
-      used: True for points with weight, with the same shape.
-      sparse: True for angles with few counts [n_phi], as in `RowSample`.
-    """
-
-    rows: NDArray[np.intp]
-    z: Array
-    used: NDArray[np.bool_]
-    sparse: NDArray[np.bool_]
+    rows: NDArray[np.intp]  # as in `RowSample`
+    z: Array  # residuals [n_phi, 3 * bands, n] in units of sigma
+    used: NDArray[np.bool_]  # True for points with weight, with the same shape
+    sparse: NDArray[np.bool_]  # True for angles with few counts [n_phi], as in `RowSample`
 
     @classmethod
     def from_sample(cls, sample: RowSample, fitted: Array, sigma: Array) -> Residuals:
@@ -90,37 +83,20 @@ class Residuals:
 
 @dataclass(frozen=True)
 class NoiseLevel:
-    """Mean squares of normalized noise by angle [n_phi]; NaN for angles with too few points.
+    """Mean squares of normalized noise by angle [n_phi]; NaN for angles with too few points."""
 
-    Attributes:
-      single: mean squares of single points.
-      over_time: of differences over many frames.
-      change: decorrelation of the model over these frames, 0 to 1.
-      clipped: mean square of the residuals without outliers.
-      covered: the part of the residuals that `single` is computed from.
-      frames: mean square of each frame [n], NaN for unused ones.
-      typical: the median of these.
-      bad: True for frames with far larger residuals than others [n].
-    """
-
-    single: Array
-    over_time: Array
-    change: Array
-    clipped: Array
-    covered: float
-    frames: Array
-    typical: float
-    bad: NDArray[np.bool_]
+    single: Array  # mean squares of single points
+    over_time: Array  # of differences over many frames
+    change: Array  # decorrelation of the model over these frames, 0 to 1
+    clipped: Array  # mean square of the residuals without outliers
+    covered: float  # the part of the residuals that `single` is computed from
+    frames: Array  # mean square of each frame [n], NaN for unused ones
+    typical: float  # the median of these
+    bad: NDArray[np.bool_]  # True for frames with far larger residuals than others [n]
 
 
 def noise_level(residuals: Residuals, memory: Array) -> NoiseLevel:
-    """Estimate the noise from the residuals.
-
-    Args:
-      residuals: of the sampled rows.
-      memory: g1^2 of the model between the sampled rows [n_phi, 3 * bands, 3 * bands], which is the
-        autocorrelation of speckle noise.
-    """
+    """Estimate the noise; `memory` is g1^2 between the sampled rows [n_phi, 3 bands, 3 bands]."""
     frames = residuals.mean_square_by_frame()
     finite = frames[np.isfinite(frames)]
     typical, limit = float(np.median(finite)) if finite.size else np.nan, _BAD_FRAME
@@ -181,17 +157,11 @@ def _differences(
 
 @dataclass(frozen=True)
 class Judgement:
-    """The outcome of the check.
+    """The outcome of the check."""
 
-    Attributes:
-      reason: why the residuals are not noise; None if they are.
-      notes: warnings for the result.
-      sampled: False if large residuals are outside of the sampled rows.
-    """
-
-    reason: str | None
-    notes: tuple[str, ...]
-    sampled: bool = True
+    reason: str | None  # why the residuals are not noise; None if they are
+    notes: tuple[str, ...]  # warnings for the result
+    sampled: bool = True  # False if large residuals are outside of the sampled rows
 
 
 def allowed(level: NoiseLevel, single: Array, points: float) -> tuple[float, Array]:
@@ -217,28 +187,20 @@ def allowed(level: NoiseLevel, single: Array, points: float) -> tuple[float, Arr
 def judge(
     residuals: Residuals,
     memory: Array,
-    mean_squares: Array,
-    weights: Array,
+    mean_squares: Array,  # chi2 a degree of freedom of each angle [n_phi], from all points
+    weights: Array,  # points of each angle [n_phi]
     *,
-    points: float,
-    floor: Array,
-    phi: Sequence[float],
+    points: float,  # independent points of all angles
+    floor: Array,  # smallest mean square [n_phi] that is noise and not rounding error
+    phi: Sequence[float],  # degrees
+    # The cost a degree of freedom of a robust loss, which tolerates outliers: residuals without
+    # these are compared. None for the linear loss.
     robust: float | None,
     absolute: bool,
 ) -> Judgement:
     """Compare the size of the residuals with that of the noise.
 
-    Args:
-      residuals, memory: as in `noise_level`.
-      mean_squares: chi2 a degree of freedom of each angle [n_phi], from all points.
-      weights: points of each angle [n_phi].
-      points: independent points of all angles.
-      floor: smallest mean square [n_phi] that is noise and not rounding error.
-      phi: the angles, in degrees.
-      robust: the cost a degree of freedom of a robust loss, which tolerates outliers: residuals
-        without these are compared. None for the linear loss.
-      absolute: True if sigma is the absolute noise (`absolute_sigma`). Otherwise only the
-        dependence of sigma on the point is used, not its scale.
+    Without `absolute`, only the dependence of sigma on the point is used, not its scale.
     """
     level = noise_level(residuals, memory)
     # With too few sampled points, sigma is the only estimate.
@@ -257,7 +219,7 @@ def judge(
     failed = total > limit or bool((size[known] > each[known]).any())
     if robust is not None and robust / mean_noise > _LOST * limit:
         failed, total = True, max(total, robust / mean_noise)
-    outliers = _outlying_frames(level)
+    outliers = _worst(level, level.bad, 5)
     if not failed:
         notes = [f"some frames are outliers: {_frames(level, outliers)}"] if outliers else []
         if total > _CORRELATED:
@@ -284,7 +246,7 @@ def judge(
     angles = ", ".join(
         f"{k} (phi {phi[k]:g}: {size[k]:.3g} of {each[k]:.3g})" for k in worst if known[k]
     )
-    frames = outliers or _largest(level)
+    frames = outliers or _worst(level, np.isfinite(level.frames), 3)
     text = (
         f"the residuals are not noise: their mean square is {total:.4g} times that of the noise, "
         f"at most {limit:.3g} expected; worst angles (and their limits) {angles}; "
@@ -295,15 +257,10 @@ def judge(
     return Judgement(text, (), bool(np.nan_to_num(in_sample[top]) > 0.5 * mean_squares[top]))
 
 
-def _largest(level: NoiseLevel) -> list[int]:
+def _worst(level: NoiseLevel, chosen: NDArray[np.bool_], most: int) -> list[int]:
+    """Return the chosen frames with the largest residuals, the worst first."""
     order = np.argsort(-np.nan_to_num(level.frames, nan=-1.0), kind="stable")
-    return [int(k) for k in order[:3] if np.isfinite(level.frames[k])]
-
-
-def _outlying_frames(level: NoiseLevel, most: int = 5) -> list[int]:
-    """Return frames with far larger residuals than others, the worst first."""
-    bad = np.flatnonzero(level.bad)
-    return [int(k) for k in bad[np.argsort(-level.frames[bad], kind="stable")][:most]]
+    return [int(k) for k in order if chosen[k]][:most]
 
 
 def _frames(level: NoiseLevel, frames: Sequence[int]) -> str:

@@ -258,19 +258,13 @@ def _mirrored_by_checksum(source: Source, angle: int, block_points: int = 2**20)
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise of a fit.
+    """The noise of a fit."""
 
-    Attributes:
-      sigma: [n_phi], or a source of [n_phi, n, n].
-      method: the origin of sigma, in words.
-      estimated: True if sigma was estimated from the data.
-      silent: angles without weight, because they hold the same number everywhere and have no noise
-        to estimate; their sigma is 0.
-    """
-
-    sigma: Array | Source
-    method: str
-    estimated: bool = False
+    sigma: Array | Source  # [n_phi], or a source of [n_phi, n, n]
+    method: str  # the origin of sigma, in words
+    estimated: bool = False  # True if sigma was estimated from the data
+    # Angles without weight, because they hold the same number everywhere and have no noise to
+    # estimate; their sigma is 0.
     silent: tuple[int, ...] = ()
 
     @property
@@ -281,11 +275,7 @@ class Noise:
 def resolve_noise(
     sigma: Any, weights: Any, shape: tuple[int, int, int], sample: RowSample
 ) -> Noise:
-    """Check sigma or weights of the user, or estimate sigma.
-
-    Raises:
-      ValueError: for both of sigma and weights, a shape that does not fit, or negative numbers.
-    """
+    """Check sigma or weights of the user, or estimate sigma."""
     if sigma is not None and weights is not None:
         raise ValueError(
             "sigma and weights: expected one of them, got both (weights = 1 / sigma^2)"
@@ -324,11 +314,7 @@ def _wrong_shape(name: str, actual: tuple[int, ...], shape: tuple[int, int, int]
 
 
 def resolve_frames(keep: Any, n: int) -> NDArray[np.bool_]:
-    """Return the mask [n] of used frames from `keep`: a mask [n], a slice, or None for all.
-
-    Raises:
-      ValueError: for another shape, or fewer than 3 frames.
-    """
+    """Return the mask [n] of used frames from `keep`: a mask [n], a slice, or None for all."""
     frames = np.zeros(n, bool)
     if keep is None or isinstance(keep, slice):
         frames[slice(None) if keep is None else keep] = True
@@ -336,8 +322,7 @@ def resolve_frames(keep: Any, n: int) -> NDArray[np.bool_]:
         mask = np.asarray(keep)
         if mask.shape != (n,) or mask.dtype.kind not in "bui":
             raise ValueError(
-                f"keep: expected a mask [{n}] of used frames or a slice, got {mask.dtype} of the "
-                f"shape {mask.shape}"
+                f"keep: expected a mask [{n}] or a slice, got {mask.dtype} of shape {mask.shape}"
             )
         frames = mask.astype(bool)
     if int(frames.sum()) < 3:

@@ -23,18 +23,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class NormalPoint:
-    """The normal equations at one point, with r = (data - model) / sigma and J = d(model) / sigma.
+    """Normal equations at one point, with r = (data - model) / sigma and J = d(model) / sigma."""
 
-    Attributes:
-      jtj: J^T J [p, p]; for a robust loss with the weights rho'.
-      jtr: J^T r [p], with the same weights.
-      cost: sum of r^2, or of rho for a robust loss.
-      sums: the sums by angle that these came from (`AngleSums`), if the caller needs them later.
-    """
-
-    jtj: Array
-    jtr: Array
-    cost: float
+    jtj: Array  # J^T J [p, p]; for a robust loss with the weights rho'
+    jtr: Array  # J^T r [p], with the same weights
+    cost: float  # sum of r^2, or of rho for a robust loss
+    # The sums by angle that these came from (`AngleSums`), if the caller needs them later.
     sums: Any = None
 
     def is_finite(self) -> bool:
@@ -53,23 +47,15 @@ Evaluate = Callable[[Array], NormalPoint | None]
 
 @dataclass(frozen=True)
 class Solution:
-    """The point where the solver stopped.
+    """The point where the solver stopped."""
 
-    Attributes:
-      x: the free parameters [p].
-      cost: at x, as in `NormalPoint`.
-      status, message: as in `scipy.optimize.least_squares`.
-      nfev: evaluated points.
-      costs: of these, in order.
-      point: the normal equations at x; None for a solution that was read from a checkpoint.
-    """
-
-    x: Array
-    cost: float
-    status: int
+    x: Array  # the free parameters [p]
+    cost: float  # at x, as in `NormalPoint`
+    status: int  # as in `scipy.optimize.least_squares`
     message: str
-    nfev: int
-    costs: tuple[float, ...]
+    nfev: int  # evaluated points
+    costs: tuple[float, ...]  # of these, in order
+    # The normal equations at x; None for a solution that was read from a checkpoint.
     point: NormalPoint | None = None
 
 
@@ -217,16 +203,12 @@ def solve(
 
 @dataclass(frozen=True)
 class Covariance:
-    """(J^T J)^-1, and the directions that the data do not determine.
+    """(J^T J)^-1, and the directions that the data do not determine."""
 
-    Attributes:
-      inverse: (J^T J)^-1 [p, p]; infinite for parameters that the data do not determine.
-      tradeoffs: for each direction without information, the indices of its parameters.
-      nearly: pairs of parameters with a |correlation| above 0.999, and the correlation.
-    """
-
-    inverse: Array
+    inverse: Array  # (J^T J)^-1 [p, p]; infinite for parameters that the data do not determine
+    # For each direction without information, the indices of its parameters.
     tradeoffs: tuple[tuple[int, ...], ...]
+    # Pairs of parameters with a |correlation| above 0.999, and the correlation.
     nearly: tuple[tuple[int, int, float], ...]
 
 

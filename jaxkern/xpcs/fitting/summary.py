@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from jaxkern.xpcs.fitting.evaluation import Evaluation, FitProblem
 from jaxkern.xpcs.fitting.jackknife import Jackknife, combine_errors
 from jaxkern.xpcs.fitting.misfit import averages, misfit
-from jaxkern.xpcs.fitting.passes import AngleSums, PassPoint
+from jaxkern.xpcs.fitting.passes import AngleSums, PassPoint, correlation
 from jaxkern.xpcs.fitting.quality import Residuals, judge
 from jaxkern.xpcs.fitting.result import (
     FitResult,
@@ -37,16 +37,9 @@ def summarize(
     *,
     interrupted: str = "",
 ) -> FitResult:
-    """Return the result of a fit.
+    """Return the result of a fit that began at `begin`, from its best start.
 
-    Args:
-      problem: the fit.
-      evaluation: of its best start.
-      solution: of this start.
-      jackknife: for the standard errors.
-      start_costs: the cost from each start.
-      begin: `time.perf_counter` when the fit began.
-      interrupted: the reason, if Ctrl-C ended the fit; skips checks that read the data.
+    `interrupted` is the reason, if Ctrl-C ended the fit; it skips checks that read the data.
     """
     layout, bad, data = problem.layout, evaluation.runner.bad, problem.data
     x = problem.bounds.wrap(evaluation.full(solution.x))
@@ -97,14 +90,14 @@ def summarize(
             f"frames {frames} (counted from 0) contain no finite number{where[0]} and are excluded"
             f"{where[1]}"
         )
-        warnings.warn(notes[-1], RuntimeWarning, stacklevel=4)
+        warnings.warn(notes[-1], RuntimeWarning, stacklevel=5)
     if freedom <= 0:
         notes.append(f"{independent:g} independent points cannot determine {len(x)} parameters")
     if bad.reasons:
         warnings.warn(
             f"{len(bad.excluded)} of {bad.total} row blocks are excluded: {bad.reasons[0]}",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     runner, compiled = evaluation.runner, problem.program.compile_seconds
     return FitResult(
@@ -228,8 +221,7 @@ def model_rows(
 ) -> Array:
     """Return g2 [n_phi, len(rows), n] of some rows, computed with NumPy."""
     n_phi = len(point.contrast)
-    A, X = (np.broadcast_to(phase, (n_phi, phase.shape[-1])) for phase in phases)
-    fitted = np.exp(-2.0 * np.abs(A[:, rows, None] - A[:, None, :]))
-    if shear_power:
-        fitted *= np.sinc((X[:, rows, None] - X[:, None, :]) / np.pi) ** shear_power
-    return np.asarray(point.offset[:, None, None] + point.contrast[:, None, None] * fitted)
+    tables = (np.broadcast_to(phase, (n_phi, phase.shape[-1])) for phase in phases)
+    dA, dX = (table[:, rows, None] - table[:, None, :] for table in tables)
+    f = correlation(dA, dX, shear_power)
+    return np.asarray(point.offset[:, None, None] + point.contrast[:, None, None] * f)

@@ -30,8 +30,7 @@ def per_angle(value: Any, name: str, n_phi: int, dtype: Any) -> jax.Array:
     array = jnp.asarray(value, dtype)
     if array.shape not in ((), (1,), (n_phi,)):
         raise ValueError(
-            f"{name}: expected one number, or one for each angle ({n_phi},), got shape "
-            f"{array.shape}"
+            f"{name}: expected one number, or one for each angle ({n_phi},), got {array.shape}"
         )
     return jnp.broadcast_to(array, (n_phi,))
 
@@ -75,8 +74,7 @@ def check_sigma(
         )
     if is_concrete(array) and not np.all(np.asarray(array) >= 0):
         raise ValueError(
-            "sigma: expected standard deviations, 0 for points without weight, got negative "
-            "numbers or NaN"
+            "sigma: expected numbers >= 0, 0 for points without weight, got negative ones or NaN"
         )
     return array, array.ndim - 1
 
@@ -98,8 +96,7 @@ def check_keep(keep: Any, n_phi: int, n_t: int) -> jax.Array:
     array = jnp.asarray(keep)
     if array.shape not in ((n_t,), (1, n_t), (n_phi, n_t)):
         raise ValueError(
-            f"keep: expected one value for each frame ({n_t},), or ({n_phi}, {n_t}), got shape "
-            f"{array.shape}"
+            f"keep: expected one value a frame, ({n_t},) or ({n_phi}, {n_t}), got {array.shape}"
         )
     return (array != 0).astype(jnp.uint8).reshape(-1, n_t)
 
@@ -112,14 +109,12 @@ def check_quantization(quantization: Any, data: jax.Array, n_phi: int, dtype: An
     if quantization is None:
         if not floats:
             raise ValueError(
-                f"quantization: expected (step, zero) for data of {data.dtype}, got None; a value "
-                "is zero + step * data"
+                f"quantization: expected (step, zero) for data of {data.dtype}, got None"
             )
         quantization = np.array([1.0, 0.0])
     array = jnp.asarray(quantization, dtype)
     if array.shape not in ((2,), (1, 2), (n_phi, 2)):
         raise ValueError(
-            f"quantization: expected (step, zero), or one pair for each angle ({n_phi}, 2), got "
-            f"the shape {array.shape}"
+            f"quantization: expected (step, zero), or pairs ({n_phi}, 2), got shape {array.shape}"
         )
     return array.reshape(-1, 2)

@@ -92,8 +92,7 @@ def g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) -> 
             if outside.any():
                 at = int(np.argmax(outside))
                 raise IndexError(
-                    f"index[{at}]: expected (phi, i, j) >= 0 and < {limits}, got "
-                    f"{points[at].tolist()}"
+                    f"index[{at}]: expected (phi, i, j) >= 0 and < {limits}, got {points[at]}"
                 )
     values: jax.Array = _g2_at(model, params, contrast, offset, index)
     return values
@@ -104,14 +103,11 @@ def _g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) ->
     A, X, contrast, offset = _inputs(model, params, contrast, offset)
     points = jnp.asarray(index)
     if points.ndim != 2 or points.shape[1] != 3 or not jnp.issubdtype(points.dtype, jnp.integer):
-        raise ValueError(
-            "index: expected integers [M, 3] of (phi, i, j), got "
-            f"{points.dtype}{list(points.shape)}"
-        )
+        actual = f"{points.dtype}{list(points.shape)}"
+        raise ValueError(f"index: expected integers [M, 3] of (phi, i, j), got {actual}")
     if A.shape[0] != 1:
         raise ValueError(
-            "g2_at: expected a model with one phase A [n_t] for all angles, got shape "
-            f"{A.shape}; index the result of g2 instead"
+            f"g2_at: expected one phase A [n_t] for all angles, got {A.shape}; index g2 instead"
         )
     points = to_int32(points, "index")  # a point that exceeds int32 must not wrap around
     X = jnp.broadcast_to(X, (contrast.shape[0], X.shape[1]))

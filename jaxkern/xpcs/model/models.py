@@ -65,14 +65,10 @@ class Geometry:
         if not np.all(t[1:] > t[:-1]):
             at = int(np.argmin(t[1:] > t[:-1]))
             raise ValueError(
-                f"t: expected strictly increasing times, got t[{at}]={t[at]:g} and "
-                f"t[{at + 1}]={t[at + 1]:g}; sort the frames and remove repeated times"
+                f"t: expected increasing times, got t[{at}]={t[at]:g}, t[{at + 1}]={t[at + 1]:g}"
             )
         if t[0] < 0:
-            raise ValueError(
-                f"t: expected times >= 0 since the start of the process, in s, got t[0]={t[0]:g}; "
-                "the power laws use these"
-            )
+            raise ValueError(f"t: expected times >= 0 in s, for the power laws, got t[0]={t[0]:g}")
         if phi.size < 1:
             raise ValueError("phi: expected one or more angles in degrees, got none")
         for name, value in zip(("q", "gap", "dt", "t", "phi"), (*numbers, t, phi), strict=True):
@@ -244,13 +240,11 @@ class Model:
         n_phi, n_t = self.geometry.n_phi, self.geometry.n_t
         if A.shape not in ((n_t,), (n_phi, n_t)):
             raise ValueError(
-                f"phases: expected A [n_t] = ({n_t},), or one row for each angle ({n_phi}, {n_t}), "
-                f"got shape {A.shape}"
+                f"phases: expected A [n_t] = ({n_t},), or ({n_phi}, {n_t}), got shape {A.shape}"
             )
         if X.shape not in ((1, n_t), (n_phi, n_t)):
             raise ValueError(
-                f"phases: expected X [n_phi, n_t] = ({n_phi}, {n_t}), or (1, {n_t}) for all "
-                f"angles, got shape {X.shape}"
+                f"phases: expected X [n_phi, n_t] = ({n_phi}, {n_t}), or (1, {n_t}), got {X.shape}"
             )
         return A, X
 

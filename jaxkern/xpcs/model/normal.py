@@ -120,8 +120,7 @@ def accumulate(
     mode = checks.choice(symmetric, "symmetric", _SYMMETRIC)
     if mode == 2 and rows != n_t:
         raise ValueError(
-            f'symmetric: expected full matrices of {n_t} rows with "auto", got {rows} rows; pass '
-            "True or False for chunks of rows"
+            f'symmetric: expected {n_t} rows with "auto", True or False for chunks, got {rows} rows'
         )
     if checks.is_concrete(first_row) and not 0 <= int(first_row) <= n_t - rows:
         raise ValueError(

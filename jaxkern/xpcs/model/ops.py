@@ -108,8 +108,7 @@ def _abstract_normal(*operands: Any, loss: int, symmetric: int, **static: int) -
     m, n = data.shape
     if symmetric == 2 and m != n:
         raise ValueError(
-            f"{op}: data: expected all {n} rows with symmetric=2, got {m}; pass symmetric=0 or 1 "
-            "for chunks of rows"
+            f"{op}: data: expected all {n} rows with symmetric=2, 0 or 1 for chunks, got {m}"
         )
     return result
 

@@ -115,8 +115,7 @@ def simulate_frames(
     mean = np.asarray(photons, np.float64)
     if mean.shape not in ((), qmap.shape) or not (np.isfinite(mean) & (mean >= 0)).all():
         raise ValueError(
-            f"photons: expected a number >= 0, or an array of shape {qmap.shape}, got "
-            f"{photons!r:.80}"
+            f"photons: expected a number or {qmap.shape} numbers >= 0, got {photons!r:.80}"
         )
     if out is None:
         out = np.zeros((n, *qmap.shape), dtype)
@@ -139,8 +138,7 @@ def simulate_frames(
                 counts = draw.poisson(speckles(draw, len(chosen), modes) * rates[chosen])
                 if counts.max(initial=0) > limit:
                     raise ValueError(
-                        f"dtype: expected one that holds counts of {counts.max()}, got "
-                        f"{out.dtype}; pass a wider dtype or fewer photons"
+                        f"dtype: expected a wider dtype for {counts.max()} counts, got {out.dtype}"
                     )
                 out[:, *np.divmod(chosen, qmap.shape[1])] = counts
                 done += len(chosen)
@@ -241,10 +239,8 @@ def _stationary(g1: NDArray[Any]) -> Speckles:
     power = np.fft.fft(circle).real
     if power.min() < -1e-9 * power.max():  # not a correlation function on the circle
         if n > _MAX_FRAMES:
-            raise ValueError(
-                f"dynamics: expected at most {_MAX_FRAMES} frames for a g1 that does not decay, "
-                f"got {n}"
-            )
+            limit = f"{_MAX_FRAMES} frames for a g1 that does not decay"
+            raise ValueError(f"dynamics: expected at most {limit}, got {n}")
         lags = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
         return _from_covariance(g1[lags])
     amplitude = np.sqrt(np.clip(power, 0.0, None) / len(circle))[:, None]

@@ -31,8 +31,8 @@ def main() -> None:
         )
     t = problems.DT * np.arange(64)
     geometry = jk.xpcs.Geometry(problems.Q, problems.GAP, problems.DT, t, case.phi)
-    found = jk.xpcs.fit(jk.xpcs.LaminarFlow(geometry), data, p0=problems.START, progress=False)
-    np.savez(result, popt=found.popt, pcov=found.pcov, local=len(data.addressable_shards))
+    fitted = jk.xpcs.fit(jk.xpcs.LaminarFlow(geometry), data, p0=problems.START, progress=False)
+    np.savez(result, popt=fitted.popt, pcov=fitted.pcov, local=len(data.addressable_shards))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,21 @@ _GROUPS = {
 }
 
 
+class WatchedSource:
+    """A symmetric source that counts its reads and calls `on_read(angle, first_row, stop_row)`."""
+
+    symmetric = True
+
+    def __init__(self, data, on_read=lambda *_: None):
+        self.shape, self.dtype, self._data, self._on_read = data.shape, data.dtype, data, on_read
+        self.reads = 0
+
+    def read(self, angle, first_row, stop_row):
+        self.reads += 1
+        self._on_read(angle, first_row, stop_row)
+        return self._data[angle, first_row:stop_row]
+
+
 def model_of(case, kind=None):
     n = case.data.shape[1]
     t = problems.DT * np.arange(n)

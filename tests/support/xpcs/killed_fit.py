@@ -23,23 +23,11 @@ import jax
 import numpy as np
 
 import jaxkern as jk
+from support.xpcs import fit_checks
 from support.xpcs import fit_problems as problems
 
 N = 96
 KINDS = ("time", "inside the write", "before the rename", "after the rename")
-
-
-class SlowSource:
-    """A slow source, so that kills happen during passes."""
-
-    symmetric = True
-
-    def __init__(self, data):
-        self.shape, self.dtype, self._data = data.shape, data.dtype, data
-
-    def read(self, angle, first_row, stop_row):
-        time.sleep(0.001)
-        return self._data[angle, first_row:stop_row]
 
 
 def fit(folder: Path | None, case: problems.Simulated) -> float:
@@ -53,7 +41,8 @@ def fit(folder: Path | None, case: problems.Simulated) -> float:
     )
     result = jk.xpcs.fit(
         jk.xpcs.Static(geometry),
-        SlowSource(case.data),
+        # Slow reads, so that kills happen during passes.
+        fit_checks.WatchedSource(case.data, lambda *_: time.sleep(0.001)),
         p0=problems.START[:3],
         streaming=streaming,
         progress=False,

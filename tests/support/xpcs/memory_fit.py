@@ -45,7 +45,7 @@ def main() -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    found = jk.xpcs.fit(
+    result = jk.xpcs.fit(
         jk.xpcs.LaminarFlow(geometry),
         data,
         0.01,
@@ -60,12 +60,12 @@ def main() -> None:
         json.dumps(
             {
                 "before": before,
-                "peak": found.peak_memory,
+                "peak": result.peak_memory,
                 "samples": samples,
-                "strategy": found.strategy,
-                "compute": found.timings.compute,
-                "compile": found.timings.compile,
-                "nfev": found.nfev,
+                "strategy": result.strategy,
+                "compute": result.timings.compute,
+                "compile": result.timings.compile,
+                "nfev": result.nfev,
             }
         )
     )

@@ -1,4 +1,8 @@
-"""Data with bad rows: the fit must leave out these rows alone, and report them."""
+"""Bad rows, frames without numbers and angles without signal are left out and reported, alone.
+
+An angle of zeros has no noise and would have infinite weight; a NaN frame must not exclude its
+neighbours. The results are compared with SciPy's dense fits of the remaining data.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.errors import raises, warns
 from support.xpcs import fit_checks as checks
 from support.xpcs import fit_problems as problems
 from support.xpcs.fit_checks import assert_same_optimum, model_of
@@ -20,6 +25,11 @@ TIGHT = {"p0": problems.TRUTH, "ftol": 1e-14, "xtol": 1e-12, "gtol": None}
 
 def streaming(**options):
     return jk.xpcs.StreamingOptions(**{"chunk_points": 64 * N, "retries": 1, **options})
+
+
+def fit(case, data, sigma, **options):
+    """Fit with tight tolerances; `options` are those of `streaming`."""
+    return checks.fit(model_of(case), data, sigma, streaming=streaming(**options), **TIGHT)
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +58,8 @@ def without_blocks(case):
 
 @pytest.mark.parametrize("strategy", ["memory", "stream"])
 def test_rows_with_nan_are_left_out(case, broken, without_blocks, strategy):
-    with pytest.warns(RuntimeWarning, match=r"2 of 9 row blocks .* angle 1, rows 32 to"):
-        result = checks.fit(
-            model_of(case), broken, 1.0, strategy=strategy, streaming=streaming(), **TIGHT
-        )
+    with warns(RuntimeWarning, "2 of 9 row blocks", "angle 1, rows 32 to"):
+        result = fit(case, broken, 1.0, strategy=strategy)
     assert result.success_rate == pytest.approx(7 / 9)
     assert result.count == 3 * N * (N - 1) - 2 * sum(N - 1 - i for i in range(32, N))
     truth = np.concatenate([case.contrast, case.offset, problems.TRUTH])
@@ -62,15 +70,8 @@ def test_rows_with_nan_are_left_out(case, broken, without_blocks, strategy):
 
 @pytest.mark.parametrize("strategy", ["memory", "stream"])
 def test_bad_rows_can_fail_the_fit(case, broken, strategy):
-    with pytest.raises(jk.xpcs.BadDataError, match="angle 1, rows 32 to 63"):
-        checks.fit(
-            model_of(case),
-            broken,
-            1.0,
-            strategy=strategy,
-            streaming=streaming(on_bad_chunk="raise"),
-            **TIGHT,
-        )
+    with raises(jk.xpcs.BadDataError, "angle 1, rows 32 to 63"):
+        fit(case, broken, 1.0, strategy=strategy, on_bad_chunk="raise")
 
 
 def test_nan_in_points_without_weight_is_ignored(case):
@@ -80,9 +81,7 @@ def test_nan_in_points_without_weight_is_ignored(case):
     sigma[0, 3, 9] = sigma[0, 9, 3] = 0.0
     data[0, 3, 9] = data[0, 9, 3] = np.nan
     for strategy in ("memory", "stream"):
-        result = checks.fit(
-            model_of(case), data, sigma, strategy=strategy, streaming=streaming(), **TIGHT
-        )
+        result = fit(case, data, sigma, strategy=strategy)
         assert result.success_rate == 1.0
         assert result.count == 3 * N * (N - 1) - 2
 
@@ -111,42 +110,32 @@ def test_rows_are_not_excluded_because_the_model_overflows():
     assert result.success_rate == 1.0
 
 
-class Flaky:
-    """A source in which reads of the bad rows fail `failures` times (always for None)."""
+def flaky(data, angle, rows, failures=np.inf, after=0):
+    """Return a source in which reads of some rows fail `failures` times, `after` some reads."""
+    remaining = [failures]
 
-    symmetric = True
-
-    def __init__(self, data, angle, rows, failures=None, after=0):
-        self.shape, self.dtype, self._data = data.shape, data.dtype, data
-        self._angle, self._rows, self._failures, self._after = angle, rows, failures, after
-        self.reads = 0
-
-    def read(self, angle, first_row, stop_row):
-        self.reads += 1
-        touched = first_row < self._rows[1] and stop_row > self._rows[0]
-        if angle == self._angle and touched and self.reads > self._after and self._failures != 0:
-            if self._failures is not None:
-                self._failures -= 1
+    def on_read(read_angle, first_row, stop_row):
+        touched = first_row < rows[1] and stop_row > rows[0]
+        if read_angle == angle and touched and source.reads > after and remaining[0] > 0:
+            remaining[0] -= 1
             raise OSError("input/output error")
-        return self._data[angle, first_row:stop_row]
+
+    source = checks.WatchedSource(data, on_read)
+    return source
 
 
 @pytest.mark.parametrize("strategy", ["stream", "memory"])
 def test_unreadable_rows_are_left_out(case, without_blocks, strategy):
-    source = Flaky(case.data, 1, (50, 70))
-    with pytest.warns(RuntimeWarning, match=r"2 of 9 row blocks .* cannot be read"):
-        result = checks.fit(
-            model_of(case), source, 1.0, strategy=strategy, streaming=streaming(), **TIGHT
-        )
+    source = flaky(case.data, 1, (50, 70))
+    with warns(RuntimeWarning, "2 of 9 row blocks", "cannot be read"):
+        result = fit(case, source, 1.0, strategy=strategy)
     assert result.success_rate == pytest.approx(7 / 9)
     np.testing.assert_array_less(np.abs(result.popt - without_blocks.x), 1e-3 * result.perr)
 
 
 def test_a_failed_read_is_retried(case):
-    source = Flaky(case.data, 0, (0, 1), failures=1, after=40)
-    result = checks.fit(
-        model_of(case), source, 1.0, strategy="stream", streaming=streaming(), **TIGHT
-    )
+    source = flaky(case.data, 0, (0, 1), failures=1, after=40)
+    result = fit(case, source, 1.0, strategy="stream")
     good = checks.fit(model_of(case), case.data, 1.0, **TIGHT)
     assert result.success_rate == 1.0
     np.testing.assert_array_less(np.abs(result.popt - good.popt), 1e-4 * good.perr)
@@ -154,8 +143,8 @@ def test_a_failed_read_is_retried(case):
 
 def test_rows_that_turn_bad_during_the_fit(case, without_blocks, tmp_path):
     """The cost is another function then, so the solver restarts from its best point."""
-    source = Flaky(case.data, 1, (50, 70), after=150)
-    with pytest.warns(RuntimeWarning, match="2 of 9 row blocks"):
+    source = flaky(case.data, 1, (50, 70), after=150)
+    with warns(RuntimeWarning, "2 of 9 row blocks"):
         result = checks.fit(
             model_of(case),
             source,
@@ -171,29 +160,31 @@ def test_rows_that_turn_bad_during_the_fit(case, without_blocks, tmp_path):
 
 def test_rows_that_turn_bad_in_the_pass_at_the_solution(case, monkeypatch):
     """A fit that resumes after its last step makes this pass; its sums exclude the bad rows."""
-    source = Flaky(case.data, 1, (50, 70), after=10**9)
-    sums = Evaluation.sums
+    bad, sums = [], Evaluation.sums
+
+    def on_read(angle, first_row, stop_row):
+        if bad and angle == 1 and first_row < 70 and stop_row > 50:
+            raise OSError("input/output error")
 
     def late(self, solution):
-        source._after = source.reads
+        bad.append(True)
         return sums(self, dataclasses.replace(solution, point=None))
 
     monkeypatch.setattr(Evaluation, "sums", late)
-    with pytest.warns(RuntimeWarning, match="2 of 9 row blocks"):
-        result = checks.fit(
-            model_of(case), source, 1.0, strategy="stream", streaming=streaming(), **TIGHT
-        )
+    source = checks.WatchedSource(case.data, on_read)
+    with warns(RuntimeWarning, "2 of 9 row blocks"):
+        result = fit(case, source, 1.0, strategy="stream")
     assert result.count == 3 * N * (N - 1) - 2 * sum(N - 1 - i for i in range(32, N))
 
 
 def test_all_rows_bad(case):
-    with pytest.raises(jk.xpcs.BadDataError, match="every row is excluded"):
+    with raises(jk.xpcs.BadDataError, "every row is excluded"):
         checks.fit(model_of(case), np.full_like(case.data, np.nan), 1.0, **TIGHT)
 
 
 def test_the_optimum_without_bad_rows_is_that_of_scipy(case, broken, without_blocks):
     with pytest.warns(RuntimeWarning):
-        result = checks.fit(model_of(case), broken, 1.0, streaming=streaming(), **TIGHT)
+        result = fit(case, broken, 1.0)
     used = np.triu(np.ones((N, N), bool), 1)
     dense = without_blocks
     rows = np.repeat(np.arange(3), used.sum())
@@ -201,3 +192,115 @@ def test_the_optimum_without_bad_rows_is_that_of_scipy(case, broken, without_blo
     dense.fun, dense.jac = dense.fun[inside], dense.jac[inside]
     dense.cost = 0.5 * float(dense.fun @ dense.fun)
     assert_same_optimum(result, dense)
+
+
+USED = ~np.isin(np.arange(N), [40, 41, 90])
+
+
+@pytest.fixture(scope="module")
+def without_frames(case):
+    """SciPy's fits without the frames, by the angles where they are left out."""
+    start = np.concatenate([case.contrast, case.offset, problems.TRUTH])
+    fits = {}
+    for angles in (slice(None), slice(1, 2)):
+        sigma = np.ones_like(case.data)
+        sigma[angles] = np.where(np.outer(USED, USED), 1.0, np.inf)
+        fits[angles.start] = problems.dense_fit(case, start, sigma=sigma)
+    return fits
+
+
+def with_frames(case, angles, value=np.nan):
+    data = case.data.copy()
+    for frame in (40, 41, 90):
+        data[angles, frame] = data[angles, :, frame] = value
+    return data
+
+
+@pytest.mark.parametrize(
+    ("strategy", "angles", "symmetric"),
+    [
+        ("memory", slice(None), "auto"),
+        ("stream", slice(None), False),
+        ("memory", slice(1, 2), False),
+        ("stream", slice(1, 2), "auto"),
+    ],
+)
+def test_frames_of_nan_are_masked_and_reported(case, without_frames, strategy, angles, symmetric):
+    with warns(RuntimeWarning, "frames 40, 41, 90", "no finite number"):
+        result = fit(
+            case, with_frames(case, angles), 1.0, strategy=strategy, retries=0, symmetric=symmetric
+        )
+    assert result.success_rate == 1.0
+    everywhere = angles == slice(None)
+    assert result.count == 3 * 93 * 92 if everywhere else 93 * 92 + 2 * 96 * 95
+    expected = USED if everywhere else np.where(np.arange(3)[:, None] == 1, USED, True)
+    np.testing.assert_array_equal(result.keep, expected)
+    best = without_frames[angles.start].x
+    np.testing.assert_array_less(np.abs(result.popt - best), 1e-3 * result.perr)
+    assert any("frames 40, 41, 90" in line for line in result.warnings)
+
+
+def test_frames_of_inf_and_an_angle_of_nan(case):
+    data = with_frames(case, slice(None), np.inf)
+    data[2] = np.nan
+    with pytest.warns(RuntimeWarning) as warned:
+        result = checks.fit(model_of(case), data, **TIGHT)
+    assert any("frames 40, 41, 90" in str(w.message) for w in warned)
+    assert any("row blocks" in str(w.message) for w in warned)
+    assert result.count == 2 * 93 * 92
+    assert result.success
+
+
+def test_empty_frames_can_fail_the_fit(case):
+    with raises(jk.xpcs.BadDataError, "frames 40, 41, 90"):
+        fit(case, with_frames(case, 0), None, retries=0, on_bad_chunk="raise")
+
+
+def test_a_column_of_nan_with_a_finite_row_is_no_empty_frame(case):
+    """With symmetric=True only the upper triangle is used."""
+    data = case.data.copy()
+    data[:, 1:, 0] = np.nan
+    result = checks.fit(model_of(case), data, 1.0, symmetric=True, **TIGHT)
+    assert result.count == 3 * N * (N - 1)
+
+
+@pytest.mark.parametrize("strategy", ["memory", "stream"])
+@pytest.mark.parametrize("scaling", ["individual", "constant"])
+def test_an_angle_of_zeros_is_left_out_and_reported(strategy, scaling):
+    case = problems.simulate(N, seed=52, same_scales=True)
+    data = case.data.copy()
+    data[2] = 0
+    with warns(RuntimeWarning, "3 of 9 row blocks", "angle 2 has the value 0") as warned:
+        result = jk.xpcs.fit(
+            model_of(case),
+            data,
+            scaling=scaling,
+            **checks.options(strategy=strategy, streaming=streaming(retries=0), **TIGHT),
+        )
+    assert [warning.filename for warning in warned] == [__file__]
+    assert result.success
+    assert result.success_rate == pytest.approx(2 / 3)
+    assert not any("trade off" in line or "depend on" in line for line in result.warnings)
+    assert result.count == 2 * N * (N - 1)
+    np.testing.assert_array_less(np.abs(result.physics - problems.TRUTH), 5 * result.perr[-7:])
+    nan = case.data.copy()
+    nan[2] = np.nan
+    with warns(RuntimeWarning, "3 of 9 row blocks"):
+        alike = checks.fit(model_of(case), nan, scaling=scaling, **TIGHT)
+    np.testing.assert_allclose(result.physics, alike.physics, rtol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["memory", "stream"])
+def test_a_value_whose_square_overflows(case, strategy):
+    """Its rows are left out and reported, instead of an infinite cost."""
+    data = case.data.copy()
+    data[1, 40, 60] = data[1, 60, 40] = 1e200
+    with warns(RuntimeWarning, "row blocks", "angle 1, rows 32 to 63", "1e100"):
+        result = fit(case, data, None, strategy=strategy, retries=0)
+    assert result.success
+    assert result.success_rate < 1
+
+
+def test_all_zeros(case):
+    with raises(jk.xpcs.BadDataError, "angle 0 has the value 0"):
+        checks.fit(model_of(case), np.zeros_like(case.data), **TIGHT)

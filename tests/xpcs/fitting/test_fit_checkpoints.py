@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import SUPPORT, environment
+from support.errors import raises
 from support.xpcs import fit_checks as checks
 from support.xpcs import fit_problems as problems
 from support.xpcs.fit_checks import model_of
 
 import jaxkern as jk
-from jaxkern.xpcs.fitting.checkpoint import CheckpointError
+from jaxkern.xpcs.fitting.evaluation import CheckpointError
 
 N = 64
 CHUNKS = 6  # in a pass
@@ -29,20 +30,15 @@ class Interrupted(Exception):
     pass
 
 
-class InterruptedSource:
-    """A source that raises after a number of reads, like a killed process."""
+def interrupted_source(data, reads=np.inf):
+    """Return a source that raises after a number of reads, like a killed process."""
 
-    symmetric = True
-
-    def __init__(self, data, reads=None):
-        self.shape, self.dtype, self._data, self._limit = data.shape, data.dtype, data, reads
-        self.reads = 0
-
-    def read(self, angle, first_row, stop_row):
-        self.reads += 1
-        if self._limit is not None and self.reads > self._limit:
+    def on_read(*_):
+        if source.reads > reads:
             raise Interrupted
-        return self._data[angle, first_row:stop_row]
+
+    source = checks.WatchedSource(data, on_read)
+    return source
 
 
 def run(case, source, folder, **changed):
@@ -72,7 +68,7 @@ def case():
 
 @pytest.fixture(scope="module")
 def straight(case):
-    source = InterruptedSource(case.data)
+    source = interrupted_source(case.data)
     result = run(case, source, None)
     result.__dict__["reads"] = source.reads
     return result
@@ -82,7 +78,7 @@ def straight(case):
 def interrupted(case, tmp_path):
     """A folder with the checkpoint of a fit that was interrupted in its fourth pass."""
     with pytest.raises(Interrupted):
-        run(case, InterruptedSource(case.data, 48 * 3 + 3 * CHUNKS + 2), tmp_path)
+        run(case, interrupted_source(case.data, 48 * 3 + 3 * CHUNKS + 2), tmp_path)
     return tmp_path
 
 
@@ -108,7 +104,7 @@ def test_twenty_kills(tmp_path):
 def test_a_resumed_fit_starts_from_the_best_point(case, straight, interrupted):
     stored = json.loads((interrupted / "fit.checkpoint").read_text().partition("\n")[2])
     assert stored["starts"]["0"]["passes"] == 3
-    source = InterruptedSource(case.data)
+    source = interrupted_source(case.data)
     result = run(case, source, interrupted)
     assert_same_minimum(result, straight)
     assert result.costs[0] == pytest.approx(stored["starts"]["0"]["cost"], rel=1e-12)
@@ -119,8 +115,8 @@ def test_a_fit_that_is_interrupted_in_the_passes_for_its_errors(case, straight, 
     """The solver does not run again: one pass at the solution, and those for the errors."""
     before = straight.reads - len(case.data) - CHUNKS * straight.error_passes
     with pytest.raises(Interrupted):
-        run(case, InterruptedSource(case.data, before + 2 * CHUNKS), tmp_path)
-    source = InterruptedSource(case.data)
+        run(case, interrupted_source(case.data, before + 2 * CHUNKS), tmp_path)
+    source = interrupted_source(case.data)
     result = run(case, source, tmp_path)
     assert source.reads < straight.reads - CHUNKS * (straight.nfev - 4)
     assert (result.nfev, result.status) == (straight.nfev, straight.status)
@@ -130,11 +126,11 @@ def test_a_fit_that_is_interrupted_in_the_passes_for_its_errors(case, straight, 
 
 def test_finished_starts_of_a_multistart_are_not_repeated(case, tmp_path):
     options = {"multistart": 3, "seed": 1, "max_nfev": 40, "errors": "independent"}
-    source = InterruptedSource(case.data)
+    source = interrupted_source(case.data)
     straight = run(case, source, None, **options)
     with pytest.raises(Interrupted):
-        run(case, InterruptedSource(case.data, source.reads - 5 * CHUNKS), tmp_path, **options)
-    rest = InterruptedSource(case.data)
+        run(case, interrupted_source(case.data, source.reads - 5 * CHUNKS), tmp_path, **options)
+    rest = interrupted_source(case.data)
     result = run(case, rest, tmp_path, **options)
     assert rest.reads < source.reads / 2
     assert result.start_costs[:2] == straight.start_costs[:2]
@@ -191,7 +187,7 @@ def test_the_frequency_of_checkpoints(case, tmp_path):
     """With a frequency of 4, a fit interrupted in its sixth pass has the state after 4."""
     reads = 48 * 3 + 5 * CHUNKS + 2
     with pytest.raises(Interrupted):
-        run(case, InterruptedSource(case.data, reads), tmp_path, checkpoint_frequency=4)
+        run(case, interrupted_source(case.data, reads), tmp_path, checkpoint_frequency=4)
     stored = json.loads((tmp_path / "fit.checkpoint").read_text().partition("\n")[2])
     assert stored["starts"]["0"]["passes"] == 4
 
@@ -211,7 +207,7 @@ def test_damaged_files(case, interrupted):
         damaged[index] ^= 1
     for damaged in (*flipped, content[:-100], b"", b"something else"):
         path.write_bytes(damaged)
-        with pytest.raises(CheckpointError, match="damaged"):
+        with raises(CheckpointError, "damaged"):
             run(case, case.data, interrupted)
 
 
@@ -228,10 +224,10 @@ def test_damaged_files(case, interrupted):
     ],
 )
 def test_another_fit(case, interrupted, changed, reason):
-    with pytest.raises(CheckpointError, match=f"another fit.*{reason}"):
-        run(case, InterruptedSource(case.data), interrupted, **changed)
-    with pytest.raises(CheckpointError, match="differs in data"):
-        run(case, InterruptedSource(case.data + 1e-12), interrupted)
+    with raises(CheckpointError, "another fit", f"{reason}"):
+        run(case, interrupted_source(case.data), interrupted, **changed)
+    with raises(CheckpointError, "differs in data"):
+        run(case, interrupted_source(case.data + 1e-12), interrupted)
 
 
 def test_other_tolerances_and_chunks_resume_the_same_fit(case, straight, interrupted):
@@ -257,11 +253,11 @@ def test_custom_models_and_pointwise_sigma_are_compared(tmp_path, changed):
     data = (1 + 0.3 * np.exp(-0.04 * lag) + noise + noise.T)[None]
     sigma = np.full(data.shape, 0.01)
 
-    def run(rate, sigma, reads=None):
+    def run(rate, sigma, reads=np.inf):
         # NumPy scalars are valid options.
         numbers = {"max_nfev": np.int64(50), "f_scale": np.float32(1.0), "seed": np.int64(0)}
         return checks.fit(
-            decay(N, rate), InterruptedSource(data, reads), sigma, p0=[1.5], strategy="stream",
+            decay(N, rate), interrupted_source(data, reads), sigma, p0=[1.5], strategy="stream",
             chunk_points=32 * N, enable_checkpoints=True, checkpoint_dir=tmp_path, **numbers,
         )  # fmt: skip
 
@@ -310,7 +306,7 @@ def test_bad_contents_with_a_valid_checksum(case, interrupted, change):
     path = interrupted / "fit.checkpoint"
     text = change(path.read_bytes().partition(b"\n")[2])
     path.write_bytes(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
-    with pytest.raises(CheckpointError, match=r"fit\.checkpoint is damaged"):
+    with raises(CheckpointError, "fit.checkpoint is damaged"):
         run(case, case.data, interrupted)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+from support.errors import raises
 from support.xpcs import fit_checks as checks
 from support.xpcs import fit_problems as problems
 from support.xpcs.fit_checks import assert_same_optimum, model_of
@@ -198,5 +199,5 @@ def test_drawn_starts_where_the_model_overflows_are_skipped():
     result = checks.fit(model, data[None], 0.01, [0.1], multistart=6, seed=2)
     assert result.physics[0] == pytest.approx(0.05, rel=1e-6)
     assert np.isinf(result.start_costs).any()
-    with pytest.raises(ValueError, match=r"cost nan at .* 0\.5\]"):
+    with raises(ValueError, "cost nan at", "0.5]"):
         checks.fit(model, data[None], 0.01, [0.5])

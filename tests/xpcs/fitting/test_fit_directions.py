@@ -58,8 +58,8 @@ def model(phi=PHI, n=N, kind=jk.xpcs.LaminarFlow):
 
 
 def fit(data, **options):
-    given = {"p0": {**RATES, "D_offset": 0.0}, "hold": HELD, **options}
-    return checks.fit(model(), data, **given)
+    arguments = {"p0": {**RATES, "D_offset": 0.0}, "hold": HELD, **options}
+    return checks.fit(model(), data, **arguments)
 
 
 def angle_between(phi0, flow):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from support import SUPPORT, environment
+from support.errors import raises
 from support.xpcs import fit_checks as checks
 from support.xpcs import fit_problems as problems
 from support.xpcs.fit_checks import model_of
@@ -79,9 +80,9 @@ def test_errors_for_unsupported_shardings_and_nan(case):
             np.where(case.data == case.data[1, 2, 3], np.nan, case.data),
             jax.NamedSharding(mesh, jax.P("d")),
         )
-    with pytest.raises(ValueError, match="NamedSharding over angles or rows"):
+    with raises(ValueError, "NamedSharding over angles or rows"):
         checks.fit(model_of(case), columns)
-    with pytest.raises(jk.xpcs.BadDataError, match=r"angles \[1\]"):
+    with raises(jk.xpcs.BadDataError, "angles [1]"):
         checks.fit(model_of(case), broken, p0=problems.START)
 
 

@@ -106,7 +106,7 @@ def test_a_negative_sigma_in_a_file(case, tmp_path, strategy):
     sigma = np.full((3, N, N), 0.004)
     sigma[2, 3, 30] = -0.004
     np.save(tmp_path / "sigma.npy", sigma)
-    with pytest.raises(ValueError, match=r"-0\.004"):
+    with raises(ValueError, "-0.004"):
         fit(case, sigma=tmp_path / "sigma.npy", strategy=strategy, symmetric=True)
 
 
@@ -118,14 +118,14 @@ def test_bounds_of_scipy(case):
 
 
 def test_an_object_that_is_no_model():
-    with pytest.raises(TypeError, match="tuple"):
+    with raises(TypeError, "tuple"):
         checks.fit((), np.ones((1, 8, 8)))
 
 
 def test_several_processes_have_no_checkpoints(case, monkeypatch):
     """They would resume from different states, and one process would wait for ever."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ValueError, match=r"enable_checkpoints.* 2 "):
+    with raises(ValueError, "enable_checkpoints", "2 processes"):
         fit(case, streaming=jk.xpcs.StreamingOptions(enable_checkpoints=True))
 
 
@@ -142,9 +142,9 @@ def test_held_parameters_of_a_fit_with_too_few_points():
 
 
 def test_objects_that_are_no_data():
-    with pytest.raises(TypeError, match="object"):
+    with raises(TypeError, "object"):
         jk.xpcs.as_source(object())
-    with pytest.raises(ValueError, match=r"\(4, 5\)"):
+    with raises(ValueError, "(4, 5)"):
         jk.xpcs.as_source([np.ones((4, 4)), np.ones((4, 5))])
 
 
@@ -215,7 +215,7 @@ def test_the_printed_result(case):
     stopped = fit(case, max_nfev=2)
     assert not stopped.success
     assert "NOT converged" in str(stopped)
-    with pytest.raises(RuntimeError, match="did not converge"):
+    with raises(RuntimeError, "did not converge"):
         jk.xpcs.curve_fit(model_of(case), case.data, problems.START, **checks.options(max_nfev=2))
 
 
@@ -228,10 +228,10 @@ def test_data_with_one_triangle(case, half, kind):
         data, options = np.round(data * 1e4).astype(np.uint16), {"quantization": (1e-4, 0.0)}
     where = "above" if half is np.triu else "below"
     argument = {"device": jax.numpy.asarray, "source": list}.get(kind, np.asarray)(data)
-    with pytest.raises(ValueError, match=f"{where} the diagonal at angle 0"):
+    with raises(ValueError, f"{where} the diagonal at angle 0"):
         fit(case, argument, **options)
     if kind == "array":
-        with pytest.raises(ValueError, match=r"triangle.* angle 0"):
+        with raises(ValueError, "triangle", "angle 0"):
             jk.xpcs.log_likelihood(model_of(case), problems.TRUTH, 0.3, 1.0, data, 0.01)
 
 

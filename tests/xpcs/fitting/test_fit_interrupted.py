@@ -77,12 +77,12 @@ def test_before_the_end_of_the_first_pass(case, interrupt):
 
 
 def test_finished_starts_are_part_of_the_result(case, interrupt):
-    whole = checks.fit(model_of(case), case.data, p0=problems.START)
-    interrupt(whole.nfev + 3)
+    finished = checks.fit(model_of(case), case.data, p0=problems.START)
+    interrupt(finished.nfev + 3)
     result = stopped(case, multistart=4, seed=1)
     assert "1 of 4 starts" in result.message
-    assert result.cost == min(result.start_costs) == pytest.approx(whole.cost)
-    np.testing.assert_array_equal(result.popt, whole.popt)
+    assert result.cost == min(result.start_costs) == pytest.approx(finished.cost)
+    np.testing.assert_array_equal(result.popt, finished.popt)
     assert np.isfinite(result.start_costs[:2]).all()
     assert np.isinf(result.start_costs[2:]).all()
 

@@ -11,6 +11,7 @@ import contextlib
 
 import numpy as np
 import pytest
+from support.errors import raises, warns
 from support.xpcs import fit_checks as checks
 from support.xpcs import fit_problems as problems
 from support.xpcs.fit_checks import model_of
@@ -91,12 +92,12 @@ def test_no_three_neighbouring_frames_are_used(step, masked):
     if not masked:
         data[:, ~keep] = data[:, :, ~keep] = np.nan
     options = {"keep": keep if masked else None}
-    with contextlib.nullcontext() if masked else pytest.warns(RuntimeWarning, match="frames 0, "):
+    with contextlib.nullcontext() if masked else warns(RuntimeWarning, "frames 0,"):
         right = fit(case, data, **options)
     assert np.array_equal(right.keep, keep)
     np.testing.assert_allclose(right.sigma, case.noise, rtol=0.15)
     assert right.success
-    with contextlib.nullcontext() if masked else pytest.warns(RuntimeWarning, match="frames 0, "):
+    with contextlib.nullcontext() if masked else warns(RuntimeWarning, "frames 0,"):
         wrong = fit(case, data, hold=["alpha"], p0=problems.START * BENT, **options)
     assert not wrong.success
     assert "residuals are not noise" in wrong.message
@@ -139,7 +140,7 @@ def test_an_outlier_pair_is_located(case):
     assert "limits) 1 (phi 40:" in result.message
     assert "5 (" in result.message.split("worst frames")[1]
     assert "30 (" in result.message.split("worst frames")[1]
-    with pytest.raises(RuntimeError, match="not noise"):
+    with raises(RuntimeError, "not noise"):
         jk.xpcs.curve_fit(
             model_of(case), with_pair(case, 30.0), problems.START, **checks.options(symmetric=True)
         )

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import h5py
 import numpy as np
 import pytest
+from support.errors import raises
 from support.xpcs import fit_checks as checks
 from support.xpcs import fit_problems as problems
 from support.xpcs.fit_checks import model_of
@@ -34,7 +35,7 @@ def case():
 
 
 @pytest.fixture(scope="module")
-def whole(case):
+def in_memory_fit(case):
     return checks.fit(model_of(case), case.data, p0=problems.START, strategy="memory")
 
 
@@ -57,12 +58,12 @@ def assert_same(result, expected):
     ],
 )
 @pytest.mark.parametrize("streaming", [None, SMALL_CHUNKS])
-def test_every_strategy_gives_the_same_fit(case, whole, strategy, name, streaming):
+def test_every_strategy_gives_the_same_fit(case, in_memory_fit, strategy, name, streaming):
     result = checks.fit(
         model_of(case), case.data, p0=problems.START, strategy=strategy, streaming=streaming
     )
     assert result.strategy == name
-    assert_same(result, whole)
+    assert_same(result, in_memory_fit)
     chunks = 1 if name == "memory" else 3 if streaming is None else 9
     assert result.n_batches == chunks * (result.nfev + result.error_passes)
 
@@ -105,7 +106,7 @@ def test_alignment_does_not_change_the_result(case, monkeypatch):
     result = run(0)
     assert result.popt.tobytes() == copied.popt.tobytes()
     assert result.pcov.tobytes() == copied.pcov.tobytes()
-    with pytest.raises(pytest.fail.Exception, match="a thread was used"):
+    with raises(pytest.fail.Exception, "a thread was used"):
         run(8)
 
 
@@ -117,7 +118,7 @@ def test_copies_of_mirrored_data_contain_the_upper_triangle():
     assert (copy[32:, :64] == 0).all()
 
 
-def test_sources(case, whole, tmp_path):
+def test_sources(case, in_memory_fit, tmp_path):
     np.save(tmp_path / "c2.npy", case.data)
     with h5py.File(tmp_path / "c2.h5", "w") as file:
         file["stack"] = case.data
@@ -140,7 +141,7 @@ def test_sources(case, whole, tmp_path):
                     strategy=strategy,
                     streaming=SMALL_CHUNKS,
                 )
-                assert_same(result, whole)
+                assert_same(result, in_memory_fit)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint16", ">f8", "int32"])
@@ -173,23 +174,14 @@ def test_dtypes_of_data(case, dtype):
         np.testing.assert_array_less(np.abs(result.popt - exact.popt), 1e-3 * exact.perr)
 
 
-def test_user_sources_are_read_ahead_by_another_thread(case, whole):
-    class Recorded:
-        shape, dtype, symmetric = case.data.shape, case.data.dtype, True
-
-        def __init__(self):
-            self.threads = set()
-
-        def read(self, angle, first_row, stop_row):
-            self.threads.add(threading.current_thread())
-            return case.data[angle, first_row:stop_row]
-
-    source = Recorded()
+def test_user_sources_are_read_ahead_by_another_thread(case, in_memory_fit):
+    threads = set()
+    source = checks.WatchedSource(case.data, lambda *_: threads.add(threading.current_thread()))
     result = checks.fit(
         model_of(case), source, p0=problems.START, strategy="stream", streaming=SMALL_CHUNKS
     )
-    assert_same(result, whole)
-    assert any(thread is not threading.main_thread() for thread in source.threads)
+    assert_same(result, in_memory_fit)
+    assert any(thread is not threading.main_thread() for thread in threads)
 
 
 def test_buffers_copy_only_unaligned_rows():
@@ -237,11 +229,11 @@ def test_estimates_from_the_data(case):
     assert (np.abs(contrast / case.contrast - 1) < 0.5).all()
 
 
-def test_the_origin_of_an_estimated_sigma_is_reported(whole):
-    assert whole.sigma_method.startswith("estimated from the data, per angle")
-    np.testing.assert_allclose(whole.sigma, 0.004, rtol=0.1)
-    assert whole.reduced_chi2 == pytest.approx(1.0, abs=0.2)
-    assert "estimated from the data" in str(whole)
+def test_the_origin_of_an_estimated_sigma_is_reported(in_memory_fit):
+    assert in_memory_fit.sigma_method.startswith("estimated from the data, per angle")
+    np.testing.assert_allclose(in_memory_fit.sigma, 0.004, rtol=0.1)
+    assert in_memory_fit.reduced_chi2 == pytest.approx(1.0, abs=0.2)
+    assert "estimated from the data" in str(in_memory_fit)
 
 
 def test_choice_by_size_and_memory(monkeypatch):
@@ -269,7 +261,7 @@ def test_estimate_memory():
         jk.xpcs.estimate_memory(n, 53, in_memory=False, itemsize=4).fit for n in (10**9, 4 * 10**9)
     ]
     assert streaming[0] == pytest.approx(streaming[1], rel=0.05)
-    with pytest.raises(ValueError, match="got 0 and 3"):
+    with raises(ValueError, "got 0 and 3"):
         jk.xpcs.estimate_memory(0, 3)
 
 

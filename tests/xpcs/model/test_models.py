@@ -209,5 +209,5 @@ def test_bad_models(make, facts):
 
 
 def test_geometry_is_required():
-    with pytest.raises(TypeError, match="dict"):
+    with raises(TypeError, "dict"):
         xpcs.Static({"q": 1})

@@ -42,9 +42,9 @@ def test_fields_have_the_requested_correlation(kind):
     frames = jk.xpcs.simulate_frames(
         dynamics, n_frames=n, pixels=4000, photons=8.0, modes=2, seed=1, progress=False
     )
-    found = diagonals(correlated(frames))[:, 0]
+    measured = diagonals(correlated(frames))[:, 0]
     # 4,000 pixels determine the contrast of a pair of frames to about 1%.
-    np.testing.assert_allclose(found, 1 + g1[1:] ** 2 / 2, atol=0.025)
+    np.testing.assert_allclose(measured, 1 + g1[1:] ** 2 / 2, atol=0.025)
     counts = np.asarray(frames.array, np.float64)
     assert counts.mean() == pytest.approx(8.0, rel=0.02)
     assert counts.var() == pytest.approx(8.0 + 8.0**2 / 2, rel=0.06)
@@ -237,7 +237,7 @@ def test_photons_of_a_seed_are_reproducible():
 
 @pytest.mark.parametrize("name", ["photons", "pixels", "modes"])
 def test_photons_need_positive_numbers(name):
-    with pytest.raises(ValueError, match=f"{name}.* 0"):
+    with raises(ValueError, f"{name}", "0"):
         jk.xpcs.simulate_photons(flow(10), PHYSICS, **{name: 0})
 
 

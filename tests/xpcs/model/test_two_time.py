@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import mpmath as mp
 import numpy as np
 import pytest
+from support.errors import raises
 from support.xpcs import two_time_oracle as oracle
 from support.xpcs.two_time_problems import (
     PARAMS,
@@ -173,9 +174,11 @@ def test_residual(kind):
         "angles": np.array([0.01, 0.02, 0.0]),
         "points": random.uniform(0.01, 0.02, c2.shape) * (random.uniform(size=c2.shape) > 0.1),
     }[kind]
-    whole = np.broadcast_to(np.reshape(sigma, (-1, 1, 1)) if kind == "angles" else sigma, c2.shape)
-    counts = (whole > 1e-10) & ~np.eye(70, dtype=bool)
-    expected = np.where(counts, data - c2, 0) / np.where(counts, whole, 1)
+    sigma_of_points = np.broadcast_to(
+        np.reshape(sigma, (-1, 1, 1)) if kind == "angles" else sigma, c2.shape
+    )
+    counts = (sigma_of_points > 1e-10) & ~np.eye(70, dtype=bool)
+    expected = np.where(counts, data - c2, 0) / np.where(counts, sigma_of_points, 1)
     # Values without weight are arbitrary.
     broken = np.where(counts, data, np.nan)
     assert_scaled(xpcs.residual(model, PARAMS, CONTRAST, OFFSET, broken, sigma), expected, 1e-11)
@@ -187,7 +190,7 @@ def test_residual(kind):
     weights = random.normal(size=c2.shape)
     gradient = jax.jit(jax.grad(square, (0, 1, 2, 3, 4), has_aux=True))
     slopes, _ = gradient(broken, jnp.asarray(sigma), PARAMS, CONTRAST, OFFSET)
-    flowing = np.where(counts, weights, 0) / np.where(counts, whole, 1)
+    flowing = np.where(counts, weights, 0) / np.where(counts, sigma_of_points, 1)
     assert_scaled(slopes[0], flowing)
     by_sigma = -flowing * expected
     if kind != "points":
@@ -285,5 +288,5 @@ def test_phases_may_differ_by_angle():
     A = 0.2 * rates[:, None] * geometry.t
     expected = 1 + 0.5 * np.exp(-2 * np.abs(A[:, :, None] - A[:, None, :]))
     assert_scaled(got, expected)
-    with pytest.raises(ValueError, match="g2_at"):
+    with raises(ValueError, "g2_at"):
         xpcs.g2_at(model, [0.2], 0.5, 1.0, [[0, 1, 2]])
