@@ -53,15 +53,7 @@ def _decode_all(
 
 
 def _decode_one(
-    buffer: np.ndarray,
-    begin: int,
-    end: int,
-    *,
-    height: int,
-    width: int,
-    channels: int,
-    max_pixels: int,
-    denominator: int,
+    buffer: np.ndarray, begin: int, end: int, max_pixels: int, denominator: int, **canvas: int
 ) -> np.ndarray:
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
@@ -87,12 +79,13 @@ def _decode_one(
             )
         if denominator > 1:
             opened.draft(None, [max(1, n // denominator) for n in opened.size])
-        image = ImageOps.exif_transpose(opened).convert(_MODES[channels])
+        image = ImageOps.exif_transpose(opened).convert(_MODES[canvas["channels"]])
+    height, width = canvas["height"], canvas["width"]
     if image.height > height or image.width > width:
         raise ValueError(
             f"expected at most {height} x {width} pixels, got {image.height} x {image.width}"
         )
-    return np.asarray(image).reshape(image.height, image.width, channels)
+    return np.asarray(image).reshape(image.height, image.width, canvas["channels"])
 
 
 MAX_PIXELS = 178_956_970

@@ -177,12 +177,10 @@ ragged_stages = Op(
 
 
 def run_stages(images: Any, builder: StagesBuilder) -> Any:
-    """Run stages on pixels [N, H, W, C], or on a `Ragged` batch.
-
-    The CPU runs them in one call. It uses the op of stages even without a chain, since the op of
-    programs works in place, and XLA would first copy a batch that the caller still holds. Other
-    platforms have kernels for a chain and for a program, and need a call for each.
-    """
+    """Run stages on pixels [N, H, W, C], or on a `Ragged` batch."""
+    # The CPU runs them in one call, even without a chain, since the op of programs works in place,
+    # and XLA would first copy a batch that the caller still holds. Other platforms have kernels for
+    # a chain and for a program only.
     on_cpu = jax.default_backend() == "cpu"
     for plan, operands in builder.calls(together=on_cpu):
         if isinstance(images, Ragged):
@@ -200,17 +198,9 @@ def run_stages(images: Any, builder: StagesBuilder) -> Any:
 def _run_ragged(images: Ragged, plan: ChainPlan | StagesPlan, operands: Sequence[Any]) -> Any:
     """Run one call; the buffer is an operand shared by all samples."""
     call = ragged_chain if isinstance(plan, ChainPlan) else ragged_stages
-    return call(
-        images.buffer[None],
-        images.offset,
-        images.height,
-        images.width,
-        *operands,
-        batch_dims=1,
-        plan=plan,
-        max_height=images.max_height,
-        max_width=images.max_width,
-    )
+    static = {"plan": plan, "max_height": images.max_height, "max_width": images.max_width}
+    arrays = (images.buffer[None], images.offset, images.height, images.width, *operands)
+    return call(*arrays, batch_dims=1, **static)
 
 
 def run_mix(x: jax.Array, partner: jax.Array, lam: Any, box: Any, layout: Layout) -> Any:

@@ -11,7 +11,6 @@ import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal
 
 import jax
@@ -84,12 +83,7 @@ class RingSlot:
     def __enter__(self) -> RingSlot:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, exception: BaseException | None, traceback: Any) -> None:
         if exception is None:
             self.commit()
         else:
@@ -191,7 +185,7 @@ class Ring:
                 self._capacity,
                 self._start,
                 self._key,
-                -1.0 if pop_timeout is None else _seconds("pop_timeout", pop_timeout),
+                _seconds(pop_timeout, "pop_timeout"),
                 _allocator(device),
                 None if memory is None else memory._native_in(library),
             )
@@ -238,7 +232,9 @@ class Ring:
           RingError: the index is after the end, or the process was forked.
         """
         buffers = self._structure.buffers(batch)
-        *status, slot = self._native.put(_index(index), buffers, _wait(timeout), _interruptible())
+        *status, slot = self._native.put(
+            _index(index), buffers, _seconds(timeout), _interruptible()
+        )
         self._check(status, timeout)
         try:
             return self._commit(slot)
@@ -260,7 +256,7 @@ class Ring:
           >>> ring.get()
           Array([0., 0.], dtype=float32)
         """
-        *status, native = self._native.acquire(_index(index), _wait(timeout), _interruptible())
+        *status, native = self._native.acquire(_index(index), _seconds(timeout), _interruptible())
         self._check(status, timeout)
         try:
             return RingSlot(self, native)
@@ -323,7 +319,7 @@ class Ring:
         Args:
           timeout: maximum time in seconds until the waiting threads have returned.
         """
-        self._native.close(_wait(timeout))
+        self._native.close(_seconds(timeout))
         self._errors.clear()
 
     def __enter__(self) -> Ring:
@@ -366,7 +362,7 @@ class Ring:
         """
         delivery = self._delivery
         outcome, message, index, record, leaves = self._native.take(
-            _wait(timeout), _interruptible(), delivery.zero_copy
+            _seconds(timeout), _interruptible(), delivery.zero_copy
         )
         if outcome == errors.OK:
             batch, counts = delivery.batch(leaves)
@@ -452,14 +448,12 @@ def _index(index: int | None, extra: int = 0) -> int:
     return _NEXT if index is None else check_integer("index", index, 0, _LAST + extra, ", or None")
 
 
-def _seconds(name: str, value: float) -> float:
+def _seconds(value: float | None, name: str = "timeout") -> float:
+    if value is None:
+        return -1.0
     if not value >= 0:
         raise ValueError(f"{name} is {value}; expected a time of at least 0 seconds, or None")
     return float(value)
-
-
-def _wait(timeout: float | None) -> float:
-    return -1.0 if timeout is None else _seconds("timeout", timeout)
 
 
 def _interruptible() -> bool:

@@ -42,7 +42,7 @@ def _bits(x: Any) -> Any:
     return jnp.sum(words * (jnp.arange(words.size, dtype=jnp.uint32) * 2 + 1), dtype=jnp.uint32)
 
 
-def _wanted() -> list[int]:
+def _expected() -> list[int]:
     with jax.default_device(jax.devices("cpu")[0]):
         return [int(jax.jit(_bits)(_batch(number)["x"])) for number in range(COUNT)]
 
@@ -55,7 +55,7 @@ def test_a_ring_delivers_to_the_device(device: Any) -> None:
         assert batch["x"].devices() == {device}
         got.append(jax.jit(_bits)(batch["x"]))
     thread.join()
-    assert [int(x) for x in got] == _wanted()
+    assert [int(x) for x in got] == _expected()
 
 
 def test_a_program_pops_on_the_device(device: Any) -> None:
@@ -73,7 +73,7 @@ def test_a_program_pops_on_the_device(device: Any) -> None:
     _, got = epoch(jax.device_put(ring.token(), device))
     assert got.devices() == {device}
     thread.join()
-    assert got.tolist() == _wanted()
+    assert got.tolist() == _expected()
 
 
 def test_a_program_pushes_from_the_device(device: Any) -> None:

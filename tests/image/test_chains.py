@@ -48,41 +48,41 @@ def steps(draw, count, size):
     if kind == "crop_resize":
         new = (draw(sides), draw(sides))
         box_h, box_w = ints(1, height), ints(1, width)
-        given = {"top": below(height - box_h), "left": below(width - box_w)}
-        given |= {"height": box_h, "width": box_w}
+        inputs = {"top": below(height - box_h), "left": below(width - box_w)}
+        inputs |= {"height": box_h, "width": box_w}
         t = im.RandomResizedCrop(new, interpolation=interpolation, antialias=antialias)
     elif kind == "resize":
         edge = draw(st.one_of(sides, st.tuples(sides, sides)))
-        t, given = im.Resize(edge, interpolation, antialias=antialias), {}
+        t, inputs = im.Resize(edge, interpolation, antialias=antialias), {}
     elif kind == "center_crop":
-        t, given = im.CenterCrop((draw(sides), draw(sides))), {}
+        t, inputs = im.CenterCrop((draw(sides), draw(sides))), {}
     elif kind == "pad":
         padding = [draw(st.integers(0, 3)) for _ in range(4)]
         mode = draw(modes(size, padding))
-        t, given = im.Pad(padding, fill, mode), {}
+        t, inputs = im.Pad(padding, fill, mode), {}
     elif kind == "crop":
         padding = draw(st.integers(0, 2))
         new = (draw(st.integers(1, height + 3)), draw(st.integers(1, width + 3)))
         padded = [max(side + 2 * padding, 1) for side in size]
         padded = [p + 2 * max(n - p, 0) for p, n in zip(padded, new, strict=True)]
-        given = {"top": ints(0, padded[0] - new[0]), "left": ints(0, padded[1] - new[1])}
+        inputs = {"top": ints(0, padded[0] - new[0]), "left": ints(0, padded[1] - new[1])}
         borders = [(p - side) // 2 for p, side in zip(padded, size, strict=True)]
         mode = draw(modes(size, [borders[1], borders[0]] * 2))
         t = im.RandomCrop(new, padding or None, True, fill, mode)
     elif kind == "hflip":
-        t, given = im.RandomHorizontalFlip(), {"flip": flags()}
+        t, inputs = im.RandomHorizontalFlip(), {"flip": flags()}
     elif kind == "vflip":
-        t, given = im.RandomVerticalFlip(), {"flip": flags()}
+        t, inputs = im.RandomVerticalFlip(), {"flip": flags()}
     elif kind == "normalize":
-        t, given = im.Normalize(draw(st.sampled_from([0.5, 0.2])), 0.5), {}
+        t, inputs = im.Normalize(draw(st.sampled_from([0.5, 0.2])), 0.5), {}
     elif kind == "to_float":
-        t, given = im.ToDtype(np.float32, scale=draw(st.booleans())), {}
+        t, inputs = im.ToDtype(np.float32, scale=draw(st.booleans())), {}
     elif kind == "to_u8":
-        t, given = im.ToDtype(np.uint8, scale=True), {}
+        t, inputs = im.ToDtype(np.uint8, scale=True), {}
     else:
-        given = {name: ints(0, 9) for name in ("top", "left", "height", "width")}
-        t, given = im.RandomErasing(value=fill), {**given, "erase": flags()}
-    return t, given, t.output_size(size)
+        inputs = {name: ints(0, 9) for name in ("top", "left", "height", "width")}
+        t, inputs = im.RandomErasing(value=fill), {**inputs, "erase": flags()}
+    return t, inputs, t.output_size(size)
 
 
 KINDS = [
@@ -105,9 +105,9 @@ def chains(draw):
         images = rng.random(shape).astype(dtype)
     transforms, params = [], []
     for _ in range(draw(st.integers(1, 6))):
-        transform, given, size = draw(steps(count, size))
+        transform, inputs, size = draw(steps(count, size))
         transforms.append(transform)
-        params.append(given)
+        params.append(inputs)
     aug = im.Compose(
         transforms,
         dtype=draw(st.sampled_from([None, *DTYPES])),

@@ -76,9 +76,9 @@ def test_mixing_equals_oracle(run, name):
     aug = im.Compose(MIXES[name], dtype=np.float32, layout=layout)
     params = aug.sample(jax.random.split(jax.random.key(1), 4), (10, 12))
     out, soft = run(aug, U8, params, LABELS)
-    expected, wanted_soft = reference(aug, U8, params, np.float32, LABELS)
+    expected, expected_soft = reference(aug, U8, params, np.float32, LABELS)
     assert_close(out, expected)
-    np.testing.assert_allclose(soft, wanted_soft, atol=1e-6)
+    np.testing.assert_allclose(soft, expected_soft, atol=1e-6)
     np.testing.assert_allclose(np.asarray(soft).sum(axis=1), 1, atol=1e-6)
 
 

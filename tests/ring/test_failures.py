@@ -100,6 +100,7 @@ def test_a_ring_delivers_the_very_exception(error):
         assert caught.value is error
     with pytest.raises(StopIteration):
         ring.get(WAIT)
+    assert ring._errors == {}
 
 
 def test_an_exception_in_the_text_waits_for_the_report():

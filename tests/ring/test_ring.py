@@ -421,15 +421,3 @@ def test_the_end_wakes_every_consumer():
     ring.put(batch(0))
     join(threads)
     assert sorted(outcomes) == ["batch", "end", "end", "end"]
-
-
-def test_an_error_that_cannot_be_printed_arrives_in_place():
-    class Unprintable(Exception):
-        def __str__(self):
-            raise OSError("no text")
-
-    ring = jk.ring.Ring(STRUCT)
-    with pytest.raises(Unprintable), ring.slot():
-        raise Unprintable
-    with pytest.raises(Unprintable):
-        ring.get(5)

@@ -7,6 +7,7 @@ NaN and infinities have no effect there; uint8 sources (`finite`) contain neithe
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -33,17 +34,8 @@ def as_float(values: jax.Array) -> jax.Array:
 class Line:
     """One axis of a segment: the source positions of its outputs, as traced int32 scalars."""
 
-    def __init__(
-        self,
-        start: Any,
-        box: Any,
-        resampled: Any,
-        offset: Any,
-        step: Any,
-        limit: Any,
-        size: int,
-        padding: Padding,
-    ) -> None:
+    def __init__(self, geometry: Sequence[Any], limit: Any, size: int, padding: Padding) -> None:
+        start, box, resampled, offset, step = geometry
         self.box = jnp.clip(box, 1, limit)
         self.start = jnp.clip(start, 0, limit - self.box)
         self.resampled = jnp.maximum(resampled, 1)
@@ -316,8 +308,9 @@ def _segment(
     source: _Dense | _Ragged, segment: Segment, operands: Operands, finite: bool
 ) -> jax.Array:
     g, affine, fill, erase_box, erase_value = operands
-    rows = Line(g[0], g[2], g[4], g[10], g[11], source.height, segment.height, segment.padding)
-    columns = Line(g[1], g[3], g[5], g[12], g[13], source.width, segment.width, segment.padding)
+    vertical, horizontal = (g[0], g[2], g[4], g[10], g[11]), (g[1], g[3], g[5], g[12], g[13])
+    rows = Line(vertical, source.height, segment.height, segment.padding)
+    columns = Line(horizontal, source.width, segment.width, segment.padding)
     value = _resampled(source, segment.filter, rows, columns, finite)
     y, x = lax.iota(jnp.int32, segment.height), lax.iota(jnp.int32, segment.width)
     rows_valid = rows.exists & (y >= g[6]) & (y < g[8])

@@ -276,9 +276,7 @@ class RandomShortestSize(_RandomResize):
     def __post_init__(self) -> None:
         sizes = [self.min_size] if isinstance(self.min_size, numbers.Integral) else self.min_size
         if not isinstance(sizes, list | tuple | range | np.ndarray) or not len(sizes):
-            raise ValueError(
-                checks.unexpected("min_size", "a size, or a list of sizes", self.min_size)
-            )
+            raise ValueError(checks.unexpected("min_size", "a size, or a list", self.min_size))
         sizes = np.asarray(sizes).tolist()
         self._checked(
             min_size=tuple(check_integer("min_size", size, 1, MAX_SIZE) for size in sizes),

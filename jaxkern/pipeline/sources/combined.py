@@ -50,13 +50,13 @@ class FieldChecker:
                 self._compare((first, _describe_fields(one)), (source, _describe_fields(data)))
 
     def _compare(self, one: tuple[int, dict[str, str]], other: tuple[int, dict[str, str]]) -> None:
-        (first, left), (source, right) = one, other
-        if right != left:
+        (first, a), (second, b) = one, other
+        if a != b:
             differences = [
-                f"{name} is {left.get(name, 'absent')} in input {first} and "
-                f"{right.get(name, 'absent')} in input {source}"
-                for name in sorted({*left, *right})
-                if left.get(name) != right.get(name)
+                f"{name} is {a.get(name, 'absent')} in input {first} and "
+                f"{b.get(name, 'absent')} in input {second}"
+                for name in sorted({*a, *b})
+                if a.get(name) != b.get(name)
             ]
             raise ValueError(
                 f"the inputs of {self._what} differ: {'; '.join(differences)}; transform one input "

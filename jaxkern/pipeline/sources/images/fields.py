@@ -169,13 +169,10 @@ class ImageColumn:
         decoding = jpeg_decoding()
         remarks = []
         for name, count in self.headers.counts().items():
+            decoder = "Pillow in worker threads"
             if name == "JPEG":
-                why = f" ({decoding.reason})" if decoding.reason else ""
-                remarks.append(f"{count} JPEG by {decoding.name}{why}")
-            elif name:
-                remarks.append(f"{count} {name} by Pillow in worker threads")
-            else:
-                remarks.append(f"{count} of unknown format")
+                decoder = decoding.name + (f" ({decoding.reason})" if decoding.reason else "")
+            remarks.append(f"{count} {name} by {decoder}" if name else f"{count} of unknown format")
         problem = self.native_problem()
         if problem and decoding.native:
             remarks.append(f"no native threads: {problem}")
@@ -282,10 +279,8 @@ class FileColumn(ImageColumn):
     def _index_path(self) -> Path | None:
         if isinstance(self._index, Path):
             return self._index
-        if self._index is False or (self._index is None and len(self) < _INDEX_FILES):
-            return None
-        cache = cache_folder()
-        if cache is None:
+        is_unused = self._index is False or (self._index is None and len(self) < _INDEX_FILES)
+        if is_unused or (cache := cache_folder()) is None:
             return None
         kind = "files" if self._root is None else "folder"
         folder = self._folder()
