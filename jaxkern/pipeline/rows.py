@@ -172,6 +172,7 @@ def row_of(data: Data, row: int) -> Data:
 
 def records_of(data: Data, rows: Iterable[int]) -> Iterator[Data]:
     """Yield some records of a batch, as `row_of`, whose tree is flattened once."""
+    structure: Any
     leaves, structure = jax.tree.flatten(data, is_leaf=is_ragged)
     pickers = [
         _ragged_row(leaf) if is_ragged(leaf) else np.asarray(leaf).__getitem__ for leaf in leaves
