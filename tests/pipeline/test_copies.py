@@ -147,7 +147,7 @@ def test_a_batch_of_a_closed_engine_is_not_another_ones():
         return taken
 
     engine._ring.take = closed_meanwhile
-    with pytest.raises(jk.ring.RingClosed):
+    with raises(jk.ring.RingClosed, "closed while a batch was taken"):
         engine.next()
 
 

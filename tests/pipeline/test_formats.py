@@ -349,7 +349,7 @@ def test_columns_of_arrow_that_cannot_be_read(tmp_path, photos):
 
     with raises(ValueError, "'x'", "1 missing values"):
         source(x=[1, None, 3])
-    with raises(ValueError, "'x'", "2", "1"):
+    with raises(ValueError, "'x'", "lists of 2 and of 1"):
         source(x=[[1, 2], [3]])
     with raises(ValueError, "missing values", "on_bad"):
         source(x=[b"a", None])
@@ -551,7 +551,7 @@ def test_files_of_patterns(tmp_path):
         found(inside("z-*.tar"))
     with raises(ValueError, "1000000000"):
         found(inside("x-{0..999999999}.tar"))
-    with pytest.raises(FileNotFoundError):
+    with raises(FileNotFoundError, "[] matches no file"):
         found([])
     with raises(TypeError, "got 3"):
         found([3])

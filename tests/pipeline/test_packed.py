@@ -347,7 +347,7 @@ def test_files_of_several_sets(tmp_path):
     pattern = tmp_path / "x-*-of-00003.jkp"
     with raises(FileNotFoundError, "x-*-of-00003.jkp"):
         jk.from_source(tmp_path / "x.jkp", 2)
-    with pytest.raises(FileNotFoundError):
+    with raises(FileNotFoundError, "y-*.jkp"):
         jk.from_source(str(tmp_path / "y-*.jkp"), 2)
     assert len(PackedSource(tmp_path)) == len(PackedSource(sorted(tmp_path.iterdir()))) == 8
     packed({"a": np.zeros(8)}, tmp_path / "other.jkp", shards=3)
