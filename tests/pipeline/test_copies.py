@@ -12,6 +12,7 @@ import threading
 import jax
 import numpy as np
 import pytest
+from support.errors import raises
 
 import jaxkern as jk
 from jaxkern.core.alignment import aligned_array
