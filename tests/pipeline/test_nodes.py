@@ -365,9 +365,9 @@ def test_a_branch_cannot_change_what_another_reads(num_workers):
 
 def test_branches_that_cannot_meet():
     start = base()
-    with raises(ValueError, "batch_size = 6", "3"):
+    with raises(ValueError, "batch_size = 6 and branch 1 3;"):
         len(start & start >> Rebatch(3))
-    with raises(ValueError, "seed = 0", "5"):
+    with raises(ValueError, "seed = 0 and branch 1 5;"):
         len(start & base(seed=5))
     changed = start >> (lambda b: {**b, "label": b["label"] + 1})
     with raises(ValueError, "'label'"):
