@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core.memory import anonymous_bytes
 from jaxkern.xpcs.fitting.evaluation import Evaluation, FitProblem
 from jaxkern.xpcs.fitting.jackknife import Jackknife, combine_errors
 from jaxkern.xpcs.fitting.misfit import averages, misfit
@@ -127,7 +128,7 @@ def summarize(
         offset=point.offset,
         physics=point.physics,
         timings=FitTimings(compiled, runner.seconds, time.perf_counter() - begin),
-        peak_memory=runner.peak_bytes,
+        peak_memory=max(runner.peak_bytes, anonymous_bytes()),  # with the checks
         costs=solution.costs,
         warnings=tuple(notes),
         start_costs=start_costs if len(start_costs) > 1 else (),

@@ -52,8 +52,8 @@ def test_memory_agrees_with_the_estimate(stored, strategy):
     # After compilation of the first pass, memory is constant.
     steady = np.array(seen["samples"][len(seen["samples"]) * 2 // 3 :])
     assert steady.std() < 0.2 * steady.mean()
-    # The checks after the passes use more for a moment, which the median ignores.
-    assert seen["peak"] >= 0.9 * np.median(steady)
+    # The reported peak is measured between chunks and after the checks, which use more for a moment.
+    assert seen["peak"] >= 0.75 * np.median(steady)
 
 
 def streamed(path: Path, n: int) -> dict:
