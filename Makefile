@@ -126,9 +126,9 @@ bench-native: install
 	cmake -S benchmarks/native -B build/bench
 	cmake --build build/bench -j 2
 	build/bench/bench_image --json build/bench/native.json
-	$(BIN)/python benchmarks/ffi_overhead.py build/bench/native.json
+	$(BIN)/python benchmarks/native.py image build/bench/native.json
 	build/bench/bench_xpcs --json build/bench/native-xpcs.json
-	$(BIN)/python benchmarks/xpcs_native.py build/bench/native-xpcs.json
+	$(BIN)/python benchmarks/native.py xpcs build/bench/native-xpcs.json
 	build/bench/bench_pages
 	build/bench/bench_ring --json build/bench/native-ring.json
 	$(BIN)/python benchmarks/ring_handover.py build/bench/native-ring.json

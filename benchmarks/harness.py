@@ -18,7 +18,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,18 @@ class Row:
     def ratio(self) -> Ratio:
         ours, theirs = self.samples[self.ours], self.samples[self.fastest]
         return ratio_of_medians(theirs.seconds, ours.seconds, paired=True)
+
+
+def table(header: str, align: str, rows: Iterable[Iterable[object]]) -> list[str]:
+    """Return the lines of a Markdown table.
+
+    Args:
+      header: titles of the columns, separated by " | ".
+      align: "l" or "r" for each column.
+    """
+    assert len(align) == header.count("|") + 1
+    rule = "|".join("--:" if side == "r" else "---" for side in align)
+    return [f"| {header} |", f"|{rule}|", *(f"| {' | '.join(map(str, row))} |" for row in rows)]
 
 
 def rates(rows: Sequence[Row], count: int) -> list[str]:

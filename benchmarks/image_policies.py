@@ -27,8 +27,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from image_augment import photographs
-from policy_peers import AFFINE, JITTER, KERNEL, MEAN, PEERS, SIGMA, SIZE, STD
-from policy_workers import NotThereError, Workers
+from policy_peers import (
+    AFFINE,
+    JITTER,
+    KERNEL,
+    MEAN,
+    PEERS,
+    SIGMA,
+    SIZE,
+    STD,
+    NotThereError,
+    Workers,
+)
 
 import jaxkern as jk
 from jaxkern import image as ji

@@ -149,10 +149,11 @@ def main() -> None:
             mib / threads,
             MEMORY_BAR_MIB,
         )
-    lines = ["| | measured | bar | |", "|---|--:|--:|---|"]
-    for name, (value, bar) in extra.items():
-        lines.append(f"| {name} | {value:.1f} | {bar:g} | {harness.at_most(value, bar)} |")
-    text = "\n".join(lines)
+    cells = (
+        (name, f"{value:.1f}", f"{bar:g}", harness.at_most(value, bar))
+        for name, (value, bar) in extra.items()
+    )
+    text = "\n".join(harness.table("| measured | bar |", "lrrl", cells))
     record = {
         "seconds": {"import": imported, "compile": compiled},
         "watch_seconds": watched,

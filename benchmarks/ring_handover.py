@@ -88,15 +88,15 @@ def main() -> None:
         }
         for way in all_ways
     ]
-    lines = [
-        "| a batch of 1 KiB | put, us | get as a jax.Array, us |",
-        "|---|---|---|",
-        *(f"| {r['way']} | {r['put_us']:.1f} | {r['get_us']:.1f} |" for r in rows),
-    ]
+    lines = harness.table(
+        "a batch of 1 KiB | put, us | get as a jax.Array, us",
+        "lll",
+        ((r["way"], f"{r['put_us']:.1f}", f"{r['get_us']:.1f}") for r in rows),
+    )
     native = json.loads(options.native.read_text())["rows"] if options.native else []
     if native:
-        lines += ["", "| slots | between two native threads, us a batch |", "|---|---|"]
-        lines += [f"| {r['capacity']} | {r['us']:.2f} |" for r in native]
+        cells = ((r["capacity"], f"{r['us']:.2f}") for r in native)
+        lines += ["", *harness.table("slots | between two native threads, us a batch", "ll", cells)]
     lines += [
         "",
         f"Bars: {BAR_PYTHON_US:g} us for ring.get, {BAR_NATIVE_US:g} us between native threads.",

@@ -66,40 +66,30 @@ _BUILD = (("cmake", "-S", str(HERE / "native"), "-B", str(NATIVE)),
           ("cmake", "--build", str(NATIVE), "-j", "2"))  # fmt: skip
 
 
-def _native(name: str, script: str, binary: str, record: str) -> Step:
+def _step(script: str, **options: Any) -> Step:
+    return Step(script.replace("_", "-"), (_script(script),), **options)
+
+
+def _native(name: str, binary: str, record: str, script: str, *arguments: str) -> Step:
     path = str(NATIVE / record)
-    commands = (*_BUILD, (str(NATIVE / binary), "--json", path), _script(script, path))
+    commands = (*_BUILD, (str(NATIVE / binary), "--json", path), _script(script, *arguments, path))
     return Step(name, commands, quick=False, problem=_no_compiler)
 
 
 STEPS = (
-    Step("image-augment", (_script("image_augment"),)),
-    Step("image-policies", (_script("image_policies"),)),
-    Step("plain-calls", (_script("plain_calls"),)),
-    Step("overheads", (_script("overheads"),)),
-    Step("allocator", (_script("allocator"),)),
-    Step("execution", (_script("execution"),)),
-    Step("ring-batches", (_script("ring_batches"),)),
-    Step("file-batches", (_script("file_batches"),)),
-    Step("open-files", (_script("open_files"),)),
-    Step("packed-files", (_script("packed_files"),)),
-    Step("token-packing", (_script("token_packing"),)),
-    Step("mixtures", (_script("mixtures"),)),
-    Step("chosen-workers", (_script("chosen_workers"),)),
-    Step("xpcs-kernels", (_script("xpcs_kernels"),)),
-    Step("xpcs-fits", (_script("xpcs_fits"),)),
-    Step("xpcs-errors", (_script("xpcs_errors"),)),
-    Step("xpcs-fit-checks", (_script("xpcs_fit_checks"),)),
-    Step("xpcs-streaming", (_script("xpcs_streaming"),)),
-    Step("xpcs-correlators", (_script("xpcs_correlators"),)),
-    Step("xpcs-growth", (_script("xpcs_growth"),)),
-    Step("xpcs-cpu", (_script("xpcs_cpu"),), quick=False),
-    _native("native", "ffi_overhead", "bench_image", "native.json"),
-    _native("xpcs-native", "xpcs_native", "bench_xpcs", "native-xpcs.json"),
-    _native("ring-handover", "ring_handover", "bench_ring", "native-ring.json"),
-    Step("gpu-image", (_script("gpu_image"),), quick=False, problem=_no_gpu),
-    Step("gpu-xpcs", (_script("gpu_xpcs"),), quick=False, problem=_no_gpu),
-)
+    *map(_step, (
+        "image_augment", "image_policies", "plain_calls", "overheads", "allocator", "execution",
+        "ring_batches", "file_batches", "open_files", "packed_files", "token_packing",
+        "mixtures", "chosen_workers", "xpcs_kernels", "xpcs_fits", "xpcs_errors",
+        "xpcs_fit_checks", "xpcs_streaming", "xpcs_correlators", "xpcs_growth",
+    )),
+    _step("xpcs_cpu", quick=False),
+    _native("native", "bench_image", "native.json", "native", "image"),
+    _native("xpcs-native", "bench_xpcs", "native-xpcs.json", "native", "xpcs"),
+    _native("ring-handover", "bench_ring", "native-ring.json", "ring_handover"),
+    _step("gpu_image", quick=False, problem=_no_gpu),
+    _step("gpu_xpcs", quick=False, problem=_no_gpu),
+)  # fmt: skip
 
 
 def peers() -> tuple[dict[str, str], list[str]]:

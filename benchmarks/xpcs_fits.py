@@ -260,9 +260,7 @@ def main() -> None:
             for line in more:
                 print("  ".join(line), flush=True)
             rows += more
-    text = "\n".join(
-        ["| | measured | bar | |", "|---|--:|--:|---|", *(f"| {' | '.join(r)} |" for r in rows)]
-    )
+    text = "\n".join(harness.table("| measured | bar |", "lrrl", rows))
     record = {"rows": rows, "cases": record}
     title, quick = "Fits of two-time correlations", bool(arguments.quick or arguments.case)
     harness.write("xpcs-fits", title, text, record, ["scipy", "nlsq"], quick=quick)

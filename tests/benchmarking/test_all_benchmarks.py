@@ -13,14 +13,14 @@ PARTS = {
     "xpcs_cases": "xpcs_fits",
     "photographs": "file_batches",
     "ffcv_epochs": "file_peers",
-    "policy_workers": "image_policies",
+    "policy_peers": "image_policies",
 }
 
 
 def test_every_program_is_a_step():
     texts = {path.stem: path.read_text() for path in BENCHMARKS.glob("*.py")}
     programs = {name for name, text in texts.items() if '__name__ == "__main__"' in text}
-    steps = texts["run"].partition("STEPS = (")[2].partition("\n)\n")[0]
+    steps = texts["run"].partition("STEPS = (")[2].partition("\n)")[0]
     assert "execution" in programs
     assert programs - NO_STEPS - set(PARTS) <= set(re.findall(r'"(\w+)"', steps))
 
