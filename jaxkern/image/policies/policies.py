@@ -193,6 +193,7 @@ class RandAugment(_Policy):
 
     @property
     def parameters(self) -> dict[str, str]:  # type: ignore[override]
+        """Kinds and shapes of an image's parameters."""
         return _op_parameters(self.num_ops)
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
@@ -339,6 +340,7 @@ class AugMix(_Policy):
 
     @property
     def parameters(self) -> dict[str, str]:  # type: ignore[override]
+        """Kinds and shapes of an image's parameters."""
         width = self.mixture_width
         return {**_op_parameters(width, self._depth), "weights": f"float[{width}]", "m": "float"}
 

@@ -145,6 +145,7 @@ class RandomErasing(Transform):
 
     @property
     def parameters(self) -> dict[str, str]:  # type: ignore[override]
+        """The box, a flag to erase it, and the seed of noise."""
         return {**BOX, "erase": "bool", **({"seed": "int[2]"} if self._random else {})}
 
     @property
