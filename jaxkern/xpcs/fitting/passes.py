@@ -306,12 +306,16 @@ class PassRunner:
         self.n_batches = 0  # kernel calls, one for each chunk
         self.peak_bytes = anonymous_bytes()  # largest measured anonymous memory of the process
 
+    def measure_memory(self) -> None:
+        """Update `peak_bytes`."""
+        self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
+
     def sums(self, point: PassPoint, omitted: NDArray[np.bool_] | None = None) -> AngleSums:
         """Return the sums at a point, without the frames `omitted` [n]."""
         start, compiled = time.perf_counter(), self._program.compile_seconds
         states = self._states(point, omitted)
         self.seconds += time.perf_counter() - start - (self._program.compile_seconds - compiled)
-        self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
+        self.measure_memory()
         model = self._program.model
         columns, count = model.columns_A + model.columns_X, len(model.parameters)
         jtj, jtr, sums = sums_of_angles(states, columns, count, point.contrast, np)
@@ -384,7 +388,7 @@ class PassRunner:
                 states[chunk.angle] = self._run(call, chunk, loaded, states[chunk.angle], keep)
                 self.n_batches += 1
                 if k % 16 == 0:
-                    self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
+                    self.measure_memory()
                 self._on_chunk(k + 1, len(self._chunks))
         self.bad.check_any_left()
         return states

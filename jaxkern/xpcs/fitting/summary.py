@@ -8,7 +8,6 @@ import warnings
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.memory import anonymous_bytes
 from jaxkern.xpcs.fitting.evaluation import Evaluation, FitProblem
 from jaxkern.xpcs.fitting.jackknife import Jackknife, combine_errors
 from jaxkern.xpcs.fitting.misfit import averages, misfit
@@ -79,7 +78,7 @@ def summarize(
     if interrupted:
         reasons = [interrupted]
     else:
-        reason, remarks = _check(problem, sums, point, independent, freedom)
+        reason, remarks = _check(evaluation, sums, point, independent, freedom)
         reasons = ([] if reason is None else [reason]) + reasons
         notes += remarks
     notes += jackknife.notes
@@ -128,7 +127,7 @@ def summarize(
         offset=point.offset,
         physics=point.physics,
         timings=FitTimings(compiled, runner.seconds, time.perf_counter() - begin),
-        peak_memory=max(runner.peak_bytes, anonymous_bytes()),  # with the checks
+        peak_memory=runner.peak_bytes,
         costs=solution.costs,
         warnings=tuple(notes),
         start_costs=start_costs if len(start_costs) > 1 else (),
@@ -163,9 +162,14 @@ def _unusable(problem: FitProblem, x: Array, pcov: Array, bounded: dict[int, str
 
 
 def _check(
-    problem: FitProblem, sums: AngleSums, point: PassPoint, independent: float, freedom: float
+    evaluation: Evaluation,
+    sums: AngleSums,
+    point: PassPoint,
+    independent: float,
+    freedom: float,
 ) -> tuple[str | None, list[str]]:
     """Return the reason that the residuals are not noise, or None, and remarks on them."""
+    problem, runner = evaluation.problem, evaluation.runner
     if not np.any(sums.jtj):
         return "no point has weight: sigma is 0 or infinite, or all frames are masked", []
     if freedom < 0:
@@ -204,8 +208,10 @@ def _check(
         robust=robust,
         absolute=problem.errors.absolute_sigma and not problem.noise.estimated,
     )
+    runner.measure_memory()
     if judgement.reason is None:
         cells = averages(problem, tables, point)
+        runner.measure_memory()
         reason = misfit(cells, problem.model.geometry, float(np.sqrt(floor).max()))
         return reason, list(judgement.notes)
     reason = judgement.reason

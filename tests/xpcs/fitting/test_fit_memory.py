@@ -52,8 +52,7 @@ def test_memory_agrees_with_the_estimate(stored, strategy):
     # After compilation of the first pass, memory is constant.
     steady = np.array(seen["samples"][len(seen["samples"]) * 2 // 3 :])
     assert steady.std() < 0.2 * steady.mean()
-    # The peak is measured between chunks and after the checks, which use more for a moment.
-    assert seen["peak"] >= 0.75 * np.median(steady)
+    assert seen["peak"] >= 0.9 * np.median(steady)
 
 
 def streamed(path: Path, n: int) -> dict:
