@@ -118,7 +118,7 @@ class PipelinePlan:
                 remainder = "partial"
             layout = node.layout([layouts[v] for v in vertex.inputs], remainder)
             if node.has_order and vertex not in before_order:  # before, a shard may be empty
-                _check_batches(layout)
+                _check_batches(node.name, layout)
                 if self.pending is not None:
                     order = ReshardedOrder((layout.order,), self.pending)
                     layout = dataclasses.replace(layout, order=order)
@@ -210,12 +210,12 @@ class PipelinePlan:
         return dict(row.spec_of(batch))
 
 
-def _check_batches(layout: BatchLayout) -> None:
+def _check_batches(name: str, layout: BatchLayout) -> None:
     """Raise if an epoch has no batch."""
     if layout.rows == 0:
         index, count = layout.shard
         raise ValueError(
             f"shard {index} of {count} of {layout.order.total} records has no batch of "
-            f"{layout.batch_size} (remainder: {layout.remainder}); use a smaller batch_size, fewer "
-            "shards, or pad_remainder=True"
+            f"{layout.batch_size} at {name!r} (remainder: {layout.remainder}); use a smaller "
+            "batch_size, fewer shards, or pad_remainder=True"
         )
