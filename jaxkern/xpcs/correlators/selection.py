@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.core.mapped import check_mapped
+from jaxkern.core.arrays import check_mapped
 from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.detectors.frames import FrameSource
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxkern.core.archives import NUMPY_DAMAGE, map_npy
-from jaxkern.core.mapped import check_mapped
+from jaxkern.core.arrays import NUMPY_DAMAGE, check_mapped, map_npy
 from jaxkern.core.paths import natural_order
 from jaxkern.xpcs.detectors.frames import (
     ArrayFrames,

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.mapped import check_mapped
+from jaxkern.core.arrays import check_mapped
 from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource, check_frame_shape
 
 #: (H, W) of one module
