@@ -41,6 +41,7 @@ from jaxkern.xpcs.files.results_reader import CorrelationResults, read_results
 from jaxkern.xpcs.files.results_writer import write_results
 from jaxkern.xpcs.files.simulation import simulate, simulate_to_file
 from jaxkern.xpcs.files.sources import Source, as_source
+from jaxkern.xpcs.fitting.data import BadDataError
 from jaxkern.xpcs.fitting.evaluation import CheckpointError
 from jaxkern.xpcs.fitting.fit import curve_fit, fit
 from jaxkern.xpcs.fitting.options import (
@@ -51,7 +52,6 @@ from jaxkern.xpcs.fitting.options import (
     StreamingOptions,
     estimate_memory,
 )
-from jaxkern.xpcs.fitting.passes import BadDataError
 from jaxkern.xpcs.fitting.result import (
     FitInterrupted,
     FitResult,

@@ -1,15 +1,12 @@
 """The second check of a fit: residuals averaged by lag and age must be compatible with noise.
 
 A misfit of a few percent is far below the noise of single points, and far above the noise of an
-average over thousands of them. The residuals are averaged in logarithmic bins of the lag with three
-weights: 1, one that rises with the age from -1 to 1, and one that contrasts the middle of the run
-with its ends (Legendre polynomials). The standard error of an average is estimated from the scatter
-between independent parts of the data. A part is a block of frames t1 at one angle. The fitted model
-decays within a block, because the noise of speckles is correlated over that time.
+average over thousands of them. The residuals z are averaged in logarithmic bins of the lag, with
+Legendre polynomials in the age as weights. The standard error of an average c is estimated from the
+scatter between parts u of the data: blocks of frames t1 at one angle, in which the model decays.
 
-The fit has already adjusted its parameters to the noise. With the sums H = J^T J, s_u = the share
-of part u in J^T z, and J_c of the weighted Jacobian for average c, part u changes the weighted sum
-of the residuals z by
+The fit has already adjusted its parameters to the noise. With H = J^T J, s_u = the share of part u
+in J^T z, and J_c of the weighted Jacobian, part u changes the weighted sum of the residuals by
 
     h[u, c] = (weighted sum of z over the points of u) - J_c H^-1 s_u.
 
@@ -20,21 +17,13 @@ degrees of freedom are the effective number of parts, less one and the shared pa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.xpcs.fitting.evaluation import FitProblem
-from jaxkern.xpcs.fitting.parameters import FitLayout
-from jaxkern.xpcs.fitting.passes import (
-    MAX_VALUE,
-    PassPoint,
-    correlation,
-    correlation_slopes,
-)
+from jaxkern.xpcs.fitting.passes import MAX_VALUE, PassPoint, correlation, correlation_slopes
 from jaxkern.xpcs.fitting.sampling import rows_of_angle
-from jaxkern.xpcs.model.models import Geometry
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -59,86 +48,102 @@ _LEAST_FREEDOM = 4.0
 _CUT = 8.0
 
 
-@dataclass(frozen=True)
-class Cell:
-    """An average of residuals."""
+def misfit(
+    problem: FitProblem, tables: tuple[Array, ...], point: PassPoint, floor: float
+) -> str | None:
+    """Return the reason that averages are not noise, with the worst lags and ages, or None.
 
-    lags: tuple[int, int]  # the first and the last lag, in frames
-    # Degree of the weight as a polynomial in the age: 0 for the mean, 1 for a trend, 2 for the
-    # middle of the run.
-    degree: int
-    mean: float  # the average of the residuals, in units of sigma
-    t: float  # the average in units of its standard error
-    limit: float  # largest |t| that is compatible with noise
-
-    @property
-    def excess(self) -> float:
-        return abs(self.t) / self.limit
-
-
-def misfit(cells: Sequence[Cell], geometry: Geometry, floor: float) -> str | None:
-    """Return the reason that averages are not noise, with the worst lags and ages, or None."""
-    outliers = [cell for cell in cells if cell.excess > 1.0 and abs(cell.mean) > floor]
+    `tables` are those at the point; averages up to `floor` are rounding errors.
+    """
+    averages, geometry = _averages(problem, tables, point), problem.model.geometry
+    if averages is None:
+        return None
+    t, mean, limit, edges = averages
+    excess = np.where(np.abs(mean) > floor, np.abs(t) / limit, 0.0)
+    worst = np.argsort(-excess, axis=None, kind="stable")[:4]
+    outliers = [np.unravel_index(k, t.shape) for k in worst if excess.flat[k] > 1.0]
     if not outliers:
         return None
-    outliers.sort(key=lambda cell: -cell.excess)
     begin, end = float(geometry.t[0]), float(geometry.t[-1])
     weights = (
         f"mean over the ages {begin:.3g} to {end:.3g} s",
         f"rise from the age {begin:.3g} s to {end:.3g} s",
         f"rise from the age {(begin + end) / 2:.3g} s to both ends of the run",
     )
-
-    def describe(cell: Cell) -> str:
-        first, last = (geometry.dt * lag for lag in cell.lags)
+    texts = []
+    for degree, k in outliers:
+        first, last = geometry.dt * edges[k], geometry.dt * (edges[k + 1] - 1)
         lags = f"lag {first:.3g} s" if first == last else f"lags {first:.3g} to {last:.3g} s"
-        return f"{lags}, {weights[cell.degree]}: {cell.t:+.3g} (at most {cell.limit:.3g})"
-
+        value = f"{t[degree, k]:+.3g} (at most {limit[degree, k]:.3g})"
+        texts.append(f"{lags}, {weights[degree]}: {value}")
     return (
         "the residuals averaged by lag and age are not noise, so the model does not describe the "
-        f"data: in standard errors, {'; '.join(map(describe, outliers[:4]))}. Plot the cuts along "
+        f"data: in standard errors, {'; '.join(texts)}. Plot the cuts along "
         "the lag, and try other models or starts"
     )
 
 
-def averages(
-    problem: FitProblem, tables: tuple[Array, Array, Array, Array], point: PassPoint
-) -> list[Cell]:
-    """Read some rows of the data and return the averages of their residuals."""
-    data, sigma, shear_power = problem.data, problem.noise.sigma, problem.model.shear_power
-    A, X, along_A, along_X = tables
-    if A.ndim == 1:
-        A, along_A = A[None], along_A[None]
+def _averages(
+    problem: FitProblem, tables: tuple[Array, ...], point: PassPoint
+) -> tuple[Array, Array, Array, Indices] | None:
+    """Read some rows of the data and return the averages of their residuals; None without points.
+
+    Returns t, the averages in units of sigma, and the largest |t| compatible with noise, each
+    [degree of the weight, bins], and the edges of the bins of the lag in frames.
+    """
+    data, sigma, layout = problem.data, problem.noise.sigma, problem.layout
     rows = _rows_to_read(data.shape, data.frames)
-    pairs = _Pairs.from_rows(rows, data.frames)
+    mask, first, second, cell, edges = _pairs(rows, data.frames)
+    n_cells = _AGES * (len(edges) - 1)
     free = problem.free[-len(point.physics) :]
-    parts = []
+    A, X, along_A, along_X = tables
+    tables = (A, X, along_A, along_X) if A.ndim > 1 else (A[None], X, along_A[None], along_X)
+    # Sums over all angles, and by blocks: of residuals and points [blocks, cells], and J^T z.
+    normal, jacobian = np.zeros((layout.size, layout.size)), np.zeros((layout.size, n_cells))
+    z_sums, counts, scores = [], [], []
     for angle in range(data.shape[0]):
         measured = rows_of_angle(data.source, angle, rows)
         if isinstance(sigma, np.ndarray):
             noise = np.broadcast_to(sigma[angle], measured.shape)
         else:
             noise = rows_of_angle(sigma, angle, rows)
-        z, noise = measured.ravel()[pairs.mask], noise.ravel()[pairs.mask]
+        z, noise = measured.ravel()[mask], noise.ravel()[mask]
         good = np.isfinite(z) & np.isfinite(noise) & (noise > 1e-10)
         if not good.any():
             continue
-        noise = noise[good]
-        i, j = pairs.first[good], pairs.second[good]
-        of_angle = [table[angle if len(table) > 1 else 0] for table in (A, X, along_A, along_X)]
-        jacobian = _jacobian(problem, of_angle, i, j, float(point.contrast[angle]), free)
-        fitted = point.offset[angle] + point.contrast[angle] * jacobian[0]
-        jacobian /= noise
+        noise, cells = noise[good], cell[good]
+        i, j = first[good], second[good]
+        own_tables = [table[angle % len(table)] for table in tables]
+        slopes = _jacobian(problem, own_tables, i, j, float(point.contrast[angle]), free)
+        fitted = point.offset[angle] + point.contrast[angle] * slopes[0]
+        slopes /= noise
         # The squares of huge numbers, as of a flipped bit, must not overflow.
         z = np.clip((z[good] - fitted) / noise, -MAX_VALUE, MAX_VALUE)
         if problem.solver.loss != "linear":
             cut = _CUT * 1.4826 * float(np.median(np.abs(z)))
             z = np.clip(z, -cut, cut)
-        unit = _blocks(of_angle[0], of_angle[1], shear_power)[i]
-        parts.append(
-            _AnglePart.from_points(angle, z, jacobian, unit, pairs.cell[good], pairs.n_cells)
-        )
-    return _cells(parts, problem.layout, problem.free, pairs.edges) if parts else []
+        block = _blocks(own_tables[0], own_tables[1], problem.model.shear_power)[i]
+        n_blocks = int(block.max()) + 1
+        shape, size = (n_blocks, n_cells), n_blocks * n_cells
+        index = block * n_cells + cells
+        z_sums.append(np.bincount(index, z, size).reshape(shape))
+        counts.append(np.bincount(index, minlength=size).reshape(shape).astype(np.float64))
+        at, own = layout.of_angle(angle)
+        normal[np.ix_(at, at)] += (slopes @ slopes.T)[own, own]
+        jacobian[at] += [np.bincount(cells, row, n_cells) for row in slopes[own]]
+        scores.append(np.zeros((n_blocks, layout.size)))
+        scores[-1][:, at] = np.transpose([np.bincount(block, k * z, n_blocks) for k in slopes[own]])
+    if not z_sums:
+        return None
+    # The fit has adjusted the free parameters.
+    score, free = np.concatenate(scores)[:, problem.free], problem.free
+    normal, jacobian = normal[np.ix_(free, free)], jacobian[free]
+    norms = np.sqrt(np.maximum(np.diag(normal), np.finfo(float).tiny))
+    inverse = np.linalg.pinv(normal / np.outer(norms, norms), rcond=1e-10, hermitian=True)
+    inverse /= np.outer(norms, norms)
+    h = np.concatenate(z_sums) - score @ inverse @ jacobian
+    shared = int(free[2 * layout.n_scales :].sum()) + (2 if layout.scaling == "constant" else 0)
+    return *_statistics(h, np.concatenate(counts), shared), edges
 
 
 def _rows_to_read(shape: tuple[int, int, int], frames: NDArray[np.bool_]) -> Indices:
@@ -150,38 +155,29 @@ def _rows_to_read(shape: tuple[int, int, int], frames: NDArray[np.bool_]) -> Ind
     return chosen
 
 
-@dataclass(frozen=True)
-class _Pairs:
-    """The points of the rows that are read, each pair of frames once."""
+def _pairs(
+    rows: Indices, frames: NDArray[np.bool_]
+) -> tuple[NDArray[np.bool_], Indices, Indices, Indices, Indices]:
+    """Return the points of the rows that are read, each pair of frames once.
 
-    mask: NDArray[np.bool_]  # True for these points in the flattened rows
-    first: Indices  # the frames, first < second
-    second: Indices
-    cell: Indices  # index of the average, age * (bins of the lag) + bin
-    edges: Indices  # of the bins of the lag, in frames
-
-    @property
-    def n_cells(self) -> int:
-        return _AGES * (len(self.edges) - 1)
-
-    @classmethod
-    def from_rows(cls, rows: Indices, frames: NDArray[np.bool_]) -> _Pairs:
-        n = len(frames)
-        edges = [1]
-        while edges[-1] < n:
-            edges.append(max(edges[-1] + 1, round(edges[-1] * _RATIO)))
-        edges[-1] = n
-        row, column = np.repeat(rows, n), np.tile(np.arange(n), len(rows))
-        is_row = np.zeros(n, bool)
-        is_row[rows] = True
-        # A point left of the diagonal is skipped if its mirror image is in another row.
-        mask = ((column > row) | ((column < row) & ~is_row[column])) & frames[column]
-        row, column = row[mask], column[mask]
-        first, second = np.minimum(row, column), np.maximum(row, column)
-        bins = np.searchsorted(edges, np.arange(n), side="right") - 1
-        age = _AGES * (first + second) // (2 * n - 1)
-        cell = age * (len(edges) - 1) + bins[second - first]
-        return cls(mask, first, second, cell, np.asarray(edges))
+    Returns a mask of these points in the flattened rows, their frames (first < second), the indices
+    age * (bins of the lag) + bin of their averages, and the edges of the bins in frames.
+    """
+    n = len(frames)
+    edges = [1]
+    while edges[-1] < n:
+        edges.append(max(edges[-1] + 1, round(edges[-1] * _RATIO)))
+    edges[-1] = n
+    row, column = np.repeat(rows, n), np.tile(np.arange(n), len(rows))
+    is_row = np.zeros(n, bool)
+    is_row[rows] = True
+    # A point left of the diagonal is skipped if its mirror image is in another row.
+    mask = ((column > row) | ((column < row) & ~is_row[column])) & frames[column]
+    row, column = row[mask], column[mask]
+    first, second = np.minimum(row, column), np.maximum(row, column)
+    bins = np.searchsorted(edges, np.arange(n), side="right") - 1
+    age = _AGES * (first + second) // (2 * n - 1)
+    return mask, first, second, age * (len(edges) - 1) + bins[second - first], np.asarray(edges)
 
 
 def _jacobian(
@@ -219,66 +215,16 @@ def _blocks(A: Array, X: Array, shear_power: int) -> Indices:
         starts.append(int(later[decayed[0]]))
 
 
-@dataclass(frozen=True)
-class _AnglePart:
-    """Sums of one angle."""
-
-    angle: int
-    z: Array  # sums of residuals over ages and lags [blocks, cells]; count: of points
-    count: Array
-    jacobian: Array  # sums [2 + p, cells]
-    scores: Array  # J^T z [blocks, 2 + p]
-    normal: Array  # J^T J [2 + p, 2 + p]
-
-    @classmethod
-    def from_points(
-        cls, angle: int, z: Array, jacobian: Array, unit: Indices, cell: Indices, cells: int
-    ) -> _AnglePart:
-        units = int(unit.max()) + 1
-        shape, index = (units, cells), unit * cells + cell
-        return cls(
-            angle,
-            np.bincount(index, z, minlength=units * cells).astype(np.float64).reshape(shape),
-            np.bincount(index, minlength=units * cells).reshape(shape).astype(np.float64),
-            np.stack([np.bincount(cell, row, minlength=cells) for row in jacobian]),
-            np.stack([np.bincount(unit, row * z, minlength=units) for row in jacobian], axis=1),
-            jacobian @ jacobian.T,
-        )
-
-
-def _cells(
-    parts: Sequence[_AnglePart], layout: FitLayout, free: NDArray[np.bool_], edges: Indices
-) -> list[Cell]:
-    """Return the averages over all angles that have enough degrees of freedom."""
+def _statistics(h: Array, count: Array, shared: int) -> tuple[Array, Array, Array]:
+    """Return `_averages` from sums [parts, ages * bins]; t is 0 with too few degrees of freedom."""
     from scipy.special import stdtrit
 
-    p, scales = len(layout.physics_names), layout.n_scales
-    normal = np.zeros((layout.size, layout.size))
-    jacobian = np.zeros((layout.size, parts[0].jacobian.shape[1]))
-    gradients = []
-    for part in parts:
-        # Indices of an angle's contrast, offset and physics among all parameters.
-        pair = [] if scales == 0 else [part.angle % scales, scales + part.angle % scales]
-        at, used = [*pair, *range(2 * scales, 2 * scales + p)], slice(0 if pair else 2, None)
-        normal[np.ix_(at, at)] += part.normal[used, used]
-        jacobian[at] += part.jacobian[used]
-        gradient = np.zeros((len(part.scores), layout.size))
-        gradient[:, at] = part.scores[:, used]
-        gradients.append(gradient)
-    scores = np.concatenate(gradients)[:, free]
-    normal, jacobian = normal[np.ix_(free, free)], jacobian[free]
-    norms = np.sqrt(np.maximum(np.diag(normal), np.finfo(float).tiny))
-    inverse = np.linalg.pinv(normal / np.outer(norms, norms), rcond=1e-10, hermitian=True)
-    inverse /= np.outer(norms, norms)
-    h = np.concatenate([part.z for part in parts]) - scores @ inverse @ jacobian
-    count = np.concatenate([part.count for part in parts])
     # From sums over ages to weighted ones [parts, degree, bins].
     weights = np.polynomial.legendre.legvander((np.arange(_AGES) + 0.5) / _AGES * 2 - 1, 2).T
     h, count = (
         np.einsum("da,uab->udb", w, v.reshape(len(v), _AGES, -1))
         for w, v in ((weights, h), (weights**2, count))
     )
-    shared = int(free[2 * scales :].sum()) + (2 if layout.scaling == "constant" else 0)
     total, points = h.sum(0), count.sum(0)
     with np.errstate(invalid="ignore", divide="ignore"):
         weight = count / points
@@ -288,13 +234,5 @@ def _cells(
         t, mean = total / np.sqrt(variance), total / points
     usable = (freedom >= _LEAST_FREEDOM) & np.isfinite(t)
     levels = np.array(LEVELS) / np.maximum(usable.sum(1), 1)
-    return [
-        Cell(
-            lags=(int(edges[b]), int(edges[b + 1]) - 1),
-            degree=int(d),
-            mean=float(mean[d, b]),
-            t=float(t[d, b]),
-            limit=float(-stdtrit(freedom[d, b], levels[d] / 2)),
-        )
-        for d, b in np.argwhere(usable)
-    ]
+    limit = -stdtrit(np.where(usable, freedom, 1.0), levels[:, None] / 2)
+    return np.where(usable, t, 0.0), np.where(usable, mean, 0.0), limit

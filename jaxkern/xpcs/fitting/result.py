@@ -1,13 +1,10 @@
-"""The result of a fit with its errors and warnings, and its files.
-
-`results.json` contains a summary for people, `results.npz` the arrays for computations.
-"""
+"""The result of a fit with its errors and warnings, and its files."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -40,15 +37,13 @@ class FitTimings:
 class FitResult:
     """The result of `jaxkern.xpcs.fit`.
 
-    Parameters are ordered [contrast..., offset..., physics...], see `names`.
-
     Attributes:
-      popt: fitted parameters [p].
+      popt: fitted parameters [p], ordered [contrast..., offset..., physics...].
       names, units: of the parameters.
       pcov: covariance [p, p]; infinite for parameters that the data do not determine. After a
         jackknife over B blocks its rank is at most B - 1.
-      pcov_independent: the covariance for independent noise of the points. Mirrored points are
-        counted once, because a two-time correlation contains each number twice.
+      pcov_independent: the covariance for independent noise of the points, mirrored ones counted
+        once.
       errors: the origin of pcov: ``"jackknife over 10 blocks of 40 frames"``, ``"independent"``.
       error_passes: passes over the data for pcov, which `nfev` does not include.
       inflation: ratio of the variances of the physics to those of independent noise of sigma, on
@@ -57,12 +52,10 @@ class FitResult:
       cost: twice the minimized function: chi2, or the sum of rho for a robust loss.
       count, independent_count: points with weight; the same with mirrored pairs counted once.
       reduced_chi2: chi2 a degree of freedom, with mirrored pairs counted once.
-      nfev: passes over the data by the solver.
-      n_batches: kernel calls, one for each chunk.
+      nfev, n_batches: passes over the data by the solver, and kernel calls, one for each chunk.
       success: True if a tolerance was met, the residuals are noise, no physics parameter is at a
         bound, and none has an error that is infinite or exceeds 100 times its value.
-      status: SciPy's status.
-      message: SciPy's message, and the reasons why a converged fit has `success` False.
+      status, message: SciPy's; with the reasons why a converged fit has `success` False.
       success_rate: the used part of the data's row blocks.
       keep: True for used frames [n_t]: neither masked nor without finite numbers; [n_phi, n_t] if
         these differ between angles.
@@ -70,11 +63,10 @@ class FitResult:
       sigma, sigma_method: the noise [n_phi] (None for point-wise noise) and its origin.
       contrast, offset: of each angle [n_phi], for every scaling.
       physics: the model's parameters [p] in its own order.
-      timings: seconds.
+      timings: `FitTimings`, in seconds.
       peak_memory: largest measured anonymous memory, bytes.
-      costs: of the evaluated points, in order.
+      costs, start_costs: of the evaluated points, and of each start of a multistart, in order.
       warnings: remarks on the result.
-      start_costs: the cost from each start of a multistart, in order.
       held: names of the parameters that were not fitted.
       interrupted: True for the best result so far of a fit that Ctrl-C ended, see `FitInterrupted`.
     """
@@ -128,18 +120,19 @@ class FitResult:
         """Fitted parameters by name."""
         return {name: float(value) for name, value in zip(self.names, self.popt, strict=True)}
 
+    def _rows(self) -> Iterator[tuple[Any, ...]]:
+        """Return name, value, both errors and unit of each parameter."""
+        errors = self.perr, self.perr_independent
+        return zip(self.names, self.popt, *errors, self.units, strict=True)
+
     def __str__(self) -> str:
-        width = max((len(name) for name in self.names), default=9)
+        width = max(map(len, self.names))
         has_both = self.errors != "independent"
-        rows = [
-            f"  {name:<{width}}  {value: .6g} "
-            + ("held" if name in self.held else f"+/- {error:.2g}")
-            + (f" ({independent:.2g})" if has_both and name not in self.held else "")
-            + (f" {unit}" if unit else "")
-            for name, value, error, independent, unit in zip(
-                self.names, self.popt, self.perr, self.perr_independent, self.units, strict=True
-            )
-        ]
+        rows = []
+        for name, value, error, independent, unit in self._rows():
+            text = f"+/- {error:.2g}" + (f" ({independent:.2g})" if has_both else "")
+            text = "held" if name in self.held else text
+            rows.append(f"  {name:<{width}}  {value: .6g} {text} {unit}".rstrip())
         if has_both:
             rows.append(f"  errors: {self.errors} (in brackets: for independent points)")
         stopped = "converged but is NOT reliable" if self.status > 0 else "NOT converged"
@@ -188,40 +181,27 @@ def save_result(
     Returns:
       The two paths.
     """
-    directory = Path(directory)
     values = {item.name: getattr(result, item.name) for item in fields(result)}
-    rows = zip(
-        result.names, result.popt, result.perr, result.perr_independent, result.units, strict=True
-    )
+    scalars = str, int, float, np.generic
+    columns = ("value", "error", "error_independent")
     summary = {
         "parameters": {
             name: {
-                "value": _number(value),
-                "error": _number(error),
-                "error_independent": _number(independent),
+                **dict(zip(columns, map(_number, numbers), strict=True)),
                 "unit": unit,
                 "held": name in result.held,
             }
-            for name, value, error, independent, unit in rows
+            for name, *numbers, unit in result._rows()
         },
-        **{
-            k: _number(v)
-            for k, v in values.items()
-            if isinstance(v, str | int | float | np.generic)
-        },
-        "sigma": None if result.sigma is None else [_number(s) for s in result.sigma.tolist()],
+        **{name: _number(value) for name, value in values.items() if isinstance(value, scalars)},
+        "sigma": None if result.sigma is None else [*map(_number, result.sigma.tolist())],
         "warnings": list(result.warnings),
         "timings": {name: _number(value) for name, value in asdict(result.timings).items()},
-        "geometry": {
-            "q": geometry.q,
-            "gap": geometry.gap,
-            "dt": geometry.dt,
-            "phi": geometry.phi.tolist(),
-            "frames": geometry.n_t,
-        },
+        "geometry": {name: getattr(geometry, name) for name in ("q", "gap", "dt")}
+        | {"phi": geometry.phi.tolist(), "frames": geometry.n_t},
         "settings": dict(settings or {}),
     }
-    text, binary = directory / "results.json", directory / "results.npz"
+    text, binary = _paths(directory)
     arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
     arrays |= {"perr": result.perr, "perr_independent": result.perr_independent}
     arrays |= {"names": np.array(result.names), "costs": np.array(result.costs, np.float64)}
@@ -238,44 +218,33 @@ def load_result(directory: str | Path) -> tuple[dict[str, Any], dict[str, np.nda
       FileNotFoundError: if the directory contains no results.
       ValueError: for a damaged file.
     """
-    directory = Path(directory)
-    text, binary = directory / "results.json", directory / "results.npz"
+    (text, binary), advice = _paths(directory), "`python -m jaxkern xpcs fit` writes it"
     for path in (text, binary):
         if not path.exists():
-            raise FileNotFoundError(
-                f"no such file: {str(path)!r}; `python -m jaxkern xpcs fit` writes it"
-            )
+            raise FileNotFoundError(f"no such file: {str(path)!r}; {advice}")
     reading = text
     try:
         summary = json.loads(text.read_bytes())
         reading = binary
         with np.load(binary) as arrays:
-            return summary, {name: arrays[name] for name in arrays.files}
+            return summary, dict(arrays)
     except Exception as error:  # JSON, zip and NumPy share no type of error
-        raise ValueError(
-            f"{reading} cannot be read as a result: {error}; `python -m jaxkern xpcs fit` writes it"
-        ) from error
+        raise ValueError(f"{reading} cannot be read as a result: {error}; {advice}") from error
+
+
+def _paths(directory: str | Path) -> tuple[Path, Path]:
+    return Path(directory) / "results.json", Path(directory) / "results.npz"
 
 
 def _number(value: Any) -> Any:
     """Return a value for JSON, which has no infinite numbers and NaN: None for these."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def scaled_covariance(
-    inverse: Array, *, pairs: float, reduced_chi2: float, absolute_sigma: bool
-) -> Array:
-    """Scale (J^T J)^-1 to a covariance; `pairs` is 2 if each number was counted twice.
-
-    Without `absolute_sigma` the noise is estimated from the residuals, as in SciPy's curve_fit.
-    """
-    scale = pairs if absolute_sigma else pairs * reduced_chi2
+def scaled_covariance(inverse: Array, scale: float) -> Array:
+    """Scale (J^T J)^-1 to a covariance; the zeros of held parameters remain with infinite scale."""
     with np.errstate(invalid="ignore"):
-        # The zeros of held parameters remain zero with an infinite scale.
         scaled = np.where(inverse == 0, 0.0, inverse * scale)
     return np.where(np.isinf(inverse) | np.isinf(scaled), np.inf, scaled)
 
