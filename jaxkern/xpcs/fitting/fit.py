@@ -22,9 +22,8 @@ from jaxkern.xpcs.fitting.jackknife import independent, jackknife
 from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions, StreamingOptions
 from jaxkern.xpcs.fitting.parameters import FitLayout, Scaling
 from jaxkern.xpcs.fitting.passes import PassProgram, PassRunner
-from jaxkern.xpcs.fitting.result import FitInterrupted, FitResult
+from jaxkern.xpcs.fitting.result import FitInterrupted, FitResult, summarize
 from jaxkern.xpcs.fitting.solver import UNFINISHED, Solution, StartNotFinite, solve
-from jaxkern.xpcs.fitting.summary import summarize
 from jaxkern.xpcs.model.models import Model
 
 Array = NDArray[np.float64]
