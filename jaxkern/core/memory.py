@@ -75,6 +75,15 @@ def available_bytes() -> int:
     return max(room if free is None else min(room, free), 0)
 
 
+def check_room(needed: float, what: str, advice: str, least: float = 2**28) -> None:
+    """Raise MemoryError if `needed` bytes, more than `least`, exceed the available memory."""
+    if needed > least and needed > (free := available_bytes()):
+        raise MemoryError(
+            f"{what} need {needed / 1e9:,.3g} GB, and {free / 1e9:,.3g} GB of memory are free; "
+            f"{advice}"
+        )
+
+
 def _field_bytes(path: Path, field: str) -> int | None:
     """Parse a line such as ``RssAnon:  1024 kB`` into bytes; None if it is missing."""
     for line in read_text_or_empty(path).splitlines():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import check_number
+from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.detectors.frames import FrameSource
 from jaxkern.xpcs.detectors.qmap import QMap
 
@@ -27,10 +29,24 @@ class BinLabels:
                 f"bins: expected different bins from 1 to {qmap.n_dynamic}, got {bins!r:.80}"
             )
         self.bins: NDArray[np.int64] = chosen.astype(np.int64)
-        index = self.bins - 1
-        self.q = None if qmap.q is None else qmap.q[index]
-        self.phi = None if qmap.phi is None else qmap.phi[index]
-        self.n_pixels = qmap.pixels_of_bin[index]
+        self.n_pixels = qmap.pixels_of_bin[self.bins - 1]
+
+    def fields(
+        self, selection: FrameSelection, frame_time: float | None, config: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the fields common to results of both kinds; `frame_time` is the source's, in s."""
+        q, phi = (None if x is None else x[self.bins - 1] for x in (self.qmap.q, self.qmap.phi))
+        return {
+            "bins": self.bins,
+            "q": q,
+            "phi": phi,
+            "n_pixels": self.n_pixels,
+            "n_frames": selection.n,
+            "frame_time": selection.time_step(frame_time),
+            "qmap": self.qmap,
+            "overview": None,
+            "config": {**config, **selection.config()},
+        }
 
 
 def check_frame_time(frame_time: float) -> float:
@@ -51,18 +67,12 @@ def time_step(frame_time: float | None, source: FrameSource) -> float | None:
 
 @dataclass(frozen=True, eq=False)
 class BinnedPixels:
-    """Pixels and their bins, which are numbered from 0 here.
+    """Pixels and their bins, which are numbered from 0 here."""
 
-    Attributes:
-      pixel: [P] numbers row * W + column, ascending.
-      static, dynamic: [P] the bins of each pixel.
-      n_static, n_dynamic: the numbers of bins of the map.
-    """
-
-    pixel: NDArray[np.int32]
-    static: NDArray[np.int32]
-    dynamic: NDArray[np.int32]
-    n_static: int
+    pixel: NDArray[np.int32]  # [P] row * W + column, ascending
+    static: NDArray[np.int32]  # [P]
+    dynamic: NDArray[np.int32]  # [P]
+    n_static: int  # bins of the map
     n_dynamic: int
 
     @classmethod
@@ -76,12 +86,13 @@ class BinnedPixels:
     def __len__(self) -> int:
         return len(self.pixel)
 
-    def split(self, tile: NDArray[np.int64], max_pixels: int) -> list[BinnedPixels]:
-        """Split into groups of whole tiles with at most `max_pixels` pixels, or one tile, each.
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The arguments of native kernels for these pixels."""
+        return self.pixel, self.static, self.dynamic, self.n_static, self.n_dynamic
 
-        Args:
-          tile: [P] the tile of each pixel, ascending.
-        """
+    def split(self, tile: NDArray[np.int64], max_pixels: int) -> list[BinnedPixels]:
+        """Split at tiles, ascending [P], into groups of at most `max_pixels`, or one tile, each."""
         if len(self) <= max_pixels:
             return [self]
         ends = np.append(np.flatnonzero(np.diff(tile)) + 1, len(self))
@@ -89,7 +100,7 @@ class BinnedPixels:
         while begin < len(self):
             fitting = ends[(ends > begin) & (ends <= begin + max_pixels)]
             end = int(fitting[-1] if len(fitting) else ends[ends > begin][0])
-            pixel, static, dynamic = (x[begin:end] for x in (self.pixel, self.static, self.dynamic))
-            parts.append(BinnedPixels(pixel, static, dynamic, self.n_static, self.n_dynamic))
+            arrays = (x[begin:end] for x in (self.pixel, self.static, self.dynamic))
+            parts.append(BinnedPixels(*arrays, self.n_static, self.n_dynamic))
             begin = end
         return parts

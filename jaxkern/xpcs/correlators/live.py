@@ -13,18 +13,20 @@ from jaxkern.core.arguments import check_integer
 from jaxkern.xpcs.correlators.bins import BinLabels, BinnedPixels, time_step
 from jaxkern.xpcs.correlators.checks import (
     HotPixels,
-    check_empty_bins,
+    PreparedRun,
     check_hot_pixels,
-    hot_pixel_messages,
-    issue_warnings,
-    nan_bins,
     rows_and_columns,
-    suspect_pixels,
 )
-from jaxkern.xpcs.correlators.frame_sums import GrowingOverview, frame_sums, intensity_limits
+from jaxkern.xpcs.correlators.frame_sums import (
+    OverviewSums,
+    frame_sums,
+    intensity_limits,
+    mean_divisors,
+)
 from jaxkern.xpcs.correlators.g2 import MAX_DELAYS, BinSums, g2_result, multitau_delays
 from jaxkern.xpcs.correlators.multitau import multitau
-from jaxkern.xpcs.correlators.multitau_sums import JaxSums, NativeSums, make_pixel_sums
+from jaxkern.xpcs.correlators.multitau_sums import PixelSums, make_pixel_sums
+from jaxkern.xpcs.correlators.native import CorrelationProgress
 from jaxkern.xpcs.correlators.results import MultiTauResult
 from jaxkern.xpcs.correlators.selection import (
     BLOCK_BYTES,
@@ -33,6 +35,7 @@ from jaxkern.xpcs.correlators.selection import (
     selected_frames,
 )
 from jaxkern.xpcs.detectors.frames import FrameSource
+from jaxkern.xpcs.detectors.opening import without_dead_pixels
 from jaxkern.xpcs.detectors.qmap import QMap
 
 
@@ -93,16 +96,10 @@ class LiveMultiTau:
         self._qmap, self._bins, self._frame_time = qmap.with_mask(mask), bins, frame_time
         self._hot_pixels = check_hot_pixels(hot_pixels)
         intensity_limits(intensity_cut)  # raises early
-        self._cut = intensity_cut
+        self._cut, self._dpl, self._normalize = intensity_cut, dpl, bool(normalize)
         self._dead: NDArray[np.bool_] | None = None
-        self._generation = 0
-        self._config: dict[str, Any] = {
-            "dpl": dpl,
-            "normalize": bool(normalize),
-            "intensity_cut": None,
-        }
-        self._state: NativeSums | JaxSums | None = None
-        self._seen = 0
+        self._state: PixelSums | None = None
+        self._generation = self._seen = 0
 
     def update(self, source: FrameSource) -> int:
         """Add the new frames of `source`, and return its number of frames."""
@@ -111,8 +108,10 @@ class LiveMultiTau:
             if source.shape[0] == 0:
                 return 0
             self._begin(source)
-        size = max(BLOCK_BYTES // max(source.frame_bytes * self._all.average, 1), 1)
-        available = self._selection(source.shape[0]).n
+        selection = self._all
+        size = max(BLOCK_BYTES // max(source.frame_bytes * selection.average, 1), 1)
+        frames = max(min(source.shape[0], self._most) - selection.begin, 0)
+        available = frames // (selection.stride * selection.average)
         while self._seen < available:
             self._add(source, self._seen, min(self._seen + size, available))
         return source.shape[0]
@@ -130,13 +129,14 @@ class LiveMultiTau:
         """
         if self._seen < 2 or self._state is None:
             raise ValueError(f"expected at least 2 frames, got {self._seen}")
-        selection = self._all.part(0, self._seen)
         with rows_and_columns(self._qmap.shape[1]):
             sums = self._state.bin_sums()
         at = slice(len(multitau_delays(self._seen, self._dpl)))
         arrays = sums.weight[at], sums.sums[:, at], sums.mean[at], sums.squares[at]
         sums = BinSums(*arrays, sums.pixels)
-        result = g2_result(sums, selection, self._labels, self._time_step, self._config)
+        config = {"dpl": self._dpl, "normalize": self._normalize, "intensity_cut": None}
+        selection = self._all.part(0, self._seen)
+        result = g2_result(sums, selection, self._labels, self._time_step, config)
         return replace(result, overview=self._overview.overview())
 
     def finish(self, source: FrameSource) -> MultiTauResult:
@@ -147,15 +147,20 @@ class LiveMultiTau:
         Raises:
           ValueError: the source has fewer than 2 frames.
         """
-        total = min(self.update(source), self._most)
+        total, selection = min(self.update(source), self._most), self._all
         if self._seen < 2 or (self._cut is None and self._hot_pixels != "mask"):
-            return self._checked(self.result(), source)
-        selection = self._all
+            result = self.result()
+            part, bar = selection.part(0, self._seen), CorrelationProgress(False, "")
+            choices = (self._bins, None, self._hot_pixels, None, self._frame_time, True)
+            run = PreparedRun(source, self._qmap, self._labels.qmap, part, bar, *choices)
+            run.sums = self._overview
+            run.check_nan(result.g2, result.n_pairs[:, None])
+            return run.complete(result)
         return multitau(
             source,
             self._qmap,
             self._dpl,
-            self._config["normalize"],
+            self._normalize,
             selection.bad[selection.bad < total],
             selection.begin,
             total,
@@ -169,64 +174,30 @@ class LiveMultiTau:
             progress=False,
         )
 
-    def _checked(self, result: MultiTauResult, source: FrameSource) -> MultiTauResult:
-        """Return the result with warnings about its bins and pixels."""
-        assert result.overview is not None
-        selection = self._all.part(0, self._seen)
-        messages = check_empty_bins(self._qmap, self._labels, self._dead, None, source.name)
-        finite = (np.isfinite(result.g2) | (result.n_pairs == 0)[:, None]).all(axis=0)
-        messages += nan_bins(finite, self._labels, source, selection)
-        if self._hot_pixels == "report":
-            good = int(selection.good_counts().sum(dtype=np.int64))
-            suspects = suspect_pixels(
-                result.overview, result.qmap, good, has_integer_counts(source)
-            )
-            result.config["hot_pixels"] = suspects.places(result.qmap)
-            messages += hot_pixel_messages(suspects, result.qmap, masked=False)
-        return replace(result, warnings=issue_warnings(messages))
-
-    @property
-    def _dpl(self) -> int:
-        return int(self._config["dpl"])
-
-    def _selection(self, total: int) -> FrameSelection:
-        """Return the sums of frames that `total` frames fill."""
-        length = self._all.stride * self._all.average
-        return self._all.part(0, max(min(total, self._most) - self._all.begin, 0) // length)
-
     def _begin(self, source: FrameSource) -> None:
-        qmap = self._qmap
-        if source.shape[1:] != qmap.shape:
-            raise ValueError(
-                f"qmap: expected {source.shape[1]} x {source.shape[2]} pixels, as the frames of "
-                f"{source.name}, got {qmap.shape[0]} x {qmap.shape[1]}"
-            )
+        qmap, average = without_dead_pixels(self._qmap, source), self._all.average
         self._dead, self._generation, self._seen = source.dead, source.generation, 0
-        qmap = qmap.without(self._dead)
         self._labels = BinLabels(qmap, self._bins)
         self._time_step = time_step(self._frame_time, source)
-        self._mask = qmap.mask.ravel()
-        integer_counts = has_integer_counts(source) and not self._config["normalize"]
-        pixels = BinnedPixels.from_map(qmap, self._labels.bins)
-        missing = self._all.average - self._all.good_counts()
-        self._overview = GrowingOverview(qmap, has_integer_counts(source))
-        self._state = make_pixel_sums(pixels, self._dpl, self._all.average, missing, integer_counts)
+        integer_counts = has_integer_counts(source)
+        self._overview = OverviewSums(qmap, integer_counts, average)
+        pixels, missing = BinnedPixels.from_map(qmap, self._labels.bins), self._all.missing_counts()
+        exact = integer_counts and not self._normalize
+        self._state = make_pixel_sums(pixels, self._dpl, average, missing, exact)
 
     def _add(self, source: FrameSource, first: int, stop: int) -> None:
         assert self._state is not None
-        selection = self._all.part(first, stop)
-        frames, bad = selected_frames(source, self._all, first, stop), selection.bad_mask()
-        divisor = None
-        if self._config["normalize"]:
-            mean = frame_sums(frames, [self._mask])[0] / max(int(self._mask.sum()), 1)
-            divisor = np.where(mean == 0, 1.0, mean)
+        frames = selected_frames(source, self._all, first, stop)
+        bad, divisor = self._all.part(first, stop).bad_mask(), None
+        if self._normalize:
+            qmap = self._labels.qmap
+            divisor = mean_divisors(frame_sums(frames, [qmap.mask.ravel()])[0], qmap)
         with rows_and_columns(self._qmap.shape[1]):
             self._state.add(frames, bad, divisor)
-        self._overview.add(frames, bad, selection)
+        self._overview.add(frames, bad)
         self._seen = stop
 
 
 def _same_pixels(one: NDArray[np.bool_] | None, other: NDArray[np.bool_] | None) -> bool:
-    if one is None or other is None:
-        return not any(dead is not None and dead.any() for dead in (one, other))
-    return bool(np.array_equal(one, other))
+    marked = (False if dead is None or not dead.any() else dead for dead in (one, other))
+    return bool(np.array_equal(*marked))

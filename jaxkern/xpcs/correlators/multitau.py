@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import check_integer
@@ -18,8 +17,8 @@ from jaxkern.xpcs.correlators.checks import (
     check_hot_pixels,
     dark_bins,
     rows_and_columns,
+    takes_options_of,
 )
-from jaxkern.xpcs.correlators.frame_sums import OverviewSums
 from jaxkern.xpcs.correlators.g2 import MAX_DELAYS, BinSums, g2_result
 from jaxkern.xpcs.correlators.multitau_sums import (
     bytes_per_pixel,
@@ -33,12 +32,11 @@ from jaxkern.xpcs.correlators.results import MultiTauResult
 from jaxkern.xpcs.correlators.selection import (
     COUNT_DTYPES,
     FrameSelection,
-    event_blocks,
     frame_blocks,
     has_integer_counts,
     is_contiguous,
 )
-from jaxkern.xpcs.detectors.frames import MAX_INDEX, FrameSource, RawEvents
+from jaxkern.xpcs.detectors.frames import MAX_INDEX, RawEvents
 from jaxkern.xpcs.detectors.opening import frames_and_map
 from jaxkern.xpcs.detectors.qmap import QMap
 
@@ -76,14 +74,11 @@ def multitau(
         g2 = mean over the dynamic bin's static bins of <G> / (<IP> <IF>)
 
     The error of g2 is the standard error of G / (IP IF) over the dynamic bin's pixels; the ratio of
-    a pixel without counts is 0. Sums of integer counts are exact. Frames in memory and in memory
-    maps are read in place. Other frames are read block by block in a thread, in as many passes as
-    the free memory requires.
+    a pixel without counts is 0. Sums of integer counts are exact.
 
     Args:
-      frames: an array [N, H, W] or [N, P], a `FrameSource` or a path. The bins of a pixel with NaN
-        are NaN, with a warning that names the pixel. A sparse source is correlated as events, see
-        `multitau_events`.
+      frames: an array [N, H, W] or [N, P], a `FrameSource` or a path. A sparse source is correlated
+        as events, see `multitau_events`.
       qmap: the bins of the pixels.
       dpl: delays per level, at most 64, see `multitau_delays`.
       normalize: divide each frame by its mean over the pixels with mask 1, in float64.
@@ -100,20 +95,19 @@ def multitau(
         the frames.
       bins: the dynamic bins to correlate; by default all.
       parts: also compute g2 of this many equal parts of the run, for samples that age.
-      frame_time: time between frames in s; by default that of the source.
+      frame_time: time between frames in s, before stride and average; by default the source's.
       overview: also compute the mean image, intensity over time and static means.
       progress: show a progress bar on the terminal.
-
-    Returns:
-      A `MultiTauResult`. `config["bad_frames"]` lists the frames that were left out. `warnings`
-      lists bins without pixels or counts, correlations that are NaN, and hot pixels; each text is
-      also issued as a `CorrelationWarning`.
 
     Raises:
       ValueError: arguments out of range, a map of another shape than the frames, fewer than 2
         frames (in each part), a map or mask that leaves no pixel, correlations that are all NaN,
         or a pixel of the map whose integer counts are negative or sum to 2^32 - 1 or more.
       MemoryError: the frames of one sum (`average`) do not fit into memory.
+
+    Warns:
+      CorrelationWarning: bins without pixels or counts, correlations that are NaN, and hot pixels.
+        The texts are also in `warnings` of the result.
 
     Example:
       >>> import jaxkern as jk, numpy as np
@@ -133,54 +127,40 @@ def multitau(
         check_integer("dpl", dpl, 1, MAX_DELAYS)
         selection = FrameSelection(source.shape[0], begin, end, stride, average, bad_frames)
         least = 2 * max(check_integer("parts", parts, 0), 1)
-        if selection.n < least:
-            per_part = f" (2 for each of {parts} parts)" if parts > 1 else ""
-            raise ValueError(
-                f"frames: expected at least {least}{per_part}, got {selection.n} of the "
-                f"{source.shape[0]} frames of {source.name} by begin, end, stride and average"
-            )
-        run = PreparedRun(
-            source, qmap, masked, selection, bins, mask, hot_pixels, intensity_cut, frame_time
-        )
-        divisor = run.apply_cut(bar, normalize)
-        selection, labels, masked = run.selection, run.labels, run.qmap
-        needs_sums = overview or hot_pixels == "report"
-        summed = OverviewSums(masked, selection, has_integer_counts(source)) if needs_sums else None
-        size = selection.n // max(parts, 1)
-        ranges = [(k * size, (k + 1) * size) for k in range(parts)]
-        selections = [selection, *(selection.part(*bounds) for bounds in ranges)]
-        ranges.insert(0, (0, selection.n))
-        pixels = BinnedPixels.from_map(masked, labels.bins)
-        native = native_module() if source.is_sparse and divisor is None else None
+        selection.check_length(source, least, f" (2 for each of {parts} parts)" * (parts > 1))
+        choices = (bins, mask, hot_pixels, intensity_cut, frame_time, overview)
+        run = PreparedRun(source, qmap, masked, selection, bar, *choices)
+        run.apply_cut(normalize)
+        selection, size = run.selection, selection.n // max(parts, 1)
+        ranges = [(0, selection.n), *((k * size, (k + 1) * size) for k in range(parts))]
+        selections = [selection, *(selection.part(*bounds) for bounds in ranges[1:])]
+        pixels = BinnedPixels.from_map(run.qmap, run.labels.bins)
+        native = native_module() if source.is_sparse and run.divisor is None else None
         with rows_and_columns(qmap.shape[1]):
-            if native is not None:
-                if summed is not None:
-                    for events in event_blocks(source, selection):
-                        summed.add_events(*events)
-                sums = event_sums(native, source, selection, ranges, pixels, dpl, bar)
+            if native is None:
+                sums = _dense_sums(run, ranges, pixels, dpl)
             else:
-                sums = _dense_sums(source, selection, ranges, pixels, dpl, divisor, summed, bar)
-        cut = None if intensity_cut is None else tuple(intensity_cut)
-        config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": cut}
+                if run.sums is not None:
+                    run.sums.add_all(source, selection)
+                sums = event_sums(native, run, ranges, pixels, dpl)
+        config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": run.cut}
         result, *part_results = (
-            g2_result(sums_of_part, part, labels, run.time_step, config)
+            g2_result(sums_of_part, part, run.labels, run.time_step, config)
             for sums_of_part, part in zip(sums, selections, strict=True)
         )
         run.check_nan(result.g2, result.n_pairs[:, None])
-    run.messages += dark_bins(sums[0], labels)
-    result = replace(result, parts=tuple(part_results))
-    return run.complete(result, summed, overview)
+    run.messages += dark_bins(sums[0], run.labels)
+    return run.complete(replace(result, parts=tuple(part_results)))
 
 
+@takes_options_of(multitau)
 def multitau_events(
     pixel: Any, frame: Any, count: Any, n_frames: int, qmap: QMap, *arguments: Any, **options: Any
 ) -> MultiTauResult:
     """Compute g2 of events, bit-identical to `multitau` of the frames that they form.
 
-    Events are sorted by pixel. The counts of a pixel are correlated as a list, until its sums of
-    frames are dense; the work is proportional to the number of events, not to frames times pixels.
-    If the sorted events need more than half of the free memory, the pixels are processed in parts.
-    With `normalize`, and without the native kernels, frames are formed block by block.
+    The work is proportional to the number of events, not to frames times pixels. With `normalize`,
+    and without the native kernels, frames are formed block by block.
 
     Args:
       pixel: [M] integers, row * W + column.
@@ -188,12 +168,11 @@ def multitau_events(
       count: [M] integers of 0 or more; counts of one pixel in one frame are added.
       n_frames: the number of frames, including those without events.
       qmap: the bins of the pixels.
-      arguments, options: all others, as in `multitau`: dpl, normalize, bad_frames, and so on.
+      **options: all others, as in `multitau`.
 
     Raises:
       ValueError: as in `multitau`; the pixel or frame of an event is out of range, or its count is
-        negative (with the index of the event); or the counts of a pixel of the map sum to 2^32 - 1
-        or more.
+        negative (with the index of the event).
 
     Example:
       >>> import jaxkern as jk, numpy as np
@@ -210,41 +189,33 @@ def multitau_events(
 
 
 def _dense_sums(
-    source: FrameSource,
-    selection: FrameSelection,
-    ranges: Sequence[tuple[int, int]],
-    pixels: BinnedPixels,
-    dpl: int,
-    divisor: NDArray[np.float64] | None,
-    overview: OverviewSums | None,
-    bar: CorrelationProgress,
+    run: PreparedRun, ranges: Sequence[tuple[int, int]], pixels: BinnedPixels, dpl: int
 ) -> list[BinSums]:
     """Return the sums of the frames of each range of sums, and add all frames to the overview."""
-    integer_counts = has_integer_counts(source) and divisor is None
-    bad, missing = selection.bad_mask(), selection.average - selection.good_counts()
-    average = selection.average
+    source, selection, divisor = run.source, run.selection, run.divisor
+    average, integer_counts = selection.average, has_integer_counts(source) and divisor is None
+    bad, missing = selection.bad_mask(), selection.missing_counts()
     native = native_module() if len(pixels) else None
     if native is not None and _is_readable_in_place(source.array):
-        if overview is not None:
-            for first, block in frame_blocks(source, selection):
-                overview.add(first, block)
-        return in_place_sums(native, source, selection, ranges, pixels, dpl, divisor, bar)
+        if run.sums is not None:
+            run.sums.add_all(source, selection)
+        return in_place_sums(native, run, ranges, pixels, dpl)
     size = sum(
         bytes_per_pixel(stop - first, dpl, integer_counts, bool(missing[first:stop].any()))
         for first, stop in ranges
     )
     most_pixels = max(int(_SHARE * available_bytes() / size), 1)
     groups = pixels.split(pixel_tiles(pixels), most_pixels)
-    sums_before: list[BinSums | None] = [None] * len(ranges)
-    bar.begin(selection.n * average * len(groups), source.frame_bytes)
+    sums: list[BinSums | None] = [None] * len(ranges)
+    run.bar.begin(selection.n * average * len(groups), source.frame_bytes)
     for number, group in enumerate(groups):
         states = [
             make_pixel_sums(group, dpl, average, missing[first:stop], integer_counts)
             for first, stop in ranges
         ]
         for at, block in frame_blocks(source, selection):
-            if overview is not None and number == 0:
-                overview.add(at, block)
+            if run.sums is not None and number == 0:
+                run.sums.add(block, bad[at * average : at * average + len(block)])
             for state, (first, stop) in zip(states, ranges, strict=True):
                 first, stop = max(first, at), min(stop, at + len(block) // average)
                 if first < stop:
@@ -252,10 +223,9 @@ def _dense_sums(
                     inside = slice(first * average, stop * average)
                     factors = None if divisor is None else divisor[inside]
                     state.add(frames, bad[inside], factors)
-            bar.advance(len(block))
-        sums = [state.bin_sums(b) for state, b in zip(states, sums_before, strict=True)]
-        sums_before = [*sums]
-    return sums
+            run.bar.advance(len(block))
+        sums = [state.bin_sums(before) for state, before in zip(states, sums, strict=True)]
+    return cast("list[BinSums]", sums)
 
 
 def _is_readable_in_place(array: NDArray[Any] | None) -> bool:

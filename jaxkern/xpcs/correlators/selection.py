@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -12,7 +11,8 @@ from numpy.typing import NDArray
 
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.mapped import check_mapped
-from jaxkern.core.memory import available_bytes
+from jaxkern.core.memory import check_room
+from jaxkern.xpcs.correlators.native import computed_ahead
 from jaxkern.xpcs.detectors.frames import FrameSource
 
 _FRAME_BYTES = 32  # memory for the numbers of one frame, including temporary arrays
@@ -21,12 +21,9 @@ _FRAME_BYTES = 32  # memory for the numbers of one frame, including temporary ar
 class FrameSelection:
     """Frames `begin` to `end` (exclusive), every `stride`-th, with `average` neighbours summed.
 
-    There are N = (end - begin) // (stride * average) sums. Sum k is over the frames
-    begin + (k * average + i) * stride, i < average. Frames that do not fill a sum are left out.
-
-    Args:
-      total: number of frames of the source.
-      bad_frames: numbers of frames, counted from the source's first, that are left out.
+    Sum k of the N = (end - begin) // (stride * average) sums is over the frames
+    begin + (k * average + i) * stride, i < average. `total` and `bad_frames` count the source's
+    frames from its first.
     """
 
     def __init__(
@@ -77,16 +74,22 @@ class FrameSelection:
         selected: NDArray[np.int64] = self.bad[inside & (from_begin % self.stride == 0)]
         return selected
 
+    def check_length(self, source: FrameSource, least: int, reason: str = "") -> None:
+        """Raise ValueError for fewer than `least` sums of frames of a source."""
+        if self.n < least:
+            raise ValueError(
+                f"frames: expected at least {least}{reason}, got {self.n} of the {self.total} "
+                f"frames of {source.name} by begin, end, stride and average"
+            )
+
     def check_memory(self, frames: int) -> None:
         """Raise MemoryError if arrays with numbers for `frames` frames do not fit into memory."""
-        needed = frames * _FRAME_BYTES
-        if needed > 2**28 and needed > (free := available_bytes()):
-            raise MemoryError(
-                f"arrays for {frames:,} frames need {needed / 1e9:,.3g} GB, and "
-                f"{free / 1e9:,.3g} GB of memory are free; select fewer frames (begin=, end=). "
-                "multitau_events does not need these arrays without bad_frames, stride, average, "
-                "intensity_cut, normalize and overview"
-            )
+        check_room(
+            frames * _FRAME_BYTES,
+            f"arrays for {frames:,} frames",
+            "select fewer frames (begin=, end=). multitau_events does without these arrays if "
+            "bad_frames, stride, average, intensity_cut, normalize and overview are not used",
+        )
 
     def bad_mask(self) -> NDArray[np.bool_]:
         """Return a mask [N * average] of the selected frames, true for bad ones."""
@@ -97,11 +100,9 @@ class FrameSelection:
 
     def config(self) -> dict[str, Any]:
         """Return the selection as entries of a result's `config`."""
+        names = ("begin", "end", "stride", "average")
         return {
-            "begin": self.begin,
-            "end": self.end,
-            "stride": self.stride,
-            "average": self.average,
+            **{name: getattr(self, name) for name in names},
             "bad_frames": self.bad_selected.tolist(),
         }
 
@@ -117,6 +118,10 @@ class FrameSelection:
         sums = (self.bad_selected - self.begin) // (self.stride * self.average)
         np.subtract.at(counts, sums, 1)
         return counts
+
+    def missing_counts(self) -> NDArray[np.uint32]:
+        """Return the number of bad frames [N] in each sum."""
+        return self.average - self.good_counts()
 
 
 #: dtypes that kernels read: integers of at most 32 bits, or floating-point numbers
@@ -152,7 +157,7 @@ def has_integer_counts(source: FrameSource) -> bool:
 def selected_frames(
     source: FrameSource, selection: FrameSelection, first: int, stop: int
 ) -> NDArray[Any]:
-    """Return the frames of a selection's sums first .. stop - 1, [(stop - first) * average, H * W].
+    """Return the frames [(stop - first) * average, H * W] of a selection's sums first .. stop - 1.
 
     Bad frames are included. Frames in memory that kernels can read are not copied.
     """
@@ -162,28 +167,20 @@ def selected_frames(
     if source.array is not None:
         frames = source.array[begin:end:step]
         check_mapped(source.name, frames)
-    elif step >= 8:  # reading single frames is faster than reading all of them
-        _check_room(source, selection, count)
-        frames = np.concatenate([source.read(k, k + 1) for k in range(begin, end, step)])
     else:
-        _check_room(source, selection, end - begin)
-        frames = source.read(begin, end)[::step]
+        one_by_one = step >= 8  # reading single frames is faster than reading all of them
+        read = count if one_by_one else end - begin
+        what = f"{source.name}: {read:,} frames for sums of {selection.average:,}"
+        check_room(2 * read * source.frame_bytes, what, "use a smaller average=", 4 * BLOCK_BYTES)
+        if one_by_one:
+            frames = np.concatenate([source.read(k, k + 1) for k in range(begin, end, step)])
+        else:
+            frames = source.read(begin, end)[::step]
     shape = (count, *source.shape[1:])
     if frames.shape != shape:
         raise ValueError(f"{source!r}: expected frames of shape {shape}, got {frames.shape}")
     flat = as_counts(frames.reshape(count, -1), source.name)
     return flat if is_contiguous(flat) else flat.copy()
-
-
-def _check_room(source: FrameSource, selection: FrameSelection, count: int) -> None:
-    """Raise MemoryError if `count` frames and their sums do not fit into memory."""
-    needed = 2 * count * source.frame_bytes
-    if needed > 4 * BLOCK_BYTES and needed > (free := available_bytes()):
-        raise MemoryError(
-            f"{source.name}: {count:,} frames for sums of {selection.average:,} need "
-            f"{needed / 1e9:,.3g} GB, and {free / 1e9:,.3g} GB of memory are free; use a smaller "
-            "average="
-        )
 
 
 def is_contiguous(frames: NDArray[Any]) -> bool:
@@ -204,18 +201,13 @@ def frame_blocks(
     """
     sum_bytes = max(source.frame_bytes * selection.average, 1)
     size = max((n_bytes or BLOCK_BYTES) // sum_bytes, 1)
-    ranges = [(k, min(k + size, selection.n)) for k in range(0, selection.n, size)]
+    starts = range(0, selection.n, size)
+    calls = [(source, selection, k, min(k + size, selection.n)) for k in starts]
     if source.array is not None:
-        for first, stop in ranges:
-            yield first, selected_frames(source, selection, first, stop)
-        return
-    with ThreadPoolExecutor(1, "jaxkern-frames") as reader:
-        ahead = None
-        for number, (first, stop) in enumerate(ranges):
-            now = ahead or reader.submit(selected_frames, source, selection, first, stop)
-            if number + 1 < len(ranges):
-                ahead = reader.submit(selected_frames, source, selection, *ranges[number + 1])
-            yield first, now.result()
+        blocks: Iterator[NDArray[Any]] = (selected_frames(*call) for call in calls)
+    else:
+        blocks = computed_ahead(selected_frames, calls, "jaxkern-frames")
+    yield from zip(starts, blocks, strict=True)
 
 
 def summed(
@@ -224,13 +216,9 @@ def summed(
     bad: NDArray[np.bool_],
     divisor: NDArray[np.float64] | None = None,
 ) -> NDArray[Any]:
-    """Return sums [T, P] of `average` neighbouring frames [T * average, P].
+    """Return sums [T, P] of `average` neighbouring frames [T * average, P], in 64 bits if several.
 
-    The dtype is that of the frames if `average` is 1, else it has 64 bits.
-
-    Args:
-      bad: [T * average], true for frames that count as zeros.
-      divisor: [T * average], the number that each frame is divided by.
+    Frames in `bad` [T * average] count as zeros; the others are divided by `divisor` [T * average].
     """
     if divisor is not None:
         frames = frames / divisor[:, None]
@@ -248,19 +236,13 @@ _BLOCK_EVENTS = 2**22
 
 @dataclass(frozen=True, eq=False)
 class EventMemory:
-    """All events of a source, in memory or in memory maps, as Rigaku words or as columns.
+    """All events of a source, in memory or in memory maps, as Rigaku words or as columns."""
 
-    Attributes:
-      words, pixel_base: see `FrameSource`; `words` is None for columns.
-      mapped: true if the words are in a read-only memory map of a file.
-      columns: pixel, frame and count, [M] integers of any width and stride; None for words.
-      n_frames, frame_pixels: the numbers of frames of the source and of pixels of a frame.
-    """
-
-    words: NDArray[np.uint64] | None
-    pixel_base: int
-    mapped: bool
-    columns: tuple[NDArray[Any], NDArray[Any], NDArray[Any]] | None
+    #: first arguments of the native kernels: words, their first pixel, whether they are in a
+    #: read-only memory map, and the columns pixel, frame and count; None for what there is not
+    arguments: tuple[Any, ...]
+    size: int  # events
+    event_bytes: int
     n_frames: int
     frame_pixels: int
 
@@ -271,31 +253,17 @@ class EventMemory:
         words = source.words
         if words is not None and words.flags.c_contiguous:
             check_mapped(source.name, words)
-            return cls(words, source.pixel_base, _read_only_map(words), None, *shape)
+            arguments = (words, source.pixel_base, _read_only_map(words), None, None, None)
+            return cls(arguments, len(words), 8, *shape)
         columns = source.columns or source.events(0, source.shape[0])
         for column in columns:
             check_mapped(source.name, column)
-        pixel, frame, count = map(_readable, columns)
-        return cls(None, 0, False, (pixel, frame, count), *shape)
-
-    @property
-    def size(self) -> int:
-        """Number of events."""
-        if self.words is not None:
-            return len(self.words)
-        return 0 if self.columns is None else len(self.columns[0])
-
-    @property
-    def event_bytes(self) -> int:
-        """Bytes of one event."""
-        return 8 if self.words is not None else sum(x.itemsize for x in self.columns or ())
-
-    def arguments(self) -> tuple[Any, ...]:
-        """Return the first arguments of the native kernels."""
-        return self.words, self.pixel_base, self.mapped, *(self.columns or (None, None, None))
+        readable = [_readable(column) for column in columns]
+        event_bytes = sum(column.itemsize for column in readable)
+        return cls((None, 0, False, *readable), len(readable[0]), event_bytes, *shape)
 
     def frames(self, selection: FrameSelection) -> tuple[Any, ...]:
-        """Return their next arguments: n_frames, n_sums, first_frame, sum, good, frame_pixels."""
+        """Return the next arguments: n_frames, n_sums, first_frame, sum, good, frame_pixels."""
         good = selection.good_counts() if selection.good_counts_differ else None
         sums = None
         if selection.stride > 1 or selection.average > 1 or good is not None:
@@ -327,10 +295,9 @@ def _readable(column: NDArray[Any]) -> NDArray[Any]:
 def event_blocks(
     source: FrameSource, selection: FrameSelection
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]]:
-    """Yield all events of a selection, including bad frames, in blocks of some millions.
+    """Yield (position, pixel, count) of all events, including bad frames, in blocks of millions.
 
-    A block is (position, pixel, count), each [M]. The position of a frame is its index among the
-    frames of the selection.
+    The position of a frame is its index among the frames of the selection.
     """
     stop = selection.begin + selection.n * selection.average * selection.stride
     stop = min(stop, source.shape[0])

@@ -24,31 +24,27 @@ _CLOSED = (-1, -1, -1)
 
 
 class _Part(NamedTuple):
-    """A file, the number of its frames in use, and its fingerprint when it was opened.
-
-    `ends` is a digest of the first and the last of these frames; None without frames.
-    """
+    """A file of the run."""
 
     path: Path
     source: FrameSource
-    frames: int
-    fingerprint: tuple[int, int, int]
-    ends: bytes | None = None
+    frames: int  # in use
+    fingerprint: tuple[int, int, int]  # of the file when it was opened
+    ends: bytes | None = None  # digest of the first and the last of these frames
 
 
 class GrowingFrames(FrameSource):
     """Frames of a folder or of one file, as a writer appends them.
 
     `poll` searches for new frames. Between calls this is a source of the frames found so far. The
-    files of a folder are in the order of their names (2 before 10). A file that cannot be read
-    counts as unfinished, and later files wait for it. The last frame of a file of events counts as
-    unfinished until another one follows. `finish` adds all remaining frames. If the frames of a
-    file change, such as those of a replaced file, `generation` increases, and correlators read all
-    frames again. `dead` has the pixels that every file marks. A growing file may mark other pixels;
-    this is checked whenever the number of frames has doubled, and by `finish`.
+    files of a folder are in the order of their names (2 before 10). A file that cannot be read, and
+    the last frame of a file of events, count as unfinished, and later files wait for it. `finish`
+    adds all remaining frames. If the frames of a file change, `generation` increases, and
+    correlators read all frames again. `dead` has the pixels that every file marks; it is checked
+    whenever the number of frames has doubled, and by `finish`.
 
     Args:
-      place: a folder or a file, which may not exist yet.
+      path: a folder or a file, which may not exist yet.
       frame_shape: (H, W), for files that do not store it.
       dataset: data set of HDF5 files, see `open_frames`.
       pattern: pattern of the names of a folder's files. Files with unknown suffixes and files that
@@ -73,17 +69,17 @@ class GrowingFrames(FrameSource):
 
     def __init__(
         self,
-        place: str | os.PathLike[str],
+        path: str | os.PathLike[str],
         frame_shape: tuple[int, int] | None = None,
         dataset: str | None = None,
         pattern: str = "*",
         exclude: Iterable[str | os.PathLike[str]] = (),
     ):
         super().__init__()
-        self._place = home_path(place)
-        self.name = os.fspath(self._place)
+        self._path = home_path(path)
+        self.name = os.fspath(self._path)
         self._frame_shape, self._dataset, self._pattern = frame_shape, dataset, pattern
-        self._exclude = {Path(path).absolute() for path in exclude}
+        self._exclude = {Path(file).absolute() for file in exclude}
         self._parts: list[_Part] = []
         self._next_search, self._waiting = 0.0, ""
         self._frames_at_dead = 0
@@ -121,17 +117,14 @@ class GrowingFrames(FrameSource):
         return n
 
     def _dead_in_all_files(self) -> NDArray[np.bool_] | None:
-        dead: NDArray[np.bool_] | None = None
-        for part in self._parts:
-            if part.source.dead is None:
-                return None
-            dead = part.source.dead if dead is None else dead & part.source.dead
-        return dead
+        marked = [part.source.dead for part in self._parts if part.source.dead is not None]
+        complete = len(marked) == len(self._parts)
+        return np.logical_and.reduce(marked) if complete else None
 
     def _paths(self) -> list[Path]:
-        if not self._place.is_dir():
-            return [self._place] if self._place.exists() else []
-        files = frame_files(self._place, self._exclude)
+        if not self._path.is_dir():
+            return [self._path] if self._path.exists() else []
+        files = frame_files(self._path, self._exclude)
         return [path for path in files if fnmatch(path.name, self._pattern)]
 
     def _check_order(self, paths: list[Path]) -> None:
@@ -145,7 +138,8 @@ class GrowingFrames(FrameSource):
         """Open a file if it is new or changed; return True if it was readable."""
         known = self._parts[number] if number < len(self._parts) else None
         try:
-            fingerprint = _fingerprint(path)
+            status = path.stat()
+            fingerprint = status.st_ino, status.st_size, status.st_mtime_ns
             if known is not None and known.fingerprint == fingerprint:
                 return self._store(number, known, complete)
             if known is not None:
@@ -184,10 +178,10 @@ class GrowingFrames(FrameSource):
             self.shape, self.dtype = (0, *source.shape[1:]), source.dtype
             self.metadata = source.metadata
         if source.shape[1:] != self.shape[1:] or source.dtype != self.dtype:
+            expected, got = (f"{x.shape[1]} x {x.shape[2]} ({x.dtype})" for x in (self, source))
             raise DetectorFileError(
-                f"{source.name}: expected frames of {self.shape[1]} x {self.shape[2]} "
-                f"({self.dtype}), as in {self._parts[0].path}, got {source.shape[1]} x "
-                f"{source.shape[2]} ({source.dtype})"
+                f"{source.name}: expected frames of {expected}, as in {self._parts[0].path}, got "
+                f"{got}"
             )
 
     def read(self, first: int, stop: int) -> NDArray[Any]:
@@ -207,11 +201,6 @@ class GrowingFrames(FrameSource):
     def close(self) -> None:
         for part in self._parts:
             part.source.close()
-
-
-def _fingerprint(path: Path) -> tuple[int, int, int]:
-    status = path.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _ends(source: FrameSource, frames: int) -> bytes | None:

@@ -17,7 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.mapped import check_mapped
-from jaxkern.xpcs.detectors.frames import MAX_INDEX, DetectorFileError, Events, FrameSource
+from jaxkern.xpcs.detectors.frames import (
+    MAX_INDEX,
+    DetectorFileError,
+    Events,
+    FrameSource,
+    nonzero_events,
+)
 
 _HEADER = np.dtype(
     {
@@ -43,16 +49,15 @@ class ImmFrames(FrameSource):
         header = self._header(0)
         height, width = int(header["rows"]), int(header["columns"])
         self.is_sparse = int(header["compression"]) == _EVENTS
+        where = f"{self.name}, which may not be an IMM file: the first header"
         if height < 1 or width < 1 or height * width > MAX_INDEX:
             raise DetectorFileError(
-                f"{self.name}: expected 1 to {MAX_INDEX} pixels in the first header, got {height} "
-                f"rows and {width} columns. Is it an IMM file?"
+                f"{where}: expected 1 to {MAX_INDEX} pixels, got {height} rows and {width} columns"
             )
         if not self.is_sparse and int(header["bytes"]) != 2:
             raise DetectorFileError(
-                f"{self.name}: expected 2 bytes per pixel or compression 6 in the first header, "
-                f"got {header['bytes']} bytes and compression {header['compression']}. Is it an "
-                "IMM file?"
+                f"{where}: expected 2 bytes per pixel or compression 6, got {header['bytes']} "
+                f"bytes and compression {header['compression']}"
             )
         self._size = height * width
         self._offsets, self._lengths = self._scan_headers(header)
@@ -66,13 +71,11 @@ class ImmFrames(FrameSource):
     def _scan_headers(self, first: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the byte offset and the length of the data of each frame."""
         total, width = len(self._bytes), 6 if self.is_sparse else 2
-        offsets: list[int] = []
-        lengths: list[int] = []
-        offset = 0
-        keys = ("compression", "rows", "columns")
+        data: list[tuple[int, int]] = []
+        offset, keys = 0, ("compression", "rows", "columns")
         expected = [int(first[key]) for key in keys]
         while offset < total:
-            where = f"{self.name}: the header of frame {len(offsets)} at byte {offset}"
+            where = f"{self.name}: the header of frame {len(data)} at byte {offset}"
             if total - offset < _HEADER.itemsize:
                 raise DetectorFileError(f"{where} is truncated: the file ends at byte {total}")
             header = self._header(offset)
@@ -92,10 +95,10 @@ class ImmFrames(FrameSource):
                 raise DetectorFileError(
                     f"{where}: expected {length} numbers of {width} bytes, got end at byte {total}"
                 )
-            offsets.append(offset)
-            lengths.append(length)
+            data.append((offset, length))
             offset += length * width
-        return np.array(offsets, np.int64), np.array(lengths, np.int64)
+        offsets, lengths = np.array(data, np.int64).T
+        return offsets, lengths
 
     def _read_metadata(self, first: Any) -> dict[str, Any]:
         metadata: dict[str, Any] = {}
@@ -129,12 +132,11 @@ class ImmFrames(FrameSource):
             return super().events(first, stop)
         self.check_range(first, stop)
         check_mapped(self.name, self._bytes)
-        lengths = self._lengths[first:stop]
+        offsets, lengths = self._offsets[first:stop], self._lengths[first:stop]
         pixel = np.empty(int(lengths.sum()), np.int32)
         count = np.empty(len(pixel), np.int16)
         end = 0
-        offsets = self._offsets[first:stop].tolist()
-        for offset, length in zip(offsets, lengths.tolist(), strict=True):
+        for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
             begin, end = end, end + length
             pixel[begin:end] = np.ndarray(length, "<i4", self._bytes, offset)
             count[begin:end] = np.ndarray(length, "<i2", self._bytes, offset + 4 * length)
@@ -146,7 +148,4 @@ class ImmFrames(FrameSource):
                 f"{self.name}: frame {frame[k]}: expected counts of 0 or more in pixels 0 to "
                 f"{self._size - 1}, got the count {count[k]} in pixel {pixel[k]}"
             )
-        counted = count > 0
-        if not counted.all():
-            pixel, frame, count = pixel[counted], frame[counted], count[counted]
-        return Events(pixel, frame, count.astype(np.uint16))
+        return nonzero_events(pixel, frame, count.astype(np.uint16))

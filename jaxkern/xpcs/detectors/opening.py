@@ -27,8 +27,6 @@ from jaxkern.xpcs.detectors.imm import ImmFrames
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.detectors.rigaku import MODULE, Rigaku3MFrames, RigakuFrames
 
-_COLUMNS = ("pixel", "frame", "count")
-
 
 class NpyFrames(ArrayFrames):
     """An array [N, H, W], or [N, P] with `frame_shape`, of a `.npy` file mapped into memory."""
@@ -56,23 +54,22 @@ def npz_events(
     name = os.fspath(path)
     try:
         with open(name, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-            names = set(file.files)
-            if missing := {"pixel", "frame"} - names:
+            if missing := {"pixel", "frame"} - set(file.files):
                 raise DetectorFileError(
                     f"{name}: expected the arrays pixel, frame and count, got "
-                    f"{sorted(names)[:10]} without {', '.join(sorted(missing))}"
+                    f"{sorted(file.files)[:10]} without {', '.join(sorted(missing))}"
                 )
-            columns = [file[key] if key in names else None for key in _COLUMNS]
-            stored_shape = file["shape"] if "shape" in names else None
+            keys = ("pixel", "frame", "count", "shape", "frame_time")
+            *columns, stored_shape, time = (file.get(key) for key in keys)
             metadata = {}
-            if "frame_time" in names and file["frame_time"].size == 1:
-                metadata["frame_time"] = float(file["frame_time"].reshape(-1)[0])
+            if time is not None and time.size == 1:
+                metadata["frame_time"] = float(time.reshape(-1)[0])
     except (DetectorFileError, FileNotFoundError):
         raise
     except NUMPY_DAMAGE as error:
         raise DetectorFileError(f"{name} cannot be read as a .npz file: {error}") from error
     shape, n_frames = event_shape(name, stored_shape, frame_shape)
-    return EventFrames(columns[0], columns[1], columns[2], shape, n_frames, name, metadata)
+    return EventFrames(*columns, shape, n_frames, name, metadata)
 
 
 Shape = tuple[int, int]
@@ -110,11 +107,7 @@ _MAGIC: dict[bytes, Callable[[str, Shape | None], FrameSource]] = {
 
 
 def frame_files(folder: Path, exclude: Container[Path] = ()) -> list[Path]:
-    """Return the files of a folder with a known suffix except ``*_metadata.hdf``, 2 before 10.
-
-    Args:
-      exclude: absolute paths to skip.
-    """
+    """Return the files of a folder with known suffixes, 2 before 10, but not ``*_metadata.hdf``."""
     return [
         folder / name
         for name in natural_order(os.listdir(folder))
@@ -149,22 +142,23 @@ def as_frames(
 
 @contextmanager
 def frames_and_map(frames: Any, qmap: QMap, mask: Any = None) -> Iterator[tuple[FrameSource, QMap]]:
-    """Return frames as a source and the map without dead pixels; close a file opened here.
-
-    Args:
-      mask: [H, W], true where a pixel is good, in addition to the map's mask.
-    """
+    """Yield frames as a source, and the map without masked and dead pixels; close own files."""
     source = as_frames(frames, qmap.shape)
     try:
-        if source.shape[1:] != qmap.shape:
-            raise ValueError(
-                f"qmap: expected {source.shape[1]} x {source.shape[2]} pixels, as the frames of "
-                f"{source.name}, got {qmap.shape[0]} x {qmap.shape[1]}"
-            )
-        yield source, qmap.with_mask(mask).without(source.dead)
+        yield source, without_dead_pixels(qmap.with_mask(mask), source)
     finally:
         if source is not frames:
             source.close()
+
+
+def without_dead_pixels(qmap: QMap, source: FrameSource) -> QMap:
+    """Return the map of a source's frames without its dead pixels, after a check of the shape."""
+    if source.shape[1:] != qmap.shape:
+        raise ValueError(
+            f"qmap: expected {source.shape[1]} x {source.shape[2]} pixels, as the frames of "
+            f"{source.name}, got {qmap.shape[0]} x {qmap.shape[1]}"
+        )
+    return qmap.without(source.dead)
 
 
 def open_frames(
@@ -172,17 +166,8 @@ def open_frames(
 ) -> FrameSource:
     """Open the frames or events of a detector's file, which are read in parts.
 
-    ==========================  ==================================================================
-    `.bin`                      Rigaku events, 512 x 1024 pixels
-    `.bin.000`                  the first of six files of Rigaku's 3M detector, 1676 x 2100 pixels
-    `.imm`                      IMM, dense or events
-    `.h5 .hdf .hdf5 .nxs .cxi`  frames of Eiger, Lambda, LIMA and NeXus masters; events in arrays
-                                pixel, frame, count
-    `.npy`                      an array [N, H, W] or [N, P], mapped into memory
-    `.npz`                      events in arrays pixel, frame, count
-    ==========================  ==================================================================
-
-    HDF5 and NumPy files are also recognized by their first bytes, whatever their suffix is.
+    The format is that of the first bytes of HDF5 and NumPy files, and of the suffix of others:
+    `.bin` and `.bin.000` (Rigaku), `.imm`, `.h5`, `.hdf`, `.hdf5`, `.nxs`, `.cxi`, `.npy`, `.npz`.
 
     Args:
       path: the file; the master or the first one of several files.
@@ -220,12 +205,12 @@ def open_frames(
             f"{name}: expected one of the suffixes {', '.join(SUFFIXES)}, or the content of an "
             "HDF5 or NumPy file"
         )
-    if dataset is not None:
-        if reader is not hdf5_frames:
-            raise ValueError(f"dataset: expected None, as {name} is not HDF5, got {dataset!r}")
+    if dataset is None:
+        source = reader(name, frame_shape)
+    elif reader is hdf5_frames:
         source = hdf5_frames(name, frame_shape, dataset)
     else:
-        source = reader(name, frame_shape)
+        raise ValueError(f"dataset: expected None, as {name} is not HDF5, got {dataset!r}")
     if not isinstance(source, Hdf5Frames):  # which marks them itself
         mark_sentinels(source)
     return source

@@ -24,9 +24,8 @@ class QMap:
     """Map of the pixels of a detector to dynamic and static bins.
 
     Correlations are computed for each dynamic bin. A pixel's intensity is normalized by the mean of
-    its static bin, which is a part of the dynamic bin, since the mean changes with q. Bins are
-    numbered from 1; 0 means no bin. A pixel is used if both its bins are above 0 and `mask` is
-    true.
+    its static bin, a part of the dynamic bin. Bins are numbered from 1; 0 means no bin. A pixel is
+    used if both its bins are above 0 and `mask` is true.
 
     Args:
       dynamic: [H, W] integers, the dynamic bin of each pixel.
@@ -61,15 +60,9 @@ class QMap:
         self.dynamic = _bins("dynamic", dynamic)
         self.shape: tuple[int, int] = (self.dynamic.shape[0], self.dynamic.shape[1])
         self.static = self.dynamic if static is None else _bins("static", static, self.shape)
-        if mask is None:
-            self.mask = np.ones(self.shape, bool)
-        else:
-            self.mask = np.asarray(mask).astype(bool)
-            _check_shape("mask", self.mask, self.shape)
-        self.blemish: NDArray[np.bool_] | None = None
-        if blemish is not None:
-            self.blemish = np.asarray(blemish).astype(bool)
-            _check_shape("blemish", self.blemish, self.shape)
+        every = np.ones(self.shape, bool)
+        self.mask = every if mask is None else _mask("mask", mask, self.shape)
+        self.blemish = None if blemish is None else _mask("blemish", blemish, self.shape)
         self._layout = layout
         self.n_dynamic = int(self.dynamic.max(initial=0))
         self.n_static = int(self.static.max(initial=0))
@@ -185,8 +178,7 @@ class QMap:
         good, blemished = self.mask, self.blemish
         for name, value in (("mask", mask), ("blemish", blemish)):
             if value is not None:
-                array = np.asarray(value).astype(bool)
-                _check_shape(name, array, self.shape)
+                array = _mask(name, value, self.shape)
                 good = good & array
                 if name == "blemish":
                     blemished = array if blemished is None else blemished & array
@@ -312,6 +304,12 @@ def _check_shape(name: str, array: NDArray[Any], shape: tuple[int, int]) -> None
         raise ValueError(f"{name}: expected the shape {shape} of dynamic, got {array.shape}")
 
 
+def _mask(name: str, values: Any, shape: tuple[int, int]) -> NDArray[np.bool_]:
+    mask = np.asarray(values).astype(bool)
+    _check_shape(name, mask, shape)
+    return mask
+
+
 def _labels(name: str, labels: Any, n_bins: int) -> NDArray[np.float64] | None:
     if labels is None:
         return None
@@ -370,11 +368,7 @@ def read_mask(path: str | os.PathLike[str], kind: str = "mask") -> NDArray[np.bo
 
 
 def masked_map(qmap: QMap, mask: Any = None, blemish: Any = None) -> QMap:
-    """Return a map without the pixels that a mask or a blemish excludes.
-
-    Args:
-      mask, blemish: [H, W], true where a pixel is good, or the path of such a file, or None.
-    """
+    """Return a map without the pixels that are 0 in masks [H, W] or files of masks."""
     for kind, value in (("mask", mask), ("blemish", blemish)):
         if value is None:
             continue
@@ -399,11 +393,11 @@ def masked_map(qmap: QMap, mask: Any = None, blemish: Any = None) -> QMap:
 def _read_tiff(path: Path) -> NDArray[Any]:
     try:
         from PIL import Image
-    except ModuleNotFoundError as error:
-        raise ImportError(f"Pillow is required to read {path}; run pip install pillow") from error
-    try:
+
         with Image.open(path) as image:
             return np.asarray(image)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"Pillow is required to read {path}; run pip install pillow") from error
     except Exception as error:  # damaged files give struct.error, ValueError, OSError, ...
         raise DetectorFileError(f"{path} cannot be read as a TIFF file: {error}") from error
 
@@ -412,14 +406,10 @@ def _read_hdf5(name: str, kind: str) -> NDArray[Any]:
     import h5py
 
     with open_hdf5(name) as file, hdf5_errors(name):
-        for path in _IN_HDF5:
-            stored = find_object(file, path.format(kind=kind))
-            if isinstance(stored, h5py.Dataset):
-                return np.asarray(stored[()])
-        for path in MASKS:
+        for path in (*(path.format(kind=kind) for path in _IN_HDF5), *MASKS):
             stored = find_object(file, path)
             if isinstance(stored, h5py.Dataset):
-                return np.asarray(stored[()] == 0)
+                return np.asarray(stored[()] == 0 if path in MASKS else stored[()])
         images: list[Any] = []
 
         def visit(_: str, item: Any) -> None:

@@ -25,7 +25,6 @@ _GROUPS = ("qmap", "xpcs/qmap")
 _MAPS = ("dynamic_roi_map", "static_roi_map", "mask", "blemish")
 # Lists of bins are short; a damaged header may claim any length.
 _LONGEST = 10**7
-_TEXTS = ("map_names", "map_units")
 
 
 def read_qmap(path: str | os.PathLike[str], group: str | None = None) -> dict[str, Any]:
@@ -42,19 +41,12 @@ def read_qmap(path: str | os.PathLike[str], group: str | None = None) -> dict[st
             )
         where = stored.name
         layout = {key: _value(name, stored, key) for key in stored}
-    maps = {key: layout.get(key) for key in _MAPS}
-    if maps["dynamic_roi_map"] is None:
+    dynamic, static, mask, blemish = (layout.get(key) for key in _MAPS)
+    if dynamic is None:
         raise DetectorFileError(f"{name}: {where} has no dynamic_roi_map: {sorted(layout)[:20]}")
-    q, phi = bin_labels(name, layout, "dynamic")
-    return {
-        "dynamic": maps["dynamic_roi_map"],
-        "static": maps["static_roi_map"],
-        "mask": None if maps["mask"] is None else maps["mask"] != 0,
-        "q": q,
-        "phi": phi,
-        "blemish": None if maps["blemish"] is None else maps["blemish"] != 0,
-        "layout": layout,
-    }
+    q, phi = _bin_labels(name, layout)
+    maps = {"dynamic": dynamic, "static": static, "mask": mask, "blemish": blemish}
+    return {**maps, "q": q, "phi": phi, "layout": layout}
 
 
 def _value(name: str, group: h5py.Group, key: str) -> Any:
@@ -63,8 +55,7 @@ def _value(name: str, group: h5py.Group, key: str) -> Any:
     shape, dtype = getattr(stored, "shape", None), getattr(stored, "dtype", None)
     if shape is None or dtype is None:
         return None
-    is_map = key in _MAPS
-    if is_map:
+    if key in _MAPS:
         # Older files have a leading axis of length 1.
         squeezed = tuple(n for n in shape if n != 1) if len(shape) > 2 else tuple(shape)
         if len(squeezed) != 2 or dtype.kind not in "uifb" or stored.size > MAX_INDEX:
@@ -84,42 +75,36 @@ def _value(name: str, group: h5py.Group, key: str) -> Any:
     return texts if shape else texts[0]
 
 
-def bin_labels(
-    name: str, layout: Mapping[str, Any], kind: str
+def _bin_labels(
+    name: str, layout: Mapping[str, Any]
 ) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
-    """Return q and phi of the bins of a kind, "dynamic" or "static"; None for missing labels."""
-    axes = [layout.get(f"{kind}_v_list_dim{axis}") for axis in range(2)]
+    """Return q and phi of the dynamic bins; None for missing labels."""
+    axes = [layout.get(f"dynamic_v_list_dim{axis}") for axis in range(2)]
     if axes[0] is None:
         return None, None
     values = [np.ravel(np.asarray([0.0] if axis is None else axis)) for axis in axes]
-    n_bins = int(layout[f"{kind}_roi_map"].max(initial=0))
-    mapping = layout.get(f"{kind}_index_mapping")
+    n_bins, n1 = int(layout["dynamic_roi_map"].max(initial=0)), len(values[1])
+    mapping = layout.get("dynamic_index_mapping")
     cells = np.arange(n_bins) if mapping is None else np.ravel(np.asarray(mapping))
     if cells.dtype.kind not in "ui" or len(cells) < n_bins:
         raise DetectorFileError(
-            f"{name}: {kind}_index_mapping: expected an integer for each of the {n_bins} bins, got "
-            f"{len(cells)} {cells.dtype}"
+            f"{name}: dynamic_index_mapping: expected an integer for each of the {n_bins} bins, "
+            f"got {len(cells)} {cells.dtype}"
         )
     cells = cells[:n_bins].astype(np.int64)
-    n1 = len(values[1])
     if any(v.dtype.kind not in "uif" for v in values) or (
         n_bins and not 0 <= cells.min() <= cells.max() < len(values[0]) * n1
     ):
         raise DetectorFileError(
-            f"{name}: {kind}_index_mapping: expected cells of a grid of {len(values[0])} x {n1}, "
+            f"{name}: dynamic_index_mapping: expected cells of a grid of {len(values[0])} x {n1}, "
             f"got {cells.min(initial=0)} to {cells.max(initial=0)}"
         )
-    by_name = {"q": values[0][cells // n1], "phi": values[1][cells % n1]}
+    labels = [values[0][cells // n1].astype(np.float64), values[1][cells % n1].astype(np.float64)]
     names = layout.get("map_names")
-    if isinstance(names, list) and len(names) == 2:
-        by_name = dict(zip(names, by_name.values(), strict=True))
-    if axes[1] is None:
-        by_name.pop("phi", None)
-    q, phi = (
-        None if (labels := by_name.get(key)) is None else labels.astype(np.float64)
-        for key in ("q", "phi")
-    )
-    return q, phi
+    if not isinstance(names, list) or len(names) != 2:
+        names = ["q", "phi"]
+    by_name = dict(zip(names, labels, strict=True))
+    return by_name.get("q"), None if axes[1] is None else by_name.get("phi")
 
 
 def default_layout(
@@ -131,8 +116,7 @@ def default_layout(
 ) -> dict[str, Any]:
     """Return the file entries of a map that was not read from a file: a grid of its q and phi.
 
-    A static bin has the q and phi of its dynamic bin. If q is unknown, the first axis is the number
-    of the bin, and its name is "bin".
+    A static bin has the q and phi of its dynamic bin. For an unknown q, an axis "bin" counts bins.
     """
     layout: dict[str, Any] = {
         "mask": mask.astype(np.uint8),

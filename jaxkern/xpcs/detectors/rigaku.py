@@ -13,7 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.mapped import check_mapped
-from jaxkern.xpcs.detectors.frames import DetectorFileError, Events, FrameSource, check_frame_shape
+from jaxkern.xpcs.detectors.frames import (
+    DetectorFileError,
+    Events,
+    FrameSource,
+    check_frame_shape,
+    nonzero_events,
+)
 
 #: (H, W) of one module
 MODULE = (512, 1024)
@@ -32,14 +38,7 @@ _BLOCK = 1 << 15
 
 
 class RigakuFrames(FrameSource):
-    """Frames of a file `.bin`, mapped into memory; N is the number of the last frame plus 1.
-
-    Frames without events are zero. The constructor reads the file once and checks it.
-
-    Args:
-      path: the file.
-      frame_shape: (H, W).
-    """
+    """Frames of a file `.bin`, which is checked and mapped; N is that of the last frame plus 1."""
 
     is_sparse = True
     dtype = np.dtype(np.uint16)
@@ -71,18 +70,11 @@ class RigakuFrames(FrameSource):
             first <= frame.min() and frame.max() < stop and pixel.min() >= 0 and pixel.max() < size
         ):
             raise DetectorFileError(f"{self.name} has changed since it was opened; open it again")
-        if count.all():
-            return Events(pixel, frame, count)
-        counted = count > 0
-        return Events(pixel[counted], frame[counted], count[counted])
+        return nonzero_events(pixel, frame, count)
 
 
 class Rigaku3MFrames(FrameSource):
-    """Six files `.bin.000` to `.bin.005`, 1676 x 2100 pixels with gaps, which `dead` marks.
-
-    Args:
-      path: the file `.bin.000`; the others are in the same folder.
-    """
+    """Six files `.bin.000` to `.bin.005`, 1676 x 2100 pixels with gaps, which `dead` marks."""
 
     is_sparse = True
     dtype = np.dtype(np.uint16)
@@ -122,12 +114,9 @@ class Rigaku3MFrames(FrameSource):
 
 def _mapped_words(name: str) -> NDArray[np.uint64]:
     size = Path(name).stat().st_size
-    if size == 0:
-        raise DetectorFileError(f"{name}: expected events of 8 bytes each, got an empty file")
-    if size % 8:
-        raise DetectorFileError(
-            f"{name}: expected events of 8 bytes each, got {size} bytes; is it still being written?"
-        )
+    if size == 0 or size % 8:
+        got = f"{size} bytes; is it still being written?" if size else "an empty file"
+        raise DetectorFileError(f"{name}: expected events of 8 bytes each, got {got}")
     # Convert to an array, since slicing a memory map is many times slower.
     return np.asarray(np.memmap(name, "<u8", mode="r"))
 
