@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.correlators.bins import BinLabels, time_step
 from jaxkern.xpcs.correlators.frame_sums import (
     OverviewSums,
     frame_totals,
@@ -23,7 +22,13 @@ from jaxkern.xpcs.correlators.frame_sums import (
 from jaxkern.xpcs.correlators.g2 import BinSums
 from jaxkern.xpcs.correlators.native import CorrelationProgress
 from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
-from jaxkern.xpcs.correlators.selection import FrameSelection, frame_blocks, has_integer_counts
+from jaxkern.xpcs.correlators.selection import (
+    BinLabels,
+    FrameSelection,
+    frame_blocks,
+    has_integer_counts,
+    time_step,
+)
 from jaxkern.xpcs.detectors.frames import FrameSource
 from jaxkern.xpcs.detectors.qmap import QMap
 

@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.xpcs.correlators.bins import BinLabels
 from jaxkern.xpcs.correlators.results import MultiTauResult
-from jaxkern.xpcs.correlators.selection import FrameSelection
+from jaxkern.xpcs.correlators.selection import BinLabels, FrameSelection
 from jaxkern.xpcs.detectors.qmap import QMap
 
 #: largest number of delays per level in the kernels

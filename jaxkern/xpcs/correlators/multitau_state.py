@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.cost import Cost
 from jaxkern.core.op import Op
-from jaxkern.xpcs.correlators.bins import BinLabels, BinnedPixels
 from jaxkern.xpcs.correlators.checks import rows_and_columns
 from jaxkern.xpcs.correlators.g2 import MAX_DELAYS, g2_result, multitau_delays
 from jaxkern.xpcs.correlators.multitau_sums import bins_of_pixels, check_totals, sums_of_state
 from jaxkern.xpcs.correlators.native import native_module
-from jaxkern.xpcs.correlators.selection import COUNT_DTYPES, FrameSelection
+from jaxkern.xpcs.correlators.selection import COUNT_DTYPES, BinLabels, BinnedPixels, FrameSelection
 from jaxkern.xpcs.correlators.twin import multitau_update as pure_jax_update
 from jaxkern.xpcs.correlators.twin import state_shapes
 from jaxkern.xpcs.detectors.qmap import QMap
@@ -30,20 +29,16 @@ _ARRAYS = ("total", "g", "head", "history")
 def _abstract(frames: Any, seen: Any, *arrays: Any, dpl: int) -> Any:
     op, dtype = "multitau_update", np.dtype(frames.dtype)
     if dtype.name not in FRAME_DTYPES or len(frames.shape) != 2:
-        raise ValueError(
-            f"{op}: frames: expected [T, P] of {', '.join(FRAME_DTYPES)}, got "
-            f"{dtype.name}{list(frames.shape)}"
-        )
+        got = f"{dtype.name}{list(frames.shape)}"
+        raise ValueError(f"{op}: frames: expected [T, P] of {', '.join(FRAME_DTYPES)}, got {got}")
     if seen.shape != () or seen.dtype != np.int32:
         raise ValueError(f"{op}: seen: expected int32[], got {seen.dtype}{list(seen.shape)}")
     delays = arrays[1].shape[0] if arrays[1].shape else 0
     shapes = state_shapes(delays, frames.shape[1], dpl, dtype.kind == "f")
     for (name, shape), x in zip(shapes.items(), arrays, strict=True):
         if tuple(x.shape) != shape or x.dtype != np.uint32:
-            raise ValueError(
-                f"{op}: {name}: expected uint32{list(shape)} for {delays} delays, dpl={dpl} and "
-                f"frames {dtype.name}{list(frames.shape)}, got {x.dtype}{list(x.shape)}"
-            )
+            state = f"uint32{list(shape)} for {dtype.name}{list(frames.shape)} and dpl={dpl}"
+            raise ValueError(f"{op}: {name}: expected {state}, got {x.dtype}{list(x.shape)}")
     return tuple(jax.ShapeDtypeStruct(shape, np.uint32) for shape in shapes.values())
 
 
@@ -134,10 +129,8 @@ def multitau_init(n_pixels: int, n_frames_max: int, dtype: Any, dpl: int = 4) ->
     check_integer("dpl", dpl, 1, MAX_DELAYS)
     name = np.dtype(dtype).name
     if name not in FRAME_DTYPES or jax.dtypes.canonicalize_dtype(name).name != name:
-        raise ValueError(
-            f"dtype: expected one of {', '.join(FRAME_DTYPES)} (float64 requires "
-            f"jax.config.update('jax_enable_x64', True)), got {name}"
-        )
+        known = ", ".join(FRAME_DTYPES)
+        raise ValueError(f"dtype: expected one of {known} (float64 requires x64), got {name}")
     delays = len(multitau_delays(n_frames_max, dpl))
     shapes = state_shapes(delays, n_pixels, dpl, name.startswith("float"))
     arrays = {key: jnp.zeros(shape, jnp.uint32) for key, shape in shapes.items()}
@@ -207,10 +200,8 @@ def multitau_result(
       True
     """
     if isinstance(state.seen, jax.core.Tracer) or state.seen.ndim:
-        raise TypeError(
-            "state: expected the state of one data set outside of jit (use "
-            f"jax.tree.map(lambda x: x[i], state) for a batch), got state.seen={state.seen!r:.80}"
-        )
+        expected = "one data set outside of jit, jax.tree.map(lambda x: x[i], state) of a batch"
+        raise TypeError(f"state: expected the state of {expected}, got seen={state.seen!r:.80}")
     if qmap is None:
         return _pixel_correlations(state)
     pixels, seen = state.total.shape[0], int(state.seen)

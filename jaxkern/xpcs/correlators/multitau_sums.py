@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from jaxkern.core.memory import available_bytes
 from jaxkern.core.threads import num_threads
-from jaxkern.xpcs.correlators.bins import BinnedPixels
 from jaxkern.xpcs.correlators.checks import PreparedRun
 from jaxkern.xpcs.correlators.g2 import BinSums, multitau_delays
 from jaxkern.xpcs.correlators.native import native_module, run_watched
 from jaxkern.xpcs.correlators.selection import (
     COUNT_LIMIT,
+    BinnedPixels,
     EventMemory,
     selected_frames,
     summed,
@@ -238,8 +238,7 @@ def check_totals(total: NDArray[np.uint64], numbers: Any) -> None:
     if invalid.any():
         raise ValueError(
             f"pixel {numbers[int(invalid.argmax())]} has a negative count, or counts that sum to "
-            "2^32 - 1 or more; mask the pixel, or give the frames as float64, whose sums are exact "
-            "below 2^53"
+            "2^32 - 1 or more; mask the pixel, or give the frames as float64 (exact below 2^53)"
         )
 
 

@@ -55,9 +55,8 @@ def _update(
     real = np.dtype(frames.dtype).kind == "f"
     if real and not jax.config.read("jax_enable_x64"):
         raise ValueError(
-            f"frames are {frames.dtype}, and the pure-JAX multi-tau sums of floating-point frames "
-            "need float64: call jax.config.update('jax_enable_x64', True), or use the native "
-            "kernel, or frames of an integer dtype"
+            f"frames are {frames.dtype}, whose pure-JAX multi-tau sums need float64: call "
+            "jax.config.update('jax_enable_x64', True), or use the native kernel or integers"
         )
     counts = _Reals() if real else _Counts()
     depth = 2 * dpl

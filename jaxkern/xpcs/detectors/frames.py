@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
@@ -83,10 +83,8 @@ class FrameSource:
                 np.add.at(exact, index, events.count.astype(np.uint64))
                 frame, pixel = divmod(int(np.flatnonzero(exact != frames)[0]), pixels)
                 row, column = divmod(pixel, self.shape[2])
-                raise DetectorFileError(
-                    f"{self.name}: the sum of the counts in frame {first + frame}, row {row}, "
-                    f"column {column} overflows {self.dtype}"
-                )
+                where = f"{self.name}: frame {first + frame}, row {row}, column {column}"
+                raise DetectorFileError(f"{where}: the sum of the counts overflows {self.dtype}")
         else:
             frames[index] = events.count
         return frames.reshape(stop - first, *self.shape[1:])
@@ -112,6 +110,18 @@ class FrameSource:
             raise IndexError(
                 f"{self.name}: expected frames within 0 to {self.shape[0]}, got {first} to {stop}"
             )
+
+    def joined(
+        self, parts: Iterable[tuple[int, Callable[[int, int], NDArray[Any]]]], first: int, stop: int
+    ) -> NDArray[Any]:
+        """Return frames first .. stop - 1 of parts in sequence, each (number of frames, reader)."""
+        pieces, start = [np.zeros((0, *self.shape[1:]), self.dtype)], 0
+        for count, read in parts:
+            begin, end = max(first - start, 0), min(stop - start, count)
+            if begin < end:
+                pieces.append(read(begin, end))
+            start += count
+        return pieces[1] if len(pieces) == 2 else np.concatenate(pieces)
 
     def close(self) -> None:
         """Close the files of the source."""
@@ -141,10 +151,8 @@ class ArrayFrames(FrameSource):
         if stored.ndim == 2:
             height, width = frame_shape or (1, stored.shape[1])
             if height * width != stored.shape[1]:
-                raise ValueError(
-                    f"{name}: expected the shape [N, {height * width}] or [N, {height}, {width}], "
-                    f"got {stored.shape}"
-                )
+                shapes = f"[N, {height * width}] or [N, {height}, {width}]"
+                raise ValueError(f"{name}: expected the shape {shapes}, got {stored.shape}")
             stored = stored.reshape(len(stored), height, width)
         if stored.ndim != 3:
             raise ValueError(f"{name}: expected the shape [N, H, W] or [N, P], got {stored.shape}")

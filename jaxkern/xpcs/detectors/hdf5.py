@@ -17,6 +17,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,9 +68,8 @@ class Hdf5Frames(FrameSource):
                 self._parts = _find_frames(self.name, self._file, dataset)
                 self._check_parts()
                 self.linked = linked_files(self.name, self._parts)
-                self._starts = np.cumsum([0] + [part.shape[0] for part in self._parts])
                 height, width = self._parts[0].shape[1:]
-                self.shape = (int(self._starts[-1]), int(height), int(width))
+                self.shape = (sum(map(len, self._parts)), int(height), int(width))
                 self.dtype = self._parts[0].dtype.newbyteorder("=")
                 self.metadata = detector_metadata(self._file)
                 self.dead = pixel_mask(self._file, self.shape[1:])
@@ -101,16 +101,12 @@ class Hdf5Frames(FrameSource):
 
     def _stored(self, first: int, stop: int) -> NDArray[Any]:
         """Return frames without checks of their counts."""
-        pieces = []
-        for part, start in zip(self._parts, self._starts[:-1].tolist(), strict=True):
-            begin, end = max(first - start, 0), min(stop - start, part.shape[0])
-            if begin < end:
-                with hdf5_errors(self.name, f"{part.name}, frames {begin} to {end - 1}"):
-                    pieces.append(part[begin:end])
-        if not pieces:
-            return np.zeros((0, *self.shape[1:]), self.dtype)
-        frames = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        return np.asarray(frames, self.dtype)
+
+        def read(part: h5py.Dataset, begin: int, end: int) -> NDArray[Any]:
+            with hdf5_errors(self.name, f"{part.name}, frames {begin} to {end - 1}"):
+                return np.asarray(part[begin:end], self.dtype)
+
+        return self.joined([(len(part), partial(read, part)) for part in self._parts], first, stop)
 
     def read(self, first: int, stop: int) -> NDArray[Any]:
         """Return frames first .. stop - 1; the counts of dead pixels are unchanged."""
@@ -121,10 +117,9 @@ class Hdf5Frames(FrameSource):
             negative &= ~self.dead
         if negative.any():
             frame, row, column = (int(n[0]) for n in np.nonzero(negative))
-            raise DetectorFileError(
-                f"{self.name}: frame {first + frame}, row {row}, column {column}: expected a "
-                f"count of 0 or more, got {frames[frame, row, column]}"
-            )
+            where = f"{self.name}: frame {first + frame}, row {row}, column {column}"
+            count = frames[frame, row, column]
+            raise DetectorFileError(f"{where}: expected a count of 0 or more, got {count}")
         return frames
 
     def close(self) -> None:
@@ -161,10 +156,8 @@ def _read_events(
         column = find_object(group, key)
         if column is not None:
             if len(column.shape) != 1:
-                raise DetectorFileError(
-                    f"{name}: {column.name}: expected integers [M], got {column.dtype} "
-                    f"{column.shape}"
-                )
+                got = f"{column.dtype} {column.shape}"
+                raise DetectorFileError(f"{name}: {column.name}: expected integers [M], got {got}")
             check_filters(name, column)
         arrays.append(None if column is None else column[()])
     stored_shape = group.attrs.get("shape")
@@ -183,10 +176,8 @@ def _find_frames(name: str, file: h5py.File, dataset: str | None) -> list[h5py.D
             return [item]
         if isinstance(item, h5py.Group) and (parts := _numbered_parts(item)):
             return parts
-        raise DetectorFileError(
-            f"{name}: expected a data set {dataset!r} or a group of this name with data_000001, "
-            f"...; the file has {_list_datasets(file)}"
-        )
+        expected = f"a data set {dataset!r}, or a group of this name with data_000001, ..."
+        raise DetectorFileError(f"{name}: expected {expected}; got {_list_datasets(file)}")
     known = next((parts for parts in _known_datasets(file) if parts), None)
     if known is not None:
         return known
@@ -194,13 +185,10 @@ def _find_frames(name: str, file: h5py.File, dataset: str | None) -> list[h5py.D
     if len(scans) == 1:
         return scans
     if scans:
-        raise DetectorFileError(
-            f"{name} has the frames {', '.join(repr(item.name) for item in scans[:20])}; select "
-            "one of them (dataset=, --dataset)"
-        )
+        names = ", ".join(repr(item.name) for item in scans[:20])
+        raise DetectorFileError(f"{name} has the frames {names}; select one (dataset=, --dataset)")
     raise DetectorFileError(
-        f"{name} has no frames in the usual data sets; it has {_list_datasets(file)}. Give the "
-        "name of the data set (dataset=, --dataset)"
+        f"{name}: expected frames, got {_list_datasets(file)}; name them (dataset=, --dataset)"
     )
 
 
@@ -229,9 +217,9 @@ def _numbered_parts(group: h5py.Group) -> list[h5py.Dataset]:
     numbered = sorted((int(match[1]), key) for key in group if (match := _PART.fullmatch(key)))
     for (before, _), (number, key) in itertools.pairwise(numbered):
         if number != before + 1:
+            parts, where = f"{numbered[0][0]} to {numbered[-1][0]}", group.file.filename
             raise DetectorFileError(
-                f"{group.file.filename}: {group.name}: expected parts {numbered[0][0]} to "
-                f"{numbered[-1][0]} once each, got {key} after number {before}"
+                f"{where}: {group.name}: expected parts {parts} once each, got {key} after {before}"
             )
     parts = [find_object(group, key) for _, key in numbered]
     return [part for part in parts if isinstance(part, h5py.Dataset)]

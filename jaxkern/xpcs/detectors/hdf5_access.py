@@ -90,8 +90,7 @@ def check_filters(name: str, stored: h5py.Dataset) -> None:
         import hdf5plugin  # noqa: F401, registers them
     except ImportError as error:
         raise ImportError(
-            f"{where} (bitshuffle and LZ4 are 32008), which require hdf5plugin; run pip install "
-            "'jaxkern[detectors]'"
+            f"{where}, which require hdf5plugin; run pip install 'jaxkern[detectors]'"
         ) from error
     if not all(h5py.h5z.filter_avail(code) for code in missing):
         raise DetectorFileError(f"{where}; h5py and the installed hdf5plugin lack some of them")

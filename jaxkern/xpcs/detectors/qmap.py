@@ -16,8 +16,12 @@ from jaxkern.core.version import __version__
 from jaxkern.xpcs.detectors.frames import DetectorFileError
 from jaxkern.xpcs.detectors.hdf5 import MASKS
 from jaxkern.xpcs.detectors.hdf5_access import find_object, hdf5_errors, new_hdf5, open_hdf5
-from jaxkern.xpcs.detectors.qmap_files import default_layout, read_qmap, write_layout
-from jaxkern.xpcs.detectors.qmap_geometry import geometry_bins
+from jaxkern.xpcs.detectors.qmap_layout import (
+    default_layout,
+    geometry_bins,
+    read_qmap,
+    write_layout,
+)
 
 
 class QMap:
@@ -279,10 +283,8 @@ class QMap:
         parents[static] = dynamic
         if (split := static[parents[static] != dynamic]).size:
             bins = np.unique(dynamic[static == split[0]])
-            raise ValueError(
-                f"static: expected each static bin in one dynamic bin, got bin {split[0]} in the "
-                f"dynamic bins {bins.tolist()}"
-            )
+            got = f"bin {split[0]} in the dynamic bins {bins.tolist()}"
+            raise ValueError(f"static: expected each static bin in one dynamic bin, got {got}")
         return parents[1:]
 
 
@@ -376,10 +378,8 @@ def masked_map(qmap: QMap, mask: Any = None, blemish: Any = None) -> QMap:
         name = os.fspath(value) if is_path else kind
         good = read_mask(value, kind) if is_path else np.asarray(value).astype(bool)
         if good.shape != qmap.shape:
-            raise ValueError(
-                f"{name}: expected a {kind} of {qmap.shape[0]} x {qmap.shape[1]} pixels, "
-                f"got {good.shape}"
-            )
+            pixels = f"{qmap.shape[0]} x {qmap.shape[1]} pixels"
+            raise ValueError(f"{name}: expected a {kind} of {pixels}, got {good.shape}")
         masked = qmap.with_mask(**{kind: good})
         if qmap.n_pixels and not masked.n_pixels:
             raise ValueError(
@@ -419,7 +419,7 @@ def _read_hdf5(name: str, kind: str) -> NDArray[Any]:
         file.visititems(visit)
         if len(images) == 1:
             return np.asarray(images[0][()])
+        got = [item.name for item in images[:10]]
         raise DetectorFileError(
-            f"{name}: expected a data set {kind!r}, or one data set of two axes; got "
-            f"{[item.name for item in images[:10]]}"
+            f"{name}: expected a data set {kind!r}, or one data set of two axes; got {got}"
         )
