@@ -78,11 +78,7 @@ def check_empty_bins(
     mask: NDArray[np.bool_] | None,
     name: str,
 ) -> list[str]:
-    """Return a message for each reason why some of the bins have no pixels.
-
-    `qmap` includes `dead` and masked pixels [H, W], and `labels` has the bins without them. `mask`
-    is true for good pixels, and `name` is the name of the frames.
-    """
+    """Return a message for each reason why some bins of a map have no pixels in `labels`."""
     empty, texts = labels.bins[labels.n_pixels == 0], []
     if not len(empty):
         return []
@@ -256,19 +252,7 @@ def _hot_pixel_messages(suspects: Mapping[int, str], qmap: QMap, masked: bool) -
 
 
 class PreparedRun:
-    """Checks and choices that all correlators share.
-
-    Attributes:
-      source, selection: the frames; `apply_cut` adds bad frames.
-      bar: the progress bar.
-      qmap: the map without dead, masked and hot pixels.
-      labels: the bins.
-      divisor: [N * average] the mean that each frame is divided by, or None.
-      sums: sums of the frames for an overview or for hot pixels, or None.
-      time_step: time between frames in s, or None.
-      cut: the intensity cut (low, high), or None.
-      messages: descriptions of doubtful bins and pixels.
-    """
+    """Frames, bins and choices of a correlation, and messages about doubtful bins and pixels."""
 
     def __init__(
         self,
@@ -284,11 +268,12 @@ class PreparedRun:
         frame_time: float | None,
         overview: bool,
     ) -> None:
-        self.source, self.selection, self.bar, self.qmap = source, selection, bar, masked
+        self.source, self.selection, self.bar = source, selection, bar
+        self.qmap = masked  # without dead, masked and hot pixels
         self._hot_pixels, self._overview = hot_pixels, overview
         self._limits = intensity_limits(intensity_cut)
         self.cut = None if intensity_cut is None else tuple(intensity_cut)
-        self.divisor: NDArray[np.float64] | None = None
+        self.divisor: NDArray[np.float64] | None = None  # [N * average] means of the frames
         self._suspects: dict[int, str] | None = None
         if hot_pixels == "mask":
             sums = self._empty_sums()
@@ -311,10 +296,7 @@ class PreparedRun:
         return suspect_pixels(overview, self.qmap, frames, has_integer_counts(self.source))
 
     def apply_cut(self, divide: bool) -> None:
-        """Mark frames outside the intensity cut as bad; set `divisor` if frames are divided.
-
-        The limits are factors of the median of the good frames without NaN.
-        """
+        """Mark frames outside of the cut, factors of the median, as bad; set `divisor`."""
         if self._limits is None and not divide:
             return
         selection = self.selection

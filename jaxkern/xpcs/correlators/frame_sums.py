@@ -39,10 +39,7 @@ def frame_sums(
     bad: NDArray[np.bool_] | None = None,
     squares: NDArray[np.float64] | None = None,
 ) -> NDArray[Any]:
-    """Return the totals [masks, T] of frames [T, P] over the pixels of up to two masks [P].
-
-    Good frames are added to `image` [P] of `sum_dtype`, and squares of their counts to `squares`.
-    """
+    """Return totals [masks, T] of frames [T, P] over masks [P]; add good frames to the images."""
     native = native_module()
     if native is not None:
         marked = None if bad is None else bad.view(np.uint8)

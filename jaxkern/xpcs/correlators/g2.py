@@ -83,12 +83,7 @@ class BinSums:
 def g2_of_sums(
     sums: BinSums, qmap: QMap, bins: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return g2 and its errors [n_tau, n_bins] of dynamic bins whose pixels are all in `sums`.
-
-    g2 is the mean over a dynamic bin's static bins of <G> / (<IP> <IF>). The error is the standard
-    deviation of the pixels' ratios, with one degree of freedom less, over the square root of their
-    number. Both are NaN where they have no pixels or pairs.
-    """
+    """Return g2 and its standard errors [n_tau, n_bins]; NaN where they have no pixels or pairs."""
     # Static bins in the order of dynamic bins: bin b has edges[b] .. edges[b + 1] - 1; empty
     # static bins are in bin 0.
     order = np.argsort(qmap.dynamic_of_static, kind="stable")

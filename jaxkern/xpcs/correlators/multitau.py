@@ -250,14 +250,11 @@ class LiveMultiTau:
     """g2 of a growing source: `update` adds new frames, and `result` is available at any time.
 
     A result is bit-identical to `multitau` of the same frames. All frames are read again if the
-    `dead` pixels of the source change (a pixel may be at its limit in the first frames only), or if
-    a file is replaced by one with other frames. Events are converted to frames block by block and
-    take as much time as frames.
+    `dead` pixels or the earlier frames of the source change. Events are converted to frames.
 
     Args:
       qmap: the bins of the pixels.
-      most_frames: largest number of frames; the memory grows with its logarithm (1 kB per pixel for
-        100,000 frames).
+      most_frames: largest number of frames; the memory grows with its logarithm.
       dpl, normalize, bad_frames, begin, stride, average, bins, frame_time: see `multitau`;
         `bad_frames` may include frames that do not exist yet.
       intensity_cut, mask, hot_pixels: see `multitau`; the median frame and the hot pixels are
@@ -329,11 +326,7 @@ class LiveMultiTau:
         return self._seen
 
     def result(self) -> MultiTauResult:
-        """Return g2 of the frames added so far.
-
-        Raises:
-          ValueError: fewer than 2 frames were added.
-        """
+        """Return g2 of the frames added so far; ValueError for fewer than 2."""
         if self._seen < 2 or self._state is None:
             raise ValueError(f"expected at least 2 frames, got {self._seen}")
         with rows_and_columns(self._qmap.shape[1]):
@@ -347,13 +340,7 @@ class LiveMultiTau:
         return replace(result, overview=self._overview.overview())
 
     def finish(self, source: FrameSource) -> MultiTauResult:
-        """Return g2 of a complete source, bit-identical to `multitau`.
-
-        The frames are read again for an intensity cut and to mask hot pixels.
-
-        Raises:
-          ValueError: the source has fewer than 2 frames.
-        """
+        """Return g2 of a complete source, read again for an intensity cut or to mask hot pixels."""
         total, selection = min(self.update(source), self._most), self._all
         if self._seen < 2 or (self._cut is None and self._hot_pixels != "mask"):
             result = self.result()

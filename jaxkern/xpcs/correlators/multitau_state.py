@@ -103,9 +103,8 @@ def multitau_init(n_pixels: int, n_frames_max: int, dtype: Any, dpl: int = 4) ->
       n_pixels: P, the number of pixels of a frame.
       n_frames_max: determines the delays, which are those of this number of frames. More frames can
         be added; they count at the same delays.
-      dtype: dtype of the frames: uint8, uint16, uint32, int32, float32 or float64. A pixel needs 8
-        bytes, and 12 bytes per delay and 8 dpl bytes per level of delays for integer counts, 16
-        and 16 dpl bytes for floating-point counts.
+      dtype: dtype of the frames: uint8, uint16, uint32, int32, float32 or float64. A pixel needs
+        12 bytes per delay and 8 dpl bytes per level for integers, 16 and 16 dpl for floats.
       dpl: delays per level, at most 64, see `multitau_delays`.
 
     Raises:

@@ -94,11 +94,7 @@ def make_pixel_sums(
 
 
 def pixel_tiles(pixels: BinnedPixels) -> NDArray[np.int64]:
-    """Return the tile [P] of each pixel.
-
-    The sums of tiles are added in order. Groups of pixels that consist of whole tiles therefore
-    give the same bits as all pixels at once.
-    """
+    """Return the tile [P] of each pixel; groups of whole tiles give the bits of all pixels."""
     native = native_module() if len(pixels) else None
     if native is None:
         return np.arange(len(pixels)) // _TILE

@@ -66,12 +66,8 @@ def native_module() -> ModuleType | None:
 
 
 def run_watched(call: Callable[..., Any], total: int, watch: Callable[[float], None]) -> Any:
-    """Run a native function in a thread and return its result.
-
-    `watch` is called every 0.1 s with the completed fraction of `total`, which the function counts
-    in element 0 of its argument `progress`. An exception from it sets element 1 to stop the work.
-    """
-    done = np.zeros(2, np.int64)
+    """Run a native function in a thread, and call `watch` with its progress every 0.1 s."""
+    done = np.zeros(2, np.int64)  # completed work, and 1 to stop
     with ThreadPoolExecutor(1, "jaxkern-multitau") as worker:
         running = worker.submit(call, threads=num_threads(), progress=done)
         try:

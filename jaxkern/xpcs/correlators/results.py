@@ -80,10 +80,7 @@ class MultiTauResult(BinResult):
     parts: tuple[MultiTauResult, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the arrays and numbers as lists and Python numbers, for `json`; NaN remains NaN.
-
-        The map and the overview are not included, since files store them.
-        """
+        """Return all but the map and the overview as lists and Python numbers, for `json`."""
         names = ["delay", "tau", "bins", "g2", "g2_err", "q", "phi", "n_pixels", "n_pairs"]
         arrays = {name: getattr(self, name) for name in names}
         return {

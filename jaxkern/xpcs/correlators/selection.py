@@ -247,10 +247,7 @@ def has_integer_counts(source: FrameSource) -> bool:
 def selected_frames(
     source: FrameSource, selection: FrameSelection, first: int, stop: int
 ) -> NDArray[Any]:
-    """Return the frames [(stop - first) * average, H * W] of a selection's sums first .. stop - 1.
-
-    Bad frames are included. Frames in memory that kernels can read are not copied.
-    """
+    """Return the frames [T * average, H * W], good or bad, of T = stop - first sums."""
     step, count = selection.stride, (stop - first) * selection.average
     begin = selection.begin + first * selection.average * step
     end = begin + max(count - 1, 0) * step + min(count, 1)
@@ -285,10 +282,7 @@ def is_contiguous(frames: NDArray[Any]) -> bool:
 def frame_blocks(
     source: FrameSource, selection: FrameSelection, n_bytes: int | None = None
 ) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield all frames of a selection in order, as (number of the first sum, `selected_frames`).
-
-    A thread reads frames that are not in memory, one block of about `n_bytes` ahead.
-    """
+    """Yield (number of the first sum, `selected_frames`) of blocks; a thread reads one ahead."""
     sum_bytes = max(source.frame_bytes * selection.average, 1)
     size = max((n_bytes or BLOCK_BYTES) // sum_bytes, 1)
     starts = range(0, selection.n, size)
@@ -306,10 +300,7 @@ def summed(
     bad: NDArray[np.bool_],
     divisor: NDArray[np.float64] | None = None,
 ) -> NDArray[Any]:
-    """Return sums [T, P] of `average` neighbouring frames [T * average, P], in 64 bits if several.
-
-    Frames in `bad` [T * average] count as zeros; the others are divided by `divisor` [T * average].
-    """
+    """Return sums [T, P] of `average` frames, divided by `divisor` and 0 where `bad`."""
     if divisor is not None:
         frames = frames / divisor[:, None]
     if bad.any():
@@ -385,10 +376,7 @@ def _readable(column: NDArray[Any]) -> NDArray[Any]:
 def event_blocks(
     source: FrameSource, selection: FrameSelection
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]]:
-    """Yield (position, pixel, count) of all events, including bad frames, in blocks of millions.
-
-    The position of a frame is its index among the frames of the selection.
-    """
+    """Yield blocks (position, pixel, count) of all events; positions count selected frames."""
     stop = selection.begin + selection.n * selection.average * selection.stride
     stop = min(stop, source.shape[0])
     step, first = 1, selection.begin

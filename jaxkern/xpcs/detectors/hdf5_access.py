@@ -128,11 +128,7 @@ def _virtual_files(stored: h5py.Dataset) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_hdf5(path: Path, overwrite: bool = True) -> Iterator[h5py.File]:
-    """Open a new HDF5 file, which gets its name when the block ends without an error.
-
-    The format is that of HDF5 1.8 (2008), in which headers have checksums. Data sets that are
-    copied from files of a newer format keep it.
-    """
+    """Open a new HDF5 file, which gets its name when the block ends without an error."""
     import h5py
 
     if not overwrite and os.path.lexists(path):
@@ -144,6 +140,7 @@ def new_hdf5(path: Path, overwrite: bool = True) -> Iterator[h5py.File]:
     ):
         medium = _Medium(raw)
         try:
+            # Headers have checksums from the format of HDF5 1.8 (2008) on.
             with h5py.File(medium, "w", libver=("v108", "latest")) as file:
                 yield file
         except Exception:  # a failed write may be the cause, which HDF5 does not see

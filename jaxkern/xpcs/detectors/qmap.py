@@ -84,8 +84,6 @@ class QMap:
     def read(cls, path: str | os.PathLike[str], group: str | None = None) -> Self:
         """Read the map of a file by simplemask or pysimplemask, or of a file of results.
 
-        q and phi of a bin are those of its cell in `dynamic_index_mapping`.
-
         Args:
           path: the HDF5 file.
           group: group of the map; by default `/qmap`, or `/xpcs/qmap` of results.
@@ -216,12 +214,7 @@ class QMap:
         return marked
 
     def write(self, path: str | os.PathLike[str], group: str = "/qmap") -> None:
-        """Write the map to a new HDF5 file in the layout of pysimplemask.
-
-        Raises:
-          FileExistsError: the file exists.
-          OSError: the disk is full or fails; no file is created.
-        """
+        """Write the map to a new HDF5 file of pysimplemask's layout; FileExistsError if it exists."""
         with new_hdf5(Path(path), overwrite=False) as file:
             self.write_group(file.create_group(group))
 
@@ -231,12 +224,7 @@ class QMap:
 
     @cached_property
     def layout(self) -> dict[str, Any]:
-        """Entries of a file of this map by the names of pysimplemask.
-
-        These are `dynamic_roi_map`, `static_roi_map`, `mask` (and `blemish`) [H, W]; `num_pts`,
-        `v_list_dim0`, `v_list_dim1` and `index_mapping` for each kind of bins; `map_names` and
-        `map_units`; and other entries of the file that the map was read from, or the geometry.
-        """
+        """Entries of a file of this map by the names of pysimplemask, including its geometry."""
         if self._layout is not None:
             layout = {key: value for key, value in self._layout.items() if value is not None}
         else:

@@ -117,10 +117,7 @@ def default_layout(
     q: NDArray[np.float64] | None,
     phi: NDArray[np.float64] | None,
 ) -> dict[str, Any]:
-    """Return the file entries of a map that was not read from a file: a grid of its q and phi.
-
-    A static bin has the q and phi of its dynamic bin. For an unknown q, an axis "bin" counts bins.
-    """
+    """Return the file entries of a map that was not read from a file: a grid of its q and phi."""
     layout: dict[str, Any] = {
         "mask": mask.astype(np.uint8),
         "dynamic_roi_map": dynamic.astype(np.uint32),
