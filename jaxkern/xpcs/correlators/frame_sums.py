@@ -151,7 +151,8 @@ class OverviewSums:
 
     def _static_sums(self) -> NDArray[Any]:
         """Return the sums of the last part over static bins."""
-        pixels, sums = self._qmap.pixels_of_static, np.zeros_like(self._static[0])
+        pixels = self._qmap.pixels_of_static
+        sums: NDArray[Any] = np.zeros(len(pixels), self._image.dtype)
         filled = np.flatnonzero(pixels)
         if len(filled):  # the map's pixels are ordered by static bin
             first = (np.cumsum(pixels) - pixels)[filled]

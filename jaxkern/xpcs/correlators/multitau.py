@@ -393,5 +393,5 @@ class LiveMultiTau:
 
 
 def _same_pixels(one: NDArray[np.bool_] | None, other: NDArray[np.bool_] | None) -> bool:
-    marked = (False if dead is None or not dead.any() else dead for dead in (one, other))
-    return bool(np.array_equal(*marked))
+    marked = [np.zeros(0) if dead is None or not dead.any() else dead for dead in (one, other)]
+    return np.array_equal(marked[0], marked[1])

@@ -306,4 +306,5 @@ def sums_of_state(
 
 def _bin_sums(arrays: tuple[NDArray[np.float64], ...], pixels: BinnedPixels) -> BinSums:
     counts = np.bincount(pixels.dynamic, minlength=pixels.n_dynamic).astype(np.int64)
-    return BinSums(*arrays, counts)
+    weight, sums, mean, squares = arrays
+    return BinSums(weight, sums, mean, squares, counts)

@@ -210,8 +210,8 @@ class BinnedPixels:
         while begin < len(self):
             fitting = ends[(ends > begin) & (ends <= begin + max_pixels)]
             end = int(fitting[-1] if len(fitting) else ends[ends > begin][0])
-            arrays = (x[begin:end] for x in (self.pixel, self.static, self.dynamic))
-            parts.append(BinnedPixels(*arrays, self.n_static, self.n_dynamic))
+            pixel, static, dynamic = (x[begin:end] for x in (self.pixel, self.static, self.dynamic))
+            parts.append(BinnedPixels(pixel, static, dynamic, self.n_static, self.n_dynamic))
             begin = end
         return parts
 
@@ -320,7 +320,7 @@ class EventMemory:
     """All events of a source, in memory or in memory maps, as Rigaku words or as columns."""
 
     #: first arguments of the native kernels: words, their first pixel, whether they are in a
-    #: read-only memory map, and the columns pixel, frame and count; None for what there is not
+    #: read-only memory map, and the columns pixel, frame and count, or None
     arguments: tuple[Any, ...]
     size: int  # events
     event_bytes: int

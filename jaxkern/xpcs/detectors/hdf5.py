@@ -164,7 +164,8 @@ def _read_events(
     if stored_shape is None and (stored := find_object(group, "shape")) is not None:
         stored_shape = stored[()] if stored.shape == (3,) else ()
     shape, n_frames = event_shape(name, stored_shape, frame_shape)
-    return EventFrames(*arrays, shape, n_frames, name, detector_metadata(file))
+    pixel, frame, count = arrays
+    return EventFrames(pixel, frame, count, shape, n_frames, name, detector_metadata(file))
 
 
 def _find_frames(name: str, file: h5py.File, dataset: str | None) -> list[h5py.Dataset]:
@@ -217,9 +218,9 @@ def _numbered_parts(group: h5py.Group) -> list[h5py.Dataset]:
     numbered = sorted((int(match[1]), key) for key in group if (match := _PART.fullmatch(key)))
     for (before, _), (number, key) in itertools.pairwise(numbered):
         if number != before + 1:
-            parts, where = f"{numbered[0][0]} to {numbered[-1][0]}", group.file.filename
+            expected, where = f"{numbered[0][0]} to {numbered[-1][0]}", group.file.filename
             raise DetectorFileError(
-                f"{where}: {group.name}: expected parts {parts} once each, got {key} after {before}"
+                f"{where}: {group.name}: expected parts {expected}, got {key} after {before}"
             )
     parts = [find_object(group, key) for _, key in numbered]
     return [part for part in parts if isinstance(part, h5py.Dataset)]

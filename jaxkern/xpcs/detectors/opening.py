@@ -62,7 +62,7 @@ def npz_events(
                 got = f"{sorted(file.files)[:10]} without {', '.join(sorted(missing))}"
                 raise DetectorFileError(f"{name}: expected arrays pixel, frame, count; got {got}")
             keys = ("pixel", "frame", "count", "shape", "frame_time")
-            *columns, stored_shape, frame_time = (file.get(key) for key in keys)
+            pixel, frame, count, stored_shape, frame_time = (file.get(key) for key in keys)
             metadata = {}
             if frame_time is not None and frame_time.size == 1:
                 metadata["frame_time"] = float(frame_time.reshape(-1)[0])
@@ -71,7 +71,7 @@ def npz_events(
     except NUMPY_DAMAGE as error:
         raise DetectorFileError(f"{name} cannot be read as a .npz file: {error}") from error
     shape, n_frames = event_shape(name, stored_shape, frame_shape)
-    return EventFrames(*columns, shape, n_frames, name, metadata)
+    return EventFrames(pixel, frame, count, shape, n_frames, name, metadata)
 
 
 Shape = tuple[int, int]

@@ -214,7 +214,7 @@ class QMap:
         return marked
 
     def write(self, path: str | os.PathLike[str], group: str = "/qmap") -> None:
-        """Write the map to a new HDF5 file of pysimplemask's layout; FileExistsError if it exists."""
+        """Write the map to a new file like pysimplemask; FileExistsError if there is one."""
         with new_hdf5(Path(path), overwrite=False) as file:
             self.write_group(file.create_group(group))
 
