@@ -75,18 +75,23 @@ def available_bytes() -> int:
     return max(room if free is None else min(room, free), 0)
 
 
-def check_room(needed: float, what: str, advice: str, least: float = 2**28) -> None:
-    """Raise MemoryError if `needed` bytes, more than `least`, exceed the available memory."""
-    if needed > least and needed > (free := available_bytes()):
-        raise MemoryError(
-            f"{what} need {needed / 1e9:,.3g} GB, and {free / 1e9:,.3g} GB of memory are free; "
-            f"{advice}"
-        )
-
-
 def _field_bytes(path: Path, field: str) -> int | None:
     """Parse a line such as ``RssAnon:  1024 kB`` into bytes; None if it is missing."""
     for line in read_text_or_empty(path).splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     return None
+
+
+def check_memory(what: str, needed: int, advice: str, minimum: int = 0) -> None:
+    """Raise MemoryError if arrays of ``needed`` bytes exceed the available memory.
+
+    ``what`` is a plural subject for the message. Sizes up to ``minimum`` bytes are not checked.
+
+    >>> check_memory("arrays of 2 frames", 16, "select fewer frames")
+    """
+    if needed > minimum and needed > (free := available_bytes()):
+        raise MemoryError(
+            f"{what} need {needed / 1e9:,.3g} GB, and {free / 1e9:,.3g} GB of memory are free; "
+            f"{advice}"
+        )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from jaxkern.core.contexts import ThreadContexts
+from jaxkern.core.backend import ThreadContexts
 from jaxkern.core.failures import is_interrupt
 from jaxkern.ring import Ring, RingClosed, RingSlot, RingStats, SlotMemory
 

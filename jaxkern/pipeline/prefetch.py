@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxkern.core.alignment import aligned_copy
 from jaxkern.core.arguments import check_integer
+from jaxkern.core.arrays import aligned_copy
 from jaxkern.pipeline.engine import Engine
 
 

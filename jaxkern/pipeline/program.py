@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxkern.core.alignment import aligned_copy
+from jaxkern.core.arrays import aligned_copy
 from jaxkern.core.failures import note
 from jaxkern.core.keys import fold_records
 from jaxkern.pipeline import rows as row

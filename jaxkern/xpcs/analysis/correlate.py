@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.archives import digest
 from jaxkern.core.arguments import check_integer
+from jaxkern.core.arrays import digest
 from jaxkern.core.version import __version__
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.correlators.checks import CorrelationWarning, HotPixels, check_hot_pixels

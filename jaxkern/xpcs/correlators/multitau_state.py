@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.core.cost import Cost
+from jaxkern.core.declaration import Cost
 from jaxkern.core.op import Op
 from jaxkern.xpcs.correlators.checks import rows_and_columns
 from jaxkern.xpcs.correlators.g2 import MAX_DELAYS, g2_result, multitau_delays

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import check_integer, check_number
-from jaxkern.core.mapped import check_mapped
-from jaxkern.core.memory import check_room
+from jaxkern.core.arrays import check_mapped
+from jaxkern.core.memory import check_memory
 from jaxkern.xpcs.correlators.native import computed_ahead
 from jaxkern.xpcs.detectors.frames import FrameSource
 from jaxkern.xpcs.detectors.qmap import QMap
@@ -86,11 +86,12 @@ class FrameSelection:
 
     def check_memory(self, frames: int) -> None:
         """Raise MemoryError if arrays with numbers for `frames` frames do not fit into memory."""
-        check_room(
-            frames * _FRAME_BYTES,
+        check_memory(
             f"arrays for {frames:,} frames",
+            frames * _FRAME_BYTES,
             "select fewer frames (begin=, end=). multitau_events does without these arrays if "
             "bad_frames, stride, average, intensity_cut, normalize and overview are not used",
+            minimum=2**28,
         )
 
     def bad_mask(self) -> NDArray[np.bool_]:
@@ -258,7 +259,8 @@ def selected_frames(
         one_by_one = step >= 8  # reading single frames is faster than reading all of them
         read = count if one_by_one else end - begin
         what = f"{source.name}: {read:,} frames for sums of {selection.average:,}"
-        check_room(2 * read * source.frame_bytes, what, "use a smaller average=", 4 * BLOCK_BYTES)
+        needed, advice = 2 * read * source.frame_bytes, "use a smaller average="
+        check_memory(what, needed, advice, minimum=4 * BLOCK_BYTES)
         if one_by_one:
             frames = np.concatenate([source.read(k, k + 1) for k in range(begin, end, step)])
         else:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.alignment import aligned_array
+from jaxkern.core.arrays import aligned_array
 from jaxkern.core.memory import available_bytes
 from jaxkern.xpcs.correlators.checks import PreparedRun
 from jaxkern.xpcs.correlators.selection import FrameSelection, as_counts, frame_blocks, summed

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.core.memory import check_room
+from jaxkern.core.memory import check_memory
 from jaxkern.xpcs.correlators.results import TwoTimeResult
 
 Smoothing: TypeAlias = Literal["static", "none"]
@@ -124,12 +124,11 @@ class TwoTimeReduction:
             raise ValueError(f"dtype: expected float64 or float32, got {dtype.name}")
         shape = (n_bins, *self._cells_shape)
         if out is None:
-            check_room(
-                int(np.prod(shape)) * dtype.itemsize,
+            check_memory(
                 f"two-time correlations {list(shape)}",
+                int(np.prod(shape)) * dtype.itemsize,
                 "use out= (a memory map or an HDF5 data set), dtype=np.float32, fewer bins=, or "
                 "another form=",
-                least=0,
             )
             out = np.empty(shape, dtype)
         elif tuple(out.shape) != shape:

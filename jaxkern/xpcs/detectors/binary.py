@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.mapped import check_mapped
+from jaxkern.core.arrays import check_mapped
 from jaxkern.xpcs.detectors.frames import (
     MAX_INDEX,
     DetectorFileError,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.memory import check_room
+from jaxkern.core.memory import check_memory
 
 #: largest number of frames and of pixels, whose indices are int32
 MAX_INDEX = 2**31 - 1
@@ -246,10 +246,11 @@ class RawEvents(FrameSource):
         assert self.columns is not None
         pixel, frame, count = self.columns
         # The sorting index, and the sorted columns before and after conversion to 4 bytes.
-        check_room(
-            len(pixel) * (20 + sum(column.itemsize for column in self.columns)),
+        check_memory(
             f"indices that sort {len(pixel):,} events by frame",
+            len(pixel) * (20 + sum(column.itemsize for column in self.columns)),
             "use fewer events, or neither normalize= nor intensity_cut= nor overview=",
+            minimum=2**28,
         )
         return EventFrames(pixel, frame, count, self.shape[1:], self.shape[0], self.name)
 

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.archives import NUMPY_DAMAGE, map_npy
-from jaxkern.core.mapped import check_mapped
+from jaxkern.core.arrays import NUMPY_DAMAGE, check_mapped, map_npy
 from jaxkern.core.paths import home_path, natural_order
 from jaxkern.xpcs.detectors.binary import MODULE, ImmFrames, Rigaku3MFrames, RigakuFrames
 from jaxkern.xpcs.detectors.frames import (
