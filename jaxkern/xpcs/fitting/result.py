@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.archives import npz_bytes
+from jaxkern.core.arrays import npz_bytes
 from jaxkern.core.paths import write_atomically
 from jaxkern.xpcs.fitting.evaluation import Evaluation, FitProblem
 from jaxkern.xpcs.fitting.jackknife import Jackknife, combine_errors
