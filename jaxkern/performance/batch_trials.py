@@ -235,7 +235,7 @@ def augmentation() -> tuple[Any, tuple[Any, ...]]:
 
 def pipeline_trial(pipeline: Pipeline) -> Trial:
     """Return a trial of a pipeline, rebuilt for each batch size; it reads from its source."""
-    from jaxkern.pipeline.resizing import Resized
+    from jaxkern.pipeline.pipeline import Resized
 
     resized = Resized(pipeline)
     sharding, ahead = resized.sharding, resized.units_ahead

@@ -18,7 +18,7 @@ import jaxkern as jk
 from jaxkern.image import Compose, RandomCrop
 from jaxkern.performance import batch_trials
 from jaxkern.pipeline import Cache, Rebatch, pipeline
-from jaxkern.pipeline.resizing import Resized
+from jaxkern.pipeline.pipeline import Resized
 
 # Times only the smallest size, or the requested ones; the largest is still found.
 recommend = partial(jk.get_batch_size_recommendation, progress=False, seconds=0.01)
