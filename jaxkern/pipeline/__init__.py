@@ -30,8 +30,8 @@ from jaxkern.pipeline.program import RecompilationWarning as RecompilationWarnin
 from jaxkern.pipeline.sequential import Filter as Filter
 from jaxkern.pipeline.sources.combined import Subset as Subset
 from jaxkern.pipeline.sources.formats.arrow import ArrowSource as ArrowSource
+from jaxkern.pipeline.sources.formats.arrow import HuggingFaceSource as HuggingFaceSource
 from jaxkern.pipeline.sources.formats.arrow import ParquetSource as ParquetSource
-from jaxkern.pipeline.sources.formats.huggingface import HuggingFaceSource as HuggingFaceSource
 from jaxkern.pipeline.sources.formats.record_files import ArrayRecordSource as ArrayRecordSource
 from jaxkern.pipeline.sources.formats.record_files import TFRecordSource as TFRecordSource
 from jaxkern.pipeline.sources.formats.webdataset import WebDatasetSource as WebDatasetSource
@@ -44,8 +44,8 @@ from jaxkern.pipeline.sources.source import ArraySource as ArraySource
 from jaxkern.pipeline.sources.source import BatchSource as BatchSource
 from jaxkern.pipeline.sources.source import EncodedImages as EncodedImages
 from jaxkern.pipeline.sources.stored_arrays import HDF5Source as HDF5Source
+from jaxkern.pipeline.sources.stored_arrays import TokenSource as TokenSource
 from jaxkern.pipeline.sources.stored_arrays import ZarrSource as ZarrSource
-from jaxkern.pipeline.sources.tokens import TokenSource as TokenSource
 from jaxkern.pipeline.token_packing import Pack as Pack
 from jaxkern.pipeline.tuning import PipelineStats as PipelineStats
 

@@ -222,10 +222,8 @@ def test_shards_are_the_records_one_behind_the_other(tmp_path):
 
 def stored(name, field):
     """The bytes of each record."""
-    from jaxkern.pipeline.sources.packed.files import PackedFile
-
-    file = PackedFile(name)
-    return [file.stored(field, row).tobytes() for row in range(file.index.records)]
+    source = PackedSource(name)
+    return [source.encoded_bytes(field, row) for row in range(len(source))]
 
 
 def test_jpeg_files_that_fit_are_taken_as_they_are(tmp_path):
