@@ -72,9 +72,7 @@ def damaged_copy(path, folder, at=9, field="image"):
 def test_a_damaged_record_is_named(whole, tmp_path):
     path, records = whole
     copy, offset = damaged_copy(path, tmp_path)
-    said = (
-        rf"damaged.jkp: record {BAD}, field 'image', is damaged: its \d+ bytes at offset {offset}"
-    )
+    said = rf"damaged.jkp: record {BAD}, field 'image', is damaged: .* at offset {offset}"
     source = PackedSource(copy)
     with pytest.raises(ValueError, match=said):
         source[BAD]
