@@ -11,9 +11,14 @@ from scipy import stats
 from support.errors import raises
 
 from jaxkern import image as im
-from jaxkern.image.policies.policies import op_steps
-from jaxkern.image.policies.tables import AUG_MIX, AUTO_AUGMENT, magnitude_table, pairs
 from jaxkern.image.program.program import Code
+from jaxkern.image.transforms.policies import (
+    AUG_MIX,
+    AUTO_AUGMENT,
+    magnitude_table,
+    op_steps,
+    pairs,
+)
 
 COUNT = 10_000
 POLICY = im.RandAugment()

@@ -9,7 +9,7 @@ import pytest
 
 import jaxkern as jk
 from jaxkern import image as im
-from jaxkern.image.stages import MAX_STAGES, StagesBuilder
+from jaxkern.image.ops import MAX_STAGES, StagesBuilder
 
 COUNT = 6
 

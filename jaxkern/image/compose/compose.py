@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
+from jaxkern.core.explicit import on_batch
 from jaxkern.core.integers import to_int32
+from jaxkern.image import ops
 from jaxkern.image.chain.axis import is_static
 from jaxkern.image.chain.fold import ChainBuilder, sizes_differ
 from jaxkern.image.chain.plan import MAX_SIZE, Dtype, Layout, checked_dtype
@@ -27,7 +30,6 @@ from jaxkern.image.compose.batch import (
     split_clips,
     uint16_to_float,
 )
-from jaxkern.image.compose.passes import BatchPass, Steps, passes
 from jaxkern.image.compose.targets import (
     applied_transforms,
     apply_to_fields,
@@ -39,10 +41,139 @@ from jaxkern.image.compose.targets import (
 )
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.transform import Transform, checked_transforms
+from jaxkern.image.transforms.transform import Kind, Transform, check_transforms
 from jaxkern.image.transforms.values import Normalize, ToDtype
 
 Params = tuple[dict[str, Any], ...]
+Steps = list[tuple[Transform, dict[str, Any]]]
+
+
+@dataclasses.dataclass
+class BatchPass:
+    """One native call on a batch, the size and layout after it, and JAX code that follows it."""
+
+    stages: ops.StagesBuilder
+    size: tuple[Any, Any]
+    layout: Layout = Layout.NHWC
+    channels: int | None = None
+    functions: Steps = dataclasses.field(default_factory=list)
+    mixes: Steps = dataclasses.field(default_factory=list)
+
+    def run(self, pixels: Any, labels: Any, frames: int) -> tuple[Any, Any]:
+        pixels = ops.run_stages(pixels, self.stages)
+        if self.channels == 1:
+            pixels = jnp.asarray(pixels)[..., :1]
+        elif self.channels is not None:
+            pixels = jnp.broadcast_to(pixels, (*pixels.shape[:-1], self.channels))
+        for transform, params in self.functions:
+            pixels = _map_images(transform, params, jnp.asarray(pixels))
+        for transform, params in self.mixes:
+            lam, box, share = transform.mixture(params, self.size)
+            pixels = jnp.asarray(pixels)
+            partner = _rolled(pixels, frames)
+            pixels = ops.mix(pixels, partner, lam, box, batch_dims=1, layout=self.layout)
+            if labels is not None:
+                share = jnp.asarray(share, labels.dtype)[::frames, None]
+                labels = share * labels + (1 - share) * _rolled(labels, 1)
+        return pixels, labels
+
+
+def _rolled(values: jax.Array, count: int) -> Any:
+    """Roll the global batch by `count` samples, also across shards."""
+    return on_batch(lambda x: jnp.roll(x, count, axis=0), values.ndim, values)
+
+
+def _passes(steps: Steps, chain: ChainBuilder, dtype: Dtype, layout: Layout) -> Iterator[BatchPass]:
+    """Yield the passes of transforms; `dtype` and `layout` are those of the last pass's output."""
+    groups = _group(_linear_first(_expand(steps, chain.size)))
+    stages = ops.StagesBuilder(chain.channels, chain.source_dtype)
+    for index, (fused, kind, others) in enumerate(groups):
+        last = index == len(groups) - 1
+        for transform, params in fused:
+            transform.fold(chain, params)
+        if kind in ("program", "jax"):
+            stages.chain(chain.finish_rounded())
+            rounded, channels, size = chain.rounded_dtype, chain.channels, chain.size
+            if kind == "jax":
+                yield BatchPass(stages, size, functions=others)
+                stages, others = ops.StagesBuilder(channels, rounded), []
+            for transform, params in others:
+                stages.program(functools.partial(transform.program, size=size), params)
+                if transform.output_channels(channels) != channels:
+                    channels = transform.output_channels(channels)
+                    yield BatchPass(stages, size, channels=channels)
+                    stages = ops.StagesBuilder(channels, rounded)
+            chain = chain.following(channels, rounded)
+            continue
+        order = layout if last else Layout.NHWC
+        stages.chain(chain.finish(dtype, order) if last else chain.finish_open())
+        yield BatchPass(stages, chain.size, order, mixes=others)
+        if not last:
+            chain = chain.following(chain.channels, Dtype.F32)
+            stages = ops.StagesBuilder(chain.channels, Dtype.F32)
+
+
+def _expand(steps: Steps, size: Any) -> Steps:
+    """Replace each transform by its parts; `size` is that before the first one."""
+    if all(type(transform).parts is Transform.parts for transform, _ in steps):
+        return steps
+    expanded: Steps = []
+    for transform, params in steps:
+        expanded += transform.parts(params, size)
+        size = transform.size_after(size, params)
+    return expanded
+
+
+def _linear_first(steps: Steps) -> Steps:
+    """Move Normalize and ToDtype(float) before mixes, with which they commute."""
+    ordered: Steps = []
+    for step in steps:
+        index = len(ordered)
+        while step[0].linear and index > 0 and ordered[index - 1][0].kind == "batch":
+            index -= 1
+        ordered.insert(index, step)
+    return ordered
+
+
+def _group(steps: Steps) -> list[tuple[Steps, Kind, Steps]]:
+    """Group each fused chain with transforms of another kind; the last ends with chain or mixes."""
+    groups: list[tuple[Steps, Kind, Steps]] = [([], "chain", [])]
+    for step in steps:
+        fused, kind, others = groups[-1]
+        if step[0].kind == "chain" and kind == "chain":
+            fused.append(step)
+        elif step[0].kind == "chain":
+            groups.append(([step], "chain", []))
+        elif kind in ("chain", step[0].kind):
+            groups[-1] = (fused, step[0].kind, [*others, step])
+        else:
+            groups.append(([], step[0].kind, [step]))
+    if groups[-1][1] in ("program", "jax"):
+        groups.append(([], "chain", []))
+    return groups
+
+
+def _map_images(transform: Transform, params: dict[str, Any], pixels: jax.Array) -> jax.Array:
+    """Map the JAX function of a transform over images [N, H, W, C] u8 or f32."""
+    levels = pixels.dtype == jnp.uint8
+    arrays = {name: jnp.asarray(value) for name, value in params.items()}
+    # A number, or an array [1, ...], is shared by all images.
+    shared = {name for name, x in arrays.items() if x.ndim == 0 or x.shape[0] != len(pixels)}
+    arrays = {name: x[0] if name in shared and x.ndim else x for name, x in arrays.items()}
+    axes = {name: None if name in shared else 0 for name in arrays}
+
+    def one(image: jax.Array, of_image: dict[str, Any]) -> jax.Array:
+        unit = image.astype(jnp.float32) / 255.0 if levels else image
+        result = jnp.asarray(transform.transform(unit, of_image))
+        if result.shape != image.shape:
+            raise ValueError(f"{transform!r}: expected shape {image.shape}, got {result.shape}")
+        if levels:
+            positive = jnp.where(result > 0.0, result, 0.0)  # NaN becomes 0
+            return jnp.round(jnp.minimum(positive, 1.0) * 255.0).astype(jnp.uint8)
+        return result.astype(jnp.float32)
+
+    result: jax.Array = on_batch(jax.vmap(one, in_axes=(0, axes)), pixels.ndim, pixels, arrays)
+    return result
 
 
 def sample_parameters(
@@ -86,14 +217,11 @@ def _checked_side(name: str, side: Any, count: int) -> Any:
 def _sample_each(
     transform: Transform, keys: Any, index: int, size: Any, boxes: Any = ()
 ) -> dict[str, Any]:
-    sides = [side for side in size if not is_static(side)]
+    def one(key: Any, boxes: Any, size: Any) -> dict[str, Any]:
+        return transform.sample(jax.random.fold_in(key, index), size, *boxes)
 
-    def one(key: Any, boxes: Any, sides: Any) -> dict[str, Any]:
-        remaining = iter(sides)
-        own_size = tuple(side if is_static(side) else next(remaining) for side in size)
-        return transform.sample(jax.random.fold_in(key, index), own_size, *boxes)
-
-    return dict(jax.vmap(one)(keys, tuple(boxes), sides))
+    axes = (0, 0, tuple(None if is_static(side) else 0 for side in size))
+    return dict(jax.vmap(one, in_axes=axes)(keys, tuple(boxes), tuple(size)))
 
 
 def _sample_once(transform: Transform, keys: Any, index: int, size: Any) -> dict[str, Any]:
@@ -147,9 +275,9 @@ class Compose:
         keypoints: str = "torchvision",
         mask_fill: float = 0,
     ) -> None:
-        self.transforms = checked_transforms(transforms)
+        self.transforms = check_transforms(transforms)
         self.dtype = _output_type(dtype)
-        self.layout = checks.choice(layout, "layout", ("NHWC", "NCHW"))
+        self.layout = checks.choice("NHWC", "NCHW")(layout, "layout")
         self.scale = bool(scale)
         self.targets = checked_formats(boxes, keypoints, mask_fill)
 
@@ -204,20 +332,15 @@ class Compose:
         """
         if is_single_key(keys):
             raise ValueError("keys: expected one key per image, jax.random.split(key, N), got one")
-        height, width = checked_size(size, keys.shape[0])
+        size = checked_size(size, keys.shape[0])
         objects: tuple[Any, ...] = ()
         if boxes is not None and any(transform.needs_boxes for transform in self.transforms):
             objects = checked_boxes(boxes, boxes_valid, keys.shape[0], self.targets.boxes)
-        arrays = (keys, *objects, *(side for side in (height, width) if not is_static(side)))
 
-        def draw(keys: Any, *others: Any) -> Params:
-            values = iter(others[len(objects) :])
-            start = (side if is_static(side) else next(values) for side in (height, width))
-            return sample_parameters(self.transforms, keys, tuple(start), others[: len(objects)])
+        def draw(keys: Any, objects: Any, size: Any) -> Params:
+            return sample_parameters(self.transforms, keys, size, objects)
 
-        # Exempt from Explicit mode's rules, which vmap and single keys need not follow.
-        draw = in_auto_mode(draw, batch_sharding(arrays, 1), explicit_axes(arrays))
-        return tuple(draw(*arrays))
+        return tuple(on_batch(draw, 1, keys, objects, size))
 
     def apply(self, images: Any, params: Params | None = None, labels: Any = None) -> Any:
         """Apply the chain with the given parameters; deterministic.
@@ -294,8 +417,7 @@ class Compose:
         return self.apply(images, params, labels)
 
     def passes(self, steps: Steps, chain: ChainBuilder) -> Iterator[BatchPass]:
-        """Yield the passes over the images that `chain` starts from."""
-        return passes(steps, chain, self._output_dtype(chain.source_dtype), Layout[self.layout])
+        return _passes(steps, chain, self._output_dtype(chain.source_dtype), Layout[self.layout])
 
     def sizes(self, size: Any) -> list[Any]:
         """Return the size before each transform, and after the last."""
