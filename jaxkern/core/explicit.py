@@ -43,7 +43,7 @@ def on_batch(fn: Callable[..., Any], ranks: Any, *args: Any) -> Any:
     def run(*arrays: Any) -> Any:
         new = iter(arrays)
         filled = [next(new) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
-        return fn(*tree.unflatten(filled))
+        return fn(*jax.tree.unflatten(tree, filled))
 
     specs = jax.tree.map(lambda rank: _batch_sharding(arrays, rank), ranks)
     return in_auto_mode(run, specs, axes)(*arrays)

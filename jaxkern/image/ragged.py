@@ -27,7 +27,6 @@ class Ragged:
     Fields: buffer u8 [B], offset i32 (i64 under x64) [N], height i32 [N], width i32 [N].
 
     >>> import numpy as np
-    >>> from jaxkern.image import Ragged
     >>> Ragged.from_list([np.zeros((4, 6, 3), np.uint8), np.zeros((5, 2, 3), np.uint8)]).max_width
     6
     """
@@ -67,7 +66,6 @@ class Ragged:
         channel counts, bounds that are too small, and more than 2**31 - 1 bytes without x64.
 
         >>> import numpy as np
-        >>> from jaxkern.image import Ragged
         >>> Ragged.from_list([np.zeros((4, 6, 1), np.uint8)]).offset.tolist()
         [0]
         """

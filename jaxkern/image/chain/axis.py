@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -51,9 +51,7 @@ def _dispatch(a: Number, b: Number, on_ints: Any, on_numpy: Any, on_traced: Any)
     return on_traced(a, b)
 
 
-def per_axis(
-    one: Callable[..., tuple[Any, Any]], *pairs: Sequence[Any]
-) -> tuple[Any, Any, Any, Any]:
+def per_axis(one: Callable[..., tuple[Any, Any]], *pairs: Any) -> tuple[Any, Any, Any, Any]:
     """Return a box (top, left, height, width) whose start and length `one` returns per axis."""
     (top, height), (left, width) = (one(*axis) for axis in zip(*pairs, strict=True))
     return top, left, height, width

@@ -83,8 +83,9 @@ def _rolled(values: jax.Array, count: int) -> Any:
     return on_batch(lambda x: jnp.roll(x, count, axis=0), values.ndim, values)
 
 
-def _passes(steps: Steps, chain: ChainBuilder, dtype: Dtype, layout: Layout) -> Iterator[BatchPass]:
-    """Yield the passes of transforms; `dtype` and `layout` are those of the last pass's output."""
+def passes(aug: Compose, steps: Steps, chain: ChainBuilder) -> Iterator[BatchPass]:
+    """Yield the passes of transforms with their parameters over the images of `chain`."""
+    dtype, layout = aug.output_dtype(chain.source_dtype), Layout[aug.layout]
     groups = _group(_linear_first(_expand(steps, chain.size)))
     stages = ops.StagesBuilder(chain.channels, chain.source_dtype)
     for index, (fused, kind, others) in enumerate(groups):
@@ -176,20 +177,13 @@ def _map_images(transform: Transform, params: dict[str, Any], pixels: jax.Array)
     return result
 
 
-def sample_parameters(
-    transforms: Sequence[Transform], keys: Any, size: Any, boxes: Any = ()
-) -> Params:
+def _sample(transforms: Sequence[Transform], keys: Any, boxes: Any, size: Any) -> Params:
     """Draw a dict of [N] arrays per transform; `boxes` are corners [N, K, 4] and their validity."""
     params: list[dict[str, Any]] = []
     last = max((k for k, t in enumerate(transforms) if t.needs_boxes), default=-1)
     for index, transform in enumerate(transforms):
-        if not transform.parameters:
-            params.append({})
-        elif transform.per_sample:
-            own_boxes = boxes if transform.needs_boxes else ()
-            params.append(_sample_each(transform, keys, index, size, own_boxes))
-        else:
-            params.append(_sample_once(transform, keys, index, size))
+        own_boxes = boxes if transform.needs_boxes else ()
+        params.append(_sample_transform(transform, keys, index, size, own_boxes))
         if boxes and index < last:
             (applied,) = applied_transforms([transform], params[-1:], size)
             boxes = boxes_after(boxes[0], boxes[1], applied)
@@ -198,40 +192,36 @@ def sample_parameters(
     return tuple(params)
 
 
-def checked_size(size: Any, count: int) -> tuple[Any, Any]:
+def _sample_transform(
+    transform: Transform, keys: Any, index: int, size: Any, boxes: Any
+) -> dict[str, Any]:
+    def one(key: Any, boxes: Any, size: Any) -> dict[str, Any]:
+        return transform.sample(jax.random.fold_in(key, index), size, *boxes)
+
+    count = keys.shape[0]
+    if not transform.parameters:
+        return {}
+    if transform.per_sample or count == 0:
+        axes = (0, 0, tuple(None if is_static(side) else 0 for side in size))
+        return dict(jax.vmap(one, in_axes=axes)(keys, tuple(boxes), tuple(size)))
+    if not is_static(*size):
+        raise sizes_differ(repr(transform))
+    return {name: jnp.broadcast_to(x, (count,)) for name, x in one(keys[0], (), size).items()}
+
+
+def _checked_size(size: Any, count: int) -> tuple[Any, ...]:
     if isinstance(size, Ragged):
         size = canonicalize(size)
         size = (size.height, size.width)
     if not isinstance(size, tuple | list) or len(size) != 2:
         raise ValueError(f"size: expected (height, width) or a Ragged batch, got {size!r}")
-    height, width = size
-    return _checked_side("height", height, count), _checked_side("width", width, count)
-
-
-def _checked_side(name: str, side: Any, count: int) -> Any:
-    if hasattr(side, "shape") and side.shape == (count,) and side.dtype.kind in "iu":
-        return jnp.asarray(to_int32(side, name))
-    return check_integer(name, side, 1, MAX_SIZE, f", or integers [{count}]")
-
-
-def _sample_each(
-    transform: Transform, keys: Any, index: int, size: Any, boxes: Any = ()
-) -> dict[str, Any]:
-    def one(key: Any, boxes: Any, size: Any) -> dict[str, Any]:
-        return transform.sample(jax.random.fold_in(key, index), size, *boxes)
-
-    axes = (0, 0, tuple(None if is_static(side) else 0 for side in size))
-    return dict(jax.vmap(one, in_axes=axes)(keys, tuple(boxes), tuple(size)))
-
-
-def _sample_once(transform: Transform, keys: Any, index: int, size: Any) -> dict[str, Any]:
-    if not is_static(*size):
-        raise sizes_differ(repr(transform))
-    count = keys.shape[0]
-    if count == 0:
-        return _sample_each(transform, keys, index, size)
-    params = transform.sample(jax.random.fold_in(keys[0], index), size)
-    return {name: jnp.broadcast_to(value, (count,)) for name, value in params.items()}
+    sides: list[Any] = []
+    for name, side in zip(("height", "width"), size, strict=True):
+        if hasattr(side, "shape") and side.shape == (count,) and side.dtype.kind in "iu":
+            sides.append(jnp.asarray(to_int32(side, name)))
+        else:
+            sides.append(check_integer(name, side, 1, MAX_SIZE, f", or integers [{count}]"))
+    return tuple(sides)
 
 
 class Compose:
@@ -276,7 +266,10 @@ class Compose:
         mask_fill: float = 0,
     ) -> None:
         self.transforms = check_transforms(transforms)
-        self.dtype = _output_type(dtype)
+        names_uint16 = isinstance(dtype, type | np.dtype | str) and dtype in (np.uint16, "uint16")
+        self.dtype: np.dtype[Any] | None = np.dtype(np.uint16)
+        if not names_uint16:
+            self.dtype = None if dtype is None else ToDtype(dtype).dtype
         self.layout = checks.choice("NHWC", "NCHW")(layout, "layout")
         self.scale = bool(scale)
         self.targets = checked_formats(boxes, keypoints, mask_fill)
@@ -284,11 +277,9 @@ class Compose:
     def __repr__(self) -> str:
         listed = "".join(f"\n  {transform!r}," for transform in self.transforms)
         dtype = None if self.dtype is None else self.dtype.name
-        named = "".join(f", {name}={value!r}" for name, value in self.targets._asdict().items())
-        return (
-            f"Compose([{listed}\n], dtype={dtype!r}, layout={self.layout!r}, scale={self.scale}"
-            f"{named})"
-        )
+        named = {"dtype": dtype, "layout": self.layout, "scale": self.scale}
+        named |= self.targets._asdict()
+        return f"Compose([{listed}\n], {', '.join(f'{k}={v!r}' for k, v in named.items())})"
 
     @property
     def output_size(self) -> tuple[int, int] | None:
@@ -307,8 +298,9 @@ class Compose:
         (224, 224)
         """
         remaining = [step for transform in self.transforms for step in transform.eval()]
-        remaining = remaining or [_Identity()]
-        return Compose(remaining, self.dtype, self.layout, self.scale, **self.targets._asdict())
+        return Compose(
+            remaining or [Identity()], self.dtype, self.layout, self.scale, **self.targets._asdict()
+        )
 
     def sample(self, keys: Any, size: Any, boxes: Any = None, boxes_valid: Any = None) -> Params:
         """Draw each image's parameters: a tuple of one dict of [N] arrays per transform.
@@ -332,14 +324,11 @@ class Compose:
         """
         if is_single_key(keys):
             raise ValueError("keys: expected one key per image, jax.random.split(key, N), got one")
-        size = checked_size(size, keys.shape[0])
+        size = _checked_size(size, keys.shape[0])
         objects: tuple[Any, ...] = ()
         if boxes is not None and any(transform.needs_boxes for transform in self.transforms):
             objects = checked_boxes(boxes, boxes_valid, keys.shape[0], self.targets.boxes)
-
-        def draw(keys: Any, objects: Any, size: Any) -> Params:
-            return sample_parameters(self.transforms, keys, size, objects)
-
+        draw = functools.partial(_sample, self.transforms)
         return tuple(on_batch(draw, 1, keys, objects, size))
 
     def apply(self, images: Any, params: Params | None = None, labels: Any = None) -> Any:
@@ -384,9 +373,9 @@ class Compose:
         size, largest = (batch.height, batch.width), batch.largest
         chain = ChainBuilder(*size, batch.channels, batch.dtype, self.scale, largest)
         pixels = images
-        for part in self.passes(steps, chain):
+        for part in passes(self, steps, chain):
             pixels, labels = part.run(pixels, labels, frames or 1)
-        pixels = pixels if isinstance(pixels, jax.Array) else jnp.asarray(pixels)
+        pixels = jnp.asarray(pixels)
         if to_uint16:
             pixels = float_to_uint16(pixels, self.scale)
         if frames is not None:
@@ -416,9 +405,6 @@ class Compose:
         params = self.sample(keys, size, fields.get("boxes"), fields.get("boxes_valid"))
         return self.apply(images, params, labels)
 
-    def passes(self, steps: Steps, chain: ChainBuilder) -> Iterator[BatchPass]:
-        return _passes(steps, chain, self._output_dtype(chain.source_dtype), Layout[self.layout])
-
     def sizes(self, size: Any) -> list[Any]:
         """Return the size before each transform, and after the last."""
         sizes = [size]
@@ -433,7 +419,8 @@ class Compose:
         converted = any(isinstance(transform, ToDtype | Normalize) for transform in self.transforms)
         return is_uint16(images) and not converted
 
-    def _output_dtype(self, source: Dtype) -> Dtype:
+    def output_dtype(self, source: Dtype) -> Dtype:
+        """Return the dtype of the native output for images of a dtype."""
         if self.dtype is not None:  # Images are converted to uint16 after the chain.
             return Dtype.F32 if self.dtype == np.uint16 else checked_dtype(self.dtype)
         for transform in self.transforms:
@@ -444,20 +431,11 @@ class Compose:
         return source
 
 
-class _Identity(Transform):
-    """The identity; replaces a chain if `eval` drops all its transforms."""
+@dataclasses.dataclass(frozen=True)
+class Identity(Transform):
+    """Replaces a chain if `eval` drops all its transforms."""
 
     kind = "chain"
 
-    def __repr__(self) -> str:
-        return "Identity()"
-
     def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         pass
-
-
-def _output_type(dtype: Any) -> np.dtype[Any] | None:
-    if dtype is None:
-        return None
-    is_uint16_name = isinstance(dtype, type | np.dtype | str) and dtype in (np.uint16, "uint16")
-    return np.dtype(np.uint16) if is_uint16_name else ToDtype(dtype).dtype

@@ -15,7 +15,7 @@ from jaxkern.core.keys import epoch_key, fold_records, split_int64
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.chain.plan import ChainPlan
 from jaxkern.image.compose.batch import checked_images, checked_parameters
-from jaxkern.image.compose.compose import Compose, Params
+from jaxkern.image.compose.compose import Compose, Params, passes
 from jaxkern.image.compose.targets import fill_bytes, mask_transforms
 from jaxkern.image.ops import Call, Stage, StagesPlan, stages_attributes
 
@@ -129,7 +129,7 @@ class _DrawingProgram:
         batch = checked_images(jax.ShapeDtypeStruct(shape, self._dtype))
         checked = checked_parameters(aug.transforms, params, count)
         chain = ChainBuilder(size[0], size[1], batch.channels, batch.dtype, aug.scale)
-        first, *others = aug.passes(list(zip(aug.transforms, checked, strict=True)), chain)
+        first, *others = passes(aug, list(zip(aug.transforms, checked, strict=True)), chain)
         if others:
             raise ValueError(f"{aug!r}: expected no kind 'jax' and no change of channels")
         return first.stages.finish()

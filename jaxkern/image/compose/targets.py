@@ -129,7 +129,7 @@ def boxes_after(boxes: Any, valid: Any, applied: _AppliedTransform) -> tuple[Any
     return boxes, applied.transform.valid_boxes(boxes, valid, applied.size)
 
 
-def move_boxes(
+def _move_boxes(
     boxes: Any, flags: Any, count: int, applied: Sequence[_AppliedTransform], format_name: str
 ) -> tuple[jax.Array, jax.Array]:
     """Move boxes of a format and clamp them to the images; also return which remain valid."""
@@ -145,7 +145,7 @@ def move_boxes(
     return from_corners(corners, format_name).reshape(shape), valid.reshape(shape[:-1])
 
 
-def move_keypoints(
+def _move_keypoints(
     points: Any, flags: Any, count: int, applied: Sequence[_AppliedTransform], convention: str
 ) -> tuple[jax.Array, jax.Array]:
     """Move keypoints; also return which are visible in the images."""
@@ -212,11 +212,15 @@ def apply_to_fields(
         raise ValueError('labels: expected None for a dict of images; use its field "label"')
     mixes = any(transform.kind == "batch" for transform in aug.transforms)
     label = fields.get("label") if mixes else None
-    count, size = batch_count(fields["image"])
     output = dict(fields)
     if "mask" in fields:
-        output["mask"] = _move_masks(aug, fields, params, chain)
-    output |= move_points(aug, fields, params, count, size)
+        masks, fill, restore = mask_bytes(fields["mask"], fields["image"], aug.targets.mask_fill)
+        steps = mask_transforms(aug.transforms, fill)
+        if steps:
+            own_params = None if params is None else tuple(params[index] for index, _ in steps)
+            moved = chain([transform for _, transform in steps]).apply(masks, own_params)
+            output["mask"] = restore(moved)
+    output |= move_points(aug, fields, params, *batch_count(fields["image"]))
     result = aug.apply(fields["image"], params, label)
     if label is None:
         return {**output, "image": result}
@@ -228,50 +232,30 @@ def move_points(
 ) -> dict[str, Any]:
     """Return moved boxes, keypoints, their flags, and "image_size" if sizes differ afterwards."""
     checked = checked_parameters(aug.transforms, params, count)
-    targets = _move_targets(aug, fields, checked, count, size)
-    for transform, values in zip(aug.transforms, checked, strict=True):
-        size = transform.size_after(size, values)
-    if not is_static(*size):
-        sides = [jnp.broadcast_to(jnp.asarray(side, jnp.int32), (count,)) for side in size]
-        targets["image_size"] = jnp.stack(sides, axis=-1)
-    return targets
-
-
-def _move_targets(
-    aug: Any, fields: dict[str, Any], params: Any, count: int, size: Size
-) -> dict[str, Any]:
     flags = {name: flag for name, flag in _FLAGS.items() if name in fields}
     inputs = {name: fields[name] for pair in flags.items() for name in pair if name in fields}
-    if not flags:
-        return {}
+    ranks: dict[str, int] = {}
+    for name, flag in flags.items():
+        ranks |= {name: np.ndim(fields[name]), flag: np.ndim(fields[name]) - 1}
 
     def move_all(inputs: dict[str, Any], params: Any, size: Size) -> dict[str, Any]:
         applied, targets = applied_transforms(aug.transforms, params, size), {}
         for move, name, format_name in (
-            (move_boxes, "boxes", aug.targets.boxes),
-            (move_keypoints, "keypoints", aug.targets.keypoints),
+            (_move_boxes, "boxes", aug.targets.boxes),
+            (_move_keypoints, "keypoints", aug.targets.keypoints),
         ):
             if name in inputs:
                 moved = move(inputs[name], inputs.get(flags[name]), count, applied, format_name)
                 targets[name], targets[flags[name]] = moved
         return targets
 
-    ranks: dict[str, int] = {}
-    for name, flag in flags.items():
-        ranks |= {name: np.ndim(fields[name]), flag: np.ndim(fields[name]) - 1}
-    result: dict[str, Any] = on_batch(move_all, ranks, inputs, params, size)
-    return result
-
-
-def _move_masks(
-    aug: Any, fields: dict[str, Any], params: Any, chain: Callable[[list[Transform]], Any]
-) -> Any:
-    images, fill, restore = mask_bytes(fields["mask"], fields["image"], aug.targets.mask_fill)
-    steps = mask_transforms(aug.transforms, fill)
-    if not steps:
-        return fields["mask"]
-    own_params = None if params is None else tuple(params[index] for index, _ in steps)
-    return restore(chain([transform for _, transform in steps]).apply(images, own_params))
+    targets: dict[str, Any] = on_batch(move_all, ranks, inputs, checked, size) if flags else {}
+    for transform, values in zip(aug.transforms, checked, strict=True):
+        size = transform.size_after(size, values)
+    if not is_static(*size):
+        sides = [jnp.broadcast_to(jnp.asarray(side, jnp.int32), (count,)) for side in size]
+        targets["image_size"] = jnp.stack(sides, axis=-1)
+    return targets
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,6 @@ INTERPOLATIONS = ("nearest", "bilinear")  # of warps, numbered as in program.h
 class Code(enum.IntEnum):
     """Operations of an image program, numbered as in program.h; each comment lists its values.
 
-    >>> from jaxkern.image import Code
     >>> Code.INVERT.name
     'INVERT'
     """
@@ -100,7 +99,6 @@ def program_step(code: Code, *values: Any, apply: Any = True, **static: Any) -> 
       apply: images on which the operation runs: bool, or bool [N].
       static: fields of `ProgramStep`: interpolation, kernel, fill.
 
-    >>> from jaxkern.image import Code, program_step
     >>> program_step(Code.BRIGHTNESS, 1.5)[1].shape
     (1, 8)
     """

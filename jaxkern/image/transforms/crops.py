@@ -71,7 +71,6 @@ class Pad(_Padded):
         edge; padding up to the image size). Images of different sizes in one batch are mirrored
         repeatedly if necessary.
 
-    >>> from jaxkern.image import Pad
     >>> Pad(4).output_size((32, 32))
     (40, 40)
     """
@@ -117,7 +116,6 @@ class RandomHorizontalFlip(_RandomFlip):
 
     Parameter of an image: flip bool.
 
-    >>> from jaxkern.image import RandomHorizontalFlip
     >>> RandomHorizontalFlip(0.5).p
     0.5
     """
@@ -141,7 +139,6 @@ class RandomVerticalFlip(_RandomFlip):
 
     Parameter of an image: flip bool.
 
-    >>> from jaxkern.image import RandomVerticalFlip
     >>> RandomVerticalFlip(0.5).p
     0.5
     """
@@ -180,7 +177,6 @@ class RandomResizedCrop(_FixedSizeCrop):
       interpolation, antialias: as in `Resize`.
     Parameters of an image: top, left, height, width i32.
 
-    >>> from jaxkern.image import RandomResizedCrop
     >>> RandomResizedCrop(224, antialias=False).size
     (224, 224)
     """
@@ -231,7 +227,6 @@ class RandomResizedCrop(_FixedSizeCrop):
 class CenterCrop(_FixedSizeCrop):
     """Crop the central `size` pixels; a smaller image is padded with zeros first.
 
-    >>> from jaxkern.image import CenterCrop
     >>> CenterCrop(224).output_size((256, 300))
     (224, 224)
     """
@@ -278,7 +273,6 @@ class RandomCrop(_Padded, _FixedSizeCrop):
       padding_mode: as in `Pad`.
     Parameters of an image: top, left i32, relative to the padded image.
 
-    >>> from jaxkern.image import RandomCrop
     >>> RandomCrop(32, padding=4).output_size((32, 32))
     (32, 32)
     """

@@ -59,7 +59,6 @@ class RandomIoUCrop(PerImageSize):
     it is not cropped.
     Source: Liu et al., SSD, 2016, section 2.2.
 
-    >>> from jaxkern.image import RandomIoUCrop
     >>> RandomIoUCrop().sampler_options
     (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
     """
@@ -168,7 +167,6 @@ class RandomZoomOut(PerImageSize):
     the canvas. Values that cannot be drawn are clamped to the nearest that can.
     Source: Liu et al., SSD, 2016, section 3.6.
 
-    >>> from jaxkern.image import RandomZoomOut
     >>> RandomZoomOut().side_range
     (1.0, 4.0)
     """
@@ -233,7 +231,6 @@ class SanitizeBoundingBoxes(Transform):
       min_size: lower bound of the shorter side, in pixels, at least 1.
       min_area: lower bound of the area, at least 1.
 
-    >>> from jaxkern.image import SanitizeBoundingBoxes
     >>> SanitizeBoundingBoxes(min_size=4).min_area
     1.0
     """

@@ -32,7 +32,6 @@ from jaxkern.image.transforms.warps import NO_FILL
 class AutoAugmentPolicy(enum.StrEnum):
     """The data set that a policy of AutoAugment was trained for.
 
-    >>> from jaxkern.image import AutoAugmentPolicy
     >>> AutoAugmentPolicy("svhn").name
     'SVHN'
     """
@@ -243,7 +242,6 @@ class RandAugment(_Policy):
     Source: Cubuk et al., RandAugment, 2019, with the ranges of torchvision.
 
     >>> import jax
-    >>> from jaxkern.image import RandAugment
     >>> RandAugment(2, 9).sample(jax.random.key(0), (224, 224))["op"].shape
     (2,)
     """
@@ -280,7 +278,6 @@ class TrivialAugmentWide(_Policy):
     Parameters of an image: op i32 [1], an index of `OPS`, and magnitude f32 [1].
     Source: Müller and Hutter, TrivialAugment, 2021.
 
-    >>> from jaxkern.image import TrivialAugmentWide
     >>> TrivialAugmentWide.OPS[:3]
     ('Identity', 'ShearX', 'ShearY')
     """
@@ -317,7 +314,6 @@ class AutoAugment(_Policy):
     solarize as a fraction of the largest value; 0 for ops without a magnitude.
     Source: Cubuk et al., AutoAugment, 2019.
 
-    >>> from jaxkern.image import AutoAugment
     >>> AutoAugment("cifar10").OPS[-1]
     'Invert'
     """
@@ -361,7 +357,6 @@ class AugMix(_Policy):
     Source: Hendrycks et al., AugMix, 2019, with the ranges of torchvision.
 
     >>> import jax
-    >>> from jaxkern.image import AugMix
     >>> AugMix().sample(jax.random.key(0), (32, 32))["op"].shape
     (3, 3)
     """

@@ -49,7 +49,6 @@ class Resize(GeometricTransform):
       antialias: widen the filter where the image shrinks. As in torchvision, the parameter a of the
         bicubic kernel is -1/2 with antialias and -3/4 without.
 
-    >>> from jaxkern.image import Resize
     >>> Resize(256).output_size((512, 640))
     (256, 320)
     """
@@ -194,7 +193,6 @@ class ScaleJitter(_RandomResize):
     Parameters of an image: height, width i32, clamped to sizes that can be drawn.
     Source: Ghiasi et al., Simple Copy-Paste, 2021, section 3.
 
-    >>> from jaxkern.image import ScaleJitter
     >>> ScaleJitter((1024, 1024)).scale_range
     (0.1, 2.0)
     """
@@ -242,7 +240,6 @@ class RandomShortestSize(_RandomResize):
         size, or with `max_size`.
     Parameters of an image: height, width i32.
 
-    >>> from jaxkern.image import RandomShortestSize
     >>> RandomShortestSize([480, 512, 544], max_size=800).min_size
     (480, 512, 544)
     """
@@ -292,7 +289,7 @@ class _Fitted(GeometricTransform):
         self.resize._resize(chain, self._size(chain.size))
 
     def for_masks(self, fill: tuple[float, ...]) -> Transform:
-        return dataclasses.replace(self, resize=self.resize.for_masks(fill))
+        return _Fitted(self.resize.for_masks(fill))  # type: ignore[arg-type]
 
     def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
         return self.resize._moves_to(self._size(size), size)

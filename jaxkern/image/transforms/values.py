@@ -46,7 +46,7 @@ def _output_dtype(value: Any, name: str) -> np.dtype[Any]:
     except TypeError as error:
         raise TypeError(checks.unexpected(name, "a dtype", value)) from error
     checked_dtype(dtype)
-    return dtype
+    return dtype  # type: ignore[no-any-return]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,6 @@ class ToDtype(Transform):
       dtype: uint8, float16, bfloat16 or float32.
 
     >>> import jax.numpy as jnp
-    >>> from jaxkern.image import ToDtype
     >>> ToDtype(jnp.float32, scale=True).dtype
     dtype('float32')
     """
@@ -101,7 +100,6 @@ class Normalize(Transform):
     Args:
       mean, std: a number or one per channel; traced arrays are allowed and differentiable.
 
-    >>> from jaxkern.image import Normalize
     >>> Normalize([0.5, 0.5, 0.5], 0.25).std
     (0.25,)
     """
@@ -155,7 +153,6 @@ class GaussianBlur(Transform):
       sigma: (low, high) in pixels, above 0, or a number.
     Parameter of an image: sigma f32; values not above 0 leave the image unchanged.
 
-    >>> from jaxkern.image import GaussianBlur
     >>> GaussianBlur(23).sigma
     (0.1, 2.0)
     """
@@ -189,7 +186,6 @@ class GaussianNoise(Transform):
     Parameter of an image: seed int32 [2], any numbers. Images with equal seeds get equal noise. The
     frames of a clip use consecutive seeds (seed[0], seed[1] + frame).
 
-    >>> from jaxkern.image import GaussianNoise
     >>> GaussianNoise(sigma=0.05).mean
     0.0
     """
@@ -238,7 +234,6 @@ class RandomErasing(Transform):
     Parameters of an image: top, left, height, width i32 and erase bool; with "random" also seed
     int32 [2], any numbers.
 
-    >>> from jaxkern.image import RandomErasing
     >>> RandomErasing(0.25).scale
     (0.02, 0.33)
     """
@@ -309,7 +304,6 @@ class MixUp(_Mix):
       per_sample: draw one lam per image; otherwise one per batch, from the first record's key.
     Parameter of an image: lam f32.
 
-    >>> from jaxkern.image import MixUp
     >>> MixUp(alpha=0.2).per_sample
     False
     """
@@ -336,7 +330,6 @@ class CutMix(_Mix):
       per_sample: draw one box per image; otherwise one per batch, from the first record's key.
     Parameters of an image: lam f32; top, left, height, width i32.
 
-    >>> from jaxkern.image import CutMix
     >>> CutMix(alpha=1.0).alpha
     1.0
     """

@@ -83,7 +83,6 @@ class RandomRotation(_Warp):
       fill: a number, or one per channel, outside the image; None for zeros.
     Parameter of an image: angle f32, in degrees.
 
-    >>> from jaxkern.image import RandomRotation
     >>> RandomRotation(30).degrees
     (-30.0, 30.0)
     >>> RandomRotation((45, 45), expand=True).output_size((20, 30))
@@ -186,7 +185,6 @@ class RandomAffine(_Warp):
     integers; scale, of which values not above 0 leave the image unchanged; shear_x, shear_y in
     degrees.
 
-    >>> from jaxkern.image import RandomAffine
     >>> RandomAffine(10, translate=(0.1, 0.2), shear=5).shear
     (-5.0, 5.0)
     """
@@ -236,7 +234,6 @@ class RandomPerspective(_Warp):
     bottom left pixel. The image is unchanged if they are its own corners, or if the map is not
     finite because three of them are collinear.
 
-    >>> from jaxkern.image import RandomPerspective
     >>> RandomPerspective(0.2).distortion_scale
     0.2
     """
@@ -327,7 +324,6 @@ class ElasticTransform(_Warp):
     P. Simard, D. Steinkraus, J. Platt, Best practices for convolutional neural networks applied to
     visual document analysis, 2003.
 
-    >>> from jaxkern.image import ElasticTransform
     >>> ElasticTransform(alpha=30).alpha
     (30.0, 30.0)
     """
@@ -352,7 +348,6 @@ class ElasticTransform(_Warp):
         A pixel shows the source at its position plus the displacement. Seeds are int32 [N, 2].
 
         >>> import numpy as np
-        >>> from jaxkern.image import ElasticTransform
         >>> ElasticTransform(sigma=1).displacement(np.zeros((3, 2), np.int32), (20, 30)).shape
         (3, 20, 30, 2)
         """
