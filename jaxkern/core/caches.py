@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from jaxkern.core.archives import npz_bytes
+from jaxkern.core.arrays import npz_bytes
 from jaxkern.core.paths import home_path, write_atomically
 
 _Value = TypeVar("_Value")

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jaxkern.core import compat
-from jaxkern.core.batch import Struct, core_structs
-from jaxkern.core.cost import Cost
+from jaxkern.core.axes import Struct, core_structs
+from jaxkern.core.declaration import Cost
 from jaxkern.core.op import Op, op_of
 
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import lax
 
 from jaxkern.core import registry
-from jaxkern.core.batch import Struct, as_tuple, batch_shape, core_structs, nbytes
+from jaxkern.core.axes import Struct, as_tuple, batch_shape, core_structs, nbytes
 from jaxkern.core.compat import Primitive
-from jaxkern.core.cost import Cost
 
 Static = Mapping[str, Any]
+
+
+class Cost(NamedTuple):
+    """Floating-point operations and bytes of a call; None if unknown."""
+
+    flops: int | None
+    bytes: int | None
 
 
 @dataclass(eq=False, repr=False)

@@ -11,7 +11,7 @@ import jax
 from jax.interpreters import mlir
 
 from jaxkern.core import compat, registry
-from jaxkern.core.batch import batch_shape, core_structs
+from jaxkern.core.axes import batch_shape, core_structs
 from jaxkern.core.declaration import Declaration
 
 

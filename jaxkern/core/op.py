@@ -16,8 +16,7 @@ from jax import lax
 from jaxkern.core import compat, registry
 from jaxkern.core.backend import current_backend
 from jaxkern.core.compat import Primitive
-from jaxkern.core.cost import Cost
-from jaxkern.core.declaration import Declaration, Static
+from jaxkern.core.declaration import Cost, Declaration, Static
 from jaxkern.core.integers import check_narrowing
 from jaxkern.core.rules import register_rules
 from jaxkern.core.static import StaticArguments

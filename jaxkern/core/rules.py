@@ -12,9 +12,8 @@ from jax import lax
 from jax.interpreters import ad, batching, mlir
 
 from jaxkern.core import registry
-from jaxkern.core.batch import as_tuple, batch_shape
+from jaxkern.core.axes import as_tuple, batch_shape, explicit_axes, in_auto_mode
 from jaxkern.core.declaration import Declaration
-from jaxkern.core.explicit import explicit_axes, in_auto_mode
 from jaxkern.core.lowering import lower, lower_fallback
 
 

@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.batch import nbytes
-from jaxkern.core.cost import Cost
-from jaxkern.core.explicit import explicit_axes, on_batch
+from jaxkern.core.axes import explicit_axes, nbytes, on_batch
+from jaxkern.core.declaration import Cost
 from jaxkern.core.op import Op
 from jaxkern.image.chain import twin
 from jaxkern.image.chain.plan import ChainPlan, Dtype, Filter, Layout, Operands, Segment

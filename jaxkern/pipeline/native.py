@@ -44,11 +44,7 @@ def native_work(
     compiled: Mapping[Vertex, str],
     derivations: Mapping[Vertex, KeyDerivation],
 ) -> NativeWork | None:
-    """Return the native work of a plan; None if its batches need Python or a JAX program.
-
-    Args:
-      inputs, compiled, derivations: of the plan.
-    """
+    """Return the native work of a plan; None if its batches need Python or a JAX program."""
     if len(inputs) != 1 or registry.module("cpu") is None:
         return None
     (last,) = inputs
@@ -99,25 +95,11 @@ def _row_parts(node: SourceNode) -> Sequence[Mapping[str, np.ndarray]] | None:
 
 
 class NativeEngine:
-    """An engine whose work items native threads make, see `Engine`.
-
-    Args:
-      epoch: to make, of a plan with native work.
-      start: index of the first batch.
-      threads: their number; at most that of the kernels.
-      capacity: of the ring.
-      device, memory: as for `Ring`.
-    """
+    """An engine whose work items native threads make, from batch `start` on, see `Engine`; at most
+    as many threads as the kernels use."""
 
     def __init__(
-        self,
-        epoch: Epoch,
-        start: int,
-        threads: int,
-        capacity: int,
-        *,
-        device: Any,
-        memory: SlotMemory,
+        self, epoch: Epoch, start: int, threads: int, capacity: int, device: Any, memory: SlotMemory
     ) -> None:
         work = epoch.plan.native
         assert work is not None
@@ -178,15 +160,14 @@ class NativeEngine:
         layout, check = self._layout, self._reader.check
         step = max(1, RECORDS_PER_CALL // layout.batch_size)
         for first in range(start, layout.batches, step):
-            last = min(first + step, layout.batches) - 1
-            rows = range(layout.rows_of(first).start, layout.rows_of(last).stop)
-            records = self._epoch.records(layout, rows)
+            batches = range(first, min(first + step, layout.batches))
+            rows = [layout.rows_of(batch) for batch in batches]
+            records = self._epoch.records(layout, range(rows[0].start, rows[-1].stop))
             try:
                 check(records)
             except Exception:
-                for batch in range(first, last + 1):
-                    part = layout.rows_of(batch)
-                    ids = records[part.start - rows.start : part.stop - rows.start]
+                for batch, part in zip(batches, rows, strict=True):
+                    ids = records[part.start - rows[0].start : part.stop - rows[0].start]
                     try:
                         check(ids)
                     except Exception as error:
@@ -195,10 +176,6 @@ class NativeEngine:
                     yield ids
             else:
                 yield records
-
-    def resize(self, threads: int) -> None:
-        """Raise: a native engine is replaced by another one instead."""
-        raise NotImplementedError
 
     def stats(self) -> RingStats:
         """Return the statistics of the ring."""

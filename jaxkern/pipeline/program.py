@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxkern.core.alignment import aligned_copy
+from jaxkern.core.arrays import aligned_copy
 from jaxkern.core.failures import note
 from jaxkern.core.keys import fold_records
 from jaxkern.pipeline import rows as row
@@ -26,13 +26,8 @@ class RecompilationWarning(UserWarning):
 
 
 class DedupedLeaves(NamedTuple):
-    """Batches of several nodes that store each common array once.
-
-    Attributes:
-      leaves: the distinct arrays.
-      places: index of the array of each leaf of the tree.
-      tree: of a tuple of batches.
-    """
+    """Batches of several nodes that store each common array once: the leaves of a tree of a tuple
+    of batches are ``leaves[places[0]]``, ``leaves[places[1]]`` and so on."""
 
     leaves: list[Any]
     places: tuple[int, ...]
@@ -42,13 +37,9 @@ class DedupedLeaves(NamedTuple):
     def of(cls, batches: Sequence[Data]) -> DedupedLeaves:
         """Join batches; arrays are equal if they are the same object."""
         leaves, tree = jax.tree.flatten(tuple(batches))
-        first: dict[int, int] = {}
-        distinct: list[Any] = []
-        for leaf in leaves:
-            if id(leaf) not in first:
-                first[id(leaf)] = len(distinct)
-                distinct.append(leaf)
-        return cls(distinct, tuple(first[id(leaf)] for leaf in leaves), tree)
+        distinct = {id(leaf): leaf for leaf in leaves}
+        index = {key: number for number, key in enumerate(distinct)}
+        return cls(list(distinct.values()), tuple(index[id(leaf)] for leaf in leaves), tree)
 
     def batches(self) -> tuple[Data, ...]:
         """Return the batches."""
@@ -121,12 +112,10 @@ def split_uint64(records: np.ndarray) -> np.ndarray:
 
 
 class NodeProgram:
-    """The JAX nodes that end in `root` as one program of the batches before them.
+    """The JAX nodes that end in the vertex `root` as one program of the batches before them.
 
     Args:
-      root: the last vertex.
       compiled: the vertices with JAX code, and where it runs.
-      names: of vertices.
       derivations: of keys of vertices from those of the records, if they differ.
 
     Attributes:
@@ -162,13 +151,8 @@ class NodeProgram:
         return " >> ".join(self._names[vertex] for vertex in self._vertices)
 
     def __call__(self, joint: DedupedLeaves, records: Any, key: Any) -> Data:
-        """Return the batch.
-
-        Args:
-          joint: the batches of `inputs`.
-          records: uint32 [N, 2], see `split_uint64`.
-          key: uint32 [2], the data of the epoch's key.
-        """
+        """Return the batch for those of `inputs`, record ids as of `split_uint64`, and the data
+        uint32 [2] of the epoch's key."""
         data: Data = self._jitted(joint.leaves, joint.places, joint.tree, records, key)
         return data
 
@@ -219,23 +203,23 @@ class NodeProgram:
         return values[self._root]
 
     def _count(self, batches: tuple[Data, ...]) -> None:
+        names = [self._names[vertex] for vertex in self.inputs]
+        shapes = {
+            name + field: _without_rows(text)
+            for name, batch in zip(names, batches, strict=True)
+            for field, text in row.signature(batch).items()
+        }
         with self._lock:
             self.compilations += 1
-            names = [self._names[vertex] for vertex in self.inputs]
-            shapes = {
-                name + field: _without_rows(text)
-                for name, batch in zip(names, batches, strict=True)
-                for field, text in row.signature(batch).items()
-            }
             known = shapes in self._seen
             before = self._seen[-1] if self._seen else shapes
             self._seen.append(shapes)
         if known or before == shapes:
             return
         changed = [
-            f"{place}: {before.get(place, 'absent')}, now {shapes.get(place, 'absent')}"
-            for place in sorted({*before, *shapes})
-            if before.get(place) != shapes.get(place)
+            f"{field}: {before.get(field, 'absent')}, now {shapes.get(field, 'absent')}"
+            for field in sorted({*before, *shapes})
+            if before.get(field) != shapes.get(field)
         ]
         warnings.warn(
             f"the program {self.name!r} was compiled again (compilation {self.compilations}), "
@@ -253,7 +237,6 @@ class Salt:
     number: int
 
     def __call__(self, keys: jax.Array) -> jax.Array:
-        """Fold the number into the keys."""
         return jax.vmap(lambda key: jax.random.fold_in(key, np.uint32(self.number)))(keys)
 
 

@@ -6,8 +6,7 @@ from jaxkern.xpcs.analysis.many import CorrelatedFiles, FileOutcome, correlate_f
 from jaxkern.xpcs.analysis.settings import Config, ConfigError, load_config, template
 from jaxkern.xpcs.correlators.checks import CorrelationWarning
 from jaxkern.xpcs.correlators.g2 import multitau_delays
-from jaxkern.xpcs.correlators.live import LiveMultiTau
-from jaxkern.xpcs.correlators.multitau import multitau, multitau_events
+from jaxkern.xpcs.correlators.multitau import LiveMultiTau, multitau, multitau_events
 from jaxkern.xpcs.correlators.multitau_state import (
     MultiTauState,
     PixelCorrelations,
@@ -23,8 +22,7 @@ from jaxkern.xpcs.correlators.results import (
 )
 from jaxkern.xpcs.correlators.two_time import twotime, twotime_events
 from jaxkern.xpcs.detectors.frames import DetectorFileError, EventFrames, Events, FrameSource
-from jaxkern.xpcs.detectors.growing import GrowingFrames
-from jaxkern.xpcs.detectors.opening import as_frames, open_frames
+from jaxkern.xpcs.detectors.opening import GrowingFrames, as_frames, open_frames
 from jaxkern.xpcs.detectors.qmap import QMap, read_mask
 from jaxkern.xpcs.files.aps import ApsData, ApsFile, load_aps
 from jaxkern.xpcs.files.aps_entries import ApsFormatError

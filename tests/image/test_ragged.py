@@ -13,7 +13,7 @@ from support.image.comparison import assert_close
 from support.image.oracle import reference
 
 from jaxkern import image as im
-from jaxkern.core.alignment import aligned_array
+from jaxkern.core.arrays import aligned_array
 
 RNG = np.random.default_rng(3)
 IMAGES = [

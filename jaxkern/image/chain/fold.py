@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.explicit import on_batch
+from jaxkern.core.axes import on_batch
 from jaxkern.image.chain.axis import Axis, Number, add, clip, is_static, maximum, minimum, multiply
 from jaxkern.image.chain.plan import (
     MAX_ERASURES,

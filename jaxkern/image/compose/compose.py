@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.core.explicit import on_batch
+from jaxkern.core.axes import on_batch
 from jaxkern.core.integers import to_int32
 from jaxkern.image import ops
 from jaxkern.image.chain.axis import is_static

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.archives import digest
+from jaxkern.core.arrays import digest
 from jaxkern.core.paths import remove_leftovers, write_atomically
 from jaxkern.core.progress import ProgressBar
 from jaxkern.xpcs.fitting.data import FitData

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.archives import npz_bytes
+from jaxkern.core.arrays import npz_bytes
 from jaxkern.core.paths import write_atomically
 from jaxkern.xpcs.fitting.parameters import PeriodicBounds
 from jaxkern.xpcs.fitting.solver import Covariance

@@ -15,7 +15,7 @@ from support.xpcs import fit_problems as problems
 from support.xpcs.fit_checks import model_of
 
 import jaxkern as jk
-from jaxkern.core.alignment import aligned_array
+from jaxkern.core.arrays import aligned_array
 from jaxkern.xpcs.files.sources import RowBuffers
 from jaxkern.xpcs.fitting.options import choose_strategy, loads_file
 from jaxkern.xpcs.fitting.sampling import (
