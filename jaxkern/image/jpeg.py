@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.core.cost import Cost
+from jaxkern.core.declaration import Cost
 from jaxkern.core.integers import check_narrowing
 from jaxkern.core.op import Op
 from jaxkern.image.chain.plan import CHANNEL_COUNTS

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.batch import nbytes
-from jaxkern.core.cost import Cost
+from jaxkern.core.axes import nbytes
+from jaxkern.core.declaration import Cost
 from jaxkern.core.op import Op
 from jaxkern.image.chain import twin
 from jaxkern.image.chain.plan import ChainPlan, Filter, Layout

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxkern.core.alignment import aligned_array
+from jaxkern.core.arrays import aligned_array
 from jaxkern.image.chain.plan import CHANNEL_COUNTS
 
 _INT32_MAX = 2**31 - 1

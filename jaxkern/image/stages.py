@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
+from jaxkern.core.axes import batch_sharding, explicit_axes, in_auto_mode
 from jaxkern.image.chain import twin
 from jaxkern.image.chain.plan import ChainPlan, Dtype, Operands
 from jaxkern.image.program import program_twin

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxkern import image as im
-from jaxkern.core.alignment import aligned_array
+from jaxkern.core.arrays import aligned_array
 
 
 def test_offsets_that_change_during_a_call():

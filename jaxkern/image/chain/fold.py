@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
+from jaxkern.core.axes import batch_sharding, explicit_axes, in_auto_mode
 from jaxkern.image.chain.axis import Axis, Number, add, clip, is_static, maximum, minimum, multiply
 from jaxkern.image.chain.plan import (
     MAX_ERASURES,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
+from jaxkern.core.axes import batch_sharding, explicit_axes, in_auto_mode
 from jaxkern.core.integers import as_integers, to_int32
 from jaxkern.image.chain.plan import CHANNEL_COUNTS, MAX_SIZE, Dtype, checked_dtype
 from jaxkern.image.ragged import Ragged

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
+from jaxkern.core.axes import batch_sharding, explicit_axes, in_auto_mode
 from jaxkern.image import ops
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.chain.plan import Dtype, Layout

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.explicit import batch_sharding, explicit_axes, in_auto_mode
+from jaxkern.core.axes import batch_sharding, explicit_axes, in_auto_mode
 from jaxkern.core.integers import to_int32
 from jaxkern.image.chain.axis import is_static
 from jaxkern.image.chain.fold import sizes_differ

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxkern.core.mapped import check_mapped
+from jaxkern.core.arrays import check_mapped
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sources.as_source import as_source

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
-from jaxkern.xpcs.correlators.live import LiveMultiTau
+from jaxkern.xpcs.correlators.multitau import LiveMultiTau
 from jaxkern.xpcs.correlators.results import MultiTauResult
 from jaxkern.xpcs.detectors.frames import DetectorFileError
-from jaxkern.xpcs.detectors.growing import GrowingFrames
+from jaxkern.xpcs.detectors.opening import GrowingFrames
 
 
 @dataclass(frozen=True)

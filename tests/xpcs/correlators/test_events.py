@@ -17,10 +17,10 @@ from support.xpcs import correlator_oracle as oracle
 from support.xpcs.correlator_frames import DYNAMIC, STATIC, check_g2
 
 import jaxkern as jk
+from jaxkern.core import memory
 from jaxkern.core.registry import module
-from jaxkern.xpcs.correlators import native, selection, two_time
+from jaxkern.xpcs.correlators import native, two_time
 from jaxkern.xpcs.correlators.selection import EventMemory
-from jaxkern.xpcs.detectors import frames as frame_sources
 from jaxkern.xpcs.detectors.frames import EventFrames
 
 # `test_empty_frames.py` and `test_hot_pixels.py` test the warnings.
@@ -246,14 +246,13 @@ def test_n_frames_out_of_range(n_frames):
 def test_memory_of_frames_made_from_events(monkeypatch):
     """Frames of one sum are in memory at the same time, and events are sorted by frame."""
     events = [np.zeros(10**7, np.int64)] * 3
-    monkeypatch.setattr(frame_sources, "available_bytes", lambda: 10**8)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 10**8)
     with raises(MemoryError, "10,000,000 events", "0.44 GB", "normalize="):
         jk.xpcs.multitau_events(*events, 1000, QMAP, normalize=True)
-    monkeypatch.setattr(selection, "available_bytes", lambda: 10**8)
     wide = jk.xpcs.QMap(np.ones((512, 512), int))
     with raises(MemoryError, "sums of 400", "0.839 GB", "average="):
         jk.xpcs.multitau_events([0], [0], [1], 800, wide, normalize=True, average=400)
-    monkeypatch.setattr(selection, "available_bytes", lambda: 10**10)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 10**10)
     result = jk.xpcs.multitau_events([0], [0], [1], 24, wide, normalize=True, average=8)
     assert result.n_frames == 3
 
@@ -286,7 +285,7 @@ def test_memory_of_2_billion_frames_depends_on_the_events_only():
                                    {"normalize": True}, {"intensity_cut": (0.5, 2)},
                                    {"overview": True}])  # fmt: skip
 def test_options_that_need_an_array_of_all_frames(asked, monkeypatch):
-    monkeypatch.setattr(selection, "available_bytes", lambda: 10**9)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 10**9)
     with raises(MemoryError, "2,147,483,647 frames", "68.7 GB"):
         jk.xpcs.multitau_events([0], [0], [1], 2**31 - 1, QMAP, **asked)
     with raises(MemoryError, "2,147,483,647 frames"):
@@ -394,7 +393,7 @@ def test_words_of_a_mapped_file(tmp_path):
         same(jk.xpcs.multitau(Words(np.asarray(words), 3000), QMAP), expected)
         np.testing.assert_array_equal(words, words_of(events))
         source = Words(np.asarray(words), 3000)
-        assert EventMemory.from_source(source).mapped == (mode == "r")
+        assert EventMemory.from_source(source).arguments[2] == (mode == "r")
 
 
 def test_native_calls_check_their_arguments():

@@ -201,9 +201,9 @@ def test_any_split_into_blocks(dtype, block):
 @pytest.mark.parametrize(
     ("arguments", "facts"),
     [
-        ({"place": np.zeros(3, np.int32)}, ["place", "length"]),
-        ({"place": np.full(4, 40, np.int32)}, ["place"]),
-        ({"place": np.array([0, 1, 2, -1], np.int32)}, ["place"]),
+        ({"offset": np.zeros(3, np.int32)}, ["offset", "length"]),
+        ({"offset": np.full(4, 40, np.int32)}, ["offset"]),
+        ({"offset": np.array([0, 1, 2, -1], np.int32)}, ["offset"]),
         ({"carried": [np.zeros(1)] * 3}, ["carried", "4 arrays"]),
         ({"carried": [np.zeros(1)] * 4}, ["carried", "size"]),
     ],

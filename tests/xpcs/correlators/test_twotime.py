@@ -21,7 +21,8 @@ from support.errors import raises
 from support.xpcs import correlator_oracle as oracle
 
 import jaxkern as jk
-from jaxkern.xpcs.correlators import two_time_dense, two_time_reduction
+from jaxkern.core import memory
+from jaxkern.xpcs.correlators import two_time_dense
 from jaxkern.xpcs.correlators.selection import FrameSelection
 from jaxkern.xpcs.detectors.frames import ArrayFrames, FrameSource
 
@@ -336,7 +337,7 @@ def test_wrong_arguments():
 
 
 def test_matrices_that_memory_has_no_room_for(monkeypatch):
-    monkeypatch.setattr(two_time_reduction, "available_bytes", lambda: 287)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 287)
     frames, qmap = counts((6, 2, 3), "uint8", 5), jk.xpcs.QMap(np.ones((2, 3), int))
     with raises(MemoryError, "[1, 6, 6]", "2.88e-07 GB"):
         jk.xpcs.twotime(frames, qmap)

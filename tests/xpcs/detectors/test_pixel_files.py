@@ -23,7 +23,7 @@ from support.xpcs.detector_files import imm_bytes, rigaku_bytes
 
 from jaxkern import xpcs
 from jaxkern.cli import main
-from jaxkern.xpcs.detectors import growing
+from jaxkern.xpcs.detectors import opening
 
 HOT = (3, 2)  # of bin 3
 
@@ -242,7 +242,7 @@ def test_a_bright_pixel_among_bright_ones_is_no_sentinel(tmp_path, steady):
 @pytest.mark.parametrize("how", ["renamed", "written over"])
 def test_a_file_that_is_replaced_is_read_again(tmp_path, monkeypatch, how):
     """By one of the same name, size and time of change."""
-    monkeypatch.setattr(growing, "_SHARE", 1.0)
+    monkeypatch.setattr(opening, "_SHARE", 1.0)
     first, second = made.frames(20), made.frames(20, seed=1)
     path = tmp_path / "run.npy"
     np.save(path, first)
