@@ -209,17 +209,13 @@ def test_files_keep_them(tmp_path):
 
 
 @QUIET
-def test_plots_draw_the_rest(tmp_path, monkeypatch):
+def test_plots_draw_the_rest():
     frames, qmap = two_bins(6, 40)
     frames[:, :, :3] = 0  # a bin that never has counts
     c = jk.xpcs.twotime(frames, qmap)
-    drawn = []
-    monkeypatch.setattr(
-        correlation_plots, "save_figure", lambda figure, path, dpi: drawn.append(figure) or path
-    )
-    correlation_plots.plot_twotime(tmp_path / "t.png", c)
-    maps = [axes.images[0] for axes in drawn[0].axes if axes.images]
-    curves = [axes.lines[0] for axes in drawn[0].axes if axes.lines]
+    figure = correlation_plots.plot_twotime(c)
+    maps = [axes.images[0] for axes in figure.axes if axes.images]
+    curves = [axes.lines[0] for axes in figure.axes if axes.lines]
     assert len(maps) == len(curves) == 2
     for k in range(2):
         off = np.where(np.eye(40, dtype=bool), np.nan, c.c2[k])
