@@ -15,8 +15,8 @@ import numpy as np
 
 from jaxkern.core import registry
 from jaxkern.core.arguments import check_integer
-from jaxkern.core.contexts import ThreadContexts
-from jaxkern.core.mapped import check_mapped
+from jaxkern.core.arrays import check_mapped
+from jaxkern.core.backend import ThreadContexts
 from jaxkern.ring import errors
 from jaxkern.ring.ring import Ring, RingStats, SlotMemory, batch_or_raise
 from jaxkern.ring.rows import byte_rows

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from jaxkern.core import registry
-from jaxkern.core.archives import map_npy
 from jaxkern.core.arguments import check_integer
-from jaxkern.core.mapped import check_mapped
+from jaxkern.core.arrays import check_mapped, map_npy
 
 _FIELD = "tokens"
 _BLOCK = 1 << 20  # documents per step of the search for the longest

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from jaxkern.core.alignment import aligned_array
 from jaxkern.core.arguments import check_integer
+from jaxkern.core.arrays import aligned_array
 from jaxkern.tokens.documents import Documents, native
 
 Method = Literal["first-fit", "best-fit", "concat-split"]

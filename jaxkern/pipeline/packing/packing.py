@@ -19,8 +19,8 @@ import jax
 import numpy as np
 
 from jaxkern.core.arguments import check_integer
+from jaxkern.core.arrays import check_mapped
 from jaxkern.core.failures import note
-from jaxkern.core.mapped import check_mapped
 from jaxkern.core.progress import ProgressBar
 from jaxkern.core.threads import num_threads
 from jaxkern.core.version import __version__

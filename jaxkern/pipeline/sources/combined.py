@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxkern.core.mapped import check_mapped
+from jaxkern.core.arrays import check_mapped
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sources.as_source import as_source
@@ -267,8 +267,8 @@ def merge_fields(batches: Sequence[Data], names: Sequence[str] | None) -> Data:
     for number, batch in enumerate(batches):
         if repeated := sorted(fields.keys() & batch.keys()):
             raise ValueError(
-                f"field {repeated[0]!r} is in input {number} of zip and in an earlier one; name the "
-                "inputs: jk.zip({'a': first, 'b': second})"
+                f"field {repeated[0]!r} is in input {number} of zip and in an earlier one; name "
+                "the inputs: jk.zip({'a': first, 'b': second})"
             )
         fields |= batch
     return fields

@@ -10,9 +10,8 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxkern.core.archives import map_npy
+from jaxkern.core.arrays import check_mapped, map_npy
 from jaxkern.core.failures import note
-from jaxkern.core.mapped import check_mapped
 from jaxkern.pipeline.rows import Data, canonical, canonical_dtype, row_of
 
 

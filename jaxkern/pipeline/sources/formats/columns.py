@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
+from jaxkern.core.arrays import check_mapped
 from jaxkern.core.failures import note
-from jaxkern.core.mapped import check_mapped
 from jaxkern.pipeline.rows import Data, canonical
 from jaxkern.pipeline.sources.images.fields import FileColumn, ImageColumn, ImageOptions, PathList
 from jaxkern.pipeline.sources.images.headers import ByteRanges

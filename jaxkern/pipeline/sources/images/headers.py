@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from jaxkern.core import registry
+from jaxkern.core.arrays import check_mapped
 from jaxkern.core.caches import SETTLED, read_index, write_index
-from jaxkern.core.mapped import check_mapped
 from jaxkern.core.progress import ProgressBar
 from jaxkern.core.threads import num_threads
 from jaxkern.pipeline.sources.images.decoding import header_by_pillow

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.core.mapped import check_mapped
+from jaxkern.core.arrays import check_mapped
 from jaxkern.core.threads import num_threads
 from jaxkern.pipeline.rows import Data, canonical, ragged_of
 from jaxkern.pipeline.sources.files import Paths
