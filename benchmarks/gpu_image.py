@@ -78,7 +78,7 @@ def mix_case(name: str, count: int, sets: int, cut: bool) -> GpuCase:
         made.append((x, partner, lam, box))
 
     def fn(x: Any, partner: Any, lam: Any, box: Any) -> Any:
-        return ops.run_mix(x, partner, lam, box, Layout.NHWC)
+        return ops.mix(x, partner, lam, box, batch_dims=1, layout=Layout.NHWC)
 
     return GpuCase(name, fn, made, 3 * made[0][0].nbytes, 1e-5)
 

@@ -24,7 +24,7 @@ from jaxkern.pipeline.graph import BatchLayout, Block, Vertex
 from jaxkern.pipeline.plan import PipelinePlan
 from jaxkern.pipeline.program import DedupedLeaves, WorkItem, split_uint64
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import DeferredBlock, Flow, FlowStart, SequentialNode
+from jaxkern.pipeline.sequential import Flow, FlowStart, SequentialNode
 
 #: record ids that are computed together: a call costs as much as some hundred of them
 _BLOCK_RECORDS = 4096
@@ -34,10 +34,8 @@ _SHARED_BLOCKS = 16
 class Epoch:
     """One epoch of a plan; any thread can make any block that no sequential node precedes.
 
-    Args:
-      threads, ahead: of the engines upstream of sequential nodes.
-      end: the vertex whose batches are requested; None for the last.
-      shard: another one than the plan's.
+    `threads` and `ahead` are for the engines upstream of sequential nodes. `end` is the vertex
+    whose batches are requested, if not the last; `shard` another one than the plan's.
     """
 
     def __init__(
@@ -105,9 +103,7 @@ class Epoch:
         self, vertex: Vertex | None = None, block: Any = None
     ) -> AbstractContextManager[None]:
         """Make each block within the context once in this thread: branches use the same arrays.
-
-        `block` is the block, deferred block or error of a sequential vertex.
-        """
+        `block` is that of a sequential vertex, perhaps deferred, or an error."""
         return _Memo(self._local, vertex, block)
 
     def block(self, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
@@ -132,10 +128,8 @@ class Epoch:
         return result
 
     def shared_block(self, vertex: Vertex, batch: int, rows: int) -> Block:
-        """Return one batch from which several later batches are cut, made by the first thread.
-
-        `rows` of it are needed by this call; the block is dropped after all were requested.
-        """
+        """Return one batch from which several later batches are cut, made by the first thread. It
+        is dropped after all its rows were requested, `rows` by this call."""
         with self._lock:
             shared = self._shared.pop((vertex, batch), None) or _SharedBlock()
             shared.used += rows
@@ -153,9 +147,8 @@ class Epoch:
         assert pulled_vertex is vertex
         if isinstance(block, BaseException):
             raise block
-        if isinstance(block, DeferredBlock):
-            return block.make(out)
-        return block  # type: ignore[no-any-return]
+        result: Block = block(out) if callable(block) else block
+        return result
 
     def _program_block(self, vertex: Vertex, batch: int) -> Block:
         program = self.plan.program(vertex)

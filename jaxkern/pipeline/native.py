@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,8 +13,9 @@ from jaxkern.core import registry
 from jaxkern.core.failures import note
 from jaxkern.core.threads import num_threads
 from jaxkern.pipeline.engine import Item
-from jaxkern.pipeline.graph import RECORDS_PER_CALL, KeyDerivation, SeededProducer, Vertex
+from jaxkern.pipeline.graph import RECORDS_PER_CALL, KeyDerivation, Vertex
 from jaxkern.pipeline.nodes import SourceNode
+from jaxkern.pipeline.operators import SeededProducer
 from jaxkern.pipeline.program import DedupedLeaves, NodeProgram, WorkItem, split_uint64
 from jaxkern.ring import Assembly, ProducerError, RingStats, RowParts, SlotMemory
 
@@ -22,21 +24,13 @@ if TYPE_CHECKING:
 
 
 class NativeWork(NamedTuple):
-    """The work that native threads do instead of worker threads.
+    """The work that native threads do instead of worker threads."""
 
-    Attributes:
-      source: the only vertex that reads records.
-      arrays: field -> array [records, ...]; of encoded images, where they are stored.
-      producers: field -> what makes its records of rows; the other fields are copied.
-      masks: True if a field "valid" says which records the producers could make.
-      residual: what is computed of the other fields when a batch is delivered, or None.
-    """
-
-    source: Vertex
-    arrays: Mapping[str, np.ndarray | RowParts]
-    producers: dict[str, SeededProducer]
-    masks: bool = False
-    residual: NodeProgram | None = None
+    source: Vertex  # the only one that reads records
+    arrays: Mapping[str, np.ndarray | RowParts]  # of encoded images, where they are stored
+    producers: dict[str, SeededProducer]  # of fields; the other fields are copied
+    masks: bool = False  # a field "valid" says which records the producers could make
+    residual: NodeProgram | None = None  # of the other fields, when a batch is delivered
 
 
 def native_work(
@@ -66,15 +60,18 @@ def native_work(
     fields: dict[str, jax.ShapeDtypeStruct] = {
         name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in parts[0].items()
     }
-    producers = last.node.record_producer({**fields, **encoded}, derivations.get(last))
+    node: Any = last.node
+    producers = node.op.record_producer({**fields, **encoded}, derivations.get(last))
     # Only producers decode.
     if producers is None or encoded.keys() - producers.keys() or (masks and not encoded):
         return None
     if not all(part[k].flags.aligned for part in parts for k in producers.keys() & part.keys()):
         return None
     arrays |= {name: images.place for name, images in encoded.items()}
-    node, residual = last.node.residual_node(fields), None
-    if node is not None:
+    residual, op = None, node.op.residual(fields)
+    if op is not None:
+        node = copy.copy(node)
+        node.op = op
         vertex = Vertex(node, (source,))
         keys = {vertex: derivations[last]} if last in derivations else {}
         names = {source: source.node.name, vertex: node.name}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -14,16 +13,11 @@ import numpy as np
 
 from jaxkern.image import ChainProducer, Compose, EncodedProducer, MaskProducer
 from jaxkern.image.compose.targets import move_points
-from jaxkern.pipeline.graph import (
-    KeyDerivation,
-    PipelineNode,
-    SeededProducer,
-    digest,
-    qualified_name,
-)
+from jaxkern.pipeline.graph import KeyDerivation, PipelineNode, digest, qualified_name
 from jaxkern.pipeline.rows import Data, described, is_ragged
 from jaxkern.pipeline.sources.source import EncodedImages
 
+SeededProducer = ChainProducer | EncodedProducer | MaskProducer
 On = Literal["auto", "device", "host"]
 
 
@@ -175,21 +169,6 @@ class OperatorNode(PipelineNode):
         self.compiled_for = "device" if on == "auto" and not is_compose else on
         self.stochastic, self.stream_name = self.op.stochastic, self.op.stream_name
 
-    def record_producer(
-        self,
-        fields: Mapping[str, jax.ShapeDtypeStruct | EncodedImages],
-        derive: KeyDerivation | None,
-    ) -> dict[str, SeededProducer] | None:
-        return self.op.record_producer(fields, derive)
-
-    def residual_node(self, fields: Mapping[str, jax.ShapeDtypeStruct]) -> PipelineNode | None:
-        op = self.op.residual(fields)
-        if op is None:
-            return None
-        node = copy.copy(self)
-        node.op = op
-        return node
-
     def describe(self) -> str:
         return self._with_place(self.op.text)
 
@@ -322,13 +301,8 @@ def _select(which: jax.Array, then: Data, other: Data, name: str) -> Data:
 
 
 class BatchOperator:
-    """A function of a batch in JAX, from whatever `OperatorNode` was given.
-
-    Attributes:
-      apply_batch: maps a batch to the batch after the step, and keys [N] if it is stochastic.
-      text: see `PipelineNode.describe`.
-      stochastic, stream_name, native: as of `PipelineNode`.
-    """
+    """A function of a batch and, if it is stochastic, of keys [N] in JAX, from whatever
+    `OperatorNode` was given; `text` is for `PipelineNode.describe`."""
 
     native: bool = False
 
@@ -341,18 +315,6 @@ class BatchOperator:
     ) -> None:
         self.apply_batch, self.text = apply_batch, text
         self.stochastic, self.stream_name = stochastic, stream_name
-
-    def record_producer(
-        self,
-        fields: Mapping[str, jax.ShapeDtypeStruct | EncodedImages],
-        derive: KeyDerivation | None,
-    ) -> dict[str, SeededProducer] | None:
-        """Return the producers of `PipelineNode.record_producer`."""
-        return None
-
-    def residual(self, fields: Mapping[str, jax.ShapeDtypeStruct]) -> BatchOperator | None:
-        """Return the operator of `PipelineNode.residual_node`."""
-        return None
 
 
 class _Fields(NamedTuple):
@@ -492,6 +454,12 @@ class ImageAdapter(BatchOperator):
         fields: Mapping[str, jax.ShapeDtypeStruct | EncodedImages],
         derive: KeyDerivation | None,
     ) -> dict[str, SeededProducer] | None:
+        """Return the producers of fields whose records native threads can make one by one, or None.
+
+        Args:
+          fields: shape and dtype of a record of each field, or its encoded images.
+          derive: maps the keys of records [N] to those of the node; None if they are the same.
+        """
         if self._image not in fields:
             return None
         image = fields[self._image]
@@ -521,7 +489,8 @@ class ImageAdapter(BatchOperator):
         return producers
 
     def residual(self, fields: Mapping[str, jax.ShapeDtypeStruct]) -> BatchOperator | None:
-        """Return the operator for boxes, keypoints and sizes, for images of one size."""
+        """Return the operator for what the producers do not do: the boxes, keypoints and sizes of
+        images of one size; None if they do everything. It returns the fields that it changes."""
         names = {"image": self._image, **self._fields.targets(fields, axes=2)}
         names.pop("mask", None)
         size: Any = fields[self._image].shape[:2] if self._image in fields else (None, None)

@@ -28,31 +28,22 @@ _IMAGE_SIDES = (4096, 8192)  # assumed largest sides of images, if the side is u
 class PipelinePlan:
     """The properties of a pipeline that are known before it runs.
 
-    Args:
-      output: the last vertex.
-      placement: where "auto" nodes run. A node that follows a node on the device joins its program.
-
-    Attributes:
-      placement: as given; None if no node is "auto".
-      vertices: all vertices, inputs first.
-      names, layouts: of the vertices; names are unique.
-      compiled: the vertices with JAX code, and where it runs.
-      masks: True if a source has a field "valid" for records that it cannot read.
-      last_sequential: the last vertex whose batches depend on all earlier ones, or None.
-      shared: the vertices whose batches several others use.
-      pending: the rest of an epoch that other shards began; None for a whole epoch.
-      first: shapes of the first full work item; the others should have the same.
+    `placement` is where "auto" nodes run. A node that follows a node on the device joins its
+    program.
     """
 
     def __init__(self, output: Vertex, placement: Placement = "device") -> None:
         self.output = output
-        self.placement: Placement | None = None
-        self.vertices = output.ordered()
-        self.names: dict[Vertex, str] = {}
-        self.compiled: dict[Vertex, str] = {}
+        self.placement: Placement | None = None  # None if no node is "auto"
+        self.vertices = output.ordered()  # inputs first
+        self.names: dict[Vertex, str] = {}  # unique
+        self.compiled: dict[Vertex, str] = {}  # where vertices with JAX code run
+        #: shapes of the first full work item; the others should have the same
         self.first: WorkItem | None = None
+        #: the rest of an epoch that other shards began; None for a whole epoch
         self.pending: PendingShards | None = None
         users = Counter(upstream for vertex in self.vertices for upstream in vertex.inputs)
+        #: the vertices whose batches several others use
         self.shared = {vertex for vertex, count in users.items() if count > 1}
         self._lock = threading.Lock()
         self._derivations: dict[Vertex, KeyDerivation] = {}
@@ -79,9 +70,11 @@ class PipelinePlan:
                     self._derivations[vertex] = salt
                 draws[node.stream_name] += 1
         self.layouts = self._all_layouts()
+        # The last vertex whose batches depend on all earlier ones, or None:
         lasts = [self.layouts[v].last_sequential for v in self.inputs]
         self.last_sequential = next((last for last in lasts if last is not None), None)
         sources = (vertex.node for vertex in self.vertices if isinstance(vertex.node, SourceNode))
+        #: True if a source has a field "valid" for records that it cannot read
         self.masks = any(node.source.on_bad_record == "mask" for node in sources)
 
     def with_pending(self, pending: PendingShards | None) -> PipelinePlan:
@@ -172,13 +165,11 @@ class PipelinePlan:
             self.first = WorkItem(specs, item.records)
 
     def known_spec(self) -> Data | None:
-        """Return the shapes of a batch as sources declare them; None if only reading shows them.
-
-        Image sizes that are unknown before the headers are read have two assumed values, so that
-        shapes that depend on them are unknown.
-        """
+        """Return the shapes of a batch as sources declare them; None if only reading shows them."""
         if self.last_sequential is not None:
             return None
+        # Image sizes that only headers contain have two assumed values, so that shapes that depend
+        # on them are unknown.
         try:
             first, other = (self._spec_of(self.output, side, {}) for side in _IMAGE_SIDES)
         except Exception:  # making the first batch raises it again, with the node's name

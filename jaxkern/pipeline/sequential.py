@@ -10,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxkern.core.failures import note
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.engine import Item
+from jaxkern.pipeline.engine import Engine, Item
 from jaxkern.pipeline.graph import (
     BatchLayout,
     Block,
@@ -33,55 +33,28 @@ if TYPE_CHECKING:
 
 
 class Rows(NamedTuple):
-    """The output of a node for one block, made in any worker thread.
+    """The output of a node for one block, made in any worker thread."""
 
-    Attributes:
-      data: the output rows; without fields if it has no rows.
-      records: int64 [M], their ids.
-      origins: int64 [M], ascending: the row of the block that each comes from.
-      block_rows: number of rows of the block.
-    """
-
-    data: Data
-    records: np.ndarray
-    origins: np.ndarray
-    block_rows: int
-
-
-class Upstream(Protocol):
-    """The input of a flow: an `Engine` that makes `Rows`, or something like it."""
-
-    @property
-    def position(self) -> Any: ...
-    def next(self) -> Item | None: ...
-    def resize(self, threads: int) -> None: ...
-    def close(self) -> None: ...
+    data: Data  # without fields if it has no rows
+    records: np.ndarray  # int64 [M], the ids of the rows
+    origins: np.ndarray  # int64 [M], ascending: the row of the block that each comes from
+    block_rows: int  # number of rows of the block
 
 
 class FlowStart(NamedTuple):
-    """The arguments of a flow.
+    """The arguments of a flow."""
 
-    Attributes:
-      upstream: items with the `Rows` of each block before the node; None for a source.
-      layout: of the node.
-      epoch: its number.
-      position: of a flow that resumes, see `Flow.position`; empty at the beginning.
-      threads, ahead: for the engine of a source.
-    """
-
-    upstream: Upstream | None
-    layout: BatchLayout
+    upstream: Upstream | None  # of the blocks before the node; None for a source
+    layout: BatchLayout  # of the node
     epoch: int
-    position: dict[str, Any]
-    threads: int
+    position: dict[str, Any]  # see `Flow.position`; empty at the beginning
+    threads: int  # for the engine of a source
     ahead: int
 
 
-class DeferredBlock(NamedTuple):
-    """A batch that is decided but not computed: the thread that uses it calls `make`, with arrays
-    to fill or None."""
-
-    make: Callable[[Data | None], Block]
+#: A batch that is decided but not computed: the thread that uses it calls it, with arrays to fill
+#: or None.
+DeferredBlock = Callable[[Data | None], Block]
 
 
 class Flow:
@@ -113,17 +86,12 @@ class Flow:
 
 
 class SequentialNode(PipelineNode):
-    """A step whose batches depend on all earlier ones.
-
-    Attributes:
-      drops: True if rows without output are counted as "dropped".
-      row_by_row: True if a position is that of a row of the input, which other shards can continue.
-    """
+    """A step whose batches depend on all earlier ones."""
 
     sequential = True
     fills_slots = True
-    drops: bool = False
-    row_by_row: bool = False
+    drops: bool = False  # rows without output are counted as "dropped"
+    row_by_row: bool = False  # a position is that of a row of the input, for any shards
 
     def layout(self, inputs: Sequence[BatchLayout], remainder: Remainder) -> BatchLayout:
         size = self.batch_size or inputs[0].batch_size
@@ -134,10 +102,7 @@ class SequentialNode(PipelineNode):
         return epoch.open_upstream(vertex, position)
 
     def rows(self, block: Block) -> Any:
-        """Return what a block becomes for the flow, independently of other blocks; in any thread.
-
-        A `RowFlow` expects `Rows`, here all of the block.
-        """
+        """Return what a block becomes, `Rows` for a `RowFlow`; in any thread."""
         count = len(block.records)
         return Rows(block.data, block.records, np.arange(count), count)
 
@@ -163,11 +128,8 @@ def with_remainder(block: Block | None, size: int, remainder: Remainder) -> Bloc
 
 
 class _Piece:
-    """The rows of one block from `at` on, or an error in its place.
-
-    Attributes:
-      skipped: number of rows without output that were counted before.
-    """
+    """The rows of one block from `at` on, or an error in its place. `skipped` rows without output
+    were counted before."""
 
     def __init__(self, item: Item, at: int = 0, skipped: int = 0) -> None:
         self.item, self.at, self.skipped = item, at, skipped
@@ -186,13 +148,8 @@ class RowFlow(Flow):
     """The rows of the input, or windows over them, in full batches; then the remainder.
 
     A position is that of the first row that was not dropped. An error in a block's place is raised
-    once, and the rows of the block are lost.
-
-    Args:
-      start: of the flow.
-      drops: see `SequentialNode`.
-      most: number of rows at most; None for all.
-      window: (size, stride) of windows; None for rows.
+    once, and the rows of the block are lost. `most` is the number of rows at most, `window` is
+    (size, stride).
     """
 
     def __init__(
@@ -440,7 +397,7 @@ class _RepeatedUpstream:
         self._closed = False
         self._current = self._open(position["at"])
 
-    def _open(self, position: Any) -> Upstream:
+    def _open(self, position: Any) -> Engine:
         epoch = self._epoch.for_epoch(self._epoch.number * self._times + self._turn)
         return epoch.open_upstream(self._vertex, position)
 
@@ -474,3 +431,7 @@ class _RepeatedUpstream:
     def close(self) -> None:
         self._closed = True
         self._current.close()
+
+
+#: the input of a flow
+Upstream = Engine | _RepeatedUpstream

@@ -18,7 +18,7 @@ from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import DeferredBlock, Flow, FlowStart, SequentialNode, Upstream
 from jaxkern.pipeline.sources.combined import Subset
 from jaxkern.pipeline.sources.source import BatchSource
-from jaxkern.pipeline.sources.tokens import TokenSource
+from jaxkern.pipeline.sources.stored_arrays import TokenSource
 from jaxkern.tokens import Documents, PackingStats, RowPacker, bins_state, packed_rows, state_bins
 from jaxkern.tokens import Rows as TokenRows
 from jaxkern.tokens.packing import MARKS, Method, Overlong
@@ -160,17 +160,12 @@ def _documents_of(source: BatchSource) -> tuple[Documents, np.ndarray | None] | 
 
 
 class _Documents(NamedTuple):
-    """Documents that were read together.
+    """Documents that were read together."""
 
-    Attributes:
-      records, begins, lengths: int64 [M] of each.
-      fields: field -> values, in which they begin.
-    """
-
-    records: np.ndarray
+    records: np.ndarray  # int64 [M], as the next two
     begins: np.ndarray
     lengths: np.ndarray
-    fields: Mapping[str, np.ndarray]
+    fields: Mapping[str, np.ndarray]  # the values, in which the documents begin
 
 
 _EMPTY = np.empty(0, np.int64)
@@ -221,10 +216,8 @@ class _DocumentWindow:
         self._count = 0
 
     def read_with(self, number: int) -> _Read | None:
-        """Return the read that has a document, which may be read now; None after the last one.
-
-        An error in their place is raised once.
-        """
+        """Return the read that has a document, which may be read now; None after the last one. An
+        error in their place is raised once."""
         while number >= self._count:
             item = self._upstream.next()
             if item is None:
@@ -335,7 +328,7 @@ class _PackFlow(Flow):
         rows, values = self._window.values(rows)
         fields = {name: values[name] for name in self._node.fields}
         self._stats += stats
-        return DeferredBlock(functools.partial(self._write, rows, fields, records, count))
+        return functools.partial(self._write, rows, fields, records, count)
 
     def _write(
         self, rows: TokenRows, fields: Any, records: np.ndarray, count: int, out: Data | None

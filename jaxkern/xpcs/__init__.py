@@ -24,9 +24,8 @@ from jaxkern.xpcs.correlators.two_time import twotime, twotime_events
 from jaxkern.xpcs.detectors.frames import DetectorFileError, EventFrames, Events, FrameSource
 from jaxkern.xpcs.detectors.opening import GrowingFrames, as_frames, open_frames
 from jaxkern.xpcs.detectors.qmap import QMap, read_mask
-from jaxkern.xpcs.files.aps import ApsData, ApsFile, load_aps
+from jaxkern.xpcs.files.aps import ApsData, ApsFile, ApsWriter, load_aps, write_aps
 from jaxkern.xpcs.files.aps_entries import ApsFormatError
-from jaxkern.xpcs.files.aps_writer import ApsWriter, write_aps
 from jaxkern.xpcs.files.prepare import (
     Prepared,
     correct_diagonal,

@@ -40,17 +40,21 @@ def open_hdf5(name: str | Path, error_type: type[ValueError] = DetectorFileError
 
 
 @contextlib.contextmanager
-def hdf5_errors(name: str, path: str | None = None) -> Iterator[None]:
+def hdf5_errors(
+    name: str | Path, path: str | None = None, error_type: type[ValueError] = DetectorFileError
+) -> Iterator[None]:
     """Convert h5py's errors about groups, links, headers and data to errors with the path."""
     try:
         yield
-    except DetectorFileError:
-        raise
+    except error_type as error:
+        if str(name) in str(error):
+            raise
+        raise error_type(f"{name}: {error}") from None
     except (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError,
             TypeError, ValueError) as error:  # fmt: skip
         reason = error.args[0] if error.args else error
-        where = name if path is None else f"{name}: {path}"
-        raise DetectorFileError(
+        where = f"{name}: {path}" if path else name
+        raise error_type(
             f"{where} cannot be read; the file is damaged, or has a broken link: {reason}"
         ) from error
 
