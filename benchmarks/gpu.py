@@ -141,7 +141,7 @@ def mix_case(name: str, count: int, sets: int, cut: bool) -> Case:
         operands.append((x, partner, lam, np.int32([[40, 60, 100, 90] if cut else [0, 0, 0, 0]])))
 
     def fn(*operands: Any) -> Any:
-        return image_ops.run_mix(*operands, Layout.NHWC)
+        return image_ops.mix(*operands, batch_dims=1, layout=Layout.NHWC)
 
     return Case(name, fn, operands, 3 * operands[0][0].nbytes, 1e-5)
 

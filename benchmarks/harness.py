@@ -24,9 +24,7 @@ from typing import Any
 import jax
 
 from jaxkern.benchmarking import Ratio, Samples, compare, environment
-from jaxkern.benchmarking.environment import conditions
-from jaxkern.benchmarking.measurement import plain
-from jaxkern.benchmarking.samples import ratio_of_medians
+from jaxkern.benchmarking.measurement import conditions, plain, ratio_of_medians
 from jaxkern.core.memory import anonymous_bytes
 
 RESULTS = Path(__file__).parent / "results"

@@ -43,7 +43,7 @@ from policy_peers import (
 import jaxkern as jk
 from jaxkern import image as ji
 from jaxkern.benchmarking import Samples
-from jaxkern.image.program.coefficients import affine_coefficients, perspective_coefficients
+from jaxkern.image.program.program import affine_coefficients, perspective_coefficients
 
 OURS, BEFORE = "jaxkern", "jaxkern, without RandAugment"
 TORCHVISION = ("torchvision v2, tensors", "torchvision v2, PIL")

@@ -65,7 +65,7 @@ def in_fresh_process(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Methods:
-    """Methods that yield the batches of an epoch, of `order` if they have no order of their own."""
+    """Methods that yield the batches of an epoch, in `order`, except for the pipelines."""
 
     def __init__(self, images: np.ndarray, order: np.ndarray):
         self.images, self.order, self.aug = images, order, chain(antialias=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,8 +13,9 @@ from jaxkern.core import registry
 from jaxkern.core.failures import note
 from jaxkern.core.threads import num_threads
 from jaxkern.pipeline.engine import Item
-from jaxkern.pipeline.graph import RECORDS_PER_CALL, KeyDerivation, SeededProducer, Vertex
+from jaxkern.pipeline.graph import RECORDS_PER_CALL, KeyDerivation, Vertex
 from jaxkern.pipeline.nodes import SourceNode
+from jaxkern.pipeline.operators import SeededProducer
 from jaxkern.pipeline.program import DedupedLeaves, NodeProgram, WorkItem, split_uint64
 from jaxkern.ring import Assembly, ProducerError, RingStats, RowParts, SlotMemory
 
@@ -22,21 +24,13 @@ if TYPE_CHECKING:
 
 
 class NativeWork(NamedTuple):
-    """The work that native threads do instead of worker threads.
+    """The work that native threads do instead of worker threads."""
 
-    Attributes:
-      source: the only vertex that reads records.
-      arrays: field -> array [records, ...]; of encoded images, where they are stored.
-      producers: field -> what makes its records of rows; the other fields are copied.
-      masks: True if a field "valid" says which records the producers could make.
-      residual: what is computed of the other fields when a batch is delivered, or None.
-    """
-
-    source: Vertex
-    arrays: Mapping[str, np.ndarray | RowParts]
-    producers: dict[str, SeededProducer]
-    masks: bool = False
-    residual: NodeProgram | None = None
+    source: Vertex  # the only one that reads records
+    arrays: Mapping[str, np.ndarray | RowParts]  # of encoded images, where they are stored
+    producers: dict[str, SeededProducer]  # of fields; the other fields are copied
+    masks: bool = False  # a field "valid" says which records the producers could make
+    residual: NodeProgram | None = None  # of the other fields, when a batch is delivered
 
 
 def native_work(
@@ -44,11 +38,7 @@ def native_work(
     compiled: Mapping[Vertex, str],
     derivations: Mapping[Vertex, KeyDerivation],
 ) -> NativeWork | None:
-    """Return the native work of a plan; None if its batches need Python or a JAX program.
-
-    Args:
-      inputs, compiled, derivations: of the plan.
-    """
+    """Return the native work of a plan; None if its batches need Python or a JAX program."""
     if len(inputs) != 1 or registry.module("cpu") is None:
         return None
     (last,) = inputs
@@ -70,15 +60,18 @@ def native_work(
     fields: dict[str, jax.ShapeDtypeStruct] = {
         name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in parts[0].items()
     }
-    producers = last.node.record_producer({**fields, **encoded}, derivations.get(last))
+    node: Any = last.node
+    producers = node.op.record_producer({**fields, **encoded}, derivations.get(last))
     # Only producers decode.
     if producers is None or encoded.keys() - producers.keys() or (masks and not encoded):
         return None
     if not all(part[k].flags.aligned for part in parts for k in producers.keys() & part.keys()):
         return None
     arrays |= {name: images.place for name, images in encoded.items()}
-    node, residual = last.node.residual_node(fields), None
-    if node is not None:
+    residual, op = None, node.op.residual(fields)
+    if op is not None:
+        node = copy.copy(node)
+        node.op = op
         vertex = Vertex(node, (source,))
         keys = {vertex: derivations[last]} if last in derivations else {}
         names = {source: source.node.name, vertex: node.name}
@@ -99,25 +92,11 @@ def _row_parts(node: SourceNode) -> Sequence[Mapping[str, np.ndarray]] | None:
 
 
 class NativeEngine:
-    """An engine whose work items native threads make, see `Engine`.
-
-    Args:
-      epoch: to make, of a plan with native work.
-      start: index of the first batch.
-      threads: their number; at most that of the kernels.
-      capacity: of the ring.
-      device, memory: as for `Ring`.
-    """
+    """An engine whose work items native threads make, from batch `start` on, see `Engine`; at most
+    as many threads as the kernels use."""
 
     def __init__(
-        self,
-        epoch: Epoch,
-        start: int,
-        threads: int,
-        capacity: int,
-        *,
-        device: Any,
-        memory: SlotMemory,
+        self, epoch: Epoch, start: int, threads: int, capacity: int, device: Any, memory: SlotMemory
     ) -> None:
         work = epoch.plan.native
         assert work is not None
@@ -178,15 +157,14 @@ class NativeEngine:
         layout, check = self._layout, self._reader.check
         step = max(1, RECORDS_PER_CALL // layout.batch_size)
         for first in range(start, layout.batches, step):
-            last = min(first + step, layout.batches) - 1
-            rows = range(layout.rows_of(first).start, layout.rows_of(last).stop)
-            records = self._epoch.records(layout, rows)
+            batches = range(first, min(first + step, layout.batches))
+            rows = [layout.rows_of(batch) for batch in batches]
+            records = self._epoch.records(layout, range(rows[0].start, rows[-1].stop))
             try:
                 check(records)
             except Exception:
-                for batch in range(first, last + 1):
-                    part = layout.rows_of(batch)
-                    ids = records[part.start - rows.start : part.stop - rows.start]
+                for batch, part in zip(batches, rows, strict=True):
+                    ids = records[part.start - rows[0].start : part.stop - rows[0].start]
                     try:
                         check(ids)
                     except Exception as error:
@@ -195,10 +173,6 @@ class NativeEngine:
                     yield ids
             else:
                 yield records
-
-    def resize(self, threads: int) -> None:
-        """Raise: a native engine is replaced by another one instead."""
-        raise NotImplementedError
 
     def stats(self) -> RingStats:
         """Return the statistics of the ring."""

@@ -11,12 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.xpcs.correlators.bins import BinLabels
 from jaxkern.xpcs.correlators.results import MultiTauResult
-from jaxkern.xpcs.correlators.selection import FrameSelection
+from jaxkern.xpcs.correlators.selection import BinLabels, FrameSelection
 from jaxkern.xpcs.detectors.qmap import QMap
 
-#: a level, of the kernels
+#: largest number of delays per level in the kernels
 MAX_DELAYS = 64
 
 
@@ -70,36 +69,21 @@ class BinSums:
 
     With s a sum of counts and c the number of good frames in it, a pixel has G = sum s s',
     IP = sum s c', IF = sum c s' and W = sum c c' at each delay. Its ratio is G W / (IP IF), or 0 if
-    it has no counts.
-
-    Attributes:
-      weight: [n_tau] W; 0 at delays without pairs.
-      sums: [3, n_tau, n_static] G, IP and IF, summed over the pixels of static bins. For integer
-        counts these are exact integers, rounded to float64 once.
-      mean: [n_tau, n_dynamic] mean ratio of a dynamic bin's pixels.
-      squares: [n_tau, n_dynamic] sum of the squared distances from that mean.
-      pixels: [n_dynamic] the number of pixels of a dynamic bin.
-      carried: the unrounded sums to which further pixels can be added; None if none can.
+    it has no counts. For integer counts, sums are exact integers, rounded to float64 once.
     """
 
-    weight: NDArray[np.float64]
-    sums: NDArray[np.float64]
-    mean: NDArray[np.float64]
-    squares: NDArray[np.float64]
-    pixels: NDArray[np.int64]
-    carried: Any = None
+    weight: NDArray[np.float64]  # [n_tau] W; 0 at delays without pairs
+    sums: NDArray[np.float64]  # [3, n_tau, n_static] G, IP and IF over the pixels of static bins
+    mean: NDArray[np.float64]  # [n_tau, n_dynamic] mean ratio of a dynamic bin's pixels
+    squares: NDArray[np.float64]  # [n_tau, n_dynamic] sum of squared distances from that mean
+    pixels: NDArray[np.int64]  # [n_dynamic] number of pixels
+    carried: Any = None  # unrounded sums to which further pixels can be added
 
 
 def g2_of_sums(
     sums: BinSums, qmap: QMap, bins: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return g2 and its errors [n_tau, n_bins] of dynamic bins whose pixels are all in `sums`.
-
-    g2 is the mean over a dynamic bin's static bins of <G> / (<IP> <IF>). The error is the standard
-    deviation of the pixels' ratios, with one degree of freedom less, over the square root of their
-    number. Both are NaN in bins without pixels and at delays without pairs. The error of a single
-    pixel is NaN, too.
-    """
+    """Return g2 and its standard errors [n_tau, n_bins]; NaN where they have no pixels or pairs."""
     # Static bins in the order of dynamic bins: bin b has edges[b] .. edges[b + 1] - 1; empty
     # static bins are in bin 0.
     order = np.argsort(qmap.dynamic_of_static, kind="stable")
@@ -139,12 +123,7 @@ def g2_result(
     frame_time: float | None,
     config: Mapping[str, Any],
 ) -> MultiTauResult:
-    """Return the multi-tau result of the sums of a selection.
-
-    Args:
-      frame_time: time between frames of the source, in s.
-      config: arguments other than those of the selection, including "dpl".
-    """
+    """Return the result for a selection; `config` has arguments that are not the selection's."""
     dpl = config["dpl"]
     delay = multitau_delays(selection.n, dpl)
     n_pairs = pair_numbers(selection.n, dpl)
@@ -152,19 +131,6 @@ def g2_result(
         n_pairs = good_pair_numbers(selection.good_counts(), dpl)
     step = selection.time_step(frame_time)
     g2, g2_err = g2_of_sums(sums, labels.qmap, labels.bins)
-    return MultiTauResult(
-        delay=delay,
-        tau=None if step is None else (delay * step).astype(np.float64),
-        bins=labels.bins,
-        g2=g2,
-        g2_err=g2_err,
-        q=labels.q,
-        phi=labels.phi,
-        n_pixels=labels.n_pixels,
-        n_pairs=n_pairs,
-        n_frames=selection.n,
-        frame_time=step,
-        qmap=labels.qmap,
-        overview=None,
-        config={**config, **selection.config()},
-    )
+    tau = None if step is None else (delay * step).astype(np.float64)
+    fields = labels.fields(selection, frame_time, config)
+    return MultiTauResult(delay=delay, tau=tau, g2=g2, g2_err=g2_err, n_pairs=n_pairs, **fields)

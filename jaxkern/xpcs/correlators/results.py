@@ -31,8 +31,24 @@ class Overview:
     mean_square: NDArray[np.float64] | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class MultiTauResult:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BinResult:
+    """Fields of results of both kinds, see `MultiTauResult`."""
+
+    bins: NDArray[np.int64]
+    q: NDArray[np.float64] | None
+    phi: NDArray[np.float64] | None
+    n_pixels: NDArray[np.int64]
+    n_frames: int
+    frame_time: float | None
+    qmap: QMap
+    overview: Overview | None
+    config: dict[str, Any]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MultiTauResult(BinResult):
     """g2 of each dynamic bin at the multi-tau delays.
 
     Attributes:
@@ -58,26 +74,13 @@ class MultiTauResult:
 
     delay: NDArray[np.int64]
     tau: NDArray[np.float64] | None
-    bins: NDArray[np.int64]
     g2: NDArray[np.float64]
     g2_err: NDArray[np.float64]
-    q: NDArray[np.float64] | None
-    phi: NDArray[np.float64] | None
-    n_pixels: NDArray[np.int64]
     n_pairs: NDArray[np.int64]
-    n_frames: int
-    frame_time: float | None
-    qmap: QMap
-    overview: Overview | None
-    config: dict[str, Any]
     parts: tuple[MultiTauResult, ...] = ()
-    warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the arrays and numbers as lists and Python numbers, for `json`; NaN remains NaN.
-
-        The map and the overview are not included, since files store them.
-        """
+        """Return all but the map and the overview as lists and Python numbers, for `json`."""
         names = ["delay", "tau", "bins", "g2", "g2_err", "q", "phi", "n_pixels", "n_pairs"]
         arrays = {name: getattr(self, name) for name in names}
         return {
@@ -101,8 +104,8 @@ class MultiTauResult:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class TwoTimeResult:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TwoTimeResult(BinResult):
     """Two-time correlations of each dynamic bin.
 
     Attributes:
@@ -128,22 +131,12 @@ class TwoTimeResult:
     c2: NDArray[Any]
     g2: NDArray[np.float64]
     g2_parts: NDArray[np.float64]
-    bins: NDArray[np.int64]
     t1: NDArray[np.float64]
     t2: NDArray[np.float64]
-    q: NDArray[np.float64] | None
-    phi: NDArray[np.float64] | None
-    n_pixels: NDArray[np.int64]
-    n_frames: int
-    frame_time: float | None
-    qmap: QMap
-    overview: Overview | None
-    config: dict[str, Any]
     n_pairs: NDArray[np.int64] | None = None
     n_pairs_parts: NDArray[np.int64] | None = None
     n_empty: NDArray[np.int64] | None = None
     c2_pairs: NDArray[np.int64] | None = None
-    warnings: tuple[str, ...] = ()
 
     @property
     def delay(self) -> NDArray[np.int64]:
