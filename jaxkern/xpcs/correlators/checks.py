@@ -19,9 +19,8 @@ from jaxkern.xpcs.correlators.frame_sums import (
     intensity_limits,
     mean_divisors,
 )
-from jaxkern.xpcs.correlators.g2 import BinSums
 from jaxkern.xpcs.correlators.native import CorrelationProgress
-from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
+from jaxkern.xpcs.correlators.results import BinSums, MultiTauResult, Overview, TwoTimeResult
 from jaxkern.xpcs.correlators.selection import (
     BinLabels,
     FrameSelection,

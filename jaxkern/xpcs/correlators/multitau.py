@@ -25,7 +25,6 @@ from jaxkern.xpcs.correlators.frame_sums import (
     intensity_limits,
     mean_divisors,
 )
-from jaxkern.xpcs.correlators.g2 import MAX_DELAYS, BinSums, g2_result, multitau_delays
 from jaxkern.xpcs.correlators.multitau_sums import (
     PixelSums,
     bytes_per_pixel,
@@ -35,7 +34,13 @@ from jaxkern.xpcs.correlators.multitau_sums import (
     pixel_tiles,
 )
 from jaxkern.xpcs.correlators.native import CorrelationProgress, native_module
-from jaxkern.xpcs.correlators.results import MultiTauResult
+from jaxkern.xpcs.correlators.results import (
+    MAX_DELAYS,
+    BinSums,
+    MultiTauResult,
+    g2_result,
+    multitau_delays,
+)
 from jaxkern.xpcs.correlators.selection import (
     BLOCK_BYTES,
     COUNT_DTYPES,

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from jaxkern.core.memory import available_bytes
 from jaxkern.core.threads import num_threads
 from jaxkern.xpcs.correlators.checks import PreparedRun
-from jaxkern.xpcs.correlators.g2 import BinSums, multitau_delays
 from jaxkern.xpcs.correlators.native import native_module, run_watched
+from jaxkern.xpcs.correlators.results import BinSums, multitau_delays
 from jaxkern.xpcs.correlators.selection import (
     COUNT_LIMIT,
     BinnedPixels,
