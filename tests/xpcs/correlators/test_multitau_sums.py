@@ -150,13 +150,6 @@ def test_bad_frames(dtype, average):
     check_sums(found, expected, weight, dtype != np.float64)
 
 
-def test_frames_divided():
-    frames = drawn(np.uint16, 90, 35, most=900)
-    mean = frames.mean(1)
-    expected, weight = sums_of_pixels(frames / mean[:, None])
-    check_sums(native(frames, divisor=mean), expected, weight, exact=False)
-
-
 def arrays_of_state(pixels, most_frames, real=False, missing=False, dpl=4):
     delays = len(jk.xpcs.multitau_delays(most_frames, dpl))
     levels = max(1, -(-(delays - dpl) // dpl))
