@@ -27,9 +27,7 @@ import numpy as np
 
 import jaxkern as jk
 from jaxkern.benchmarking import Ratio, Samples, compare, environment
-from jaxkern.benchmarking.environment import conditions
-from jaxkern.benchmarking.measurement import plain
-from jaxkern.benchmarking.samples import ratio_of_medians
+from jaxkern.benchmarking.measurement import conditions, plain, ratio_of_medians
 
 RESULTS = Path(__file__).parent / "results"
 RAW = Path(__file__).parents[1] / "benchmark-results"
