@@ -18,7 +18,7 @@ from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import DeferredBlock, Flow, SequentialNode, Upstream
 from jaxkern.pipeline.sources.combined import Subset
 from jaxkern.pipeline.sources.source import BatchSource
-from jaxkern.pipeline.sources.tokens import TokenSource
+from jaxkern.pipeline.sources.stored_arrays import TokenSource
 from jaxkern.tokens import Documents, PackingStats, RowPacker, bins_state, packed_rows, state_bins
 from jaxkern.tokens import Rows as TokenRows
 from jaxkern.tokens.packing import MARKS, Method, Overlong
