@@ -31,21 +31,39 @@ def normalize(backend):
     return jax.jit(step)
 
 
-def test_kernels_and_scopes_are_visible(tmp_path):
+def product(scope):
+    def work(x):
+        with jax.named_scope(scope):
+            return x @ x
+
+    return jax.jit(work)
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory):
+    """The profile of several programs, its folder, and the table that is printed."""
+    folder, out = tmp_path_factory.mktemp("profile"), io.StringIO()
     step, images = normalize("native"), np.zeros((4, 64, 64, 3), np.uint8)
-    step(images).block_until_ready()
-    out = io.StringIO()
-    with trace(tmp_path, file=out) as recorded:
-        for _ in range(3):
-            step(images).block_until_ready()
+    looped = jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda i, y: jnp.tanh(y @ y), x))
+    calls = [(step, images)] * 3 + [(looped, jnp.eye(100))]
+    for scope, times in (("first", 2), ("second", 3)):
+        calls += [(product(scope), jnp.ones((32, 32)))] * times
+    for work, x in calls:
+        work(x).block_until_ready()
+    with trace(folder, file=out) as recorded:
+        for work, x in calls:
+            work(x).block_until_ready()
+    return recorded, folder, out.getvalue()
+
+
+def test_kernels_and_scopes_are_visible(profile):
+    recorded, folder, table = profile
     (kernel,) = [op for op in recorded.ops if "jaxkern" in op.scope]
     assert kernel.scope == "jit(step)/augment/jaxkern.image_chain.v1"
     assert kernel.program == "jit_step"
     assert kernel.calls == 3
     assert 0 < kernel.seconds <= recorded.seconds
-    (product,) = {op.scope for op in recorded.ops if "dot_general" in op.scope}
-    assert product == "jit(step)/head/dot_general"
-    table = out.getvalue()
+    assert "jit(step)/head/dot_general" in {op.scope for op in recorded.ops}
     assert "augment/jaxkern.image_chain.v1" in table
     assert "ui.perfetto.dev" in table
     # The file for Perfetto has the same events by the same names.
@@ -54,7 +72,32 @@ def test_kernels_and_scopes_are_visible(tmp_path):
         events = json.load(opened)["traceEvents"]
     assert kernel.name in {event.get("name") for event in events}
     # The file that TensorBoard opens.
-    assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
+    assert list(folder.glob("plugins/profile/*/*.xplane.pb"))
+
+
+def test_operations_are_sorted_by_time(profile):
+    recorded, _, _ = profile
+    seconds = [op.seconds for op in recorded.ops]
+    assert seconds == sorted(seconds, reverse=True)
+    assert sum(seconds) == pytest.approx(recorded.seconds)
+    share = f"{100 * seconds[0] / recorded.seconds:.1f}%"
+    assert str(recorded).splitlines()[1].lstrip().startswith(share)
+
+
+def test_time_inside_a_loop_counts_once(profile):
+    recorded, _, _ = profile
+    (loop,) = [op for op in recorded.ops if op.name.startswith("while")]
+    assert loop.calls == 1
+    inside = [op for op in recorded.ops if op.calls == 50]
+    assert inside
+    assert sum(op.seconds for op in inside) > loop.seconds
+
+
+def test_programs_of_the_same_name_are_distinguished(profile):
+    recorded, _, _ = profile
+    calls = {op.scope: op.calls for op in recorded.ops if op.program == "jit_work"}
+    scopes = {scope: n for scope, n in calls.items() if scope.endswith("dot_general")}
+    assert scopes == {"jit(work)/first/dot_general": 2, "jit(work)/second/dot_general": 3}
 
 
 @pytest.mark.parametrize("differentiate", [False, True])
@@ -73,61 +116,6 @@ def test_fallback_has_the_scope_of_the_op(differentiate):
     assert "custom_call_target" not in text
 
 
-def test_operations_are_sorted_by_time(tmp_path):
-    def step(x):
-        return jnp.sin(x[0] @ x[0]), x[0] + 1
-
-    step = jax.jit(step)
-    x = jnp.ones((1, 600, 600))
-    jax.block_until_ready(step(x))
-    with trace(tmp_path, top=0) as recorded:
-        jax.block_until_ready(step(x))
-    assert any("dot_general" in op.scope for op in recorded.ops)
-    assert [op.seconds for op in recorded.ops] == sorted(
-        (op.seconds for op in recorded.ops), reverse=True
-    )
-    assert sum(op.seconds for op in recorded.ops) == pytest.approx(recorded.seconds)
-    assert (
-        str(recorded)
-        .splitlines()[1]
-        .lstrip()
-        .startswith(f"{100 * recorded.ops[0].seconds / recorded.seconds:.1f}%")
-    )
-
-
-def test_time_inside_a_loop_counts_once(tmp_path):
-    looped = jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda i, y: jnp.tanh(y @ y), x))
-    x = jnp.eye(100)
-    looped(x).block_until_ready()
-    with trace(tmp_path, top=0) as recorded:
-        looped(x).block_until_ready()
-    (loop,) = [op for op in recorded.ops if op.name.startswith("while")]
-    assert loop.calls == 1
-    inside = [op for op in recorded.ops if op.calls == 50]
-    assert inside
-    assert sum(op.seconds for op in inside) > loop.seconds
-
-
-def test_programs_of_the_same_name_are_distinguished(tmp_path):
-    def product(scope):
-        def work(x):
-            with jax.named_scope(scope):
-                return x @ x
-
-        return jax.jit(work)
-
-    x = jnp.ones((32, 32))
-    works = [product(scope) for scope in ("first", "second", "third")]
-    for work in works:
-        work(x).block_until_ready()
-    with trace(tmp_path, top=0) as recorded:
-        for work, times in zip(works, (2, 3), strict=False):
-            for _ in range(times):
-                work(x).block_until_ready()
-    calls = {op.scope: op.calls for op in recorded.ops if op.scope.endswith("dot_general")}
-    assert calls == {"jit(work)/first/dot_general": 2, "jit(work)/second/dot_general": 3}
-
-
 def test_own_seconds_of_nested_spans():
     spans = [(0, 10, "a"), (1, 9, "b"), (2, 3, "c"), (3, 5, "c"), (12, 13, "a")]
     result = own_seconds([(b * 1e9, e * 1e9, (k, "", "")) for b, e, k in spans])
@@ -141,13 +129,9 @@ def test_error_in_the_block_ends_the_profile(tmp_path):
     with pytest.raises(ZeroDivisionError), trace(tmp_path):
         raise ZeroDivisionError
     with trace(tmp_path, file=io.StringIO()) as recorded:
-        pass
+        with raises(RuntimeError, "profile"), trace(tmp_path / "nested"):
+            pass
     assert str(recorded) == "no operation of a compiled program ran in the trace"
-
-
-def test_one_profile_at_a_time(tmp_path):
-    with trace(tmp_path / "a", top=0), raises(RuntimeError, "profile"), trace(tmp_path / "b"):
-        pass
 
 
 def test_path_that_is_not_a_directory(tmp_path):
