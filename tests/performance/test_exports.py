@@ -13,7 +13,7 @@ import jaxkern.performance
 
 CORE = ("calls", "ceilings", "client")
 DEVICE = ("benchmark", "configuration", "status")
-PERFORMANCE = ("auditing", "batch_size", "cache", "compiles", "host", "memory", "roofline")
+PERFORMANCE = ("auditing", "batch_size", "compiles", "programs", "roofline", "settings")
 
 
 def test_modules_have_examples():
