@@ -91,10 +91,7 @@ def simulate_to_file(
     """Write the result of `simulate` to an APS file in slabs of rows, and return the path.
 
     Args:
-      path: the HDF5 file, replaced if it exists.
-      model, params, contrast, offset, noise, diagonal_artifact, seed: see `simulate`.
-      layout: "aps" or "aps-u".
-      dtype: dtype of the stored values.
+      path, layout, dtype: see `ApsWriter`; the others: see `simulate`.
       progress: called with the number of written rows and the total number of rows.
 
     Raises:
