@@ -137,10 +137,8 @@ def _read_objects(path: str) -> set[str]:
 
 def _parts(stored: h5py.Dataset) -> Iterator[Any]:
     """Yield selections of a data set along its first axis, of whole chunks and bounded size."""
-    if stored.shape is None:
-        return
     if not stored.shape or not stored.size:
-        yield ()
+        yield from [()] if stored.shape is not None else []
         return
     row = max(1, int(np.prod(stored.shape[1:], dtype=object)) * stored.dtype.itemsize)
     chunk = stored.chunks[0] if stored.chunks else 1

@@ -71,16 +71,12 @@ def test_a_time_step_that_nobody_says_is_refused(tmp_path):
         assert "dt 0.5 s (settings)" in measurement.describe()
 
 
-def test_shear_needs_a_gap(tmp_path):
+def test_shear_needs_a_gap_and_times_are_not_negative(tmp_path):
     path = measured(tmp_path / "m.h5", dt=0.04)
     fails(path, "experiment.gap", "laminar_flow", analysis__model="laminar_flow")
     with opened(path, analysis__model="laminar_flow", experiment__gap=1e6) as measurement:
         assert "gap 1e+06 Angstrom" in measurement.describe()
         assert measurement.model.geometry.gap == 1e6
-
-
-def test_negative_times_are_refused(tmp_path):
-    path = measured(tmp_path / "m.h5", dt=0.04)
     fails(path, "experiment.start_time", "-1", experiment__start_time=-1.0)
 
 

@@ -23,6 +23,7 @@ from jaxkern.xpcs.detectors.frames import DetectorFileError
 
 
 def watched(folder, *more):
+    (folder / "qmap.h5").unlink(missing_ok=True)
     made.qmap().write(folder / "qmap.h5")
     given = ["--qmap", str(folder / "qmap.h5"), "--output", str(folder / "results.hdf")]
     return ["xpcs", "watch", str(folder), *given, "--every", "0", *more]
@@ -136,13 +137,11 @@ def test_watch_ends_and_tells_what_is_wrong(tmp_path, capsys):
     assert "got no frames" in capsys.readouterr().err
     assert not (tmp_path / "results.hdf").exists()
     np.save(tmp_path / "run_1.npy", made.frames(12))
-    (tmp_path / "qmap.h5").unlink()
     assert main(watched(tmp_path, "--idle", "0.1", "--begin", "11")) == 2
     error = capsys.readouterr().err
     assert "got 12" in error
     assert "--begin, --stride and --average" in error
     (tmp_path / "run_2.npy").write_bytes(b"\x93NUMPY, and no more")
-    (tmp_path / "qmap.h5").unlink()
     assert main(watched(tmp_path, "--idle", "0.1")) == 2
     assert "run_2.npy" in capsys.readouterr().err
     # What could be read is there all the same.
