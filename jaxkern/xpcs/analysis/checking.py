@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 # Results have this data set. Files of matrices by other programs do not.
 _G2_OF_PAIRS = "xpcs/twotime/normalized_g2"
-# Bytes that are read at a time.
-_BLOCK = 1 << 26
+_BLOCK = 1 << 26  # bytes that are read at a time
 
 
 @dataclass(frozen=True)

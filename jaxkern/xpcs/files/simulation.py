@@ -68,7 +68,7 @@ def simulate(
     for angle, first, rows in _slabs(*arguments):
         c2[angle, first : first + len(rows)] = rows
     k = np.arange(n_t)
-    diagonal = c2[:, k, k].copy()
+    diagonal = c2[:, k, k]
     c2 += c2.transpose(0, 2, 1)
     c2[:, k, k] = diagonal
     return c2
@@ -115,8 +115,8 @@ def simulate_to_file(
         for angle, first, rows in _slabs(*arguments):
             writer.write_rows(angle, first, rows)
             if progress is not None:
-                n_t = geometry.n_t
-                progress(angle * n_t + first + len(rows), geometry.n_phi * n_t)
+                done = angle * geometry.n_t + first + len(rows)
+                progress(done, geometry.n_phi * geometry.n_t)
     return Path(path)
 
 

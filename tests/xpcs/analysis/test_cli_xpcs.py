@@ -227,11 +227,3 @@ def test_more_frames_than_memory_holds(monkeypatch):
     model = xpcs.Static(xpcs.Geometry(q=0.01, gap=None, dt=0.1, t=t, phi=[0.0]))
     with pytest.raises(MemoryError, match=r"1.*angles.*20.*frames.*6\.4e-06"):
         xpcs.simulate(model, model.defaults, 0.3, 1.0)
-
-
-def test_a_file_of_something_else_is_refused(folder, tmp_path, capsys):
-    path = tmp_path / "other.h5"
-    with h5py.File(path, "w") as file:
-        file["entry/data"] = np.zeros(3)
-    assert run(folder, "fit", "--data", str(path)) == 2
-    assert "entry" in capsys.readouterr().err

@@ -97,16 +97,14 @@ def test_what_failed_is_tried_again_behind_the_others(data, monkeypatch):
     found = xpcs.correlate_files(paths(data), data / "qmap.h5", data / "new")
     assert seen == [*NAMES, "run2"]
     assert (found.count("done"), found.errors) == (3, {})
-    seen = called(monkeypatch, fails=["run2", "run2"])
-    found = xpcs.correlate_files(paths(data), data / "qmap.h5", data / "other", retries=1)
-    assert seen == [*NAMES, "run2"]
-    assert found.errors == {data / "run2.npy": "the disk is away"}
-    assert found.table[0]["error"] == "the disk is away"
-    assert "1 failed" in repr(found)
-    assert "the disk is away" in repr(found)
-    seen = called(monkeypatch, fails=["run10"])
-    found = xpcs.correlate_files(paths(data), data / "qmap.h5", data / "third", retries=0)
-    assert (seen, found.count("failed")) == ([*NAMES], 1)
+    for fails, retries, calls in ((["run2"] * 2, 1, [*NAMES, "run2"]), (["run2"], 0, [*NAMES])):
+        seen = called(monkeypatch, fails)
+        folder = data / f"retries{retries}"
+        found = xpcs.correlate_files(paths(data), data / "qmap.h5", folder, retries=retries)
+        assert seen == calls
+        assert found.errors == {data / "run2.npy": "the disk is away"}
+        assert found.table[0]["error"] == "the disk is away"
+        assert "1 failed" in repr(found)
 
 
 def test_ctrl_c_leaves_whole_files(data, capsys, monkeypatch):

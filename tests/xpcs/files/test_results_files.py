@@ -1,9 +1,7 @@
 """Files of results: the layout that xpcs-viewer opens, and what is read back.
 
-Would catch: a field that is missing, transposed or of another shape than the viewer and boost-corr
-have it, bins in another order than their matrices, labels counted with the empty cells, a time step
-without its stride and average, a damaged file that is a traceback of h5py's, a half file left by a
-kill.
+Would catch a missing or transposed field, bins in another order than their matrices, a time step
+without its stride and average, a traceback of h5py, and a half file left by a kill.
 """
 
 from __future__ import annotations
