@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -56,6 +57,7 @@ class BatchSource:
 
     fresh: bool = False
     on_bad_record: Literal["raise", "mask"] = "raise"
+    _names: Collection[str] = ()  # of fields, for the repr
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -75,7 +77,8 @@ class BatchSource:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} records)"
+        fields = f"{', '.join(self._names)}; " if self._names else ""
+        return f"{type(self).__name__}({fields}{len(self)} records)"
 
     def describe(self) -> str:
         """Return a text that is equal for sources with equal records; stored in states."""
@@ -150,14 +153,11 @@ class ArraySource(BatchSource):
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         if not isinstance(arrays, Mapping) or not arrays:
             raise TypeError(f"arrays is {arrays!r:.80}; expected a dict with at least one field")
-        self.arrays = {name: _array(name, value) for name, value in arrays.items()}
+        self._names = self.arrays = {name: _array(name, each) for name, each in arrays.items()}
         self._length = common_length({name: len(array) for name, array in self.arrays.items()})
 
     def __len__(self) -> int:
         return int(self._length)
-
-    def __repr__(self) -> str:
-        return f"ArraySource({', '.join(self.arrays)}; {len(self)} records)"
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
         return {
@@ -194,9 +194,15 @@ def store_rows(rows: np.ndarray, name: str, out: Data | None) -> np.ndarray:
     return target
 
 
+def check_choice(name: str, value: Any, *choices: Any) -> None:
+    """Raise ValueError with the argument's name for another value than the choices."""
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(repr, choices))}")
+
+
 def locate(ends: Any, record: int) -> tuple[int, int]:
     """Return the part of a record, and its number there, of parts that end at these records."""
-    part = int(np.searchsorted(ends, record, side="right"))
+    part = bisect.bisect_right(ends, record)
     return part, int(record - (ends[part - 1] if part else 0))
 
 

@@ -59,8 +59,7 @@ class ArrayRecordSource(RecordSource):
         return int(self._ends[-1])
 
     def __repr__(self) -> str:
-        files = f"{self.files[0].name}; {len(self.files)} files"
-        return f"ArrayRecordSource({files}, {len(self)} records)"
+        return f"ArrayRecordSource({self.files[0].name}; {len(self)} records)"
 
     def record(self, record: int) -> Data:
         number, index = locate(self._ends, record)

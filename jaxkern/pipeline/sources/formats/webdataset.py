@@ -109,10 +109,6 @@ class WebDatasetSource(ColumnSource):
             raise KeyError(f"decoders has {unknown}; the endings of the fields are {existing}")
         super().__init__(columns, index.name_of, **images)
 
-    def __repr__(self) -> str:
-        shards = f"{len(self.files)} shard{'' if len(self.files) == 1 else 's'}"
-        return f"WebDatasetSource({', '.join(self._names)}; {shards}, {len(self)} samples)"
-
 
 class _Index:
     """The members of the samples of all shards; from the cache folder for unchanged shards."""

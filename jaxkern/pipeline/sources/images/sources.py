@@ -78,9 +78,6 @@ class EncodedSource(BatchSource):
     def __len__(self) -> int:
         return self._length
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(self._names)}; {len(self)} records)"
-
     def describe(self) -> str:
         scaled = [name for name, column in self.images.items() if column.decode == "scaled"]
         return type(self).__name__ + (f"({', '.join(scaled)} decoded scaled)" if scaled else "")
@@ -299,9 +296,6 @@ class ImageFolder(ImageFiles):
         fields = {"label": self.labels}
         super().__init__(PathList(names), fields, channels, max_size, on_bad_record, **options)
 
-    def __repr__(self) -> str:
-        return f"ImageFolder({self.root.name}; {len(self.classes)} classes, {len(self)} images)"
-
 
 class EncodedRecords(EncodedSource):
     """Source of records with fields of encoded images, decoded in worker threads.
@@ -347,9 +341,6 @@ class EncodedRecords(EncodedSource):
 
     def __len__(self) -> int:
         return len(self.source)
-
-    def __repr__(self) -> str:
-        return f"EncodedRecords({type(self.source).__name__}; {len(self)} records)"
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         numbers = records.tolist()
