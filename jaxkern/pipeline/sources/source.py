@@ -58,6 +58,7 @@ class BatchSource:
     fresh: bool = False
     on_bad_record: Literal["raise", "mask"] = "raise"
     _names: Collection[str] = ()  # of fields, for the repr
+    _length: int  # number of records; or override `__len__`
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -67,7 +68,7 @@ class BatchSource:
                 setattr(cls, name, vars(BatchSource)[name])
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        return self._length
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         """Return the batch of records int64 [N], in order.
@@ -155,9 +156,6 @@ class ArraySource(BatchSource):
             raise TypeError(f"arrays is {arrays!r:.80}; expected a dict with at least one field")
         self._names = self.arrays = {name: _array(name, each) for name, each in arrays.items()}
         self._length = common_length({name: len(array) for name, array in self.arrays.items()})
-
-    def __len__(self) -> int:
-        return int(self._length)
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
         return {
@@ -251,10 +249,7 @@ class RecordSource(BatchSource):
     fresh = True
 
     def __init__(self, source: Any) -> None:
-        self.source = source
-
-    def __len__(self) -> int:
-        return len(self.source)
+        self.source, self._length = source, len(source)
 
     def __repr__(self) -> str:
         return f"{type(self.source).__name__}({len(self)} records)"

@@ -71,9 +71,6 @@ class HDF5Source(BatchSource):
         self._length = common_length({k: field.shape[0] for k, field in self._fields.items()})
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return int(self._length)
-
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
         return None if self._chunked else self._fields
 
@@ -134,9 +131,6 @@ class ZarrSource(BatchSource):
             check_numeric(np.empty(0, array.dtype), f"array {name!r} of {self._where}")
         self._length = common_length({k: array.shape[0] for k, array in self._arrays.items()})
         self._cache = LruCache[np.ndarray](cache_bytes, lambda chunk: chunk.nbytes)
-
-    def __len__(self) -> int:
-        return int(self._length)
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         check_records(records, len(self))
@@ -199,7 +193,7 @@ class TokenSource(BatchSource):
         pad_id: int | Mapping[str, int] = 0,
     ) -> None:
         self.documents = Documents(values, offsets, max_length)
-        self._names = self.documents.fields
+        self._names, self._length = self.documents.fields, len(self.documents)
         if "length" in self._names:
             raise ValueError("the field name 'length' is reserved for lengths; rename it")
         self.pad_id = pad_id
@@ -208,9 +202,6 @@ class TokenSource(BatchSource):
     def width(self) -> int:
         """Return the number of columns of the batches."""
         return self.documents.max_length or max(self.documents.longest(), 1)
-
-    def __len__(self) -> int:
-        return len(self.documents)
 
     def describe(self) -> str:
         fields = ", ".join(self._names)

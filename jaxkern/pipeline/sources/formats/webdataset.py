@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxkern.core.caches import SETTLED, cache_folder, read_index, write_index
 from jaxkern.core.progress import ProgressBar
-from jaxkern.pipeline.sources.files import Paths, expand_paths
+from jaxkern.pipeline.sources.files import Paths, expand_paths, map_file
 from jaxkern.pipeline.sources.formats.columns import (
     NUMPY_HEADERS,
     Column,
@@ -65,7 +65,6 @@ class WebDatasetSource(ColumnSource):
 
     Attributes:
       files: the shards.
-      bad_images: (field, record) -> error of each masked image.
 
     Raises:
       ValueError: a shard is compressed, damaged or truncated, or a sample lacks a field; the
@@ -115,7 +114,7 @@ class _Index:
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
-        self.blobs = [_map(file) for file in files]
+        self.blobs = [map_file(file) for file in files]
         self._shards: list[ShardIndex] = []
         with ProgressBar(True, "index", "shards") as bar:
             for file, blob in zip(files, self.blobs, strict=True):
@@ -166,12 +165,6 @@ class _Index:
                     f"{list(endings)} for {name!r}: set fields={{...}}"
                 )
             yield members
-
-
-def _map(file: Path) -> np.ndarray:
-    if file.stat().st_size == 0:
-        raise ValueError(f"{file} is empty; expected a tar file")
-    return np.memmap(file, np.uint8, "r")
 
 
 def _field_endings(

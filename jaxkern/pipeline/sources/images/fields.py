@@ -296,9 +296,6 @@ class PathList(Sequence[Path]):
         number = range(len(self))[index]
         return Path(os.fsdecode(bytes(self.ranges[number])))
 
-    def __repr__(self) -> str:
-        return f"PathList({len(self)} paths)"
-
 
 def _is_bytes(value: Any) -> bool:
     return isinstance(value, bytes | bytearray | memoryview)

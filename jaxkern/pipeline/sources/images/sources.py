@@ -75,9 +75,6 @@ class EncodedSource(BatchSource):
                 raise ValueError("on_bad_record='mask' adds the field 'valid', which exists")
         self.bad_images: dict[tuple[str, int], str] = {}
 
-    def __len__(self) -> int:
-        return self._length
-
     def describe(self) -> str:
         scaled = [name for name, column in self.images.items() if column.decode == "scaled"]
         return type(self).__name__ + (f"({', '.join(scaled)} decoded scaled)" if scaled else "")
@@ -334,13 +331,10 @@ class EncodedRecords(EncodedSource):
         names = (fields,) if isinstance(fields, str) else tuple(fields)
         if not names:
             raise ValueError("fields is empty; expected the name of at least one field")
-        self.source = source
+        self.source, self._length = source, len(source)
         options: ImageOptions = {"channels": channels, "max_size": max_size}
         options |= {"max_pixels": max_pixels, "on_bad_record": on_bad_record}
         super().__init__({name: _RecordColumn(self, name, **options) for name in names}, {})
-
-    def __len__(self) -> int:
-        return len(self.source)
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         numbers = records.tolist()

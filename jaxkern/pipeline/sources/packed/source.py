@@ -111,7 +111,7 @@ class PackedSource(BatchSource):
         check_same_set(self.paths, indices)
         self._files: Sequence[np.ndarray] = files
         self._counts = [index.records for index in indices]
-        self._ends = np.cumsum(self._counts)
+        self._ends, self._length = np.cumsum(self._counts), sum(self._counts)
         #: metadata of the first file, including its position in a set
         self.shard_metadata: Mapping[str, Any] = indices[0].metadata
         #: storage of each field
@@ -128,9 +128,6 @@ class PackedSource(BatchSource):
                 }
         self._shapes = {field.name: self._shape_of(field) for field in self.fields}
         self._unread = None if verify == "never" else np.ones(len(self), bool)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
 
     def __repr__(self) -> str:
         name = self.paths[0].name
