@@ -125,7 +125,7 @@ def _measure_case(name: str, rounds: int, baseline: Path | None) -> dict[str, An
 def _print_cases(
     results: list[dict[str, Any]], timed: list[dict[str, Any]], has_baseline: bool
 ) -> None:
-    from jaxkern.benchmarking.samples import MIN_SAMPLES
+    from jaxkern.benchmarking.measurement import MIN_SAMPLES
     from jaxkern.core.quantities import format_duration
 
     # All cases have the same number of rounds.

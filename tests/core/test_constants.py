@@ -18,7 +18,7 @@ from jaxkern.image.compose import producer
 from jaxkern.image.program import program
 from jaxkern.ring import assembly, errors, ring
 from jaxkern.tokens import packing
-from jaxkern.xpcs.correlators import g2
+from jaxkern.xpcs.correlators import results
 from jaxkern.xpcs.model import normal, ops, twin
 
 native = registry.module("cpu")
@@ -64,7 +64,7 @@ PYTHON: dict[str, Any] = {
     "ring.kLastIndex": ring._LAST,
     "tokens.Method": positions(get_args(packing.Method)),
     "tokens.Overlong": positions(get_args(packing.Overlong)),
-    "correlators.kMostDelays": g2.MAX_DELAYS,
+    "correlators.kMostDelays": results.MAX_DELAYS,
     "xpcs.Loss": positions(twin.LOSSES),
     "xpcs.Symmetric": {SYMMETRIC[value]: i for i, value in enumerate(normal._SYMMETRIC)},
     "xpcs.kMaxTables": ops._MAX_TABLES,

@@ -136,6 +136,7 @@ def test_eval_is_deterministic(run):
     assert_close(run(chain, U8, ({},) * 3), expected)
     first, second = (jax.jit(chain)(jax.random.key(k), U8) for k in range(2))
     np.testing.assert_array_equal(first, second)
+    np.testing.assert_allclose(chain.apply(U8), first, atol=1e-6)  # needs no parameters
     only = im.Compose([FLIP]).eval()
     np.testing.assert_array_equal(only.apply(U8, ({},)), U8)
     cropped = im.Compose([im.RandomCrop(6, padding=2)]).eval()

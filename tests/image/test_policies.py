@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from support.errors import raises
+from support.image.comparison import slow
 
 import jaxkern as jk
 from jaxkern import image as im
@@ -330,10 +331,6 @@ def test_containers_reject_changes_of_channels():
     aug = im.Compose([im.RandomApply([im.Grayscale()])])
     with raises(ValueError, "transforms[0]:", "Grayscale", "3 channels"):
         aug.apply(U8, ({"apply": True},))
-
-
-def slow(policy):
-    return pytest.param(policy, marks=pytest.mark.slow)
 
 
 # Each step of a policy is a separate program in pure JAX, which compiles for seconds.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -112,21 +113,34 @@ def _range(low: float, high: float, open_low: bool) -> tuple[str, Callable[[floa
     return bounds if high == math.inf else f"{bounds} to {high:g}", inside
 
 
-def interval(low: float, high: float = math.inf, open_low: bool = False) -> Check:
+def sequence(
+    *lengths: int,
+    low: float = -math.inf,
+    high: float = math.inf,
+    open_low: bool = False,
+    ordered: bool = True,
+    single: Callable[[float], tuple[float, ...]] | None = None,
+) -> Check:
+    """Return a check of finite numbers, in increasing pairs if `ordered`; `single` is for one."""
     bounds, inside = _range(low, high, open_low)
+    expected = f"{' or '.join(map(str, lengths))} {'increasing ' * ordered}finite numbers {bounds}"
 
-    def check(value: Any, name: str) -> tuple[float, float]:
-        expected = f"two finite numbers in increasing order, {bounds}"
-        pair = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
-        ends = [number(each, name, bounds) for each in value] if pair and len(value) == 2 else []
-        if not ends or not all(map(inside, ends)) or ends[0] > ends[1]:
+    def check(value: Any, name: str) -> tuple[float, ...]:
+        alone = isinstance(value, numbers.Real) and single and not isinstance(value, bool)
+        if not alone and (isinstance(value, str) or not isinstance(value, Sequence | np.ndarray)):
+            raise TypeError(unexpected(name, expected, value))
+        items = tuple(number(each, name, bounds) for each in ([value] if alone else value))
+        if single is not None and len(items) == 1 and (alone or 1 in lengths):
+            items = single(items[0])
+        unordered = ordered and any(a > b for a, b in zip(items[::2], items[1::2], strict=False))
+        if len(items) not in lengths or unordered or not all(map(inside, items)):
             raise ValueError(unexpected(name, expected, value))
-        return ends[0], ends[1]
+        return items
 
     return check
 
 
-positive_interval = interval(0.0, open_low=True)
+positive_interval = sequence(2, low=0.0, open_low=True)
 
 
 def number(value: Any, name: str, bounds: str) -> float:
@@ -156,21 +170,6 @@ def bounded(low: float, high: float = math.inf, open_low: bool = False) -> Check
 finite = bounded(-math.inf)
 probability = bounded(0.0, 1.0)
 positive = bounded(0.0, open_low=True)
-
-
-def finite_numbers(
-    value: Any, name: str, lengths: tuple[int, ...], expected: str
-) -> tuple[float, ...]:
-    """Check a sequence of finite numbers of one of some lengths."""
-    message = unexpected(name, expected, value)
-    if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray):
-        raise TypeError(message)
-    if len(value) not in lengths:
-        raise ValueError(message)
-    items = tuple(number(item, name, f"in each item: {expected}") for item in value)
-    if not all(math.isfinite(item) for item in items):
-        raise ValueError(message)
-    return items
 
 
 def per_channel(value: Any, name: str) -> Any:

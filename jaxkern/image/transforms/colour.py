@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import numbers
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -244,36 +243,20 @@ def _permute(params: dict[str, Any], apply: Any = True) -> Step:
 _JITTERS = ("brightness", "contrast", "saturation", "hue")  # as the first four codes
 
 
-def _factor_range(centre: float, limit: float) -> checks.Check:
-    """Return a check of (low, high) of a factor, as torchvision reads it; None is unchanged."""
-    interval = checks.interval(0.0 if centre else -limit, limit)
+def _jitter(neutral: float, check: checks.Check) -> checks.Check:
+    """Return a check that accepts None, and returns it for factors that are always neutral."""
 
-    def check(value: Any, name: str) -> Any:
-        if value is None:
-            return None
-        if isinstance(value, numbers.Real) and not isinstance(value, bool):
-            reach = checks.bounded(0.0)(value, name)
-            value = (max(centre - reach, 0.0) if centre else -reach, centre + reach)
-        elif isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
-            raise TypeError(checks.unexpected(name, "a number, or two increasing ones", value))
-        ends = interval(value, name)
-        return None if ends == (centre, centre) else ends
+    def run(value: Any, name: str) -> Any:
+        ends = None if value is None else check(value, name)
+        return None if ends == (neutral, neutral) else ends
 
-    return check
+    return run
 
 
-def _ends(centre: float, limit: float) -> checks.Check:
-    check = _factor_range(centre, limit)
-
-    def both(value: Any, name: str) -> tuple[float, float]:
-        if isinstance(value, numbers.Real):
-            raise TypeError(checks.unexpected(name, "two increasing numbers", value))
-        return check(value, name) or (centre, centre)
-
-    return both
-
-
-_FACTOR, _SHIFT = (1.0, math.inf), (0.0, 0.5)
+_FACTORS = checks.sequence(2, low=0.0)
+_SHIFTS = checks.sequence(2, low=-0.5, high=0.5)
+_JITTER = _jitter(1.0, checks.sequence(2, low=0.0, single=lambda b: (max(1.0 - b, 0.0), 1.0 + b)))
+_HUE = _jitter(0.0, checks.sequence(2, low=-0.5, high=0.5, single=lambda h: (-h, h)))
 
 
 def _sample_factors(transform: Any, keys: Sequence[jax.Array]) -> dict[str, jax.Array]:
@@ -303,10 +286,10 @@ class ColorJitter(ColourTransform):
     (0.6, 1.4)
     """
 
-    brightness: Any = checked(_factor_range(*_FACTOR), None)
-    contrast: Any = checked(_factor_range(*_FACTOR), None)
-    saturation: Any = checked(_factor_range(*_FACTOR), None)
-    hue: Any = checked(_factor_range(*_SHIFT), None)
+    brightness: Any = checked(_JITTER, None)
+    contrast: Any = checked(_JITTER, None)
+    saturation: Any = checked(_JITTER, None)
+    hue: Any = checked(_HUE, None)
 
     parameters: ClassVar = {**dict.fromkeys(_JITTERS, "float"), "order": "int[4]"}
 
@@ -351,10 +334,10 @@ class RandomPhotometricDistort(ColourTransform):
     (-0.05, 0.05)
     """
 
-    brightness: Any = checked(_ends(*_FACTOR), (0.875, 1.125))
-    contrast: Any = checked(_ends(*_FACTOR), (0.5, 1.5))
-    saturation: Any = checked(_ends(*_FACTOR), (0.5, 1.5))
-    hue: Any = checked(_ends(*_SHIFT), (-0.05, 0.05))
+    brightness: Any = checked(_FACTORS, (0.875, 1.125))
+    contrast: Any = checked(_FACTORS, (0.5, 1.5))
+    saturation: Any = checked(_FACTORS, (0.5, 1.5))
+    hue: Any = checked(_SHIFTS, (-0.05, 0.05))
     p: float = checked(checks.probability, 0.5)
 
     parameters: ClassVar = {

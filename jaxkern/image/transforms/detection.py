@@ -77,8 +77,8 @@ class RandomIoUCrop(PerImageSize):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, check in (
-            ("scale", checks.interval(0.0, 1.0, open_low=True)),
-            ("aspect_ratio", checks.interval(0.0)),
+            ("scale", checks.sequence(2, low=0.0, high=1.0, open_low=True)),
+            ("aspect_ratio", checks.sequence(2, low=0.0)),
         ):
             names = f"min_{name}", f"max_{name}"
             ends = check(tuple(getattr(self, each) for each in names), f"({', '.join(names)})")
@@ -172,7 +172,7 @@ class RandomZoomOut(PerImageSize):
     """
 
     fill: Any = checked(checks.per_channel, 0)
-    side_range: Any = checked(checks.interval(1.0), (1.0, 4.0))
+    side_range: Any = checked(checks.sequence(2, low=1.0), (1.0, 4.0))
     p: float = checked(checks.probability, 0.5)
 
     parameters = BOX

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -129,15 +127,7 @@ def _odd_sizes(value: Any, name: str) -> tuple[int, int]:
     return kernel
 
 
-def _sigmas(value: Any, name: str) -> tuple[float, float]:
-    if isinstance(value, numbers.Real):
-        value = (value, value)
-    elif isinstance(value, str) or not isinstance(value, Sequence | np.ndarray):
-        raise TypeError(checks.unexpected(name, "a number above 0, or (low, high)", value))
-    ends: tuple[float, float] = checks.positive_interval(
-        (value[0], value[0]) if len(value) == 1 else value, name
-    )
-    return ends
+_SIGMAS = checks.sequence(1, 2, low=0.0, open_low=True, single=lambda x: (x, x))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +148,7 @@ class GaussianBlur(Transform):
     """
 
     kernel_size: Any = checked(_odd_sizes)
-    sigma: Any = checked(_sigmas, (0.1, 2.0))
+    sigma: Any = checked(_SIGMAS, (0.1, 2.0))
 
     kind = "program"
     parameters: ClassVar = {"sigma": "number"}
@@ -239,7 +229,7 @@ class RandomErasing(Transform):
     """
 
     p: float = checked(checks.probability, 0.5)
-    scale: Any = checked(checks.interval(0.0, 1.0), (0.02, 0.33))
+    scale: Any = checked(checks.sequence(2, low=0.0, high=1.0), (0.02, 0.33))
     ratio: Any = checked(checks.positive_interval, (0.3, 3.3))
     value: Any = checked(_paint, 0)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 from typing import Any, ClassVar
 
 import jax
@@ -35,27 +34,10 @@ from jaxkern.image.transforms.transform import Size, Transform, uniform_below, u
 NO_FILL = (math.nan,)  # zeros outside the image, without masking by the bilinear weights
 
 
-def _angles(*lengths: int) -> checks.Check:
-    """Return a check of degrees (low, high, ...), where a number x gives (-x, x)."""
-    sizes = " or ".join(map(str, lengths))
-
-    def check(value: Any, name: str) -> tuple[float, ...]:
-        if isinstance(value, numbers.Real):
-            reach = checks.bounded(0.0)(value, name)
-            return (-reach, reach)
-        expected = f"a number, or {sizes} numbers: low, high of each axis"
-        ends = checks.finite_numbers(value, name, lengths, expected)
-        if any(low > high for low, high in zip(ends[::2], ends[1::2], strict=True)):
-            raise ValueError(checks.unexpected(name, "low, high in increasing order", value))
-        return ends
-
-    return check
-
-
-def _center(value: Any, name: str) -> tuple[float, ...] | None:
-    if value is None:
-        return None
-    return checks.finite_numbers(value, name, (2,), "(x, y) from the top left corner, or None")
+_ANGLES = checks.sequence(2, single=lambda x: (-x, x))
+_SHEARS = checks.sequence(2, 4, single=lambda x: (-x, x))
+_CENTER = checks.optional(checks.sequence(2, ordered=False))
+_SHARES = checks.optional(checks.sequence(2, low=0.0, high=1.0, ordered=False))
 
 
 class _Warp(Transform):
@@ -89,10 +71,10 @@ class RandomRotation(_Warp):
     (36, 36)
     """
 
-    degrees: Any = checked(_angles(2))
+    degrees: Any = checked(_ANGLES)
     interpolation: str = checked(checks.warping, "nearest")
     expand: bool = checked(checks.flag, False)
-    center: Any = checked(_center, None)
+    center: Any = checked(_CENTER, None)
     fill: Any = checked(checks.static_fill, 0)
 
     parameters: ClassVar = {"angle": "number"}
@@ -163,14 +145,6 @@ class _ExpandedRotation(_Warp):
         return self.rotation._warped(values, code=Code.TURN)
 
 
-def _shares(value: Any, name: str) -> tuple[float, ...] | None:
-    expected = "two fractions of the width and height, from 0 to 1, or None"
-    shares = None if value is None else checks.finite_numbers(value, name, (2,), expected)
-    if shares and not all(0.0 <= share <= 1.0 for share in shares):
-        raise ValueError(checks.unexpected(name, expected, value))
-    return shares
-
-
 @dataclasses.dataclass(frozen=True)
 class RandomAffine(_Warp):
     """Rotate (clockwise), shear, scale and translate each image.
@@ -189,13 +163,13 @@ class RandomAffine(_Warp):
     (-5.0, 5.0)
     """
 
-    degrees: Any = checked(_angles(2))
-    translate: Any = checked(_shares, None)
+    degrees: Any = checked(_ANGLES)
+    translate: Any = checked(_SHARES, None)
     scale: Any = checked(checks.optional(checks.positive_interval), None)
-    shear: Any = checked(checks.optional(_angles(2, 4)), None)
+    shear: Any = checked(checks.optional(_SHEARS), None)
     interpolation: str = checked(checks.warping, "nearest")
     fill: Any = checked(checks.static_fill, 0)
-    center: Any = checked(_center, None)
+    center: Any = checked(_CENTER, None)
 
     parameters = dict.fromkeys(
         ("angle", "translate_x", "translate_y", "scale", "shear_x", "shear_y"), "number"
@@ -277,18 +251,7 @@ _ITERATIONS = 8  # to invert a displacement field
 
 def _pair(low: float) -> checks.Check:
     """Return a check of (x, y) from `low`; a number is for both axes."""
-    number = checks.bounded(low)
-
-    def check(value: Any, name: str) -> tuple[float, float]:
-        items = (value,) if isinstance(value, numbers.Real) else value
-        message = checks.unexpected(name, "a number, or (x, y)", value)
-        if not isinstance(items, tuple | list | np.ndarray):
-            raise TypeError(message)
-        if len(items) not in (1, 2):
-            raise ValueError(message)
-        return number(items[0], name), number(items[-1], name)
-
-    return check
+    return checks.sequence(1, 2, low=low, ordered=False, single=lambda x: (x, x))
 
 
 def _kernel(sigma: tuple[float, float]) -> tuple[int, int]:

@@ -102,6 +102,10 @@ def test_files_of_a_folder_in_numerical_order(tmp_path):
     np.save(tmp_path / "run_8.npy", counts[:1])
     with raises(DetectorFileError, "run_9.npy", "run_8.npy"):
         settled(frames)
+    (tmp_path / "run_8.npy").unlink()
+    np.save(tmp_path / "run_13.npy", counts[:1].astype(np.uint16))
+    with raises(DetectorFileError, "run_13.npy", "6 x 8 (uint8)", "6 x 8 (uint16)"):
+        settled(frames)
 
 
 def test_a_file_of_events_that_grows(tmp_path):
@@ -255,12 +259,3 @@ def test_an_intensity_cut_is_applied_at_the_end(normalize):
     assert found.config["bad_frames"] == [3, 33, 50]
     np.testing.assert_array_equal(found.g2, expected.g2)
     np.testing.assert_array_equal(found.g2_err, expected.g2_err)
-
-
-def test_files_with_different_dtypes(tmp_path):
-    frames = xpcs.GrowingFrames(tmp_path)
-    np.save(tmp_path / "a.npy", np.ones((2, 3, 4), np.uint8))
-    assert settled(frames) == 2
-    np.save(tmp_path / "b.npy", np.ones((2, 3, 4), np.uint16))
-    with raises(DetectorFileError, "b.npy", "3 x 4 (uint8)", "3 x 4 (uint16)"):
-        settled(frames)

@@ -232,22 +232,6 @@ def test_lags_are_linear_and_then_logarithmic():
     assert c.t1.tolist() == [0, 50, 100, 150, 200]
 
 
-def test_bad_frames_are_nan_and_counted():
-    frames = counts((10, 2, 3), "uint8", 5)
-    qmap = jk.xpcs.QMap(np.ones((2, 3), int))
-    c = jk.xpcs.twotime(frames, qmap, bad_frames=[2, 7])
-    bad = np.isin(np.arange(10), [2, 7])
-    np.testing.assert_array_equal(np.isnan(c.c2[0]), bad[:, None] | bad)
-    good = np.flatnonzero(~bad)
-    lags = np.subtract.outer(good, good)
-    assert c.n_pairs[:, 0].tolist() == [int((lags == lag).sum()) for lag in range(10)]
-    assert c.n_empty.tolist() == [0]
-    # Of two frames, of which one is bad, the other one is taken.
-    halves = jk.xpcs.twotime(frames, qmap, average=2, bad_frames=[2, 7])
-    frames[bad] = 0
-    np.testing.assert_array_equal(halves.c2, jk.xpcs.twotime(frames, qmap, average=2).c2)
-
-
 @pytest.mark.parametrize("kind", ["array", "memmap", "hdf5"])
 def test_the_result_goes_where_it_is_asked_to(tmp_path, kind, monkeypatch):
     monkeypatch.setattr(two_time_dense, "TILE", 16)
