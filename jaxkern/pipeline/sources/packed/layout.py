@@ -291,8 +291,8 @@ def packed_paths(path: Paths) -> list[Path]:
     if not any(names) or not (is_pattern or len(paths) > 1):  # a single shard may be read alone
         return paths
     pairs = zip(paths, names, strict=True)
-    sets = {(p.name[: n.start()], n[2]) if n else (p.name, "") for p, n in pairs}
-    if len(sets) > 1:
+    stems = {(p.name[: n.start()], n[2]) if n else (p.name, "") for p, n in pairs}
+    if len(stems) > 1:
         raise ValueError(f"{path} has several sets, of {paths[0].name} and {paths[-1].name}")
     numbers = {int(name[1]) for name in names if name}
     count = int(next(name[2] for name in names if name))
