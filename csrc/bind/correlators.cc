@@ -175,21 +175,21 @@ nb::tuple bin_sums(const std::vector<StateRead>& arrays, int64_t seen, int64_t f
                    const Integers& pixel, const Integers& static_bin, const Integers& dynamic_bin,
                    int32_t n_static, int32_t n_dynamic, int64_t most_frames, int32_t dpl,
                    int64_t average, const std::optional<Missing>& missing, bool real,
-                   int64_t threads, const std::optional<Integers>& place,
+                   int64_t threads, const std::optional<Integers>& offset,
                    const std::optional<std::vector<StateArray>>& carried) {
   const Delays delays = delays_of(most_frames, dpl);
   const OwnPixels own_pixels = pixels_of(pixel, static_bin, dynamic_bin, n_static, n_dynamic,
-                                         place ? int64_t{1} << 31 : frame_pixels);
+                                         offset ? int64_t{1} << 31 : frame_pixels);
   const BinnedPixels pixels = own_pixels.view();
-  std::vector<int32_t> places;
-  if (place) {
-    places = copy_of(*place);
-    if (static_cast<int64_t>(places.size()) != pixels.count) {
-      throw nb::value_error("place: expected the length of pixel");
+  std::vector<int32_t> offsets;
+  if (offset) {
+    offsets = copy_of(*offset);
+    if (static_cast<int64_t>(offsets.size()) != pixels.count) {
+      throw nb::value_error("offset: expected the length of pixel");
     }
-    for (const int32_t at : places) {
+    for (const int32_t at : offsets) {
       if (at < 0 || at >= frame_pixels) {
-        throw nb::value_error("place: expected columns of the state");
+        throw nb::value_error("offset: expected columns of the state");
       }
     }
   }
@@ -209,7 +209,7 @@ nb::tuple bin_sums(const std::vector<StateRead>& arrays, int64_t seen, int64_t f
     OwnThreads own(threads);
     problem =
         reduce(own.executor(), state, delays, seen, average, missing_of(missing, seen), pixels,
-               place ? places.data() : pixels.pixel, carried ? &sums_before : nullptr, &sums);
+               offset ? offsets.data() : pixels.pixel, carried ? &sums_before : nullptr, &sums);
   }
   if (!problem.empty()) throw nb::value_error(problem.c_str());
   return to_python(std::move(sums), n_static, n_dynamic);
@@ -295,9 +295,9 @@ void define_multitau(nb::module_& module) {
       nb::arg("pixel"), nb::arg("static_bin"), nb::arg("dynamic_bin"), nb::arg("n_static"),
       nb::arg("n_dynamic"), nb::arg("most_frames"), nb::arg("dpl") = 4, nb::arg("average") = 1,
       nb::arg("missing") = nb::none(), nb::arg("real") = false, nb::arg("threads") = 0,
-      nb::arg("place") = nb::none(), nb::arg("carried") = nb::none(),
+      nb::arg("offset") = nb::none(), nb::arg("carried") = nb::none(),
       "Return the result of `multitau` for a state of `multitau_update`; weights are 0 at "
-      "delays without pairs. place: int32, the column of each pixel in the state; by default "
+      "delays without pairs. offset: int32, the column of each pixel in the state; by default "
       "its number. carried: arrays of preceding pixels, initially zero, to which these are "
       "added: sums [3, delays, n_static] of 16 bytes (8 with real), mean and squares "
       "[delays, n_dynamic] of 8 bytes, and pixels [n_dynamic] of int64: if each call has "

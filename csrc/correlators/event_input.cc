@@ -67,9 +67,9 @@ void decode_column(const Column& column, int64_t begin, int64_t size, uint32_t* 
   with_type(column.kind, [&](auto zero) { decode<decltype(zero)>(column, begin, size, out); });
 }
 
-std::string text_of(const Column& column, int64_t place) {
+std::string text_of(const Column& column, int64_t position) {
   return with_type(column.kind, [&](auto value) {
-    std::memcpy(&value, column.data + place * column.stride, sizeof(value));
+    std::memcpy(&value, column.data + position * column.stride, sizeof(value));
     return std::to_string(value);
   });
 }

@@ -10,7 +10,7 @@
 namespace jaxkern::correlators {
 
 // The length of an array of n sums with zero padding for the loops.
-inline int64_t dense_places(int64_t n, int64_t dpl) { return (n + 63) / 64 * 64 + 2 * dpl; }
+inline int64_t dense_positions(int64_t n, int64_t dpl) { return (n + 63) / 64 * 64 + 2 * dpl; }
 
 // out[t] = sum_k s[k] s[k + t] for t = first .. last; the square of the sum of s is below 2^31.
 JAXKERN_LEVEL_FUNCTION(void, short_products, const int16_t* s, int64_t n, int64_t first,

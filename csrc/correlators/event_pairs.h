@@ -16,9 +16,9 @@ namespace jaxkern::correlators {
 
 // An event, and the events of its pixel in the same and in later sums.
 struct EventList {
-  int64_t place;   // index of the first of these events among all words
-  uint32_t size;   // their number
-  uint32_t count;  // count of the event itself
+  int64_t position;  // index of the first of these events among all words
+  uint32_t size;     // their number
+  uint32_t count;    // count of the event itself
 };
 
 class EventPairs {

@@ -3,13 +3,13 @@
 // the pairs of events are enumerated as by Wahl et al. (Opt. Express 11, 3583, 2003).
 //
 //   level          0        1        2        3        4      ...     sums of 2^level frames
-//   list of      [ . 1 . . . 2 . . . . 1 . ]                          (place, count), nonzero only
+//   list of      [ . 1 . . . 2 . . . . 1 . ]                     (position, count), nonzero only
 //                  \_______ list_levels ______/ \__ list_levels __/
 //                      up to kTogether levels      after merged()
 //   array                                              [ 3 0 1 2 ... ]   dense_levels, all the rest
 //
 // While fewer than 1 / kSparse of the sums of a level are nonzero, the products come from pairs of
-// counts in the list. The lags of a pair are the differences of its places, shifted right by the
+// counts in the list. The lags of a pair are the differences of its positions, shifted right by the
 // level. One search for pairs serves up to kTogether levels: find_near() lists the counts whose
 // next count is within the largest lag of these levels, and pair_products() then compares each with
 // the next, second next, ... count while that is within reach. merged() adds neighbours to form the
@@ -55,7 +55,7 @@ DelayPlan::DelayPlan(int64_t n_sums, int64_t dpl, const uint32_t* weights)
     n_delays += level.last - level.first + 1;
     if (weighted) {
       // Zero padding for the loops over arrays.
-      level.weights.assign(2 * dpl + dense_places(level.size, dpl), 0);
+      level.weights.assign(2 * dpl + dense_positions(level.size, dpl), 0);
       for (int64_t k = 0; k < level.size; ++k) {
         const uint32_t* below = number == 0 ? nullptr : levels.back().weights.data() + 2 * dpl;
         level.weights[2 * dpl + k] = number == 0 ? weights[k] : below[2 * k] + below[2 * k + 1];
@@ -110,7 +110,7 @@ int64_t PixelProducts::list_levels(const List& list) {
   while (levels < kTogether && list.base + levels < all && sparse(list, list.base + levels)) {
     ++levels;
   }
-  // The largest difference of places with a delay in these levels.
+  // The largest difference of positions with a delay in these levels.
   const auto reach = [&] {
     const int64_t last = plan_.levels[list.base + levels - 1].last;
     return static_cast<uint32_t>(((last + 1) << (levels - 1)) - 1);
@@ -132,12 +132,12 @@ int64_t PixelProducts::list_levels(const List& list) {
 // since it would be mispredicted half of the time.
 int64_t PixelProducts::find_near(const List& list, uint32_t reach) {
   if (static_cast<int64_t>(near_.size()) < list.size) near_.resize(list.size);
-  const uint32_t* const place = list.place;
+  const uint32_t* const position = list.position;
   uint32_t* const near = near_.data();
   int64_t size = 0;
   for (int64_t i = 0; i + 1 < list.size; ++i) {
     near[size] = static_cast<uint32_t>(i);
-    size += place[i + 1] - place[i] <= reach;
+    size += position[i + 1] - position[i] <= reach;
   }
   return size;
 }
@@ -145,7 +145,7 @@ int64_t PixelProducts::find_near(const List& list, uint32_t reach) {
 // Computes products[level, t] of all pairs of counts whose sums are t apart. Lags beyond the last
 // delay share one element, which is not used.
 void PixelProducts::pair_products(const List& list, int64_t near, uint32_t reach, int64_t levels) {
-  const uint32_t *const place = list.place, *const count = list.count;
+  const uint32_t *const position = list.position, *const count = list.count;
   const int64_t row = row_;
   const auto beyond = static_cast<uint32_t>(row - 1);
   uint32_t* const from = near_.data();
@@ -154,7 +154,7 @@ void PixelProducts::pair_products(const List& list, int64_t near, uint32_t reach
   for (int64_t apart = 1; near > 0; ++apart) {
     for (int64_t k = 0; k < near; ++k) {
       const int64_t i = from[k];
-      const uint32_t a = place[i], b = place[i + apart];
+      const uint32_t a = position[i], b = position[i + apart];
       const uint64_t product = uint64_t{count[i]} * count[i + apart];
       uint64_t* of_level = products;
       for (int64_t level = 0; level < levels; ++level, of_level += row) {
@@ -167,7 +167,7 @@ void PixelProducts::pair_products(const List& list, int64_t near, uint32_t reach
     for (int64_t k = 0; k < near; ++k) {
       const uint32_t i = from[k];
       from[remaining] = i;
-      remaining += place[i + apart + 1] - place[i] <= reach;
+      remaining += position[i + apart + 1] - position[i] <= reach;
     }
     near = remaining;
   }
@@ -180,11 +180,11 @@ void PixelProducts::list_ends(const List& list, int64_t number, uint64_t* produc
   uint64_t *const begin = begin_.data(), *const end = end_.data() + last;
   std::fill_n(begin, last, 0);
   std::fill_n(end_.data(), last + 1, 0);
-  for (int64_t i = 0; i < list.size && list.place[i] >> shift < last; ++i) {
-    begin[list.place[i] >> shift] += list.count[i];
+  for (int64_t i = 0; i < list.size && list.position[i] >> shift < last; ++i) {
+    begin[list.position[i] >> shift] += list.count[i];
   }
   for (int64_t i = list.size; i > 0; --i) {
-    const int64_t t = level.size - (list.place[i - 1] >> shift);
+    const int64_t t = level.size - (list.position[i - 1] >> shift);
     if (t > last) break;
     end[-t] += list.count[i - 1];
   }
@@ -204,8 +204,8 @@ void PixelProducts::weighted_ends(const List& list, int64_t number) {
   std::fill_n(past, level.last + 1, 0);
   std::fill_n(future, level.last + 1, 0);
   const uint32_t* weights = level.weights.data() + 2 * plan_.dpl;
-  for (int64_t i = 0; i < list.size && list.place[i] >> shift < level.size; ++i) {
-    const uint32_t* c = weights + (list.place[i] >> shift);
+  for (int64_t i = 0; i < list.size && list.position[i] >> shift < level.size; ++i) {
+    const uint32_t* c = weights + (list.position[i] >> shift);
     const uint64_t value = list.count[i];
     for (int64_t t = level.first; t <= level.last; ++t) {
       past[t] += value * c[t];
@@ -216,35 +216,35 @@ void PixelProducts::weighted_ends(const List& list, int64_t number) {
 
 // Returns the list of a level from the list of a lower level, which may be the merged list itself.
 PixelProducts::List PixelProducts::merged(const List& list, int64_t number) {
-  if (static_cast<int64_t>(place_.size()) < list.size) {
-    place_.resize(list.size);
+  if (static_cast<int64_t>(position_.size()) < list.size) {
+    position_.resize(list.size);
     count_.resize(list.size);
   }
-  uint32_t *const place = place_.data(), *const count = count_.data();
+  uint32_t *const position = position_.data(), *const count = count_.data();
   const int64_t shift = number - list.base;
   int64_t size = 0;
   for (int64_t i = 0; i < list.size; ++i) {
-    const uint32_t at = list.place[i] >> shift, value = list.count[i];
-    if (size > 0 && place[size - 1] == at) {
+    const uint32_t at = list.position[i] >> shift, value = list.count[i];
+    if (size > 0 && position[size - 1] == at) {
       count[size - 1] += value;
     } else {
-      place[size] = at;
+      position[size] = at;
       count[size++] = value;
     }
   }
-  return {place, count, size, number};
+  return {position, count, size, number};
 }
 
 // Computes the levels from `first` on with arrays.
 template <typename T>
 void PixelProducts::dense_levels(const List& list, int64_t first, std::vector<T>& own) {
-  const int64_t places = dense_places(plan_.levels[first].size, plan_.dpl);
-  if (static_cast<int64_t>(own.size()) < places) own.resize(places);
+  const int64_t positions = dense_positions(plan_.levels[first].size, plan_.dpl);
+  if (static_cast<int64_t>(own.size()) < positions) own.resize(positions);
   T* s = own.data();
-  std::fill_n(s, places, T{0});
+  std::fill_n(s, positions, T{0});
   uint64_t total = total_;
   for (int64_t i = 0; i < list.size; ++i) {
-    const int64_t at = list.place[i] >> (first - list.base);
+    const int64_t at = list.position[i] >> (first - list.base);
     if (at < plan_.levels[first].size) {
       s[at] = static_cast<T>(s[at] + list.count[i]);
     } else {
@@ -261,7 +261,7 @@ void PixelProducts::dense_levels(const List& list, int64_t first, std::vector<T>
       } else {
         long_merge(s, level.size);
       }
-      std::fill(s + level.size, s + dense_places(level.size, plan_.dpl), T{0});
+      std::fill(s + level.size, s + dense_positions(level.size, plan_.dpl), T{0});
     }
     if constexpr (std::is_same_v<T, int16_t>) {
       short_products(s, level.size, level.first, level.last, products);

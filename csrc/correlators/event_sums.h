@@ -43,9 +43,9 @@ class PixelProducts {
   const uint64_t* IF() const { return sums_.data() + 2 * plan_.n_delays; }
 
  private:
-  // Counts of sums of level `base`, with strictly ascending places.
+  // Counts of sums of level `base`, with strictly ascending positions.
   struct List {
-    const uint32_t* place;
+    const uint32_t* position;
     const uint32_t* count;
     int64_t size;
     int64_t base;
@@ -66,16 +66,16 @@ class PixelProducts {
   void set_weighted_sums(const DelayLevel& level, const uint64_t* products);
 
   const DelayPlan& plan_;
-  uint64_t total_ = 0;                   // total counts of the pixel
-  std::vector<uint64_t> sums_;           // [3, n_delays]
-  int64_t row_;                          // 2 dpl + 2
-  std::vector<uint64_t> products_;       // [kTogether, row] by t
-  std::vector<uint64_t> past_, future_;  // [row] sums s c' and c s', by t
-  std::vector<uint64_t> begin_, end_;    // [row] the first and the last sums of a level
-  std::vector<uint32_t> near_;           // indices of counts in the list
-  std::vector<uint32_t> place_, count_;  // the merged list
-  std::vector<int16_t> short_;           // dense sums of pixels with small totals
-  std::vector<uint32_t> long_;           // dense sums of other pixels
+  uint64_t total_ = 0;                      // total counts of the pixel
+  std::vector<uint64_t> sums_;              // [3, n_delays]
+  int64_t row_;                             // 2 dpl + 2
+  std::vector<uint64_t> products_;          // [kTogether, row] by t
+  std::vector<uint64_t> past_, future_;     // [row] sums s c' and c s', by t
+  std::vector<uint64_t> begin_, end_;       // [row] the first and the last sums of a level
+  std::vector<uint32_t> near_;              // indices of counts in the list
+  std::vector<uint32_t> position_, count_;  // the merged list
+  std::vector<int16_t> short_;              // dense sums of pixels with small totals
+  std::vector<uint32_t> long_;              // dense sums of other pixels
 };
 
 }  // namespace jaxkern::correlators

@@ -1,5 +1,5 @@
 // Products of a pixel's dense sums, and rows of pairs. An array s of n sums has zero padding, see
-// dense_places.
+// dense_positions.
 #ifndef JAXKERN_CORRELATORS_EVENTS_INL_H_
 #define JAXKERN_CORRELATORS_EVENTS_INL_H_
 
@@ -83,11 +83,11 @@ inline void add_pairs_as(const PairRow& work, Sum* __restrict sums) {
   int64_t pairs = 0;
   for (int64_t i = 0; i < work.n_lists; ++i) {
     if (i + kListsAhead < work.n_lists) {
-      const Word* ahead = words + lists[i + kListsAhead].place;
+      const Word* ahead = words + lists[i + kListsAhead].position;
       __builtin_prefetch(ahead);
       __builtin_prefetch(ahead + 64 / sizeof(Word));
     }
-    const Word* own = words + lists[i].place;
+    const Word* own = words + lists[i].position;
     const auto size = static_cast<int64_t>(lists[i].size);
     const auto count = static_cast<Sum>(lists[i].count);
     for (int64_t j = 0; j < size; ++j) {
@@ -99,7 +99,7 @@ inline void add_pairs_as(const PairRow& work, Sum* __restrict sums) {
   if (3 * pairs < work.n - work.row) {
     // Few sums are nonzero. Find them by the lists.
     for (int64_t i = 0; i < work.n_lists; ++i) {
-      const Word* own = words + lists[i].place;
+      const Word* own = words + lists[i].position;
       for (int64_t j = 0; j < static_cast<int64_t>(lists[i].size); ++j) {
         const auto t = static_cast<int64_t>(own[j] >> bits);
         if (sums[t] == 0) continue;

@@ -198,12 +198,12 @@ template <typename Word>
 void EventSort::scatter(const Executor& executor, Word* words) {
   // Where each slice writes the events of each bucket.
   const int64_t size = last_ - first_;
-  std::vector<int64_t> places(slices_ * size), ends(slices_ * size);
+  std::vector<int64_t> positions(slices_ * size), ends(slices_ * size);
   for (int64_t b = 0; b < size; ++b) {
-    int64_t place = begins_[first_ + b] - begins_[first_];
+    int64_t position = begins_[first_ + b] - begins_[first_];
     for (int64_t slice = 0; slice < slices_; ++slice) {
-      places[slice * size + b] = place;
-      ends[slice * size + b] = place += counts_[slice * (buckets_ + 1) + first_ + b];
+      positions[slice * size + b] = position;
+      ends[slice * size + b] = position += counts_[slice * (buckets_ + 1) + first_ + b];
     }
   }
   // The caller's memory may be a file that another process writes. Every value is checked again.
@@ -211,7 +211,7 @@ void EventSort::scatter(const Executor& executor, Word* words) {
   const auto mask = static_cast<uint32_t>((uint64_t{1} << shift_) - 1);
   const auto first = static_cast<uint32_t>(first_), n_buckets = static_cast<uint32_t>(size);
   parallel_for(executor, slices_, 1, [&](int64_t slice, int64_t) {
-    int64_t* next = places.data() + slice * size;
+    int64_t* next = positions.data() + slice * size;
     const int64_t* stop = ends.data() + slice * size;
     for_chunks(slice, [&](const EventChunk& chunk) {
       // Local copies, since the compiler must assume that a store to `out` changes members.
@@ -233,13 +233,13 @@ void EventSort::scatter(const Executor& executor, Word* words) {
         const bool counts_here =
             (rank < map.n_ranks) & (bucket < count_of_buckets) & (sum >= 0) & (count != 0);
         if (!counts_here) continue;
-        const int64_t place = own_next[bucket];
-        if (place >= own_stop[bucket] || static_cast<uint64_t>(count) >> count_bits != 0) {
+        const int64_t position = own_next[bucket];
+        if (position >= own_stop[bucket] || static_cast<uint64_t>(count) >> count_bits != 0) {
           changed = true;
           return;
         }
-        own_next[bucket] = place + 1;
-        out[place] = static_cast<Word>(
+        own_next[bucket] = position + 1;
+        out[position] = static_cast<Word>(
             (static_cast<uint64_t>(rank & local_mask) << sum_bits | sum) << count_bits | count);
       }
     });

@@ -114,7 +114,7 @@ class TileFrames {
       std::fill(to + row - kStrip * item_, to + row, 0);
       for (const Run& run : runs_) {
         if (f + kAhead < count) ask(from + kAhead * frames_.stride, run);
-        std::memcpy(to + run.place * item_, from + run.first * item_,
+        std::memcpy(to + run.offset * item_, from + run.first * item_,
                     static_cast<size_t>(run.width * item_));
       }
     }
@@ -129,7 +129,7 @@ class TileFrames {
  private:
   static constexpr int64_t kAhead = 8;  // frames
   struct Run {
-    int64_t first, width, place;  // pixels
+    int64_t first, width, offset;  // pixels
   };
 
   void ask(const char* frame, const Run& run) const {
@@ -266,7 +266,7 @@ void update(const Executor& executor, const FrameRows& frames, int64_t frame_pix
 
 std::string reduce(const Executor& executor, const MultiTauState& state, const Delays& delays,
                    int64_t seen, int64_t average, const MissingFrames& missing,
-                   const BinnedPixels& pixels, const int32_t* place, const CarriedSums* carried,
+                   const BinnedPixels& pixels, const int32_t* offset, const CarriedSums* carried,
                    BinSums* result) {
   const auto as = [&](auto kind) {
     using Kind = decltype(kind);
@@ -276,7 +276,7 @@ std::string reduce(const Executor& executor, const MultiTauState& state, const D
     if (carried != nullptr) all.load(*carried);
     const auto run = [&](int64_t first, int64_t last) {
       const TilePixels tile = tile_pixels(pixels, strips, first, last,
-                                          [&](int64_t, int64_t i) { return int64_t{place[i]}; });
+                                          [&](int64_t, int64_t i) { return int64_t{offset[i]}; });
       return sum_tile<Kind>(state, delays, seen, average, missing.any(), weight, tile);
     };
     std::string problem = sum_tiles<Kind>(executor, pixels, strips, run, &all);

@@ -209,12 +209,12 @@ void update(const Executor& executor, const FrameRows& frames, int64_t frame_pix
             const MultiTauState& state);
 
 // Computes the sums over bins of a state after `seen` sums of `average` frames each. Delays without
-// pairs have a weight of 0, and zeros. place[i] is the column of the i-th pixel in the state. Calls
-// with states of whole tiles of pixels, in order and with the same `carried`, give the same bits as
-// one call with all pixels. Returns an error message, or "".
+// pairs have a weight of 0, and zeros. offset[i] is the column of the i-th pixel in the state.
+// Calls with states of whole tiles of pixels, in order and with the same `carried`, give the same
+// bits as one call with all pixels. Returns an error message, or "".
 std::string reduce(const Executor& executor, const MultiTauState& state, const Delays& delays,
                    int64_t seen, int64_t average, const MissingFrames& missing,
-                   const BinnedPixels& pixels, const int32_t* place, const CarriedSums* carried,
+                   const BinnedPixels& pixels, const int32_t* offset, const CarriedSums* carried,
                    BinSums* result);
 
 }  // namespace jaxkern::correlators

@@ -24,21 +24,21 @@ struct Ranks {
   Ranks(const BinnedPixels& pixels, int64_t n_pixels) : strips(strips_of(pixels)) {
     count = static_cast<int64_t>(strips.size()) * kStrip;
     of_strip.resize((n_pixels + kStrip - 1) / kStrip);
-    place.assign(count, 0);
+    position.assign(count, 0);
     for (size_t s = 0; s < strips.size(); ++s) {
       StripRanks& ranks = of_strip[strips[s].pixel / kStrip];
       ranks.first = static_cast<uint32_t>(s * kStrip);
       for (int64_t i = strips[s].begin; i < strips[s].end; ++i) {
         const int64_t own = pixels.pixel[i] - strips[s].pixel;
         ranks.used |= uint32_t{1} << own;
-        place[ranks.first + own] = static_cast<int32_t>(i);
+        position[ranks.first + own] = static_cast<int32_t>(i);
       }
     }
   }
   std::vector<StripPixels> strips;
   int64_t count;
   std::vector<StripRanks> of_strip;
-  std::vector<int32_t> place;  // of a rank in the list of pixels
+  std::vector<int32_t> position;  // of a rank in the list of pixels
 };
 
 // Adds the pixels of a tile with counts in ascending order, and returns the tile's sums.
@@ -82,7 +82,7 @@ class Tile {
       widen();
       counts_ = pixel.total;
     }
-    const int64_t j = ranks_.place[pixel.rank] - first_;
+    const int64_t j = ranks_.position[pixel.rank] - first_;
     lit_[j] = 1;
     double* ratios = ratios_.data() + j * delays_;
     pixel_ratios(products_.G(), delays_, plan_.pairs.data(),

@@ -63,7 +63,7 @@ inline std::vector<double> weights(const Delays& delays, int64_t seen, int64_t a
 
 // Pixels of a tile: their columns in the state, and their bins.
 struct TilePixels {
-  std::vector<int64_t> place;
+  std::vector<int64_t> offset;
   std::vector<int32_t> static_bin, dynamic_bin;  // indices into `statics` and `dynamics`
   std::vector<int32_t> statics, dynamics;        // the different bins
 };
@@ -72,14 +72,14 @@ struct TilePixels {
 // pixels of a delay.
 template <typename Kind, typename Visit, typename Done>
 void for_delays(const MultiTauState& state, const Delays& delays, int64_t seen, int64_t average,
-                bool weighted, const std::vector<int64_t>& place, const Visit& visit,
+                bool weighted, const std::vector<int64_t>& offset, const Visit& visit,
                 const Done& done) {
   using Value = typename Kind::Value;
   using Sum = typename Kind::Sum;
   using Narrow = typename Kind::Narrow;
-  const int64_t pixels = static_cast<int64_t>(place.size()), kept = delays.kept();
+  const int64_t pixels = static_cast<int64_t>(offset.size()), kept = delays.kept();
   std::vector<Value> total(pixels), tail(pixels);
-  for (int64_t j = 0; j < pixels; ++j) total[j] = row_of<Sum>(state.total, 0, 0)[place[j]];
+  for (int64_t j = 0; j < pixels; ++j) total[j] = row_of<Sum>(state.total, 0, 0)[offset[j]];
   for (int32_t level = 0; level < delays.levels(); ++level) {
     const int64_t sums = seen >> level;
     const auto last = [&](int64_t t) {  // the t-th sum from the end
@@ -89,7 +89,7 @@ void for_delays(const MultiTauState& state, const Delays& delays, int64_t seen, 
     const int64_t first = delays.first(level);
     for (int64_t t = 1; t < first + delays.at(level) && t < sums; ++t) {
       const Narrow* const newest = last(t);
-      for (int64_t j = 0; j < pixels; ++j) tail[j] += newest[place[j]];
+      for (int64_t j = 0; j < pixels; ++j) tail[j] += newest[offset[j]];
       if (t < first) continue;
       const int64_t tau = delays.offset(level) + t - first;
       const Sum* const g = row_of<Sum>(state.g, tau, state.pitch);
@@ -98,7 +98,7 @@ void for_delays(const MultiTauState& state, const Delays& delays, int64_t seen, 
       const Sum* const future = row_of<Sum>(state.lost_future, tau, state.pitch);
       const Value full = static_cast<Value>(average << level);
       for (int64_t j = 0; j < pixels; ++j) {
-        const int64_t at = place[j];
+        const int64_t at = offset[j];
         Value before = total[j] - tail[j], after = total[j] - head[at];
         if (weighted) {
           before = before * full - past[at];
@@ -110,7 +110,7 @@ void for_delays(const MultiTauState& state, const Delays& delays, int64_t seen, 
     }
     if (sums % 2 != 0) {
       const Narrow* const alone = last(1);
-      for (int64_t j = 0; j < pixels; ++j) total[j] -= alone[place[j]];
+      for (int64_t j = 0; j < pixels; ++j) total[j] -= alone[offset[j]];
     }
   }
 }
@@ -120,7 +120,7 @@ TileSums<Kind> sum_tile(const MultiTauState& state, const Delays& delays, int64_
                         int64_t average, bool weighted, const std::vector<double>& weight,
                         const TilePixels& tile) {
   using Many = typename Kind::Many;
-  const int64_t pixels = static_cast<int64_t>(tile.place.size());
+  const int64_t pixels = static_cast<int64_t>(tile.offset.size());
   const int64_t n_static = static_cast<int64_t>(tile.statics.size());
   const int64_t n_dynamic = static_cast<int64_t>(tile.dynamics.size());
   TileSums<Kind> result;
@@ -134,7 +134,7 @@ TileSums<Kind> sum_tile(const MultiTauState& state, const Delays& delays, int64_
   if constexpr (std::is_same_v<Kind, Counts>) {
     const LooseCount* const total = row_of<LooseCount>(state.total, 0, 0);
     for (int64_t j = 0; j < pixels; ++j) {
-      if (total[tile.place[j]] >= kMostCounts) result.dark = j;
+      if (total[tile.offset[j]] >= kMostCounts) result.dark = j;
     }
     if (result.dark >= 0) return result;
   }
@@ -157,20 +157,20 @@ TileSums<Kind> sum_tile(const MultiTauState& state, const Delays& delays, int64_
       squares[tile.dynamic_bin[j]] += off * off;
     }
   };
-  for_delays<Kind>(state, delays, seen, average, weighted, tile.place, visit, done);
+  for_delays<Kind>(state, delays, seen, average, weighted, tile.offset, visit, done);
   return result;
 }
 
-// Returns the pixels of strips first .. last - 1; place_of(s, i) is the column in the state of the
+// Returns the pixels of strips first .. last - 1; offset_of(s, i) is the column in the state of the
 // i-th of all pixels, which is in strip s.
 template <typename PlaceOf>
 TilePixels tile_pixels(const BinnedPixels& pixels, const std::vector<StripPixels>& strips,
-                       int64_t first, int64_t last, const PlaceOf& place_of) {
+                       int64_t first, int64_t last, const PlaceOf& offset_of) {
   TilePixels tile;
   const int64_t begin = strips[first].begin, end = strips[last - 1].end;
   for (int64_t s = first; s < last; ++s) {
     for (int64_t i = strips[s].begin; i < strips[s].end; ++i) {
-      tile.place.push_back(place_of(s, i));
+      tile.offset.push_back(offset_of(s, i));
     }
   }
   tile.static_bin = numbered({pixels.static_bin + begin, pixels.static_bin + end}, &tile.statics);

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from jaxkern.xpcs.analysis.settings import Config
     from jaxkern.xpcs.analysis.watching import Watched
     from jaxkern.xpcs.correlators.results import MultiTauResult, TwoTimeResult
-    from jaxkern.xpcs.detectors.growing import GrowingFrames
+    from jaxkern.xpcs.detectors.opening import GrowingFrames
     from jaxkern.xpcs.detectors.qmap import QMap
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -59,10 +59,10 @@ def watch(**values: Any) -> int:
     from jaxkern.xpcs.analysis import watching
     from jaxkern.xpcs.analysis.correlate import time_between
     from jaxkern.xpcs.analysis.settings import load_config
-    from jaxkern.xpcs.correlators.bins import BinLabels
     from jaxkern.xpcs.correlators.checks import CorrelationWarning
-    from jaxkern.xpcs.correlators.live import LiveMultiTau
-    from jaxkern.xpcs.detectors.growing import GrowingFrames
+    from jaxkern.xpcs.correlators.multitau import LiveMultiTau
+    from jaxkern.xpcs.correlators.selection import BinLabels
+    from jaxkern.xpcs.detectors.opening import GrowingFrames
     from jaxkern.xpcs.detectors.qmap import QMap, masked_map
 
     options = SimpleNamespace(**values)

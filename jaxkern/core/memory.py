@@ -81,3 +81,17 @@ def _field_bytes(path: Path, field: str) -> int | None:
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     return None
+
+
+def check_memory(what: str, needed: int, advice: str, minimum: int = 0) -> None:
+    """Raise MemoryError if arrays of ``needed`` bytes exceed the available memory.
+
+    ``what`` is a plural subject for the message. Sizes up to ``minimum`` bytes are not checked.
+
+    >>> check_memory("arrays of 2 frames", 16, "select fewer frames")
+    """
+    if needed > minimum and needed > (free := available_bytes()):
+        raise MemoryError(
+            f"{what} need {needed / 1e9:,.3g} GB, and {free / 1e9:,.3g} GB of memory are free; "
+            f"{advice}"
+        )

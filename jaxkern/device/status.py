@@ -15,7 +15,7 @@ from jaxkern.core import registry
 from jaxkern.core.arguments import parse_decimal
 from jaxkern.core.backend import current_backend
 from jaxkern.core.client import BackendError, start_backend
-from jaxkern.core.machine import cpu_model, last_level_cache_bytes
+from jaxkern.core.machine import cpu_model, last_level_caches
 from jaxkern.core.memory import GIB, available_bytes, machine_bytes, memory_limit
 from jaxkern.core.op import ops
 from jaxkern.core.threads import cgroup_cpus, num_threads, schedulable_cpus
@@ -157,7 +157,7 @@ def get_device_status() -> DeviceStatus:
         slurm_cpus=parse_decimal(slurm) or None,
         usable_cpus=num_threads(without_override),
         kernel_threads=native.max_workers() if native else None,
-        cache_bytes=last_level_cache_bytes(),
+        cache_bytes=sum(last_level_caches()) or None,
         memory_bytes=machine_bytes(),
         memory_limit_bytes=limit if limit < machine_bytes() else None,
         memory_available_bytes=available_bytes(),

@@ -20,8 +20,8 @@ import jax
 
 from jaxkern.core import registry
 from jaxkern.core.arguments import check_integer, check_number
+from jaxkern.core.backend import ThreadContexts
 from jaxkern.core.compat import is_tracing
-from jaxkern.core.contexts import ThreadContexts
 from jaxkern.core.failures import note
 
 

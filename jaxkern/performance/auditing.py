@@ -11,13 +11,14 @@ import numpy as np
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
+from jaxkern.core.arguments import check_integer
 from jaxkern.core.calls import inner_programs, op_calls, times
-from jaxkern.core.programs import CompiledProgram, compile_program
-from jaxkern.performance.hlo import HloModule, Instruction
 from jaxkern.performance.memory import Collective, find_collectives
+from jaxkern.performance.programs import CompiledProgram, HloModule, Instruction, compile_program
 
 Severity = Literal["warning", "info"]
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print")
+_DONATE = "donate it (donate_argnums) if it is not used after the call"
 _MOVES = ("copy", "transpose")
 # Other instructions allowed in a fusion that only moves data.
 _VIEWS = ("parameter", "bitcast", "reshape", "tuple", "get-tuple-element")
@@ -103,10 +104,8 @@ def audit(fn: Callable[..., Any], *args: Any, min_bytes: int = 1 << 20) -> Audit
       >>> performance.audit(jax.jit(step, donate_argnums=0), state).findings
       ()
     """
-    if min_bytes < 0:
-        raise ValueError(f"min_bytes: expected at least 0, got {min_bytes}")
+    check_integer("min_bytes", min_bytes, 0)
     program = compile_program(fn, *args)
-    module = HloModule(program.compiled.as_text() or "")
     traced: ClosedJaxpr = program.traced.jaxpr
     collectives = find_collectives(program)
     findings = [
@@ -114,8 +113,8 @@ def audit(fn: Callable[..., Any], *args: Any, min_bytes: int = 1 << 20) -> Audit
         *_callbacks(traced),
         *_upcasts(traced),
         *_constants(traced, min_bytes),
-        *_donations(program, module, min_bytes),
-        *_copies(module, min_bytes),
+        *_donations(program, min_bytes),
+        *_copies(program.module, min_bytes),
         *_collectives(collectives, min_bytes),
     ]
     findings.sort(key=lambda f: (f.severity != "warning", -f.bytes))
@@ -139,13 +138,9 @@ def _callbacks(traced: ClosedJaxpr) -> Iterator[Finding]:
             callback = eqn.params.get("callback")
             function = getattr(callback, "callback_func", callback)
             label = getattr(function, "__name__", eqn.primitive.name)
-            yield Finding(
-                "callback",
-                "warning",
-                f"{eqn.primitive.name} of {label}, {repeats} per run{source}",
-                0,
-                "each call waits for Python, and such a program is not cached; write it in JAX",
-            )
+            what = f"{eqn.primitive.name} of {label}, {repeats} per run{source}"
+            advice = "each call waits for Python, and such a program is not cached; write it in JAX"
+            yield Finding("callback", "warning", what, 0, advice)
 
 
 def _upcasts(traced: ClosedJaxpr) -> Iterator[Finding]:
@@ -178,18 +173,14 @@ def _constants(traced: ClosedJaxpr, min_bytes: int) -> Iterator[Finding]:
     for value in traced.consts:
         size = int(getattr(value, "nbytes", 0))
         if size >= min_bytes and size:
-            yield Finding(
-                "constant",
-                "warning",
-                f"the function captures {value.dtype}{list(value.shape)}",
-                size,
-                "it becomes part of the program and is copied; pass it as an argument",
-            )
+            what = f"the function captures {value.dtype}{list(value.shape)}"
+            advice = "it becomes part of the program and is copied; pass it as an argument"
+            yield Finding("constant", "warning", what, size, advice)
 
 
-def _donations(program: CompiledProgram, module: HloModule, min_bytes: int) -> Iterator[Finding]:
-    parameters = module.parameters()
-    aliased = {p.op_name for n, p in parameters.items() if n in module.aliased_parameters}
+def _donations(program: CompiledProgram, min_bytes: int) -> Iterator[Finding]:
+    parameters = program.module.parameters()
+    aliased = {p.op_name for n, p in parameters.items() if n in program.module.aliased_parameters}
     arguments = _named_arguments(program)
     outputs = [(o.shape, o.dtype) for o in jax.tree.leaves(program.lowered.out_info)]
     for name, info in arguments:
@@ -201,22 +192,13 @@ def _donations(program: CompiledProgram, module: HloModule, min_bytes: int) -> I
             continue
         what = f"{name}: {info.dtype}{list(info.shape)}"
         if info.donated:
-            yield Finding(
-                "donation",
-                "warning",
-                f"{what} is donated, but no result can reuse its memory",
-                size,
-                "donate arguments that have the shape, dtype and sharding of a result",
-            )
+            what += " is donated, but no result can reuse its memory"
+            advice = "donate arguments that have the shape, dtype and sharding of a result"
+            yield Finding("donation", "warning", what, size, advice)
         elif (info.shape, info.dtype) in outputs:
             outputs.remove((info.shape, info.dtype))
-            yield Finding(
-                "donation",
-                "info",
-                f"{what} has the shape and dtype of a result",
-                size,
-                "donate it (donate_argnums) if it is not used after the call",
-            )
+            what += " has the shape and dtype of a result"
+            yield Finding("donation", "info", what, size, _DONATE)
 
 
 def _copies(module: HloModule, min_bytes: int) -> Iterator[Finding]:
@@ -238,7 +220,7 @@ def _copies(module: HloModule, min_bytes: int) -> Iterator[Finding]:
             source = None
         if source is not None:
             what = f"the argument {source.op_name or source.name} is copied at entry"
-            advice = "donate it (donate_argnums) if it is not used after the call"
+            advice = _DONATE
         else:
             where = f" from {instruction.op_name}" if instruction.op_name else ""
             what = f"{'transpose' if transposed else kind} {instruction.name}{where}"
@@ -276,7 +258,7 @@ def _named_arguments(program: CompiledProgram) -> list[tuple[str, Any]]:
 def _equations(
     jaxpr: Jaxpr, count: int | None, outer: str = ""
 ) -> Iterator[tuple[JaxprEqn, int | None, str]]:
-    """Yield every equation, how often it runs, and its source line or its caller's."""
+    """Yield every equation, its number of runs, and its source line or its caller's."""
     for eqn in jaxpr.eqns:
         line = source_info_util.summarize(eqn.source_info)
         source = f", at {line}" if line else outer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,7 +44,7 @@ _MIN_COMPILED, _MAX_FACTOR = 3, 64
 
 @dataclass(frozen=True)
 class BatchSizeRecommendation:
-    """The result of `jaxkern.get_batch_size_recommendation`; ``str`` shows it as a table.
+    """The result of `get_batch_size_recommendation`; ``str`` shows it as a table.
 
     Attributes:
       optimal_batch_size: smallest size whose throughput is within noise of the best measured.
@@ -66,20 +65,18 @@ class BatchSizeRecommendation:
     device: str
 
     def __str__(self) -> str:
+        bounds = f"(from {self.min_batch_size} to {self.max_batch_size})"
         lines = [
-            f"batch size {self.optimal_batch_size} (from {self.min_batch_size} to "
-            f"{self.max_batch_size}) on {self.device}",
+            f"batch size {self.optimal_batch_size} {bounds} on {self.device}",
             f"{'size':>10} {'ms per batch':>18} {'examples':>12} {'memory':>10} {'compile':>12}",
         ]
         for m in self.measurements:
-            total = format_quantity(m.total_bytes, "B")
+            total, compiled = format_quantity(m.total_bytes, "B"), f"{m.compile_seconds:.2f} s"
             took, rate = "not run" if m.total_bytes <= self.memory_limit else "too large", ""
             if m.seconds is not None and m.spread is not None:
                 took = f"{1e3 * m.seconds:.4g} +- {1e3 * m.spread:.2g}"
                 rate = format_quantity(m.examples_per_second, "/s")
-            lines.append(
-                f"{m.batch_size:>10} {took:>18} {rate:>12} {total:>10} {m.compile_seconds:>10.2f} s"
-            )
+            lines.append(f"{m.batch_size:>10} {took:>18} {rate:>12} {total:>10} {compiled:>12}")
         return "\n".join([*lines, *self.reasons])
 
     def plot(self, path: str | Path, *, dpi: int = 120) -> Path:
@@ -87,18 +84,18 @@ class BatchSizeRecommendation:
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(6.4, 3.8), layout="constrained")
-        rates = figure.subplots()
-        ran = {m.batch_size: m.batch_size / m.seconds for m in self.measurements if m.seconds}
-        rates.plot(list(ran), list(ran.values()), "o-C0")
+        rates: Any = figure.subplots()
+        ran = [m for m in self.measurements if m.seconds]
+        rates.plot([m.batch_size for m in ran], [m.examples_per_second for m in ran], "o-C0")
         rates.axvline(self.optimal_batch_size, color="C0", lw=0.8, ls=":")
         rates.set(xlabel="batch size (dotted: recommended)", ylabel="examples per second")
         rates.set_xscale("log", base=2)
         rates.set_ylim(bottom=0)
         used = rates.twinx()
-        mebibytes = {m.batch_size: m.total_bytes / 2**20 for m in self.measurements}
-        used.plot(list(mebibytes), list(mebibytes.values()), "s--C1")
-        used.axhline(self.memory_limit / 2**20, color="C1", lw=0.8, ls=":")
-        used.set(yscale="log", ylabel="memory of one device (MiB; dotted: limit)")
+        sizes = [m.batch_size for m in self.measurements]
+        used.plot(sizes, [m.total_bytes for m in self.measurements], "s--C1")
+        used.axhline(self.memory_limit, color="C1", lw=0.8, ls=":")
+        used.set(yscale="log", ylabel="memory of one device (bytes; dotted: limit)")
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=dpi)
@@ -118,30 +115,27 @@ def get_batch_size_recommendation(
     """Measure which batch size to use on the available devices.
 
     Sizes double from 1 (with a sharding, from its number of devices) while the throughput grows.
-    Each size is compiled to read its memory, and all are timed in interleaved rounds. The largest
-    size that fits is found by bisection and is itself compiled, so no figure is extrapolated.
+    Each is compiled to read its memory, and all are timed in interleaved rounds. The largest size
+    that fits is found by bisection and is itself compiled, so no figure is extrapolated.
 
-    A function's call is timed from its dispatch until its result is ready. Its memory
-    includes arguments, outputs (unless stored in donated arguments) and temporaries. A pipeline is
-    rebuilt with other batch sizes (of its last `Rebatch`, if it has one) and its delivery is timed,
-    including source and workers. Its memory includes the batches in its ring, two outputs and the
-    temporaries of its last program; memory of sources, Python functions and host programs is
-    not included.
+    A function's call is timed until its result is ready. Its memory includes arguments, outputs
+    (unless stored in donated arguments) and temporaries. A pipeline is rebuilt with other batch
+    sizes (of its last `Rebatch`, if it has one), and its delivery is timed. Its memory includes the
+    batches in its ring, two outputs and the temporaries of its last program, but not that of
+    sources, Python functions and host programs.
 
     Args:
       fn_or_pipeline: function of batches, jitted or not; a `Pipeline`; or None for the fused
         augmentation RandomResizedCrop(224), flip and Normalize of uint8 images 256x256x3.
       *args: samples of the function's arguments: pytrees of arrays, whose rows are repeated or cut
-        to the batch size, or of ``jax.ShapeDtypeStruct``, for which floats from 0 to 1 and zeros of
-        other dtypes are made. Donated arguments are copied.
+        to the batch size, or of ``jax.ShapeDtypeStruct``. Donated arguments are copied.
       in_axes: batch axes, as in ``jax.vmap``; None for unbatched arguments.
       sizes: sizes to time, instead of doubling.
       memory_limit: bytes that one device may hold. None: 90% of its free memory, as the device
         reports it or, on the CPU, within the limits of this process (see ``JAXKERN_MEMORY_LIMIT``),
         plus the memory of unbatched arguments.
       seconds: time budget. No size is started that would exceed it, except those of ``sizes``; a
-        running compilation is finished, and three compilations to find the largest size that fits
-        are always done.
+        running compilation is finished, and three to find the largest size are always done.
       sharding: sharding of a function's batches; None for the samples' sharding. A pipeline has its
         own.
       progress: show a progress bar on stderr.
@@ -165,24 +159,21 @@ def get_batch_size_recommendation(
 
     if check_number("seconds", seconds, 0) == 0:
         raise ValueError(f"seconds: expected a number above 0, got {seconds!r}")
-    if memory_limit is not None and not isinstance(memory_limit, int | float):
-        raise TypeError(f"memory_limit: expected a number of bytes or None, got {memory_limit!r}")
-    if memory_limit is not None and not 0 < memory_limit < math.inf:
-        raise ValueError(f"memory_limit: expected bytes above 0 or None, got {memory_limit!r}")
+    if memory_limit is not None:
+        check_number("memory_limit", memory_limit, 1, 2**63)
     if sharding is not None and not isinstance(sharding, jax.sharding.Sharding):
         raise TypeError(f"sharding: expected a jax.sharding.Sharding or None, got {sharding!r}")
     if isinstance(fn_or_pipeline, Pipeline):
         if args or sharding is not None:
             raise TypeError("expected a pipeline without samples or sharding, which it has itself")
         trial = pipeline_trial(fn_or_pipeline)
-    elif fn_or_pipeline is None:
-        if args:
-            raise TypeError("expected a function before the samples, got None")
+    elif fn_or_pipeline is None and not args:
         trial = function_trial(*augmentation(), 0, sharding)
     elif callable(fn_or_pipeline):
         trial = function_trial(fn_or_pipeline, args, in_axes, sharding)
     else:
-        raise TypeError(f"expected a function, a Pipeline or None, got {fn_or_pipeline!r:.80}")
+        expected = "expected a function" if args else "expected a function, a Pipeline or None"
+        raise TypeError(f"{expected} before the samples, got {fn_or_pipeline!r:.80}")
     listed = [] if sizes is None else _check_sizes(sizes, trial)
     limit = int(trial.default_limit() if memory_limit is None else memory_limit)
     with ProgressBar(progress, "batch size", "round") as bar:
@@ -191,9 +182,7 @@ def get_batch_size_recommendation(
 
 def _check_sizes(sizes: Sequence[int], trial: Trial) -> list[int]:
     listed = sorted({check_integer("sizes", size, 1) for size in sizes})
-    if not listed:
-        raise ValueError("sizes: expected at least one batch size, or None, got an empty sequence")
-    if any(size % trial.multiple for size in listed):
+    if not listed or any(size % trial.multiple for size in listed):
         raise ValueError(f"sizes: expected multiples of {trial.multiple} devices, got {listed}")
     if listed[0] > trial.max_size:
         raise ValueError(f"sizes: expected at most {trial.max_size} records, got {listed[0]}")
@@ -219,13 +208,12 @@ class Search:
         # Seconds per batch of each size that ran: after its compilation, then in each round.
         self._turns: dict[int, list[float]] = {}
         self._costs: dict[int, float] = {}  # duration of each size's last turn, in seconds
-        bound = "many programs count rows in 32 bits"
-        if trial.max_size < MAX_RECORDS:
-            bound = f"the source has only {trial.max_size} records"
-        self._too_large = trial.max_size + 1, bound  # smallest size known to fail, and why
+        limited = trial.max_size < MAX_RECORDS
+        bound = f"the source has only {trial.max_size} records"
+        # The smallest size known to fail, and why.
+        self._too_large = trial.max_size + 1, bound if limited else "many programs count in 32 bits"
 
     def run(self) -> BatchSizeRecommendation:
-        """Run the search; raises the exception of the smallest size."""
         ended = self._grow()
         largest, why = self._find_largest()
         rounds = self._run_rounds()
@@ -240,19 +228,13 @@ class Search:
             ended += "; throughput was still growing, so a larger size may be better"
         not_run = "" if largest in rates else ", compiled but not run"
         few = ", too few for certainty: allow more seconds" if rounds < _MIN_ROUNDS else ""
-        chosen = f"{best} has the best measured throughput: {shown[best]}."
-        if optimal != best:
-            chosen = (
-                f"{optimal} is the smallest size whose throughput, {shown[optimal]}, is within the "
-                f"noise ({noises[optimal]:.0%}) of the best, {shown[best]} at {best}."
-            )
-        limit = format_quantity(self._limit, "B")
+        limit, share = format_quantity(self._limit, "B"), f"{_WORTHWHILE_SHARE:.0%}"
         reasons = (
-            chosen,
-            f"{least} is the smallest size with at least {_WORTHWHILE_SHARE:.0%} of the best: "
-            f"{shown[least]}.",
-            f"{largest} is the largest known to fit in {limit}: it needs "
-            f"{measured[largest]}{not_run}; {why}.",
+            f"{optimal} is the smallest size whose throughput, {shown[optimal]}, is within the "
+            f"noise ({noises[optimal]:.0%}) of the best, {shown[best]} at {best}.",
+            f"{least} is the smallest size with at least {share} of the best: {shown[least]}.",
+            f"{largest} is the largest known to fit in {limit}: it needs {measured[largest]}"
+            f"{not_run}; {why}.",
             f"Sizes above {max(rates)} were not timed: {ended}.",
             f"Times are medians over {rounds} interleaved rounds{few}.",
         )
@@ -362,10 +344,7 @@ class Search:
         )
 
     def _noise(self, size: int, best: int) -> float:
-        """Return half the interquartile range of the ratio of two sizes' times in a round.
-
-        Slowdowns of an entire round cancel.
-        """
+        """Return half the interquartile range of the ratio of two sizes' times in a round."""
         pairs = zip(self._turns[size][1:], self._turns[best][1:], strict=True)
         ratios = [theirs / own * size / best for own, theirs in pairs]
         if len(ratios) < _MIN_ROUNDS:

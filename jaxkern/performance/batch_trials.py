@@ -18,9 +18,10 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jaxkern.core import memory
 from jaxkern.core.axes import axis_size, flat_axes
 from jaxkern.core.client import default_device
-from jaxkern.core.programs import compile_program, memory_analysis
 from jaxkern.core.quantities import format_quantity
 from jaxkern.core.timing import call_seconds
+from jaxkern.performance.memory import MemoryReport, analyze_memory
+from jaxkern.performance.programs import compile_program, synthetic_values
 
 if TYPE_CHECKING:
     from jaxkern.pipeline import Pipeline
@@ -60,14 +61,9 @@ class BatchMeasurement:
         return None if self.seconds is None else self.batch_size / self.seconds
 
     def __str__(self) -> str:
-        arguments, outputs, temporaries = (
-            format_quantity(n, "B")
-            for n in (self.argument_bytes, self.output_bytes, self.temporary_bytes)
-        )
-        return (
-            f"{format_quantity(self.total_bytes, 'B')} (arguments {arguments}, outputs {outputs}, "
-            f"temporaries {temporaries})"
-        )
+        sizes = self.total_bytes, self.argument_bytes, self.output_bytes, self.temporary_bytes
+        total, arguments, outputs, temporaries = (format_quantity(n, "B") for n in sizes)
+        return f"{total} (arguments {arguments}, outputs {outputs}, temporaries {temporaries})"
 
 
 # Runs a number of calls and returns the seconds per call.
@@ -78,13 +74,9 @@ TimeCalls = Callable[[int], float]
 class Trial:
     """A function or pipeline that can be compiled and timed at any batch size.
 
-    Attributes:
-      build: function of a size that compiles the trial; returns the measurement of its memory
-        and a function that times it.
-      sharding: sharding of its batches.
-      multiple: divisor of all sizes, the number of devices that share a batch.
-      max_size: largest size that the source has records for.
-      unbatched_bytes: bytes of unbatched arguments that one device already holds.
+    ``build`` compiles a size; it returns a measurement of the memory and a function that times the
+    calls. Sizes are multiples of ``multiple``, the number of devices that share a batch, up to the
+    ``max_size`` records of the source. One device already holds ``unbatched_bytes``.
     """
 
     build: Callable[[int], tuple[BatchMeasurement, TimeCalls]]
@@ -95,18 +87,27 @@ class Trial:
 
     @property
     def device(self) -> Any:
-        """One of the devices of a batch."""
         return _device(self.sharding)
 
     def default_limit(self) -> int:
         """Return 90% of the free memory of one device, or of this process on the CPU."""
         stats = self.device.memory_stats() or {}
+        shared = 1 if self.sharding is None else len(self.sharding.addressable_devices)
+        free = memory.available_bytes() // shared
         if "bytes_limit" in stats:
             free = stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-        else:
-            shared = 1 if self.sharding is None else len(self.sharding.addressable_devices)
-            free = memory.available_bytes() // shared
         return int(_DEFAULT_SHARE * free) + self.unbatched_bytes
+
+
+def _measurement(size: int, report: MemoryReport, total: int, seconds: float) -> BatchMeasurement:
+    return BatchMeasurement(
+        batch_size=size,
+        argument_bytes=report.argument_bytes,
+        output_bytes=report.output_bytes,
+        temporary_bytes=report.temporary_bytes,
+        total_bytes=total,
+        compile_seconds=seconds,
+    )
 
 
 def _device(sharding: Sharding | None) -> Any:
@@ -160,7 +161,7 @@ def function_trial(
 
         def time_calls(calls: int) -> float:
             # The arguments are freed at the end, so only one size occupies memory at a time.
-            fixed = [None if d else value(index) for index, d in enumerate(donated)]
+            fixed = {index: value(index) for index, d in enumerate(donated) if not d}
 
             def fresh() -> Any:
                 return tree.unflatten(
@@ -169,17 +170,8 @@ def function_trial(
 
             return statistics.median(call_seconds(program.compiled, calls=calls, fresh=fresh))
 
-        sizes = memory_analysis(program.compiled)
-        arguments, outputs = sizes.argument_size_in_bytes, sizes.output_size_in_bytes
-        measurement = BatchMeasurement(
-            batch_size=size,
-            argument_bytes=arguments,
-            output_bytes=outputs,
-            temporary_bytes=sizes.temp_size_in_bytes,
-            total_bytes=arguments + outputs + sizes.temp_size_in_bytes - sizes.alias_size_in_bytes,
-            compile_seconds=time.perf_counter() - started,
-        )
-        return measurement, time_calls
+        seconds, report = time.perf_counter() - started, analyze_memory(program.compiled)
+        return _measurement(size, report, report.peak_bytes, seconds), time_calls
 
     unbatched_bytes = sum(
         shard.data.nbytes
@@ -204,25 +196,20 @@ def _batch_axes(args: tuple[Any, ...], in_axes: Any) -> list[int | None]:
             axes[index] = axis % len(leaf.shape)
     if len(rows) != 1 or 0 in rows:
         counts = " and ".join(f"{name} has {count} rows" for count, name in rows.items())
-        raise ValueError(
-            f"samples: expected one number of rows above 0, got "
-            f"{counts or 'no argument has a batch axis'}; in_axes=None marks unbatched arguments"
-        )
+        got = counts or "no argument has a batch axis; in_axes=None marks unbatched arguments"
+        raise ValueError(f"samples: expected one number of rows above 0, got {got}")
     return axes
 
 
 def _values(leaf: Any, axis: int | None) -> Any:
-    """Return a leaf with values; a struct becomes floats from 0 to 1, or zeros."""
+    """Return a leaf with values; those of a struct are synthetic."""
     keys = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     if isinstance(leaf, jax.ShapeDtypeStruct):
         shape = list(leaf.shape)
-        if axis is not None:
-            shape[axis] = min(shape[axis], _SYNTHETIC_ROWS)
-        # Zeros are valid as indices.
-        values: Any = jax.lax.full(shape, 0, leaf.dtype) if keys else np.zeros(shape, leaf.dtype)
-        if jnp.issubdtype(leaf.dtype, np.inexact):
-            values = np.random.default_rng(0).random(shape, np.float32).astype(leaf.dtype)
-        leaf = values if axis is not None else jax.device_put(values, leaf.sharding)
+        if axis is None:
+            return jax.device_put(synthetic_values(shape, leaf.dtype), leaf.sharding)
+        shape[axis] = min(shape[axis], _SYNTHETIC_ROWS)
+        leaf = synthetic_values(shape, leaf.dtype)
     return leaf if keys or axis is None else np.asarray(leaf)
 
 
@@ -248,7 +235,7 @@ def augmentation() -> tuple[Any, tuple[Any, ...]]:
 
 def pipeline_trial(pipeline: Pipeline) -> Trial:
     """Return a trial of a pipeline, rebuilt for each batch size; it reads from its source."""
-    from jaxkern.pipeline.resizing import Resized
+    from jaxkern.pipeline.pipeline import Resized
 
     resized = Resized(pipeline)
     sharding, ahead = resized.sharding, resized.units_ahead
@@ -266,20 +253,10 @@ def pipeline_trial(pipeline: Pipeline) -> Trial:
         leaves, compiled = resized.last_program(sized, size)
         seconds = time.perf_counter() - started
         unit = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) // (processes * multiple)
-        arguments, outputs, temporary, output_memory = unit, unit, 0, 0
+        report, total = MemoryReport(unit, unit, 0, 0, 0), batches_in_memory * unit
         if compiled is not None:
-            sizes = memory_analysis(compiled)
-            arguments, outputs = sizes.argument_size_in_bytes, sizes.output_size_in_bytes
-            # Two outputs exist at a time: the consumer's, and the one being computed.
-            temporary, output_memory = sizes.temp_size_in_bytes, 2 * outputs
-        measurement = BatchMeasurement(
-            batch_size=size,
-            argument_bytes=arguments,
-            output_bytes=outputs,
-            temporary_bytes=temporary,
-            total_bytes=batches_in_memory * unit + output_memory + temporary,
-            compile_seconds=seconds,
-        )
+            report = analyze_memory(compiled)
+            total += 2 * report.output_bytes + report.temporary_bytes  # also the next output
 
         def time_calls(calls: int) -> float:
             # The first batches fill the ring and compile the program; they are not timed.
@@ -293,7 +270,7 @@ def pipeline_trial(pipeline: Pipeline) -> Trial:
                     jax.block_until_ready(batch)
                 return (time.perf_counter() - started) / calls
 
-        return measurement, time_calls
+        return _measurement(size, report, total, seconds), time_calls
 
     return Trial(build, sharding, multiple, resized.records)
 

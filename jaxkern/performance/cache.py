@@ -26,8 +26,7 @@ class CacheReport:
 
     Attributes:
       directory: directory of the cached programs.
-      hits: number of compilations that were read from the cache.
-      misses: number of compilations that were not in the cache and were added to it.
+      hits, misses: number of compilations that were read from the cache, or added to it.
     """
 
     directory: Path
@@ -72,10 +71,9 @@ _saved_settings: dict[str, Any] = {}
 def enable_persistent_cache(directory: str | os.PathLike[str]) -> CacheReport:
     """Cache compiled programs in a directory, including small ones and those that compile fast.
 
-    A cached program is used if its text, the versions of JAX and XLA, the devices and the compiler
-    options are the same. Programs with host callbacks are never cached. The directory grows without
-    bound unless ``jax.config.update("jax_compilation_cache_max_size", bytes)`` sets a limit. A
-    further call with another directory switches to that directory.
+    Programs with host callbacks are never cached. The directory grows without bound unless
+    ``jax.config.update("jax_compilation_cache_max_size", bytes)`` sets a limit. A further call with
+    another directory switches to that directory.
 
     Args:
       directory: path; created if it does not exist.
@@ -85,8 +83,7 @@ def enable_persistent_cache(directory: str | os.PathLike[str]) -> CacheReport:
 
     Raises:
       ValueError: if the path is empty, or begins with ``~`` and the user has no home directory.
-      NotADirectoryError: if the path is a file.
-      OSError: if the directory cannot be created or written to.
+      OSError: if the directory cannot be created or written to; NotADirectoryError for a file.
 
     Example:
       >>> import tempfile
@@ -126,19 +123,18 @@ def disable_persistent_cache() -> None:
 
 
 def _count(event: str, **_: Any) -> None:
-    if event not in (_HIT, _MISS):
-        return
-    with _lock:
-        if _current is not None:
-            _current.hits += event == _HIT
-            _current.misses += event == _MISS
+    if event in (_HIT, _MISS):
+        with _lock:
+            if _current is not None:
+                _current.hits += event == _HIT
+                _current.misses += event == _MISS
 
 
 def _writable_directory(directory: str | os.PathLike[str]) -> Path:
     if not os.fspath(directory):
         raise ValueError("directory: expected a path, got an empty string")
     path = home_path(directory).absolute()
-    if path.exists() and not path.is_dir():
+    if path.is_file():
         raise NotADirectoryError(f"directory: expected a directory, got the file {path}")
     path.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=path).close()  # raises if the directory is not writable

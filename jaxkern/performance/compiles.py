@@ -150,11 +150,8 @@ class CompileWatch:
             return self[name]
         location = f"{code.co_filename}:{code.co_firstlineno}"
         # If JAX's log is disabled (logging.disable), functions are known by name only.
-        for known in (location, ""):
-            for f in self.functions:
-                if f.location == known and f.name == name:
-                    return f
-        return FunctionCompiles(name, location)
+        located = {f.location: f for f in reversed(self.functions) if f.name == name}
+        return located.get(location) or located.get("") or FunctionCompiles(name, location)
 
     def __str__(self) -> str:
         rows = sorted(self.functions, key=lambda f: -(f.lowering_seconds + f.compile_seconds))
@@ -173,15 +170,11 @@ class CompileWatch:
         f = self._entry(call.name, call.location)
         f.traces += 1
         f._traced_since_compile = True
-        before = f._arguments
-        if before is None and call.earlier:
-            before = min(call.earlier, key=lambda old: len(_differences(call, old)))
-        if before is not None:
-            changes = _differences(call, before)
-            if not changes:
-                same = f._function is None or f._function is call.function
-                changes = [_CONTEXT if same else _FUNCTION]
-            f.changes.append(tuple(changes))
+        earlier = call.earlier if f._arguments is None else [f._arguments]
+        if earlier:
+            same = f._function is None or f._function is call.function
+            changes = min((_differences(call, before) for before in earlier), key=len)
+            f.changes.append(tuple(changes) or (_CONTEXT if same else _FUNCTION,))
         f._function, f._arguments = call.function, call.arguments
 
     def _start_compile(self, name: str, location: str | None, placement: str) -> None:
@@ -319,10 +312,9 @@ _listener = _Listener()
 def watch_compiles() -> Iterator[CompileWatch]:
     """Count traces and compilations of the entire process, in a context.
 
-    For each trace of a function after the first it records what changed since the previous one: an
-    argument's shape, dtype, weak type, static value or tree structure, or the function object
-    itself. Contexts can be nested, and calls can come from any thread. Nothing is installed outside
-    the context. Within it only traces and compilations become slower.
+    For each trace of a function after the first it records what changed since the previous one.
+    Contexts can be nested, and calls can come from any thread. Nothing is installed outside the
+    context. Within it only traces and compilations become slower.
 
     Yields:
       A `CompileWatch`: ``watch[fn].compiles``, ``watch[fn].changes``, ``print(watch)``.
@@ -365,48 +357,37 @@ def _plain(name: str) -> str:
     return name[4:-1] if name.startswith("jit(") and name.endswith(")") else name
 
 
-# Differences between two calls --------------------------------------------------------------------
-
-
 def _differences(call: compat.TracedCall, before: dict[Any, Any]) -> list[Change]:
     now = call.arguments
     changes = []
-    for path in [*now, *(p for p in before if p not in now)]:
-        name = _argument_name(call.function, path)
-        difference: tuple[str, str, str] | None
-        if path not in before:
-            difference = "structure", "absent", _text(now[path])
-        elif path not in now:
-            difference = "structure", _text(before[path]), "absent"
-        else:
-            difference = _difference(before[path], now[path])
+    for path in now | before:
+        difference = _difference(before.get(path, _ABSENT), now.get(path, _ABSENT))
         if difference is not None:
-            changes.append(Change(name, *difference))
+            changes.append(Change(_argument_name(call.function, path), *difference))
     return changes
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "absent"
+
+
+_ABSENT = _Absent()
 
 
 def _difference(old: Any, new: Any) -> tuple[str, str, str] | None:
     """Return the kind of difference and both values as text; None for equal arguments."""
-    arrays = _is_array(old), _is_array(new)
-    if not any(arrays):
-        same = type(old) is type(new) and old == new
-        return None if same else ("static value", repr(old), repr(new))
+    arrays = [isinstance(x, jax.core.AbstractValue) for x in (old, new)]
     if all(arrays):
         for attribute in ("shape", "dtype", "weak_type", "sharding"):
             before, now = getattr(old, attribute, None), getattr(new, attribute, None)
             if before != now:
                 return attribute.replace("_", " "), str(before), str(now)
-        if old == new:
-            return None
-    return "structure", _text(old), _text(new)
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, jax.core.AbstractValue)
-
-
-def _text(value: Any) -> str:
-    return str(value) if _is_array(value) else repr(value)
+    if type(old) is type(new) and old == new:
+        return None
+    kind = "structure" if any(arrays) or old is _ABSENT or new is _ABSENT else "static value"
+    before, now = (str(x) if a else repr(x) for x, a in zip((old, new), arrays, strict=True))
+    return kind, before, now
 
 
 def _argument_name(function: Any, path: tuple[Any, ...]) -> str:

@@ -16,22 +16,17 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 def tune_host_allocator(keep_bytes: int = 1 << 30) -> bool:
     """Make the C library keep freed memory instead of returning it to the system.
 
-    XLA's CPU results come from ``malloc``. By default glibc maps a large buffer for each call and
-    unmaps it afterwards, so that every page of every result causes a page fault. On small virtual
-    machines the page faults take far longer than filling the buffer. After this call, which affects
-    the whole process, freed buffers stay mapped (up to about ``keep_bytes``) and are reused.
-
-    Call it at the start of the program, after imports and before JAX runs anything
-    (``jax.devices()`` starts JAX's threads). A thread that has already allocated has its own heap,
-    which cannot keep large buffers; in that case nothing is changed. After this call all threads
-    share one heap.
+    By default glibc maps a large buffer for each call and unmaps it afterwards, so that every page
+    of every result causes a page fault. After this call, which affects the whole process, freed
+    buffers stay mapped and are reused, and all threads share one heap. Call it after imports and
+    before JAX runs anything (``jax.devices()`` starts JAX's threads): if another thread has already
+    allocated, nothing is changed.
 
     Args:
-      keep_bytes: maximum number of freed bytes that the process keeps.
+      keep_bytes: approximate maximum number of freed bytes that the process keeps.
 
     Returns:
-      True if the setting took effect. If it did not, a ``RuntimeWarning`` gives the reason: the
-      call came too late, or the allocator is not glibc's.
+      True if the setting took effect; otherwise a ``RuntimeWarning`` gives the reason.
 
     Raises:
       ValueError: if ``keep_bytes`` is not an integer of at least 0.
@@ -45,9 +40,8 @@ def tune_host_allocator(keep_bytes: int = 1 << 30) -> bool:
     keep_bytes = check_integer("keep_bytes", keep_bytes, 0)
     problem = _problem()
     if problem is None:
-        # With mmap disabled, large buffers come from the heap, whose top is returned to the system
-        # only above the trim threshold. Heaps of further threads are limited to 64 MiB and larger
-        # requests are mapped despite these settings, hence a single arena.
+        # Without mmap, large buffers come from the heap, whose top is returned to the system only
+        # above the trim threshold. Heaps of further threads are limited to 64 MiB, hence one arena.
         options = {
             _M_ARENA_MAX: 1,
             _M_MMAP_MAX: 0,
@@ -100,8 +94,8 @@ def _count_arenas(glibc: ctypes.CDLL) -> int:
 def set_num_threads(count: int | None) -> None:
     """Limit the number of threads of the CPU kernels, from the next call on.
 
-    XLA's own operations run in XLA's thread pool, whose size is the process's CPU affinity. Set the
-    affinity too (``taskset``, ``srun --cpu-bind=cores``) if the rest of the program matters.
+    XLA's own operations run in XLA's thread pool, whose size is the process's CPU affinity
+    (``taskset``, ``srun --cpu-bind=cores``).
 
     Args:
       count: maximum number of threads; 0 for XLA's pool as the only limit; None for the limit of

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jaxkern.core.programs import CompiledProgram, compile_program, memory_analysis
-from jaxkern.performance.hlo import HloModule
+import jax
+
+from jaxkern.performance.programs import CompiledProgram, compile_program
 
 
 @dataclass(frozen=True)
@@ -68,17 +69,15 @@ class MemoryReport:
             ("generated code", self.generated_code_bytes),
         ]
         lines = [f"{name:<15}{value / 1e6:>12.3f} MB" for name, value in rows]
-        if self.collectives:
-            lines += ["collectives", *(f"  {c}" for c in self.collectives)]
-        return "\n".join(lines)
+        lines += ["collectives"] * bool(self.collectives)
+        return "\n".join([*lines, *(f"  {c}" for c in self.collectives)])
 
 
 def memory_report(fn: Callable[..., Any], *args: Any) -> MemoryReport:
     """Report the memory of ``fn(*args)`` on a device: arguments, outputs, temporaries and peak.
 
-    XLA's figures are exact for memory that XLA allocates; scratch space inside library calls is not
-    included. On a mesh the report lists the collectives with the bytes of their results. Nothing is
-    run.
+    Scratch space inside library calls is not included. On a mesh the report lists the collectives
+    with the bytes of their results. Nothing is run.
 
     Args:
       fn: function, jitted or not.
@@ -96,14 +95,24 @@ def memory_report(fn: Callable[..., Any], *args: Any) -> MemoryReport:
       (4000, 4000, 0)
     """
     program = compile_program(fn, *args)
-    sizes = memory_analysis(program.compiled)
+    return analyze_memory(program.compiled, find_collectives(program))
+
+
+def analyze_memory(compiled: Any, collectives: tuple[Collective, ...] = ()) -> MemoryReport:
+    """Return XLA's memory statistics of a compiled program."""
+    sizes = compiled.memory_analysis()
+    if sizes is None:
+        raise NotImplementedError(
+            f"the platform {jax.default_backend()!r} does not report a program's memory; expected "
+            "one that supports compiled.memory_analysis(), such as cpu, gpu or tpu"
+        )
     return MemoryReport(
         argument_bytes=int(sizes.argument_size_in_bytes),
         output_bytes=int(sizes.output_size_in_bytes),
         temporary_bytes=int(sizes.temp_size_in_bytes),
         aliased_bytes=int(sizes.alias_size_in_bytes),
         generated_code_bytes=int(sizes.generated_code_size_in_bytes),
-        collectives=find_collectives(program),
+        collectives=collectives,
     )
 
 
@@ -111,6 +120,6 @@ def find_collectives(program: CompiledProgram) -> tuple[Collective, ...]:
     """Return the collectives of a program in order."""
     return tuple(
         Collective(i.name, i.collective, i.bytes, count, i.op_name)
-        for i, count in HloModule(program.compiled.as_text() or "").executed()
+        for i, count in program.module.executed()
         if i.collective is not None
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,8 +17,8 @@ from jaxkern.core.backend import backend
 from jaxkern.core.ceilings import Ceilings
 from jaxkern.core.ceilings import ceilings as measure_ceilings
 from jaxkern.core.timing import call_seconds
-from jaxkern.performance.op_uses import OpUse, op_uses, without_unused_calls
-from jaxkern.performance.program_cost import program_cost, program_devices
+from jaxkern.performance.program_cost import OpUse, op_uses, program_cost, without_unused_calls
+from jaxkern.performance.programs import compile_program, name_of
 from jaxkern.performance.roofline_result import OpRow, Placement, Roofline, place
 
 _CALLS, _SECONDS = 5, 0.2
@@ -33,13 +35,10 @@ def roofline_analysis(
 ) -> Roofline:
     """Time a function or a pipeline and compare it with the ceilings of this machine.
 
-    A function is compiled by ``jax.jit`` unless it is jitted. Its operations and bytes come
-    from XLA's cost analysis, with bodies of scans multiplied by their lengths, plus the cost model
-    of each op that runs natively, whose work XLA does not know. Each op is also timed alone. If a
-    while loop makes a figure unknown, it is None.
-
-    A pipeline, or any other iterable of batches (pytrees of arrays with the samples along their
-    first axis), is measured by the samples and bytes that it delivers.
+    A function is compiled by ``jax.jit`` unless it is jitted. Its operations and bytes come from
+    XLA's cost analysis and the cost models of native ops; a figure that a while loop makes unknown
+    is None. Each op is also timed alone. A pipeline, or any other iterable of batches (pytrees of
+    arrays with the samples along their first axis), is measured by what it delivers.
 
     Args:
       fn_or_pipeline: function of arrays, or iterable of batches.
@@ -70,9 +69,9 @@ def roofline_analysis(
       True
     """
     per_sample = (flops_per_sample, bytes_per_sample)
-    for name, value in zip(("flops_per_sample", "bytes_per_sample"), per_sample, strict=True):
+    for name, value in (("flops", flops_per_sample), ("bytes", bytes_per_sample)):
         if value is not None:
-            check_number(name, value, 0)
+            check_number(f"{name}_per_sample", value, 0)
     if samples is not None:
         samples = check_integer("samples", samples, 1)
     num_batches = check_integer("num_batches", num_batches, 1)
@@ -95,18 +94,13 @@ def _analyze_function(
     samples: int | None,
     ceilings: Ceilings | None,
 ) -> Roofline:
-    inner = getattr(fn, "func", fn)  # the function of a functools.partial
-    name = str(getattr(inner, "__name__", type(inner).__name__))
-    jitted: Any = fn if hasattr(fn, "trace") else jax.jit(fn)
-    traced = _trace(fn, jitted, args, name)
-    lowered = traced.lower()
-    compiled = lowered.compile()
-    devices = program_devices(compiled)
+    program = compile_program(fn, *args)
+    devices = program.devices
     # A device of another process can be probed only there.
     local = [d for d in devices if d.process_index == jax.process_index()]
     roof = measure_ceilings((local or devices)[0]) if ceilings is None else ceilings
-    program = without_unused_calls(traced.jaxpr)
-    cost = program_cost(program, compiled, roof.platform, len(devices))
+    traced = without_unused_calls(program.traced.jaxpr)
+    cost = program_cost(traced, program, roof.platform)
     # Devices of a CPU share its cores and memory.
     scale = 1 if roof.platform == "cpu" else len(devices)
     peak, bandwidth = roof.best.flops(cost.dtype) * scale, roof.best.bandwidth * scale
@@ -117,16 +111,16 @@ def _analyze_function(
     def copies() -> Any:
         return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, args)
 
-    donated = any(info.donated for info in jax.tree.leaves(lowered.args_info))
+    donated = any(info.donated for info in jax.tree.leaves(program.lowered.args_info))
     fresh = copies if donated else None
-    seconds = call_seconds(jitted, *args, calls=_CALLS, seconds=_SECONDS, fresh=fresh)
+    seconds = call_seconds(program.function, *args, calls=_CALLS, seconds=_SECONDS, fresh=fresh)
     placement = place(flops, moved, statistics.median(seconds), peak, bandwidth)
     # Static arguments of a jitted function are not operands of the program.
     leaves = jax.tree.leaves(args)
-    uses = op_uses(program, leaves if len(leaves) == len(program.jaxpr.invars) else None)
+    uses = op_uses(traced, leaves if len(leaves) == len(traced.jaxpr.invars) else None)
     rows = [_row(use, roof.platform, peak, bandwidth, placement.time) for use in uses]
     return Roofline(
-        name=name,
+        name=name_of(fn),
         **vars(placement),
         samples=count,
         dtype=cost.dtype,
@@ -144,28 +138,6 @@ def _analyze_function(
     )
 
 
-def _trace(fn: Callable[..., Any], jitted: Any, args: Sequence[Any], name: str) -> Any:
-    if jitted is not fn:
-        _check_arrays(args, name)
-    try:
-        return jitted.trace(*args)
-    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
-        raise TypeError(f"{name} cannot be jitted: {str(error).splitlines()[0]}") from error
-    except TypeError:
-        # A jitted function may accept any object as a static argument, so JAX checks first.
-        _check_arrays(args, name)
-        raise
-
-
-def _check_arrays(args: Sequence[Any], name: str) -> None:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tuple(args)):
-        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
-            raise TypeError(
-                f"args{jax.tree_util.keystr(path)} of {name}: expected arrays and numbers, got "
-                f"{type(leaf).__name__}; bind other objects with functools.partial"
-            )
-
-
 def _count_samples(args: Sequence[Any]) -> int:
     shapes = (np.shape(leaf) for leaf in jax.tree.leaves(args))
     return next((int(shape[0]) for shape in shapes if shape), 1)
@@ -177,23 +149,24 @@ def _describe_counts(has_native_ops: bool, flops: float | None, moved: float | N
     source = "XLA and the ops' models" if has_native_ops else "XLA"
     if flops is None and moved is None:
         return source
-    mine, rest = ("operations", "bytes") if flops is not None else ("bytes", "operations")
-    return f"{mine}: the caller, per sample; {rest}: {source}"
+    caller, rest = ("operations", "bytes") if flops is not None else ("bytes", "operations")
+    return f"{caller}: the caller, per sample; {rest}: {source}"
 
 
 def _explain_efficiency(placement: Placement, roof: Ceilings) -> list[str]:
     if placement.efficiency is None or placement.efficiency <= 1:
         return []
-    if placement.bottleneck == "compute":
-        return [
-            "above the ceiling: the peak was measured with multiply-adds in this precision; a "
-            "matrix unit, a narrower type or a compiler that removes work can be faster"
-        ]
     cache = "" if roof.cache_bytes is None else f" (of {roof.cache_bytes / 2**20:.3g} MiB)"
-    return [
-        "above the ceiling: the bandwidth was measured in main memory; the data were in a cache"
-        f"{cache}, or XLA counts bytes that fused operations do not move"
-    ]
+    reason = (
+        f"the bandwidth was measured in main memory; the data were in a cache{cache}, or XLA "
+        "counts bytes that fused operations do not move"
+    )
+    if placement.bottleneck == "compute":
+        reason = (
+            "the peak was measured with multiply-adds in this precision; a matrix unit, a narrower "
+            "type or a compiler that removes work can be faster"
+        )
+    return [f"above the ceiling: {reason}"]
 
 
 def _row(use: OpUse, platform: str, peak: float, bandwidth: float, total: float) -> OpRow:
@@ -229,20 +202,16 @@ def _analyze_batches(
     """Time batches. The first one is not timed, because it starts workers and compiles."""
     seconds: list[float] = []
     samples = delivered = 0
-    device: jax.Device | None = None
-    started = None
-    for number, batch in enumerate(iter(pipeline)):
+    on_host = True
+    started = math.inf
+    for batch in itertools.islice(pipeline, num_batches + 1):
         leaves = jax.tree.leaves(jax.block_until_ready(batch))
-        ended = time.perf_counter()
-        if started is not None:
-            seconds.append(ended - started)
-            samples += _count_samples([leaves])
+        if started < math.inf:
+            seconds.append(time.perf_counter() - started)
+            samples += _count_samples(leaves)
             delivered += sum(int(getattr(x, "nbytes", 0)) for x in leaves)
-        else:
-            arrays = [x for x in leaves if isinstance(x, jax.Array)]
-            device = next((d for x in arrays for d in x.devices()), None)
-        if number == num_batches:
-            break
+        devices = {d.platform for x in leaves if isinstance(x, jax.Array) for d in x.devices()}
+        on_host &= devices <= {"cpu"}
         started = time.perf_counter()
     if not seconds:
         raise ValueError("expected at least 2 batches, because the first is not timed, got fewer")
@@ -264,7 +233,7 @@ def _analyze_batches(
         )
     if bytes_each is None:
         notes.append("only delivered bytes are counted, not those of reading and decoding")
-    if device is not None and device.platform != "cpu":
+    if not on_host:
         notes.append("the ceilings are for the host, which creates the batches")
     return Roofline(
         name=type(pipeline).__name__,

@@ -158,25 +158,22 @@ class Roofline(Placement):
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def _table(self) -> list[str]:
-        head = ["op", "calls", "per call", "share", "FLOP/B", "achieved", "of ceiling", "bound"]
-        table = [[*head, "runs"]]
-        for row in self.rows:
-            table.append(
-                [
-                    row.name,
-                    "unknown" if row.count is None else str(row.count),
-                    format_duration(row.seconds),
-                    _percent(row.share),
-                    _number(row.intensity),
-                    format_quantity(row.achieved, row.unit),
-                    _percent(row.efficiency),
-                    row.bottleneck,
-                    "native" if row.reason is None else "in pure JAX",
-                ]
-            )
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        cells = [[c.ljust(w) for c, w in zip(line, widths, strict=True)] for line in table]
-        return [("  " + "  ".join(line)).rstrip() for line in cells]
+        columns: dict[str, list[str]] = {
+            "op": [row.name for row in self.rows],
+            "calls": ["unknown" if row.count is None else str(row.count) for row in self.rows],
+            "per call": [format_duration(row.seconds) for row in self.rows],
+            "share": [_percent(row.share) for row in self.rows],
+            "FLOP/B": [_number(row.intensity) for row in self.rows],
+            "achieved": [format_quantity(row.achieved, row.unit) for row in self.rows],
+            "of ceiling": [_percent(row.efficiency) for row in self.rows],
+            "bound": [str(row.bottleneck) for row in self.rows],
+            "runs": ["in pure JAX" if row.reason else "native" for row in self.rows],
+        }
+        padded = []
+        for name, cells in columns.items():
+            width = max(map(len, [name, *cells]))
+            padded.append([cell.ljust(width) for cell in [name, *cells]])
+        return [("  " + "  ".join(line)).rstrip() for line in zip(*padded, strict=True)]
 
     def plot(self, path: str | PathLike[str]) -> Path:
         """Draw the roofs, the total and its ops on logarithmic axes; the suffix is the format.
@@ -204,13 +201,10 @@ def _percent(value: float | None) -> str:
 
 def _draw(roofline: Roofline, path: Path) -> Path:
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        from matplotlib.figure import Figure  # not pyplot, whose state belongs to the user
     except ImportError as error:
         raise ImportError("plot needs matplotlib: pip install 'jaxkern[cli]'") from error
-
     figure = Figure(figsize=(7.5, 5), layout="constrained")
-    FigureCanvasAgg(figure)  # not pyplot, whose state belongs to the user
     axes: Any = figure.add_subplot()
     works: list[tuple[str, Placement]] = [("total", roofline)]
     works += [(row.name, row) for row in roofline.rows]

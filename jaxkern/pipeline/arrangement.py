@@ -22,7 +22,7 @@ Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Part(NamedTuple):
-    """Rows of an arrangement that come from one epoch of one input.
+    """Rows of an order that come from one epoch of one input.
 
     Attributes:
       source: index of the input.
@@ -40,85 +40,11 @@ class Part(NamedTuple):
     record_id_offset: int
 
 
+@dataclasses.dataclass(frozen=True)
 class Order:
-    """The records of an epoch, row by row.
-
-    Attributes:
-      total: number of records.
-      record_id_bound: record ids are smaller than this.
-    """
-
-    total: int
-    record_id_bound: int
-
-    def rows_in(self, shard: Shard) -> int:
-        """Return the number of rows of a shard: at most that of the shards before it, perhaps 0."""
-        raise NotImplementedError
-
-    def records(self, shard: Shard, epoch: int, rows: Rows) -> Rows:
-        """Return the record ids of rows of a shard."""
-        raise NotImplementedError
-
-    def row_of(self, count: int, epoch: int, record: int) -> tuple[int, int] | None:
-        """Return the (shard, row) of a record among `count` shards; None if it is left out."""
-        raise NotImplementedError
-
-    def with_seed(self, seed: int) -> Order:
-        """Return the same order with another seed."""
-        raise NotImplementedError
-
-    def describe(self) -> str:
-        """Return a text that is equal for equal orders; for states."""
-        raise NotImplementedError
-
-
-@dataclasses.dataclass(frozen=True)
-class SourceOrder(Order):
-    """The records of one source, perhaps shuffled by a permutation that needs no memory."""
-
-    total: int
-    seed: int
-    shuffle: bool
-
-    @property
-    def record_id_bound(self) -> int:  # type: ignore[override]
-        return self.total
-
-    def rows_in(self, shard: Shard) -> int:
-        return len(range(shard[0], self.total, shard[1]))
-
-    def records(self, shard: Shard, epoch: int, rows: Rows) -> Rows:
-        positions = np.minimum(rows * shard[1] + shard[0], self.total - 1)
-        if not self.shuffle:
-            return positions
-        return _permutation(self.total, self.seed, epoch)(positions)
-
-    def row_of(self, count: int, epoch: int, record: int) -> tuple[int, int] | None:
-        position = record
-        if self.shuffle:
-            permutation = _permutation(self.total, self.seed, epoch)
-            position = int(permutation.position_of(np.array([record]))[0])
-        return position % count, position // count
-
-    def with_seed(self, seed: int) -> Order:
-        return dataclasses.replace(self, seed=seed)
-
-    def describe(self) -> str:
-        return f"{self.total} shuffled by {self.seed}" if self.shuffle else f"{self.total} in order"
-
-
-_permutation = functools.lru_cache(maxsize=64)(Permutation)
-
-
-@dataclasses.dataclass(frozen=True)
-class Arrangement(Order):
-    """Rows of several inputs, each of which may contribute several of its epochs."""
+    """The records of an epoch, row by row: rows of inputs, each perhaps of several epochs."""
 
     inputs: tuple[Order, ...]
-
-    def input_epochs_per_epoch(self, source: int, count: int) -> int:
-        """Return how many epochs of an input one epoch uses at most, with `count` shards."""
-        return 1
 
     def locate(self, shard: Shard, rows: Rows) -> tuple[Rows, Rows]:
         """Return (input, number of its rows before) for rows of a shard."""
@@ -128,22 +54,32 @@ class Arrangement(Order):
         """Return the row of an input's row, counted over its epochs; the inverse of `locate`."""
         return number
 
-    @property
-    def total(self) -> int:  # type: ignore[override]
-        return sum(order.total for order in self.inputs)
+    def rows_in(self, shard: Shard) -> int:
+        """Return the number of rows of a shard: at most that of the shards before it, perhaps 0."""
+        return self.inputs[0].rows_in(shard)
 
-    @functools.cached_property
-    def record_id_bound(self) -> int:  # type: ignore[override]
-        return self._stride * self.epoch_bound
+    def input_epochs_per_epoch(self, source: int, count: int) -> int:
+        """Return how many epochs of an input one epoch uses at most, with `count` shards."""
+        return 1
 
     @property
     def epoch_bound(self) -> int:
         """Upper bound of `input_epochs_per_epoch` for all inputs and numbers of shards."""
         return 1
 
+    @property
+    def total(self) -> int:
+        """The number of records."""
+        return sum(order.total for order in self.inputs)
+
     @functools.cached_property
     def _stride(self) -> int:
         return sum(order.record_id_bound for order in self.inputs)
+
+    @functools.cached_property
+    def record_id_bound(self) -> int:
+        """Record ids are smaller than this."""
+        return self._stride * self.epoch_bound
 
     def parts(self, shard: Shard, epoch: int, rows: Rows) -> Iterator[Part]:
         """Yield the rows of the inputs that form these rows."""
@@ -161,6 +97,7 @@ class Arrangement(Order):
             offset += order.record_id_bound
 
     def records(self, shard: Shard, epoch: int, rows: Rows) -> Rows:
+        """Return the record ids of rows of a shard."""
         records = np.empty(len(rows), np.int64)
         for part in self.parts(shard, epoch, rows):
             ids = self.inputs[part.source].records(part.shard, part.epoch, part.rows)
@@ -168,6 +105,7 @@ class Arrangement(Order):
         return records
 
     def row_of(self, count: int, epoch: int, record: int) -> tuple[int, int] | None:
+        """Return the (shard, row) of a record among `count` shards; None if it is left out."""
         turn, record = divmod(record, self._stride)
         ends = np.cumsum([order.record_id_bound for order in self.inputs])
         source = int(np.searchsorted(ends, record, side="right"))
@@ -182,14 +120,58 @@ class Arrangement(Order):
         return (inner[0], row) if row < self.rows_in(shard) else None
 
     def with_seed(self, seed: int) -> Order:
+        """Return the same order with another seed."""
         return dataclasses.replace(self, inputs=tuple(o.with_seed(seed) for o in self.inputs))
 
-    def _describe_inputs(self) -> str:
+    def describe(self) -> str:
+        """Return a text that is equal for equal orders; for states."""
         return ", ".join(order.describe() for order in self.inputs)
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixture(Arrangement):
+class SourceOrder(Order):
+    """The records of one source, perhaps shuffled by a permutation that needs no memory."""
+
+    inputs: tuple[Order, ...] = dataclasses.field(default=(), init=False)
+    count: int
+    seed: int
+    shuffle: bool
+
+    @property
+    def total(self) -> int:
+        return self.count
+
+    @functools.cached_property
+    def record_id_bound(self) -> int:
+        return self.count
+
+    def rows_in(self, shard: Shard) -> int:
+        return len(range(shard[0], self.count, shard[1]))
+
+    def records(self, shard: Shard, epoch: int, rows: Rows) -> Rows:
+        positions = np.minimum(rows * shard[1] + shard[0], self.count - 1)
+        if not self.shuffle:
+            return positions
+        return _permutation(self.count, self.seed, epoch)(positions)
+
+    def row_of(self, count: int, epoch: int, record: int) -> tuple[int, int] | None:
+        if self.shuffle:
+            permutation = _permutation(self.count, self.seed, epoch)
+            record = int(permutation.position_of(np.array([record]))[0])
+        return record % count, record // count
+
+    def with_seed(self, seed: int) -> Order:
+        return dataclasses.replace(self, seed=seed)
+
+    def describe(self) -> str:
+        return f"{self.count} shuffled by {self.seed}" if self.shuffle else f"{self.count} in order"
+
+
+_permutation = functools.lru_cache(maxsize=64)(Permutation)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture(Order):
     """Inputs by weight.
 
     Attributes:
@@ -208,8 +190,7 @@ class Mixture(Arrangement):
         if self.stop == "first":
             return 1
         # A shard may have half as many rows of an input as the average, and twice another's.
-        most = max(self.input_epochs_per_epoch(source, 1) for source in range(len(self.inputs)))
-        return 4 + 4 * most
+        return 4 + 4 * max(self.input_epochs_per_epoch(s, 1) for s in range(len(self.inputs)))
 
     def rows_in(self, shard: Shard) -> int:
         lengths = [order.rows_in(shard) for order in self.inputs]
@@ -233,7 +214,7 @@ class Mixture(Arrangement):
     def describe(self) -> str:
         weights = ":".join(map(str, self.schedule.weights))
         seed = self.schedule.seed
-        return f"mix({self._describe_inputs()}; {weights}, seed {seed}, stop {self.stop})"
+        return f"mix({super().describe()}; {weights}, seed {seed}, stop {self.stop})"
 
 
 @functools.lru_cache(maxsize=256)  # every batch asks
@@ -244,14 +225,14 @@ def _mixture_epochs(mixture: Mixture, source: int, count: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Concatenation(Arrangement):
+class Concatenation(Order):
     """Inputs one after the other."""
 
     def _starts(self, shard: Shard) -> Rows:
         return np.cumsum([0, *(order.rows_in(shard) for order in self.inputs)], dtype=np.int64)
 
     def rows_in(self, shard: Shard) -> int:
-        return sum(order.rows_in(shard) for order in self.inputs)
+        return int(self._starts(shard)[-1])
 
     def locate(self, shard: Shard, rows: Rows) -> tuple[Rows, Rows]:
         starts = self._starts(shard)
@@ -262,11 +243,11 @@ class Concatenation(Arrangement):
         return int(self._starts(shard)[source]) + number
 
     def describe(self) -> str:
-        return f"concat({self._describe_inputs()})"
+        return f"concat({super().describe()})"
 
 
 @dataclasses.dataclass(frozen=True)
-class Repetition(Arrangement):
+class Repetition(Order):
     """Several epochs of one input as one."""
 
     times: int
@@ -282,11 +263,11 @@ class Repetition(Arrangement):
         return self.times * self.inputs[0].rows_in(shard)
 
     def describe(self) -> str:
-        return f"{self._describe_inputs()}, {self.times} times"
+        return f"{super().describe()}, {self.times} times"
 
 
 @dataclasses.dataclass(frozen=True)
-class TakeOrder(Arrangement):
+class TakeOrder(Order):
     """The first records of one input's epoch, over all shards together."""
 
     most: int
@@ -295,19 +276,19 @@ class TakeOrder(Arrangement):
         return min(self.inputs[0].rows_in(shard), len(range(shard[0], self.most, shard[1])))
 
     def describe(self) -> str:
-        return f"the first {self.most} of {self._describe_inputs()}"
+        return f"the first {self.most} of {super().describe()}"
 
 
 @dataclasses.dataclass(frozen=True)
-class Pairing(Arrangement):
+class Pairing(Order):
     """Inputs side by side, up to the end of the shortest; the record ids are the first input's."""
 
     @property
-    def total(self) -> int:  # type: ignore[override]
+    def total(self) -> int:
         return self.inputs[0].total
 
-    @property
-    def record_id_bound(self) -> int:  # type: ignore[override]
+    @functools.cached_property
+    def record_id_bound(self) -> int:
         return self.inputs[0].record_id_bound
 
     def rows_in(self, shard: Shard) -> int:
@@ -325,7 +306,7 @@ class Pairing(Arrangement):
         return inner if inner and inner[1] < self.rows_in((inner[0], count)) else None
 
     def describe(self) -> str:
-        return f"zip({self._describe_inputs()})"
+        return f"zip({super().describe()})"
 
 
 class Span(NamedTuple):
@@ -345,9 +326,8 @@ class PendingShards(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ReshardedOrder(Order):
-    """The rest of an epoch that other shards began, divided among the shards of now."""
+    """The rest of an epoch of one input that other shards began, divided among the current ones."""
 
-    order: Order
     pending: PendingShards
 
     @functools.cached_property
@@ -356,19 +336,10 @@ class ReshardedOrder(Order):
         return np.cumsum([0, *lengths], dtype=np.int64)
 
     def _first_row(self, shard: Shard) -> int:
-        """Return where a shard's rows begin among all pending ones. The rows of a shard are
-        contiguous there, so that they come from few of the old shards."""
+        # The rows of a shard are contiguous, so that they come from few of the old shards.
         index, count = shard
         each, more = divmod(int(self._starts[-1]), count)
         return index * each + min(index, more)
-
-    @property
-    def total(self) -> int:  # type: ignore[override]
-        return self.order.total
-
-    @property
-    def record_id_bound(self) -> int:  # type: ignore[override]
-        return self.order.record_id_bound
 
     def rows_in(self, shard: Shard) -> int:
         return self._first_row((shard[0] + 1, shard[1])) - self._first_row(shard)
@@ -393,17 +364,12 @@ class ReshardedOrder(Order):
             yield (span.shard, self.pending.shards), old, positions
 
     def parts(self, shard: Shard, epoch: int, rows: Rows) -> Iterator[Part]:
-        """Yield the rows of the inputs of an `Arrangement`."""
-        assert isinstance(self.order, Arrangement)
         for old_shard, old, positions in self._old_rows(shard, rows):
-            for part in self.order.parts(old_shard, epoch, old):
+            for part in self.inputs[0].parts(old_shard, epoch, old):
                 yield part._replace(positions=positions[part.positions])
 
     def records(self, shard: Shard, epoch: int, rows: Rows) -> Rows:
         records = np.empty(len(rows), np.int64)
         for old_shard, old, positions in self._old_rows(shard, rows):
-            records[positions] = self.order.records(old_shard, epoch, old)
+            records[positions] = self.inputs[0].records(old_shard, epoch, old)
         return records
-
-    def describe(self) -> str:
-        return self.order.describe()

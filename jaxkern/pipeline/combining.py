@@ -1,35 +1,21 @@
-"""Pipelines put together: `mix`, `concat` and `zip`, and `Repeat` and `Take` of one."""
+"""Rows of pipelines in another order or batch size: mixtures, Rebatch, Repeat and Take."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxkern.core.arguments import check_integer
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.arrangement import (
-    Arrangement,
-    Order,
-    Pairing,
-    Part,
-    Repetition,
-    ReshardedOrder,
-    TakeOrder,
-)
-from jaxkern.pipeline.graph import (
-    BatchLayout,
-    Block,
-    PipelineNode,
-    Remainder,
-    Vertex,
-    is_sequential,
-)
+from jaxkern.pipeline.arrangement import Order, Pairing, Part, Repetition, ReshardedOrder, TakeOrder
+from jaxkern.pipeline.graph import BatchLayout, Block, PipelineNode, Remainder, Vertex
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import SequentialRepeat, SequentialTake
+from jaxkern.pipeline.sequential import SequentialRows
 from jaxkern.pipeline.sources.combined import FieldChecker, JoinedSource, ZippedSource, merge_fields
 from jaxkern.pipeline.sources.source import BatchSource
 
@@ -37,7 +23,7 @@ if TYPE_CHECKING:
     from jaxkern.pipeline.epoch import Epoch
 
 #: maps the orders of inputs and a seed to the order of all
-Arrange = Callable[[tuple[Order, ...], int], Arrangement]
+Arrange = Callable[[tuple[Order, ...], int], Order]
 #: (batch of an input, its rows, their positions)
 _Piece = tuple[Data, slice | np.ndarray, np.ndarray]
 
@@ -52,10 +38,10 @@ class Settings(NamedTuple):
     @classmethod
     def of(cls, vertex: Vertex) -> Settings:
         """Return the options of a vertex."""
-        ordered = vertex.ordered()
-        sizes = [v.node.batch_size for v in ordered if hasattr(v.node, "batch_size")]
-        first = next(v.node for v in ordered if isinstance(v.node, SourceNode))
-        return cls(sizes[-1], first.remainder, first.explicit_shard)
+        nodes = [each.node for each in vertex.ordered()]
+        size = [node.batch_size for node in nodes if node.batch_size is not None][-1]
+        first = next(node for node in nodes if isinstance(node, SourceNode))
+        return cls(size, first.remainder, first.explicit_shard)
 
 
 class Combined(PipelineNode):
@@ -65,7 +51,7 @@ class Combined(PipelineNode):
       name: of the node.
       arrange: makes the order.
       settings: of the inputs.
-      seed: of the order, and of random draws after the node.
+      seed: of the order, and of random draws after the node; None for that of the input.
       names: of a field for each input of a `Pairing` that holds its fields.
     """
 
@@ -77,53 +63,67 @@ class Combined(PipelineNode):
         name: str,
         arrange: Arrange,
         settings: Settings,
-        seed: int,
+        seed: int | None,
         names: Sequence[str] | None = None,
     ) -> None:
-        self.name = name
-        self.seed = seed
+        self.name, self.seed = name, seed
         self.batch_size, self.remainder = settings.batch_size, settings.remainder
+        self.keeps_remainder = name == "rebatch"
         self._arrange, self._names = arrange, names
         self._fields = FieldChecker(name)
         self._description = name
 
     def describe(self) -> str:
-        return self._description
+        return f"Rebatch({self.batch_size})" if self.keeps_remainder else self._description
 
-    def layout(
-        self, inputs: Sequence[BatchLayout], remainder: Remainder | None = None
-    ) -> BatchLayout:
-        order = self._arrange(tuple(layout.order for layout in inputs), self.seed)
-        self._description = order.describe()
+    def layout(self, inputs: Sequence[BatchLayout], remainder: Remainder) -> BatchLayout:
+        first = inputs[0]
+        seed = first.seed if self.seed is None else self.seed
+        order = self._arrange(tuple(layout.order for layout in inputs), seed)
+        assert self.batch_size is not None
+        if not self.keeps_remainder:
+            self._description = order.describe()
+        elif first.remainder == "drop":  # of the batches before, equally many rows in all shards
+            order = TakeOrder(order.inputs, first.rows * first.shard[1])
         shuffle = any(layout.shuffle for layout in inputs)
-        options = self.batch_size, remainder or self.remainder, self.seed, shuffle
-        return BatchLayout.over(order, *options, inputs[0].shard)
+        return BatchLayout(self.batch_size, remainder, seed, shuffle, first.shard, order)
+
+    def block_spec(self, inputs: Sequence[Data], layout: BatchLayout, side: int) -> Data | None:
+        if len(inputs) > 1 or row.has_ragged(inputs):
+            return None  # the length of a Ragged buffer depends on the images
+        rows = layout.first_rows
+        spec: Data = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), inputs[0]
+        )
+        return spec
 
     def block(self, epoch: Epoch, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
         layout = epoch.layout(vertex)
         requested = layout.rows_of(batch)
         shard, rows = layout.read_rows(requested)
-        order: Any = layout.order
+        order = layout.order
         pieces: list[list[_Piece]] = [[] for _ in vertex.inputs]
         # Threads begin with different inputs, because consecutive batches need the same blocks.
         count = len(vertex.inputs)
         parts = order.parts(shard, epoch.number, rows)
         for part in sorted(parts, key=lambda part: (part.source - batch) % count):
             pieces[part.source] += _read(epoch, vertex.inputs[part.source], part)
-        padded = layout.remainder == "pad"
-        if out is not None and padded:
-            out = {name: array for name, array in out.items() if name != "mask"}
         data: Data
-        if isinstance(order.order if isinstance(order, ReshardedOrder) else order, Pairing):
+        if isinstance(order.inputs[0] if isinstance(order, ReshardedOrder) else order, Pairing):
             batches = [row.scattered(parts, len(rows)) for parts in pieces]
+            if layout.remainder == "pad":
+                batches = [{k: v for k, v in each.items() if k != "mask"} for each in batches]
             data = merge_fields(batches, self._names)
         else:
             self._fields.check(
                 *((source, part[0]) for source, parts in enumerate(pieces) for part in parts)
             )
-            data = row.scattered([part for parts in pieces for part in parts], len(rows), out)
-        if padded:
-            data = {**data, "mask": layout.mask_of(requested)}
+            every = [part for parts in pieces for part in parts]
+            if out is not None and "mask" not in every[0][0]:
+                out = {name: array for name, array in out.items() if name != "mask"}
+            data = row.scattered(every, len(rows), out)
+        if layout.remainder == "pad":
+            data = {**data, "mask": layout.mask_of(requested) & data.get("mask", True)}
         return Block(data, epoch.records(layout, requested))
 
 
@@ -140,8 +140,6 @@ def _read(epoch: Epoch, upstream: Vertex, part: Part) -> list[_Piece]:
         distinct = 1 + int(np.count_nonzero(np.diff(rows)))  # padding repeats the last row
         with inner.memoize_blocks():
             data = row.on_host(inner.shared_block(upstream, number, distinct).data)
-        if layout.remainder == "pad":
-            data = {name: value for name, value in data.items() if name != "mask"}
         start, stop = int(rows[0]), int(rows[-1]) + 1
         contiguous = stop - start == len(rows) == distinct
         selected = slice(start, stop) if contiguous else rows
@@ -152,11 +150,11 @@ def _read(epoch: Epoch, upstream: Vertex, part: Part) -> list[_Piece]:
 def check_random_access(name: str, vertices: Sequence[Vertex]) -> None:
     """Raise if the rows of an input cannot be read in any order."""
     for vertex in vertices:
-        if is_sequential(vertex):
+        if vertex.sequential:
             raise ValueError(
-                f"{name} reads the rows of its inputs in any order, and the number of rows of "
-                f"{vertex.node.name!r} is known at the end of an epoch only; put such nodes after "
-                f"{name}, and let one stream return the records of several"
+                f"{name} needs the number of rows of {vertex.node.name!r}, which is known at the "
+                f"end of an epoch only; put such nodes after {name}, and let one stream return the "
+                "records of several"
             )
 
 
@@ -195,7 +193,51 @@ def combined(
     )
 
 
-class Repeat(PipelineNode):
+class _Rearranged(PipelineNode):
+    """A node that becomes another one, depending on the vertex that it follows."""
+
+    def after(self, vertex: Vertex) -> Vertex:
+        if vertex.sequential:
+            return Vertex(SequentialRows(self), (vertex,))
+        settings = Settings.of(vertex)
+        seed = next(v.node.seed for v in vertex.ordered() if isinstance(v.node, SourceNode))
+        return combined(self.name, [vertex], self.arrange, settings, seed)
+
+    def arrange(self, inputs: tuple[Order, ...], seed: int) -> Order:
+        """Return the order of the rows."""
+        raise NotImplementedError
+
+
+class Rebatch(_Rearranged):
+    """Changes the batch size; rows keep their order.
+
+    Rows that do not fill a batch are dropped, padded or form a smaller batch, as in `from_source`.
+
+    >>> import jaxkern as jk
+    >>> from jaxkern.pipeline import Rebatch
+    >>> pipe = jk.from_source({"x": [0, 1, 2, 3, 4]}, batch_size=2) >> Rebatch(3)
+    >>> [batch["x"].tolist() for batch in pipe]
+    [[0, 1, 2], [3, 4]]
+    """
+
+    name = "rebatch"
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = check_integer("batch_size", batch_size, 1)
+
+    def describe(self) -> str:
+        return f"Rebatch({self.batch_size})"
+
+    def after(self, vertex: Vertex) -> Vertex:
+        if vertex.sequential:
+            return super().after(vertex)
+        assert self.batch_size is not None
+        settings = Settings.of(vertex)._replace(batch_size=self.batch_size)
+        node = Combined(self.name, lambda orders, seed: Order(orders), settings, seed=None)
+        return Vertex(node, (vertex,))
+
+
+class Repeat(_Rearranged):
     """Makes several epochs of the pipeline before it one: each has its own order and draws.
 
     >>> import jaxkern as jk
@@ -209,14 +251,14 @@ class Repeat(PipelineNode):
     def __init__(self, times: int) -> None:
         self.times = check_integer("times", times, 1)
 
-    def after(self, vertex: Vertex) -> Vertex:
-        """Return the vertex that repeats another."""
-        if is_sequential(vertex):
-            return Vertex(SequentialRepeat(self.times), (vertex,))
-        return _after_one(self.name, vertex, lambda orders, seed: Repetition(orders, self.times))
+    def describe(self) -> str:
+        return f"Repeat({self.times})"
+
+    def arrange(self, inputs: tuple[Order, ...], seed: int) -> Order:
+        return Repetition(inputs, self.times)
 
 
-class Take(PipelineNode):
+class Take(_Rearranged):
     """Keeps the first records of each epoch's order, over all shards together.
 
     If the source is shuffled these differ in every epoch; `Subset` selects records permanently.
@@ -232,13 +274,8 @@ class Take(PipelineNode):
     def __init__(self, records: int) -> None:
         self.records = check_integer("records", records, 1)
 
-    def after(self, vertex: Vertex) -> Vertex:
-        """Return the vertex that takes the first records of another."""
-        if is_sequential(vertex):
-            return Vertex(SequentialTake(self.records), (vertex,))
-        return _after_one(self.name, vertex, lambda orders, seed: TakeOrder(orders, self.records))
+    def describe(self) -> str:
+        return f"Take({self.records})"
 
-
-def _after_one(name: str, vertex: Vertex, arrange: Arrange) -> Vertex:
-    seed = next((v.node.seed for v in vertex.ordered() if isinstance(v.node, SourceNode)), 0)
-    return combined(name, [vertex], arrange, Settings.of(vertex), seed)
+    def arrange(self, inputs: tuple[Order, ...], seed: int) -> Order:
+        return TakeOrder(inputs, self.records)

@@ -8,31 +8,31 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 
-from jaxkern.core.contexts import ThreadContexts
+from jaxkern.core.backend import ThreadContexts
 from jaxkern.core.failures import is_interrupt
 from jaxkern.ring import Ring, RingClosed, RingSlot, RingStats, SlotMemory
 
 
-class ItemSource(Protocol):
-    """The work of an engine: `claim` decides the next item, in order; `make` computes it.
-
-    Attributes:
-      position: where the next claim begins; JSON-able.
-    """
+class ItemSource:
+    """The work of an engine: `claim` decides the next item, in order; `make` computes it."""
 
     @property
-    def position(self) -> Any: ...
+    def position(self) -> Any:
+        """Where the next claim begins; JSON-able."""
+        raise NotImplementedError
 
     def claim(self) -> Any:
         """Return what `make` needs for the next item; None at the end. One thread at a time."""
+        raise NotImplementedError
 
     def make(self, claim: Any, slot: Any) -> Any:
         """Return the item of a claim, in any thread. If its arrays are in the ring's slot, its
         `filled` is True, and ``item.with_arrays`` gets what the ring delivers."""
+        return claim
 
     def resize(self, threads: int) -> None:
         """Change the number of threads upstream."""
@@ -45,12 +45,7 @@ class ItemSource(Protocol):
 
 
 class Item(NamedTuple):
-    """A value, or the error in its place.
-
-    Attributes:
-      value, error: one of them is None.
-      before, after: positions of the source around it.
-    """
+    """A value, or the error in its place; and the positions of the source around it."""
 
     value: Any
     error: BaseException | None
@@ -61,16 +56,9 @@ class Item(NamedTuple):
 class Engine:
     """Makes the items of a source, at most `ahead` before they are consumed.
 
-    Args:
-      source: of the items.
-      threads: number of threads; with 0 each item is made when it is requested.
-      ahead: number of items made and not consumed.
-      struct: shapes of a slot that `make` can fill; None if items are Python objects.
-      start: index of the first item.
-      device, memory: as for `Ring`.
-
-    Attributes:
-      position: of the source after the last item that was consumed.
+    With no `threads` each item is made when it is requested. `struct` has the shapes of a slot that
+    `make` can fill; None if items are Python objects. `position` is that of the source after the
+    last item that was consumed.
     """
 
     def __init__(
@@ -85,19 +73,20 @@ class Engine:
         memory: SlotMemory | None = None,
     ) -> None:
         self.position = source.position
+        #: number of items that may be ahead
+        self.capacity = max(ahead, 1)
         self._source, self._threads = source, threads
-        self._ahead = max(ahead, 1)
         # A ring without arrays orders the items. It has more slots than items may be ahead, so that
         # the number ahead can grow.
-        self._room = threading.Semaphore(self._ahead) if struct is None else None
+        self._room = threading.Semaphore(self.capacity) if struct is None else None
         self._slots = struct is not None
         self._ring: Ring | None = None
         if threads:
-            capacity = self._ahead if self._slots else 2 * self._ahead + 64
+            slots = self.capacity if self._slots else 2 * self.capacity + 64
             struct = () if struct is None else struct
             leaves = jax.tree.leaves(struct)
             self._slot_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-            self._ring = Ring(struct, capacity, start=start, device=device, memory=memory)
+            self._ring = Ring(struct, slots, start=start, device=device, memory=memory)
         self._items: dict[int, Item] = {}
         self._overflow_bytes = 0  # of items that did not fit into the ring's slots
         self._next = start
@@ -140,12 +129,12 @@ class Engine:
         self._source.resize(threads)
         if self._ring is None:
             return
-        ahead = max(self._ahead, threads + 2)
+        ahead = max(self.capacity, threads + 2)
         if self._room is not None:
-            for _ in range(ahead - self._ahead):
+            for _ in range(ahead - self.capacity):
                 self._room.release()
-            self._ahead = ahead
-        threads = min(threads, self._ahead)
+            self.capacity = ahead
+        threads = min(threads, self.capacity)
         with self._lock:
             more, self._threads = threads - self._threads, threads
             self._to_start += max(more, 0)
@@ -158,11 +147,6 @@ class Engine:
             return None
         stats = self._ring.stats()
         return dataclasses.replace(stats, bytes=stats.bytes + self._overflow_bytes)
-
-    @property
-    def capacity(self) -> int:
-        """Number of slots of the ring."""
-        return self._ahead
 
     def close(self) -> None:
         """End the threads and wake the consumer; idempotent."""
@@ -248,45 +232,37 @@ class Engine:
                 claim = self._source.claim()
             except BaseException as failure:
                 error = failure
-            if claim is None and error is None:
-                self._end(index)
-                return False
-            self._next += 1
+            ending = claim is None and error is None
+            self._next += not ending
             after = self._source.position
-            if error is not None and not isinstance(error, Exception):
-                self._end(self._next)
-        slot, value = None, None
-        if error is None:  # not in the lock: several threads can wait for slots
-            try:
+            if ending or not (error is None or isinstance(error, Exception)):
+                self._ended = True
+                ring.finish(self._next)
+            if ending:
+                return False
+        slot: RingSlot | None = None
+        value: Any = None
+        try:
+            if error is None:  # not in the lock: several threads can wait for slots
                 slot = ring.slot(index)
-            except MemoryError as failure:  # raised in the item's place
-                error = failure
+        except MemoryError as failure:  # raised in the item's place
+            error = failure
         if slot is not None:
             try:
                 value = self._source.make(claim, slot.batch)
             except BaseException as failure:
                 error = failure
-        self._put(ring, index, slot, Item(value, None, before, after), error)
-        return not self._closed
-
-    def _put(
-        self, ring: Ring, index: int, slot: RingSlot | None, item: Item, error: BaseException | None
-    ) -> None:
-        self._items[index] = item
+        self._items[index] = Item(value, None, before, after)
         if error is None:
             assert slot is not None
-            if self._slots and not getattr(item.value, "filled", False):
-                self._overflow_bytes += item.value.nbytes - self._slot_bytes
+            if self._slots and not getattr(value, "filled", False):
+                self._overflow_bytes += value.nbytes - self._slot_bytes
             slot.commit()
-            return
+            return not self._closed
         # An exception of the error's own text must not end the thread.
         with contextlib.suppress(BaseException):
             if slot is None:
                 ring.fail(error, index)
             else:
                 slot.fail(error)
-
-    def _end(self, index: int) -> None:
-        assert self._ring is not None
-        self._ended = True
-        self._ring.finish(index)
+        return not self._closed

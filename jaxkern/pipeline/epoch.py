@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxkern.core.caches import LruCache
 from jaxkern.core.failures import describe_exception, is_interrupt, note, notes_of
 from jaxkern.core.forking import check_not_forked
 from jaxkern.core.keys import epoch_key
+from jaxkern.core.threads import num_threads
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.arrangement import Shard
-from jaxkern.pipeline.engine import Engine
-from jaxkern.pipeline.graph import BatchLayout, Block, Vertex
+from jaxkern.pipeline.arrangement import Order, Shard
+from jaxkern.pipeline.engine import Engine, Item, ItemSource
+from jaxkern.pipeline.graph import RECORDS_PER_CALL, BatchLayout, Block, Vertex
+from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.plan import PipelinePlan
 from jaxkern.pipeline.program import DedupedLeaves, WorkItem, split_uint64
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import DeferredBlock, Flow, FlowStart, Rows, SequentialNode
+from jaxkern.pipeline.sequential import Flow, SequentialNode
+from jaxkern.ring import Assembly, ProducerError, RingStats, SlotMemory
 
 #: record ids that are computed together: a call costs as much as some hundred of them
 _BLOCK_RECORDS = 4096
+_SHARED_BLOCKS = 16
 
 
 class Epoch:
     """One epoch of a plan; any thread can make any block that no sequential node precedes.
 
-    Args:
-      threads, ahead: of the engines upstream of sequential nodes.
-      end: the vertex whose batches are requested; None for the last.
-      shard: another one than the plan's.
+    `threads` and `ahead` are for the engines upstream of sequential nodes. `end` is the vertex
+    whose batches are requested, if not the last; `shard` another one than the plan's.
     """
 
     def __init__(
@@ -55,10 +59,10 @@ class Epoch:
         if shard is None:
             _ = self.key  # nodes before a mixture may not need it
         self._layouts: dict[Vertex, BatchLayout] = {}
-        self._record_ids = _SharedValues(size=16)
-        self._shared_blocks = _SharedValues(size=16)
         # Each input of a mixture needs its epochs of now and of next.
-        self._others = _SharedValues(size=4 * len(plan.vertices))
+        self._others: LruCache[Epoch] = LruCache(4 * len(plan.vertices))
+        self._shared: dict[tuple[Vertex, int], _SharedBlock] = {}
+        self._lock = threading.Lock()
         self._local = threading.local()
 
     @functools.cached_property
@@ -71,14 +75,18 @@ class Epoch:
         if self._shard is None:
             return self.plan.layouts[vertex]
         if vertex not in self._layouts:
-            self._layouts[vertex] = self.plan.layouts[vertex].replace(self._shard)
+            layout = dataclasses.replace(self.plan.layouts[vertex], shard=self._shard)
+            self._layouts[vertex] = layout
         return self._layouts[vertex]
 
     def at(self, vertex: Vertex, shard: Shard, number: int) -> Epoch:
         """Return the epoch of an input of a mixture, perhaps another one and of another shard."""
-        epoch: Epoch = self._others.get(
-            (vertex, shard, number), lambda: Epoch(self.plan, number, end=vertex, shard=shard)
-        )
+        key = vertex, shard, number
+        epoch = self._others.get(key)
+        if epoch is None:
+            epoch = Epoch(self.plan, number, end=vertex, shard=shard)
+            self._others.put(key, epoch)
+            epoch = self._others.get(key) or epoch  # of the first thread
         return epoch
 
     def for_epoch(self, number: int) -> Epoch:
@@ -90,23 +98,15 @@ class Epoch:
         parts, size = [], _BLOCK_RECORDS
         for block in range(rows.start // size, (rows.stop - 1) // size + 1):
             first = block * size
-            key = layout.order, layout.shard, layout.real_rows, block
-            ids = self._record_ids.get(key, functools.partial(self._read_ids, layout, first))
+            ids = _record_ids(layout.order, layout.shard, self.number, block)
             parts.append(ids[max(rows.start - first, 0) : rows.stop - first])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def _read_ids(self, layout: BatchLayout, first: int) -> np.ndarray:
-        shard, rows = layout.read_rows(range(first, first + _BLOCK_RECORDS))
-        return layout.order.records(shard, self.number, rows)
 
     def memoize_blocks(
         self, vertex: Vertex | None = None, block: Any = None
     ) -> AbstractContextManager[None]:
         """Make each block within the context once in this thread: branches use the same arrays.
-
-        Args:
-          vertex, block: a sequential vertex, and its block, deferred block or error.
-        """
+        `block` is that of a sequential vertex, perhaps deferred, or an error."""
         return _Memo(self._local, vertex, block)
 
     def block(self, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
@@ -131,24 +131,27 @@ class Epoch:
         return result
 
     def shared_block(self, vertex: Vertex, batch: int, rows: int) -> Block:
-        """Return one batch from which several later batches are cut.
-
-        Args:
-          rows: how many of its rows this call needs; the block is dropped after all were requested.
-        """
-        total = len(self.layout(vertex).rows_of(batch))
-        make = functools.partial(self.block, vertex, batch)
-        block: Block = self._shared_blocks.get((vertex, batch), make, rows, total)
-        return block
+        """Return one batch from which several later batches are cut, made by the first thread. It
+        is dropped after all its rows were requested, `rows` by this call."""
+        with self._lock:
+            shared = self._shared.pop((vertex, batch), None) or _SharedBlock()
+            shared.used += rows
+            if shared.used < len(self.layout(vertex).rows_of(batch)):
+                self._shared[vertex, batch] = shared  # the last one is the most recently used
+            while len(self._shared) > _SHARED_BLOCKS:
+                del self._shared[next(iter(self._shared))]
+        with shared.lock:
+            if shared.block is None:
+                shared.block = self.block(vertex, batch)
+            return shared.block
 
     def _pulled_block(self, vertex: Vertex, out: Data | None) -> Block:
         pulled_vertex, block = self._local.pulled
         assert pulled_vertex is vertex
         if isinstance(block, BaseException):
             raise block
-        if isinstance(block, DeferredBlock):
-            return block.make(out)
-        return block  # type: ignore[no-any-return]
+        result: Block = block(out) if callable(block) else block
+        return result
 
     def _program_block(self, vertex: Vertex, batch: int) -> Block:
         program = self.plan.program(vertex)
@@ -163,20 +166,12 @@ class Epoch:
         return Block(row.on_host(data), records)
 
     def open_flow(self, vertex: Vertex, position: Any) -> Flow:
-        """Return the batches of a sequential vertex from a position on.
-
-        Raises: ValueError if it is not a position of the node.
-        """
+        """Return the batches of a sequential vertex from a position on; ValueError if it is not a
+        position of the node."""
         node = vertex.node
         assert isinstance(node, SequentialNode)
         try:
-            upstream = None
-            if vertex.inputs:
-                at = None if position is None else position["at"]
-                upstream = node.open_upstream(self, vertex, at)
-            layout = self.layout(vertex)
-            start = FlowStart(upstream, layout, self.number, position, self.threads, self.ahead)
-            return node.flow(start)
+            return node.flow(self, vertex, position or {})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if position is None:
                 raise
@@ -186,9 +181,8 @@ class Epoch:
             ) from error
 
     def open_upstream(self, vertex: Vertex, position: Any) -> Engine:
-        """Return the `Rows` that a sequential vertex reads, from a position on."""
-        source = _UpstreamRows(self, vertex, position)
-        return Engine(source, self.threads, self.ahead)
+        """Return what a sequential vertex reads, from a position on."""
+        return Engine(_UpstreamRows(self, vertex, position), self.threads, self.ahead)
 
 
 class _Memo:
@@ -203,52 +197,16 @@ class _Memo:
         self._local.made, self._local.pulled = {}, None
 
 
-class _SharedValues:
-    """Values that several threads request by key, each computed once; a small LRU cache."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._lock = threading.Lock()
-        self._entries: dict[Any, _Entry] = {}
-
-    def get(self, key: Any, compute: Callable[[], Any], part: int = 0, total: int = 1) -> Any:
-        """Return the value of `key`, computed by the first thread that requests it.
-
-        Args:
-          part, total: how much of the value this call uses, of how much; the value is dropped when
-            all parts were requested.
-        """
-        with self._lock:
-            entry = self._entries.pop(key, None) or _Entry()
-            entry.used += part
-            if entry.used < total:
-                self._entries[key] = entry  # the last one is the most recently used
-            while len(self._entries) > self._size:
-                del self._entries[next(iter(self._entries))]
-        with entry.lock:
-            if not entry.done:
-                entry.value = compute()
-                entry.done = True
-            return entry.value
-
-
-class _Entry:
+class _SharedBlock:
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.done = False
-        self.used = 0
-        self.value: Any = None
+        self.used = 0  # rows of it that were requested
+        self.block: Block | None = None
 
 
-class _Section:
-    """Batches at vertices in order: an `ItemSource`. If a sequential node precedes them, its flow
-    decides the items.
-
-    Args:
-      vertices: whose batches are made together.
-      index: of the first batch.
-      position: where the sequential node resumes.
-    """
+class _Section(ItemSource):
+    """Batches at vertices in order, made together from batch `index` on. If a sequential node
+    precedes them, its flow decides the items, from `position` on."""
 
     def __init__(
         self, epoch: Epoch, vertices: Sequence[Vertex], index: int = 0, position: Any = None
@@ -294,12 +252,9 @@ class _Section:
         if self._flow is not None:
             self._flow.close()
 
-    def release(self) -> None:
-        pass
-
 
 class _UpstreamRows(_Section):
-    """The `Rows` that a sequential vertex reads."""
+    """What a sequential node makes of the blocks before it, for its flow."""
 
     def __init__(self, epoch: Epoch, vertex: Vertex, position: Any) -> None:
         (upstream,) = vertex.inputs
@@ -310,16 +265,15 @@ class _UpstreamRows(_Section):
         self._node: Any = vertex.node
         self._name = epoch.plan.names[vertex]
 
-    def make(self, claim: tuple[int, Any], slot: Any) -> Rows:
+    def make(self, claim: tuple[int, Any], slot: Any) -> Any:
         index, pulled = claim
         with self._epoch.memoize_blocks(self._sequential, pulled):
             block = self._epoch.block(self._vertices[0], index)
         try:
-            rows: Rows = self._node.rows(Block(row.on_host(block.data), block.records))
+            return self._node.rows(Block(row.on_host(block.data), block.records))
         except BaseException as error:
             note(error, "in node {!r} of the pipeline", self._name)
             raise
-        return rows
 
 
 class WorkItems(_Section):
@@ -380,11 +334,103 @@ class WorkItems(_Section):
         return 0  # a function has dropped the field
 
 
+class NativeEngine:
+    """An engine whose work items native threads make, from batch `start` on, see `Engine`; at most
+    as many threads as the kernels use."""
+
+    def __init__(
+        self, epoch: Epoch, start: int, threads: int, capacity: int, device: Any, memory: SlotMemory
+    ) -> None:
+        work = epoch.plan.native
+        assert work is not None
+        assert isinstance(work.source.node, SourceNode)
+        self.capacity = capacity
+        self._epoch, self._work = epoch, work
+        self._layout = layout = epoch.plan.layouts[work.source]
+        self._reader = work.source.node.source
+        self._assembly = Assembly(
+            work.arrays,
+            self._orders(start),
+            layout.batch_size,
+            capacity=capacity,
+            workers=min(threads, num_threads()),
+            remainder="partial",
+            producers={k: p.at(layout.seed, epoch.number) for k, p in work.producers.items()},
+            valid="valid" if work.masks else None,
+            start=start,
+            rows_of=self._reader.rows_of,
+            device=device,
+            memory=memory,
+        )
+
+    def next(self, timeout: float | None = None) -> Item | None:
+        """Return the next item; None after the last one, or after an error of the order."""
+        try:
+            index, error, data = self._assembly.take(timeout)
+        except StopIteration:
+            return None
+        if isinstance(error, ProducerError) and error.record is not None:
+            if name := self._reader.name_of(error.record):
+                note(error, "while reading record {} of {!r}: {}", error.record, self._reader, name)
+        value = None if error is not None else self._item(index, data)
+        return Item(value, error, index, index + 1)
+
+    def _item(self, index: int, data: dict[str, Any]) -> WorkItem:
+        work, rows = self._work, self._layout.rows_of(index)
+        mask = self._layout.mask_of(rows)
+        if self._layout.remainder == "pad":
+            data["mask"] = mask
+        records = self._epoch.records(self._layout, rows)
+        bad = 0
+        if work.masks and not (valid := np.asarray(data["valid"])).all():
+            bad = int((~valid & mask).sum())
+            self._reader.note_masked(records[~valid])
+        ids = split_uint64(records)
+        if work.residual is not None:
+            names = work.arrays.keys() - work.producers.keys()
+            other = DedupedLeaves.of([{name: data[name] for name in names}])
+            data |= work.residual(other, ids, self._epoch.key)
+        item = WorkItem(DedupedLeaves.of([data]), ids, bad=bad)
+        self._epoch.plan.learn(item)
+        return item
+
+    def _orders(self, start: int) -> Iterator[np.ndarray]:
+        """Yield the records of batches, some together; raise instead of a batch with a record that
+        must not be read."""
+        layout, check = self._layout, self._reader.check
+        step = max(1, RECORDS_PER_CALL // layout.batch_size)
+        for first in range(start, layout.batches, step):
+            batches = range(first, min(first + step, layout.batches))
+            rows = [layout.rows_of(batch) for batch in batches]
+            records = self._epoch.records(layout, range(rows[0].start, rows[-1].stop))
+            try:
+                check(records)
+            except Exception:
+                for batch, part in zip(batches, rows, strict=True):
+                    ids = records[part.start - rows[0].start : part.stop - rows[0].start]
+                    try:
+                        check(ids)
+                    except Exception as error:
+                        note(error, "in batch {} of epoch {}", batch, self._epoch.number)
+                        raise
+                    yield ids
+            else:
+                yield records
+
+    def stats(self) -> RingStats:
+        """Return the statistics of the ring."""
+        return self._assembly.stats()
+
+    def close(self) -> None:
+        """End the threads; idempotent."""
+        self._assembly.close()
+
+
 def first_item(plan: PipelinePlan) -> WorkItem:
     """Return a work item of the usual shapes; read the first batch if none has been made yet."""
     if plan.first is not None:
         return plan.first
-    once = next((v.node for v in plan.vertices if getattr(v.node, "once", False)), None)
+    once = next((vertex.node for vertex in plan.vertices if vertex.node.once), None)
     if once is not None:
         raise RuntimeError(
             f"{once.describe()} can be read only once: its shapes are known after an iteration has "
@@ -405,3 +451,11 @@ def _key_data(seed: int, epoch: int) -> np.ndarray:
     data = np.asarray(jax.random.key_data(epoch_key(seed, epoch)))
     data.flags.writeable = False
     return data
+
+
+@functools.lru_cache(maxsize=64)
+def _record_ids(order: Order, shard: Shard, epoch: int, block: int) -> np.ndarray:
+    layout = BatchLayout(1, "partial", 0, False, shard, order)
+    first = block * _BLOCK_RECORDS
+    shard, rows = layout.read_rows(range(first, first + _BLOCK_RECORDS))
+    return order.records(shard, epoch, rows)

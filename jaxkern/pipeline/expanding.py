@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import jax
 import numpy as np
 
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.failures import note
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.graph import Block, qualified_name
+from jaxkern.pipeline.graph import Block, Vertex, qualified_name
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import (
-    Flow,
-    FlowStart,
-    RowReader,
-    Rows,
-    SequentialNode,
-    with_remainder,
-)
+from jaxkern.pipeline.sequential import Flow, Rows, SequentialNode
 from jaxkern.pipeline.sources.source import record_arrays, stack_records
+
+if TYPE_CHECKING:
+    from jaxkern.pipeline.epoch import Epoch
 
 #: the number of records that one may become: output n of record r is record r * PARTS + n
 PARTS = 1 << 16
@@ -82,10 +77,8 @@ class FlatMap(SequentialNode):
     def _outputs(self, fields: Data, record: int) -> list[Data]:
         outputs = self.fn(fields)
         if isinstance(outputs, Mapping) or not isinstance(outputs, Iterable):
-            raise TypeError(
-                f"{qualified_name(self.fn)} returned {outputs!r:.80}; expected a list of records, "
-                "dicts of arrays"
-            )
+            name = qualified_name(self.fn)
+            raise TypeError(f"{name} returned {outputs!r:.80}; expected a list of dicts of arrays")
         records = []
         for output in outputs:
             records.append(record_arrays(output, record, self.describe()))
@@ -169,7 +162,8 @@ class Window(SequentialNode):
         data = {name: block.data[name] for name in names}
         if ragged := [name for name, value in data.items() if row.is_ragged(value)]:
             raise ValueError(f"fields {ragged} hold images of different sizes; resize them before")
-        return super().rows(block._replace(data=data))
+        rows: Rows = super().rows(block._replace(data=data))
+        return rows
 
     def _windows_of_sequences(self, block: Block, names: Sequence[str]) -> Rows:
         count = len(block.records)
@@ -186,42 +180,12 @@ class Window(SequentialNode):
         if not len(origins):
             return Rows({}, records, origins, count)
         data = row.joined([(block.data, origins)])
-        places = starts[:, None] + np.arange(self.size)
+        rows = starts[:, None] + np.arange(self.size)
         for name in names:
-            windows = np.asarray(block.data[name])[:, places]
+            windows = np.asarray(block.data[name])[:, rows]
             data[name] = windows.reshape(-1, *windows.shape[2:])
         return Rows(data, records, origins, count)
 
-    def flow(self, start: FlowStart) -> Flow:
-        if self.axis == "sequence":
-            return super().flow(start)
-        return _WindowFlow(start, self.size, self.stride)
-
-
-class _WindowFlow(Flow):
-    """Windows over rows."""
-
-    def __init__(self, start: FlowStart, size: int, stride: int) -> None:
-        super().__init__(start.upstream)
-        self._reader, self._layout = RowReader(start), start.layout
-        self._size, self._stride = size, stride
-
-    @property
-    def position(self) -> dict[str, Any]:
-        return self._reader.position
-
-    def next(self) -> Block | None:
-        size = self._layout.batch_size
-        available = self._reader.ensure((size - 1) * self._stride + self._size)
-        windows = min(size, max(0, (available - self._size) // self._stride + 1))
-        before = self._reader.first(available) if windows else None
-        self._reader.drop(windows * self._stride)
-        if before is None:
-            return None
-        starts = np.arange(windows) * self._stride
-        rows = (starts[:, None] + np.arange(self._size)).reshape(-1)
-        shape = (windows, self._size)
-        data = jax.tree.map(
-            lambda x: x.reshape(*shape, *x.shape[1:]), row.joined([(before.data, rows)])
-        )
-        return with_remainder(Block(data, before.records[starts]), size, self._layout.remainder)
+    def flow(self, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> Flow:
+        window = (self.size, self.stride) if self.axis == "records" else None
+        return self._row_flow(epoch, vertex, position, window=window)

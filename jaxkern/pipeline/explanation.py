@@ -12,7 +12,6 @@ import numpy as np
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.epoch import Epoch
 from jaxkern.pipeline.graph import Vertex
-from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.plan import PipelinePlan, Placement
 from jaxkern.pipeline.rows import Data
 
@@ -89,22 +88,18 @@ class Overview:
 
 def overview(plan: PipelinePlan, workers: int) -> Overview:
     """Return where each node of a plan runs with a number of workers."""
-    native: set[Vertex] = set()
-    if plan.runs_natively(workers):
-        assert plan.native is not None
-        native = {plan.native.source, *plan.inputs}
+    natively = plan.native if plan.runs_natively(workers) else None
+    native = set() if natively is None else {natively.source, *plan.inputs}
     threads = "worker threads" if workers else "iterating thread"
     places = {"device": "device program", "host": "host program", None: threads}
     nodes = []
     remarks: list[str] = []
     for vertex in plan.vertices:
-        node: Any = vertex.node
-        if isinstance(node, SourceNode):
-            remarks += node.source.remarks()
+        node = vertex.node
+        remarks += node.remarks()
         where = "native threads" if vertex in native else places[plan.compiled.get(vertex)]
         if node.sequential:
             where = f"{threads}, in order"
-            remarks += node.remarks()
         nodes.append((plan.names[vertex], node.describe(), where))
     return Overview(tuple(nodes), plan.placement, tuple(remarks))
 
@@ -113,18 +108,16 @@ def explain(plan: PipelinePlan, record: int, epoch: int) -> Explanation:
     """Make the batches of a record as an iteration does, up to the first sequential node."""
     vertices = [vertex for vertex in plan.vertices if plan.layouts[vertex].known]
     if not vertices:
-        raise ValueError(
-            f"the records of {plan.vertices[0].node.describe()} can only be read in order, and not "
-            "one of them alone; iterate"
-        )
+        name = plan.vertices[0].node.describe()
+        raise ValueError(f"the records of {name} can only be read in order; iterate")
     layout = plan.layouts[vertices[-1]]
     bound = layout.order.record_id_bound
     if not 0 <= record < bound:
         raise ValueError(f"record {record} of {bound}; expected 0 to {bound - 1}")
-    found = layout.order.row_of(layout.shard[1], epoch, record)
-    if found is None:
+    located = layout.order.row_of(layout.shard[1], epoch, record)
+    if located is None:
         raise ValueError(f"record {record} is not in epoch {epoch}")
-    shard, position = found
+    shard, position = located
     if shard != layout.shard[0]:
         raise ValueError(
             f"record {record} belongs to shard {shard} in epoch {epoch}, and this is shard "
@@ -148,8 +141,7 @@ def _stages(epoch: Epoch, output: Vertex, position: int) -> Iterator[Stage]:
             upstream = {v for before in vertex.inputs for v in before.ordered()}
             vertices = [v for v in vertices if v not in upstream]
             layout = epoch.layout(vertex)
-            order: Any = layout.order
-            for part in order.parts(layout.shard, epoch.number, np.array([position])):
+            for part in layout.order.parts(layout.shard, epoch.number, np.array([position])):
                 before = vertex.inputs[part.source]
                 inner = epoch.at(before, part.shard, part.epoch)
                 yield from _stages(inner, before, int(part.rows[0]))

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxkern.pipeline.arrangement import Order, Shard
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sources.source import EncodedImages
-from jaxkern.ring import RecordProducer
 
 if TYPE_CHECKING:
     from jaxkern.pipeline.epoch import Epoch
@@ -30,13 +29,6 @@ RECORDS_PER_CALL = 1024
 KeyDerivation = Callable[[jax.Array], jax.Array]
 
 
-class SeededProducer(Protocol):
-    """Factory of record producers: ``image.ChainProducer`` or ``EncodedProducer``."""
-
-    def at(self, seed: int, epoch: int) -> RecordProducer:
-        """Return the producer for a seed and an epoch."""
-
-
 class Block(NamedTuple):
     """One batch inside a pipeline: its fields, and the records int64 [N] of its rows."""
 
@@ -46,64 +38,39 @@ class Block(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BatchLayout:
-    """How the rows of a shard form the batches of an epoch at some node.
+    """How the rows of a shard form the batches of an epoch at some node: batch k holds the rows
+    from k * batch_size. `last_sequential` is the last node up to here whose batches depend on all
+    earlier ones, or None."""
 
-    Batch k holds the rows from k * batch_size.
-
-    Attributes:
-      records: number of records over all shards.
-      rows: number of rows of this shard, with padding and without dropped rows; `UNKNOWN` if only
-        the end of the epoch shows it.
-      batch_size: rows of a batch; the last batch is smaller if remainder is "partial".
-      remainder: what happens to rows that do not fill a batch.
-      seed: of random draws for records.
-      shuffle: True if the source is shuffled.
-      shard: (index, count).
-      order: maps rows to records.
-      real_rows: number of rows of this shard without padding, before any row is dropped.
-      last_sequential: the last node up to here whose batches depend on all earlier ones; None if
-        every batch can be made by its index.
-    """
-
-    records: int
-    rows: int
     batch_size: int
     remainder: Remainder
     seed: int
     shuffle: bool
     shard: Shard
     order: Order
-    real_rows: int
     last_sequential: Vertex | None = None
-
-    @classmethod
-    def over(
-        cls,
-        order: Order,
-        batch_size: int,
-        remainder: Remainder,
-        seed: int,
-        shuffle: bool,
-        shard: Shard,
-    ) -> BatchLayout:
-        """Return the layout of all rows of a shard, equally many in all shards unless "partial"."""
-        real = rows = order.rows_in(shard)
-        if remainder == "drop":
-            rows = order.rows_in((shard[1] - 1, shard[1])) // batch_size * batch_size
-        elif remainder == "pad":
-            rows = -(-order.rows_in((0, shard[1])) // batch_size) * batch_size
-        return cls(order.total, rows, batch_size, remainder, seed, shuffle, shard, order, real)
-
-    def replace(self, shard: Shard | None = None, order: Order | None = None) -> BatchLayout:
-        """Return the same layout of another shard or order."""
-        order, shard = order or self.order, shard or self.shard
-        options = self.batch_size, self.remainder, self.seed, self.shuffle
-        return BatchLayout.over(order, *options, shard)
 
     @property
     def known(self) -> bool:
         """True if the number of rows is known before the end."""
-        return self.rows < UNKNOWN
+        return self.last_sequential is None
+
+    @functools.cached_property
+    def real_rows(self) -> int:
+        """Number of rows of this shard without padding, before any row is dropped."""
+        return self.order.rows_in(self.shard)
+
+    @functools.cached_property
+    def rows(self) -> int:
+        """Number of rows of this shard, equally many in all shards unless "partial"; or UNKNOWN."""
+        size, (_, count) = self.batch_size, self.shard
+        if not self.known:
+            return UNKNOWN
+        if self.remainder == "drop":
+            return self.order.rows_in((count - 1, count)) // size * size
+        if self.remainder == "pad":
+            return -(-self.order.rows_in((0, count)) // size) * size
+        return self.real_rows
 
     @property
     def batches(self) -> int:
@@ -153,59 +120,51 @@ class Vertex:
         visit(self)
         return list(vertices)
 
+    @property
+    def sequential(self) -> bool:
+        """True if a node up to this vertex is sequential."""
+        return any(vertex.node.sequential for vertex in self.ordered())
+
 
 class PipelineNode:
     """A step of a pipeline. The batches of an epoch are a pure function of their index, except
-    those of sequential nodes.
-
-    Attributes:
-      name: in messages, states and explanations.
-      compiled_for: where its JAX code runs: on the "device", as batches are delivered, on the
-        "host", in worker threads, or "auto"; neighbours there compile into one program. None for
-        Python code.
-      sequential: True if its batches depend on all earlier ones, see `SequentialNode`.
-      has_order: True if it decides which record a row is: sources and mixtures.
-      fills_slots: True if `block` writes to the arrays of a ring's slot.
-      native: True if `record_producer` may return producers that do all that the node does.
-      stochastic: True if the node needs random keys.
-      stream_name: the random stream of its keys; None for the key of the record itself.
-      fresh: True if nobody writes to the arrays of a block later, see `BatchSource.fresh`.
-    """
+    those of sequential nodes."""
 
     name: str = ""
+    #: where its JAX code runs: on the device as batches are delivered, or on the host in worker
+    #: threads; neighbours there compile into one program. None for Python code
     compiled_for: Literal["auto", "device", "host"] | None = None
-    sequential: bool = False
-    has_order: bool = False
-    fills_slots: bool = False
-    native: bool = False
-
-    @property
-    def stochastic(self) -> bool:
-        return False
-
-    @property
-    def stream_name(self) -> str | None:
-        return None
-
-    @property
-    def fresh(self) -> bool:
-        return False
+    sequential: bool = False  # its batches depend on all earlier ones, see `SequentialNode`
+    has_order: bool = False  # it decides which record a row is: sources and mixtures
+    keeps_remainder: bool = False  # with an order, but its input drops or pads rows as without it
+    fills_slots: bool = False  # `block` writes to the arrays of a ring's slot
+    native: bool = False  # record producers of its `op` may do all that the node does
+    stochastic: bool = False  # it needs random keys
+    stream_name: str | None = None  # of its keys; None for the key of the record itself
+    fresh: bool = False  # nobody writes to the arrays of a block later, see `BatchSource.fresh`
+    once: bool = False  # its records can be read only once
+    batch_size: int | None = None  # of a node that decides it
+    remainder: Remainder | None = None
 
     def describe(self) -> str:
         """Return a text that is equal for two nodes if they give the same batches; for states."""
-        raise NotImplementedError
+        return self.name
 
     def summary(self) -> str:
         """Return the node's part of a pipeline's repr, without reading data."""
         return self.describe()
 
-    def layout(self, inputs: Sequence[BatchLayout]) -> BatchLayout:
-        """Return the layout of the node's batches."""
-        return inputs[0]
+    def remarks(self) -> Sequence[str]:
+        """Return lines for `Pipeline.explain` on how the node reads its records."""
+        return ()
 
-    def specialize_for(self, upstream: Vertex) -> PipelineNode:
-        """Return the node to use after a vertex, perhaps another one if lengths are unknown."""
-        return self
+    def after(self, vertex: Vertex) -> Vertex:
+        """Return the vertex of this node, or of one that does the same there, after a vertex."""
+        return Vertex(self, (vertex,))
+
+    def layout(self, inputs: Sequence[BatchLayout], remainder: Remainder) -> BatchLayout:
+        """Return the layout of the node's batches; `remainder` is for nodes that decide it."""
+        return inputs[0]
 
     def check_upstream(self, upstream: Sequence[Vertex]) -> None:
         """Raise if the node cannot follow these vertices, all that are upstream."""
@@ -214,46 +173,10 @@ class PipelineNode:
         """Make one batch, in a worker thread, in the arrays `out` if the node `fills_slots`."""
         raise NotImplementedError
 
-    def block_spec(
-        self, inputs: Sequence[Data], layout: BatchLayout, image_side: int
-    ) -> Data | None:
+    def block_spec(self, inputs: Sequence[Data], layout: BatchLayout, side: int) -> Data | None:
         """Return the shapes of the first batch of Python code; None if only making it shows them.
-
-        Args:
-          inputs: shapes of the input batches.
-          layout: of the node.
-          image_side: see `BatchSource.batch_spec`.
-        """
+        `side` is the `image_side` of `BatchSource.batch_spec`."""
         return None
-
-    def record_producer(
-        self,
-        fields: Mapping[str, jax.ShapeDtypeStruct | EncodedImages],
-        derive: KeyDerivation | None,
-    ) -> dict[str, SeededProducer] | None:
-        """Return the producers of fields whose records native threads can make one by one.
-
-        Args:
-          fields: shape and dtype of a record of each field, or its encoded images.
-          derive: maps the keys of records [N] to those of the node; None if they are the same.
-        Returns: None if there are no such producers.
-        """
-        return None
-
-    def residual_node(self, fields: Mapping[str, jax.ShapeDtypeStruct]) -> PipelineNode | None:
-        """Return the JAX code for what the producers do not do; None if they do everything.
-
-        It takes the arrays of a batch that no producer makes and returns those that it changes.
-
-        Args:
-          fields: as for `record_producer`, without encoded images.
-        """
-        return None
-
-
-def is_sequential(vertex: Vertex) -> bool:
-    """True if a node up to this vertex is sequential."""
-    return any(each.node.sequential for each in vertex.ordered())
 
 
 def qualified_name(value: Callable[..., Any] | Any) -> str:

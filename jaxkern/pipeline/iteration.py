@@ -16,8 +16,7 @@ import numpy as np
 from jaxkern.core import compat
 from jaxkern.core.failures import is_interrupt
 from jaxkern.pipeline.engine import Engine, Item
-from jaxkern.pipeline.epoch import Epoch, WorkItems
-from jaxkern.pipeline.native import NativeEngine
+from jaxkern.pipeline.epoch import Epoch, NativeEngine, WorkItems
 from jaxkern.pipeline.plan import PipelinePlan
 from jaxkern.pipeline.program import WorkItem
 from jaxkern.pipeline.rows import Data
@@ -35,16 +34,6 @@ class IterationOptions:
     num_workers: int | Auto
     prefetch_size: int | Auto
     sharding: jax.sharding.NamedSharding | None
-
-
-class _Outcome:
-    """A batch or the error in its place, the position after it, and its unreadable records."""
-
-    def __init__(self, item: Item) -> None:
-        self.batch: Data | None = None
-        self.error = item.error
-        self.position = item.after
-        self.bad = 0 if item.value is None else item.value.bad
 
 
 class PipelineIterator(Iterator[Data]):
@@ -92,16 +81,17 @@ class PipelineIterator(Iterator[Data]):
             if outcome is None:
                 raise StopIteration
             self._next += 1
+            batch, bad = outcome.value
             if outcome.error is None:  # a state advances to what was delivered
-                self._delivered, self._position = self._next, outcome.position
-                self._bad += outcome.bad
+                self._delivered, self._position = self._next, outcome.after
+                self._bad += bad
         if outcome.error is not None:
             try:
                 raise outcome.error
             finally:
                 del outcome  # its traceback holds this frame
-        assert outcome.batch is not None
-        return outcome.batch
+        result: Data = batch
+        return result
 
     def get_state(self) -> dict[str, Any]:
         """Return where the iteration is after the last delivered batch: a small JSON-able dict."""
@@ -138,8 +128,7 @@ class PipelineIterator(Iterator[Data]):
     def stats(self) -> PipelineStats | None:
         """Return the statistics of the ring between workers and consumer; None before it exists."""
         engine = self._engine
-        stats = None if engine is None else engine.stats()
-        if engine is None or stats is None:
+        if engine is None or (stats := engine.stats()) is None:
             return None
         return self._tuning.stats(stats, engine.capacity)
 
@@ -205,7 +194,7 @@ class PipelineIterator(Iterator[Data]):
         self._bad: int = 0
         layout = self._plan.layout
         self._batches = layout.batches if layout.known else None
-        self._ready: deque[_Outcome] = deque()
+        self._ready: deque[Item] = deque()  # of (batch, number of unreadable records)
         self._run = Epoch(self._plan, self._epoch, self._tuning.workers, self._tuning.ahead)
         self._engine: Engine | NativeEngine | None = None
         self._finalizers: list[weakref.finalize[Any, Any]] = []
@@ -216,7 +205,7 @@ class PipelineIterator(Iterator[Data]):
         self._end_position: dict[str, Any] | None = None
         self._closed = False
 
-    def _take(self) -> _Outcome | None:
+    def _take(self) -> Item | None:
         """Return the next batch; None at the end."""
         if not self._ready:
             self._make(None)
@@ -249,15 +238,15 @@ class PipelineIterator(Iterator[Data]):
         if item is None:
             return
         self._made += 1
-        outcome = _Outcome(item)
-        if item.error is None:
+        batch, bad, error = None, 0, item.error
+        if error is None:
             try:
-                outcome.batch = self._deliver(item.value)
-            except Exception as error:
-                if is_interrupt(error):
+                batch, bad = self._deliver(item.value), item.value.bad
+            except Exception as failure:
+                if is_interrupt(failure):
                     raise
-                outcome.error = error
-        self._ready.append(outcome)
+                error = failure
+        self._ready.append(item._replace(value=(batch, bad), error=error))
 
     def _next_item(self, timeout: float | None) -> Item | None:
         while True:
@@ -288,9 +277,7 @@ class PipelineIterator(Iterator[Data]):
         tuning.restarted()
         ahead = tuning.ahead if first is None else tuning.slots(first.nbytes)
         if native:
-            engine = NativeEngine(
-                self._run, self._made, tuning.workers, ahead, device=device, memory=memory
-            )
+            engine = NativeEngine(self._run, self._made, tuning.workers, ahead, device, memory)
         else:
             assert first is not None
             _raise_malloc_trim_threshold(first.nbytes)
@@ -318,13 +305,13 @@ class PipelineIterator(Iterator[Data]):
     def _tune(self) -> None:
         """Measure, and change the threads and the ring if that may be faster."""
         engine = self._engine
-        stats = None if engine is None else engine.stats()
-        if engine is None or stats is None:
+        if engine is None or (stats := engine.stats()) is None:
             return
         in_order = self._plan.last_sequential is not None
         if not self._tuning.observe(stats, resizable=not in_order):
             return
-        if in_order:  # a new engine would have to read again what the nodes have read
+        if in_order and isinstance(engine, Engine):
+            # A new engine would have to read again what the nodes have read.
             engine.resize(self._tuning.workers)
         else:
             self._restart()
@@ -351,12 +338,10 @@ class PipelineIterator(Iterator[Data]):
 
 
 def _raise_malloc_trim_threshold(batch_bytes: int) -> None:
-    """Let glibc reuse the memory of some freed batches.
+    """Let glibc reuse the memory of some freed batches, by freeing a large array.
 
     Otherwise it returns memory beyond a few hundred KiB, or beyond twice the largest array freed so
-    far, to the system, and every batch causes page faults again: for a batch of images these cost
-    more than a copy. Freeing a larger array, never touched, raises that threshold permanently, at
-    most to 32 MiB; other allocators ignore it.
+    far, to the system, and every batch causes page faults, which cost more than a copy.
     """
     np.empty(min(8 * batch_bytes, (32 << 20) - (64 << 10)), np.uint8)
 
@@ -364,8 +349,7 @@ def _raise_malloc_trim_threshold(batch_bytes: int) -> None:
 def _uncommitted(leaf: Any) -> Any:
     """Return an array on the default device that jitted code may move.
 
-    The first batch, those of a ring and a smaller last one must be alike in this: a jitted step is
-    compiled again for operands that are committed to a device, and again for its results.
+    All batches must be alike in this: a jitted step is compiled again for committed operands.
     """
     if isinstance(leaf, np.ndarray):
         return jax.device_put(leaf)
@@ -374,10 +358,15 @@ def _uncommitted(leaf: Any) -> Any:
     return leaf
 
 
+def leading_axes(sharding: jax.sharding.NamedSharding, axes: int) -> jax.sharding.NamedSharding:
+    """Return the sharding of arrays of which only the first `axes` are divided."""
+    spec = jax.sharding.PartitionSpec(*sharding.spec[:axes])
+    return jax.sharding.NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
+
+
 def _shard(leaf: Any, sharding: jax.sharding.NamedSharding, axes: int | None = None) -> jax.Array:
     """Return this process's part of a global array of which the first `axes` are divided."""
     array = np.asarray(leaf)
-    spec = jax.sharding.PartitionSpec(*sharding.spec[: array.ndim if axes is None else axes])
-    placed = jax.sharding.NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
+    placed = leading_axes(sharding, array.ndim if axes is None else axes)
     result: jax.Array = jax.make_array_from_process_local_data(placed, array)
     return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from jaxkern.core.arguments import check_integer
@@ -44,13 +44,12 @@ def mix(
     >>> [batch["x"].tolist().count(1) for batch in mixture]
     [7, 7, 7, 7, 7, 7, 7, 7, 7, 7]
     """
-    if not isinstance(pipelines, Mapping | Sequence) or isinstance(pipelines, str | bytes):
-        raise TypeError(
-            f"pipelines is {pipelines!r:.80}; expected {{pipeline: weight, ...}} or pairs"
-        )
-    pairs = list(pipelines.items() if isinstance(pipelines, Mapping) else pipelines)
+    pairs: Any = pipelines.items() if isinstance(pipelines, Mapping) else pipelines
+    pairs = list(pairs) if isinstance(pairs, Iterable) else [None]
     if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-        raise TypeError("pipelines must be pairs: [(pipeline, weight), ...]")
+        raise TypeError(
+            f"pipelines is {pipelines!r:.80}; expected {{pipeline: weight, ...}} or pairs of them"
+        )
     if stop not in ("first", "last"):
         raise ValueError(f"stop is {stop!r}; expected 'first' or 'last'")
     weights = integer_weights([weight for _, weight in pairs])

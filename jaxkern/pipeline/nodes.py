@@ -1,4 +1,4 @@
-"""Nodes that run in Python: the source, host functions, rebatching, caching and merging."""
+"""Nodes that run in Python: the source, host functions, caching and merging."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jaxkern.core.arguments import check_integer
 from jaxkern.core.failures import describe_exception, note
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.arrangement import Order, ReshardedOrder, SourceOrder
+from jaxkern.pipeline.arrangement import Order, SourceOrder
 from jaxkern.pipeline.graph import (
     BatchLayout,
     Block,
     PipelineNode,
     Remainder,
     Vertex,
-    is_sequential,
     qualified_name,
 )
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import SequentialRebatch
 from jaxkern.pipeline.sources.source import BatchSource
 
 if TYPE_CHECKING:
@@ -37,16 +34,19 @@ class SourceNode(PipelineNode):
     """Reads the records of a batch in the order of the epoch."""
 
     source: BatchSource
-    batch_size: int
+    batch_size: int = dataclasses.field()  # without the default of the base class
     shuffle: bool
     seed: int
-    remainder: Remainder
+    remainder: Remainder = dataclasses.field()
     explicit_shard: tuple[int, int] | None
     arranged: Order | None = None
 
     name = "source"
     has_order = True
     fills_slots = True
+
+    def __post_init__(self) -> None:
+        self.fresh = self.source.fresh
 
     @functools.cached_property
     def shard(self) -> tuple[int, int]:
@@ -55,10 +55,6 @@ class SourceNode(PipelineNode):
     @property
     def order(self) -> Order:
         return self.arranged or SourceOrder(len(self.source), self.seed, self.shuffle)
-
-    @property
-    def fresh(self) -> bool:
-        return self.source.fresh
 
     def with_seed(self, seed: int) -> SourceNode:
         arranged = None if self.arranged is None else self.arranged.with_seed(seed)
@@ -73,17 +69,15 @@ class SourceNode(PipelineNode):
     def _with_arrangement(self, text: str) -> str:
         return text if self.arranged is None else f"{self.arranged.describe()} of {text}"
 
-    def layout(
-        self, inputs: Sequence[BatchLayout], remainder: Remainder | None = None
-    ) -> BatchLayout:
-        remainder = remainder or self.remainder
-        options = self.batch_size, remainder, self.seed, self.shuffle
-        return BatchLayout.over(self.order, *options, self.shard)
+    def remarks(self) -> Sequence[str]:
+        return self.source.remarks()
 
-    def block_spec(
-        self, inputs: Sequence[Data], layout: BatchLayout, image_side: int
-    ) -> Data | None:
-        spec = self.source.batch_spec(layout.first_rows, image_side)
+    def layout(self, inputs: Sequence[BatchLayout], remainder: Remainder) -> BatchLayout:
+        shuffle = self.shuffle
+        return BatchLayout(self.batch_size, remainder, self.seed, shuffle, self.shard, self.order)
+
+    def block_spec(self, inputs: Sequence[Data], layout: BatchLayout, side: int) -> Data | None:
+        spec = self.source.batch_spec(layout.first_rows, side)
         if spec is None or layout.remainder != "pad":
             return spec
         if "mask" in spec:  # `block` raises for it
@@ -125,87 +119,11 @@ class HostNode(PipelineNode):
             result = self.fn(row.on_host(before.data))
         except ValueError as error:
             if "read-only" in describe_exception(error):
-                note(
-                    error,
-                    "the batch is shared by several branches, or belongs to JAX: create a new "
-                    "array instead of writing to it",
-                )
+                note(error, "the batch is shared by branches, or is JAX's: create a new array")
             raise
         row.check_rows(result, len(before.records), f"node {epoch.plan.names[vertex]!r}")
         leaves = jax.tree.map(lambda x: row.canonical(np.asarray(x)), result)
         return Block(leaves, before.records)
-
-
-class Rebatch(PipelineNode):
-    """Changes the batch size; rows keep their order.
-
-    Rows that do not fill a batch are dropped, padded or form a smaller batch, as in `from_source`.
-
-    >>> import jaxkern as jk
-    >>> from jaxkern.pipeline import Rebatch
-    >>> pipe = jk.from_source({"x": [0, 1, 2, 3, 4]}, batch_size=2) >> Rebatch(3)
-    >>> [batch["x"].tolist() for batch in pipe]
-    [[0, 1, 2], [3, 4]]
-    """
-
-    name = "rebatch"
-
-    def __init__(self, batch_size: int) -> None:
-        self.batch_size = check_integer("batch_size", batch_size, 1)
-
-    def describe(self) -> str:
-        return f"Rebatch({self.batch_size})"
-
-    def layout(self, inputs: Sequence[BatchLayout]) -> BatchLayout:
-        (before,) = inputs
-        rows, size = before.rows, self.batch_size
-        if before.remainder == "drop":
-            rows = rows // size * size
-        elif before.remainder == "pad":
-            # The fullest shard decides, without its padding: every batch holds a record somewhere.
-            rows = -(-before.order.rows_in((0, before.shard[1])) // size) * size
-        if rows == 0 and before.rows and not isinstance(before.order, ReshardedOrder):
-            raise ValueError(
-                f"Rebatch({size}) of {before.rows} rows with drop_remainder=True has no batch; use "
-                "a smaller batch_size"
-            )
-        return dataclasses.replace(before, rows=rows, batch_size=size)
-
-    def specialize_for(self, upstream: Vertex) -> PipelineNode:
-        return SequentialRebatch(self.batch_size) if is_sequential(upstream) else self
-
-    def block_spec(
-        self, inputs: Sequence[Data], layout: BatchLayout, image_side: int
-    ) -> Data | None:
-        if row.has_ragged(inputs[0]):
-            return None  # the length of their buffer depends on the images
-        rows = layout.first_rows
-        spec: Data = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), inputs[0]
-        )
-        return spec
-
-    def block(self, epoch: Epoch, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
-        (upstream,) = vertex.inputs
-        before = epoch.layout(upstream)
-        size = before.batch_size
-        rows = epoch.layout(vertex).rows_of(batch)
-        end = min(rows.stop, before.rows)
-        parts: list[tuple[Data, np.ndarray | slice]] = []
-        records: list[np.ndarray] = []
-        for number in range(rows.start // size, max(-(-end // size), 1)):
-            selected = slice(max(rows.start - number * size, 0), min(end - number * size, size))
-            block = epoch.shared_block(upstream, number, max(selected.stop - selected.start, 0))
-            parts.append((block.data, selected))
-            records.append(block.records[selected])
-        missing = rows.stop - max(end, rows.start)
-        if missing:  # padding of padding repeats the last row
-            last = epoch.shared_block(upstream, before.batches - 1, 0)
-            repeated = np.full(missing, len(last.records) - 1)
-            masked = {"mask": np.zeros(len(last.records), bool)} if "mask" in last.data else {}
-            parts.append(({**last.data, **masked}, repeated))
-            records.append(last.records[repeated])
-        return Block(row.joined(parts), np.concatenate(records))
 
 
 class Cache(PipelineNode):
@@ -229,23 +147,17 @@ class Cache(PipelineNode):
 
     def check_upstream(self, upstream: Sequence[Vertex]) -> None:
         for vertex in upstream:
+            why = "is random, and would repeat its draws" if vertex.node.stochastic else None
             if vertex.node.sequential:
-                raise ValueError(
-                    f"Cache() follows {vertex.node.name!r}, whose batches are not known in "
-                    "advance; put the cache before it"
-                )
-            if vertex.node.stochastic:
-                raise ValueError(
-                    f"Cache() follows {vertex.node.name!r}, which is random: every epoch would "
-                    "repeat the draws of the first one; put the cache before it"
-                )
+                why = "makes batches that are not known in advance"
+            if why is not None:
+                name = vertex.node.name
+                raise ValueError(f"Cache() follows {name!r}, which {why}; put the cache before it")
 
     def describe(self) -> str:
         return "Cache()"
 
-    def block_spec(
-        self, inputs: Sequence[Data], layout: BatchLayout, image_side: int
-    ) -> Data | None:
+    def block_spec(self, inputs: Sequence[Data], layout: BatchLayout, side: int) -> Data | None:
         return inputs[0]
 
     def block(self, epoch: Epoch, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
@@ -266,8 +178,8 @@ class Cache(PipelineNode):
             mask = data["mask"]
             if mask.dtype != bool or not np.array_equal(mask, layout.mask_of(rows)):
                 raise ValueError(
-                    "the field 'mask' was changed before Cache(), which stores what belongs to a "
-                    "record and not to its position in an epoch; change it after the cache"
+                    "the field 'mask', which depends on the position in an epoch, was changed "
+                    "before Cache(); change it after the cache"
                 )
         store.write(records, stored, masked=stored is not data)
         return Block(data, records)
@@ -280,6 +192,7 @@ class _RecordStore:
         self._count = count
         self._written = np.zeros(count, bool)
         self._fields: dict[str, Any] | None = None
+        self._limits: dict[str, tuple[int, int]] = {}  # largest sides of Ragged images
         self._lock = threading.Lock()
         self.masked = False  # True if batches have the mask of a padded epoch
 
@@ -288,9 +201,9 @@ class _RecordStore:
             return None
         fields: Data = {}
         for name, store in self._fields.items():
-            if isinstance(store, _Images):
-                images = [store.images[r] for r in records.tolist()]
-                fields[name] = row.ragged_of(images, *store.limits)
+            if name in self._limits:
+                images = [store[record] for record in records.tolist()]
+                fields[name] = row.ragged_of(images, *self._limits[name])
             else:
                 fields[name] = jax.tree.map(lambda values: values.take(records, axis=0), store)
         return fields
@@ -299,28 +212,23 @@ class _RecordStore:
         with self._lock:
             if self._fields is None:
                 self.masked = masked
-                self._fields = {name: self._empty(value) for name, value in data.items()}
+                self._fields = {name: self._empty(name, value) for name, value in data.items()}
         for name, value in data.items():
             store = self._fields[name]
-            if isinstance(store, _Images):
+            if name in self._limits:
                 images = row.images_of(value, range(len(value)))
                 for record, image in zip(records.tolist(), images, strict=True):
-                    store.images[record] = image.copy()
+                    store[record] = image.copy()
             else:
                 jax.tree.map(lambda values, new: values.__setitem__(records, new), store, value)
         self._written[records] = True
 
-    def _empty(self, value: Any) -> Any:
+    def _empty(self, name: str, value: Any) -> Any:
         if row.is_ragged(value):
-            return _Images((value.max_height, value.max_width), {})
+            self._limits[name] = value.max_height, value.max_width
+            return {}
         # Untouched pages of an empty array use no memory.
         return jax.tree.map(lambda x: np.empty((self._count, *x.shape[1:]), x.dtype), value)
-
-
-@dataclasses.dataclass
-class _Images:
-    limits: tuple[int, int]
-    images: dict[int, np.ndarray]
 
 
 class Merge(PipelineNode):
@@ -328,29 +236,24 @@ class Merge(PipelineNode):
 
     name = "merge"
 
-    def describe(self) -> str:
-        return "merge"
-
-    def layout(self, inputs: Sequence[BatchLayout]) -> BatchLayout:
+    def layout(self, inputs: Sequence[BatchLayout], remainder: Remainder) -> BatchLayout:
         first = inputs[0]
         for number, other in enumerate(inputs[1:], 1):
             if other.last_sequential is not first.last_sequential:
                 raise ValueError(
-                    "the branches of a merge have different rows, because a node drops, adds or "
-                    "joins records in one of them only, or each has its own; put the node before "
-                    "the branches: base = source >> Filter(...); base & base >> ..."
+                    "a node drops, adds or joins records in one branch of a merge only; put it "
+                    "before the branches: base = source >> Filter(...); base & base >> ..."
                 )
-            for name, value in vars(first).items():
-                if getattr(other, name) != value:
+            for name in (field.name for field in dataclasses.fields(first)):
+                one, two = getattr(first, name), getattr(other, name)
+                if one != two:
                     raise ValueError(
-                        f"branch 0 of a merge has {name} = {value!r} and branch {number} "
-                        f"{getattr(other, name)!r}; expected the same records in the same batches"
+                        f"branch 0 of a merge has {name} = {one!r} and branch {number} {two!r}; "
+                        "expected the same records in the same batches"
                     )
         return first
 
-    def block_spec(
-        self, inputs: Sequence[Data], layout: BatchLayout, image_side: int
-    ) -> Data | None:
+    def block_spec(self, inputs: Sequence[Data], layout: BatchLayout, side: int) -> Data | None:
         return merged(inputs)
 
     def block(self, epoch: Epoch, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
@@ -374,8 +277,7 @@ def merged(branches: Sequence[Data]) -> Data:
 
 def _is_same(one: Any, other: Any) -> bool:
     """True if two fields, arrays or trees of them, are the same objects."""
-    tree: Any = jax.tree.structure(one)
-    if tree != jax.tree.structure(other):
-        return False
-    leaves = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return all(a is b for a, b in leaves)
+    trees: list[Any] = [jax.tree.structure(one), jax.tree.structure(other)]
+    return trees[0] == trees[1] and all(
+        a is b for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    )

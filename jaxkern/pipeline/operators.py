@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import copy
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -12,16 +13,109 @@ import numpy as np
 
 from jaxkern.image import ChainProducer, Compose, EncodedProducer, MaskProducer
 from jaxkern.image.compose.targets import move_points
-from jaxkern.pipeline.element import Element, ElementOperator
-from jaxkern.pipeline.graph import (
-    KeyDerivation,
-    PipelineNode,
-    SeededProducer,
-    digest,
-    qualified_name,
-)
+from jaxkern.pipeline.graph import KeyDerivation, PipelineNode, digest, qualified_name
 from jaxkern.pipeline.rows import Data, described, is_ragged
 from jaxkern.pipeline.sources.source import EncodedImages
+
+SeededProducer = ChainProducer | EncodedProducer | MaskProducer
+On = Literal["auto", "device", "host"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Element:
+    """One record in an operator; a pytree.
+
+    >>> from jaxkern.pipeline import Element
+    >>> Element({"x": 1, "y": 2}).update_data({"y": 3}).data
+    {'x': 1, 'y': 3}
+    """
+
+    data: dict[str, Any]
+
+    def __getitem__(self, field: str) -> Any:
+        return self.data[field]
+
+    def update_data(self, fields: Mapping[str, Any]) -> Element:
+        """Return the element with these fields added or replaced."""
+        return Element({**self.data, **fields})
+
+
+@dataclasses.dataclass(frozen=True)
+class ElementOperatorConfig:
+    """Options of an `ElementOperator`.
+
+    Attributes:
+      stochastic: True if `apply` gets a key: a function of the record, the seed and the epoch.
+      stream_name: names the random stream. Operators with different names draw independently;
+        operators of one name do too, in the order of the pipeline.
+    """
+
+    stochastic: bool = False
+    stream_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.stream_name is not None and not self.stochastic:
+            raise ValueError(
+                f"stream_name is {self.stream_name!r} for an operator that is not stochastic; use "
+                "stochastic=True, or no stream_name"
+            )
+
+
+class ElementOperator:
+    """A function of one record, in JAX: override `apply`, or pass it as `fn`.
+
+    Args:
+      config: see `ElementOperatorConfig`.
+      fn: ``fn(element, key) -> element``, instead of an overridden `apply`; key is None if the
+        operator is not stochastic.
+
+    >>> import jaxkern as jk
+    >>> class Shift(jk.ElementOperator):
+    ...     def apply(self, element, key=None):
+    ...         return element.update_data({"x": element["x"] + 1})
+    >>> pipe = jk.from_source({"x": [1.0, 2.0]}, batch_size=2) >> jk.OperatorNode(Shift())
+    >>> [batch["x"].tolist() for batch in pipe]
+    [[2.0, 3.0]]
+    """
+
+    def __init__(
+        self,
+        config: ElementOperatorConfig | None = None,
+        fn: Callable[[Element, Any], Element] | None = None,
+    ) -> None:
+        self.config = ElementOperatorConfig() if config is None else config
+        self.fn = fn
+
+    def apply(self, element: Element, key: jax.Array | None = None) -> Element:
+        """Return the record after the operator; traced, once for all records."""
+        if self.fn is None:
+            raise NotImplementedError(
+                f"{type(self).__name__} has no apply: override apply(self, element, key=None), or "
+                "use ElementOperator(config, fn=...)"
+            )
+        return self.fn(element, key)
+
+    def apply_batch(self, batch: dict[str, Any], keys: jax.Array | None = None) -> dict[str, Any]:
+        """Return the batch after the operator: `apply` mapped over the leading axis of each field.
+
+        Override it to process a whole batch at once; the result for a record must then depend on
+        that record and its key only.
+        """
+        same: list[str] = []  # a merge compares fields of two branches by identity
+
+        def one(data: dict[str, Any], key: Any) -> dict[str, Any]:
+            result = self.apply(Element(data), key)
+            if not isinstance(result, Element):
+                raise TypeError(
+                    f"{type(self).__name__}.apply returned a {type(result).__name__}; expected an "
+                    "Element: element.update_data({...})"
+                )
+            same[:] = [name for name in data if result.data.get(name) is data[name]]
+            return {name: value for name, value in result.data.items() if name not in same}
+
+        changed = jax.vmap(one, (0, None if keys is None else 0))(batch, keys)
+        return {**{name: batch[name] for name in same}, **changed}
 
 
 class OperatorNode(PipelineNode):
@@ -59,7 +153,7 @@ class OperatorNode(PipelineNode):
         op: Any,
         name: str | None = None,
         *,
-        on: Literal["auto", "device", "host"] = "auto",
+        on: On = "auto",
         image: str = "image",
         label: str = "label",
         mask: str | None = "mask",
@@ -73,32 +167,10 @@ class OperatorNode(PipelineNode):
         self.native = self.op.native and _declares_native(self, OperatorNode)
         is_compose = isinstance(self.op, ImageAdapter) and _declares_native(self, OperatorNode)
         self.compiled_for = "device" if on == "auto" and not is_compose else on
-
-    @property
-    def stochastic(self) -> bool:
-        return self.op.stochastic
-
-    @property
-    def stream_name(self) -> str | None:
-        return self.op.stream_name
-
-    def record_producer(
-        self,
-        fields: Mapping[str, jax.ShapeDtypeStruct | EncodedImages],
-        derive: KeyDerivation | None,
-    ) -> dict[str, SeededProducer] | None:
-        return self.op.record_producer(fields, derive)
-
-    def residual_node(self, fields: Mapping[str, jax.ShapeDtypeStruct]) -> PipelineNode | None:
-        op = self.op.residual(fields)
-        if op is None:
-            return None
-        node = copy.copy(self)
-        node.op = op
-        return node
+        self.stochastic, self.stream_name = self.op.stochastic, self.op.stream_name
 
     def describe(self) -> str:
-        return self._with_place(self.op.describe())
+        return self._with_place(self.op.text)
 
     def _with_place(self, text: str) -> str:
         """Return a description that distinguishes the host's arithmetic from the device's."""
@@ -106,7 +178,7 @@ class OperatorNode(PipelineNode):
 
     def apply_batch(self, batch: Data, keys: Any) -> Data:
         """Return the batch after the step; traced."""
-        return self.op.apply_batch(batch, keys)
+        return self.op(batch, keys)
 
 
 def _declares_native(value: Any, base: type) -> bool:
@@ -131,34 +203,21 @@ class Probabilistic(OperatorNode):
     """
 
     def __init__(
-        self,
-        op: Any,
-        probability: float,
-        name: str | None = None,
-        *,
-        on: Literal["device", "host"] = "device",
+        self, op: Any, probability: float, name: str | None = None, *, on: On = "device"
     ) -> None:
         super().__init__(op, name or f"Probabilistic({qualified_name(op)})", on=on)
         if not 0 <= probability <= 1:
             raise ValueError(f"probability is {probability}; expected a number from 0 to 1")
         self.probability = float(probability)
-
-    @property
-    def stochastic(self) -> bool:
-        return True
-
-    @property
-    def stream_name(self) -> str | None:
-        return self.op.stream_name or "probabilistic"
+        self.stochastic, self.stream_name = True, self.op.stream_name or "probabilistic"
 
     def describe(self) -> str:
-        return self._with_place(f"Probabilistic({self.op.describe()}, {self.probability})")
+        return self._with_place(f"Probabilistic({self.op.text}, {self.probability})")
 
     def apply_batch(self, batch: Data, keys: Any) -> Data:
         split = jax.vmap(jax.random.split)(keys)
         drawn = jax.vmap(lambda key: jax.random.bernoulli(key, self.probability))(split[:, 0])
-        applied = self.op.apply_batch(batch, split[:, 1] if self.op.stochastic else None)
-        return _select(drawn, applied, batch, self.name)
+        return _select(drawn, self.op(batch, split[:, 1]), batch, self.name)
 
 
 class Conditional(OperatorNode):
@@ -188,38 +247,27 @@ class Conditional(OperatorNode):
         otherwise: Any = None,
         name: str | None = None,
         *,
-        on: Literal["device", "host"] = "device",
+        on: On = "device",
     ) -> None:
         super().__init__(op, name or f"Conditional({qualified_name(op)})", on=on)
         self.predicate = predicate
         self.otherwise = None if otherwise is None else as_operator(otherwise)
-
-    @property
-    def stochastic(self) -> bool:
-        return self.op.stochastic or (self.otherwise is not None and self.otherwise.stochastic)
-
-    @property
-    def stream_name(self) -> str | None:
-        return self.op.stream_name or "conditional"
+        self.stochastic |= self.otherwise is not None and self.otherwise.stochastic
+        self.stream_name = self.op.stream_name or "conditional"
 
     def describe(self) -> str:
-        other = None if self.otherwise is None else self.otherwise.describe()
+        other = None if self.otherwise is None else self.otherwise.text
         predicate = qualified_name(self.predicate)
-        return self._with_place(f"Conditional({predicate}, {self.op.describe()}, {other})")
+        return self._with_place(f"Conditional({predicate}, {self.op.text}, {other})")
 
     def apply_batch(self, batch: Data, keys: Any) -> Data:
         arrays = {name: value for name, value in batch.items() if not is_ragged(value)}
         holds = jax.vmap(lambda data: jnp.asarray(self.predicate(Element(data)), bool))(arrays)
         if holds.ndim != 1:
-            raise ValueError(
-                f"the predicate of {self.name!r} returned shape {holds.shape[1:]}; expected one "
-                "bool"
-            )
-        then = self.op.apply_batch(batch, keys if self.op.stochastic else None)
-        other = batch
-        if self.otherwise is not None:
-            other = self.otherwise.apply_batch(batch, keys if self.otherwise.stochastic else None)
-        return _select(holds, then, other, self.name)
+            shape = holds.shape[1:]
+            raise ValueError(f"the predicate of {self.name!r} returned shape {shape}; expected []")
+        other = batch if self.otherwise is None else self.otherwise(batch, keys)
+        return _select(holds, self.op(batch, keys), other, self.name)
 
 
 def _select(which: jax.Array, then: Data, other: Data, name: str) -> Data:
@@ -241,46 +289,29 @@ def _select(which: jax.Array, then: Data, other: Data, name: str) -> Data:
         return jnp.where(which.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 
     return {
-        field: jax.tree.map(
-            lambda a, b, field=field: select(field, a, b),
-            then[field],
-            other[field],
-            is_leaf=is_ragged,
-        )
-        for field in then
+        field: jax.tree.map(functools.partial(select, field), a, other[field], is_leaf=is_ragged)
+        for field, a in then.items()
     }
 
 
 class BatchOperator:
-    """A function of a batch in JAX, from whatever `OperatorNode` was given.
+    """A function of a batch and, if it is stochastic, of keys [N] in JAX, from whatever
+    `OperatorNode` was given; `text` is for `PipelineNode.describe`."""
 
-    Attributes:
-      stochastic, stream_name, native: as of `PipelineNode`.
-    """
-
-    stochastic: bool = False
-    stream_name: str | None = None
     native: bool = False
 
-    def describe(self) -> str:
-        """Return the text of `PipelineNode.describe`."""
-        raise NotImplementedError
-
-    def apply_batch(self, batch: Data, keys: Any) -> Data:
-        """Return the batch after the step; keys [N] if it is stochastic, else None."""
-        raise NotImplementedError
-
-    def record_producer(
+    def __init__(
         self,
-        fields: Mapping[str, jax.ShapeDtypeStruct | EncodedImages],
-        derive: KeyDerivation | None,
-    ) -> dict[str, SeededProducer] | None:
-        """Return the producers of `PipelineNode.record_producer`."""
-        return None
+        function: Callable[[Data, Any], Data],
+        text: str,
+        stochastic: bool = False,
+        stream_name: str | None = None,
+    ) -> None:
+        self._function, self.text = function, text
+        self.stochastic, self.stream_name = stochastic, stream_name
 
-    def residual(self, fields: Mapping[str, jax.ShapeDtypeStruct]) -> BatchOperator | None:
-        """Return the operator of `PipelineNode.residual_node`."""
-        return None
+    def __call__(self, batch: Data, keys: Any) -> Data:
+        return self._function(batch, keys if self.stochastic else None)
 
 
 class _Fields(NamedTuple):
@@ -305,11 +336,8 @@ class _Fields(NamedTuple):
 
     def with_flags(self, names: dict[str, str]) -> dict[str, str]:
         """Return these names, and for each target those of the flags that a Compose adds."""
-        return names | {
-            flag: names[target] + flag.removeprefix(target)
-            for target, flag in _FLAGS.items()
-            if target in names
-        }
+        flags = {flag: target for target, flag in _FLAGS.items() if target in names}
+        return names | {flag: names[t] + flag.removeprefix(t) for flag, t in flags.items()}
 
     def without_axis(self, batch: Mapping[str, Any], axes: int) -> str | None:
         """Return the field whose records are one box or keypoint, without an axis of them."""
@@ -323,7 +351,16 @@ class _Fields(NamedTuple):
 def as_operator(op: Any, fields: _Fields | None = None) -> BatchOperator:
     """Return an element operator, a Compose or a JAX function as a `BatchOperator`."""
     if isinstance(op, ElementOperator):
-        return ElementAdapter(op)
+        plain = {
+            name: value
+            for name, value in sorted(vars(op).items())
+            if isinstance(value, int | float | str | tuple | None)
+        }
+        fn = "" if op.fn is None else f", {qualified_name(op.fn)}"
+        text = f"{qualified_name(op)}({op.config}{fn})#{digest(repr(plain))}"
+        stream_name = op.config.stream_name or "element"
+        apply = functools.partial(_apply_elements, op)
+        return BatchOperator(apply, text, op.config.stochastic, stream_name)
     if isinstance(op, Compose):
         return ImageAdapter(op, fields or _Fields())
     if isinstance(op, type) or not callable(op):
@@ -332,31 +369,25 @@ def as_operator(op: Any, fields: _Fields | None = None) -> BatchOperator:
             f"op is {op!r:.80}; expected an ElementOperator, a jaxkern.image.Compose or a JAX "
             f"function of a batch{more}"
         )
-    return FunctionAdapter(op)
+    return BatchOperator(functools.partial(_apply_function, op), f"function {qualified_name(op)}")
 
 
-class ElementAdapter(BatchOperator):
-    """An `ElementOperator`, mapped over the records of a batch."""
+def _apply_elements(op: ElementOperator, batch: Data, keys: Any) -> Data:
+    # Ragged images have no axis of records to map over; they are not changed.
+    ragged = {name: value for name, value in batch.items() if is_ragged(value)}
+    arrays = {name: value for name, value in batch.items() if name not in ragged}
+    return {**ragged, **op.apply_batch(arrays, keys)}
 
-    def __init__(self, op: ElementOperator) -> None:
-        self._op = op
-        self.stochastic = op.config.stochastic
-        self.stream_name = op.config.stream_name or "element"
 
-    def describe(self) -> str:
-        plain = {
-            name: value
-            for name, value in sorted(vars(self._op).items())
-            if isinstance(value, int | float | str | tuple | None)
-        }
-        fn = "" if self._op.fn is None else f", {qualified_name(self._op.fn)}"
-        return f"{qualified_name(self._op)}({self._op.config}{fn})#{digest(repr(plain))}"
-
-    def apply_batch(self, batch: Data, keys: Any) -> Data:
-        # Ragged images have no axis of records to map over; they are not changed.
-        ragged = {name: value for name, value in batch.items() if is_ragged(value)}
-        arrays = {name: value for name, value in batch.items() if name not in ragged}
-        return {**ragged, **self._op.apply_batch(arrays, keys)}
+def _apply_function(fn: Callable[[Data], Data], batch: Data, keys: Any) -> Data:
+    result = fn(dict(batch))
+    if not isinstance(result, dict):
+        kind = type(result).__name__
+        raise TypeError(f"{qualified_name(fn)} returned a {kind}; expected a dict of fields")
+    return {
+        name: jax.tree.map(lambda x: x if hasattr(x, "dtype") else np.asarray(x), value)
+        for name, value in result.items()
+    }
 
 
 # The flags that a Compose adds for its targets, and for images of different sizes.
@@ -370,16 +401,14 @@ class ImageAdapter(BatchOperator):
     def __init__(self, op: Compose, fields: _Fields) -> None:
         self._op, self._fields = op, fields
         self._image, self._label = fields.image, fields.label
-        self.stochastic = any(transform.parameters for transform in op.transforms)
+        stochastic = any(transform.parameters for transform in op.transforms)
+        super().__init__(self._apply, f"Compose#{digest(repr(op))}({fields.image})", stochastic)
         self._mixes = any(transform.kind == "batch" for transform in op.transforms)
         self._moves = any(transform.geometric for transform in op.transforms)
         self._is_compose = _declares_native(op, Compose)
         self.native = self._is_compose and not self._mixes
 
-    def describe(self) -> str:
-        return f"Compose#{digest(repr(self._op))}({self._image})"
-
-    def apply_batch(self, batch: Data, keys: Any) -> Data:
+    def _apply(self, batch: Data, keys: Any) -> Data:
         if self._image not in batch:
             raise ValueError(
                 f"the batch has no field {self._image!r}; it has {sorted(batch)}: name the field "
@@ -418,6 +447,12 @@ class ImageAdapter(BatchOperator):
         fields: Mapping[str, jax.ShapeDtypeStruct | EncodedImages],
         derive: KeyDerivation | None,
     ) -> dict[str, SeededProducer] | None:
+        """Return the producers of fields whose records native threads can make one by one, or None.
+
+        Args:
+          fields: shape and dtype of a record of each field, or its encoded images.
+          derive: maps the keys of records [N] to those of the node; None if they are the same.
+        """
         if self._image not in fields:
             return None
         image = fields[self._image]
@@ -447,47 +482,22 @@ class ImageAdapter(BatchOperator):
         return producers
 
     def residual(self, fields: Mapping[str, jax.ShapeDtypeStruct]) -> BatchOperator | None:
-        """Return the operator for boxes, keypoints and sizes, for images of one size."""
+        """Return the operator for what the producers do not do: the boxes, keypoints and sizes of
+        images of one size; None if they do everything. It returns the fields that it changes."""
         names = {"image": self._image, **self._fields.targets(fields, axes=2)}
         names.pop("mask", None)
         size: Any = fields[self._image].shape[:2] if self._image in fields else (None, None)
         if None in size or (len(names) == 1 and None not in self._op.sizes(size)[-1]):
             return None
-        return PointsAdapter(self._op, self._fields.with_flags(names), size)
+        move = functools.partial(self._move_points, self._fields.with_flags(names), size)
+        return BatchOperator(move, self.text, self.stochastic)
 
-
-class PointsAdapter(BatchOperator):
-    """The part of a Compose on boxes and keypoints, for images that native threads make."""
-
-    def __init__(self, op: Compose, names: dict[str, str], size: tuple[int, int]) -> None:
-        self._op, self._names, self._size = op, names, size
-        self.stochastic = any(transform.parameters for transform in op.transforms)
-
-    def apply_batch(self, batch: Data, keys: Any) -> Data:
-        names = self._names
+    def _move_points(
+        self, names: dict[str, str], size: tuple[int, int], batch: Data, keys: Any
+    ) -> Data:
+        """Move boxes and keypoints as the images, which native threads make."""
         count = len(keys) if keys is not None else len(next(iter(batch.values())))
         fields = {name: batch[field] for name, field in names.items() if field in batch}
-        params = self._op.sample(keys, self._size) if self.stochastic else None
-        moved = move_points(self._op, fields, params, count, self._size)
+        params = None if keys is None else self._op.sample(keys, size)
+        moved = move_points(self._op, fields, params, count, size)
         return {names[name]: value for name, value in moved.items()}
-
-
-class FunctionAdapter(BatchOperator):
-    """A JAX function of a batch."""
-
-    def __init__(self, fn: Callable[[Data], Data]) -> None:
-        self._fn = fn
-
-    def describe(self) -> str:
-        return f"function {qualified_name(self._fn)}"
-
-    def apply_batch(self, batch: Data, keys: Any) -> Data:
-        del keys
-        result = self._fn(dict(batch))
-        if not isinstance(result, dict):
-            name = qualified_name(self._fn)
-            raise TypeError(f"{name} returned a {type(result).__name__}; expected a dict of fields")
-        return {
-            name: jax.tree.map(lambda x: x if hasattr(x, "dtype") else np.asarray(x), value)
-            for name, value in result.items()
-        }

@@ -8,17 +8,16 @@ import functools
 from typing import Any, Literal, overload
 
 import jax
+import numpy as np
 
 from jaxkern.core.arguments import check_integer
 from jaxkern.image import Compose
-from jaxkern.pipeline.combining import Repeat, Take
-from jaxkern.pipeline.element import ElementOperator
-from jaxkern.pipeline.epoch import first_item
+from jaxkern.pipeline.epoch import Epoch, first_item
 from jaxkern.pipeline.explanation import Explanation, Overview, explain, overview
 from jaxkern.pipeline.graph import PipelineNode, Remainder, Vertex
-from jaxkern.pipeline.iteration import IterationOptions, PipelineIterator
+from jaxkern.pipeline.iteration import IterationOptions, PipelineIterator, leading_axes
 from jaxkern.pipeline.nodes import HostNode, Merge, SourceNode
-from jaxkern.pipeline.operators import OperatorNode
+from jaxkern.pipeline.operators import ElementOperator, OperatorNode
 from jaxkern.pipeline.plan import PipelinePlan, Placement
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sources.as_source import as_source
@@ -215,10 +214,7 @@ class Pipeline:
             )
         if not isinstance(node, PipelineNode):
             node = HostNode(node)
-        if isinstance(node, Repeat | Take):
-            return Pipeline(node.after(self._output), self._options)
-        node = node.specialize_for(self._output)
-        return Pipeline(Vertex(node, (self._output,)), self._options)
+        return Pipeline(node.after(self._output), self._options)
 
     def __and__(self, other: Any) -> Pipeline:
         if not isinstance(other, Pipeline):
@@ -275,9 +271,9 @@ class Pipeline:
             node = vertex.node
             if isinstance(node, SourceNode):
                 node = node.with_seed(seed)
-            elif hasattr(node, "seed"):
+            elif getattr(node, "seed", None) is not None:
                 node = copy.copy(node)
-                node.seed = seed
+                vars(node)["seed"] = seed
             copies[vertex] = Vertex(node, tuple(copies[upstream] for upstream in vertex.inputs))
         return Pipeline(copies[self._output], self._options)
 
@@ -312,7 +308,7 @@ class Pipeline:
     def compilations(self) -> dict[str, int]:
         """How often each program of the pipeline was compiled, by the names of its nodes."""
         plans = [vars(self).get(name) for name in ("_host_plan", "_plan")]
-        return {p.name: p.compilations for plan in plans if plan for p in plan.programs}
+        return {name: n for plan in plans if plan for name, n in plan.compilations.items()}
 
     @overload
     def explain(self, record_id: None = None, epoch: int = 0) -> Overview: ...
@@ -392,7 +388,11 @@ class Pipeline:
 
     def _must_be_on_host(self, plan: PipelinePlan) -> bool:
         """True if images of different sizes go over a mesh, which reading the first batch shows."""
-        if self._options.sharding is None or not _has_cpu():
+        if self._options.sharding is None:
+            return False
+        try:
+            jax.local_devices(backend="cpu")
+        except RuntimeError:  # JAX runs without a CPU device (``JAX_PLATFORMS=cuda``)
             return False
         try:
             return first_item(plan).ragged
@@ -410,9 +410,63 @@ def platform_of(sharding: jax.sharding.NamedSharding | None) -> str:
     return str(sharding.mesh.devices.flat[0].platform)
 
 
-def _has_cpu() -> bool:
-    """False if JAX runs without a CPU device (``JAX_PLATFORMS=cuda``)."""
-    try:
-        return bool(jax.local_devices(backend="cpu"))
-    except RuntimeError:
-        return False
+class Resized:
+    """The variants of a pipeline that differ in their batch size alone; they share its caches.
+
+    Attributes:
+      sharding: of its batches.
+      records: number of records of an epoch, for this process.
+      workers: number of worker threads.
+      units_ahead: maximum number of batches that they make ahead.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        plan, options, tuning = pipeline._plan, pipeline._options, pipeline._tuning
+        self._pipeline = pipeline
+        self.sharding, self.workers = options.sharding, tuning.workers
+        self.units_ahead = tuning.ahead if tuning.workers else 0
+        self.records = max(plan.layout.order.total // plan.layout.shard[1], 1)
+
+    def pipeline(self, size: int) -> Pipeline:
+        """Return the pipeline with batches of a size, without a smaller last one.
+
+        The source's batch size changes, or that of the last node that decides it.
+        """
+        built: dict[tuple[Vertex, bool], Vertex] = {}
+
+        def rebuild(vertex: Vertex, decides: bool) -> Vertex:
+            if (vertex, decides) not in built:
+                node = copy.copy(vertex.node)
+                if node.remainder == "partial":
+                    node.remainder = "drop"
+                above = decides and node.batch_size is None
+                if node.batch_size is not None and decides:
+                    node.batch_size = size
+                    # The inputs of a mixture must have its batch size.
+                    above = node.has_order and not node.keeps_remainder
+                inputs = tuple(rebuild(upstream, above) for upstream in vertex.inputs)
+                built[vertex, decides] = Vertex(node, inputs, vertex.storage)
+            return built[vertex, decides]
+
+        return Pipeline(rebuild(self._pipeline._output, True), self._pipeline._options)
+
+    def last_program(self, pipeline: Pipeline, size: int) -> tuple[list[Any], Any]:
+        """Return the shapes of a work item of all processes, and the compiled program that takes
+        it, or None; read one batch if none has been made yet."""
+        plan, sharding = pipeline._plan, self.sharding
+        item = first_item(self._pipeline._plan)
+        processes = 1 if sharding is None else jax.process_count()
+
+        def spec(leaf: Any, divided: int) -> jax.ShapeDtypeStruct:
+            # The buffer of Ragged images grows with them.
+            rows = leaf.shape[0] * size // len(item.records) * processes
+            # With the sharding of batches, so that the first one finds its program compiled.
+            placed = None if sharding is None else leading_axes(sharding, divided)
+            return jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype, sharding=placed)
+
+        leaves = [spec(leaf, len(leaf.shape)) for leaf in item.joint.leaves]
+        if plan.final_program is None:
+            return leaves, None
+        records = spec(np.empty(item.records.shape, item.records.dtype), divided=1)
+        joint = item.joint._replace(leaves=leaves)
+        return leaves, plan.final_program.compiled(joint, records, Epoch(plan, 0).key)

@@ -7,57 +7,117 @@ import dataclasses
 import functools
 import threading
 from collections import Counter
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
+import jax
 import numpy as np
 
+from jaxkern.core import registry
 from jaxkern.core.backend import current_backend
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.arrangement import PendingShards, ReshardedOrder
 from jaxkern.pipeline.graph import BatchLayout, KeyDerivation, Vertex
-from jaxkern.pipeline.native import NativeWork, native_work
 from jaxkern.pipeline.nodes import Merge, SourceNode
+from jaxkern.pipeline.operators import SeededProducer
 from jaxkern.pipeline.program import DedupedLeaves, NodeProgram, WorkItem, salt_of
 from jaxkern.pipeline.rows import Data
+from jaxkern.ring import RowParts
 
 Placement = Literal["device", "host"]
 
 _IMAGE_SIDES = (4096, 8192)  # assumed largest sides of images, if the side is unknown
 
 
+class NativeWork(NamedTuple):
+    """The work that native threads do instead of worker threads."""
+
+    source: Vertex  # the only one that reads records
+    arrays: Mapping[str, np.ndarray | RowParts]  # of encoded images, where they are stored
+    producers: dict[str, SeededProducer]  # of fields; the other fields are copied
+    masks: bool = False  # a field "valid" says which records the producers could make
+    residual: NodeProgram | None = None  # of the other fields, when a batch is delivered
+
+
+def native_work(
+    inputs: Sequence[Vertex],
+    compiled: Mapping[Vertex, str],
+    derivations: Mapping[Vertex, KeyDerivation],
+) -> NativeWork | None:
+    """Return the native work of a plan; None if its batches need Python or a JAX program."""
+    if len(inputs) != 1 or registry.module("cpu") is None:
+        return None
+    (last,) = inputs
+    source = last if isinstance(last.node, SourceNode) else last.inputs[0]
+    if not isinstance(source.node, SourceNode):
+        return None
+    if last is not source and not (last.node.native and compiled.get(last) == "host"):
+        return None  # before image headers are read
+    reader = source.node.source
+    parts, encoded = _row_parts(source.node), reader.encoded_images()
+    if parts is None or not (parts[0] or encoded):
+        return None
+    arrays: dict[str, np.ndarray | RowParts] = {**parts[0]}
+    if len(parts) > 1:
+        arrays = {name: RowParts(tuple(part[name] for part in parts)) for name in parts[0]}
+    masks = reader.on_bad_record == "mask"
+    if last is source:
+        return None if encoded or masks else NativeWork(source, arrays, {})
+    fields: dict[str, jax.ShapeDtypeStruct] = {
+        name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in parts[0].items()
+    }
+    node: Any = last.node
+    producers = node.op.record_producer({**fields, **encoded}, derivations.get(last))
+    # Only producers decode.
+    if producers is None or encoded.keys() - producers.keys() or (masks and not encoded):
+        return None
+    if not all(part[k].flags.aligned for part in parts for k in producers.keys() & part.keys()):
+        return None
+    arrays |= {name: images.place for name, images in encoded.items()}
+    residual, op = None, node.op.residual(fields)
+    if op is not None:
+        node = copy.copy(node)
+        node.op = op
+        vertex = Vertex(node, (source,))
+        keys = {vertex: derivations[last]} if last in derivations else {}
+        names = {source: source.node.name, vertex: node.name}
+        residual = NodeProgram(vertex, {vertex: "host"}, names, keys)
+    return NativeWork(source, arrays, producers, masks, residual)
+
+
+def _row_parts(node: SourceNode) -> Sequence[Mapping[str, np.ndarray]] | None:
+    parts = node.source.row_parts()
+    if parts is None or (node.remainder == "pad" and any("mask" in part for part in parts)):
+        return None
+    for part in parts:
+        for array in part.values():
+            if not array.dtype.isnative or (array.size and not array[:1].flags.c_contiguous):
+                return None
+    kinds = [{k: (a.dtype, a.shape[1:]) for k, a in part.items()} for part in parts]
+    return parts if all(kind == kinds[0] for kind in kinds) else None  # reading them raises
+
+
 class PipelinePlan:
     """The properties of a pipeline that are known before it runs.
 
-    Args:
-      output: the last vertex.
-      placement: where "auto" nodes run. A node that follows a node on the device joins its program.
-
-    Attributes:
-      placement: as given; None if no node is "auto".
-      output: the last vertex.
-      vertices: all vertices, inputs first.
-      names: of the vertices; unique.
-      layouts: of the vertices.
-      compiled: the vertices with JAX code, and where it runs.
-      masks: True if a source has a field "valid" for records that it cannot read.
-      last_sequential: the last vertex whose batches depend on all earlier ones, or None.
-      shared: the vertices whose batches several others use.
-      pending: the rest of an epoch that other shards began; None for a whole epoch.
-      first: shapes of the first full work item; the others should have the same.
+    `placement` is where "auto" nodes run. A node that follows a node on the device joins its
+    program.
     """
 
     def __init__(self, output: Vertex, placement: Placement = "device") -> None:
         self.output = output
-        self.placement: Placement | None = None
-        self.vertices = output.ordered()
-        self.lock = threading.Lock()
-        self.names: dict[Vertex, str] = {}
-        self.layouts: dict[Vertex, BatchLayout] = {}
-        self.compiled: dict[Vertex, str] = {}
+        self.placement: Placement | None = None  # None if no node is "auto"
+        self.vertices = output.ordered()  # inputs first
+        self.names: dict[Vertex, str] = {}  # unique
+        self.compiled: dict[Vertex, str] = {}  # where vertices with JAX code run
+        #: shapes of the first full work item; the others should have the same
         self.first: WorkItem | None = None
+        #: the rest of an epoch that other shards began; None for a whole epoch
         self.pending: PendingShards | None = None
         users = Counter(upstream for vertex in self.vertices for upstream in vertex.inputs)
+        #: the vertices whose batches several others use
         self.shared = {vertex for vertex, count in users.items() if count > 1}
+        self._lock = threading.Lock()
         self._derivations: dict[Vertex, KeyDerivation] = {}
         self._programs: dict[Vertex, NodeProgram] = {}
         counts: Counter[str] = Counter()
@@ -68,7 +128,6 @@ class PipelinePlan:
             number = counts[node.name]
             self.names[vertex] = node.name if number == 1 else f"{node.name}#{number}"
             node.check_upstream(vertex.ordered()[:-1])
-            self.layouts[vertex] = self._layout_of(vertex)
             where = node.compiled_for
             on_device = "device" in map(self.compiled.get, vertex.inputs)
             if where == "auto":
@@ -82,17 +141,19 @@ class PipelinePlan:
                 if salt := salt_of(node.stream_name, draws[node.stream_name]):
                     self._derivations[vertex] = salt
                 draws[node.stream_name] += 1
+        self.layouts = self._all_layouts()
+        # The last vertex whose batches depend on all earlier ones, or None:
         lasts = [self.layouts[v].last_sequential for v in self.inputs]
         self.last_sequential = next((last for last in lasts if last is not None), None)
         sources = (vertex.node for vertex in self.vertices if isinstance(vertex.node, SourceNode))
+        #: True if a source has a field "valid" for records that it cannot read
         self.masks = any(node.source.on_bad_record == "mask" for node in sources)
 
     def with_pending(self, pending: PendingShards | None) -> PipelinePlan:
         """Return the same plan for the rest of an epoch, or a whole one; it shares programs."""
         plan = copy.copy(self)
-        plan.pending, plan.layouts = pending, {}
-        for vertex in self.vertices:
-            plan.layouts[vertex] = plan._layout_of(vertex)
+        plan.pending = pending
+        plan.layouts = plan._all_layouts()
         return plan
 
     @property
@@ -106,44 +167,31 @@ class PipelinePlan:
         last = [vertex for vertex in self.vertices if vertex.node.has_order]
         return self.layouts[last[-1]] if last else None
 
-    def _layout_of(self, vertex: Vertex) -> BatchLayout:
-        layout = self._full_layout_of(vertex)
-        inside = vertex in self._before_mixtures
-        if self.pending is None or inside or not vertex.node.has_order:
-            return layout
-        return layout.replace(order=ReshardedOrder(layout.order, self.pending))
+    def _all_layouts(self) -> dict[Vertex, BatchLayout]:
+        def before(ends: list[Vertex]) -> set[Vertex]:
+            return {vertex for end in ends for vertex in end.ordered()[:-1]}
 
-    def _full_layout_of(self, vertex: Vertex) -> BatchLayout:
-        node, inputs = vertex.node, [self.layouts[v] for v in vertex.inputs]
-        before_sequential = vertex in self._before_sequential
-        if node.has_order:
+        ordered = [v for v in self.vertices if v.node.has_order]
+        before_order = before(ordered)
+        before_mixture = before([v for v in ordered if not v.node.keeps_remainder])
+        before_sequential = before([v for v in self.vertices if v.node.sequential])
+        layouts: dict[Vertex, BatchLayout] = {}
+        for vertex in self.vertices:
+            node = vertex.node
+            remainder = node.remainder or vertex.ordered()[0].node.remainder or "partial"
             # No row is dropped before a mixture or a sequential node: the node after decides that.
-            inside = vertex in self._before_mixtures
-            remainder = node.remainder  # type: ignore[attr-defined]
-            if before_sequential or (inside and remainder == "drop"):
+            if vertex in before_sequential or (vertex in before_mixture and remainder == "drop"):
                 remainder = "partial"
-            layout: BatchLayout = node.layout(inputs, remainder)  # type: ignore[call-arg]
-            if not inside:  # there a shard of one input may be empty
-                _check_batches(layout)
-            return layout
-        if not node.sequential:
-            return node.layout(inputs)
-        layout = dataclasses.replace(node.layout(inputs), last_sequential=vertex)
-        # The last sequential node decides what happens to rows that do not fill a batch.
-        if before_sequential:
-            return dataclasses.replace(layout, remainder="partial")
-        final = getattr(vertex.ordered()[0].node, "remainder", None)
-        return layout if final is None else dataclasses.replace(layout, remainder=final)
-
-    @functools.cached_property
-    def _before_mixtures(self) -> set[Vertex]:
-        ends = (vertex for vertex in self.vertices if vertex.node.has_order and vertex.inputs)
-        return {upstream for end in ends for upstream in end.ordered()[:-1]}
-
-    @functools.cached_property
-    def _before_sequential(self) -> set[Vertex]:
-        ends = (vertex for vertex in self.vertices if vertex.node.sequential)
-        return {upstream for end in ends for upstream in end.ordered()[:-1]}
+            layout = node.layout([layouts[v] for v in vertex.inputs], remainder)
+            if node.has_order and vertex not in before_order:  # before, a shard may be empty
+                _check_batches(node.name, layout)
+                if self.pending is not None:
+                    order = ReshardedOrder((layout.order,), self.pending)
+                    layout = dataclasses.replace(layout, order=order)
+            if node.sequential:
+                layout = dataclasses.replace(layout, last_sequential=vertex)
+            layouts[vertex] = layout
+        return layouts
 
     @property
     def final_program(self) -> NodeProgram | None:
@@ -170,7 +218,7 @@ class PipelinePlan:
 
     def program(self, vertex: Vertex) -> NodeProgram:
         """Return the program that ends in a JAX vertex."""
-        with self.lock:
+        with self._lock:
             if vertex not in self._programs:
                 self._programs[vertex] = NodeProgram(
                     vertex, self.compiled, self.names, self._derivations
@@ -178,48 +226,42 @@ class PipelinePlan:
             return self._programs[vertex]
 
     @property
-    def programs(self) -> list[NodeProgram]:
-        """The programs made so far."""
-        with self.lock:
-            return list(self._programs.values())
+    def compilations(self) -> dict[str, int]:
+        """How often each program was compiled, by its name."""
+        with self._lock:
+            return {program.name: program.compilations for program in self._programs.values()}
 
     def learn(self, item: WorkItem) -> None:
         """Store the shapes of the first full work item."""
-        if self.first is None and len(item.records) == min(
-            self.layout.batch_size, self.layout.rows
-        ):
+        if self.first is None and len(item.records) == self.layout.first_rows:
             specs = item.joint._replace(leaves=row.spec_of(item.joint.leaves))
             self.first = WorkItem(specs, item.records)
 
     def known_spec(self) -> Data | None:
-        """Return the shapes of a batch as sources declare them; None if only reading shows them.
-
-        Image sizes that are unknown before the headers are read have two assumed values, so that
-        shapes that depend on them are unknown.
-        """
+        """Return the shapes of a batch as sources declare them; None if only reading shows them."""
         if self.last_sequential is not None:
             return None
+        # Image sizes that only headers contain have two assumed values, so that shapes that depend
+        # on them are unknown.
         try:
             first, other = (self._spec_of(self.output, side, {}) for side in _IMAGE_SIDES)
         except Exception:  # making the first batch raises it again, with the node's name
             return None
         return first if first == other else None
 
-    def _spec_of(
-        self, vertex: Vertex, image_side: int, specs: dict[Vertex, Data | None]
-    ) -> Data | None:
+    def _spec_of(self, vertex: Vertex, side: int, specs: dict[Vertex, Data | None]) -> Data | None:
         if vertex in specs:  # branches share arrays, and therefore the objects of their shapes
             return specs[vertex]
         program = self.program(vertex) if vertex in self.compiled else None
         inputs: list[Data] = []
         for upstream in vertex.inputs if program is None else program.inputs:
-            spec = self._spec_of(upstream, image_side, specs)
+            spec = self._spec_of(upstream, side, specs)
             if spec is None:
                 return None
             inputs.append(spec)
         layout = self.layouts[vertex]
         if program is None:
-            specs[vertex] = vertex.node.block_spec(inputs, layout, image_side)
+            specs[vertex] = vertex.node.block_spec(inputs, layout, side)
         else:
             records = np.zeros((layout.first_rows, 2), np.uint32)
             specs[vertex] = program.spec(DedupedLeaves.of(inputs), records)
@@ -228,17 +270,16 @@ class PipelinePlan:
     def spec_after(self, item: WorkItem) -> Data:
         """Return the shapes of the batch that comes of a work item."""
         program = self.final_program
-        if program is None:
-            return dict(row.spec_of(item.joint.batches()[0]))
-        return dict(row.spec_of(program.spec(item.joint, item.records)))
+        batch = item.joint.batches()[0] if program is None else program.spec(*item[:2])
+        return dict(row.spec_of(batch))
 
 
-def _check_batches(layout: BatchLayout) -> None:
+def _check_batches(name: str, layout: BatchLayout) -> None:
     """Raise if an epoch has no batch."""
     if layout.rows == 0:
         index, count = layout.shard
         raise ValueError(
-            f"shard {index} of {count} of {layout.records} records has no batch of "
-            f"{layout.batch_size} (remainder: {layout.remainder}); use a smaller batch_size, fewer "
-            "shards, or pad_remainder=True"
+            f"shard {index} of {count} of {layout.order.total} records has no batch of "
+            f"{layout.batch_size} at {name!r} (remainder: {layout.remainder}); use a smaller "
+            "batch_size, fewer shards, or pad_remainder=True"
         )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxkern.core.alignment import aligned_copy
 from jaxkern.core.arguments import check_integer
-from jaxkern.pipeline.engine import Engine
+from jaxkern.core.arrays import aligned_copy
+from jaxkern.pipeline.engine import Engine, ItemSource
 
 
 def prefetch_to_device(
@@ -84,59 +84,37 @@ class Prefetcher(Iterator[Any]):
         return item.value
 
     def get_state(self) -> Any:
-        """Return the iterator's state after the last item that was delivered, not the last fetched.
-
-        Raises:
-          TypeError: if the iterator has no ``get_state``, as a generator.
-        """
-        self._check_state()
+        """Return the iterator's state after the last item that was delivered, not the last fetched;
+        TypeError if it has none, as a generator."""
+        _check_state(self._iterator)
         return self._delivered[1]
 
     def set_state(self, state: Any) -> None:
-        """Drop what was fetched and continue where `get_state` was called.
-
-        Raises:
-          TypeError: if the iterator has no ``set_state``; and what that raises for a state.
-        """
-        self._check_state()
+        """Drop what was fetched and continue where `get_state` was called; TypeError as there."""
+        _check_state(self._iterator)
         self.close(None)
         self._iterator.set_state(state)
         self._start()
 
-    def _check_state(self) -> None:
-        if not _has_state(self._iterator):
-            raise TypeError(
-                f"the iterator is a {type(self._iterator).__name__}, which has no get_state and "
-                "set_state; expected one that can be resumed, as a pipeline's"
-            )
-
     def close(self, timeout: float | None = 5.0) -> None:
-        """End the thread and drop what was fetched. Idempotent.
-
-        Args:
-          timeout: seconds to wait for the thread, which may be in the middle of an item.
-        """
+        """End the thread and drop what was fetched. Idempotent. `timeout` is how many seconds to
+        wait for the thread, which may be in the middle of an item."""
         self._engine.close()
         self._engine.join(timeout)
 
     def __enter__(self) -> Prefetcher:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
         engine = getattr(self, "_engine", None)
-        if engine is not None:
-            try:  # noqa: SIM105
+        try:
+            if engine is not None:
                 engine.close()
-            except Exception:  # modules may be gone when the interpreter exits
-                pass
+        except Exception:  # modules may be gone when the interpreter exits
+            pass
 
 
 @dataclass(frozen=True)
@@ -165,45 +143,34 @@ class DevicePlacement:
         return prefetch_to_device(iterator, buffer_size, self.target)
 
 
-class _Items:
-    """The items of an iterator on a device, for an engine.
-
-    Attributes:
-      position: (number of items, state of the iterator after them).
-    """
+class _Items(ItemSource):
+    """The items of an iterator on a device; a position is (number of items, state after them)."""
 
     def __init__(self, iterator: Any, sharding: Any) -> None:
         self._iterator, self._sharding = iterator, sharding
-        self.position: tuple[int, Any] = 0, _state_of(iterator)
+        self._at: tuple[int, Any] = 0, _state_of(iterator)
+
+    @property
+    def position(self) -> tuple[int, Any]:
+        return self._at
 
     def claim(self) -> tuple[Any] | None:
+        count, state = self._at
         try:
             item = next(self._iterator)
         except StopIteration:
             return None
         except BaseException:
-            self._advance(error=True)
+            self._at = count + 1, state
+            with contextlib.suppress(BaseException):  # the iterator's own error matters more
+                self._at = count + 1, _state_of(self._iterator)
             raise
-        self._advance(error=False)
+        self._at = count + 1, state
+        self._at = count + 1, _state_of(self._iterator)
         return (item,)
-
-    def _advance(self, error: bool) -> None:
-        count, state = self.position
-        self.position = count + 1, state
-        try:
-            self.position = count + 1, _state_of(self._iterator)
-        except BaseException:
-            if not error:  # else the iterator's own error matters more
-                raise
 
     def make(self, claim: tuple[Any], slot: Any) -> Any:
         return jax.device_put(jax.tree.map(_own, claim[0]), self._sharding)
-
-    def resize(self, threads: int) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
 
     def release(self) -> None:
         close = getattr(self._iterator, "close", None)  # runs the `finally` blocks of a generator
@@ -211,12 +178,15 @@ class _Items:
             close()
 
 
-def _has_state(iterator: Any) -> bool:
-    return hasattr(iterator, "get_state") and hasattr(iterator, "set_state")
+def _check_state(iterator: Any) -> None:
+    if not (hasattr(iterator, "get_state") and hasattr(iterator, "set_state")):
+        name = type(iterator).__name__
+        raise TypeError(f"the iterator is a {name}; expected one with get_state and set_state")
 
 
 def _state_of(iterator: Any) -> Any:
-    return iterator.get_state() if _has_state(iterator) else None
+    resumable = hasattr(iterator, "get_state") and hasattr(iterator, "set_state")
+    return iterator.get_state() if resumable else None
 
 
 def _own(leaf: Any) -> Any:

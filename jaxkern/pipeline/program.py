@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxkern.core.alignment import aligned_copy
+from jaxkern.core.arrays import aligned_copy
 from jaxkern.core.failures import note
 from jaxkern.core.keys import fold_records
 from jaxkern.pipeline import rows as row
@@ -26,13 +26,8 @@ class RecompilationWarning(UserWarning):
 
 
 class DedupedLeaves(NamedTuple):
-    """Batches of several nodes that store each common array once.
-
-    Attributes:
-      leaves: the distinct arrays.
-      places: index of the array of each leaf of the tree.
-      tree: of a tuple of batches.
-    """
+    """Batches of several nodes that store each common array once: the leaves of a tree of a tuple
+    of batches are ``leaves[places[0]]``, ``leaves[places[1]]`` and so on."""
 
     leaves: list[Any]
     places: tuple[int, ...]
@@ -42,13 +37,9 @@ class DedupedLeaves(NamedTuple):
     def of(cls, batches: Sequence[Data]) -> DedupedLeaves:
         """Join batches; arrays are equal if they are the same object."""
         leaves, tree = jax.tree.flatten(tuple(batches))
-        first: dict[int, int] = {}
-        distinct: list[Any] = []
-        for leaf in leaves:
-            if id(leaf) not in first:
-                first[id(leaf)] = len(distinct)
-                distinct.append(leaf)
-        return cls(distinct, tuple(first[id(leaf)] for leaf in leaves), tree)
+        distinct = {id(leaf): leaf for leaf in leaves}
+        index = {key: number for number, key in enumerate(distinct)}
+        return cls(list(distinct.values()), tuple(index[id(leaf)] for leaf in leaves), tree)
 
     def batches(self) -> tuple[Data, ...]:
         """Return the batches."""
@@ -57,21 +48,13 @@ class DedupedLeaves(NamedTuple):
 
 
 class WorkItem(NamedTuple):
-    """The output of the workers: the batches that the last program takes, or the batch itself.
-
-    Attributes:
-      joint: the batches.
-      records: uint32 [N, 2], see `split_uint64`.
-      owned: True if nobody else uses the memory of the NumPy arrays, so that JAX may take it.
-      bad: number of records that could not be read, see `BatchSource.on_bad_record`.
-      filled: True if the arrays are in the slot of a ring.
-    """
+    """The output of the workers: the batches that the last program takes, or the batch itself."""
 
     joint: DedupedLeaves
-    records: Any
-    owned: bool = False
-    bad: int = 0
-    filled: bool = False
+    records: Any  # uint32 [N, 2], see `split_uint64`
+    owned: bool = False  # nobody else uses the memory of the NumPy arrays: JAX may take it
+    bad: int = 0  # number of records that could not be read, see `BatchSource.on_bad_record`
+    filled: bool = False  # the arrays are in the slot of a ring
 
     def with_owned_buffers(self) -> WorkItem:
         """Return the item with copies of the NumPy arrays that somebody else may use."""
@@ -121,18 +104,10 @@ def split_uint64(records: np.ndarray) -> np.ndarray:
 
 
 class NodeProgram:
-    """The JAX nodes that end in `root` as one program of the batches before them.
+    """The JAX nodes that end in the vertex `root` as one program of the batches of its `inputs`.
 
-    Args:
-      root: the last vertex.
-      compiled: the vertices with JAX code, and where it runs.
-      names: of vertices.
-      derivations: of keys of vertices from those of the records, if they differ.
-
-    Attributes:
-      inputs: the vertices whose batches it takes.
-      where: "device" or "host".
-      compilations: how often it was traced; once for each set of shapes.
+    `compiled` says where vertices with JAX code run, `derivations` how to derive their keys from
+    those of the records. `compilations` counts traces, one for each set of shapes.
     """
 
     def __init__(
@@ -162,13 +137,8 @@ class NodeProgram:
         return " >> ".join(self._names[vertex] for vertex in self._vertices)
 
     def __call__(self, joint: DedupedLeaves, records: Any, key: Any) -> Data:
-        """Return the batch.
-
-        Args:
-          joint: the batches of `inputs`.
-          records: uint32 [N, 2], see `split_uint64`.
-          key: uint32 [2], the data of the epoch's key.
-        """
+        """Return the batch for those of `inputs`, record ids as of `split_uint64`, and the data
+        uint32 [2] of the epoch's key."""
         data: Data = self._jitted(joint.leaves, joint.places, joint.tree, records, key)
         return data
 
@@ -219,23 +189,23 @@ class NodeProgram:
         return values[self._root]
 
     def _count(self, batches: tuple[Data, ...]) -> None:
+        names = [self._names[vertex] for vertex in self.inputs]
+        shapes = {
+            name + field: _without_rows(text)
+            for name, batch in zip(names, batches, strict=True)
+            for field, text in row.signature(batch).items()
+        }
         with self._lock:
             self.compilations += 1
-            names = [self._names[vertex] for vertex in self.inputs]
-            shapes = {
-                name + field: _without_rows(text)
-                for name, batch in zip(names, batches, strict=True)
-                for field, text in row.signature(batch).items()
-            }
             known = shapes in self._seen
             before = self._seen[-1] if self._seen else shapes
             self._seen.append(shapes)
         if known or before == shapes:
             return
         changed = [
-            f"{place}: {before.get(place, 'absent')}, now {shapes.get(place, 'absent')}"
-            for place in sorted({*before, *shapes})
-            if before.get(place) != shapes.get(place)
+            f"{field}: {before.get(field, 'absent')}, now {shapes.get(field, 'absent')}"
+            for field in sorted({*before, *shapes})
+            if before.get(field) != shapes.get(field)
         ]
         warnings.warn(
             f"the program {self.name!r} was compiled again (compilation {self.compilations}), "
@@ -253,7 +223,6 @@ class Salt:
     number: int
 
     def __call__(self, keys: jax.Array) -> jax.Array:
-        """Fold the number into the keys."""
         return jax.vmap(lambda key: jax.random.fold_in(key, np.uint32(self.number)))(keys)
 
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxkern.core.failures import note
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.engine import Item
+from jaxkern.pipeline.engine import Engine, Item
 from jaxkern.pipeline.graph import (
-    UNKNOWN,
     BatchLayout,
     Block,
     PipelineNode,
@@ -34,62 +33,25 @@ if TYPE_CHECKING:
 
 
 class Rows(NamedTuple):
-    """The output of a node for one block, made in any worker thread.
+    """The output of a node for one block, made in any worker thread."""
 
-    Attributes:
-      data: the output rows; without fields if it has no rows.
-      records: int64 [M], their ids.
-      origins: int64 [M], ascending: the row of the block that each comes from.
-      block_rows: number of rows of the block.
-    """
-
-    data: Data
-    records: np.ndarray
-    origins: np.ndarray
-    block_rows: int
+    data: Data  # without fields if it has no rows
+    records: np.ndarray  # int64 [M], the ids of the rows
+    origins: np.ndarray  # int64 [M], ascending: the row of the block that each comes from
+    block_rows: int  # number of rows of the block
 
 
-class Upstream(Protocol):
-    """The input of a flow: an `Engine` that makes `Rows`, or something like it."""
-
-    @property
-    def position(self) -> Any: ...
-    def next(self) -> Item | None: ...
-    def resize(self, threads: int) -> None: ...
-    def close(self) -> None: ...
-
-
-class FlowStart(NamedTuple):
-    """The arguments of a flow.
-
-    Attributes:
-      upstream: items with the `Rows` of each block before the node; None for a source.
-      layout: of the node.
-      epoch: its number.
-      position: of a flow that resumes, see `Flow.position`; None at the beginning.
-      threads, ahead: for the engine of a source.
-    """
-
-    upstream: Upstream | None
-    layout: BatchLayout
-    epoch: int
-    position: dict[str, Any] | None
-    threads: int
-    ahead: int
-
-
-class DeferredBlock(NamedTuple):
-    """A batch that is decided but not computed: the thread that uses it calls `make`, with arrays
-    to fill or None."""
-
-    make: Callable[[Data | None], Block]
+#: A batch that is decided but not computed: the thread that uses it calls it, with arrays to fill
+#: or None.
+DeferredBlock = Callable[[Data | None], Block]
 
 
 class Flow:
     """The batches of a sequential node in order, from a position on."""
 
-    def __init__(self, upstream: Upstream | None) -> None:
+    def __init__(self, upstream: Upstream, layout: BatchLayout) -> None:
         self._upstream = upstream
+        self._size, self._remainder = layout.batch_size, layout.remainder
 
     @property
     def position(self) -> dict[str, Any]:
@@ -106,80 +68,43 @@ class Flow:
 
     def resize(self, threads: int) -> None:
         """Change the number of threads of the input."""
-        if self._upstream is not None:
-            self._upstream.resize(threads)
+        self._upstream.resize(threads)
 
     def close(self) -> None:
         """End the threads of the input; idempotent, in any thread."""
-        if self._upstream is not None:
-            self._upstream.close()
+        self._upstream.close()
 
 
 class SequentialNode(PipelineNode):
-    """A step whose batches depend on all earlier ones.
-
-    Attributes:
-      batch_size: of its batches; None for that of the input.
-      remainder: of a source: what happens to rows that do not fill a batch.
-      drops: True if rows without output are counted as "dropped".
-      row_by_row: True if a position is that of a row of the input, which other shards can continue.
-    """
+    """A step whose batches depend on all earlier ones."""
 
     sequential = True
     fills_slots = True
-    batch_size: int | None = None
-    remainder: Remainder | None = None
-    drops: bool = False
-    row_by_row: bool = False
+    drops: bool = False  # rows without output are counted as "dropped"
+    row_by_row: bool = False  # a position is that of a row of the input, for any shards
 
-    def layout(self, inputs: Sequence[BatchLayout]) -> BatchLayout:
+    def layout(self, inputs: Sequence[BatchLayout], remainder: Remainder) -> BatchLayout:
         size = self.batch_size or inputs[0].batch_size
-        return dataclasses.replace(inputs[0], rows=UNKNOWN, batch_size=size)
+        return dataclasses.replace(inputs[0], batch_size=size, remainder=remainder)
 
     def open_upstream(self, epoch: Epoch, vertex: Vertex, position: Any) -> Upstream:
         """Return what the flow reads, from a position on."""
         return epoch.open_upstream(vertex, position)
 
-    def rows(self, block: Block) -> Rows:
-        """Return what a block becomes, independently of other blocks; in any thread."""
+    def rows(self, block: Block) -> Any:
+        """Return what a block becomes, `Rows` for a `RowFlow`; in any thread."""
         count = len(block.records)
         return Rows(block.data, block.records, np.arange(count), count)
 
-    def remarks(self) -> Sequence[str]:
-        """Return lines for `Pipeline.explain` on how the node reads its records."""
-        return ()
+    def flow(self, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> Flow:
+        """Return the batches from a position on; it is empty at the beginning."""
+        return self._row_flow(epoch, vertex, position)
 
-    def flow(self, start: FlowStart) -> Flow:
-        """Return the batches from a position on."""
-        return DenseFlow(RowReader(start, self.drops), start)
-
-
-class DenseFlow(Flow):
-    """The rows in full batches, then the remainder.
-
-    Args:
-      most: number of rows at most; None for all.
-    """
-
-    def __init__(self, reader: RowReader, start: FlowStart, most: int | None = None) -> None:
-        super().__init__(start.upstream)
-        self._reader, self._layout = reader, start.layout
-        self._remaining = most
-
-    @property
-    def position(self) -> dict[str, Any]:
-        position = self._reader.position
-        return position if self._remaining is None else position | {"remaining": self._remaining}
-
-    def next(self) -> Block | None:
-        size = self._layout.batch_size
-        limit = size if self._remaining is None else min(size, self._remaining)
-        count = min(self._reader.ensure(limit), limit)
-        block = self._reader.first(count)
-        self._reader.drop(count)
-        if self._remaining is not None:
-            self._remaining -= count
-        return with_remainder(block, size, self._layout.remainder)
+    def _row_flow(
+        self, epoch: Epoch, vertex: Vertex, position: dict[str, Any], **options: Any
+    ) -> Flow:
+        upstream = self.open_upstream(epoch, vertex, position["at"] if position else None)
+        return RowFlow(upstream, epoch.layout(vertex), position, self.drops, **options)
 
 
 def with_remainder(block: Block | None, size: int, remainder: Remainder) -> Block | None:
@@ -199,13 +124,10 @@ def with_remainder(block: Block | None, size: int, remainder: Remainder) -> Bloc
 
 
 class _Piece:
-    """The rows of one block from `at` on, or an error in its place.
+    """The rows of one block from `at` on, or an error in its place. `skipped` rows without output
+    were counted before."""
 
-    Attributes:
-      skipped: number of rows without output that were counted before.
-    """
-
-    def __init__(self, item: Item, at: int, skipped: int) -> None:
+    def __init__(self, item: Item, at: int = 0, skipped: int = 0) -> None:
         self.item, self.at, self.skipped = item, at, skipped
 
     @property
@@ -218,17 +140,26 @@ class _Piece:
         return 0 if self.item.error is not None else len(self.rows.records) - self.at
 
 
-class RowReader:
-    """The rows before a node, in order; a node can look at rows before it drops them.
+class RowFlow(Flow):
+    """The rows of the input, or windows over them, in full batches; then the remainder.
 
-    Its position is that of the first row that was not dropped. An error in a block's place is
-    raised once, and the rows of the block are lost.
+    A position is that of the first row that was not dropped. An error in a block's place is raised
+    once, and the rows of the block are lost. `most` is the number of rows at most, `window` is
+    (size, stride).
     """
 
-    def __init__(self, start: FlowStart, drops: bool = False) -> None:
-        assert start.upstream is not None
-        position = start.position or {}
-        self._upstream, self._drops = start.upstream, drops
+    def __init__(
+        self,
+        upstream: Upstream,
+        layout: BatchLayout,
+        position: dict[str, Any],
+        drops: bool,
+        most: int | None = None,
+        window: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__(upstream, layout)
+        self._drops, self._window = drops, window
+        self._remaining: int | None = position.get("remaining", most)
         self._pieces: deque[_Piece] = deque()
         self._count = 0
         self._ended = False
@@ -255,9 +186,29 @@ class RowReader:
         position |= {name: value for name, value in numbers.items() if value}
         if self._drops:
             position["counts"] = {"dropped": dropped}
+        if self._remaining is not None:
+            position["remaining"] = self._remaining
         return position
 
-    def ensure(self, count: int) -> int:
+    def next(self) -> Block | None:
+        limit = self._size if self._remaining is None else min(self._size, self._remaining)
+        length, stride = self._window or (1, 1)
+        available = self._ensure((limit - 1) * stride + length) if limit else 0
+        count = min(limit, max(0, (available - length) // stride + 1))
+        block = self._first(count if self._window is None else available) if count else None
+        self._drop(count * stride)
+        if self._remaining is not None:
+            self._remaining -= count
+        if self._window is not None and block is not None:
+            starts = np.arange(count) * stride
+            rows = (starts[:, None] + np.arange(length)).reshape(-1)
+            data = jax.tree.map(
+                lambda x: x.reshape(count, length, *x.shape[1:]), row.joined([(block.data, rows)])
+            )
+            block = Block(data, block.records[starts])
+        return with_remainder(block, self._size, self._remainder)
+
+    def _ensure(self, count: int) -> int:
         """Read until `count` rows are available, or all; return the number of rows."""
         while self._count < count and not self._ended:
             item = self._upstream.next()
@@ -266,28 +217,24 @@ class RowReader:
                 break
             item = self._check(item)
             begin, self._begin = self._begin, None
-            at = skipped = 0
+            piece = _Piece(item)
             if item.error is None and begin not in (None, (0, 0)):
                 assert begin is not None
                 at = int(np.searchsorted(item.value.origins, begin[0])) + begin[1]
                 at = min(at, len(item.value.records))
-                skipped = begin[0] - (at - begin[1])
-            piece = _Piece(item, at, skipped)
+                piece = _Piece(item, at, begin[0] - (at - begin[1]))
             self._pieces.append(piece)
             self._count += piece.remaining
-            if self._passing:
-                passing, self._passing = self._passing, 0
-                self.drop(passing)
-            self._release()
+            passing, self._passing = self._passing, 0
+            self._drop(passing)
             if item.error is not None:
-                if self._raised:
-                    self._raised -= 1
-                else:
+                if not self._raised:
                     raise item.error
+                self._raised -= 1
         return self._count
 
-    def first(self, count: int) -> Block | None:
-        """Return the first rows without dropping them; None at the end."""
+    def _first(self, count: int) -> Block:
+        """Return the first rows without dropping them."""
         parts: list[tuple[Data, slice]] = []
         records = []
         for piece in self._pieces:
@@ -297,9 +244,9 @@ class RowReader:
                 parts.append((piece.rows.data, rows))
                 records.append(piece.rows.records[rows])
                 count -= number
-        return Block(row.joined(parts), np.concatenate(records)) if parts else None
+        return Block(row.joined(parts), np.concatenate(records))
 
-    def drop(self, count: int) -> None:
+    def _drop(self, count: int) -> None:
         """Drop the first rows, also rows that were not read yet."""
         for piece in self._pieces:
             number = min(piece.remaining, count)
@@ -307,14 +254,10 @@ class RowReader:
             count -= number
             self._count -= number
         self._passing += count
-        self._release()
-
-    def _release(self) -> None:
         while self._pieces and not self._pieces[0].remaining:
             piece = self._pieces.popleft()
             if piece.item.error is None:
-                rows = piece.rows
-                self._dropped += rows.block_rows - len(rows.records) - piece.skipped
+                self._dropped += piece.rows.block_rows - len(piece.rows.records) - piece.skipped
 
     def _check(self, item: Item) -> Item:
         """Return the item, or an error if its fields differ from those before."""
@@ -386,16 +329,14 @@ class Filter(SequentialNode):
         if self.batched:
             keep = np.asarray(self.predicate(block.data))
             if keep.shape != (count,) or keep.dtype != bool:
-                raise TypeError(
-                    f"the predicate returned {row.described(keep)} for a batch of {count} records; "
-                    f"expected bool[{count}]"
-                )
+                what = row.described(keep)
+                raise TypeError(f"the predicate returned {what}; expected bool[{count}]")
         else:
             pairs = zip(row.records_of(block.data, range(count)), block.records, strict=True)
             keep = np.array([self._holds(data, record) for data, record in pairs], bool)
         origins = np.flatnonzero(keep)
         if len(origins) == count:
-            return super().rows(block)
+            return Rows(block.data, block.records, origins, count)
         data = row.joined([(block.data, origins)]) if len(origins) else {}
         return Rows(data, block.records[origins], origins, count)
 
@@ -405,7 +346,7 @@ class Filter(SequentialNode):
             if result.shape != () or result.dtype != bool:
                 raise TypeError(
                     f"the predicate returned {row.described(result)} for one record; expected a "
-                    "bool (for a predicate of batches: Filter(predicate, batched=True))"
+                    "bool, or use Filter(predicate, batched=True)"
                 )
         except BaseException as error:
             note(error, "for record {}", int(record))
@@ -413,58 +354,36 @@ class Filter(SequentialNode):
         return bool(result)
 
 
-class SequentialRebatch(SequentialNode):
-    """`Rebatch` of a stream whose length is unknown."""
+class SequentialRows(SequentialNode):
+    """`Rebatch`, `Take` or `Repeat` of a stream whose length is unknown.
 
-    name = "rebatch"
-    row_by_row = True
-
-    def __init__(self, batch_size: int) -> None:
-        self.batch_size = batch_size
-
-    def describe(self) -> str:
-        return f"Rebatch({self.batch_size})"
-
-
-class SequentialTake(SequentialNode):
-    """`Take` of a stream whose length is unknown; the rest of the stream is not read."""
-
-    name = "take"
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def describe(self) -> str:
-        return f"Take({self.count})"
-
-    def flow(self, start: FlowStart) -> Flow:
-        index, shards = start.layout.shard
-        most = len(range(index, self.count, shards))
-        return DenseFlow(
-            RowReader(start), start, int((start.position or {}).get("remaining", most))
-        )
-
-
-class SequentialRepeat(SequentialNode):
-    """`Repeat` of a stream: the t-th part of epoch e is epoch ``e * times + t`` of the input.
-
-    Record r gets the id ``r * times + t``, so that each part has its own draws.
+    `Take` does not read the rest of the stream. The t-th part of epoch e of `Repeat` is epoch
+    ``e * times + t`` of the input; record r gets the id ``r * times + t``, for its own draws.
     """
 
-    name = "repeat"
-
-    def __init__(self, times: int) -> None:
-        self.times = times
+    def __init__(self, node: Any) -> None:
+        self._text: str = node.describe()
+        self.name, self.batch_size = node.name, node.batch_size
+        self.row_by_row = node.name == "rebatch"
+        self._times: int | None = getattr(node, "times", None)
+        self._records: int | None = getattr(node, "records", None)
 
     def describe(self) -> str:
-        return f"Repeat({self.times})"
+        return self._text
 
     def open_upstream(self, epoch: Epoch, vertex: Vertex, position: Any) -> Upstream:
-        return _RepeatedUpstream(epoch, vertex, self.times, position or {"turn": 0, "at": None})
+        if self._times is None:
+            return super().open_upstream(epoch, vertex, position)
+        return _RepeatedUpstream(epoch, vertex, self._times, position or {"turn": 0, "at": None})
+
+    def flow(self, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> Flow:
+        index, shards = epoch.layout(vertex).shard
+        most = None if self._records is None else len(range(index, self._records, shards))
+        return self._row_flow(epoch, vertex, position, most=most)
 
 
 class _RepeatedUpstream:
-    """The epochs of a `SequentialRepeat` one after the other."""
+    """The epochs of a repeated input one after the other."""
 
     def __init__(self, epoch: Epoch, vertex: Vertex, times: int, position: dict[str, Any]) -> None:
         self._epoch, self._vertex, self._times = epoch, vertex, times
@@ -472,7 +391,7 @@ class _RepeatedUpstream:
         self._closed = False
         self._current = self._open(position["at"])
 
-    def _open(self, position: Any) -> Upstream:
+    def _open(self, position: Any) -> Engine:
         epoch = self._epoch.for_epoch(self._epoch.number * self._times + self._turn)
         return epoch.open_upstream(self._vertex, position)
 
@@ -506,3 +425,7 @@ class _RepeatedUpstream:
     def close(self) -> None:
         self._closed = True
         self._current.close()
+
+
+#: the input of a flow
+Upstream = Engine | _RepeatedUpstream

@@ -1,8 +1,4 @@
-"""The state of an iteration: where it is, and which pipeline it belongs to.
-
-A state identifies a pipeline by its options and nodes: Python functions by their names, operators
-by their settings.
-"""
+"""The state of an iteration: where it is, and which pipeline it belongs to."""
 
 from __future__ import annotations
 
@@ -16,7 +12,10 @@ VERSION = 1
 
 
 def identity(plan: PipelinePlan) -> dict[str, Any]:
-    """Return what is equal for two pipelines that give the same batches; JSON-able."""
+    """Return what is equal for two pipelines that give the same batches; JSON-able.
+
+    Python functions are identified by their names, operators by their settings.
+    """
     layout = plan.layouts[next(v for v in plan.vertices if not v.inputs)]
     numbers = {vertex: number for number, vertex in enumerate(plan.vertices)}
     nodes = []
@@ -25,7 +24,7 @@ def identity(plan: PipelinePlan) -> dict[str, Any]:
         suffix = "" if inputs in ([], [numbers[vertex] - 1]) else f" of {inputs}"
         nodes.append(f"{vertex.node.describe()}{suffix}")
     return {
-        "records": layout.records if layout.known else None,
+        "records": layout.order.total if layout.known else None,
         "batch_size": layout.batch_size,
         "shuffle": layout.shuffle,
         "seed": layout.seed,
@@ -36,12 +35,7 @@ def identity(plan: PipelinePlan) -> dict[str, Any]:
 
 
 class Resumption(NamedTuple):
-    """The place where an iteration resumes.
-
-    Attributes:
-      epoch, batch, position, finished: as of `make_state`.
-      pending: the rest of the epoch of other shards, which is then the epoch; None for all of it.
-    """
+    """Where an iteration resumes; `pending` is the rest of an epoch that other shards began."""
 
     epoch: int
     batch: int
@@ -53,11 +47,9 @@ class Resumption(NamedTuple):
 def make_state(
     plan: PipelinePlan, epoch: int, batch: int, finished: bool, position: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the state after the first `batch` batches of an epoch.
+    """Return the state after the first `batch` batches of an epoch, all of them if `finished`.
 
-    Args:
-      finished: True if these are all.
-      position: of the last sequential node; None without such a node, and at the beginning.
+    `position` is that of the last sequential node; None without such a node, and at the beginning.
     """
     state = {
         "version": VERSION,
@@ -95,10 +87,7 @@ def _delivered_rows(
 
 
 def read_state(plan: PipelinePlan, state: Any) -> Resumption:
-    """Return where a state of this shard says that the iteration resumes.
-
-    Raises: ValueError if it is not of this pipeline.
-    """
+    """Return where a state of this shard resumes; ValueError if it is not of this pipeline."""
     _check(plan, state)
     epoch, batch, finished = state["epoch"], state["batch"], bool(state.get("finished"))
     pending = _pending_of(state)
@@ -107,10 +96,7 @@ def read_state(plan: PipelinePlan, state: Any) -> Resumption:
     if plan.last_sequential is not None:
         position = state.get("position")
         if not (isinstance(position, dict) or (position is None and (finished or batch == 0))):
-            raise ValueError(
-                f"the state's position is {position!r:.80} after {batch} batches; expected a dict, "
-                "as get_state() returns it"
-            )
+            raise ValueError(f"the state's position is {position!r:.80}; expected a dict")
         return Resumption(epoch, batch, position, finished, pending)
     batches = (plan if pending is None else plan.with_pending(pending)).layout.batches
     if finished:
@@ -121,10 +107,8 @@ def read_state(plan: PipelinePlan, state: Any) -> Resumption:
 
 
 def read_states(plan: PipelinePlan, states: Sequence[Any]) -> Resumption:
-    """Return where the states of all shards say that the iteration resumes, with any shards.
-
-    Raises: ValueError if they are not of this pipeline, of one epoch, and of all shards.
-    """
+    """Return where the states of all shards resume, with any shards; ValueError if they are not
+    of this pipeline, of one epoch, and of all shards."""
     if not states:
         raise ValueError("there are no states; expected those of all shards")
     for state in states:
@@ -154,15 +138,14 @@ def read_states(plan: PipelinePlan, states: Sequence[Any]) -> Resumption:
     if plan.record_layout is None:
         raise ValueError("a stream has no length, and other shards cannot divide it")
     order = plan.record_layout.order
-    before = None if pending is None else ReshardedOrder(order, pending)
+    before = None if pending is None else ReshardedOrder((order,), pending)
     spans: list[Span] = []
     for (index, _), state in sorted(zip(shards, states, strict=True), key=lambda pair: pair[0]):
         rows = state.get("rows")
         if not isinstance(rows, int) or rows < 0:
             raise ValueError(
-                f"the state of shard {index} is between rows of a node (rows: {rows!r}), which "
-                "other shards cannot continue; resume with the same number of shards, or at the "
-                "end of an epoch"
+                f"the state of shard {index} is between rows of a node (rows: {rows!r}); resume "
+                "with the same number of shards, or at the end of an epoch"
             )
         if before is not None:
             spans += before.remaining_spans((index, count), rows)
@@ -183,27 +166,16 @@ def _pending_of(state: dict[str, Any]) -> PendingShards | None:
     except (TypeError, ValueError, KeyError):
         valid = False
     if not valid:
-        raise ValueError(
-            f"the state's pending is {value!r:.80}; expected the value that get_state() returned"
-        )
+        raise ValueError(f"the state's pending is {value!r:.80}; expected that of get_state()")
     return pending
 
 
 def _check(plan: PipelinePlan, state: Any, ignored: Sequence[str] = ()) -> None:
-    """Raise ValueError if a state is not of this pipeline.
-
-    Args:
-      ignored: names of options that may differ.
-    """
+    """Raise ValueError if a state is not of this pipeline; `ignored` options may differ."""
     if not isinstance(state, dict) or not {"version", "epoch", "batch", "pipeline"} <= set(state):
-        raise ValueError(
-            f"the state is {state!r:.80}; expected the dict that get_state() of an iteration "
-            "returned"
-        )
+        raise ValueError(f"the state is {state!r:.80}; expected the dict of get_state()")
     if state["version"] != VERSION:  # first, because versions may differ in everything else
-        raise ValueError(
-            f"the state has version {state['version']!r}; this jaxkern reads {VERSION}"
-        )
+        raise ValueError(f"the state has version {state['version']!r}; expected {VERSION}")
     here, there = identity(plan), state["pipeline"]
     epoch, batch = state["epoch"], state["batch"]
     numbers = all(isinstance(n, int) and n >= 0 for n in (epoch, batch))
@@ -225,15 +197,11 @@ def _check(plan: PipelinePlan, state: Any, ignored: Sequence[str] = ()) -> None:
         else:
             differences.append(f"{name} is {there.get(name)!r} there and {here.get(name)!r} here")
     if differences:
-        more = ""
         if any(text.startswith("shard ") for text in differences):
-            more = (
-                "; within an epoch, another number of shards needs the states of all of them: "
-                "set_state([s_0, s_1, ...])"
-            )
+            differences.append("other shards need all states: set_state([s_0, s_1, ...])")
         raise ValueError(
-            f"the state is of another pipeline: {'; '.join(differences)}{more}. Resume with the "
-            "pipeline that made it, or start from the beginning"
+            f"the state is of another pipeline: {'; '.join(differences)}. Resume with the pipeline "
+            "that made it, or start from the beginning"
         )
 
 

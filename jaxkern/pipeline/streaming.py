@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import base64
 import copy
-import dataclasses
 import functools
 import heapq
 import json
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
 
 from jaxkern.core.failures import note
 from jaxkern.pipeline.arrangement import SourceOrder
-from jaxkern.pipeline.engine import Engine
+from jaxkern.pipeline.engine import Engine, ItemSource
 from jaxkern.pipeline.graph import (
     RECORDS_PER_CALL,
     UNKNOWN,
     BatchLayout,
     Block,
     Remainder,
+    Vertex,
     qualified_name,
 )
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import Flow, FlowStart, SequentialNode, with_remainder
+from jaxkern.pipeline.sequential import Flow, SequentialNode, with_remainder
 from jaxkern.pipeline.sources.source import record_arrays, stack_records
+
+if TYPE_CHECKING:
+    from jaxkern.pipeline.epoch import Epoch
 
 _PARTS = 1 << 20  # of a position in the order, so that delays are rarely equal
 
@@ -55,54 +58,45 @@ class StreamNode(SequentialNode):
                 f"the stream is {iterable!r:.80}; expected an iterable of dicts of arrays, or a "
                 "function without arguments that returns one"
             )
-        self.iterable = iterable
-        self.batch_size = batch_size
-        self.shuffle_buffer = shuffle_buffer
-        self.seed = seed
-        self.remainder = remainder
-        self.resume = resume
+        self.iterable, self.resume = iterable, resume
+        self.batch_size, self.remainder = batch_size, remainder
+        self.shuffle_buffer, self.seed = shuffle_buffer, seed
         self._explicit_shard = shard
-        self._openings = _Openings()
+        reopened = callable(iterable) or not hasattr(iterable, "__next__")
+        self.once = not reopened and (resume == "count" or _state_methods(iterable) is None)
+        self._lock = threading.Lock()
+        self._opened = False
+        self._initial: list[Any] = []  # the state that the iterable had before it was read
 
     @functools.cached_property
     def shard(self) -> tuple[int, int]:
         return self._explicit_shard or (jax.process_index(), jax.process_count())
-
-    @property
-    def once(self) -> bool:
-        """True if the iterable can be read from its beginning only once."""
-        return (
-            not callable(self.iterable)
-            and hasattr(self.iterable, "__next__")
-            and (self.resume == "count" or _state_methods(self.iterable) is None)
-        )
 
     def describe(self) -> str:
         shuffled = f", shuffle_buffer={self.shuffle_buffer}" if self.shuffle_buffer else ""
         counted = ", resume='count'" if self.resume == "count" else ""
         return f"stream({qualified_name(self.iterable)}{shuffled}{counted})"
 
-    def layout(self, inputs: Any) -> BatchLayout:
+    def layout(self, inputs: Any, remainder: Remainder) -> BatchLayout:
         assert self.batch_size is not None
-        assert self.remainder is not None
         order = SourceOrder(UNKNOWN, self.seed, shuffle=False)
-        options = self.batch_size, self.remainder, self.seed, bool(self.shuffle_buffer)
-        layout = BatchLayout.over(order, *options, self.shard)
-        return dataclasses.replace(layout, rows=UNKNOWN)
+        shuffle = bool(self.shuffle_buffer)
+        return BatchLayout(self.batch_size, remainder, self.seed, shuffle, self.shard, order)
 
-    def flow(self, start: FlowStart) -> Flow:
-        return _StreamFlow(Engine(_StreamBatches(self, start), min(start.threads, 1), start.ahead))
+    def flow(self, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> Flow:
+        layout = epoch.layout(vertex)
+        batches = _StreamBatches(self, layout, epoch.number, position)
+        return _StreamFlow(Engine(batches, min(epoch.threads, 1), epoch.ahead), layout)
 
     def open(self, epoch: int) -> Any:
         """Return the iterable, to be read from its beginning."""
-        with self._openings.lock:
-            if self._openings.count and self.once:
+        with self._lock:
+            if self._opened and self.once:
                 raise RuntimeError(
                     f"the stream {self.iterable!r:.80} can be read only once, and was; pass "
-                    "from_stream a function that opens it again, from_stream(lambda: ..., ...), or "
-                    "an iterable that is not an iterator"
+                    "from_stream a function that opens it again, from_stream(lambda: ..., ...)"
                 )
-            self._openings.count += 1
+            self._opened = True
         opened = self.iterable() if callable(self.iterable) else self.iterable
         if not hasattr(opened, "__iter__"):
             raise TypeError(
@@ -115,18 +109,10 @@ class StreamNode(SequentialNode):
 
     def initial_state(self, get: Callable[[], Any]) -> Any:
         """Return the state that an iterable, always the same object, had before it was read."""
-        with self._openings.lock:
-            if not self._openings.known:
-                self._openings.state, self._openings.known = get(), True
-            return self._openings.state
-
-
-class _Openings:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.count = 0
-        self.known = False
-        self.state: Any = None
+        with self._lock:
+            if not self._initial:
+                self._initial.append(get())
+            return self._initial[0]
 
 
 def _state_methods(owner: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
@@ -145,11 +131,9 @@ class _Reader:
       position: of the next record.
     """
 
-    def __init__(self, node: StreamNode, start: FlowStart) -> None:
-        self._node, self._epoch = node, start.epoch
-        self._step = start.layout.batch_size
+    def __init__(self, node: StreamNode, step: int, epoch: int, position: dict[str, Any]) -> None:
+        self._node, self._step, self._epoch = node, step, epoch
         self._who = node.describe()
-        position = start.position or {}
         self._state = position.get("state")
         self._skip = int(position.get("position", 0))
         self.position = 0 if self._state is None else self._skip
@@ -246,7 +230,7 @@ class _Reader:
         return iterator
 
 
-class _StreamBatches:
+class _StreamBatches(ItemSource):
     """Batches of a stream's records in the order of the shuffle, for an engine.
 
     Record q of the shard is delivered at q + delay. The delay is a real number below
@@ -256,21 +240,26 @@ class _StreamBatches:
     does not have to list them.
     """
 
-    def __init__(self, node: StreamNode, start: FlowStart) -> None:
-        position = start.position or {}
-        self._reader = _Reader(node, start)
-        self._size, self._remainder = start.layout.batch_size, start.layout.remainder
+    def __init__(
+        self, node: StreamNode, layout: BatchLayout, epoch: int, position: dict[str, Any]
+    ) -> None:
+        self._size, self._remainder = layout.batch_size, layout.remainder
+        self._reader = _Reader(node, self._size, epoch, position)
         self._index, self._count = node.shard
         self._who = node.describe()
         self._longest = max(2 * node.shuffle_buffer, 1)
-        self._key = np.array([node.seed % 2**64, start.epoch], np.uint64)
+        self._key = np.array([node.seed % 2**64, epoch], np.uint64)
         self._block, self._delays = -1, np.zeros(0, np.int64)
         self._waiting: list[tuple[int, int, Data]] = []
         self._ready: list[tuple[int, int, Data]] = []  # of the next batch
         self._last = tuple(position.get("last", (-1, -1)))  # key and position in the last batch
         self._needed = int(position.get("position", 0))  # later batches need records from here
         self._ended = False
-        self.position = start.position
+        self._at = position or None
+
+    @property
+    def position(self) -> Any:
+        return self._at
 
     def claim(self) -> Block | None:
         """Return the next batch, since the iterable is read by one thread."""
@@ -289,26 +278,17 @@ class _StreamBatches:
             data = stack_records([fields for _, _, fields in batch], records.tolist(), self._who)
             return with_remainder(Block(data, records), self._size, self._remainder)
         finally:
-            self.position = {**self._reader.resume_from(self._needed), "last": list(self._last)}
-
-    def make(self, claim: Block, slot: Any) -> Block:
-        return claim
-
-    def resize(self, threads: int) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
+            self._at = {**self._reader.resume_from(self._needed), "last": list(self._last)}
 
     def release(self) -> None:
         self._reader.close()
 
     def _read(self) -> None:
         """Read one record, and move the waiting records that are due to the batch."""
-        found = self._reader.read()
-        self._ended = found is None
-        if found is not None:
-            position, record = found
+        item = self._reader.read()
+        self._ended = item is None
+        if item is not None:
+            position, record = item
             key = position // self._count * _PARTS + self._delay(position)
             if (key, position) > self._last:
                 heapq.heappush(self._waiting, (key, position, record))
@@ -330,28 +310,22 @@ class _StreamBatches:
 
 
 class _StreamFlow(Flow):
-    """The batches that an engine reads from a stream."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        self._engine = engine
+    """The batches that an engine reads from a stream, in one thread."""
 
     @property
     def position(self) -> dict[str, Any]:
-        position: dict[str, Any] = self._engine.position
+        position: dict[str, Any] = self._upstream.position
         return position
 
     def next(self) -> Block | None:
-        item = self._engine.next()
-        if item is None:
-            return None
-        if item.error is not None:
+        item = self._upstream.next()
+        if item is not None and item.error is not None:
             raise item.error
-        block: Block = item.value
+        block: Block | None = None if item is None else item.value
         return block
 
     def resize(self, threads: int) -> None:
-        pass  # one thread reads the stream
+        pass
 
 
 def _to_json(state: Any) -> Any:

@@ -6,21 +6,25 @@ import copy
 import functools
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.pipeline.graph import RECORDS_PER_CALL, Block, PipelineNode, Vertex
+from jaxkern.pipeline.engine import Engine, ItemSource
+from jaxkern.pipeline.graph import RECORDS_PER_CALL, BatchLayout, Block, Vertex
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import DeferredBlock, Flow, FlowStart, Rows, SequentialNode
+from jaxkern.pipeline.sequential import DeferredBlock, Flow, SequentialNode, Upstream
 from jaxkern.pipeline.sources.combined import Subset
 from jaxkern.pipeline.sources.source import BatchSource
-from jaxkern.pipeline.sources.tokens import TokenSource
+from jaxkern.pipeline.sources.stored_arrays import TokenSource
 from jaxkern.tokens import Documents, PackingStats, RowPacker, bins_state, packed_rows, state_bins
 from jaxkern.tokens import Rows as TokenRows
 from jaxkern.tokens.packing import MARKS, Method, Overlong
+
+if TYPE_CHECKING:
+    from jaxkern.pipeline.epoch import Epoch
 
 
 class Pack(SequentialNode):
@@ -58,6 +62,7 @@ class Pack(SequentialNode):
     """
 
     name = "pack"
+    fresh = True
 
     def __init__(
         self,
@@ -82,46 +87,44 @@ class Pack(SequentialNode):
                 f"fields is {fields!r}; expected fields with tokens, none of them named "
                 f"{', '.join(map(repr, [*MARKS, lengths]))}"
             )
-        unknown = [*({*pad_id} - {*self.fields} if isinstance(pad_id, Mapping) else ())]
-        if unknown:
+        if unknown := [*({*pad_id} - {*self.fields} if isinstance(pad_id, Mapping) else ())]:
             raise ValueError(f"pad_id is for {unknown[0]!r}; the fields are {self.fields}")
         self.pad_id, self.lengths = pad_id, lengths
         self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
         self._options = f"{length}, {self.fields}, {method}, {long}, {max_open_bins}, {pad_id}"
         self._source: BatchSource | None = None
 
-    @property
-    def fresh(self) -> bool:
-        return True
-
     def describe(self) -> str:
         size = "" if self.batch_size is None else f", rows {self.batch_size}"
         return f"Pack({self._options}{size})"
 
-    def specialize_for(self, upstream: Vertex) -> PipelineNode:
-        source = upstream.node.source if isinstance(upstream.node, SourceNode) else None
+    def after(self, vertex: Vertex) -> Vertex:
+        source = vertex.node.source if isinstance(vertex.node, SourceNode) else None
         documents = None if source is None else _documents_of(source)
-        if documents is not None:
-            missing = [name for name in self.fields if name not in documents[0].fields]
-            if missing:
-                raise ValueError(
-                    f"the source has no field {missing[0]!r}; it has {sorted(documents[0].fields)}"
-                )
         node = copy.copy(self)
         node._source = None if documents is None else source
-        return node
+        if documents is not None:
+            fields = documents[0].fields
+            if missing := [name for name in self.fields if name not in fields]:
+                raise ValueError(f"the source has no field {missing[0]!r}; it has {sorted(fields)}")
+        return Vertex(node, (vertex,))
 
-    def rows(self, block: Block) -> Rows:
-        """Return the tokens of a block's documents one after the other, and their lengths."""
+    def open_upstream(self, epoch: Epoch, vertex: Vertex, position: Any) -> Upstream:
+        if self._source is None:
+            return super().open_upstream(epoch, vertex, position)
+        layout = epoch.layout(vertex)
+        return Engine(_SourceDocuments(self._source, layout, epoch.number, position or 0), 0, 1)
+
+    def rows(self, block: Block) -> _Documents:
+        """Return the tokens of a block's documents one after the other, as `_Documents`."""
         count = len(block.records)
-        missing = [name for name in (*self.fields, self.lengths) if name not in block.data]
-        if missing:
+        if missing := [name for name in (*self.fields, self.lengths) if name not in block.data]:
             raise ValueError(
                 f"the batch has no field {missing[0]!r}; it has {sorted(block.data)}: name the "
                 "fields with the tokens by fields=, and the one with their numbers by lengths="
             )
         lengths = np.asarray(block.data[self.lengths]).astype(np.int64)
-        data: Data = {self.lengths: lengths}
+        data: Data = {}
         for name in self.fields:
             values = np.asarray(block.data[name])
             if values.ndim != 2 or lengths.shape != (count,):
@@ -135,20 +138,16 @@ class Pack(SequentialNode):
                     f"{values.shape[1]}, the columns of {name!r}"
                 )
             data[name] = values[np.arange(values.shape[1]) < lengths[:, None]]
-        return Rows(data, block.records, np.arange(count), count)
+        return _Documents(block.records, np.cumsum(lengths) - lengths, lengths, data)
 
     def remarks(self) -> Sequence[str]:
         if self._source is None:
             return ["pack reads documents one by one from the batches before it"]
         return [f"pack reads documents in place by native code: {self._source!r}"]
 
-    def flow(self, start: FlowStart) -> Flow:
-        reader: _Reader
-        if self._source is None:
-            reader = _BatchDocuments(start, self.fields, self.lengths)
-        else:
-            reader = _SourceDocuments(start, self._source)
-        return _PackFlow(self, start, reader)
+    def flow(self, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> Flow:
+        upstream = self.open_upstream(epoch, vertex, position["at"] if position else None)
+        return _PackFlow(self, upstream, epoch.layout(vertex), position)
 
 
 def _documents_of(source: BatchSource) -> tuple[Documents, np.ndarray | None] | None:
@@ -161,103 +160,75 @@ def _documents_of(source: BatchSource) -> tuple[Documents, np.ndarray | None] | 
     return None
 
 
-class _Read(NamedTuple):
-    """Documents that were read together, or the error in their place.
+class _Documents(NamedTuple):
+    """Documents that were read together."""
 
-    Attributes:
-      before: position from which they can be read again.
-      first: number of the first document.
-      records, begins, lengths: int64 [M] of each.
-      fields: field -> values, in which they begin.
-    """
-
-    before: Any
-    first: int
-    records: np.ndarray
+    records: np.ndarray  # int64 [M], as the next two
     begins: np.ndarray
     lengths: np.ndarray
-    fields: Mapping[str, np.ndarray]
-    error: BaseException | None = None
+    fields: Mapping[str, np.ndarray]  # the values, in which the documents begin
 
 
-class _Reader(Protocol):
-    """Documents in order; `read` numbers them from `first`, and returns None at the end."""
-
-    @property
-    def position(self) -> Any: ...
-    def read(self, first: int) -> _Read | None: ...
+_EMPTY = np.empty(0, np.int64)
 
 
-class _SourceDocuments:
-    """The documents of a source, in the order of the epoch."""
+class _SourceDocuments(ItemSource):
+    """The documents of a source, in the order of the epoch, from a row on."""
 
-    def __init__(self, start: FlowStart, source: BatchSource) -> None:
+    def __init__(self, source: BatchSource, layout: BatchLayout, epoch: int, position: int) -> None:
         documents = _documents_of(source)
         assert documents is not None
         self._documents, self._chosen = documents
-        self._layout, self._epoch = start.layout, start.epoch
-        self.position = 0 if start.position is None else int(start.position["at"])
+        self._layout, self._epoch = layout, epoch
+        self._at = int(position)
 
-    def read(self, first: int) -> _Read | None:
-        before = self.position
-        self.position = min(before + RECORDS_PER_CALL, self._layout.real_rows)
-        if before >= self.position:
+    @property
+    def position(self) -> int:
+        return self._at
+
+    def claim(self) -> _Documents | None:
+        before, self._at = self._at, min(self._at + RECORDS_PER_CALL, self._layout.real_rows)
+        if before >= self._at:
             return None
-        shard, rows = self._layout.read_rows(range(before, self.position))
+        shard, rows = self._layout.read_rows(range(before, self._at))
         records = self._layout.order.records(shard, self._epoch, rows)
         chosen = records if self._chosen is None else self._chosen[records]
         self._documents.check_files()
-        places = self._documents.places(chosen)
-        return _Read(before, first, records, *places, self._documents.fields)
+        return _Documents(records, *self._documents.places(chosen), self._documents.fields)
 
 
-class _BatchDocuments:
-    """The rows of the batches before the node."""
+class _Read(NamedTuple):
+    """Documents, numbered from `first`, or the error in their place; `before` is the position from
+    which they can be read again."""
 
-    def __init__(self, start: FlowStart, fields: tuple[str, ...], lengths: str) -> None:
-        assert start.upstream is not None
-        self._upstream, self._fields, self._lengths = start.upstream, fields, lengths
-
-    @property
-    def position(self) -> Any:
-        return self._upstream.position
-
-    def read(self, first: int) -> _Read | None:
-        item = self._upstream.next()
-        if item is None:
-            return None
-        none = np.empty(0, np.int64)
-        if item.error is not None:
-            return _Read(item.before, first, none, none, none, {}, item.error)
-        lengths = item.value.data[self._lengths]
-        begins = np.cumsum(lengths) - lengths
-        fields = {name: item.value.data[name] for name in self._fields}
-        return _Read(item.before, first, item.value.records, begins, lengths, fields)
+    before: Any
+    first: int
+    documents: _Documents
+    error: BaseException | None
 
 
 class _DocumentWindow:
     """The documents from the oldest one that an open bin holds, numbered as they are read."""
 
-    def __init__(self, reader: _Reader, raised: int) -> None:
-        self._reader = reader
+    def __init__(self, upstream: Upstream, raised: int) -> None:
+        self._upstream = upstream
         self._raised = raised  # errors that were raised before, and occur again
         self._reads: deque[_Read] = deque()
         self._count = 0
 
     def read_with(self, number: int) -> _Read | None:
-        """Return the read that has a document, which may be read now; None after the last one.
-
-        An error in their place is raised once.
-        """
+        """Return the read that has a document, which may be read now; None after the last one. An
+        error in their place is raised once."""
         while number >= self._count:
-            read = self._reader.read(self._count)
-            if read is None:
+            item = self._upstream.next()
+            if item is None:
                 return None
-            self._reads.append(read)
-            self._count += len(read.lengths)
-            if read.error is not None:
+            documents: _Documents = item.value or _Documents(_EMPTY, _EMPTY, _EMPTY, {})
+            self._reads.append(_Read(item.before, self._count, documents, item.error))
+            self._count += len(documents.lengths)
+            if item.error is not None:
                 if not self._raised:
-                    raise read.error
+                    raise item.error
                 self._raised -= 1
         result: _Read = next(read for read in reversed(self._reads) if read.first <= number)
         return result
@@ -265,11 +236,12 @@ class _DocumentWindow:
     def drop_before(self, oldest: int) -> tuple[dict[str, Any], int]:
         """Drop the documents before a number; return the position from which the others can be
         read again, and the number of the first document there."""
-        while self._reads and self._reads[0].first + len(self._reads[0].lengths) <= oldest:
-            self._reads.popleft()
-        errors = self._raised + sum(read.error is not None for read in self._reads)
-        position = {"at": self._reads[0].before if self._reads else self._reader.position}
-        first = self._reads[0].first if self._reads else self._count
+        reads = self._reads
+        while reads and reads[0].first + len(reads[0].documents.lengths) <= oldest:
+            reads.popleft()
+        errors = self._raised + sum(read.error is not None for read in reads)
+        position = {"at": reads[0].before if reads else self._upstream.position}
+        first = reads[0].first if reads else self._count
         return position | ({"errors": errors} if errors else {}), first
 
     def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -277,19 +249,19 @@ class _DocumentWindow:
         reads = [(read, n - read.first) for n in numbers.tolist() if (read := self.read_with(n))]
         if len(reads) != len(numbers):
             raise ValueError("the state's bins hold documents that the epoch does not have")
-        begins = [read.begins[at] for read, at in reads]
-        lengths = [read.lengths[at] for read, at in reads]
+        begins = [read.documents.begins[at] for read, at in reads]
+        lengths = [read.documents.lengths[at] for read, at in reads]
         return np.array(begins, np.int64), np.array(lengths, np.int64)
 
     def records(self, numbers: np.ndarray) -> np.ndarray:
         """Return the records int64 [M] of documents."""
-        records = np.concatenate([read.records for read in self._reads])
+        records = np.concatenate([read.documents.records for read in self._reads])
         result: np.ndarray = records[numbers - self._reads[0].first]
         return result
 
     def values(self, rows: TokenRows) -> tuple[TokenRows, Mapping[str, np.ndarray]]:
         """Return rows, and the values that hold their pieces, joined if there are several."""
-        several = [read.fields for read in self._reads if read.error is None]
+        several = [read.documents.fields for read in self._reads if read.error is None]
         if all(fields is several[0] for fields in several):
             return rows, several[0]
         pieces = rows.pieces.copy()
@@ -297,7 +269,7 @@ class _DocumentWindow:
         for number, _, count, begin in pieces.tolist():
             read = self.read_with(number)
             assert read is not None
-            for name, values in read.fields.items():
+            for name, values in read.documents.fields.items():
                 parts[name].append(values[begin : begin + count])
         pieces[:, 3] = np.cumsum(pieces[:, 2]) - pieces[:, 2]
         return rows._replace(pieces=pieces), {k: np.concatenate(v) for k, v in parts.items()}
@@ -306,12 +278,12 @@ class _DocumentWindow:
 class _PackFlow(Flow):
     """Batches of rows: the lengths of documents decide the rows, then native code writes them."""
 
-    def __init__(self, node: Pack, start: FlowStart, reader: _Reader) -> None:
-        super().__init__(start.upstream)
-        position = start.position or {}
+    def __init__(
+        self, node: Pack, upstream: Upstream, layout: BatchLayout, position: dict[str, Any]
+    ) -> None:
+        super().__init__(upstream, layout)
         self._node = node
-        self._window = _DocumentWindow(reader, int(position.get("errors", 0)))
-        self._size, self._remainder = start.layout.batch_size, start.layout.remainder
+        self._window = _DocumentWindow(upstream, int(position.get("errors", 0)))
         self._packer = node.packer()
         counts = dict(position.get("counts", {}))
         self._dropped = counts.pop("dropped", 0)
@@ -356,15 +328,10 @@ class _PackFlow(Flow):
         rows, values = self._window.values(rows)
         fields = {name: values[name] for name in self._node.fields}
         self._stats += stats
-        return DeferredBlock(functools.partial(self._write, rows, fields, records, count))
+        return functools.partial(self._write, rows, fields, records, count)
 
     def _write(
-        self,
-        rows: TokenRows,
-        fields: Mapping[str, np.ndarray],
-        records: np.ndarray,
-        count: int,
-        out: Data | None,
+        self, rows: TokenRows, fields: Any, records: np.ndarray, count: int, out: Data | None
     ) -> Block:
         """Write the batch of rows, of which the first `count` are not padding."""
         if out is not None and len(out[self._node.fields[0]]) != len(rows.ends):
@@ -386,8 +353,8 @@ class _PackFlow(Flow):
             if read is None:
                 packer.flush(self._size)
                 return
-            at = packer.document - read.first
-            lengths = read.lengths[at:]
+            at, documents = packer.document - read.first, read.documents
+            lengths = documents.lengths[at:]
             if any(n >= packer.document for n in self._skipped):
                 lengths = lengths.copy()
                 end = read.first + at + len(lengths)
@@ -397,13 +364,13 @@ class _PackFlow(Flow):
             if packer.method != "concat-split" and packer.long in ("error", "drop"):
                 overlong = np.flatnonzero(lengths > packer.length)
             stop = int(overlong[0]) if packer.long == "error" and overlong.size else len(lengths)
-            used = packer.add(read.begins[at : at + stop], lengths[:stop], self._size)
+            used = packer.add(documents.begins[at : at + stop], lengths[:stop], self._size)
             if packer.long == "drop":
                 self._dropped += int((overlong < used).sum())
             if used == stop < len(lengths) and packer.complete < self._size:
                 self._skipped.add(packer.document)
                 raise ValueError(
-                    f"record {read.records[at + stop]} has {lengths[stop]} tokens, more than a row "
-                    f'of {packer.length}; use Pack(..., long="split"), "truncate" or "drop", or '
-                    "longer rows"
+                    f"record {documents.records[at + stop]} has {lengths[stop]} tokens, more than "
+                    f'the {packer.length} of a row; use Pack(..., long="split"), "truncate" or '
+                    '"drop", or longer rows'
                 )

@@ -6,6 +6,8 @@ import dataclasses
 import time
 from typing import Any, Literal
 
+import numpy as np
+
 from jaxkern.core.memory import available_bytes
 from jaxkern.core.threads import num_threads
 from jaxkern.ring import RingStats
@@ -37,24 +39,6 @@ class PipelineStats(RingStats):
     choices: tuple[str, ...]
 
 
-@dataclasses.dataclass
-class _Sums:
-    """Sums of a measurement: seconds, batches, and the waits of both sides."""
-
-    seconds: float = 0.0
-    cpu: float = 0.0
-    batches: int = 0
-    consumer_wait: float = 0.0
-    producer_wait: float = 0.0
-
-    def add(self, seconds: float, cpu: float, before: RingStats, now: RingStats) -> None:
-        self.seconds += seconds
-        self.cpu += cpu
-        self.batches += now.batches - before.batches
-        self.consumer_wait += now.consumer_wait - before.consumer_wait
-        self.producer_wait += now.producer_wait - before.producer_wait
-
-
 class Tuning:
     """The numbers of threads and of batches ahead of a pipeline.
 
@@ -63,13 +47,7 @@ class Tuning:
     some batches take longer; else the number of threads, while cores are free (threads that sleep
     use none). A change that is not 10% faster is reverted, and ends the search. The batches do not
     depend on the choice. Later epochs use it, too.
-
-    Args:
-      num_workers, prefetch_size: as for `from_source`.
-
-    Attributes:
-      workers, ahead: the current numbers.
-      choices: what was tried and kept, as text.
+    `workers` and `ahead` are the current numbers, `choices` the texts of what was tried and kept.
     """
 
     def __init__(self, num_workers: int | Auto, prefetch_size: int | Auto) -> None:
@@ -80,9 +58,9 @@ class Tuning:
         self.choices: list[str] = []
         self._settled = not (self._auto_workers or self._auto_ahead)
         self._trial: tuple[int, int, float] | None = None  # workers and ahead before, and the rate
-        self._last: tuple[float, float, RingStats] | None = None  # look at this ring
+        self._last: np.ndarray | None = None  # the numbers at the last look at this ring
         self._next = 0.0
-        self._measured = _Sums()
+        self._measured = np.zeros(5)  # sums: seconds, CPU, batches, waits of consumer and producer
 
     @property
     def due(self) -> bool:
@@ -107,25 +85,22 @@ class Tuning:
         self._last = None
 
     def observe(self, stats: RingStats, resizable: bool) -> bool:
-        """Read the statistics of a ring; return True if `workers` or `ahead` changed.
-
-        Args:
-          resizable: True if the number of batches ahead can change.
-        """
-        now, cpu = time.perf_counter(), time.process_time()
-        last, self._last, self._next = self._last, (now, cpu, stats), now + _LOOK
-        if last is None or last[2].batches > stats.batches:
+        """Read the statistics of a ring; return True if `workers` or `ahead` changed, the latter
+        only if `resizable`."""
+        waited = stats.batches, stats.consumer_wait, stats.producer_wait
+        now = np.array([time.perf_counter(), time.process_time(), *waited])
+        last, self._last, self._next = self._last, now, now[0] + _LOOK
+        if last is None or last[2] > stats.batches:
             return False
-        sums = self._measured
-        sums.add(now - last[0], cpu - last[1], last[2], stats)
-        if sums.seconds < _SECONDS or (sums.batches < _BATCHES and sums.seconds < _LONG):
+        self._measured += now - last
+        seconds, cpu, batches, waits, blocked = self._measured.tolist()
+        if seconds < _SECONDS or (batches < _BATCHES and seconds < _LONG):
             return False
-        self._measured = _Sums()
-        rate = sums.batches / sums.seconds
+        self._measured = np.zeros(5)
+        rate = batches / seconds
         if self._trial is not None and not self._end_trial(rate):
             return True
-        waits = sums.consumer_wait / sums.seconds
-        blocked = sums.producer_wait / sums.seconds / self.workers
+        waits, blocked = waits / seconds, blocked / seconds / self.workers
         if waits < _WAITS:
             return False
         old = self.workers, self.ahead, rate
@@ -134,15 +109,13 @@ class Tuning:
             self.ahead = min(2 * self.ahead, _MOST)
         elif not self._auto_workers:
             return False
-        elif sums.cpu / sums.seconds > cores - 0.5:
-            self._note(
-                f"{self.workers} threads: the consumer waits, and all {cores} cores are busy"
-            )
+        elif cpu / seconds > cores - 0.5:
+            self._note("the consumer waits, and all {} cores are busy", cores)
             return False
         else:
             most = _MOST if self._auto_ahead else max(self.ahead, self.workers)
             if self.workers >= most:
-                self._note(f"{self.workers} threads: as many as batches ahead, {self.ahead}")
+                self._note("as many as batches ahead, {}", self.ahead)
                 return False
             self.workers = min(2 * self.workers, most)
             if self._auto_ahead and resizable:
@@ -165,7 +138,8 @@ class Tuning:
         self._settled = True
         return False
 
-    def _note(self, text: str) -> None:
+    def _note(self, text: str, number: int) -> None:
+        text = f"{self.workers} threads: {text.format(number)}"
         if text not in self.choices:
             self.choices.append(text)
 

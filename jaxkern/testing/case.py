@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.batch import as_tuple
+from jaxkern.core.axes import as_tuple
 from jaxkern.core.op import Op
 from jaxkern.testing.reference import Reference, is_inexact
 

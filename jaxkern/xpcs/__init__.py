@@ -5,9 +5,7 @@ from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.analysis.many import CorrelatedFiles, FileOutcome, correlate_files
 from jaxkern.xpcs.analysis.settings import Config, ConfigError, load_config, template
 from jaxkern.xpcs.correlators.checks import CorrelationWarning
-from jaxkern.xpcs.correlators.g2 import multitau_delays
-from jaxkern.xpcs.correlators.live import LiveMultiTau
-from jaxkern.xpcs.correlators.multitau import multitau, multitau_events
+from jaxkern.xpcs.correlators.multitau import LiveMultiTau, multitau, multitau_events
 from jaxkern.xpcs.correlators.multitau_state import (
     MultiTauState,
     PixelCorrelations,
@@ -20,15 +18,14 @@ from jaxkern.xpcs.correlators.results import (
     Overview,
     TwoTimeFitData,
     TwoTimeResult,
+    multitau_delays,
 )
 from jaxkern.xpcs.correlators.two_time import twotime, twotime_events
 from jaxkern.xpcs.detectors.frames import DetectorFileError, EventFrames, Events, FrameSource
-from jaxkern.xpcs.detectors.growing import GrowingFrames
-from jaxkern.xpcs.detectors.opening import as_frames, open_frames
+from jaxkern.xpcs.detectors.opening import GrowingFrames, as_frames, open_frames
 from jaxkern.xpcs.detectors.qmap import QMap, read_mask
-from jaxkern.xpcs.files.aps import ApsData, ApsFile, load_aps
+from jaxkern.xpcs.files.aps import ApsData, ApsFile, ApsWriter, load_aps, write_aps
 from jaxkern.xpcs.files.aps_entries import ApsFormatError
-from jaxkern.xpcs.files.aps_writer import ApsWriter, write_aps
 from jaxkern.xpcs.files.prepare import (
     Prepared,
     correct_diagonal,
@@ -41,6 +38,7 @@ from jaxkern.xpcs.files.results_reader import CorrelationResults, read_results
 from jaxkern.xpcs.files.results_writer import write_results
 from jaxkern.xpcs.files.simulation import simulate, simulate_to_file
 from jaxkern.xpcs.files.sources import Source, as_source
+from jaxkern.xpcs.fitting.data import BadDataError
 from jaxkern.xpcs.fitting.evaluation import CheckpointError
 from jaxkern.xpcs.fitting.fit import curve_fit, fit
 from jaxkern.xpcs.fitting.options import (
@@ -51,7 +49,6 @@ from jaxkern.xpcs.fitting.options import (
     StreamingOptions,
     estimate_memory,
 )
-from jaxkern.xpcs.fitting.passes import BadDataError
 from jaxkern.xpcs.fitting.result import (
     FitInterrupted,
     FitResult,

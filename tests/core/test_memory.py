@@ -53,3 +53,11 @@ def test_available_memory_shrinks_with_allocations(monkeypatch):
     assert 0 < memory.available_bytes() <= memory.machine_bytes()
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "0.001")
     assert memory.available_bytes() == 0
+
+
+def test_arrays_that_do_not_fit(monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda: 10**9)
+    memory.check_memory("arrays", 10**9, "use fewer")
+    memory.check_memory("arrays", 3 * 10**9, "use fewer", minimum=3 * 10**9)
+    with raises(MemoryError, "2 arrays need 1.5 GB", "1 GB of memory", "use fewer"):
+        memory.check_memory("2 arrays", 1_500_000_000, "use fewer")

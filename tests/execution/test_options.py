@@ -14,7 +14,7 @@ from support.errors import raises
 
 import jaxkern as jk
 from jaxkern import execution as ex
-from jaxkern.core.contexts import ThreadContexts
+from jaxkern.core.backend import ThreadContexts
 
 
 class Sleep(ex.Operator):

@@ -18,7 +18,7 @@ import jaxkern as jk
 from jaxkern.image import Compose, RandomCrop
 from jaxkern.performance import batch_trials
 from jaxkern.pipeline import Cache, Rebatch, pipeline
-from jaxkern.pipeline.resizing import Resized
+from jaxkern.pipeline.pipeline import Resized
 
 # Times only the smallest size, or the requested ones; the largest is still found.
 recommend = partial(jk.get_batch_size_recommendation, progress=False, seconds=0.01)
@@ -277,7 +277,7 @@ PIPE = jk.from_source({"x": [1.0, 2.0]}, 1)
         ((jnp.sin, MATRIX), {"sizes": (0, 1)}, ValueError, "sizes is 0"),
         ((PIPE,), {"sizes": (3,)}, ValueError, "2 records"),
         ((jnp.sin, MATRIX), {"seconds": 0}, ValueError, "seconds"),
-        ((jnp.sin, MATRIX), {"memory_limit": "1GB"}, TypeError, "memory_limit"),
+        ((jnp.sin, MATRIX), {"memory_limit": "1GB"}, ValueError, "memory_limit"),
         ((jnp.sin, MATRIX), {"memory_limit": -1}, ValueError, "memory_limit"),
         ((jnp.sin, MATRIX), {"memory_limit": 15}, ValueError, "at least 16 bytes.*of 1 "),
         ((jnp.sin, MATRIX), {"sharding": "data"}, TypeError, "sharding"),

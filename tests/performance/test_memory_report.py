@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxkern import performance
-from jaxkern.performance.hlo import HloModule, shape_bytes
+from jaxkern.performance.programs import HloModule, shape_bytes
 
 # Runs one program once and prints the growth of the peak resident memory meanwhile.
 MEASURED = """

@@ -15,7 +15,7 @@ import pytest
 from support.errors import raises
 
 import jaxkern as jk
-from jaxkern.core.alignment import aligned_array
+from jaxkern.core.arrays import aligned_array
 from jaxkern.image import Ragged
 from jaxkern.pipeline import ArraySource, BatchSource, program
 from jaxkern.pipeline.engine import Engine

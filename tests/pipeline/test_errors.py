@@ -212,7 +212,7 @@ def test_wrong_records(records, message):
 def test_too_few_records_for_a_batch():
     with raises(ValueError, "shard 0 of 1", "3 records", "batch of 5"):
         len(jk.from_source(arrays(3), 5, drop_remainder=True))
-    with raises(ValueError, "Rebatch(9)", "5 rows"):
+    with raises(ValueError, "rebatch", "batch of 9"):
         len(jk.from_source(arrays(6), 5, drop_remainder=True) >> Rebatch(9))
 
 

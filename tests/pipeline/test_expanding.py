@@ -176,7 +176,7 @@ def test_what_cannot_be_is_said():
             list(make())
 
     fails(lambda: [FlatMap(3)], TypeError, "a function")
-    fails(lambda: base() >> FlatMap(lambda r: r), TypeError, "a list of records")
+    fails(lambda: base() >> FlatMap(lambda r: r), TypeError, "list")
     fails(lambda: base() >> FlatMap(lambda r: [3]), TypeError, r"record 11 of .* is 3")
     fails(lambda: base() >> FlatMap(lambda r: [r] * 65537), ValueError, "more than 65,536")
     uneven = FlatMap(lambda r: [{"x": np.zeros(int(r["id"]) // 20 + 1)}])

@@ -300,7 +300,7 @@ def test_rows_of_two_dtypes_make_no_batch(workers):
     ("call", "error", "message"),
     [
         (lambda p: jk.mix({}), ValueError, "mix expected.*none"),
-        (lambda p: jk.mix([p, p]), TypeError, "must be pairs"),
+        (lambda p: jk.mix([p, p]), TypeError, "pairs"),
         (lambda p: jk.mix({p: 0}), ValueError, "weight 0 is 0.*positive"),
         (lambda p: jk.mix({p: 1}, stop="all"), ValueError, "stop is 'all'"),
         (lambda p: jk.mix({"p": 1}), TypeError, "input 0 of mix is 'p'"),
@@ -311,7 +311,7 @@ def test_rows_of_two_dtypes_make_no_batch(workers):
         (lambda p: list(jk.zip(p, p)), ValueError, "'id' is in input 1 of zip"),
         (lambda p: jk.mix({p >> Filter(bool): 1}), ValueError, "after mix"),
         (lambda p: jk.concat(p, p >> Window(2)), ValueError, "after concat"),
-        (lambda p: jk.zip(p, jk.from_stream([{"x": 1}], 4)), ValueError, "'stream' is known at"),
+        (lambda p: jk.zip(p, jk.from_stream([{"x": 1}], 4)), ValueError, "'stream'.*end"),
         (lambda p: Repeat(0), ValueError, "times"),
         (lambda p: Take(-1), ValueError, "records"),
     ],

@@ -10,9 +10,8 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxkern.core.archives import map_npy
+from jaxkern.core.arrays import check_mapped, map_npy
 from jaxkern.core.failures import note
-from jaxkern.core.mapped import check_mapped
 from jaxkern.pipeline.rows import Data, canonical, canonical_dtype, row_of
 
 
@@ -21,17 +20,13 @@ class EncodedImages:
     """A field of encoded images, for native threads that decode them.
 
     Attributes:
-      blobs: C-contiguous uint8 [B] each, for example memory maps: bytes of encoded images; with
-        `in_files`, names of files, encoded for the file system.
-      place: int64 [N, 3] of each record: blob, offset and length of its bytes (or of its file's
-        name).
-      in_files: True if `blobs` hold names of files.
+      blobs: C-contiguous uint8 [B] each: bytes of encoded images, for example memory maps.
+      place: int64 [N, 3] of each record: blob, offset and length of its bytes.
+      in_files: True if these bytes are names of files, encoded for the file system.
       size: int32 [N, 2], height and width of the upright image, from its header; zeros if unknown.
       codec: "jpeg", or "raw" for uncompressed uint8 [height, width, channels].
-      channels: channels of the decoded image: 1, 3 or 4.
-      max_pixels: maximum height * width.
-      scaled: True if JPEG may be decoded at 1/2, 1/4 or 1/8 when the Compose shrinks it by at least
-        as much, which is faster and changes values.
+      channels, max_pixels: as for `Encoded`.
+      scaled: True if JPEG may be decoded at 1/2, 1/4 or 1/8, see `ImageFiles`.
       rows_of: function from record numbers to rows of `place` and `size`, if they differ.
     """
 
@@ -49,11 +44,12 @@ class EncodedImages:
 class BatchSource:
     """Base class of sources that read whole batches; subclass it for other formats.
 
-    `gather` is called concurrently from several threads.
+    `gather` is called concurrently from several threads. A subclass that overrides it must define
+    `fresh`, `batch_spec`, `row_arrays` and `encoded_images` again, which describe it.
 
     Attributes:
       fresh: True if each `gather` (without `out`) returns new arrays that are not modified later,
-        so a batch need not be copied. A subclass that overrides `gather` must set it again.
+        so a batch need not be copied.
       on_bad_record: with "mask", `gather` returns zeros for records that it cannot read, and a
         field "valid" (bool [N]) that is False there; the iterator counts them.
     """
@@ -63,10 +59,10 @@ class BatchSource:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # `fresh` must be set by the class that defines `gather`.
-        first = next(base for base in cls.__mro__ if {"gather", "fresh"} & vars(base).keys())
-        if "fresh" not in vars(first):
-            cls.fresh = False
+        for name in ("fresh", "batch_spec", "row_arrays", "encoded_images"):
+            first = next(base for base in cls.__mro__ if {"gather", name} & vars(base).keys())
+            if name not in vars(first):
+                setattr(cls, name, vars(BatchSource)[name])
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -74,10 +70,7 @@ class BatchSource:
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         """Return the batch of records int64 [N], in order.
 
-        Args:
-          records: record numbers.
-          out: dict of arrays to fill and return, if the pipeline provides one and the source's
-            fields are arrays.
+        `out` is a dict of arrays to fill and return, or None; a source may ignore it.
         """
         raise NotImplementedError
 
@@ -89,19 +82,14 @@ class BatchSource:
         return type(self).__name__
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
-        """Return the shapes and dtypes of a batch without reading it; None if unknown.
+        """Return the shapes and dtypes of `count` records without reading them; None if unknown.
 
-        Args:
-          count: number of records.
-          image_side: replaces the maximum height and width of images if only headers contain them.
+        `image_side` replaces the maximum height and width of images if only headers contain them.
         """
         return None
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        """Return field -> array [records, ...] if `gather` only copies rows, otherwise None.
-
-        Native threads then copy the rows, without Python.
-        """
+        """Return field -> array [records, ...] if native threads may copy its rows, else None."""
         return None
 
     def row_parts(self) -> Sequence[Mapping[str, np.ndarray]] | None:
@@ -114,10 +102,7 @@ class BatchSource:
         return records
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
-        """Return field -> encoded images that `gather` decodes; `row_arrays` has the other fields.
-
-        Native threads then decode the regions that a Compose needs, without Python.
-        """
+        """Return field -> images for native threads to decode; `row_arrays` has other fields."""
         return {}
 
     def name_of(self, record: int) -> str:
@@ -136,10 +121,7 @@ class BatchSource:
         return ()
 
     def check(self, records: np.ndarray) -> None:
-        """Raise if one of the records int64 [N] must not be read.
-
-        Called before native threads read from `row_arrays` and `encoded_images`.
-        """
+        """Raise if native threads must not read one of the records int64 [N]."""
 
     def __getitem__(self, index: int) -> Data:
         """Return one record."""
@@ -178,29 +160,44 @@ class ArraySource(BatchSource):
         return f"ArraySource({', '.join(self.arrays)}; {len(self)} records)"
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
-        if type(self).gather is not ArraySource.gather:
-            return None
         return {
             name: jax.ShapeDtypeStruct((count, *array.shape[1:]), canonical_dtype(array.dtype))
             for name, array in self.arrays.items()
         }
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        return self.arrays if type(self).gather is ArraySource.gather else None
+        return self.arrays
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         check_records(records, len(self))
         for name, array in self.arrays.items():
             check_mapped(f"field {name!r}", array)
-        if out is None:
-            return {k: canonical(_rows(array, records)) for k, array in self.arrays.items()}
+        data: Data = {}
         for name, array in self.arrays.items():
-            if out[name].dtype == array.dtype and _is_plain(array):
+            # `take` reads such an array directly; it copies other arrays completely first.
+            plain = array.flags.c_contiguous and array.flags.aligned
+            if out is not None and plain and out[name].dtype == array.dtype:
                 # mode="raise" would write through a copy; the range is already checked.
-                array.take(records, axis=0, out=out[name], mode="clip")
+                data[name] = array.take(records, axis=0, out=out[name], mode="clip")
             else:
-                out[name][...] = _rows(array, records)
-        return out
+                rows = array.take(records, axis=0) if plain else array[records]
+                data[name] = store_rows(rows, name, out)
+        return data
+
+
+def store_rows(rows: np.ndarray, name: str, out: Data | None) -> np.ndarray:
+    """Return the rows of a field in JAX's dtype, in `out` if the pipeline provides it."""
+    if out is None:
+        return canonical(rows)
+    target: np.ndarray = out[name]
+    target[...] = rows
+    return target
+
+
+def locate(ends: Any, record: int) -> tuple[int, int]:
+    """Return the part of a record, and its number there, of parts that end at these records."""
+    part = int(np.searchsorted(ends, record, side="right"))
+    return part, int(record - (ends[part - 1] if part else 0))
 
 
 def common_length(lengths: Mapping[str, int]) -> int:
@@ -214,16 +211,6 @@ def check_records(records: np.ndarray, count: int) -> None:
     """Raise IndexError for records outside [0, count)."""
     if records.size and not (records.min() >= 0 and records.max() < count):
         raise IndexError(f"records {records.min()} to {records.max()} are out of range for {count}")
-
-
-def _is_plain(array: np.ndarray) -> bool:
-    """True if `take` reads the array directly; it copies other arrays completely first."""
-    return bool(array.flags.c_contiguous and array.flags.aligned)
-
-
-def _rows(array: np.ndarray, records: np.ndarray) -> np.ndarray:
-    rows: np.ndarray = array.take(records, axis=0) if _is_plain(array) else array[records]
-    return rows
 
 
 def _array(name: str, value: Any) -> np.ndarray:
@@ -247,11 +234,9 @@ def check_numeric(array: np.ndarray, what: str) -> None:
             "for encoded images, EncodedRecords for records with them, decode other values before"
         )
     try:
-        canonical(np.empty(0, dtype))
+        canonical_dtype(dtype)
     except TypeError:
-        raise TypeError(
-            f"{what} has dtype {dtype}, which JAX does not support; convert it in the source"
-        ) from None
+        raise TypeError(f"{what} has dtype {dtype}, which JAX does not support") from None
 
 
 class RecordSource(BatchSource):
@@ -269,25 +254,27 @@ class RecordSource(BatchSource):
         return f"{type(self.source).__name__}({len(self)} records)"
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        rows = [self._record(record) for record in records.tolist()]
+        rows = [self.record(record) for record in records.tolist()]
         return stack_records(rows, records.tolist(), repr(self), out)
 
-    def _record(self, record: int) -> Data:
-        try:
-            fields = self.source[record]
-        except BaseException as error:
-            note(error, "while reading record {} of {!r}", record, self)
-            raise
-        return record_arrays(fields, record, repr(self))
+    def record(self, record: int) -> Data:
+        """Return a record as arrays."""
+        return record_arrays(read_record(self.source, record, self), record, repr(self))
+
+
+def read_record(source: Any, record: int, who: Any) -> Any:
+    """Return ``source[record]``; note the record in exceptions."""
+    try:
+        return source[record]
+    except BaseException as error:
+        note(error, "while reading record {} of {!r}", record, who)
+        raise
 
 
 def record_arrays(fields: Any, record: int, who: str) -> Data:
     """Convert a record to a dict of arrays; raise TypeError if it is not a dict of numbers."""
     if not isinstance(fields, Mapping) or not fields:
-        raise TypeError(
-            f"record {record} of {who} is {fields!r:.80}; expected a dict of arrays, such as "
-            "{'image': ..., 'label': ...}"
-        )
+        raise TypeError(f"record {record} of {who} is {fields!r:.80}; expected a dict of arrays")
     arrays = {str(name): np.asarray(value) for name, value in fields.items()}
     for name, array in arrays.items():
         check_numeric(array, f"{name!r} of record {record}")
@@ -299,17 +286,12 @@ def stack_records(
 ) -> Data:
     """Stack records into a batch, in `out` where shapes and dtypes match.
 
-    Args:
-      rows: at least one record.
-      records: record numbers, for messages.
-      who: name of the source, for messages.
-      out: arrays to fill, see `BatchSource.gather`.
+    `records` are their numbers and `who` is the name of the source, for messages.
     """
     for record, fields in zip(records, rows, strict=True):
         if fields.keys() != rows[0].keys():
             raise ValueError(
-                f"record {record} has the fields {sorted(fields)} and record {records[0]} "
-                f"{sorted(rows[0])}; expected equal fields"
+                f"record {record} has the fields {[*fields]}, record {records[0]} {[*rows[0]]}"
             )
     result: Data = {}
     for name in rows[0]:
@@ -318,8 +300,7 @@ def stack_records(
             if value.shape != values[0].shape:
                 raise ValueError(
                     f"record {record} of {who} has {name!r} of shape {value.shape} and "
-                    f"record {records[0]} of shape {values[0].shape}; expected equal shapes: "
-                    "resize in the source, or use jaxkern.pipeline.ImageFolder"
+                    f"record {records[0]} of shape {values[0].shape}; expected equal shapes"
                 )
         target = None if out is None else out.get(name)
         kind = values[0].shape, canonical_dtype(np.result_type(*values))

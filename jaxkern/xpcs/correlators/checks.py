@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.correlators.bins import BinLabels, time_step
-from jaxkern.xpcs.correlators.frame_sums import FrameMeans, OverviewSums, intensity_limits
-from jaxkern.xpcs.correlators.g2 import BinSums
+from jaxkern.xpcs.correlators.frame_sums import (
+    OverviewSums,
+    frame_totals,
+    intensity_limits,
+    mean_divisors,
+)
 from jaxkern.xpcs.correlators.native import CorrelationProgress
-from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
-from jaxkern.xpcs.correlators.selection import FrameSelection, frame_blocks, has_integer_counts
+from jaxkern.xpcs.correlators.results import BinSums, MultiTauResult, Overview, TwoTimeResult
+from jaxkern.xpcs.correlators.selection import (
+    BinLabels,
+    FrameSelection,
+    frame_blocks,
+    has_integer_counts,
+    time_step,
+)
 from jaxkern.xpcs.detectors.frames import FrameSource
 from jaxkern.xpcs.detectors.qmap import QMap
 
 _Result = TypeVar("_Result", MultiTauResult, TwoTimeResult)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _SHOWN = 10  # bins that a message lists
 _MOST_EMPTY = 0.01  # share of a bin's frames that may have no counts without a message
@@ -44,11 +55,19 @@ def rows_and_columns(width: int) -> Iterator[None]:
         raise ValueError(f"row {row}, column {column}: {error}") from error
 
 
-def issue_warnings(messages: Sequence[str], stacklevel: int = 3) -> tuple[str, ...]:
-    """Issue a `CorrelationWarning` for each message, and return the messages."""
-    for message in messages:
-        warnings.warn(message, CorrelationWarning, stacklevel=stacklevel)
-    return tuple(messages)
+def takes_options_of(function: Callable[..., Any]) -> Callable[[_Function], _Function]:
+    """Show the parameters of `function` after its first two instead of a decorated `**options`."""
+
+    def decorate(decorated: _Function) -> _Function:
+        own = list(inspect.signature(decorated).parameters.values())
+        options = list(inspect.signature(function).parameters.values())[2:]
+        shown = inspect.signature(decorated).replace(
+            parameters=[p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD] + options
+        )
+        decorated.__signature__ = shown  # type: ignore[attr-defined]
+        return decorated
+
+    return decorate
 
 
 def check_empty_bins(
@@ -58,50 +77,35 @@ def check_empty_bins(
     mask: NDArray[np.bool_] | None,
     name: str,
 ) -> list[str]:
-    """Return a message for each reason why some of the bins have no pixels.
-
-    Args:
-      qmap: the map including dead and masked pixels.
-      labels: the bins of the map without these pixels.
-      dead: [H, W], true for pixels that the file marks as dead.
-      mask: [H, W], true for good pixels, as given by the caller.
-      name: name of the frames.
-    """
-    empty = labels.bins[labels.n_pixels == 0]
+    """Return a message for each reason why some bins of a map have no pixels in `labels`."""
+    empty, texts = labels.bins[labels.n_pixels == 0], []
     if not len(empty):
         return []
     bins = np.where(qmap.static > 0, qmap.dynamic, 0)
-    good = bins > 0
-    reasons: dict[str, NDArray[np.int64]] = {}
-    steps = [("the map has no pixels in them", good)]
-    good = good & qmap.mask
-    steps.append(("the map's mask is 0 in all of their pixels", good))
-    if mask is not None:
-        good = good & mask
-        steps.append(("the mask is 0 in all of their pixels where the map's mask is 1", good))
-    if dead is not None:
-        good = good & ~dead
-        steps.append((f"{name} marks all of their other pixels as dead", good))
-    steps.append(("all of their other pixels are masked as hot pixels", good & False))
-    unexplained = empty
-    for reason, remaining in steps:
-        removed = np.bincount(bins[remaining], minlength=qmap.n_dynamic + 1)[unexplained] == 0
-        if removed.any():
-            reasons[reason] = unexplained[removed]
-            unexplained = unexplained[~removed]
-    texts = [
-        f"bins {_list_bins(numbers)} have no pixels: {why}" for why, numbers in reasons.items()
-    ]
-    if len(empty) == len(labels.bins):
-        inverted = ""
-        for title, array in (("The map's mask", qmap.mask), ("The mask", mask)):
-            if array is not None and array.any() and not (array & (bins > 0)).any():
-                inverted = (
-                    f". {title} is 1 in {int(array.sum()):,} pixels, all outside of the bins; is "
-                    "it inverted (expected 1 for good pixels)?"
-                )
-        raise ValueError(f"no pixels to correlate: {'; '.join(texts)}{inverted}")
-    return [f"{text}; their correlations are NaN" for text in texts]
+    good, all_empty = bins > 0, len(empty) == len(labels.bins)
+    for reason, remaining in (
+        ("the map has no pixels in them", good),
+        ("the map's mask is 0 in all of their pixels", qmap.mask),
+        ("the mask is 0 in all of their pixels where the map's mask is 1", mask),
+        (f"{name} marks all of their other pixels as dead", None if dead is None else ~dead),
+        ("all of their other pixels are masked as hot pixels", np.zeros_like(good)),
+    ):
+        if remaining is not None:
+            good = good & remaining
+            removed = np.bincount(bins[good], minlength=qmap.n_dynamic + 1)[empty] == 0
+            if removed.any():
+                texts.append(f"bins {_list_bins(empty[removed])} have no pixels: {reason}")
+                empty = empty[~removed]
+    if not all_empty:
+        return [f"{text}; their correlations are NaN" for text in texts]
+    inverted = ""
+    for title, array in (("The map's mask", qmap.mask), ("The mask", mask)):
+        if array is not None and array.any() and not (array & (bins > 0)).any():
+            inverted = (
+                f". {title} is 1 in {int(array.sum()):,} pixels, all outside of the bins; is it "
+                "inverted (expected 1 for good pixels)?"
+            )
+    raise ValueError(f"no pixels to correlate: {'; '.join(texts)}{inverted}")
 
 
 def dark_bins(sums: BinSums, labels: BinLabels) -> list[str]:
@@ -122,10 +126,9 @@ def empty_frames(result: TwoTimeResult) -> list[str]:
     assert result.n_pairs is not None
     frames = result.n_empty + result.n_pairs[0]
     share = result.n_empty / np.maximum(frames, 1)
-    many = int((share > _MOST_EMPTY).sum())
+    many, k = int((share > _MOST_EMPTY).sum()), int(np.argmax(share))
     if not many:
         return []
-    k = int(np.argmax(share))
     worst = f"{100 * share[k]:.3g}%"
     numbers = f"({result.n_empty[k]:,} of {frames[k]:,})"
     where = f"bin {result.bins[k]} has no counts in {worst} of the frames {numbers}"
@@ -143,35 +146,27 @@ def empty_frames(result: TwoTimeResult) -> list[str]:
 def nan_bins(
     finite: NDArray[np.bool_], labels: BinLabels, source: FrameSource, selection: FrameSelection
 ) -> list[str]:
-    """Return a message that names the pixels if correlations of floating-point frames are NaN.
-
-    Args:
-      finite: [n_bins], true where a bin's correlation is finite at all delays with pairs of frames.
-    """
+    """Return a message that names the pixels if correlations of some bins are not `finite`."""
     invalid = ~finite & (labels.n_pixels > 0)
     if has_integer_counts(source) or not invalid.any():
         return []
     qmap = labels.qmap
-    inside = qmap.used & np.isin(qmap.dynamic, labels.bins[invalid])
-    numbers = np.flatnonzero(inside)
-    has_nan, first = np.zeros(len(numbers), bool), ""
-    bad = selection.bad_mask()
-    for number, block in frame_blocks(source, selection):
-        begin = number * selection.average
+    numbers = np.flatnonzero(qmap.used & np.isin(qmap.dynamic, labels.bins[invalid]))
+    has_nan, reason = np.zeros(len(numbers), bool), ""
+    for number, block, bad, _ in frame_blocks(source, selection):
         counts = np.take(block, numbers, axis=1)
-        counts = np.where(bad[begin : begin + len(block), None], 0, counts)
-        unknown = ~np.isfinite(counts)
-        if not first and unknown.any():
+        unknown = ~np.isfinite(counts) & ~bad[:, None]
+        if not reason and unknown.any():
             frame, k = (int(indices[0]) for indices in np.nonzero(unknown))
             row, column = divmod(int(numbers[k]), qmap.shape[1])
-            in_source = selection.begin + (begin + frame) * selection.stride
-            first = f"frame {in_source} has {counts[frame, k]} in row {row}, column {column}"
+            in_source = selection.begin
+            in_source += (number * selection.average + frame) * selection.stride
+            reason = f"frame {in_source} has {counts[frame, k]} in row {row}, column {column}"
         has_nan |= unknown.any(axis=0)
-    if not first:
-        first = "sums of their counts overflow"
-    elif has_nan.sum() > 1:
-        first += f", and {int(has_nan.sum()) - 1:,} more pixels of these bins have such counts"
-    text = f"the correlations of bins {_list_bins(labels.bins[invalid])} are NaN: {first}"
+    if has_nan.sum() > 1:
+        reason += f", and {int(has_nan.sum()) - 1:,} more pixels of these bins have such counts"
+    reason = reason or "sums of their counts overflow"
+    text = f"the correlations of bins {_list_bins(labels.bins[invalid])} are NaN: {reason}"
     if invalid.sum() == (labels.n_pixels > 0).sum():
         raise ValueError(f"{source.name}: {text}; mask these pixels, or leave these frames out")
     return [f"{text}; mask these pixels (mask=, --mask, --hot-pixels mask)"]
@@ -194,27 +189,6 @@ _TESTS = 3  # too many counts, too few, too uneven
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True, eq=False)
-class SuspectPixels:
-    """Pixels whose counts differ from those of their bin.
-
-    Attributes:
-      pixel: [n] row * W + column, ascending.
-      reason: [n] description of what is wrong with each.
-    """
-
-    pixel: NDArray[np.int64]
-    reason: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.pixel)
-
-    def places(self, qmap: QMap) -> list[list[int]]:
-        """Return [row, column] of each pixel."""
-        width = qmap.shape[1]
-        return [[p // width, p % width] for p in self.pixel.tolist()]
-
-
 def check_hot_pixels(value: Any) -> HotPixels:
     """Check the treatment of hot pixels and return it."""
     if value not in HOT_PIXELS:
@@ -224,12 +198,14 @@ def check_hot_pixels(value: Any) -> HotPixels:
 
 def suspect_pixels(
     overview: Overview, qmap: QMap, frames: int, integer_counts: bool
-) -> SuspectPixels:
-    """Find the pixels of a map whose counts are not explained by photon statistics.
+) -> dict[int, str]:
+    """Return the pixels, row * W + column, whose counts photon statistics do not explain, and why.
 
-    Pixels are compared by robust statistics of their static bin. Of each pixel, the sum X of its
-    counts and the sum Y of their squares over all frames are compared with the other pixels of its
-    static bin. Static bins of fewer than `MIN_PIXELS` pixels are joined within their dynamic bin.
+    `frames` is the number of good frames in the means. The gain of `integer_counts` is at least 1.
+
+    Of each pixel, the sum X of its counts and the sum Y of their squares over all frames are
+    compared with the other pixels of its static bin. Static bins of fewer than `MIN_PIXELS` pixels
+    are joined within their dynamic bin.
 
     The mean m and the variance v of X are those of the pixels within the limits that follow from m
     and v, beginning with the middle half of the pixels. The variance not explained by photons of
@@ -239,11 +215,6 @@ def suspect_pixels(
     So does a Poisson variable of mean m exceed m + sqrt(2 L q m) + q L / 3 (Bernstein's
     inequality). L is such that one image in `IMAGES` has a false alarm. Y has a limit of the same
     kind, which detects bursts of counts in pixels whose sum is as expected.
-
-    Args:
-      overview: means with `mean_square`.
-      frames: the number of good frames in the means.
-      integer_counts: true if counts are integer numbers of photons, so that the gain is at least 1.
     """
     assert overview.mean_square is not None
     pixels = qmap.pixels.astype(np.int64)
@@ -254,27 +225,25 @@ def suspect_pixels(
     pixels, means, squares = pixels[finite], means[finite], squares[finite]
     if frames and len(pixels):
         group = _groups(qmap, pixels)
-        limits = _Limits(means * frames, squares * frames, group, frames, integer_counts)
+        counts = (means * frames, squares * frames)
+        outside, uneven, mean = _outside_limits(*counts, group, frames, integer_counts)
         sizes = np.bincount(group)
-        for k in np.flatnonzero(limits.suspect & (sizes[group] >= MIN_PIXELS)):
-            mean = limits.mean[group[k]] / frames
-            text = f"{means[k]:.4g} counts in a frame, its bin {mean:.4g}"
-            if limits.uneven[k]:
+        for k in np.flatnonzero((outside | uneven) & (sizes[group] >= MIN_PIXELS)):
+            text = f"{means[k]:.4g} counts in a frame, its bin {mean[group[k]] / frames:.4g}"
+            if uneven[k]:
                 text = f"{np.sqrt(squares[k]):.4g} counts rms in a frame and a mean of {text}"
             reasons[int(pixels[k])] = text
-    ordered = sorted(reasons)
-    return SuspectPixels(np.array(ordered, np.int64), tuple(reasons[p] for p in ordered))
+    return dict(sorted(reasons.items()))
 
 
-def hot_pixel_messages(suspects: SuspectPixels | None, qmap: QMap, masked: bool) -> list[str]:
+def _hot_pixel_messages(suspects: Mapping[int, str], qmap: QMap, masked: bool) -> list[str]:
     """Describe the first few suspect pixels in a message, if there are any."""
     if not suspects:
         return []
-    width = qmap.shape[1]
-    some = [
-        f"row {p // width}, column {p % width} ({why})"
-        for p, why in zip(suspects.pixel[:5].tolist(), suspects.reason, strict=False)
-    ]
+    some = []
+    for pixel, reason in list(suspects.items())[:5]:
+        row, column = divmod(pixel, qmap.shape[1])
+        some.append(f"row {row}, column {column} ({reason})")
     more = f", and {len(suspects) - len(some):,} more" if len(suspects) > len(some) else ""
     count = "1 pixel differs" if len(suspects) == 1 else f"{len(suspects):,} pixels differ"
     done = "masked" if masked else 'to leave them out: hot_pixels="mask" (--hot-pixels mask)'
@@ -282,15 +251,7 @@ def hot_pixel_messages(suspects: SuspectPixels | None, qmap: QMap, masked: bool)
 
 
 class PreparedRun:
-    """Checks and choices that `multitau` and `twotime` share.
-
-    Attributes:
-      qmap: the map without dead, masked and hot pixels.
-      selection: the frames; `apply_cut` adds bad frames.
-      labels: the bins.
-      time_step: time between frames in s, or None.
-      messages: descriptions of doubtful bins and pixels.
-    """
+    """Frames, bins and choices of a correlation, and messages about doubtful bins and pixels."""
 
     def __init__(
         self,
@@ -298,55 +259,76 @@ class PreparedRun:
         qmap: QMap,
         masked: QMap,
         selection: FrameSelection,
+        bar: CorrelationProgress,
         bins: Any,
-        mask: NDArray[np.bool_] | None,
+        mask: Any,
         hot_pixels: HotPixels,
         intensity_cut: Any,
         frame_time: float | None,
+        overview: bool,
     ) -> None:
-        self._source, self._hot_pixels = source, hot_pixels
+        self.source, self.selection, self.bar = source, selection, bar
+        self.qmap = masked  # without dead, masked and hot pixels
+        self._hot_pixels, self._overview = hot_pixels, overview
         self._limits = intensity_limits(intensity_cut)
-        self._suspects: SuspectPixels | None = None
-        self.qmap, self.selection = masked, selection
+        self.cut = None if intensity_cut is None else tuple(intensity_cut)
+        self.divisor: NDArray[np.float64] | None = None  # [N * average] means of the frames
+        self._suspects: dict[int, str] | None = None
         if hot_pixels == "mask":
-            sums = OverviewSums(masked, selection, has_integer_counts(source))
-            sums.add_all(source)
-            self._suspects = self._find_suspects(sums)
-            self.qmap = masked.without(self._suspects.pixel)
+            sums = self._empty_sums()
+            sums.add_all(source, selection)
+            self._suspects = self._find_suspects(sums.overview())
+            self.qmap = masked.without(list(self._suspects))
+        self.sums = self._empty_sums() if overview or hot_pixels == "report" else None
         self.labels = BinLabels(self.qmap, bins)
-        self.messages = check_empty_bins(qmap, self.labels, source.dead, mask, source.name)
+        good = None if mask is None else np.asarray(mask).astype(bool)
+        self.messages = check_empty_bins(qmap, self.labels, source.dead, good, source.name)
         self.time_step = time_step(frame_time, source)
 
-    def _find_suspects(self, sums: OverviewSums) -> SuspectPixels:
-        frames = int(self.selection.good_counts().sum(dtype=np.int64))
-        integer_counts = has_integer_counts(self._source)
-        return suspect_pixels(sums.overview(), self.qmap, frames, integer_counts)
+    def _empty_sums(self) -> OverviewSums:
+        selection = self.selection
+        integer_counts = has_integer_counts(self.source)
+        return OverviewSums(self.qmap, integer_counts, selection.average, selection.n)
 
-    def apply_cut(self, bar: CorrelationProgress, divide: bool) -> NDArray[np.float64] | None:
-        """Mark frames outside the intensity cut as bad; return the frames' means if `divide`."""
+    def _find_suspects(self, overview: Overview) -> dict[int, str]:
+        frames = int(self.selection.good_counts().sum(dtype=np.int64))
+        return suspect_pixels(overview, self.qmap, frames, has_integer_counts(self.source))
+
+    def apply_cut(self, divide: bool) -> None:
+        """Mark frames outside of the cut, factors of the median, as bad; set `divisor`."""
         if self._limits is None and not divide:
-            return None
-        means = FrameMeans(self._source, self.qmap, self.selection, bar)
+            return
+        selection = self.selection
+        totals, in_mask = frame_totals(self.source, self.qmap, selection, self.bar)
         if self._limits is not None:
-            bad = means.outside_range(*self._limits)
-            self.selection = self.selection.with_bad_frames(bad)
-        return means.divisors() if divide else None
+            good, (low, high) = ~selection.bad_mask(), self._limits
+            known = totals[good & ~np.isnan(totals)]
+            median = np.median(known) if len(known) else 0.0
+            inside = (totals >= low * median) & (totals <= high * median)
+            outside = selection.begin + np.flatnonzero(good & ~inside) * selection.stride
+            self.selection = selection.with_bad_frames(outside.astype(np.int64))
+        if divide:
+            self.divisor = mean_divisors(in_mask, self.qmap)
 
     def check_nan(self, g2: NDArray[np.float64], n_pairs: NDArray[np.int64]) -> None:
         """Add a message on bins whose g2 [n_tau, n_bins] is NaN at a delay with pairs of frames."""
         finite = (np.isfinite(g2) | (n_pairs == 0)).all(axis=0)
-        self.messages += nan_bins(finite, self.labels, self._source, self.selection)
+        self.messages += nan_bins(finite, self.labels, self.source, self.selection)
 
-    def complete(self, result: _Result, sums: OverviewSums | None, overview: bool) -> _Result:
+    def complete(self, result: _Result) -> _Result:
         """Return a result with its hot pixels, warnings and, if requested, overview."""
-        if sums is not None and self._hot_pixels == "report":
-            self._suspects = self._find_suspects(sums)
+        means = None if self.sums is None else self.sums.overview()
+        if means is not None and self._hot_pixels == "report":
+            self._suspects = self._find_suspects(means)
         if self._suspects is not None:
-            result.config["hot_pixels"] = self._suspects.places(self.qmap)
-        masked = self._hot_pixels == "mask"
-        self.messages += hot_pixel_messages(self._suspects, self.qmap, masked)
-        means = sums.overview() if sums is not None and overview else None
-        return replace(result, overview=means, warnings=issue_warnings(self.messages, 4))
+            width = self.qmap.shape[1]
+            result.config["hot_pixels"] = [list(divmod(p, width)) for p in self._suspects]
+            masked = self._hot_pixels == "mask"
+            self.messages += _hot_pixel_messages(self._suspects, self.qmap, masked)
+        for message in self.messages:
+            warnings.warn(message, CorrelationWarning, stacklevel=3)
+        shown = means if self._overview else None
+        return replace(result, overview=shown, warnings=tuple(self.messages))
 
 
 def _groups(qmap: QMap, pixels: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -359,49 +341,36 @@ def _groups(qmap: QMap, pixels: NDArray[np.int64]) -> NDArray[np.int64]:
     return number[key]
 
 
-class _Limits:
-    """Pixels outside the limits of their groups.
-
-    Attributes:
-      suspect: [P] bool, true outside.
-      uneven: [P] bool, true if the sum is within its limits and the sum of squares is not.
-      mean: [groups] mean of X.
-    """
-
-    def __init__(
-        self, x: Array, y: Array, group: NDArray[np.int64], frames: int, integer_counts: bool
-    ) -> None:
-        level = float(np.log(_TESTS * IMAGES * len(x)))
-        sizes = np.bincount(group)
-        # NumPy sorts 16-bit integers by radix sort, ten times as fast as wider ones.
-        narrow = group.astype(np.uint16) if len(sizes) <= 1 << 16 else group
-        order = np.argsort(narrow, kind="stable")
-        x, y = x[order], y[order]
-        gain = _gains(x, y, sizes, frames, integer_counts)
-        self.mean, low, high, relative = _robust_limits(x, sizes, gain, level)
-        # The largest count of a frame, for intensities as wide as the group's or as one speckle's.
-        frame_level = level + float(np.log(frames))
-        brightest = np.maximum(self.mean, 0) / frames * (1 + (frame_level - 1) * relative)
-        count = brightest + _shot_noise(brightest, gain, frame_level)
-        root = np.sqrt(np.maximum(y, 0))
-        rms = _robust_limits(root, sizes, np.zeros_like(gain), level)[2]
-        jump = gain * count  # the contribution of one more photon to Y
-        squares = rms**2 + np.sqrt(2 * level * jump) * rms + jump * level / 3
-        outside = (x < np.repeat(low, sizes)) | (x > np.repeat(high, sizes))
-        uneven = (y > np.repeat(squares, sizes)) & ~outside
-        self.uneven = np.empty(len(x), bool)
-        self.uneven[order] = uneven
-        self.suspect = np.empty(len(x), bool)
-        self.suspect[order] = outside | uneven
+def _outside_limits(
+    x: Array, y: Array, group: NDArray[np.int64], frames: int, integer_counts: bool
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], Array]:
+    """Return pixels whose X is outside its limits, others whose Y is, and groups' means of X."""
+    level = float(np.log(_TESTS * IMAGES * len(x)))
+    sizes = np.bincount(group)
+    # NumPy sorts 16-bit integers by radix sort, ten times as fast as wider ones.
+    narrow = group.astype(np.uint16) if len(sizes) <= 1 << 16 else group
+    order = np.argsort(narrow, kind="stable")
+    x, y = x[order], y[order]
+    gain = _gains(x, y, sizes, frames, integer_counts)
+    mean, low, high, relative = _robust_limits(x, sizes, gain, level)
+    # The largest count of a frame, for intensities as wide as the group's or as one speckle's.
+    frame_level = level + float(np.log(frames))
+    brightest = np.maximum(mean, 0) / frames * (1 + (frame_level - 1) * relative)
+    count = brightest + _shot_noise(brightest, gain, frame_level)
+    root = np.sqrt(np.maximum(y, 0))
+    rms = _robust_limits(root, sizes, np.zeros_like(gain), level)[2]
+    jump = gain * count  # the contribution of one more photon to Y
+    squares = rms**2 + np.sqrt(2 * level * jump) * rms + jump * level / 3
+    outside, uneven = np.empty(len(x), bool), np.empty(len(x), bool)
+    outside[order] = (x < np.repeat(low, sizes)) | (x > np.repeat(high, sizes))
+    uneven[order] = y > np.repeat(squares, sizes)
+    return outside, uneven & ~outside, mean
 
 
 def _robust_limits(
     x: Array, sizes: NDArray[np.int64], gain: Array, level: float
 ) -> tuple[Array, Array, Array, Array]:
-    """Return mean, low limit, high limit and relative standard deviation (at least 1) of groups.
-
-    The values of a group are adjacent in `x`; `sizes` is the number of values of each group.
-    """
+    """Return mean, low and high limit and relative deviation (1 or more) of each group in `x`."""
     starts = np.cumsum(sizes) - sizes
     low, high = _quantiles(x, sizes, (0.25, 0.75))
     # 1.35 is the width of the middle half of a normal distribution.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from jaxkern.xpcs.correlators.selection import (
 from jaxkern.xpcs.detectors.frames import FrameSource
 from jaxkern.xpcs.detectors.qmap import QMap
 
-Limits = tuple[float, float]
+#: parts of the run in which static means are computed
+PARTS = 10
 
 
 def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -37,14 +39,7 @@ def frame_sums(
     bad: NDArray[np.bool_] | None = None,
     squares: NDArray[np.float64] | None = None,
 ) -> NDArray[Any]:
-    """Return the totals [masks, T] of frames [T, P] over the pixels of up to two masks [P].
-
-    Args:
-      frames: as returned by `selected_frames`.
-      image: [P] of `sum_dtype`, to which all good frames are added.
-      bad: [T], true for frames that are not added to the image.
-      squares: [P], to which the squares of the counts of all good frames are added.
-    """
+    """Return totals [masks, T] of frames [T, P] over masks [P]; add good frames to the images."""
     native = native_module()
     if native is not None:
         marked = None if bad is None else bad.view(np.uint8)
@@ -64,59 +59,34 @@ def frame_sums(
     return totals
 
 
-class FrameMeans:
-    """Sums of each frame of a selection over pixels of a map, from a pass over the frames."""
-
-    def __init__(
-        self, source: FrameSource, qmap: QMap, selection: FrameSelection, bar: CorrelationProgress
-    ) -> None:
-        selection.check_memory(selection.n * selection.average)
-        self._selection = selection
-        masks = [qmap.used.ravel(), qmap.mask.ravel()]
-        self._masked = int(qmap.mask.sum())
-        bar.begin(selection.n * selection.average, source.frame_bytes)
-        if source.is_sparse and has_integer_counts(source):
-            self._map_totals, self._mask_totals = _event_totals(source, qmap, selection)
-            return
-        totals = []
-        for _, block in frame_blocks(source, selection):
-            totals.append(frame_sums(block, masks))
-            bar.advance(len(block))
-        self._map_totals, self._mask_totals = np.concatenate(totals, axis=1)
-
-    def outside_range(self, low: float, high: float) -> NDArray[np.int64]:
-        """Return the numbers of the good frames outside `low` to `high` times their median.
-
-        Frames with NaN are outside, and do not enter the median.
-        """
-        totals = self._map_totals
-        good = ~self._selection.bad_mask()
-        known = totals[good & ~np.isnan(totals)]
-        median = np.median(known) if len(known) else 0.0
-        inside = (totals >= low * median) & (totals <= high * median)
-        outside = np.flatnonzero(good & ~inside)
-        return (self._selection.begin + outside * self._selection.stride).astype(np.int64)
-
-    def divisors(self) -> NDArray[np.float64]:
-        """Return each frame's mean [N * average] over the pixels with mask 1; 1 where that is 0."""
-        mean = self._mask_totals / max(self._masked, 1)
-        return np.where(mean == 0, 1.0, mean)
+def frame_totals(
+    source: FrameSource, qmap: QMap, selection: FrameSelection, bar: CorrelationProgress
+) -> NDArray[Any]:
+    """Return sums [2, N * average] of each frame over the map's pixels, and over its mask."""
+    length, masks = selection.n * selection.average, [qmap.used.ravel(), qmap.mask.ravel()]
+    selection.check_memory(length)
+    bar.begin(length, source.frame_bytes)
+    if source.is_sparse and has_integer_counts(source):
+        sums = np.zeros((2, length), np.int64)
+        for position, pixel, count in event_blocks(source, selection):
+            for total, mask in zip(sums, masks, strict=True):
+                inside = mask[pixel]
+                total += exact_sums(position[inside], count[inside], length)
+        return sums
+    totals = []
+    for _, block, *_ in frame_blocks(source, selection):
+        totals.append(frame_sums(block, masks))
+        bar.advance(len(block))
+    return np.concatenate(totals, axis=1)
 
 
-def _event_totals(
-    source: FrameSource, qmap: QMap, selection: FrameSelection
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return sums [N * average] of each frame over the map's pixels, and over those with mask 1."""
-    length = selection.n * selection.average
-    sums = np.zeros((2, length), np.int64)
-    for position, pixel, count in event_blocks(source, selection):
-        for total, mask in zip(sums, (qmap.used, qmap.mask), strict=True):
-            inside = mask.ravel()[pixel]
-            total += exact_sums(position[inside], count[inside], length)
-    return sums[0], sums[1]
+def mean_divisors(totals: NDArray[Any], qmap: QMap) -> NDArray[np.float64]:
+    """Return the means of frames with these totals over the map's mask; 1 where a mean is 0."""
+    mean = totals / max(int(qmap.mask.sum()), 1)
+    return np.where(mean == 0, 1.0, mean)
 
 
-def intensity_limits(cut: Any) -> Limits | None:
+def intensity_limits(cut: Any) -> tuple[float, float] | None:
     """Return the factors (low, high) of an `intensity_cut`; None becomes 0 or infinity."""
     if cut is None:
         return None
@@ -127,153 +97,103 @@ def intensity_limits(cut: Any) -> Limits | None:
     return low, high
 
 
-#: parts of the run in which static means are computed
-PARTS = 10
-
-
 class OverviewSums:
-    """Sums of blocks of a selection's frames, in any order; exact for integer counts.
+    """Sums of frames, added in order, for an `Overview`; exact for integer counts.
 
-    Args:
-      integer_counts: true if counts are integers.
+    Static bins are summed in `PARTS` parts of `length` sums of frames. If the length is unknown, a
+    part is one sum of frames, and when 2 * PARTS of them are full, each two neighbours are merged.
     """
 
-    def __init__(self, qmap: QMap, selection: FrameSelection, integer_counts: bool) -> None:
-        self._qmap, self._selection = qmap, selection
-        self._bad, self._used = selection.bad_mask(), qmap.used.ravel()
-        self._dtype = np.dtype(np.int64 if integer_counts else np.float64)
-        self._edges = [part * selection.n // PARTS for part in range(PARTS + 1)]
-        self._images = np.zeros((PARTS, qmap.shape[0] * qmap.shape[1]), self._dtype)
-        self._squares = np.zeros(qmap.shape[0] * qmap.shape[1])
-        self._intensity = np.zeros(selection.n, self._dtype)
-
-    def add(self, first: int, frames: NDArray[Any]) -> None:
-        """Add the frames [T * average, H * W] of the sums first .. first + T - 1."""
-        average = self._selection.average
-        stop = first + len(frames) // average
-        for part, (begin, end) in enumerate(zip(self._edges[:-1], self._edges[1:], strict=True)):
-            begin, end = max(begin, first), min(end, stop)
-            if begin < end:
-                inside = frames[(begin - first) * average : (end - first) * average]
-                bad = self._bad[begin * average : end * average]
-                (totals,) = frame_sums(inside, [self._used], self._images[part], bad, self._squares)
-                totals[bad] = 0
-                self._intensity[begin:end] = totals.reshape(-1, average).sum(axis=1)
-
-    def add_events(
-        self, position: NDArray[np.int64], pixel: NDArray[Any], count: NDArray[Any]
+    def __init__(
+        self, qmap: QMap, integer_counts: bool, average: int, length: int | None = None
     ) -> None:
-        """Add events [M] with integer counts, see `event_blocks`."""
-        good = ~self._bad[position]
-        if not good.all():
-            position, pixel, count = position[good], pixel[good], count[good]
-        number = position // self._selection.average
-        inside = self._qmap.used.ravel()[pixel]
-        self._intensity += exact_sums(number[inside], count[inside], len(self._intensity))
-        part_of_event = np.searchsorted(self._edges[1:], number, "right")
-        for part in np.unique(part_of_event):
-            at = part_of_event == part
-            self._images[part] += exact_sums(pixel[at], count[at], self._images.shape[1])
-        squares = count.astype(np.float64) ** 2
-        self._squares += np.bincount(pixel, squares, minlength=len(self._squares))
+        self._qmap, self._average, self._grows = qmap, average, length is None
+        self._used, pixels = qmap.used.ravel(), qmap.used.size
+        dtype = np.dtype(np.int64 if integer_counts else np.float64)
+        self._image: NDArray[Any] = np.zeros(pixels, dtype)  # of all parts but the last
+        self._last_image, self._squares = np.zeros(pixels, dtype), np.zeros(pixels)
+        self._edges = [part * (length or 0) // PARTS for part in range(PARTS + 1)]
+        if length is None:
+            self._edges = list(range(2 * PARTS + 1))
+        self._part = self._seen = 0
+        self._static: NDArray[Any] = np.zeros((len(self._edges) - 1, qmap.n_static), dtype)
+        self._good = np.zeros(len(self._edges) - 1, np.int64)
+        self._intensity = [np.zeros(0)]
 
-    def add_all(self, source: FrameSource) -> None:
-        """Add all frames of the selection, or their events."""
-        if source.is_sparse and has_integer_counts(source):
-            for events in event_blocks(source, self._selection):
-                self.add_events(*events)
-        else:
-            for first, block in frame_blocks(source, self._selection):
-                self.add(first, block)
+    def add(self, frames: NDArray[Any], bad: NDArray[np.bool_]) -> None:
+        """Add the next frames [T * average, H * W] without those in `bad`."""
+        average, first = self._average, 0
+        counts = average - bad.reshape(-1, average).sum(axis=1)
+        while first < len(counts):
+            while self._seen == self._edges[self._part + 1]:
+                self._end_part()
+            stop = min(first + self._edges[self._part + 1] - self._seen, len(counts))
+            at = slice(first * average, stop * average)
+            sums = (self._last_image, bad[at], self._squares)
+            (totals,) = frame_sums(frames[at], [self._used], *sums)
+            totals[bad[at]] = 0
+            pixels = counts[first:stop] * self._qmap.n_pixels
+            self._intensity.append(_divide(totals.reshape(-1, average).sum(axis=1), pixels))
+            self._good[self._part] += counts[first:stop].sum()
+            self._seen += stop - first
+            first = stop
 
-    def overview(self) -> Overview:
-        """Return the means; NaN where there are no good frames or no pixels."""
-        qmap, counts = self._qmap, self._selection.good_counts().astype(np.int64)
-        good = np.array(
-            [counts[a:b].sum() for a, b in zip(self._edges[:-1], self._edges[1:], strict=True)]
-        )
-        pixels = qmap.pixels_of_static
-        static_sums = np.zeros((PARTS, qmap.n_static), self._dtype)
+    def _end_part(self) -> None:
+        self._static[self._part] = self._static_sums()
+        self._image += self._last_image
+        self._last_image[:] = 0
+        self._part += 1
+        if self._grows and self._part == 2 * PARTS:
+            for sums in (self._static, self._good):
+                sums[:PARTS] = sums[::2] + sums[1::2]
+                sums[PARTS:] = 0
+            self._edges, self._part = [2 * edge for edge in self._edges], PARTS
+
+    def _static_sums(self) -> NDArray[Any]:
+        pixels = self._qmap.pixels_of_static
+        sums: NDArray[Any] = np.zeros(len(pixels), self._image.dtype)
         filled = np.flatnonzero(pixels)
         if len(filled):  # the map's pixels are ordered by static bin
             first = (np.cumsum(pixels) - pixels)[filled]
-            static_sums[:, filled] = np.add.reduceat(self._images[:, qmap.pixels], first, axis=1)
-        return Overview(
-            _divide(self._images.sum(axis=0), good.sum()).reshape(qmap.shape),
-            _divide(self._intensity, counts * qmap.n_pixels),
-            _divide(static_sums.sum(axis=0), pixels * good.sum()),
-            _divide(static_sums, pixels * good[:, None]),
-            _divide(self._squares, good.sum()).reshape(qmap.shape),
-        )
+            sums[filled] = np.add.reduceat(self._last_image[self._qmap.pixels], first)
+        return sums
 
-
-class GrowingOverview:
-    """Sums of an unknown number of frames for an `Overview`.
-
-    The sums of static bins are stored for parts of equal lengths in time. When there are
-    2 * `PARTS` of them, each two neighbours are merged.
-    """
-
-    def __init__(self, qmap: QMap, integer_counts: bool) -> None:
-        self._qmap, self._used = qmap, qmap.used.ravel()
-        self._dtype = np.dtype(np.int64 if integer_counts else np.float64)
-        self._image: NDArray[Any] = np.zeros(qmap.shape[0] * qmap.shape[1], self._dtype)
-        self._squares = np.zeros(len(self._image))
-        self._intensity: list[NDArray[np.float64]] = []
-        self._length, self._filled = 1, 0  # sums of frames in a part, and in the last part
-        self._static: list[NDArray[Any]] = []
-        self._good: list[int] = []
-        static = qmap.static.ravel()[qmap.pixels]
-        self._starts = np.flatnonzero(np.diff(static, prepend=-1))
-        self._filled_bins = static[self._starts] - 1
-
-    def add(self, frames: NDArray[Any], bad: NDArray[np.bool_], selection: FrameSelection) -> None:
-        """Add the frames [T * average, H * W] of the selection after those added before."""
-        average, counts = selection.average, selection.good_counts()
-        first = 0
-        while first < len(counts):
-            if not self._static or self._filled == self._length:
-                self._next_part()
-            stop = min(first + self._length - self._filled, len(counts))
-            at = slice(first * average, stop * average)
-            image = np.zeros_like(self._image)
-            (totals,) = frame_sums(frames[at], [self._used], image, bad[at], self._squares)
-            totals[bad[at]] = 0
-            pixels = counts[first:stop] * np.float64(self._qmap.n_pixels)
-            self._intensity.append(_divide(totals.reshape(-1, average).sum(axis=1), pixels))
-            self._image += image
-            self._static[-1] += np.add.reduceat(image[self._qmap.pixels], self._starts)
-            self._good[-1] += int(counts[first:stop].sum())
-            self._filled += stop - first
-            first = stop
-
-    def _next_part(self) -> None:
-        if len(self._static) == 2 * PARTS:
-            self._static = [
-                a + b for a, b in zip(self._static[::2], self._static[1::2], strict=True)
-            ]
-            self._good = [a + b for a, b in zip(self._good[::2], self._good[1::2], strict=True)]
-            self._length *= 2
-        self._static.append(np.zeros(len(self._starts), self._dtype))
-        self._good.append(0)
-        self._filled = 0
+    def add_all(self, source: FrameSource, selection: FrameSelection) -> None:
+        """Add all frames of a selection, or their events."""
+        if not (source.is_sparse and has_integer_counts(source)):
+            for _, block, bad, _ in frame_blocks(source, selection):
+                self.add(block, bad)
+            return
+        bad, counts = selection.bad_mask(), selection.good_counts().astype(np.int64)
+        self._good += [counts[a:b].sum() for a, b in pairwise(self._edges)]
+        intensity, static = np.zeros(selection.n, np.int64), self._qmap.static.ravel()
+        for position, pixel, count in event_blocks(source, selection):
+            good = ~bad[position]
+            number = position[good] // self._average
+            pixel, count = pixel[good], count[good]
+            self._image += exact_sums(pixel, count, len(self._image))
+            squares = count.astype(np.float64) ** 2
+            self._squares += np.bincount(pixel, squares, minlength=len(self._squares))
+            inside = self._used[pixel]
+            number, pixel, count = number[inside], pixel[inside], count[inside]
+            intensity += exact_sums(number, count, len(intensity))
+            part = np.searchsorted(self._edges[1:], number, "right")
+            at = part * self._static.shape[1] + static[pixel] - 1
+            sums = exact_sums(at, count, self._static.size)
+            self._static += sums.reshape(self._static.shape)
+        self._intensity = [_divide(intensity, counts * self._qmap.n_pixels)]
 
     def overview(self) -> Overview:
-        """Return the means of the frames added so far."""
-        good = np.array(self._good, np.float64)
-        parts = np.full((len(good), self._qmap.n_static), np.nan)
-        pixels = self._qmap.pixels_of_static[self._filled_bins]
-        parts[:, self._filled_bins] = _divide(np.array(self._static), pixels * good[:, None])
-        means = parts[0].copy()
-        means[self._filled_bins] = _divide(sum(self._static), pixels * good.sum())
-        image = _divide(self._image, np.full(self._image.shape, good.sum()))
-        squares = _divide(self._squares, good.sum())
+        """Return the means of the frames added so far; NaN without good frames or pixels."""
+        qmap, rows = self._qmap, self._part + 1 if self._grows else PARTS
+        pixels, good, static = qmap.pixels_of_static, self._good[:rows], self._static[:rows].copy()
+        static[self._part] += self._static_sums()
         return Overview(
-            image.reshape(self._qmap.shape),
+            _divide(self._image + self._last_image, good.sum()).reshape(qmap.shape),
             np.concatenate(self._intensity),
-            means,
-            parts,
-            squares.reshape(self._qmap.shape),
+            _divide(static.sum(axis=0), pixels * good.sum()),
+            _divide(static, pixels * good[:, None]),
+            _divide(self._squares, good.sum()).reshape(qmap.shape),
         )
 
 

@@ -1,27 +1,32 @@
-"""Multi-tau g2 of frames or events: `multitau` and `multitau_events`."""
+"""Multi-tau g2 of frames or events, and of a source that grows during the measurement."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.memory import available_bytes
-from jaxkern.xpcs.correlators.bins import BinnedPixels
 from jaxkern.xpcs.correlators.checks import (
     HotPixels,
     PreparedRun,
     check_hot_pixels,
     dark_bins,
     rows_and_columns,
+    takes_options_of,
 )
-from jaxkern.xpcs.correlators.frame_sums import OverviewSums
-from jaxkern.xpcs.correlators.g2 import MAX_DELAYS, BinSums, g2_result
+from jaxkern.xpcs.correlators.frame_sums import (
+    OverviewSums,
+    frame_sums,
+    intensity_limits,
+    mean_divisors,
+)
 from jaxkern.xpcs.correlators.multitau_sums import (
+    PixelSums,
     bytes_per_pixel,
     event_sums,
     in_place_sums,
@@ -29,17 +34,27 @@ from jaxkern.xpcs.correlators.multitau_sums import (
     pixel_tiles,
 )
 from jaxkern.xpcs.correlators.native import CorrelationProgress, native_module
-from jaxkern.xpcs.correlators.results import MultiTauResult
+from jaxkern.xpcs.correlators.results import (
+    MAX_DELAYS,
+    BinSums,
+    MultiTauResult,
+    g2_result,
+    multitau_delays,
+)
 from jaxkern.xpcs.correlators.selection import (
+    BLOCK_BYTES,
     COUNT_DTYPES,
+    BinLabels,
+    BinnedPixels,
     FrameSelection,
-    event_blocks,
     frame_blocks,
     has_integer_counts,
     is_contiguous,
+    selected_frames,
+    time_step,
 )
 from jaxkern.xpcs.detectors.frames import MAX_INDEX, FrameSource, RawEvents
-from jaxkern.xpcs.detectors.opening import frames_and_map
+from jaxkern.xpcs.detectors.opening import frames_and_map, without_dead_pixels
 from jaxkern.xpcs.detectors.qmap import QMap
 
 # Share of the free memory for the sums of pixels. The rest is for blocks of frames and other data.
@@ -76,14 +91,11 @@ def multitau(
         g2 = mean over the dynamic bin's static bins of <G> / (<IP> <IF>)
 
     The error of g2 is the standard error of G / (IP IF) over the dynamic bin's pixels; the ratio of
-    a pixel without counts is 0. Sums of integer counts are exact. Frames in memory and in memory
-    maps are read in place. Other frames are read block by block in a thread, in as many passes as
-    the free memory requires.
+    a pixel without counts is 0. Sums of integer counts are exact.
 
     Args:
-      frames: an array [N, H, W] or [N, P], a `FrameSource` or a path. The bins of a pixel with NaN
-        are NaN, with a warning that names the pixel. A sparse source is correlated as events, see
-        `multitau_events`.
+      frames: an array [N, H, W] or [N, P], a `FrameSource` or a path. A sparse source is correlated
+        as events, see `multitau_events`.
       qmap: the bins of the pixels.
       dpl: delays per level, at most 64, see `multitau_delays`.
       normalize: divide each frame by its mean over the pixels with mask 1, in float64.
@@ -100,20 +112,19 @@ def multitau(
         the frames.
       bins: the dynamic bins to correlate; by default all.
       parts: also compute g2 of this many equal parts of the run, for samples that age.
-      frame_time: time between frames in s; by default that of the source.
+      frame_time: time between frames in s, before stride and average; by default the source's.
       overview: also compute the mean image, intensity over time and static means.
       progress: show a progress bar on the terminal.
-
-    Returns:
-      A `MultiTauResult`. `config["bad_frames"]` lists the frames that were left out. `warnings`
-      lists bins without pixels or counts, correlations that are NaN, and hot pixels; each text is
-      also issued as a `CorrelationWarning`.
 
     Raises:
       ValueError: arguments out of range, a map of another shape than the frames, fewer than 2
         frames (in each part), a map or mask that leaves no pixel, correlations that are all NaN,
         or a pixel of the map whose integer counts are negative or sum to 2^32 - 1 or more.
       MemoryError: the frames of one sum (`average`) do not fit into memory.
+
+    Warns:
+      CorrelationWarning: bins without pixels or counts, correlations that are NaN, and hot pixels.
+        The texts are also in `warnings` of the result.
 
     Example:
       >>> import jaxkern as jk, numpy as np
@@ -133,54 +144,40 @@ def multitau(
         check_integer("dpl", dpl, 1, MAX_DELAYS)
         selection = FrameSelection(source.shape[0], begin, end, stride, average, bad_frames)
         least = 2 * max(check_integer("parts", parts, 0), 1)
-        if selection.n < least:
-            per_part = f" (2 for each of {parts} parts)" if parts > 1 else ""
-            raise ValueError(
-                f"frames: expected at least {least}{per_part}, got {selection.n} of the "
-                f"{source.shape[0]} frames of {source.name} by begin, end, stride and average"
-            )
-        run = PreparedRun(
-            source, qmap, masked, selection, bins, mask, hot_pixels, intensity_cut, frame_time
-        )
-        divisor = run.apply_cut(bar, normalize)
-        selection, labels, masked = run.selection, run.labels, run.qmap
-        needs_sums = overview or hot_pixels == "report"
-        summed = OverviewSums(masked, selection, has_integer_counts(source)) if needs_sums else None
-        size = selection.n // max(parts, 1)
-        ranges = [(k * size, (k + 1) * size) for k in range(parts)]
-        selections = [selection, *(selection.part(*bounds) for bounds in ranges)]
-        ranges.insert(0, (0, selection.n))
-        pixels = BinnedPixels.from_map(masked, labels.bins)
-        native = native_module() if source.is_sparse and divisor is None else None
+        selection.check_length(source, least, f" (2 for each of {parts} parts)" * (parts > 1))
+        choices = (bins, mask, hot_pixels, intensity_cut, frame_time, overview)
+        run = PreparedRun(source, qmap, masked, selection, bar, *choices)
+        run.apply_cut(normalize)
+        selection, size = run.selection, selection.n // max(parts, 1)
+        ranges = [(0, selection.n), *((k * size, (k + 1) * size) for k in range(parts))]
+        selections = [selection, *(selection.part(*bounds) for bounds in ranges[1:])]
+        pixels = BinnedPixels.from_map(run.qmap, run.labels.bins)
+        native = native_module() if source.is_sparse and run.divisor is None else None
         with rows_and_columns(qmap.shape[1]):
-            if native is not None:
-                if summed is not None:
-                    for events in event_blocks(source, selection):
-                        summed.add_events(*events)
-                sums = event_sums(native, source, selection, ranges, pixels, dpl, bar)
+            if native is None:
+                sums = _dense_sums(run, ranges, pixels, dpl)
             else:
-                sums = _dense_sums(source, selection, ranges, pixels, dpl, divisor, summed, bar)
-        cut = None if intensity_cut is None else tuple(intensity_cut)
-        config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": cut}
+                if run.sums is not None:
+                    run.sums.add_all(source, selection)
+                sums = event_sums(native, run, ranges, pixels, dpl)
+        config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": run.cut}
         result, *part_results = (
-            g2_result(sums_of_part, part, labels, run.time_step, config)
+            g2_result(sums_of_part, part, run.labels, run.time_step, config)
             for sums_of_part, part in zip(sums, selections, strict=True)
         )
         run.check_nan(result.g2, result.n_pairs[:, None])
-    run.messages += dark_bins(sums[0], labels)
-    result = replace(result, parts=tuple(part_results))
-    return run.complete(result, summed, overview)
+    run.messages += dark_bins(sums[0], run.labels)
+    return run.complete(replace(result, parts=tuple(part_results)))
 
 
+@takes_options_of(multitau)
 def multitau_events(
     pixel: Any, frame: Any, count: Any, n_frames: int, qmap: QMap, *arguments: Any, **options: Any
 ) -> MultiTauResult:
     """Compute g2 of events, bit-identical to `multitau` of the frames that they form.
 
-    Events are sorted by pixel. The counts of a pixel are correlated as a list, until its sums of
-    frames are dense; the work is proportional to the number of events, not to frames times pixels.
-    If the sorted events need more than half of the free memory, the pixels are processed in parts.
-    With `normalize`, and without the native kernels, frames are formed block by block.
+    The work is proportional to the number of events, not to frames times pixels. With `normalize`,
+    and without the native kernels, frames are formed block by block.
 
     Args:
       pixel: [M] integers, row * W + column.
@@ -188,12 +185,11 @@ def multitau_events(
       count: [M] integers of 0 or more; counts of one pixel in one frame are added.
       n_frames: the number of frames, including those without events.
       qmap: the bins of the pixels.
-      arguments, options: all others, as in `multitau`: dpl, normalize, bad_frames, and so on.
+      **options: all others, as in `multitau`.
 
     Raises:
       ValueError: as in `multitau`; the pixel or frame of an event is out of range, or its count is
-        negative (with the index of the event); or the counts of a pixel of the map sum to 2^32 - 1
-        or more.
+        negative (with the index of the event).
 
     Example:
       >>> import jaxkern as jk, numpy as np
@@ -210,55 +206,195 @@ def multitau_events(
 
 
 def _dense_sums(
-    source: FrameSource,
-    selection: FrameSelection,
-    ranges: Sequence[tuple[int, int]],
-    pixels: BinnedPixels,
-    dpl: int,
-    divisor: NDArray[np.float64] | None,
-    overview: OverviewSums | None,
-    bar: CorrelationProgress,
+    run: PreparedRun, ranges: Sequence[tuple[int, int]], pixels: BinnedPixels, dpl: int
 ) -> list[BinSums]:
     """Return the sums of the frames of each range of sums, and add all frames to the overview."""
-    integer_counts = has_integer_counts(source) and divisor is None
-    bad, missing = selection.bad_mask(), selection.average - selection.good_counts()
-    average = selection.average
+    source, selection, divisor = run.source, run.selection, run.divisor
+    average, integer_counts = selection.average, has_integer_counts(source) and divisor is None
+    missing = selection.missing_counts()
     native = native_module() if len(pixels) else None
     if native is not None and _is_readable_in_place(source.array):
-        if overview is not None:
-            for first, block in frame_blocks(source, selection):
-                overview.add(first, block)
-        return in_place_sums(native, source, selection, ranges, pixels, dpl, divisor, bar)
+        if run.sums is not None:
+            run.sums.add_all(source, selection)
+        return in_place_sums(native, run, ranges, pixels, dpl)
     size = sum(
         bytes_per_pixel(stop - first, dpl, integer_counts, bool(missing[first:stop].any()))
         for first, stop in ranges
     )
     most_pixels = max(int(_SHARE * available_bytes() / size), 1)
     groups = pixels.split(pixel_tiles(pixels), most_pixels)
-    sums_before: list[BinSums | None] = [None] * len(ranges)
-    bar.begin(selection.n * average * len(groups), source.frame_bytes)
+    sums: list[BinSums | None] = [None] * len(ranges)
+    run.bar.begin(selection.n * average * len(groups), source.frame_bytes)
     for number, group in enumerate(groups):
         states = [
             make_pixel_sums(group, dpl, average, missing[first:stop], integer_counts)
             for first, stop in ranges
         ]
-        for at, block in frame_blocks(source, selection):
-            if overview is not None and number == 0:
-                overview.add(at, block)
+        for at, block, bad, factors in frame_blocks(source, selection, divisor):
+            if run.sums is not None and number == 0:
+                run.sums.add(block, bad)
             for state, (first, stop) in zip(states, ranges, strict=True):
-                first, stop = max(first, at), min(stop, at + len(block) // average)
+                first, stop = max(first - at, 0) * average, min((stop - at) * average, len(block))
                 if first < stop:
-                    frames = block[(first - at) * average : (stop - at) * average]
-                    inside = slice(first * average, stop * average)
-                    factors = None if divisor is None else divisor[inside]
-                    state.add(frames, bad[inside], factors)
-            bar.advance(len(block))
-        sums = [state.bin_sums(b) for state, b in zip(states, sums_before, strict=True)]
-        sums_before = [*sums]
-    return sums
+                    own = None if factors is None else factors[first:stop]
+                    state.add(block[first:stop], bad[first:stop], own)
+            run.bar.advance(len(block))
+        sums = [state.bin_sums(before) for state, before in zip(states, sums, strict=True)]
+    return cast("list[BinSums]", sums)
 
 
 def _is_readable_in_place(array: NDArray[Any] | None) -> bool:
     if array is None or array.dtype not in COUNT_DTYPES or not array.dtype.isnative:
         return False
     return is_contiguous(array)
+
+
+class LiveMultiTau:
+    """g2 of a growing source: `update` adds new frames, and `result` is available at any time.
+
+    A result is bit-identical to `multitau` of the same frames. All frames are read again if the
+    `dead` pixels or the earlier frames of the source change. Events are converted to frames.
+
+    Args:
+      qmap: the bins of the pixels.
+      most_frames: largest number of frames; the memory grows with its logarithm.
+      dpl, normalize, bad_frames, begin, stride, average, bins, frame_time: see `multitau`;
+        `bad_frames` may include frames that do not exist yet.
+      intensity_cut, mask, hot_pixels: see `multitau`; the median frame and the hot pixels are
+        known at the end, so that only `finish` leaves them out.
+
+    Raises:
+      ValueError: arguments out of range; from `update`, frames of another shape than the map.
+
+    Example:
+      >>> import jaxkern as jk, numpy as np
+      >>> frames = np.random.default_rng(0).poisson(2.0, (100, 8, 8)).astype(np.uint8)
+      >>> qmap = jk.xpcs.QMap(np.ones((8, 8), int))
+      >>> live = jk.xpcs.LiveMultiTau(qmap, most_frames=1000)
+      >>> for n in (30, 100):
+      ...     live.update(jk.xpcs.as_frames(frames[:n]))
+      ...     print(live.result())
+      30
+      MultiTauResult(1 bins of 64 pixels, 14 delays to 24 frames, 30 frames)
+      100
+      MultiTauResult(1 bins of 64 pixels, 21 delays to 80 frames, 100 frames)
+    """
+
+    def __init__(
+        self,
+        qmap: QMap,
+        most_frames: int = 1_000_000,
+        dpl: int = 4,
+        normalize: bool = False,
+        bad_frames: Sequence[int] | NDArray[Any] | None = None,
+        begin: int = 0,
+        stride: int = 1,
+        average: int = 1,
+        *,
+        intensity_cut: tuple[float | None, float | None] | None = None,
+        mask: Any = None,
+        hot_pixels: HotPixels = "ignore",
+        bins: Sequence[int] | NDArray[Any] | None = None,
+        frame_time: float | None = None,
+    ) -> None:
+        self._most = check_integer("most_frames", most_frames, 2)
+        check_integer("dpl", dpl, 1, MAX_DELAYS)
+        self._all = FrameSelection(self._most, begin, None, stride, average, bad_frames)
+        self._qmap, self._bins, self._frame_time = qmap.with_mask(mask), bins, frame_time
+        self._hot_pixels = check_hot_pixels(hot_pixels)
+        intensity_limits(intensity_cut)  # raises early
+        self._cut, self._dpl, self._normalize = intensity_cut, dpl, bool(normalize)
+        self._dead: NDArray[np.bool_] | None = None
+        self._state: PixelSums | None = None
+        self._generation = self._seen = 0
+
+    def update(self, source: FrameSource) -> int:
+        """Add the new frames of `source`, and return its number of frames."""
+        same = self._generation == source.generation and _same_pixels(self._dead, source.dead)
+        if self._state is None or not same:
+            if source.shape[0] == 0:
+                return 0
+            self._begin(source)
+        selection = self._all
+        size = max(BLOCK_BYTES // max(source.frame_bytes * selection.average, 1), 1)
+        frames = max(min(source.shape[0], self._most) - selection.begin, 0)
+        available = frames // (selection.stride * selection.average)
+        while self._seen < available:
+            self._add(source, self._seen, min(self._seen + size, available))
+        return source.shape[0]
+
+    @property
+    def n_frames(self) -> int:
+        """Number of frames, or sums of frames, that were added."""
+        return self._seen
+
+    def result(self) -> MultiTauResult:
+        """Return g2 of the frames added so far; ValueError for fewer than 2."""
+        if self._seen < 2 or self._state is None:
+            raise ValueError(f"expected at least 2 frames, got {self._seen}")
+        with rows_and_columns(self._qmap.shape[1]):
+            sums = self._state.bin_sums()
+        at = slice(len(multitau_delays(self._seen, self._dpl)))
+        arrays = sums.weight[at], sums.sums[:, at], sums.mean[at], sums.squares[at]
+        sums = BinSums(*arrays, sums.pixels)
+        config = {"dpl": self._dpl, "normalize": self._normalize, "intensity_cut": None}
+        selection = self._all.part(0, self._seen)
+        result = g2_result(sums, selection, self._labels, self._time_step, config)
+        return replace(result, overview=self._overview.overview())
+
+    def finish(self, source: FrameSource) -> MultiTauResult:
+        """Return g2 of a complete source, read again for an intensity cut or to mask hot pixels."""
+        total, selection = min(self.update(source), self._most), self._all
+        if self._seen < 2 or (self._cut is None and self._hot_pixels != "mask"):
+            result = self.result()
+            part, bar = selection.part(0, self._seen), CorrelationProgress(False, "")
+            choices = (self._bins, None, self._hot_pixels, None, self._frame_time, True)
+            run = PreparedRun(source, self._qmap, self._labels.qmap, part, bar, *choices)
+            run.sums = self._overview
+            run.check_nan(result.g2, result.n_pairs[:, None])
+            return run.complete(result)
+        return multitau(
+            source,
+            self._qmap,
+            self._dpl,
+            self._normalize,
+            selection.bad[selection.bad < total],
+            selection.begin,
+            total,
+            selection.stride,
+            selection.average,
+            intensity_cut=self._cut,
+            hot_pixels=self._hot_pixels,
+            bins=self._bins,
+            frame_time=self._frame_time,
+            overview=True,
+            progress=False,
+        )
+
+    def _begin(self, source: FrameSource) -> None:
+        qmap, average = without_dead_pixels(self._qmap, source), self._all.average
+        self._dead, self._generation, self._seen = source.dead, source.generation, 0
+        self._labels = BinLabels(qmap, self._bins)
+        self._time_step = time_step(self._frame_time, source)
+        integer_counts = has_integer_counts(source)
+        self._overview = OverviewSums(qmap, integer_counts, average)
+        pixels, missing = BinnedPixels.from_map(qmap, self._labels.bins), self._all.missing_counts()
+        exact = integer_counts and not self._normalize
+        self._state = make_pixel_sums(pixels, self._dpl, average, missing, exact)
+
+    def _add(self, source: FrameSource, first: int, stop: int) -> None:
+        assert self._state is not None
+        frames = selected_frames(source, self._all, first, stop)
+        bad, divisor = self._all.part(first, stop).bad_mask(), None
+        if self._normalize:
+            qmap = self._labels.qmap
+            divisor = mean_divisors(frame_sums(frames, [qmap.mask.ravel()])[0], qmap)
+        with rows_and_columns(self._qmap.shape[1]):
+            self._state.add(frames, bad, divisor)
+        self._overview.add(frames, bad)
+        self._seen = stop
+
+
+def _same_pixels(one: NDArray[np.bool_] | None, other: NDArray[np.bool_] | None) -> bool:
+    marked = [np.zeros(0) if dead is None or not dead.any() else dead for dead in (one, other)]
+    return np.array_equal(marked[0], marked[1])

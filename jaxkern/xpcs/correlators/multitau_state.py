@@ -11,40 +11,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.core.cost import Cost
+from jaxkern.core.declaration import Cost
 from jaxkern.core.op import Op
-from jaxkern.xpcs.correlators.bins import BinLabels, BinnedPixels
 from jaxkern.xpcs.correlators.checks import rows_and_columns
-from jaxkern.xpcs.correlators.g2 import MAX_DELAYS, g2_result, multitau_delays
 from jaxkern.xpcs.correlators.multitau_sums import bins_of_pixels, check_totals, sums_of_state
 from jaxkern.xpcs.correlators.native import native_module
-from jaxkern.xpcs.correlators.selection import COUNT_DTYPES, FrameSelection
+from jaxkern.xpcs.correlators.results import MAX_DELAYS, g2_result, multitau_delays
+from jaxkern.xpcs.correlators.selection import COUNT_DTYPES, BinLabels, BinnedPixels, FrameSelection
 from jaxkern.xpcs.correlators.twin import multitau_update as pure_jax_update
 from jaxkern.xpcs.correlators.twin import state_shapes
 from jaxkern.xpcs.detectors.qmap import QMap
 
 FRAME_DTYPES = tuple(dtype.name for dtype in COUNT_DTYPES)
+_ARRAYS = ("total", "g", "head", "history")
 
 
-def _abstract(
-    frames: Any, seen: Any, total: Any, g: Any, head: Any, history: Any, *, dpl: int
-) -> Any:
+def _abstract(frames: Any, seen: Any, *arrays: Any, dpl: int) -> Any:
     op, dtype = "multitau_update", np.dtype(frames.dtype)
     if dtype.name not in FRAME_DTYPES or len(frames.shape) != 2:
-        raise ValueError(
-            f"{op}: frames: expected [T, P] of {', '.join(FRAME_DTYPES)}, got "
-            f"{dtype.name}{list(frames.shape)}"
-        )
+        got = f"{dtype.name}{list(frames.shape)}"
+        raise ValueError(f"{op}: frames: expected [T, P] of {', '.join(FRAME_DTYPES)}, got {got}")
     if seen.shape != () or seen.dtype != np.int32:
         raise ValueError(f"{op}: seen: expected int32[], got {seen.dtype}{list(seen.shape)}")
-    delays = g.shape[0] if g.shape else 0
+    delays = arrays[1].shape[0] if arrays[1].shape else 0
     shapes = state_shapes(delays, frames.shape[1], dpl, dtype.kind == "f")
-    for (name, shape), x in zip(shapes.items(), (total, g, head, history), strict=True):
+    for (name, shape), x in zip(shapes.items(), arrays, strict=True):
         if tuple(x.shape) != shape or x.dtype != np.uint32:
-            raise ValueError(
-                f"{op}: {name}: expected uint32{list(shape)} for {delays} delays, dpl={dpl} and "
-                f"frames {dtype.name}{list(frames.shape)}, got {x.dtype}{list(x.shape)}"
-            )
+            state = f"uint32{list(shape)} for {dtype.name}{list(frames.shape)} and dpl={dpl}"
+            raise ValueError(f"{op}: {name}: expected {state}, got {x.dtype}{list(x.shape)}")
     return tuple(jax.ShapeDtypeStruct(shape, np.uint32) for shape in shapes.values())
 
 
@@ -109,9 +103,8 @@ def multitau_init(n_pixels: int, n_frames_max: int, dtype: Any, dpl: int = 4) ->
       n_pixels: P, the number of pixels of a frame.
       n_frames_max: determines the delays, which are those of this number of frames. More frames can
         be added; they count at the same delays.
-      dtype: dtype of the frames: uint8, uint16, uint32, int32, float32 or float64. A pixel needs 8
-        bytes, and 12 bytes per delay and 8 dpl bytes per level of delays for integer counts, 16
-        and 16 dpl bytes for floating-point counts.
+      dtype: dtype of the frames: uint8, uint16, uint32, int32, float32 or float64. A pixel needs
+        12 bytes per delay and 8 dpl bytes per level for integers, 16 and 16 dpl for floats.
       dpl: delays per level, at most 64, see `multitau_delays`.
 
     Raises:
@@ -135,10 +128,8 @@ def multitau_init(n_pixels: int, n_frames_max: int, dtype: Any, dpl: int = 4) ->
     check_integer("dpl", dpl, 1, MAX_DELAYS)
     name = np.dtype(dtype).name
     if name not in FRAME_DTYPES or jax.dtypes.canonicalize_dtype(name).name != name:
-        raise ValueError(
-            f"dtype: expected one of {', '.join(FRAME_DTYPES)} (float64 requires "
-            f"jax.config.update('jax_enable_x64', True)), got {name}"
-        )
+        known = ", ".join(FRAME_DTYPES)
+        raise ValueError(f"dtype: expected one of {known} (float64 requires x64), got {name}")
     delays = len(multitau_delays(n_frames_max, dpl))
     shapes = state_shapes(delays, n_pixels, dpl, name.startswith("float"))
     arrays = {key: jnp.zeros(shape, jnp.uint32) for key, shape in shapes.items()}
@@ -168,11 +159,8 @@ def multitau_update(state: MultiTauState, frames: Any) -> MultiTauState:
         )
     if array.ndim == 3:
         array = array.reshape(array.shape[0], -1)
-    arrays = multitau_update_op(
-        array, state.seen, state.total, state.g, state.head, state.history, dpl=state.dpl
-    )
-    names = ("total", "g", "head", "history")
-    changed = dict(zip(names, arrays, strict=True))
+    arrays = multitau_update_op(array, state.seen, *_arrays(state), dpl=state.dpl)
+    changed = dict(zip(_ARRAYS, arrays, strict=True))
     return dataclasses.replace(state, seen=state.seen + array.shape[0], **changed)
 
 
@@ -211,15 +199,11 @@ def multitau_result(
       True
     """
     if isinstance(state.seen, jax.core.Tracer) or state.seen.ndim:
-        raise TypeError(
-            "state: expected the state of one data set outside of jit (use "
-            f"jax.tree.map(lambda x: x[i], state) for a batch), got state.seen={state.seen!r:.80}"
-        )
-    seen, integer_counts = int(state.seen), not state.dtype.startswith("float")
-    stored = [np.asarray(x) for x in (state.total, state.g, state.head, state.history)]
-    pixels = stored[0].shape[0]
+        expected = "one data set outside of jit, jax.tree.map(lambda x: x[i], state) of a batch"
+        raise TypeError(f"state: expected the state of {expected}, got seen={state.seen!r:.80}")
     if qmap is None:
         return _pixel_correlations(state)
+    pixels, seen = state.total.shape[0], int(state.seen)
     if qmap.shape[0] * qmap.shape[1] != pixels:
         raise ValueError(f"qmap: expected {pixels} pixels, got {qmap.shape[0]} x {qmap.shape[1]}")
     labels = BinLabels(qmap, bins)
@@ -230,61 +214,59 @@ def multitau_result(
             options = {
                 "most_frames": state.n_frames_max,
                 "dpl": state.dpl,
-                "real": not integer_counts,
+                "real": state.dtype.startswith("float"),
             }
+            stored = [np.asarray(x) for x in _arrays(state)]
             sums = sums_of_state(native, stored, seen, pixels, chosen, options)
         else:
-            *arrays, pairs = _exact_sums(state, chosen.pixel)
-            sums = bins_of_pixels(chosen, pairs.astype(np.float64), np.stack(arrays))
+            arrays, pairs = _exact_sums(state, chosen.pixel)
+            sums = bins_of_pixels(chosen, pairs.astype(np.float64), arrays)
     selection = FrameSelection(state.n_frames_max)
     result = g2_result(sums, selection, labels, frame_time, {"dpl": state.dpl})
     return dataclasses.replace(result, n_frames=seen, n_pairs=sums.weight.astype(np.int64))
 
 
+def _arrays(state: MultiTauState) -> tuple[jax.Array, ...]:
+    return tuple(getattr(state, name) for name in _ARRAYS)
+
+
 def _pixel_correlations(state: MultiTauState) -> PixelCorrelations:
-    *sums, pairs = _exact_sums(state)
+    sums, pairs = _exact_sums(state)
     delay = multitau_delays(state.n_frames_max, state.dpl)
     levels = [max(0, (d - 1) // (2 * state.dpl)).bit_length() for d in delay.tolist()]
     width = 2.0 ** np.array(levels)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        per = np.where(pairs > 0, pairs, np.nan)[:, None]
-        G, IP, IF = (
-            x / (per * width[:, None] ** power) for x, power in zip(sums, (2, 1, 1), strict=True)
-        )
+    per = np.where(pairs > 0, pairs, np.nan)[:, None]
+    G, IP, IF = (
+        x / (per * width[:, None] ** power) for x, power in zip(sums, (2, 1, 1), strict=True)
+    )
     return PixelCorrelations(delay, G, IP, IF)
 
 
 def _exact_sums(
     state: MultiTauState, which: Any = slice(None)
-) -> tuple[Any, Any, Any, NDArray[np.int64]]:
-    """Return sums of s s', s and s' [n_tau, P] of some pixels, and the numbers of pairs [n_tau]."""
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return sums of s s', s and s' [3, n_tau, P] of some pixels, and numbers of pairs [n_tau]."""
     seen, integer_counts = int(state.seen), not state.dtype.startswith("float")
-    stored = [np.asarray(x) for x in (state.total, state.g, state.head, state.history)]
-    wide, narrow = (np.uint64, np.uint32) if integer_counts else (np.float64, np.float64)
-    total: Any
-    total, g = (np.ascontiguousarray(x).view(wide)[..., 0] for x in stored[:2])
-    head, history = stored[2:]
-    if not integer_counts:
-        head, history = (np.ascontiguousarray(x).view(narrow)[..., 0] for x in stored[2:])
-    total, g = total[which], g[:, which]
+    arrays: list[Any] = [np.ascontiguousarray(x) for x in _arrays(state)]
+    wide = np.uint64 if integer_counts else np.float64
+    for k in range(2 if integer_counts else 4):
+        arrays[k] = arrays[k].view(wide)[..., 0]
+    total, g, head, history = arrays
     if integer_counts:
-        check_totals(total, np.arange(len(stored[0]))[which])
-    total = total.astype(np.int64 if integer_counts else np.float64)
-    delay, depth = multitau_delays(state.n_frames_max, state.dpl), 2 * state.dpl
-    sums = np.zeros((3, len(delay), len(total)), total.dtype)
-    pairs = np.zeros(len(delay), np.int64)
+        check_totals(total[which], np.arange(len(total))[which])
+    total = total[which].astype(np.int64 if integer_counts else np.float64)
+    n_tau, depth = len(g), 2 * state.dpl
+    sums, pairs = np.zeros((3, n_tau, len(total)), total.dtype), np.zeros(n_tau, np.int64)
     for level in range(len(history) // depth):
         ring = history[level * depth : (level + 1) * depth]
-        n = seen >> level
-        tail = np.zeros_like(total)
+        n, tail = seen >> level, np.zeros_like(total)
         before = state.dpl if level else 0  # shorter delays belong to the level before
         for t in range(1, min(depth, n - 1) + 1):
             tail += ring[(n - t) % depth][which]
             tau = state.dpl * level + t - 1
-            if t <= before or tau >= len(delay):
-                continue
-            sums[:, tau] = g[tau], total - tail, total - head[tau][which]
-            pairs[tau] = n - t
+            if before < t and tau < n_tau:
+                sums[:, tau] = g[tau][which], total - tail, total - head[tau][which]
+                pairs[tau] = n - t
         if n % 2:
             total = total - ring[(n - 1) % depth][which].astype(total.dtype)
-    return *sums, pairs
+    return sums, pairs

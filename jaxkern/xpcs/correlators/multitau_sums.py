@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,106 +15,86 @@ from numpy.typing import NDArray
 
 from jaxkern.core.memory import available_bytes
 from jaxkern.core.threads import num_threads
-from jaxkern.xpcs.correlators.bins import BinnedPixels
-from jaxkern.xpcs.correlators.g2 import BinSums, multitau_delays
-from jaxkern.xpcs.correlators.native import CorrelationProgress, native_module, run_watched
+from jaxkern.xpcs.correlators.checks import PreparedRun
+from jaxkern.xpcs.correlators.native import native_module, run_watched
+from jaxkern.xpcs.correlators.results import BinSums, multitau_delays
 from jaxkern.xpcs.correlators.selection import (
     COUNT_LIMIT,
+    BinnedPixels,
     EventMemory,
-    FrameSelection,
     selected_frames,
     summed,
 )
-from jaxkern.xpcs.correlators.twin import state_shapes, weighted_update
-from jaxkern.xpcs.detectors.frames import FrameSource
+from jaxkern.xpcs.correlators.twin import add_frames, state_shapes
 
 # Pixels whose ratios are reduced together without the native kernels.
 _TILE = 4096
-_weighted_update = jax.jit(weighted_update, static_argnames="dpl", donate_argnums=range(2, 7))
+_add_frames = jax.jit(add_frames, static_argnames="dpl", donate_argnums=range(2, 7))
 
 
 def in_place_sums(
     native: ModuleType,
-    source: FrameSource,
-    selection: FrameSelection,
+    run: PreparedRun,
     ranges: Sequence[tuple[int, int]],
     pixels: BinnedPixels,
     dpl: int,
-    divisor: NDArray[np.float64] | None,
-    bar: CorrelationProgress,
 ) -> list[BinSums]:
-    """Return the sums of frames in memory for each range (first, stop) of sums of frames.
-
-    Args:
-      divisor: [N * average], the number that each frame is divided by.
-    """
+    """Return the sums of frames in memory for each range (first, stop) of sums of frames."""
     strips = len(np.unique(pixels.pixel // native.MULTITAU_STRIP))
-    average, every, sums = selection.average, selection.bad_mask(), []
+    average, every, sums = run.selection.average, run.selection.bad_mask(), []
     for first, stop in ranges:
-        bar.begin((stop - first) * average, source.frame_bytes)
+        run.bar.begin((stop - first) * average, run.source.frame_bytes)
         at = slice(first * average, stop * average)
         bad = every[at]
         call = partial(
             native.multitau,
-            selected_frames(source, selection, first, stop),
-            *_arguments(pixels),
+            selected_frames(run.source, run.selection, first, stop),
+            *pixels.arguments,
             dpl=dpl,
             average=average,
             bad=bad.view(np.uint8) if bad.any() else None,
-            divisor=None if divisor is None else divisor[at],
+            divisor=None if run.divisor is None else run.divisor[at],
         )
-        arrays = run_watched(call, strips * (stop - first), bar.set_fraction)
+        arrays = run_watched(call, strips * (stop - first), run.bar.set_fraction)
         sums.append(_bin_sums(arrays, pixels))
     return sums
 
 
 def event_sums(
     native: ModuleType,
-    source: FrameSource,
-    selection: FrameSelection,
+    run: PreparedRun,
     ranges: Sequence[tuple[int, int]],
     pixels: BinnedPixels,
     dpl: int,
-    bar: CorrelationProgress,
 ) -> list[BinSums]:
     """Return the sums of events, bit-identical to those of the frames that they form."""
-    events, sums = EventMemory.from_source(source), []
-    frame_bytes = events.size * events.event_bytes // max(selection.n, 1)
+    events, sums = EventMemory.from_source(run.source), []
+    frame_bytes = events.size * events.event_bytes // max(run.selection.n, 1)
     for first, stop in ranges:
-        bar.begin(stop - first, frame_bytes)
+        run.bar.begin(stop - first, frame_bytes)
         call = partial(
             native.multitau_events,
-            *events.arguments(),
-            *events.frames(selection.part(first, stop)),
-            *_arguments(pixels),
+            *events.arguments,
+            *events.frames(run.selection.part(first, stop)),
+            *pixels.arguments,
             dpl=dpl,
             bytes=available_bytes() / 2,
         )
-        sums.append(_bin_sums(run_watched(call, events.size, bar.set_fraction), pixels))
+        sums.append(_bin_sums(run_watched(call, events.size, run.bar.set_fraction), pixels))
     return sums
 
 
 def make_pixel_sums(
     pixels: BinnedPixels, dpl: int, average: int, missing: NDArray[np.uint32], integer_counts: bool
-) -> NativeSums | JaxSums:
-    """Return empty sums of some pixels.
-
-    Args:
-      missing: [N], the number of bad frames in each of the N sums of frames that will be added.
-      integer_counts: True if counts are integers.
-    """
+) -> PixelSums:
+    """Return empty sums of pixels; `missing` [N] are the bad frames in each sum of frames."""
     native = native_module() if len(pixels) else None
-    if native is None:
-        return JaxSums(pixels, dpl, average, missing, integer_counts)
-    return NativeSums(native, pixels, dpl, average, missing, integer_counts)
+    how = (pixels, dpl, average, missing, integer_counts)
+    return JaxSums(*how) if native is None else NativeSums(native, *how)
 
 
 def pixel_tiles(pixels: BinnedPixels) -> NDArray[np.int64]:
-    """Return the tile [P] of each pixel.
-
-    The sums of tiles are added in order. Groups of pixels that consist of whole tiles therefore
-    give the same bits as all pixels at once.
-    """
+    """Return the tile [P] of each pixel; groups of whole tiles give the bits of all pixels."""
     native = native_module() if len(pixels) else None
     if native is None:
         return np.arange(len(pixels)) // _TILE
@@ -123,105 +104,104 @@ def pixel_tiles(pixels: BinnedPixels) -> NDArray[np.int64]:
 
 def bytes_per_pixel(n: int, dpl: int, integer_counts: bool, weighted: bool) -> int:
     """Return the memory of a pixel's state for n sums of frames, of which some may be bad."""
-    if native_module() is None:
-        weighted = True
-    return sum(
-        rows * dtype.itemsize
-        for rows, dtype in _native_state_shapes(n, dpl, integer_counts, weighted)
-    )
+    weighted = weighted or native_module() is None
+    return sum(array.nbytes for array in _state(n, 1, dpl, integer_counts, weighted))
 
 
-class NativeSums:
-    """Sums of one or more pixels, to which the native kernels add blocks of frames."""
+def _state(
+    n: int, pixels: int, dpl: int, integer_counts: bool, weighted: bool
+) -> list[NDArray[np.uint32]]:
+    """Return the arrays of a state as the native `multitau_update` expects them, all zeros."""
+    shapes = state_shapes(len(multitau_delays(n, dpl)), pixels, dpl, not integer_counts)
+    names = ("total", "g", "head", "history") + ("g", "g") * weighted
+    return [np.zeros(shapes[name], np.uint32) for name in names]
+
+
+class PixelSums(abc.ABC):
+    """Sums of pixels, to which blocks of frames are added."""
 
     def __init__(
         self,
-        native: ModuleType,
         pixels: BinnedPixels,
         dpl: int,
         average: int,
         missing: NDArray[np.uint32],
         integer_counts: bool,
     ) -> None:
-        self._native, self._pixels = native, pixels
-        first, last = pixels.pixel[[0, -1]]
-        width = int(last) + 1 - int(first)
-        # Frames are read in place if most of the pixels between the first and the last are used.
-        self._first, self._gathered = int(first), width > 2 * len(pixels)
-        self._columns = pixels.pixel - first
-        if self._gathered:
-            width = len(pixels)
-            self._columns = np.arange(width, dtype=np.int32)
-        delays = len(multitau_delays(len(missing), dpl))
-        sums, dynamic = (3, delays, pixels.n_static), (delays, pixels.n_dynamic)
-        # (shape, dtype) of the arrays that `multitau_reduce` carries between tiles
-        self._carried_shapes: list[tuple[tuple[int, ...], type[np.generic]]] = [
-            ((*sums, 2), np.uint64) if integer_counts else (sums, np.float64),
-            (dynamic, np.float64),
-            (dynamic, np.float64),
-            ((pixels.n_dynamic,), np.int64),
-        ]
-        self._options = {
-            "most_frames": len(missing),
-            "dpl": dpl,
-            "average": average,
-            "missing": missing if missing.any() else None,
-            "real": not integer_counts,
-            "threads": num_threads(),
-        }
-        shapes = _native_state_shapes(len(missing), dpl, integer_counts, bool(missing.any()))
-        self._state = [np.zeros((rows, width), dtype) for rows, dtype in shapes]
-        self._width, self._seen, self._average = width, 0, average
+        self._pixels, self._dpl, self._average = pixels, dpl, average
+        self._missing, self._integer_counts, self._seen = missing, integer_counts, 0
 
+    @abc.abstractmethod
     def add(
         self, frames: NDArray[Any], bad: NDArray[np.bool_], divisor: NDArray[np.float64] | None
     ) -> None:
         """Add frames [T * average, H * W], divided by `divisor`, without those in `bad`."""
+
+    @abc.abstractmethod
+    def bin_sums(self, before: BinSums | None = None) -> BinSums:
+        """Return the sums over bins, added to those of the preceding tiles of pixels."""
+
+
+class NativeSums(PixelSums):
+    """Sums of one or more pixels by the native kernels."""
+
+    def __init__(self, native: ModuleType, pixels: BinnedPixels, *how: Any) -> None:
+        super().__init__(pixels, *how)
+        self._native, dpl, missing = native, self._dpl, self._missing
+        first, last = pixels.pixel[[0, -1]]
+        # Frames are read in place if most of the pixels between the first and the last are used.
+        width = int(last) + 1 - int(first)
+        self._gathered = width > 2 * len(pixels)
+        self._columns = pixels.pixel - first
         if self._gathered:
-            counts = np.take(frames, self._pixels.pixel, axis=1)
-        else:
-            counts = frames[:, self._first : self._first + self._width]
-        self._native.multitau_update(
-            counts,
-            self._seen,
-            self._state,
-            bad=bad.view(np.uint8) if bad.any() else None,
-            divisor=divisor,
-            **self._options,
-        )
+            width = len(pixels)
+            self._columns = np.arange(width, dtype=np.int32)
+        self._at = slice(int(first), int(first) + width)
+        weighted = bool(missing.any())
+        self._options = {
+            "most_frames": len(missing),
+            "dpl": dpl,
+            "average": self._average,
+            "missing": missing if weighted else None,
+            "real": not self._integer_counts,
+            "threads": num_threads(),
+        }
+        self._state = _state(len(missing), width, dpl, self._integer_counts, weighted)
+        self._width = width
+
+    def add(
+        self, frames: NDArray[Any], bad: NDArray[np.bool_], divisor: NDArray[np.float64] | None
+    ) -> None:
+        pixels = self._pixels.pixel
+        counts = np.take(frames, pixels, axis=1) if self._gathered else frames[:, self._at]
+        marks = {"bad": bad.view(np.uint8) if bad.any() else None, "divisor": divisor}
+        self._native.multitau_update(counts, self._seen, self._state, **marks, **self._options)
         self._seen += len(frames) // self._average
 
     def bin_sums(self, before: BinSums | None = None) -> BinSums:
-        """Return the sums over bins, added to those of the preceding tiles of pixels."""
-        carried = [np.zeros(*like) for like in self._carried_shapes]
-        if before is not None:
+        pixels, delays = self._pixels, len(self._state[1])
+        if before is None:
+            words = 2 if self._integer_counts else 1
+            n_means = delays * pixels.n_dynamic
+            sizes = (3 * delays * pixels.n_static * words, n_means, n_means, pixels.n_dynamic)
+            carried = [np.zeros(size, np.int64) for size in sizes]
+        else:
             carried = before.carried
-        options = {**self._options, "place": self._columns, "carried": carried}
-        sums = sums_of_state(
-            self._native, self._state, self._seen, self._width, self._pixels, options
-        )
+        state = (self._state, self._seen, self._width)
+        options = {**self._options, "offset": self._columns, "carried": carried}
+        sums = sums_of_state(self._native, *state, pixels, options)
         return replace(sums, pixels=carried[-1], carried=carried)
 
 
-class JaxSums:
-    """The same by the pure-JAX implementation of the op, for which c is one more pixel."""
+class JaxSums(PixelSums):
+    """Sums by the pure-JAX implementation of the op, for which c is one more pixel."""
 
-    def __init__(
-        self,
-        pixels: BinnedPixels,
-        dpl: int,
-        average: int,
-        missing: NDArray[np.uint32],
-        integer_counts: bool,
-    ) -> None:
-        self._pixels, self._dpl = pixels, dpl
-        self._average, self._integer_counts = average, integer_counts
-        self._good = average - missing.astype(np.int64)
-        self._seen = 0
-        delays = len(multitau_delays(len(missing), dpl))
-        shapes = state_shapes(delays, len(pixels) + 1, dpl, not integer_counts)
-        names = ("total", "g", "history", "g", "g")
-        self._state: Any = [np.zeros(shapes[name], np.uint32) for name in names]
+    def __init__(self, pixels: BinnedPixels, *how: Any) -> None:
+        super().__init__(pixels, *how)
+        self._good = self._average - self._missing.astype(np.int64)
+        shape = len(self._good), len(pixels) + 1
+        state = _state(*shape, self._dpl, self._integer_counts, weighted=True)
+        self._state: Any = [*state[:2], *state[3:]]  # without head
 
     def add(
         self, frames: NDArray[Any], bad: NDArray[np.bool_], divisor: NDArray[np.float64] | None
@@ -235,7 +215,7 @@ class JaxSums:
         block = np.concatenate([counts, good[:, None]], axis=1)
         block = block.astype(np.uint32 if self._integer_counts else np.float64)
         with jax.enable_x64(True):
-            self._state = _weighted_update(block, np.int32(self._seen), *self._state, dpl=self._dpl)
+            self._state = _add_frames(block, np.int32(self._seen), *self._state, dpl=self._dpl)
         self._seen += len(good)
 
     def bin_sums(self, before: BinSums | None = None) -> BinSums:
@@ -254,8 +234,7 @@ def check_totals(total: NDArray[np.uint64], numbers: Any) -> None:
     if invalid.any():
         raise ValueError(
             f"pixel {numbers[int(invalid.argmax())]} has a negative count, or counts that sum to "
-            "2^32 - 1 or more; mask the pixel, or give the frames as float64, whose sums are exact "
-            "below 2^53"
+            "2^32 - 1 or more; mask the pixel, or give the frames as float64 (exact below 2^53)"
         )
 
 
@@ -265,19 +244,13 @@ def bins_of_pixels(
     sums: NDArray[Any],
     before: BinSums | None = None,
 ) -> BinSums:
-    """Return the sums over bins of G, IP and IF [3, n_tau, P], exact for integers.
-
-    Args:
-      weight: [n_tau], see `BinSums`.
-      before: the sums over the preceding tiles of pixels.
-    """
+    """Add G, IP and IF [3, n_tau, P], exact for integers, to the sums `before` of other pixels."""
     if before is None:
         # Python's integers, which do not overflow.
         kind = np.float64 if sums.dtype.kind == "f" else object
         exact = np.zeros((3, len(weight), pixels.n_static), kind)
         counts = np.zeros(pixels.n_dynamic, np.int64)
-        mean = np.zeros((len(weight), pixels.n_dynamic))
-        squares = mean.copy()
+        mean, squares = np.zeros((2, len(weight), pixels.n_dynamic))
     else:
         exact, mean, squares, counts = before.carried, before.mean, before.squares, before.pixels
     for first in range(0, len(pixels), _TILE):
@@ -327,27 +300,11 @@ def sums_of_state(
     options: Mapping[str, Any],
 ) -> BinSums:
     """Return the sums of a state of `width` pixels after `seen` sums of frames."""
-    arrays = native.multitau_reduce(state, seen, width, *_arguments(pixels), **options)
+    arrays = native.multitau_reduce(state, seen, width, *pixels.arguments, **options)
     return _bin_sums(arrays, pixels)
 
 
-def _arguments(pixels: BinnedPixels) -> tuple[Any, ...]:
-    return pixels.pixel, pixels.static, pixels.dynamic, pixels.n_static, pixels.n_dynamic
-
-
 def _bin_sums(arrays: tuple[NDArray[np.float64], ...], pixels: BinnedPixels) -> BinSums:
-    weight, sums, mean, squares = arrays
     counts = np.bincount(pixels.dynamic, minlength=pixels.n_dynamic).astype(np.int64)
+    weight, sums, mean, squares = arrays
     return BinSums(weight, sums, mean, squares, counts)
-
-
-def _native_state_shapes(
-    n: int, dpl: int, integer_counts: bool, weighted: bool
-) -> list[tuple[int, np.dtype[Any]]]:
-    """Return (rows, dtype) of the arrays of a state, see the native `multitau_update`."""
-    delays = len(multitau_delays(n, dpl))
-    levels = 1 + max(-(-(delays - 2 * dpl) // dpl), 0)
-    wide = np.dtype(np.uint64 if integer_counts else np.float64)
-    narrow = np.dtype(np.uint32 if integer_counts else np.float64)
-    shapes = [(1, wide), (delays, wide), (delays, narrow), (levels * 2 * dpl, narrow)]
-    return shapes + ([(delays, wide)] * 2 if weighted else [])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from jaxkern.core.quantities import format_quantity
 from jaxkern.core.registry import missing as why_missing
 from jaxkern.core.registry import module
 from jaxkern.core.threads import num_threads
+
+_T = TypeVar("_T")
 
 
 class CorrelationProgress(ProgressBar):
@@ -63,15 +66,8 @@ def native_module() -> ModuleType | None:
 
 
 def run_watched(call: Callable[..., Any], total: int, watch: Callable[[float], None]) -> Any:
-    """Run a native function in a thread and return its result.
-
-    Args:
-      call: counts completed work in element 0 of its argument `progress`, and stops when element 1
-        is not 0.
-      total: the final count.
-      watch: called every 0.1 s with the completed fraction; an exception from it ends the work.
-    """
-    done = np.zeros(2, np.int64)
+    """Run a native function in a thread, and call `watch` with its progress every 0.1 s."""
+    done = np.zeros(2, np.int64)  # completed work, and 1 to stop
     with ThreadPoolExecutor(1, "jaxkern-multitau") as worker:
         running = worker.submit(call, threads=num_threads(), progress=done)
         try:
@@ -81,3 +77,17 @@ def run_watched(call: Callable[..., Any], total: int, watch: Callable[[float], N
             done[1] = 1
             raise
         return running.result()
+
+
+def computed_ahead(
+    call: Callable[..., _T], arguments: Iterable[tuple[Any, ...]], name: str
+) -> Iterator[_T]:
+    """Yield the results for each tuple of arguments; a thread computes one result ahead."""
+    with ThreadPoolExecutor(1, name) as worker:
+        pending: deque[Future[_T]] = deque()
+        for each in arguments:
+            pending.append(worker.submit(call, *each))
+            if len(pending) == 2:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()

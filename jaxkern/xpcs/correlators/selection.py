@@ -1,19 +1,21 @@
-"""Selection of frames of a run, and its frames or events as the kernels read them."""
+"""Frames, bins and times of a run, and its frames or events as the kernels read them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.arguments import check_integer
-from jaxkern.core.mapped import check_mapped
-from jaxkern.core.memory import available_bytes
+from jaxkern.core.arguments import check_integer, check_number
+from jaxkern.core.arrays import check_mapped
+from jaxkern.core.memory import check_memory
+from jaxkern.xpcs.correlators.native import computed_ahead
 from jaxkern.xpcs.detectors.frames import FrameSource
+from jaxkern.xpcs.detectors.qmap import QMap
 
 _FRAME_BYTES = 32  # memory for the numbers of one frame, including temporary arrays
 
@@ -21,12 +23,9 @@ _FRAME_BYTES = 32  # memory for the numbers of one frame, including temporary ar
 class FrameSelection:
     """Frames `begin` to `end` (exclusive), every `stride`-th, with `average` neighbours summed.
 
-    There are N = (end - begin) // (stride * average) sums. Sum k is over the frames
-    begin + (k * average + i) * stride, i < average. Frames that do not fill a sum are left out.
-
-    Args:
-      total: number of frames of the source.
-      bad_frames: numbers of frames, counted from the source's first, that are left out.
+    Sum k of the N = (end - begin) // (stride * average) sums is over the frames
+    begin + (k * average + i) * stride, i < average. `total` and `bad_frames` count the source's
+    frames from its first.
     """
 
     def __init__(
@@ -77,16 +76,23 @@ class FrameSelection:
         selected: NDArray[np.int64] = self.bad[inside & (from_begin % self.stride == 0)]
         return selected
 
+    def check_length(self, source: FrameSource, least: int, reason: str = "") -> None:
+        """Raise ValueError for fewer than `least` sums of frames of a source."""
+        if self.n < least:
+            raise ValueError(
+                f"frames: expected at least {least}{reason}, got {self.n} of the {self.total} "
+                f"frames of {source.name} by begin, end, stride and average"
+            )
+
     def check_memory(self, frames: int) -> None:
         """Raise MemoryError if arrays with numbers for `frames` frames do not fit into memory."""
-        needed = frames * _FRAME_BYTES
-        if needed > 2**28 and needed > (free := available_bytes()):
-            raise MemoryError(
-                f"arrays for {frames:,} frames need {needed / 1e9:,.3g} GB, and "
-                f"{free / 1e9:,.3g} GB of memory are free; select fewer frames (begin=, end=). "
-                "multitau_events does not need these arrays without bad_frames, stride, average, "
-                "intensity_cut, normalize and overview"
-            )
+        check_memory(
+            f"arrays for {frames:,} frames",
+            frames * _FRAME_BYTES,
+            "select fewer frames (begin=, end=). multitau_events does without these arrays if "
+            "bad_frames, stride, average, intensity_cut, normalize and overview are not used",
+            minimum=2**28,
+        )
 
     def bad_mask(self) -> NDArray[np.bool_]:
         """Return a mask [N * average] of the selected frames, true for bad ones."""
@@ -97,11 +103,9 @@ class FrameSelection:
 
     def config(self) -> dict[str, Any]:
         """Return the selection as entries of a result's `config`."""
+        names = ("begin", "end", "stride", "average")
         return {
-            "begin": self.begin,
-            "end": self.end,
-            "stride": self.stride,
-            "average": self.average,
+            **{name: getattr(self, name) for name in names},
             "bad_frames": self.bad_selected.tolist(),
         }
 
@@ -117,6 +121,100 @@ class FrameSelection:
         sums = (self.bad_selected - self.begin) // (self.stride * self.average)
         np.subtract.at(counts, sums, 1)
         return counts
+
+    def missing_counts(self) -> NDArray[np.uint32]:
+        """Return the number of bad frames [N] in each sum."""
+        return self.average - self.good_counts()
+
+
+class BinLabels:
+    """Some dynamic bins of a map (numbers from 1; None for all), with q, phi and pixel counts."""
+
+    def __init__(self, qmap: QMap, bins: Any = None) -> None:
+        self.qmap = qmap
+        every = np.arange(1, qmap.n_dynamic + 1)
+        chosen = every if bins is None else np.atleast_1d(np.asarray(bins))
+        unique = np.unique(chosen)
+        if chosen.ndim != 1 or not np.isin(chosen, every).all() or len(unique) != len(chosen):
+            raise ValueError(
+                f"bins: expected different bins from 1 to {qmap.n_dynamic}, got {bins!r:.80}"
+            )
+        self.bins: NDArray[np.int64] = chosen.astype(np.int64)
+        self.n_pixels = qmap.pixels_of_bin[self.bins - 1]
+
+    def fields(
+        self, selection: FrameSelection, frame_time: float | None, config: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the fields common to results of both kinds; `frame_time` is the source's, in s."""
+        q, phi = (None if x is None else x[self.bins - 1] for x in (self.qmap.q, self.qmap.phi))
+        return {
+            "bins": self.bins,
+            "q": q,
+            "phi": phi,
+            "n_pixels": self.n_pixels,
+            "n_frames": selection.n,
+            "frame_time": selection.time_step(frame_time),
+            "qmap": self.qmap,
+            "overview": None,
+            "config": {**config, **selection.config()},
+        }
+
+
+def check_frame_time(frame_time: float) -> float:
+    """Return a time between frames in s, which must be above 0 and finite."""
+    step = check_number("frame_time", frame_time, 0.0)
+    if not 0 < step < math.inf:
+        raise ValueError(f"frame_time: expected a finite time above 0 s, got {frame_time!r}")
+    return step
+
+
+def time_step(frame_time: float | None, source: FrameSource) -> float | None:
+    """Return the time between frames in s: `frame_time`, or a valid one of the source, or None."""
+    if frame_time is not None:
+        return check_frame_time(frame_time)
+    stored = source.metadata.get("frame_time")
+    return float(stored) if stored is not None and 0 < stored < math.inf else None
+
+
+@dataclass(frozen=True, eq=False)
+class BinnedPixels:
+    """Pixels and their bins, which are numbered from 0 here."""
+
+    pixel: NDArray[np.int32]  # [P] row * W + column, ascending
+    static: NDArray[np.int32]  # [P]
+    dynamic: NDArray[np.int32]  # [P]
+    n_static: int  # bins of the map
+    n_dynamic: int
+
+    @classmethod
+    def from_map(cls, qmap: QMap, bins: NDArray[np.int64]) -> BinnedPixels:
+        """Return the pixels of some dynamic bins, numbered from 1, of a map."""
+        pixel = np.sort(qmap.pixels)
+        pixel = pixel[np.isin(qmap.dynamic.ravel()[pixel], bins)]
+        static, dynamic = (x.ravel()[pixel] - 1 for x in (qmap.static, qmap.dynamic))
+        return cls(pixel, static, dynamic, qmap.n_static, qmap.n_dynamic)
+
+    def __len__(self) -> int:
+        return len(self.pixel)
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The arguments of native kernels for these pixels."""
+        return self.pixel, self.static, self.dynamic, self.n_static, self.n_dynamic
+
+    def split(self, tile: NDArray[np.int64], max_pixels: int) -> list[BinnedPixels]:
+        """Split at tiles, ascending [P], into groups of at most `max_pixels`, or one tile, each."""
+        if len(self) <= max_pixels:
+            return [self]
+        ends = np.append(np.flatnonzero(np.diff(tile)) + 1, len(self))
+        parts, begin = [], 0
+        while begin < len(self):
+            fitting = ends[(ends > begin) & (ends <= begin + max_pixels)]
+            end = int(fitting[-1] if len(fitting) else ends[ends > begin][0])
+            pixel, static, dynamic = (x[begin:end] for x in (self.pixel, self.static, self.dynamic))
+            parts.append(BinnedPixels(pixel, static, dynamic, self.n_static, self.n_dynamic))
+            begin = end
+        return parts
 
 
 #: dtypes that kernels read: integers of at most 32 bits, or floating-point numbers
@@ -137,10 +235,8 @@ def as_counts(frames: NDArray[Any], name: str = "frames") -> NDArray[Any]:
     target = np.dtype(np.uint32 if native.kind == "u" else np.int32)
     least, most = int(frames.min(initial=0)), int(frames.max(initial=0))
     if least < np.iinfo(target).min or most > np.iinfo(target).max:
-        raise ValueError(
-            f"{name}: expected counts that fit into {target}, or floating-point counts, got "
-            f"{frames.dtype} from {least} to {most}"
-        )
+        got = f"{frames.dtype} from {least} to {most}"
+        raise ValueError(f"{name}: expected counts that fit into {target}, or floats, got {got}")
     return frames.astype(target)
 
 
@@ -152,38 +248,28 @@ def has_integer_counts(source: FrameSource) -> bool:
 def selected_frames(
     source: FrameSource, selection: FrameSelection, first: int, stop: int
 ) -> NDArray[Any]:
-    """Return the frames of a selection's sums first .. stop - 1, [(stop - first) * average, H * W].
-
-    Bad frames are included. Frames in memory that kernels can read are not copied.
-    """
+    """Return the frames [T * average, H * W], good or bad, of T = stop - first sums."""
     step, count = selection.stride, (stop - first) * selection.average
     begin = selection.begin + first * selection.average * step
     end = begin + max(count - 1, 0) * step + min(count, 1)
     if source.array is not None:
         frames = source.array[begin:end:step]
         check_mapped(source.name, frames)
-    elif step >= 8:  # reading single frames is faster than reading all of them
-        _check_room(source, selection, count)
-        frames = np.concatenate([source.read(k, k + 1) for k in range(begin, end, step)])
     else:
-        _check_room(source, selection, end - begin)
-        frames = source.read(begin, end)[::step]
+        one_by_one = step >= 8  # reading single frames is faster than reading all of them
+        read = count if one_by_one else end - begin
+        what = f"{source.name}: {read:,} frames for sums of {selection.average:,}"
+        needed, advice = 2 * read * source.frame_bytes, "use a smaller average="
+        check_memory(what, needed, advice, minimum=4 * BLOCK_BYTES)
+        if one_by_one:
+            frames = np.concatenate([source.read(k, k + 1) for k in range(begin, end, step)])
+        else:
+            frames = source.read(begin, end)[::step]
     shape = (count, *source.shape[1:])
     if frames.shape != shape:
         raise ValueError(f"{source!r}: expected frames of shape {shape}, got {frames.shape}")
     flat = as_counts(frames.reshape(count, -1), source.name)
     return flat if is_contiguous(flat) else flat.copy()
-
-
-def _check_room(source: FrameSource, selection: FrameSelection, count: int) -> None:
-    """Raise MemoryError if `count` frames and their sums do not fit into memory."""
-    needed = 2 * count * source.frame_bytes
-    if needed > 4 * BLOCK_BYTES and needed > (free := available_bytes()):
-        raise MemoryError(
-            f"{source.name}: {count:,} frames for sums of {selection.average:,} need "
-            f"{needed / 1e9:,.3g} GB, and {free / 1e9:,.3g} GB of memory are free; use a smaller "
-            "average="
-        )
 
 
 def is_contiguous(frames: NDArray[Any]) -> bool:
@@ -196,26 +282,24 @@ def is_contiguous(frames: NDArray[Any]) -> bool:
 
 
 def frame_blocks(
-    source: FrameSource, selection: FrameSelection, n_bytes: int | None = None
-) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield all frames of a selection in order, as (number of the first sum, `selected_frames`).
-
-    A thread reads frames that are not in memory, one block of about `n_bytes` ahead.
-    """
+    source: FrameSource,
+    selection: FrameSelection,
+    divisor: NDArray[np.float64] | None = None,
+    n_bytes: int | None = None,
+) -> Iterator[tuple[int, NDArray[Any], NDArray[np.bool_], NDArray[np.float64] | None]]:
+    """Yield (first sum, `selected_frames`, bad frames, divisors) of blocks, read one ahead."""
     sum_bytes = max(source.frame_bytes * selection.average, 1)
     size = max((n_bytes or BLOCK_BYTES) // sum_bytes, 1)
-    ranges = [(k, min(k + size, selection.n)) for k in range(0, selection.n, size)]
+    starts = range(0, selection.n, size)
+    calls = [(source, selection, k, min(k + size, selection.n)) for k in starts]
     if source.array is not None:
-        for first, stop in ranges:
-            yield first, selected_frames(source, selection, first, stop)
-        return
-    with ThreadPoolExecutor(1, "jaxkern-frames") as reader:
-        ahead = None
-        for number, (first, stop) in enumerate(ranges):
-            now = ahead or reader.submit(selected_frames, source, selection, first, stop)
-            if number + 1 < len(ranges):
-                ahead = reader.submit(selected_frames, source, selection, *ranges[number + 1])
-            yield first, now.result()
+        blocks: Iterator[NDArray[Any]] = (selected_frames(*call) for call in calls)
+    else:
+        blocks = computed_ahead(selected_frames, calls, "jaxkern-frames")
+    bad = selection.bad_mask()
+    for first, block in zip(starts, blocks, strict=True):
+        at = slice(first * selection.average, first * selection.average + len(block))
+        yield first, block, bad[at], None if divisor is None else divisor[at]
 
 
 def summed(
@@ -224,14 +308,7 @@ def summed(
     bad: NDArray[np.bool_],
     divisor: NDArray[np.float64] | None = None,
 ) -> NDArray[Any]:
-    """Return sums [T, P] of `average` neighbouring frames [T * average, P].
-
-    The dtype is that of the frames if `average` is 1, else it has 64 bits.
-
-    Args:
-      bad: [T * average], true for frames that count as zeros.
-      divisor: [T * average], the number that each frame is divided by.
-    """
+    """Return sums [T, P] of `average` frames, divided by `divisor` and 0 where `bad`."""
     if divisor is not None:
         frames = frames / divisor[:, None]
     if bad.any():
@@ -248,19 +325,13 @@ _BLOCK_EVENTS = 2**22
 
 @dataclass(frozen=True, eq=False)
 class EventMemory:
-    """All events of a source, in memory or in memory maps, as Rigaku words or as columns.
+    """All events of a source, in memory or in memory maps, as Rigaku words or as columns."""
 
-    Attributes:
-      words, pixel_base: see `FrameSource`; `words` is None for columns.
-      mapped: true if the words are in a read-only memory map of a file.
-      columns: pixel, frame and count, [M] integers of any width and stride; None for words.
-      n_frames, frame_pixels: the numbers of frames of the source and of pixels of a frame.
-    """
-
-    words: NDArray[np.uint64] | None
-    pixel_base: int
-    mapped: bool
-    columns: tuple[NDArray[Any], NDArray[Any], NDArray[Any]] | None
+    #: first arguments of the native kernels: words, their first pixel, whether they are in a
+    #: read-only memory map, and the columns pixel, frame and count, or None
+    arguments: tuple[Any, ...]
+    size: int  # events
+    event_bytes: int
     n_frames: int
     frame_pixels: int
 
@@ -271,31 +342,17 @@ class EventMemory:
         words = source.words
         if words is not None and words.flags.c_contiguous:
             check_mapped(source.name, words)
-            return cls(words, source.pixel_base, _read_only_map(words), None, *shape)
+            arguments = (words, source.pixel_base, _read_only_map(words), None, None, None)
+            return cls(arguments, len(words), 8, *shape)
         columns = source.columns or source.events(0, source.shape[0])
         for column in columns:
             check_mapped(source.name, column)
-        pixel, frame, count = map(_readable, columns)
-        return cls(None, 0, False, (pixel, frame, count), *shape)
-
-    @property
-    def size(self) -> int:
-        """Number of events."""
-        if self.words is not None:
-            return len(self.words)
-        return 0 if self.columns is None else len(self.columns[0])
-
-    @property
-    def event_bytes(self) -> int:
-        """Bytes of one event."""
-        return 8 if self.words is not None else sum(x.itemsize for x in self.columns or ())
-
-    def arguments(self) -> tuple[Any, ...]:
-        """Return the first arguments of the native kernels."""
-        return self.words, self.pixel_base, self.mapped, *(self.columns or (None, None, None))
+        readable = [_readable(column) for column in columns]
+        event_bytes = sum(column.itemsize for column in readable)
+        return cls((None, 0, False, *readable), len(readable[0]), event_bytes, *shape)
 
     def frames(self, selection: FrameSelection) -> tuple[Any, ...]:
-        """Return their next arguments: n_frames, n_sums, first_frame, sum, good, frame_pixels."""
+        """Return the next arguments: n_frames, n_sums, first_frame, sum, good, frame_pixels."""
         good = selection.good_counts() if selection.good_counts_differ else None
         sums = None
         if selection.stride > 1 or selection.average > 1 or good is not None:
@@ -327,11 +384,7 @@ def _readable(column: NDArray[Any]) -> NDArray[Any]:
 def event_blocks(
     source: FrameSource, selection: FrameSelection
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]]:
-    """Yield all events of a selection, including bad frames, in blocks of some millions.
-
-    A block is (position, pixel, count), each [M]. The position of a frame is its index among the
-    frames of the selection.
-    """
+    """Yield blocks (position, pixel, count) of all events; positions count selected frames."""
     stop = selection.begin + selection.n * selection.average * selection.stride
     stop = min(stop, source.shape[0])
     step, first = 1, selection.begin

@@ -6,6 +6,7 @@ every second sum of a level completes one sum of the next level.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,10 +18,7 @@ from jaxkern.xpcs.correlators.selection import COUNT_LIMIT
 
 
 def state_shapes(delays: int, pixels: int, dpl: int, real: bool) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the uint32 arrays of a state.
-
-    A last axis of 2 is a pair of words, low word first: a whole number or the bits of a float64.
-    """
+    """Return the shapes of the uint32 arrays of a state; the last axis may be pairs of words."""
     levels = 1 + max(-(-(delays - 2 * dpl) // dpl), 0)
     pair = (2,) if real else ()
     return {
@@ -33,49 +31,39 @@ def state_shapes(delays: int, pixels: int, dpl: int, real: bool) -> dict[str, tu
 
 def multitau_update(
     frames: Any, seen: Any, total: Any, g: Any, head: Any, history: Any, *, dpl: int
-) -> tuple[Any, Any, Any, Any]:
+) -> tuple[Any, ...]:
     """Compute the op `jaxkern.multitau_update` for one state."""
-    total, g, history, (head,) = _update(frames, seen, total, g, history, (head,), dpl)
+    total, g, history, head = add_frames(frames, seen, total, g, history, head, dpl=dpl)
     return total, g, head, history
 
 
-def weighted_update(
-    frames: Any, seen: Any, total: Any, g: Any, history: Any, past: Any, future: Any, *, dpl: int
-) -> tuple[Any, Any, Any, Any, Any]:
-    """Add frames whose last pixel holds c, the number of good frames in each sum of frames.
+def add_frames(
+    frames: Any, seen: Any, total: Any, g: Any, history: Any, *others: Any, dpl: int
+) -> tuple[Any, ...]:
+    """Add frames [T, P] to a state, which is returned.
 
-    Args:
-      frames: [T, P], T sums of frames.
-      past, future: like `g`, the sums of s[k] c[k + t] and of c[k] s[k + t].
+    `others` is the state's head; or past and future, like `g` the sums of s[k] c[k + t] and of
+    c[k] s[k + t], if the last pixel holds c, the number of good frames in each sum.
     """
-    total, g, history, others = _update(frames, seen, total, g, history, (past, future), dpl)
-    return total, g, history, *others
-
-
-def _update(
-    frames: Any, seen: Any, total: Any, g: Any, history: Any, others: tuple[Any, ...], dpl: int
-) -> tuple[Any, Any, Any, list[Any]]:
-    """Add frames to a state; `others` is (head,) or (past, future)."""
     real = np.dtype(frames.dtype).kind == "f"
     if real and not jax.config.read("jax_enable_x64"):
         raise ValueError(
-            f"frames are {frames.dtype}, and the pure-JAX multi-tau sums of floating-point frames "
-            "need float64: call jax.config.update('jax_enable_x64', True), or use the native "
-            "kernel, or frames of an integer dtype"
+            f"frames are {frames.dtype}, whose pure-JAX multi-tau sums need float64: call "
+            "jax.config.update('jax_enable_x64', True), or use the native kernel or integers"
         )
-    counts = _Reals() if real else _Counts()
-    depth = 2 * dpl
+    counts, depth, delays = _Reals() if real else _Counts(), 2 * dpl, g.shape[0]
     levels = history.shape[0] // depth
-    delays = g.shape[0]
     # The last level may have fewer than dpl delays. Rows of zeros complete it.
     more = (levels + 1) * dpl - delays
-    unpack: Any = counts.narrow if len(others) == 1 else counts.unpacked
-    pack: Any = counts.packed_narrow if len(others) == 1 else counts.packed
+    padded = partial(jax.tree.map, lambda x: jnp.pad(x, [(0, more)] + [(0, 0)] * (x.ndim - 1)))
+    has_head = len(others) == 1
+    unpack: Any = (lambda x: counts.widened(counts.narrow(x))) if has_head else counts.unpacked
+    pack: Any = counts.packed_narrow if has_head else counts.packed
     state = (
         counts.unpacked(total),
-        tuple(_padded(x, more) for x in counts.unpacked(g)),
+        padded(counts.unpacked(g)),
         tuple(x.reshape(levels, depth, *x.shape[1:]) for x in counts.narrow(history)),
-        *(tuple(_padded(x, more) for x in unpack(other)) for other in others),
+        *(padded(unpack(other)) for other in others),
     )
 
     def add(i: Any, state: Any) -> Any:
@@ -85,16 +73,13 @@ def _update(
         k = seen + i
         rest, s, odd = _level(counts, rest, s, k, 0, 0, 1, depth)
 
-        def more_levels(carry: Any) -> Any:
-            level, odd = carry[0], carry[-1]
-            return odd & (level < levels)
-
         def next_level(carry: Any) -> Any:
             level, rest, s, k, _ = carry
             rest, s, odd = _level(counts, rest, s, k, level, dpl * (level + 1), dpl + 1, dpl)
             return level + 1, rest, s, k // 2, odd
 
-        _, rest, *_ = lax.while_loop(more_levels, next_level, (jnp.int32(1), rest, s, k // 2, odd))
+        carry = (jnp.int32(1), rest, s, k // 2, odd)
+        _, rest, *_ = lax.while_loop(lambda x: x[-1] & (x[0] < levels), next_level, carry)
         return total, *rest
 
     total, g, history, *arrays = lax.fori_loop(0, frames.shape[0], add, state)
@@ -102,18 +87,14 @@ def _update(
         counts.packed(total),
         counts.packed(tuple(x[:delays] for x in g)),
         counts.packed_narrow(tuple(x.reshape(levels * depth, *x.shape[2:]) for x in history)),
-        [pack(tuple(x[:delays] for x in array)) for array in arrays],
+        *(pack(tuple(x[:delays] for x in array)) for array in arrays),
     )
 
 
 def _level(
     counts: Any, rest: Any, s: Any, k: Any, level: Any, row: Any, first: int, delays: int
 ) -> tuple[Any, Any, Any]:
-    """Add sum k of a level.
-
-    Returns:
-      The arrays, the sum of the next level, and True if that sum is complete.
-    """
+    """Add sum k of a level; return the arrays, the next level's sum, and whether it is complete."""
     g, history, *others = rest
     ring = tuple(lax.dynamic_index_in_dim(h, level, 0, keepdims=False) for h in history)
     depth = ring[0].shape[0]
@@ -129,19 +110,9 @@ def _level(
         )
 
     g = add_rows(g, counts.product(now, earlier))
-    if len(others) == 1:
-        (head,) = others
-        head = tuple(
-            lax.dynamic_update_slice_in_dim(
-                x,
-                lax.dynamic_slice_in_dim(x, row, delays)
-                + jnp.where((k < t)[:, None], v[None], jnp.zeros_like(v)),
-                row,
-                0,
-            )
-            for x, v in zip(head, s, strict=True)
-        )
-        others = [head]
+    if len(others) == 1:  # the sum of the frames before the first delay
+        early = tuple(jnp.where((k < t)[:, None], x, jnp.zeros_like(x)) for x in now)
+        others = [add_rows(others[0], counts.widened(early))]
     else:
         past, future = others
         others = [
@@ -215,7 +186,3 @@ class _Reals:
 
     def product(self, a: Any, b: Any) -> Any:
         return (a[0] * b[0],)
-
-
-def _padded(x: Any, rows: int) -> Any:
-    return jnp.pad(x, [(0, rows)] + [(0, 0)] * (x.ndim - 1))

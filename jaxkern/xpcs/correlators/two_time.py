@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -20,11 +19,15 @@ from jaxkern.xpcs.correlators.checks import (
     check_hot_pixels,
     empty_frames,
     rows_and_columns,
+    takes_options_of,
 )
-from jaxkern.xpcs.correlators.frame_sums import OverviewSums
-from jaxkern.xpcs.correlators.native import CorrelationProgress, native_module
+from jaxkern.xpcs.correlators.native import (
+    CorrelationProgress,
+    computed_ahead,
+    native_module,
+)
 from jaxkern.xpcs.correlators.results import TwoTimeResult
-from jaxkern.xpcs.correlators.selection import EventMemory, FrameSelection, has_integer_counts
+from jaxkern.xpcs.correlators.selection import EventMemory, FrameSelection
 from jaxkern.xpcs.correlators.two_time_dense import DenseProducts
 from jaxkern.xpcs.correlators.two_time_reduction import (
     Form,
@@ -35,7 +38,7 @@ from jaxkern.xpcs.correlators.two_time_reduction import (
     check_smoothing,
     form_edges,
 )
-from jaxkern.xpcs.detectors.frames import MAX_INDEX, FrameSource, RawEvents
+from jaxkern.xpcs.detectors.frames import MAX_INDEX, RawEvents
 from jaxkern.xpcs.detectors.opening import frames_and_map
 from jaxkern.xpcs.detectors.qmap import QMap
 
@@ -75,8 +78,7 @@ def twotime(
 
     over the P pixels of the dynamic bin. If sum_p w[p, t] is 0, the frame has no counts in the bin
     and C is undefined: it is NaN in this row and column, and averages skip it. Sums of integer
-    counts are exact, so that the result does not depend on threads or blocks. Products are computed
-    by XLA's matrix product.
+    counts are exact, so that the result does not depend on threads or blocks.
 
     Args:
       frames: an array [N, H, W] or [N, H * W], a `FrameSource`, or a path. A sparse source is
@@ -89,25 +91,13 @@ def twotime(
         A cell holds the mean over its pairs t1 <= t2 of good frames with counts in the bin, or NaN
         without such pairs. The last two forms do not need N x N numbers; n and n_age are at most N.
       dtype: dtype of `c2`, float64 or float32.
-      bins: the dynamic bins to correlate, by default all.
-      begin, end, stride, average: frames `begin` to `end` (exclusive), every `stride`-th, sums of
-        `average` neighbours.
+      bins, begin, end, stride, average, intensity_cut, mask, hot_pixels, frame_time, overview,
+        progress: see `multitau`.
       bad_frames: numbers of frames, counted from the first frame of the source, that are left out:
         C is NaN where a sum holds no good frame, and means skip it.
-      intensity_cut: (low, high). Frames whose counts on the map's pixels are less than `low` or
-        more than `high` times those of the median frame are bad, too. None means no limit.
       normalize: divide each frame by its mean over the pixels with mask 1, in float64. This changes
         C only if frames are summed (`average`), since the scale of a sum cancels.
-      mask: [H, W], true where a pixel is good, in addition to the mask of `qmap`.
-      hot_pixels: "report" or "mask", each with another pass over the frames; see `multitau`.
-      frame_time: time between frames in s, before stride and average; by default that of the
-        frames' metadata.
-      overview: also compute the mean image, intensity over time and static means, in another pass.
       out: destination of C: an array, a memory map or an HDF5 data set of the shape of `c2`.
-      progress: show a progress bar on the terminal.
-
-    Returns:
-      A `TwoTimeResult`.
 
     Raises:
       ValueError: frames of another shape than the map, no frame, unknown bins, an invalid form or
@@ -133,59 +123,51 @@ def twotime(
         CorrelationProgress(progress, "two-time") as bar,
     ):
         selection = FrameSelection(source.shape[0], begin, end, stride, average, bad_frames)
-        if selection.n < 1:
-            raise ValueError(
-                f"frames: expected at least 1, got 0 of the {source.shape[0]} frames of "
-                f"{source.name} by begin, end, stride and average"
-            )
+        selection.check_length(source, 1)
         form_edges(check_form(form), selection.n)  # raises before frames are read
-        run = PreparedRun(
-            source, qmap, masked, selection, bins, mask, hot_pixels, intensity_cut, frame_time
-        )
+        choices = (bins, mask, hot_pixels, intensity_cut, frame_time, overview)
+        run = PreparedRun(source, qmap, masked, selection, bar, *choices)
         # The scale of a sum of frames cancels in C. Only the scales within a sum matter.
-        divisor = run.apply_cut(bar, normalize and average > 1)
-        selection, labels, masked = run.selection, run.labels, run.qmap
+        run.apply_cut(normalize and average > 1)
+        selection, labels = run.selection, run.labels
         good = selection.good_counts() > 0
         reduction = TwoTimeReduction(len(labels.bins), good, form, dtype, out)
-        native = native_module() if source.is_sparse and divisor is None else None
+        native = native_module() if source.is_sparse and run.divisor is None else None
         with rows_and_columns(qmap.shape[1]):
-            arguments = (masked, smoothing, labels.bins, reduction, bar)
             if native is not None:
-                _correlate_events(native, source, selection, *arguments)
+                _correlate_events(native, run, smoothing, reduction)
             else:
-                DenseProducts(source, selection, divisor, *arguments).correlate()
-        summed = None
-        if overview or hot_pixels == "report":
-            summed = OverviewSums(masked, selection, has_integer_counts(source))
-            summed.add_all(source)
+                DenseProducts(run, smoothing, reduction).correlate()
+        if run.sums is not None:
+            run.sums.add_all(source, selection)
         config = {
             "smoothing": smoothing,
             "form": reduction.form,
             "normalize": bool(normalize),
-            "intensity_cut": None if intensity_cut is None else tuple(intensity_cut),
+            "intensity_cut": run.cut,
         }
-        result = reduction.result(selection, labels, run.time_step, config)
+        result = reduction.result(labels.fields(selection, run.time_step, config))
         assert result.n_pairs is not None
         run.check_nan(result.g2, result.n_pairs)
         run.messages += empty_frames(result)
-    return run.complete(result, summed, overview)
+    return run.complete(result)
 
 
+@takes_options_of(twotime)
 def twotime_events(
     pixel: Any, frame: Any, count: Any, n_frames: int, qmap: QMap, *arguments: Any, **options: Any
 ) -> TwoTimeResult:
     """Compute two-time correlations of events, equal to `twotime` of the frames that they form.
 
-    The last bits may differ. Events are sorted by pixel, and C is computed row by row from pairs of
-    events of a pixel; the work is proportional to the number of pairs. `.g2`, the mean of each
-    diagonal, has all linear delays; with a `form` other than "full" it does not need an N x N
-    matrix. With `normalize` and `average` together, and without the native kernels, frames are
-    formed block by block.
+    The last bits may differ. The work is proportional to the number of pairs of events of a pixel.
+    With a `form` other than "full", `.g2` at all linear delays does not need an N x N matrix. With
+    `normalize` and `average` together, and without the native kernels, frames are formed block by
+    block.
 
     Args:
       pixel, frame, count, n_frames: as in `multitau_events`.
       qmap: the bins of the pixels.
-      arguments, options: all others, as in `twotime`: smoothing, form, dtype, and so on.
+      **options: all others, as in `twotime`.
 
     Raises:
       ValueError: as in `twotime` and `multitau_events`.
@@ -208,17 +190,12 @@ def twotime_events(
 
 
 def _correlate_events(
-    native: ModuleType,
-    source: FrameSource,
-    selection: FrameSelection,
-    qmap: QMap,
-    smoothing: Smoothing,
-    bins: NDArray[np.int64],
-    reduction: TwoTimeReduction,
-    bar: CorrelationProgress,
+    native: ModuleType, run: PreparedRun, smoothing: Smoothing, reduction: TwoTimeReduction
 ) -> None:
     """Pass blocks of rows of C of each bin to the reduction, in groups whose events fit."""
-    events = EventMemory.from_source(source)
+    events, n = EventMemory.from_source(run.source), run.selection.n
+    step = int(np.clip(_BLOCK_BYTES // (8 * n), 1, _MAX_ROWS))
+    qmap, bins = run.qmap, run.labels.bins
     dynamic, static = (x.ravel()[qmap.pixels] for x in (qmap.dynamic, qmap.static))
     # (index in the result, pixels ordered by static bin, numbers of pixels of the static bins)
     groups: list[tuple[int, NDArray[np.int32], NDArray[np.int64]]] = []
@@ -228,46 +205,36 @@ def _correlate_events(
         if smoothing == "static":
             counts = np.unique(static[inside], return_counts=True)[1]
         groups.append((index, qmap.pixels[inside], counts.astype(np.int64)))
-    bar.begin(selection.n * len(groups), 0)
+    run.bar.begin(n * len(groups), 0)
     parts = min(-(-2 * _WORD_BYTES * events.size // max(available_bytes(), 1)), len(groups))
     size = max(-(-len(groups) // max(parts, 1)), 1)
     for k in range(0, len(groups), size):
         group = groups[k : k + size]
         pairs = native.EventPairs(
-            *events.arguments(),
-            *events.frames(selection),
+            *events.arguments,
+            *events.frames(run.selection),
             np.concatenate([pixels for _, pixels, _ in group]),
             np.cumsum(np.concatenate([counts for *_, counts in group])),
             num_threads(),
         )
         totals, first = pairs.totals(), 0
-        with ThreadPoolExecutor(1, "jaxkern-two-time") as worker:
-            for index, _, counts in group:
-                stop = first + len(counts)
-                weights = Weights.from_sums(totals[first:stop], counts, smoothing)
-                reduction.begin(index, weights.lit)
-                for row, block in _event_rows(worker, pairs, first, weights, selection.n):
-                    reduction.add(index, row, row, block)
-                    bar.advance(len(block))
-                first = stop
+        for index, _, counts in group:
+            stop = first + len(counts)
+            weights = Weights.from_sums(totals[first:stop], counts, smoothing)
+            reduction.begin(index, weights.lit)
+            calls = [(pairs, first, weights, row, min(step, n - row)) for row in range(0, n, step)]
+            blocks = computed_ahead(_event_rows, calls, "jaxkern-two-time")
+            for row, block in zip(range(0, n, step), blocks, strict=True):
+                reduction.add(index, row, row, block)
+                run.bar.advance(len(block))
+            first = stop
 
 
 def _event_rows(
-    worker: ThreadPoolExecutor, pairs: Any, first: int, weights: Weights, n: int
-) -> Iterator[tuple[int, NDArray[np.float64]]]:
-    """Yield the first row of each block of C, and the block; the next one is computed ahead."""
-    step = int(np.clip(_BLOCK_BYTES // (8 * n), 1, _MAX_ROWS))
-    factors = np.ascontiguousarray(weights.factors)
-
-    def compute(row: int) -> NDArray[np.float64]:
-        block = np.empty((min(step, n - row), n - row))
-        scale = factors, weights.totals, float(weights.pixels)
-        pairs.rows(first, *scale, row, block, num_threads())
-        return block
-
-    ahead = worker.submit(compute, 0)
-    for row in range(0, n, step):
-        block = ahead.result()
-        if row + step < n:
-            ahead = worker.submit(compute, row + step)
-        yield row, block
+    pairs: Any, first: int, weights: Weights, row: int, count: int
+) -> NDArray[np.float64]:
+    """Return `count` rows of C from the diagonal on, of a bin whose first static bin is `first`."""
+    block = np.empty((count, len(weights.totals) - row))
+    scale = np.ascontiguousarray(weights.factors), weights.totals, float(weights.pixels)
+    pairs.rows(first, *scale, row, block, num_threads())
+    return block

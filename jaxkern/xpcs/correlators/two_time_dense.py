@@ -24,9 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.alignment import aligned_array
+from jaxkern.core.arrays import aligned_array
 from jaxkern.core.memory import available_bytes
-from jaxkern.xpcs.correlators.native import CorrelationProgress
+from jaxkern.xpcs.correlators.checks import PreparedRun
 from jaxkern.xpcs.correlators.selection import FrameSelection, as_counts, frame_blocks, summed
 from jaxkern.xpcs.correlators.two_time_reduction import Smoothing, TwoTimeReduction, Weights
 from jaxkern.xpcs.detectors.frames import FrameSource
@@ -44,18 +44,12 @@ _BLOCK_BYTES = 2**22
 
 
 class Product(NamedTuple):
-    """Method of a product.
+    """Method of a product."""
 
-    Attributes:
-      chunk: pixels that are multiplied at a time.
-      operands, sums: dtypes.
-      halves: true to multiply 16-bit halves.
-    """
-
-    chunk: int
-    operands: str
-    sums: str
-    halves: bool = False
+    chunk: int  # pixels that are multiplied at a time
+    operands: str  # dtype
+    sums: str  # dtype
+    halves: bool = False  # multiply 16-bit halves
 
 
 @dataclass(frozen=True)
@@ -74,17 +68,11 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Piece:
-    """Counts of some pixels of one static bin in all frames.
+    """Counts of some pixels of one static bin in all frames."""
 
-    Attributes:
-      tiles: counts [size, K] of each tile, padded with zeros.
-      product: method of their product.
-      sums: [N] sums over the pixels: int64, or float64.
-    """
-
-    tiles: list[jax.Array]
-    product: Product
-    sums: NDArray[Any]
+    tiles: list[jax.Array]  # counts [size, K] of each tile, padded with zeros
+    product: Product  # method of their product
+    sums: NDArray[Any]  # [N] sums over the pixels: int64, or float64
 
 
 def choose_product(dtype: np.dtype[Any], most: int, padded: int) -> Product:
@@ -133,12 +121,8 @@ def stage(
     pixels: list[NDArray[np.int32]],
     tiles: Tiles,
 ) -> list[Piece]:
-    """Read the frames once, and return the counts of some lists of pixels.
-
-    Args:
-      divisor: [N * average], the number that each frame is divided by, or None.
-    """
-    n, average, bad = selection.n, selection.average, selection.bad_mask()
+    """Read the frames, divided by `divisor` [N * average], and return counts of lists of pixels."""
+    n, average = selection.n, selection.average
     dtype = count_dtype(source.dtype, average, divisor is not None)
     integer_counts = dtype.kind != "f"
     widths = [padded_pixels(len(numbers)) for numbers in pixels]
@@ -147,17 +131,15 @@ def stage(
     counts = [aligned_array((tiles.size * tiles.count, width), dtype) for width in widths]
     sums = [np.zeros(n, np.int64 if integer_counts else np.float64) for _ in pixels]
     most = [0] * len(pixels)
-    for first, frames in frame_blocks(source, selection, _BLOCK_BYTES):
+    for first, frames, bad, factors in frame_blocks(source, selection, divisor, _BLOCK_BYTES):
         rows = slice(first, first + len(frames) // average)
-        block_frames = slice(rows.start * average, rows.stop * average)
-        factors = None if divisor is None else divisor[block_frames]
-        plain = frames.dtype == dtype and average == 1 and not bad[block_frames].any()
+        plain = frames.dtype == dtype and average == 1 and not bad.any()
         for k, numbers in enumerate(pixels):
             target = counts[k][rows]
             if plain and factors is None:
                 np.take(frames, gathered[k], axis=1, out=target, mode="clip")
             else:
-                block = summed(frames[:, gathered[k]], average, bad[block_frames], factors)
+                block = summed(frames[:, gathered[k]], average, bad, factors)
                 target[...] = as_counts(block, f"a sum of {source.name}")
             target[:, len(numbers) :] = 0
             sums[k][rows] = target.sum(axis=1, dtype=sums[k].dtype)
@@ -235,18 +217,8 @@ def divide(total: jax.Array, rows: Any, columns: Any, pixels: float) -> jax.Arra
     return total * pixels / totals
 
 
-def pairs(tiles: Tiles) -> Iterator[tuple[int, int]]:
-    """Return the tiles on and above the diagonal, row by row."""
-    return ((i, j) for i in range(tiles.count) for j in range(i, tiles.count))
-
-
 class _Bin:
-    """A dynamic bin: its index in the result, and the pixels of its static bins in pieces.
-
-    Attributes:
-      pieces: lists of at most `most` pixels for each static bin with pixels.
-      pixels: [n_static] the numbers of pixels of these.
-    """
+    """A dynamic bin: its index in the result, and pieces of up to `most` pixels per static bin."""
 
     def __init__(self, qmap: QMap, index: int, number: int, most: int) -> None:
         self.index = index
@@ -266,32 +238,22 @@ class _Bin:
 class DenseProducts:
     """Loops over bins, tiles and pieces of pixels, and passes blocks of C to the reduction."""
 
-    def __init__(
-        self,
-        source: FrameSource,
-        selection: FrameSelection,
-        divisor: NDArray[np.float64] | None,
-        qmap: QMap,
-        smoothing: Smoothing,
-        bins: NDArray[np.int64],
-        reduction: TwoTimeReduction,
-        bar: CorrelationProgress,
-    ) -> None:
-        self._source, self._selection, self._divisor = source, selection, divisor
-        self._smoothing: Smoothing = smoothing
-        self._reduction, self._bar = reduction, bar
-        self._n = selection.n
+    def __init__(self, run: PreparedRun, smoothing: Smoothing, reduction: TwoTimeReduction) -> None:
+        self._run, self._smoothing, self._reduction = run, smoothing, reduction
+        self._n = run.selection.n
         self._tiles = Tiles.for_frames(self._n)
-        self._itemsize = count_dtype(source.dtype, selection.average, divisor is not None).itemsize
+        dtypes = (run.source.dtype, run.selection.average, run.divisor is not None)
+        self._itemsize = count_dtype(*dtypes).itemsize
         # This depends on the counts and not on the free memory, since it determines the order of
         # sums.
         piece = min(_PIECE, max(_PIECE_BYTES // (self._itemsize * max(self._n, 1)), 64))
-        candidates = (_Bin(qmap, index, int(number), piece) for index, number in enumerate(bins))
+        bins = enumerate(run.labels.bins.tolist())
+        candidates = (_Bin(run.qmap, index, number, piece) for index, number in bins)
         self._bins = [b for b in candidates if b.pieces]
         self._room = min(_STAGED_BYTES, max(available_bytes() // 4, 1))
         self._waiting: list[tuple[int, int, int, jax.Array]] = []
-        self._finished_tiles, self._reported_frames = 0, 0
-        bar.begin(self._n, source.frame_bytes)
+        self._finished_tiles = 0
+        run.bar.begin(self._n, run.source.frame_bytes)
 
     def correlate(self) -> None:
         """Correlate all bins."""
@@ -300,7 +262,7 @@ class DenseProducts:
         for each in self._bins:
             size = each.staged_bytes(self._tiles, self._itemsize)
             # Arrays are gathered bin by bin. A file is read once for as many bins as fit.
-            if group and (self._source.array is not None or group_size + size > self._room):
+            if group and (self._run.source.array is not None or group_size + size > self._room):
                 self._correlate(group)
                 group, group_size = [], 0
             if size > self._room:
@@ -313,7 +275,8 @@ class DenseProducts:
         self._reduce_waiting()
 
     def _stage(self, pixels: list[NDArray[np.int32]]) -> list[Piece]:
-        return stage(self._source, self._selection, self._divisor, pixels, self._tiles)
+        run = self._run
+        return stage(run.source, run.selection, run.divisor, pixels, self._tiles)
 
     def _correlate(self, group: list[_Bin]) -> None:
         """Correlate bins whose counts fit into memory, with one pass over the frames."""
@@ -331,7 +294,8 @@ class DenseProducts:
 
     def _batches(self, most: int) -> Iterator[list[tuple[int, int]]]:
         """Yield batches of at most `most` tiles on and above the diagonal, row by row."""
-        tiles = iter(pairs(self._tiles))
+        count = self._tiles.count
+        tiles = ((i, j) for i in range(count) for j in range(i, count))
         while batch := list(islice(tiles, most)):
             yield batch
 
@@ -342,16 +306,14 @@ class DenseProducts:
         totals = {pair: self._zeros() for pair in at}
         sums: list[NDArray[Any]] = []
         for k, pieces in enumerate(static_bins):
-            matrix: dict[tuple[int, int], jax.Array] = {}
+            several = len(each.pieces[k]) > 1
+            matrix = {pair: self._zeros() for pair in at} if several else {}
             counts: Any = 0
             for piece in pieces:
                 counts = counts + piece.sums
                 for i, j in at:
                     product = multiply(piece.tiles[i], piece.tiles[j], piece.product)
-                    before = matrix.get((i, j))
-                    if before is None and len(each.pieces[k]) > 1:
-                        before = self._zeros()
-                    matrix[i, j] = product if before is None else add(before, product)
+                    matrix[i, j] = add(matrix[i, j], product) if several else product
             sums.append(counts)
             static = Weights.from_sums(counts[None], each.pixels[k : k + 1], self._smoothing)
             factors = self._in_tiles(static.factors[0])
@@ -366,7 +328,6 @@ class DenseProducts:
         self._waiting = [(each.index, i, j, c) for (i, j), c in zip(at, blocks, strict=True)]
 
     def _reduce_waiting(self) -> None:
-        """Pass the waiting tiles to the reduction."""
         size = self._tiles.size
         for index, i, j, tile in self._waiting:
             height, width = (min(size, self._n - k * size) for k in (i, j))
@@ -374,11 +335,8 @@ class DenseProducts:
             self._reduction.add(index, i * size, j * size, block)
             self._finished_tiles += 1
         self._waiting = []
-        # Report the fraction of finished tiles as frames.
         tiles = len(self._bins) * self._tiles.count * (self._tiles.count + 1) // 2
-        frames = self._n * self._finished_tiles // max(tiles, 1)
-        self._bar.advance(frames - self._reported_frames)
-        self._reported_frames = frames
+        self._run.bar.set_fraction(self._finished_tiles / max(tiles, 1))
 
     def _zeros(self) -> jax.Array:
         return jnp.zeros((self._tiles.size, self._tiles.size), np.float64)

@@ -10,10 +10,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.core.memory import available_bytes
-from jaxkern.xpcs.correlators.bins import BinLabels
+from jaxkern.core.memory import check_memory
 from jaxkern.xpcs.correlators.results import TwoTimeResult
-from jaxkern.xpcs.correlators.selection import FrameSelection
 
 Smoothing: TypeAlias = Literal["static", "none"]
 Form: TypeAlias = Literal["full"] | tuple[str, int] | tuple[str, int, int, int]
@@ -30,17 +28,12 @@ class Weights:
 
         C[t, t'] = pixels * sum_s factors[s, t] factors[s, t'] M_s[t, t'] / (totals[t] totals[t'])
 
-    Attributes:
-      factors: [n_static, N], 1 / mean of the static bin in each frame; 1 where the mean is 0.
-      totals: [N] the sum of the weighted counts; 1 where that is 0.
-      lit: [N] true where that sum is not 0; C is undefined in the rows and columns of other frames.
-      pixels: the number of pixels of the dynamic bin.
     """
 
-    factors: NDArray[np.float64]
-    totals: NDArray[np.float64]
-    lit: NDArray[np.bool_]
-    pixels: int
+    factors: NDArray[np.float64]  # [n_static, N] 1 / mean of the static bin; 1 where it is 0
+    totals: NDArray[np.float64]  # [N] sum of the weighted counts; 1 where it is 0
+    lit: NDArray[np.bool_]  # [N] true where that sum is not 0; C is undefined for other frames
+    pixels: int  # of the dynamic bin
 
     @classmethod
     def from_sums(cls, sums: NDArray[Any], pixels: NDArray[Any], smoothing: Smoothing) -> Weights:
@@ -108,11 +101,8 @@ class TwoTimeReduction:
     ignored) or is above it (column >= row + R). Means are sums over blocks: the same blocks in the
     same order give the same bits.
 
-    Args:
-      n_bins: the number of bins; a bin without `begin` is NaN.
-      good: [N], true for good frames. C is NaN in the rows and columns of other frames, and of
-        frames without counts in the bin, and means skip them.
-      form, dtype, out: see `twotime`.
+    C is NaN in bins without `begin`, in the rows and columns of frames that are not `good` [N], and
+    of frames without counts in the bin; means skip them. For form, dtype and out see `twotime`.
     """
 
     def __init__(
@@ -134,13 +124,12 @@ class TwoTimeReduction:
             raise ValueError(f"dtype: expected float64 or float32, got {dtype.name}")
         shape = (n_bins, *self._cells_shape)
         if out is None:
-            needed, free = int(np.prod(shape)) * dtype.itemsize, available_bytes()
-            if needed > free:
-                raise MemoryError(
-                    f"two-time correlations {list(shape)} need {needed / 1e9:,.3g} GB, and "
-                    f"{free / 1e9:,.3g} GB of memory are free; use out= (a memory map or an HDF5 "
-                    "data set), dtype=np.float32, fewer bins=, or another form="
-                )
+            check_memory(
+                f"two-time correlations {list(shape)}",
+                int(np.prod(shape)) * dtype.itemsize,
+                "use out= (a memory map or an HDF5 data set), dtype=np.float32, fewer bins=, or "
+                "another form=",
+            )
             out = np.empty(shape, dtype)
         elif tuple(out.shape) != shape:
             raise ValueError(f"out: expected the shape {shape}, got {tuple(out.shape)}")
@@ -168,11 +157,6 @@ class TwoTimeReduction:
     def add(self, index: int, row: int, column: int, block: NDArray[Any]) -> None:
         """Add a block of C of the bin at `index` of the result."""
         rows, columns = slice(row, row + block.shape[0]), slice(column, column + block.shape[1])
-        at_diagonal = row == column and block.shape[1] >= block.shape[0]
-        if not (at_diagonal or column >= rows.stop) or columns.stop > self._n:
-            raise ValueError(
-                f"block: expected one above the diagonal, got {block.shape} at ({row}, {column})"
-            )
         counts, values, stored = None, block, block
         defined = self._defined[index]
         if not (defined[rows].all() and defined[columns].all()):
@@ -180,7 +164,7 @@ class TwoTimeReduction:
             values, stored = np.where(counts, block, 0.0), np.where(counts, block, np.nan)
         self._add_diagonals(index, row, column, values)
         if self._is_full:
-            self._write(index, rows, columns, stored, at_diagonal)
+            self._write(index, rows, columns, stored)
         else:
             self._add_cells(index, row, column, values, counts)
 
@@ -195,10 +179,8 @@ class TwoTimeReduction:
                 lags, sums = diagonal_sums(values[r, c], column + c.start - row - r.start)
                 self._part_diagonals[index, part, lags] += sums
 
-    def _write(
-        self, index: int, rows: slice, columns: slice, block: NDArray[Any], at_diagonal: bool
-    ) -> None:
-        if at_diagonal:
+    def _write(self, index: int, rows: slice, columns: slice, block: NDArray[Any]) -> None:
+        if rows.start == columns.start:
             n = block.shape[0]
             lower = np.tri(n, k=-1, dtype=bool)
             self.c2[index, rows, rows] = np.where(lower, block[:, :n].T, block[:, :n])
@@ -230,19 +212,8 @@ class TwoTimeReduction:
         self._sums[index] += np.bincount(cells, values.ravel(), minlength=size)
         self._counts[index] += np.bincount(cells, minlength=size)
 
-    def result(
-        self,
-        selection: FrameSelection,
-        labels: BinLabels,
-        frame_time: float | None,
-        config: Mapping[str, Any],
-    ) -> TwoTimeResult:
-        """Complete `c2` after all blocks were added, and return the result.
-
-        Args:
-          frame_time: time between frames of the source, in s.
-          config: arguments other than those of the selection.
-        """
+    def result(self, fields: Mapping[str, Any]) -> TwoTimeResult:
+        """Complete `c2` after all blocks were added, and return it with `BinLabels.fields`."""
         n_pairs = pairs_by_lag(self._defined)
         in_parts = self._defined[:, : PARTS * self._part]
         n_pairs_parts = pairs_by_lag(in_parts.reshape(len(self._seen), PARTS, self._part))
@@ -263,21 +234,13 @@ class TwoTimeReduction:
             c2=self.c2,
             g2=_mean(self._diagonals, n_pairs).T,
             g2_parts=np.moveaxis(_mean(self._part_diagonals, n_pairs_parts), 0, -1),
-            bins=labels.bins,
             t1=self.t1,
             t2=self.t2,
-            q=labels.q,
-            phi=labels.phi,
-            n_pixels=labels.n_pixels,
-            n_frames=selection.n,
-            frame_time=selection.time_step(frame_time),
-            qmap=labels.qmap,
-            overview=None,
-            config={**config, **selection.config()},
             n_pairs=n_pairs.T,
             n_pairs_parts=np.moveaxis(n_pairs_parts, 0, -1),
             n_empty=np.where(self._seen, empty, 0),
             c2_pairs=counts,
+            **fields,
         )
 
 

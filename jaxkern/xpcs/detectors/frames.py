@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.memory import available_bytes
+from jaxkern.core.memory import check_memory
 
 #: largest number of frames and of pixels, whose indices are int32
 MAX_INDEX = 2**31 - 1
@@ -79,15 +78,14 @@ class FrameSource:
         ordered = np.sort(index)
         if (ordered[1:] == ordered[:-1]).any():
             np.add.at(frames, index, events.count)
-            if self.dtype.kind != "f" and _total(frames) != _total(events.count):
+            totals = [int(counts.sum(dtype=np.uint64)) for counts in (frames, events.count)]
+            if self.dtype.kind != "f" and totals[0] != totals[1]:
                 exact = np.zeros(len(frames), np.uint64)
                 np.add.at(exact, index, events.count.astype(np.uint64))
                 frame, pixel = divmod(int(np.flatnonzero(exact != frames)[0]), pixels)
                 row, column = divmod(pixel, self.shape[2])
-                raise DetectorFileError(
-                    f"{self.name}: the sum of the counts in frame {first + frame}, row {row}, "
-                    f"column {column} overflows {self.dtype}"
-                )
+                where = f"{self.name}: frame {first + frame}, row {row}, column {column}"
+                raise DetectorFileError(f"{where}: the sum of the counts overflows {self.dtype}")
         else:
             frames[index] = events.count
         return frames.reshape(stop - first, *self.shape[1:])
@@ -99,9 +97,8 @@ class FrameSource:
         if self.dead is not None:
             counted &= ~self.dead.reshape(-1)
         frame, pixel = np.nonzero(counted)
-        return Events(
-            pixel.astype(np.int32), (frame + first).astype(np.int32), frames[frame, pixel]
-        )
+        numbers = pixel.astype(np.int32), (frame + first).astype(np.int32)
+        return Events(*numbers, frames[frame, pixel])
 
     @property
     def frame_bytes(self) -> int:
@@ -115,6 +112,18 @@ class FrameSource:
                 f"{self.name}: expected frames within 0 to {self.shape[0]}, got {first} to {stop}"
             )
 
+    def joined(
+        self, parts: Iterable[tuple[int, Callable[[int, int], NDArray[Any]]]], first: int, stop: int
+    ) -> NDArray[Any]:
+        """Return frames first .. stop - 1 of parts in sequence, each (number of frames, reader)."""
+        pieces, start = [np.zeros((0, *self.shape[1:]), self.dtype)], 0
+        for count, read in parts:
+            begin, end = max(first - start, 0), min(stop - start, count)
+            if begin < end:
+                pieces.append(read(begin, end))
+            start += count
+        return pieces[1] if len(pieces) == 2 else np.concatenate(pieces)
+
     def close(self) -> None:
         """Close the files of the source."""
 
@@ -124,12 +133,7 @@ class FrameSource:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -148,10 +152,8 @@ class ArrayFrames(FrameSource):
         if stored.ndim == 2:
             height, width = frame_shape or (1, stored.shape[1])
             if height * width != stored.shape[1]:
-                raise ValueError(
-                    f"{name}: expected the shape [N, {height * width}] or [N, {height}, {width}], "
-                    f"got {stored.shape}"
-                )
+                shapes = f"[N, {height * width}] or [N, {height}, {width}]"
+                raise ValueError(f"{name}: expected the shape {shapes}, got {stored.shape}")
             stored = stored.reshape(len(stored), height, width)
         if stored.ndim != 3:
             raise ValueError(f"{name}: expected the shape [N, H, W] or [N, P], got {stored.shape}")
@@ -206,16 +208,14 @@ class EventFrames(FrameSource):
         _check_bounds(name, "pixel", arrays["pixel"], height * width)
         _check_bounds(name, "frame", arrays["frame"], n)
         _check_bounds(name, "count", arrays["count"], 2**32)
-        if not arrays["count"].all():
-            counted = arrays["count"] > 0
-            arrays = {key: array[counted] for key, array in arrays.items()}
-        frames = arrays["frame"]
+        columns = nonzero_events(**arrays)
+        frames = columns.frame
         if (frames[1:] < frames[:-1]).any():
             order = np.argsort(frames, kind="stable")
-            arrays = {key: array[order] for key, array in arrays.items()}
-        self.pixel = arrays["pixel"].astype(np.int32)
-        self.frame = arrays["frame"].astype(np.int32)
-        self.count = arrays["count"].astype(np.uint32)
+            columns = Events(*(column[order] for column in columns))
+        self.pixel = columns.pixel.astype(np.int32)
+        self.frame = columns.frame.astype(np.int32)
+        self.count = columns.count.astype(np.uint32)
         self.columns = (self.pixel, self.frame, self.count)
         self.shape = (n, height, width)
         self.dtype = np.dtype(np.uint32)
@@ -228,13 +228,7 @@ class EventFrames(FrameSource):
 
 
 class RawEvents(FrameSource):
-    """Events in memory or in memory maps that are not copied; correlators check their values.
-
-    Args:
-      pixel, frame, count: [M] integers, in any order.
-      frame_shape: (H, W).
-      n_frames: number of frames.
-    """
+    """Integers [M] in memory or in memory maps, not copied; correlators check their values."""
 
     is_sparse = True
     dtype = np.dtype(np.uint32)
@@ -253,17 +247,26 @@ class RawEvents(FrameSource):
         assert self.columns is not None
         pixel, frame, count = self.columns
         # The sorting index, and the sorted columns before and after conversion to 4 bytes.
-        needed = len(pixel) * (20 + sum(column.itemsize for column in self.columns))
-        if needed > 2**28 and needed > (free := available_bytes()):
-            raise MemoryError(
-                f"sorting {len(pixel):,} events by frame needs {needed / 1e9:,.3g} GB, and "
-                f"{free / 1e9:,.3g} GB of memory are free; use fewer events, or neither normalize= "
-                "nor intensity_cut= nor overview=, which need this order"
-            )
+        check_memory(
+            f"indices that sort {len(pixel):,} events by frame",
+            len(pixel) * (20 + sum(column.itemsize for column in self.columns)),
+            "use fewer events, or neither normalize= nor intensity_cut= nor overview=",
+            minimum=2**28,
+        )
         return EventFrames(pixel, frame, count, self.shape[1:], self.shape[0], self.name)
 
     def events(self, first: int, stop: int) -> Events:
         return self._ordered.events(first, stop)
+
+
+def nonzero_events(
+    pixel: NDArray[np.int32], frame: NDArray[np.int32], count: NDArray[Any]
+) -> Events:
+    """Return the events whose counts are not 0."""
+    if count.all():
+        return Events(pixel, frame, count)
+    counted = count != 0
+    return Events(pixel[counted], frame[counted], count[counted])
 
 
 def check_frame_shape(name: str, shape: Any) -> tuple[int, int]:
@@ -317,55 +320,39 @@ def _check_bounds(name: str, key: str, array: NDArray[Any], stop: int) -> None:
     )
 
 
-def _total(counts: NDArray[Any]) -> int:
-    return int(counts.sum(dtype=np.uint64))
-
-
 # Largest numbers of signed and unsigned integers, and of counters of 12 bits.
 _WIDTHS = (7, 8, 12, 15, 16, 31, 32)
 
 
-def sentinel_pixels(
-    shape: tuple[int, int, int], dtype: np.dtype[Any], read: Callable[[int], NDArray[Any]]
-) -> NDArray[np.bool_] | None:
-    """Return a mask [H, W] of pixels with a sentinel in the first, middle and last frame.
+def mark_sentinels(
+    source: FrameSource, read: Callable[[int, int], NDArray[Any]] | None = None
+) -> None:
+    """Add the pixels with a sentinel in the first, middle and last frame to a source's dead pixels.
 
-    Sentinels, which mark dead pixels, are the largest number of `dtype`, negative numbers and, in
+    Sentinels, which mark dead pixels, are the largest number of the dtype, negative numbers and, in
     floating-point frames, NaN and infinity. The largest number of a narrower integer is a sentinel
     if all other counts in these frames are at most half of it, since a detector of 16 bits may be
-    stored in 32. A sentinel is the same in all three frames.
-
-    Args:
-      read: returns frame k, [H, W].
+    stored in 32. A sentinel is the same in all three frames. `read` replaces the source's method.
     """
-    n = shape[0]
+    n = source.shape[0]
     if not n:
-        return None
-    frames = [np.asarray(read(k)) for k in sorted({0, n // 2, n - 1})]
-    if dtype.kind == "f":
+        return
+    read = read or source.read
+    frames = [np.asarray(read(k, k + 1)[0]) for k in sorted({0, n // 2, n - 1})]
+    if source.dtype.kind == "f":
         marked = np.all([~np.isfinite(frame) for frame in frames], axis=0)
-        return marked if marked.any() else None
-    most = int(np.iinfo(dtype).max)
-    marked = np.all([(frame == most) | (frame < 0) for frame in frames], axis=0)
-    # Begin with the widest: a narrower one is compared with the pixels not marked yet.
-    for width in reversed(_WIDTHS):
-        sentinel = 2**width - 1
-        if sentinel >= most:
-            continue
-        equal = np.all([frame == sentinel for frame in frames], axis=0)
-        if equal.any() and all(
-            int(frame.max(initial=0, where=~(equal | marked))) <= sentinel // 2 for frame in frames
-        ):
-            marked |= equal
-    return marked if marked.any() else None
-
-
-def mark_sentinels(source: FrameSource) -> None:
-    """Add the pixels with sentinels to a source's dead pixels."""
-
-    def frame(number: int) -> NDArray[Any]:
-        return np.asarray(source.read(number, number + 1)[0])
-
-    marked = sentinel_pixels(source.shape, source.dtype, frame)
-    if marked is not None:
+    else:
+        most = int(np.iinfo(source.dtype).max)
+        marked = np.all([(frame == most) | (frame < 0) for frame in frames], axis=0)
+        # Begin with the widest: a narrower one is compared with the pixels not marked yet.
+        for width in reversed(_WIDTHS):
+            sentinel = 2**width - 1
+            if sentinel >= most:
+                continue
+            equal = np.all([frame == sentinel for frame in frames], axis=0)
+            if equal.any() and all(
+                frame.max(initial=0, where=~(equal | marked)) <= sentinel // 2 for frame in frames
+            ):
+                marked |= equal
+    if marked.any():
         source.dead = marked if source.dead is None else source.dead | marked

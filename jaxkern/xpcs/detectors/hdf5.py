@@ -17,6 +17,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,11 +29,13 @@ from jaxkern.xpcs.detectors.frames import (
     EventFrames,
     FrameSource,
     event_shape,
-    sentinel_pixels,
+    mark_sentinels,
 )
 from jaxkern.xpcs.detectors.hdf5_access import (
     check_filters,
     check_virtual,
+    find_dataset,
+    find_group,
     find_object,
     hdf5_errors,
     linked_files,
@@ -56,15 +59,7 @@ _EVENT_GROUPS = ("/", "events", "entry/events", "entry/data")
 
 
 class Hdf5Frames(FrameSource):
-    """Frames [N, H, W] of one data set or of several in sequence.
-
-    `dead` marks pixels with a sentinel, see `sentinel_pixels`, and those of a mask in the file. The
-    frames of all parts are numbered consecutively, whatever numbers the files store.
-
-    Args:
-      path: the file, or the master of several.
-      dataset: name of the data set, or of a group of parts; None to search it.
-    """
+    """Frames [N, H, W] of one data set or of the parts in a group; None searches for them."""
 
     def __init__(self, path: str | os.PathLike[str], dataset: str | None = None):
         super().__init__()
@@ -75,12 +70,12 @@ class Hdf5Frames(FrameSource):
                 self._parts = _find_frames(self.name, self._file, dataset)
                 self._check_parts()
                 self.linked = linked_files(self.name, self._parts)
-                self._starts = np.cumsum([0] + [part.shape[0] for part in self._parts])
                 height, width = self._parts[0].shape[1:]
-                self.shape = (int(self._starts[-1]), int(height), int(width))
+                self.shape = (sum(map(len, self._parts)), int(height), int(width))
                 self.dtype = self._parts[0].dtype.newbyteorder("=")
                 self.metadata = detector_metadata(self._file)
-                self.dead = self._find_dead()
+                self.dead = pixel_mask(self._file, self.shape[1:])
+                mark_sentinels(self, self._stored)
         except BaseException:
             self._file.close()
             raise
@@ -106,39 +101,27 @@ class Hdf5Frames(FrameSource):
             check_filters(self.name, part)
             check_virtual(self.name, part)
 
-    def _find_dead(self) -> NDArray[np.bool_] | None:
-        mask = pixel_mask(self._file, (self.shape[1], self.shape[2]))
-        marked = sentinel_pixels(self.shape, self.dtype, lambda k: self._stored(k, k + 1)[0])
-        dead = mask if marked is None else marked if mask is None else mask | marked
-        return dead if dead is not None and dead.any() else None
-
     def _stored(self, first: int, stop: int) -> NDArray[Any]:
         """Return frames without checks of their counts."""
-        pieces = []
-        for part, start in zip(self._parts, self._starts[:-1].tolist(), strict=True):
-            begin, end = max(first - start, 0), min(stop - start, part.shape[0])
-            if begin < end:
-                with hdf5_errors(self.name, f"{part.name}, frames {begin} to {end - 1}"):
-                    pieces.append(part[begin:end])
-        if not pieces:
-            return np.zeros((0, *self.shape[1:]), self.dtype)
-        frames = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        return np.asarray(frames, self.dtype)
+
+        def read(part: h5py.Dataset, begin: int, end: int) -> NDArray[Any]:
+            with hdf5_errors(self.name, f"{part.name}, frames {begin} to {end - 1}"):
+                return np.asarray(part[begin:end], self.dtype)
+
+        return self.joined([(len(part), partial(read, part)) for part in self._parts], first, stop)
 
     def read(self, first: int, stop: int) -> NDArray[Any]:
         """Return frames first .. stop - 1; the counts of dead pixels are unchanged."""
         self.check_range(first, stop)
         frames = self._stored(first, stop)
-        if self.dtype.kind == "i" and (frames < 0).any():
-            negative = frames < 0
-            if self.dead is not None:
-                negative &= ~self.dead
-            if negative.any():
-                frame, row, column = (int(n[0]) for n in np.nonzero(negative))
-                raise DetectorFileError(
-                    f"{self.name}: frame {first + frame}, row {row}, column {column}: expected a "
-                    f"count of 0 or more, got {frames[frame, row, column]}"
-                )
+        negative = frames < 0 if self.dtype.kind == "i" else np.zeros(0, bool)
+        if negative.any() and self.dead is not None:
+            negative &= ~self.dead
+        if negative.any():
+            frame, row, column = (int(n[0]) for n in np.nonzero(negative))
+            where = f"{self.name}: frame {first + frame}, row {row}, column {column}"
+            count = frames[frame, row, column]
+            raise DetectorFileError(f"{where}: expected a count of 0 or more, got {count}")
         return frames
 
     def close(self) -> None:
@@ -153,122 +136,94 @@ def hdf5_frames(
     """Open the frames of an HDF5 file, or its events: arrays pixel, frame and count in a group."""
     name = os.fspath(path)
     with open_hdf5(name) as file, hdf5_errors(name):
-        groups = _EVENT_GROUPS if dataset is None else (dataset,)
-        group = next((g for g in groups if _holds_events(file, g)), None)
-        if group is not None:
-            return _read_events(name, file[group], file, frame_shape)
+        for group_name in _EVENT_GROUPS if dataset is None else (dataset,):
+            group = find_group(file, group_name)
+            if group is not None and {"pixel", "frame"} <= set(group):
+                return _read_events(name, group, file, frame_shape)
     return Hdf5Frames(path, dataset)
-
-
-def _holds_events(file: h5py.File, name: str) -> bool:
-    import h5py
-
-    group = find_object(file, name)
-    return isinstance(group, h5py.Group) and {"pixel", "frame"} <= set(group)
 
 
 def _read_events(
     name: str, group: h5py.Group, file: h5py.File, frame_shape: tuple[int, int] | None
 ) -> EventFrames:
-    columns = {key: find_object(group, key) for key in ("pixel", "frame", "count")}
-    for key, column in columns.items():
+    arrays: list[Any] = []
+    for key in ("pixel", "frame", "count"):
+        column = find_object(group, key)
         if column is not None:
-            shape, dtype = getattr(column, "shape", None), getattr(column, "dtype", None)
-            integers = shape == (0,) or (dtype is not None and dtype.kind in "ui")
-            if shape is None or len(shape) != 1 or not integers:
-                raise DetectorFileError(
-                    f"{name}: {group.name}/{key}: expected integers [M], got {dtype} {shape}"
-                )
+            if len(column.shape) != 1:
+                got = f"{column.dtype} {column.shape}"
+                raise DetectorFileError(f"{name}: {column.name}: expected integers [M], got {got}")
             check_filters(name, column)
-    arrays = [None if column is None else column[()] for column in columns.values()]
+        arrays.append(None if column is None else column[()])
     stored_shape = group.attrs.get("shape")
     if stored_shape is None and (stored := find_object(group, "shape")) is not None:
-        if getattr(stored, "shape", None) != (3,):
-            raise DetectorFileError(f"{name}: {stored.name}: expected the numbers N, H and W")
-        stored_shape = stored[()]
+        stored_shape = stored[()] if stored.shape == (3,) else ()
     shape, n_frames = event_shape(name, stored_shape, frame_shape)
-    return EventFrames(
-        arrays[0], arrays[1], arrays[2], shape, n_frames, name, detector_metadata(file)
-    )
+    pixel, frame, count = arrays
+    return EventFrames(pixel, frame, count, shape, n_frames, name, detector_metadata(file))
 
 
 def _find_frames(name: str, file: h5py.File, dataset: str | None) -> list[h5py.Dataset]:
-    import h5py
-
     if dataset is not None:
-        item = find_object(file, dataset)
-        if isinstance(item, h5py.Dataset):
-            return [item]
-        if isinstance(item, h5py.Group) and (parts := _numbered_parts(item)):
-            return parts
-        raise DetectorFileError(
-            f"{name}: expected a data set {dataset!r} or a group of this name with data_000001, "
-            f"...; the file has {_list_datasets(file)}"
-        )
-    if isinstance(item := find_object(file, _FIXED[0]), h5py.Dataset):
-        return [item]
+        item, group = find_dataset(file, dataset), find_group(file, dataset)
+        parts = [item] if item is not None else [] if group is None else _numbered_parts(group)
+        expected = f"a data set {dataset!r}, or a group of this name with data_000001, ..."
+    else:
+        parts = next(filter(None, _known_datasets(file)), [])
+        expected = "frames in one of the usual data sets, or the name of one (dataset=, --dataset)"
+    if not parts and dataset is None:
+        parts = _scan_datasets(file)
+        if len(parts) > 1:
+            names = ", ".join(repr(item.name) for item in parts[:20])
+            raise DetectorFileError(f"{name} has the frames {names}; select one (--dataset)")
+    if not parts:
+        raise DetectorFileError(f"{name}: expected {expected}; got {_list_datasets(file)}")
+    return parts
+
+
+def _known_datasets(file: h5py.File) -> Iterator[list[h5py.Dataset]]:
+    """Yield the data sets of one run in each of the usual places, or an empty list."""
+
+    def dataset(group: h5py.Group, name: Any) -> list[h5py.Dataset]:
+        item = find_dataset(group, name)
+        return [] if item is None else [item]
+
+    yield dataset(file, _FIXED[0])
     for path in _PARTS:
-        group = find_object(file, path)
-        if isinstance(group, h5py.Group):
-            if parts := _numbered_parts(group):
-                return parts
-            signal = group.attrs.get("signal")
-            item = find_object(group, signal) if isinstance(signal, str) else None
-            if isinstance(item, h5py.Dataset):
-                return [item]
+        group = find_group(file, path)
+        if group is not None:
+            yield _numbered_parts(group)
+            yield dataset(group, group.attrs.get("signal"))
     for path in _FIXED[1:]:
-        if isinstance(item := find_object(file, path), h5py.Dataset):
-            return [item]
-    scans = list(_scan_datasets(file))
-    if len(scans) == 1:
-        return scans
-    if scans:
-        raise DetectorFileError(
-            f"{name} has the frames {', '.join(repr(item.name) for item in scans[:20])}; select "
-            "one of them (dataset=, --dataset)"
-        )
-    raise DetectorFileError(
-        f"{name} has no frames in the usual data sets; it has {_list_datasets(file)}. Give the "
-        "name of the data set (dataset=, --dataset)"
-    )
+        yield dataset(file, path)
 
 
 def _numbered_parts(group: h5py.Group) -> list[h5py.Dataset]:
     """Return data_000001, data_000002, ... in the order of their numbers."""
-    import h5py
-
     numbered = sorted((int(match[1]), key) for key in group if (match := _PART.fullmatch(key)))
     for (before, _), (number, key) in itertools.pairwise(numbered):
         if number != before + 1:
+            expected, where = f"{numbered[0][0]} to {numbered[-1][0]}", group.file.filename
             raise DetectorFileError(
-                f"{group.file.filename}: {group.name}: expected parts {numbered[0][0]} to "
-                f"{numbered[-1][0]} once each, got {key} after number {before}"
+                f"{where}: {group.name}: expected parts {expected}, got {key} after {before}"
             )
-    parts = [find_object(group, key) for _, key in numbered]
-    return [part for part in parts if isinstance(part, h5py.Dataset)]
+    parts = [find_dataset(group, key) for _, key in numbered]
+    return [part for part in parts if part is not None]
 
 
-def _scan_datasets(file: h5py.File) -> Iterator[h5py.Dataset]:
-    """Yield the data sets of three axes in the measurements of scans."""
-    import h5py
-
-    for scan in file:
-        if _SCAN.fullmatch(scan):
-            group = find_object(file, f"{scan}/measurement")
-            for key in group if isinstance(group, h5py.Group) else ():
-                item = find_object(group, key)
-                if isinstance(item, h5py.Dataset) and item.ndim == 3:
-                    yield item
+def _scan_datasets(file: h5py.File) -> list[h5py.Dataset]:
+    """Return the data sets of three axes in the measurements of scans."""
+    groups = [find_group(file, f"{scan}/measurement") for scan in file if _SCAN.fullmatch(scan)]
+    items = [find_dataset(group, key) for group in groups if group is not None for key in group]
+    return [item for item in items if item is not None and item.ndim == 3]
 
 
 def _list_datasets(file: h5py.File) -> str:
     """Return the names of data sets with three axes, or of the root's members, for errors."""
-    import h5py
-
     names: list[str] = []
 
     def visit(name: str, item: Any) -> bool | None:
-        if isinstance(item, h5py.Dataset) and item.ndim == 3:
+        if getattr(item, "ndim", None) == 3:
             names.append(f"/{name} {item.shape}")
         return True if len(names) == 10 else None
 
@@ -288,28 +243,23 @@ _UNITS = {
     "energy": {"kev": 1.0, "ev": 1e-3},
     "wavelength": {"angstrom": 1.0, "a": 1.0, "nm": 10.0, "m": 1e10},
 }
-# name -> paths, the kind of its unit, and the default unit.
-_NUMBERS: dict[str, tuple[tuple[str, ...], str, str]] = {
-    "frame_time": (
-        (*(f"{path}frame_time" for path in _DETECTORS), "entry/instrument/detector/frame_period"),
-        "time",
-        "s",
-    ),
-    "count_time": (tuple(f"{path}count_time" for path in _DETECTORS), "time", "s"),
-    "distance": (
+# (entry, paths, kind of the unit, default unit); the first valid number of an entry is used.
+_NUMBERS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
+    ("frame_time", tuple(f"{path}frame_time" for path in _DETECTORS), "time", "s"),
+    ("frame_time", ("entry/instrument/detector/frame_period",), "time", "s"),
+    ("count_time", tuple(f"{path}count_time" for path in _DETECTORS), "time", "s"),
+    (
+        "distance",
         tuple(f"{path}{name}" for path in _DETECTORS for name in ("distance", "detector_distance")),
         "length",
         "m",
     ),
-    "pixel_size": (tuple(f"{path}x_pixel_size" for path in _DETECTORS), "length", "m"),
-}
-# (path, kind of the unit, default unit)
-_ENERGIES = (
-    ("entry/instrument/incident_beam/incident_energy", "energy", "kev"),
-    ("entry/instrument/beam/incident_energy", "energy", "ev"),
-    ("entry/instrument/detector/detectorSpecific/photon_energy", "energy", "ev"),
-    ("entry/instrument/beam/incident_wavelength", "wavelength", "angstrom"),
-    ("entry/instrument/monochromator/wavelength", "wavelength", "angstrom"),
+    ("pixel_size", tuple(f"{path}x_pixel_size" for path in _DETECTORS), "length", "m"),
+    ("energy", ("entry/instrument/incident_beam/incident_energy",), "energy", "kev"),
+    ("energy", ("entry/instrument/beam/incident_energy",), "energy", "ev"),
+    ("energy", ("entry/instrument/detector/detectorSpecific/photon_energy",), "energy", "ev"),
+    ("energy", ("entry/instrument/beam/incident_wavelength",), "wavelength", "angstrom"),
+    ("energy", ("entry/instrument/monochromator/wavelength",), "wavelength", "angstrom"),
 )
 _STARTS = ("entry/start_time", "entry_0000/start_time")
 MASKS = tuple(
@@ -320,17 +270,12 @@ MASKS = tuple(
 def detector_metadata(file: h5py.File) -> dict[str, Any]:
     """Return the valid entries of `FrameSource.metadata` that the file stores."""
     metadata: dict[str, Any] = {}
-    for name, (paths, kind, unit) in _NUMBERS.items():
+    for name, paths, kind, unit in _NUMBERS:
         for path in paths:
-            if (value := _quantity(file, path, kind, unit)) is not None:
-                metadata[name] = value
-                break
+            if name not in metadata and (value := _quantity(file, path, kind, unit)) is not None:
+                metadata[name] = ANGSTROM_KEV / value if kind == "wavelength" else value
     for name, value in _lima_times(file).items():
         metadata.setdefault(name, value)
-    for path, kind, unit in _ENERGIES:
-        if (value := _quantity(file, path, kind, unit)) is not None:
-            metadata["energy"] = ANGSTROM_KEV / value if kind == "wavelength" else value
-            break
     for path in _STARTS:
         value = _scalar(file, path)
         if "start_time" not in metadata and isinstance(value, bytes | str) and len(value) < 100:
@@ -353,7 +298,7 @@ def _lima_times(file: h5py.File) -> dict[str, float]:
 
 
 def pixel_mask(file: h5py.File, shape: tuple[int, int]) -> NDArray[np.bool_] | None:
-    """Return a mask [H, W] of bad pixels according to the file; None if it has no such mask."""
+    """Return a mask [H, W] of bad pixels according to the file; None without such pixels."""
     for path in MASKS:
         stored = _optional(file, path)
         if getattr(stored, "shape", None) is not None and stored.dtype.kind in "uib":
@@ -362,7 +307,7 @@ def pixel_mask(file: h5py.File, shape: tuple[int, int]) -> NDArray[np.bool_] | N
                     f"{file.filename}: {stored.name}: expected {shape}, got {stored.shape}"
                 )
             bad: NDArray[np.bool_] = stored[()] != 0
-            return bad
+            return bad if bad.any() else None
     return None
 
 

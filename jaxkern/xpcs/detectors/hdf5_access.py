@@ -40,19 +40,21 @@ def open_hdf5(name: str | Path, error_type: type[ValueError] = DetectorFileError
 
 
 @contextlib.contextmanager
-def hdf5_errors(name: str, path: str | None = None) -> Iterator[None]:
+def hdf5_errors(
+    name: str | Path, path: str | None = None, error_type: type[ValueError] = DetectorFileError
+) -> Iterator[None]:
     """Convert h5py's errors about groups, links, headers and data to errors with the path."""
     try:
         yield
-    except DetectorFileError:
-        raise
-    except (
-        KeyError, IndexError, OSError, RuntimeError, TypeError, ValueError, MemoryError,
-        OverflowError, AttributeError,
-    ) as error:  # fmt: skip
+    except error_type as error:
+        if str(name) in str(error):
+            raise
+        raise error_type(f"{name}: {error}") from None
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError,
+            TypeError, ValueError) as error:  # fmt: skip
         reason = error.args[0] if error.args else error
-        where = name if path is None else f"{name}: {path}"
-        raise DetectorFileError(
+        where = f"{name}: {path}" if path else name
+        raise error_type(
             f"{where} cannot be read; the file is damaged, or has a broken link: {reason}"
         ) from error
 
@@ -62,12 +64,8 @@ def find_object(group: Any, name: str) -> Any:
     import h5py
 
     at = group
-    for step in name.strip("/").split("/"):
-        if not step:
-            continue
-        if not isinstance(at, h5py.Group):
-            return None
-        link = at.get(step, getlink=True)
+    for step in filter(None, name.split("/")):
+        link = at.get(step, getlink=True) if isinstance(at, h5py.Group) else None
         if link is None:
             return None
         try:
@@ -82,6 +80,18 @@ def find_object(group: Any, name: str) -> Any:
     return at
 
 
+def find_dataset(group: Any, name: Any) -> h5py.Dataset | None:
+    """Return the data set with a name, or None."""
+    found = find_object(group, name) if isinstance(name, str) else None
+    return found if hasattr(found, "maxshape") else None
+
+
+def find_group(group: Any, name: str) -> h5py.Group | None:
+    """Return the group with a name, or None."""
+    found = find_object(group, name)
+    return found if hasattr(found, "keys") else None
+
+
 def check_filters(name: str, stored: h5py.Dataset) -> None:
     """Load the plugins that a compression needs, or raise an error if they are missing."""
     import h5py
@@ -91,20 +101,15 @@ def check_filters(name: str, stored: h5py.Dataset) -> None:
     missing = [code for code in codes if not h5py.h5z.filter_avail(code)]
     if not missing:
         return
-    with contextlib.suppress(ImportError):
+    where = f"{name}: {stored.name} is compressed by the HDF5 filters {missing}"
+    try:
         import hdf5plugin  # noqa: F401, registers them
-
-        missing = [code for code in missing if not h5py.h5z.filter_avail(code)]
-        if not missing:
-            return
-        raise DetectorFileError(
-            f"{name}: {stored.name} is compressed by the HDF5 filters {missing}, which are in "
-            "neither h5py nor the installed hdf5plugin"
-        )
-    raise ImportError(
-        f"{name}: {stored.name} is compressed by the HDF5 filters {missing} (bitshuffle and LZ4 "
-        "are 32008), which require hdf5plugin; run pip install 'jaxkern[detectors]'"
-    )
+    except ImportError as error:
+        raise ImportError(
+            f"{where}, which require hdf5plugin; run pip install 'jaxkern[detectors]'"
+        ) from error
+    if not all(h5py.h5z.filter_avail(code) for code in missing):
+        raise DetectorFileError(f"{where}; h5py and the installed hdf5plugin lack some of them")
 
 
 def check_virtual(name: str, stored: h5py.Dataset) -> None:
@@ -139,11 +144,7 @@ def _virtual_files(stored: h5py.Dataset) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_hdf5(path: Path, overwrite: bool = True) -> Iterator[h5py.File]:
-    """Open a new HDF5 file, which gets its name when the block ends without an error.
-
-    The format is that of HDF5 1.8 (2008), in which headers have checksums. Data sets that are
-    copied from files of a newer format keep it.
-    """
+    """Open a new HDF5 file, which gets its name when the block ends without an error."""
     import h5py
 
     if not overwrite and os.path.lexists(path):
@@ -155,6 +156,7 @@ def new_hdf5(path: Path, overwrite: bool = True) -> Iterator[h5py.File]:
     ):
         medium = _Medium(raw)
         try:
+            # Headers have checksums from the format of HDF5 1.8 (2008) on.
             with h5py.File(medium, "w", libver=("v108", "latest")) as file:
                 yield file
         except Exception:  # a failed write may be the cause, which HDF5 does not see
@@ -212,16 +214,24 @@ class _Medium:
 
     def write(self, data: Any) -> int:
         content = memoryview(data).cast("B")
-        if self._error is None:
-            try:
-                done = 0
-                while done < len(content):
-                    done += os.pwrite(self._raw.fileno(), content[done:], self._at + done)
-            except OSError as error:
-                self._error = error
+        self._store(content, self._at)
         self._at += len(content)
         self._size = max(self._size, self._at)
         return len(content)
+
+    def _store(self, content: memoryview | None, offset: int) -> None:
+        """Write, or without content truncate, unless an earlier write failed."""
+        if self._error is not None:
+            return
+        file = self._raw.fileno()
+        try:
+            if content is None:
+                os.ftruncate(file, offset)
+            while content:
+                done = os.pwrite(file, content, offset)
+                content, offset = content[done:], offset + done
+        except OSError as error:
+            self._error = error
 
     def read(self, size: int) -> bytes:
         """Read bytes; h5py requires this method of a file, but calls `readinto`."""
@@ -245,11 +255,7 @@ class _Medium:
 
     def truncate(self, size: int | None = None) -> int:
         self._size = self._at if size is None else size
-        if self._error is None:
-            try:
-                os.ftruncate(self._raw.fileno(), self._size)
-            except OSError as error:
-                self._error = error
+        self._store(None, self._size)
         return self._size
 
     def flush(self) -> None:

@@ -15,18 +15,21 @@ from jaxkern.core.paths import home_path
 from jaxkern.core.version import __version__
 from jaxkern.xpcs.detectors.frames import DetectorFileError
 from jaxkern.xpcs.detectors.hdf5 import MASKS
-from jaxkern.xpcs.detectors.hdf5_access import find_object, hdf5_errors, new_hdf5, open_hdf5
-from jaxkern.xpcs.detectors.qmap_files import default_layout, read_qmap, write_layout
-from jaxkern.xpcs.detectors.qmap_geometry import geometry_bins
+from jaxkern.xpcs.detectors.hdf5_access import find_dataset, hdf5_errors, new_hdf5, open_hdf5
+from jaxkern.xpcs.detectors.qmap_layout import (
+    default_layout,
+    geometry_bins,
+    read_qmap,
+    write_layout,
+)
 
 
 class QMap:
     """Map of the pixels of a detector to dynamic and static bins.
 
     Correlations are computed for each dynamic bin. A pixel's intensity is normalized by the mean of
-    its static bin, which is a part of the dynamic bin, since the mean changes with q. Bins are
-    numbered from 1; 0 means no bin. A pixel is used if both its bins are above 0 and `mask` is
-    true.
+    its static bin, a part of the dynamic bin. Bins are numbered from 1; 0 means no bin. A pixel is
+    used if both its bins are above 0 and `mask` is true.
 
     Args:
       dynamic: [H, W] integers, the dynamic bin of each pixel.
@@ -61,15 +64,9 @@ class QMap:
         self.dynamic = _bins("dynamic", dynamic)
         self.shape: tuple[int, int] = (self.dynamic.shape[0], self.dynamic.shape[1])
         self.static = self.dynamic if static is None else _bins("static", static, self.shape)
-        if mask is None:
-            self.mask = np.ones(self.shape, bool)
-        else:
-            self.mask = np.asarray(mask).astype(bool)
-            _check_shape("mask", self.mask, self.shape)
-        self.blemish: NDArray[np.bool_] | None = None
-        if blemish is not None:
-            self.blemish = np.asarray(blemish).astype(bool)
-            _check_shape("blemish", self.blemish, self.shape)
+        every = np.ones(self.shape, bool)
+        self.mask = every if mask is None else _mask("mask", mask, self.shape)
+        self.blemish = None if blemish is None else _mask("blemish", blemish, self.shape)
         self._layout = layout
         self.n_dynamic = int(self.dynamic.max(initial=0))
         self.n_static = int(self.static.max(initial=0))
@@ -86,8 +83,6 @@ class QMap:
     @classmethod
     def read(cls, path: str | os.PathLike[str], group: str | None = None) -> Self:
         """Read the map of a file by simplemask or pysimplemask, or of a file of results.
-
-        q and phi of a bin are those of its cell in `dynamic_index_mapping`.
 
         Args:
           path: the HDF5 file.
@@ -185,8 +180,7 @@ class QMap:
         good, blemished = self.mask, self.blemish
         for name, value in (("mask", mask), ("blemish", blemish)):
             if value is not None:
-                array = np.asarray(value).astype(bool)
-                _check_shape(name, array, self.shape)
+                array = _mask(name, value, self.shape)
                 good = good & array
                 if name == "blemish":
                     blemished = array if blemished is None else blemished & array
@@ -199,7 +193,6 @@ class QMap:
         return type(self)(self.dynamic, self.static, mask, self.q, self.phi, blemish, layout)
 
     def _marked(self, pixels: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return a mask [H, W] of the pixels that are passed to `without`."""
         if pixels.shape == self.shape:
             return pixels.astype(bool)
         marked = np.zeros(self.shape, bool)
@@ -220,12 +213,7 @@ class QMap:
         return marked
 
     def write(self, path: str | os.PathLike[str], group: str = "/qmap") -> None:
-        """Write the map to a new HDF5 file in the layout of pysimplemask.
-
-        Raises:
-          FileExistsError: the file exists.
-          OSError: the disk is full or fails; no file is created.
-        """
+        """Write the map to a new file like pysimplemask; FileExistsError if there is one."""
         with new_hdf5(Path(path), overwrite=False) as file:
             self.write_group(file.create_group(group))
 
@@ -235,12 +223,7 @@ class QMap:
 
     @cached_property
     def layout(self) -> dict[str, Any]:
-        """Entries of a file of this map by the names of pysimplemask.
-
-        These are `dynamic_roi_map`, `static_roi_map`, `mask` (and `blemish`) [H, W]; `num_pts`,
-        `v_list_dim0`, `v_list_dim1` and `index_mapping` for each kind of bins; `map_names` and
-        `map_units`; and other entries of the file that the map was read from, or the geometry.
-        """
+        """Entries of a file of this map by the names of pysimplemask, including its geometry."""
         if self._layout is not None:
             layout = {key: value for key, value in self._layout.items() if value is not None}
         else:
@@ -287,10 +270,8 @@ class QMap:
         parents[static] = dynamic
         if (split := static[parents[static] != dynamic]).size:
             bins = np.unique(dynamic[static == split[0]])
-            raise ValueError(
-                f"static: expected each static bin in one dynamic bin, got bin {split[0]} in the "
-                f"dynamic bins {bins.tolist()}"
-            )
+            got = f"bin {split[0]} in the dynamic bins {bins.tolist()}"
+            raise ValueError(f"static: expected each static bin in one dynamic bin, got {got}")
         return parents[1:]
 
 
@@ -310,6 +291,12 @@ def _bins(name: str, values: Any, shape: tuple[int, int] | None = None) -> NDArr
 def _check_shape(name: str, array: NDArray[Any], shape: tuple[int, int]) -> None:
     if array.shape != shape:
         raise ValueError(f"{name}: expected the shape {shape} of dynamic, got {array.shape}")
+
+
+def _mask(name: str, values: Any, shape: tuple[int, int]) -> NDArray[np.bool_]:
+    mask = np.asarray(values).astype(bool)
+    _check_shape(name, mask, shape)
+    return mask
 
 
 def _labels(name: str, labels: Any, n_bins: int) -> NDArray[np.float64] | None:
@@ -370,11 +357,7 @@ def read_mask(path: str | os.PathLike[str], kind: str = "mask") -> NDArray[np.bo
 
 
 def masked_map(qmap: QMap, mask: Any = None, blemish: Any = None) -> QMap:
-    """Return a map without the pixels that a mask or a blemish excludes.
-
-    Args:
-      mask, blemish: [H, W], true where a pixel is good, or the path of such a file, or None.
-    """
+    """Return a map without the pixels that are 0 in masks [H, W] or files of masks."""
     for kind, value in (("mask", mask), ("blemish", blemish)):
         if value is None:
             continue
@@ -382,10 +365,8 @@ def masked_map(qmap: QMap, mask: Any = None, blemish: Any = None) -> QMap:
         name = os.fspath(value) if is_path else kind
         good = read_mask(value, kind) if is_path else np.asarray(value).astype(bool)
         if good.shape != qmap.shape:
-            raise ValueError(
-                f"{name}: expected a {kind} of {qmap.shape[0]} x {qmap.shape[1]} pixels, "
-                f"got {good.shape}"
-            )
+            pixels = f"{qmap.shape[0]} x {qmap.shape[1]} pixels"
+            raise ValueError(f"{name}: expected a {kind} of {pixels}, got {good.shape}")
         masked = qmap.with_mask(**{kind: good})
         if qmap.n_pixels and not masked.n_pixels:
             raise ValueError(
@@ -399,37 +380,31 @@ def masked_map(qmap: QMap, mask: Any = None, blemish: Any = None) -> QMap:
 def _read_tiff(path: Path) -> NDArray[Any]:
     try:
         from PIL import Image
-    except ModuleNotFoundError as error:
-        raise ImportError(f"Pillow is required to read {path}; run pip install pillow") from error
-    try:
+
         with Image.open(path) as image:
             return np.asarray(image)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"Pillow is required to read {path}; run pip install pillow") from error
     except Exception as error:  # damaged files give struct.error, ValueError, OSError, ...
         raise DetectorFileError(f"{path} cannot be read as a TIFF file: {error}") from error
 
 
 def _read_hdf5(name: str, kind: str) -> NDArray[Any]:
-    import h5py
-
     with open_hdf5(name) as file, hdf5_errors(name):
-        for path in _IN_HDF5:
-            stored = find_object(file, path.format(kind=kind))
-            if isinstance(stored, h5py.Dataset):
-                return np.asarray(stored[()])
-        for path in MASKS:
-            stored = find_object(file, path)
-            if isinstance(stored, h5py.Dataset):
-                return np.asarray(stored[()] == 0)
+        for path in (*(path.format(kind=kind) for path in _IN_HDF5), *MASKS):
+            stored = find_dataset(file, path)
+            if stored is not None:
+                return np.asarray(stored[()] == 0 if path in MASKS else stored[()])
         images: list[Any] = []
 
         def visit(_: str, item: Any) -> None:
-            if isinstance(item, h5py.Dataset) and item.ndim == 2:
+            if getattr(item, "ndim", None) == 2:
                 images.append(item)
 
         file.visititems(visit)
         if len(images) == 1:
             return np.asarray(images[0][()])
+        got = [item.name for item in images[:10]]
         raise DetectorFileError(
-            f"{name}: expected a data set {kind!r}, or one data set of two axes; got "
-            f"{[item.name for item in images[:10]]}"
+            f"{name}: expected a data set {kind!r}, or one data set of two axes; got {got}"
         )

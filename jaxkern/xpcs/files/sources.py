@@ -10,9 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.alignment import ALIGNMENT, aligned_array
-from jaxkern.core.archives import map_npy
-from jaxkern.core.mapped import check_mapped
+from jaxkern.core.arrays import ALIGNMENT, aligned_array, check_mapped, map_npy
 from jaxkern.core.paths import natural_order
 from jaxkern.xpcs.model.ops import DATA_DTYPES
 

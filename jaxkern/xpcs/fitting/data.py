@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -11,54 +12,60 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.files.sources import (
-    LoadedSource,
-    Source,
-    StackSource,
-    as_source,
-    kernel_dtype,
-    quantization,
-    values,
-)
+from jaxkern.xpcs.files import sources
+from jaxkern.xpcs.fitting import sampling
 from jaxkern.xpcs.fitting.options import (
     CHUNK_POINTS,
     Strategy,
     StreamingOptions,
     choose_strategy,
     chunk_rows,
-    loads_file,
     parse_strategy,
-)
-from jaxkern.xpcs.fitting.passes import (
-    BadBlocks,
-    BadDataError,
-    Chunk,
-    PassProgram,
-    PassRunner,
-)
-from jaxkern.xpcs.fitting.sampling import (
-    BANDS,
-    Noise,
-    format_frames,
-    frames_without_numbers,
-    mirrored_angles,
-    read_sample,
 )
 from jaxkern.xpcs.model.ops import DATA_DTYPES
 from jaxkern.xpcs.model.twin import ROW_BLOCK
 
 Array = NDArray[np.float64]
 
-# Largest number of sampled points for estimates; the minimum number of bands may exceed it.
-_SAMPLE_POINTS = 600_000
-_LEAST_BANDS = 8
+
+class BadDataError(ValueError):
+    """Data that hold NaN or cannot be read, if the fit does not exclude them."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows first_row .. stop_row of one angle."""
+
+    angle: int
+    first_row: int
+    stop_row: int
+
+
+@dataclass
+class BadBlocks:
+    """Blocks of `ROW_BLOCK` rows that are excluded, as pairs (angle, block), and the reasons."""
+
+    total: int
+    excluded: set[tuple[int, int]] = field(default_factory=set)
+    reasons: list[str] = field(default_factory=list)
+
+    @property
+    def success_rate(self) -> float:
+        return 1.0 - len(self.excluded) / self.total
+
+    def touch(self, chunk: Chunk) -> bool:
+        """True if a block of a chunk is excluded."""
+        blocks = range(chunk.first_row // ROW_BLOCK, -(-chunk.stop_row // ROW_BLOCK))
+        return any((chunk.angle, block) in self.excluded for block in blocks)
+
+    def check_any_left(self) -> None:
+        """Raise BadDataError if every block is excluded."""
+        if len(self.excluded) >= self.total:
+            raise BadDataError(f"every row is excluded: {self.reasons[0]}, and so on")
 
 
 class DeviceSource:
-    """A ``jax.Array`` on one device, or sharded over devices of one or more processes.
-
-    Reads return the rows on the host of every process.
-    """
+    """A ``jax.Array``, which may be sharded; every process reads all rows on its host."""
 
     def __init__(self, data: jax.Array, quantization: tuple[float, float] | None) -> None:
         if data.dtype not in DATA_DTYPES:
@@ -83,16 +90,12 @@ class DeviceSource:
         self.array = data
         replicated = None if self.sharding is None else jax.NamedSharding(mesh, jax.P())
         self._rows = jax.jit(lambda d, angle, rows: d[angle][rows], out_shardings=replicated)
-        self._all_rows = jax.jit(lambda d, rows: d[:, rows], out_shardings=replicated)
         self._mirrored = jax.jit(_equal_transposes, out_shardings=replicated)
 
     def read(self, angle: int, first_row: int, stop_row: int) -> NDArray[Any]:
         return self.read_rows(angle, np.arange(first_row, stop_row))
 
-    def read_rows(self, angle: int | None, rows: NDArray[np.intp]) -> NDArray[Any]:
-        """Return some rows of an angle, or of all angles (None)."""
-        if angle is None:
-            return np.asarray(self._all_rows(self.array, rows))
+    def read_rows(self, angle: int, rows: NDArray[np.intp]) -> NDArray[Any]:
         return np.asarray(self._rows(self.array, angle, rows))
 
     @property
@@ -115,6 +118,7 @@ class FitData:
     Attributes:
       source: in the host's memory, in files that are read in every pass, or on devices.
       shape, dtype: of the data [n_phi, n, n].
+      streaming: the options.
       sample: rows for estimates.
       strategy: the `Strategy` of the passes.
       frames: mask [n] of the frames that are used at any angle.
@@ -124,16 +128,18 @@ class FitData:
     """
 
     def __init__(
-        self, source: Source, frames: NDArray[np.bool_], streaming: StreamingOptions
+        self, source: sources.Source, frames: NDArray[np.bool_], streaming: StreamingOptions
     ) -> None:
-        self.source, self.shape, self._streaming = source, source.shape, streaming
+        self.source, self.shape, self.streaming = source, source.shape, streaming
         self.frames = self.keep = frames
         self.empty_frames: tuple[int, ...] = ()
-        self.sample = read_sample(source, frames, _sample_bands(source.shape))
+        self.sample = sampling.read_sample(source, frames)
         self.strategy = Strategy.MEMORY
         if not isinstance(source, DeviceSource):
             self._choose_strategy()
         self.dtype = self.source.dtype
+        _check_triangles(self)
+        self._exclude_empty_frames()
 
     @property
     def sharding(self) -> Any:
@@ -142,26 +148,22 @@ class FitData:
 
     def _choose_strategy(self) -> None:
         """Choose the strategy, and load data that are not streamed from a file."""
-        source, chosen = self.source, self._streaming.strategy
-        n_phi, n, _ = source.shape
-        in_memory = bool(getattr(source, "in_memory", False))
-        size: dict[str, Any] = {"n_phi": n_phi, "itemsize": kernel_dtype(source.dtype).itemsize}
-        if chosen is None:
-            self.strategy = choose_strategy(n_phi * n * n, in_memory=in_memory, **size)
-            load = self.strategy is Strategy.MEMORY or loads_file(n_phi * n * n, **size)
-        else:
-            self.strategy = parse_strategy(chosen)
+        n_phi, n, _ = self.shape
+        itemsize = sources.kernel_dtype(self.source.dtype).itemsize
+        self.strategy, load = choose_strategy(n_phi * n * n, n_phi=n_phi, itemsize=itemsize)
+        if self.streaming.strategy is not None:
+            self.strategy = parse_strategy(self.streaming.strategy)
             load = self.strategy is Strategy.MEMORY
-        if load and not in_memory:
+        if load and not getattr(self.source, "in_memory", False):
             try:
-                self.source = LoadedSource(source)
+                self.source = sources.LoadedSource(self.source)
             except OSError:
                 # Passes in chunks can exclude rows that cannot be read.
                 self.strategy = Strategy.STREAM
 
-    def exclude_empty_frames(self) -> None:
+    def _exclude_empty_frames(self) -> None:
         """Mask frames at the angles where they contain no finite number."""
-        candidates = frames_without_numbers(self.sample)
+        candidates = sampling.frames_without_numbers(self.sample)
         if not candidates.size:
             return
         searched: NDArray[np.bool_] = np.logical_or.reduce(np.isfinite(self.sample.values), (1, 2))
@@ -169,9 +171,9 @@ class FitData:
         empty = tuple(int(k) for k in candidates[~finite.all(axis=1)])
         if not empty:
             return
-        if self._streaming.on_bad_chunk == "raise":
+        if self.streaming.on_bad_chunk == "raise":
             raise BadDataError(
-                f"frames {format_frames(empty)} (counted from 0) contain no finite number; "
+                f"frames {sampling.format_frames(empty)} (counted from 0) have no finite number; "
                 "on_bad_chunk='exclude' excludes such frames, `keep` masks bad frames"
             )
         keep = np.tile(self.frames, (len(searched), 1))
@@ -185,7 +187,7 @@ class FitData:
         keep[~searched] = frames
         self.frames, self.empty_frames = frames, empty
         self.keep = keep if (keep != frames).any() else frames
-        self.sample = read_sample(self.source, frames, _sample_bands(self.shape))
+        self.sample = sampling.read_sample(self.source, frames)
 
     def _finite_in(self, frame: int) -> NDArray[np.bool_]:
         """True for angles [n_phi] where a frame's row has a finite number off the diagonal."""
@@ -212,19 +214,19 @@ class FitData:
             bad.check_any_left()
         return bad
 
-    def mirrored(self, sigma: Array | Source) -> NDArray[np.bool_]:
+    def mirrored(self, sigma: Array | sources.Source) -> NDArray[np.bool_]:
         """True for angles [n_phi] with symmetric data and sigma; compared if symmetric="auto"."""
-        if self._streaming.symmetric != "auto":
-            return np.full(self.shape[0], bool(self._streaming.symmetric))
-        result = mirrored_angles(self.source)
+        if self.streaming.symmetric != "auto":
+            return np.full(self.shape[0], bool(self.streaming.symmetric))
+        result = sampling.mirrored_angles(self.source)
         if not isinstance(sigma, np.ndarray):
-            result &= mirrored_angles(sigma)
+            result &= sampling.mirrored_angles(sigma)
         return result
 
     def find_largest(self, centers: Array) -> tuple[int, int, int, float] | None:
         """Return angle, frames i and j, and value of the point furthest from its angle's center.
 
-        Runs over the data once, in constant memory. Angles with a center of NaN are skipped.
+        Angles with a center of NaN are skipped.
         """
         n = self.shape[1]
         rows = max(1, CHUNK_POINTS // 8 // n)
@@ -235,62 +237,41 @@ class FitData:
                     stored = self.source.read(angle, first, min(first + rows, n))
                 except OSError:
                     continue
-                part = values(self.source, stored)
+                part = sources.values(self.source, stored)
                 i = np.arange(len(part))
                 distance = np.abs(part - centers[angle])
-                distance[i, first + i] = -1.0
-                distance[~np.isfinite(distance)] = -1.0
-                distance[:, ~self.frames] = -1.0
-                distance[~self.frames[first : first + len(part)]] = -1.0
+                used = np.isfinite(distance) & self.frames & self.frames[first + i, None]
+                used[i, first + i] = False
+                distance[~used] = -1.0
                 row, column = np.unravel_index(int(distance.argmax()), distance.shape)
                 if distance[row, column] > largest:
                     largest = float(distance[row, column])
                     furthest = angle, first + int(row), int(column), float(part[row, column])
         return furthest
 
-    def runner(
-        self,
-        program: PassProgram,
-        noise: Noise,
-        f_scale: float,
-        mirrored: bool,
-        on_chunk: Callable[[int, int], None],
-    ) -> PassRunner:
-        """Return the passes over these data."""
-        source, bad, array, chunks = self.source, self.bad_blocks(noise.silent), None, None
-        if isinstance(source, DeviceSource):
-            array = source.array
-        else:
-            n_phi, n, _ = self.shape
-            rows = chunk_rows(n, ROW_BLOCK, self._streaming.chunk_points or CHUNK_POINTS)
-            chunks = [
-                Chunk(angle, first, min(first + rows, n))
-                for angle in range(n_phi)
-                for first in range(0, n, rows)
-                if self.frames[first : first + rows].any()
-            ]
-            if self.strategy is Strategy.MEMORY and not bad.excluded:
-                assert isinstance(source, StackSource)
-                stack = np.ascontiguousarray(source.array, kernel_dtype(source.dtype))
-                array = jax.device_put(stack)
-        return PassRunner(
-            program,
-            source,
-            noise.sigma,
-            self.keep,
-            f_scale,
-            self._streaming,
-            bad,
-            array=array,
-            chunks=chunks,
-            mirrored=mirrored,
-            on_chunk=on_chunk,
+    def chunks(self) -> list[Chunk] | None:
+        """Return the chunks of a pass; None for data on devices."""
+        if isinstance(self.source, DeviceSource):
+            return None
+        n_phi, n, _ = self.shape
+        rows = chunk_rows(n, ROW_BLOCK, self.streaming.chunk_points or CHUNK_POINTS)
+        return [
+            Chunk(angle, first, min(first + rows, n))
+            for angle in range(n_phi)
+            for first in range(0, n, rows)
+            if self.frames[first : first + rows].any()
+        ]
+
+    def device_array(self) -> Any:
+        """Return the data on devices for passes of one call; None for the strategy "stream"."""
+        if isinstance(self.source, DeviceSource):
+            return self.source.array
+        if self.strategy is Strategy.STREAM:
+            return None
+        assert isinstance(self.source, sources.StackSource)
+        return jax.device_put(
+            np.ascontiguousarray(self.source.array, sources.kernel_dtype(self.dtype))
         )
-
-
-def _sample_bands(shape: tuple[int, int, int]) -> int:
-    """Return the number of bands of rows in the sample."""
-    return min(BANDS, max(_LEAST_BANDS, _SAMPLE_POINTS // (3 * shape[0] * shape[1])))
 
 
 def open_data(
@@ -303,31 +284,22 @@ def open_data(
         if len(devices) == 1 and next(iter(devices)).platform == "cpu":
             data = np.asarray(data)
     on_device = isinstance(data, jax.Array)
-    source: Any = data if on_device else as_source(data, quantization=step_zero)
+    source: Any = data if on_device else sources.as_source(data, quantization=step_zero)
+    known = step_zero if on_device else getattr(source, "quantization", None)
     if tuple(source.shape) != shape:
-        raise ValueError(
-            f"data: expected {shape}, as in the model's geometry, got {tuple(source.shape)}"
-        )
+        raise ValueError(f"data: expected {shape} of the geometry, got {tuple(source.shape)}")
     dtype = np.dtype(source.dtype)
     if step_zero is not None and dtype != np.uint16:
         raise ValueError(f"quantization: expected None or uint16 data, got {dtype}")
-    known = step_zero if on_device else getattr(source, "quantization", None)
-    if dtype == np.uint16 and known is None:
+    step: Any = (1.0, 0.0) if known is None and dtype != np.uint16 else known
+    if np.shape(step) != (2,) or not (np.isfinite(step).all() and step[0]):
         raise ValueError(
-            "quantization: expected (step, zero) for uint16 data, got None; a value is "
-            "zero + step * data (or set the attribute `quantization` of a source)"
+            "quantization: expected (step, zero) with step != 0 for uint16 data, got "
+            f"{known!r}; a value is zero + step * data (or set the attribute of a source)"
         )
-    if known is not None and not (
-        np.shape(known) == (2,) and np.isfinite(known).all() and known[0]
-    ):
-        raise ValueError(f"quantization: expected (step, zero) with step != 0, got {known!r}")
     if dtype.kind not in "fiu":
         raise ValueError(f"data: expected real numbers, got {dtype}")
-    source = DeviceSource(data, step_zero) if on_device else source
-    opened = FitData(source, frames, streaming)
-    _check_triangles(opened)
-    opened.exclude_empty_frames()
-    return opened
+    return FitData(DeviceSource(data, step_zero) if on_device else source, frames, streaming)
 
 
 def _check_triangles(data: FitData) -> None:
@@ -336,7 +308,7 @@ def _check_triangles(data: FitData) -> None:
     column = np.arange(sample.values.shape[2])[None, :]
     used = sample.good[None, :] & sample.good[sample.rows][:, None]
     # For quantized data, the value that a stored 0 represents.
-    zero = quantization(data.source)[1] if data.dtype == np.uint16 else 0.0
+    zero = sources.quantization(data.source)[1] if data.dtype == np.uint16 else 0.0
     for angle, rows in enumerate(sample.values):
         # Rows that could not be read contain NaN only.
         known = used & ~np.isnan(rows).all(axis=1)[:, None]
@@ -345,13 +317,11 @@ def _check_triangles(data: FitData) -> None:
         above = known & (column > sample.rows[:, None])
         if not (below.any() and above.any()):
             continue
-        if empty[below].all() != empty[above].all():
-            side = "above" if empty[below].all() else "below"
-            if np.isnan(rows[below if side == "above" else above]).all():
-                # The passes exclude and report rows with NaN.
-                continue
-            raise ValueError(
-                f"data: expected both triangles, c2 + c2.T with the diagonal once, got numbers "
-                f"only {side} the diagonal at angle {angle} (load_aps and ApsFile complete files "
-                "with one triangle)"
-            )
+        for side, this, other in (("above", above, below), ("below", below, above)):
+            # The passes exclude and report rows with NaN.
+            if empty[other].all() and not empty[this].all() and not np.isnan(rows[other]).all():
+                raise ValueError(
+                    "data: expected both triangles, c2 + c2.T with the diagonal once, got numbers "
+                    f"only {side} the diagonal at angle {angle} (load_aps and ApsFile complete "
+                    "files with one triangle)"
+                )

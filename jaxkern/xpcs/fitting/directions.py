@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.xpcs.fitting.evaluation import FitProblem
-from jaxkern.xpcs.fitting.passes import MAX_VALUE, PassProgram, correlation_slopes
-from jaxkern.xpcs.fitting.sampling import rows_of
+from jaxkern.xpcs.fitting.passes import MAX_VALUE, correlation_slopes
+from jaxkern.xpcs.fitting.sampling import sigma_rows
 from jaxkern.xpcs.fitting.solver import NormalPoint, compress, solve
-from jaxkern.xpcs.model.models import Model
 
 Array = NDArray[np.float64]
 
@@ -28,13 +26,11 @@ _EVIDENCE = 25.0
 def best_direction(start: Array, problem: FitProblem) -> Array:
     """Return the start [p], with other physics if another flow direction fits far better.
 
-    From the wrong direction a fit ends without shear, or at a bound. Therefore sampled rows,
-    averaged over bins of the lag, are compared with the model in directions evenly spread over the
-    period, with the best contrast and offset for each. The direction of the start is used if it is
-    better than the others by more than the first step of its fit would gain. Otherwise the thinned
-    points are fitted from each direction, and the start moves to the best fit: that from its own
-    direction, unless another one is better by five standard deviations of chi2. It does not move if
-    the fit stays near the start's direction.
+    From the wrong direction a fit ends without shear, or at a bound. The direction of the start is
+    used if it is better than the others, on thinned data, by more than the first step of its fit
+    would gain. Otherwise the thinned points are fitted from each direction, and the start moves to
+    the best fit: that from its own direction, unless another one is better by five standard
+    deviations of chi2. It does not move if the fit stays near the start's direction.
     """
     layout, bounds, free = problem.layout, problem.bounds, problem.free
     physics = slice(2 * layout.n_scales, layout.size)
@@ -42,7 +38,7 @@ def best_direction(start: Array, problem: FitProblem) -> Array:
     if not periodic.size or layout.n_phi < 2:
         return start
     moving, index = free[physics], int(periodic[0])
-    thinned = _ThinnedProblem.from_sample(problem, start[physics], moving)
+    thinned = _ThinnedProblem(problem, start[physics], moving)
     starts = np.tile(start, (_DIRECTIONS, 1))
     starts[:, index] += bounds.period[index] / _DIRECTIONS * np.arange(_DIRECTIONS)
     starts = starts[:, physics][:, moving]
@@ -53,7 +49,7 @@ def best_direction(start: Array, problem: FitProblem) -> Array:
     step = compress(points[0])[0][:-1]
     if costs[1:].min() - costs[0] > step @ step:
         return start
-    lower, upper = (bound[physics][moving] for bound in bounds.solver_bounds())
+    lower, upper = (bound[physics][moving] for bound in bounds.solver)
     options: Any = {"lower": lower, "upper": upper, "ftol": 1e-3, "xtol": 1e-3, "max_nfev": _PASSES}
     finite = [x for x, cost in zip(starts, costs, strict=True) if cost < np.inf]
     solutions = [s for s in (solve(thinned, x, **options) for x in finite) if s is not None]
@@ -70,39 +66,31 @@ def best_direction(start: Array, problem: FitProblem) -> Array:
     return bounds.wrap(better)
 
 
-@dataclass
 class _ThinnedProblem:
     """The normal equations of sampled rows that are averaged over bins of the lag.
 
     Contrast and offset of each angle are eliminated: they are the least-squares
     solution for the current physics.
+
+    Attributes:
+      rows, columns: frames of the bins [m].
+      values: means of the bins [n_phi, m].
+      weights: 1 / sigma of the means [n_phi, m], 0 without points.
     """
 
-    model: Model
-    program: PassProgram
-    rows: NDArray[np.intp]  # [m], frames of the bins
-    columns: NDArray[np.intp]  # [m], the other frames
-    values: Array  # [n_phi, m]
-    weights: Array  # [n_phi, m]: 1 / sigma of the mean, 0 without points
-    physics: Array  # [p]
-    moving: NDArray[np.bool_]  # [p], those that the solver varies
+    def __init__(self, problem: FitProblem, physics: Array, moving: NDArray[np.bool_]) -> None:
+        """Average the sampled rows; the number of rows decreases with the number of angles.
 
-    @classmethod
-    def from_sample(
-        cls, problem: FitProblem, physics: Array, moving: NDArray[np.bool_]
-    ) -> _ThinnedProblem:
-        """Average the sampled rows; the number of rows decreases with the number of angles."""
-        sample, noise = problem.data.sample, problem.noise
+        The solver varies the physics [p] that are `moving`.
+        """
+        self._program, self._physics, self._moving = problem.program, physics.copy(), moving
+        sample = problem.data.sample
         n_phi, n_rows, n = sample.values.shape
         edges = np.unique(np.geomspace(1, n, int(_LAGS_PER_DECADE * np.log10(n)) + 2).astype(int))
         bands = n_rows // 3
         chosen = min(bands, max(_LEAST_BANDS, _POINTS // (n_phi * len(edges))))
         middles = 3 * np.linspace(0, bands - 1, chosen).round().astype(int) + 1
-        sigma = noise.sigma if isinstance(noise.sigma, np.ndarray) else None
-        if sigma is None:
-            sigma = rows_of(noise.sigma, sample.rows[middles])
-        else:
-            sigma = np.broadcast_to(sigma[:, None, None], (n_phi, chosen, n))
+        sigma = sigma_rows(problem.noise.sigma, sample.rows[middles])
         c2 = sample.values[:, middles]
         used = sample.good & (sample.rows[middles][:, None] != np.arange(n))
         used = used & (np.abs(c2) < MAX_VALUE) & (sigma > 1e-10) & np.isfinite(sigma)
@@ -118,27 +106,17 @@ class _ThinnedProblem:
             mean = np.add.reduceat(weight[:, k] * c2[:, k], starts, axis=1)
             columns = (starts + np.append(starts[1:], n) - 1) // 2
             parts.append((np.full(len(starts), row), columns, total, mean))
-        rows, columns, total, mean = (
-            np.concatenate([part[k] for part in parts], axis=-1) for k in range(4)
+        self.rows, self.columns, total, mean = (
+            np.concatenate(part, axis=-1) for part in zip(*parts, strict=True)
         )
-        value = mean / np.where(total > 0, total, 1.0)
-        return cls(
-            problem.model,
-            problem.program,
-            rows,
-            columns,
-            value,
-            np.sqrt(total),
-            physics.copy(),
-            moving,
-        )
+        self.values, self.weights = mean / np.where(total > 0, total, 1.0), np.sqrt(total)
 
     @property
     def points(self) -> int:
         return int((self.weights > 0).sum())
 
     def __call__(self, x: Array) -> NormalPoint:
-        self.physics[self.moving] = x
+        self._physics[self._moving] = x
         with np.errstate(all="ignore"):
             f, slopes = self._correlation()
         if not (np.isfinite(f).all() and np.isfinite(slopes).all()):
@@ -153,13 +131,13 @@ class _ThinnedProblem:
         r = target - (scales.transpose(0, 2, 1) @ basis)[:, 0]
         slopes *= scales[:, :1]
         slopes -= (slopes @ basis.transpose(0, 2, 1)) @ inverse @ basis
-        jacobian = np.moveaxis(slopes, 1, 2).reshape(-1, slopes.shape[1])[:, self.moving]
+        jacobian = np.moveaxis(slopes, 1, 2).reshape(-1, slopes.shape[1])[:, self._moving]
         flat = r.ravel()
         return NormalPoint(jacobian.T @ jacobian, jacobian.T @ flat, float(flat @ flat))
 
     def _correlation(self) -> tuple[Array, Array]:
         """Return g1^2 [n_phi, m] of the points, and its derivatives [n_phi, p, m]."""
-        model, tables = self.model, self.program.host_tables(self.physics)
+        model, tables = self._program.model, self._program.host_tables(self._physics)
         dA, dX, slope_A, slope_X = (
             table[..., self.columns] - table[..., self.rows] for table in tables
         )

@@ -1,9 +1,4 @@
-"""The fit as the solver sees it: its problem, normal equations at a point, and checkpoints.
-
-A checkpoint is a SHA-256 and a JSON object with a fingerprint of the fit, the excluded row blocks
-and the state of each start. A resumed fit starts at the stored point and converges to the same
-minimum.
-"""
+"""The fit as the solver sees it: its problem, normal equations at a point, and checkpoints."""
 
 from __future__ import annotations
 
@@ -11,22 +6,22 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.archives import digest
+from jaxkern.core.arrays import digest
 from jaxkern.core.paths import remove_leftovers, write_atomically
 from jaxkern.core.progress import ProgressBar
-from jaxkern.xpcs.fitting.data import FitData
+from jaxkern.xpcs.fitting.data import BadBlocks, FitData
 from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions, StreamingOptions
 from jaxkern.xpcs.fitting.parameters import FitLayout, PeriodicBounds
-from jaxkern.xpcs.fitting.passes import AngleSums, BadBlocks, PassProgram, PassRunner
-from jaxkern.xpcs.fitting.sampling import Noise, rows_of
-from jaxkern.xpcs.fitting.solver import NormalPoint, Solution
+from jaxkern.xpcs.fitting.passes import AngleSums, PassProgram, PassRunner
+from jaxkern.xpcs.fitting.sampling import Noise, sigma_rows
+from jaxkern.xpcs.fitting.solver import UNFINISHED, NormalPoint, Solution
 from jaxkern.xpcs.model.models import Model
 
 Array = NDArray[np.float64]
@@ -55,9 +50,7 @@ class FitProblem:
     data: FitData
     noise: Noise
     layout: FitLayout
-    bounds: PeriodicBounds  # of all fitted parameters, as the user gave them
-    lower: Array  # the same for the solver, infinite for periodic parameters
-    upper: Array
+    bounds: PeriodicBounds
     free: NDArray[np.bool_]  # True for fitted parameters that are not held [p]
     mirrored: NDArray[np.bool_]  # True for angles with symmetric data [n_phi]
     program: PassProgram
@@ -75,15 +68,15 @@ class Evaluation:
         runner: PassRunner,
         base: Array,  # the start [p], which has the values of held parameters
         progress: FitProgress,
-        on_pass: Callable[[Evaluation], None] | None = None,
-        earlier: int = 0,  # passes of this start before it was resumed
+        on_best: Callable[[Solution], None],  # called after a pass with the best point so far
+        earlier: int,  # passes of this start before it was resumed
     ) -> None:
         self.problem, self.runner, self.free = problem, runner, problem.free
-        self._base, self._progress, self._on_pass = base, progress, on_pass
+        self._base, self._progress, self._on_best = base, progress, on_best
         self.start = self._x = base[problem.free]
         self.earlier = earlier  # passes before the last restart, which had another cost
         self.passes = 0  # since then
-        self.best: tuple[Array, NormalPoint] | None = None
+        self.best: Solution | None = None
 
     def full(self, x: Array) -> Array:
         """Return all fitted parameters, including held ones."""
@@ -103,16 +96,16 @@ class Evaluation:
             return None
         self.passes += 1
         point = self.restrict(self.problem.layout.join(sums))
-        if np.isfinite(point.cost) and (self.best is None or point.cost < self.best[1].cost):
-            self.best = (x.copy(), point)
+        if np.isfinite(point.cost) and (self.best is None or point.cost < self.best.cost):
+            self.best = Solution(x.copy(), point.cost, costs=(point.cost,), point=point)
         self._progress.after_pass(self.earlier + self.passes, point.cost)
-        if self._on_pass is not None:
-            self._on_pass(self)
+        if self.best is not None:
+            self._on_best(replace(self.best, nfev=self.earlier + self.passes))
         return point
 
     def restart(self) -> Array:
         """Forget all passes, and return the best point among them."""
-        x = self._x if self.best is None else self.best[0]
+        x = self._x if self.best is None else self.best.x
         self.earlier += self.passes
         self.passes, self.best = 0, None
         return x
@@ -127,14 +120,6 @@ class Evaluation:
             return normal
         jtj, jtr = normal.jtj[np.ix_(free, free)], normal.jtr[free]
         return NormalPoint(jtj, jtr, normal.cost, normal.sums)
-
-    def unfinished(self) -> Solution | None:
-        """Return the best point of an interrupted solver; None before its first pass."""
-        if self.best is None:
-            return None
-        x, point = self.best
-        # -2 is SciPy's status of a solver that was stopped by its caller.
-        return Solution(x, point.cost, -2, "", self.passes, (point.cost,), point)
 
     def sums(self, solution: Solution) -> AngleSums:
         """Return the sums at a solution, from another pass if it was read from a checkpoint."""
@@ -161,61 +146,39 @@ class CheckpointError(RuntimeError):
     """A checkpoint that cannot be resumed from; the message has the reason."""
 
 
-@dataclass
-class StartState:
-    """The best free parameters of a start; `status` is None while the solver has not finished."""
-
-    x: list[float]
-    cost: float
-    passes: int
-    status: int | None = None
-    message: str = ""
-
-    def solution(self) -> Solution | None:
-        """Return the solution of a finished solver."""
-        if self.status is None:
-            return None
-        return Solution(
-            np.array(self.x), self.cost, self.status, self.message, self.passes, (self.cost,)
-        )
-
-
 class Checkpoint:
-    """The file ``fit.checkpoint`` of a fit, which `save` replaces atomically."""
+    """The file ``fit.checkpoint`` of a fit with enabled checkpoints, replaced atomically.
+
+    It is a SHA-256 and a JSON object with a fingerprint of the fit, the excluded row blocks and the
+    best point of each start, in `starts`.
+    """
 
     def __init__(self, problem: FitProblem, start: Array, bad: BadBlocks) -> None:
         """Read the file; raise CheckpointError if it is damaged or of another fit."""
         self._path = Path(problem.streaming.checkpoint_dir) / "fit.checkpoint"
-        self._frequency = problem.streaming.checkpoint_frequency
-        self._fingerprint = _fingerprint(problem, start)
-        self._bad = bad
-        self.starts: dict[int, StartState] = {}
-        if self._path.exists():
-            self._load(int(problem.free.sum()))
+        self._options, self._bad = problem.streaming, bad
+        self.starts: dict[int, Solution] = {}
+        if self._options.enable_checkpoints:
+            self._fingerprint = _fingerprint(problem, start)
+            if self._path.exists():
+                self._load(int(problem.free.sum()))
 
-    def after_pass(self, k: int, evaluation: Evaluation) -> None:
-        """Save the best point of start k if a checkpoint is due."""
-        passes = evaluation.earlier + evaluation.passes
-        if evaluation.best is not None and passes % self._frequency == 0:
-            x, point = evaluation.best
-            self.save(k, StartState(x.tolist(), point.cost, passes))
-
-    def save(self, k: int, state: StartState) -> None:
-        """Store the state of start k."""
+    def save(self, k: int, state: Solution) -> None:
+        """Store the best point of start k, if it is the solution or a checkpoint is due."""
+        due = state.status != UNFINISHED or not state.nfev % self._options.checkpoint_frequency
+        if not (self._options.enable_checkpoints and due):
+            return
         self.starts[k] = state
-        content = {
-            "fingerprint": self._fingerprint,
-            "excluded": sorted(self._bad.excluded),
-            "reasons": self._bad.reasons,
-            "starts": {str(k): asdict(start) for k, start in self.starts.items()},
-        }
-        text = json.dumps(content).encode()
+        starts = {str(k): _stored(start) for k, start in self.starts.items()}
+        excluded, reasons = sorted(self._bad.excluded), self._bad.reasons
+        content = {"fingerprint": self._fingerprint, "excluded": excluded, "reasons": reasons}
+        text = json.dumps(content | {"starts": starts}).encode()
         write_atomically(self._path, hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
 
     def remove(self) -> None:
         """Delete the file, and temporary files of killed processes."""
-        self._path.unlink(missing_ok=True)
-        if self._path.parent.is_dir():
+        if self._options.enable_checkpoints and self._path.parent.is_dir():
+            self._path.unlink(missing_ok=True)
             remove_leftovers(self._path)
 
     def _load(self, n_free: int) -> None:
@@ -228,8 +191,8 @@ class Checkpoint:
             fingerprint = dict(content["fingerprint"])
             excluded = {(int(angle), int(block)) for angle, block in content["excluded"]}
             reasons = list(map(str, content["reasons"]))
-            starts = {int(k): StartState(**state) for k, state in content["starts"].items()}
-            shapes = {np.array(state.x, np.float64).shape for state in starts.values()}
+            starts = {int(k): _restored(state) for k, state in content["starts"].items()}
+            shapes = {start.x.shape for start in starts.values()}
         except Exception as error:  # JSON, lookups and conversions share no type of error
             raise CheckpointError(f"{damaged} ({error})") from error
         ours = self._fingerprint
@@ -246,22 +209,31 @@ class Checkpoint:
         self.starts = starts
 
 
-def _fingerprint(problem: FitProblem, start: Array) -> dict[str, Any]:
-    """Return JSON data that identify a fit.
+def _stored(state: Solution) -> dict[str, Any]:
+    numbers = {"x": state.x.tolist(), "cost": state.cost, "passes": state.nfev}
+    return {**numbers, "status": state.status, "message": state.message}
 
-    Sampled rows identify the data, and projections of the tables at the start identify the model.
-    """
+
+def _restored(state: dict[str, Any]) -> Solution:
+    x, cost = np.array(state["x"], np.float64), float(state["cost"])
+    status, message = int(state["status"]), str(state["message"])
+    return Solution(x, cost, status, message, int(state["passes"]), (cost,))
+
+
+def _fingerprint(problem: FitProblem, start: Array) -> dict[str, Any]:
+    """Return JSON data that identify a fit, with samples of the data and of the model's tables."""
     model, data, layout, solver = problem.model, problem.data, problem.layout, problem.solver
-    sample, sigma = data.sample, problem.noise.per_angle
+    sample, per_angle = data.sample, problem.noise.per_angle is not None
+    sigma = sigma_rows(problem.noise.sigma, sample.rows)
     tables = problem.program.host_tables(layout.split(start).physics)
     return {
         "data": [list(data.shape), np.dtype(data.dtype).str, digest(sample.rows, sample.values)],
         "keep": digest(data.keep),
-        "sigma": digest(rows_of(problem.noise.sigma, sample.rows)) if sigma is None else [*sigma],
+        "sigma": [*sigma.ravel()] if per_angle else digest(sigma),
         "model": [type(model).__qualname__, *model.parameter_names, model.shear_power],
         "phases": [float(np.cos(np.arange(t.size)) @ t.ravel()) for t in tables],
         "start": start.tolist(),
-        "bounds": [problem.lower.tolist(), problem.upper.tolist()],
+        "bounds": np.array(problem.bounds.solver).tolist(),
         "hold": (~problem.free).tolist(),
         "scaling": [layout.scaling, *layout.contrast, *layout.offset],
         "loss": [solver.loss, float(solver.f_scale)],
@@ -273,6 +245,5 @@ def _equal(a: Any, b: Any) -> bool:
     """Compare values of fingerprints; numbers up to rounding, which depends on the CPU."""
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(_equal, a, b))
-    if isinstance(a, int | float) and isinstance(b, int | float):
-        return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12)
-    return bool(a == b)
+    numbers = isinstance(a, int | float) and isinstance(b, int | float)
+    return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12) if numbers else bool(a == b)

@@ -4,49 +4,26 @@ from __future__ import annotations
 
 import functools
 import importlib
-import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.xpcs.fitting import parameters, sampling
 from jaxkern.xpcs.fitting.data import open_data
 from jaxkern.xpcs.fitting.directions import best_direction
-from jaxkern.xpcs.fitting.evaluation import (
-    Checkpoint,
-    Evaluation,
-    FitProblem,
-    FitProgress,
-    StartState,
-)
+from jaxkern.xpcs.fitting.evaluation import Checkpoint, Evaluation, FitProblem, FitProgress
 from jaxkern.xpcs.fitting.jackknife import independent, jackknife
 from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions, StreamingOptions
-from jaxkern.xpcs.fitting.parameters import (
-    FitLayout,
-    PeriodicBounds,
-    Scaling,
-    bounds_vectors,
-    check_start,
-    drawn_starts,
-    first_start,
-    physics_vector,
-    resolve_scaling,
-    unknown_name,
-)
+from jaxkern.xpcs.fitting.parameters import FitLayout, Scaling
 from jaxkern.xpcs.fitting.passes import PassProgram, PassRunner
-from jaxkern.xpcs.fitting.result import FitInterrupted, FitResult
-from jaxkern.xpcs.fitting.sampling import (
-    RowSample,
-    estimate_contrast_offset,
-    resolve_frames,
-    resolve_noise,
-)
-from jaxkern.xpcs.fitting.solver import Solution, StartNotFinite, solve
-from jaxkern.xpcs.fitting.summary import summarize
+from jaxkern.xpcs.fitting.result import FitInterrupted, FitResult, summarize
+from jaxkern.xpcs.fitting.solver import UNFINISHED, Solution, StartNotFinite, solve
 from jaxkern.xpcs.model.models import Model
 
 Array = NDArray[np.float64]
@@ -120,7 +97,9 @@ def fit(
       (True, True)
     """
     begin = time.perf_counter()
-    _import_in_thread("scipy.optimize")
+    # Imported while XLA compiles.
+    optimizer = ("scipy.optimize",)
+    threading.Thread(target=importlib.import_module, args=optimizer, daemon=True).start()
     solver, errors = solver or SolverOptions(), errors or ErrorOptions()
     streaming = streaming or StreamingOptions()
     if isinstance(hold, str):
@@ -134,40 +113,24 @@ def fit(
         )
     geometry = model.geometry
     shape = (geometry.n_phi, geometry.n_t, geometry.n_t)
-    frames = resolve_frames(keep, geometry.n_t)
+    frames = sampling.resolve_frames(keep, geometry.n_t)
     with jax.enable_x64(True), FitProgress(progress) as bar:
         opened = open_data(data, shape, frames, streaming)
-        noise = resolve_noise(sigma, errors.weights, shape, opened.sample)
+        noise = sampling.resolve_noise(sigma, errors.weights, shape, opened.sample)
         mirrored = opened.mirrored(noise.sigma)
         all_mirrored = bool(mirrored.all())
-        layout = _layout(
-            model, opened.sample, resolve_scaling(scaling, shape[0]), contrast0, offset0
-        )
-        periodic = PeriodicBounds.from_periods(
-            layout, model.periods, *bounds_vectors(bounds, layout, model.bounds)
-        )
-        lower, upper = periodic.solver_bounds()
-        physics = physics_vector(p0, model.parameter_names, model.defaults)
-        start = first_start(layout, physics, lower, upper, contrast0 is None, offset0 is None)
-        free = _free(layout, hold)
-        check_start(start, lower, upper, layout.names)
+        scales = parameters.resolve_scaling(scaling, shape[0])
+        layout = _layout(model, opened.sample, scales, contrast0=contrast0, offset0=offset0)
+        all_bounds = parameters.fit_bounds(bounds, layout, model)
+        physics = parameters.physics_vector(p0, model.parameter_names, model.defaults)
+        estimated = contrast0 is None, offset0 is None
+        start = parameters.first_start(layout, physics, all_bounds, estimated)
         program = PassProgram(model, solver.loss, all_mirrored, opened.sharding)
         problem = FitProblem(
-            model=model,
-            data=opened,
-            noise=noise,
-            layout=layout,
-            bounds=periodic,
-            lower=lower,
-            upper=upper,
-            free=free,
-            mirrored=mirrored,
-            program=program,
-            solver=solver,
-            errors=errors,
-            streaming=streaming,
-        )
-        runner = opened.runner(program, noise, solver.f_scale, all_mirrored, bar.update)
+            model, opened, noise, layout, all_bounds, _free(layout, hold), mirrored, program,
+            solver, errors, streaming,
+        )  # fmt: skip
+        runner = PassRunner(program, opened, noise, solver.f_scale, all_mirrored, bar.update)
         return _Starts(problem, runner, start, bar).run(begin)
 
 
@@ -184,14 +147,10 @@ class _Starts:
     ) -> None:
         self.problem, self.runner, self.progress = problem, runner, progress
         self.count = int(problem.solver.multistart)
-        self.checkpoint: Checkpoint | None = None
-        if problem.streaming.enable_checkpoints:
-            self.checkpoint = Checkpoint(problem, start, runner.bad)
-        bounds, seed = problem.bounds, int(problem.solver.seed)
-        first = best_direction(start, problem)
-        self.starts = drawn_starts(
-            first, bounds.lower, bounds.upper, problem.layout, self.count, seed
-        )
+        self.checkpoint = Checkpoint(problem, start, runner.bad)
+        first, seed = best_direction(start, problem), int(problem.solver.seed)
+        bounds, layout = problem.bounds, problem.layout
+        self.starts = parameters.drawn_starts(first, bounds, layout, self.count, seed)
         self.evaluations: list[Evaluation] = []
         self.solutions: dict[int, Solution] = {}
 
@@ -206,54 +165,41 @@ class _Starts:
                     if k == 0:
                         raise
             result = self._best(self.solutions, begin)
-            if self.checkpoint is not None:
-                self.checkpoint.remove()
+            self.checkpoint.remove()
         except KeyboardInterrupt as stop:
             raise FitInterrupted(self._best_so_far(begin)) from stop
         return result
 
     def _solve(self, k: int, start: Array) -> Solution:
         """Run the solver from start k; and again from its best point after blocks turned bad."""
-        problem, checkpoint = self.problem, self.checkpoint
-        stored = None if checkpoint is None else checkpoint.starts.get(k)
+        problem, stored = self.problem, self.checkpoint.starts.get(k)
         evaluation = Evaluation(
             problem,
             self.runner,
             start if k == 0 else best_direction(start, problem),
             self.progress,
-            None if checkpoint is None else functools.partial(checkpoint.after_pass, k),
-            0 if stored is None else stored.passes,
+            functools.partial(self.checkpoint.save, k),
+            0 if stored is None else stored.nfev,
         )
         self.evaluations.append(evaluation)
-        free, options = problem.free, problem.solver
-        x = evaluation.start
+        free, options, x = problem.free, problem.solver, evaluation.start
+        lower, upper = (bound[free] for bound in problem.bounds.solver)
+        if stored is not None and stored.status != UNFINISHED:
+            return stored
         if stored is not None:
-            solution = stored.solution()
-            if solution is not None:
-                return solution
-            x = np.clip(stored.x, problem.lower[free], problem.upper[free])
+            x = np.clip(stored.x, lower, upper)
+        x_scale, most = options.x_scale, options.max_nfev
+        if not isinstance(x_scale, str):
+            x_scale = np.broadcast_to(x_scale, free.shape)[free]
+        settings = {name: getattr(options, name) for name in ("ftol", "xtol", "gtol")}
+        settings |= {"lower": lower, "upper": upper, "x_scale": x_scale}
         while True:
-            max_nfev = options.max_nfev
-            solution = solve(
-                evaluation,
-                x,
-                lower=problem.lower[free],
-                upper=problem.upper[free],
-                x_scale=_of_free(options.x_scale, problem),
-                ftol=options.ftol,
-                xtol=options.xtol,
-                gtol=options.gtol,
-                max_nfev=None if max_nfev is None else max(max_nfev - evaluation.earlier, 1),
-            )
+            max_nfev = None if most is None else max(most - evaluation.earlier, 1)
+            solution = solve(evaluation, x, max_nfev=max_nfev, **settings)
             if solution is not None:
                 break
             x = evaluation.restart()
-        if checkpoint is not None:
-            passes = evaluation.earlier + solution.nfev
-            state = StartState(
-                solution.x.tolist(), solution.cost, passes, solution.status, solution.message
-            )
-            checkpoint.save(k, state)
+        self.checkpoint.save(k, replace(solution, nfev=evaluation.earlier + solution.nfev))
         return solution
 
     def _best(
@@ -266,21 +212,15 @@ class _Starts:
         evaluation, solution, errors = self.evaluations[best], solutions[best], independent()
         if problem.errors.method == "jackknife" and not interrupted:
             errors = jackknife(problem, evaluation, solution)
-        return summarize(
-            problem, evaluation, solution, errors, costs, begin, interrupted=interrupted
-        )
+        return summarize(problem, evaluation, solution, errors, costs, begin, interrupted)
 
     def _best_so_far(self, begin: float) -> FitResult | None:
         """Return the best point of all finished starts and the interrupted one."""
-        finished, solutions = len(self.solutions), dict(self.solutions)
-        for k, evaluation in enumerate(self.evaluations):
-            unfinished = evaluation.unfinished()
-            if k not in solutions and unfinished is not None:
-                solutions[k] = unfinished
-        if not solutions:
-            return None
-        reason = f"the fit was interrupted, {finished} of {self.count} starts were finished"
-        return self._best(solutions, begin, reason)
+        points = {k: evaluation.best for k, evaluation in enumerate(self.evaluations)}
+        solutions = {k: point for k, point in points.items() if point is not None} | self.solutions
+        finished = f"{len(self.solutions)} of {self.count} starts were finished"
+        reason = f"the fit was interrupted, {finished}"
+        return self._best(solutions, begin, reason) if solutions else None
 
 
 def curve_fit(
@@ -299,21 +239,10 @@ def curve_fit(
     return result.popt, result.pcov
 
 
-def _import_in_thread(name: str) -> None:
-    """Import a module in a thread, while XLA compiles."""
-    if name not in sys.modules:
-        threading.Thread(target=importlib.import_module, args=(name,), daemon=True).start()
-
-
-def _layout(
-    model: Model, sample: RowSample, scaling: str, contrast0: Any, offset0: Any
-) -> FitLayout:
-    n_phi = model.geometry.n_phi
-    estimates = estimate_contrast_offset(sample)
-    pair = []
-    for name, argument, estimate in zip(
-        ("contrast0", "offset0"), (contrast0, offset0), estimates, strict=True
-    ):
+def _layout(model: Model, sample: sampling.RowSample, scaling: str, **starts: Any) -> FitLayout:
+    n_phi, pair = model.geometry.n_phi, []
+    estimates = zip(starts.items(), sampling.estimate_contrast_offset(sample), strict=True)
+    for (name, argument), estimate in estimates:
         value = estimate if argument is None else np.asarray(argument, np.float64)
         if value.shape not in ((), (n_phi,)) or not np.isfinite(value).all():
             raise ValueError(
@@ -328,15 +257,8 @@ def _free(layout: FitLayout, hold: Sequence[str]) -> NDArray[np.bool_]:
     free = np.ones(layout.size, bool)
     for name in hold:
         if name not in layout.physics_names:
-            raise ValueError(unknown_name(name, layout.physics_names, "hold"))
+            raise ValueError(parameters.unknown_name(name, layout.physics_names, "hold"))
         free[2 * layout.n_scales + layout.physics_names.index(name)] = False
     if not free.any():
         raise ValueError("hold: expected at least one free parameter, got the names of all")
     return free
-
-
-def _of_free(x_scale: Any, problem: FitProblem) -> Any:
-    """Return the scales of the free parameters, or the name of a method."""
-    if isinstance(x_scale, str):
-        return x_scale
-    return np.broadcast_to(x_scale, (problem.layout.size,))[problem.free]

@@ -1,19 +1,13 @@
-"""Standard errors from a jackknife that omits blocks of frames, or angles.
-
-The noise of a two-time correlation comes from speckles and photons. A frame shares its noise with
-all frames that it is correlated with, so the points are not independent, and 2 inv(J^T J) is too
-small by factors of 2 to 20. Leaving out a block of frames, in both times, removes its noise.
+"""Standard errors from a jackknife that omits blocks of frames, in both times, or angles.
 
 With H = J^T J of all data, H_b without block b, and the block's share s_b of J^T r at the optimum,
 the first step of a refit without the block is -inv(H_b) s_b. Blocks contain different parts of the
-information on a parameter: a rate that falls as 1/t is determined by the first frames alone. If a
-block contains most of it, its step is far larger than the error. The weighted jackknife (Wu, Ann.
-Stat. 14, 1261, 1986) multiplies each step by the root of the remaining part of the information,
+information on a parameter: a rate that falls as 1/t is determined by the first frames alone. The
+weighted jackknife (Wu, Ann. Stat. 14, 1261, 1986) multiplies each step by the root of the remaining
+part of the information; for blocks of equal information it is the usual jackknife:
 
     d_b = -G (G^T H_b G)^(-1/2) G^T s_b,  G G^T = inv(H),
     covariance = B / (B - 1) sum (d_b - mean)(d_b - mean)^T.
-
-For blocks of equal information this is the usual jackknife, (B - 1) / B times the sum over steps.
 
 With a robust loss, H contains only the weights rho' and is larger than half the second derivative K
 of the cost, so steps would be smaller than those of a refit. G is replaced by G (G^T K G)^-1 then,
@@ -22,14 +16,15 @@ with K from differences of the gradient J^T r.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.xpcs.fitting.data import BadDataError
 from jaxkern.xpcs.fitting.evaluation import Evaluation, FitProblem
 from jaxkern.xpcs.fitting.parameters import FitLayout
-from jaxkern.xpcs.fitting.passes import AngleSums, BadDataError, correlation
+from jaxkern.xpcs.fitting.passes import AngleSums, correlation
 from jaxkern.xpcs.fitting.solver import NormalPoint, Solution, normalized, rank_threshold
 
 Array = NDArray[np.float64]
@@ -56,14 +51,6 @@ class Jackknife:
     scale_covariance: Array | None = None
     notes: tuple[str, ...] = ()  # warnings for the result
 
-    def covariance(self) -> Array:
-        """Return the covariance [p, p] of the parameters."""
-        assert self.changes is not None
-        count = len(self.changes)
-        change = self.changes - self.changes.mean(axis=0)
-        covariance: Array = count / (count - 1) * change.T @ change
-        return covariance
-
 
 def independent(*notes: str) -> Jackknife:
     """Return a result without a jackknife, for errors of independent noise."""
@@ -76,12 +63,7 @@ def blocks_of_frames(frames: NDArray[np.bool_], n_phi: int) -> list[NDArray[np.b
     count = min(BLOCKS, len(used) // LEAST_FRAMES)
     if count < (BLOCKS if n_phi >= LEAST_BLOCKS else LEAST_BLOCKS):
         return []
-    blocks = []
-    for part in np.array_split(used, count):
-        block = np.zeros(len(frames), bool)
-        block[part] = True
-        blocks.append(block)
-    return blocks
+    return [np.isin(np.arange(len(frames)), part) for part in np.array_split(used, count)]
 
 
 def jackknife(problem: FitProblem, evaluation: Evaluation, solution: Solution) -> Jackknife:
@@ -95,26 +77,26 @@ def jackknife(problem: FitProblem, evaluation: Evaluation, solution: Solution) -
         frames = used.sum() / len(blocks)
         physics = layout.split(evaluation.full(x)).physics
         A, X, _, _ = problem.program.host_tables(physics)
-        remaining = mean_correlation(problem.model.shear_power, (A, X), round(frames))
+        dA, dX = (phase[..., round(frames) :] - phase[..., : -round(frames)] for phase in (A, X))
+        remaining = float(np.mean(correlation(dA, dX, problem.model.shear_power)))
         if remaining > SLOW and n_phi >= LEAST_BLOCKS:
             blocks = []
         elif remaining > SLOW:
             notes.append(
                 f"the model's correlation is {remaining:.0%} after {frames:.3g} frames, the blocks "
-                "of the jackknife: the noise of blocks is not independent, and errors can be too "
-                "small"
+                "of the jackknife: blocks share noise, and errors can be too small"
             )
     elif n_phi < LEAST_BLOCKS:
         return independent(
             f"the jackknife needs {LEAST_BLOCKS * LEAST_FRAMES} frames or {LEAST_BLOCKS} angles, "
-            f"got {int(used.sum())} frames and {n_phi} angles: the errors are those of independent "
-            "noise, too small if the noise is correlated"
+            f"got {int(used.sum())} frames and {n_phi} angles: the errors of independent noise are "
+            "too small if it is correlated"
         )
     free = evaluation.free
     excluded, n_reasons = set(bad.excluded), len(bad.reasons)
-    shifts = _shifts(sums, layout, free, x, problem.upper[free]) if robust else []
+    shifts = _shifts(sums, problem, evaluation.full(x)) if robust else {}
     passes: list[tuple[Array, NDArray[np.bool_] | None]] = [(x, block) for block in blocks]
-    passes += [(x + shift, None) for shift in shifts]
+    passes += [(x + shift[free], None) for shift in shifts.values()]
     results: list[AngleSums] = []
     try:
         results = evaluation.extra_passes(passes)
@@ -130,9 +112,7 @@ def jackknife(problem: FitProblem, evaluation: Evaluation, solution: Solution) -
             f"rows turned bad after the fit, in the passes for its errors ({reason}); the errors "
             "are therefore those of independent noise, too small if the noise is correlated"
         )
-    curved = sums
-    if robust:
-        curved = _curvature(sums, results[len(blocks) :], shifts, layout, free)
+    curved = _curvature(sums, results[len(blocks) :], shifts)
     if blocks:
         total, curvature = (evaluation.restrict(layout.join(part)) for part in (sums, curved))
         parts = [evaluation.restrict(layout.join(part)) for part in results[: len(blocks)]]
@@ -142,64 +122,35 @@ def jackknife(problem: FitProblem, evaluation: Evaluation, solution: Solution) -
         changes, scale_covariance = _over_angles(sums, curved, layout, free)
         method = f"jackknife over {n_phi} angles"
     if changes is None:
-        return independent(
-            "the sums of a part of the data are not finite: the errors are those of independent "
-            "noise"
-        )
+        return independent("sums of a part of the data are not finite: errors of independent noise")
     full = np.zeros((len(changes), len(free)))
     full[:, free] = changes
     return Jackknife(full, method, len(passes), scale_covariance, tuple(notes))
 
 
-def mean_correlation(shear_power: int, phases: tuple[Array, Array], lag: int) -> float:
-    """Return the model's mean (g2 - offset) / contrast at a lag in frames."""
-    A, X = phases
-    dA, dX = (phase[..., lag:] - phase[..., :-lag] for phase in (A, X))
-    return float(np.mean(correlation(dA, dX, shear_power)))
-
-
-def _shifts(
-    sums: AngleSums, layout: FitLayout, free: NDArray[np.bool_], x: Array, upper: Array
-) -> list[Array]:
-    """Return small changes of x [free] for differences of the gradient.
+def _shifts(sums: AngleSums, problem: FitProblem, x: Array) -> dict[int, Array]:
+    """Return small changes of x [p] for differences of the gradient, by parameter of an angle.
 
     All contrasts change together, and all offsets, because the sums of an angle do not depend on
     the contrast and offset of another angle.
     """
-    normal = layout.join(sums)
-    steps = 0.05 / np.sqrt(np.maximum(np.diag(normal.jtj), np.finfo(float).tiny))
-    scales = layout.n_scales
-    groups = [np.arange(scales), scales + np.arange(scales)] if scales else []
-    groups += [np.array([k]) for k in range(2 * scales, layout.size) if free[k]]
-    shifts = []
-    for group in groups:
-        full = np.zeros(layout.size)
-        full[group] = steps[group]
-        shift = full[free]
-        shifts.append(np.where(x + shift > upper, -shift, shift))
-    return shifts
+    layout = problem.layout
+    scales, index = layout.n_scales, np.arange(layout.size)
+    steps = 0.05 / np.sqrt(np.maximum(np.diag(layout.join(sums).jtj), np.finfo(float).tiny))
+    steps = np.where(x + steps > problem.bounds.solver[1], -steps, steps)
+    groups = {0: index < scales, 1: (index >= scales) & (index < 2 * scales)} if scales else {}
+    groups |= {2 + k - 2 * scales: index == k for k in index[2 * scales :] if problem.free[k]}
+    return {parameter: np.where(group, steps, 0.0) for parameter, group in groups.items()}
 
 
-def _curvature(
-    sums: AngleSums,
-    shifted: list[AngleSums],
-    shifts: list[Array],
-    layout: FitLayout,
-    free: NDArray[np.bool_],
-) -> AngleSums:
-    """Return `sums` with half the second derivative of the cost in place of J^T J."""
-    scales, jtj = layout.n_scales, sums.jtj.copy()
-    for part, shift in zip(shifted, shifts, strict=True):
-        full = np.zeros(layout.size)
-        full[free] = shift
-        at = int(np.flatnonzero(full)[0])
-        if at >= 2 * scales:
-            column, size = at - 2 * scales + 2, full[at : at + 1]
-        else:
-            column, size = at // scales, full[at : at + scales]
-        jtj[:, :, column] = (sums.jtr - part.jtr) / size[:, None]
-    symmetric = 0.5 * (jtj + np.swapaxes(jtj, 1, 2))
-    return AngleSums(symmetric, sums.jtr, sums.chi2, sums.cost, sums.count, sums.mirrored)
+def _curvature(sums: AngleSums, shifted: list[AngleSums], shifts: dict[int, Array]) -> AngleSums:
+    """Return `sums` with half the second derivative of a robust cost in place of J^T J."""
+    if not shifts:
+        return sums
+    jtj = sums.jtj.copy()
+    for part, (parameter, shift) in zip(shifted, shifts.items(), strict=True):
+        jtj[:, :, parameter] = (sums.jtr - part.jtr) / shift[shift != 0][:, None]
+    return replace(sums, jtj=0.5 * (jtj + np.swapaxes(jtj, 1, 2)))
 
 
 def _over_angles(
@@ -212,13 +163,12 @@ def _over_angles(
     n_phi, scales = layout.n_phi, layout.n_scales
     physics, used = free[2 * scales :], sums.count > 0
     if layout.scaling != "individual":
-        first = 2 if scales == 0 else 0
-        inside = np.ix_(free, free)
+        own = np.flatnonzero(free) + (2 if scales == 0 else 0)
+        inside = np.ix_(own, own)
         parts = [
-            NormalPoint(jtj[inside], jtr[free], 0.0)
-            for jtj, jtr in zip(sums.jtj[used, first:, first:], sums.jtr[used, first:], strict=True)
+            NormalPoint(sums.jtj[k][inside], sums.jtr[k, own], 0.0) for k in np.flatnonzero(used)
         ]
-        return _one_by_one(parts, curved.jtj[:, first:, first:].sum(0)[inside]), None
+        return _one_by_one(parts, curved.jtj.sum(0)[inside]), None
     parts, curvature = [], np.zeros((int(physics.sum()),) * 2)
     covariance = np.zeros((len(free), len(free)))
     follow = np.zeros((n_phi, 2, int(physics.sum())))
@@ -249,12 +199,10 @@ def _one_by_one(parts: list[NormalPoint], curvature: Array) -> Array | None:
 def weighted_changes(total: NormalPoint, rest: list[NormalPoint], curvature: Array) -> Array | None:
     """Return the changes d_b [B, p] of the formula above; None if sums are not finite.
 
-    Args:
-      total: the normal equations [p] of all data at the optimum.
-      rest: those without each block.
-      curvature: half the second derivative [p, p] of the cost; J^T J for the linear loss.
+    `rest` are the normal equations without each block. `curvature` [p, p] is half the second
+    derivative of the cost; J^T J for the linear loss.
     """
-    if not all(point.is_finite() for point in (total, *rest)):
+    if not (np.isfinite(curvature).all() and all(p.is_finite() for p in (total, *rest))):
         return None
     if not total.jtr.size:
         return np.zeros((len(rest), 0))
@@ -281,20 +229,19 @@ def combine_errors(
 ) -> tuple[Array, float]:
     """Return the covariance, and the mean over the physics of its diagonal in units of `by_sigma`.
 
-    `independent` [p, p] is the covariance of independent noise, `by_sigma` the same for absolute
-    sigma: `pairs` times (J^T J)^-1.
+    `independent` [p, p] is the covariance of independent noise; for absolute sigma it is
+    `by_sigma`, which is `pairs` times (J^T J)^-1.
     """
     pcov = independent
     if jackknife.changes is not None:
-        pcov = np.where(np.isfinite(independent), jackknife.covariance(), np.inf)
+        count, change = len(jackknife.changes), jackknife.changes - jackknife.changes.mean(axis=0)
+        covariance = count / (count - 1) * change.T @ change
+        pcov = np.where(np.isfinite(independent), covariance, np.inf)
     variances, units = np.diag(pcov), np.diag(by_sigma)
     usable = np.isfinite(variances) & np.isfinite(units) & (units > 0)
     physics = np.arange(len(usable)) >= 2 * n_scales
-    inflation = 1.0
-    for chosen in (usable & physics, usable):
-        if chosen.any():
-            inflation = float(np.mean(variances[chosen] / units[chosen]))
-            break
+    chosen = usable & physics if (usable & physics).any() else usable
+    inflation = float(np.mean(variances[chosen] / units[chosen])) if chosen.any() else 1.0
     if jackknife.scale_covariance is not None:
         pcov = pcov + inflation * pairs * jackknife.scale_covariance
     return pcov, inflation

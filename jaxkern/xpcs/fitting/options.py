@@ -28,21 +28,17 @@ _LOADED_POINTS = 10**8
 
 @dataclass(frozen=True)
 class SolverOptions:
-    """Options of the least-squares solver.
+    """Options of the least-squares solver; ValueError for values out of range.
 
     Attributes:
       loss, f_scale: ``"linear"``, ``"soft_l1"``, ``"huber"``, ``"cauchy"`` or ``"arctan"``, and the
         residual in units of sigma at which a robust loss bends, as in
         `scipy.optimize.least_squares`.
       ftol, xtol, gtol, max_nfev, x_scale: as in `scipy.optimize.least_squares`.
-      multistart: number of starts. The first is `p0`; the others are drawn within the bounds with
-        `seed`. The best solution is returned.
-      seed: seed of the drawn starts.
+      multistart, seed: number of starts, of which the best solution is returned. The first is `p0`;
+        the others are drawn within the bounds.
       allow_bounds: True if a physics parameter at one of its bounds is a valid result. Otherwise
         such a fit has ``success=False``. Contrast and offset may always be at a bound.
-
-    Raises:
-      ValueError: for values outside these ranges.
     """
 
     loss: str = "linear"
@@ -75,13 +71,9 @@ class ErrorOptions:
     Attributes:
       method: ``"jackknife"`` omits 10 blocks of frames (or single angles, if there are few
         frames) one at a time, because speckle noise is correlated; each costs one pass over the
-        data. ``"independent"`` treats the noise of points as independent, as SciPy does. The result
-        of a jackknife contains both.
+        data. ``"independent"`` treats the noise of points as independent, as SciPy does.
       absolute_sigma: as in `scipy.optimize.curve_fit`; affects the errors of independent noise.
       weights: 1 / sigma^2, in place of the argument `sigma` of `fit` and with the same shapes.
-
-    Raises:
-      ValueError: for an unknown method.
     """
 
     method: Literal["jackknife", "independent"] = "jackknife"
@@ -104,17 +96,15 @@ class Strategy(StrEnum):
     STREAM = "stream"
 
 
-_OTHER_NAMES = {
-    "standard": Strategy.MEMORY,
-    "large": Strategy.MEMORY,
-    "chunked": Strategy.STREAM,
-    "streaming": Strategy.STREAM,
+_STRATEGIES = {
+    **dict.fromkeys(("memory", "standard", "large"), Strategy.MEMORY),
+    **dict.fromkeys(("stream", "chunked", "streaming"), Strategy.STREAM),
 }
 
 
 @dataclass(frozen=True)
 class StreamingOptions:
-    """How a fit reads its data, handles bad rows and saves its progress.
+    """How a fit reads its data, handles bad rows and saves its progress; ValueError out of range.
 
     Attributes:
       strategy: ``"memory"`` or ``"stream"``, see `Strategy`; None to choose by size and memory
@@ -131,9 +121,6 @@ class StreamingOptions:
         if it exists. The file is removed when the fit has finished.
       checkpoint_dir: directory of the checkpoint; created if missing.
       checkpoint_frequency: passes between two checkpoints.
-
-    Raises:
-      ValueError: for values outside these ranges.
     """
 
     strategy: str | None = None
@@ -164,10 +151,9 @@ def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
 
 def parse_strategy(name: str) -> Strategy:
     """Return the strategy with a name, in any case."""
-    known = {str(s): s for s in Strategy} | _OTHER_NAMES
-    if name.lower() not in known:
+    if name.lower() not in _STRATEGIES:
         raise ValueError(f"strategy: expected 'memory', 'stream' or None, got {name!r}")
-    return known[name.lower()]
+    return _STRATEGIES[name.lower()]
 
 
 @dataclass(frozen=True)
@@ -191,27 +177,15 @@ def chunk_rows(n: int, row_block: int, chunk_points: int = CHUNK_POINTS) -> int:
 
 
 def choose_strategy(
-    n_points: int,
-    *,
-    n_phi: int = 1,
-    itemsize: int = 8,
-    in_memory: bool = True,
-    limit: float | None = None,
-) -> Strategy:
-    """Return the strategy for data of this size under a limit in GB (None: `memory_limit()`)."""
-    available = (memory_limit() if limit is None else limit) * GIB
-    data = n_points * itemsize if in_memory else 0
-    needed = data + fit_bytes(n_points, Strategy.MEMORY, n_phi, itemsize, in_memory)
-    return Strategy.MEMORY if n_points < _MEMORY_POINTS and needed <= available else Strategy.STREAM
-
-
-def loads_file(
     n_points: int, *, n_phi: int = 1, itemsize: int = 8, limit: float | None = None
-) -> bool:
-    """True if a streamed file is loaded once by default, instead of read in every pass."""
+) -> tuple[Strategy, bool]:
+    """Return the strategy under a limit in GB (None: `memory_limit()`), and True to load a file."""
     available = (memory_limit() if limit is None else limit) * GIB
-    needed = n_points * itemsize + fit_bytes(n_points, Strategy.STREAM, n_phi, itemsize)
-    return n_points < _LOADED_POINTS and needed <= available
+    data = n_points * itemsize
+    if n_points < _MEMORY_POINTS and PROGRAM_BYTES + 2 * data <= available:
+        return Strategy.MEMORY, True
+    needed = data + fit_bytes(n_points, Strategy.STREAM, n_phi, itemsize)
+    return Strategy.STREAM, n_points < _LOADED_POINTS and needed <= available
 
 
 def fit_bytes(
@@ -241,8 +215,8 @@ def estimate_memory(
     Args:
       n_points: points of all angles together, counting both triangles.
       n_parameters: fitted parameters, including contrast and offset.
-      n_phi, itemsize, in_memory: number of angles, bytes of a point, and True if the data are
-        already in memory.
+      n_phi, itemsize: number of angles, and bytes of a point.
+      in_memory: True if the data are already in memory.
       strategy: as in `StreamingOptions`; None for the one that `fit` would choose.
 
     Raises:
@@ -253,17 +227,12 @@ def estimate_memory(
       >>> round(estimate.dense_jacobian, 1), estimate.fit < 0.3
       (18.5, True)
     """
-    if n_points < 1 or n_parameters < 1:
-        raise ValueError(
-            f"n_points and n_parameters: expected 1 or more, got {n_points} and {n_parameters}"
-        )
-    loaded = 0
+    check_integer("n_points", n_points, 1)
+    check_integer("n_parameters", n_parameters, 1)
+    chosen, loads = choose_strategy(n_points, n_phi=n_phi, itemsize=itemsize)
     if strategy is not None:
-        chosen = parse_strategy(strategy)
-    else:
-        chosen = choose_strategy(n_points, n_phi=n_phi, itemsize=itemsize, in_memory=in_memory)
-        if chosen is Strategy.STREAM and not in_memory:
-            in_memory = loads_file(n_points, n_phi=n_phi, itemsize=itemsize)
-            loaded = n_points * itemsize if in_memory else 0
-    total = loaded + fit_bytes(n_points, chosen, n_phi, itemsize, in_memory)
+        chosen, loads = parse_strategy(strategy), False
+    loads = loads and not in_memory and chosen is Strategy.STREAM
+    total = fit_bytes(n_points, chosen, n_phi, itemsize, in_memory or loads)
+    total += n_points * itemsize if loads else 0
     return MemoryEstimate(dense_jacobian=n_points * (1 + n_parameters) * 16 / GIB, fit=total / GIB)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from jaxkern.xpcs.fitting.passes import AngleSums, PassPoint
 from jaxkern.xpcs.fitting.solver import NormalPoint
-from jaxkern.xpcs.model.models import CONTRAST_BOUNDS, OFFSET_BOUNDS
+from jaxkern.xpcs.model.models import CONTRAST_BOUNDS, OFFSET_BOUNDS, Model
 from jaxkern.xpcs.model.normal import join_angles
 
 Array = NDArray[np.float64]
@@ -25,9 +25,7 @@ def resolve_scaling(scaling: str, n_phi: int) -> str:
     if scaling == "auto":
         return "constant" if n_phi >= 3 else "individual"
     if scaling not in ("individual", "constant", "fixed"):
-        raise ValueError(
-            f"scaling: expected 'individual', 'constant', 'auto' or 'fixed', got {scaling!r}"
-        )
+        raise ValueError(f"scaling: expected individual, constant, auto or fixed, got {scaling!r}")
     return scaling
 
 
@@ -56,11 +54,9 @@ class FitLayout:
 
     @property
     def names(self) -> tuple[str, ...]:
-        if self.scaling == "individual":
-            scales = tuple(f"{s}[{k}]" for s in ("contrast", "offset") for k in range(self.n_phi))
-        else:
-            scales = ("contrast", "offset") if self.scaling == "constant" else ()
-        return scales + self.physics_names
+        numbers = [f"[{k}]" for k in range(self.n_phi)] if self.scaling == "individual" else [""]
+        scales = (f"{name}{k}" for name in ("contrast", "offset") for k in numbers)
+        return (*(scales if self.n_scales else ()), *self.physics_names)
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -83,6 +79,12 @@ class FitLayout:
         pairs = np.broadcast_to(x[: 2 * scales].reshape(2, scales), (2, n_phi))
         return PassPoint(physics, *pairs.copy())
 
+    def of_angle(self, angle: int) -> tuple[list[int], slice]:
+        """Return an angle's indices in the vector, and the same part of its own parameters."""
+        scales = self.n_scales
+        pair = [angle % scales, scales + angle % scales] if scales else []
+        return [*pair, *range(2 * scales, self.size)], slice(0 if pair else 2, None)
+
     def join(self, sums: AngleSums) -> NormalPoint:
         """Return the normal equations of the vector from those of the angles."""
         jtj, jtr = join_angles(sums.jtj, sums.jtr, self.scaling, np)
@@ -101,8 +103,7 @@ def physics_vector(values: Any, names: Sequence[str], defaults: Any, argument: s
         vector = np.array(values, np.float64)
         if vector.shape != (len(names),):
             raise ValueError(
-                f"{argument}: expected [{len(names)}], the model's parameters {', '.join(names)}, "
-                f"got shape {vector.shape}"
+                f"{argument}: expected [{len(names)}], {', '.join(names)}, got {vector.shape}"
             )
     if not np.isfinite(vector).all():
         raise ValueError(f"{argument}: expected finite numbers, got {vector.tolist()}")
@@ -116,22 +117,45 @@ def unknown_name(name: str, names: Sequence[str], argument: str) -> str:
     return f"{argument}: expected one of the parameters {', '.join(names)}, got {name!r}{hint}"
 
 
-def bounds_vectors(bounds: Any, layout: FitLayout, model_bounds: Any) -> tuple[Array, Array]:
-    """Return (lower [p], upper [p]) of all fitted parameters from the argument of `fit`."""
-    scales = layout.n_scales
-    pairs = (
-        [CONTRAST_BOUNDS] * scales
-        + [OFFSET_BOUNDS] * scales
-        + [tuple(pair) for pair in model_bounds]
-    )
-    lower, upper = (np.array(side, np.float64) for side in zip(*pairs, strict=True))
-    names = layout.names
+@dataclass(frozen=True)
+class PeriodicBounds:
+    """Bounds of the fitted parameters, of which those that span a period do not bind the solver.
+
+    A bound inside a period would stop a search that has to cross it. Values of such a parameter
+    outside its bounds are shifted by multiples of the period instead, once, in the result.
+    """
+
+    lower: Array  # [p], as the user gave them
+    upper: Array
+    period: Array  # [p], infinite for parameters that are not periodic
+
+    @property
+    def unbound(self) -> NDArray[np.bool_]:
+        """True for parameters [p] that span a period."""
+        return np.isfinite(self.period) & (self.upper - self.lower >= self.period)
+
+    @property
+    def solver(self) -> tuple[Array, Array]:
+        """The lower and upper bounds [p] for the solver."""
+        lower = np.where(self.unbound, -np.inf, self.lower)
+        return lower, np.where(self.unbound, np.inf, self.upper)
+
+    def wrap(self, x: Array) -> Array:
+        """Return x [p] with periodic parameters shifted inside their bounds."""
+        below, above = np.maximum(self.lower - x, 0.0), np.maximum(x - self.upper, 0.0)
+        turns = np.ceil(below / self.period) - np.ceil(above / self.period)
+        return np.where(self.unbound, x + turns * np.where(self.unbound, self.period, 0.0), x)
+
+
+def fit_bounds(bounds: Any, layout: FitLayout, model: Model) -> PeriodicBounds:
+    """Return the bounds of all fitted parameters from the argument of `fit`."""
+    scales, names = layout.n_scales, layout.names
+    pairs = [*[CONTRAST_BOUNDS] * scales, *[OFFSET_BOUNDS] * scales, *model.bounds]
+    lower, upper = np.array(pairs, np.float64).T.copy()
     if isinstance(bounds, Mapping):
         for name, (low, high) in bounds.items():
-            if name in names:
-                indices = [names.index(name)]
-            else:
-                indices = [k for k, known in enumerate(names) if known.startswith(f"{name}[")]
+            indices = [k for k, known in enumerate(names) if known.split("[")[0] == name]
+            indices = [names.index(name)] if name in names else indices
             if not indices and not (layout.scaling == "fixed" and name in ("contrast", "offset")):
                 raise ValueError(unknown_name(name, names, "bounds"))
             lower[indices], upper[indices] = low, high
@@ -140,15 +164,14 @@ def bounds_vectors(bounds: Any, layout: FitLayout, model_bounds: Any) -> tuple[A
         sides = (bounds.lb, bounds.ub) if hasattr(bounds, "lb") else tuple(bounds)
         if len(sides) != 2:
             raise ValueError(
-                "bounds: expected a pair (lower, upper) of numbers or arrays, or a mapping "
-                f"name -> (lower, upper), got {len(sides)} entries"
+                f"bounds: expected (lower, upper), or a mapping by name, got {len(sides)} entries"
             )
         for target, side, label in zip((lower, upper), sides, ("lower", "upper"), strict=True):
             value = np.asarray(side, np.float64)
-            if value.ndim == 0 or value.shape == target.shape:
-                target[:] = value
-            elif value.shape == (len(layout.physics_names),):
+            if value.shape == (len(layout.physics_names),):
                 target[2 * scales :] = value
+            elif value.shape in ((), target.shape):
+                target[:] = value
             else:
                 raise ValueError(
                     f"{label} bounds: expected [{layout.size}] for {', '.join(names)}, or "
@@ -157,74 +180,35 @@ def bounds_vectors(bounds: Any, layout: FitLayout, model_bounds: Any) -> tuple[A
     for name, low, high in zip(names, lower, upper, strict=True):
         if not low < high:
             raise ValueError(f"bounds of {name}: expected lower < upper, got {low:g} and {high:g}")
-    return lower, upper
-
-
-@dataclass(frozen=True)
-class PeriodicBounds:
-    """Bounds of the parameters, of which those that span a period do not bind the solver.
-
-    A bound inside a period would stop a search that has to cross it. Values of such a parameter
-    outside its bounds are shifted by multiples of the period instead, once, in the result.
-    """
-
-    unbound: NDArray[np.bool_]  # True for these parameters [p]
-    period: Array  # [p], infinite for parameters that are not periodic
-    lower: Array  # [p], as the user gave them
-    upper: Array
-
-    @classmethod
-    def from_periods(
-        cls, layout: FitLayout, periods: Array, lower: Array, upper: Array
-    ) -> PeriodicBounds:
-        """Create from the periods [p] of the physics and the bounds of all fitted parameters."""
-        period = np.concatenate([np.full(2 * layout.n_scales, np.inf), periods])
-        return cls(np.isfinite(period) & (upper - lower >= period), period, lower, upper)
-
-    def solver_bounds(self) -> tuple[Array, Array]:
-        """Return the lower and upper bounds [p] for the solver."""
-        lower = np.where(self.unbound, -np.inf, self.lower)
-        return lower, np.where(self.unbound, np.inf, self.upper)
-
-    def wrap(self, x: Array) -> Array:
-        """Return x [p] with periodic parameters shifted inside their bounds."""
-        result = x.copy()
-        for k in np.flatnonzero(self.unbound):
-            below, above = max(self.lower[k] - x[k], 0.0), max(x[k] - self.upper[k], 0.0)
-            turns = np.ceil(below / self.period[k]) - np.ceil(above / self.period[k])
-            result[k] += turns * self.period[k]
-        return result
-
-
-def check_start(x: Array, lower: Array, upper: Array, names: Sequence[str]) -> None:
-    """Raise ValueError for a start outside the bounds."""
-    for name, value, low, high in zip(names, x, lower, upper, strict=True):
-        if not low <= value <= high:
-            raise ValueError(
-                f"p0: expected {name} within bounds {low:g} .. {high:g}, got {value:g}; change one"
-            )
+    period = np.concatenate([np.full(2 * scales, np.inf), model.periods])
+    return PeriodicBounds(lower, upper, period)
 
 
 def first_start(
-    layout: FitLayout, physics: Array, lower: Array, upper: Array, *estimated: bool
+    layout: FitLayout, physics: Array, bounds: PeriodicBounds, estimated: tuple[bool, bool]
 ) -> Array:
-    """Return the start of all fitted parameters, with estimated ones moved inside their bounds.
+    """Return the start of all fitted parameters, which must be within the bounds.
 
-    `estimated` is True for contrast and for offset if they were estimated from the data.
+    `estimated` is True for contrast and for offset if they were estimated from the data; these are
+    moved inside their bounds.
     """
-    start = layout.vector(physics)
-    scales = layout.n_scales
+    start, scales, (lower, upper) = layout.vector(physics), layout.n_scales, bounds.solver
     for k, is_estimated in enumerate(estimated):
         part = slice(k * scales, (k + 1) * scales)
         if is_estimated:
             with np.errstate(invalid="ignore"):
                 margin = np.minimum(1e-3 * (upper[part] - lower[part]), 1e-3)
             start[part] = np.clip(start[part], lower[part] + margin, upper[part] - margin)
+    for name, value, low, high in zip(layout.names, start, lower, upper, strict=True):
+        if not low <= value <= high:
+            raise ValueError(
+                f"p0: expected {name} within bounds {low:g} .. {high:g}, got {value:g}; change one"
+            )
     return start
 
 
 def drawn_starts(
-    start: Array, lower: Array, upper: Array, layout: FitLayout, count: int, seed: int
+    start: Array, bounds: PeriodicBounds, layout: FitLayout, count: int, seed: int
 ) -> list[Array]:
     """Return the start and count - 1 others, drawn within the bounds of the physics.
 
@@ -236,7 +220,7 @@ def drawn_starts(
     for _ in range(count - 1):
         x = start.copy()
         for k in range(2 * layout.n_scales, layout.size):
-            low, high, u = lower[k], upper[k], draw.random()
+            low, high, u = bounds.lower[k], bounds.upper[k], draw.random()
             if not (np.isfinite(low) and np.isfinite(high)):
                 x[k] = np.clip(x[k] + (2 * u - 1) * max(abs(x[k]), 1.0), low, high)
             elif low > 0 and high > 100 * low:

@@ -1,15 +1,14 @@
 """Passes over the data: compiled programs that run in one call, or in chunks that are read ahead.
 
-The programs do all work of order n_t and n_t^2. Work of the order of the number of parameters is
-NumPy code, which needs no compilation.
+The programs do the work of order n_t and n_t^2; NumPy does that of the number of parameters.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -22,17 +21,9 @@ from jaxkern.core import registry
 from jaxkern.core.backend import current_backend
 from jaxkern.core.caches import LruCache
 from jaxkern.core.memory import anonymous_bytes
-from jaxkern.xpcs.files.sources import (
-    LoadedSource,
-    RowBuffers,
-    Source,
-    StackSource,
-    is_zero_copy,
-    kernel_dtype,
-    quantization,
-    values,
-)
-from jaxkern.xpcs.fitting.options import StreamingOptions
+from jaxkern.xpcs.files import sources
+from jaxkern.xpcs.fitting.data import BadDataError, Chunk, FitData
+from jaxkern.xpcs.fitting.sampling import Noise
 from jaxkern.xpcs.model.models import Model, Tables
 from jaxkern.xpcs.model.normal import accumulate, sums_of_angles
 from jaxkern.xpcs.model.ops import state_size
@@ -50,10 +41,6 @@ _FAST_COMPILATION: dict[str, Any] = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
 }
-
-
-class BadDataError(ValueError):
-    """Data that hold NaN or cannot be read, if the fit does not exclude them."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +67,7 @@ def correlation_slopes(dA: Array, dX: Array, shear_power: int) -> tuple[Array, A
     sinc, small = np.sinc(dX / np.pi), np.abs(dX) < 1e-4
     x = np.where(small, 1.0, dX)
     slope = np.where(small, -dX / 3.0, (np.cos(x) - sinc) / x)
-    by_X = np.exp(-2.0 * np.abs(dA)) * shear_power * sinc ** (shear_power - 1) * slope
-    return f, by_A, by_X
+    return f, by_A, np.exp(-2.0 * np.abs(dA)) * shear_power * sinc ** (shear_power - 1) * slope
 
 
 @dataclass(frozen=True)
@@ -96,22 +82,11 @@ class AngleSums:
     mirrored: Array
 
 
-def _slice_angles(value: Any, angle: Any, count: int) -> Any:
-    """Return the values of `count` angles from `angle` on, or the value that all angles share."""
-    if value.shape[0] in (1, count):
-        return value
-    return jax.lax.dynamic_slice_in_dim(value, angle, count, 0)
-
-
-def _axes(spec: Any, dimension: int) -> tuple[str, ...]:
+def _first_on_device(spec: Any, dimension: int, size: int) -> tuple[tuple[str, ...], Any]:
+    """Return the mesh axes of a dimension, and the first index of this device's part of a size."""
     entry = spec[dimension] if dimension < len(spec) else None
-    if entry is None:
-        return ()
-    return (entry,) if isinstance(entry, str) else tuple(entry)
-
-
-def _device_index(axes: tuple[str, ...]) -> Any:
-    return jax.lax.axis_index(axes) if axes else jnp.int32(0)
+    axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+    return axes, (jax.lax.axis_index(axes) if axes else jnp.int32(0)) * size
 
 
 def _has_cpu_kernel() -> bool:
@@ -156,7 +131,6 @@ class PassProgram:
         return tables
 
     def host_tables(self, params: Array) -> tuple[Array, Array, Array, Array]:
-        """Return A, X and their tangents as NumPy arrays."""
         A, X, tangents_A, tangents_X = map(np.asarray, self.tables(params))
         return A, X, tangents_A, tangents_X
 
@@ -178,48 +152,43 @@ class PassProgram:
         return np.asarray(self._program("sharded", self._sharded, False, operands)(operands))
 
     def _chunk(self, arrays: tuple[Any, Any, Any, Any], at: dict[str, Any]) -> Any:
-        model, data, sigma, keep = self.model, at["data"], at["sigma"], at["keep"]
-        count, angle = data.shape[0], at["angle"]
-        A, X, tangents_A, tangents_X = arrays
-        if A.ndim == 2:
-            A, tangents_A = (_slice_angles(table, angle, count) for table in (A, tangents_A))
-        X, tangents_X = (_slice_angles(table, angle, count) for table in (X, tangents_X))
+        model, data = self.model, at["data"]
+        count = data.shape[0]
+
+        def own(value: Any, rank: int) -> Any:
+            """Return the part of the chunk's angles; values with angles have `rank` axes."""
+            shared = value.ndim != rank or value.shape[0] in (1, count)
+            return value if shared else jax.lax.dynamic_slice_in_dim(value, at["angle"], count, 0)
+
+        ranks = zip(arrays, (2, 2, 3, 3), strict=True)
+        A, X, tangents_A, tangents_X = (own(table, rank) for table, rank in ranks)
         columns = model.columns_A, model.columns_X
         return accumulate(
             Tables(A, X, tangents_A, tangents_X, *columns, len(model.parameters)),
-            _slice_angles(at["contrast"], angle, count),
-            _slice_angles(at["offset"], angle, count),
-            data,
-            _slice_angles(sigma, angle, count) if sigma.ndim == 1 else sigma,
-            first_row=at["first_row"],
-            initial=at["initial"],
-            keep=_slice_angles(keep, angle, count) if keep.ndim == 2 else keep,
+            *(own(at["contrast"], 1), own(at["offset"], 1), data, own(at["sigma"], 1)),
+            keep=own(at["keep"], 2),
             loss=self._loss,
-            f_scale=at["f_scale"],
             symmetric=self._symmetric,
             quantization=at["quantization"] if data.dtype == np.uint16 else None,
             shear_power=model.shear_power,
+            **{name: at[name] for name in ("first_row", "initial", "f_scale")},
         )
 
     def _sharded(self, at: dict[str, Any]) -> Any:
         """Return the states of all angles: local sums, then a psum."""
         spec = self.sharding.spec
-        angle_axes, row_axes = _axes(spec, 0), _axes(spec, 1)
         specs = {name: P() for name in at} | {"data": P(*spec)}
         if at["sigma"].ndim == 3:
             specs["sigma"] = P(*spec)
 
         def local(part: dict[str, Any]) -> Any:
             angles, rows, _ = part["data"].shape
-            first_angle, initial = _device_index(angle_axes) * angles, part["initial"]
-            chunk = part | {
-                "angle": first_angle,
-                "first_row": _device_index(row_axes) * rows,
-                "initial": jnp.zeros((angles, initial.shape[1]), initial.dtype),
-            }
+            angle_axes, angle = _first_on_device(spec, 0, angles)
+            row_axes, row = _first_on_device(spec, 1, rows)
+            states = jnp.zeros_like(part["initial"])
+            chunk = part | {"angle": angle, "first_row": row, "initial": states[:angles]}
             state = self._chunk(tuple(self.model.tables(part["params"])[:4]), chunk)
-            states = jnp.zeros_like(initial)
-            states = jax.lax.dynamic_update_slice_in_dim(states, state, first_angle, 0)
+            states = jax.lax.dynamic_update_slice_in_dim(states, state, angle, 0)
             used = angle_axes + row_axes
             return jax.lax.psum(states, used) if used else states
 
@@ -228,46 +197,14 @@ class PassProgram:
         )(at)
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Rows first_row .. stop_row of one angle."""
-
-    angle: int
-    first_row: int
-    stop_row: int
-
-
-@dataclass
-class BadBlocks:
-    """Blocks of `ROW_BLOCK` rows that are excluded, as pairs (angle, block), and the reasons."""
-
-    total: int
-    excluded: set[tuple[int, int]] = field(default_factory=set)
-    reasons: list[str] = field(default_factory=list)
-
-    @property
-    def success_rate(self) -> float:
-        return 1.0 - len(self.excluded) / self.total
-
-    def touch(self, chunk: Chunk) -> bool:
-        """True if a block of a chunk is excluded."""
-        blocks = range(chunk.first_row // ROW_BLOCK, -(-chunk.stop_row // ROW_BLOCK))
-        return any((chunk.angle, block) in self.excluded for block in blocks)
-
-    def check_any_left(self) -> None:
-        """Raise BadDataError if every block is excluded."""
-        if len(self.excluded) >= self.total:
-            raise BadDataError(f"every row is excluded: {self.reasons[0]}, and so on")
-
-
 class PassRunner:
     """Runs and counts the passes of a fit.
 
     The data are passed to the kernel in one call as long as no rows have to be excluded, and in
     chunks afterwards; a thread reads the next chunk while the kernel works on the current one.
     Chunks that are in memory in the layout of the kernel need no reading and no thread. Rows that
-    hold NaN, or that cannot be read after `streaming.retries` more attempts, are excluded in
-    blocks, or raise `BadDataError`, depending on `streaming`.
+    hold NaN, or that cannot be read after some retries, are excluded in blocks, or raise
+    `BadDataError`, depending on the options of the data.
 
     Data on devices have no chunks: NaN in their first pass raises `BadDataError`, and later means
     that the model overflows.
@@ -276,31 +213,27 @@ class PassRunner:
     def __init__(
         self,
         program: PassProgram,
-        source: Source,
-        sigma: Array | Source,  # [n_phi], or a source of [n_phi, n, n]
-        keep: NDArray[np.bool_],  # used frames [n]; [n_phi, n] if these differ between angles
+        data: FitData,
+        noise: Noise,
         f_scale: float,
-        streaming: StreamingOptions,
-        bad: BadBlocks,  # passes add to them
-        *,
-        array: Any,  # the data for passes of one call, or None
-        chunks: Sequence[Chunk] | None,  # None for data on devices
         mirrored: bool,  # True if the upper triangle suffices for all data
         on_chunk: Callable[[int, int], None],  # called with the number of finished and all chunks
     ) -> None:
-        self.bad = bad
-        self._program, self._source, self._sigma, self._keep = program, source, sigma, keep
-        self._f_scale, self._streaming = np.float64(f_scale), streaming
-        self._array, self._chunks = array, chunks
+        self.bad = data.bad_blocks(noise.silent)  # passes add to them
+        self._program, self._streaming, self._f_scale = program, data.streaming, np.float64(f_scale)
+        self._source, self._sigma, self._keep = data.source, noise.sigma, data.keep
         self._mirrored, self._on_chunk = mirrored, on_chunk
-        self._all_sigma: Any = sigma
-        if array is not None and not isinstance(sigma, np.ndarray):
-            stack = sigma if isinstance(sigma, StackSource) else LoadedSource(sigma)
-            self._all_sigma = jax.device_put(stack.array.astype(np.float64), array.sharding)
-        self._in_memory = bool(getattr(source, "in_memory", False))
-        self._read_ahead = (RowBuffers(touch=not self._in_memory), RowBuffers())
+        self._chunks = data.chunks()
+        self._array = None if self._chunks and self.bad.excluded else data.device_array()
+        self._all_sigma: Any = noise.sigma
+        if self._array is not None and not isinstance(noise.sigma, np.ndarray):
+            sigma = noise.sigma
+            stack = sigma if isinstance(sigma, sources.StackSource) else sources.LoadedSource(sigma)
+            self._all_sigma = jax.device_put(stack.array.astype(np.float64), self._array.sharding)
+        self._in_memory = bool(getattr(data.source, "in_memory", False))
+        self._read_ahead = (sources.RowBuffers(touch=not self._in_memory), sources.RowBuffers())
         # Retries use separate buffers, because the thread may be reading ahead.
-        self._retry = (RowBuffers(), RowBuffers())
+        self._retry = (sources.RowBuffers(), sources.RowBuffers())
         self._first = True
         self.seconds = 0.0  # without compilation
         self.n_batches = 0  # kernel calls, one for each chunk
@@ -328,13 +261,19 @@ class PassRunner:
             "offset": point.offset,
             "keep": keep.astype(np.uint8),
             "f_scale": self._f_scale,
-            "quantization": np.array(quantization(self._source)),
+            "quantization": np.array(sources.quantization(self._source)),
         }
         model = self._program.model
         size = state_size(len(model.columns_A), len(model.columns_X))
         states = np.zeros((model.geometry.n_phi, size))
         if self._array is not None and (self._chunks is None or not self.bad.excluded):
-            single = self._one_call(point, operands, states)
+            self.n_batches += 1
+            start = {"angle": np.int32(0), "first_row": np.int32(0), "initial": states}
+            at = {**operands, **start, "data": self._array, "sigma": self._all_sigma}
+            if self._program.sharding is not None:
+                single = self._program.accumulate_sharded(point.physics, at)
+            else:
+                single = self._program.accumulate(self._program.tables(point.physics), at)
             finite = np.isfinite(single).all(axis=1)
             first, self._first = self._first, False
             if finite.all() or (self._chunks is None and not first):
@@ -347,14 +286,6 @@ class PassRunner:
                 )
         return self._in_chunks(point, operands, keep, states)
 
-    def _one_call(self, point: PassPoint, operands: dict[str, Any], zeros: Array) -> Array:
-        self.n_batches += 1
-        start = {"angle": np.int32(0), "first_row": np.int32(0), "initial": zeros}
-        at = {**operands, **start, "data": self._array, "sigma": self._all_sigma}
-        if self._program.sharding is not None:
-            return self._program.accumulate_sharded(point.physics, at)
-        return self._program.accumulate(self._program.tables(point.physics), at)
-
     def _in_chunks(
         self, point: PassPoint, operands: dict[str, Any], keep: NDArray[np.bool_], states: Array
     ) -> Array:
@@ -365,15 +296,11 @@ class PassRunner:
         shared = jax.device_put(operands)
         tables = self._program.tables(point.physics)
 
-        def call(chunk: Chunk, rows: Any, sigma: Any, initial: Array) -> Array:
+        def call(chunk: Chunk, rows: Any, sigma: Any) -> Array:
             """Return the state after a chunk; sigma None for that of all chunks."""
-            at = {
-                **shared,
-                "angle": np.int32(chunk.angle),
-                "first_row": np.int32(chunk.first_row),
-                "data": jax.device_put(rows[None]),
-                "initial": initial[None],
-            }
+            start = {"angle": np.int32(chunk.angle), "first_row": np.int32(chunk.first_row)}
+            at = {**shared, **start, "data": jax.device_put(rows[None])}
+            at["initial"] = states[chunk.angle][None]
             if sigma is not None:
                 at["sigma"] = jax.device_put(sigma[None])
             state: Array = self._program.accumulate(tables, at)[0]
@@ -385,7 +312,7 @@ class PassRunner:
                 loaded = ahead.result() if isinstance(ahead, Future) else ahead
                 # Two buffers: the next chunk is read while the kernel uses this one.
                 ahead = self._submit(reader, k + 1)
-                states[chunk.angle] = self._run(call, chunk, loaded, states[chunk.angle], keep)
+                states[chunk.angle] = self._run(call, chunk, loaded, keep)
                 self.n_batches += 1
                 if k % 16 == 0:
                     self.measure_memory()
@@ -401,13 +328,13 @@ class PassRunner:
         chunk = self._chunks[k]
         if self._in_memory and isinstance(self._sigma, np.ndarray):
             rows = self._source.read(chunk.angle, chunk.first_row, chunk.stop_row)
-            if is_zero_copy(rows):
+            if sources.is_zero_copy(rows):
                 return rows, None
         return reader.submit(self._load, chunk, self._read_ahead)
 
-    def _load(self, chunk: Chunk, buffers: tuple[RowBuffers, RowBuffers]) -> Any:
+    def _load(self, chunk: Chunk, buffers: tuple[sources.RowBuffers, sources.RowBuffers]) -> Any:
         """Return rows and sigma of a chunk in the kernel's layout, or the OSError of reading."""
-        where = (chunk.angle, chunk.first_row, chunk.stop_row)
+        where = chunk.angle, chunk.first_row, chunk.stop_row
         upper_from = chunk.first_row if self._mirrored else None
         try:
             stored = self._source.read(*where)
@@ -419,12 +346,7 @@ class PassRunner:
             return error
 
     def _run(
-        self,
-        call: Callable[..., Array],
-        chunk: Chunk,
-        loaded: Any,
-        initial: Array,
-        keep: NDArray[np.bool_],
+        self, call: Callable[..., Array], chunk: Chunk, loaded: Any, keep: NDArray[np.bool_]
     ) -> Array:
         """Return the state after a chunk, with retries and without bad blocks."""
         for attempt in range(self._streaming.retries + 1):
@@ -436,11 +358,11 @@ class PassRunner:
             if isinstance(loaded, OSError):
                 continue
             rows, sigma = loaded
-            state = call(chunk, rows, sigma, initial)
+            state = call(chunk, rows, sigma)
             if np.isfinite(state).all() or not self._has_bad_points(chunk, rows, sigma, keep):
                 # Finite, or the model overflows at this point, which the solver handles.
                 return state
-        return call(chunk, *self._without_bad_blocks(chunk, keep), initial)
+        return call(chunk, *self._without_bad_blocks(chunk, keep))
 
     def _has_bad_points(
         self, chunk: Chunk, rows: NDArray[Any], sigma: Any, keep: NDArray[np.bool_]
@@ -449,7 +371,7 @@ class PassRunner:
         used_frames = keep[chunk.angle] if keep.ndim == 2 else keep
         column = np.arange(len(used_frames))
         for first in range(0, len(rows), ROW_BLOCK):
-            part = values(self._source, rows[first : first + ROW_BLOCK])
+            part = sources.values(self._source, rows[first : first + ROW_BLOCK])
             row = chunk.first_row + first + np.arange(len(part))[:, None]
             used = used_frames & used_frames[row]
             used &= column > row if self._mirrored else column != row
@@ -464,7 +386,7 @@ class PassRunner:
     def _without_bad_blocks(self, chunk: Chunk, keep: NDArray[np.bool_]) -> tuple[Any, Array]:
         """Return rows and sigma of a chunk; a sigma of 0 excludes bad blocks."""
         angle, count, n = chunk.angle, chunk.stop_row - chunk.first_row, keep.shape[-1]
-        rows = np.zeros((count, n), kernel_dtype(self._source.dtype))
+        rows = np.zeros((count, n), sources.kernel_dtype(self._source.dtype))
         sigma = np.zeros((count, n))
         for first in range(0, count, ROW_BLOCK):
             last = min(first + ROW_BLOCK, count)

@@ -1,13 +1,12 @@
-"""The result of a fit with its errors and warnings, and its files.
-
-`results.json` contains a summary for people, `results.npz` the arrays for computations.
-"""
+"""The result of a fit with its errors and warnings, and its files."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.archives import npz_bytes
+from jaxkern.core.arrays import npz_bytes
 from jaxkern.core.paths import write_atomically
+from jaxkern.xpcs.fitting.evaluation import Evaluation, FitProblem
+from jaxkern.xpcs.fitting.jackknife import Jackknife, combine_errors
 from jaxkern.xpcs.fitting.parameters import PeriodicBounds
-from jaxkern.xpcs.fitting.solver import Covariance
+from jaxkern.xpcs.fitting.quality import check
+from jaxkern.xpcs.fitting.sampling import format_frames
+from jaxkern.xpcs.fitting.solver import Covariance, Solution, covariance
 from jaxkern.xpcs.model.models import Geometry
 
 Array = NDArray[np.float64]
@@ -40,15 +43,13 @@ class FitTimings:
 class FitResult:
     """The result of `jaxkern.xpcs.fit`.
 
-    Parameters are ordered [contrast..., offset..., physics...], see `names`.
-
     Attributes:
-      popt: fitted parameters [p].
+      popt: fitted parameters [p], ordered [contrast..., offset..., physics...].
       names, units: of the parameters.
       pcov: covariance [p, p]; infinite for parameters that the data do not determine. After a
         jackknife over B blocks its rank is at most B - 1.
-      pcov_independent: the covariance for independent noise of the points. Mirrored points are
-        counted once, because a two-time correlation contains each number twice.
+      pcov_independent: the covariance for independent noise of the points, mirrored ones counted
+        once.
       errors: the origin of pcov: ``"jackknife over 10 blocks of 40 frames"``, ``"independent"``.
       error_passes: passes over the data for pcov, which `nfev` does not include.
       inflation: ratio of the variances of the physics to those of independent noise of sigma, on
@@ -57,12 +58,10 @@ class FitResult:
       cost: twice the minimized function: chi2, or the sum of rho for a robust loss.
       count, independent_count: points with weight; the same with mirrored pairs counted once.
       reduced_chi2: chi2 a degree of freedom, with mirrored pairs counted once.
-      nfev: passes over the data by the solver.
-      n_batches: kernel calls, one for each chunk.
+      nfev, n_batches: passes over the data by the solver, and kernel calls, one for each chunk.
       success: True if a tolerance was met, the residuals are noise, no physics parameter is at a
         bound, and none has an error that is infinite or exceeds 100 times its value.
-      status: SciPy's status.
-      message: SciPy's message, and the reasons why a converged fit has `success` False.
+      status, message: SciPy's; with the reasons why a converged fit has `success` False.
       success_rate: the used part of the data's row blocks.
       keep: True for used frames [n_t]: neither masked nor without finite numbers; [n_phi, n_t] if
         these differ between angles.
@@ -70,11 +69,10 @@ class FitResult:
       sigma, sigma_method: the noise [n_phi] (None for point-wise noise) and its origin.
       contrast, offset: of each angle [n_phi], for every scaling.
       physics: the model's parameters [p] in its own order.
-      timings: seconds.
+      timings: `FitTimings`, in seconds.
       peak_memory: largest measured anonymous memory, bytes.
-      costs: of the evaluated points, in order.
+      costs, start_costs: of the evaluated points, and of each start of a multistart, in order.
       warnings: remarks on the result.
-      start_costs: the cost from each start of a multistart, in order.
       held: names of the parameters that were not fitted.
       interrupted: True for the best result so far of a fit that Ctrl-C ended, see `FitInterrupted`.
     """
@@ -128,18 +126,19 @@ class FitResult:
         """Fitted parameters by name."""
         return {name: float(value) for name, value in zip(self.names, self.popt, strict=True)}
 
+    def _rows(self) -> Iterator[tuple[Any, ...]]:
+        """Return name, value, both errors and unit of each parameter."""
+        errors = self.perr, self.perr_independent
+        return zip(self.names, self.popt, *errors, self.units, strict=True)
+
     def __str__(self) -> str:
-        width = max((len(name) for name in self.names), default=9)
+        width = max(map(len, self.names))
         has_both = self.errors != "independent"
-        rows = [
-            f"  {name:<{width}}  {value: .6g} "
-            + ("held" if name in self.held else f"+/- {error:.2g}")
-            + (f" ({independent:.2g})" if has_both and name not in self.held else "")
-            + (f" {unit}" if unit else "")
-            for name, value, error, independent, unit in zip(
-                self.names, self.popt, self.perr, self.perr_independent, self.units, strict=True
-            )
-        ]
+        rows = []
+        for name, value, error, independent, unit in self._rows():
+            text = f"+/- {error:.2g}" + (f" ({independent:.2g})" if has_both else "")
+            text = "held" if name in self.held else text
+            rows.append(f"  {name:<{width}}  {value: .6g} {text} {unit}".rstrip())
         if has_both:
             rows.append(f"  errors: {self.errors} (in brackets: for independent points)")
         stopped = "converged but is NOT reliable" if self.status > 0 else "NOT converged"
@@ -188,40 +187,27 @@ def save_result(
     Returns:
       The two paths.
     """
-    directory = Path(directory)
     values = {item.name: getattr(result, item.name) for item in fields(result)}
-    rows = zip(
-        result.names, result.popt, result.perr, result.perr_independent, result.units, strict=True
-    )
+    scalars = str, int, float, np.generic
+    columns = ("value", "error", "error_independent")
     summary = {
         "parameters": {
             name: {
-                "value": _number(value),
-                "error": _number(error),
-                "error_independent": _number(independent),
+                **dict(zip(columns, map(_number, numbers), strict=True)),
                 "unit": unit,
                 "held": name in result.held,
             }
-            for name, value, error, independent, unit in rows
+            for name, *numbers, unit in result._rows()
         },
-        **{
-            k: _number(v)
-            for k, v in values.items()
-            if isinstance(v, str | int | float | np.generic)
-        },
-        "sigma": None if result.sigma is None else [_number(s) for s in result.sigma.tolist()],
+        **{name: _number(value) for name, value in values.items() if isinstance(value, scalars)},
+        "sigma": None if result.sigma is None else [*map(_number, result.sigma.tolist())],
         "warnings": list(result.warnings),
         "timings": {name: _number(value) for name, value in asdict(result.timings).items()},
-        "geometry": {
-            "q": geometry.q,
-            "gap": geometry.gap,
-            "dt": geometry.dt,
-            "phi": geometry.phi.tolist(),
-            "frames": geometry.n_t,
-        },
+        "geometry": {name: getattr(geometry, name) for name in ("q", "gap", "dt")}
+        | {"phi": geometry.phi.tolist(), "frames": geometry.n_t},
         "settings": dict(settings or {}),
     }
-    text, binary = directory / "results.json", directory / "results.npz"
+    text, binary = _paths(directory)
     arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
     arrays |= {"perr": result.perr, "perr_independent": result.perr_independent}
     arrays |= {"names": np.array(result.names), "costs": np.array(result.costs, np.float64)}
@@ -238,49 +224,163 @@ def load_result(directory: str | Path) -> tuple[dict[str, Any], dict[str, np.nda
       FileNotFoundError: if the directory contains no results.
       ValueError: for a damaged file.
     """
-    directory = Path(directory)
-    text, binary = directory / "results.json", directory / "results.npz"
+    (text, binary), advice = _paths(directory), "`python -m jaxkern xpcs fit` writes it"
     for path in (text, binary):
         if not path.exists():
-            raise FileNotFoundError(
-                f"no such file: {str(path)!r}; `python -m jaxkern xpcs fit` writes it"
-            )
+            raise FileNotFoundError(f"no such file: {str(path)!r}; {advice}")
     reading = text
     try:
         summary = json.loads(text.read_bytes())
         reading = binary
         with np.load(binary) as arrays:
-            return summary, {name: arrays[name] for name in arrays.files}
+            return summary, dict(arrays)
     except Exception as error:  # JSON, zip and NumPy share no type of error
-        raise ValueError(
-            f"{reading} cannot be read as a result: {error}; `python -m jaxkern xpcs fit` writes it"
-        ) from error
+        raise ValueError(f"{reading} cannot be read as a result: {error}; {advice}") from error
+
+
+def _paths(directory: str | Path) -> tuple[Path, Path]:
+    return Path(directory) / "results.json", Path(directory) / "results.npz"
 
 
 def _number(value: Any) -> Any:
     """Return a value for JSON, which has no infinite numbers and NaN: None for these."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def scaled_covariance(
-    inverse: Array, *, pairs: float, reduced_chi2: float, absolute_sigma: bool
-) -> Array:
-    """Scale (J^T J)^-1 to a covariance; `pairs` is 2 if each number was counted twice.
+def summarize(
+    problem: FitProblem,
+    evaluation: Evaluation,
+    solution: Solution,
+    jackknife: Jackknife,
+    start_costs: tuple[float, ...],
+    begin: float,
+    interrupted: str,
+) -> FitResult:
+    """Return the result of a fit that began at `begin`, from its best start.
 
-    Without `absolute_sigma` the noise is estimated from the residuals, as in SciPy's curve_fit.
+    `interrupted` is the reason, if Ctrl-C ended the fit; it skips checks that read the data.
     """
-    scale = pairs if absolute_sigma else pairs * reduced_chi2
+    layout, bad, data = problem.layout, evaluation.runner.bad, problem.data
+    x = problem.bounds.wrap(evaluation.full(solution.x))
+    point = layout.split(x)
+    sums = evaluation.sums(solution)
+    normal = layout.join(sums)
+    count = float(sums.count.sum())
+    mirrored = np.where(problem.mirrored, sums.count, sums.mirrored)
+    independent = count - float(mirrored.sum()) / 2
+    # 2 for symmetric data, where every number was counted twice; 1 if none was.
+    pairs = count / independent if independent > 0 else 1.0
+    freedom = independent - int(problem.free.sum())
+    chi2, cost = float(sums.chi2.sum()), float(sums.cost.sum())
+    # Contrast and offset of an excluded angle have no information; one warning covers both.
+    excluded = np.zeros(layout.size, bool)
+    if layout.scaling == "individual":
+        excluded[: 2 * layout.n_phi] = np.tile(sums.count == 0, 2)
+    inverse = covariance(normal.jtj, active=problem.free & ~excluded)
+    inverse.inverse[excluded] = inverse.inverse[:, excluded] = np.inf
+    scale = cost / pairs / freedom if freedom > 0 else np.inf
+    by_sigma = pcov_independent = _scaled_covariance(inverse.inverse, pairs)
+    if not problem.errors.absolute_sigma:
+        pcov_independent = _scaled_covariance(inverse.inverse, pairs * scale)
+    pcov, inflation = combine_errors(jackknife, pcov_independent, by_sigma, pairs, layout.n_scales)
+    names = layout.names
+    notes: list[str] = []
+    reasons: list[str] = []
+    issued: list[str] = []
+    if np.any(sums.jtj):
+        bounded = _at_bounds(x, *problem.bounds.solver, names, problem.free & ~excluded)
+        notes = [f"{line}; its error is not meaningful" for line in bounded.values()]
+        notes += rank_warnings(inverse, names)
+        reasons = _unusable(problem, x, pcov, bounded)
+    if interrupted:
+        reasons = [interrupted]
+    else:
+        reason, remarks = check(evaluation, sums, point, independent, freedom)
+        reasons = ([] if reason is None else [reason]) + reasons
+        notes += remarks
+    notes += jackknife.notes
+    notes += [f"excluded: {reason}" for reason in bad.reasons]
+    if data.empty_frames:
+        some, there = (" at some angle", " there") if data.keep.ndim == 2 else ("", "")
+        issued.append(
+            f"frames {format_frames(data.empty_frames)} (counted from 0) contain no finite number"
+            f"{some} and are excluded{there}"
+        )
+        notes += issued
+    if freedom <= 0:
+        notes.append(f"{independent:g} independent points cannot determine {len(x)} parameters")
+    if bad.reasons:
+        excluded_blocks = f"{len(bad.excluded)} of {bad.total} row blocks are excluded"
+        issued.append(f"{excluded_blocks}: {bad.reasons[0]}")
+    for text in issued:
+        warnings.warn(text, RuntimeWarning, stacklevel=5)
+    runner, compiled = evaluation.runner, problem.program.compile_seconds
+    return FitResult(
+        popt=x,
+        names=names,
+        units=layout.units,
+        pcov=pcov,
+        pcov_independent=pcov_independent,
+        errors=jackknife.method,
+        error_passes=jackknife.passes,
+        inflation=inflation,
+        chi2=chi2,
+        cost=cost,
+        count=int(count),
+        independent_count=independent,
+        reduced_chi2=chi2 / pairs / freedom if freedom > 0 else float("inf"),
+        nfev=evaluation.earlier + evaluation.passes,
+        n_batches=runner.n_batches,
+        success=solution.status > 0 and not reasons,
+        status=solution.status,
+        message=" But ".join(filter(None, [solution.message, "; ".join(reasons)])),
+        success_rate=bad.success_rate,
+        strategy=data.strategy.value,
+        sigma=problem.noise.per_angle,
+        sigma_method=problem.noise.method,
+        contrast=point.contrast,
+        offset=point.offset,
+        physics=point.physics,
+        timings=FitTimings(compiled, runner.seconds, time.perf_counter() - begin),
+        peak_memory=runner.peak_bytes,
+        costs=solution.costs,
+        warnings=tuple(notes),
+        start_costs=start_costs if len(start_costs) > 1 else (),
+        keep=data.keep,
+        held=tuple(name for name, free in zip(names, problem.free, strict=True) if not free),
+        interrupted=bool(interrupted),
+    )
+
+
+def _unusable(problem: FitProblem, x: Array, pcov: Array, bounded: dict[int, str]) -> list[str]:
+    """Return reasons why the physics [p] are unusable; contrast and offset are ignored."""
+    names, scales = problem.layout.names, 2 * problem.layout.n_scales
+    reasons = []
+    lines = [line for k, line in bounded.items() if k >= scales]
+    if lines and not problem.solver.allow_bounds:
+        reasons.append(
+            f"{', '.join(lines)}: try other starts or bounds, or pass allow_bounds=True if physical"
+        )
+    errors = np.sqrt(np.diag(pcov))
+    physics = problem.free & (np.arange(len(x)) >= scales)
+    values = [
+        f"{names[k]} = {x[k]:.4g} +/- {errors[k]:.2g}"
+        for k in undetermined(x, errors, problem.bounds, physics)
+    ]
+    if values:
+        reasons.append(f"the data do not determine {', '.join(values)}: hold some, or simplify")
+    return reasons
+
+
+def _scaled_covariance(inverse: Array, scale: float) -> Array:
+    """Scale (J^T J)^-1 to a covariance; the zeros of held parameters remain with infinite scale."""
     with np.errstate(invalid="ignore"):
-        # The zeros of held parameters remain zero with an infinite scale.
         scaled = np.where(inverse == 0, 0.0, inverse * scale)
     return np.where(np.isinf(inverse) | np.isinf(scaled), np.inf, scaled)
 
 
-def at_bounds(
+def _at_bounds(
     x: Array, lower: Array, upper: Array, names: Sequence[str], free: NDArray[np.bool_]
 ) -> dict[int, str]:
     """Return the parameters at one of their bounds: index -> message."""

@@ -1,7 +1,4 @@
-"""A sample of the data, and estimates from it before a fit: noise, contrast, offset, faults.
-
-Everything but the check of symmetry uses a few bands of three consecutive rows.
-"""
+"""A sample of the data, and estimates from it before a fit: noise, contrast, offset, faults."""
 
 from __future__ import annotations
 
@@ -15,19 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.files.sources import (
-    SigmaSource,
-    Source,
-    StackSource,
-    as_source,
-    check_not_negative,
-    values,
-    weights_to_sigma,
-)
+from jaxkern.xpcs.files import sources
 
 Array = NDArray[np.float64]
 
-BANDS = 48
+# Number of bands of three rows in a sample; fewer for many points, but not fewer than the minimum.
+BANDS, _LEAST_BANDS, _SAMPLE_POINTS = 48, 8, 600_000
 SIGMA_METHOD = (
     "per angle: 1.4826 median |e| / sqrt(1.5), with e = C(i,j) - (C(i-1,j-1) + C(i+1,j+1)) / 2 "
     "off the diagonal; the root mean square of e / sqrt(1.5) where many values of C are 0"
@@ -74,70 +64,72 @@ def sample_rows(frames: NDArray[np.bool_], bands: int = BANDS) -> NDArray[np.int
     return rows
 
 
-def read_sample(source: Source, frames: NDArray[np.bool_], bands: int = BANDS) -> RowSample:
+def read_sample(source: sources.Source, frames: NDArray[np.bool_]) -> RowSample:
     """Read the bands; rows that cannot be read are NaN here, and are reported by the fit."""
-    rows = sample_rows(frames, bands)
-    if hasattr(source, "read_rows"):
-        return RowSample(rows, values(source, source.read_rows(None, rows)), frames)
-    n_phi = source.shape[0]
-    parts = [
-        [rows_of_angle(source, angle, band) for band in rows.reshape(-1, 3)]
-        for angle in range(n_phi)
-    ]
+    n_phi, n, _ = source.shape
+    rows = sample_rows(frames, min(BANDS, max(_LEAST_BANDS, _SAMPLE_POINTS // (3 * n_phi * n))))
+    groups = [rows] if hasattr(source, "read_rows") else rows.reshape(-1, 3)
+    parts = [[rows_of_angle(source, angle, k) for k in groups] for angle in range(n_phi)]
     return RowSample(rows, np.array(parts).reshape(n_phi, len(rows), -1), frames)
 
 
-def rows_of(source: Any, rows: NDArray[np.intp]) -> Array:
-    """Return rows [n_phi, len(rows), n] of sigma; zeros for rows that cannot be read."""
-    result = np.stack([rows_of_angle(source, angle, rows) for angle in range(source.shape[0])])
+def sigma_rows(sigma: Any, rows: NDArray[np.intp]) -> Array:
+    """Return sigma in rows [n_phi, len(rows), n], or [n_phi, 1, 1]; zeros in unreadable rows."""
+    if isinstance(sigma, np.ndarray):
+        return sigma[:, None, None]
+    result = np.stack([rows_of_angle(sigma, angle, rows) for angle in range(sigma.shape[0])])
     return np.nan_to_num(result, copy=False, posinf=np.inf)
 
 
-def rows_of_angle(source: Source, angle: int, rows: NDArray[np.intp]) -> Array:
+def along_diagonal(
+    values: Array, rows: NDArray[np.intp], triple: tuple[int, int, int], good: NDArray[np.bool_]
+) -> tuple[Array, NDArray[np.bool_], tuple[float, float]]:
+    """Return second differences along the diagonal, the mask of those of good points, and weights.
+
+    `triple` are three indices of the rows [m]; values [n_phi, m, n] and good [.., m, n] are their
+    points. With the weights (left, right) of linear interpolation, a difference is
+    (C(j) - left C(j - back) - right C(j + ahead)) / sqrt(1 + left^2 + right^2). Along a diagonal
+    the lag is constant and C changes slowly, so this is noise.
+    """
+    low, at, high = triple
+    back, ahead, n = int(rows[at] - rows[low]), int(rows[high] - rows[at]), values.shape[2]
+    left, right = ahead / (back + ahead), back / (back + ahead)
+    size = max(n - back - ahead, 0)
+    middle, before, after = (slice(k, k + size) for k in (back, 0, back + ahead))
+    used = good[..., at, middle] & good[..., low, before] & good[..., high, after]
+    with np.errstate(invalid="ignore"):  # infinity - infinity
+        e = values[:, at, middle] - (left * values[:, low, before] + right * values[:, high, after])
+    return e / np.sqrt(1 + left**2 + right**2), used, (left, right)
+
+
+def rows_of_angle(source: sources.Source, angle: int, rows: NDArray[np.intp]) -> Array:
     """Return the values [len(rows), n] of one angle; NaN for rows that cannot be read."""
     if hasattr(source, "read_rows"):
-        return values(source, source.read_rows(angle, rows))
+        return sources.values(source, source.read_rows(angle, rows))
     result = np.full((len(rows), source.shape[1]), np.nan)
     starts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
     for begin, end in itertools.pairwise([*starts, len(rows)]):
         with contextlib.suppress(OSError):
             stored = source.read(angle, int(rows[begin]), int(rows[end - 1]) + 1)
-            result[begin:end] = values(source, stored)
+            result[begin:end] = sources.values(source, stored)
     return result
 
 
 def estimate_sigma(sample: RowSample) -> Array:
-    """Estimate the noise [n_phi] of a point from second differences along the diagonal.
-
-    Along a diagonal the lag is constant and the correlation changes slowly, so
-    e = C(i,j) - (C(i-1,j-1) + C(i+1,j+1)) / 2 is noise with the variance 1.5 sigma^2. If frames
-    between these are masked, linear interpolation replaces the mean.
-    """
-    n_phi, _, n = sample.values.shape
-    noise: list[list[Array]] = [[] for _ in range(n_phi)]
+    """Estimate the noise [n_phi] of a point from second differences along the diagonal."""
+    noise: list[list[Array]] = [[] for _ in sample.values]
+    sparse = sample.sparse
+    lag = np.abs(sample.rows[:, None] - np.arange(sample.values.shape[2]))
+    good = sample.good & sample.good[sample.rows][:, None] & (lag > 1)
     for k in range(0, len(sample.rows), 3):
-        first, middle, last = map(int, sample.rows[k : k + 3])
-        back, ahead = middle - first, last - middle
-        column = np.arange(back, n - ahead)
-        frames = sample.good
-        used = frames[column - back] & frames[column] & frames[column + ahead]
-        used &= (np.abs(column - middle) > 1) & bool(frames[[first, middle, last]].all())
-        column = column[used]
-        before, at, after = (
-            sample.values[:, k + m, column + shift] for m, shift in enumerate((-back, 0, ahead))
-        )
-        left, right = ahead / (back + ahead), back / (back + ahead)
-        with np.errstate(invalid="ignore"):  # infinity - infinity
-            e = np.abs(at - (left * before + right * after)) / np.sqrt(1 + left**2 + right**2)
-        for angle, row in enumerate(e):
+        e, used, _ = along_diagonal(sample.values, sample.rows, (k, k + 1, k + 2), good)
+        for angle, row in enumerate(np.abs(e[:, used])):
             noise[angle].append(row[np.isfinite(row)])
-    result = np.ones(n_phi)
+    result = np.ones(len(noise))
     for angle, parts in enumerate(noise):
         e = np.concatenate(parts)
-        if e.size and sample.sparse[angle]:
-            result[angle] = _clipped_rms(e)
-        elif e.size:
-            result[angle] = 1.4826 * np.median(e)
+        if e.size:
+            result[angle] = _clipped_rms(e) if sparse[angle] else 1.4826 * np.median(e)
     return np.maximum(result, SIGMA_FLOOR)
 
 
@@ -158,11 +150,12 @@ def estimate_contrast_offset(sample: RowSample) -> tuple[Array, Array]:
     lag = np.abs(np.arange(n)[None, :] - sample.rows[:, None])
     edges = np.unique(np.geomspace(1, max(n, 4), 17).astype(int))
     contrast, offset = np.full(n_phi, 0.5), np.ones(n_phi)
+    used, sparse = sample.used_points(), sample.sparse
     for angle in range(n_phi):
-        usable = sample.used_points() & np.isfinite(sample.values[angle])
+        usable = used & np.isfinite(sample.values[angle])
         lags, c2 = lag[usable], sample.values[angle][usable]
         groups = [c2[(lags >= low) & (lags < high)] for low, high in itertools.pairwise(edges)]
-        center = np.mean if sample.sparse[angle] else np.median
+        center = np.mean if sparse[angle] else np.median
         levels = [float(center(group)) for group in groups if group.size >= 16]
         start = c2[lags <= 2]
         if not levels or not start.size or c2.min() == c2.max():
@@ -201,7 +194,7 @@ def angles_without_signal(sample: RowSample) -> NDArray[np.bool_]:
     return np.asarray(lowest == highest)
 
 
-def mirrored_angles(source: Source) -> NDArray[np.bool_]:
+def mirrored_angles(source: sources.Source) -> NDArray[np.bool_]:
     """True for angles [n_phi] whose matrix is bit-identical to its transpose."""
     n_phi, n, _ = source.shape
     known = getattr(source, "symmetric", None)
@@ -210,7 +203,7 @@ def mirrored_angles(source: Source) -> NDArray[np.bool_]:
     result = np.zeros(n_phi, bool)
     for angle in range(n_phi):
         try:
-            if isinstance(source, StackSource) and source.in_memory:
+            if isinstance(source, sources.StackSource) and source.in_memory:
                 result[angle] = _equals_transpose(source.read(angle, 0, n))
             else:
                 result[angle] = _mirrored_by_checksum(source, angle)
@@ -230,7 +223,7 @@ def _equals_transpose(matrix: NDArray[np.generic], tile: int = 128) -> bool:
     return True
 
 
-def _mirrored_by_checksum(source: Source, angle: int, block_points: int = 2**20) -> bool:
+def _mirrored_by_checksum(source: sources.Source, angle: int, block_points: int = 2**20) -> bool:
     """Compare a matrix with its transpose in one pass over the rows, for data not in memory.
 
     Compares sum a_i b_j h(C_ij) over i < j with sum a_j b_i h(C_ij) over i > j, modulo 2^64, with
@@ -260,7 +253,7 @@ def _mirrored_by_checksum(source: Source, angle: int, block_points: int = 2**20)
 class Noise:
     """The noise of a fit."""
 
-    sigma: Array | Source  # [n_phi], or a source of [n_phi, n, n]
+    sigma: Array | sources.Source  # [n_phi], or a source of [n_phi, n, n]
     method: str  # the origin of sigma, in words
     estimated: bool = False  # True if sigma was estimated from the data
     # Angles without weight, because they hold the same number everywhere and have no noise to
@@ -277,54 +270,45 @@ def resolve_noise(
 ) -> Noise:
     """Check sigma or weights of the user, or estimate sigma."""
     if sigma is not None and weights is not None:
-        raise ValueError(
-            "sigma and weights: expected one of them, got both (weights = 1 / sigma^2)"
-        )
+        raise ValueError("sigma and weights: expected one of them (1 / sigma^2), got both")
     if sigma is None and weights is None:
         silent = angles_without_signal(sample)
         estimate = np.where(silent, 0.0, estimate_sigma(sample))
         indices = tuple(map(int, np.flatnonzero(silent)))
         return Noise(estimate, f"estimated from the data, {SIGMA_METHOD}", True, indices)
-    name = "sigma" if weights is None else "weights"
-    argument = sigma if weights is None else weights
-    n_phi = shape[0]
-    if not isinstance(argument, Source | Path | str | Mapping) and np.ndim(argument) <= 1:
-        value = np.asarray(argument, np.float64)
-        if value.shape not in ((), (n_phi,)):
-            raise ValueError(_wrong_shape(name, value.shape, shape))
-        check_not_negative(value, name)
-        if weights is not None:
-            value = weights_to_sigma(value)
-        return Noise(np.ascontiguousarray(np.broadcast_to(value, (n_phi,))), "given")
-    source = as_source(argument, name=name)
-    if source.shape != shape:
-        raise ValueError(_wrong_shape(name, source.shape, shape))
-    if not getattr(source, "in_memory", False) or not isinstance(source, StackSource):
-        return Noise(SigmaSource(source, name), "given")
-    for matrix in source.array:
-        check_not_negative(matrix, name)
-    return Noise(source if weights is None else SigmaSource(source, name), "given")
-
-
-def _wrong_shape(name: str, actual: tuple[int, ...], shape: tuple[int, int, int]) -> str:
-    return (
-        f"{name}: expected a number, one for each angle ({shape[0]},) or the shape of the data "
-        f"{shape}, got shape {actual}"
-    )
+    name, argument = ("sigma", sigma) if weights is None else ("weights", weights)
+    is_array = not isinstance(argument, sources.Source | Path | str | Mapping)
+    is_small = is_array and np.ndim(argument) <= 1
+    source: Any = np.asarray(argument, np.float64) if is_small else None
+    if source is None:
+        source = sources.as_source(argument, name=name)
+    if source.shape not in (((), shape[:1]) if is_small else (shape,)):
+        raise ValueError(
+            f"{name}: expected a number, one for each angle {shape[:1]} or the shape of the data "
+            f"{shape}, got shape {source.shape}"
+        )
+    if isinstance(source, np.ndarray):
+        sources.check_not_negative(source, name)
+        value = source if weights is None else sources.weights_to_sigma(source)
+        return Noise(np.ascontiguousarray(np.broadcast_to(value, shape[:1])), "given")
+    if isinstance(source, sources.StackSource) and source.in_memory:
+        for matrix in source.array:
+            sources.check_not_negative(matrix, name)
+        if weights is None:
+            return Noise(source, "given")
+    return Noise(sources.SigmaSource(source, name), "given")
 
 
 def resolve_frames(keep: Any, n: int) -> NDArray[np.bool_]:
     """Return the mask [n] of used frames from `keep`: a mask [n], a slice, or None for all."""
     frames = np.zeros(n, bool)
-    if keep is None or isinstance(keep, slice):
-        frames[slice(None) if keep is None else keep] = True
-    else:
+    mask = slice(None) if keep is None else keep
+    if not isinstance(mask, slice):
         mask = np.asarray(keep)
         if mask.shape != (n,) or mask.dtype.kind not in "bui":
-            raise ValueError(
-                f"keep: expected a mask [{n}] or a slice, got {mask.dtype} of shape {mask.shape}"
-            )
-        frames = mask.astype(bool)
+            raise ValueError(f"keep: expected [{n}] or a slice, got {mask.dtype}{mask.shape}")
+        mask = mask.astype(bool)
+    frames[mask] = True
     if int(frames.sum()) < 3:
         raise ValueError(f"keep: expected 3 or more frames, got {int(frames.sum())} of {n}")
     return frames

@@ -1,10 +1,6 @@
 """Least squares from normal equations alone: SciPy's trust region on a compressed problem.
 
-A pass over the data gives J^T J, J^T r and the cost at a point. With R^T R = J^T J the small
-problem
-
-    J_c = [R; 0],   f_c = [-R^-T J^T r; sqrt(cost - |R^-T J^T r|^2)]
-
+With R^T R = J^T J the small problem J_c = [R; 0], f_c = [-R^-T J^T r; sqrt(cost - |R^-T J^T r|^2)]
 has the cost, gradient and Gauss-Newton matrix of the full one, so that
 `scipy.optimize.least_squares` makes the same steps as with the full Jacobian.
 """
@@ -41,20 +37,20 @@ class StartNotFinite(ValueError):
     """A start at which the model or its derivatives are not finite."""
 
 
-# Returns None to stop the solver.
-Evaluate = Callable[[Array], NormalPoint | None]
+# The status of the best point of an unfinished solver: SciPy's for one stopped by its caller.
+UNFINISHED = -2
 
 
 @dataclass(frozen=True)
 class Solution:
-    """The point where the solver stopped."""
+    """The point where the solver stopped, or the best one so far."""
 
     x: Array  # the free parameters [p]
     cost: float  # at x, as in `NormalPoint`
-    status: int  # as in `scipy.optimize.least_squares`
-    message: str
-    nfev: int  # evaluated points
-    costs: tuple[float, ...]  # of these, in order
+    status: int = UNFINISHED  # as in `scipy.optimize.least_squares`
+    message: str = ""
+    nfev: int = 0  # evaluated points
+    costs: tuple[float, ...] = ()  # of these, in order
     # The normal equations at x; None for a solution that was read from a checkpoint.
     point: NormalPoint | None = None
 
@@ -74,11 +70,11 @@ def rank_threshold(size: int) -> float:
 def compress(point: NormalPoint) -> tuple[Array, Array]:
     """Return f_c [p+1] and J_c [p+1, p] with the cost, gradient and Gauss-Newton matrix of a point.
 
-    The columns are scaled to unit norm before factorizing, since J^T J squares the condition
-    number. If J^T J is singular to rounding, eigenvectors replace the Cholesky factor, and
-    directions that the data do not determine become zero rows.
+    If J^T J is singular to rounding, eigenvectors replace the Cholesky factor, and directions that
+    the data do not determine become zero rows.
     """
     size = len(point.jtr)
+    # J^T J squares the condition number, so its columns are scaled to unit norm.
     scaled, norms = normalized(point.jtj)
     gradient = point.jtr / norms
     try:
@@ -103,44 +99,8 @@ class _Stop(Exception):
     """Ends SciPy's solver, which cannot be stopped in another way before SciPy 1.16."""
 
 
-class _Compressed:
-    """The functions that SciPy calls.
-
-    SciPy's trust region evaluates the residual at a trial point, and the Jacobian only at the last
-    trial point, after accepting it. Hence one pass serves both, and the point of the last Jacobian
-    is the solution.
-    """
-
-    def __init__(self, evaluate: Evaluate) -> None:
-        self._evaluate = evaluate
-        self._trial: NormalPoint | None = None
-        self.accepted: NormalPoint | None = None
-        self.costs: list[float] = []
-
-    def residual(self, x: Array) -> Array:
-        point = self._evaluate(x.copy())
-        if point is None:
-            raise _Stop
-        if not self.costs and not point.is_finite():
-            raise StartNotFinite(
-                f"start: expected finite model values, got the cost {point.cost} at {x.tolist()}"
-            )
-        self.costs.append(point.cost)
-        self._trial = point
-        if not point.is_finite():
-            # SciPy shortens a step that leads to a residual that is not finite.
-            return np.full(len(x) + 1, np.inf)
-        return compress(point)[0]
-
-    def jacobian(self, x: Array) -> Array:
-        del x
-        assert self._trial is not None
-        self.accepted = self._trial
-        return compress(self._trial)[1]
-
-
 def solve(
-    evaluate: Evaluate,
+    evaluate: Callable[[Array], NormalPoint | None],
     x0: Array,
     *,
     lower: Any = -np.inf,
@@ -148,57 +108,49 @@ def solve(
     x_scale: Any = "jac",
     **options: Any,
 ) -> Solution | None:
-    """Minimize cost / 2 from `x0` within bounds, with one call of `evaluate` a trial point.
+    """Minimize cost / 2 from x0 [p] within bounds [p]; None if `evaluate` returns None to stop.
 
-    Args:
-      evaluate: the pass over the data, x [p] -> `NormalPoint`, or None to stop the solver.
-      x0: start [p], within the bounds.
-      lower, upper: bounds [p].
-      x_scale, options: ftol, xtol, gtol and max_nfev, as in `scipy.optimize.least_squares`.
-
-    Returns:
-      The solution; None if `evaluate` stopped the solver.
-
-    Raises:
-      ValueError: for a start outside the bounds.
-      StartNotFinite: for a start with a cost that is not finite.
-
-    Example:
-      >>> import numpy as np
-      >>> t = np.arange(5.0); data = 2 * np.exp(-0.3 * t)
-      >>> def evaluate(x):
-      ...     e = np.exp(-x[1] * t); r = data - x[0] * e
-      ...     j = np.stack([e, -x[0] * t * e], axis=1)
-      ...     return NormalPoint(j.T @ j, j.T @ r, r @ r)
-      >>> solve(evaluate, np.array([1.0, 1.0])).x.round(6)
-      array([2. , 0.3])
+    `options` are ftol, xtol, gtol and max_nfev of `scipy.optimize.least_squares`. SciPy evaluates
+    the residual at a trial point, and the Jacobian only at the last trial point, after accepting
+    it. Hence one evaluation serves both, and the point of the last Jacobian is the solution.
     """
     from scipy.optimize import least_squares
 
-    problem = _Compressed(evaluate)
+    trial: NormalPoint | None = None
+    accepted: NormalPoint | None = None
+    costs: list[float] = []
+
+    def residual(x: Array) -> Array:
+        nonlocal trial
+        trial = evaluate(x.copy())
+        if trial is None:
+            raise _Stop
+        costs.append(trial.cost)
+        if trial.is_finite():
+            return compress(trial)[0]
+        if len(costs) == 1:
+            raise StartNotFinite(
+                f"start: expected finite model values, got the cost {trial.cost} at {x.tolist()}"
+            )
+        # SciPy shortens a step that leads to a residual that is not finite.
+        return np.full(len(x) + 1, np.inf)
+
+    def jacobian(_: Array) -> Array:
+        nonlocal accepted
+        assert trial is not None
+        accepted = trial
+        return compress(trial)[1]
+
     # The trust region moves a start at a bound inside, so the first point may differ from x0.
+    options |= {"bounds": (lower, upper), "method": "trf", "x_scale": x_scale}
     try:
-        optimum: Any = least_squares(
-            problem.residual,
-            np.asarray(x0, np.float64),
-            jac=problem.jacobian,
-            bounds=(lower, upper),
-            method="trf",
-            x_scale=x_scale,
-            **options,
-        )
+        optimum: Any = least_squares(residual, np.array(x0, np.float64), jacobian, **options)
     except _Stop:
         return None
-    assert problem.accepted is not None
-    return Solution(
-        x=optimum.x,
-        cost=problem.accepted.cost,
-        status=int(optimum.status),
-        message=str(optimum.message),
-        nfev=len(problem.costs),
-        costs=tuple(problem.costs),
-        point=problem.accepted,
-    )
+    assert accepted is not None
+    status, message = int(optimum.status), str(optimum.message)
+    x, cost = optimum.x, accepted.cost
+    return Solution(x, cost, status, message, len(costs), tuple(costs), accepted)
 
 
 @dataclass(frozen=True)
@@ -213,13 +165,9 @@ class Covariance:
 
 
 def covariance(jtj: Array, *, active: NDArray[np.bool_] | None = None) -> Covariance:
-    """Invert J^T J [p, p] with columns scaled to unit norm, and find its null directions.
-
-    `active` marks the free parameters; the others have zero rows and columns in the inverse.
-    """
-    full = len(jtj)
-    free = np.arange(full) if active is None else np.flatnonzero(active)
-    inverse = np.zeros((full, full))
+    """Invert J^T J [p, p], with zeros for parameters not `active`, and find null directions."""
+    free = np.arange(len(jtj)) if active is None else np.flatnonzero(active)
+    inverse = np.zeros(jtj.shape)
     if free.size == 0:
         return Covariance(inverse, (), ())
     unit, norms = normalized(jtj[np.ix_(free, free)])
@@ -231,9 +179,8 @@ def covariance(jtj: Array, *, active: NDArray[np.bool_] | None = None) -> Covari
     for column in np.flatnonzero(null):
         weight = np.abs(vectors[:, column])
         members = np.flatnonzero(weight > 0.05 * weight.max())
-        tradeoffs.append(tuple(int(free[m]) for m in members))
-        part[members, :] = np.inf
-        part[:, members] = np.inf
+        tradeoffs.append(tuple(free[members].tolist()))
+        part[members, :] = part[:, members] = np.inf
     inverse[np.ix_(free, free)] = part
     with np.errstate(invalid="ignore", divide="ignore"):
         spread = np.sqrt(np.diag(part))

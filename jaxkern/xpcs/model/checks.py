@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.xpcs.model.models import Model
 from jaxkern.xpcs.model.ops import DATA_DTYPES
 
 
@@ -29,9 +30,7 @@ def per_angle(value: Any, name: str, n_phi: int, dtype: Any) -> jax.Array:
     """Broadcast one number, or one for each angle, to [n_phi]."""
     array = jnp.asarray(value, dtype)
     if array.shape not in ((), (1,), (n_phi,)):
-        raise ValueError(
-            f"{name}: expected one number, or one for each angle ({n_phi},), got {array.shape}"
-        )
+        raise ValueError(f"{name}: expected the shape () or ({n_phi},), got {array.shape}")
     return jnp.broadcast_to(array, (n_phi,))
 
 
@@ -39,13 +38,9 @@ def check_data(data: Any, shape: tuple[int | None, ...]) -> jax.Array:
     """Return data as an array, after checks of its shape (None: any size) and dtype."""
     expected = ", ".join("rows" if n is None else str(n) for n in shape)
     array = jnp.asarray(data)
-    fits = array.ndim == len(shape) and all(
-        size is None or size == n for n, size in zip(array.shape, shape, strict=True)
-    )
-    if not fits:
-        raise ValueError(
-            f"data: expected [n_phi, n_t, n_t] = ({expected}), got shape {array.shape}"
-        )
+    pairs = zip(array.shape, shape, strict=False)
+    if array.ndim != len(shape) or any(n not in (None, size) for size, n in pairs):
+        raise ValueError(f"data: expected [n_phi, n_t, n_t] = ({expected}), got {array.shape}")
     if array.dtype not in DATA_DTYPES:
         names = ", ".join(d.__name__ for d in DATA_DTYPES)
         raise ValueError(f"data: expected one of {names}, got {array.dtype}")
@@ -60,32 +55,32 @@ def check_data(data: Any, shape: tuple[int | None, ...]) -> jax.Array:
     return array
 
 
-def check_sigma(
-    sigma: Any, n_phi: int, shape: tuple[int, ...], dtype: Any
-) -> tuple[jax.Array, int]:
-    """Return sigma as [1], [n_phi] or `shape`, and its rank for one angle, 0 or 2."""
-    array = jnp.asarray(sigma, dtype)
-    if array.ndim == 0:
-        array = array[None]
-    if array.shape not in ((1,), (n_phi,), shape):
+def check_measured(model: Model, data: Any, sigma: Any) -> tuple[jax.Array, jax.Array]:
+    """Return data [n_phi, n_t, n_t] and sigma of a model, after their checks."""
+    n_phi, n_t = model.geometry.n_phi, model.geometry.n_t
+    measured = check_data(data, (n_phi, n_t, n_t))
+    return measured, check_sigma(sigma, measured.shape, jnp.result_type(float))
+
+
+def check_sigma(sigma: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Return sigma of data of a shape [n_phi, m, n] as [1], [n_phi] or the shape."""
+    array = jnp.atleast_1d(jnp.asarray(sigma, dtype))
+    if array.shape not in ((1,), shape[:1], shape):
         raise ValueError(
-            f"sigma: expected one number, one for each angle ({n_phi},), or one for each point "
+            f"sigma: expected one number, one for each angle {shape[:1]}, or one for each point "
             f"{shape}, got shape {jnp.shape(sigma)}"
         )
     if is_concrete(array) and not np.all(np.asarray(array) >= 0):
-        raise ValueError(
-            "sigma: expected numbers >= 0, 0 for points without weight, got negative ones or NaN"
-        )
-    return array, array.ndim - 1
+        raise ValueError("sigma: expected numbers >= 0 (0: no weight), got negative ones or NaN")
+    return array
 
 
 def check_f_scale(f_scale: Any, dtype: Any) -> jax.Array:
     """Return the scale of a robust loss as a scalar array, after checking that it is positive."""
     array = jnp.asarray(f_scale, dtype)
-    if array.shape not in ((), (1,)):
-        raise ValueError(f"f_scale: expected one number, got shape {array.shape}")
-    if is_concrete(f_scale) and not np.all(np.asarray(f_scale) > 0):
-        raise ValueError(f"f_scale: expected a number > 0, got {f_scale!r}")
+    positive = not is_concrete(f_scale) or np.all(np.asarray(f_scale) > 0)
+    if array.shape not in ((), (1,)) or not positive:
+        raise ValueError(f"f_scale: expected one number > 0, got {f_scale!r}, shape {array.shape}")
     return array.reshape(())
 
 
@@ -95,26 +90,19 @@ def check_keep(keep: Any, n_phi: int, n_t: int) -> jax.Array:
         return jnp.ones((1, n_t), jnp.uint8)
     array = jnp.asarray(keep)
     if array.shape not in ((n_t,), (1, n_t), (n_phi, n_t)):
-        raise ValueError(
-            f"keep: expected one value a frame, ({n_t},) or ({n_phi}, {n_t}), got {array.shape}"
-        )
+        raise ValueError(f"keep: expected ({n_t},) or ({n_phi}, {n_t}), got shape {array.shape}")
     return (array != 0).astype(jnp.uint8).reshape(-1, n_t)
 
 
 def check_quantization(quantization: Any, data: jax.Array, n_phi: int, dtype: Any) -> jax.Array:
     """Return step and zero of integer data as [1 or n_phi, 2]; (1, 0) for floats."""
     floats = jnp.issubdtype(data.dtype, jnp.floating)
-    if floats and quantization is not None:
-        raise ValueError(f"quantization: expected uint16 data with it, got {data.dtype}")
-    if quantization is None:
-        if not floats:
-            raise ValueError(
-                f"quantization: expected (step, zero) for data of {data.dtype}, got None"
-            )
-        quantization = np.array([1.0, 0.0])
-    array = jnp.asarray(quantization, dtype)
-    if array.shape not in ((2,), (1, 2), (n_phi, 2)):
+    if floats != (quantization is None):
         raise ValueError(
-            f"quantization: expected (step, zero), or pairs ({n_phi}, 2), got shape {array.shape}"
+            "quantization: expected (step, zero) for uint16 data, and None for floats, got "
+            f"{quantization} for {data.dtype}"
         )
+    array = jnp.asarray([1.0, 0.0] if floats else quantization, dtype)
+    if array.shape not in ((2,), (1, 2), (n_phi, 2)):
+        raise ValueError(f"quantization: expected (step, zero) or ({n_phi}, 2), got {array.shape}")
     return array.reshape(-1, 2)

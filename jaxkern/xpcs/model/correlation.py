@@ -18,14 +18,10 @@ def _inputs(model: Model, params: Any, contrast: Any, offset: Any) -> tuple[Any,
     """Return phases A and X [1 or n_phi, n_t], contrast and offset [n_phi]."""
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a Model, such as LaminarFlow, got {type(model).__name__}")
-    dtype, n_phi = jnp.result_type(float), model.geometry.n_phi
     A, X = model.checked_phases(params)
-    A = A[None] if A.ndim == 1 else A
-    contrast, offset = (
-        checks.per_angle(value, name, n_phi, dtype)
-        for value, name in ((contrast, "contrast"), (offset, "offset"))
-    )
-    return A, X, contrast, offset
+    contrast = checks.per_angle(contrast, "contrast", model.geometry.n_phi, A.dtype)
+    offset = checks.per_angle(offset, "offset", model.geometry.n_phi, A.dtype)
+    return jnp.atleast_2d(A), X, contrast, offset
 
 
 def g2(model: Model, params: Any, contrast: Any = 0.5, offset: Any = 1.0) -> jax.Array:
@@ -67,8 +63,7 @@ def g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) -> 
 
     Args:
       model: a `Model` whose phase A is the same for all angles.
-      params: its parameters [p].
-      contrast, offset: one number, or one for each angle [n_phi].
+      params, contrast, offset: as in `g2`.
       index: integers [M, 3] of (phi, i, j).
 
     Returns:
@@ -88,12 +83,8 @@ def g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) -> 
         points = np.asarray(index)
         limits = (model.geometry.n_phi, model.geometry.n_t, model.geometry.n_t)
         if points.ndim == 2 and points.shape[1] == 3 and points.dtype.kind in "iu":
-            outside = np.any((points < 0) | (points >= np.array(limits)), axis=1)
-            if outside.any():
-                at = int(np.argmax(outside))
-                raise IndexError(
-                    f"index[{at}]: expected (phi, i, j) >= 0 and < {limits}, got {points[at]}"
-                )
+            for at in np.flatnonzero(((points < 0) | (points >= np.array(limits))).any(axis=1)):
+                raise IndexError(f"index[{at}]: expected >= 0 and < {limits}, got {points[at]}")
     values: jax.Array = _g2_at(model, params, contrast, offset, index)
     return values
 
@@ -103,17 +94,15 @@ def _g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) ->
     A, X, contrast, offset = _inputs(model, params, contrast, offset)
     points = jnp.asarray(index)
     if points.ndim != 2 or points.shape[1] != 3 or not jnp.issubdtype(points.dtype, jnp.integer):
-        actual = f"{points.dtype}{list(points.shape)}"
-        raise ValueError(f"index: expected integers [M, 3] of (phi, i, j), got {actual}")
-    if A.shape[0] != 1:
         raise ValueError(
-            f"g2_at: expected one phase A [n_t] for all angles, got {A.shape}; index g2 instead"
+            f"index: expected integers [M, 3] of (phi, i, j), got {points.dtype}{points.shape}"
         )
+    if A.shape[0] != 1:
+        raise ValueError(f"g2_at: expected A [n_t] for all angles, got {A.shape}; index g2 instead")
     points = to_int32(points, "index")  # a point that exceeds int32 must not wrap around
     X = jnp.broadcast_to(X, (contrast.shape[0], X.shape[1]))
-    values: jax.Array = ops.two_time_g2_at(
-        A[0], X, contrast, offset, points, shear_power=model.shear_power
-    )
+    operands = A[0], X, contrast, offset, points
+    values: jax.Array = ops.two_time_g2_at(*operands, shear_power=model.shear_power)
     return values
 
 
@@ -123,9 +112,7 @@ def residual(
     """Compute (data - g2) / sigma; 0 on the diagonal and where sigma <= 1e-10.
 
     Args:
-      model: a `Model`.
-      params: its parameters [p].
-      contrast, offset: one number, or one for each angle [n_phi].
+      model, params, contrast, offset: as in `g2`.
       data: measured correlations [n_phi, n_t, n_t], floats.
       sigma: their standard deviations: one number, [n_phi], or the shape of the data.
 
@@ -143,22 +130,19 @@ def residual(
       >>> r.shape, bool((abs(r) < 1e-3).all())
       ((1, 50, 50), True)
     """
-    n_phi, n_t, dtype = model.geometry.n_phi, model.geometry.n_t, jnp.result_type(float)
-    measured = checks.check_data(data, (n_phi, n_t, n_t))
+    measured, deviations = checks.check_measured(model, data, sigma)
     if not jnp.issubdtype(measured.dtype, jnp.floating):
         raise ValueError(f"data: expected floats, got {measured.dtype}; pass zero + step * data")
-    deviations, sigma_rank = checks.check_sigma(sigma, n_phi, measured.shape, dtype)
-    measured = measured.astype(dtype)
-    r: jax.Array = _residual(model, params, contrast, offset, measured, deviations, sigma_rank)
+    measured = measured.astype(jnp.result_type(float))
+    r: jax.Array = _residual(model, params, contrast, offset, measured, deviations)
     return r
 
 
-@functools.partial(jax.jit, static_argnums=(0, 6))
+@functools.partial(jax.jit, static_argnums=0)
 def _residual(
-    model: Model, params: Any, contrast: Any, offset: Any, data: Any, sigma: Any, sigma_rank: int
+    model: Model, params: Any, contrast: Any, offset: Any, data: Any, sigma: Any
 ) -> jax.Array:
-    inputs = _inputs(model, params, contrast, offset)
-    r: jax.Array = ops.two_time_residual(
-        *inputs, data, sigma, batch_dims=1, shear_power=model.shear_power, sigma_rank=sigma_rank
-    )
+    operands = *_inputs(model, params, contrast, offset), data, sigma
+    static = {"shear_power": model.shear_power, "sigma_rank": sigma.ndim - 1}
+    r: jax.Array = ops.two_time_residual(*operands, batch_dims=1, **static)
     return r

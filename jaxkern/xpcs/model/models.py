@@ -1,8 +1,4 @@
-"""Geometry and models of the dynamics: phases of two-time correlations as functions of parameters.
-
-A model returns a dimensionless diffusion phase A[n_t] and a shear phase X[n_phi, n_t]. The kernels
-compute g2 = offset + contrast exp(-2 |A_i - A_j|) sinc(X_i - X_j)^shear_power from these.
-"""
+"""Geometry and models of the dynamics: phases of correlations as functions of parameters."""
 
 from __future__ import annotations
 
@@ -59,18 +55,16 @@ class Geometry:
     def __post_init__(self) -> None:
         gap = None if self.gap is None else _positive(self.gap, "gap", "Angstrom")
         numbers = (_positive(self.q, "q", "1/Angstrom"), gap, _positive(self.dt, "dt", "s"))
-        t, phi = _vector(self.t, "t"), _vector(self.phi, "phi", scalar=True)
-        if t.size < 2:
-            raise ValueError(f"t: expected 2 or more frames, got {t.size}")
-        if not np.all(t[1:] > t[:-1]):
-            at = int(np.argmin(t[1:] > t[:-1]))
+        t, phi = _vector(self.t, "t"), _vector(np.atleast_1d(self.phi), "phi")
+        if t.size < 2 or phi.size < 1:
+            raise ValueError(f"t, phi: expected 2 and 1 numbers or more, got {t.size} {phi.size}")
+        steps = np.diff(t)
+        if t[0] < 0 or not (steps > 0).all():
+            at = int(np.argmin(steps > 0))
             raise ValueError(
-                f"t: expected increasing times, got t[{at}]={t[at]:g}, t[{at + 1}]={t[at + 1]:g}"
+                f"t: expected increasing times >= 0 in s, got t[0]={t[0]:g}, t[{at}]={t[at]:g}, "
+                f"t[{at + 1}]={t[at + 1]:g}"
             )
-        if t[0] < 0:
-            raise ValueError(f"t: expected times >= 0 in s, for the power laws, got t[0]={t[0]:g}")
-        if phi.size < 1:
-            raise ValueError("phi: expected one or more angles in degrees, got none")
         for name, value in zip(("q", "gap", "dt", "t", "phi"), (*numbers, t, phi), strict=True):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "_key", (*numbers, t.tobytes(), phi.tobytes()))
@@ -89,8 +83,7 @@ class Geometry:
     def times(self) -> np.ndarray:
         """Times [n_t] for the power laws, in s: t, at least max(half of the first step, 1e-8)."""
         floor = max(abs(self.t[1] - self.t[0]) / 2, 1e-8)
-        times: np.ndarray = np.where(self.t > floor, self.t, floor)
-        return times
+        return np.asarray(np.maximum(self.t, floor))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Geometry) and self._key == other._key
@@ -106,23 +99,16 @@ def _positive(value: Any, name: str, unit: str) -> float:
     return number
 
 
-def _vector(value: Any, name: str, scalar: bool = False) -> np.ndarray:
+def _vector(value: Any, name: str) -> np.ndarray:
     array = np.array(value, np.float64)
-    if scalar and array.ndim == 0:
-        array = array[None]
-    if array.ndim != 1:
-        raise ValueError(f"{name}: expected one axis, got shape {array.shape}")
-    if not np.all(np.isfinite(array)):
-        raise ValueError(f"{name}: expected finite numbers, got infinity or NaN")
+    if array.ndim != 1 or not np.isfinite(array).all():
+        raise ValueError(f"{name}: expected finite numbers on one axis, got shape {array.shape}")
     array.setflags(write=False)
     return array
 
 
 class Parameter(NamedTuple):
-    """A model parameter: its name, unit, default, bounds and period.
-
-    A parameter with a finite period is an angle: the model is periodic in it.
-    """
+    """A model parameter; one with a finite period is an angle, in which the model is periodic."""
 
     name: str
     unit: str
@@ -156,6 +142,7 @@ class Model:
     Attributes:
       geometry: the `Geometry`.
       parameters: the `Parameter` objects in order, p of them.
+      parameter_names, units: their names, and their units ("" for a pure number).
       shear_power: power of sinc in g2: 0, 2 or 4.
       columns_A: indices of the parameters on which A depends.
       columns_X: indices of the parameters on which X depends; none for ``shear_power=0``.
@@ -175,19 +162,11 @@ class Model:
             raise ValueError(f"shear_power: expected one of {SHEAR_POWERS}, got {shear_power!r}")
         self.geometry = geometry
         self.parameters = tuple(parameters)
+        self.parameter_names = tuple(p.name for p in parameters)
+        self.units = tuple(p.unit for p in parameters)
         self.shear_power = int(shear_power)
         self.columns_A = tuple(columns_A)
         self.columns_X = tuple(columns_X) if shear_power else ()
-
-    @property
-    def parameter_names(self) -> tuple[str, ...]:
-        """Names in parameter order."""
-        return tuple(p.name for p in self.parameters)
-
-    @property
-    def units(self) -> tuple[str, ...]:
-        """Units in parameter order; "" for a pure number."""
-        return tuple(p.unit for p in self.parameters)
 
     @property
     def defaults(self) -> np.ndarray:
@@ -217,35 +196,27 @@ class Model:
 
     def tables(self, params: Any) -> Tables:
         """Compute the phases and their derivatives at params [p]."""
-        params = self._checked(params)
-        p = len(self.parameters)
-        if p == 0:
-            A, X = self.checked_phases(params)
-            dA, dX = (jnp.zeros((*v.shape, 0), v.dtype) for v in (A, X))
-        else:
 
-            def twice(x: jax.Array) -> Any:
-                phases = self.checked_phases(x)
-                return phases, phases
+        def twice(x: jax.Array) -> Any:
+            phases = self.checked_phases(x)
+            return phases, phases
 
-            (dA, dX), (A, X) = jax.jacfwd(twice, has_aux=True)(params)
+        (dA, dX), (A, X) = jax.jacfwd(twice, has_aux=True)(self._checked(params))
         tangents_A = jnp.moveaxis(dA[..., list(self.columns_A)], -1, -2)
         tangents_X = jnp.moveaxis(dX[..., list(self.columns_X)], -1, -2)
-        return Tables(A, X, tangents_A, tangents_X, self.columns_A, self.columns_X, p)
+        columns = self.columns_A, self.columns_X
+        return Tables(A, X, tangents_A, tangents_X, *columns, len(self.parameters))
 
     def checked_phases(self, params: Any) -> tuple[jax.Array, jax.Array]:
         """Compute `phases` in JAX's float type, and check their shapes."""
         dtype = jnp.result_type(float)
         A, X = (jnp.asarray(v, dtype) for v in self.phases(self._checked(params)))
         n_phi, n_t = self.geometry.n_phi, self.geometry.n_t
-        if A.shape not in ((n_t,), (n_phi, n_t)):
-            raise ValueError(
-                f"phases: expected A [n_t] = ({n_t},), or ({n_phi}, {n_t}), got shape {A.shape}"
-            )
-        if X.shape not in ((1, n_t), (n_phi, n_t)):
-            raise ValueError(
-                f"phases: expected X [n_phi, n_t] = ({n_phi}, {n_t}), or (1, {n_t}), got {X.shape}"
-            )
+        for name, phase, shared in (("A", A, (n_t,)), ("X", X, (1, n_t))):
+            if phase.shape not in (shared, (n_phi, n_t)):
+                raise ValueError(
+                    f"phases: expected {name} of {shared} or {(n_phi, n_t)}, got {phase.shape}"
+                )
         return A, X
 
     def _checked(self, params: Any) -> jax.Array:
@@ -286,18 +257,22 @@ _SHEAR = (
 )
 
 
-def _rate(times: np.ndarray, scale: Any, exponent: Any, offset: Any) -> jax.Array:
-    """Compute max(scale times^exponent + offset, RATE_FLOOR) [n_t]."""
+def _rate(times: np.ndarray, power_law: jax.Array) -> jax.Array:
+    """Compute max(scale times^exponent + offset, RATE_FLOOR) [n_t] of (scale, exponent, offset)."""
+    scale, exponent, offset = power_law
     rate = scale * jnp.power(jnp.asarray(times, jnp.result_type(float)), exponent) + offset
     # The derivative of `maximum` at the floor would be 1/2. NaN remains NaN.
     return jnp.where(rate <= RATE_FLOOR, RATE_FLOOR, rate)
 
 
-def _accumulated(times: np.ndarray, scale: Any, exponent: Any, offset: Any) -> jax.Array:
+def _accumulated(times: np.ndarray, power_law: jax.Array) -> jax.Array:
     """Integrate the rate by the trapezoidal rule, in units of frames, [n_t]."""
-    rate = _rate(times, scale, exponent, offset)
-    steps = (rate[:-1] + rate[1:]) / 2
-    return jnp.concatenate([jnp.zeros(1, rate.dtype), jnp.cumsum(steps)])
+    rate = _rate(times, power_law)
+    return jnp.concatenate([jnp.zeros(1, rate.dtype), jnp.cumsum((rate[:-1] + rate[1:]) / 2)])
+
+
+def _diffusion_phase(g: Geometry, power_law: jax.Array) -> jax.Array:
+    return 0.5 * g.q**2 * g.dt * _accumulated(g.times, power_law)
 
 
 class Static(Model):
@@ -322,13 +297,12 @@ class Static(Model):
 
     def phases(self, params: Any) -> tuple[jax.Array, jax.Array]:
         """Compute A [n_t] and X = 0 [1, n_t] from params [3]."""
-        D0, alpha, D_offset = self._checked(params)
-        A = _diffusion_phase(self.geometry, D0, alpha, D_offset)
+        A = _diffusion_phase(self.geometry, self._checked(params))
         return A, jnp.zeros((1, self.geometry.n_t), A.dtype)
 
     def rates(self, params: Any) -> dict[str, jax.Array]:
         """Compute D(t) [n_t] from params [3]."""
-        return {_D_OF_T: _rate(self.geometry.times, *self._checked(params))}
+        return {_D_OF_T: _rate(self.geometry.times, self._checked(params))}
 
 
 class LaminarFlow(Model):
@@ -336,10 +310,7 @@ class LaminarFlow(Model):
 
     Its parameters are those of `Static`, and those of the shear rate gamma(t) =
     max(gamma_dot_t0 t^beta + gamma_dot_t_offset, 1e-10) in 1/s. The shear phase X is
-    q gap / (2 pi) cos(phi0 - phi) times the integral of gamma.
-
-    The shear factor enters g2 as sinc^4 by default, with g1 = ``exp(-|dA|) sinc(dX)^2``, as in the
-    software of published fits. Some papers have one power less (``shear_power=2``).
+    q gap / (2 pi) cos(phi0 - phi) times the integral of gamma; g2 has sinc(dX)^shear_power.
 
     Source: He et al., PNAS 121 (2024) e2401162121; Burghardt et al., Phys. Rev. E 85 (2012) 021402.
 
@@ -365,23 +336,18 @@ class LaminarFlow(Model):
 
     def phases(self, params: Any) -> tuple[jax.Array, jax.Array]:
         """Compute A [n_t] and X [n_phi, n_t] from params [7]."""
-        D0, alpha, D_offset, gamma, beta, gamma_offset, phi0 = self._checked(params)
-        g = self.geometry
+        p, g = self._checked(params), self.geometry
         assert g.gap is not None
-        strain = _accumulated(g.times, gamma, beta, gamma_offset)
+        strain = _accumulated(g.times, p[3:6])
         # The difference is computed in degrees, so that a small phi0 - phi keeps its digits.
-        projection = jnp.cos((phi0 - jnp.asarray(g.phi, strain.dtype)) * (math.pi / 180))
+        projection = jnp.cos((p[6] - jnp.asarray(g.phi, strain.dtype)) * (math.pi / 180))
         X = (g.q * g.gap * g.dt / (2 * math.pi)) * projection[:, None] * strain
-        return _diffusion_phase(g, D0, alpha, D_offset), X
+        return _diffusion_phase(g, p[:3]), X
 
     def rates(self, params: Any) -> dict[str, jax.Array]:
         """Compute D(t) and the shear rate, each [n_t], from params [7]."""
         p, times = self._checked(params), self.geometry.times
-        return {_D_OF_T: _rate(times, *p[:3]), _SHEAR_RATE: _rate(times, *p[3:6])}
-
-
-def _diffusion_phase(g: Geometry, D0: Any, alpha: Any, D_offset: Any) -> jax.Array:
-    return 0.5 * g.q**2 * g.dt * _accumulated(g.times, D0, alpha, D_offset)
+        return {_D_OF_T: _rate(times, p[:3]), _SHEAR_RATE: _rate(times, p[3:6])}
 
 
 class CustomModel(Model):
@@ -431,37 +397,36 @@ class CustomModel(Model):
     ) -> None:
         if isinstance(parameter_names, str):
             raise ValueError(f"parameter_names: expected a list of names, got {parameter_names!r}")
-        names = list(parameter_names)
-        p = len(names)
+        names, p = list(parameter_names), len(parameter_names)
         if len(set(names)) != p:
             raise ValueError(f"parameter_names: expected different names, got {names!r}")
-        unit_list = [""] * p if units is None else list(units)
-        start = np.ones(p) if defaults is None else np.asarray(defaults, np.float64)
-        limits = [(-np.inf, np.inf)] * p if bounds is None else bounds
-        box = np.asarray(limits, np.float64).reshape(-1, 2) if p == 0 else np.asarray(limits)
-        cycles = np.full(p, np.inf) if periods is None else np.asarray(periods, np.float64)
-        if len(unit_list) != p or start.shape != (p,) or box.shape != (p, 2):
-            raise ValueError(
-                f"units, defaults and bounds: expected {p} units and the shapes ({p},) and "
-                f"({p}, 2), got {len(unit_list)} units and the shapes {start.shape} and {box.shape}"
-            )
-        if cycles.shape != (p,) or not np.all(cycles > 0):
-            raise ValueError(f"periods: expected {p} numbers > 0, got {periods!r}")
-        if not np.all(box[:, 0] < box[:, 1]):
-            raise ValueError(f"bounds: expected pairs with low < high, got {limits!r}")
+
+        def column(name: str, value: Any, default: Any, *more: int) -> list[Any]:
+            rows = np.broadcast_to(default, (p, *more)) if value is None else np.array(value)
+            if rows.shape != (p, *more):
+                raise ValueError(f"{name}: expected shape {(p, *more)}, got {rows.shape}")
+            return list(rows.tolist())
+
+        columns = (
+            names,
+            column("units", units, ""),
+            column("defaults", defaults, 1.0),
+            column("bounds", bounds, (-np.inf, np.inf), 2),
+            column("periods", periods, np.inf),
+        )
         rows = [
-            Parameter(name, unit, float(value), float(low), float(high), float(period))
-            for name, unit, value, (low, high), period in zip(
-                names, unit_list, start, box, cycles, strict=True
-            )
+            Parameter(name, unit, float(default), float(low), float(high), float(period))
+            for name, unit, default, (low, high), period in zip(*columns, strict=True)
         ]
-        indices = range(p)
+        for row in rows:
+            if not (row.low < row.high and row.period > 0):
+                raise ValueError(f"bounds, periods: expected low < high and periods > 0, got {row}")
         super().__init__(
             geometry,
             rows,
             shear_power,
-            indices if columns_A is None else _indices(columns_A, names, "columns_A"),
-            indices if columns_X is None else _indices(columns_X, names, "columns_X"),
+            range(p) if columns_A is None else _indices(columns_A, names, "columns_A"),
+            range(p) if columns_X is None else _indices(columns_X, names, "columns_X"),
         )
         self.phases_fn = phases_fn
 

@@ -1,9 +1,7 @@
 """Normal equations and log-likelihood of a model, accumulated in one pass over the data.
 
-A pass returns a *state* for each angle: sums over its points, which are additive over chunks of
-rows. The Jacobian at a point is linear in a few basis functions: 1 (offset), f (contrast), and one
-for each tangent table of the phases. States contain products of basis functions; `assemble`
-converts them to products of the Jacobian's columns.
+A pass returns a *state* for each angle: additive sums over points of products of basis functions.
+The Jacobian is linear in these: 1 (offset), f (contrast), and one for each tangent of the phases.
 """
 
 from __future__ import annotations
@@ -78,18 +76,12 @@ def accumulate(
 
     Args:
       tables: a model's `Tables`.
-      contrast, offset: one number, or one for each angle [n_phi].
+      contrast, offset, sigma, keep, loss, f_scale, quantization: as in `normal_equations`.
       data: rows of the correlations [n_phi, m, n_t], f64, f32, f16 or u16.
-      sigma: standard deviations: one number, [n_phi], or the shape of the data.
       shear_power: 0, 2 or 4.
       first_row: index of the chunk's first row in the matrices; may be a tracer.
       initial: states [n_phi, S] to add to; zeros by default.
-      keep: mask of used frames, [n_t] or [n_phi, n_t]; all by default.
-      loss: a loss of `scipy.optimize.least_squares`, by name.
-      f_scale: residual at which a robust loss bends.
-      symmetric: True uses the points above the diagonal with weight 2; False uses every point;
-        "auto" compares mirrored tiles of data and sigma, and needs full matrices.
-      quantization: (step, zero), or [n_phi, 2], of u16 data; a value is zero + step * data.
+      symmetric: as in `normal_equations`; "auto" needs full matrices.
 
     Returns:
       States [n_phi, S], S = ``state_size(k_A, k_X)``, f64 (f32 in JAX's 32-bit mode): the upper
@@ -119,14 +111,12 @@ def accumulate(
         raise ValueError(f"data: expected {tables.X.shape[0]} angles, as in tables, got {n_phi}")
     mode = checks.choice(symmetric, "symmetric", _SYMMETRIC)
     if mode == 2 and rows != n_t:
-        raise ValueError(
-            f'symmetric: expected {n_t} rows with "auto", True or False for chunks, got {rows} rows'
-        )
+        raise ValueError(f'symmetric: expected {n_t} rows with "auto", got {rows}; pass a bool')
     if checks.is_concrete(first_row) and not 0 <= int(first_row) <= n_t - rows:
         raise ValueError(
             f"first_row: expected 0 to {n_t - rows} for {rows} of {n_t} rows, got {int(first_row)}"
         )
-    deviations, sigma_rank = checks.check_sigma(sigma, n_phi, measured.shape, dtype)
+    deviations = checks.check_sigma(sigma, measured.shape, dtype)
     size = state_size(len(tables.columns_A), len(tables.columns_X))
     states = jnp.zeros((n_phi, size), dtype) if initial is None else jnp.asarray(initial, dtype)
     if states.shape != (n_phi, size):
@@ -150,7 +140,7 @@ def accumulate(
         shear_power=shear_power,
         loss=checks.choice(loss, "loss", LOSSES),
         symmetric=mode,
-        sigma_rank=sigma_rank,
+        sigma_rank=deviations.ndim - 1,
     )
     return state
 
@@ -287,22 +277,17 @@ def normal_equations(
       >>> ne.jtj.shape, float(ne.chi2) < 1e-3, int(ne.count)
       ((13, 13), True, 7350)
     """
-    n_phi, n_t, dtype = model.geometry.n_phi, model.geometry.n_t, jnp.result_type(float)
-    measured = checks.check_data(data, (n_phi, n_t, n_t))
-    deviations, _ = checks.check_sigma(sigma, n_phi, measured.shape, dtype)
-    if scaling == "constant" and max(jnp.ndim(contrast), jnp.ndim(offset)) > 0:
-        shapes = jnp.shape(contrast), jnp.shape(offset)
-        if any(shape not in ((), (1,)) for shape in shapes):
-            raise ValueError(
-                'contrast and offset: expected one number each with scaling="constant", got the '
-                f"shapes {shapes}"
-            )
-    scale = checks.check_f_scale(f_scale, dtype)
+    measured, deviations = checks.check_measured(model, data, sigma)
+    shapes = jnp.shape(contrast), jnp.shape(offset)
+    if scaling == "constant" and not {*shapes} <= {(), (1,)}:
+        raise ValueError(
+            f'contrast, offset: expected one number each with scaling="constant", got {shapes}'
+        )
+    scale = checks.check_f_scale(f_scale, jnp.result_type(float))
     options = {"keep": keep, "loss": loss, "f_scale": scale, "quantization": quantization}
     operands = params, contrast, offset, measured, deviations
-    ne: NormalEquations = _normal_equations(
-        model, scaling, *operands, symmetric=symmetric, **options
-    )
+    options["symmetric"] = symmetric
+    ne: NormalEquations = _normal_equations(model, scaling, *operands, **options)
     return ne
 
 
@@ -330,29 +315,20 @@ def log_likelihood(
 ) -> jax.Array:
     """Compute the Gaussian log-likelihood -sum(r^2) / 2 of the data, r = (data - g2) / sigma.
 
-    Each mirrored pair of symmetric data is counted once, so the covariance of a posterior is that
-    of a fit, 2 inv(J^T J). If only ``mirrored`` of ``count`` points are mirrored, the sum is
-    multiplied by 1 - mirrored / (2 count). The diagonal and points with sigma <= 1e-10 have no
-    weight.
+    Each mirrored pair of symmetric data is counted once: if ``mirrored`` of ``count`` points are
+    mirrored, the sum is multiplied by 1 - mirrored / (2 count). The diagonal and points with
+    sigma <= 1e-10 have no weight. The constant -sum(log(sigma sqrt(2 pi))) is omitted.
 
     The noise of speckles is correlated, which a sum over points ignores: its posterior is too
-    narrow, like the errors of independent noise. ``inflation=fit.inflation`` divides the sum by the
-    ratio of the variances of a fit's jackknife to those of independent noise.
-
-    The constant -sum(log(sigma sqrt(2 pi))) is omitted.
+    narrow. ``inflation=fit.inflation`` divides the sum by the ratio of the variances of a fit's
+    jackknife to those of independent noise.
 
     Works under jit, vmap, jvp and grad with respect to params, contrast and offset. Value and
     gradient need one pass over the data; a value alone needs a cheaper pass.
 
     Args:
-      model: a `Model` with p parameters.
-      params: its parameters [p].
-      contrast, offset: one number, or one for each angle [n_phi].
-      data: measured correlations [n_phi, n_t, n_t], f64, f32, f16, or quantized u16.
-      sigma: their standard deviations: one number, [n_phi], or the shape of the data.
-      symmetric: True, False or "auto", as in `normal_equations`.
-      keep: mask of used frames, [n_t] or [n_phi, n_t]; all by default.
-      quantization: (step, zero), or [n_phi, 2], of u16 data; a value is zero + step * data.
+      model, params, contrast, offset, data, sigma, symmetric, keep, quantization: as in
+        `normal_equations`.
       inflation: positive divisor of the sum, such as `FitResult.inflation`.
 
     Returns:
@@ -373,8 +349,7 @@ def log_likelihood(
       (True, (3,))
     """
     n_phi, n_t, dtype = model.geometry.n_phi, model.geometry.n_t, jnp.result_type(float)
-    measured = checks.check_data(data, (n_phi, n_t, n_t))
-    deviations, _ = checks.check_sigma(sigma, n_phi, measured.shape, dtype)
+    measured, deviations = checks.check_measured(model, data, sigma)
     scale = checks.check_quantization(quantization, measured, n_phi, dtype)
     frames = checks.check_keep(keep, n_phi, n_t)
     contrasts = checks.per_angle(contrast, "contrast", n_phi, dtype)
@@ -389,18 +364,10 @@ def log_likelihood(
 
 
 def _likelihood_sums(model: Model, symmetric: Any, tables: Tables, operands: Sequence[Any]) -> Any:
-    _, contrast, offset, data, sigma, quantization, keep = operands
-    state = accumulate(
-        tables,
-        contrast,
-        offset,
-        data,
-        sigma,
-        shear_power=model.shear_power,
-        symmetric=symmetric,
-        keep=keep,
-        quantization=quantization if data.dtype == jnp.uint16 else None,
-    )
+    *inputs, quantization, keep = operands[1:]
+    options = {"symmetric": symmetric, "keep": keep, "shear_power": model.shear_power}
+    options["quantization"] = quantization if inputs[2].dtype == jnp.uint16 else None
+    state = accumulate(tables, *inputs, **options)
     _, rhs, sums = unpack(state, 2 + len(tables.columns_A) + len(tables.columns_X))
     chi2, _, count, mirrored = jnp.sum(sums, axis=0)
     weight = 1.0 - mirrored / (2.0 * jnp.maximum(count, 1.0))
@@ -411,8 +378,7 @@ def _likelihood_sums(model: Model, symmetric: Any, tables: Tables, operands: Seq
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _likelihood(model: Model, symmetric: Any, *operands: Any) -> jax.Array:
     A, X = model.checked_phases(operands[0])
-    none_A = jnp.zeros((*A.shape[:-1], 0, A.shape[-1]), A.dtype)
-    none_X = jnp.zeros((X.shape[0], 0, X.shape[1]), X.dtype)
+    none_A, none_X = (jnp.zeros((*v.shape[:-1], 0, v.shape[-1]), v.dtype) for v in (A, X))
     tables = Tables(A, X, none_A, none_X, (), (), len(model.parameters))
     value: jax.Array = _likelihood_sums(model, symmetric, tables, operands)[0]
     return value
@@ -437,11 +403,9 @@ def _likelihood_jvp(model: Model, symmetric: Any, primals: Any, tangents: Any) -
             "data, sigma or quantization; for these, sum the squares of jaxkern.xpcs.residual"
         )
     value, *slopes = _likelihood_slopes(model, symmetric, *primals)
-    change = jnp.zeros_like(value)
-    for slope, tangent, is_nonzero in zip(slopes, tangents[:3], nonzero[:3], strict=True):
-        if is_nonzero:
-            change = change + jnp.vdot(slope, tangent)
-    return value, change
+    rows = zip(slopes, tangents[:3], nonzero[:3], strict=True)
+    change = (jnp.vdot(slope, tangent) for slope, tangent, is_nonzero in rows if is_nonzero)
+    return value, sum(change, jnp.zeros_like(value))
 
 
 _likelihood.defjvp(_likelihood_jvp, symbolic_zeros=True)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad
 
-from jaxkern.core.cost import Cost
+from jaxkern.core.declaration import Cost
 from jaxkern.core.op import Op
 from jaxkern.xpcs.model import twin
 from jaxkern.xpcs.model.models import SHEAR_POWERS
@@ -29,18 +29,10 @@ DATA_DTYPES = (np.float64, np.float32, np.float16, np.uint16)
 _FLOPS_F, _FLOPS_SLOPES = 16, 30
 
 
-def basis_size(k_A: int, k_X: int) -> int:
-    """Return the number of basis functions: offset, contrast, and one for each tangent."""
-    return 2 + k_A + k_X
-
-
 def state_size(k_A: int, k_X: int) -> int:
     """Return the size of the state of `two_time_normal_equations` with k_A and k_X tangents."""
-    basis = basis_size(k_A, k_X)
+    basis = 2 + k_A + k_X  # offset, contrast, and one for each tangent
     return basis * (basis + 1) // 2 + basis + 4
-
-
-# Abstract evaluation.
 
 
 def _abstract(op: str, operands: str, *results: str) -> Callable[..., Any]:
@@ -56,13 +48,10 @@ def _abstract(op: str, operands: str, *results: str) -> Callable[..., Any]:
         real = np.dtype(operands[0].dtype)
         if real not in (np.float32, np.float64):
             raise ValueError(f"{op}: A: expected float32 or float64, got {real.name}")
-        if shear_power not in SHEAR_POWERS:
+        if shear_power not in SHEAR_POWERS or sigma_rank not in (0, 2):
             raise ValueError(
-                f"{op}: shear_power: expected one of {SHEAR_POWERS}, got {shear_power!r}"
-            )
-        if sigma_rank not in (0, 2):
-            raise ValueError(
-                f"{op}: sigma_rank: expected 0 (a scalar) or 2 (a matrix), got {sigma_rank!r}"
+                f"{op}: expected a shear_power of {SHEAR_POWERS} and a sigma_rank of 0 or 2, got "
+                f"{shear_power!r} and {sigma_rank!r}"
             )
         sizes = {"2": 2, "3": 3}
         for (name, axes, kind), x in zip(rows, operands, strict=True):
@@ -87,92 +76,70 @@ def _abstract(op: str, operands: str, *results: str) -> Callable[..., Any]:
     return evaluate
 
 
-_abstract_chunk = _abstract(
-    "two_time_normal_equations",
-    "A:n X:n tangents_A:kA,n tangents_X:kX,n contrast: offset: data:m,n:stored quantization:2 "
-    "sigma:m,n keep:n:uint8 f_scale: first_row::int32 initial:S",
-    "S",
-)
+def _abstract_normal(op: str, operands: str, *results: str) -> Callable[..., Any]:
+    """Return the abstract evaluation of the normal equations, with checks of their options."""
+    chunk = _abstract(op, operands, *results)
 
+    def evaluate(*operands: Any, loss: int, symmetric: int, **static: int) -> Any:
+        data = operands[6]
+        if np.dtype(data.dtype) not in DATA_DTYPES:
+            names = [d.__name__ for d in DATA_DTYPES]
+            raise ValueError(f"{op}: data: expected one of {names}, got {np.dtype(data.dtype)}")
+        if loss not in range(len(twin.LOSSES)) or symmetric not in (0, 1, 2):
+            raise ValueError(
+                f"{op}: loss, symmetric: expected 0 to 4 and 0 to 2, got {loss!r} and {symmetric!r}"
+            )
+        result = chunk(*operands, **static)
+        m, n = data.shape
+        if symmetric == 2 and m != n:
+            raise ValueError(
+                f"{op}: data: expected {n} rows with symmetric=2, got {m}; pass 0 or 1"
+            )
+        return result
 
-def _abstract_normal(*operands: Any, loss: int, symmetric: int, **static: int) -> Any:
-    op, data = "two_time_normal_equations", operands[6]
-    if np.dtype(data.dtype) not in DATA_DTYPES:
-        names = [d.__name__ for d in DATA_DTYPES]
-        raise ValueError(f"{op}: data: expected one of {names}, got {np.dtype(data.dtype)}")
-    if loss not in range(len(twin.LOSSES)) or symmetric not in (0, 1, 2):
-        raise ValueError(
-            f"{op}: loss and symmetric: expected 0 to 4 and 0 to 2, got {loss!r} and {symmetric!r}"
-        )
-    result = _abstract_chunk(*operands, **static)
-    m, n = data.shape
-    if symmetric == 2 and m != n:
-        raise ValueError(
-            f"{op}: data: expected all {n} rows with symmetric=2, 0 or 1 for chunks, got {m}"
-        )
-    return result
+    return evaluate
 
 
 # csrc/xpcs/arithmetic.h: kMaxTables.
 _MAX_TABLES = 64
 
 
-def _normal_supports(
-    A: Any, X: Any, tangents_A: Any, tangents_X: Any, *_: Any, **static: Any
-) -> Any:
-    tables = tangents_A.shape[0] + tangents_X.shape[0]
-    if tables > _MAX_TABLES:
-        return f"{tables} tangent tables; the kernels support up to {_MAX_TABLES}"
-    if static["shear_power"] == 0 and tangents_X.shape[0]:
+def _normal_supports(*operands: Any, shear_power: int, **_: Any) -> str | None:
+    k_A, k_X = operands[2].shape[0], operands[3].shape[0]
+    if k_A + k_X > _MAX_TABLES:
+        return f"{k_A + k_X} tangent tables; the kernels support up to {_MAX_TABLES}"
+    if shear_power == 0 and k_X:
         return "tangent tables of X with shear_power=0"
     return None
-
-
-# Derivatives.
 
 
 def _with_zeros(tangents: Sequence[Any], primals: Sequence[Any]) -> list[Any]:
     return [jnp.zeros_like(p) if t is None else t for t, p in zip(tangents, primals, strict=True)]
 
 
-def _g2_jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, batch_dims: int, shear_power: int
-) -> tuple[Any, Any]:
-    static = {"batch_dims": batch_dims, "shear_power": shear_power}
+def _g2_jvp(primals: Sequence[Any], tangents: Sequence[Any], **static: int) -> tuple[Any, Any]:
     A, X, contrast, _ = primals
     tangent = two_time_g2_tangent(A, X, contrast, *_with_zeros(tangents, primals), **static)
     return two_time_g2(*primals, **static), tangent
 
 
-def _tangent_transpose(
-    cotangents: Sequence[Any], *operands: Any, batch_dims: int, shear_power: int
-) -> list[Any]:
+def _tangent_transpose(cotangents: Sequence[Any], *operands: Any, **static: int) -> list[Any]:
     A, X, contrast, *linear = operands
-    bars = two_time_g2_cotangent(
-        A, X, contrast, cotangents[0], batch_dims=batch_dims, shear_power=shear_power
-    )
+    bars = two_time_g2_cotangent(A, X, contrast, cotangents[0], **static)
     results: list[Any] = [None, None, None]
     for operand, bar in zip(linear, bars, strict=True):
         if not isinstance(operand, ad.UndefinedPrimal):
             results.append(None)
             continue
-        shape = operand.aval.shape
-        shared = tuple(
-            axis for axis in range(batch_dims) if shape[axis] == 1 and bar.shape[axis] != 1
-        )
+        sizes = zip(operand.aval.shape, bar.shape, strict=True)
+        shared = tuple(axis for axis, (size, of_bar) in enumerate(sizes) if size == 1 != of_bar)
         results.append(jnp.sum(bar, axis=shared, keepdims=True) if shared else bar)
     return results
 
 
 def _residual_jvp(
-    primals: Sequence[Any],
-    tangents: Sequence[Any],
-    *,
-    batch_dims: int,
-    shear_power: int,
-    sigma_rank: int,
+    primals: Sequence[Any], tangents: Sequence[Any], *, sigma_rank: int, **static: int
 ) -> tuple[Any, Any]:
-    static = {"batch_dims": batch_dims, "shear_power": shear_power}
     A, X, contrast, _, data, sigma = primals
     residual = two_time_residual(*primals, **static, sigma_rank=sigma_rank)
     n = data.shape[-1]
@@ -192,9 +159,6 @@ def _residual_jvp(
     return residual, jnp.where(used, tangent, 0.0)
 
 
-# Costs of one sample, from shapes.
-
-
 def _per_point(flops: int, matrices: int) -> Any:
     def cost(A: Any, *rest: Any, **_: Any) -> Cost:
         points = A.shape[0] ** 2
@@ -210,7 +174,7 @@ def _at_cost(A: Any, X: Any, contrast: Any, offset: Any, index: Any, **_: Any) -
 
 def _normal_cost(*operands: Any, symmetric: int, **_: Any) -> Cost:
     tangents_A, tangents_X, data, sigma = operands[2], operands[3], operands[6], operands[8]
-    basis = basis_size(tangents_A.shape[0], tangents_X.shape[0])
+    basis = 2 + tangents_A.shape[0] + tangents_X.shape[0]
     # A mirrored pair is computed once.
     points = data.size if symmetric == 0 else data.size // 2
     # A basis function costs a difference and a product, and two operations in each sum.
@@ -225,62 +189,41 @@ def _attributes(**static: int) -> dict[str, Any]:
     return {name: np.int32(value) for name, value in static.items()}
 
 
-two_time_g2 = Op(
-    "jaxkern.two_time_g2",
-    version=1,
-    abstract=_abstract("two_time_g2", "A:n X:n contrast: offset:", "n,n"),
-    impl=twin.two_time_g2,
-    attributes=_attributes,
-    jvp=_g2_jvp,
-    cost=_per_point(_FLOPS_F, 1),
-)
+def _op(
+    impl: Callable[..., Any], operands: str, *results: str, abstract: Any = _abstract, **rules: Any
+) -> Op:
+    """Declare an op with the name of its reference implementation."""
+    name = impl.__name__
+    evaluation = abstract(name, operands, *results)
+    more = {"impl": impl, "abstract": evaluation, "attributes": _attributes, **rules}
+    return Op(f"jaxkern.{name}", version=1, **more)
 
-two_time_g2_tangent = Op(
-    "jaxkern.two_time_g2_tangent",
-    version=1,
-    abstract=_abstract(
-        "two_time_g2_tangent", "A:n X:n contrast: dA:n dX:n dcontrast: doffset:", "n,n"
-    ),
-    impl=twin.two_time_g2_tangent,
-    attributes=_attributes,
-    transpose=_tangent_transpose,
-    cost=_per_point(_FLOPS_SLOPES + 8, 1),
-)
 
-two_time_g2_cotangent = Op(
-    "jaxkern.two_time_g2_cotangent",
-    version=1,
-    abstract=_abstract("two_time_g2_cotangent", "A:n X:n contrast: G:n,n", "n", "n", "", ""),
-    impl=twin.two_time_g2_cotangent,
-    attributes=_attributes,
+two_time_g2 = _op(
+    twin.two_time_g2, "A:n X:n contrast: offset:", "n,n",
+    cost=_per_point(_FLOPS_F, 1), jvp=_g2_jvp,
+)  # fmt: skip
+two_time_g2_tangent = _op(
+    twin.two_time_g2_tangent, "A:n X:n contrast: dA:n dX:n dcontrast: doffset:", "n,n",
+    cost=_per_point(_FLOPS_SLOPES + 8, 1), transpose=_tangent_transpose,
+)  # fmt: skip
+two_time_g2_cotangent = _op(
+    twin.two_time_g2_cotangent, "A:n X:n contrast: G:n,n", "n", "n", "", "",
     cost=_per_point(_FLOPS_SLOPES + 10, 1),
+)  # fmt: skip
+two_time_residual = _op(
+    twin.two_time_residual, "A:n X:n contrast: offset: data:n,n sigma:n,n", "n,n",
+    cost=_per_point(_FLOPS_F + 3, 3), jvp=_residual_jvp,
+)  # fmt: skip
+two_time_g2_at = _op(
+    twin.two_time_g2_at, "A:n X:m,n contrast:m offset:m index:k,3:int32", "k", cost=_at_cost
 )
-
-two_time_residual = Op(
-    "jaxkern.two_time_residual",
-    version=1,
-    abstract=_abstract("two_time_residual", "A:n X:n contrast: offset: data:n,n sigma:n,n", "n,n"),
-    impl=twin.two_time_residual,
-    attributes=_attributes,
-    jvp=_residual_jvp,
-    cost=_per_point(_FLOPS_F + 3, 3),
-)
-
-two_time_g2_at = Op(
-    "jaxkern.two_time_g2_at",
-    version=1,
-    abstract=_abstract("two_time_g2_at", "A:n X:m,n contrast:m offset:m index:k,3:int32", "k"),
-    impl=twin.two_time_g2_at,
-    attributes=_attributes,
-    cost=_at_cost,
-)
-
-two_time_normal_equations = Op(
-    "jaxkern.two_time_normal_equations",
-    version=1,
+two_time_normal_equations = _op(
+    twin.two_time_normal_equations,
+    "A:n X:n tangents_A:kA,n tangents_X:kX,n contrast: offset: data:m,n:stored quantization:2 "
+    "sigma:m,n keep:n:uint8 f_scale: first_row::int32 initial:S",
+    "S",
     abstract=_abstract_normal,
-    impl=twin.two_time_normal_equations,
-    attributes=_attributes,
     supports=_normal_supports,
     cost=_normal_cost,
 )

@@ -95,9 +95,7 @@ def simulate_frames(
     q: ArrayLike | None = None
     if isinstance(dynamics, Model):
         geometry = dynamics.geometry
-        with jax.enable_x64(True):
-            squared = np.asarray(g2(dynamics, params, 1.0, 0.0))
-        n, bins = _from_array(np.sqrt(np.clip(squared, 0.0, None)), None)
+        n, bins = _from_array(_field_correlation(dynamics, params), None)
         q, phi = np.full(geometry.n_phi, geometry.q), geometry.phi
         frame_time = geometry.dt if frame_time is None else frame_time
     else:
@@ -107,16 +105,12 @@ def simulate_frames(
     if qmap is None:
         qmap = QMap(np.repeat(np.arange(1, len(bins) + 1)[:, None], pixels, 1), q=q, phi=phi)
     if qmap.n_dynamic != len(bins):
-        raise ValueError(
-            f"dynamics: expected {qmap.n_dynamic} bins, as in the qmap, got {len(bins)}"
-        )
+        raise ValueError(f"dynamics: expected {qmap.n_dynamic} bins of qmap, got {len(bins)}")
     if frame_time is not None:
         frame_time = check_number("frame_time", frame_time, 0.0)
     mean = np.asarray(photons, np.float64)
     if mean.shape not in ((), qmap.shape) or not (np.isfinite(mean) & (mean >= 0)).all():
-        raise ValueError(
-            f"photons: expected a number or {qmap.shape} numbers >= 0, got {photons!r:.80}"
-        )
+        raise ValueError(f"photons: expected one or {qmap.shape} numbers >= 0, got {photons!r:.80}")
     if out is None:
         out = np.zeros((n, *qmap.shape), dtype)
     elif out.shape != (n, *qmap.shape):
@@ -124,8 +118,7 @@ def simulate_frames(
     else:
         out[...] = 0
     rates = np.broadcast_to(mean, qmap.shape).ravel() / (2 * modes)
-    entropy = _entropy(seed)
-    dynamic = qmap.dynamic.ravel()[qmap.pixels]
+    entropy, dynamic = _entropy(seed), qmap.dynamic.ravel()[qmap.pixels]
     limit = np.iinfo(out.dtype).max if out.dtype.kind in "ui" else np.inf
     done = 0
     with ProgressBar(progress, "simulated frames", "pixels") as bar:
@@ -163,12 +156,9 @@ def simulate_photons(
     points, as in measured data.
 
     Args:
-      model: `Static`, `LaminarFlow` or `CustomModel`.
-      params: parameters [p] of the model.
-      photons: mean count of a pixel in a frame.
-      pixels: number of pixels of each angle.
-      modes: number of speckle patterns, 1 / contrast.
-      seed: of fields and counts.
+      model: a model with the angles phi.
+      params: its parameters [p].
+      photons, pixels, modes, seed: as in `simulate_frames`.
 
     Raises:
       ValueError: for numbers that are not positive, and a g1 that is not a correlation function.
@@ -184,18 +174,22 @@ def simulate_photons(
     for name, value in (("photons", photons), ("pixels", pixels), ("modes", modes)):
         if not value > 0:
             raise ValueError(f"{name}: expected a number > 0, got {value!r}")
-    with jax.enable_x64(True):
-        squared = np.asarray(g2(model, params, 1.0, 0.0))
-    draw = np.random.default_rng(seed)
-    correlations = np.empty(squared.shape)
-    for angle, matrix in enumerate(squared):
-        speckles = _from_covariance(np.sqrt(np.clip(matrix, 0.0, None)))
-        intensity = speckles(draw, pixels, modes) * (photons / (2 * modes))
+    g1, draw = _field_correlation(model, params), np.random.default_rng(seed)
+    correlations = np.empty(g1.shape)
+    for angle, matrix in enumerate(g1):
+        intensity = _from_covariance(matrix)(draw, pixels, modes) * (photons / (2 * modes))
         counts = draw.poisson(intensity).astype(np.float64)
         total = counts.sum(axis=1)
         total[total == 0] = 1.0
         correlations[angle] = pixels * (counts @ counts.T) / np.outer(total, total)
     return correlations
+
+
+def _field_correlation(model: Model, params: Any) -> NDArray[Any]:
+    """Return g1 [n_phi, n_t, n_t] of a model."""
+    with jax.enable_x64(True):
+        squared = np.asarray(g2(model, params, 1.0, 0.0))
+    return np.asarray(np.sqrt(np.clip(squared, 0.0, None)))
 
 
 def _from_array(g1: NDArray[Any], n_frames: int | None) -> tuple[int, list[Speckles]]:
@@ -232,6 +226,19 @@ def _exponential(rate: float, n: int) -> Speckles:
     return speckles
 
 
+def _summed(field: Callable[[np.random.Generator, int], Any], n: int) -> Speckles:
+    """Return speckles of independent modes; `field` draws the [n, pixels] complex field of one."""
+
+    def speckles(draw: np.random.Generator, pixels: int, modes: int) -> NDArray[Any]:
+        intensity = np.zeros((n, pixels))
+        for _ in range(modes):
+            real, imaginary = field(draw, pixels)
+            intensity += real**2 + imaginary**2
+        return intensity
+
+    return speckles
+
+
 def _stationary(g1: NDArray[Any]) -> Speckles:
     """Return speckles with g1 by lag, from circulant embedding in twice the frames."""
     n = len(g1)
@@ -241,19 +248,15 @@ def _stationary(g1: NDArray[Any]) -> Speckles:
         if n > _MAX_FRAMES:
             limit = f"{_MAX_FRAMES} frames for a g1 that does not decay"
             raise ValueError(f"dynamics: expected at most {limit}, got {n}")
-        lags = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
-        return _from_covariance(g1[lags])
+        return _from_covariance(g1[np.abs(np.subtract.outer(np.arange(n), np.arange(n)))])
     amplitude = np.sqrt(np.clip(power, 0.0, None) / len(circle))[:, None]
 
-    def speckles(draw: np.random.Generator, pixels: int, modes: int) -> NDArray[Any]:
-        intensity = np.zeros((n, pixels))
-        for _ in range(modes):
-            parts = draw.standard_normal((2, len(circle), pixels))
-            field = np.fft.fft(amplitude * (parts[0] + 1j * parts[1]), axis=0)[:n]
-            intensity += field.real**2 + field.imag**2
-        return intensity
+    def field(draw: np.random.Generator, pixels: int) -> Any:
+        parts = draw.standard_normal((2, len(circle), pixels))
+        values = np.fft.fft(amplitude * (parts[0] + 1j * parts[1]), axis=0)[:n]
+        return values.real, values.imag
 
-    return speckles
+    return _summed(field, n)
 
 
 def _from_covariance(g1: NDArray[Any]) -> Speckles:
@@ -261,23 +264,15 @@ def _from_covariance(g1: NDArray[Any]) -> Speckles:
     values, vectors = np.linalg.eigh(g1)
     if values[0] < -1e-6 * values[-1]:
         raise ValueError(
-            "g1: expected a correlation function, without negative eigenvalues, got the eigenvalue "
-            f"{values[0]:.3g} (largest {values[-1]:.3g})"
+            f"g1: expected a correlation function, got the negative eigenvalue {values[0]:.3g}"
         )
-    mix = vectors * np.sqrt(np.clip(values, 0.0, None))
-
-    def speckles(draw: np.random.Generator, pixels: int, modes: int) -> NDArray[Any]:
-        intensity = np.zeros((len(g1), pixels))
-        for _ in range(modes):
-            parts = mix @ draw.standard_normal((len(g1), 2 * pixels))
-            intensity += parts[:, :pixels] ** 2 + parts[:, pixels:] ** 2
-        return intensity
-
-    return speckles
+    mix, n = vectors * np.sqrt(np.clip(values, 0.0, None)), len(g1)
+    return _summed(
+        lambda draw, pixels: np.split(mix @ draw.standard_normal((n, 2 * pixels)), 2, 1), n
+    )
 
 
 def _entropy(seed: Any) -> list[int]:
-    """Return integers that seed a generator."""
     if isinstance(seed, jax.Array):
         is_key = jnp.issubdtype(seed.dtype, jax.dtypes.prng_key)
         words = np.asarray(jax.random.key_data(seed) if is_key else seed).ravel()

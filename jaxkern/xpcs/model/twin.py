@@ -262,13 +262,9 @@ def two_time_normal_equations(
             return table[..., row][..., :, None] - table[..., None, :]
 
         f, a, h = slopes(difference(A), difference(X), shear_power)
-        basis = [
-            jnp.ones_like(f)[None],
-            f[None],
-            a * difference(tangents_A),
-            h * difference(tangents_X),
-        ]
-        flat = jnp.concatenate(basis).reshape(-1, ROW_BLOCK * n)
+        slopes_A, slopes_X = a * difference(tangents_A), h * difference(tangents_X)
+        basis = jnp.concatenate([jnp.ones_like(f)[None], f[None], slopes_A, slopes_X])
+        flat = basis.reshape(-1, ROW_BLOCK * n)
         value = x["data"].astype(dtype)
         if quantized:
             value = zero + step * value

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxkern as jk
-from jaxkern.core.batch import as_tuple
+from jaxkern.core.axes import as_tuple
 from support.core.recipe_cases import case_arguments
 
 SAMPLES = 2

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.errors import raises
+from support.hypotheses import check_examples, few_or_many
 from support.xpcs import correlator_oracle as oracle
 from support.xpcs.correlator_frames import DYNAMIC, STATIC, check_g2
 
 import jaxkern as jk
+from jaxkern.core import memory
 from jaxkern.core.registry import module
-from jaxkern.xpcs.correlators import native, selection, two_time
+from jaxkern.xpcs.correlators import native, two_time
 from jaxkern.xpcs.correlators.selection import EventMemory
-from jaxkern.xpcs.detectors import frames as frame_sources
 from jaxkern.xpcs.detectors.frames import EventFrames
 
 # `test_empty_frames.py` and `test_hot_pixels.py` test the warnings.
@@ -82,14 +82,14 @@ def test_events_equal_dense_frames(backend, n_frames, n_events):
     same(result.overview, dense.overview, names)
 
 
-RUNS = given(
-    n_frames=st.integers(2, 400),
-    occupancy=st.floats(-3, 0.5),
-    most=st.sampled_from([1, 3, 200, 5000, 10**6]),
-    dpl=st.integers(1, 9),
-    seed=st.integers(0, 2**31),
-    kind=st.sampled_from(["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", ">i4", "words"]),
-    asked=st.fixed_dictionaries(
+RUNS = {
+    "n_frames": st.integers(2, 400),
+    "occupancy": st.floats(-3, 0.5),
+    "most": st.sampled_from([1, 3, 200, 5000, 10**6]),
+    "dpl": st.integers(1, 9),
+    "seed": st.integers(0, 2**31),
+    "kind": st.sampled_from(["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", ">i4", "words"]),
+    "asked": st.fixed_dictionaries(
         {},
         optional={
             "begin": st.integers(0, 5),
@@ -99,7 +99,7 @@ RUNS = given(
             "bins": st.just([3, 1]),
         },
     ),
-)
+}
 
 
 def check_the_bits(n_frames, occupancy, most, dpl, seed, kind, asked):
@@ -127,17 +127,9 @@ def check_the_bits(n_frames, occupancy, most, dpl, seed, kind, asked):
     same(jk.xpcs.multitau_events(*columns, n_frames, QMAP, dpl, **asked), dense)
 
 
-@RUNS
-@settings(max_examples=50, deadline=None)
-def test_results_are_bit_identical_to_dense_frames(**run):
-    check_the_bits(**run)
-
-
-@pytest.mark.slow
-@RUNS
-@settings(max_examples=2000, deadline=None)
-def test_many_results_are_bit_identical_to_dense_frames(**run):
-    check_the_bits(**run)
+@few_or_many(50, 2000)
+def test_results_are_bit_identical_to_dense_frames(examples):
+    check_examples(examples, check_the_bits, **RUNS)
 
 
 @pytest.mark.parametrize("asked", [{}, {"parts": 3}, {"normalize": True}, {"average": 2}])
@@ -184,17 +176,10 @@ def test_results_do_not_depend_on_threads_memory_or_order():
 
 
 HOSTILE = [
-    ("pixel", -1),
-    ("pixel", PIXELS),
-    ("pixel", 2**62),
-    ("frame", -(2**63)),
-    ("frame", 50),
-    ("frame", 2**31),
-    ("frame", 2**32 + 1),
-    ("count", -1),
-    ("count", 2**32 - 1),
+    ("pixel", -1), ("pixel", PIXELS), ("pixel", 2**62), ("frame", -(2**63)), ("frame", 50),
+    ("frame", 2**31), ("frame", 2**32 + 1), ("count", -1), ("count", 2**32 - 1),
     ("count", 2**63 - 1),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "value"), HOSTILE)
@@ -246,14 +231,13 @@ def test_n_frames_out_of_range(n_frames):
 def test_memory_of_frames_made_from_events(monkeypatch):
     """Frames of one sum are in memory at the same time, and events are sorted by frame."""
     events = [np.zeros(10**7, np.int64)] * 3
-    monkeypatch.setattr(frame_sources, "available_bytes", lambda: 10**8)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 10**8)
     with raises(MemoryError, "10,000,000 events", "0.44 GB", "normalize="):
         jk.xpcs.multitau_events(*events, 1000, QMAP, normalize=True)
-    monkeypatch.setattr(selection, "available_bytes", lambda: 10**8)
     wide = jk.xpcs.QMap(np.ones((512, 512), int))
     with raises(MemoryError, "sums of 400", "0.839 GB", "average="):
         jk.xpcs.multitau_events([0], [0], [1], 800, wide, normalize=True, average=400)
-    monkeypatch.setattr(selection, "available_bytes", lambda: 10**10)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 10**10)
     result = jk.xpcs.multitau_events([0], [0], [1], 24, wide, normalize=True, average=8)
     assert result.n_frames == 3
 
@@ -286,7 +270,7 @@ def test_memory_of_2_billion_frames_depends_on_the_events_only():
                                    {"normalize": True}, {"intensity_cut": (0.5, 2)},
                                    {"overview": True}])  # fmt: skip
 def test_options_that_need_an_array_of_all_frames(asked, monkeypatch):
-    monkeypatch.setattr(selection, "available_bytes", lambda: 10**9)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 10**9)
     with raises(MemoryError, "2,147,483,647 frames", "68.7 GB"):
         jk.xpcs.multitau_events([0], [0], [1], 2**31 - 1, QMAP, **asked)
     with raises(MemoryError, "2,147,483,647 frames"):
@@ -394,7 +378,7 @@ def test_words_of_a_mapped_file(tmp_path):
         same(jk.xpcs.multitau(Words(np.asarray(words), 3000), QMAP), expected)
         np.testing.assert_array_equal(words, words_of(events))
         source = Words(np.asarray(words), 3000)
-        assert EventMemory.from_source(source).mapped == (mode == "r")
+        assert EventMemory.from_source(source).arguments[2] == (mode == "r")
 
 
 def test_native_calls_check_their_arguments():
@@ -403,23 +387,8 @@ def test_native_calls_check_their_arguments():
     column = np.zeros(3, np.int64)
 
     def call(n_frames=5, n_sums=5, first=0, sums=None, good=None, size=4, pixels=pixels, dpl=4):
-        return native.multitau_events(
-            None,
-            0,
-            False,
-            column,
-            column,
-            column,
-            n_frames,
-            n_sums,
-            first,
-            sums,
-            good,
-            size,
-            *pixels,
-            dpl,
-            1e6,
-        )
+        frames = n_frames, n_sums, first, sums, good, size
+        return native.multitau_events(None, 0, False, *[column] * 3, *frames, *pixels, dpl, 1e6)
 
     call()
     for wrong, fact in (

@@ -82,13 +82,6 @@ def test_each_pixel(dtype, n):
     check_sums(native(frames), expected, weight, np.dtype(dtype).kind != "f")
 
 
-@pytest.mark.parametrize("dpl", [1, 3, 8, 64])
-def test_delays_per_level(dpl):
-    frames = drawn(np.uint8, 300, 5)
-    expected, weight = sums_of_pixels(frames, dpl)
-    check_sums(native(frames, dpl=dpl), expected, weight)
-
-
 @pytest.mark.parametrize("most", [1, 255, 32767, 32768, 65535])
 def test_largest_counts(most):
     """Counts on both sides of the largest that pairs of 15 bits hold, all at it."""
@@ -150,13 +143,6 @@ def test_bad_frames(dtype, average):
     check_sums(found, expected, weight, dtype != np.float64)
 
 
-def test_frames_divided():
-    frames = drawn(np.uint16, 90, 35, most=900)
-    mean = frames.mean(1)
-    expected, weight = sums_of_pixels(frames / mean[:, None])
-    check_sums(native(frames, divisor=mean), expected, weight, exact=False)
-
-
 def arrays_of_state(pixels, most_frames, real=False, missing=False, dpl=4):
     delays = len(jk.xpcs.multitau_delays(most_frames, dpl))
     levels = max(1, -(-(delays - dpl) // dpl))
@@ -201,9 +187,9 @@ def test_any_split_into_blocks(dtype, block):
 @pytest.mark.parametrize(
     ("arguments", "facts"),
     [
-        ({"place": np.zeros(3, np.int32)}, ["place", "length"]),
-        ({"place": np.full(4, 40, np.int32)}, ["place"]),
-        ({"place": np.array([0, 1, 2, -1], np.int32)}, ["place"]),
+        ({"offset": np.zeros(3, np.int32)}, ["offset", "length"]),
+        ({"offset": np.full(4, 40, np.int32)}, ["offset"]),
+        ({"offset": np.array([0, 1, 2, -1], np.int32)}, ["offset"]),
         ({"carried": [np.zeros(1)] * 3}, ["carried", "4 arrays"]),
         ({"carried": [np.zeros(1)] * 4}, ["carried", "size"]),
     ],

@@ -126,13 +126,9 @@ def test_the_gradient_of_the_search(x64, power):
     noise = resolve_noise(None, None, data.shape, sample)
     program = PassProgram(flow, "linear", True)
     x = truth(30.0, D_offset=500.0, gamma_dot_t_offset=1e-4)
-    problem = SimpleNamespace(
-        data=SimpleNamespace(sample=sample),
-        noise=noise,
-        model=flow,
-        program=program,
-    )
-    thinned = _ThinnedProblem.from_sample(problem, x, np.ones(7, bool))
+    here = SimpleNamespace(sample=sample)
+    problem = SimpleNamespace(data=here, noise=noise, program=program)
+    thinned = _ThinnedProblem(problem, x, np.ones(7, bool))
     result = thinned(x)
     for k, step in enumerate(1e-4 * np.maximum(np.abs(x), [0, 0.1, 0, 0, 0.1, 0, 0])):
         shift = step * np.eye(7)[k]
@@ -167,9 +163,7 @@ def test_the_contrast_of_coherent_light_is_not_clipped():
 def test_parameters_that_are_not_determined():
     lower = np.array([100.0, -1e5, -2.0, -90.0, -np.inf])
     upper = np.array([1e5, 1e5, 2.0, 90.0, np.inf])
-    bounds = PeriodicBounds(
-        np.arange(5) == 3, np.array([np.inf] * 3 + [180.0, np.inf]), lower, upper
-    )
+    bounds = PeriodicBounds(lower, upper, np.array([np.inf] * 3 + [180.0, np.inf]))
     free = np.ones(5, bool)
 
     def names(x, errors):

@@ -172,7 +172,7 @@ def test_custom_model_uses_all_parameters_by_default():
         ({"t": [0.0, 1.0, 1.0]}, "t[1]=1 t[2]=1"),
         ({"t": [[0.0, 1.0]]}, "t (1, 2)"),
         ({"t": [0.0, float("inf")]}, "t: finite"),
-        ({"phi": []}, "phi: none"),
+        ({"phi": []}, "phi 40 0"),
         ({"phi": [float("nan")]}, "phi: finite"),
     ],
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.errors import raises
 
-from jaxkern.core.archives import npz_bytes
+from jaxkern.core.arrays import npz_bytes
 
 
 def test_what_is_written_is_read():

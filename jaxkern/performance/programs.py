@@ -1,12 +1,96 @@
-"""Parser for the text of a compiled program (HLO): instructions, sizes, fusions and loops."""
+"""Compiled programs: their devices, memory, and instructions, parsed from the text of HLO."""
 
 from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_ARRAYS = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic, bool, int, float, complex)
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """A jitted function, and its compilation stages for some arguments."""
+
+    function: Any
+    traced: Any
+    lowered: Any
+    compiled: Any
+
+    @cached_property
+    def module(self) -> HloModule:
+        return HloModule(self.compiled.as_text() or "")
+
+    @property
+    def devices(self) -> list[jax.Device]:
+        return program_devices(self.compiled)
+
+    @property
+    def platform(self) -> str:
+        """``"cpu"``, ``"cuda"``, or JAX's name of another platform."""
+        name = self.devices[0].platform
+        return "cuda" if name == "gpu" else name
+
+
+def compile_program(fn: Callable[..., Any], *args: Any) -> CompiledProgram:
+    """Trace, lower and compile ``fn`` for ``args``; TypeError if it cannot be traced for these."""
+    if not callable(fn):
+        raise TypeError(f"fn: expected a function, jitted or not, got {fn!r:.80}")
+    jitted: Any = fn if hasattr(fn, "trace") and hasattr(fn, "lower") else jax.jit(fn)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*donated")
+        try:
+            traced = jitted.trace(*args)
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError, TypeError) as error:
+            others = [
+                f"args{jax.tree_util.keystr(path)} is of type {type(leaf).__name__}"
+                for path, leaf in jax.tree.leaves_with_path(args)
+                if not isinstance(leaf, _ARRAYS)
+            ]
+            reason = "; ".join([str(error).strip().partition("\n")[0], *others])
+            raise TypeError(
+                f"{name_of(fn)} cannot be compiled for these arguments: {reason}; expected a "
+                "function that jax.jit accepts, and arrays or jax.ShapeDtypeStruct (bind other "
+                "values with functools.partial)"
+            ) from error
+        lowered = traced.lower()
+        compiled = lowered.compile()
+    return CompiledProgram(jitted, traced, lowered, compiled)
+
+
+def name_of(fn: Any) -> str:
+    """Return the name of a function, of the function of a partial, or of an object's type."""
+    inner = getattr(fn, "func", fn)
+    return str(getattr(inner, "__name__", type(inner).__name__))
+
+
+def program_devices(compiled: Any) -> list[jax.Device]:
+    """Return the devices of a compiled program in the order of their ids."""
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    devices = {d for s in shardings for d in getattr(s, "device_set", ())}
+    return sorted(devices, key=lambda d: d.id) or [jax.local_devices()[0]]
+
+
+def synthetic_values(shape: Sequence[int], dtype: Any) -> Any:
+    """Return floats from 0 to 1, or zeros of other dtypes, which are valid as indices."""
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return jax.lax.full(shape, 0, dtype)
+    if jnp.issubdtype(dtype, np.inexact):
+        return np.random.default_rng(0).random(shape, np.float32).astype(dtype)
+    return np.zeros(shape, dtype)
+
+
+# The text of a program ----------------------------------------------------------------------------
 
 _COLLECTIVE = re.compile(
     "all-(gather|reduce|to-all)|collective-(broadcast|permute)|ragged-all-to-all|reduce-scatter"
@@ -14,7 +98,7 @@ _COLLECTIVE = re.compile(
 # Instructions that run other computations, which are not fused into them.
 _CONTROL_FLOW = ("while", "conditional", "call", "async-start")
 _ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([0-9,]*)\]")
-_HEAD = re.compile(r"^\s*(?:ROOT )?%?([^\s=]+) = ")
+_HEAD = re.compile(r"^\s*(?:ROOT )?%?([^\s=]+) =(?= )")
 _OPCODE = re.compile(r"\s([a-z][a-z0-9\-]*)\(")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([^\s(]+) .*\{\s*$")
 _CALLED = re.compile(
@@ -70,10 +154,8 @@ class HloModule:
                 self.computations[current.name] = current
             elif line.startswith("}"):
                 current = None
-            elif current is not None:
-                instruction = _parse(line)
-                if instruction is not None:
-                    current.instructions.append(instruction)
+            elif current is not None and (instruction := _parse(line)) is not None:
+                current.instructions.append(instruction)
         alias = header.partition("input_output_alias={ ")[2].partition(" }")[0]
         self.aliased_parameters = {int(n) for n in _ALIAS.findall(alias)}
 
@@ -127,24 +209,19 @@ def shape_bytes(shape: str) -> int:
     total = 0
     for kind, sizes in _ARRAY.findall(shape):
         digits = re.match(r"(?:bf|f|s|u|c)(\d+)", kind)
-        if kind != "pred" and digits is None:
-            continue  # such as a token
-        bits = 8 if digits is None else int(digits[1])
-        total += (math.prod(int(n) for n in sizes.split(",") if n) * bits + 7) // 8
+        if kind == "pred" or digits is not None:  # not a token
+            bits = 8 if digits is None else int(digits[1])
+            total += (math.prod(int(n) for n in sizes.split(",") if n) * bits + 7) // 8
     return total
 
 
 def _parse(line: str) -> Instruction | None:
     head = _HEAD.match(line)
-    if head is None:
+    opcode = head and _OPCODE.search(line, head.end())
+    if not head or not opcode:
         return None
-    rest = line[head.end() :]
-    opcode = _OPCODE.search(" " + rest if not rest.startswith("(") else rest)
-    if opcode is None:
-        return None
-    offset = 0 if rest.startswith("(") else 1
-    shape = rest[: max(opcode.start() - offset, 0)].strip()
-    arguments = [a.strip() for a in rest[opcode.end() - offset :].partition(")")[0].split(", ")]
+    shape = line[head.end() : opcode.start()].strip()
+    arguments = [a.strip() for a in line[opcode.end() :].partition(")")[0].split(", ")]
     operands = tuple(a.rsplit(" ", 1)[-1].lstrip("%") for a in arguments if a)
     named = _OP_NAME.search(line)
     op_name = named[1].replace("\\'", "'").replace('\\"', '"') if named else ""
@@ -164,10 +241,7 @@ def _result_bytes(opcode: str, shape: str) -> int:
 def _tuple_elements(shape: str) -> list[str]:
     elements, depth, start = [], 0, 1
     for index, character in enumerate(shape):
-        if character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth -= 1
+        depth += (character in "([{") - (character in ")]}")
         if (character == "," and depth == 1) or depth == 0:
             elements.append(shape[start:index])
             start = index + 1
