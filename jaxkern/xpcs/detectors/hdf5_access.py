@@ -80,6 +80,18 @@ def find_object(group: Any, name: str) -> Any:
     return at
 
 
+def find_dataset(group: Any, name: Any) -> h5py.Dataset | None:
+    """Return the data set with a name, or None."""
+    found = find_object(group, name) if isinstance(name, str) else None
+    return found if hasattr(found, "maxshape") else None
+
+
+def find_group(group: Any, name: str) -> h5py.Group | None:
+    """Return the group with a name, or None."""
+    found = find_object(group, name)
+    return found if hasattr(found, "keys") else None
+
+
 def check_filters(name: str, stored: h5py.Dataset) -> None:
     """Load the plugins that a compression needs, or raise an error if they are missing."""
     import h5py

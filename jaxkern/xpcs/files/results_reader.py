@@ -12,8 +12,12 @@ from numpy.typing import NDArray
 
 from jaxkern.core.memory import available_bytes
 from jaxkern.core.paths import home_path
-from jaxkern.xpcs.correlators.g2 import multitau_delays
-from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
+from jaxkern.xpcs.correlators.results import (
+    MultiTauResult,
+    Overview,
+    TwoTimeResult,
+    multitau_delays,
+)
 from jaxkern.xpcs.detectors.hdf5 import detector_metadata
 from jaxkern.xpcs.detectors.hdf5_access import open_hdf5
 from jaxkern.xpcs.detectors.qmap import QMap
