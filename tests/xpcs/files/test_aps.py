@@ -30,7 +30,7 @@ def write(path, entries, more):
 
 
 def aps(path, halves, q, phi, names=None, **more):
-    """Write a file in the older layout, with triangles as they are."""
+    """Write a file in the older layout, without changes of the triangles."""
     names = [f"g2_{k:05d}" for k in range(len(halves))] if names is None else names
     maps = {f"exchange/C2T_all/{name}": half for name, half in zip(names, halves, strict=True)}
     lists = {"xpcs/dqlist": [q, np.zeros(len(q))], "xpcs/dphilist": [phi]}
