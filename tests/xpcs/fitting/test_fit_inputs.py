@@ -132,8 +132,7 @@ def test_several_processes_have_no_checkpoints(case, monkeypatch):
 def test_held_parameters_of_a_fit_with_too_few_points():
     """Three frames, three points, three parameters: infinite errors, but no NaN."""
     short = problems.simulate(3, phi=problems.PHI[:1])
-    t = problems.DT * np.arange(3)
-    model = jk.xpcs.Static(jk.xpcs.Geometry(problems.Q, None, problems.DT, t, short.phi))
+    model = checks.flow(3, short.phi, jk.xpcs.Static)
     start = {"D0": 2e4, "alpha": -1.0, "D_offset": 5e3}
     result = checks.fit(model, short.data, 1.0, start, hold=["alpha", "D_offset"])
     assert np.isinf(result.perr[:3]).all()
