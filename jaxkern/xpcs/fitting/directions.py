@@ -53,7 +53,7 @@ def best_direction(start: Array, problem: FitProblem) -> Array:
     finite = [x for x, cost in zip(starts, costs, strict=True) if cost < np.inf]
     solutions = [s for s in (solve(thinned, x, **options) for x in finite) if s is not None]
     own, best = solutions[0], min(solutions, key=lambda solution: solution.cost)
-    freedom = thinned.points - len(best.x) - 2 * layout.n_phi
+    freedom = int((thinned.weights > 0).sum()) - len(best.x) - 2 * layout.n_phi
     if not own.cost - best.cost > _EVIDENCE * best.cost / max(freedom, 1):
         best = own
     # The full fit takes different steps, and may not converge to the direction found here.
@@ -102,10 +102,6 @@ class _ThinnedProblem:
             np.concatenate(part, axis=-1) for part in zip(*parts, strict=True)
         )
         self.values, self.weights = mean / np.where(total > 0, total, 1.0), np.sqrt(total)
-
-    @property
-    def points(self) -> int:
-        return int((self.weights > 0).sum())
 
     def __call__(self, x: Array) -> NormalPoint:
         self._physics[self._moving] = x

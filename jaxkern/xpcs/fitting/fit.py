@@ -104,11 +104,10 @@ def fit(
         raise ValueError(f"hold: expected a sequence of names, such as [{hold!r}], got {hold!r}")
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a Model, such as LaminarFlow, got {type(model).__name__}")
-    if streaming.enable_checkpoints and jax.process_count() > 1:
+    n = jax.process_count()
+    if streaming.enable_checkpoints and n > 1:
         # Processes would resume from different states, and wait for each other for ever.
-        raise ValueError(
-            f"enable_checkpoints: expected a single process, got {jax.process_count()} processes"
-        )
+        raise ValueError(f"enable_checkpoints: expected a single process, got {n} processes")
     geometry = model.geometry
     shape = (geometry.n_phi, geometry.n_t, geometry.n_t)
     frames = sampling.resolve_frames(keep, geometry.n_t)

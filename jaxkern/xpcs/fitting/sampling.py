@@ -201,13 +201,11 @@ def mirrored_angles(source: sources.Source) -> NDArray[np.bool_]:
         return np.array(np.broadcast_to(known, n_phi), bool)
     result = np.zeros(n_phi, bool)
     for angle in range(n_phi):
-        try:
+        with contextlib.suppress(OSError):
             if isinstance(source, sources.StackSource) and source.in_memory:
                 result[angle] = _equals_transpose(source.read(angle, 0, n))
             else:
                 result[angle] = _mirrored_by_checksum(source, angle)
-        except OSError:
-            result[angle] = False
     return result
 
 

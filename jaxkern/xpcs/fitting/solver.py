@@ -179,9 +179,8 @@ def covariance(jtj: Array, *, active: NDArray[np.bool_] | None = None) -> Covari
     with np.errstate(invalid="ignore", divide="ignore"):
         spread = np.sqrt(np.diag(part))
         correlation = part / spread[:, None] / spread[None, :]
-    rows, columns = np.nonzero(np.triu(np.abs(correlation) > 0.999, 1))
     nearly = tuple(
         (int(free[a]), int(free[b]), float(correlation[a, b]))
-        for a, b in zip(rows, columns, strict=True)
+        for a, b in np.argwhere(np.triu(np.abs(correlation) > 0.999, 1))
     )
     return Covariance(inverse, tuple(tradeoffs), nearly)

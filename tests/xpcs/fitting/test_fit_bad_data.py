@@ -1,7 +1,6 @@
 """Bad rows, frames without numbers and angles without signal are left out and reported, alone.
 
-An angle of zeros has no noise and would have infinite weight; a NaN frame must not exclude its
-neighbours. The results are compared with SciPy's dense fits of the remaining data.
+Results are compared with SciPy's dense fits of the remaining data.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Flow directions, parameters at bounds, and parameters that the data do not determine.
 
-Flows must be found in every direction; a fit at a bound or without information must not be a
-success; bounds of the contrast must not bias the diffusion. Data are speckles and photons simulated
-in NumPy, without the package.
+Data are speckles and photons simulated in NumPy, without the package.
 """
 
 from __future__ import annotations

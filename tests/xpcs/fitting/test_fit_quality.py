@@ -1,8 +1,7 @@
-"""The checks of a fit: right results have success=True, and wrong results have False.
+"""The checks of a fit: right results have success=True, wrong ones have False.
 
-Results are wrong because of bad data, a wrong minimum or a wrong model. Right fits are of white
-noise, or of speckles, whose noise is correlated over time. The data are simulated in NumPy; the
-speckles are complex Gaussian fields with Poisson counts.
+Wrong are bad data, minima and models. Right fits are of white noise, or of speckles, whose noise is
+correlated over time.
 """
 
 from __future__ import annotations

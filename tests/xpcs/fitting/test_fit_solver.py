@@ -1,7 +1,7 @@
 """The compressed least-squares problem and its covariance.
 
 They are compared with certified values of NIST's Statistical Reference Datasets (nonlinear
-regression, including those of higher difficulty), and with SciPy's solver on the full Jacobian.
+regression), and with SciPy's solver on the full Jacobian.
 """
 
 from __future__ import annotations

@@ -289,45 +289,30 @@ def test_data_dtypes(dtype):
 
 
 @cases(
-    "symmetric rows with_points",
+    "symmetric splits with_points",
     native=[
-        (False, 32, True),
-        (True, 32, False),
-        (False, 64, False),
-        (True, 64, True),
-        (True, 96, True),
+        *((symmetric, range(32, 150, 32), symmetric is False) for symmetric in (False, True)),
+        *((symmetric, range(64, 150, 64), symmetric) for symmetric in (False, True)),
+        *((True, (96,), True), (False, (1, 2, 77), False), (False, (33, 64), False)),
+        (False, (149,), True),
     ],
-    jax=[(True, 64, True)],
+    jax=[(True, range(64, 150, 64), True), (False, (33, 64), False)],
 )
-def test_chunks_are_bit_identical(symmetric, rows, with_points):
+def test_chunks(symmetric, splits, with_points):
+    """Results are bit-identical for splits at multiples of 32 rows, and agree for others."""
     model, reference = flow(150)
     data = measured(reference.g2(PARAMS, 0.3, 1.0), symmetric=symmetric)
     sigma = 0.01 + 0.001 * np.abs(data - 1.2) if with_points else 0.01
     tables = tables_of(model)
     options = {"shear_power": 4, "symmetric": symmetric, "loss": "soft_l1", "f_scale": 2.0}
     add = jax.jit(lambda *a, **k: xpcs.accumulate(*a, **k, **options))
-    single_call = add(tables, 0.3, 1.0, data, sigma)
-    state = None
-    for row in range(0, 150, rows):
-        part = slice(row, row + rows)
-        state = add(
-            tables, 0.3, 1.0, data[:, part],
-            sigma[:, part] if with_points else sigma, first_row=row, initial=state,
-        )  # fmt: skip
-    np.testing.assert_array_equal(state, single_call)
-
-
-@cases("splits", native=[((1, 2, 77),), ((33, 64),), ((149,),)], jax=[((33, 64),)])
-def test_other_chunks_agree(splits):
-    model, reference = flow(150)
-    data = measured(reference.g2(PARAMS, 0.3, 1.0))
-    tables = tables_of(model)
-    options = {"shear_power": 4, "symmetric": False}
-    add = jax.jit(lambda *a, **k: xpcs.accumulate(*a, **k, **options))
-    single_call = add(tables, 0.3, 1.0, data, 0.01)
-    state, ends = None, (0, *splits, 150)
-    for first, last in itertools.pairwise(ends):
-        state = add(tables, 0.3, 1.0, data[:, first:last], 0.01, first_row=first, initial=state)
+    single_call, state = add(tables, 0.3, 1.0, data, sigma), None
+    for first, last in itertools.pairwise((0, *splits, 150)):
+        deviations = sigma[:, first:last] if with_points else sigma
+        at = {"first_row": first, "initial": state}
+        state = add(tables, 0.3, 1.0, data[:, first:last], deviations, **at)
+    if all(row % 32 == 0 for row in splits):
+        np.testing.assert_array_equal(state, single_call)
     assemble = _assemble(model, "individual")
     ne, expected = (assemble(s, tables[:4], 0.3) for s in (state, single_call))
     assert_equal(ne, {name: np.asarray(getattr(expected, name)) for name in FIELDS}, 1e-12)
