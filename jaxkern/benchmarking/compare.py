@@ -10,11 +10,16 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import keystr
 
-from jaxkern.benchmarking.call_profile import Callee, describe_arrays
-from jaxkern.benchmarking.environment import environment
-from jaxkern.benchmarking.measurement import Measurement, ResourceMeter
-from jaxkern.benchmarking.samples import Ratio, ratio_of_medians
+from jaxkern.benchmarking.measurement import (
+    Measurement,
+    Ratio,
+    ResourceMeter,
+    environment,
+    ratio_of_medians,
+)
+from jaxkern.benchmarking.profiling import Callee, describe_arrays
 from jaxkern.core.arguments import check_integer, check_number
 from jaxkern.core.quantities import format_duration
 
@@ -84,8 +89,8 @@ def compare(
 ) -> Comparison:
     """Check that functions do the same work, then time them in interleaved turns.
 
-    Each round gives every arm one turn, and each round begins with another arm. A turn is one
-    untimed call, then timed calls for about ``turn_seconds``; their mean is one sample.
+    In each round, which begins with another arm, every arm has one turn: one untimed call, then
+    timed calls for about ``turn_seconds``, whose mean is one sample.
 
     Args:
       arms: at least two functions by name.
@@ -126,21 +131,21 @@ def compare(
     checked = _check_arms(callees, check, rtol, atol)
     repeats = {}
     for name, callee in callees.items():
-        for _ in range(warmup):
-            callee.seconds()
-        repeats[name] = max(1, round(turn_seconds / max(callee.seconds(), 1e-7)))
+        last = callee.seconds(warmup + 1)[-1]
+        repeats[name] = max(1, round(turn_seconds / max(last, 1e-7)))
     samples: dict[str, list[float]] = {name: [] for name in arms}
     order = list(arms)
     with ResourceMeter() as meter:
-        for number in range(rounds):
-            start = number % len(order)
-            for name in order[start:] + order[:start]:
+        for _ in range(rounds):
+            for name in order:
                 time.sleep(pause)
                 callees[name].seconds()
                 samples[name].append(callees[name].mean_seconds(repeats[name], back_to_back))
+            order = order[1:] + order[:1]
     measured_on = environment()
     rounds_id = f"{measured_on['date']} {time.monotonic_ns()}"
-    sizes = describe_arrays(args, "args") if dimensions is None else dict(dimensions)
+    sizes = describe_arrays(args, "args") if dimensions is None else dimensions
+    waits = "a turn" if back_to_back else "every call"
     measurements = {
         name: Measurement(
             name=name,
@@ -149,10 +154,10 @@ def compare(
             environment=measured_on,
             dimensions=dict(sizes),
             methodology=(
-                checked + ".",
+                f"{checked}.",
                 f"{rounds} rounds of interleaved turns, each round beginning with another arm; a "
                 f"turn is one untimed call, then {repeats[name]} calls whose mean is one sample; "
-                f"{'a turn' if back_to_back else 'every call'} waits for its results.",
+                f"{waits} waits for its results.",
             ),
             resources=meter.used,
             rounds=rounds_id,
@@ -175,9 +180,8 @@ def _check_arms(
             check_same(first, expected, name, result, check, rtol, atol)
     if check is None:
         return "The results were not compared"
-    if callable(check):
-        return f"All results passed {getattr(check, '__name__', 'the check')}"
-    return f"All results are {check}"
+    name = getattr(check, "__name__", "the check")
+    return f"All results passed {name}" if callable(check) else f"All results are {check}"
 
 
 def _call_checked(name: str, callee: Callee) -> Any:
@@ -190,8 +194,7 @@ def _call_checked(name: str, callee: Callee) -> Any:
     result = callee()
     for path, leaf, before in arrays:
         if before.tobytes() != leaf.tobytes():
-            at = f"args{jax.tree_util.keystr(path)}"
-            raise ValueError(f"{name!r} modifies {at} in place; copy the array in the arm")
+            raise ValueError(f"{name!r} modifies args{keystr(path)} in place; copy it in the arm")
     return result
 
 
@@ -219,9 +222,10 @@ def check_same(
     else:
         pairs = zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(result), strict=True)
         for (path, a), b in pairs:
-            difference = _difference(_to_numpy(a), _to_numpy(b), check, rtol, atol)
-            if difference is not None:
-                problem = f"in result{jax.tree_util.keystr(path)}, {difference}"
+            if (
+                difference := _difference(_to_numpy(a), _to_numpy(b), check, rtol, atol)
+            ) is not None:
+                problem = f"in result{keystr(path)}, {difference}"
                 break
     if problem is not None:
         raise DifferentResultsError(f"{first!r} and {other!r} return different results: {problem}")

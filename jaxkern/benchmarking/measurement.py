@@ -1,22 +1,76 @@
-"""A named measurement: times, resources and conditions, and conversion to and from JSON."""
+"""A named measurement: times with their statistics, resources, and conditions on the machine."""
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import math
+import os
+import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import jax
 import numpy as np
 
-from jaxkern.benchmarking.samples import Samples
-from jaxkern.core.memory import status_bytes
+from jaxkern.core import registry
+from jaxkern.core.arguments import check_number
+from jaxkern.core.backend import current_backend
+from jaxkern.core.machine import cpu_model
+from jaxkern.core.memory import memory_limit, status_bytes
 from jaxkern.core.quantities import format_duration
+from jaxkern.core.threads import num_threads, schedulable_cpus
+from jaxkern.core.version import __version__, installed_versions
 
 Kind = Literal["call", "batch", "arm"]
+Outcome = Literal["faster", "slower", "no difference shown"]
+MIN_SAMPLES = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Samples:
+    """Measured times in seconds, one per measurement, and their statistics."""
+
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        values = np.asarray(self.seconds, dtype=np.float64)
+        if values.ndim != 1 or not values.size or not np.isfinite(values).all() or values.min() < 0:
+            raise ValueError(f"seconds: expected finite numbers >= 0, got {self.seconds!r:.80}")
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.seconds))
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.seconds))
+
+    @property
+    def std(self) -> float:
+        """Sample standard deviation (n - 1); NaN for a single sample."""
+        return float(np.std(self.seconds, ddof=1)) if len(self.seconds) > 1 else float("nan")
+
+    @property
+    def min(self) -> float:
+        return min(self.seconds)
+
+    @property
+    def max(self) -> float:
+        return max(self.seconds)
+
+    @property
+    def p90(self) -> float:
+        return self.percentile(90)
+
+    def percentile(self, q: float) -> float:
+        """Return the q-th percentile, with linear interpolation."""
+        return float(np.percentile(self.seconds, q))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +78,11 @@ class Resources:
     """Resources that a block of code used.
 
     Attributes:
-      wall_seconds: duration.
-      cpu_seconds: user and system time of all threads of this process.
-      peak_bytes: peak resident memory of the process; None if the system does not report it.
-      start_bytes: resident memory at the start.
-      peak_of_span: True if ``peak_bytes`` is the peak during the block; False if the system cannot
-        reset the peak, so that it covers the process since its start.
+      wall_seconds, cpu_seconds: duration, and user and system time of all threads of this process.
+      peak_bytes, start_bytes: resident memory of the process, at most and at the start; None if the
+        system does not report it.
+      peak_of_span: False if the system cannot reset the peak, so that ``peak_bytes`` covers the
+        process since its start.
       device_peak_bytes: peak memory of each device since its start, if its driver reports it.
     """
 
@@ -128,17 +181,8 @@ class Measurement(Samples):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record that `save` writes."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "figures": self.figures(),
-            "seconds": list(self.seconds),
-            "dimensions": self.dimensions,
-            "methodology": list(self.methodology),
-            "resources": self.resources.as_dict() if self.resources is not None else None,
-            "environment": self.environment,
-            "rounds": self.rounds,
-        }
+        fields = dataclasses.fields(Measurement)
+        return {"figures": self.figures()} | {f.name: getattr(self, f.name) for f in fields}
 
     def __str__(self) -> str:
         figures = (self.median, self.p90, self.min, self.max, self.mean, self.std)
@@ -148,28 +192,6 @@ class Measurement(Samples):
             f"{self.name}: {len(self)} samples, one per {self.kind}\n"
             f"  median {median}, p90 {p90}, {low} to {high}\n  mean {mean}, std {std}{used}"
         )
-
-
-def from_dict(record: dict[str, Any]) -> Measurement:
-    """Return the measurement of a record; figures of a subclass are only in the record.
-
-    Raises:
-      ValueError: if the record is not one of a measurement.
-    """
-    try:
-        used = record["resources"]
-        return Measurement(
-            name=record["name"],
-            kind=record["kind"],
-            seconds=tuple(record["seconds"]),
-            environment=record["environment"],
-            dimensions=record["dimensions"],
-            methodology=tuple(record["methodology"]),
-            resources=Resources(**used) if used is not None else None,
-            rounds=record["rounds"],
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"expected the record of a measurement: {error!r}") from error
 
 
 def plain(value: Any) -> Any:
@@ -192,3 +214,141 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+
+# Ratios of two samples ---------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+    """A ratio of medians with its bootstrap interval, which is NaN for too few samples."""
+
+    value: float
+    low: float
+    high: float
+    confidence: float
+    samples: int
+
+    def outcome(self, least_change: float = 0.0) -> Outcome:
+        """Judge a ratio of times after / before.
+
+        There is a difference only if the entire interval is below ``1 - least_change`` or above
+        ``1 + least_change``, and there are at least `MIN_SAMPLES` samples.
+        """
+        if self.samples < MIN_SAMPLES:
+            return "no difference shown"
+        if self.high < 1 - least_change:
+            return "faster"
+        return "slower" if self.low > 1 + least_change else "no difference shown"
+
+    @property
+    def inverse(self) -> Ratio:
+        """The inverse ratio: a speedup from a ratio of times."""
+        return Ratio(1 / self.value, 1 / self.high, 1 / self.low, self.confidence, self.samples)
+
+    def __str__(self) -> str:
+        if self.samples < MIN_SAMPLES:
+            return f"{self.value:.3g}"
+        return f"{self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
+
+
+def ratio_of_medians(
+    after: Sequence[float],
+    before: Sequence[float],
+    *,
+    paired: bool = False,
+    confidence: float = 0.95,
+    resamples: int = 4000,
+    block: int | None = None,
+) -> Ratio:
+    """Return ``median(after) / median(before)`` with a percentile bootstrap interval (Efron 1979).
+
+    Successive samples are correlated, and therefore drawn in circular blocks of neighbors (Politis
+    and Romano 1992). With fewer than `MIN_SAMPLES` samples there is no interval.
+
+    Args:
+      after, before: times in seconds, above 0.
+      paired: True if the i-th samples of both were measured in the same round. Rounds are drawn, so
+        that a slowdown of an entire round cancels.
+      confidence: coverage of the interval.
+      resamples: number of bootstrap resamples.
+      block: number of neighbors in a block; by default the square root of the number of samples,
+        and 1 if paired.
+    """
+    confidence = check_number("confidence", confidence, 0, 1)
+    over, under = np.asarray(after, np.float64), np.asarray(before, np.float64)
+    for name, values in (("after", over), ("before", under)):
+        finite = values.ndim == 1 and values.size and np.isfinite(values).all()
+        if not finite or values.min() <= 0:
+            raise ValueError(f"{name}: expected seconds above 0, got {values!r:.80}")
+    if paired and len(over) != len(under):
+        raise ValueError(f"paired samples: expected one length, got {len(over)} and {len(under)}")
+    value, samples = float(np.median(over) / np.median(under)), min(len(over), len(under))
+    if samples < MIN_SAMPLES:
+        return Ratio(value, math.nan, math.nan, confidence, samples)
+    generator = np.random.default_rng(0)
+    block = 1 if paired and block is None else block
+    indices = draw_blocks(generator, resamples, len(over), block)
+    other = indices if paired else draw_blocks(generator, resamples, len(under), block)
+    ratios = np.median(over[indices], axis=1) / np.median(under[other], axis=1)
+    tail = 50 * (1 - confidence)
+    low, high = np.percentile(ratios, [tail, 100 - tail])
+    return Ratio(value, float(low), float(high), confidence, samples)
+
+
+def draw_blocks(
+    generator: np.random.Generator, resamples: int, count: int, block: int | None
+) -> np.ndarray:
+    """Draw indices [resamples, count] of samples in circular blocks, so that all are as likely."""
+    length = round(count**0.5) if block is None else min(block, count)
+    starts = generator.integers(count, size=(resamples, -(-count // length)))
+    blocks = (starts[:, :, None] + np.arange(length)) % count
+    return blocks.reshape(resamples, -1)[:, :count]
+
+
+# Conditions ---------------------------------------------------------------------------------------
+
+
+def environment(*packages: str) -> dict[str, Any]:
+    """Return machine, versions (also of ``packages``) and settings, for JSON. Starts JAX."""
+    native = registry.module("cpu")
+    kinds = [device.device_kind for device in jax.devices()]
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "system": f"{platform.system()} {platform.machine()}",
+            "cpu": cpu_model(),
+            "cores": schedulable_cpus(),
+            "memory_gib": round(memory_limit(), 2),
+            "devices": ", ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds))),
+        },
+        "versions": {
+            "python": platform.python_version(),
+            "jaxkern": __version__,
+            **installed_versions("jax", "jaxlib", "numpy", *packages),
+        },
+        "settings": {
+            "backend": current_backend(),
+            "simd_level": native.simd_level() if native is not None else None,
+            "threads": num_threads(),
+            "x64": bool(jax.config.read("jax_enable_x64")),
+            "XLA_FLAGS": os.environ.get("XLA_FLAGS", "").strip(),
+        },
+    }
+
+
+def conditions(where: dict[str, Any]) -> str:
+    """Return an environment as one line: ``AMD EPYC, 2 cores, 2 x cpu; python 3.12.1, ...``."""
+    machine = where["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
+    return f"{machine['cpu']}, {machine['cores']} cores, {machine['devices']}; {versions}"
+
+
+def differences(mine: dict[str, Any], other: dict[str, Any], part: str) -> list[str]:
+    """Return the differences in one part of two environments, such as ``cores: 2, was 64``."""
+    now, before = mine.get(part, {}), other.get(part, {})
+    return [
+        f"{name}: {now.get(name)}, was {before.get(name)}"
+        for name in sorted({*now, *before})
+        if now.get(name) != before.get(name)
+    ]

@@ -10,15 +10,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxkern.benchmarking.environment import differences
-from jaxkern.benchmarking.measurement import Measurement, from_dict, plain
-from jaxkern.benchmarking.samples import MIN_SAMPLES, Outcome, Ratio, ratio_of_medians
+from jaxkern.benchmarking.measurement import (
+    MIN_SAMPLES,
+    Measurement,
+    Outcome,
+    Ratio,
+    Resources,
+    differences,
+    plain,
+    ratio_of_medians,
+)
 from jaxkern.core.arguments import check_number
 from jaxkern.core.quantities import format_duration
 
 DIRECTORY = Path("benchmark-results")
 FORMAT = "jaxkern measurement, version 1"
 _PARTS = ("machine", "versions", "settings")
+_NONE: Outcome = "no difference shown"
 
 
 def save(measured: Measurement, directory: str | Path = DIRECTORY) -> Path:
@@ -59,11 +67,14 @@ def load(path: str | Path) -> Measurement:
     path = Path(path)
     try:
         record: dict[str, Any] = json.loads(path.read_text())
-        if not isinstance(record, dict) or record.get("format") != FORMAT:
+        if record["format"] != FORMAT:
             raise ValueError(f"its format is not {FORMAT!r}")
-        return from_dict(record)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} does not contain a measurement: {error}") from error
+        fields = {f.name: record[f.name] for f in dataclasses.fields(Measurement)}
+        fields |= {name: tuple(fields[name]) for name in ("seconds", "methodology")}
+        used = fields.pop("resources")
+        return Measurement(**fields, resources=None if used is None else Resources(**used))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} does not contain a measurement: {error!r}") from error
 
 
 def latest(name: str, directory: str | Path = DIRECTORY) -> Path:
@@ -72,7 +83,6 @@ def latest(name: str, directory: str | Path = DIRECTORY) -> Path:
 
 
 def _saved_files(name: str, folder: Path) -> list[Path]:
-    """Return the files of a measurement's name, oldest first."""
     pattern = re.compile(re.escape(_file_name(name)) + r"-\d{8}T\d{12}\.json")
     files = sorted(path for path in folder.glob("*.json") if pattern.fullmatch(path.name))
     if not files:
@@ -85,11 +95,7 @@ def _file_name(name: str) -> str:
 
 
 def json_text(record: Any) -> str:
-    """Return a record as JSON, with null for NaN and infinity.
-
-    >>> json_text({"std": float("nan"), "shape": (2, 3)})
-    '{"std": null, "shape": [2, 3]}'
-    """
+    """Return a record as JSON, with null for NaN and infinity."""
     return json.dumps(plain(record), allow_nan=False)
 
 
@@ -116,13 +122,11 @@ class Verdict:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        level = f"{100 * self.ratio.confidence:.0f}% bootstrap interval of the ratio of medians"
-        if self.ratio.samples < MIN_SAMPLES:
-            level = "ratio of medians"
-        lines = [
-            f"{self.outcome}: {self.ratio} times the baseline's time ({level}; changes below "
-            f"{100 * self.least_change:.0f}% are ignored)"
-        ]
+        level = "ratio of medians"
+        if self.ratio.samples >= MIN_SAMPLES:
+            level += f" and {self.ratio.confidence:.0%} bootstrap interval"
+        ignored = f"changes below {self.least_change:.0%} are ignored"
+        lines = [f"{self.outcome}: {self.ratio} times the baseline's time ({level}; {ignored})"]
         if not self.same_machine:
             lines.append("  another machine: this says nothing about changes of the code")
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
@@ -143,8 +147,7 @@ def compare_to_baseline(
 
     Args:
       measured: new measurement.
-      baseline: a measurement, its file, or a directory: its newest measurement of the same name,
-        and the runs before for the variation between runs.
+      baseline: a measurement, its file, or a directory: its newest measurement of the same name.
       least_change: relative change below which a difference is ignored.
       confidence: coverage of the bootstrap interval.
 
@@ -174,14 +177,10 @@ def compare_to_baseline(
         notes.append(f"{ratio.samples} samples are too few, at least {MIN_SAMPLES} are needed")
     outcome = ratio.outcome(least_change)
     medians = [run.median for run in runs if _same_machine(run, measured)]
-    if outcome != "no difference shown" and len(medians) > 1:
-        low, high = min(medians), max(medians)
-        if low <= measured.median <= high:
-            outcome = "no difference shown"
-            notes.append(
-                f"the median is in the range of the medians of {len(medians)} saved runs on this "
-                f"machine, {format_duration(low)} to {format_duration(high)}"
-            )
+    if outcome != _NONE and len(medians) > 1 and min(medians) <= measured.median <= max(medians):
+        outcome = _NONE
+        bounds = f"{format_duration(min(medians))} to {format_duration(max(medians))}"
+        notes.append(f"the median is among those of {len(medians)} saved runs here, {bounds}")
     same_machine = _same_machine(measured, baseline)
     return Verdict(outcome, ratio, least_change, same_machine, tuple(notes))
 
@@ -207,11 +206,9 @@ def report(
     """Return Markdown with the environment, dimensions, before, after, speedup and methodology.
 
     Args:
-      before, after: two arms of a `Comparison`, two profiles, or two results of pipelines; one of
-        them may be loaded by `load`.
+      before, after: two arms of a `Comparison`, two profiles, or two results of pipelines.
       title: first heading.
-      dimensions: dimensions of the work to add to those in the measurements.
-      methodology: sentences to add to the methodology of the measurements.
+      dimensions, methodology: size of the work, and sentences, to add to those of the measurements.
       path: file to write the report to.
 
     Raises:
@@ -250,7 +247,7 @@ def report(
         interval = f"{100 * ratio.confidence:.0f}% interval {speedup.low:.3g} to {speedup.high:.3g}"
         draws = "rounds drawn in pairs" if paired else "both drawn independently"
         bootstrap = f" with a percentile bootstrap interval, {draws}"
-    words = "not shown to differ" if outcome == "no difference shown" else outcome
+    words = "not shown to differ" if outcome == _NONE else outcome
     lines += ["", "## Speedup", ""]
     lines.append(f"**{speedup.value:.3g}x** ({interval}): {after.name} is {words}.")
     lines += ["", "## Methodology", ""]
@@ -265,21 +262,20 @@ def report(
 
 
 def _inline(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {inner}" for name, inner in value.items())
-    return str(value)
+    is_mapping = isinstance(value, Mapping)
+    return ", ".join(f"{k} {v}" for k, v in value.items()) if is_mapping else str(value)
 
 
 def _table(measured: Measurement) -> list[str]:
     figures = measured.figures()
-    rows = [("samples", str(figures["count"]))]
-    times = ("median", "mean", "std", "min", "max", "p90", "compile_seconds")
-    rows += [
-        (n.removesuffix("_seconds"), format_duration(figures[n])) for n in times if n in figures
-    ]
-    rates = ("examples_per_second", "batches_per_second")
-    rows += [(name, f"{figures[name]:,.1f}") for name in rates if name in figures]
+    rows = {"samples": str(figures["count"])}
+    for name in ("median", "mean", "std", "min", "max", "p90", "compile_seconds"):
+        if name in figures:
+            rows[name.removesuffix("_seconds")] = format_duration(figures[name])
+    for name in ("examples_per_second", "batches_per_second"):
+        if name in figures:
+            rows[name] = f"{figures[name]:,.1f}"
     if measured.resources is not None:
         scope = " (all arms)" if measured.kind == "arm" else ""
-        rows.append((f"resources{scope}", str(measured.resources)))
-    return ["| | |", "|---|--:|", *(f"| {name} | {value} |" for name, value in rows)]
+        rows[f"resources{scope}"] = str(measured.resources)
+    return ["| | |", "|---|--:|", *(f"| {name} | {value} |" for name, value in rows.items())]

@@ -21,10 +21,9 @@ class OpTime:
     """One operation of a compiled program, over all its runs in a trace.
 
     Attributes:
-      name: name in the compiled program, such as ``fusion.3``.
+      name, program: names of the operation, such as ``fusion.3``, and of the compiled program.
       scope: named scopes and primitive that it comes from, such as
         ``jit(step)/augment/jaxkern.image_chain.v1``; "" if the compiler created it.
-      program: name of the compiled program.
       place: host or device that ran it.
       calls: number of runs.
       seconds: time in the operation itself, without nested operations, summed over all threads.
@@ -43,7 +42,7 @@ class Trace:
     """The profile of `trace`, complete at the end of its block; ``str()`` is the table.
 
     Attributes:
-      directory: profile for TensorBoard: ``tensorboard --logdir DIRECTORY``.
+      directory: profile for TensorBoard (``tensorboard --logdir DIRECTORY``).
       perfetto: file for https://ui.perfetto.dev.
       ops: all operations of compiled programs, by decreasing time.
       top: number of rows in the table.
@@ -61,30 +60,23 @@ class Trace:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all figures for JSON."""
-        return {
-            "directory": str(self.directory),
-            "perfetto": str(self.perfetto),
-            "seconds": self.seconds,
-            "ops": [dataclasses.asdict(op) for op in self.ops],
-        }
+        paths = {"directory": str(self.directory), "perfetto": str(self.perfetto)}
+        return paths | {"seconds": self.seconds, "ops": [dataclasses.asdict(o) for o in self.ops]}
 
     def __str__(self) -> str:
         if not self.ops:
             return "no operation of a compiled program ran in the trace"
-        shown, total = self.ops[: self.top], self.seconds
-        width = min(40, max(len(op.name) for op in shown))
-        heading = f"{'share':>6} {'total':>9} {'calls':>7} {'per call':>9}"
-        lines = [f"{heading}  {'operation':<{width}}  source"]
-        for op in shown:
+        total = self.seconds
+        lines = [f"{'share':>6} {'total':>9} {'calls':>7} {'per call':>9}  operation, source"]
+        for op in self.ops[: self.top]:
             each, seconds = format_duration(op.seconds / op.calls), format_duration(op.seconds)
             lines.append(
-                f"{100 * op.seconds / total:>5.1f}% {seconds:>9} {op.calls:>7,} {each:>9}  "
-                f"{op.name:<{width}.{width}}  {op.scope or op.program}"
+                f"{op.seconds / total:>6.1%} {seconds:>9} {op.calls:>7,} {each:>9}  "
+                f"{op.name:.40}, {op.scope or op.program}"
             )
-        if (rest := len(self.ops) - len(shown)) > 0:
-            other = total - sum(op.seconds for op in shown)
-            share = 100 * other / total
-            lines.append(f"{share:>5.1f}% {format_duration(other):>9} in {rest} more")
+        if rest := self.ops[self.top :]:
+            other = sum(op.seconds for op in rest)
+            lines.append(f"{other / total:>6.1%} {format_duration(other):>9} in {len(rest)} more")
         return "\n".join(lines)
 
 
@@ -123,20 +115,11 @@ def trace(
     # By default sessions are named by the second, so one could overwrite another.
     options.session_id = f"{datetime.datetime.now():%Y_%m_%d_%H_%M_%S_%f}"
     recorded = Trace(folder, top=top or 15)
-    try:
-        jax.profiler.start_trace(str(folder), profiler_options=options)
-    except RuntimeError as error:
-        raise RuntimeError(f"JAX's profiler cannot start: {error}; end the other profile") from None
-    try:
+    with jax.profiler.trace(str(folder), profiler_options=options):
         yield recorded
-    finally:
-        jax.profiler.stop_trace()
     written = folder / "plugins" / "profile" / options.session_id
     recorded.perfetto = next(iter(written.glob("*.trace.json.gz")), None)
-    profiles = sorted(written.glob("*.xplane.pb"))
-    if not profiles:
-        raise RuntimeError(f"JAX's profiler wrote nothing to {written}")
-    ops = (op for path in profiles for op in read_ops(path))
+    ops = (op for path in sorted(written.glob("*.xplane.pb")) for op in read_ops(path))
     recorded.ops = sorted(ops, key=lambda op: -op.seconds)
     if top > 0:
         viewers = f"open {recorded.perfetto} in https://ui.perfetto.dev, or {folder} in TensorBoard"
@@ -147,7 +130,7 @@ def read_ops(path: Path) -> list[OpTime]:
     """Return the operations in a profile's ``.xplane.pb`` file."""
     scopes = read_scopes(path.read_bytes())
     # For events without the number of their program.
-    by_name = {(program.partition("(")[0], name): s for (program, name), s in scopes.items()}
+    scopes |= {(program.partition("(")[0], name): s for (program, name), s in scopes.items()}
     times: dict[tuple[str, str, str, str], list[float]] = {}
     # Python 3.11 warns that the classes of JAX 0.10 have no __module__.
     with warnings.catch_warnings():
@@ -158,9 +141,7 @@ def read_ops(path: Path) -> list[OpTime]:
                 if line.name.startswith(("XLA ", "Steps", "Framework", "Source")):
                     continue
                 for (program, number, name), seconds in own_seconds(_spans(line.events)):
-                    scope = by_name.get((program, name), "")
-                    if number:
-                        scope = scopes.get((f"{program}({number})", name), "")
+                    scope = scopes.get((f"{program}({number})" if number else program, name), "")
                     times.setdefault((name, scope, program, plane.name), []).append(seconds)
     return [OpTime(*key, len(seconds), sum(seconds)) for key, seconds in times.items()]
 
@@ -170,16 +151,14 @@ Key = tuple[str, str, str]
 Span = tuple[float, float, Key]
 
 
-def _spans(events: Iterable[Any]) -> list[Span]:
-    """Return (begin, end, key) in nanoseconds of the events that are operations."""
-    spans = []
+def _spans(events: Iterable[Any]) -> Iterator[Span]:
+    """Yield (begin, end, key) in nanoseconds of the events that are operations."""
     for event in events:
         stats = dict(event.stats)
         if "hlo_op" in stats:
-            program = str(stats.get("hlo_module", "")), str(stats.get("program_id", ""))
-            key = (*program, str(stats["hlo_op"]))
-            spans.append((event.start_ns, event.start_ns + event.duration_ns, key))
-    return spans
+            program, number = str(stats.get("hlo_module", "")), str(stats.get("program_id", ""))
+            end = event.start_ns + event.duration_ns
+            yield event.start_ns, end, (program, number, str(stats["hlo_op"]))
 
 
 def own_seconds(spans: Iterable[Span]) -> list[tuple[Key, float]]:
@@ -201,8 +180,6 @@ def own_seconds(spans: Iterable[Span]) -> list[tuple[Key, float]]:
     return [(key, time * 1e-9) for (_, _, key), time in zip(ordered, own, strict=True)]
 
 
-# Scopes of instructions ---------------------------------------------------------------------------
-#
 # Events name a program and an instruction. The scope of an instruction (HLO's ``op_name``) is in
 # the serialized programs, which the profile contains too. Both are protocol buffers; the functions
 # below read the required part of their wire format, with the field numbers of openxla's
@@ -217,24 +194,20 @@ _INSTRUCTIONS, _NAME, _METADATA, _OP_NAME = (1, 3, 2), 1, 7, 2
 
 
 def read_scopes(profile: bytes) -> dict[tuple[str, str], str]:
-    """Return ``{(program, instruction): scope}`` of a serialized XSpace.
-
-    Programs are named with their number, such as ``jit_f(3)``. Raises `ValueError` if the bytes are
-    not a protocol buffer message.
-    """
-    planes = _fields(profile, _PLANES)
-    hosts = (p for p in planes if b"/host:metadata" in _fields(p, _PLANE_NAME))
+    """Return ``{(program with its number, such as jit_f(3), instruction): scope}`` of an XSpace."""
     scopes = {}
-    for metadata in (m for host in hosts for m in _fields(host, _EVENT_METADATA, _MAP_VALUE)):
-        program = _text(metadata, _PROGRAM)
-        for instruction in _fields(metadata, _STATS, _BYTES, *_INSTRUCTIONS):
-            for op_metadata in _fields(instruction, _METADATA):
-                scopes[program, _text(instruction, _NAME)] = _text(op_metadata, _OP_NAME)
+    for plane in _fields(profile, _PLANES):
+        if b"/host:metadata" in _fields(plane, _PLANE_NAME):
+            for metadata in _fields(plane, _EVENT_METADATA, _MAP_VALUE):
+                program = _text(metadata, _PROGRAM)
+                for instruction in _fields(metadata, _STATS, _BYTES, *_INSTRUCTIONS):
+                    scope = _text(instruction, _METADATA, _OP_NAME)
+                    scopes[program, _text(instruction, _NAME)] = scope
     return scopes
 
 
-def _text(message: bytes, field: int) -> str:
-    return b"".join(_fields(message, field)[:1]).decode(errors="replace")
+def _text(message: bytes, *path: int) -> str:
+    return b"".join(_fields(message, *path)[:1]).decode(errors="replace")
 
 
 def _fields(message: bytes, *path: int) -> list[bytes]:
@@ -242,29 +215,20 @@ def _fields(message: bytes, *path: int) -> list[bytes]:
     values, offset = [], 0
     while offset < len(message):
         tag, offset = _varint(message, offset)
-        number, wire_type = tag >> 3, tag & 7
-        if wire_type == 0:
-            _, offset = _varint(message, offset)
-        elif wire_type == 2:
+        number, size = tag >> 3, {1: 8, 5: 4}.get(tag & 7, 0)  # 0: a number, 2: bytes
+        if tag & 7 in (0, 2):
             size, offset = _varint(message, offset)
-            if number == path[0]:
-                values.append(message[offset : offset + size])
-            offset += size
-        elif wire_type in (1, 5):
-            offset += 8 if wire_type == 1 else 4
-        else:
-            raise ValueError(f"expected a protocol buffer message, got the wire type {wire_type}")
-    if offset != len(message):
-        raise ValueError("expected a complete protocol buffer message, but it ends inside a field")
+        if tag & 7 == 2 and number == path[0]:
+            values.append(message[offset : offset + size])
+        offset += size if tag & 7 else 0
     return [v for value in values for v in _fields(value, *path[1:])] if path[1:] else values
 
 
 def _varint(message: bytes, offset: int) -> tuple[int, int]:
     value = shift = 0
-    while offset < len(message):
+    while True:
         byte = message[offset]
         value |= (byte & 0x7F) << shift
         offset, shift = offset + 1, shift + 7
         if byte < 0x80:
             return value, offset
-    raise ValueError("expected a complete protocol buffer message, but it ends inside a number")

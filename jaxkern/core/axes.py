@@ -102,7 +102,28 @@ def in_auto_mode(fn: Callable[..., Any], out_shardings: Any, axes: tuple[str, ..
     return jax.sharding.auto_axes(fn, out_sharding=out_shardings, axes=axes) if axes else fn
 
 
-def batch_sharding(values: Sequence[Any], rank: int) -> Any:
+def on_batch(fn: Callable[..., Any], ranks: Any, *args: Any) -> Any:
+    """Return ``fn(*args)`` of pytrees, computed in Auto mode if they have Explicit mesh axes.
+
+    ``ranks`` has the number of axes of each result [N, ...], which is sharded along N like the
+    arguments.
+    """
+    leaves, tree = jax.tree.flatten(args)
+    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    axes = explicit_axes(arrays)
+    if not axes:
+        return fn(*args)
+
+    def run(*arrays: Any) -> Any:
+        new = iter(arrays)
+        filled = [next(new) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+        return fn(*jax.tree.unflatten(tree, filled))
+
+    specs = jax.tree.map(lambda rank: _batch_sharding(arrays, rank), ranks)
+    return in_auto_mode(run, specs, axes)(*arrays)
+
+
+def _batch_sharding(values: Sequence[Any], rank: int) -> Any:
     """Return the sharding of a result [N, ...] whose leading axis is sharded like the values'."""
 
     def leading(sharding: Any) -> Any:

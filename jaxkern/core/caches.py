@@ -26,8 +26,7 @@ SETTLED = 2_000_000_000
 class LruCache(Generic[_Value]):
     """The most recently used values up to a total size; safe to use from several threads.
 
-    ``limit`` is the maximum total size; a value above it is not stored. Each value counts 1, or
-    ``size(value)``.
+    A value above ``limit`` is not stored. Each value counts 1, or ``size(value)``.
 
     >>> cache = LruCache(2)
     >>> for key in "abc":

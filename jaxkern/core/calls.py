@@ -70,8 +70,7 @@ class OpCall:
 def op_calls(program: ClosedJaxpr | Jaxpr) -> Iterator[OpCall]:
     """Yield every op call of a traced program, in program order.
 
-    Goes through jit, scan, while, cond, custom derivatives, remat and shard_map; ``vmap`` and
-    derivatives are already applied in a jaxpr.
+    It includes the calls inside of jit, scan, while, cond, custom derivatives, remat and shard_map.
 
     Example:
       >>> import jax
@@ -92,29 +91,20 @@ def _calls(
         if call is not None:
             yield replace(call, count=count, conditional=conditional, devices=devices, path=path)
             continue
+        below = *path, _label(eqn)
         for inner in inner_programs(eqn):
-            yield from _calls(
-                inner.jaxpr,
-                times(count, inner.times),
-                conditional or inner.alternative,
-                devices * inner.devices,
-                (*path, _label(eqn)),
-            )
+            runs, alternative = times(count, inner.times), conditional or inner.alternative
+            yield from _calls(inner.jaxpr, runs, alternative, devices * inner.devices, below)
 
 
 def op_call(eqn: JaxprEqn) -> OpCall | None:
     """Return the op call of an equation, counted once; None for other equations."""
-    op = op_of(eqn.primitive)
+    op, params = op_of(eqn.primitive), eqn.params
     if op is None:
         return None
-    return OpCall(
-        op=op,
-        operands=_structs(eqn.invars),
-        results=_structs(eqn.outvars),
-        batch_dims=eqn.params["batch_dims"],
-        static=dict(eqn.params["static"]),
-        backend=eqn.params["backend"],
-    )
+    operands, results = _structs(eqn.invars), _structs(eqn.outvars)
+    static = dict(params["static"])
+    return OpCall(op, operands, results, params["batch_dims"], static, params["backend"])
 
 
 def times(count: int | None, factor: int | None) -> int | None:

@@ -22,14 +22,15 @@ from jaxkern.core.paths import write_atomically
 from jaxkern.core.threads import num_threads
 from jaxkern.core.version import __version__
 
-# Duration of each probe. The CPU has seven probes, each run with one thread and with all.
-_PROBE_SECONDS = 0.12
-_MIN_BUFFER_BYTES = 128 << 20
-# A buffer of this many times the caches leaves nothing cached for the next pass.
-_CACHE_MULTIPLE = 4
+_PROBE_SECONDS = 0.12  # the CPU has seven probes, each run with one thread and with all
+# Buffers of this many times the caches leave nothing cached for the next pass.
+_CACHE_MULTIPLE, _MIN_BUFFER_BYTES = 4, 128 << 20
+_DISTURBANCE = 0.1  # share of CPU time used by other processes above which a note is added
 _FORMAT = 1
-# The share of CPU time used by other processes above which a note is added.
-_DISTURBANCE = 0.1
+_UNITS = {"load": "GB/s", "store": "GB/s", "copy": "GB/s"}
+_UNITS |= {"fma_f32": "GFLOP/s", "fma_f64": "GFLOP/s"}
+# Figures of this process that could not be written, by path and identity.
+_unwritten: dict[tuple[Path | None, str], Ceilings] = {}
 
 
 @dataclass(frozen=True)
@@ -60,17 +61,13 @@ class Ceilings:
     """The peak rates of one machine or one GPU.
 
     Attributes:
-      platform: ``"cpu"`` or ``"cuda"``.
-      device: the processor's or the GPU's name.
-      threads: number of threads in ``all_threads``: the CPUs that this process may use; 0 on a
-        GPU.
+      platform: ``"cpu"`` or ``"cuda"``; ``device``: the processor's or the GPU's name.
+      threads: number of threads of ``all_threads``, the CPUs of this process; 0 on a GPU.
       simd_level: instruction set of the loops; None on a GPU.
-      one_thread: rates of one CPU thread; None on a GPU.
-      all_threads: rates of all CPU threads, or of the GPU.
-      buffer_bytes: size of the memory that all threads streamed over.
-      cache_bytes: total size of the last-level caches; None if unknown.
-      seconds: duration of the probes.
-      measured: date and time in UTC, in ISO format.
+      one_thread, all_threads: rates of one CPU thread (None on a GPU), and of all or of the GPU.
+      buffer_bytes, cache_bytes: sizes of the streamed memory and, if known, of the last-level
+        caches.
+      seconds, measured: duration of the probes, and their date and time in UTC.
       source: ``"measured"``, or the file from which the figures were read.
       notes: caveats, such as a cache folder that cannot be written.
     """
@@ -101,44 +98,27 @@ class Ceilings:
         return dataclasses.asdict(self) | {"notes": list(self.notes)}
 
     def __str__(self) -> str:
-        where = self.device
+        where, columns = self.device, {"GPU": self.all_threads}
         if self.platform == "cpu":
             where += f", {self.threads} threads, SIMD level {self.simd_level}"
-        columns = [("all threads" if self.platform == "cpu" else "GPU", self.all_threads)]
-        if self.one_thread is not None:
-            columns.insert(0, ("one thread", self.one_thread))
-        lines = [f"ceilings of {where}", "", " " * 22 + "".join(f"{n:>14}" for n, _ in columns)]
+            columns = {"one thread": self.one_thread or self.all_threads}
+            columns |= {"all threads": self.all_threads}
+        lines = [f"ceilings of {where}", "", " " * 22 + "".join(f"{n:>14}" for n in columns)]
         for name, unit in _UNITS.items():
-            values = "".join(f"{getattr(rates, name) / 1e9:14.1f}" for _, rates in columns)
+            values = "".join(f"{getattr(rates, name) / 1e9:14.1f}" for rates in columns.values())
             lines.append(f"  {name:<10}{unit:<10}{values}")
         cache = "unknown" if self.cache_bytes is None else f"{self.cache_bytes / 2**20:.0f} MiB"
-        lines += [
-            "",
-            f"  {self.buffer_bytes / 2**20:.0f} MiB streamed, last-level cache {cache}, "
-            f"{self.seconds:.1f} s of probes, {self.measured}",
-            f"  {'measured now' if self.source == 'measured' else 'read from ' + self.source}",
-        ]
+        source = "measured now" if self.source == "measured" else f"read from {self.source}"
+        lines += ["", f"  {self.buffer_bytes / 2**20:.0f} MiB streamed, last-level cache {cache}"]
+        lines += [f"  {self.seconds:.1f} s of probes, {self.measured}, {source}"]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
-
-
-# Figures of this process that could not be written, by path and identity.
-_unwritten: dict[tuple[Path | None, str], Ceilings] = {}
-
-_UNITS = {
-    "load": "GB/s",
-    "store": "GB/s",
-    "copy": "GB/s",
-    "fma_f32": "GFLOP/s",
-    "fma_f64": "GFLOP/s",
-}
 
 
 def ceilings(device: jax.Device | None = None, *, refresh: bool = False) -> Ceilings:
     """Return the ceilings of a device, from the cache or from the native probes (under 5 s).
 
-    The best of many passes over buffers much larger than the last-level cache, and of multiply-adds
-    in registers. Cached in ``$XDG_CACHE_HOME/jaxkern`` (``~/.cache/jaxkern``) for each processor or
-    GPU, number of CPUs, SIMD level and version of jaxkern; ``notes`` reports a failure to write.
+    They are cached in ``$XDG_CACHE_HOME/jaxkern`` (``~/.cache/jaxkern``) for each processor or GPU,
+    number of CPUs, SIMD level and version of jaxkern; ``notes`` reports a failure to write.
 
     Args:
       device: a JAX device; by default the first of the default backend.
@@ -157,17 +137,12 @@ def ceilings(device: jax.Device | None = None, *, refresh: bool = False) -> Ceil
     device = jax.local_devices()[0] if device is None else device
     name = "cuda" if device.platform == "gpu" else device.platform
     if name not in registry.PLATFORMS:
-        raise NotImplementedError(
-            f"{name} has no probes; expected a device of {' or '.join(registry.PLATFORMS)}, or "
-            "ceilings passed as jaxkern.performance.Ceilings"
-        )
+        expected = " or ".join(registry.PLATFORMS)
+        raise NotImplementedError(f"device: expected {expected}, which have probes, got {name}")
     native = registry.module(name)
     if native is None:
         problem = registry.missing("", name)
-        raise RuntimeError(
-            f"the ceilings of {name} need native probes, which are not usable: {problem}; see "
-            "jaxkern.doctor()"
-        )
+        raise RuntimeError(f"the native probes of {name} are not usable: {problem}")
     identity = _cpu_identity(native) if name == "cpu" else _gpu_identity(device)
     folder, digest = cache_folder(), _digest(identity)
     path = None if folder is None else folder / f"ceilings-{digest}.json"
@@ -218,14 +193,12 @@ def _measure_cpu(native: Any, identity: dict[str, Any]) -> Ceilings:
     all_size = max(_MIN_BUFFER_BYTES, _CACHE_MULTIPLE * sum(caches))
     requested = one_size if threads == 1 else all_size
     buffer = min(requested, available_bytes() // 4)
+    mib = f"{requested >> 20} MiB"
     if cache is None:
-        notes.append(
-            f"the system does not report cache sizes; {requested >> 20} MiB may be too small"
-        )
+        notes.append(f"the system does not report cache sizes; {mib} may be too small")
     if buffer < requested:
         notes.append(
-            f"memory allowed a buffer of only {buffer >> 20} MiB instead of {requested >> 20} MiB: "
-            "part of it may remain cached"
+            f"memory allowed a buffer of {buffer >> 20} MiB instead of {mib}: it may remain cached"
         )
     begun, busy, own = time.perf_counter(), busy_seconds(), time.process_time()
 
@@ -250,37 +223,19 @@ def _measure_cpu(native: Any, identity: dict[str, Any]) -> Ceilings:
                 f"other processes used {100 * others:.0f}% of the CPUs during the probes, so the "
                 "figures may be low; ceilings(refresh=True) measures again"
             )
-    return Ceilings(
-        platform="cpu",
-        device=identity["device"],
-        threads=threads,
-        simd_level=level,
-        one_thread=one,
-        all_threads=every,
-        buffer_bytes=buffer,
-        cache_bytes=cache,
-        seconds=seconds,
-        measured=_now(),
-        notes=tuple(notes),
-    )
+    device, now = identity["device"], _now()
+    figures = Ceilings("cpu", device, threads, level, one, every, buffer, cache, seconds, now)
+    return dataclasses.replace(figures, notes=tuple(notes))
 
 
 def _measure_gpu(native: Any, device: jax.Device) -> Ceilings:
     begun = time.perf_counter()
     ordinal = getattr(device, "local_hardware_id", None)
     figures = native.measure_device(device.id if ordinal is None else ordinal, _PROBE_SECONDS)
-    return Ceilings(
-        platform="cuda",
-        device=device.device_kind,
-        threads=0,
-        simd_level=None,
-        one_thread=None,
-        all_threads=Rates(**{f.name: figures[f.name] for f in dataclasses.fields(Rates)}),
-        buffer_bytes=int(figures["buffer_bytes"]),
-        cache_bytes=int(figures["cache_bytes"]),
-        seconds=time.perf_counter() - begun,
-        measured=_now(),
-    )
+    rates = Rates(**{name: figures[name] for name in _UNITS})
+    sizes = int(figures["buffer_bytes"]), int(figures["cache_bytes"])
+    seconds = time.perf_counter() - begun
+    return Ceilings("cuda", device.device_kind, 0, None, None, rates, *sizes, seconds, _now())
 
 
 def _now() -> str:
@@ -295,26 +250,15 @@ def _read(path: Path | None, identity: dict[str, Any]) -> Ceilings | None:
         content = json.loads(path.read_text())
         if content["format"] != _FORMAT or content["identity"] != identity:
             return None
-        fields = content["ceilings"]
-        one = fields["one_thread"]
-        return Ceilings(
-            **{
-                **fields,
-                "one_thread": None if one is None else _rates(one),
-                "all_threads": _rates(fields["all_threads"]),
-                "source": str(path),
-                "notes": tuple(fields["notes"]),
-            }
-        )
+        fields = content["ceilings"] | {"source": str(path)}
+        fields["notes"] = tuple(fields["notes"])
+        fields["all_threads"] = Rates(**fields["all_threads"])
+        fields["one_thread"] = fields["one_thread"] and Rates(**fields["one_thread"])
+        cached = Ceilings(**fields)
+        rates = [dataclasses.astuple(r) for r in (cached.one_thread, cached.all_threads) if r]
+        return cached if all(0 < v < math.inf for values in rates for v in values) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-
-
-def _rates(fields: dict[str, float]) -> Rates:
-    rates = Rates(**{name: float(value) for name, value in fields.items()})
-    if not all(math.isfinite(v) and v > 0 for v in dataclasses.astuple(rates)):
-        raise ValueError("a rate is not a positive number")
-    return rates
 
 
 def _write(path: Path | None, identity: dict[str, Any], measured: Ceilings) -> Ceilings:

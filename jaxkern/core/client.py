@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
 
 import jax
 
 from jaxkern.core import compat
+from jaxkern.core.arguments import check_number
 
 MEMORY_FRACTION = "XLA_CLIENT_MEM_FRACTION"
 # The older name; JAX raises if both are set.
 _OLD_MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-
 
 # Raised by JAX if no client starts; the AssertionError has no text.
 START_ERRORS = (RuntimeError, AssertionError)
@@ -31,14 +30,14 @@ def start_problem(error: Exception) -> str:
     """Return a message for an error of `START_ERRORS` that JAX's default backend raised."""
     lines = str(error).splitlines()
     reason = lines[0] if lines else "JAX gives no reason"
-    problem = f"JAX cannot start its default backend ({reason})"
-    requested = requested_platforms()
-    if not requested:
-        return f"{problem}; JAX_PLATFORMS is not set; JAX_PLATFORMS=cpu selects the CPU"
+    requested, advice = requested_platforms(), "set JAX_PLATFORMS=cpu to use the CPU"
+    if requested:
+        advice += (
+            ", unset it to let JAX choose, or install jax with the plugin of that platform (for a "
+            "GPU pip install 'jax[cuda13]', and nvidia-smi must list the GPU)"
+        )
     return (
-        f"{problem}: JAX_PLATFORMS is {requested!r}, which excludes others; unset it to let JAX "
-        "choose, set JAX_PLATFORMS=cpu to use the CPU, or install jax with the plugin of that "
-        "platform (for a GPU pip install 'jax[cuda13]', and nvidia-smi must list the GPU)"
+        f"JAX cannot start its default backend ({reason}); JAX_PLATFORMS is {requested!r}: {advice}"
     )
 
 
@@ -62,7 +61,7 @@ def set_memory_fraction(fraction: float) -> None:
     Sets ``XLA_CLIENT_MEM_FRACTION`` (JAX's default is 0.75), which a GPU client reads at startup.
 
     Args:
-      fraction: above 0 and at most 1.
+      fraction: from 0.001 to 1.
 
     Raises:
       ValueError: the fraction is out of range.
@@ -72,16 +71,9 @@ def set_memory_fraction(fraction: float) -> None:
       >>> import jaxkern.core.client
       >>> jaxkern.core.client.set_memory_fraction(1.5)
       Traceback (most recent call last):
-      ValueError: the memory fraction is 1.5; expected a number above 0 and at most 1
+      ValueError: the memory fraction is 1.5; expected a number of at least 0.001 and at most 1
     """
-    try:
-        value = float(fraction)
-    except (TypeError, ValueError):
-        value = math.nan
-    if isinstance(fraction, bool) or not 0 < value <= 1:
-        raise ValueError(
-            f"the memory fraction is {fraction!r}; expected a number above 0 and at most 1"
-        )
+    value = check_number("the memory fraction", fraction, 0.001, 1)
     started = [name for name in compat.started_backends() if name not in ("cpu", "tpu")]
     if started:
         raise RuntimeError(

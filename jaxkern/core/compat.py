@@ -33,7 +33,7 @@ ir = mlir.ir
 _DLPACK_CPU = 1  # DLPack's device type of the host
 # jax.dlpack.from_dlpack takes about 50 us per call, this function under 5 us.
 _import_dlpack = getattr(_jax, "dlpack_managed_tensor_to_buffer", None)
-_dlpack_arguments: tuple[Any, ...] | None = None
+_dlpack_arguments: list[tuple[Any, ...]] = [(None, None), (None, None, _DLPACK_CPU)]
 
 
 class _Capsule:
@@ -51,23 +51,16 @@ class _Capsule:
 
 def array_from_dlpack(capsule: Any, device: jax.Device) -> jax.Array:
     """Return the host memory of an aligned DLPack tensor as a committed array on a CPU device."""
-    global _import_dlpack, _dlpack_arguments
-    if _import_dlpack is None:
-        array: jax.Array = jax.dlpack.from_dlpack(_Capsule(capsule), device=device)
-        return array
-    if _dlpack_arguments is not None:
-        array = _import_dlpack(capsule, device, *_dlpack_arguments)
-        return array
+    global _dlpack_arguments
     # JAX checks the signature before it consumes the capsule. The device type is new in 0.12.
-    for arguments in ((None, None), (None, None, _DLPACK_CPU)):
+    while _import_dlpack is not None and _dlpack_arguments:
         try:
-            array = _import_dlpack(capsule, device, *arguments)
+            array: jax.Array = _import_dlpack(capsule, device, *_dlpack_arguments[0])
+            return array
         except TypeError:
-            continue
-        _dlpack_arguments = arguments
-        return array
-    _import_dlpack = None
-    return array_from_dlpack(capsule, device)
+            _dlpack_arguments = _dlpack_arguments[1:]
+    array = jax.dlpack.from_dlpack(_Capsule(capsule), device=device)
+    return array
 
 
 def uncommitted(array: jax.Array) -> jax.Array:
@@ -112,23 +105,20 @@ def unregister_exit_functions() -> None:
 
 def shard_map_devices(parameters: Mapping[str, Any]) -> int:
     """Return the number of devices of a shard_map equation's own manual axes."""
-    axes = parameters.get("newly_manual_axes", parameters.get("manual_axes", ()))
-    return math.prod(parameters["mesh"].shape[axis] for axis in axes)
+    return math.prod(parameters["mesh"].shape[axis] for axis in _manual_axes(parameters))
+
+
+def _manual_axes(parameters: Mapping[str, Any]) -> Any:
+    return parameters.get("newly_manual_axes", parameters.get("manual_axes", ()))
 
 
 def local_on_mesh(fn: Callable[..., Any], parameters: Mapping[str, Any]) -> Callable[..., Any]:
     """Return ``fn`` mapped over a shard_map equation's mesh and manual axes, all replicated."""
-    axes = parameters.get("newly_manual_axes", parameters.get("manual_axes", ()))
-    replicated = jax.sharding.PartitionSpec()
+    mesh, axes = parameters["mesh"], set(_manual_axes(parameters))
+    specs = dict.fromkeys(("in_specs", "out_specs"), jax.sharding.PartitionSpec())
     # Every device gets equal operands, so varying axes are not checked.
-    mapped: Callable[..., Any] = jax.shard_map(
-        fn,
-        mesh=parameters["mesh"],
-        axis_names=set(axes),
-        in_specs=replicated,
-        out_specs=replicated,
-        check_vma=False,
-    )
+    mapped: Callable[..., Any]
+    mapped = jax.shard_map(fn, mesh=mesh, axis_names=axes, check_vma=False, **specs)
     return mapped
 
 
@@ -165,15 +155,14 @@ def reshape(value: Any, aval: Any) -> Any:
         return value
     if not all(isinstance(n, int) for n in aval.shape):
         raise NotImplementedError(
-            f"a native call with the symbolic shape {aval.shape} cannot be partitioned over "
-            "devices; export it for one device, or with jaxkern.backend('jax')"
+            f"a native call with the symbolic shape {aval.shape} cannot be partitioned; export it "
+            "for one device, or with jaxkern.backend('jax')"
         )
     return hlo.reshape(target, value)
 
 
 # The name in JAX's events of a function object without a ``__name__``.
 UNNAMED = "<unnamed function>"
-
 
 # Loggers that write under jax_log_compiles and jax_explain_cache_misses.
 COMPILE_LOGGERS = (
@@ -212,26 +201,22 @@ def traced_call() -> TracedCall | None:
         keys = [key[-3:] for key in variables["keys"] if not callable(key[0])]
         fun, file = variables["fun"], debug.func_filename
         # A callable object has neither a name nor a source line.
-        return TracedCall(
-            fun,
-            str(debug.func_name if file else getattr(fun, "__name__", UNNAMED)),
-            f"{file}:{debug.func_lineno}" if file else "",
-            _traced_arguments(variables["in_avals"]),
-            [_traced_arguments(key[1][0]) for key in keys],
-        )
+        name = str(debug.func_name if file else getattr(fun, "__name__", UNNAMED))
+        location = f"{file}:{debug.func_lineno}" if file else ""
+        earlier = [_traced_arguments(key[1][0]) for key in keys]
+        return TracedCall(fun, name, location, _traced_arguments(variables["in_avals"]), earlier)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return None
 
 
 def _traced_arguments(flat: Any) -> dict[tuple[Any, ...], Any]:
     # On 0.10 static values are nodes without leaves.
+    def is_static(x: Any) -> bool:
+        return type(x).__name__ == "Static"
+
     tree = flat.unflatten()
-    leaves = jax.tree.leaves_with_path(
-        tree, is_leaf=lambda x: x is None or type(x).__name__ == "Static"
-    )
-    return {
-        tuple(path): leaf.val if type(leaf).__name__ == "Static" else leaf for path, leaf in leaves
-    }
+    leaves = jax.tree.leaves_with_path(tree, is_leaf=lambda x: x is None or is_static(x))
+    return {tuple(path): leaf.val if is_static(leaf) else leaf for path, leaf in leaves}
 
 
 def is_tracing() -> bool:

@@ -97,15 +97,15 @@ class Declaration:
         return reason
 
     def _check_impl(self, operands: Sequence[Any], results: Sequence[Any], static: Static) -> None:
-        declared = as_tuple(self.core_results(operands, 0, static))
-        pair = [
-            [f"{np.dtype(x.dtype).name}{list(x.shape)}" for x in some]
-            for some in (map(jax.typeof, results), declared)
-        ]
-        if pair[0] != pair[1]:
+        def text(values: Any) -> str:
+            return ", ".join(f"{np.dtype(x.dtype).name}{list(x.shape)}" for x in values)
+
+        declared = text(as_tuple(self.core_results(operands, 0, static)))
+        actual = text(map(jax.typeof, results))
+        if actual != declared:
             raise TypeError(
-                f"{self.name}: for one sample impl returns {', '.join(pair[0])} and abstract "
-                f"returns {', '.join(pair[1])}; expected equal shapes and dtypes"
+                f"{self.name}: for one sample impl returns {actual} and abstract returns "
+                f"{declared}; expected equal shapes and dtypes"
             )
 
     def core_results(self, operands: Sequence[Any], batch_dims: int, static: Static) -> Any:

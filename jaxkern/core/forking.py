@@ -23,14 +23,7 @@ _PACKAGES = ("jax", "jaxlib", "jaxkern")  # their modules refer to C++ objects
 
 
 def check_not_forked(what: str) -> None:
-    """Raise in a child of a process in which JAX had started.
-
-    Args:
-      what: the call that would wait for JAX's threads, for the message.
-
-    Raises:
-      RuntimeError: this process is such a child.
-    """
+    """Raise RuntimeError in a child of a process in which JAX had started; `what` is the call."""
     if _forked:
         raise RuntimeError(
             f"{what} in a forked child: JAX ran in the parent, and its threads do not exist here; "

@@ -11,11 +11,7 @@ from jax.tree import leaves
 
 
 def check_narrowing(value: Any, name: str) -> Any:
-    """Return ``value``, after checking that host integers fit the type that JAX stores them in.
-
-    Raises:
-      ValueError: they do not fit; the message names the first such value.
-    """
+    """Return ``value``; ValueError if host integers do not fit the type that JAX stores them in."""
     if not isinstance(value, (np.ndarray, np.generic, list, tuple)):
         return value
     if isinstance(value, (list, tuple)) and any(isinstance(x, jax.Array) for x in leaves(value)):
@@ -46,10 +42,7 @@ def check_range(array: np.ndarray[Any, Any], dtype: Any, name: str, more: str = 
 def as_integers(value: Any, dtype: Any, name: str) -> Any:
     """Convert integers to a narrower signed type; host integers become a NumPy array.
 
-    Values of a JAX array cannot be checked; they are clipped to the range of the type.
-
-    Raises:
-      ValueError: host integers do not fit.
+    Raises ValueError if host integers do not fit; values of a JAX array are clipped to the type.
     """
     if not isinstance(value, jax.Array):
         array = np.asarray(value)

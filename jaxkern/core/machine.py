@@ -31,11 +31,6 @@ def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
     return " ".join([name, *parts])
 
 
-def last_level_cache_bytes(cpus: Path = _CPUS) -> int | None:
-    """Return the total size of all last-level caches in bytes; None if unknown."""
-    return sum(last_level_caches(cpus)) or None
-
-
 def last_level_caches(cpus: Path = _CPUS) -> list[int]:
     """Return the size of each last-level cache in bytes; empty if unknown."""
     caches: dict[tuple[int, str], int] = {}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
 import re
+import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -97,21 +97,14 @@ class Op(Declaration):
         rules = {"attributes": attributes, "supports": supports, "jvp": jvp}
         rules |= {"transpose": transpose, "cost": cost}
         functions |= {role: rule for role, rule in rules.items() if rule is not None}
-        self.source = _caller_source(inspect.currentframe())
+        caller = sys._getframe(1)
+        #: module and file of the declaration
+        self.source = str(caller.f_globals.get("__name__", "")), caller.f_code.co_filename
         _check_declaration(name, functions, self.source)
         super().__init__(
-            name,
-            version,
-            abstract,
-            impl,
-            attributes,
-            supports,
-            jvp,
-            transpose,
-            cost,
-            aliases or {},
-            tuple(platforms),
-        )
+            name, version, abstract, impl, attributes, supports, jvp, transpose, cost,
+            aliases or {}, tuple(platforms),
+        )  # fmt: skip
         register_rules(self)
         _OPS[name] = self
         _BY_PRIMITIVE[self.primitive] = self
@@ -140,14 +133,6 @@ class Op(Declaration):
         return results[0] if single else tuple(results)
 
 
-def _caller_source(frame: Any) -> tuple[str, str]:
-    """Return module and file of the caller of an op's constructor, which runs in ``frame``."""
-    caller = frame.f_back if frame is not None else None
-    if caller is None:
-        return "", ""
-    return str(caller.f_globals.get("__name__", "")), caller.f_code.co_filename
-
-
 def _check_declaration(name: str, functions: Mapping[str, Any], source: tuple[str, str]) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(
@@ -156,24 +141,19 @@ def _check_declaration(name: str, functions: Mapping[str, Any], source: tuple[st
         )
     for role, function in functions.items():
         if not callable(function):
-            raise TypeError(
-                f"{name}: {role} is {function!r}; expected a function"
-                + (" in pure JAX: it is the fallback and the reference" if role == "impl" else "")
-            )
+            raise TypeError(f"{name}: {role} is {function!r}; expected a function")
     earlier = _OPS.get(name)
     # A module that runs twice (a notebook, a reload, `python -m`) replaces its declarations.
     if earlier is not None and all(a != b for a, b in zip(earlier.source, source, strict=True)):
         raise ValueError(
-            f"an op named {name!r} is already declared in {earlier.source[0]} "
-            f"({earlier.source[1]}); rename the one in {source[0]}: both would call the same target"
+            f"an op named {name!r} is already declared in {' '.join(earlier.source)}; rename the "
+            f"one in {source[0]}: both would call the same target"
         )
 
 
 def _check_call(op: str, batch_dims: int, static: Static) -> None:
     if operator.index(batch_dims) < 0:
-        raise ValueError(
-            f"{op}: batch_dims is {batch_dims}; expected the number of leading batch axes"
-        )
+        raise ValueError(f"{op}: batch_dims is {batch_dims}; expected a number of batch axes")
     for name, value in static.items():
         if any(isinstance(x, (jax.Array, np.ndarray)) for x in jax.tree.leaves(value)):
             raise TypeError(

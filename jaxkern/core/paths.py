@@ -29,10 +29,7 @@ def get_include() -> str:
     for root in map(Path, folders):
         if (root / "include" / "jaxkern" / "core" / "ffi.h").exists():
             return str(root / "include")
-    raise FileNotFoundError(
-        f"no jaxkern headers below {folders}: install the package (pip install .) "
-        "instead of importing its source tree"
-    )
+    raise FileNotFoundError(f"no jaxkern headers in {folders}: install the package (pip install .)")
 
 
 def home_path(path: str | os.PathLike[str]) -> Path:
@@ -41,8 +38,7 @@ def home_path(path: str | os.PathLike[str]) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise ValueError(
-            f"cannot expand ~ in {os.fspath(path)}: HOME is not set and the user is not in the "
-            "passwd database; use a path without ~ or set HOME"
+            f"cannot expand ~ in {os.fspath(path)}: this user has no home folder; set HOME"
         ) from error
 
 
@@ -66,11 +62,8 @@ def atomic_write(path: Path, overwrite: bool = True) -> Iterator[Path]:
 
     After a kill or a power failure at any moment `path` is either the old or the new file; after an
     exception in the block it is the old one. A missing folder is created. A killed process leaves
-    a file that ends in ``.tmp``; the next call for the same path removes it. Files in use are
-    locked, so they are not removed.
-
-    Raises:
-      FileExistsError: `overwrite` is false and `path` exists at the end of the block.
+    a file that ends in ``.tmp``; the next call for the same path removes it, unless it is in use.
+    Raises FileExistsError if `overwrite` is false and `path` exists at the end of the block.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path)
@@ -101,10 +94,8 @@ def remove_leftovers(path: Path) -> None:
 def publish(temporary: Path, path: Path, overwrite: bool = True) -> None:
     """Rename a finished file to its final name in one step, and sync the folder.
 
-    Without `overwrite` the name is created exclusively: of several processes exactly one succeeds.
-
-    Raises:
-      FileExistsError: `overwrite` is false and `path` exists; `temporary` remains.
+    Without `overwrite` the name is created exclusively: of several processes exactly one succeeds,
+    and the others raise FileExistsError and leave `temporary`.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())

@@ -40,6 +40,4 @@ class ProgressBar:
     def update(self, done: int | None = None, total: int | None = None, text: str = "") -> None:
         """Update the count, the total and the text; None and "" keep the current value."""
         if self._bar is not None:
-            changed = {"completed": done, "total": total, "description": text or None}
-            known = {name: value for name, value in changed.items() if value is not None}
-            self._bar.update(self._task, **known)
+            self._bar.update(self._task, completed=done, total=total, description=text or None)

@@ -6,6 +6,7 @@ each library is checked BEFORE its handlers are registered; if that fails, ops u
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
@@ -15,7 +16,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +24,6 @@ from types import ModuleType
 import jax
 
 from jaxkern.core import compat
-from jaxkern.core.arguments import parse_decimal
 from jaxkern.core.threads import worker_cap
 
 PLATFORMS = ("cpu", "cuda")
@@ -64,15 +64,9 @@ def module(platform: str = "cpu") -> ModuleType | None:
 @functools.cache
 def running_abi() -> tuple[int, int]:
     """Return the FFI version (major, minor) of the running jaxlib, read from its headers."""
-    text = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text()
-    parts = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
-    if None in parts:
-        raise RuntimeError(
-            "cannot read XLA_FFI_API_MAJOR and XLA_FFI_API_MINOR from jaxlib's headers in "
-            f"{jax.ffi.include_dir()}"
-        )
-    major, minor = (int(m.group(1)) for m in parts if m)
-    return major, minor
+    header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
+    values = dict(re.findall(r"#define (XLA_FFI_API_\w+) (\d+)", header.read_text()))
+    return int(values["XLA_FFI_API_MAJOR"]), int(values["XLA_FFI_API_MINOR"])
 
 
 def load(name: str, platform: str = "cpu") -> Library:
@@ -80,12 +74,10 @@ def load(name: str, platform: str = "cpu") -> Library:
 
     The module has two functions: ``registrations()`` returns ``{target: capsule}``, and ``abi()``
     returns the FFI version ``(major, minor)`` with which its handlers were built. A CUDA module
-    also has ``cuda_runtime()``, the version of its linked CUDA runtime (13000 for 13.0). On any
-    problem nothing is registered, a warning is issued, and ``jaxkern.doctor()`` reports the
-    reason; ops then run in pure JAX.
-
-    A CUDA module may also have ``architectures()``, such as ``["sm_80", "compute_90"]``. If JAX
-    later starts on a GPU that can run none of that code, its targets are dropped.
+    also has ``cuda_runtime()``, the version of its linked CUDA runtime (13000 for 13.0), and may
+    have ``architectures()``, such as ``["sm_80", "compute_90"]``: if JAX later starts on a GPU that
+    can run none of that code, its targets are dropped. On any problem nothing is registered, a
+    warning is issued, and ``jaxkern.doctor()`` reports the reason; ops then run in pure JAX.
 
     Args:
       name: name of the importable module, such as ``"my_package._cpu"``.
@@ -115,16 +107,10 @@ def load(name: str, platform: str = "cpu") -> Library:
     return library
 
 
-def skip(name: str, platform: str, reason: str) -> None:
-    """Record, without a warning, why a library is not loaded in this process."""
-    _libraries[(name, platform)] = Library(name, platform, reason)
-
-
 def _register(library: Library, native: ModuleType) -> None:
+    platform = "CUDA" if library.platform == "cuda" else library.platform
     for target, capsule in native.registrations().items():
-        jax.ffi.register_ffi_target(
-            target, capsule, platform="CUDA" if library.platform == "cuda" else library.platform
-        )
+        jax.ffi.register_ffi_target(target, capsule, platform=platform)
         jax.ffi.register_ffi_target_as_batch_partitionable(target)
         library.targets.append(target)
         _targets[(target, library.platform)] = library
@@ -180,16 +166,13 @@ def _abi_problem(built: tuple[int, int]) -> str | None:
 
 
 def _import_problem(name: str, error: Exception) -> str:
-    try:
-        exists = importlib.util.find_spec(name) is not None
-    except ImportError:
-        exists = False
-    if not exists:
-        return (
-            f"the module does not exist: this installation has no kernels for {sys.platform} on "
-            "this Python; install a wheel with kernels, or build from source"
-        )
-    return f"it cannot be loaded ({type(error).__name__}: {error})"
+    with contextlib.suppress(ImportError):
+        if importlib.util.find_spec(name) is not None:
+            return f"it cannot be loaded ({type(error).__name__}: {error})"
+    return (
+        f"the module does not exist: this installation has no kernels for {sys.platform} on this "
+        "Python; install a wheel with kernels, or build from source"
+    )
 
 
 def _driver_problem(native: ModuleType, platform: str) -> str | None:
@@ -247,25 +230,21 @@ def _drop_if_unusable(library: Library) -> bool:
 
 def cuda_capabilities() -> list[tuple[int, int]]:
     """Return the compute capabilities of this process's GPUs. Starts JAX's CUDA backend."""
-    names = {str(d.compute_capability) for d in jax.local_devices(backend="cuda")}
-    pairs = (capability.split(".") for capability in sorted(names))
-    return [(int(major), int(minor)) for major, minor in pairs]
+    names = sorted({str(d.compute_capability) for d in jax.local_devices(backend="cuda")})
+    return [(int(major), int(minor)) for major, minor in (name.split(".") for name in names)]
 
 
 def device_code_problem(
-    architectures: Iterable[str], built: int, capability: tuple[int, int], driver: int
+    architectures: Sequence[str], built: int, capability: tuple[int, int], driver: int
 ) -> str | None:
-    """Return the reason that a GPU can run none of the code for ``architectures``, or None.
-
-    ``sm_XY`` is machine code, which runs on the capabilities X.Y and later ones of the same X.
-    ``compute_XY`` is PTX, which the driver compiles for X.Y and everything later; for that it must
-    support the CUDA that wrote the PTX, ``built``. Code for ``90a`` runs on 9.0 only, code for
-    ``100f`` on 10.0 and later ones of the same family. Other names, such as CMake's ``native`` and
-    ``all-major``, are not checked; CUDA itself reports kernels that it cannot run.
-    """
-    names = list(architectures)
+    """Return the reason that a GPU can run none of the code for ``architectures``, or None."""
+    # ``sm_XY`` is machine code, which runs on the capabilities X.Y and later ones of the same X.
+    # ``compute_XY`` is PTX, which the driver compiles for X.Y and everything later; for that it
+    # must support the CUDA that wrote the PTX, ``built``. Code for ``90a`` runs on 9.0 only, code
+    # for ``100f`` on 10.0 and later ones of the same family. Other names, such as CMake's
+    # ``native`` and ``all-major``, are not checked; CUDA itself reports kernels that cannot run.
     compiles = False
-    for name in names:
+    for name in architectures:
         match = re.fullmatch(r"(sm|compute)_(\d+)([af]?)", name)
         if match is None:
             return None
@@ -278,9 +257,8 @@ def device_code_problem(
         compiles |= match[1] == "compute" and (same_major or match[3] != "f")
     gpu = f"a GPU of this process has compute capability {capability[0]}.{capability[1]}"
     if not compiles:
-        return (
-            f"{gpu}, and the kernels are compiled for {', '.join(names)}; build from source for it"
-        )
+        built_for = ", ".join(architectures)
+        return f"{gpu}, and the kernels are compiled for {built_for}; build from source for it"
     if driver < built:
         return (
             f"{gpu}, for which the CUDA driver must compile PTX of CUDA {_version_text(built)}, "
@@ -297,12 +275,7 @@ def cuda_driver_version() -> int | None:
     """Return the newest CUDA version that the driver supports, as 1000 * major + 10 * minor."""
     override = os.environ.get("JAXKERN_CUDA_DRIVER_VERSION")  # to test the check without a GPU
     if override:
-        parsed = parse_decimal(override)
-        if parsed is None:
-            raise ValueError(
-                f"JAXKERN_CUDA_DRIVER_VERSION is {override!r}; expected a number such as 13000"
-            )
-        return parsed
+        return int(override)
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -318,9 +291,10 @@ def load_own() -> None:
     reason = _reason_without_cuda()
     if reason is None:
         load("jaxkern._cuda", "cuda")
-    else:
-        skip("jaxkern._cuda", "cuda", reason)
-    _require(_required())
+    else:  # without a warning
+        _libraries["jaxkern._cuda", "cuda"] = Library("jaxkern._cuda", "cuda", reason)
+    for name in _required():
+        _require(name)
 
 
 def _required() -> list[str]:
@@ -339,28 +313,17 @@ def _reason_without_cuda() -> str | None:
     chosen = os.environ.get("JAX_PLATFORMS", "")
     if chosen and not {"cuda", "gpu"} & set(chosen.split(",")):
         return f"JAX_PLATFORMS is {chosen!r}"
-    if not _any_installed(("jax_cuda13_plugin", "jax_cuda12_plugin")):
-        return "JAX has no CUDA backend here: no jax-cuda plugin is installed"
-    return None
+    plugins = map(importlib.util.find_spec, ("jax_cuda13_plugin", "jax_cuda12_plugin"))
+    return None if any(plugins) else "JAX has no CUDA backend: no jax-cuda plugin is installed"
 
 
-def _any_installed(names: Iterable[str]) -> bool:
-    return any(importlib.util.find_spec(name) is not None for name in names)
-
-
-def _require(platforms: Iterable[str]) -> None:
-    for platform in platforms:
-        if platform == "jpeg":
-            native = module("cpu")
-            if native is None or not native.jpeg_decoder():
-                raise ImportError(
-                    "JAXKERN_REQUIRE names 'jpeg', but jaxkern was built without libjpeg-turbo, or "
-                    "its native kernels are not usable"
-                )
-            continue
-        library = _libraries.get((f"jaxkern._{platform}", platform))
-        if library is None or library.problem is not None:
-            reason = "jaxkern has no such platform" if library is None else library.problem
-            raise ImportError(
-                f"JAXKERN_REQUIRE names {platform!r}, but its kernels are not usable: {reason}"
-            )
+def _require(name: str) -> None:
+    """Raise ImportError if a platform's kernels or the JPEG decoder (``"jpeg"``) are missing."""
+    library = _libraries.get((f"jaxkern._{name}", name))
+    problem = "jaxkern has no such platform" if library is None else library.problem
+    if name == "jpeg":
+        native = module("cpu")
+        has_decoder = native is not None and native.jpeg_decoder()
+        problem = None if has_decoder else "jaxkern was built without libjpeg-turbo"
+    if problem is not None:
+        raise ImportError(f"JAXKERN_REQUIRE names {name!r}, which is not usable: {problem}")

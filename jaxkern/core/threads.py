@@ -69,9 +69,6 @@ def cgroup_cpus(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
 def _quota(folder: Path) -> int | None:
     both = read_text_or_empty(folder / "cpu.max").split()
     if len(both) != 2:
-        both = [
-            read_text_or_empty(folder / "cpu.cfs_quota_us"),
-            read_text_or_empty(folder / "cpu.cfs_period_us"),
-        ]
+        both = [read_text_or_empty(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
     quota, period = map(parse_decimal, both)  # None: "max", or -1
     return max(1, -(-quota // period)) if quota is not None and period else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 import jax
@@ -22,10 +21,10 @@ def call_seconds(
     most: int = 10_000,
     fresh: Callable[[], tuple[Any, ...]] | None = None,
 ) -> list[float]:
-    """Return the seconds of each of at least ``calls`` calls, and more until ``seconds`` passed.
+    """Return the seconds of ``calls`` calls, or of up to ``most`` until ``seconds`` have passed.
 
-    ``warmup`` calls before are not timed. At most ``most`` calls are made. ``fresh`` makes new
-    arguments for each call, for a function that donates them; its time is not included.
+    ``warmup`` calls before are not timed. ``fresh`` makes new arguments for each call, for a
+    function that donates them; its time is not included.
     """
     for _ in range(warmup):
         jax.block_until_ready(fn(*(args if fresh is None else fresh())))
@@ -64,10 +63,5 @@ class CompileClock:
         jax.monitoring.register_event_duration_secs_listener(self._on_event)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         jax.monitoring.unregister_event_duration_listener(self._on_event)

@@ -3,8 +3,6 @@
 from jaxkern.image.compose.compose import Compose
 from jaxkern.image.compose.producer import ChainProducer, EncodedProducer, MaskProducer
 from jaxkern.image.jpeg import decode_jpeg
-from jaxkern.image.policies.policies import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
-from jaxkern.image.policies.tables import AutoAugmentPolicy
 from jaxkern.image.program.program import Code, program_step
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transforms.choices import RandomApply, RandomChoice, RandomOrder
@@ -30,11 +28,30 @@ from jaxkern.image.transforms.crops import (
     RandomVerticalFlip,
 )
 from jaxkern.image.transforms.detection import RandomIoUCrop, RandomZoomOut, SanitizeBoundingBoxes
-from jaxkern.image.transforms.noise import ElasticTransform, GaussianBlur, GaussianNoise
+from jaxkern.image.transforms.policies import (
+    AugMix,
+    AutoAugment,
+    AutoAugmentPolicy,
+    RandAugment,
+    TrivialAugmentWide,
+)
 from jaxkern.image.transforms.sizes import RandomShortestSize, Resize, ScaleJitter
 from jaxkern.image.transforms.transform import Transform
-from jaxkern.image.transforms.values import CutMix, MixUp, Normalize, RandomErasing, ToDtype
-from jaxkern.image.transforms.warps import RandomAffine, RandomPerspective, RandomRotation
+from jaxkern.image.transforms.values import (
+    CutMix,
+    GaussianBlur,
+    GaussianNoise,
+    MixUp,
+    Normalize,
+    RandomErasing,
+    ToDtype,
+)
+from jaxkern.image.transforms.warps import (
+    ElasticTransform,
+    RandomAffine,
+    RandomPerspective,
+    RandomRotation,
+)
 
 __all__ = [
     "AugMix",

@@ -25,10 +25,9 @@ def _results(height: int, width: int, channels: int, **_: Any) -> tuple[jax.Shap
     return image, jax.ShapeDtypeStruct((2,), np.int32)
 
 
-def _call_pillow(buffer: Any, begin: Any, end: Any, **static: Any) -> Any:
+def _call_pillow(*operands: Any, **static: Any) -> Any:
     run = functools.partial(_decode_all, **static)
-    results = _results(**static)
-    return jax.pure_callback(run, results, buffer, begin, end, vmap_method="expand_dims")
+    return jax.pure_callback(run, _results(**static), *operands, vmap_method="expand_dims")
 
 
 def _decode_all(
@@ -38,8 +37,7 @@ def _decode_all(
     batch = np.broadcast_shapes(buffer.shape[:-1], begin.shape, end.shape)
     buffer = np.broadcast_to(buffer, (*batch, buffer.shape[-1]))
     begin, end = np.broadcast_to(begin, batch), np.broadcast_to(end, batch)
-    canvas = (static["height"], static["width"], static["channels"])
-    images, sizes = np.zeros((*batch, *canvas), np.uint8), np.zeros((*batch, 2), np.int32)
+    images, sizes = (np.zeros((*batch, *x.shape), x.dtype) for x in _results(**static))
     for n, index in enumerate(np.ndindex(batch)):
         try:
             image = _decode_one(buffer[index], int(begin[index]), int(end[index]), **static)
@@ -53,19 +51,23 @@ def _decode_all(
 
 
 def _decode_one(
-    buffer: np.ndarray, begin: int, end: int, max_pixels: int, denominator: int, **canvas: int
+    buffer: np.ndarray,
+    begin: int,
+    end: int,
+    *,
+    height: int,
+    width: int,
+    channels: int,
+    max_pixels: int,
+    denominator: int,
 ) -> np.ndarray:
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
-    except ImportError:
-        raise ImportError(
-            "jk.image.decode_jpeg needs Pillow here, because jaxkern has no native JPEG decoder "
-            "for this platform or was built without libjpeg-turbo; run `pip install pillow`"
-        ) from None
+    except ImportError as error:
+        error.add_note("jaxkern has no native JPEG decoder here: `pip install pillow`")
+        raise
     if not 0 <= begin <= end <= len(buffer):
-        raise ValueError(
-            f"expected a range of operand 'buffer' of {len(buffer)} bytes, got {begin} to {end}"
-        )
+        raise ValueError(f"expected a range of 'buffer' [{len(buffer)}], got {begin} to {end}")
     try:
         opened = Image.open(io.BytesIO(buffer[begin:end].tobytes()), formats=["JPEG"])
     except UnidentifiedImageError:
@@ -75,17 +77,14 @@ def _decode_one(
     with opened:
         if opened.width * opened.height > max_pixels:
             raise ValueError(
-                f"expected at most max_pixels={max_pixels}, got {opened.height} x {opened.width}"
+                f"expected {max_pixels=} or less, got {opened.height} x {opened.width}"
             )
         if denominator > 1:
             opened.draft(None, [max(1, n // denominator) for n in opened.size])
-        image = ImageOps.exif_transpose(opened).convert(_MODES[canvas["channels"]])
-    height, width = canvas["height"], canvas["width"]
+        image = ImageOps.exif_transpose(opened).convert(_MODES[channels])
     if image.height > height or image.width > width:
-        raise ValueError(
-            f"expected at most {height} x {width} pixels, got {image.height} x {image.width}"
-        )
-    return np.asarray(image).reshape(image.height, image.width, canvas["channels"])
+        raise ValueError(f"expected at most {height} x {width}, got {image.height} x {image.width}")
+    return np.asarray(image).reshape(image.height, image.width, channels)
 
 
 MAX_PIXELS = 178_956_970
@@ -103,9 +102,7 @@ decode_jpeg_op = Op(
         "mask": np.bool_(mask),
     },
     # The number of bytes of an image is known at run time only.
-    cost=lambda buffer, begin, end, *, height, width, channels, **_: Cost(
-        flops=None, bytes=height * width * channels
-    ),
+    cost=lambda *_, height, width, channels, **__: Cost(None, height * width * channels),
     platforms=("cpu",),
 )
 
@@ -123,10 +120,8 @@ def decode_jpeg(
 ) -> tuple[jax.Array, jax.Array]:
     """Decode N JPEG images from one buffer, each into the top left corner of a canvas.
 
-    Supports baseline and progressive files of any subsampling, in grayscale, colour, CMYK and YCCK.
-    EXIF orientation is applied. Values equal those of Pillow's ``convert``. Native threads decode
-    on the CPU. On other platforms, and if jaxkern was built without libjpeg-turbo, the program
-    calls Pillow on the host.
+    Values equal those of Pillow's ``convert`` with EXIF orientation. Native threads decode on the
+    CPU. On other platforms, and without libjpeg-turbo, the program calls Pillow on the host.
 
     Args:
       buffer: uint8 [B].
@@ -161,12 +156,13 @@ def decode_jpeg(
     """
     sides = (size, size) if isinstance(size, int) else size
     height, width = (check_integer("size", side, 1) for side in sides)
-    if channels not in CHANNEL_COUNTS:
-        raise ValueError(f"channels: expected 1, 3 or 4, got {channels!r}")
-    if on_bad not in ("raise", "mask"):
-        raise ValueError(f"on_bad: expected 'raise' or 'mask', got {on_bad!r}")
-    if denominator not in (1, 2, 4, 8):
-        raise ValueError(f"denominator: expected 1, 2, 4 or 8, got {denominator!r}")
+    for name, value, options in (
+        ("channels", channels, CHANNEL_COUNTS),
+        ("on_bad", on_bad, ("raise", "mask")),
+        ("denominator", denominator, (1, 2, 4, 8)),
+    ):
+        if value not in options:
+            raise ValueError(f"{name}: expected one of {options}, got {value!r}")
     max_pixels = check_integer("max_pixels", max_pixels, 1)
     data = jnp.asarray(buffer)
     if data.dtype != jnp.uint8 or data.ndim != 1:
@@ -179,24 +175,13 @@ def decode_jpeg(
     else:
         counts = _integers("lengths", lengths)
         if counts.shape != starts.shape:
-            raise ValueError(
-                f"lengths: expected {len(starts)} numbers, one per offset, got {len(counts)}"
-            )
+            raise ValueError(f"lengths: expected {len(starts)} numbers, got {len(counts)}")
         # A sum that overflows ends before it begins, and is rejected like any invalid range.
         end = starts + counts
         begin = starts.astype(end.dtype)
-    return decode_jpeg_op(  # type: ignore[no-any-return]
-        data[None],
-        begin,
-        end,
-        batch_dims=1,
-        height=height,
-        width=width,
-        channels=channels,
-        max_pixels=max_pixels,
-        denominator=denominator,
-        mask=on_bad == "mask",
-    )
+    static = {"height": height, "width": width, "channels": channels, "max_pixels": max_pixels}
+    static |= {"denominator": denominator, "mask": on_bad == "mask"}
+    return decode_jpeg_op(data[None], begin, end, batch_dims=1, **static)  # type: ignore[no-any-return]
 
 
 def _integers(name: str, values: Any) -> jax.Array:

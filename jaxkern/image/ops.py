@@ -1,27 +1,225 @@
-"""Ops of the image domain: chains, programs and stages, dense and ragged, and mixing."""
+"""Native calls of the image domain: chains, programs and stages of both, and mixing.
+
+A stage is a fused chain and an image program after it (see csrc/image/stages.h).
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.axes import nbytes
+from jaxkern.core.axes import explicit_axes, nbytes, on_batch
 from jaxkern.core.declaration import Cost
 from jaxkern.core.op import Op
 from jaxkern.image.chain import twin
-from jaxkern.image.chain.plan import ChainPlan, Filter, Layout
+from jaxkern.image.chain.plan import ChainPlan, Dtype, Filter, Layout, Operands, Segment
 from jaxkern.image.program import program_twin
-from jaxkern.image.program.program import INTERPOLATIONS, ProgramStep, Step, program_operands
+from jaxkern.image.program.program import (
+    INTERPOLATIONS,
+    MAX_STEPS,
+    ProgramStep,
+    Step,
+    program_operands,
+)
 from jaxkern.image.ragged import Ragged
-from jaxkern.image.stages import StagesBuilder, StagesPlan, image_stages
-from jaxkern.image.stages import ragged_stages as ragged_image_stages
 
-_Struct = jax.ShapeDtypeStruct
+MAX_STAGES = 8  # of one call
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A fused chain, which only the first stage may lack, and steps of a program after it."""
+
+    chain: ChainPlan | None
+    steps: tuple[ProgramStep, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class StagesPlan:
+    """The structure of a call: static, and the same for all samples."""
+
+    stages: tuple[Stage, ...]
+    channels: int
+    source_dtype: Dtype
+
+    @property
+    def chains(self) -> tuple[ChainPlan, ...]:
+        return tuple(stage.chain for stage in self.stages if stage.chain is not None)
+
+    @property
+    def steps(self) -> tuple[ProgramStep, ...]:
+        return tuple(step for stage in self.stages for step in stage.steps)
+
+    def output(self, source: Any) -> jax.ShapeDtypeStruct:
+        """Return shape and dtype of one sample's output; without a chain, the source's."""
+        if self.chains:
+            return self.chains[-1].output()
+        return jax.ShapeDtypeStruct(source.shape, source.dtype)
+
+
+class StageOperands(NamedTuple):
+    """`Operands` of all chains, and of all programs op i32 [N, P] and values f32 [N, P, 8]."""
+
+    geometry: Any
+    affine: Any
+    fill: Any
+    erase_box: Any
+    erase_value: Any
+    op: Any
+    values: Any
+
+
+Folded = tuple[ChainPlan, Operands]
+Call = Folded | tuple[StagesPlan, StageOperands]
+# Codes, values and the static part of some steps.
+_ProgramOperands = tuple[Any, Any, tuple[ProgramStep, ...]]
+_StageParts = tuple[Folded | None, list[_ProgramOperands]]
+
+
+class StagesBuilder:
+    """Collects successive chains and programs on images with the same number of channels."""
+
+    def __init__(self, channels: int, source_dtype: Dtype) -> None:
+        self.channels = channels
+        self.source_dtype = source_dtype
+        self._stages: list[_StageParts] = []
+
+    def chain(self, folded: Folded | None) -> None:
+        """Append a chain; None appends nothing."""
+        if folded is not None:
+            self._stages.append((folded, []))
+
+    def program(
+        self, steps: Callable[[dict[str, Any]], Sequence[Step]], params: dict[str, Any]
+    ) -> None:
+        """Append the steps that a transform makes of its parameters."""
+        operands = _step_operands(steps, params)
+        if operands[2] and not self._stages:
+            self._stages.append((None, []))
+        if operands[2]:
+            self._stages[-1][1].append(operands)
+
+    def calls(self, together: bool) -> Iterator[Call]:
+        """Yield plans and operands of few calls, or else of a call for each chain and program."""
+        starts = range(0, len(self._stages), MAX_STAGES)
+        each = [self._stages[k : k + MAX_STAGES] for k in starts] if together else []
+        for folded, programs in () if together else self._stages:
+            each += [[(folded, [])]] if folded is not None else []
+            each += [[(None, programs)]] if programs else []
+        dtype = self.source_dtype
+        for parts in each:
+            call = StagesBuilder(self.channels, dtype)
+            call._stages = parts
+            finished = call.finish()
+            assert finished is not None
+            yield finished
+            for folded, _ in parts:
+                dtype = dtype if folded is None else folded[0].output_dtype
+
+    def finish(self) -> Call | None:
+        """Return the plan (of a single chain a `ChainPlan`) and operands; None without a change."""
+        if len(self._stages) > MAX_STAGES:
+            raise ValueError(
+                f"at most {MAX_STAGES} stages fit in one call, got {len(self._stages)}"
+            )
+        if not self._stages:
+            return None
+        chains = [folded[1] for folded, _ in self._stages if folded is not None]
+        programs = [program for _, programs in self._stages for program in programs]
+        if not programs and len(self._stages) == 1:
+            return self._stages[0][0]
+        programs = programs or [program_operands(())]  # Chains without a program between them.
+        stages = tuple(
+            Stage(folded and folded[0], tuple(step for *_, steps in programs for step in steps))
+            for folded, programs in self._stages
+        )
+        longest = max(len(stage.steps) for stage in stages)
+        if longest > MAX_STEPS:
+            raise ValueError(f"at most {MAX_STEPS} steps may follow each other, got {longest}")
+        op, values, _ = zip(*programs, strict=True)
+        arrays = (*zip(*(chains or [self._no_chain()]), strict=True), op, values)
+        operands = StageOperands(*(_concatenated(parts) for parts in arrays))
+        return StagesPlan(stages, self.channels, self.source_dtype), operands
+
+    def _no_chain(self) -> Operands:
+        shapes = ((14,), (2, self.channels), (self.channels,), (4,), (self.channels,))
+        types = (np.int32, np.float32, np.float32, np.int32, np.float32)
+        return Operands(*(np.zeros((1, 0, *s), t) for s, t in zip(shapes, types, strict=True)))
+
+
+def _step_operands(
+    steps: Callable[[dict[str, Any]], Sequence[Step]], params: dict[str, Any]
+) -> _ProgramOperands:
+    """Return the operands of steps; their computation is exempt from Explicit mode's rules."""
+    traced = [value for value in params.values() if isinstance(value, jax.Array)]
+    axes = explicit_axes(traced)
+    static: tuple[ProgramStep, ...] = ()
+
+    def operands(params: dict[str, Any]) -> tuple[Any, Any]:
+        nonlocal static
+        op, values, static = program_operands(steps(params))
+        if axes:  # The operands are sharded like the parameters.
+            full = traced[0].shape[:1]
+            op = jnp.broadcast_to(op, (*full, *op.shape[1:]))
+            values = jnp.broadcast_to(values, (*full, *values.shape[1:]))
+        return op, values
+
+    return (*on_batch(operands, (2, 3), params), static)
+
+
+def _concatenated(parts: Sequence[Any]) -> Any:
+    """Concatenate arrays [N or 1, rows, ...] along the rows."""
+    full = [part for part in parts if part.shape[1] > 0] or list(parts[:1])
+    if len(full) == 1:
+        return full[0]
+    batch = next((part.shape[0] for part in full if part.shape[0] != 1), 1)
+    xp = np if all(isinstance(part, np.ndarray) for part in full) else jnp
+
+    def join(*arrays: Any) -> Any:
+        return xp.concatenate([xp.broadcast_to(x, (batch, *x.shape[1:])) for x in arrays], axis=1)
+
+    return on_batch(join, full[0].ndim, *full)
+
+
+def _image_stages(pixels: jax.Array, *operands: jax.Array, plan: StagesPlan) -> jax.Array:
+    """Run `plan` on pixels [H, W, C] in pure JAX, with `StageOperands` of one sample."""
+    return _run((pixels,), twin.image_chain, operands, plan)
+
+
+def _ragged_stages(*arrays: jax.Array, plan: StagesPlan, **largest: Any) -> jax.Array:
+    """Run `plan`, whose first stage has a chain, with arrays and sizes as of `ragged_chain`."""
+    first = functools.partial(twin.ragged_chain, **largest)
+    return _run(arrays[:4], first, arrays[4:], plan)
+
+
+def _run(
+    source: tuple[jax.Array, ...], run_chain: Any, operands: Sequence[jax.Array], plan: StagesPlan
+) -> jax.Array:
+    segment = erasure = step = 0
+    for stage in plan.stages:
+        chain, steps = stage.chain, len(stage.steps)
+        image = source[0]
+        if chain is not None:
+            segments = slice(segment, segment + len(chain.segments))
+            erasures = slice(erasure, erasure + sum(s.erasures for s in chain.segments))
+            segment, erasure = segments.stop, erasures.stop
+            of_chain = (array[segments] for array in operands[:3])
+            of_erasures = (array[erasures] for array in operands[3:5])
+            image = run_chain(*source, *of_chain, *of_erasures, plan=chain)
+        if steps:
+            of_program = (array[step : step + steps] for array in operands[5:])
+            image = program_twin.image_program(image, *of_program, steps=stage.steps)
+            step += steps
+        source, run_chain = (image,), twin.image_chain
+    return source[0]
+
 
 # Multiplies and adds per value of a segment's output: one affine, and the taps of two passes.
 _FLOPS = {
@@ -31,16 +229,19 @@ _FLOPS = {
 }
 
 
-def plan_attributes(plan: ChainPlan, **_: Any) -> dict[str, Any]:
-    """Return the attributes of a chain's call: its structure, without any sample's parameters."""
-    rows = plan.segments
+def _segment_attributes(rows: Sequence[Segment], layout: Layout) -> dict[str, Any]:
+    """Return attributes of a call: the structure of its chains, without parameters."""
     return {
         "filter": np.asarray([s.sampling for s in rows], np.int32),
         "size": np.asarray([(s.height, s.width) for s in rows], np.int32).reshape(-1),
         "erasures": np.asarray([s.erasures for s in rows], np.int32),
         "rounding": np.asarray([s.rounding for s in rows], np.int32),
-        "layout": np.int32(plan.layout),
+        "layout": np.int32(layout),
     }
+
+
+def _chain_attributes(plan: ChainPlan, **_: Any) -> dict[str, Any]:
+    return _segment_attributes(plan.segments, plan.layout)
 
 
 def _chain_flops(plan: ChainPlan) -> int:
@@ -56,18 +257,16 @@ chain = Op(
     version=1,
     abstract=lambda pixels, *parameters, plan: plan.output(),
     impl=twin.image_chain,
-    attributes=plan_attributes,
-    cost=lambda pixels, *parameters, plan: _chain_cost(
-        plan, pixels.size * np.dtype(pixels.dtype).itemsize
-    ),
+    attributes=_chain_attributes,
+    cost=lambda pixels, *parameters, plan: _chain_cost(plan, nbytes(pixels)),
 )
 
 ragged_chain = Op(
     "jaxkern.image_chain_ragged",
     version=1,
-    abstract=lambda buffer, *parameters, plan, max_height, max_width: plan.output(),
+    abstract=lambda buffer, *parameters, plan, **_: plan.output(),
     impl=twin.ragged_chain,
-    attributes=plan_attributes,
+    attributes=_chain_attributes,
     # An upper bound: the sizes of images are known at run time only.
     cost=lambda buffer, *parameters, plan, max_height, max_width: _chain_cost(
         plan, max_height * max_width * plan.channels
@@ -77,12 +276,10 @@ ragged_chain = Op(
 mix = Op(
     "jaxkern.image_mix",
     version=1,
-    abstract=lambda x, partner, lam, box, *, layout: _Struct(x.shape, x.dtype),
+    abstract=lambda x, *_, **__: jax.ShapeDtypeStruct(x.shape, x.dtype),
     impl=twin.mix,
     attributes=lambda layout: {"layout": np.int32(layout)},
-    cost=lambda x, partner, lam, box, *, layout: Cost(
-        flops=3 * x.size, bytes=3 * x.size * np.dtype(x.dtype).itemsize
-    ),
+    cost=lambda x, *_, **__: Cost(flops=3 * x.size, bytes=3 * nbytes(x)),
     aliases={0: 0},
 )
 
@@ -92,11 +289,10 @@ _PROGRAM_FLOPS = 8
 
 def _program_attributes(steps: tuple[ProgramStep, ...], channels: int, **_: Any) -> dict[str, Any]:
     fill = [step.channel_fill(channels) for step in steps]
+    interpolation = [INTERPOLATIONS.index(step.interpolation) for step in steps]
     return {
         "codes": np.asarray([step.mask for step in steps], np.int32),
-        "interpolation": np.asarray(
-            [INTERPOLATIONS.index(step.interpolation) for step in steps], np.int32
-        ),
+        "interpolation": np.asarray(interpolation, np.int32),
         "kernel": np.asarray([step.kernel for step in steps], np.int32).reshape(-1),
         "fill": np.asarray(fill, np.float32).reshape(-1),
     }
@@ -105,14 +301,13 @@ def _program_attributes(steps: tuple[ProgramStep, ...], channels: int, **_: Any)
 program = Op(
     "jaxkern.image_program",
     version=1,
-    abstract=lambda images, op, values, *, steps, channels: _Struct(images.shape, images.dtype),
+    abstract=lambda images, *_, **__: jax.ShapeDtypeStruct(images.shape, images.dtype),
     impl=lambda images, op, values, *, steps, channels: program_twin.image_program(
         images, op, values, steps=steps
     ),
     attributes=_program_attributes,
     cost=lambda images, op, values, *, steps, channels: Cost(
-        flops=_PROGRAM_FLOPS * len(steps) * images.size,
-        bytes=2 * images.size * np.dtype(images.dtype).itemsize,
+        flops=_PROGRAM_FLOPS * len(steps) * images.size, bytes=2 * nbytes(images)
     ),
     aliases={0: 0},
 )
@@ -120,24 +315,19 @@ program = Op(
 
 def stages_attributes(plan: StagesPlan, **_: Any) -> dict[str, Any]:
     """Return the attributes of a call of stages: their structure, without any parameters."""
-    chains = [plan_attributes(chain) for chain in plan.chains]
-    empty, counts = np.zeros(0, np.int32), [stage.chain for stage in plan.stages]
-    joined = {
-        name: np.concatenate([empty, *(chain[name] for chain in chains)])
-        for name in ("filter", "size", "erasures", "rounding")
-    }
+    own, chains = [stage.chain for stage in plan.stages], plan.chains
+    segments = tuple(segment for chain in chains for segment in chain.segments)
     program = _program_attributes(plan.steps, plan.channels)
     program["warp_fill"] = program.pop("fill")
     lengths = {
-        "segments": [0 if chain is None else len(chain.segments) for chain in counts],
+        "segments": [0 if chain is None else len(chain.segments) for chain in own],
         "steps": [len(stage.steps) for stage in plan.stages],
-        "dtype": [plan.source_dtype if c is None else c.output_dtype for c in counts],
+        "dtype": [plan.source_dtype if c is None else c.output_dtype for c in own],
     }
     return {
-        **joined,
+        **_segment_attributes(segments, chains[-1].layout if chains else Layout.NHWC),
         **program,
         **{name: np.asarray(values, np.int32) for name, values in lengths.items()},
-        "layout": np.int32(plan.chains[-1].layout if chains else Layout.NHWC),
     }
 
 
@@ -156,7 +346,7 @@ stages = Op(
     "jaxkern.image_stages",
     version=1,
     abstract=lambda pixels, *operands, plan: plan.output(pixels),
-    impl=image_stages,
+    impl=_image_stages,
     attributes=stages_attributes,
     cost=lambda pixels, *operands, plan: _stages_cost(plan, pixels.size, nbytes(pixels)),
     platforms=("cpu",),
@@ -165,8 +355,8 @@ stages = Op(
 ragged_stages = Op(
     "jaxkern.image_stages_ragged",
     version=1,
-    abstract=lambda buffer, *operands, plan, max_height, max_width: plan.output(buffer),
-    impl=ragged_image_stages,
+    abstract=lambda buffer, *operands, plan, **_: plan.output(buffer),
+    impl=_ragged_stages,
     attributes=stages_attributes,
     # An upper bound, as for ragged chains.
     cost=lambda buffer, *operands, plan, max_height, max_width: _stages_cost(
@@ -201,11 +391,6 @@ def _run_ragged(images: Ragged, plan: ChainPlan | StagesPlan, operands: Sequence
     static = {"plan": plan, "max_height": images.max_height, "max_width": images.max_width}
     arrays = (images.buffer[None], images.offset, images.height, images.width, *operands)
     return call(*arrays, batch_dims=1, **static)
-
-
-def run_mix(x: jax.Array, partner: jax.Array, lam: Any, box: Any, layout: Layout) -> Any:
-    """Mix two batches of images with lam f32 [N or 1] and box i32 [N or 1, 4]."""
-    return mix(x, partner, lam, box, batch_dims=1, layout=layout)
 
 
 def run_program(images: jax.Array, steps: Sequence[Step]) -> jax.Array:

@@ -27,7 +27,6 @@ class Ragged:
     Fields: buffer u8 [B], offset i32 (i64 under x64) [N], height i32 [N], width i32 [N].
 
     >>> import numpy as np
-    >>> from jaxkern.image import Ragged
     >>> Ragged.from_list([np.zeros((4, 6, 3), np.uint8), np.zeros((5, 2, 3), np.uint8)]).max_width
     6
     """
@@ -67,7 +66,6 @@ class Ragged:
         channel counts, bounds that are too small, and more than 2**31 - 1 bytes without x64.
 
         >>> import numpy as np
-        >>> from jaxkern.image import Ragged
         >>> Ragged.from_list([np.zeros((4, 6, 1), np.uint8)]).offset.tolist()
         [0]
         """
@@ -76,17 +74,13 @@ class Ragged:
             if array.dtype != np.uint8:
                 raise TypeError(f"images[{k}]: expected dtype uint8, got {array.dtype.name}")
             if array.ndim != 3 or array.size == 0 or array.shape[2] not in CHANNEL_COUNTS:
-                raise ValueError(
-                    f"images[{k}]: expected shape [H, W, C] with H and W from 1 and 1, 3 or 4 "
-                    f"channels, got {array.shape}"
-                )
+                raise ValueError(f"images[{k}]: expected [H, W, 1, 3 or 4], got {array.shape}")
             channels = array.shape[2] if channels is None else channels
             if array.shape[2] != channels:
                 raise ValueError(f"images[{k}]: expected {channels} channels, got {array.shape[2]}")
         if channels not in CHANNEL_COUNTS:
             raise ValueError(f"channels: expected 1, 3 or 4 for an empty list, got {channels!r}")
-        heights = np.asarray([array.shape[0] for array in arrays], np.int32)
-        widths = np.asarray([array.shape[1] for array in arrays], np.int32)
+        heights, widths = (np.asarray([x.shape[k] for x in arrays], np.int32) for k in (0, 1))
         limits = []
         named = (("max_height", heights, max_height), ("max_width", widths, max_width))
         for name, sizes, limit in named:
@@ -101,10 +95,7 @@ class Ragged:
             raise ValueError(f"buffer_size: expected at least {total} bytes, got {buffer_size}")
         x64 = bool(jax.config.read("jax_enable_x64"))
         if length > _INT32_MAX and not x64:
-            raise ValueError(
-                f"images: expected at most 2**31 - 1 bytes for int32 offsets, got {length}; set "
-                "jax.config.update('jax_enable_x64', True) for more"
-            )
+            raise ValueError(f"images: expected at most 2**31 - 1 bytes without x64, got {length}")
         buffer = aligned_array(max(length, 1), np.uint8, np.zeros)
         offsets = np.zeros(len(arrays), np.int64)
         offsets[1:] = np.cumsum(byte_counts)[:-1]

@@ -20,16 +20,14 @@ from jaxkern.pipeline.prefetch import DevicePlacement, Prefetcher, prefetch_to_d
 from jaxkern.pipeline.program import RecompilationWarning
 from jaxkern.pipeline.sequential import Filter
 from jaxkern.pipeline.sources.combined import Subset
-from jaxkern.pipeline.sources.formats.arrow import ArrowSource, ParquetSource
-from jaxkern.pipeline.sources.formats.huggingface import HuggingFaceSource
+from jaxkern.pipeline.sources.formats.arrow import ArrowSource, HuggingFaceSource, ParquetSource
 from jaxkern.pipeline.sources.formats.record_files import ArrayRecordSource, TFRecordSource
 from jaxkern.pipeline.sources.formats.webdataset import WebDatasetSource
 from jaxkern.pipeline.sources.images.fields import Encoded
 from jaxkern.pipeline.sources.images.sources import EncodedRecords, ImageFiles, ImageFolder
 from jaxkern.pipeline.sources.packed.source import PackedSource
 from jaxkern.pipeline.sources.source import ArraySource, BatchSource, EncodedImages
-from jaxkern.pipeline.sources.stored_arrays import HDF5Source, ZarrSource
-from jaxkern.pipeline.sources.tokens import TokenSource
+from jaxkern.pipeline.sources.stored_arrays import HDF5Source, TokenSource, ZarrSource
 from jaxkern.pipeline.token_packing import Pack
 from jaxkern.pipeline.tuning import PipelineStats
 

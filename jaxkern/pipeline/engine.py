@@ -56,16 +56,9 @@ class Item(NamedTuple):
 class Engine:
     """Makes the items of a source, at most `ahead` before they are consumed.
 
-    Args:
-      source: of the items.
-      threads: number of threads; with 0 each item is made when it is requested.
-      ahead: number of items made and not consumed.
-      struct: shapes of a slot that `make` can fill; None if items are Python objects.
-      start: index of the first item.
-      device, memory: as for `Ring`.
-
-    Attributes:
-      position: of the source after the last item that was consumed.
+    With no `threads` each item is made when it is requested. `struct` has the shapes of a slot that
+    `make` can fill; None if items are Python objects. `position` is that of the source after the
+    last item that was consumed.
     """
 
     def __init__(

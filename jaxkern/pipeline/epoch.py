@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,14 +17,17 @@ from jaxkern.core.caches import LruCache
 from jaxkern.core.failures import describe_exception, is_interrupt, note, notes_of
 from jaxkern.core.forking import check_not_forked
 from jaxkern.core.keys import epoch_key
+from jaxkern.core.threads import num_threads
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.arrangement import Order, Shard
-from jaxkern.pipeline.engine import Engine, ItemSource
-from jaxkern.pipeline.graph import BatchLayout, Block, Vertex
+from jaxkern.pipeline.engine import Engine, Item, ItemSource
+from jaxkern.pipeline.graph import RECORDS_PER_CALL, BatchLayout, Block, Vertex
+from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.plan import PipelinePlan
 from jaxkern.pipeline.program import DedupedLeaves, WorkItem, split_uint64
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import DeferredBlock, Flow, FlowStart, SequentialNode
+from jaxkern.pipeline.sequential import Flow, SequentialNode
+from jaxkern.ring import Assembly, ProducerError, RingStats, SlotMemory
 
 #: record ids that are computed together: a call costs as much as some hundred of them
 _BLOCK_RECORDS = 4096
@@ -34,10 +37,8 @@ _SHARED_BLOCKS = 16
 class Epoch:
     """One epoch of a plan; any thread can make any block that no sequential node precedes.
 
-    Args:
-      threads, ahead: of the engines upstream of sequential nodes.
-      end: the vertex whose batches are requested; None for the last.
-      shard: another one than the plan's.
+    `threads` and `ahead` are for the engines upstream of sequential nodes. `end` is the vertex
+    whose batches are requested, if not the last; `shard` another one than the plan's.
     """
 
     def __init__(
@@ -105,9 +106,7 @@ class Epoch:
         self, vertex: Vertex | None = None, block: Any = None
     ) -> AbstractContextManager[None]:
         """Make each block within the context once in this thread: branches use the same arrays.
-
-        `block` is the block, deferred block or error of a sequential vertex.
-        """
+        `block` is that of a sequential vertex, perhaps deferred, or an error."""
         return _Memo(self._local, vertex, block)
 
     def block(self, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
@@ -132,10 +131,8 @@ class Epoch:
         return result
 
     def shared_block(self, vertex: Vertex, batch: int, rows: int) -> Block:
-        """Return one batch from which several later batches are cut, made by the first thread.
-
-        `rows` of it are needed by this call; the block is dropped after all were requested.
-        """
+        """Return one batch from which several later batches are cut, made by the first thread. It
+        is dropped after all its rows were requested, `rows` by this call."""
         with self._lock:
             shared = self._shared.pop((vertex, batch), None) or _SharedBlock()
             shared.used += rows
@@ -153,9 +150,8 @@ class Epoch:
         assert pulled_vertex is vertex
         if isinstance(block, BaseException):
             raise block
-        if isinstance(block, DeferredBlock):
-            return block.make(out)
-        return block  # type: ignore[no-any-return]
+        result: Block = block(out) if callable(block) else block
+        return result
 
     def _program_block(self, vertex: Vertex, batch: int) -> Block:
         program = self.plan.program(vertex)
@@ -175,12 +171,7 @@ class Epoch:
         node = vertex.node
         assert isinstance(node, SequentialNode)
         try:
-            upstream = None
-            if vertex.inputs:
-                at = None if position is None else position["at"]
-                upstream = node.open_upstream(self, vertex, at)
-            start = upstream, self.layout(vertex), self.number, position or {}
-            return node.flow(FlowStart(*start, self.threads, self.ahead))
+            return node.flow(self, vertex, position or {})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if position is None:
                 raise
@@ -341,6 +332,98 @@ class WorkItems(_Section):
             if valid is not None and np.shape(valid) == real.shape:
                 return int((~np.asarray(valid, bool) & real).sum())
         return 0  # a function has dropped the field
+
+
+class NativeEngine:
+    """An engine whose work items native threads make, from batch `start` on, see `Engine`; at most
+    as many threads as the kernels use."""
+
+    def __init__(
+        self, epoch: Epoch, start: int, threads: int, capacity: int, device: Any, memory: SlotMemory
+    ) -> None:
+        work = epoch.plan.native
+        assert work is not None
+        assert isinstance(work.source.node, SourceNode)
+        self.capacity = capacity
+        self._epoch, self._work = epoch, work
+        self._layout = layout = epoch.plan.layouts[work.source]
+        self._reader = work.source.node.source
+        self._assembly = Assembly(
+            work.arrays,
+            self._orders(start),
+            layout.batch_size,
+            capacity=capacity,
+            workers=min(threads, num_threads()),
+            remainder="partial",
+            producers={k: p.at(layout.seed, epoch.number) for k, p in work.producers.items()},
+            valid="valid" if work.masks else None,
+            start=start,
+            rows_of=self._reader.rows_of,
+            device=device,
+            memory=memory,
+        )
+
+    def next(self, timeout: float | None = None) -> Item | None:
+        """Return the next item; None after the last one, or after an error of the order."""
+        try:
+            index, error, data = self._assembly.take(timeout)
+        except StopIteration:
+            return None
+        if isinstance(error, ProducerError) and error.record is not None:
+            if name := self._reader.name_of(error.record):
+                note(error, "while reading record {} of {!r}: {}", error.record, self._reader, name)
+        value = None if error is not None else self._item(index, data)
+        return Item(value, error, index, index + 1)
+
+    def _item(self, index: int, data: dict[str, Any]) -> WorkItem:
+        work, rows = self._work, self._layout.rows_of(index)
+        mask = self._layout.mask_of(rows)
+        if self._layout.remainder == "pad":
+            data["mask"] = mask
+        records = self._epoch.records(self._layout, rows)
+        bad = 0
+        if work.masks and not (valid := np.asarray(data["valid"])).all():
+            bad = int((~valid & mask).sum())
+            self._reader.note_masked(records[~valid])
+        ids = split_uint64(records)
+        if work.residual is not None:
+            names = work.arrays.keys() - work.producers.keys()
+            other = DedupedLeaves.of([{name: data[name] for name in names}])
+            data |= work.residual(other, ids, self._epoch.key)
+        item = WorkItem(DedupedLeaves.of([data]), ids, bad=bad)
+        self._epoch.plan.learn(item)
+        return item
+
+    def _orders(self, start: int) -> Iterator[np.ndarray]:
+        """Yield the records of batches, some together; raise instead of a batch with a record that
+        must not be read."""
+        layout, check = self._layout, self._reader.check
+        step = max(1, RECORDS_PER_CALL // layout.batch_size)
+        for first in range(start, layout.batches, step):
+            batches = range(first, min(first + step, layout.batches))
+            rows = [layout.rows_of(batch) for batch in batches]
+            records = self._epoch.records(layout, range(rows[0].start, rows[-1].stop))
+            try:
+                check(records)
+            except Exception:
+                for batch, part in zip(batches, rows, strict=True):
+                    ids = records[part.start - rows[0].start : part.stop - rows[0].start]
+                    try:
+                        check(ids)
+                    except Exception as error:
+                        note(error, "in batch {} of epoch {}", batch, self._epoch.number)
+                        raise
+                    yield ids
+            else:
+                yield records
+
+    def stats(self) -> RingStats:
+        """Return the statistics of the ring."""
+        return self._assembly.stats()
+
+    def close(self) -> None:
+        """End the threads; idempotent."""
+        self._assembly.close()
 
 
 def first_item(plan: PipelinePlan) -> WorkItem:

@@ -6,16 +6,14 @@ import dataclasses
 import functools
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxkern.pipeline.arrangement import Order, Shard
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sources.source import EncodedImages
-from jaxkern.ring import RecordProducer
 
 if TYPE_CHECKING:
     from jaxkern.pipeline.epoch import Epoch
@@ -31,12 +29,6 @@ RECORDS_PER_CALL = 1024
 KeyDerivation = Callable[[jax.Array], jax.Array]
 
 
-class SeededProducer(Protocol):
-    """Factory of record producers: ``image.ChainProducer`` or ``EncodedProducer``."""
-
-    def at(self, seed: int, epoch: int) -> RecordProducer: ...
-
-
 class Block(NamedTuple):
     """One batch inside a pipeline: its fields, and the records int64 [N] of its rows."""
 
@@ -46,12 +38,9 @@ class Block(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BatchLayout:
-    """How the rows of a shard form the batches of an epoch at some node.
-
-    Batch k holds the rows from k * batch_size; the last batch is smaller if remainder is "partial".
-    `seed` is that of random draws, `order` maps rows to records. `last_sequential` is the last node
-    up to here whose batches depend on all earlier ones, or None.
-    """
+    """How the rows of a shard form the batches of an epoch at some node: batch k holds the rows
+    from k * batch_size. `last_sequential` is the last node up to here whose batches depend on all
+    earlier ones, or None."""
 
     batch_size: int
     remainder: Remainder
@@ -139,37 +128,22 @@ class Vertex:
 
 class PipelineNode:
     """A step of a pipeline. The batches of an epoch are a pure function of their index, except
-    those of sequential nodes.
-
-    Attributes:
-      name: in messages, states and explanations.
-      compiled_for: where its JAX code runs: on the "device", as batches are delivered, on the
-        "host", in worker threads, or "auto"; neighbours there compile into one program. None for
-        Python code.
-      sequential: True if its batches depend on all earlier ones, see `SequentialNode`.
-      has_order: True if it decides which record a row is: sources and mixtures.
-      keeps_remainder: True for such a node whose input drops or pads rows as without it.
-      fills_slots: True if `block` writes to the arrays of a ring's slot.
-      native: True if `record_producer` may return producers that do all that the node does.
-      stochastic: True if the node needs random keys.
-      stream_name: the random stream of its keys; None for the key of the record itself.
-      fresh: True if nobody writes to the arrays of a block later, see `BatchSource.fresh`.
-      once: True if its records can be read only once.
-      batch_size, remainder: of a node that decides them.
-    """
+    those of sequential nodes."""
 
     name: str = ""
+    #: where its JAX code runs: on the device as batches are delivered, or on the host in worker
+    #: threads; neighbours there compile into one program. None for Python code
     compiled_for: Literal["auto", "device", "host"] | None = None
-    sequential: bool = False
-    has_order: bool = False
-    keeps_remainder: bool = False
-    fills_slots: bool = False
-    native: bool = False
-    stochastic: bool = False
-    stream_name: str | None = None
-    fresh: bool = False
-    once: bool = False
-    batch_size: int | None = None
+    sequential: bool = False  # its batches depend on all earlier ones, see `SequentialNode`
+    has_order: bool = False  # it decides which record a row is: sources and mixtures
+    keeps_remainder: bool = False  # with an order, but its input drops or pads rows as without it
+    fills_slots: bool = False  # `block` writes to the arrays of a ring's slot
+    native: bool = False  # record producers of its `op` may do all that the node does
+    stochastic: bool = False  # it needs random keys
+    stream_name: str | None = None  # of its keys; None for the key of the record itself
+    fresh: bool = False  # nobody writes to the arrays of a block later, see `BatchSource.fresh`
+    once: bool = False  # its records can be read only once
+    batch_size: int | None = None  # of a node that decides it
     remainder: Remainder | None = None
 
     def describe(self) -> str:
@@ -201,29 +175,7 @@ class PipelineNode:
 
     def block_spec(self, inputs: Sequence[Data], layout: BatchLayout, side: int) -> Data | None:
         """Return the shapes of the first batch of Python code; None if only making it shows them.
-
-        `inputs` are shapes of the input batches, `side` is for `BatchSource.batch_spec`.
-        """
-        return None
-
-    def record_producer(
-        self,
-        fields: Mapping[str, jax.ShapeDtypeStruct | EncodedImages],
-        derive: KeyDerivation | None,
-    ) -> dict[str, SeededProducer] | None:
-        """Return the producers of fields whose records native threads can make one by one, or None.
-
-        Args:
-          fields: shape and dtype of a record of each field, or its encoded images.
-          derive: maps the keys of records [N] to those of the node; None if they are the same.
-        """
-        return None
-
-    def residual_node(self, fields: Mapping[str, jax.ShapeDtypeStruct]) -> PipelineNode | None:
-        """Return the JAX code for what the producers do not do; None if they do everything.
-
-        It takes the arrays of a batch that no producer makes and returns those that it changes.
-        """
+        `side` is the `image_side` of `BatchSource.batch_spec`."""
         return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -14,16 +13,11 @@ import numpy as np
 
 from jaxkern.image import ChainProducer, Compose, EncodedProducer, MaskProducer
 from jaxkern.image.compose.targets import move_points
-from jaxkern.pipeline.graph import (
-    KeyDerivation,
-    PipelineNode,
-    SeededProducer,
-    digest,
-    qualified_name,
-)
+from jaxkern.pipeline.graph import KeyDerivation, PipelineNode, digest, qualified_name
 from jaxkern.pipeline.rows import Data, described, is_ragged
 from jaxkern.pipeline.sources.source import EncodedImages
 
+SeededProducer = ChainProducer | EncodedProducer | MaskProducer
 On = Literal["auto", "device", "host"]
 
 
@@ -175,21 +169,6 @@ class OperatorNode(PipelineNode):
         self.compiled_for = "device" if on == "auto" and not is_compose else on
         self.stochastic, self.stream_name = self.op.stochastic, self.op.stream_name
 
-    def record_producer(
-        self,
-        fields: Mapping[str, jax.ShapeDtypeStruct | EncodedImages],
-        derive: KeyDerivation | None,
-    ) -> dict[str, SeededProducer] | None:
-        return self.op.record_producer(fields, derive)
-
-    def residual_node(self, fields: Mapping[str, jax.ShapeDtypeStruct]) -> PipelineNode | None:
-        op = self.op.residual(fields)
-        if op is None:
-            return None
-        node = copy.copy(self)
-        node.op = op
-        return node
-
     def describe(self) -> str:
         return self._with_place(self.op.text)
 
@@ -199,7 +178,7 @@ class OperatorNode(PipelineNode):
 
     def apply_batch(self, batch: Data, keys: Any) -> Data:
         """Return the batch after the step; traced."""
-        return self.op.apply_batch(batch, keys)
+        return self.op(batch, keys)
 
 
 def _declares_native(value: Any, base: type) -> bool:
@@ -238,8 +217,7 @@ class Probabilistic(OperatorNode):
     def apply_batch(self, batch: Data, keys: Any) -> Data:
         split = jax.vmap(jax.random.split)(keys)
         drawn = jax.vmap(lambda key: jax.random.bernoulli(key, self.probability))(split[:, 0])
-        applied = self.op.apply_batch(batch, split[:, 1] if self.op.stochastic else None)
-        return _select(drawn, applied, batch, self.name)
+        return _select(drawn, self.op(batch, split[:, 1]), batch, self.name)
 
 
 class Conditional(OperatorNode):
@@ -286,15 +264,10 @@ class Conditional(OperatorNode):
         arrays = {name: value for name, value in batch.items() if not is_ragged(value)}
         holds = jax.vmap(lambda data: jnp.asarray(self.predicate(Element(data)), bool))(arrays)
         if holds.ndim != 1:
-            raise ValueError(
-                f"the predicate of {self.name!r} returned shape {holds.shape[1:]}; expected one "
-                "bool"
-            )
-        then = self.op.apply_batch(batch, keys if self.op.stochastic else None)
-        other = batch
-        if self.otherwise is not None:
-            other = self.otherwise.apply_batch(batch, keys if self.otherwise.stochastic else None)
-        return _select(holds, then, other, self.name)
+            shape = holds.shape[1:]
+            raise ValueError(f"the predicate of {self.name!r} returned shape {shape}; expected []")
+        other = batch if self.otherwise is None else self.otherwise(batch, keys)
+        return _select(holds, self.op(batch, keys), other, self.name)
 
 
 def _select(which: jax.Array, then: Data, other: Data, name: str) -> Data:
@@ -322,37 +295,23 @@ def _select(which: jax.Array, then: Data, other: Data, name: str) -> Data:
 
 
 class BatchOperator:
-    """A function of a batch in JAX, from whatever `OperatorNode` was given.
-
-    Attributes:
-      apply_batch: maps a batch to the batch after the step, and keys [N] if it is stochastic.
-      text: see `PipelineNode.describe`.
-      stochastic, stream_name, native: as of `PipelineNode`.
-    """
+    """A function of a batch and, if it is stochastic, of keys [N] in JAX, from whatever
+    `OperatorNode` was given; `text` is for `PipelineNode.describe`."""
 
     native: bool = False
 
     def __init__(
         self,
-        apply_batch: Callable[[Data, Any], Data],
+        function: Callable[[Data, Any], Data],
         text: str,
         stochastic: bool = False,
         stream_name: str | None = None,
     ) -> None:
-        self.apply_batch, self.text = apply_batch, text
+        self._function, self.text = function, text
         self.stochastic, self.stream_name = stochastic, stream_name
 
-    def record_producer(
-        self,
-        fields: Mapping[str, jax.ShapeDtypeStruct | EncodedImages],
-        derive: KeyDerivation | None,
-    ) -> dict[str, SeededProducer] | None:
-        """Return the producers of `PipelineNode.record_producer`."""
-        return None
-
-    def residual(self, fields: Mapping[str, jax.ShapeDtypeStruct]) -> BatchOperator | None:
-        """Return the operator of `PipelineNode.residual_node`."""
-        return None
+    def __call__(self, batch: Data, keys: Any) -> Data:
+        return self._function(batch, keys if self.stochastic else None)
 
 
 class _Fields(NamedTuple):
@@ -377,11 +336,8 @@ class _Fields(NamedTuple):
 
     def with_flags(self, names: dict[str, str]) -> dict[str, str]:
         """Return these names, and for each target those of the flags that a Compose adds."""
-        return names | {
-            flag: names[target] + flag.removeprefix(target)
-            for target, flag in _FLAGS.items()
-            if target in names
-        }
+        flags = {flag: target for target, flag in _FLAGS.items() if target in names}
+        return names | {flag: names[t] + flag.removeprefix(t) for flag, t in flags.items()}
 
     def without_axis(self, batch: Mapping[str, Any], axes: int) -> str | None:
         """Return the field whose records are one box or keypoint, without an axis of them."""
@@ -446,8 +402,7 @@ class ImageAdapter(BatchOperator):
         self._op, self._fields = op, fields
         self._image, self._label = fields.image, fields.label
         stochastic = any(transform.parameters for transform in op.transforms)
-        text = f"Compose#{digest(repr(op))}({fields.image})"
-        super().__init__(self._apply, text, stochastic)
+        super().__init__(self._apply, f"Compose#{digest(repr(op))}({fields.image})", stochastic)
         self._mixes = any(transform.kind == "batch" for transform in op.transforms)
         self._moves = any(transform.geometric for transform in op.transforms)
         self._is_compose = _declares_native(op, Compose)
@@ -492,6 +447,12 @@ class ImageAdapter(BatchOperator):
         fields: Mapping[str, jax.ShapeDtypeStruct | EncodedImages],
         derive: KeyDerivation | None,
     ) -> dict[str, SeededProducer] | None:
+        """Return the producers of fields whose records native threads can make one by one, or None.
+
+        Args:
+          fields: shape and dtype of a record of each field, or its encoded images.
+          derive: maps the keys of records [N] to those of the node; None if they are the same.
+        """
         if self._image not in fields:
             return None
         image = fields[self._image]
@@ -521,7 +482,8 @@ class ImageAdapter(BatchOperator):
         return producers
 
     def residual(self, fields: Mapping[str, jax.ShapeDtypeStruct]) -> BatchOperator | None:
-        """Return the operator for boxes, keypoints and sizes, for images of one size."""
+        """Return the operator for what the producers do not do: the boxes, keypoints and sizes of
+        images of one size; None if they do everything. It returns the fields that it changes."""
         names = {"image": self._image, **self._fields.targets(fields, axes=2)}
         names.pop("mask", None)
         size: Any = fields[self._image].shape[:2] if self._image in fields else (None, None)
@@ -536,6 +498,6 @@ class ImageAdapter(BatchOperator):
         """Move boxes and keypoints as the images, which native threads make."""
         count = len(keys) if keys is not None else len(next(iter(batch.values())))
         fields = {name: batch[field] for name, field in names.items() if field in batch}
-        params = self._op.sample(keys, size) if self.stochastic else None
+        params = None if keys is None else self._op.sample(keys, size)
         moved = move_points(self._op, fields, params, count, size)
         return {names[name]: value for name, value in moved.items()}

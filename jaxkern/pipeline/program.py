@@ -48,21 +48,13 @@ class DedupedLeaves(NamedTuple):
 
 
 class WorkItem(NamedTuple):
-    """The output of the workers: the batches that the last program takes, or the batch itself.
-
-    Attributes:
-      joint: the batches.
-      records: uint32 [N, 2], see `split_uint64`.
-      owned: True if nobody else uses the memory of the NumPy arrays, so that JAX may take it.
-      bad: number of records that could not be read, see `BatchSource.on_bad_record`.
-      filled: True if the arrays are in the slot of a ring.
-    """
+    """The output of the workers: the batches that the last program takes, or the batch itself."""
 
     joint: DedupedLeaves
-    records: Any
-    owned: bool = False
-    bad: int = 0
-    filled: bool = False
+    records: Any  # uint32 [N, 2], see `split_uint64`
+    owned: bool = False  # nobody else uses the memory of the NumPy arrays: JAX may take it
+    bad: int = 0  # number of records that could not be read, see `BatchSource.on_bad_record`
+    filled: bool = False  # the arrays are in the slot of a ring
 
     def with_owned_buffers(self) -> WorkItem:
         """Return the item with copies of the NumPy arrays that somebody else may use."""
@@ -112,16 +104,10 @@ def split_uint64(records: np.ndarray) -> np.ndarray:
 
 
 class NodeProgram:
-    """The JAX nodes that end in the vertex `root` as one program of the batches before them.
+    """The JAX nodes that end in the vertex `root` as one program of the batches of its `inputs`.
 
-    Args:
-      compiled: the vertices with JAX code, and where it runs.
-      derivations: of keys of vertices from those of the records, if they differ.
-
-    Attributes:
-      inputs: the vertices whose batches it takes.
-      where: "device" or "host".
-      compilations: how often it was traced; once for each set of shapes.
+    `compiled` says where vertices with JAX code run, `derivations` how to derive their keys from
+    those of the records. `compilations` counts traces, one for each set of shapes.
     """
 
     def __init__(

@@ -10,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxkern.core.failures import note
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.engine import Item
+from jaxkern.pipeline.engine import Engine, Item
 from jaxkern.pipeline.graph import (
     BatchLayout,
     Block,
@@ -33,62 +33,25 @@ if TYPE_CHECKING:
 
 
 class Rows(NamedTuple):
-    """The output of a node for one block, made in any worker thread.
+    """The output of a node for one block, made in any worker thread."""
 
-    Attributes:
-      data: the output rows; without fields if it has no rows.
-      records: int64 [M], their ids.
-      origins: int64 [M], ascending: the row of the block that each comes from.
-      block_rows: number of rows of the block.
-    """
-
-    data: Data
-    records: np.ndarray
-    origins: np.ndarray
-    block_rows: int
+    data: Data  # without fields if it has no rows
+    records: np.ndarray  # int64 [M], the ids of the rows
+    origins: np.ndarray  # int64 [M], ascending: the row of the block that each comes from
+    block_rows: int  # number of rows of the block
 
 
-class Upstream(Protocol):
-    """The input of a flow: an `Engine` that makes `Rows`, or something like it."""
-
-    @property
-    def position(self) -> Any: ...
-    def next(self) -> Item | None: ...
-    def resize(self, threads: int) -> None: ...
-    def close(self) -> None: ...
-
-
-class FlowStart(NamedTuple):
-    """The arguments of a flow.
-
-    Attributes:
-      upstream: items with the `Rows` of each block before the node; None for a source.
-      layout: of the node.
-      epoch: its number.
-      position: of a flow that resumes, see `Flow.position`; empty at the beginning.
-      threads, ahead: for the engine of a source.
-    """
-
-    upstream: Upstream | None
-    layout: BatchLayout
-    epoch: int
-    position: dict[str, Any]
-    threads: int
-    ahead: int
-
-
-class DeferredBlock(NamedTuple):
-    """A batch that is decided but not computed: the thread that uses it calls `make`, with arrays
-    to fill or None."""
-
-    make: Callable[[Data | None], Block]
+#: A batch that is decided but not computed: the thread that uses it calls it, with arrays to fill
+#: or None.
+DeferredBlock = Callable[[Data | None], Block]
 
 
 class Flow:
     """The batches of a sequential node in order, from a position on."""
 
-    def __init__(self, upstream: Upstream) -> None:
+    def __init__(self, upstream: Upstream, layout: BatchLayout) -> None:
         self._upstream = upstream
+        self._size, self._remainder = layout.batch_size, layout.remainder
 
     @property
     def position(self) -> dict[str, Any]:
@@ -113,17 +76,12 @@ class Flow:
 
 
 class SequentialNode(PipelineNode):
-    """A step whose batches depend on all earlier ones.
-
-    Attributes:
-      drops: True if rows without output are counted as "dropped".
-      row_by_row: True if a position is that of a row of the input, which other shards can continue.
-    """
+    """A step whose batches depend on all earlier ones."""
 
     sequential = True
     fills_slots = True
-    drops: bool = False
-    row_by_row: bool = False
+    drops: bool = False  # rows without output are counted as "dropped"
+    row_by_row: bool = False  # a position is that of a row of the input, for any shards
 
     def layout(self, inputs: Sequence[BatchLayout], remainder: Remainder) -> BatchLayout:
         size = self.batch_size or inputs[0].batch_size
@@ -134,16 +92,19 @@ class SequentialNode(PipelineNode):
         return epoch.open_upstream(vertex, position)
 
     def rows(self, block: Block) -> Any:
-        """Return what a block becomes for the flow, independently of other blocks; in any thread.
-
-        A `RowFlow` expects `Rows`, here all of the block.
-        """
+        """Return what a block becomes, `Rows` for a `RowFlow`; in any thread."""
         count = len(block.records)
         return Rows(block.data, block.records, np.arange(count), count)
 
-    def flow(self, start: FlowStart) -> Flow:
-        """Return the batches from a position on."""
-        return RowFlow(start, drops=self.drops)
+    def flow(self, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> Flow:
+        """Return the batches from a position on; it is empty at the beginning."""
+        return self._row_flow(epoch, vertex, position)
+
+    def _row_flow(
+        self, epoch: Epoch, vertex: Vertex, position: dict[str, Any], **options: Any
+    ) -> Flow:
+        upstream = self.open_upstream(epoch, vertex, position["at"] if position else None)
+        return RowFlow(upstream, epoch.layout(vertex), position, self.drops, **options)
 
 
 def with_remainder(block: Block | None, size: int, remainder: Remainder) -> Block | None:
@@ -163,11 +124,8 @@ def with_remainder(block: Block | None, size: int, remainder: Remainder) -> Bloc
 
 
 class _Piece:
-    """The rows of one block from `at` on, or an error in its place.
-
-    Attributes:
-      skipped: number of rows without output that were counted before.
-    """
+    """The rows of one block from `at` on, or an error in its place. `skipped` rows without output
+    were counted before."""
 
     def __init__(self, item: Item, at: int = 0, skipped: int = 0) -> None:
         self.item, self.at, self.skipped = item, at, skipped
@@ -186,26 +144,21 @@ class RowFlow(Flow):
     """The rows of the input, or windows over them, in full batches; then the remainder.
 
     A position is that of the first row that was not dropped. An error in a block's place is raised
-    once, and the rows of the block are lost.
-
-    Args:
-      start: of the flow.
-      drops: see `SequentialNode`.
-      most: number of rows at most; None for all.
-      window: (size, stride) of windows; None for rows.
+    once, and the rows of the block are lost. `most` is the number of rows at most, `window` is
+    (size, stride).
     """
 
     def __init__(
         self,
-        start: FlowStart,
-        drops: bool = False,
+        upstream: Upstream,
+        layout: BatchLayout,
+        position: dict[str, Any],
+        drops: bool,
         most: int | None = None,
         window: tuple[int, int] | None = None,
     ) -> None:
-        assert start.upstream is not None
-        super().__init__(start.upstream)
-        position = start.position
-        self._layout, self._drops, self._window = start.layout, drops, window
+        super().__init__(upstream, layout)
+        self._drops, self._window = drops, window
         self._remaining: int | None = position.get("remaining", most)
         self._pieces: deque[_Piece] = deque()
         self._count = 0
@@ -238,9 +191,7 @@ class RowFlow(Flow):
         return position
 
     def next(self) -> Block | None:
-        size = limit = self._layout.batch_size
-        if self._remaining is not None:
-            limit = min(size, self._remaining)
+        limit = self._size if self._remaining is None else min(self._size, self._remaining)
         length, stride = self._window or (1, 1)
         available = self._ensure((limit - 1) * stride + length) if limit else 0
         count = min(limit, max(0, (available - length) // stride + 1))
@@ -255,7 +206,7 @@ class RowFlow(Flow):
                 lambda x: x.reshape(count, length, *x.shape[1:]), row.joined([(block.data, rows)])
             )
             block = Block(data, block.records[starts])
-        return with_remainder(block, size, self._layout.remainder)
+        return with_remainder(block, self._size, self._remainder)
 
     def _ensure(self, count: int) -> int:
         """Read until `count` rows are available, or all; return the number of rows."""
@@ -425,10 +376,10 @@ class SequentialRows(SequentialNode):
             return super().open_upstream(epoch, vertex, position)
         return _RepeatedUpstream(epoch, vertex, self._times, position or {"turn": 0, "at": None})
 
-    def flow(self, start: FlowStart) -> Flow:
-        index, shards = start.layout.shard
+    def flow(self, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> Flow:
+        index, shards = epoch.layout(vertex).shard
         most = None if self._records is None else len(range(index, self._records, shards))
-        return RowFlow(start, most=most)
+        return self._row_flow(epoch, vertex, position, most=most)
 
 
 class _RepeatedUpstream:
@@ -440,7 +391,7 @@ class _RepeatedUpstream:
         self._closed = False
         self._current = self._open(position["at"])
 
-    def _open(self, position: Any) -> Upstream:
+    def _open(self, position: Any) -> Engine:
         epoch = self._epoch.for_epoch(self._epoch.number * self._times + self._turn)
         return epoch.open_upstream(self._vertex, position)
 
@@ -474,3 +425,7 @@ class _RepeatedUpstream:
     def close(self) -> None:
         self._closed = True
         self._current.close()
+
+
+#: the input of a flow
+Upstream = Engine | _RepeatedUpstream

@@ -15,10 +15,10 @@ from jaxkern.pipeline.engine import Engine, ItemSource
 from jaxkern.pipeline.graph import RECORDS_PER_CALL, BatchLayout, Block, Vertex
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import DeferredBlock, Flow, FlowStart, SequentialNode, Upstream
+from jaxkern.pipeline.sequential import DeferredBlock, Flow, SequentialNode, Upstream
 from jaxkern.pipeline.sources.combined import Subset
 from jaxkern.pipeline.sources.source import BatchSource
-from jaxkern.pipeline.sources.tokens import TokenSource
+from jaxkern.pipeline.sources.stored_arrays import TokenSource
 from jaxkern.tokens import Documents, PackingStats, RowPacker, bins_state, packed_rows, state_bins
 from jaxkern.tokens import Rows as TokenRows
 from jaxkern.tokens.packing import MARKS, Method, Overlong
@@ -145,8 +145,9 @@ class Pack(SequentialNode):
             return ["pack reads documents one by one from the batches before it"]
         return [f"pack reads documents in place by native code: {self._source!r}"]
 
-    def flow(self, start: FlowStart) -> Flow:
-        return _PackFlow(self, start)
+    def flow(self, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> Flow:
+        upstream = self.open_upstream(epoch, vertex, position["at"] if position else None)
+        return _PackFlow(self, upstream, epoch.layout(vertex), position)
 
 
 def _documents_of(source: BatchSource) -> tuple[Documents, np.ndarray | None] | None:
@@ -160,17 +161,12 @@ def _documents_of(source: BatchSource) -> tuple[Documents, np.ndarray | None] | 
 
 
 class _Documents(NamedTuple):
-    """Documents that were read together.
+    """Documents that were read together."""
 
-    Attributes:
-      records, begins, lengths: int64 [M] of each.
-      fields: field -> values, in which they begin.
-    """
-
-    records: np.ndarray
+    records: np.ndarray  # int64 [M], as the next two
     begins: np.ndarray
     lengths: np.ndarray
-    fields: Mapping[str, np.ndarray]
+    fields: Mapping[str, np.ndarray]  # the values, in which the documents begin
 
 
 _EMPTY = np.empty(0, np.int64)
@@ -221,10 +217,8 @@ class _DocumentWindow:
         self._count = 0
 
     def read_with(self, number: int) -> _Read | None:
-        """Return the read that has a document, which may be read now; None after the last one.
-
-        An error in their place is raised once.
-        """
+        """Return the read that has a document, which may be read now; None after the last one. An
+        error in their place is raised once."""
         while number >= self._count:
             item = self._upstream.next()
             if item is None:
@@ -284,13 +278,12 @@ class _DocumentWindow:
 class _PackFlow(Flow):
     """Batches of rows: the lengths of documents decide the rows, then native code writes them."""
 
-    def __init__(self, node: Pack, start: FlowStart) -> None:
-        assert start.upstream is not None
-        super().__init__(start.upstream)
-        position = start.position
+    def __init__(
+        self, node: Pack, upstream: Upstream, layout: BatchLayout, position: dict[str, Any]
+    ) -> None:
+        super().__init__(upstream, layout)
         self._node = node
-        self._window = _DocumentWindow(start.upstream, int(position.get("errors", 0)))
-        self._size, self._remainder = start.layout.batch_size, start.layout.remainder
+        self._window = _DocumentWindow(upstream, int(position.get("errors", 0)))
         self._packer = node.packer()
         counts = dict(position.get("counts", {}))
         self._dropped = counts.pop("dropped", 0)
@@ -335,7 +328,7 @@ class _PackFlow(Flow):
         rows, values = self._window.values(rows)
         fields = {name: values[name] for name in self._node.fields}
         self._stats += stats
-        return DeferredBlock(functools.partial(self._write, rows, fields, records, count))
+        return functools.partial(self._write, rows, fields, records, count)
 
     def _write(
         self, rows: TokenRows, fields: Any, records: np.ndarray, count: int, out: Data | None

@@ -28,19 +28,13 @@ _CHUNK = 1024
 
 
 class RecordProducer(Protocol):
-    """Native code that converts rows of a field to records, such as ``image.ChainProducer``.
+    """Native code that converts rows of a field to records, such as ``image.ChainProducer``."""
 
-    Attributes:
-      capsule: a capsule as in core/producer.h; None if rows are copied unchanged.
-      struct: shape and dtype of one output record.
-    """
-
-    capsule: Any
-    struct: jax.ShapeDtypeStruct
+    capsule: Any  # as in core/producer.h; None if rows are copied unchanged
+    struct: jax.ShapeDtypeStruct  # of one output record
 
     def operands(self, records: np.ndarray) -> Sequence[np.ndarray]:
         """Return the parameters of records int64 [N], as arrays [N or 1, ...]."""
-        ...
 
 
 class RowParts(NamedTuple):
@@ -53,13 +47,12 @@ class Assembly:
     """Iterator over batches of array rows in a given order, filled natively in a ring's slots.
 
     Native threads copy rows, or run a producer on them, directly into the memory of the batch's
-    arrays. They do not need the GIL. If ``order`` is an array and no parameters are drawn, no
-    Python code runs; otherwise a Python thread submits record numbers and parameters in advance.
+    arrays, without the GIL. A Python thread submits record numbers and parameters in advance,
+    unless ``order`` is an array and no parameters are drawn.
 
     Args:
-      arrays: field -> array [N, ...] with contiguous rows: NumPy arrays, memory maps, or
-        ``jax.Array`` on the CPU; or field -> `RowParts`. They are not copied, and must not be
-        modified during the iteration.
+      arrays: field -> array [N, ...] with contiguous rows, or `RowParts`. They are not copied, and
+        must not be modified during the iteration.
       order: record numbers int [M], or an iterable of such arrays, which may be infinite.
       batch_size: number of records per batch.
       capacity: number of slots of the ring.
@@ -69,20 +62,17 @@ class Assembly:
       producers: field -> producer of its records; other fields are copied. 64-bit numbers become
         32-bit if JAX has no 64-bit types enabled.
       valid: name of an additional field bool [batch_size] that is False for records that a producer
-        could not make; the producer defines their contents. None: such a record is an error of
-        its batch.
-      start: index of the first batch.
+        could not make. None: such a record is an error of its batch.
       rows_of: function from record numbers [M] to rows of the arrays, if they differ. Parameters
         are drawn by record number.
-      device, pop_timeout, memory: as in `Ring`.
+      start, device, pop_timeout, memory: as in `Ring`.
 
     Raises:
       IndexError: a record number is out of range. If ``order`` is an iterable, `get` raises it
         instead of returning the batch.
       OSError: a mapped file was truncated; raised as above.
-      TypeError, ValueError: arrays have different lengths, no leading axis, rows that are not
-        contiguous, or dtypes that are not numbers in native byte order; or the batch index
-        exceeds 2**62.
+      TypeError, ValueError: arrays have different lengths, rows that are not contiguous, or dtypes
+        that are not numbers in native byte order; or the batch index exceeds 2**62.
 
     Example:
       >>> import numpy as np, jaxkern as jk
@@ -122,18 +112,11 @@ class Assembly:
             if flag is not None:
                 struct[flag] = jax.ShapeDtypeStruct((batch_size,), np.dtype(bool))
         # The flags must be the last leaves of the native assembly; a list preserves their order.
-        self._names = list(struct)
-        self.ring = Ring(
-            list(struct.values()),
-            capacity,
-            start=start,
-            device=device,
-            pop_timeout=pop_timeout,
-            memory=memory,
-        )
+        self._names, leaves = list(struct), list(struct.values())
+        options: dict[str, Any] = {"device": device, "pop_timeout": pop_timeout, "memory": memory}
+        self.ring = Ring(leaves, capacity, start=start, **options)
         library = registry.module("cpu")
         assert library is not None  # checked by Ring
-        rows = next(iter(fields.values())).rows
         self._native = native = library.Assembly(
             self.ring._key,
             [field.native() for field in fields.values()],
@@ -148,23 +131,22 @@ class Assembly:
         self._closing = weakref.finalize(self, native.close)
         self._length: int | None = None
         self._thread: threading.Thread | None = None
-        feed = _RecordFeed(
-            native, self.ring, fields, batch_size, remainder, start, rows, self._short, rows_of
-        )
+        short, rows_of = self._short, rows_of or (lambda records: records)
+        feed = _RecordFeed(native, self.ring, fields, batch_size, remainder, start, short, rows_of)
         if _is_chunked(order):
             self._run(feed, order)
             return
         records = _records(order)
-        if (position := feed.first_out_of_range(records)) is not None:
-            raise feed.out_of_range(records, position, 0)
+        if bad := feed.out_of_range(records):
+            raise bad[1]
         rest = 0 if remainder == "drop" else batch_size - 1
         self._length = (len(records) + rest) // batch_size
-        if feed.draws:
+        if any(field.producer is not None for field in fields.values()):
             size = batch_size * max(1, _CHUNK // batch_size)
             chunks = (records[i : i + size] for i in range(0, len(records), size))
             self._run(feed, chunks)
         else:
-            feed.submit_all(records)
+            feed.submit([records])
 
     def _run(self, feed: _RecordFeed, chunks: Iterable[Any]) -> None:
         name = "jaxkern-assembly"
@@ -183,7 +165,7 @@ class Assembly:
         return self._length
 
     def get(self, timeout: float | None = None) -> dict[str, jax.Array]:
-        """Wait for the next batch and return it. Raises as `Ring.get` does."""
+        """Wait for the next batch and return it; see `Ring.get`."""
         batch: dict[str, jax.Array] = batch_or_raise(self.take(timeout))
         return batch
 
@@ -201,10 +183,7 @@ class Assembly:
         return self.get()
 
     def pop(self, token: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
-        """Return the next full batch inside jitted code, and the next token; see `ring.pop`.
-
-        A short last batch is padded with rows of zeros.
-        """
+        """Return the next batch, padded with zeros, and the next token; see `ring.pop`."""
         from jaxkern.ring.ops import pop
 
         leaves, token = pop(self.ring, token)
@@ -219,12 +198,7 @@ class Assembly:
         return self.ring.stats()
 
     def close(self, timeout: float | None = 5.0) -> None:
-        """Stop the threads at their next row, and close the ring. Idempotent.
-
-        Args:
-          timeout: maximum time in seconds until threads in `get` and the iterable ``order`` have
-            returned.
-        """
+        """Stop the threads at their next row, and close the ring; see `Ring.close`."""
         self._closing()
         self.ring.close(timeout)
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -252,20 +226,15 @@ class _Field:
         array = self.arrays[0]
         for part in self.arrays:
             if (part.shape[1:], part.dtype) != (array.shape[1:], array.dtype):
-                raise ValueError(
-                    f"the parts of field {name!r} have rows {array.dtype}{list(array.shape[1:])} "
-                    f"and {part.dtype}{list(part.shape[1:])}; expected equal rows"
-                )
-        self.rows = sum(part.shape[0] for part in self.arrays)
+                kinds = [f"{each.dtype}{list(each.shape[1:])}" for each in (array, part)]
+                raise ValueError(f"field {name!r} has parts with rows {kinds[0]} and {kinds[1]}")
+        self.rows = sum(map(len, self.arrays))
         self.producer = producer if producer is not None and producer.capsule is not None else None
         self._cast, dtype = _cast(array.dtype)
         self._record = jax.ShapeDtypeStruct(array.shape[1:], dtype)
         if producer is not None:
             if not all(part.flags.aligned for part in self.arrays):
-                raise ValueError(
-                    f"field {name!r} is not aligned to its item size, as its producer expects; "
-                    "copy it: np.array(array)"
-                )
+                raise ValueError(f"field {name!r} is not aligned to its item size; copy it")
             self._cast, self._record = Cast.NONE, producer.struct
 
     def struct(self, batch: int) -> jax.ShapeDtypeStruct:
@@ -289,70 +258,53 @@ class _RecordFeed:
     batch: int
     remainder: Remainder
     next_index: int  # of the next batch
-    rows: int
     short: dict[int, int]
-    rows_of: Callable[[np.ndarray], np.ndarray] | None = None
+    rows_of: Callable[[np.ndarray], np.ndarray]
     contexts: ThreadContexts = dataclasses.field(default_factory=ThreadContexts)  # draws need them
 
-    @property
-    def draws(self) -> bool:
-        """True if a field has a producer, which needs parameters."""
-        return any(field.producer is not None for field in self.fields.values())
-
-    def rows_at(self, records: np.ndarray) -> np.ndarray:
-        """Return the rows of the arrays for record numbers."""
-        return records if self.rows_of is None else self.rows_of(records)
-
-    def first_out_of_range(self, records: np.ndarray) -> int | None:
-        """Return the position of the first record that the arrays do not have."""
-        rows = self.rows_at(records)
-        if not len(rows) or (rows.min() >= 0 and rows.max() < self.rows):
+    def out_of_range(
+        self, records: np.ndarray, submitted: int = 0
+    ) -> tuple[int, IndexError] | None:
+        """Return the position of the first record that the arrays do not have, and its error."""
+        rows, count = self.rows_of(records), next(iter(self.fields.values())).rows
+        outside = np.flatnonzero((rows < 0) | (rows >= count))
+        if not outside.size:
             return None
-        return int(np.flatnonzero((rows < 0) | (rows >= self.rows))[0])
-
-    def out_of_range(self, records: np.ndarray, position: int, submitted: int) -> IndexError:
-        """Return the error for the record at a position after `submitted` other records."""
-        return IndexError(
-            f"record {self.rows_at(records)[position]} at position {submitted + position} of order "
-            f"is out of range; the arrays have records 0 to {self.rows - 1}"
+        position = int(outside[0])
+        return position, IndexError(
+            f"record {rows[position]} at position {submitted + position} of order is out of range; "
+            f"the arrays have records 0 to {count - 1}"
         )
-
-    def submit_all(self, records: np.ndarray) -> None:
-        """Submit all records at once."""
-        full = len(records) - len(records) % self.batch
-        self._submit(records[:full])
-        self._finish(records[full:])
 
     def run(self, chunks: Iterable[Any]) -> None:
         """Submit chunk by chunk, slightly ahead of the threads."""
         try:
             with self.contexts.enter():
-                self._chunks(chunks)
+                self.submit(chunks, wait=True)
         except BaseException as error:
             if not self.native.closed:
                 self._fail(error)
 
-    def _chunks(self, chunks: Iterable[Any]) -> None:
+    def submit(self, chunks: Iterable[Any], wait: bool = False) -> None:
+        """Submit records chunk by chunk; wait for the threads if `wait`."""
         rest = np.empty(0, np.int64)
         submitted = 0
         for chunk in chunks:
             records = _records(chunk)
-            if (position := self.first_out_of_range(records)) is not None:
-                full = (len(rest) + position) // self.batch * self.batch
+            if bad := self.out_of_range(records, submitted):
+                full = (len(rest) + bad[0]) // self.batch * self.batch
                 self._submit(np.concatenate([rest, records])[:full])
-                raise self.out_of_range(records, position, submitted)
+                raise bad[1]
             submitted += len(records)
             records = np.concatenate([rest, records]) if len(rest) else records
             full = len(records) - len(records) % self.batch
             rest = records[full:]
             self._submit(records[:full])
-            ahead = max(1, _CHUNK // self.batch, self.ring.capacity)
-            self.native.wait_for_room(ahead, -1.0)
+            if wait:
+                ahead = max(1, _CHUNK // self.batch, self.ring.capacity)
+                self.native.wait_for_room(ahead, -1.0)
             if self.native.closed:
                 return
-        self._finish(rest)
-
-    def _finish(self, rest: np.ndarray) -> None:
         if len(rest) and self.remainder != "drop":
             if self.remainder == "partial":
                 self.short[self.next_index] = len(rest)
@@ -367,7 +319,7 @@ class _RecordFeed:
                 check_mapped(f"field {name!r}", part)
         producers = [field.producer for field in self.fields.values()]
         operands = [[] if p is None else list(p.operands(records)) for p in producers]
-        rows = np.ascontiguousarray(self.rows_at(records), np.int64)
+        rows = np.ascontiguousarray(self.rows_of(records), np.int64)
         self.next_index = self.native.submit(rows, operands)
 
     def _fail(self, error: BaseException) -> None:
@@ -382,8 +334,7 @@ class _RecordFeed:
 def _fields(arrays: Mapping[str, Any], producers: dict[str, RecordProducer]) -> dict[str, _Field]:
     if not isinstance(arrays, Mapping) or not arrays:
         raise TypeError(f"arrays is {arrays!r:.80}; expected a dict with at least one field")
-    unknown = [name for name in producers if name not in arrays]
-    if unknown:
+    if unknown := [name for name in producers if name not in arrays]:
         raise ValueError(f"producers has unknown fields {unknown}; the fields are {list(arrays)}")
     fields = {
         name: _Field(name, value, producers.pop(name, None)) for name, value in arrays.items()
@@ -401,15 +352,9 @@ def _array(name: str, value: Any) -> np.ndarray:
     if array.dtype.kind in "OSUMm" or (array.dtype.kind == "V" and array.dtype.isbuiltin != 2):
         raise TypeError(f"field {name!r} has dtype {array.dtype}; expected numbers or bools")
     if not array.dtype.isnative:
-        raise TypeError(
-            f"field {name!r} has dtype {array.dtype.str}, not in native byte order; convert it: "
-            "array.astype(array.dtype.newbyteorder('='))"
-        )
+        raise TypeError(f"field {name!r} has dtype {array.dtype.str}, not in native byte order")
     if array.size and not array[:1].flags.c_contiguous:
-        raise ValueError(
-            f"the rows of field {name!r} are not contiguous (strides {array.strides}); use "
-            "np.ascontiguousarray(array)"
-        )
+        raise ValueError(f"the rows of {name!r} are not contiguous, with strides {array.strides}")
     return array
 
 
@@ -440,8 +385,5 @@ def _records(order: Any) -> np.ndarray:
     if records.size == 0 and records.ndim == 1:
         return np.empty(0, np.int64)
     if records.ndim != 1 or records.dtype.kind not in "iu":
-        raise TypeError(
-            f"order is {records.dtype}{list(records.shape)}; expected integers [M], or an iterable "
-            "of such arrays"
-        )
+        raise TypeError(f"order is {records.dtype}{list(records.shape)}; expected integers [M]")
     return records.astype(np.int64, copy=False)

@@ -19,9 +19,8 @@ POP, PUSH = "jaxkern.ring_pop.v1", "jaxkern.ring_push.v1"
 def pop(ring: Any, token: jax.Array) -> tuple[Any, jax.Array]:
     """Return the next batch inside jitted code; the program waits for it.
 
-    The token orders the pops: each consumes the token of the previous one, so ``lax.scan`` reads
-    batches in order without returning to Python. The token also identifies the ring, so a compiled
-    function works with every ring of the same structure.
+    The token orders the pops, and identifies the ring, so a compiled function works with every ring
+    of the same structure.
 
     Args:
       ring: the `Ring`, or the structure of its batches; only the structure matters.
@@ -32,8 +31,7 @@ def pop(ring: Any, token: jax.Array) -> tuple[Any, jax.Array]:
 
     Raises:
       jax.errors.JaxRuntimeError: at run time, if the producer failed (with its message), the ring
-        is closed, has ended or has another structure, or the batch was not put within the ring's
-        ``pop_timeout``. A waiting program cannot be interrupted otherwise.
+        is closed, has ended or has another structure, or within ``pop_timeout`` no batch was put.
       NotImplementedError: under ``vmap``, in a program over several devices, and on platforms
         without the native library.
 
@@ -84,10 +82,7 @@ def _structure(ring: Any) -> Structure:
     structure = ring._structure if isinstance(ring, Ring) else Structure(ring)
     for name, leaf in zip(structure.names, structure.leaves, strict=True):
         if packed(leaf.dtype):
-            raise TypeError(
-                f"{name} has dtype {leaf.dtype}, which programs pack; put it as uint8 and unpack "
-                "it after the pop"
-            )
+            raise TypeError(f"{name} has dtype {leaf.dtype}, which programs pack; use uint8")
     return structure
 
 
@@ -95,8 +90,7 @@ def _token(value: Any) -> jax.Array:
     token: jax.Array = jnp.asarray(value)
     if token.shape != (2,) or token.dtype != jnp.uint32:
         raise ValueError(
-            f"the token is {token.dtype}{list(token.shape)}; expected uint32[2], the result of "
-            "ring.token() or of the last pop or push"
+            f"the token is {token.dtype}{list(token.shape)}; expected uint32[2], as ring.token()"
         )
     return token
 
@@ -108,17 +102,14 @@ _checked.def_abstract_eval(lambda token, target: token)
 
 
 def _reject_vmap(*_: Any, **__: Any) -> Any:
-    raise NotImplementedError(
-        "jaxkern.ring.pop and push under vmap: each batch can be taken only once; pop outside "
-        "of vmap and map over the batch"
-    )
+    raise NotImplementedError("jaxkern.ring.pop and push under vmap; map over the batch instead")
 
 
 def _lower(ctx: Any, token: Any, *, target: str) -> Any:
     if compat.is_partitioned(ctx):
         raise NotImplementedError(
-            "jaxkern.ring.pop and push in a program over several devices: each device would take "
-            "another batch; use ring.get() of Ring(..., device=sharding) outside"
+            "jaxkern.ring.pop and push in a program over several devices; use ring.get() of "
+            "Ring(..., device=sharding) outside"
         )
     for platform in ctx.platforms or ctx.module_context.platforms:
         problem = registry.missing(target, platform)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import secrets
 import threading
 import time
@@ -21,7 +20,7 @@ from jaxkern.core import registry
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.failures import describe_exception, exception_name
 from jaxkern.ring import errors
-from jaxkern.ring.structure import Delivery, Structure, one_device
+from jaxkern.ring.structure import Structure, one_device
 
 _NEXT, _LAST = -1, 2**62  # kNextIndex and kLastIndex of csrc/ring/ring.h
 _MAX_CAPACITY = 2**20
@@ -66,9 +65,7 @@ class RingStats:
 
 
 class RingSlot:
-    """A slot that a producer fills in place; see `Ring.slot`.
-
-    Without a ``with`` block, call `commit`, `fail` or `abandon` once.
+    """A slot that a producer fills in place; without ``with`` call one of its methods once.
 
     Attributes:
       index: index of the batch.
@@ -110,53 +107,50 @@ class RingSlot:
 
 
 class SlotMemory:
-    """Cache of slot memory for successive rings; see the argument ``memory`` of `Ring`.
+    """Cache of the memory of a ring's slots, and of one more batch, for the next ring.
 
-    Page faults of fresh memory take longer than refilling a slot. This cache keeps the memory of a
-    ring's slots, and of one more batch, from one ring to the next.
+    Page faults of fresh memory take longer than refilling a slot.
     """
 
     def __init__(self) -> None:
         self._native: Any = None
 
     def _native_in(self, library: Any) -> Any:
-        if self._native is None:
-            self._native = library.SlotMemory()
+        self._native = self._native or library.SlotMemory()
         return self._native
 
 
 class Ring:
     """A bounded ring buffer of batches between threads, with any number of producers.
 
-    Each slot holds one batch of fixed shapes and dtypes. Batches are delivered strictly in the
-    order of their index, independent of the order in which producers finish. A producer that is
-    ``capacity`` batches ahead waits. On the CPU, arrays returned by `get` share the slot's memory,
-    which is refilled only after they are deleted. Memory: ``capacity`` slots, plus the batches that
-    the consumer holds beyond half of the capacity.
+    Batches are delivered strictly in the order of their index. A producer that is ``capacity``
+    batches ahead waits. On the CPU, arrays returned by `get` share the slot's memory, which is
+    refilled only after they are deleted. Memory: ``capacity`` slots, plus the batches that the
+    consumer holds beyond half of the capacity.
 
     Args:
       struct: pytree of ``jax.ShapeDtypeStruct`` (or of arrays) that every batch matches.
       capacity: number of slots.
       start: index of the first batch.
-      device: device or sharding of the delivered batches; None for JAX's default device. The arrays
-        are committed to it.
+      device: device or sharding of the delivered batches; None for JAX's default device.
       pop_timeout: maximum time in seconds that `pop` and `push` wait in jitted code, where they
         cannot be interrupted; None for no limit.
       memory: cache of slot memory, shared with earlier and later rings; None for no cache.
 
     Raises:
       ValueError: ``capacity`` or ``start`` is not an integer or out of range.
-      TypeError: a leaf of ``struct`` has no shape and dtype, or is neither numbers nor bools.
-      MemoryError: the slots cannot be allocated.
+      TypeError: a leaf of ``struct`` is neither numbers nor bools.
 
     Example:
       >>> import jax, numpy as np, jaxkern as jk
       >>> ring = jk.ring.Ring({"x": jax.ShapeDtypeStruct((2,), np.float32)}, capacity=2)
       >>> ring.put({"x": np.ones(2, np.float32)})
       0
+      >>> with ring.slot() as slot:
+      ...     slot.batch["x"][:] = slot.index
       >>> ring.finish()
-      >>> [float(batch["x"].sum()) for batch in ring]
-      [2.0]
+      >>> [batch["x"].tolist() for batch in ring]
+      [[1.0, 1.0], [1.0, 1.0]]
     """
 
     def __init__(
@@ -171,11 +165,9 @@ class Ring:
     ):
         library = registry.module("cpu")
         if library is None:
-            raise errors.RingError(
-                "rings need jaxkern's native CPU library, which is not loaded: "
-                f"{registry.missing('jaxkern.ring', 'cpu')}"
-            )
-        self._structure = Structure(struct)
+            missing = registry.missing("jaxkern.ring", "cpu")
+            raise errors.RingError(f"rings need jaxkern's native CPU library: {missing}")
+        self._structure = Structure(struct, device)
         self._key = secrets.randbits(64) | 1  # 0 means no key
         self._capacity = check_integer("capacity", capacity, 1, _MAX_CAPACITY)
         self._start = check_integer("start", start, 0, _LAST)
@@ -190,11 +182,8 @@ class Ring:
                 None if memory is None else memory._native_in(library),
             )
         except MemoryError:
-            raise MemoryError(
-                f"no memory for {capacity} slots of {self._structure.bytes:,} bytes; use a smaller "
-                "capacity or smaller batches"
-            ) from None
-        self._device = device
+            size = self._structure.bytes
+            raise MemoryError(f"no memory for {capacity} slots of {size:,} bytes") from None
         self._errors: dict[int, BaseException] = {}  # by index of the failed batch
         self._errors_lock = threading.RLock()  # reentrant: a signal handler may fail a batch
         _open.add(self)
@@ -215,15 +204,12 @@ class Ring:
         return bool(self._native.closed)
 
     def put(self, batch: Any, index: int | None = None, timeout: float | None = None) -> int:
-        """Copy a batch into a slot; wait while the ring is full.
+        """Copy a batch into a slot, and return its index; wait while the ring is full.
 
         Args:
           batch: pytree of arrays that matches the ring's structure.
           index: index in the stream; None for the one after the highest index so far.
           timeout: seconds to wait for a slot; None for no limit.
-
-        Returns:
-          The index of the batch.
 
         Raises:
           ValueError: a shape, a dtype or the tree differs, or the index was already put.
@@ -232,9 +218,8 @@ class Ring:
           RingError: the index is after the end, or the process was forked.
         """
         buffers = self._structure.buffers(batch)
-        *status, slot = self._native.put(
-            _index(index), buffers, _seconds(timeout), _interruptible()
-        )
+        where = _index(index), buffers, _seconds(timeout), _interruptible()
+        *status, slot = self._native.put(*where)
         self._check(status, timeout)
         try:
             return self._commit(slot)
@@ -247,14 +232,6 @@ class Ring:
 
         The end of the ``with`` block delivers the batch. An exception in the block is delivered
         instead of the batch, and also propagates in the producer.
-
-        Example:
-          >>> import jax, numpy as np, jaxkern as jk
-          >>> ring = jk.ring.Ring(jax.ShapeDtypeStruct((2,), np.float32))
-          >>> with ring.slot() as slot:
-          ...     slot.batch[:] = slot.index
-          >>> ring.get()
-          Array([0., 0.], dtype=float32)
         """
         *status, native = self._native.acquire(_index(index), _seconds(timeout), _interruptible())
         self._check(status, timeout)
@@ -265,14 +242,9 @@ class Ring:
             raise
 
     def fail(self, error: BaseException, index: int | None = None) -> int:
-        """Deliver an exception instead of a batch: `get` raises it after all earlier batches.
+        """Deliver an exception, with its traceback, instead of a batch; see `put` for the index.
 
-        Args:
-          error: any exception; its traceback is kept.
-          index: index in the stream; None for the one after the highest index so far.
-
-        Returns:
-          The index.
+        `get` raises it after all earlier batches.
         """
         return self._fail(error, _index(index), None)
 
@@ -280,27 +252,21 @@ class Ring:
         """End the stream; `get` delivers all batches that were put, then raises StopIteration.
 
         Args:
-          count: the index after the last batch; producers may still put earlier ones. None for the
-            index after the highest so far.
-
-        Raises:
-          ValueError: a batch at or after the end was put, or another end was set.
+          count: the index after the last batch, before which producers may still put others; None
+            for the one after the highest so far. ValueError if batches or another end contradict.
         """
         self._check(self._native.finish(_index(count, 1)))
 
     def get(self, timeout: float | None = None) -> Any:
         """Wait for the next batch and return it as a pytree of ``jax.Array``.
 
-        An interrupt during the wait removes nothing from the ring.
-
         Args:
-          timeout: seconds to wait; None for no limit (Ctrl-C interrupts).
+          timeout: seconds to wait; None for no limit. Ctrl-C interrupts and removes nothing.
 
         Raises:
           StopIteration: the stream has ended.
           TimeoutError: the batch was not put in time; the message describes what is missing.
-          BaseException: the exception of the batch's producer, with its traceback.
-          ProducerError: a native producer failed.
+          BaseException: the exception of the batch's producer; ProducerError of a native one.
           RingClosed: the ring is closed, or was closed during the wait.
         """
         return batch_or_raise(self.take(timeout))
@@ -314,10 +280,8 @@ class Ring:
     def close(self, timeout: float | None = 5.0) -> None:
         """Close the ring: wake all waiting threads and drop undelivered batches. Idempotent.
 
-        Delivered arrays remain valid.
-
-        Args:
-          timeout: maximum time in seconds until the waiting threads have returned.
+        Delivered arrays remain valid. `timeout` is the maximum time in seconds until the waiting
+        threads have returned.
         """
         self._native.close(_seconds(timeout))
         self._errors.clear()
@@ -338,34 +302,21 @@ class Ring:
         return RingStats(**self._native.statistics())
 
     def state(self) -> dict[str, int | None]:
-        """Return the position in the stream: ``last_delivered`` (None at first) and ``next``.
-
-        Batches that are ready but not yet taken do not count.
-        """
+        """Return the position in the stream: ``last_delivered`` (None at first) and ``next``."""
         following = int(self._native.delivered)
-        return {
-            "last_delivered": following - 1 if following > self._start else None,
-            "next": following,
-        }
+        last = following - 1 if following > self._start else None
+        return {"last_delivered": last, "next": following}
 
     def __repr__(self) -> str:
         return f"Ring({self.struct}, capacity={self._capacity}{', closed' * self.closed})"
 
     def take(self, timeout: float | None = None) -> tuple[int, BaseException | None, Any]:
-        """Return the next batch like `get`, but return a producer's error instead of raising it.
-
-        Returns:
-          (index, None, batch), or (index, error, None).
-
-        Raises:
-          As `get`, except for the errors of producers.
-        """
-        delivery = self._delivery
-        outcome, message, index, record, leaves = self._native.take(
-            _seconds(timeout), _interruptible(), delivery.zero_copy
+        """Return (index, None, batch), or (index, error, None) of a producer; see `get`."""
+        outcome, message, index, record, slots = self._native.take(
+            _seconds(timeout), _interruptible(), self._structure.zero_copy
         )
         if outcome == errors.OK:
-            batch, counts = delivery.batch(leaves)
+            batch, counts = self._structure.deliver(slots)
             self._native.count_hand_over(*counts)
             return index, None, batch
         if outcome == errors.FAILED:
@@ -373,10 +324,6 @@ class Ring:
         if outcome == errors.FINISHED:
             raise StopIteration
         raise errors.problem(outcome, message, timeout)
-
-    @functools.cached_property
-    def _delivery(self) -> Delivery:  # lazy: it starts JAX's backend
-        return Delivery(self._structure, self._device)
 
     def _check(self, status: Any, timeout: float | None = None) -> int:
         outcome, message, index = status
@@ -411,11 +358,11 @@ class Ring:
             error = self._errors.pop(index, None)
         if error is None:
             return errors.ProducerError(index, None if record < 0 else record, message)
-        if isinstance(error, StopIteration):  # would silently end the consumer's loop
-            replacement = RuntimeError(f"the producer of batch {index} raised StopIteration")
-            replacement.__cause__ = error
-            return replacement
-        return error
+        if not isinstance(error, StopIteration):
+            return error
+        replacement = RuntimeError(f"the producer of batch {index} raised StopIteration")
+        replacement.__cause__ = error  # itself would silently end the consumer's loop
+        return replacement
 
 
 def batch_or_raise(delivery: tuple[int, BaseException | None, Any]) -> Any:
@@ -430,10 +377,7 @@ def batch_or_raise(delivery: tuple[int, BaseException | None, Any]) -> Any:
 
 
 def _allocator(device: Any) -> Any:
-    """Return an allocator of page-locked memory if batches go to GPUs, otherwise None.
-
-    It allocates in the context of one of these GPUs: a context on another one would use memory.
-    """
+    """Return an allocator of page-locked memory, in the context of a GPU of the batches, if any."""
     library = registry.module("cuda")
     if library is None:
         return None

@@ -18,17 +18,9 @@ def byte_rows(array: np.ndarray) -> np.ndarray:
 
 
 def gather_rows(arrays: Sequence[np.ndarray], rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Gather rows of the concatenation of arrays into `out`, and return `out`.
+    """Gather rows int [N] of the concatenation of arrays into `out` [N, ...], and return `out`.
 
     Native code copies the rows without the GIL if their dtypes equal that of `out`.
-
-    Args:
-      arrays: arrays [n_k, ...] with equal row shapes.
-      rows: indices int [N] into the concatenation.
-      out: array [N, ...].
-
-    Raises:
-      IndexError: a row is out of range.
 
     >>> parts = [np.array([[1, 2], [3, 4]]), np.array([[5, 6]])]
     >>> gather_rows(parts, np.array([2, 0, 2]), np.empty((3, 2), int)).tolist()
@@ -51,31 +43,19 @@ def gather_rows(arrays: Sequence[np.ndarray], rows: np.ndarray, out: np.ndarray)
 
 
 def _is_byte_copy(arrays: Sequence[np.ndarray], out: np.ndarray) -> bool:
-    return (
-        out.flags.c_contiguous
-        and out.flags.writeable
-        and not out.dtype.hasobject
-        and all(
-            array.dtype == out.dtype
-            and array.shape[1:] == out.shape[1:]
-            and array[:1].flags.c_contiguous
-            for array in arrays
-        )
-    )
+    if not (out.flags.c_contiguous and out.flags.writeable) or out.dtype.hasobject:
+        return False
+    kind = out.dtype, out.shape[1:]
+    return all((a.dtype, a.shape[1:]) == kind and a[:1].flags.c_contiguous for a in arrays)
 
 
 def map_hdf5(dataset: Any) -> np.ndarray:
     """Map the rows of a contiguous HDF5 data set into memory as a read-only ``np.memmap``.
 
-    The open file is mapped, even if its name refers to another file by now. The map remains valid
-    after the file is closed.
-
-    Args:
-      dataset: an ``h5py.Dataset`` without chunks and filters. Pending writes are flushed.
+    Pending writes are flushed. The map remains valid after the file is closed.
 
     Raises:
-      ValueError: the values are not stored contiguously in the file: chunked, compact, external or
-        virtual data sets, types that NumPy lacks, files that are not on disk, empty data sets.
+      ValueError: the values are not stored contiguously in the file, or as a type of NumPy.
 
     Example:
       >>> import os, tempfile, h5py, numpy as np, jaxkern as jk
@@ -88,17 +68,11 @@ def map_hdf5(dataset: Any) -> np.ndarray:
     """
     name = f"data set {dataset.name!r}"
     if dataset.chunks is not None:
-        raise ValueError(
-            f"{name} is chunked (compression {dataset.compression}); expected a contiguous data "
-            "set: write it without chunks and compression, or read it through h5py"
-        )
+        raise ValueError(f"{name} is chunked; write it without chunks and compression")
     if dataset.external or dataset.is_virtual:
-        raise ValueError(f"{name} is stored in other files; map those, or read it through h5py")
+        raise ValueError(f"{name} is stored in other files; map those")
     if not _is_stored_as(dataset.id.get_type(), dataset.dtype):
-        raise ValueError(
-            f"{name} has a stored type that NumPy lacks, and HDF5 converts it to {dataset.dtype}; "
-            "read it through h5py"
-        )
+        raise ValueError(f"{name} has a stored type that NumPy lacks; read it through h5py")
     file = dataset.file
     if file.driver != "sec2":  # other drivers have no single file descriptor
         raise ValueError(f"{name} has the driver {file.driver!r}; expected h5py's default driver")
@@ -106,9 +80,7 @@ def map_hdf5(dataset: Any) -> np.ndarray:
         file.flush()  # the map does not see data that h5py has buffered
     offset = dataset.id.get_offset()
     if offset is None or dataset.shape is None:
-        raise ValueError(
-            f"{name} has no offset: it is empty or stored in a header; read it through h5py"
-        )
+        raise ValueError(f"{name} is empty or stored in a header; read it through h5py")
     with _reopen(file, name) as opened:
         return np.memmap(opened, dataset.dtype, "r", offset, dataset.shape)
 
@@ -124,11 +96,7 @@ def _is_stored_as(stored: Any, dtype: np.dtype) -> bool:
 
 
 def _reopen(file: Any, name: str) -> BinaryIO:
-    """Open an h5py file's file with another descriptor.
-
-    A map keeps its descriptor open. HDF5's own descriptor holds HDF5's lock, so nobody could write
-    to the file while the map exists, or read it if it was mapped during writing.
-    """
+    """Open an h5py file's file with another descriptor, since HDF5's own holds HDF5's lock."""
     descriptor = file.id.get_vfd_handle()
     for path in (f"/proc/self/fd/{descriptor}", file.filename):
         try:
@@ -139,7 +107,4 @@ def _reopen(file: Any, name: str) -> BinaryIO:
         if os.path.sameopenfile(opened.fileno(), descriptor):
             return opened
         opened.close()
-    raise ValueError(
-        f"{name} is in a file that cannot be reopened: {file.filename} was replaced or is not "
-        "readable; read the data set through h5py"
-    )
+    raise ValueError(f"{name}: {file.filename} was replaced or cannot be opened again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -19,9 +20,10 @@ _DLPACK_BFLOAT = 4
 
 
 class Structure:
-    """The pytree of shapes and dtypes of a batch, and checks of batches."""
+    """The pytree of shapes and dtypes of a batch: checks of batches, and their delivery."""
 
-    def __init__(self, struct: Any):
+    def __init__(self, struct: Any, device: Any = None):
+        self._device = device
         leaves, treedef = jax.tree.flatten(struct)
         self.treedef: Any = treedef
         self.leaves = [_leaf(i, leaf) for i, leaf in enumerate(leaves)]
@@ -46,10 +48,7 @@ class Structure:
 
     def buffers(self, batch: Any) -> list[Any]:
         """Return the leaves of a batch as contiguous buffers; raise if they do not match."""
-        return [
-            _buffer(name, leaf, spec)
-            for name, leaf, spec in zip(self.names, self._flatten(batch), self.leaves, strict=True)
-        ]
+        return [*map(_buffer, self.names, self._flatten(batch), self.leaves)]
 
     def _flatten(self, batch: Any) -> list[Any]:
         leaves, treedef = jax.tree.flatten(batch)
@@ -62,47 +61,44 @@ class Structure:
         leaves = [jnp.asarray(leaf) for leaf in self._flatten(batch)]
         for name, leaf, spec in zip(self.names, leaves, self.leaves, strict=True):
             if leaf.shape != spec.shape or leaf.dtype != spec.dtype:
-                raise ValueError(
-                    f"{name} is {leaf.dtype}{list(leaf.shape)}; the ring has "
-                    f"{spec.dtype}{list(spec.shape)}"
-                )
+                kinds = [f"{each.dtype}{list(each.shape)}" for each in (leaf, spec)]
+                raise ValueError(f"{name} is {kinds[0]}; the ring has {kinds[1]}")
         return leaves
 
     def views(self, slots: Sequence[Any]) -> list[np.ndarray]:
         """Return arrays of the leaves' shapes and dtypes that view the bytes of a slot."""
-        return [
-            memory.view(leaf.dtype).reshape(leaf.shape)
-            for memory, leaf in zip(slots, self.leaves, strict=True)
-        ]
+        return [*map(_view, slots, self.leaves)]
 
+    @functools.cached_property
+    def _one(self) -> Any:  # lazy: it starts JAX's backend
+        return one_device(self._device)
 
-class Delivery:
-    """Converts the leaves of a slot to arrays on the ring's device, without a copy on the CPU."""
+    @property
+    def zero_copy(self) -> bool:
+        """True if arrays share the slot's memory."""
+        return self._one is not None and self._one.platform == "cpu"
 
-    def __init__(self, structure: Structure, device: Any):
-        self._structure, self._device, self._one = structure, device, one_device(device)
-        self.zero_copy = self._one is not None and self._one.platform == "cpu"
-        self._arrays = len(structure.leaves)
-        self._packed = sum(packed(leaf.dtype) for leaf in structure.leaves)
-
-    def batch(self, leaves: list[Any]) -> tuple[Any, tuple[int, int]]:
-        """Return the pytree of arrays, and the numbers of zero-copy and of copied arrays."""
+    def deliver(self, slots: list[Any]) -> tuple[Any, tuple[int, int]]:
+        """Return the pytree of arrays on the device, and how many are zero-copy and copied."""
+        copied = len(self.leaves)
         if self.zero_copy:
-            arrays = [self._zero_copy(i, leaf) for i, leaf in enumerate(leaves)]
-            counts = self._arrays - self._packed, self._packed
+            arrays = [*map(self._zero_copy, slots, self.leaves)]
+            copied = sum(packed(leaf.dtype) for leaf in self.leaves)
         else:
             # JAX references the host array, and so the slot, until the transfer is complete.
-            arrays = jax.device_put(self._structure.views(leaves), self._device or self._one)
-            counts = 0, self._arrays
-        return self._structure.treedef.unflatten(arrays), counts
+            arrays = jax.device_put(self.views(slots), self._device or self._one)
+        return self.treedef.unflatten(arrays), (len(self.leaves) - copied, copied)
 
-    def _zero_copy(self, i: int, leaf: Any) -> jax.Array:
-        if isinstance(leaf, np.ndarray):  # a dtype without a DLPack code
-            struct = self._structure.leaves[i]
-            view = leaf.view(struct.dtype).reshape(struct.shape)
-            copy: jax.Array = jax.device_put(view, self._one)
+    def _zero_copy(self, slot: Any, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        if isinstance(slot, np.ndarray):  # a dtype without a DLPack code
+            copy: jax.Array = jax.device_put(_view(slot, leaf), self._one)
             return copy
-        return compat.array_from_dlpack(leaf, self._one)
+        return compat.array_from_dlpack(slot, self._one)
+
+
+def _view(memory: np.ndarray, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+    view: np.ndarray = memory.view(leaf.dtype).reshape(leaf.shape)
+    return view
 
 
 def one_device(device: Any) -> Any:
@@ -123,9 +119,7 @@ def _leaf(position: int, leaf: Any) -> jax.ShapeDtypeStruct:
         raise TypeError(f"{name} has dtype {leaf.dtype}; put jax.random.key_data(keys) instead")
     number = jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == bool
     if not number or not np.dtype(leaf.dtype).isnative:
-        raise TypeError(
-            f"{name} has dtype {leaf.dtype}; expected numbers or bools in native byte order"
-        )
+        raise TypeError(f"{name} has dtype {leaf.dtype}; expected native numbers or bools")
     # As in jnp.asarray: 64-bit types only if JAX has them enabled.
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
     return jax.ShapeDtypeStruct(tuple(int(n) for n in leaf.shape), dtype)

@@ -72,7 +72,7 @@ class Documents:
             before = "" if index == 0 else f" after {self.offsets[index - 1]}"
             raise ValueError(
                 f"{offsets_name}[{index}] is {self.offsets[index]}{before}; expected "
-                f"non-decreasing offsets from 0 to {size}, the number of values"
+                f"non-decreasing offsets from 0 to {size}"
             )
 
     def __len__(self) -> int:
@@ -132,10 +132,7 @@ def _concatenate(name: str, value: Any) -> tuple[np.ndarray, np.ndarray]:
     if type(value).__module__.split(".")[0] == "pyarrow":
         return _from_arrow(name, value)
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise TypeError(
-            f"{name!r} is {value!r:.80} without offsets; expected offsets, a sequence of one array "
-            "per document, or an Arrow array of lists"
-        )
+        raise TypeError(f"{name!r} is {value!r:.80}; expected offsets, or a sequence of documents")
     parts = [_flat(f"document {i} of {name!r}", part) for i, part in enumerate(value)]
     offsets = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
     return np.concatenate(parts) if parts else np.empty(0, np.int32), offsets

@@ -23,14 +23,7 @@ _MAX_LENGTH, _MAX_BINS = 1 << 30, 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class PackingStats:
-    """Statistics of packed rows.
-
-    Attributes:
-      rows: number of rows.
-      tokens: number of tokens in them.
-      padding: number of padding elements.
-      segments: number of documents, or parts of documents, in them.
-    """
+    """Statistics of packed rows: numbers of rows, tokens, padding, and (parts of) documents."""
 
     rows: int = 0
     tokens: int = 0
@@ -55,17 +48,12 @@ class PackingStats:
 
 
 class Rows(NamedTuple):
-    """Complete rows, as references to documents.
+    """Complete rows, as references to documents."""
 
-    Attributes:
-      pieces: int64 [P, 4]: document, start in the document, number of tokens, offset in the values.
-      ends: int64 [R], the end of each row among the pieces.
-      length: tokens per row.
-    """
-
+    #: int64 [P, 4]: document, start in the document, number of tokens, offset in the values
     pieces: np.ndarray
-    ends: np.ndarray
-    length: int
+    ends: np.ndarray  #: int64 [R], the end of each row among the pieces
+    length: int  #: tokens per row
 
     @property
     def stats(self) -> PackingStats:
@@ -76,10 +64,9 @@ class Rows(NamedTuple):
 
 
 class RowPacker:
-    """Assignment of documents to rows by their lengths; documents are numbered as they are added.
+    """Assignment of documents to rows by their lengths; see `pack`.
 
-    Args:
-      length, method, long, max_open_bins: see `pack`.
+    Documents are numbered as they are added.
     """
 
     def __init__(
@@ -97,12 +84,8 @@ class RowPacker:
                 expected = ", ".join(map(repr, get_args(kinds)))
                 raise ValueError(f"{name} is {value!r}; expected one of {expected}")
         self.method, self.long = method, long
-        self._native = native().TokenPacker(
-            self.length,
-            get_args(Method).index(method),
-            get_args(Overlong).index(long),
-            self.max_open_bins,
-        )
+        codes = get_args(Method).index(method), get_args(Overlong).index(long)
+        self._native = native().TokenPacker(self.length, *codes, self.max_open_bins)
 
     @property
     def document(self) -> int:
@@ -122,13 +105,8 @@ class RowPacker:
     def add(self, begins: np.ndarray, lengths: np.ndarray, rows: int = _UNLIMITED) -> int:
         """Place documents until `rows` rows are complete; return the number of consumed documents.
 
-        Args:
-          begins, lengths: offsets and lengths of documents, int64 [N].
-          rows: number of complete rows at which to stop.
-
-        Raises:
-          ValueError: with ``long="error"``, for a document that is longer than a row; the next
-            call begins with it.
+        `begins` and `lengths` int64 [N] are offsets and lengths. With ``long="error"`` raise
+        ValueError for a document longer than a row, with which the next call begins.
         """
         return int(self._native.add(begins, lengths, rows))
 
@@ -146,21 +124,13 @@ class RowPacker:
         return Rows(pieces, ends, self.length)
 
     def bins(self) -> tuple[int, int, np.ndarray, np.ndarray]:
-        """Return its state.
-
-        Returns:
-          `document`, the number of its tokens that were placed, the number of pieces of each open
-          bin, int64 [B], and the pieces, int64 [P, 4], see `Rows`.
-        """
+        """Return its state: `document`, the number of its tokens that were placed, the number of
+        pieces of each open bin, int64 [B], and the pieces, int64 [P, 4], see `Rows`."""
         sizes, pieces = self._native.open_bins()
         return self.document, int(self._native.started), sizes, pieces
 
     def restore(self, document: int, started: int, sizes: Any, pieces: Any) -> None:
-        """Restore the state that `bins` returned; complete rows are dropped.
-
-        Raises:
-          ValueError: the state is invalid.
-        """
+        """Restore the state that `bins` returned; complete rows are dropped."""
         self._native.restore(document, started, np.asarray(sizes, np.int64), pieces)
 
 
@@ -184,10 +154,7 @@ def state_bins(
 ) -> tuple[int, int, list[int], np.ndarray]:
     """Convert a result of `bins_state` to the arguments of `RowPacker.restore`.
 
-    Args:
-      state: from `bins_state`.
-      places: function from documents int64 [M] to their offsets and lengths: `Documents.places`.
-      packer: the packer to restore.
+    `places` is a function as `Documents.places`.
     """
     numbers = np.array(state["documents"], np.int64)
     begins, lengths = places(numbers)
@@ -211,8 +178,7 @@ def packed_rows(
     """Write rows: the arrays of every field, and the marks of `pack`.
 
     Args:
-      rows: the rows to write.
-      fields: field -> values, as in `Documents`; the pieces refer to them.
+      rows: the rows to write; their pieces refer to `fields`, as in `Documents`.
       pad_id: see `pack`.
       out: C-contiguous arrays [R, length] to fill and return.
 
@@ -226,17 +192,12 @@ def packed_rows(
     for name, kind in kinds.items():
         if out[name].dtype != kind:
             raise ValueError(f"{name!r} has rows of {out[name].dtype}; expected {np.dtype(kind)}")
-    written = [
-        (values, out[name], _pad_bits(name, pad_id, out[name].dtype))
-        for name, values in fields.items()
-    ]
+    written = [(array, out[k], _pad_bits(k, pad_id, kinds[k])) for k, array in fields.items()]
     marks = [out.get(name) for name in MARKS]
     field, index = native().write_token_rows(rows.pieces, rows.ends, rows.length, written, *marks)
     if field >= 0:
         name = list(fields)[field]
-        raise ValueError(
-            f"value {index} of {name!r} is {fields[name][index]}; expected tokens that fit int32"
-        )
+        raise ValueError(f"value {index} of {name!r} is {fields[name][index]}; expected int32")
     return dict(out)
 
 
@@ -264,9 +225,9 @@ def row_dtype(values: np.ndarray) -> Any:
     return np.float32 if values.dtype == np.float32 else np.int32
 
 
-def _pad_bits(name: str, pad_id: int | Mapping[str, int], dtype: np.dtype) -> int:
+def _pad_bits(name: str, pad_id: int | Mapping[str, int], dtype: Any) -> int:
     pad = pad_id.get(name, 0) if isinstance(pad_id, Mapping) else pad_id
-    if dtype == np.float32:
+    if dtype is np.float32:
         return int(np.float32(pad).view(np.uint32))
     return check_integer("pad_id", pad, -(2**31), 2**31 - 1) & 0xFFFFFFFF
 
@@ -284,17 +245,13 @@ def pack(
 ) -> dict[str, np.ndarray]:
     """Pack documents of any length into rows of one length.
 
-    Returns a dict:
+    Returns a dict of arrays [R, length]:
 
-    ================  =============================================================================
-    ``"tokens"``      int32 [R, length], or the fields of `values`; padded with `pad_id`. Fields of
-                      float32 remain float32
-    ``segment_ids``   int32 [R, length]: 1, 2, ... by document in the row, 0 in padding. Restrict
-                      attention to equal ids to separate documents
-    ``positions``     int32 [R, length]: position in the segment, from 0
-    ``loss_mask``     bool [R, length]: True for tokens to predict from earlier tokens of their
-                      segment; False for padding and for the first token of each segment
-    ================  =============================================================================
+    - ``"tokens"``, or the fields of `values`: int32, or float32 if they are; padded with `pad_id`;
+    - ``"segment_ids"``, int32: 1, 2, ... by document in the row, 0 in padding; restrict attention
+      to equal ids to separate documents;
+    - ``"positions"``, int32: position in the segment, from 0;
+    - ``"loss_mask"``, bool: True for tokens to predict from earlier tokens of their segment.
 
     Args:
       values, offsets: the documents, see `Documents`.
@@ -322,9 +279,7 @@ def pack(
     packer = RowPacker(length, method, long=long, max_open_bins=max_open_bins)
     numbers = np.arange(len(documents)) if order is None else np.asarray(order, np.int64)
     if numbers.size and not (numbers.min() >= 0 and numbers.max() < len(documents)):
-        raise IndexError(
-            f"order has documents {numbers.min()} to {numbers.max()}; there are {len(documents)}"
-        )
+        raise IndexError(f"order goes from {numbers.min()} to {numbers.max()} of {len(documents)}")
     for first in range(0, len(numbers), _BLOCK):
         block = numbers[first : first + _BLOCK]
         begins, lengths = documents.places(block)
@@ -343,5 +298,5 @@ def check_lengths(lengths: np.ndarray, documents: np.ndarray, packer: RowPacker)
     if lengths[longest] > packer.length:
         raise ValueError(
             f"document {documents[longest]} has {lengths[longest]} tokens, but a row has "
-            f'{packer.length}; use long="split", "truncate" or "drop", or longer rows'
+            f'{packer.length}; use long="split", "truncate" or "drop"'
         )

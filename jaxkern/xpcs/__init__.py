@@ -5,7 +5,6 @@ from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.analysis.many import CorrelatedFiles, FileOutcome, correlate_files
 from jaxkern.xpcs.analysis.settings import Config, ConfigError, load_config, template
 from jaxkern.xpcs.correlators.checks import CorrelationWarning
-from jaxkern.xpcs.correlators.g2 import multitau_delays
 from jaxkern.xpcs.correlators.multitau import LiveMultiTau, multitau, multitau_events
 from jaxkern.xpcs.correlators.multitau_state import (
     MultiTauState,
@@ -19,14 +18,14 @@ from jaxkern.xpcs.correlators.results import (
     Overview,
     TwoTimeFitData,
     TwoTimeResult,
+    multitau_delays,
 )
 from jaxkern.xpcs.correlators.two_time import twotime, twotime_events
 from jaxkern.xpcs.detectors.frames import DetectorFileError, EventFrames, Events, FrameSource
 from jaxkern.xpcs.detectors.opening import GrowingFrames, as_frames, open_frames
 from jaxkern.xpcs.detectors.qmap import QMap, read_mask
-from jaxkern.xpcs.files.aps import ApsData, ApsFile, load_aps
+from jaxkern.xpcs.files.aps import ApsData, ApsFile, ApsWriter, load_aps, write_aps
 from jaxkern.xpcs.files.aps_entries import ApsFormatError
-from jaxkern.xpcs.files.aps_writer import ApsWriter, write_aps
 from jaxkern.xpcs.files.prepare import (
     Prepared,
     correct_diagonal,

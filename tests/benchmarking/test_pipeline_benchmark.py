@@ -40,7 +40,7 @@ def test_warm_up_is_not_measured():
         assert result[f"p{q}"] == np.percentile(result.seconds, q)
     for name in ("examples_per_second", "batches_per_second", "duration_seconds", "p90"):
         assert result[name] == getattr(result, name)
-    assert result.dimensions["batch"] == {"['scale']": "float[]", "['x']": "float64[8, 3]"}
+    assert result.dimensions["batch"] == {"['x']": "float64[8, 3]"}
 
 
 def test_stream_restarts_at_its_end():

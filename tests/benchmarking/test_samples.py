@@ -9,7 +9,7 @@ import scipy.stats
 from support.errors import raises
 
 from jaxkern import benchmarking
-from jaxkern.benchmarking.samples import Ratio, Samples, draw_blocks, ratio_of_medians
+from jaxkern.benchmarking.measurement import Ratio, Samples, draw_blocks, ratio_of_medians
 
 
 def test_figures():

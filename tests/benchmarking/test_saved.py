@@ -13,7 +13,7 @@ from support.errors import raises
 
 import jaxkern as jk
 from jaxkern.benchmarking import Measurement, compare_to_baseline, load, report, save
-from jaxkern.benchmarking.environment import environment
+from jaxkern.benchmarking.measurement import environment
 from jaxkern.benchmarking.saved import latest
 
 HERE = environment()

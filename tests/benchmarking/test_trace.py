@@ -15,7 +15,7 @@ from support.errors import raises
 
 import jaxkern as jk
 from jaxkern.benchmarking import trace
-from jaxkern.benchmarking.tracing import own_seconds, read_scopes
+from jaxkern.benchmarking.tracing import own_seconds
 
 
 def normalize(backend):
@@ -154,9 +154,3 @@ def test_path_that_is_not_a_directory(tmp_path):
     (tmp_path / "file").write_text("")
     with raises(OSError, "file"), trace(tmp_path / "file"):
         pass
-
-
-@pytest.mark.parametrize("wrong", [b"\x0a\x10abc", b"\xff", b"\x0b\x01", b"\x09abc"])
-def test_bytes_that_are_not_a_profile(wrong):
-    with raises(ValueError, "protocol buffer"):
-        read_scopes(wrong)

@@ -15,7 +15,7 @@ import pytest
 from jaxkern.cli import main
 from jaxkern.pipeline import ImageFolder, PackedSource, Subset, pack
 from jaxkern.pipeline.packing.packing import RecordEncoder
-from jaxkern.pipeline.sources.packed.files import PackedFile
+from jaxkern.pipeline.sources.packed.layout import open_packed
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_verify(folder, tmp_path, capsys):
     assert main(["pack", str(folder), str(path), "--quiet"]) == 0
     assert main(["pack", "--verify", str(path)]) == 0
     assert capsys.readouterr().out == "0 of 6 records are damaged\n"
-    offset = int(PackedFile(path).index.columns["image"]["offset"][4])
+    offset = int(open_packed(path)[1].columns["image"]["offset"][4])
     with open(path, "r+b") as file:
         file.seek(offset + 100)
         file.write(b"damaged")

@@ -217,9 +217,8 @@ def test_caches_and_processor_of_the_system(tmp_path):
         cache(cpu, 1, 1, "Instruction", "64K", str(cpu))
         # Two caches of 16 MiB, each of two processors.
         cache(cpu, 2, 3, "Unified", "16384K", "0-1" if cpu < 2 else "2-3")
-    assert machine.last_level_cache_bytes(tmp_path) == 32 << 20
     assert machine.last_level_caches(tmp_path) == [16 << 20] * 2
-    assert machine.last_level_cache_bytes(tmp_path / "none") is None
+    assert machine.last_level_caches(tmp_path / "none") == []
     info = tmp_path / "cpuinfo"
     info.write_text("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name\t: other\n")
     assert machine.cpu_model(info) == "Some CPU @ 2 GHz"

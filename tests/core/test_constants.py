@@ -12,14 +12,13 @@ from typing import Any, get_args
 import pytest
 
 from jaxkern.core import registry
-from jaxkern.image import stages
+from jaxkern.image import ops as image_ops
 from jaxkern.image.chain import plan
 from jaxkern.image.compose import producer
 from jaxkern.image.program import program
-from jaxkern.image.transforms import noise
 from jaxkern.ring import assembly, errors, ring
 from jaxkern.tokens import packing
-from jaxkern.xpcs.correlators import g2
+from jaxkern.xpcs.correlators import results
 from jaxkern.xpcs.model import normal, ops, twin
 
 native = registry.module("cpu")
@@ -50,12 +49,12 @@ PYTHON: dict[str, Any] = {
     },
     "image.Rounding": members(plan.Rounding),
     "image.Codec": positions(producer._CODECS),
-    "image.kMaxStages": stages.MAX_STAGES,
+    "image.kMaxStages": image_ops.MAX_STAGES,
     "image.kMaxSegments": plan.MAX_SEGMENTS,
     "image.kMaxErasures": plan.MAX_ERASURES,
     "image.kMaxSize": plan.MAX_SIZE,
     "image.kMaxPixels": plan.MAX_PIXELS,
-    "image.kMaxBlurKernel": noise.MAX_KERNEL,
+    "image.kMaxBlurKernel": program.MAX_KERNEL,
     "image.kMaxProgramSteps": program.MAX_STEPS,
     "image.kProgramValues": program.VALUES,
     "image.kMaxFactor": program.MAX_FACTOR,
@@ -65,7 +64,7 @@ PYTHON: dict[str, Any] = {
     "ring.kLastIndex": ring._LAST,
     "tokens.Method": positions(get_args(packing.Method)),
     "tokens.Overlong": positions(get_args(packing.Overlong)),
-    "correlators.kMostDelays": g2.MAX_DELAYS,
+    "correlators.kMostDelays": results.MAX_DELAYS,
     "xpcs.Loss": positions(twin.LOSSES),
     "xpcs.Symmetric": {SYMMETRIC[value]: i for i, value in enumerate(normal._SYMMETRIC)},
     "xpcs.kMaxTables": ops._MAX_TABLES,

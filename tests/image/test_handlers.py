@@ -166,8 +166,6 @@ def edged(*sane: int) -> st.SearchStrategy[int]:
     return st.sampled_from([*near, *edges])
 
 
-# ---------------------------------------------------------------- values
-
 FIELDS = st.lists(
     st.tuples(st.integers(0, BATCH - 1), st.integers(0, 13), edged(SIDE)), min_size=1, max_size=3
 )
@@ -277,108 +275,94 @@ MAKERS = {
 }
 
 
-# ---------------------------------------------------------------- messages
-
-
 def geometry_with(sample: int, field: int, value: int) -> np.ndarray:
     geometry = chain()["geometry"]
     geometry[sample, 0, field] = value
     return geometry
 
 
-CASES: dict[str, tuple[str, dict, tuple[str, ...]]] = {
-    "a program's blur": (PROGRAM, program(kernel=i32(3, 3, 4, 3)), ("attribute 'kernel'", "4")),
-    "a program's dtype": (PROGRAM, program(dtype=np.float16), ("result", "float16", "uint8")),
-    "counts of stages": (
-        STAGES,
-        stages(steps=i32(1, 2)),
-        ("'segments'", "'steps'", "2 filters", "4 sizes", "2 codes"),
-    ),
-    "a stage's filter": (STAGES, stages(filter=i32(2, 9)), ("'filter' of segment 1", "9")),
-    "a stage's blur": (STAGES, stages(kernel=i32(3, 3, 4, 3)), ("attribute 'kernel'", "4")),
-    "half floats between stages": (
+def zeros(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return np.zeros(shape, dtype)
+
+
+def struct(*shape: int, dtype: Any = np.float32) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+SQUARE = (BATCH, SIDE, SIDE, 3)
+LATE = {"segments": i32(0, 1), "filter": i32(2), "size": i32(4, 4), "erasures": i32(0)}
+# Each: the target, the call, and facts of its message.
+CASES: list[tuple[str, dict, str]] = [
+    (PROGRAM, program(kernel=i32(3, 3, 4, 3)), "attribute 'kernel' & 4"),
+    (PROGRAM, program(dtype=np.float16), "result & float16 & uint8"),
+    (STAGES, stages(steps=i32(1, 2)), "'segments' & 'steps' & 2 filters & 4 sizes & 2 codes"),
+    (STAGES, stages(filter=i32(2, 9)), "'filter' of segment 1 & 9"),
+    (STAGES, stages(kernel=i32(3, 3, 4, 3)), "attribute 'kernel' & 4"),
+    (
         STAGES,
         stages(dtype=i32(1, 0)),
-        ("'dtype' and 'layout' of stage 0", "1 and 0", "uint8", "float32"),
+        "'dtype' and 'layout' of stage 0 & 1 and 0 & uint8 & float32",
     ),
-    "codes of stages": (
-        STAGES,
-        stages(op=np.zeros((BATCH, 1), np.int32)),
-        ("operand 'op'", "[2|1, 2]", "[2, 1]"),
-    ),
-    "a ragged program": (
+    (STAGES, stages(op=zeros(BATCH, 1, dtype="i4")), "operand 'op' & [2|1, 2] & [2, 1]"),
+    (
         RAGGED_STAGES,
-        ragged_stages(
-            segments=i32(0, 1), filter=i32(2), size=i32(4, 4), erasures=i32(0), rounding=i32(1)
-        ),
-        ("'segments' of stage 0", "1 steps", "source dtype 0", "0 x 0"),
+        ragged_stages(**LATE, rounding=i32(1)),
+        "'segments' of stage 0 & 1 steps & source dtype 0 & 0 x 0",
     ),
-    "the result of stages": (
-        STAGES,
-        stages(out=jax.ShapeDtypeStruct((BATCH, SIDE, SIDE, 3), np.float32)),
-        ("result", "'dtype'", "float32"),
-    ),
-    "dtype": (
+    (STAGES, stages(out=struct(*SQUARE)), "result & 'dtype' & float32"),
+    (CHAIN, chain(affine=zeros(BATCH, 1, 2, 3, dtype="i4")), "operand 'affine' & float32 & int32"),
+    (
         CHAIN,
-        chain(affine=np.ones((BATCH, 1, 2, 3), np.int32)),
-        ("operand 'affine'", "float32", "int32"),
+        chain(images=zeros(*SQUARE, dtype="i1")),
+        "operand 'images' & uint8, float16, bfloat16 or float32 & int8",
     ),
-    "dtype of images": (
+    (
         CHAIN,
-        chain(images=np.zeros((BATCH, SIDE, SIDE, 3), np.int8)),
-        ("operand 'images'", "uint8, float16, bfloat16 or float32", "int8"),
+        chain(out=struct(*SQUARE, dtype="i4")),
+        "result & uint8, float16, bfloat16 or float32 & int32",
     ),
-    "dtype of the result": (
+    (CHAIN, chain(fill=zeros(3)), "operand 'fill' & [2|1, 1, 3] & [3]"),
+    (CHAIN, chain(out=struct(SIDE, 3)), "result & [4, 3] & 3 axes & 12 batch axes"),
+    (
         CHAIN,
-        chain(out=jax.ShapeDtypeStruct((BATCH, SIDE, SIDE, 3), np.int32)),
-        ("result", "uint8, float16, bfloat16 or float32", "int32"),
+        chain(images=zeros(3, SIDE, SIDE, 3, dtype="u1")),
+        "operand 'images' & [2|1, any, any, 3] & [3, 4, 4, 3]",
     ),
-    "rank": (CHAIN, chain(fill=np.zeros(3, np.float32)), ("operand 'fill'", "[2|1, 1, 3]", "[3]")),
-    "rank of the result": (
+    (CHAIN, chain(channels=2), "'channels' of segment 0 & 1, 3 or 4 & got 2"),
+    (
         CHAIN,
-        chain(out=jax.ShapeDtypeStruct((SIDE, 3), np.float32)),
-        ("result", "[4, 3]", "3 axes", "12 batch axes"),
+        chain(images=zeros(BATCH, SIDE, SIDE, 4, dtype="u1")),
+        "operand 'images' & [2|1, any, any, 3] & [2, 4, 4, 4]",
     ),
-    "batch size": (
-        CHAIN,
-        chain(images=np.zeros((3, SIDE, SIDE, 3), np.uint8)),
-        ("operand 'images'", "[2|1, any, any, 3]", "[3, 4, 4, 3]"),
-    ),
-    "channels": (CHAIN, chain(channels=2), ("'channels' of segment 0", "1, 3 or 4", "got 2")),
-    "channels of images": (
-        CHAIN,
-        chain(images=np.zeros((BATCH, SIDE, SIDE, 4), np.uint8)),
-        ("operand 'images'", "[2|1, any, any, 3]", "[2, 4, 4, 4]"),
-    ),
-    "box": (
+    (
         CHAIN,
         chain(geometry=geometry_with(1, 1, 1)),
-        ("'geometry' of sample 1, segment 0", "columns 1 to 4", "input of 4"),
+        "'geometry' of sample 1, segment 0 & columns 1 to 4 & input of 4",
     ),
-    "ragged image": (
+    (
         RAGGED,
         ragged(offset=i32(0, LAST + 1)),
-        ("image 1", "4 x 4 x 3 bytes", "offset 49", "'buffer' of 96 bytes"),
+        "image 1 & 4 x 4 x 3 bytes & offset 49 & 'buffer' of 96 bytes",
     ),
-    "layout": (CHAIN, chain(layout=np.int32(7)), ("attribute 'layout'", "NHWC", "7")),
-    "layout of a mix": (MIX, mix(layout=np.int32(7)), ("attribute 'layout'", "NHWC", "7")),
-    "filter": (CHAIN, chain(filter=i32(9)), ("'filter' of segment 0", "bicubic", "9")),
-    "no segment": (CHAIN, chain(segments=0), ("'filter', 'size'", "1 to 8", "0, 0, 0 and 0")),
-    "nine segments": (CHAIN, chain(segments=9), ("'filter', 'size'", "1 to 8", "9, 18, 9 and 9")),
-    "partner": (
+    (CHAIN, chain(layout=np.int32(7)), "attribute 'layout' & NHWC & 7"),
+    (MIX, mix(layout=np.int32(7)), "attribute 'layout' & NHWC & 7"),
+    (CHAIN, chain(filter=i32(9)), "'filter' of segment 0 & bicubic & 9"),
+    (CHAIN, chain(segments=0), "'filter', 'size' & 1 to 8 & 0, 0, 0 and 0"),
+    (CHAIN, chain(segments=9), "'filter', 'size' & 1 to 8 & 9, 18, 9 and 9"),
+    (
         MIX,
-        mix(partner=np.zeros((BATCH, SIDE, SIDE, 4), np.float32)),
-        ("operand 'partner'", "[2|1, 4, 4, 3]", "[2, 4, 4, 4]"),
+        mix(partner=zeros(BATCH, SIDE, SIDE, 4)),
+        "operand 'partner' & [2|1, 4, 4, 3] & [2, 4, 4, 4]",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_message_names_the_op_the_argument_and_its_value(name):
-    target, call, facts = CASES[name]
+@pytest.mark.parametrize(("target", "call", "facts"), CASES, ids=[facts for *_, facts in CASES])
+def test_message_names_the_op_the_argument_and_its_value(target, call, facts):
     text = outcome(target, call)
     line = text.splitlines()[0]
-    assert all(fact in line for fact in (target.removesuffix(".v1") + ": ", *facts)), text
+    named = (target.removesuffix(".v1") + ": ", *facts.split(" & "))
+    assert all(fact in line for fact in named), text
 
 
 @pytest.mark.parametrize("target", MAKERS)

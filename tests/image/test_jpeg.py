@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 from support.errors import raises
+from support.image.comparison import slow
 
 import jaxkern as jk
 from jaxkern.core import registry
@@ -424,7 +425,7 @@ def mixture():
 
 @pytest.mark.parametrize(
     ("backend", "threads"),
-    [("native", 1), pytest.param("native", 2, marks=pytest.mark.slow), ("native", 8), ("jax", 1)],
+    [("native", 1), slow("native", 2), ("native", 8), ("jax", 1)],
 )
 def test_the_op(mixture, backend, threads):
     files, pixels, good = mixture
@@ -461,9 +462,7 @@ def as_images(ragged):
     return [buffer[o : o + h * w * 3].reshape(h, w, 3) for o, h, w in numbers]
 
 
-@pytest.mark.parametrize(
-    "workers", [0, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 8))]
-)
+@pytest.mark.parametrize("workers", [0, 2, *(slow(n) for n in (1, 8))])
 @pytest.mark.parametrize("decoder", ["native threads", "libjpeg-turbo", "simplejpeg", "Pillow"])
 def test_pipelines(mixture, decoder, workers, monkeypatch):
     """Pipelines with native threads, and with worker threads and each of the libraries."""

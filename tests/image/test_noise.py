@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.ndimage import correlate1d, map_coordinates
 from scipy.stats import kstest
+from support.image.comparison import slow
 from support.image.counter_noise import normals, threefry, uniforms
 
 import jaxkern as jk
@@ -33,7 +34,7 @@ def test_known_answers_of_threefry():
 
 @pytest.mark.parametrize(
     "channels",
-    [4, pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)],
+    [4, slow(1), slow(3)],
 )
 def test_noise_of_levels(run, channels):
     images = pictures(channels)
@@ -111,8 +112,8 @@ def field(seed, alpha, sigma, size=SIZE):
     [
         (np.uint8, "bilinear", (25.0, -60.0), (1.0, 1.5), 40),
         (np.float32, "nearest", (9.0, 9.0), (0.0, 0.0), None),
-        pytest.param(np.uint8, "nearest", 25, 1, 9, marks=pytest.mark.slow),
-        pytest.param(np.float32, "bilinear", (80, -9), (1.5, 1), None, marks=pytest.mark.slow),
+        slow(np.uint8, "nearest", 25, 1, 9),
+        slow(np.float32, "bilinear", (80, -9), (1.5, 1), None),
     ],
 )
 def test_elastic_warps(run, dtype, interpolation, alpha, sigma, fill):

@@ -1,6 +1,8 @@
-"""Ragged batches against the oracle on each image."""
+"""Ragged batches against the oracle on each image, and with offsets that change during a call."""
 
 from __future__ import annotations
+
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from support.image.comparison import assert_close
 from support.image.oracle import reference
 
 from jaxkern import image as im
+from jaxkern.core.arrays import aligned_array
 
 RNG = np.random.default_rng(3)
 IMAGES = [
@@ -128,3 +131,38 @@ def test_rounded_buffers_have_few_lengths():
     assert set(lengths[(sizes > 256) & (sizes <= 512)].tolist()) == {320, 384, 448, 512}
     with raises(ValueError, "'rounded'", "'round'"):
         im.Ragged.from_list(IMAGES, buffer_size="round")
+
+
+def test_offsets_that_change_during_a_call():
+    count, length = 50_000, 4096
+    memory, offset = (
+        aligned_array(n, t, np.zeros) for n, t in ((2 * length, np.uint8), (count, np.int32))
+    )
+    memory[length:] = 255  # mapped, but outside the buffer
+    sizes = np.ones(count, np.int32)
+    buffer, shared = jax.dlpack.from_dlpack(memory[:length]), jax.dlpack.from_dlpack(offset)
+    batch = im.Ragged(buffer, shared, sizes, sizes, 1, 1, 1)
+    run = jax.jit(im.Compose([im.Resize((1, 1), "nearest")]).apply)
+    np.testing.assert_array_equal(run(batch, ({},)), 0)
+    ended = threading.Event()
+
+    def change():
+        while not ended.is_set():
+            offset[:] = length
+            offset[:] = 0
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    errors = 0
+    try:
+        for _ in range(60):
+            try:
+                out = np.asarray(run(batch, ({},)))
+            except jax.errors.JaxRuntimeError as error:
+                errors += "operand 'buffer'" in str(error)
+            else:
+                assert not out.any(), "read beyond the buffer"
+    finally:
+        ended.set()
+        thread.join()
+    assert errors > 0  # the memory changed during calls

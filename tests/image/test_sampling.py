@@ -118,11 +118,3 @@ def test_cutmix_boxes():
     free &= (p["top"] + p["height"] < 40) & (p["left"] + p["width"] < 60)
     assert abs(np.mean(p["height"][free] / 40 - p["width"][free] / 60)) < 0.01
     assert abs(np.mean(p["lam"]) - 0.5) > 0.05  # clipping makes boxes smaller
-
-
-def test_sample_one_image_gives_scalars():
-    for transform in (im.RandomResizedCrop(4), im.RandomErasing(), im.RandomCrop(4)):
-        draws = transform.sample(jax.random.key(0), (8, 9))
-        assert draws.keys() == transform.parameters.keys()
-        assert all(value.shape == () for value in draws.values())
-    assert im.CenterCrop(4).sample(jax.random.key(0), (8, 9)) == {}

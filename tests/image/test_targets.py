@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.errors import raises
+from support.image.comparison import slow
 
 from jaxkern import image as im
 from jaxkern.image.transforms.moves import boxed, moved_points
@@ -51,7 +52,7 @@ CHAINS = {
 
 def _quick(names, *quick):
     """Return parameters, some of them marked slow."""
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    return [name if name in quick else slow(name) for name in names]
 
 
 def coordinates(count=COUNT):
@@ -286,7 +287,7 @@ def test_frames_of_a_clip_share_a_draw():
     ("noise", "name"),
     [
         (im.GaussianNoise(), "seed"),
-        pytest.param(im.RandomApply([im.GaussianNoise()]), "0.seed", marks=pytest.mark.slow),
+        slow(im.RandomApply([im.GaussianNoise()]), "0.seed"),
     ],
     ids=["alone", "contained"],
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 from scipy.ndimage import correlate1d
-from support.errors import raises
+from support.image.comparison import slow
 
 import jaxkern as jk
 from jaxkern import image as im
@@ -114,10 +114,10 @@ ENDPOINTS = np.int32(
         ("nearest", 3, np.uint8, 0, None),
         ("bilinear", 3, np.uint8, 0, None),
         ("bilinear", 3, np.float32, 0.25, (10, 3)),
-        pytest.param("nearest", 3, np.float32, 0.25, (10, 3), marks=pytest.mark.slow),
-        pytest.param("nearest", 1, np.uint8, None, (4.5, 20.25), marks=pytest.mark.slow),
-        pytest.param("bilinear", 1, np.uint8, None, (4.5, 20.25), marks=pytest.mark.slow),
-        pytest.param("bilinear", 4, np.uint8, 77, None, marks=pytest.mark.slow),
+        slow("nearest", 3, np.float32, 0.25, (10, 3)),
+        slow("nearest", 1, np.uint8, None, (4.5, 20.25)),
+        slow("bilinear", 1, np.uint8, None, (4.5, 20.25)),
+        slow("bilinear", 4, np.uint8, 77, None),
     ],
 )
 def test_affine_maps(run, interpolation, channels, dtype, fill, center):
@@ -162,8 +162,8 @@ def test_rotations_that_expand(run):
     [
         ("nearest", 1, np.float32, 0),
         ("bilinear", 3, np.uint8, 200),
-        pytest.param("nearest", 3, np.uint8, 200, marks=pytest.mark.slow),
-        pytest.param("bilinear", 1, np.float32, 0, marks=pytest.mark.slow),
+        slow("nearest", 3, np.uint8, 200),
+        slow("bilinear", 1, np.float32, 0),
     ],
 )
 def test_perspectives(run, interpolation, channels, dtype, fill):
@@ -212,8 +212,8 @@ def blurred(image, kernel, sigma):
     "kernel",
     [
         (5, 9),
-        pytest.param((23, 3), marks=pytest.mark.slow),
-        pytest.param((1, 1), marks=pytest.mark.slow),
+        slow((23, 3)),
+        slow((1, 1)),
     ],
 )
 def test_gaussian_blur(run, dtype, kernel):
@@ -343,9 +343,3 @@ def test_corners_move_by_integer_pixels():
         (draws,) = im.Compose([perspective]).sample(keys, size)
         points = np.asarray(draws["endpoints"])
         assert np.minimum(points, 199 - points).max() == 28
-
-
-def test_kernels_larger_than_the_image():
-    chain = im.Compose([im.GaussianBlur((5, 23))])
-    with raises(ValueError, "GaussianBlur", "(5, 23)", "(11, 40)"):
-        chain.apply(np.zeros((1, 11, 40, 3), np.uint8), ({"sigma": 1.0},))

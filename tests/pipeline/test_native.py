@@ -229,7 +229,7 @@ def test_batches_after_a_failed_draw_are_delivered(monkeypatch):
 
     pipe = jk.from_source({"image": np.zeros((40, 4, 4, 3), np.uint8)}, 2)
     pipe = pipe >> im.Compose([im.RandomCrop(2)])
-    monkeypatch.setattr("jaxkern.pipeline.native.RECORDS_PER_CALL", 8)
+    monkeypatch.setattr("jaxkern.pipeline.epoch.RECORDS_PER_CALL", 8)
     monkeypatch.setattr(im.ChainProducer, "operands", fails_at_the_second)
     batches, found = iter(pipe), []
     while True:

@@ -20,8 +20,7 @@ from support.pipeline.batches import assert_same, epoch_of, is_native
 import jaxkern as jk
 from jaxkern import image as im
 from jaxkern.pipeline import ImageFolder, PackedSource, pack
-from jaxkern.pipeline.sources.packed.files import PackedFile
-from jaxkern.pipeline.sources.packed.layout import encode_header, encode_index
+from jaxkern.pipeline.sources.packed.layout import encode_header, encode_index, open_packed
 
 BAD = 5
 
@@ -61,7 +60,7 @@ def damaged_copy(path, folder, at=9, field="image"):
     """A copy in which bytes of a record are others."""
     copy = folder / "damaged.jkp"
     shutil.copy(path, copy)
-    offset = int(PackedFile(path).index.columns[field]["offset"][BAD])
+    offset = int(open_packed(path)[1].columns[field]["offset"][BAD])
     with open(copy, "r+b") as file:
         file.seek(offset + at)
         byte = file.read(1)[0]
@@ -73,9 +72,7 @@ def damaged_copy(path, folder, at=9, field="image"):
 def test_a_damaged_record_is_named(whole, tmp_path):
     path, records = whole
     copy, offset = damaged_copy(path, tmp_path)
-    said = (
-        rf"damaged.jkp: record {BAD}, field 'image', is damaged: its \d+ bytes at offset {offset}"
-    )
+    said = rf"damaged.jkp: record {BAD}, field 'image', is damaged: .* at offset {offset}"
     source = PackedSource(copy)
     with pytest.raises(ValueError, match=said):
         source[BAD]
@@ -95,7 +92,7 @@ def test_the_first_of_many_is_named(tmp_path, monkeypatch):
     path = write(tmp_path / "x.jkp", {"x": np.arange(400 * 65).reshape(400, 65)})
     with open(path, "r+b") as file:
         for record in (351, 180, 21):
-            file.seek(int(PackedFile(path).index.columns["x"]["offset"][record]))
+            file.seek(int(open_packed(path)[1].columns["x"]["offset"][record]))
             file.write(b"damaged")
     source = PackedSource(path)
     for records, first in ((np.arange(400), 21), (np.arange(400)[::-1], 351), (np.r_[:400], 21)):
@@ -161,7 +158,7 @@ def test_a_damaged_record_is_masked(whole, tmp_path):
 def test_a_jpeg_that_is_none(tmp_path, sources):
     """Whole by its checksum, since it was packed so."""
     path, _ = sources["jpeg"]
-    index = PackedFile(path).index
+    index = open_packed(path)[1]
     forged = forge(path, tmp_path, {"shape": index.columns["image"]["shape"] + 1})
     said = r"record 2, field 'image', of .*forged.jkp: .* index has"
     with pytest.raises(ValueError, match=said):
@@ -212,10 +209,7 @@ def test_any_damage_is_right_values_or_an_error(whole, tmp_path):
         (lambda data: data[:40], "is truncated within its header"),
         (lambda data: data[:-1], "is truncated: it has"),
         (lambda data: data + b"x", "has grown: it has"),
-        (
-            lambda data: data[:8] + b"\x02\0\0\0" + data[12:],
-            "has version 2 .* reads 1; upgrade jaxkern",
-        ),
+        (lambda data: data[:8] + b"\x02\0\0\0" + data[12:], "has version 2.* reads 1; upgrade"),
         (lambda data: data[:20] + b"x" + data[21:], "has a damaged header"),
         (lambda data: data[:-9] + b"x" + data[-8:], "has a damaged index"),
     ],
@@ -229,15 +223,15 @@ def test_what_is_no_packed_file(change, message, sources, tmp_path):
 
 def forge(path, folder, columns=None, text=None, records=None):
     """The file with another index, whose checksums are right."""
-    file = PackedFile(path)
-    changed = {**file.index.columns, "image": {**file.index.columns["image"], **(columns or {})}}
-    index = encode_index(dataclasses.replace(file.index, columns=changed))
+    _, old = open_packed(path)
+    changed = {**old.columns, "image": {**old.columns["image"], **(columns or {})}}
+    index = encode_index(dataclasses.replace(old, columns=changed))
     if text is not None:
         (length,) = struct.unpack_from("<Q", index)
         about = text if isinstance(text, bytes) else json.dumps(text).encode()
         index = struct.pack("<Q", len(about)) + about + index[8 + length :]
     at = struct.unpack_from("<Q", path.read_bytes(), 24)[0]
-    count = file.index.records if records is None else records
+    count = old.records if records is None else records
     forged = folder / "forged.jkp"
     body = path.read_bytes()[:at]
     head = encode_header(count, at, index)
@@ -286,7 +280,7 @@ FIELD = {"name": "x", "codec": "column", "dtype": "float32", "shape": []}
 )  # fmt: skip
 def test_an_index_that_lies(changes, message, sources, tmp_path):
     path, _ = sources["one size"]
-    whole = PackedFile(path).index.columns["image"]
+    whole = open_packed(path)[1].columns["image"]
     columns = {
         name: np.broadcast_to(np.asarray(value, whole[name].dtype), whole[name].shape)
         for name, value in changes.get("columns", {}).items()
@@ -299,7 +293,7 @@ def test_an_index_that_lies(changes, message, sources, tmp_path):
 def test_an_index_in_any_order_is_valid(sources, tmp_path):
     """Records in reverse order, or that overlap, are within the file."""
     path, records = sources["one size"]
-    columns = PackedFile(path).index.columns["image"]
+    columns = open_packed(path)[1].columns["image"]
     for order in (np.arange(11)[::-1], np.zeros(11, int), np.arange(11) ** 2 % 11):
         forged = forge(path, tmp_path, {name: column[order] for name, column in columns.items()})
         found = epoch_of(jk.from_source(forged, 3))

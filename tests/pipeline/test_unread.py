@@ -79,14 +79,7 @@ def pipelines(source, **options):
 
 CASES = [
     (name, options)
-    for name in (
-        "Compose",
-        "a function of Ragged",
-        "on the host",
-        "rebatched",
-        "cached",
-        "mixed",
-    )
+    for name in ("Compose", "a function of Ragged", "on the host", "rebatched", "cached", "mixed")
     for options in ({}, {"pad_remainder": True}, {"drop_remainder": True})
 ]
 

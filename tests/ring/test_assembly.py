@@ -21,6 +21,7 @@ from support.errors import raises
 import jaxkern as jk
 from jaxkern.ring.rows import byte_rows
 
+PARTS = jk.ring.RowParts((np.zeros((2, 3)), np.zeros((2, 4))))
 DTYPES = ["uint8", "int16", "int32", "int64", "uint64", "float16", "float32", "float64", "bool"]
 DTYPES += ["complex64", "complex128", "bfloat16", "float8_e4m3fn"]
 
@@ -136,20 +137,16 @@ def test_data_sets_that_cannot_be_mapped(tmp_path: Path):
 
 
 def test_a_record_that_does_not_exist_is_refused_with_its_number():
+    """By the native side too."""
     rows = np.zeros((10, 2), np.float32)
     for bad in (10, -1):
         with raises(IndexError, f"record {bad}", "position 5", "0 to 9"):
             jk.ring.Assembly({"x": rows}, [0, 1, 2, 3, 4, bad, 5, 6], 2)
-
-
-def test_the_native_side_refuses_records_itself():
-    rows = np.zeros((10, 2), np.float32)
     with jk.ring.Assembly({"x": rows}, iter([np.arange(4)]), 2) as batches:
         assert len(list(batches)) == 2
     ring = jk.ring.Ring([jax.ShapeDtypeStruct((2, 2), np.float32)])
-    native = type(batches._native)(
-        ring._key, [([byte_rows(rows)], 0, None)], 2, False, 0, 1, [], False
-    )
+    leaves = [([byte_rows(rows)], 0, None)]
+    native = type(batches._native)(ring._key, leaves, 2, False, 0, 1, [], False)
     with raises(IndexError, "record 10", "position 1"):
         native.submit(np.array([0, 10]), [[]])
     native.submit(np.array([3, 9]), [[]])
@@ -167,17 +164,6 @@ def test_a_bad_record_in_a_stream_is_raised_in_its_place():
         with raises(IndexError, "record 10", "position 5"):
             next(batches)
         with pytest.raises(StopIteration):
-            next(batches)
-
-
-def test_an_error_of_the_order_is_raised_in_its_place():
-    def order():
-        yield np.arange(4)
-        raise KeyError("no more numbers")
-
-    with jk.ring.Assembly({"x": np.arange(10)}, order(), 2) as batches:
-        assert len([next(batches), next(batches)]) == 2
-        with raises(KeyError, "no more numbers"):
             next(batches)
 
 
@@ -210,6 +196,7 @@ def test_an_order_in_a_list_of_arrays():
         ({"x": np.zeros(3)}, {"capacity": 0}, "capacity"),
         ({"mask": np.zeros(3)}, {"remainder": "pad"}, "rename"),
         ({"x": np.zeros(3)}, {"producers": {"y": None}}, "producers"),
+        ({"x": PARTS}, {}, r"'x' .* float64\[3\] and float64\[4\]"),
     ],
 )
 def test_bad_arguments(arrays, options, problem):
@@ -243,9 +230,3 @@ def test_rows_of_several_arrays(lengths, steps, dtype, seed):
     with jk.ring.Assembly(parted, order, 7, **options) as batches:
         found = np.concatenate([np.asarray(batch["x"]) for batch in batches])
     assert bits(found) == bits(canonical(rows[order - 1000]))
-
-
-def test_parts_that_differ_are_refused():
-    parts = jk.ring.RowParts((np.zeros((2, 3)), np.zeros((2, 4))))
-    with raises(ValueError, "'x'", "float64[3]", "float64[4]"):
-        jk.ring.Assembly({"x": parts}, [0], 1)

@@ -6,12 +6,10 @@ cut short; an assembly that never ends because its indices do.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from support.errors import raises
+from support.processes import run
 
 import jaxkern as jk
 
@@ -92,25 +90,13 @@ print("fit", outcome(lambda: jk.xpcs.fit(model, data, progress=False)))
 """
 
 
-def lines(code: str, *arguments: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done
-    return done.stdout.splitlines()
-
-
 def test_an_order_that_is_written_to_while_it_is_taken():
-    assert lines(ORDER) == ["15"]
+    assert run(ORDER) == "15\n"
 
 
 def test_files_that_are_cut_short_while_they_are_mapped(tmp_path):
     pytest.importorskip("h5py")
-    assert lines(TRUNCATED, str(tmp_path)) == [
+    assert run(TRUNCATED, str(tmp_path)).splitlines() == [
         *("rows True", "function True", "hdf5 True", "again 8"),
         *("all True", "rows True", "back True"),
         *("part 2", "fit True"),

@@ -88,6 +88,12 @@ def error(request):
     return FAILURES[request.param]()
 
 
+def assert_raises(error, call, *arguments):
+    with pytest.raises(BaseException) as caught:  # noqa: PT011
+        call(*arguments)
+    assert caught.value is error
+
+
 def test_a_ring_delivers_the_very_exception(error):
     ring = jk.ring.Ring(np.zeros(1, np.float32))
     assert ring.fail(error) == 0
@@ -95,9 +101,7 @@ def test_a_ring_delivers_the_very_exception(error):
         raise error
     ring.finish()
     for _ in range(2):
-        with pytest.raises(BaseException) as caught:  # noqa: PT011
-            ring.get(WAIT)
-        assert caught.value is error
+        assert_raises(error, ring.get, WAIT)
     with pytest.raises(StopIteration):
         ring.get(WAIT)
     assert ring._errors == {}
@@ -187,9 +191,7 @@ def test_a_pipeline_delivers_it_in_its_place(error, where, num_workers):
 
     iterator = iter(jk.from_source(Source(), 4, num_workers=num_workers) >> node)
     assert next(iterator)["x"].tolist() == [0, 1, 2, 3]
-    with pytest.raises(BaseException) as caught:  # noqa: PT011
-        next(iterator)
-    assert caught.value is error
+    assert_raises(error, next, iterator)
     assert [batch["x"].tolist() for batch in iterator] == [[8, 9, 10, 11]]
 
 
@@ -200,9 +202,7 @@ def test_a_prefetcher_delivers_it(error):
 
     with jk.prefetch_to_device(items()) as fetched:
         assert int(fetched.get(WAIT)) == 0
-        with pytest.raises(BaseException) as caught:  # noqa: PT011
-            fetched.get(WAIT)
-        assert caught.value is error
+        assert_raises(error, fetched.get, WAIT)
         with pytest.raises(StopIteration):
             fetched.get(WAIT)
 
@@ -259,9 +259,7 @@ def test_the_order_of_an_assembly(error):
 
     with jk.ring.Assembly({"x": np.arange(10)}, order(), 2) as batches:
         assert len([batches.get(WAIT), batches.get(WAIT)]) == 2
-        with pytest.raises(BaseException) as caught:  # noqa: PT011
-            batches.get(WAIT)
-        assert caught.value is error
+        assert_raises(error, batches.get, WAIT)
         with pytest.raises(StopIteration):
             batches.get(WAIT)
 
@@ -300,21 +298,13 @@ class Abi(ctypes.Structure):
     """JaxkernProducer of core/producer.h."""
 
     hook = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-    run_type = ctypes.CFUNCTYPE(
-        ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
-    )
+    run_type = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 3, ctypes.c_size_t)
     _fields_ = [
-        ("version", ctypes.c_uint32),
-        ("size", ctypes.c_uint32),
-        ("state", ctypes.c_void_p),
-        ("retain", hook),
-        ("release", hook),
-        ("row_bytes", ctypes.c_int64),
-        ("output_bytes", ctypes.c_int64),
-        ("operands", ctypes.c_int64),
-        ("operand_bytes", ctypes.c_void_p),
-        ("run", run_type),
-    ]
+        ("version", ctypes.c_uint32), ("size", ctypes.c_uint32), ("state", ctypes.c_void_p),
+        ("retain", hook), ("release", hook), ("row_bytes", ctypes.c_int64),
+        ("output_bytes", ctypes.c_int64), ("operands", ctypes.c_int64),
+        ("operand_bytes", ctypes.c_void_p), ("run", run_type),
+    ]  # fmt: skip
 
 
 class Saying:
@@ -329,10 +319,9 @@ class Saying:
             ctypes.memmove(message, said + b"\0", min(len(said) + 1, size))
             return -1
 
-        nothing = Abi.hook(lambda state: None)
-        self.abi = Abi(
-            2, ctypes.sizeof(Abi), None, nothing, nothing, 1, 1, 0, None, Abi.run_type(run)
-        )
+        hooks = [Abi.hook(lambda state: None)] * 2
+        size = ctypes.sizeof(Abi)
+        self.abi = Abi(2, size, None, *hooks, 1, 1, 0, None, Abi.run_type(run))
         new = ctypes.pythonapi.PyCapsule_New
         new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, Abi.hook]
         self.capsule = new(ctypes.addressof(self.abi), self.name, Abi.hook(0))

@@ -6,14 +6,8 @@ waits for a producer or crashes under one, a dropped ring whose producers wait f
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
-
 import pytest
-from support.threads import is_sleeping
+from support import processes
 
 PREAMBLE = """
 import gc, os, signal, sys, threading, time
@@ -23,27 +17,8 @@ x = np.zeros(4, np.float32)
 """
 
 
-def run(code: str, *, signal_after: str | None = None, timeout: float = 120) -> str:
-    """Return what the process prints; interrupt it when it waits after the given line."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-u", "-c", PREAMBLE + code],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"PYTHONWARNINGS": "ignore"},
-    )
-    if signal_after is not None:
-        assert process.stdout.readline().strip() == signal_after
-        while not is_sleeping(str(process.pid)):
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-    try:
-        output, _ = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        pytest.fail(f"the process hangs; it printed {process.communicate()[0]!r}")
-    assert process.returncode == 0, output
-    return output
+def run(code: str, **options) -> str:
+    return processes.run(PREAMBLE + code, **options)
 
 
 @pytest.mark.parametrize("call", ["ring.get()", "full.put(x)", "next(fetched)"])
@@ -63,7 +38,7 @@ except KeyboardInterrupt:
 ring.put(x)
 print(ring.get().tolist())
 """,
-        signal_after="waiting",
+        interrupt_after="waiting",
     )
     assert output.splitlines() == ["interrupted True", "[0.0, 0.0, 0.0, 0.0]"]
 
@@ -105,23 +80,15 @@ print(array.tolist(), ring.get().tolist())
 def test_exit_with_live_producers_and_consumers(daemon):
     output = run(
         f"""
-def produce(ring):
+def repeat(call):
     try:
         while True:
-            ring.put(x)
-    except jk.ring.RingClosed:
-        pass
-def consume(ring):
-    try:
-        while True:
-            ring.get()
+            call()
     except jk.ring.RingClosed:
         pass
 rings = [jk.ring.Ring(x) for _ in range(4)]
-for ring in rings[:3]:
-    for _ in range(2):
-        threading.Thread(target=produce, args=(ring,), daemon={daemon}).start()
-threading.Thread(target=consume, args=(rings[3],), daemon={daemon}).start()
+for call in [lambda ring=ring: ring.put(x) for ring in rings[:3] * 2] + [rings[3].get]:
+    threading.Thread(target=repeat, args=(call,), daemon={daemon}).start()
 kept = [rings[0].get() for _ in range(3)]
 fetched = jk.prefetch_to_device(np.zeros(3) for _ in iter(int, 1))
 next(fetched)

@@ -1,11 +1,9 @@
-"""Integer geometry of one image axis, and arithmetic on numbers that may differ by sample.
-
-A number is a Python int, or an int32 array [N] (NumPy or traced) with one value per sample.
-"""
+"""Integer geometry of an image axis; numbers are ints, or int32 arrays [N] of the samples."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -37,12 +35,10 @@ def multiply(a: Number, b: Number) -> Number:
 
 
 def minimum(a: Number, b: Number) -> Number:
-    """Return the smaller of two numbers."""
     return _dispatch(a, b, min, np.minimum, lax.min)
 
 
 def maximum(a: Number, b: Number) -> Number:
-    """Return the larger of two numbers."""
     return _dispatch(a, b, max, np.maximum, lax.max)
 
 
@@ -55,14 +51,17 @@ def _dispatch(a: Number, b: Number, on_ints: Any, on_numpy: Any, on_traced: Any)
     return on_traced(a, b)
 
 
+def per_axis(one: Callable[..., tuple[Any, Any]], *pairs: Any) -> tuple[Any, Any, Any, Any]:
+    """Return a box (top, left, height, width) whose start and length `one` returns per axis."""
+    (top, height), (left, width) = (one(*axis) for axis in zip(*pairs, strict=True))
+    return top, left, height, width
+
+
 _INT32_MAX = 2**31 - 1
 
 
 def scaled(size: Number, numerator: Number, denominator: Number) -> Number:
-    """Return floor(size * numerator / denominator) for numbers up to 2**24, at most 2**31 - 1.
-
-    The product may exceed int32, the widest integer that JAX has without x64.
-    """
+    """Return floor(size * numerator / denominator) for numbers up to 2**24, at most 2**31 - 1."""
     if is_static(size, numerator, denominator):
         return size * numerator // denominator
     if all(isinstance(n, int | np.ndarray) for n in (size, numerator, denominator)):
@@ -72,8 +71,9 @@ def scaled(size: Number, numerator: Number, denominator: Number) -> Number:
         jnp.asarray(n, jnp.int32) for n in (size, numerator, denominator)
     )
     denominator = jnp.maximum(denominator, 1)
-    # The estimate has a relative error below 2**-23 and an absolute error of at most one. The rest
-    # of the product is below 2**27, so wrapping int32 arithmetic computes it exactly.
+    # The product may exceed int32, the widest integer without x64. The estimate has a relative
+    # error below 2**-23 and an absolute error of at most one. The rest of the product is below
+    # 2**27, so wrapping int32 arithmetic computes it exactly.
     estimate = _float(size) * _float(numerator) / _float(denominator)
     small = estimate < 2.0**31 - 2.0**10
     quotient = jnp.where(small, estimate, 0.0).astype(jnp.int32)
@@ -92,7 +92,6 @@ def half_to_even(value: Number) -> Number:
 
 
 def clip(value: Number, low: Number, high: Number) -> Number:
-    """Limit value to [low, high]."""
     return minimum(maximum(value, low), high)
 
 
@@ -103,25 +102,20 @@ def _known_equal(a: Number, b: Number) -> bool:
 
 @dataclasses.dataclass
 class Axis:
-    """One axis of a segment: box, resampled size, index map, and valid range of the output.
-
-    Output index y shows resampled index  offset + step * y,  step = 1 - 2 * flipped.
-    The valid range [valid_start, valid_stop) is always within [0, size).
-    """
+    """One axis of a segment; output index y shows resampled index offset + step * y."""
 
     box_start: Number
     box_size: Number
     resampled: Number
     offset: Number
     flipped: Number
-    valid_start: Number
+    valid_start: Number  # [valid_start, valid_stop) is always within [0, size)
     valid_stop: Number
     size: Number
     source: Number
 
     @staticmethod
     def full_size(size: Number) -> Axis:
-        """Return the axis of an unchanged image."""
         return Axis(0, size, size, 0, 0, 0, size, size, size)
 
     @property
@@ -176,7 +170,6 @@ class Axis:
         self.size = size
 
     def flip(self, flipped: Number) -> None:
-        """Mirror the output where `flipped` is 1."""
         self.offset = add(self.offset, multiply(flipped, multiply(self.step, self.size - 1)))
         if not self.full:
             shift = multiply(flipped, self.size - self.valid_start - self.valid_stop)

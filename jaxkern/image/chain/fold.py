@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.axes import batch_sharding, explicit_axes, in_auto_mode
+from jaxkern.core.axes import on_batch
 from jaxkern.image.chain.axis import Axis, Number, add, clip, is_static, maximum, minimum, multiply
 from jaxkern.image.chain.plan import (
     MAX_ERASURES,
@@ -35,9 +35,7 @@ def channel_values(value: Any, channels: int, name: str) -> Values:
     else:
         array = np.asarray(value, np.float64)
     if array.ndim > 1 or (array.ndim == 1 and array.shape[0] not in (1, channels)):
-        raise ValueError(
-            f"{name}: expected one number or {channels}, one per channel, got {array.shape}"
-        )
+        raise ValueError(f"{name}: expected 1 number or {channels}, got shape {array.shape}")
     xp = np if isinstance(array, np.ndarray) else jnp
     return xp.broadcast_to(array.reshape(-1), (channels,))
 
@@ -95,9 +93,7 @@ class OpenSegment:
     def finish(self) -> Segment:
         height, width = int(self.rows.size), int(self.columns.size)
         if max(height, width) > MAX_SIZE or height * width > MAX_PIXELS:
-            raise ValueError(
-                f"output: expected sides up to 2**24 and 2**31 pixels, got {height} x {width}"
-            )
+            raise ValueError(f"output: expected up to 2**31 pixels, got {height} x {width}")
         erasures = len(self.erasures)
         return Segment(self.filter, height, width, erasures, self.rounding, self.padding)
 
@@ -164,7 +160,6 @@ class ChainBuilder:
 
     @property
     def size(self) -> tuple[Number, Number]:
-        """Current height and width."""
         return self._open.rows.size, self._open.columns.size
 
     def values(self, value: Any, name: str) -> Values:
@@ -179,9 +174,7 @@ class ChainBuilder:
             self._onto_canvas(self.bounded)
         self._done.append(self._open)
         if len(self._done) >= MAX_SEGMENTS:
-            raise ValueError(
-                f"at most {MAX_SEGMENTS} passes fit in one chain; split it into two Compose objects"
-            )
+            raise ValueError(f"at most {MAX_SEGMENTS} passes fit in one Compose; split it")
         self._open = OpenSegment(height, width, self.channels)
         return self._open
 
@@ -284,9 +277,7 @@ class ChainBuilder:
         """Place the image at the top left of a canvas of `size`."""
         segment = self._open
         if segment.padding is not Padding.CONSTANT:
-            raise ValueError(
-                "padding_mode: expected 'constant', since sizes differ; or put Resize((h, w)) first"
-            )
+            raise ValueError("padding_mode: expected 'constant', since sizes differ")
         if segment.fill is None:
             segment.fill = self.canvas_fill
         segment.clip_erasures()
@@ -294,7 +285,6 @@ class ChainBuilder:
         segment.columns.window(0, size[1], False)
 
     def affine(self, scale: Values, bias: Values) -> None:
-        """Compute value = scale * value + bias."""
         segment = self._open
         if segment.rounding is not Rounding.KEEP:
             segment = self._new_segment()
@@ -306,7 +296,6 @@ class ChainBuilder:
         self.integral = False
 
     def erase(self, box: tuple[Number, Number, Number, Number], value: Values) -> None:
-        """Paint the box (top, left, height, width) with `value`."""
         if self._open.rounding is not Rounding.KEEP:
             self._new_segment()
         self._open.erasures.append((box, value))
@@ -339,9 +328,7 @@ class ChainBuilder:
             self._onto_canvas(self.bounded)
             height, width = self.bounded
         if not is_static(height, width):
-            raise ValueError(
-                "the output size differs between images; end with a crop or Resize((h, w))"
-            )
+            raise ValueError("the output size differs; end with a crop or Resize((h, w))")
         if dtype is Dtype.U8:
             self.to_u8(self.scale)
             if self._open.rounding is Rounding.KEEP:
@@ -356,7 +343,7 @@ class ChainBuilder:
         erasures = [erasure for segment in opened for erasure in segment.erasures]
         if len(erasures) > MAX_ERASURES:
             raise ValueError(
-                f"at most {MAX_ERASURES} erasures fit in one Compose, got {len(erasures)}; split it"
+                f"at most {MAX_ERASURES} erasures fit in one Compose, got {len(erasures)}"
             )
         segments = tuple(segment.finish() for segment in opened)
         plan = ChainPlan(segments, self.channels, self.source_dtype, dtype, layout)
@@ -431,8 +418,7 @@ def _integers(rows: list[list[Number]], fields: int) -> Any:
             values = jax.lax.select(field == k, wide, values)
         return values.reshape(batch, len(rows), fields)
 
-    columns = tuple(per_sample.values())
-    return in_auto_mode(table, batch_sharding(columns, 3), explicit_axes(columns))(*columns)
+    return on_batch(table, 3, *per_sample.values())
 
 
 def _floats(rows: list[Values], channels: int) -> Any:

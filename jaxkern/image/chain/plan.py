@@ -39,20 +39,15 @@ def checked_dtype(dtype: Any, name: str = "dtype", more: str = "") -> Dtype:
     """Return the code of a NumPy-style dtype; raise TypeError for one that a chain lacks."""
     code = _DTYPES.get(np.dtype(dtype))
     if code is None:
-        raise TypeError(
-            f"{name}: expected {more}uint8, float16, bfloat16 or float32, got {np.dtype(dtype)}"
-        )
+        raise TypeError(f"{name}: expected {more}uint8, float16, bfloat16 or float32, got {dtype}")
     return code
 
 
 def jax_dtype(code: Dtype) -> np.dtype[Any]:
-    """Return the NumPy dtype (bfloat16 included) of a code."""
     return _JAX_DTYPES[code]  # type: ignore[no-any-return]
 
 
 class Layout(enum.IntEnum):
-    """Order of an output's axes."""
-
     NHWC = 0
     NCHW = 1
 
@@ -71,7 +66,6 @@ class Filter(enum.IntEnum):
 
     @property
     def bicubic(self) -> bool:
-        """True for the cubic convolutions."""
         return self >= Filter.BICUBIC
 
     @property
@@ -94,8 +88,6 @@ class Padding(enum.IntEnum):
 
 
 class Rounding(enum.IntEnum):
-    """Rounding of a segment's output values."""
-
     KEEP = 0
     NEAREST = 1
     TRUNCATE = 2

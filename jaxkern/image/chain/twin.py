@@ -1,7 +1,6 @@
 """The fused chain in pure JAX, for one sample: the reference implementation of the native kernels.
 
-Boxes that leave the image are clamped into it. A pixel of weight 0 is left out of a sum, so that
-NaN and infinities have no effect there; uint8 sources (`finite`) contain neither.
+A pixel of weight 0 is left out of a sum: NaN and infinities have no effect there.
 """
 
 from __future__ import annotations
@@ -46,11 +45,8 @@ class Line:
         self.index = jnp.clip(index, 0, self.resampled - 1)
 
     def offset(self, half: bool) -> tuple[jax.Array, jax.Array]:
-        """Return (2 i + 1) box / (2 resampled), less 1/2 if `half`: integer and remainder.
-
-        The float32 estimate is off by a few at most. The remainder that corrects it is small, so
-        wrapping int32 arithmetic computes it exactly.
-        """
+        """Return (2 i + 1) box / (2 resampled), less 1/2 if `half`: integer and remainder."""
+        # The float32 estimate is off by a few at most: wrapping int32 arithmetic corrects it.
         odd, double = 2 * self.index + 1, 2 * self.resampled
         estimate = as_float(odd) * as_float(self.box) / as_float(double) - (0.5 if half else 0.0)
         integer = jnp.floor(estimate).astype(jnp.int32)
@@ -59,11 +55,9 @@ class Line:
         return integer + more, rest - more * double
 
     def direct(self) -> jax.Array:
-        """Return source indices without resampling."""
         return self.start + jnp.minimum(self.index, self.box - 1)
 
     def nearest(self) -> jax.Array:
-        """Return source indices of the nearest pixels."""
         return self.start + jnp.clip(self.offset(half=False)[0], 0, self.box - 1)
 
     def bilinear(self) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -104,10 +98,7 @@ class Line:
         return weight
 
     def _distance(self, source: jax.Array, reach: jax.Array) -> jax.Array:
-        """Return distances to source pixels in units of 1 / (2 resampled), [size, columns].
-
-        Distances beyond `reach` are clipped, since they could exceed int32.
-        """
+        """Return distances to source pixels in units of 1 / (2 resampled), clipped at `reach`."""
         integer, rest = self.offset(half=True)
         double = 2 * self.resampled
         limit = reach // double + 2
@@ -141,10 +132,7 @@ def image_chain(pixels: jax.Array, *operands: jax.Array, plan: ChainPlan) -> jax
 
 
 def ragged_chain(*arrays: jax.Array, plan: ChainPlan, max_height: int, max_width: int) -> jax.Array:
-    """Run `plan` on an image of a buffer.
-
-    `arrays`: buffer u8 [B], offset, height and width of the image, and its `Operands`.
-    """
+    """Run `plan` on a buffer u8 [B], offset, height and width of an image, and its `Operands`."""
     buffer, offset, height, width, *operands = arrays
     source = _Ragged(buffer, offset, height, width, plan.channels, max_height, max_width)
     return _run(source, Operands(*operands), plan)
@@ -153,10 +141,7 @@ def ragged_chain(*arrays: jax.Array, plan: ChainPlan, max_height: int, max_width
 def mix(
     x: jax.Array, partner: jax.Array, lam: jax.Array, box: jax.Array, *, layout: Layout
 ) -> jax.Array:
-    """Return lam * x + (1 - lam) * partner outside `box` (i32 [4]), and partner inside it.
-
-    x and partner are [H, W, C], or [C, H, W] for NCHW; u8 results are rounded to the nearest.
-    """
+    """Return lam * x + (1 - lam) * partner outside `box` (i32 [4]), and partner inside it."""
     first, second = x.astype(jnp.float32), partner.astype(jnp.float32)
     mixed = lam * _weighable(first, lam != 0) + (1.0 - lam) * _weighable(second, lam != 1)
     height, width = x.shape[1:] if layout is Layout.NCHW else x.shape[:2]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.axes import batch_sharding, explicit_axes, in_auto_mode
+from jaxkern.core.axes import on_batch
 from jaxkern.core.integers import as_integers, to_int32
 from jaxkern.image.chain.plan import CHANNEL_COUNTS, MAX_SIZE, Dtype, checked_dtype
 from jaxkern.image.ragged import Ragged
@@ -34,15 +34,11 @@ def checked_images(images: Any) -> Batch:
     if isinstance(images, Ragged):
         return _checked_ragged(images)
     if not hasattr(images, "shape") or not hasattr(images, "dtype"):
-        raise TypeError(
-            f"images: expected an array [N, H, W, C] or a Ragged, got a {type(images).__name__}"
-        )
+        raise TypeError(f"images: expected an array or a Ragged, got a {type(images).__name__}")
     shape = images.shape
     if len(shape) != 4:
         more = "; add a batch axis with images[None]" if len(shape) == 3 else ""
-        raise ValueError(
-            f"images: expected shape [N, H, W, C], or [N, T, H, W, C] of clips, got {shape}{more}"
-        )
+        raise ValueError(f"images: expected [N, H, W, C] or [N, T, H, W, C], got {shape}{more}")
     if shape[3] not in CHANNEL_COUNTS:
         more = ", which looks like NCHW" if shape[1] in CHANNEL_COUNTS else ""
         raise ValueError(f"images: expected NHWC with 1, 3 or 4 channels, got shape {shape}{more}")
@@ -66,9 +62,7 @@ def uint16_to_float(images: Any, scale: bool, transforms: Sequence[Transform]) -
         return images
     for transform in transforms:
         if scale and getattr(transform, "scale", None) is False:
-            raise ValueError(
-                f"{transform!r}: expected scale=True for uint16; or use Compose(..., scale=False)"
-            )
+            raise ValueError(f"{transform!r}: expected scale=True for uint16")
         if transform.linear or isinstance(transform, ToDtype):  # later values have another range
             break
         _check_values(transform, scale)
@@ -88,9 +82,7 @@ def _check_values(transform: Transform, scale: bool) -> None:
                 f"{largest:g}; a level is {name}={largest:g} / 65535"
             )
     if not scale and transform.expects_unit_range:
-        raise ValueError(
-            f"{transform!r}: expected values from 0 to 1, not uint16 levels; use scale=True"
-        )
+        raise ValueError(f"{transform!r}: expected values from 0 to 1; use scale=True")
 
 
 def float_to_uint16(values: jax.Array, scale: bool) -> jax.Array:
@@ -108,29 +100,16 @@ def split_clips(images: Any) -> tuple[Any, int | None]:
     return images.reshape(clips * frames, *images.shape[2:]), int(frames)
 
 
-def _repeat_frames(value: Any, frames: int) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.repeat(frames, axis=0)
-    repeat = in_auto_mode(
-        lambda value: value.repeat(frames, axis=0),
-        batch_sharding([value], value.ndim),
-        explicit_axes([value]),
-    )
-    return repeat(value)
-
-
 def frame_parameters(
     transform: Transform, params: dict[str, Any], clips: int, frames: int | None
 ) -> dict[str, Any]:
     """Return the parameters of frames, from a transform's checked parameters of their clips."""
     if frames is None:
         return params
-    repeated = {
-        name: _repeat_frames(value, frames)
-        if hasattr(value, "shape") and value.shape[0] == clips
-        else value
-        for name, value in params.items()
-    }
+    repeated = dict(params)
+    for name, value in params.items():
+        if hasattr(value, "shape") and value.shape[0] == clips:
+            repeated[name] = on_batch(lambda x: x.repeat(frames, axis=0), value.ndim, value)
     return transform.frame_parameters(repeated, np.tile(np.arange(frames, dtype=np.int32), clips))
 
 
@@ -157,9 +136,7 @@ def _array(value: Any) -> Any:
 
 def _checked_ragged(images: Ragged) -> Batch:
     if images.buffer.ndim != 1 or images.buffer.dtype != np.uint8:
-        raise TypeError(
-            f"images.buffer: expected uint8 [B], got {images.buffer.dtype} {images.buffer.shape}"
-        )
+        raise TypeError(f"images.buffer: expected uint8 [B], got {_described(images.buffer)}")
     if images.buffer.shape[0] == 0:
         raise ValueError("images.buffer: expected at least one byte, got none")
     count = images.height.shape
@@ -210,9 +187,7 @@ def checked_parameters(
         params = tuple({} for _ in transforms)
     if not isinstance(params, tuple | list) or len(params) != len(transforms):
         count_or_type = len(params) if isinstance(params, tuple | list) else type(params).__name__
-        raise ValueError(
-            f"params: expected {len(transforms)} dicts, as from sample, got {count_or_type}"
-        )
+        raise ValueError(f"params: expected {len(transforms)} dicts, got {count_or_type}")
     checked = []
     for index, (transform, values) in enumerate(zip(transforms, params, strict=True)):
         where = f"params[{index}] ({type(transform).__name__})"
@@ -257,12 +232,9 @@ def _checked_parameter(value: Any, spec: str, count: int, where: str) -> Any:
 
 
 def checked_labels(labels: Any, count: int) -> Any:
-    """Check labels: float [N, classes]."""
     labels = labels if hasattr(labels, "shape") else np.asarray(labels)
     if labels.ndim != 2 or not jnp.issubdtype(labels.dtype, jnp.floating):
-        raise TypeError(
-            f"labels: expected floats [N, classes], as of jax.nn.one_hot, got {_described(labels)}"
-        )
+        raise TypeError(f"labels: expected floats, as of jax.nn.one_hot, got {_described(labels)}")
     if labels.shape[0] != count:
         raise ValueError(f"labels: expected {count} rows, one per image, got {labels.shape[0]}")
     return jnp.asarray(labels)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.core.axes import batch_sharding, explicit_axes, in_auto_mode
+from jaxkern.core.axes import on_batch
 from jaxkern.core.integers import to_int32
+from jaxkern.image import ops
 from jaxkern.image.chain.axis import is_static
 from jaxkern.image.chain.fold import ChainBuilder, sizes_differ
 from jaxkern.image.chain.plan import MAX_SIZE, Dtype, Layout, checked_dtype
@@ -27,7 +30,6 @@ from jaxkern.image.compose.batch import (
     split_clips,
     uint16_to_float,
 )
-from jaxkern.image.compose.passes import BatchPass, Steps, passes
 from jaxkern.image.compose.targets import (
     applied_transforms,
     apply_to_fields,
@@ -39,26 +41,149 @@ from jaxkern.image.compose.targets import (
 )
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.transform import Transform, checked_transforms
+from jaxkern.image.transforms.transform import Kind, Transform, check_transforms
 from jaxkern.image.transforms.values import Normalize, ToDtype
 
 Params = tuple[dict[str, Any], ...]
+Steps = list[tuple[Transform, dict[str, Any]]]
 
 
-def sample_parameters(
-    transforms: Sequence[Transform], keys: Any, size: Any, boxes: Any = ()
-) -> Params:
+@dataclasses.dataclass
+class BatchPass:
+    """One native call on a batch, the size and layout after it, and JAX code that follows it."""
+
+    stages: ops.StagesBuilder
+    size: tuple[Any, Any]
+    layout: Layout = Layout.NHWC
+    channels: int | None = None
+    functions: Steps = dataclasses.field(default_factory=list)
+    mixes: Steps = dataclasses.field(default_factory=list)
+
+    def run(self, pixels: Any, labels: Any, frames: int) -> tuple[Any, Any]:
+        pixels = ops.run_stages(pixels, self.stages)
+        if self.channels == 1:
+            pixels = jnp.asarray(pixels)[..., :1]
+        elif self.channels is not None:
+            pixels = jnp.broadcast_to(pixels, (*pixels.shape[:-1], self.channels))
+        for transform, params in self.functions:
+            pixels = _map_images(transform, params, jnp.asarray(pixels))
+        for transform, params in self.mixes:
+            lam, box, share = transform.mixture(params, self.size)
+            pixels = jnp.asarray(pixels)
+            partner = _rolled(pixels, frames)
+            pixels = ops.mix(pixels, partner, lam, box, batch_dims=1, layout=self.layout)
+            if labels is not None:
+                share = jnp.asarray(share, labels.dtype)[::frames, None]
+                labels = share * labels + (1 - share) * _rolled(labels, 1)
+        return pixels, labels
+
+
+def _rolled(values: jax.Array, count: int) -> Any:
+    """Roll the global batch by `count` samples, also across shards."""
+    return on_batch(lambda x: jnp.roll(x, count, axis=0), values.ndim, values)
+
+
+def passes(aug: Compose, steps: Steps, chain: ChainBuilder) -> Iterator[BatchPass]:
+    """Yield the passes of transforms with their parameters over the images of `chain`."""
+    dtype, layout = aug.output_dtype(chain.source_dtype), Layout[aug.layout]
+    groups = _group(_linear_first(_expand(steps, chain.size)))
+    stages = ops.StagesBuilder(chain.channels, chain.source_dtype)
+    for index, (fused, kind, others) in enumerate(groups):
+        last = index == len(groups) - 1
+        for transform, params in fused:
+            transform.fold(chain, params)
+        if kind in ("program", "jax"):
+            stages.chain(chain.finish_rounded())
+            rounded, channels, size = chain.rounded_dtype, chain.channels, chain.size
+            if kind == "jax":
+                yield BatchPass(stages, size, functions=others)
+                stages, others = ops.StagesBuilder(channels, rounded), []
+            for transform, params in others:
+                stages.program(functools.partial(transform.program, size=size), params)
+                if transform.output_channels(channels) != channels:
+                    channels = transform.output_channels(channels)
+                    yield BatchPass(stages, size, channels=channels)
+                    stages = ops.StagesBuilder(channels, rounded)
+            chain = chain.following(channels, rounded)
+            continue
+        order = layout if last else Layout.NHWC
+        stages.chain(chain.finish(dtype, order) if last else chain.finish_open())
+        yield BatchPass(stages, chain.size, order, mixes=others)
+        if not last:
+            chain = chain.following(chain.channels, Dtype.F32)
+            stages = ops.StagesBuilder(chain.channels, Dtype.F32)
+
+
+def _expand(steps: Steps, size: Any) -> Steps:
+    """Replace each transform by its parts; `size` is that before the first one."""
+    if all(type(transform).parts is Transform.parts for transform, _ in steps):
+        return steps
+    expanded: Steps = []
+    for transform, params in steps:
+        expanded += transform.parts(params, size)
+        size = transform.size_after(size, params)
+    return expanded
+
+
+def _linear_first(steps: Steps) -> Steps:
+    """Move Normalize and ToDtype(float) before mixes, with which they commute."""
+    ordered: Steps = []
+    for step in steps:
+        index = len(ordered)
+        while step[0].linear and index > 0 and ordered[index - 1][0].kind == "batch":
+            index -= 1
+        ordered.insert(index, step)
+    return ordered
+
+
+def _group(steps: Steps) -> list[tuple[Steps, Kind, Steps]]:
+    """Group each fused chain with transforms of another kind; the last ends with chain or mixes."""
+    groups: list[tuple[Steps, Kind, Steps]] = [([], "chain", [])]
+    for step in steps:
+        fused, kind, others = groups[-1]
+        if step[0].kind == "chain" and kind == "chain":
+            fused.append(step)
+        elif step[0].kind == "chain":
+            groups.append(([step], "chain", []))
+        elif kind in ("chain", step[0].kind):
+            groups[-1] = (fused, step[0].kind, [*others, step])
+        else:
+            groups.append(([], step[0].kind, [step]))
+    if groups[-1][1] in ("program", "jax"):
+        groups.append(([], "chain", []))
+    return groups
+
+
+def _map_images(transform: Transform, params: dict[str, Any], pixels: jax.Array) -> jax.Array:
+    """Map the JAX function of a transform over images [N, H, W, C] u8 or f32."""
+    levels = pixels.dtype == jnp.uint8
+    arrays = {name: jnp.asarray(value) for name, value in params.items()}
+    # A number, or an array [1, ...], is shared by all images.
+    shared = {name for name, x in arrays.items() if x.ndim == 0 or x.shape[0] != len(pixels)}
+    arrays = {name: x[0] if name in shared and x.ndim else x for name, x in arrays.items()}
+    axes = {name: None if name in shared else 0 for name in arrays}
+
+    def one(image: jax.Array, of_image: dict[str, Any]) -> jax.Array:
+        unit = image.astype(jnp.float32) / 255.0 if levels else image
+        result = jnp.asarray(transform.transform(unit, of_image))
+        if result.shape != image.shape:
+            raise ValueError(f"{transform!r}: expected shape {image.shape}, got {result.shape}")
+        if levels:
+            positive = jnp.where(result > 0.0, result, 0.0)  # NaN becomes 0
+            return jnp.round(jnp.minimum(positive, 1.0) * 255.0).astype(jnp.uint8)
+        return result.astype(jnp.float32)
+
+    result: jax.Array = on_batch(jax.vmap(one, in_axes=(0, axes)), pixels.ndim, pixels, arrays)
+    return result
+
+
+def _sample(transforms: Sequence[Transform], keys: Any, boxes: Any, size: Any) -> Params:
     """Draw a dict of [N] arrays per transform; `boxes` are corners [N, K, 4] and their validity."""
     params: list[dict[str, Any]] = []
     last = max((k for k, t in enumerate(transforms) if t.needs_boxes), default=-1)
     for index, transform in enumerate(transforms):
-        if not transform.parameters:
-            params.append({})
-        elif transform.per_sample:
-            own_boxes = boxes if transform.needs_boxes else ()
-            params.append(_sample_each(transform, keys, index, size, own_boxes))
-        else:
-            params.append(_sample_once(transform, keys, index, size))
+        own_boxes = boxes if transform.needs_boxes else ()
+        params.append(_sample_transform(transform, keys, index, size, own_boxes))
         if boxes and index < last:
             (applied,) = applied_transforms([transform], params[-1:], size)
             boxes = boxes_after(boxes[0], boxes[1], applied)
@@ -67,43 +192,36 @@ def sample_parameters(
     return tuple(params)
 
 
-def checked_size(size: Any, count: int) -> tuple[Any, Any]:
+def _sample_transform(
+    transform: Transform, keys: Any, index: int, size: Any, boxes: Any
+) -> dict[str, Any]:
+    def one(key: Any, boxes: Any, size: Any) -> dict[str, Any]:
+        return transform.sample(jax.random.fold_in(key, index), size, *boxes)
+
+    count = keys.shape[0]
+    if not transform.parameters:
+        return {}
+    if transform.per_sample or count == 0:
+        axes = (0, 0, tuple(None if is_static(side) else 0 for side in size))
+        return dict(jax.vmap(one, in_axes=axes)(keys, tuple(boxes), tuple(size)))
+    if not is_static(*size):
+        raise sizes_differ(repr(transform))
+    return {name: jnp.broadcast_to(x, (count,)) for name, x in one(keys[0], (), size).items()}
+
+
+def _checked_size(size: Any, count: int) -> tuple[Any, ...]:
     if isinstance(size, Ragged):
         size = canonicalize(size)
         size = (size.height, size.width)
     if not isinstance(size, tuple | list) or len(size) != 2:
         raise ValueError(f"size: expected (height, width) or a Ragged batch, got {size!r}")
-    height, width = size
-    return _checked_side("height", height, count), _checked_side("width", width, count)
-
-
-def _checked_side(name: str, side: Any, count: int) -> Any:
-    if hasattr(side, "shape") and side.shape == (count,) and side.dtype.kind in "iu":
-        return jnp.asarray(to_int32(side, name))
-    return check_integer(name, side, 1, MAX_SIZE, f", or integers [{count}]")
-
-
-def _sample_each(
-    transform: Transform, keys: Any, index: int, size: Any, boxes: Any = ()
-) -> dict[str, Any]:
-    sides = [side for side in size if not is_static(side)]
-
-    def one(key: Any, boxes: Any, sides: Any) -> dict[str, Any]:
-        remaining = iter(sides)
-        own_size = tuple(side if is_static(side) else next(remaining) for side in size)
-        return transform.sample(jax.random.fold_in(key, index), own_size, *boxes)
-
-    return dict(jax.vmap(one)(keys, tuple(boxes), sides))
-
-
-def _sample_once(transform: Transform, keys: Any, index: int, size: Any) -> dict[str, Any]:
-    if not is_static(*size):
-        raise sizes_differ(repr(transform))
-    count = keys.shape[0]
-    if count == 0:
-        return _sample_each(transform, keys, index, size)
-    params = transform.sample(jax.random.fold_in(keys[0], index), size)
-    return {name: jnp.broadcast_to(value, (count,)) for name, value in params.items()}
+    sides: list[Any] = []
+    for name, side in zip(("height", "width"), size, strict=True):
+        if hasattr(side, "shape") and side.shape == (count,) and side.dtype.kind in "iu":
+            sides.append(jnp.asarray(to_int32(side, name)))
+        else:
+            sides.append(check_integer(name, side, 1, MAX_SIZE, f", or integers [{count}]"))
+    return tuple(sides)
 
 
 class Compose:
@@ -147,20 +265,21 @@ class Compose:
         keypoints: str = "torchvision",
         mask_fill: float = 0,
     ) -> None:
-        self.transforms = checked_transforms(transforms)
-        self.dtype = _output_type(dtype)
-        self.layout = checks.choice(layout, "layout", ("NHWC", "NCHW"))
+        self.transforms = check_transforms(transforms)
+        names_uint16 = isinstance(dtype, type | np.dtype | str) and dtype in (np.uint16, "uint16")
+        self.dtype: np.dtype[Any] | None = np.dtype(np.uint16)
+        if not names_uint16:
+            self.dtype = None if dtype is None else ToDtype(dtype).dtype
+        self.layout = checks.choice("NHWC", "NCHW")(layout, "layout")
         self.scale = bool(scale)
         self.targets = checked_formats(boxes, keypoints, mask_fill)
 
     def __repr__(self) -> str:
         listed = "".join(f"\n  {transform!r}," for transform in self.transforms)
         dtype = None if self.dtype is None else self.dtype.name
-        named = "".join(f", {name}={value!r}" for name, value in self.targets._asdict().items())
-        return (
-            f"Compose([{listed}\n], dtype={dtype!r}, layout={self.layout!r}, scale={self.scale}"
-            f"{named})"
-        )
+        named = {"dtype": dtype, "layout": self.layout, "scale": self.scale}
+        named |= self.targets._asdict()
+        return f"Compose([{listed}\n], {', '.join(f'{k}={v!r}' for k, v in named.items())})"
 
     @property
     def output_size(self) -> tuple[int, int] | None:
@@ -179,8 +298,9 @@ class Compose:
         (224, 224)
         """
         remaining = [step for transform in self.transforms for step in transform.eval()]
-        remaining = remaining or [_Identity()]
-        return Compose(remaining, self.dtype, self.layout, self.scale, **self.targets._asdict())
+        return Compose(
+            remaining or [Identity()], self.dtype, self.layout, self.scale, **self.targets._asdict()
+        )
 
     def sample(self, keys: Any, size: Any, boxes: Any = None, boxes_valid: Any = None) -> Params:
         """Draw each image's parameters: a tuple of one dict of [N] arrays per transform.
@@ -204,20 +324,12 @@ class Compose:
         """
         if is_single_key(keys):
             raise ValueError("keys: expected one key per image, jax.random.split(key, N), got one")
-        height, width = checked_size(size, keys.shape[0])
+        size = _checked_size(size, keys.shape[0])
         objects: tuple[Any, ...] = ()
         if boxes is not None and any(transform.needs_boxes for transform in self.transforms):
             objects = checked_boxes(boxes, boxes_valid, keys.shape[0], self.targets.boxes)
-        arrays = (keys, *objects, *(side for side in (height, width) if not is_static(side)))
-
-        def draw(keys: Any, *others: Any) -> Params:
-            values = iter(others[len(objects) :])
-            start = (side if is_static(side) else next(values) for side in (height, width))
-            return sample_parameters(self.transforms, keys, tuple(start), others[: len(objects)])
-
-        # Exempt from Explicit mode's rules, which vmap and single keys need not follow.
-        draw = in_auto_mode(draw, batch_sharding(arrays, 1), explicit_axes(arrays))
-        return tuple(draw(*arrays))
+        draw = functools.partial(_sample, self.transforms)
+        return tuple(on_batch(draw, 1, keys, objects, size))
 
     def apply(self, images: Any, params: Params | None = None, labels: Any = None) -> Any:
         """Apply the chain with the given parameters; deterministic.
@@ -261,9 +373,9 @@ class Compose:
         size, largest = (batch.height, batch.width), batch.largest
         chain = ChainBuilder(*size, batch.channels, batch.dtype, self.scale, largest)
         pixels = images
-        for part in self.passes(steps, chain):
+        for part in passes(self, steps, chain):
             pixels, labels = part.run(pixels, labels, frames or 1)
-        pixels = pixels if isinstance(pixels, jax.Array) else jnp.asarray(pixels)
+        pixels = jnp.asarray(pixels)
         if to_uint16:
             pixels = float_to_uint16(pixels, self.scale)
         if frames is not None:
@@ -293,10 +405,6 @@ class Compose:
         params = self.sample(keys, size, fields.get("boxes"), fields.get("boxes_valid"))
         return self.apply(images, params, labels)
 
-    def passes(self, steps: Steps, chain: ChainBuilder) -> Iterator[BatchPass]:
-        """Yield the passes over the images that `chain` starts from."""
-        return passes(steps, chain, self._output_dtype(chain.source_dtype), Layout[self.layout])
-
     def sizes(self, size: Any) -> list[Any]:
         """Return the size before each transform, and after the last."""
         sizes = [size]
@@ -311,7 +419,8 @@ class Compose:
         converted = any(isinstance(transform, ToDtype | Normalize) for transform in self.transforms)
         return is_uint16(images) and not converted
 
-    def _output_dtype(self, source: Dtype) -> Dtype:
+    def output_dtype(self, source: Dtype) -> Dtype:
+        """Return the dtype of the native output for images of a dtype."""
         if self.dtype is not None:  # Images are converted to uint16 after the chain.
             return Dtype.F32 if self.dtype == np.uint16 else checked_dtype(self.dtype)
         for transform in self.transforms:
@@ -322,20 +431,11 @@ class Compose:
         return source
 
 
-class _Identity(Transform):
-    """The identity; replaces a chain if `eval` drops all its transforms."""
+@dataclasses.dataclass(frozen=True)
+class Identity(Transform):
+    """Replaces a chain if `eval` drops all its transforms."""
 
     kind = "chain"
 
-    def __repr__(self) -> str:
-        return "Identity()"
-
     def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         pass
-
-
-def _output_type(dtype: Any) -> np.dtype[Any] | None:
-    if dtype is None:
-        return None
-    is_uint16_name = isinstance(dtype, type | np.dtype | str) and dtype in (np.uint16, "uint16")
-    return np.dtype(np.uint16) if is_uint16_name else ToDtype(dtype).dtype

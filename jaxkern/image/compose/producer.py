@@ -15,10 +15,9 @@ from jaxkern.core.keys import epoch_key, fold_records, split_int64
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.chain.plan import ChainPlan
 from jaxkern.image.compose.batch import checked_images, checked_parameters
-from jaxkern.image.compose.compose import Compose, Params
+from jaxkern.image.compose.compose import Compose, Params, passes
 from jaxkern.image.compose.targets import fill_bytes, mask_transforms
-from jaxkern.image.ops import stages_attributes
-from jaxkern.image.stages import Call, Stage, StagesPlan
+from jaxkern.image.ops import Call, Stage, StagesPlan, stages_attributes
 
 _Derive = Callable[[jax.Array], jax.Array] | None
 
@@ -31,13 +30,24 @@ class SeededChain:
 
     struct: jax.ShapeDtypeStruct
     capsule: Any
-    _sampler: _DrawingProgram
-    _key: np.ndarray
+
+    def __init__(
+        self,
+        aug: Compose,
+        shape: Sequence[int | None],
+        dtype: Any,
+        seed: int,
+        epoch: int,
+        derive: _Derive,
+    ):
+        wide = bool(jax.config.read("jax_enable_x64"))
+        self._sampler = _program(aug, repr(aug), tuple(shape), np.dtype(dtype), derive, wide)
+        self._key = key_data(seed, epoch)
+        self.struct, self.capsule = self._sampler.struct, self._sampler.capsule
 
     def at(self, seed: int, epoch: int) -> Self:
         """Return the same producer for another seed and epoch, without compiling again."""
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
+        other = copy.copy(self)
         other._key = key_data(seed, epoch)
         return other
 
@@ -52,26 +62,20 @@ class SeededChain:
         blocks = max(-(-count // _BLOCK), 1)
         padded = np.zeros(blocks * _BLOCK, np.int64)
         padded[:count] = records
-        sides: list[tuple[np.ndarray, ...]] = [()] * blocks
-        if size is not None:
-            sized = np.ones((blocks * _BLOCK, 2), np.int32)
-            sized[:count] = size
-            sides = [(part[:, 0], part[:, 1]) for part in sized.reshape(blocks, _BLOCK, 2)]
-        with jax.default_device(_cpu()):
-            operands = [
-                self._sampler.sample(self._key, *split_int64(block, "records", rank=1), *side)
-                for block, side in zip(padded.reshape(-1, _BLOCK), sides, strict=True)
-            ]
+        sized = np.ones((blocks * _BLOCK, 2), np.int32)
+        sized[:count] = 1 if size is None else size
+        operands = []
+        for k in range(0, len(padded), _BLOCK):
+            record_halves = split_int64(padded[k : k + _BLOCK], "records", rank=1)
+            sides = () if size is None else sized[k : k + _BLOCK].T
+            with jax.default_device(_cpu()):
+                operands.append(self._sampler.sample(self._key, *record_halves, *sides))
         arrays = [np.asarray(_concatenate(blocks)) for blocks in zip(*operands, strict=True)]
         return [np.ascontiguousarray(a if a.shape[0] == 1 else a[:count]) for a in arrays]
 
 
 class _DrawingProgram:
-    """A compiled program that draws and folds the parameters of a chain's records.
-
-    `sample` is a jitted function of (data of the epoch's key, high and low halves of [N] records,
-    and heights and widths int32 [N] if sizes differ) that returns the operands.
-    """
+    """A compiled program that draws and folds the parameters of a chain's records."""
 
     def __init__(
         self,
@@ -83,9 +87,14 @@ class _DrawingProgram:
         wide: bool,
     ) -> None:
         del settings, wide  # They are cache keys: tracing depends on them.
+        for transform in aug.transforms:
+            if transform.kind == "batch":
+                raise ValueError(f"{transform!r}: expected no mixing of records")
+        if aug.dtype == np.uint16:
+            raise ValueError("dtype: expected another type than uint16, which only JAX supports")
+        library()
         self._aug = copy.copy(aug)  # The caller may change attributes before it is traced.
-        self._shape, self._dtype = shape, dtype
-        self._derive = derive
+        self._shape, self._dtype, self._derive = shape, dtype, derive
         # The plan depends on shapes only, so one image determines it.
         plans: list[ChainPlan | StagesPlan | None] = []
 
@@ -106,10 +115,9 @@ class _DrawingProgram:
             source = None if sides else jax.ShapeDtypeStruct(shape, dtype)
             self.struct = plan.output() if isinstance(plan, ChainPlan) else plan.output(source)
             if not sides:
-                height, width = (int(side) for side in shape[:2] if side is not None)
-                self.capsule = library().image_chain_producer(
-                    native(plan, height, width), height, width
-                )
+                size = [int(side) for side in shape[:2] if side is not None]
+                self.capsule = library().image_chain_producer(native(plan, *size), *size)
+        #: (key data, high and low halves of records [N], sizes [N] if they differ) -> operands
         self.sample = jax.jit(trace)
 
     def _fold(self, key: Any, high: Any, low: Any, size: tuple[Any, ...]) -> Call | None:
@@ -121,38 +129,18 @@ class _DrawingProgram:
         batch = checked_images(jax.ShapeDtypeStruct(shape, self._dtype))
         checked = checked_parameters(aug.transforms, params, count)
         chain = ChainBuilder(size[0], size[1], batch.channels, batch.dtype, aug.scale)
-        first, *others = aug.passes(list(zip(aug.transforms, checked, strict=True)), chain)
+        first, *others = passes(aug, list(zip(aug.transforms, checked, strict=True)), chain)
         if others:
-            raise ValueError(
-                f"{aug!r}: expected one native call, without kind 'jax' and changes of channels"
-            )
+            raise ValueError(f"{aug!r}: expected no kind 'jax' and no change of channels")
         return first.stages.finish()
-
-
-def drawing_of(
-    aug: Compose, shape: Sequence[int | None], dtype: Any, derive: Any
-) -> _DrawingProgram:
-    """Return the drawing program of a chain that processes records one by one."""
-    for transform in aug.transforms:
-        if transform.kind == "batch":
-            raise ValueError(
-                f"{transform!r}: expected no mixing, since records are processed one by one"
-            )
-    if aug.dtype == np.uint16:
-        raise ValueError("dtype: expected another type than uint16, which only JAX supports")
-    library()
-    wide = bool(jax.config.read("jax_enable_x64"))
-    return _cached_program(aug, repr(aug), tuple(shape), np.dtype(dtype), derive, wide)
 
 
 def library() -> Any:
     """Return the CPU library; raise RuntimeError if it is not loaded."""
     result = registry.module("cpu")
     if result is None:
-        raise RuntimeError(
-            "jaxkern's CPU library, which fills batches, is not loaded: "
-            f"{registry.missing('jaxkern.image_chain.v1', 'cpu')}"
-        )
+        reason = registry.missing("jaxkern.image_chain.v1", "cpu")
+        raise RuntimeError(f"jaxkern's CPU library, which fills batches, is not loaded: {reason}")
     return result
 
 
@@ -170,7 +158,7 @@ def native(plan: ChainPlan | StagesPlan, height: int = 0, width: int = 0) -> Any
 
 
 # Pipelines with equal chains share a program. An evicted one is compiled again.
-_cached_program = functools.lru_cache(maxsize=32)(_DrawingProgram)
+_program = functools.lru_cache(maxsize=32)(_DrawingProgram)
 
 
 def key_data(seed: int, epoch: int) -> np.ndarray:
@@ -221,13 +209,10 @@ class ChainProducer(SeededChain):
     def __init__(
         self, aug: Compose, image: Any, *, seed: int = 0, epoch: int = 0, derive: _Derive = None
     ):
-        self._sampler = drawing = drawing_of(aug, image.shape, image.dtype, derive)
-        self._key = key_data(seed, epoch)
-        self.struct = drawing.struct
-        self.capsule = drawing.capsule
+        super().__init__(aug, image.shape, image.dtype, seed, epoch, derive)
 
 
-class MaskProducer(ChainProducer):
+class MaskProducer(SeededChain):
     """A `ChainProducer` of masks that move with its images: the same draws, nearest sampling.
 
     Args:
@@ -249,13 +234,10 @@ class MaskProducer(ChainProducer):
     ):
         labels = np.dtype(mask.dtype)
         if len(mask.shape) != 2 or labels.itemsize not in (1, 4):
-            raise TypeError(
-                f"mask: expected [H, W] of one or four bytes, got {labels.name}{list(mask.shape)}"
-            )
-        fill = fill_bytes(aug.targets.mask_fill, labels, labels)
-        pixels = jax.ShapeDtypeStruct((*mask.shape, labels.itemsize), np.uint8)
-        chain = _mask_chain(aug, repr(aug), fill)
-        super().__init__(chain, pixels, seed=seed, epoch=epoch, derive=derive)
+            name = f"{labels.name}{[*mask.shape]}"
+            raise TypeError(f"mask: expected [H, W] of 1 or 4 bytes, got {name}")
+        chain = _mask_chain(aug, repr(aug), fill_bytes(aug.targets.mask_fill, labels, labels))
+        super().__init__(chain, (*mask.shape, labels.itemsize), np.uint8, seed, epoch, derive)
         self.struct = jax.ShapeDtypeStruct(self.struct.shape[:2], labels)
 
 
@@ -295,9 +277,8 @@ class EncodedProducer(SeededChain):
       struct, capsule: as in `ChainProducer`.
 
     Raises:
-      ValueError: for a chain that mixes images, changes the number of their channels, has a
-        transform of kind "jax" or an output size that depends on the image, and if the native
-        library was built without a decoder.
+      ValueError: as `ChainProducer`, for an output size that depends on the image, and if the
+        native library was built without a decoder.
       RuntimeError: without the native library.
 
     >>> import numpy as np, jaxkern as jk
@@ -315,10 +296,7 @@ class EncodedProducer(SeededChain):
     def __init__(
         self, aug: Compose, images: Any, *, seed: int = 0, epoch: int = 0, derive: _Derive = None
     ):
-        shape = (None, None, images.channels)
-        self._sampler = drawing = drawing_of(aug, shape, np.uint8, derive)
-        self._key = key_data(seed, epoch)
-        self.struct = drawing.struct
+        super().__init__(aug, (None, None, images.channels), np.uint8, seed, epoch, derive)
         self._images = images
         # An image with an invalid header has no size; it becomes an error or zeros.
         size = np.asarray(images.size, np.int32)
@@ -326,10 +304,10 @@ class EncodedProducer(SeededChain):
         self._size = np.where((size > 0).all(1, keepdims=True), size, largest)
         #: buffers that the capsule reads
         self.buffers = tuple(np.ascontiguousarray(blob, np.uint8) for blob in images.blobs)
-        if drawing.plan is None:
+        if self._sampler.plan is None:
             raise ValueError(f"{aug!r}: expected a chain that returns images of one size")
         self.capsule = library().image_encoded_producer(
-            native(drawing.plan),
+            native(self._sampler.plan),
             blobs=list(self.buffers),
             in_files=bool(images.in_files),
             codec=_CODECS.index(images.codec),
@@ -340,8 +318,7 @@ class EncodedProducer(SeededChain):
     def operands(self, records: np.ndarray) -> list[np.ndarray]:
         """Draw the parameters of records int64 [N]; also return the sizes used."""
         rows_of = self._images.rows_of
-        rows = records if rows_of is None else rows_of(records)
-        size = np.ascontiguousarray(self._size[rows])
+        size = np.ascontiguousarray(self._size[records if rows_of is None else rows_of(records)])
         return [*self._sample(records, size), size]
 
 

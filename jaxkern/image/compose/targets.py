@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.axes import batch_sharding, explicit_axes, in_auto_mode
+from jaxkern.core.axes import on_batch
 from jaxkern.core.integers import to_int32
 from jaxkern.image.chain.axis import is_static
 from jaxkern.image.chain.fold import sizes_differ
-from jaxkern.image.chain.plan import CHANNEL_COUNTS
 from jaxkern.image.compose.batch import (
     canonicalize,
     checked_images,
@@ -64,8 +63,8 @@ def checked_formats(boxes: Any, keypoints: Any, mask_fill: Any) -> Formats:
     if isinstance(mask_fill, bool) or not number or np.ndim(mask_fill) != 0:
         raise ValueError(checks.unexpected("mask_fill", "one number, a label", mask_fill))
     return Formats(
-        checks.choice(boxes, "boxes", FORMATS),
-        checks.choice(keypoints, "keypoints", ("torchvision", "centers")),
+        checks.choice(*FORMATS)(boxes, "boxes"),
+        checks.choice("torchvision", "centers")(keypoints, "keypoints"),
         mask_fill,
     )
 
@@ -85,9 +84,7 @@ def _checked_points(values: Any, name: str, count: int, numbers: int) -> jax.Arr
     if np.dtype(values.dtype).kind not in "iu" and not jnp.issubdtype(values.dtype, jnp.floating):
         raise TypeError(f"{name}: expected {expected}, got dtype {values.dtype}")
     if len(values.shape) < 3 or values.shape[0] != count or values.shape[-1] != numbers:
-        raise ValueError(
-            f"{name}: expected {expected}, with 0 or NaN for missing ones, got shape {values.shape}"
-        )
+        raise ValueError(f"{name}: expected {expected}, got shape {values.shape}")
     return jnp.asarray(values, jnp.float32)
 
 
@@ -132,7 +129,7 @@ def boxes_after(boxes: Any, valid: Any, applied: _AppliedTransform) -> tuple[Any
     return boxes, applied.transform.valid_boxes(boxes, valid, applied.size)
 
 
-def move_boxes(
+def _move_boxes(
     boxes: Any, flags: Any, count: int, applied: Sequence[_AppliedTransform], format_name: str
 ) -> tuple[jax.Array, jax.Array]:
     """Move boxes of a format and clamp them to the images; also return which remain valid."""
@@ -148,7 +145,7 @@ def move_boxes(
     return from_corners(corners, format_name).reshape(shape), valid.reshape(shape[:-1])
 
 
-def move_keypoints(
+def _move_keypoints(
     points: Any, flags: Any, count: int, applied: Sequence[_AppliedTransform], convention: str
 ) -> tuple[jax.Array, jax.Array]:
     """Move keypoints; also return which are visible in the images."""
@@ -184,15 +181,11 @@ def check_fields(fields: dict[str, Any], transforms: Sequence[Transform]) -> Non
     if any(transform.geometric for transform in transforms):
         for name, target in _OTHER_NAMES.items():
             if name in fields and target not in fields:
-                raise ValueError(
-                    f"fields: expected the name {target!r} for this target, got {name!r}"
-                )
+                raise ValueError(f"fields: expected the name {target!r}, got {name!r}")
     targets = [name for name in ("mask", *_FLAGS) if name in fields]
     for transform in transforms:
         if transform.kind == "batch" and targets:
-            raise ValueError(
-                f"{transform!r}: expected only labels as targets of mixed images, got {targets}"
-            )
+            raise ValueError(f"{transform!r}: expected labels as the only targets, got {targets}")
 
 
 def batch_count(images: Any) -> tuple[int, tuple[Any, Any]]:
@@ -219,11 +212,15 @@ def apply_to_fields(
         raise ValueError('labels: expected None for a dict of images; use its field "label"')
     mixes = any(transform.kind == "batch" for transform in aug.transforms)
     label = fields.get("label") if mixes else None
-    count, size = batch_count(fields["image"])
     output = dict(fields)
     if "mask" in fields:
-        output["mask"] = _move_masks(aug, fields, params, chain)
-    output |= move_points(aug, fields, params, count, size)
+        masks, fill, restore = mask_bytes(fields["mask"], fields["image"], aug.targets.mask_fill)
+        steps = mask_transforms(aug.transforms, fill)
+        if steps:
+            own_params = None if params is None else tuple(params[index] for index, _ in steps)
+            moved = chain([transform for _, transform in steps]).apply(masks, own_params)
+            output["mask"] = restore(moved)
+    output |= move_points(aug, fields, params, *batch_count(fields["image"]))
     result = aug.apply(fields["image"], params, label)
     if label is None:
         return {**output, "image": result}
@@ -235,60 +232,30 @@ def move_points(
 ) -> dict[str, Any]:
     """Return moved boxes, keypoints, their flags, and "image_size" if sizes differ afterwards."""
     checked = checked_parameters(aug.transforms, params, count)
-    targets = _move_targets(aug, fields, checked, count, size)
+    flags = {name: flag for name, flag in _FLAGS.items() if name in fields}
+    inputs = {name: fields[name] for pair in flags.items() for name in pair if name in fields}
+    ranks: dict[str, int] = {}
+    for name, flag in flags.items():
+        ranks |= {name: np.ndim(fields[name]), flag: np.ndim(fields[name]) - 1}
+
+    def move_all(inputs: dict[str, Any], params: Any, size: Size) -> dict[str, Any]:
+        applied, targets = applied_transforms(aug.transforms, params, size), {}
+        for move, name, format_name in (
+            (_move_boxes, "boxes", aug.targets.boxes),
+            (_move_keypoints, "keypoints", aug.targets.keypoints),
+        ):
+            if name in inputs:
+                moved = move(inputs[name], inputs.get(flags[name]), count, applied, format_name)
+                targets[name], targets[flags[name]] = moved
+        return targets
+
+    targets: dict[str, Any] = on_batch(move_all, ranks, inputs, checked, size) if flags else {}
     for transform, values in zip(aug.transforms, checked, strict=True):
         size = transform.size_after(size, values)
     if not is_static(*size):
         sides = [jnp.broadcast_to(jnp.asarray(side, jnp.int32), (count,)) for side in size]
         targets["image_size"] = jnp.stack(sides, axis=-1)
     return targets
-
-
-def _move_targets(
-    aug: Any, fields: dict[str, Any], params: Any, count: int, size: Size
-) -> dict[str, Any]:
-    flags = {name: flag for name, flag in _FLAGS.items() if name in fields}
-    inputs = {name: fields[name] for pair in flags.items() for name in pair if name in fields}
-    leaves, tree = jax.tree.flatten((inputs, params, size))
-    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
-    if not flags:
-        return {}
-
-    def move_all(*arrays: jax.Array) -> dict[str, Any]:
-        new = iter(arrays)
-        filled = [next(new) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
-        inputs, params, size = jax.tree.unflatten(tree, filled)
-        applied, targets = applied_transforms(aug.transforms, params, size), {}
-        for move, name, format_name in (
-            (move_boxes, "boxes", aug.targets.boxes),
-            (move_keypoints, "keypoints", aug.targets.keypoints),
-        ):
-            if name in inputs:
-                flag = flags[name]
-                targets[name], targets[flag] = move(
-                    inputs[name], inputs.get(flag), count, applied, format_name
-                )
-        return targets
-
-    # Exempt from Explicit mode's rules: the corners of all boxes of an image share one axis.
-    axes = explicit_axes(arrays)
-    specs: dict[str, Any] = {}
-    for name, flag in flags.items() if axes else ():
-        rank = np.ndim(fields[name])
-        specs |= {name: batch_sharding(arrays, rank), flag: batch_sharding(arrays, rank - 1)}
-    result: dict[str, Any] = in_auto_mode(move_all, specs, axes)(*arrays)
-    return result
-
-
-def _move_masks(
-    aug: Any, fields: dict[str, Any], params: Any, chain: Callable[[list[Transform]], Any]
-) -> Any:
-    images, fill, restore = mask_bytes(fields["mask"], fields["image"], aug.targets.mask_fill)
-    steps = mask_transforms(aug.transforms, fill)
-    if not steps:
-        return fields["mask"]
-    own_params = None if params is None else tuple(params[index] for index, _ in steps)
-    return restore(chain([transform for _, transform in steps]).apply(images, own_params))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,17 +294,11 @@ def mask_transforms(
     transforms: Sequence[Transform], fill: tuple[float, ...]
 ) -> list[tuple[int, Transform]]:
     """Return the transforms of masks, each with the index of the transform of images."""
-    result: list[tuple[int, Transform]] = []
-    for index, transform in enumerate(transforms):
-        if not transform.geometric:
-            continue
-        if transform.kind == "program":
-            result.append((index, _MaskWarps(transform, fill)))
-        else:
-            of_masks = transform.for_masks(fill)
-            if of_masks is not None:
-                result.append((index, of_masks))
-    return result
+    return [
+        (index, _MaskWarps(t, fill) if t.kind == "program" else t.for_masks(fill))
+        for index, t in enumerate(transforms)
+        if t.geometric
+    ]
 
 
 # Images u8 [N, H, W, C], or [N, F, H, W, C] of F masks per image; the fill of each byte of a label;
@@ -353,16 +314,11 @@ def mask_bytes(mask: Any, images: Any, fill: float) -> MaskBytes:
         raise TypeError(f"mask: expected an array [N, H, W], got a {type(mask).__name__}")
     leading = images.shape[:-1]
     if mask.shape[: len(leading)] != leading or mask.ndim not in (len(leading), len(leading) + 1):
-        raise ValueError(
-            f"mask: expected shape {leading} or {(*leading, 'M')}, as the images, got {mask.shape}"
-        )
+        raise ValueError(f"mask: expected shape {leading} or {(*leading, 'M')}, got {mask.shape}")
     mask, dtype = _canonical_labels(mask)
-    planes = mask.ndim > len(leading)
-    together = planes and mask.dtype.itemsize == 1 and mask.shape[-1] in CHANNEL_COUNTS
-    arranged = jnp.moveaxis(mask, -1, 1) if planes and not together else mask
-    pixels = jax.lax.bitcast_convert_type(arranged, jnp.uint8)
-    if pixels.ndim == arranged.ndim and not together:  # Labels have one byte.
-        pixels = pixels[..., None]
+    planes, one_byte = mask.ndim > len(leading), mask.dtype.itemsize == 1
+    pixels = jax.lax.bitcast_convert_type(jnp.moveaxis(mask, -1, 1) if planes else mask, jnp.uint8)
+    pixels = pixels[..., None] if one_byte else pixels
     # The planes and frames of an image become images with the same parameters.
     frames = pixels.shape[1:-3]
     if frames:
@@ -370,12 +326,8 @@ def mask_bytes(mask: Any, images: Any, fill: float) -> MaskBytes:
 
     def restore(result: jax.Array) -> jax.Array:
         result = result.reshape(result.shape[0], *frames, *result.shape[-3:])
-        if mask.dtype.itemsize == 1 and not together:
-            result = result[..., 0]
-        labels = jax.lax.bitcast_convert_type(result, mask.dtype)
-        if planes and not together:
-            labels = jnp.moveaxis(labels, 1, -1)
-        return labels.astype(dtype)
+        labels = jax.lax.bitcast_convert_type(result[..., 0] if one_byte else result, mask.dtype)
+        return (jnp.moveaxis(labels, 1, -1) if planes else labels).astype(dtype)
 
     return pixels, fill_bytes(fill, dtype, mask.dtype), restore
 
@@ -390,7 +342,7 @@ def _canonical_labels(mask: Any) -> tuple[jax.Array, Any]:
     floating = jnp.issubdtype(mask.dtype, jnp.floating)
     if kind not in "iu" and (not floating or size > 4):
         raise TypeError(
-            f"mask: expected bool, or integers or floats of up to 32 bits, got {mask.dtype}"
+            f"mask: expected bool, integers or floats of up to 32 bits, got {mask.dtype}"
         )
     mask = jnp.asarray(mask)
     if mask.dtype.itemsize == 2:
@@ -411,10 +363,8 @@ def fill_bytes(fill: float, dtype: Any, stored: Any) -> tuple[float, ...]:
 
 def _ragged_bytes(mask: Any, images: Any, fill: float) -> MaskBytes:
     if not (isinstance(images, Ragged) and isinstance(mask, Ragged)):
-        raise TypeError(
-            "mask and image: expected two arrays, or two Ragged batches, got a "
-            f"{type(mask).__name__} and a {type(images).__name__}"
-        )
+        names = type(mask).__name__, type(images).__name__
+        raise TypeError(f"mask and image: expected two arrays or two Ragged, got {names}")
     if len(mask) != len(images):
         raise ValueError(f"mask: expected {len(images)} masks, one per image, got {len(mask)}")
     for name in ("height", "width"):

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.image.chain.axis import Size
+
 VALUES = 8  # of a step
 MAX_STEPS = 64
+MAX_KERNEL = 1023  # of a blur: kMaxBlurKernel of csrc/image/blur.h
 MAX_FACTOR = 1024.0  # Larger factors are clamped to it; they change no pixel further.
 INTERPOLATIONS = ("nearest", "bilinear")  # of warps, numbered as in program.h
 
@@ -20,7 +25,6 @@ INTERPOLATIONS = ("nearest", "bilinear")  # of warps, numbered as in program.h
 class Code(enum.IntEnum):
     """Operations of an image program, numbered as in program.h; each comment lists its values.
 
-    >>> from jaxkern.image import Code
     >>> Code.INVERT.name
     'INVERT'
     """
@@ -39,11 +43,11 @@ class Code(enum.IntEnum):
     GRAYSCALE = 10
     PERMUTE = 11  # source of each of three channels
     BLUR = 12  # sigma along x and y
-    WARP = 13  # c0 to c5 of an affine map: see coefficients.py
+    WARP = 13  # c0 to c5 of an affine map: see below
     KEEP = 14  # weight: stores the image and starts a mean with it
     ADD = 15  # weight: adds the image to the mean and restores the stored image
     MEAN = 16  # replaces the image by the mean
-    PERSPECTIVE = 17  # c0 to c7: see coefficients.py
+    PERSPECTIVE = 17  # c0 to c7: see below
     NOISE = 18  # mean, sigma, 1 to clip sums; key
     ERASE = 19  # top, left, height, width; key
     ELASTIC = 20  # alpha along x and y, sigma along x and y; key
@@ -73,12 +77,9 @@ class ProgramStep:
         return sum(1 << int(code) for code in set(self.codes) if code >= 0)
 
     def channel_fill(self, channels: int) -> np.ndarray:
-        """Return the fill as float32 [channels]."""
         fill = np.asarray(self.fill, np.float32)
         if fill.size not in (1, channels):
-            raise ValueError(
-                f"fill: expected one number or {channels}, one per channel, got {fill.size}"
-            )
+            raise ValueError(f"fill: expected 1 number or {channels}, got {fill.size}")
         return np.broadcast_to(fill, (channels,))
 
 
@@ -98,14 +99,20 @@ def program_step(code: Code, *values: Any, apply: Any = True, **static: Any) -> 
       apply: images on which the operation runs: bool, or bool [N].
       static: fields of `ProgramStep`: interpolation, kernel, fill.
 
-    >>> from jaxkern.image import Code, program_step
     >>> program_step(Code.BRIGHTNESS, 1.5)[1].shape
     (1, 8)
     """
-    codes = np.full(1, code, np.int32) if apply is True else codes_where(apply, code)
-    if code in _BLENDS and len(values) == 1:
-        return codes, blend_values(values[0]), ProgramStep((code,), **static)
-    return codes, step_values(*values), ProgramStep((code,), **static)
+    blend = code in _BLENDS and len(values) == 1
+    stacked = blend_values(values[0]) if blend else step_values(*values)
+    return stacked_step(code, stacked, apply, **static)
+
+
+def stacked_step(code: Code, values: Any, apply: Any = True, **static: Any) -> Step:
+    """Return a step like `program_step`, with values [N or 1, VALUES]."""
+    codes: Any = np.full(1, code, np.int32)
+    if apply is not True:
+        codes = jnp.where(jnp.atleast_1d(jnp.asarray(apply)), codes, np.int32(Code.NONE))
+    return codes, values, ProgramStep((code,), **static)
 
 
 def step_values(*columns: Any) -> Any:
@@ -133,11 +140,6 @@ def values_with_seed(seed: Any, *columns: Any) -> Any:
     return step_values(*columns, *[0.0] * (VALUES - 4 - len(columns)), *parts)
 
 
-def codes_where(apply: Any, code: Code) -> Any:
-    """Return `code` where a bool, or bools [N], are True and NONE elsewhere: i32 [N or 1]."""
-    return jnp.where(jnp.atleast_1d(jnp.asarray(apply)), np.int32(code), np.int32(Code.NONE))
-
-
 def program_operands(steps: Sequence[Step]) -> tuple[Any, Any, tuple[ProgramStep, ...]]:
     """Stack steps: codes i32 [N or 1, S], values f32 [N or 1, S, VALUES], and the static parts."""
     if not steps:
@@ -149,3 +151,115 @@ def program_operands(steps: Sequence[Step]) -> tuple[Any, Any, tuple[ProgramStep
         jnp.stack(jnp.broadcast_arrays(*values), axis=1),
         tuple(static for _, _, static in steps),
     )
+
+
+# Coefficients of warps: an output pixel at (x, y) shows the input at (c0 x + c1 y + c2,
+# c3 x + c4 y + c5), over c6 x + c7 y + 1. Affine maps are relative to the centres, perspectives to
+# the top left corners. They are computed in float64 and rounded to float32 once.
+
+
+def _in_float64(function: Callable[..., list[Any]]) -> Callable[..., jax.Array]:
+    """Call `function` with float64 arrays and stack its results on a new last axis as float32."""
+
+    @functools.wraps(function)
+    def wide(*args: Any, **named: Any) -> jax.Array:
+        with jax.enable_x64(True):
+            arrays = [jnp.asarray(value).astype(jnp.float64) for value in args]
+            stacked = jnp.broadcast_arrays(*function(*arrays, **named))
+            return jnp.stack(stacked, axis=-1).astype(jnp.float32)
+
+    return wide
+
+
+@_in_float64
+def affine_coefficients(
+    angle: Any,
+    translate_x: Any,
+    translate_y: Any,
+    scale: Any,
+    shear_x: Any,
+    shear_y: Any,
+    *,
+    size: Size,
+    center: Sequence[float] | None = None,
+) -> list[Any]:
+    """Return coefficients [..., 8] of torchvision's affine: (T C R(angle) S SHy SHx C^-1)^-1.
+
+    Angles and shears are in degrees, clockwise. A scale that is not above 0 gives NaN.
+    """
+    height, width = size
+    rotation, sx, sy = (jnp.deg2rad(degrees) for degrees in (angle, shear_x, shear_y))
+    # R S SHy SHx without the scale: its determinant is 1.
+    a = jnp.cos(rotation - sy) / jnp.cos(sy)
+    b = -(a * jnp.tan(sx) + jnp.sin(rotation))
+    c = jnp.sin(rotation - sy) / jnp.cos(sy)
+    d = jnp.cos(rotation) - c * jnp.tan(sx)
+    shrink = 1.0 / jnp.where(scale > 0.0, scale, jnp.nan)
+    c0, c1, c3, c4 = d * shrink, -b * shrink, -c * shrink, a * shrink
+    cx, cy = (0.0, 0.0) if center is None else (center[0] - width / 2, center[1] - height / 2)
+    from_x, from_y = cx + translate_x, cy + translate_y
+    c2 = cx - c0 * from_x - c1 * from_y
+    c5 = cy - c3 * from_x - c4 * from_y
+    zero = jnp.zeros_like(c0)
+    return [c0, c1, c2, c3, c4, c5, zero, zero]
+
+
+def rotated_size(
+    size: tuple[int, int], degrees: float, center: Sequence[float] | None
+) -> tuple[int, int]:
+    """Return the height and width that hold an image rotated counter-clockwise, as torchvision."""
+    if center is None and degrees % 90 == 0:
+        return size if degrees % 180 == 0 else (size[1], size[0])
+    half = np.asarray([size[1] / 2, size[0] / 2], np.float32)
+    rotation = math.radians(degrees % 360)
+    matrix = np.asarray(
+        [[math.cos(rotation), -math.sin(rotation)], [math.sin(rotation), math.cos(rotation)]]
+    )
+    middle = np.zeros(2) if center is None else np.asarray(center) - half
+    shift = (middle - matrix @ middle).astype(np.float32)
+    corners = np.asarray([[-1, -1], [-1, 1], [1, 1], [1, -1]], np.float32) * half
+    corners_after = corners @ matrix.T.astype(np.float32) + shift + half
+    bounds = np.trunc(corners_after * np.float32(1e4)) * np.float32(1e-4)
+    wide, high = np.ceil(bounds.max(0)) - np.floor(bounds.min(0))
+    return int(high), int(wide)
+
+
+@_in_float64
+def perspective_coefficients(endpoints: Any, *, size: Size) -> list[Any]:
+    """Return coefficients [..., 8] that map end points [..., 4, 2] to the corners.
+
+    P. Heckbert, Fundamentals of Texture Mapping and Image Warping, 1989, section 2.2.3: the map of
+    the unit square to a quadrilateral, and its adjugate.
+    """
+    x0, x1, x2, x3 = (endpoints[..., k, 0] for k in range(4))
+    y0, y1, y2, y3 = (endpoints[..., k, 1] for k in range(4))
+    skew_x, skew_y = x0 - x1 + x2 - x3, y0 - y1 + y2 - y3
+    area = (x1 - x2) * (y3 - y2) - (x3 - x2) * (y1 - y2)
+    g = skew_x * (y3 - y2) - (x3 - x2) * skew_y
+    h = (x1 - x2) * skew_y - skew_x * (y1 - y2)
+    # All nine are multiplied by `area`, so that integers stay exact.
+    a, b, c = (x1 - x0) * area + g * x1, (x3 - x0) * area + h * x3, x0 * area
+    d, e, f = (y1 - y0) * area + g * y1, (y3 - y0) * area + h * y3, y0 * area
+    wide, high = size[1] - 1, size[0] - 1
+    adjugate = [
+        *(wide * (e * area - f * h), wide * (c * h - b * area), wide * (b * f - c * e)),
+        *(high * (f * g - d * area), high * (a * area - c * g), high * (c * d - a * f)),
+        *(d * h - e * g, b * g - a * h),
+    ]
+    return [coefficient / (a * e - b * d) for coefficient in adjugate]
+
+
+@_in_float64
+def forward_coefficients(coefficients: Any, affine: Any, *, size: Size) -> list[Any]:
+    """Return coefficients [..., 8] of the inverse of affine maps or perspectives, from corners."""
+    c0, c1, c2, c3, c4, c5, c6, c7 = jnp.moveaxis(coefficients, -1, 0)
+    y, x = (side / 2 for side in size)
+    c2 = c2 + affine * (x - c0 * x - c1 * y)
+    c5 = c5 + affine * (y - c3 * x - c4 * y)
+    # The adjugate of [[c0, c1, c2], [c3, c4, c5], [c6, c7, 1]], divided by its last element.
+    adjugate = [
+        *(c4 - c5 * c7, c2 * c7 - c1, c1 * c5 - c2 * c4),
+        *(c5 * c6 - c3, c0 - c2 * c6, c2 * c3 - c0 * c5),
+        *(c3 * c7 - c4 * c6, c1 * c6 - c0 * c7),
+    ]
+    return [coefficient / (c0 * c4 - c1 * c3) for coefficient in adjugate]

@@ -1,10 +1,8 @@
-"""The image program in pure JAX, with levels bit-identical to the native kernel's.
-
-Operations and their rounding are those of torchvision. A batch computes all, and selects one.
-"""
+"""The image program in pure JAX, with levels bit-identical to the native kernel's."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -114,14 +112,6 @@ def _turned(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array
     return _warped(image, values.at[6:].set(0.0), step, part=part)
 
 
-def _tilted(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
-    return _warped(image, values, step, perspective=True)
-
-
-def _blurred(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
-    return warp_twin.gaussian_blur(image, values[:2], kernel_size=step.kernel)
-
-
 def _elastic(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
     key = warp_twin.key_of_parts(values[4:])
     height, width, _ = image.shape
@@ -148,9 +138,6 @@ def _erase(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
     row, column = jnp.arange(height)[:, None, None], jnp.arange(width)[:, None]
     inside = (row >= top) & (row < top + tall) & (column >= left) & (column < left + wide)
     return jnp.where(inside, _level(paint) if _is_levels(image) else paint, image)
-
-
-# ---------------------------------------------------------------- arithmetic
 
 
 def _is_levels(image: jax.Array) -> bool:
@@ -201,16 +188,6 @@ def _luma(image: jax.Array) -> jax.Array:
     return sum((image[..., c] * _LUMA[c] for c in range(1, 3)), image[..., 0] * _LUMA[0])
 
 
-def _blend(image: jax.Array, other: jax.Array, values: jax.Array) -> jax.Array:
-    factor, rest = _factors(values)
-    if _is_levels(image):
-        return _level(_fused(other, rest, _rounded(image.astype(jnp.float32) * factor)))
-    return _unit(image * factor + other * rest)
-
-
-# ---------------------------------------------------------------- operations
-
-
 def _brightness(image: jax.Array, values: jax.Array) -> jax.Array:
     product = image.astype(jnp.float32) * _factors(values)[0]
     return _level(product) if _is_levels(image) else _unit(product)
@@ -228,7 +205,10 @@ def _contrast(image: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def _saturation(image: jax.Array, values: jax.Array) -> jax.Array:
-    return _blend(image, _luma(image)[..., None], values)
+    (factor, rest), gray = _factors(values), _luma(image)[..., None]
+    if _is_levels(image):
+        return _level(_fused(gray, rest, _rounded(image.astype(jnp.float32) * factor)))
+    return _unit(image * factor + gray * rest)
 
 
 def _grayscale(image: jax.Array, values: jax.Array) -> jax.Array:
@@ -342,10 +322,6 @@ def _invert(image: jax.Array, values: jax.Array) -> jax.Array:
     return 255 - image if _is_levels(image) else 1.0 - image
 
 
-def _permute(image: jax.Array, values: jax.Array) -> jax.Array:
-    return jnp.take(image, _whole(values[:3], 0, 2), axis=-1)
-
-
 _OPERATIONS: dict[Code, Callable[[jax.Array, jax.Array], jax.Array]] = {
     Code.BRIGHTNESS: _brightness,
     Code.CONTRAST: _contrast,
@@ -358,12 +334,12 @@ _OPERATIONS: dict[Code, Callable[[jax.Array, jax.Array], jax.Array]] = {
     Code.EQUALIZE: _equalize,
     Code.INVERT: _invert,
     Code.GRAYSCALE: _grayscale,
-    Code.PERMUTE: _permute,
+    Code.PERMUTE: lambda image, values: jnp.take(image, _whole(values[:3], 0, 2), axis=-1),
 }
 _STEP_OPERATIONS: dict[Code, Callable[..., jax.Array]] = {  # need the static part of the step
-    Code.BLUR: _blurred,
+    Code.BLUR: lambda image, values, step: warp_twin.gaussian_blur(image, values[:2], step.kernel),
     Code.WARP: _warped,
-    Code.PERSPECTIVE: _tilted,
+    Code.PERSPECTIVE: functools.partial(_warped, perspective=True),
     Code.NOISE: _noise,
     Code.ERASE: _erase,
     Code.ELASTIC: _elastic,

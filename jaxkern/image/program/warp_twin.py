@@ -1,7 +1,4 @@
-"""Warps, blurs and noise in pure JAX: the reference of csrc/image/warp.h, blur.h and random.h.
-
-Positions are float32, rounded step by step as in the kernels. For uint8 images the rest is float64.
-"""
+"""Warps, blurs and noise in pure JAX, with the kernels' rounding; see csrc/image/warp.h."""
 
 from __future__ import annotations
 
@@ -83,10 +80,7 @@ def _sample_at(
     fill: tuple[float, ...] | None,
     part: tuple[Any, Any],
 ) -> jax.Array:
-    """Sample the top left `part`, a height and a width, of pixels at positions f32 [H, W].
-
-    `fill` has one number per channel; None gives zeros that bilinear weights do not mask.
-    """
+    """Sample the top left `part` (a height and a width) of pixels at positions f32 [H, W]."""
     working, _ = _working_dtype(pixels)
     # NaN becomes -2: every position outside [-1, side] is outside, and int32 can hold it.
     x, y = (
@@ -118,10 +112,7 @@ def _sample_at(
 def _points(
     c: jax.Array, height: int, width: int, source_size: tuple[Any, Any], perspective: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the input positions f32 [height, width] of output pixels.
-
-    They are relative to the centre of the first pixel; `source_size` is the input's (H, W).
-    """
+    """Return the input positions f32 [height, width] from the first pixel's centre."""
     # A vector of divisors: XLA replaces a division by a scalar by a product with its inverse.
     static = all(isinstance(side, int) for side in source_size)
     xp: Any = np if static else jnp
@@ -165,9 +156,7 @@ def _tap(
     return picked.astype(working), inside
 
 
-def gaussian_blur(
-    pixels: jax.Array, sigma: jax.Array, *, kernel_size: tuple[int, int]
-) -> jax.Array:
+def gaussian_blur(pixels: jax.Array, sigma: jax.Array, kernel_size: tuple[int, int]) -> jax.Array:
     """Blur pixels [H, W, C] u8 or f32 by sigma [2] along (x, y), with kernels of these sizes."""
     working, context = _working_dtype(pixels)
     with context:

@@ -1,30 +1,58 @@
-"""Argument checks of the image transforms; messages are "name: expected ..., got ..."."""
+"""Checks of the fields of transforms; messages are "name: expected ..., got ..."."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+import numbers
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxkern.core.arguments import as_int
+from jaxkern.core.arguments import as_int, check_integer
 from jaxkern.image.chain.plan import MAX_SIZE
 
-INTERPOLATIONS = ("bilinear", "nearest")
-RESAMPLINGS = ("bilinear", "nearest", "bicubic")
-PADDINGS = ("constant", "edge", "reflect", "symmetric")
+Check = Callable[[Any, str], Any]  # (value, name) -> the value to store
+
+
+def checked(check: Check, default: Any = dataclasses.MISSING) -> Any:
+    """Return a dataclass field whose value is replaced by `check(value, name)`."""
+    return dataclasses.field(default=default, metadata={"check": check})
 
 
 def unexpected(name: str, expected: str, value: Any) -> str:
-    """Return the message for an invalid argument."""
     return f"{name}: expected {expected}, got {value!r}"
 
 
-def _integers(
-    value: Any, name: str, lengths: Sequence[int], low: int, expected: str
-) -> tuple[int, ...]:
+def flag(value: Any, name: str) -> bool:
+    return bool(value)
+
+
+def optional(check: Check) -> Check:
+    return lambda value, name: None if value is None else check(value, name)
+
+
+def integer(low: int, high: int = 2**63 - 1) -> Check:
+    return lambda value, name: check_integer(name, value, low, high)
+
+
+def choice(*options: str) -> Check:
+    def check(value: Any, name: str) -> str:
+        if value not in options:
+            raise ValueError(unexpected(name, f"one of {', '.join(map(repr, options))}", value))
+        return str(value)
+
+    return check
+
+
+warping = choice("bilinear", "nearest")
+resampling = choice("bilinear", "nearest", "bicubic")
+padding_mode = choice("constant", "edge", "reflect", "symmetric")
+
+
+def _integers(value: Any, name: str, lengths: Sequence[int], low: int, expected: str) -> list[int]:
     if isinstance(value, jax.core.Tracer):
         raise TypeError(f"{name}: expected Python integers, since it sets shapes, got {value}")
     single = as_int(value)
@@ -33,36 +61,27 @@ def _integers(
         items = [single] * lengths[0]
     elif not isinstance(items, list | tuple) or len(items) not in lengths:
         raise ValueError(unexpected(name, expected, value))
-    sides = [as_int(item) for item in items]
-    if not all(side is not None and low <= side <= MAX_SIZE for side in sides):
+    sides = [side for side in map(as_int, items) if side is not None and low <= side <= MAX_SIZE]
+    if len(sides) < len(items):
         raise ValueError(unexpected(name, expected, value))
-    return tuple(side for side in sides if side is not None)
+    return sides
 
 
-def size_pair(value: Any, name: str = "size") -> tuple[int, int]:
+def size_pair(value: Any, name: str) -> tuple[int, int]:
     """Check a height and a width from 1 to 2**24; one integer is a square."""
     sides = _integers(value, name, (1, 2), 1, "an integer or (height, width), from 1 to 2**24")
     return (sides[0], sides[-1])
 
 
-def padding_sides(value: Any, name: str = "padding") -> tuple[int, int, int, int]:
+def padding_sides(value: Any, name: str) -> tuple[int, int, int, int]:
     """Return (left, top, right, bottom) of an integer, (horizontal, vertical), or all four."""
     expected = (
         "an integer, (horizontal, vertical) or (left, top, right, bottom), from 0 to 2**24 "
         "(CenterCrop and RandomCrop crop)"
     )
     sides = _integers(value, name, (1, 2, 4), 0, expected)
-    if len(sides) == 4:
-        return (sides[0], sides[1], sides[2], sides[3])
-    return (sides[0], sides[-1], sides[0], sides[-1])
-
-
-def padding_mode(value: Any, fill: Any) -> str:
-    """Check a padding mode; only a constant one allows a fill with one value per channel."""
-    mode = choice(value, "padding_mode", PADDINGS)
-    if mode != "constant" and not isinstance(fill, jax.core.Tracer) and np.size(fill) > 1:
-        raise ValueError(f"padding_mode: expected 'constant' with fill={fill!r}, got {mode!r}")
-    return mode
+    left, top, right, bottom = sides if len(sides) == 4 else (sides[0], sides[-1]) * 2
+    return left, top, right, bottom
 
 
 def check_mirrored_padding(
@@ -82,17 +101,46 @@ def check_mirrored_padding(
             )
 
 
-def interval(value: Any, name: str, low: float, open_low: bool) -> tuple[float, float]:
-    """Check two finite numbers in increasing order, from `low`."""
-    bound = f"above {low:g}" if open_low else f"from {low:g}"
-    message = unexpected(name, f"two finite numbers in increasing order, {bound}", value)
-    if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray) or len(value) != 2:
-        raise ValueError(message)
-    first, second = (number(each, name, bound) for each in value)
-    finite = math.isfinite(first) and math.isfinite(second) and first <= second
-    if not finite or first < low or (open_low and first <= low):
-        raise ValueError(message)
-    return (first, second)
+def _range(low: float, high: float, open_low: bool) -> tuple[str, Callable[[float], bool]]:
+    """Return a description of a range, and a function that tells if a finite number is in it."""
+    bounds = (
+        f"above {low:g}" if open_low else "of any size" if low == -math.inf else f"from {low:g}"
+    )
+
+    def inside(value: float) -> bool:
+        return low <= value <= high and math.isfinite(value) and not (open_low and value == low)
+
+    return bounds if high == math.inf else f"{bounds} to {high:g}", inside
+
+
+def sequence(
+    *lengths: int,
+    low: float = -math.inf,
+    high: float = math.inf,
+    open_low: bool = False,
+    ordered: bool = True,
+    single: Callable[[float], tuple[float, ...]] | None = None,
+) -> Check:
+    """Return a check of finite numbers, in increasing pairs if `ordered`; `single` is for one."""
+    bounds, inside = _range(low, high, open_low)
+    expected = f"{' or '.join(map(str, lengths))} {'increasing ' * ordered}finite numbers {bounds}"
+
+    def check(value: Any, name: str) -> tuple[float, ...]:
+        alone = isinstance(value, numbers.Real) and single and not isinstance(value, bool)
+        if not alone and (isinstance(value, str) or not isinstance(value, Sequence | np.ndarray)):
+            raise TypeError(unexpected(name, expected, value))
+        items = tuple(number(each, name, bounds) for each in ([value] if alone else value))
+        if single is not None and len(items) == 1 and (alone or 1 in lengths):
+            items = single(items[0])
+        unordered = ordered and any(a > b for a, b in zip(items[::2], items[1::2], strict=False))
+        if len(items) not in lengths or unordered or not all(map(inside, items)):
+            raise ValueError(unexpected(name, expected, value))
+        return items
+
+    return check
+
+
+positive_interval = sequence(2, low=0.0, open_low=True)
 
 
 def number(value: Any, name: str, bounds: str) -> float:
@@ -107,27 +155,21 @@ def number(value: Any, name: str, bounds: str) -> float:
         raise TypeError(unexpected(name, f"a number {bounds}", value)) from None
 
 
-def probability(value: Any, name: str = "p") -> float:
-    """Check a number from 0 to 1."""
-    result = number(value, name, "from 0 to 1")
-    if not 0.0 <= result <= 1.0:
-        raise ValueError(unexpected(name, "a probability from 0 to 1", value))
-    return result
+def bounded(low: float, high: float = math.inf, open_low: bool = False) -> Check:
+    bounds, inside = _range(low, high, open_low)
+
+    def check(value: Any, name: str) -> float:
+        result = number(value, name, bounds)
+        if not inside(result):
+            raise ValueError(unexpected(name, f"a finite number {bounds}", value))
+        return result
+
+    return check
 
 
-def positive(value: Any, name: str) -> float:
-    """Check a finite number above 0."""
-    result = number(value, name, "above 0")
-    if not (math.isfinite(result) and result > 0):
-        raise ValueError(unexpected(name, "a finite number above 0", value))
-    return result
-
-
-def choice(value: Any, name: str, options: tuple[str, ...]) -> str:
-    """Check that a word is one of the options."""
-    if value not in options:
-        raise ValueError(unexpected(name, f"one of {', '.join(map(repr, options))}", value))
-    return str(value)
+finite = bounded(-math.inf)
+probability = bounded(0.0, 1.0)
+positive = bounded(0.0, open_low=True)
 
 
 def per_channel(value: Any, name: str) -> Any:
@@ -147,21 +189,26 @@ def per_channel(value: Any, name: str) -> Any:
     return values
 
 
+def static_fill(value: Any, name: str) -> tuple[float, ...] | None:
+    """Check the fill of a warp: numbers per channel, or None."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(f"{name}: expected numbers or None, since it is static, got a traced array")
+    return None if value is None else per_channel(value, name)
+
+
 def check_box(
     box: tuple[Any, Any, Any, Any], size: tuple[Any, Any], names: Sequence[str], where: str
 ) -> None:
     """Reject boxes that leave the image, if both are known at trace time."""
     if not all(isinstance(number, int | np.ndarray) for number in (*box, *size)):
         return
-    for start, length, side, (first, second) in (
-        (box[0], box[2], size[0], (names[0], names[2])),
-        (box[1], box[3], size[1], (names[1], names[3])),
-    ):
-        arrays = (np.asarray(number, np.int64) for number in (start, length, side))
+    for k in range(2):
+        arrays = (np.asarray(number, np.int64) for number in (box[k], box[k + 2], size[k]))
         start, length, side = (array.reshape(-1) for array in np.broadcast_arrays(*arrays))
         invalid = (start < 0) | (length < 1) | (start + length > side)
         if invalid.any():
             n = int(np.argmax(invalid))
+            first, second = names[k], names[k + 2]
             raise ValueError(
                 f"{where}: expected {first} from 0 and {second} from 1 with a sum up to "
                 f"{side[n]}, the size of image {n}, got {first}={start[n]} and {second}={length[n]}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import numbers
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -23,14 +22,21 @@ from jaxkern.image.program.program import (
     step_values,
 )
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.transform import Kind, Size, Transform, set_fields
+from jaxkern.image.transforms.checks import checked
+from jaxkern.image.transforms.transform import Size, Transform
 
 
 class ColourTransform(Transform):
     """Base class of transforms that change colours by steps of a program."""
 
-    kind: ClassVar[Kind] = "program"
-    expects_unit_range: ClassVar[bool] = True
+    kind = "program"
+    expects_unit_range = True
+
+
+def _channels(value: Any, name: str) -> int:
+    if value not in (1, 3):
+        raise ValueError(checks.unexpected(name, "1 or 3", value))
+    return int(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +45,6 @@ class Grayscale(ColourTransform):
 
     Args:
       num_output_channels: 1 or 3; with 3, an alpha channel is retained.
-    Raises: ValueError for another number, and in `apply` for 1 on images with alpha.
 
     >>> from jaxkern.image import Compose, Grayscale
     >>> import numpy as np
@@ -47,23 +52,17 @@ class Grayscale(ColourTransform):
     (1, 2, 2, 1)
     """
 
-    num_output_channels: int = 1
-
-    def __post_init__(self) -> None:
-        if self.num_output_channels not in (1, 3):
-            raise ValueError(
-                checks.unexpected("num_output_channels", "1 or 3", self.num_output_channels)
-            )
+    num_output_channels: int = checked(_channels, 1)
 
     def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
         return [program_step(Code.GRAYSCALE)]
 
     def output_channels(self, channels: int) -> int:
-        if channels == 4 and self.num_output_channels == 1:
-            raise ValueError(
-                "Grayscale(1): expected images without alpha, got 4 channels; use Grayscale(3)"
-            )
-        return max(channels, 3) if self.num_output_channels == 3 else 1
+        if self.num_output_channels == 3:
+            return max(channels, 3)
+        if channels == 4:
+            raise ValueError("Grayscale(1): expected no alpha, got 4 channels; use Grayscale(3)")
+        return 1
 
 
 class _RandomColour(ColourTransform):
@@ -71,11 +70,8 @@ class _RandomColour(ColourTransform):
 
     p: float
 
-    parameters: ClassVar[dict[str, str]] = {"apply": "bool"}
+    parameters: ClassVar = {"apply": "bool"}
     _code: ClassVar[Code]
-
-    def __post_init__(self) -> None:
-        set_fields(self, p=checks.probability(self.p))
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         return {"apply": jax.random.uniform(key, dtype=jnp.float32) < self.p}
@@ -89,34 +85,28 @@ class _RandomColour(ColourTransform):
 
 @dataclasses.dataclass(frozen=True)
 class RandomGrayscale(_RandomColour):
-    """Convert an image to gray, in all its channels, with probability p.
+    """Convert an image to gray, in all its channels, with probability p (parameter: apply bool).
 
-    Parameter of an image: apply bool.
-
-    >>> from jaxkern.image import RandomGrayscale
     >>> RandomGrayscale().p
     0.1
     """
 
-    p: float = 0.1
+    p: float = checked(checks.probability, 0.1)
 
-    _code: ClassVar[Code] = Code.GRAYSCALE
+    _code = Code.GRAYSCALE
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomInvert(_RandomColour):
-    """Compute 255 - x, or 1 - x of floats, with probability p.
+    """Compute 255 - x, or 1 - x of floats, with probability p (parameter: apply bool).
 
-    Parameter of an image: apply bool.
-
-    >>> from jaxkern.image import RandomInvert
     >>> RandomInvert(p=1.0).p
     1.0
     """
 
-    p: float = 0.5
+    p: float = checked(checks.probability, 0.5)
 
-    _code: ClassVar[Code] = Code.INVERT
+    _code = Code.INVERT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,14 +115,13 @@ class RandomEqualize(_RandomColour):
 
     Parameter of an image: apply bool.
 
-    >>> from jaxkern.image import RandomEqualize
     >>> RandomEqualize().p
     0.5
     """
 
-    p: float = 0.5
+    p: float = checked(checks.probability, 0.5)
 
-    _code: ClassVar[Code] = Code.EQUALIZE
+    _code = Code.EQUALIZE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,14 +130,20 @@ class RandomAutocontrast(_RandomColour):
 
     Parameter of an image: apply bool.
 
-    >>> from jaxkern.image import RandomAutocontrast
     >>> RandomAutocontrast().p
     0.5
     """
 
-    p: float = 0.5
+    p: float = checked(checks.probability, 0.5)
 
-    _code: ClassVar[Code] = Code.AUTOCONTRAST
+    _code = Code.AUTOCONTRAST
+
+
+def _bits(value: Any, name: str) -> int:
+    bits = as_int(value)
+    if bits is None or not 0 <= bits <= 8:
+        raise TypeError(checks.unexpected(name, "an integer from 0 to 8", value))
+    return bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,27 +153,25 @@ class RandomPosterize(_RandomColour):
     Args:
       bits: number of high bits to keep, from 0 to 8.
     Parameter of an image: apply bool.
-    Raises: TypeError, as torchvision, unless bits is an integer from 0 to 8.
 
-    >>> from jaxkern.image import RandomPosterize
     >>> RandomPosterize(bits=2).bits
     2
     """
 
-    bits: int
-    p: float = 0.5
+    bits: int = checked(_bits)
+    p: float = checked(checks.probability, 0.5)
 
-    _code: ClassVar[Code] = Code.POSTERIZE
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        bits = as_int(self.bits)
-        if bits is None or not 0 <= bits <= 8:
-            raise TypeError(checks.unexpected("bits", "an integer from 0 to 8", self.bits))
-        set_fields(self, bits=bits)
+    _code = Code.POSTERIZE
 
     def _values(self) -> tuple[float, ...]:
         return (float(self.bits),)
+
+
+def _threshold(value: Any, name: str) -> float:
+    expected = "a finite number, at most 255 of uint8 and 1 of floats"
+    if not isinstance(value, numbers.Real) or float(value) > 255:
+        raise TypeError(checks.unexpected(name, expected, value))
+    return checks.finite(value, name)  # type: ignore[no-any-return]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,31 +179,17 @@ class RandomSolarize(_RandomColour):
     """Invert values from a threshold up, with probability p.
 
     Args:
-      threshold: in the images' values: a level of uint8 images, 0 to 1 of float images.
+      threshold: in the images' values: a level up to 255 of uint8 images, 0 to 1 of floats.
     Parameter of an image: apply bool.
-    Raises: TypeError, as torchvision, if the threshold is not a number or is above 255; ValueError
-    if it is not finite.
 
-    >>> from jaxkern.image import RandomSolarize
     >>> RandomSolarize(threshold=128).threshold
     128.0
     """
 
-    threshold: float
-    p: float = 0.5
+    threshold: float = checked(_threshold)
+    p: float = checked(checks.probability, 0.5)
 
-    _code: ClassVar[Code] = Code.SOLARIZE
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        message = checks.unexpected(
-            "threshold", "a finite number, at most 255 of uint8 and 1 of floats", self.threshold
-        )
-        if not isinstance(self.threshold, numbers.Real) or self.threshold > 255:
-            raise TypeError(message)
-        if not math.isfinite(self.threshold):
-            raise ValueError(message)
-        set_fields(self, threshold=float(self.threshold))
+    _code = Code.SOLARIZE
 
     def _values(self) -> tuple[float, ...]:
         return (self.threshold, 1.0)
@@ -223,24 +202,15 @@ class RandomAdjustSharpness(_RandomColour):
     Args:
       sharpness_factor: 0 smooths, 1 changes nothing, 2 sharpens.
     Parameter of an image: apply bool.
-    Raises: ValueError for a factor that is negative or not finite.
 
-    >>> from jaxkern.image import RandomAdjustSharpness
     >>> RandomAdjustSharpness(2).sharpness_factor
     2.0
     """
 
-    sharpness_factor: float
-    p: float = 0.5
+    sharpness_factor: float = checked(checks.bounded(0.0))
+    p: float = checked(checks.probability, 0.5)
 
-    _code: ClassVar[Code] = Code.SHARPNESS
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        factor = checks.number(self.sharpness_factor, "sharpness_factor", "from 0")
-        if not (math.isfinite(factor) and factor >= 0):
-            raise ValueError(checks.unexpected("sharpness_factor", "a number from 0", factor))
-        set_fields(self, sharpness_factor=factor)
+    _code = Code.SHARPNESS
 
     def _values(self) -> tuple[float, ...]:
         return (self.sharpness_factor, 1.0 - self.sharpness_factor)
@@ -252,12 +222,11 @@ class RandomChannelPermutation(ColourTransform):
 
     Parameter of an image: permutation i32 [3], the source of each channel.
 
-    >>> from jaxkern.image import RandomChannelPermutation
     >>> RandomChannelPermutation().parameters
     {'permutation': 'int[3]'}
     """
 
-    parameters: ClassVar[dict[str, str]] = {"permutation": "int[3]"}
+    parameters: ClassVar = {"permutation": "int[3]"}
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         return {"permutation": jax.random.permutation(key, 3).astype(jnp.int32)}
@@ -271,33 +240,23 @@ def _permute(params: dict[str, Any], apply: Any = True) -> Step:
     return program_step(Code.PERMUTE, *(order[:, c] for c in range(3)), apply=apply)
 
 
-_JITTERS = {
-    "brightness": Code.BRIGHTNESS,
-    "contrast": Code.CONTRAST,
-    "saturation": Code.SATURATION,
-    "hue": Code.HUE,
-}
+_JITTERS = ("brightness", "contrast", "saturation", "hue")  # as the first four codes
 
 
-def _factor_range(value: Any, name: str, centre: float, limit: float) -> Any:
-    """Return (low, high) of a factor, as torchvision reads it; None if it changes nothing."""
-    if value is None:
-        return None
-    low = 0.0 if centre else -limit
-    bounds = f"from {low:g} to {limit:g}"
-    message = checks.unexpected(name, f"a number from 0 or two increasing ones {bounds}", value)
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        reach = float(value)
-        if not reach >= 0:
-            raise ValueError(message)
-        ends = (max(centre - reach, 0.0) if centre else -reach, centre + reach)
-    elif isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
-        ends = (checks.number(value[0], name, bounds), checks.number(value[1], name, bounds))
-    else:
-        raise TypeError(message)
-    if not (low <= ends[0] <= ends[1] <= limit and math.isfinite(ends[1])):
-        raise ValueError(message)
-    return None if ends == (centre, centre) else ends
+def _jitter(neutral: float, check: checks.Check) -> checks.Check:
+    """Return a check that accepts None, and returns it for factors that are always neutral."""
+
+    def run(value: Any, name: str) -> Any:
+        ends = None if value is None else check(value, name)
+        return None if ends == (neutral, neutral) else ends
+
+    return run
+
+
+_FACTORS = checks.sequence(2, low=0.0)
+_SHIFTS = checks.sequence(2, low=-0.5, high=0.5)
+_JITTER = _jitter(1.0, checks.sequence(2, low=0.0, single=lambda b: (max(1.0 - b, 0.0), 1.0 + b)))
+_HUE = _jitter(0.0, checks.sequence(2, low=-0.5, high=0.5, single=lambda h: (-h, h)))
 
 
 def _sample_factors(transform: Any, keys: Sequence[jax.Array]) -> dict[str, jax.Array]:
@@ -322,25 +281,17 @@ class ColorJitter(ColourTransform):
       hue: a number h for shifts uniform in [-h, h] turns, or both ends; up to 1/2.
     Parameters of an image: brightness, contrast, saturation, hue f32; order i32 [4], where 0 to 3
     are these names in order. One that is None is not applied, whatever its parameter.
-    Raises: ValueError for numbers below 0, hues beyond 1/2 and decreasing ends; TypeError for
-    other types.
 
-    >>> from jaxkern.image import ColorJitter
     >>> ColorJitter(brightness=0.4, hue=0.1).brightness
     (0.6, 1.4)
     """
 
-    brightness: Any = None
-    contrast: Any = None
-    saturation: Any = None
-    hue: Any = None
+    brightness: Any = checked(_JITTER, None)
+    contrast: Any = checked(_JITTER, None)
+    saturation: Any = checked(_JITTER, None)
+    hue: Any = checked(_HUE, None)
 
-    parameters: ClassVar[dict[str, str]] = {**dict.fromkeys(_JITTERS, "float"), "order": "int[4]"}
-
-    def __post_init__(self) -> None:
-        for name in _JITTERS:
-            centre, limit = (0.0, 0.5) if name == "hue" else (1.0, math.inf)
-            set_fields(self, **{name: _factor_range(getattr(self, name), name, centre, limit)})
+    parameters: ClassVar = {**dict.fromkeys(_JITTERS, "float"), "order": "int[4]"}
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         order, *keys = jax.random.split(key, 5)
@@ -348,7 +299,7 @@ class ColorJitter(ColourTransform):
         return {**_sample_factors(self, keys), "order": order}
 
     def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
-        used = tuple(code for name, code in _JITTERS.items() if getattr(self, name) is not None)
+        used = tuple(Code[name.upper()] for name in _JITTERS if getattr(self, name) is not None)
         if not used:
             return []
         blends = [blend_values(params[name]) for name in ("brightness", "contrast", "saturation")]
@@ -378,35 +329,23 @@ class RandomPhotometricDistort(ColourTransform):
     Parameters of an image: brightness, contrast, saturation, hue f32; contrast_before bool;
     permutation i32 [3]; apply bool [5], in the order brightness, contrast, saturation, hue,
     permutation.
-    Raises: as `ColorJitter`.
 
-    >>> from jaxkern.image import RandomPhotometricDistort
     >>> RandomPhotometricDistort().hue
     (-0.05, 0.05)
     """
 
-    brightness: Any = (0.875, 1.125)
-    contrast: Any = (0.5, 1.5)
-    saturation: Any = (0.5, 1.5)
-    hue: Any = (-0.05, 0.05)
-    p: float = 0.5
+    brightness: Any = checked(_FACTORS, (0.875, 1.125))
+    contrast: Any = checked(_FACTORS, (0.5, 1.5))
+    saturation: Any = checked(_FACTORS, (0.5, 1.5))
+    hue: Any = checked(_SHIFTS, (-0.05, 0.05))
+    p: float = checked(checks.probability, 0.5)
 
-    parameters: ClassVar[dict[str, str]] = {
+    parameters: ClassVar = {
         **dict.fromkeys(_JITTERS, "float"),
         "contrast_before": "bool",
         "permutation": "int[3]",
         "apply": "bool[5]",
     }
-
-    def __post_init__(self) -> None:
-        for name in _JITTERS:
-            ends = getattr(self, name)
-            if isinstance(ends, numbers.Real):
-                raise TypeError(checks.unexpected(name, "two increasing numbers", ends))
-            centre, limit = (0.0, 0.5) if name == "hue" else (1.0, math.inf)
-            ends = _factor_range(ends, name, centre, limit)
-            set_fields(self, **{name: ends or (centre, centre)})
-        set_fields(self, p=checks.probability(self.p))
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         order, chance, before, *keys = jax.random.split(key, 7)

@@ -7,43 +7,60 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxkern.image.chain.axis import half_to_even, is_static, maximum
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.chain.plan import Padding
 from jaxkern.image.program.program import Code, Step, program_step
 from jaxkern.image.transforms import checks
+from jaxkern.image.transforms.checks import checked
 from jaxkern.image.transforms.moves import Move, boxed, mirror
 from jaxkern.image.transforms.sizes import Resize, filter_of
 from jaxkern.image.transforms.transform import (
     BOX,
     TRIES,
-    Kind,
+    GeometricTransform,
     Size,
     Transform,
     as_number,
+    box_of,
     sample_box_sizes,
-    set_fields,
     uniform_below,
 )
 
 
-def show_window(chain: ChainBuilder, mode: str, start: Any, size: Any, fill: Any) -> None:
-    """Show a window of the image that may extend beyond it."""
-    if mode == "constant":
-        chain.window(start, size, chain.values(fill, "fill"))
-    else:
-        chain.extend(start, size, Padding[mode.upper()])
+class _Padded(GeometricTransform):
+    """Base class: shows a window that may leave the image."""
 
+    fill: Any
+    padding_mode: str
 
-def require_constant_padding(transform: Transform, mode: str) -> None:
-    """Reject other borders when boxes or keypoints move, as torchvision does."""
-    if mode != "constant":
-        raise ValueError(f"{transform!r}: expected padding_mode='constant' with boxes or keypoints")
+    def __post_init__(self) -> None:
+        traced = isinstance(self.fill, jax.core.Tracer)
+        if self.padding_mode != "constant" and not traced and np.size(self.fill) > 1:
+            raise ValueError(
+                f"padding_mode: expected 'constant' with fill={self.fill!r}, got "
+                f"{self.padding_mode!r}"
+            )
+        super().__post_init__()
+
+    def _show(self, chain: ChainBuilder, start: Any, size: Any, before: Any, after: Any) -> None:
+        name, mode = type(self).__name__, self.padding_mode
+        checks.check_mirrored_padding(mode, before, after, chain.size, name)
+        if mode == "constant":
+            chain.window(start, size, chain.values(self.fill, "fill"))
+        else:
+            chain.extend(start, size, Padding[mode.upper()])
+
+    def _require_constant(self) -> None:
+        """Reject other borders when boxes or keypoints move, as torchvision does."""
+        if self.padding_mode != "constant":
+            raise ValueError(f"{self!r}: expected padding_mode='constant' with boxes or keypoints")
 
 
 @dataclasses.dataclass(frozen=True)
-class Pad(Transform):
+class Pad(_Padded):
     """Add a border, of a constant or of the image's own pixels.
 
     Args:
@@ -53,28 +70,14 @@ class Pad(Transform):
         repeating the edge; padding below the image size) or "symmetric" (mirrors and repeats the
         edge; padding up to the image size). Images of different sizes in one batch are mirrored
         repeatedly if necessary.
-    Raises: ValueError for negative or malformed padding, other padding modes, a fill per channel
-    with a mode that is not constant, and in `apply` for borders that are too wide to mirror.
 
-    >>> from jaxkern.image import Pad
     >>> Pad(4).output_size((32, 32))
     (40, 40)
     """
 
-    padding: Any
-    fill: Any = 0
-    padding_mode: str = "constant"
-
-    kind: ClassVar[Kind] = "chain"
-    geometric = True
-
-    def __post_init__(self) -> None:
-        set_fields(
-            self,
-            padding=checks.padding_sides(self.padding),
-            fill=checks.per_channel(self.fill, "fill"),
-            padding_mode=checks.padding_mode(self.padding_mode, self.fill),
-        )
+    padding: Any = checked(checks.padding_sides)
+    fill: Any = checked(checks.per_channel, 0)
+    padding_mode: str = checked(checks.padding_mode, "constant")
 
     def output_size(self, size: Size) -> Size:
         left, top, right, bottom = self.padding
@@ -82,44 +85,29 @@ class Pad(Transform):
         height, width = (None if side is None else side + more for side, more in added)
         return height, width
 
-    def for_masks(self, fill: tuple[float, ...]) -> Transform:
-        return dataclasses.replace(self, fill=fill if self.padding_mode == "constant" else 0)
-
     def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
-        require_constant_padding(self, self.padding_mode)
+        self._require_constant()
         padded = self.output_size(size)
         return [boxed((-self.padding[1], -self.padding[0], *padded), padded)]
 
     def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         if any(self.padding):
             left, top, right, bottom = self.padding
-            before, after = (top, left), (bottom, right)
             size, limit = self.output_size(chain.size), chain.bounded
-            checks.check_mirrored_padding(self.padding_mode, before, after, chain.size, "Pad")
-            show_window(chain, self.padding_mode, (-top, -left), size, self.fill)
+            self._show(chain, (-top, -left), size, (top, left), (bottom, right))
             chain.bound(None if limit is None else self.output_size(limit))
 
 
-@dataclasses.dataclass(frozen=True)
-class _RandomFlip(Transform):
-    p: float = 0.5
+class _RandomFlip(GeometricTransform):
+    p: float
 
-    parameters: ClassVar[dict[str, str]] = {"flip": "bool"}
-    kind: ClassVar[Kind] = "chain"
-    geometric = True
-
-    def __post_init__(self) -> None:
-        set_fields(self, p=checks.probability(self.p))
+    parameters: ClassVar = {"flip": "bool"}
 
     def for_masks(self, fill: tuple[float, ...]) -> Transform:
         return self
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         return {"flip": jax.random.uniform(key, dtype=jnp.float32) < self.p}
-
-    def _mirror(self, flip: Any, *coefficients: float) -> list[Step]:
-        """Return the flip as a warp without interpolation, for transforms that contain others."""
-        return [program_step(Code.WARP, *coefficients, apply=flip)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,10 +116,11 @@ class RandomHorizontalFlip(_RandomFlip):
 
     Parameter of an image: flip bool.
 
-    >>> from jaxkern.image import RandomHorizontalFlip
     >>> RandomHorizontalFlip(0.5).p
     0.5
     """
+
+    p: float = checked(checks.probability, 0.5)
 
     def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         chain.flip(0, as_number(params["flip"]))
@@ -140,7 +129,8 @@ class RandomHorizontalFlip(_RandomFlip):
         return [mirror(size, False, params["flip"])]
 
     def program(self, params: dict[str, Any], size: Size) -> list[Step]:
-        return self._mirror(params["flip"], -1.0, 0.0, 0.0, 0.0, 1.0)
+        """Return the flip as a warp without interpolation, for containers."""
+        return [program_step(Code.WARP, -1.0, 0.0, 0.0, 0.0, 1.0, apply=params["flip"])]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,10 +139,11 @@ class RandomVerticalFlip(_RandomFlip):
 
     Parameter of an image: flip bool.
 
-    >>> from jaxkern.image import RandomVerticalFlip
     >>> RandomVerticalFlip(0.5).p
     0.5
     """
+
+    p: float = checked(checks.probability, 0.5)
 
     def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         chain.flip(as_number(params["flip"]), 0)
@@ -161,14 +152,12 @@ class RandomVerticalFlip(_RandomFlip):
         return [mirror(size, params["flip"], False)]
 
     def program(self, params: dict[str, Any], size: Size) -> list[Step]:
-        return self._mirror(params["flip"], 1.0, 0.0, 0.0, 0.0, -1.0)
+        """Return the flip as a warp without interpolation, for containers."""
+        return [program_step(Code.WARP, 1.0, 0.0, 0.0, 0.0, -1.0, apply=params["flip"])]
 
 
-class _FixedSizeCrop(Transform):
+class _FixedSizeCrop(GeometricTransform):
     size: Any
-
-    kind: ClassVar[Kind] = "chain"
-    geometric = True
 
     def output_size(self, size: Size) -> Size:
         return self.size[0], self.size[1]
@@ -185,35 +174,20 @@ class RandomResizedCrop(_FixedSizeCrop):
     Args:
       size: height and width of the output, or one integer for a square.
       scale, ratio: increasing pairs above 0.
-      interpolation: "bilinear", "bicubic" (uint8 levels are clamped to 0 to 255, floats are not),
-        or "nearest" (torchvision's nearest-exact).
-      antialias: widen the filter where the box shrinks. As in torchvision, the parameter a of the
-        bicubic kernel is -1/2 with antialias and -3/4 without.
+      interpolation, antialias: as in `Resize`.
     Parameters of an image: top, left, height, width i32.
-    Raises: ValueError for sizes below 1, invalid ranges and unknown interpolations.
 
-    >>> from jaxkern.image import RandomResizedCrop
     >>> RandomResizedCrop(224, antialias=False).size
     (224, 224)
     """
 
-    size: Any
-    scale: Any = (0.08, 1.0)
-    ratio: Any = (3.0 / 4.0, 4.0 / 3.0)
-    interpolation: str = "bilinear"
-    antialias: bool = True
+    size: Any = checked(checks.size_pair)
+    scale: Any = checked(checks.positive_interval, (0.08, 1.0))
+    ratio: Any = checked(checks.positive_interval, (3.0 / 4.0, 4.0 / 3.0))
+    interpolation: str = checked(checks.resampling, "bilinear")
+    antialias: bool = checked(checks.flag, True)
 
-    parameters: ClassVar[dict[str, str]] = BOX
-
-    def __post_init__(self) -> None:
-        set_fields(
-            self,
-            size=checks.size_pair(self.size),
-            scale=checks.interval(self.scale, "scale", 0.0, open_low=True),
-            ratio=checks.interval(self.ratio, "ratio", 0.0, open_low=True),
-            interpolation=checks.choice(self.interpolation, "interpolation", checks.RESAMPLINGS),
-            antialias=bool(self.antialias),
-        )
+    parameters = BOX
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         height, width = (jnp.asarray(side, jnp.int32) for side in size)
@@ -236,20 +210,15 @@ class RandomResizedCrop(_FixedSizeCrop):
         return {"top": top, "left": left, "height": box_h, "width": box_w}
 
     def eval(self) -> tuple[Transform, ...]:
-        """Return a resize of the shorter side to size * 256 / 224, and a central crop."""
         side = round(max(self.size) * 256 / 224)
         resize = Resize(side, self.interpolation, antialias=self.antialias)
         return (resize, CenterCrop(self.size))
 
-    def for_masks(self, fill: tuple[float, ...]) -> Transform:
-        return dataclasses.replace(self, interpolation="nearest")
-
     def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
-        box = (params["top"], params["left"], params["height"], params["width"])
-        return [boxed(box, self.size)]
+        return [boxed(box_of(params), self.size)]
 
     def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
-        box = (params["top"], params["left"], params["height"], params["width"])
+        box = box_of(params)
         checks.check_box(box, chain.size, tuple(BOX), "RandomResizedCrop")
         chain.resample(filter_of(self.interpolation, self.antialias), box, self.size)
 
@@ -258,15 +227,13 @@ class RandomResizedCrop(_FixedSizeCrop):
 class CenterCrop(_FixedSizeCrop):
     """Crop the central `size` pixels; a smaller image is padded with zeros first.
 
-    >>> from jaxkern.image import CenterCrop
     >>> CenterCrop(224).output_size((256, 300))
     (224, 224)
     """
 
-    size: Any
+    size: Any = checked(checks.size_pair)
 
-    def __post_init__(self) -> None:
-        set_fields(self, size=checks.size_pair(self.size))
+    _fill = 0.0
 
     def _start(self, size: Size) -> tuple[Any, Any]:
         return _center(size[0], self.size[0]), _center(size[1], self.size[1])
@@ -278,15 +245,12 @@ class CenterCrop(_FixedSizeCrop):
         return [boxed((*self._start(size), *self.size), self.size)]
 
     def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
-        chain.window(self._start(chain.size), self.size, chain.values(0.0, "fill"))
+        chain.window(self._start(chain.size), self.size, chain.values(self._fill, "fill"))
 
 
 @dataclasses.dataclass(frozen=True)
 class _FilledCenterCrop(CenterCrop):
-    fill: Any
-
-    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
-        chain.window(self._start(chain.size), self.size, chain.values(self.fill, "fill"))
+    _fill: Any = 0.0
 
 
 def _center(length: Any, size: int) -> Any:
@@ -298,7 +262,7 @@ def _center(length: Any, size: int) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomCrop(_FixedSizeCrop):
+class RandomCrop(_Padded, _FixedSizeCrop):
     """Crop `size` pixels at a random position, with optional padding.
 
     Args:
@@ -308,30 +272,18 @@ class RandomCrop(_FixedSizeCrop):
       fill: a number, or one per channel, for constant padding.
       padding_mode: as in `Pad`.
     Parameters of an image: top, left i32, relative to the padded image.
-    Raises: ValueError for invalid sizes and modes, and in `apply` for images smaller than the crop.
 
-    >>> from jaxkern.image import RandomCrop
     >>> RandomCrop(32, padding=4).output_size((32, 32))
     (32, 32)
     """
 
-    size: Any
-    padding: Any = None
-    pad_if_needed: bool = False
-    fill: Any = 0
-    padding_mode: str = "constant"
+    size: Any = checked(checks.size_pair)
+    padding: Any = checked(checks.optional(checks.padding_sides), None)
+    pad_if_needed: bool = checked(checks.flag, False)
+    fill: Any = checked(checks.per_channel, 0)
+    padding_mode: str = checked(checks.padding_mode, "constant")
 
-    parameters: ClassVar[dict[str, str]] = {"top": "int", "left": "int"}
-
-    def __post_init__(self) -> None:
-        set_fields(
-            self,
-            size=checks.size_pair(self.size),
-            padding=None if self.padding is None else checks.padding_sides(self.padding),
-            pad_if_needed=bool(self.pad_if_needed),
-            fill=checks.per_channel(self.fill, "fill"),
-            padding_mode=checks.padding_mode(self.padding_mode, self.fill),
-        )
+    parameters: ClassVar = {"top": "int", "left": "int"}
 
     def _padded(self, size: Size) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
         """Return the padding before the first row and column, and the padded size."""
@@ -347,8 +299,8 @@ class RandomCrop(_FixedSizeCrop):
                 first, length = first + missing, length + 2 * missing
             elif is_static(length) and length < target:
                 raise ValueError(
-                    f"RandomCrop: expected an image of at least {self.size}, got "
-                    f"({size[0]}, {size[1]}) before padding; set pad_if_needed=True or resize first"
+                    f"RandomCrop: expected at least {self.size}, got ({size[0]}, {size[1]}) before "
+                    "padding; set pad_if_needed=True"
                 )
             before.append(first)
             padded.append(length)
@@ -362,31 +314,23 @@ class RandomCrop(_FixedSizeCrop):
         return {"top": top, "left": left}
 
     def eval(self) -> tuple[Transform, ...]:
-        """Return the central crop, without padding."""
         return (CenterCrop(self.size),)
-
-    def for_masks(self, fill: tuple[float, ...]) -> Transform:
-        return dataclasses.replace(self, fill=fill if self.padding_mode == "constant" else 0)
 
     def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
         if self.padding is not None or self.pad_if_needed:
-            require_constant_padding(self, self.padding_mode)
-        before, _ = self._padded(size)
-        start = (params["top"] - before[0], params["left"] - before[1])
-        return [boxed((*start, *self.size), self.size)]
+            self._require_constant()
+        (above, before), _ = self._padded(size)
+        return [boxed((params["top"] - above, params["left"] - before, *self.size), self.size)]
 
     def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         before, padded = self._padded(chain.size)
         top, left = params["top"], params["left"]
-        checks.check_box(
-            (top, left, *self.size), padded, ("top", "left", "size", "size"), "RandomCrop"
-        )
-        pads = not is_static(*before) or any(before) or bool(self.padding and any(self.padding))
+        names = ("top", "left", "size", "size")
+        checks.check_box((top, left, *self.size), padded, names, "RandomCrop")
         start = (top - before[0], left - before[1])
-        if not pads:
+        if is_static(*before) and not any((*before, *(self.padding or ()))):
             chain.window(start, self.size, None)
             return
         height, width = chain.size
         after = (padded[0] - before[0] - height, padded[1] - before[1] - width)
-        checks.check_mirrored_padding(self.padding_mode, before, after, chain.size, "RandomCrop")
-        show_window(chain, self.padding_mode, start, self.size, self.fill)
+        self._show(chain, start, self.size, before, after)

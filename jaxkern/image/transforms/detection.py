@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -11,23 +10,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.arguments import check_integer
-from jaxkern.image.chain.axis import clip, is_static
+from jaxkern.image.chain.axis import clip, is_static, per_axis
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.transforms import checks
+from jaxkern.image.transforms.checks import checked
 from jaxkern.image.transforms.moves import Move, boxed, centred, overlap, sane, with_area
 from jaxkern.image.transforms.sizes import PerImageSize
 from jaxkern.image.transforms.transform import (
     BOX,
-    Kind,
     Size,
     Transform,
     as_number,
+    box_of,
     set_fields,
     uniform_below,
 )
 
 _ROUNDS = 128  # overlaps that are tried before an image is left unchanged
+
+
+def _overlaps(value: Any, name: str) -> tuple[float, ...]:
+    if value is None:
+        return (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+    listed = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+    overlaps = [checks.number(each, name, "in each item") for each in value] if listed else []
+    if not overlaps or not np.isfinite(overlaps).all():
+        raise ValueError(checks.unexpected(name, "at least one finite overlap", value))
+    return tuple(overlaps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +57,8 @@ class RandomIoUCrop(PerImageSize):
       canvas_fill: a number, or one per channel, around images whose output sizes differ.
     Parameters of an image: crop bool; top, left, height, width i32, those of the complete image if
     it is not cropped.
-    Raises: ValueError for invalid ranges and for options that are empty or not finite; in `sample`
-    without boxes.
     Source: Liu et al., SSD, 2016, section 2.2.
 
-    >>> from jaxkern.image import RandomIoUCrop
     >>> RandomIoUCrop().sampler_options
     (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
     """
@@ -61,49 +67,28 @@ class RandomIoUCrop(PerImageSize):
     max_scale: float = 1.0
     min_aspect_ratio: float = 0.5
     max_aspect_ratio: float = 2.0
-    sampler_options: Any = None
-    trials: int = 40
-    canvas_fill: Any = 0
+    sampler_options: Any = checked(_overlaps, None)
+    trials: int = checked(checks.integer(1), 40)
+    canvas_fill: Any = checked(checks.per_channel, 0)
 
-    parameters: ClassVar[dict[str, str]] = {"crop": "bool", **BOX}
-    needs_boxes: ClassVar[bool] = True
+    parameters: ClassVar = {"crop": "bool", **BOX}
+    needs_boxes = True
 
     def __post_init__(self) -> None:
-        scales = self.min_scale, self.max_scale
-        low, high = checks.interval(scales, "(min_scale, max_scale)", 0.0, open_low=True)
-        if high > 1.0:
-            raise ValueError(checks.unexpected("max_scale", "a fraction up to 1", self.max_scale))
-        ratios = self.min_aspect_ratio, self.max_aspect_ratio
-        name = "(min_aspect_ratio, max_aspect_ratio)"
-        thin, wide = checks.interval(ratios, name, 0.0, open_low=False)
-        options = self.sampler_options
-        if options is None:
-            options = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-        message = checks.unexpected("sampler_options", "at least one finite overlap", options)
-        listed = isinstance(options, Sequence | np.ndarray) and not isinstance(options, str | bytes)
-        if not listed or not len(options):
-            raise ValueError(message)
-        options = tuple(checks.number(each, "sampler_options", "in each item") for each in options)
-        if not np.isfinite(options).all():
-            raise ValueError(message)
-        set_fields(
-            self,
-            min_scale=low,
-            max_scale=high,
-            min_aspect_ratio=thin,
-            max_aspect_ratio=wide,
-            sampler_options=options,
-            trials=check_integer("trials", self.trials, 1),
-            canvas_fill=checks.per_channel(self.canvas_fill, "canvas_fill"),
-        )
+        super().__post_init__()
+        for name, check in (
+            ("scale", checks.sequence(2, low=0.0, high=1.0, open_low=True)),
+            ("aspect_ratio", checks.sequence(2, low=0.0)),
+        ):
+            names = f"min_{name}", f"max_{name}"
+            ends = check(tuple(getattr(self, each) for each in names), f"({', '.join(names)})")
+            set_fields(self, **dict(zip(names, ends, strict=True)))
 
     def sample(
         self, key: jax.Array, size: Size, boxes: Any = None, valid: Any = None
     ) -> dict[str, jax.Array]:
         if boxes is None:
-            raise ValueError(
-                "RandomIoUCrop: expected the boxes of the image, got none; pass the field 'boxes'"
-            )
+            raise ValueError("RandomIoUCrop: expected boxes, got none; pass the field 'boxes'")
         height, width = (jnp.asarray(side, jnp.int32) for side in size)
         valid = with_area(boxes) if valid is None else valid & with_area(boxes)
         options = jnp.asarray(self.sampler_options, jnp.float32)
@@ -151,25 +136,19 @@ class RandomIoUCrop(PerImageSize):
 
     def _box(self, params: dict[str, Any], size: Size) -> tuple[Any, Any, Any, Any]:
         """Return the crop, or the complete image; the result is always inside the image."""
-        crop = as_number(params["crop"])
-        sides = []
-        for start, length, extent in (
-            (params["top"], params["height"], size[0]),
-            (params["left"], params["width"], size[1]),
-        ):
+        crop, box = as_number(params["crop"]), box_of(params)
+
+        def side(start: Any, length: Any, extent: Any) -> tuple[Any, Any]:
             first = clip(start * crop, 0, extent - 1)
-            sides.append((first, clip(length * crop + extent * (1 - crop), 1, extent - first)))
-        (top, height), (left, width) = sides
-        return top, left, height, width
+            return first, clip(length * crop + extent * (1 - crop), 1, extent - first)
+
+        return per_axis(side, box[:2], box[2:], size)
 
     def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         limit = chain.limit
         top, left, height, width = self._box(params, chain.size)
         chain.window((top, left), (height, width), None)
         chain.bound(limit, chain.values(self.canvas_fill, "canvas_fill"))
-
-    def for_masks(self, fill: tuple[float, ...]) -> Transform:
-        return dataclasses.replace(self, canvas_fill=fill)
 
     def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
         box = self._box(params, size)
@@ -186,67 +165,55 @@ class RandomZoomOut(PerImageSize):
       p: from 0 to 1.
     Parameters of an image: top, left, height, width i32: the position of the image, and the size of
     the canvas. Values that cannot be drawn are clamped to the nearest that can.
-    Raises: ValueError for ranges that start below 1 or decrease, and p outside [0, 1].
     Source: Liu et al., SSD, 2016, section 3.6.
 
-    >>> from jaxkern.image import RandomZoomOut
     >>> RandomZoomOut().side_range
     (1.0, 4.0)
     """
 
-    fill: Any = 0
-    side_range: Any = (1.0, 4.0)
-    p: float = 0.5
+    fill: Any = checked(checks.per_channel, 0)
+    side_range: Any = checked(checks.sequence(2, low=1.0), (1.0, 4.0))
+    p: float = checked(checks.probability, 0.5)
 
-    parameters: ClassVar[dict[str, str]] = BOX
-
-    def __post_init__(self) -> None:
-        set_fields(
-            self,
-            fill=checks.per_channel(self.fill, "fill"),
-            side_range=checks.interval(self.side_range, "side_range", 1.0, open_low=False),
-            p=checks.probability(self.p),
-        )
+    parameters = BOX
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         fraction = jax.random.uniform(key, (4,), jnp.float32)
         low, high = self.side_range
         factor = jnp.where(fraction[0] < self.p, low + fraction[1] * (high - low), 1.0)
-        sides = []
-        for side, position in zip(size, (fraction[2], fraction[3]), strict=True):
-            side = jnp.asarray(side, jnp.int32)
-            canvas = jnp.maximum((side * factor).astype(jnp.int32), side)
-            sides.append((((canvas - side) * position).astype(jnp.int32), canvas))
-        (top, height), (left, width) = sides
-        return {"top": top, "left": left, "height": height, "width": width}
+
+        def side(length: Any, position: jax.Array) -> tuple[Any, Any]:
+            length = jnp.asarray(length, jnp.int32)
+            canvas = jnp.maximum((length * factor).astype(jnp.int32), length)
+            return ((canvas - length) * position).astype(jnp.int32), canvas
+
+        return dict(zip(BOX, per_axis(side, size, fraction[2:]), strict=True))
 
     def size_after(self, size: Size, params: dict[str, Any]) -> Size:
         return self._box(params, size)[2:]
 
     def _largest_canvas(self, side: Any) -> Any:
-        """Return the largest canvas side of an image side."""
         if is_static(side):
             return int(np.float32(side) * np.float32(self.side_range[1]))
         return (side.astype("float32") * np.float32(self.side_range[1])).astype("int32")
 
     def _box(self, params: dict[str, Any], size: Size) -> tuple[Any, Any, Any, Any]:
         """Return the canvas relative to the image, which is inside it for all parameters."""
-        height = clip(params["height"], size[0], self._largest_canvas(size[0]))
-        width = clip(params["width"], size[1], self._largest_canvas(size[1]))
-        top = 0 - clip(params["top"], 0, height - size[0])
-        left = 0 - clip(params["left"], 0, width - size[1])
-        return top, left, height, width
+        box = box_of(params)
+
+        def side(start: Any, length: Any, extent: Any) -> tuple[Any, Any]:
+            canvas = clip(length, extent, self._largest_canvas(extent))
+            return 0 - clip(start, 0, canvas - extent), canvas
+
+        return per_axis(side, box[:2], box[2:], size)
 
     def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         limit, fill = chain.limit, chain.values(self.fill, "fill")
-        top, left, height, width = self._box(params, chain.size)
-        chain.window((top, left), (height, width), fill)
+        box = self._box(params, chain.size)
+        chain.window(box[:2], box[2:], fill)
         chain.bound(
             limit and (self._largest_canvas(limit[0]), self._largest_canvas(limit[1])), fill
         )
-
-    def for_masks(self, fill: tuple[float, ...]) -> Transform:
-        return dataclasses.replace(self, fill=fill)
 
     def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
         box = self._box(params, size)
@@ -263,24 +230,15 @@ class SanitizeBoundingBoxes(Transform):
     Args:
       min_size: lower bound of the shorter side, in pixels, at least 1.
       min_area: lower bound of the area, at least 1.
-    Raises: ValueError for bounds below 1.
 
-    >>> from jaxkern.image import SanitizeBoundingBoxes
     >>> SanitizeBoundingBoxes(min_size=4).min_area
     1.0
     """
 
-    min_size: float = 1.0
-    min_area: float = 1.0
+    min_size: float = checked(checks.bounded(1.0), 1.0)
+    min_area: float = checked(checks.bounded(1.0), 1.0)
 
-    kind: ClassVar[Kind] = "chain"
-
-    def __post_init__(self) -> None:
-        for name in ("min_size", "min_area"):
-            value = checks.number(getattr(self, name), name, "from 1")
-            if not 1.0 <= value < math.inf:
-                raise ValueError(checks.unexpected(name, "a finite number from 1", value))
-            set_fields(self, **{name: value})
+    kind = "chain"
 
     def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         pass

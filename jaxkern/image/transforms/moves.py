@@ -1,8 +1,4 @@
-"""Maps of points and boxes that follow the pixels of each image.
-
-Coordinates (x, y) are relative to the top left corner of the image: pixel k of a row covers k to
-k + 1, and 0 to W is inside.
-"""
+"""Maps of points and boxes with the pixels of each image; pixel k of a row covers k to k + 1."""
 
 from __future__ import annotations
 
@@ -16,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.image.chain.axis import Number, is_static
-from jaxkern.image.program.coefficients import forward_coefficients
-from jaxkern.image.program.program import Code, Step
+from jaxkern.image.program.program import Code, Step, forward_coefficients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,10 +76,7 @@ _WARPS = (Code.WARP, Code.PERSPECTIVE, Code.ELASTIC, Code.TURN)
 def warps(steps: Sequence[Step]) -> list[Step]:
     """Return the steps of a program that may warp, restricted to their warps."""
     if any(Code.KEEP in static.codes for _, _, static in steps):
-        raise ValueError(
-            "AugMix averages differently warped copies, in which masks, boxes and keypoints have "
-            "no single position; use RandAugment, TrivialAugmentWide or colours instead"
-        )
+        raise ValueError("AugMix: expected no masks, boxes and keypoints, since it mixes warps")
     return [
         (code, values, dataclasses.replace(static, codes=codes))
         for code, values, static in steps
@@ -135,7 +127,6 @@ def _ratio(size: Number, length: Number) -> Any:
 
 
 def moved_points(points: jax.Array, move: Move) -> jax.Array:
-    """Move points f32 [N, P, 2]."""
     if move.used is True:
         return move.forward(points)
     return jnp.where(_flags(move.used)[..., None], move.forward(points), points)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import numbers
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +17,19 @@ from jaxkern.core.arguments import check_integer
 from jaxkern.image.chain.axis import clip, is_static, maximum, minimum, scaled
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.chain.plan import MAX_SIZE, Filter
-from jaxkern.image.program.coefficients import fitted_sizes
 from jaxkern.image.transforms import checks
+from jaxkern.image.transforms.checks import checked
 from jaxkern.image.transforms.moves import Move, boxed
-from jaxkern.image.transforms.transform import Kind, Size, Transform, set_fields, uniform_below
+from jaxkern.image.transforms.transform import (
+    GeometricTransform,
+    Size,
+    Transform,
+    set_fields,
+    uniform_below,
+)
 
 
 def filter_of(interpolation: str, antialias: bool) -> Filter:
-    """Return the filter of an interpolation in `checks.RESAMPLINGS`."""
     if interpolation == "nearest":
         return Filter.NEAREST
     if interpolation == "bicubic":
@@ -31,7 +38,7 @@ def filter_of(interpolation: str, antialias: bool) -> Filter:
 
 
 @dataclasses.dataclass(frozen=True)
-class Resize(Transform):
+class Resize(GeometricTransform):
     """Resize complete images.
 
     Args:
@@ -41,33 +48,23 @@ class Resize(Transform):
       max_size: upper bound of the longer edge, only with an integer size.
       antialias: widen the filter where the image shrinks. As in torchvision, the parameter a of the
         bicubic kernel is -1/2 with antialias and -3/4 without.
-    Raises: ValueError for sizes below 1 or above 2**24, and for a max_size with a pair or not
-    above size.
 
-    >>> from jaxkern.image import Resize
     >>> Resize(256).output_size((512, 640))
     (256, 320)
     """
 
     size: Any
-    interpolation: str = "bilinear"
-    max_size: int | None = None
-    antialias: bool = True
-
-    kind: ClassVar[Kind] = "chain"
-    geometric = True
+    interpolation: str = checked(checks.resampling, "bilinear")
+    max_size: Any = checked(checks.optional(checks.size_pair), None)
+    antialias: bool = checked(checks.flag, True)
 
     def __post_init__(self) -> None:
-        pair = checks.size_pair(self.size)
+        super().__post_init__()
+        pair = checks.size_pair(self.size, "size")
         shorter = not isinstance(self.size, tuple | list | np.ndarray) or len(self.size) == 1
-        set_fields(
-            self,
-            size=pair[0] if shorter else pair,
-            interpolation=checks.choice(self.interpolation, "interpolation", checks.RESAMPLINGS),
-            antialias=bool(self.antialias),
-        )
+        set_fields(self, size=pair[0] if shorter else pair)
         if self.max_size is not None:
-            limit = checks.size_pair(self.max_size, "max_size")[0]
+            limit = self.max_size[0]
             if not shorter:
                 raise ValueError(f"max_size: expected None with size=(height, width), got {limit}")
             if limit <= pair[0]:
@@ -91,16 +88,12 @@ class Resize(Transform):
         difference = new_longer - new_shorter
         return (new_shorter + upright * difference, new_longer - upright * difference)
 
-    def for_masks(self, fill: tuple[float, ...]) -> Transform:
-        return dataclasses.replace(self, interpolation="nearest")
-
     def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
         return [boxed((0, 0, *size), self.output_size(size), crops=False)]
 
     def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
-        height, width = chain.size
-        new = self.output_size((height, width))
-        chain.resample(filter_of(self.interpolation, self.antialias), (0, 0, height, width), new)
+        kind = filter_of(self.interpolation, self.antialias)
+        chain.resample(kind, (0, 0, *chain.size), self.output_size(chain.size))
 
 
 def _select(condition: Any, yes: int, no: int) -> Any:
@@ -109,11 +102,20 @@ def _select(condition: Any, yes: int, no: int) -> Any:
     return no + (yes - no) * condition.astype("int32")
 
 
-class PerImageSize(Transform):
-    """Base class: gives each image the size in its parameters."""
+def _multiplied(size: Size, factor: Callable[..., Any]) -> Size:
+    """Return both sides times `factor(height, width, xp)` in float64, truncated, at least 1."""
+    if is_static(*size):
+        ratio = factor(*size, np)
+        return max(int(size[0] * ratio), 1), max(int(size[1] * ratio), 1)
+    with jax.enable_x64(True):
+        sides = [jnp.asarray(side).astype(jnp.float64) for side in size]
+        ratio = factor(*sides, jnp)
+        height, width = (jnp.trunc(side * ratio).astype(jnp.int32) for side in sides)
+        return jnp.maximum(height, 1), jnp.maximum(width, 1)
 
-    kind: ClassVar[Kind] = "chain"
-    geometric = True
+
+class PerImageSize(GeometricTransform):
+    """Base class: gives each image the size in its parameters."""
 
     def output_size(self, size: Size) -> Size:
         return (None, None)
@@ -130,20 +132,10 @@ class _RandomResize(PerImageSize):
     canvas: Any
     canvas_fill: Any
 
-    parameters: ClassVar[dict[str, str]] = dict.fromkeys(("height", "width"), "int")
+    parameters = dict.fromkeys(("height", "width"), "int")
 
-    def _checked(self, **fields: Any) -> None:
-        set_fields(
-            self,
-            interpolation=checks.choice(self.interpolation, "interpolation", checks.RESAMPLINGS),
-            antialias=bool(self.antialias),
-            canvas=None if self.canvas is None else checks.size_pair(self.canvas, "canvas"),
-            canvas_fill=checks.per_channel(self.canvas_fill, "canvas_fill"),
-            **fields,
-        )
-
-    def _largest(self, size: Size) -> Size:
-        """Return the size of images of `size` in `eval`."""
+    def _factor(self, height: Any, width: Any, xp: Any) -> Any:
+        """Return the factor by which `eval` resizes an image."""
         raise NotImplementedError
 
     def _limit(self, size: Size) -> tuple[int, int] | None:
@@ -172,18 +164,13 @@ class _RandomResize(PerImageSize):
         self._resize(chain, self._resized(chain.size, params))
 
     def _resize(self, chain: ChainBuilder, new: Size) -> None:
-        """Resize images, and crop them to the canvas."""
         limit = self._limit(chain.size) if self.canvas is None else self.canvas
-        kind = filter_of(self.interpolation, self.antialias)
-        chain.resample(kind, (0, 0, *chain.size), new)
+        chain.resample(filter_of(self.interpolation, self.antialias), (0, 0, *chain.size), new)
         if is_static(*new):
             return
         if self.canvas is not None:
             chain.window((0, 0), self._within(new), None)
         chain.bound(limit, chain.values(self.canvas_fill, "canvas_fill"))
-
-    def for_masks(self, fill: tuple[float, ...]) -> _RandomResize:
-        return dataclasses.replace(self, interpolation="nearest", canvas_fill=fill)  # type: ignore
 
     def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
         return self._moves_to(self._resized(size, params), size)
@@ -204,48 +191,41 @@ class ScaleJitter(_RandomResize):
         returns one size. None for the largest possible size.
       canvas_fill: a number, or one per channel, around the image on the canvas.
     Parameters of an image: height, width i32, clamped to sizes that can be drawn.
-    Raises: ValueError for sizes below 1 and invalid ranges.
     Source: Ghiasi et al., Simple Copy-Paste, 2021, section 3.
 
-    >>> from jaxkern.image import ScaleJitter
     >>> ScaleJitter((1024, 1024)).scale_range
     (0.1, 2.0)
     """
 
-    target_size: Any
-    scale_range: Any = (0.1, 2.0)
-    interpolation: str = "bilinear"
-    antialias: bool = True
-    canvas: Any = None
-    canvas_fill: Any = 0
-
-    def __post_init__(self) -> None:
-        self._checked(
-            target_size=checks.size_pair(self.target_size, "target_size"),
-            scale_range=checks.interval(self.scale_range, "scale_range", 0.0, open_low=True),
-        )
+    target_size: Any = checked(checks.size_pair)
+    scale_range: Any = checked(checks.positive_interval, (0.1, 2.0))
+    interpolation: str = checked(checks.resampling, "bilinear")
+    antialias: bool = checked(checks.flag, True)
+    canvas: Any = checked(checks.optional(checks.size_pair), None)
+    canvas_fill: Any = checked(checks.per_channel, 0)
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         low, high = self.scale_range
         height, width = (jnp.asarray(side, jnp.float32) for side in size)
-        fit = jnp.minimum(self.target_size[1] / height, self.target_size[0] / width)
-        factor = fit * (low + jax.random.uniform(key, dtype=jnp.float32) * (high - low))
+        fraction = jax.random.uniform(key, dtype=jnp.float32)
+        factor = self._factor(height, width, jnp) * (low + fraction * (high - low))
         sides = ((side * factor).astype(jnp.int32) for side in (height, width))
         return dict(zip(self.parameters, (jnp.maximum(side, 1) for side in sides), strict=True))
 
-    def _largest(self, size: Size) -> Size:
-        (height, width), (wide, high) = size, self.target_size
-        if is_static(height, width):
-            factor = min(high / height, wide / width)
-            return max(int(height * factor), 1), max(int(width * factor), 1)
-        fit = jnp.minimum(high / jnp.float32(height), wide / jnp.float32(width))
-        new = ((side * fit).astype(jnp.int32) for side in (height, width))
-        return jnp.maximum(next(new), 1), jnp.maximum(next(new), 1)
+    def _factor(self, height: Any, width: Any, xp: Any) -> Any:
+        return xp.minimum(self.target_size[1] / height, self.target_size[0] / width)
 
     def _limit(self, size: Size) -> tuple[int, int] | None:
         upper = self.scale_range[1]
         width, height = (max(math.ceil(side * upper), 1) for side in self.target_size)
         return height, width
+
+
+def _sizes(value: Any, name: str) -> tuple[int, ...]:
+    sizes = [value] if isinstance(value, numbers.Integral) else value
+    if not isinstance(sizes, list | tuple | range | np.ndarray) or not len(sizes):
+        raise ValueError(checks.unexpected(name, "a size, or a list", value))
+    return tuple(check_integer(name, size, 1, MAX_SIZE) for size in np.asarray(sizes).tolist())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,73 +239,57 @@ class RandomShortestSize(_RandomResize):
       canvas, canvas_fill: as in `ScaleJitter`; the largest size is known if all images have one
         size, or with `max_size`.
     Parameters of an image: height, width i32.
-    Raises: ValueError for sizes below 1, and an empty list.
 
-    >>> from jaxkern.image import RandomShortestSize
     >>> RandomShortestSize([480, 512, 544], max_size=800).min_size
     (480, 512, 544)
     """
 
-    min_size: Any
-    max_size: int | None = None
-    interpolation: str = "bilinear"
-    antialias: bool = True
-    canvas: Any = None
-    canvas_fill: Any = 0
-
-    def __post_init__(self) -> None:
-        sizes = [self.min_size] if isinstance(self.min_size, numbers.Integral) else self.min_size
-        if not isinstance(sizes, list | tuple | range | np.ndarray) or not len(sizes):
-            raise ValueError(checks.unexpected("min_size", "a size, or a list", self.min_size))
-        sizes = np.asarray(sizes).tolist()
-        self._checked(
-            min_size=tuple(check_integer("min_size", size, 1, MAX_SIZE) for size in sizes),
-            max_size=None
-            if self.max_size is None
-            else check_integer("max_size", self.max_size, 1, MAX_SIZE),
-        )
+    min_size: Any = checked(_sizes)
+    max_size: int | None = checked(checks.optional(checks.integer(1, MAX_SIZE)), None)
+    interpolation: str = checked(checks.resampling, "bilinear")
+    antialias: bool = checked(checks.flag, True)
+    canvas: Any = checked(checks.optional(checks.size_pair), None)
+    canvas_fill: Any = checked(checks.per_channel, 0)
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         index = uniform_below(jax.random.uniform(key, dtype=jnp.float32), len(self.min_size))
         shortest = jnp.asarray(self.min_size, jnp.int32)[index]
-        sides = fitted_sizes(*size, shortest, longest=self.max_size).astype(jnp.int32)
-        return {"height": jnp.maximum(sides[0], 1), "width": jnp.maximum(sides[1], 1)}
+        sides = jnp.asarray(size[0], jnp.int32), jnp.asarray(size[1], jnp.int32)
+        height, width = _multiplied(sides, functools.partial(self._factor, shortest=shortest))
+        return {"height": height, "width": width}
 
-    def _largest(self, size: Size) -> Size:
-        shortest = max(self.min_size)
-        if is_static(*size):
-            factor = shortest / min(size)
-            if self.max_size is not None:
-                factor = min(factor, self.max_size / max(size))
-            return max(int(size[0] * factor), 1), max(int(size[1] * factor), 1)
-        new = fitted_sizes(*size, shortest, longest=self.max_size).astype(jnp.int32)
-        return jnp.maximum(new[..., 0], 1), jnp.maximum(new[..., 1], 1)
+    def _factor(self, height: Any, width: Any, xp: Any, shortest: Any = None) -> Any:
+        shortest = max(self.min_size) if shortest is None else shortest
+        factor = shortest / xp.minimum(height, width)
+        if self.max_size is None:
+            return factor
+        return xp.minimum(factor, self.max_size / xp.maximum(height, width))
 
     def _limit(self, size: Size) -> tuple[int, int] | None:
         if is_static(*size):
-            return self._largest(size)
+            return _multiplied(size, self._factor)
         return None if self.max_size is None else (self.max_size, self.max_size)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Fitted(Transform):
+class _Fitted(GeometricTransform):
     """A resize to the size of another transform in `eval`."""
 
     resize: _RandomResize
 
-    kind: ClassVar[Kind] = "chain"
-    geometric = True
+    def _size(self, size: Size) -> Size:
+        return _multiplied(size, self.resize._factor)
 
     def output_size(self, size: Size) -> Size:
         if any(side is None for side in size):
             return (None, None)
-        return self.resize._within(self.resize._largest(size))
+        return self.resize._within(self._size(size))
 
     def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
-        self.resize._resize(chain, self.resize._largest(chain.size))
+        self.resize._resize(chain, self._size(chain.size))
 
     def for_masks(self, fill: tuple[float, ...]) -> Transform:
-        return _Fitted(self.resize.for_masks(fill))
+        return _Fitted(self.resize.for_masks(fill))  # type: ignore[arg-type]
 
     def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
-        return self.resize._moves_to(self.resize._largest(size), size)
+        return self.resize._moves_to(self._size(size), size)

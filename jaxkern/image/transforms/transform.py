@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
@@ -23,6 +24,8 @@ class Transform:
 
     A subclass draws the parameters of one image in `sample` and implements the method of its
     `kind`. Make it a frozen dataclass: its `repr` identifies it in the state of a pipeline.
+    Constructors, and `Compose.apply` for images and parameters that do not fit, raise TypeError or
+    ValueError with the argument's name and its valid values.
 
     =========  ==================  ==============================================================
     kind       method              how it runs
@@ -68,6 +71,13 @@ class Transform:
     per_sample: bool = True
     geometric: bool = False
     needs_boxes: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Run the checks of the dataclass's fields that are declared with `checked`."""
+        for field in getattr(self, "__dataclass_fields__", {}).values():
+            if "check" in field.metadata:
+                value = field.metadata["check"](getattr(self, field.name), field.name)
+                set_fields(self, **{field.name: value})
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         """Draw the parameters of one image of `size` (height, width): a dict of arrays."""
@@ -142,11 +152,10 @@ class Transform:
         """Return how a geometric transform moves points of images of `size`, in order."""
         return warped(self.program(params, (size[0], size[1])), (size[0], size[1]))
 
-    def for_masks(self, fill: tuple[float, ...]) -> Transform | None:
+    def for_masks(self, fill: tuple[float, ...]) -> Transform:
         """Return the transform of masks, for a geometric transform of the kind "chain".
 
-        It takes the same parameters, selects the nearest label and fills with `fill`. None leaves
-        masks unchanged.
+        It takes the same parameters, selects the nearest label and fills with `fill`.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement for_masks(fill)")
 
@@ -155,21 +164,34 @@ class Transform:
         return valid
 
 
-def checked_transforms(transforms: Any) -> tuple[Transform, ...]:
-    """Check a list of at least one transform."""
+class GeometricTransform(Transform):
+    """Base class of dataclasses that move pixels as part of a fused chain."""
+
+    kind = "chain"
+    geometric = True
+
+    def for_masks(self, fill: tuple[float, ...]) -> Transform:
+        constant = getattr(self, "padding_mode", "constant") == "constant"
+        changes = {"interpolation": "nearest", "canvas_fill": fill, "fill": fill if constant else 0}
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        own = {field.name: changes[field.name] for field in fields if field.name in changes}
+        return dataclasses.replace(self, **own)  # type: ignore[type-var]
+
+
+def check_transforms(transforms: Any, name: str = "transforms") -> tuple[Transform, ...]:
     if isinstance(transforms, Transform | str) or not isinstance(transforms, Iterable):
-        raise TypeError(checks.unexpected("transforms", "a list of transforms", transforms))
-    checked = tuple(transforms)
-    for k, transform in enumerate(checked):
+        raise TypeError(checks.unexpected(name, "a list of transforms", transforms))
+    listed = tuple(transforms)
+    for k, transform in enumerate(listed):
         if not isinstance(transform, Transform):
-            raise TypeError(checks.unexpected(f"transforms[{k}]", "a transform", transform))
-    if not checked:
-        raise ValueError("transforms: expected at least one transform, got none")
-    return checked
+            raise TypeError(checks.unexpected(f"{name}[{k}]", "a transform", transform))
+    if not listed:
+        raise ValueError(f"{name}: expected at least one transform, got none")
+    return listed
 
 
 def as_number(flag: Any) -> Any:
-    """Return a bool or bool array as 0 or 1: an int, or int32 [N]."""
+    """Return a bool or bool array as 0 or 1."""
     return flag.astype("int32") if hasattr(flag, "astype") else int(flag)
 
 
@@ -181,6 +203,10 @@ def set_fields(instance: Any, **fields: Any) -> None:
 
 TRIES = 10  # of the rejection loops, as in torchvision
 BOX = dict.fromkeys(("top", "left", "height", "width"), "int")  # kinds of its parameters
+
+
+def box_of(params: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+    return params["top"], params["left"], params["height"], params["width"]
 
 
 def uniform_between(fraction: Any, low: float, high: float) -> jax.Array:
@@ -197,10 +223,7 @@ def uniform_below(fraction: jax.Array, count: Any) -> jax.Array:
 def sample_box_sizes(
     fractions: jax.Array, size: Size, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[jax.Array, jax.Array]:
-    """Return round(sqrt(area * r)) and round(sqrt(area / r)) for fractions [tries, 2].
-
-    The area is uniform in `scale` times the image's area, and log r is uniform in log `ratio`.
-    """
+    """Return round(sqrt(area * r)) and round(sqrt(area / r)) for fractions [tries, 2]."""
     area = jnp.float32(size[0]) * jnp.float32(size[1])
     target = area * (scale[0] + (scale[1] - scale[0]) * fractions[:, 0])
     low, high = math.log(ratio[0]), math.log(ratio[1])

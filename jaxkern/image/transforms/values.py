@@ -1,4 +1,4 @@
-"""Transforms of values: conversion, normalization, erasing, and mixing of images."""
+"""Transforms of values: conversion, normalization, blur, noise, erasing, and mixing."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.image.chain.axis import per_axis
 from jaxkern.image.chain.fold import ChainBuilder, clip_box
 from jaxkern.image.chain.plan import checked_dtype
 from jaxkern.image.program.program import (
+    MAX_KERNEL,
     Code,
-    ProgramStep,
     Step,
-    codes_where,
+    program_step,
     sample_seed,
+    stacked_step,
     values_with_seed,
 )
 from jaxkern.image.transforms import checks
+from jaxkern.image.transforms.checks import checked
 from jaxkern.image.transforms.transform import (
     BOX,
     TRIES,
@@ -28,10 +31,20 @@ from jaxkern.image.transforms.transform import (
     Size,
     Transform,
     as_number,
+    box_of,
     sample_box_sizes,
-    set_fields,
     uniform_below,
+    uniform_between,
 )
+
+
+def _output_dtype(value: Any, name: str) -> np.dtype[Any]:
+    try:
+        dtype = np.dtype(value)
+    except TypeError as error:
+        raise TypeError(checks.unexpected(name, "a dtype", value)) from error
+    checked_dtype(dtype)
+    return dtype  # type: ignore[no-any-return]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,26 +57,16 @@ class ToDtype(Transform):
 
     Args:
       dtype: uint8, float16, bfloat16 or float32.
-    Raises: TypeError for other dtypes.
 
     >>> import jax.numpy as jnp
-    >>> from jaxkern.image import ToDtype
     >>> ToDtype(jnp.float32, scale=True).dtype
     dtype('float32')
     """
 
-    dtype: Any
-    scale: bool = False
+    dtype: Any = checked(_output_dtype)
+    scale: bool = checked(checks.flag, False)
 
-    kind: ClassVar[Kind] = "chain"
-
-    def __post_init__(self) -> None:
-        try:
-            dtype = np.dtype(self.dtype)
-        except TypeError as error:
-            raise TypeError(checks.unexpected("dtype", "a dtype", self.dtype)) from error
-        checked_dtype(dtype)
-        set_fields(self, dtype=dtype, scale=bool(self.scale))
+    kind = "chain"
 
     def __repr__(self) -> str:
         return f"ToDtype(dtype={self.dtype.name!r}, scale={self.scale})"
@@ -79,6 +82,13 @@ class ToDtype(Transform):
             chain.to_float(self.scale)
 
 
+def _divisors(value: Any, name: str) -> Any:
+    divisors = checks.per_channel(value, name)
+    if isinstance(divisors, tuple) and 0.0 in divisors:
+        raise ValueError(checks.unexpected(name, "numbers other than 0", value))
+    return divisors
+
+
 @dataclasses.dataclass(frozen=True)
 class Normalize(Transform):
     """Compute (x - mean) / std per channel.
@@ -87,34 +97,116 @@ class Normalize(Transform):
 
     Args:
       mean, std: a number or one per channel; traced arrays are allowed and differentiable.
-    Raises: ValueError for a std of 0, values that are not finite, and lengths that do not match.
 
-    >>> from jaxkern.image import Normalize
     >>> Normalize([0.5, 0.5, 0.5], 0.25).std
     (0.25,)
     """
 
-    mean: Any
-    std: Any
+    mean: Any = checked(checks.per_channel)
+    std: Any = checked(_divisors)
 
-    kind: ClassVar[Kind] = "chain"
-    linear: ClassVar[bool] = True
+    kind = "chain"
+    linear = True
 
     def __post_init__(self) -> None:
-        mean, std = checks.per_channel(self.mean, "mean"), checks.per_channel(self.std, "std")
-        if isinstance(std, tuple) and 0.0 in std:
-            raise ValueError(checks.unexpected("std", "numbers other than 0", self.std))
-        lengths = {int(np.size(value)) for value in (mean, std)} - {1}
-        if len(lengths) > 1:
-            raise ValueError(
-                f"mean and std: expected equal lengths, got {np.size(mean)} and {np.size(std)}"
-            )
-        set_fields(self, mean=mean, std=std)
+        super().__post_init__()
+        first, second = np.size(self.mean), np.size(self.std)
+        if first != second and 1 not in (first, second):
+            raise ValueError(f"mean and std: expected equal lengths, got {first} and {second}")
 
     def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
         mean, std = chain.values(self.mean, "mean"), chain.values(self.std, "std")
         chain.to_float(chain.scale)
         chain.affine(1.0 / std, -mean / std)
+
+
+def _odd_sizes(value: Any, name: str) -> tuple[int, int]:
+    kernel = checks.size_pair(value, name)
+    if not all(size % 2 == 1 and size <= MAX_KERNEL for size in kernel):
+        raise ValueError(checks.unexpected(name, f"odd sizes from 1 to {MAX_KERNEL}", value))
+    return kernel
+
+
+_SIGMAS = checks.sequence(1, 2, low=0.0, open_low=True, single=lambda x: (x, x))
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianBlur(Transform):
+    """Blur each image by a Gaussian with sigma uniform in `sigma`.
+
+    Weights are exp(-t^2 / (2 sigma^2)) at integer t, normalized. Edges are reflected without
+    repeating the edge pixel.
+
+    Args:
+      kernel_size: an odd number of pixels, or (x, y), up to 1023; half of it must be smaller than
+        the image.
+      sigma: (low, high) in pixels, above 0, or a number.
+    Parameter of an image: sigma f32; values not above 0 leave the image unchanged.
+
+    >>> GaussianBlur(23).sigma
+    (0.1, 2.0)
+    """
+
+    kernel_size: Any = checked(_odd_sizes)
+    sigma: Any = checked(_SIGMAS, (0.1, 2.0))
+
+    kind = "program"
+    parameters: ClassVar = {"sigma": "number"}
+
+    def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
+        return {"sigma": uniform_between(jax.random.uniform(key, dtype=jnp.float32), *self.sigma)}
+
+    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+        across, down = self.kernel_size
+        if across // 2 >= size[1] or down // 2 >= size[0]:
+            raise ValueError(f"GaussianBlur: expected over half of {self.kernel_size}, got {size}")
+        return [program_step(Code.BLUR, *[params["sigma"]] * 2, kernel=self.kernel_size)]
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianNoise(Transform):
+    """Add normal noise to each value; alpha is unchanged.
+
+    uint8 images get 255 times the noise, truncated to integer levels, as in torchvision.
+
+    Args:
+      mean, sigma: mean and standard deviation of the noise, in units of the largest value of an
+        image.
+      clip: clip sums to the image's range; without it uint8 wraps.
+    Parameter of an image: seed int32 [2], any numbers. Images with equal seeds get equal noise. The
+    frames of a clip use consecutive seeds (seed[0], seed[1] + frame).
+
+    >>> GaussianNoise(sigma=0.05).mean
+    0.0
+    """
+
+    mean: float = checked(checks.finite, 0.0)
+    sigma: float = checked(checks.bounded(0.0), 0.1)
+    clip: bool = checked(checks.flag, True)
+
+    kind = "program"
+    expects_unit_range = True
+    parameters: ClassVar = {"seed": "int[2]"}
+
+    def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
+        return {"seed": sample_seed(key)}
+
+    def frame_parameters(self, params: dict[str, Any], frame: Any) -> dict[str, Any]:
+        first, second = jnp.moveaxis(jnp.asarray(params["seed"], jnp.int32), -1, 0)
+        return {"seed": jnp.stack([first, second + frame], axis=-1)}
+
+    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+        values = values_with_seed(params["seed"], self.mean, self.sigma, self.clip)
+        return [stacked_step(Code.NOISE, values)]
+
+
+def _paint(value: Any, name: str) -> Any:
+    if not isinstance(value, str):
+        return checks.per_channel(value, name)
+    if value != "random":
+        expected = "a number, one per channel, or 'random'"
+        raise ValueError(checks.unexpected(name, expected, value))
+    return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,47 +223,27 @@ class RandomErasing(Transform):
         and clamped).
     Parameters of an image: top, left, height, width i32 and erase bool; with "random" also seed
     int32 [2], any numbers.
-    Raises: ValueError for p outside [0, 1], invalid ranges, and other strings.
 
-    >>> from jaxkern.image import RandomErasing
     >>> RandomErasing(0.25).scale
     (0.02, 0.33)
     """
 
-    p: float = 0.5
-    scale: Any = (0.02, 0.33)
-    ratio: Any = (0.3, 3.3)
-    value: Any = 0
+    p: float = checked(checks.probability, 0.5)
+    scale: Any = checked(checks.sequence(2, low=0.0, high=1.0), (0.02, 0.33))
+    ratio: Any = checked(checks.positive_interval, (0.3, 3.3))
+    value: Any = checked(_paint, 0)
 
     @property
     def parameters(self) -> dict[str, str]:  # type: ignore[override]
-        """The box, a flag to erase it, and the seed of noise."""
         return {**BOX, "erase": "bool", **({"seed": "int[2]"} if self._random else {})}
 
     @property
     def kind(self) -> Kind:  # type: ignore[override]
-        """A program paints noise; a chain paints constants."""
         return "program" if self._random else "chain"
 
     @property
     def _random(self) -> bool:
         return isinstance(self.value, str)
-
-    def __post_init__(self) -> None:
-        if self._random and self.value != "random":
-            raise ValueError(
-                checks.unexpected("value", "a number, one per channel, or 'random'", self.value)
-            )
-        scale = checks.interval(self.scale, "scale", 0.0, open_low=False)
-        if scale[1] > 1.0:
-            raise ValueError(checks.unexpected("scale", "fractions up to 1", self.scale))
-        set_fields(
-            self,
-            p=checks.probability(self.p),
-            scale=scale,
-            ratio=checks.interval(self.ratio, "ratio", 0.0, open_low=True),
-            value="random" if self._random else checks.per_channel(self.value, "value"),
-        )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         height, width = (jnp.asarray(side, jnp.int32) for side in size)
@@ -182,44 +254,35 @@ class RandomErasing(Transform):
         box_h = jnp.minimum(tried_h[first], height)
         box_w = jnp.minimum(tried_w[first], width)
         position, chance = fractions[TRIES], fractions[TRIES + 1, 0]
-        seed = {"seed": sample_seed(jax.random.fold_in(key, 1))} if self._random else {}
-        return {
-            "top": uniform_below(position[0], height - box_h + 1),
-            "left": uniform_below(position[1], width - box_w + 1),
-            "height": box_h,
-            "width": box_w,
-            "erase": fits[first] & (chance < self.p),
-            **seed,
-        }
+        top = uniform_below(position[0], height - box_h + 1)
+        left = uniform_below(position[1], width - box_w + 1)
+        params = {"top": top, "left": left, "height": box_h, "width": box_w}
+        params["erase"] = fits[first] & (chance < self.p)
+        if self._random:
+            params["seed"] = sample_seed(jax.random.fold_in(key, 1))
+        return params
 
     def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
-        height = params["height"] * as_number(params["erase"])
-        box = (params["top"], params["left"], height, params["width"])
+        top, left, height, width = box_of(params)
+        box = (top, left, height * as_number(params["erase"]), width)
         chain.erase(box, chain.values(self.value, "value"))
 
     def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
         """Return the step that paints noise, or a constant within a container."""
         if isinstance(self.value, jax.Array):
-            raise TypeError(
-                "value: expected numbers, since they are static in a program, got a traced array"
-            )
+            raise TypeError("value: expected static numbers in a container, got a traced array")
         seed = params["seed"] if self._random else np.zeros((1, 2), np.int32)
-        box = (params[name] for name in BOX)
+        values = values_with_seed(seed, *box_of(params))
         fill = (math.nan,) if self._random else self.value
-        static = ProgramStep((Code.ERASE,), fill=fill)
-        return [(codes_where(params["erase"], Code.ERASE), values_with_seed(seed, *box), static)]
+        return [stacked_step(Code.ERASE, values, params["erase"], fill=fill)]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Mix(Transform):
-    alpha: float = 1.0
-    per_sample: bool = False
+    alpha: float = checked(checks.positive, 1.0)
+    per_sample: bool = checked(checks.flag, False)
 
-    kind: ClassVar[Kind] = "batch"
-
-    def __post_init__(self) -> None:
-        alpha = checks.positive(self.alpha, "alpha")
-        set_fields(self, alpha=alpha, per_sample=bool(self.per_sample))
+    kind = "batch"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,17 +290,15 @@ class MixUp(_Mix):
     """Compute lam * image + (1 - lam) * previous image of the batch, also for labels.
 
     Args:
-      alpha: lam is drawn from Beta(alpha, alpha).
+      alpha: above 0; lam is drawn from Beta(alpha, alpha).
       per_sample: draw one lam per image; otherwise one per batch, from the first record's key.
     Parameter of an image: lam f32.
-    Raises: ValueError for an alpha that is not above 0.
 
-    >>> from jaxkern.image import MixUp
     >>> MixUp(alpha=0.2).per_sample
     False
     """
 
-    parameters: ClassVar[dict[str, str]] = {"lam": "float"}
+    parameters: ClassVar = {"lam": "float"}
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         return {"lam": jax.random.beta(key, self.alpha, self.alpha, dtype=jnp.float32)}
@@ -255,41 +316,38 @@ class CutMix(_Mix):
     `apply`, so that pixels and labels always agree.
 
     Args:
-      alpha: lam is drawn from Beta(alpha, alpha).
+      alpha: above 0; lam is drawn from Beta(alpha, alpha).
       per_sample: draw one box per image; otherwise one per batch, from the first record's key.
     Parameters of an image: lam f32; top, left, height, width i32.
-    Raises: ValueError for an alpha that is not above 0.
 
-    >>> from jaxkern.image import CutMix
     >>> CutMix(alpha=1.0).alpha
     1.0
     """
 
-    parameters: ClassVar[dict[str, str]] = {"lam": "float", **BOX}
+    parameters: ClassVar = {"lam": "float", **BOX}
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         beta_key, place_key = jax.random.split(key)
         lam = jax.random.beta(beta_key, self.alpha, self.alpha, dtype=jnp.float32)
         fractions = jax.random.uniform(place_key, (2,), jnp.float32)
         half = 0.5 * jnp.sqrt(1.0 - lam)
-        box = []
-        for fraction, side in zip(fractions, size, strict=True):
+
+        def clipped(fraction: jax.Array, side: Any) -> tuple[Any, Any]:
             centre = uniform_below(fraction, side)
             reach = jnp.floor(half * side).astype(jnp.int32)
             first, last = jnp.maximum(centre - reach, 0), jnp.minimum(centre + reach, side)
-            box.append((first, last - first))
-        (top, height), (left, width) = box
-        share = _share(height, width, size)
-        return {"lam": 1.0 - share, "top": top, "left": left, "height": height, "width": width}
+            return first, last - first
+
+        box = per_axis(clipped, fractions, size)
+        return {"lam": 1.0 - _share(box, size), **dict(zip(BOX, box, strict=True))}
 
     def mixture(self, params: dict[str, Any], size: tuple[int, int]) -> tuple[Any, Any, Any]:
         top, left, height, width = (jnp.atleast_1d(params[name]) for name in BOX)
-        top, left, height, width = clip_box((top, left, height, width), size)
-        share = _share(height, width, size)
-        clipped = jnp.stack(jnp.broadcast_arrays(top, left, height, width), axis=-1)
-        return np.ones(1, np.float32), clipped.astype(jnp.int32), 1.0 - share
+        box = clip_box((top, left, height, width), size)
+        clipped = jnp.stack(jnp.broadcast_arrays(*box), axis=-1)
+        return np.ones(1, np.float32), clipped.astype(jnp.int32), 1.0 - _share(box, size)
 
 
-def _share(height: Any, width: Any, size: tuple[int, int]) -> Any:
+def _share(box: tuple[Any, Any, Any, Any], size: Size) -> Any:
     """Return a box's fraction of the image, in float32: the number of pixels may leave int32."""
-    return height.astype(jnp.float32) * width.astype(jnp.float32) / float(size[0] * size[1])
+    return box[2].astype(jnp.float32) * box[3].astype(jnp.float32) / float(size[0] * size[1])

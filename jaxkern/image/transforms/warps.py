@@ -1,11 +1,9 @@
-"""Rotations, affine maps and perspectives: steps of an image program."""
+"""Rotations, affine maps, perspectives and elastic warps: steps of an image program."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -14,79 +12,45 @@ import numpy as np
 
 from jaxkern.image.chain.axis import is_static
 from jaxkern.image.chain.fold import sizes_differ
-from jaxkern.image.program.coefficients import (
+from jaxkern.image.program import warp_twin
+from jaxkern.image.program.program import (
+    MAX_KERNEL,
+    Code,
+    Step,
     affine_coefficients,
     perspective_coefficients,
     rotated_size,
+    sample_seed,
+    stacked_step,
+    step_values,
+    values_with_seed,
 )
-from jaxkern.image.program.program import Code, ProgramStep, Step, codes_where, step_values
 from jaxkern.image.transforms import checks
+from jaxkern.image.transforms.checks import checked
 from jaxkern.image.transforms.crops import Pad, RandomCrop
 from jaxkern.image.transforms.moves import Move
-from jaxkern.image.transforms.transform import (
-    Kind,
-    Size,
-    Transform,
-    set_fields,
-    uniform_below,
-    uniform_between,
-)
+from jaxkern.image.transforms.transform import Size, Transform, uniform_below, uniform_between
 
 NO_FILL = (math.nan,)  # zeros outside the image, without masking by the bilinear weights
 
 
-def _numbers(value: Any, name: str, lengths: tuple[int, ...], expected: str) -> tuple[float, ...]:
-    message = checks.unexpected(name, expected, value)
-    if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray):
-        raise TypeError(message)
-    if len(value) not in lengths:
-        raise ValueError(message)
-    items = tuple(checks.number(item, name, f"in each item: {expected}") for item in value)
-    if not all(math.isfinite(item) for item in items):
-        raise ValueError(message)
-    return items
-
-
-def _angles(value: Any, name: str, lengths: tuple[int, ...]) -> tuple[float, ...]:
-    """Return degrees (low, high, ...); a number x gives (-x, x)."""
-    if isinstance(value, numbers.Real):
-        reach = float(value)
-        if not 0.0 <= reach < math.inf:
-            raise ValueError(
-                checks.unexpected(name, "a number x from 0, for (-x, x), or a range", value)
-            )
-        return (-reach, reach)
-    sizes = " or ".join(map(str, lengths))
-    ends = _numbers(value, name, lengths, f"a number, or {sizes} numbers: low, high of each axis")
-    for low, high in zip(ends[::2], ends[1::2], strict=True):
-        if low > high:
-            raise ValueError(checks.unexpected(name, "low, high in increasing order", value))
-    return ends
-
-
-def _center(value: Any) -> tuple[float, float] | None:
-    if value is None:
-        return None
-    x, y = _numbers(value, "center", (2,), "(x, y) from the top left corner, or None")
-    return (x, y)
-
-
-def warp_fill(value: Any) -> tuple[float, ...] | None:
-    if isinstance(value, jax.core.Tracer):
-        raise TypeError("fill: expected numbers or None, since it is static, got a traced array")
-    return None if value is None else checks.per_channel(value, "fill")
+_ANGLES = checks.sequence(2, single=lambda x: (-x, x))
+_SHEARS = checks.sequence(2, 4, single=lambda x: (-x, x))
+_CENTER = checks.optional(checks.sequence(2, ordered=False))
+_SHARES = checks.optional(checks.sequence(2, low=0.0, high=1.0, ordered=False))
 
 
 class _Warp(Transform):
-    kind: ClassVar[Kind] = "program"
+    kind = "program"
     geometric = True
     interpolation: str
     fill: Any
 
-    def _warped(self, coefficients: Any, changed: Any = True, code: Code = Code.WARP) -> list[Step]:
-        fill = NO_FILL if self.fill is None else self.fill
-        static = ProgramStep((code,), self.interpolation, fill=fill)
-        return [(codes_where(changed, code), coefficients, static)]
+    def _warped(
+        self, values: Any, changed: Any = True, code: Code = Code.WARP, **static: Any
+    ) -> list[Step]:
+        static["fill"] = NO_FILL if self.fill is None else self.fill
+        return [stacked_step(code, values, changed, interpolation=self.interpolation, **static)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,37 +64,25 @@ class RandomRotation(_Warp):
       center: (x, y) of the fixed point, from the top left corner; None for the image centre.
       fill: a number, or one per channel, outside the image; None for zeros.
     Parameter of an image: angle f32, in degrees.
-    Raises: TypeError or ValueError for invalid ranges, unknown interpolations, and expand=True with
-    several angles, since the output size would depend on the angle.
 
-    >>> from jaxkern.image import RandomRotation
     >>> RandomRotation(30).degrees
     (-30.0, 30.0)
     >>> RandomRotation((45, 45), expand=True).output_size((20, 30))
     (36, 36)
     """
 
-    degrees: Any
-    interpolation: str = "nearest"
-    expand: bool = False
-    center: Any = None
-    fill: Any = 0
+    degrees: Any = checked(_ANGLES)
+    interpolation: str = checked(checks.warping, "nearest")
+    expand: bool = checked(checks.flag, False)
+    center: Any = checked(_CENTER, None)
+    fill: Any = checked(checks.static_fill, 0)
 
-    parameters: ClassVar[dict[str, str]] = {"angle": "number"}
+    parameters: ClassVar = {"angle": "number"}
 
     def __post_init__(self) -> None:
-        set_fields(
-            self,
-            degrees=_angles(self.degrees, "degrees", (2,)),
-            interpolation=checks.choice(self.interpolation, "interpolation", checks.INTERPOLATIONS),
-            expand=bool(self.expand),
-            center=_center(self.center),
-            fill=warp_fill(self.fill),
-        )
+        super().__post_init__()
         if self.expand and self.degrees[0] != self.degrees[1]:
-            raise ValueError(
-                f"degrees: expected one angle, (a, a), with expand=True, got {self.degrees}"
-            )
+            raise ValueError(f"degrees: expected (a, a) with expand=True, got {self.degrees}")
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         return {"angle": uniform_between(jax.random.uniform(key, dtype=jnp.float32), *self.degrees)}
@@ -202,50 +154,26 @@ class RandomAffine(_Warp):
       translate: largest shift along x and y, as fractions of the width and height, or None.
       scale: (low, high) above 0, or None.
       shear: degrees (low, high) along x, or four numbers for x and y, or a number, or None.
-      interpolation: "nearest" or "bilinear".
-      fill: a number, or one per channel, outside the image; None for zeros.
-      center: (x, y) of the fixed point, from the top left corner; None for the image centre.
+      interpolation, fill, center: as in `RandomRotation`.
     Parameters of an image, all f32: angle in degrees; translate_x, translate_y in pixels, drawn as
     integers; scale, of which values not above 0 leave the image unchanged; shear_x, shear_y in
     degrees.
-    Raises: TypeError or ValueError for invalid ranges and unknown interpolations.
 
-    >>> from jaxkern.image import RandomAffine
     >>> RandomAffine(10, translate=(0.1, 0.2), shear=5).shear
     (-5.0, 5.0)
     """
 
-    degrees: Any
-    translate: Any = None
-    scale: Any = None
-    shear: Any = None
-    interpolation: str = "nearest"
-    fill: Any = 0
-    center: Any = None
+    degrees: Any = checked(_ANGLES)
+    translate: Any = checked(_SHARES, None)
+    scale: Any = checked(checks.optional(checks.positive_interval), None)
+    shear: Any = checked(checks.optional(_SHEARS), None)
+    interpolation: str = checked(checks.warping, "nearest")
+    fill: Any = checked(checks.static_fill, 0)
+    center: Any = checked(_CENTER, None)
 
-    parameters: ClassVar[dict[str, str]] = dict.fromkeys(
+    parameters = dict.fromkeys(
         ("angle", "translate_x", "translate_y", "scale", "shear_x", "shear_y"), "number"
     )
-
-    def __post_init__(self) -> None:
-        translate = self.translate
-        if translate is not None:
-            expected = "two fractions of the width and height, from 0 to 1, or None"
-            translate = _numbers(translate, "translate", (2,), expected)
-            if not all(0.0 <= share <= 1.0 for share in translate):
-                raise ValueError(checks.unexpected("translate", expected, self.translate))
-        set_fields(
-            self,
-            degrees=_angles(self.degrees, "degrees", (2,)),
-            translate=translate,
-            scale=None
-            if self.scale is None
-            else checks.interval(self.scale, "scale", 0.0, open_low=True),
-            shear=None if self.shear is None else _angles(self.shear, "shear", (2, 4)),
-            interpolation=checks.choice(self.interpolation, "interpolation", checks.INTERPOLATIONS),
-            fill=warp_fill(self.fill),
-            center=_center(self.center),
-        )
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         fraction = jax.random.uniform(key, (6,), jnp.float32)
@@ -275,33 +203,21 @@ class RandomPerspective(_Warp):
     Args:
       distortion_scale: from 0 to 1.
       p: probability that an image is changed.
-      interpolation: "nearest" or "bilinear".
-      fill: a number, or one per channel, outside the image; None for zeros.
+      interpolation, fill: as in `RandomRotation`.
     Parameter of an image: endpoints [4, 2], new (x, y) of the top left, top right, bottom right and
     bottom left pixel. The image is unchanged if they are its own corners, or if the map is not
     finite because three of them are collinear.
-    Raises: ValueError for values out of range and unknown interpolations.
 
-    >>> from jaxkern.image import RandomPerspective
     >>> RandomPerspective(0.2).distortion_scale
     0.2
     """
 
-    distortion_scale: float = 0.5
-    p: float = 0.5
-    interpolation: str = "bilinear"
-    fill: Any = 0
+    distortion_scale: float = checked(checks.probability, 0.5)
+    p: float = checked(checks.probability, 0.5)
+    interpolation: str = checked(checks.warping, "bilinear")
+    fill: Any = checked(checks.static_fill, 0)
 
-    parameters: ClassVar[dict[str, str]] = {"endpoints": "number[4,2]"}
-
-    def __post_init__(self) -> None:
-        set_fields(
-            self,
-            distortion_scale=checks.probability(self.distortion_scale, "distortion_scale"),
-            p=checks.probability(self.p),
-            interpolation=checks.choice(self.interpolation, "interpolation", checks.INTERPOLATIONS),
-            fill=warp_fill(self.fill),
-        )
+    parameters: ClassVar = {"endpoints": "number[4,2]"}
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         apply_key, corner_key = jax.random.split(key)
@@ -328,3 +244,111 @@ class RandomPerspective(_Warp):
 
 # True where the x or y of a corner, in the order of endpoints, is the last one.
 _LAST = np.asarray([[False, False], [True, False], [True, True], [False, True]])
+
+
+_ITERATIONS = 8  # to invert a displacement field
+
+
+def _pair(low: float) -> checks.Check:
+    """Return a check of (x, y) from `low`; a number is for both axes."""
+    return checks.sequence(1, 2, low=low, ordered=False, single=lambda x: (x, x))
+
+
+def _kernel(sigma: tuple[float, float]) -> tuple[int, int]:
+    across, down = (int(8 * each + 1) | 1 for each in sigma)
+    return across, down
+
+
+def _field_sigma(value: Any, name: str) -> tuple[float, float]:
+    sigma = _pair(0.0)(value, name)
+    if 0.0 in sigma and any(sigma):
+        expected = "numbers above 0, or 0 along both axes"
+        raise ValueError(checks.unexpected(name, expected, value))
+    if max(_kernel(sigma)) > MAX_KERNEL:
+        expected = f"a kernel of at most {MAX_KERNEL} pixels (a sigma below {MAX_KERNEL // 8})"
+        raise ValueError(checks.unexpected(name, expected, _kernel(sigma)))
+    return sigma  # type: ignore[no-any-return]
+
+
+@dataclasses.dataclass(frozen=True)
+class ElasticTransform(_Warp):
+    """Displace pixels by a smooth random field.
+
+    The displacement of a pixel is alpha / 2 pixels times a random number. It is uniform from -1 to
+    1 for each pixel, and blurred by a Gaussian with an odd kernel of int(8 sigma + 1) pixels, or
+    one more.
+
+    Args:
+      alpha: scale of the displacement along x and y: a number, or (x, y).
+      sigma: standard deviation of the blur along x and y, in pixels; 0 on both axes for no blur.
+      interpolation, fill: as in `RandomRotation`.
+    Parameter of an image: seed int32 [2], any numbers.
+
+    P. Simard, D. Steinkraus, J. Platt, Best practices for convolutional neural networks applied to
+    visual document analysis, 2003.
+
+    >>> ElasticTransform(alpha=30).alpha
+    (30.0, 30.0)
+    """
+
+    alpha: Any = checked(_pair(-math.inf), 50.0)
+    sigma: Any = checked(_field_sigma, 5.0)
+    interpolation: str = checked(checks.warping, "bilinear")
+    fill: Any = checked(checks.static_fill, 0)
+
+    parameters: ClassVar = {"seed": "int[2]"}
+
+    @property
+    def _kernel(self) -> tuple[int, int]:
+        return _kernel(self.sigma)
+
+    def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
+        return {"seed": sample_seed(key)}
+
+    def displacement(self, seed: Any, size: tuple[int, int]) -> jax.Array:
+        """Return the displacements f32 [N, H, W, 2], x and y, of images of `size`, in pixels.
+
+        A pixel shows the source at its position plus the displacement. Seeds are int32 [N, 2].
+
+        >>> import numpy as np
+        >>> ElasticTransform(sigma=1).displacement(np.zeros((3, 2), np.int32), (20, 30)).shape
+        (3, 20, 30, 2)
+        """
+        height, width = self._checked_size(size)
+
+        def one(values: jax.Array) -> jax.Array:
+            key = warp_twin.key_of_parts(values[4:])
+            field = warp_twin.field(key, (height, width), values[2:4], self._kernel)
+            with jax.enable_x64(True):
+                return (field * jnp.asarray(self.alpha) * 0.5).astype(jnp.float32)
+
+        return jax.vmap(one)(self._values(seed))
+
+    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+        height, width = self._checked_size(size)
+        field = self.displacement(params["seed"], (height, width))
+
+        def forward(points: jax.Array) -> jax.Array:
+            # Fixed-point iteration for the position p with p + displacement(p) = point.
+            index = points
+            for _ in range(_ITERATIONS):
+                column = jnp.clip(jnp.floor(index[..., 0]), 0, width - 1).astype(jnp.int32)
+                row = jnp.clip(jnp.floor(index[..., 1]), 0, height - 1).astype(jnp.int32)
+                index = points - jax.vmap(lambda f, y, x: f[y, x])(field, row, column)
+            return index
+
+        return [Move(forward)]
+
+    def _checked_size(self, size: Size) -> tuple[int, int]:
+        reach = max(self._kernel) // 2
+        if reach >= min(size):
+            raise ValueError(f"ElasticTransform: expected over {reach} pixels, got {tuple(size)}")
+        return (int(size[0]), int(size[1]))
+
+    def _values(self, seed: Any) -> Any:
+        return values_with_seed(seed, *self.alpha, *self.sigma)
+
+    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+        self._checked_size(size)
+        values = self._values(params["seed"])
+        return self._warped(values, code=Code.ELASTIC, kernel=self._kernel)

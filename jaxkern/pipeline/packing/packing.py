@@ -11,14 +11,13 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxkern.core import registry
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.arrays import check_mapped
 from jaxkern.core.failures import note
@@ -29,15 +28,13 @@ from jaxkern.pipeline.packing.writer import PackedRecord, PackedWriter, Stored, 
 from jaxkern.pipeline.rows import row_of
 from jaxkern.pipeline.sources.as_source import as_source
 from jaxkern.pipeline.sources.combined import Subset
-from jaxkern.pipeline.sources.images.decoding import header_by_pillow
+from jaxkern.pipeline.sources.images.decoding import CHANNELS, jpeg_size
 from jaxkern.pipeline.sources.packed.layout import SUFFIX, Codec, PackedField, can_store
 from jaxkern.pipeline.sources.packed.source import PackedSource
 from jaxkern.pipeline.sources.source import BatchSource, RecordSource
 
-# Maximum size of rows of fixed shapes that are stored in the index.
-_COLUMN_BYTES = 256
+_COLUMN_BYTES = 256  # maximum size of rows of fixed shapes that are stored in the index
 _BLOCK_BYTES = 1 << 20
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _FORMAT = re.compile(r"(raw|npy|jpeg)(?::(\d+))?\Z")
 
 
@@ -110,7 +107,9 @@ def pack(
             if shards is not None:
                 metadata = {**about, "set": digest, "shard": [number, len(paths)]}
                 if not overwrite and os.path.lexists(shard):
-                    _check_same(shard, metadata)  # written by the call that this one resumes
+                    # It was written by the call that this one resumes, or belongs to another set.
+                    if PackedSource(shard).shard_metadata != metadata:
+                        raise _exists(shard)
                     journal_of(shard).unlink(missing_ok=True)
                     continue
             settings = (encoder.fields, len(records), purpose.digest(), overwrite)
@@ -135,11 +134,7 @@ def shard_paths(path: Path, records: int, shards: int | None) -> list[Path]:
         raise ValueError(f"path is {path}; expected a name that ends in {SUFFIX}")
     if shards is None:
         return [path]
-    shards = check_integer("shards", shards, 1)
-    if shards > records:
-        raise ValueError(f"shards is {shards}; expected at most {records}, the number of records")
-    if shards > 99_999:
-        raise ValueError(f"shards is {shards}; expected at most 99999")
+    shards = check_integer("shards", shards, 1, min(records, 99_999), ", and a record in each")
     return [path.with_name(f"{path.stem}-{n:05}-of-{shards:05}{SUFFIX}") for n in range(shards)]
 
 
@@ -163,17 +158,11 @@ def _encode(encoder: RecordEncoder, records: range, threads: int) -> Iterator[li
 def _check_free(paths: Sequence[Path], overwrite: bool) -> None:
     """Raise if the file, or all files of a set, exist; a part of a set may be resumed."""
     if not overwrite and all(map(os.path.lexists, paths)):
-        raise FileExistsError(
-            f"{paths[0]} already exists; remove it, or use overwrite=True (--force)"
-        )
+        raise _exists(paths[0])
 
 
-def _check_same(path: Path, metadata: Mapping[str, Any]) -> None:
-    if PackedSource(path).shard_metadata != metadata:
-        raise FileExistsError(
-            f"{path} already exists and belongs to another set; remove it, or use overwrite=True "
-            "(--force)"
-        )
+def _exists(path: Path) -> FileExistsError:
+    return FileExistsError(f"{path} already exists; remove it, or use overwrite=True (--force)")
 
 
 def _about(source: BatchSource, form: PackFormat) -> dict[str, Any]:
@@ -201,13 +190,8 @@ def _digest(source: BatchSource, about: dict[str, Any], encoder: RecordEncoder) 
 
 def _files(source: BatchSource, times: bool) -> list[Any]:
     root = getattr(source, "root", "/")
-    entries: list[Any] = []
-    for path in getattr(source, "files", ()):
-        status = os.stat(path)
-        entries.append([os.path.relpath(path, root), status.st_size])
-        if times:
-            entries[-1].append(status.st_mtime_ns)
-    return entries
+    stats = [(os.path.relpath(path, root), os.stat(path)) for path in getattr(source, "files", ())]
+    return [[name, s.st_size, *([s.st_mtime_ns] if times else [])] for name, s in stats]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,10 +213,7 @@ class PackFormat:
         if not 1 <= quality <= 100:
             raise ValueError(f"format is {text!r}; expected a quality from 1 to 100")
         if match[1] == "npy" and max_side is not None:
-            raise ValueError(
-                f"max_side is {max_side}, but format 'npy' stores arrays unchanged; expected "
-                "'raw' or 'jpeg:90' to resize images"
-            )
+            raise ValueError(f"max_side is {max_side}, but format 'npy' stores arrays unchanged")
         return cls(match[1], quality, max_side, tuple(images))
 
     def __str__(self) -> str:
@@ -240,15 +221,7 @@ class PackFormat:
 
 
 class RecordEncoder:
-    """Encodes records of a source; called from several threads.
-
-    Args:
-      source: the source to pack.
-      form: the format.
-
-    Raises:
-      TypeError, ValueError: record 0 cannot be packed in this format.
-    """
+    """Encodes records of a source in a format; called from several threads."""
 
     def __init__(self, source: BatchSource, form: PackFormat) -> None:
         self._source = source
@@ -282,10 +255,7 @@ class RecordEncoder:
     def _encode(self, record: int) -> PackedRecord:
         values, names = self._record(record), [field.name for field in self.fields]
         if values.keys() != set(names):
-            raise ValueError(
-                f"record {record} has the fields {list(values)} and record 0 {names}; expected "
-                "equal fields"
-            )
+            raise ValueError(f"record {record} has the fields {list(values)} and record 0 {names}")
         readable = bool(np.all(values.get("valid", True)))  # otherwise the pixels are zeros
         return {
             field.name: self._stored(field, record, values[field.name], readable)
@@ -298,13 +268,16 @@ class RecordEncoder:
         self._check(field, record, value)
         if self._is_image(field.name):
             limit = self._form.max_side
-            if field.codec == "jpeg" and readable and not is_larger(value, limit):
+            small = limit is None or max(value.shape[:2]) <= limit
+            if field.codec == "jpeg" and readable and small:
                 jpeg = self._source.encoded_bytes(field.name, record)
                 if jpeg is not None and jpeg_size(jpeg) == value.shape[:2]:  # avoids a second loss
                     return _with_checksum(jpeg, value.shape[:2])
-            value = resize(value, limit)
+            value = value if small else resize(value, limit or 0)
             if field.codec == "jpeg":
-                return _with_checksum(encode_jpeg(value, self._form.quality), value.shape[:2])
+                file = io.BytesIO()
+                _pillow(value).save(file, "JPEG", quality=self._form.quality)
+                return _with_checksum(file.getvalue(), value.shape[:2])
         value = np.asarray(value, field.dtype, order="C")
         if field.codec == "column":
             return value
@@ -327,23 +300,19 @@ class RecordEncoder:
 
     def _field(self, name: str, value: np.ndarray) -> PackedField:
         if not can_store(value.dtype):
-            raise TypeError(
-                f"field {name!r} has dtype {value.dtype}; expected numbers or bools of JAX's dtypes"
-            )
+            raise TypeError(f"field {name!r} has dtype {value.dtype}; expected a dtype of JAX")
         codec: Codec = "array"
         shape = (0,) * value.ndim
         if self._is_image(name):
-            if value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] not in _MODES:
+            if value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] not in CHANNELS:
                 raise ValueError(
-                    f"field {name!r} is {value.dtype}{list(value.shape)}; expected images, uint8 "
-                    "[H, W, 1, 3 or 4]; use format 'npy' for other arrays"
+                    f"field {name!r} is {value.dtype}{list(value.shape)}; expected uint8 [H, W, C] "
+                    "with 1, 3 or 4 channels, or format 'npy'"
                 )
             shape = (0, 0, value.shape[2])
             if self._form.name == "jpeg":
                 if value.shape[2] == 4:
-                    raise ValueError(
-                        f"field {name!r} has 4 channels, which JPEG lacks; use format 'raw'"
-                    )
+                    raise ValueError(f"field {name!r} has 4 channels; use format 'raw'")
                 codec = "jpeg"
         elif value.ndim == 0 or (name in self._arrays and value.nbytes <= _COLUMN_BYTES):
             codec, shape = "column", value.shape
@@ -357,49 +326,20 @@ class RecordEncoder:
             return {name: np.asarray(array[record]) for name, array in self._arrays.items()}
         with jax.enable_x64(True):
             if isinstance(self._source, RecordSource):
-                return {k: np.asarray(value) for k, value in self._source._record(record).items()}
+                return self._source.record(record)
             data = row_of(self._source.gather(np.array([record])), 0)
         return {name: np.asarray(value) for name, value in data.items()}
 
 
-def jpeg_size(jpeg: bytes) -> tuple[int, int] | None:
-    """Return the upright (height, width) of a JPEG file; None for other or invalid files."""
-    if not jpeg.startswith(b"\xff\xd8\xff"):
-        return None
-    native = registry.module("cpu")
-    try:
-        if native is None:
-            header = header_by_pillow(jpeg)
-            return (header.height, header.width)
-        height, width, _, orientation, _ = native.jpeg_info(np.frombuffer(jpeg, np.uint8))
-    except (ValueError, OSError):
-        return None
-    return (width, height) if orientation >= 5 else (height, width)
-
-
-def is_larger(image: np.ndarray, max_side: int | None) -> bool:
-    """True if a side of uint8 [H, W, C] exceeds the limit."""
-    return max_side is not None and max(image.shape[:2]) > max_side
-
-
-def resize(image: np.ndarray, max_side: int | None) -> np.ndarray:
-    """Resize uint8 [H, W, C] to a longer side of at most `max_side`, with the same aspect ratio."""
-    if max_side is None or not is_larger(image, max_side):
-        return image
-    height, width = image.shape[:2]
+def resize(image: np.ndarray, max_side: int) -> np.ndarray:
+    """Resize uint8 [H, W, C] to a longer side of `max_side`, with the same aspect ratio."""
     from PIL.Image import Resampling
 
+    height, width = image.shape[:2]
     scale = max_side / max(height, width)
     size = tuple(max(1, round(side * scale)) for side in (width, height))
     small = np.asarray(_pillow(image).resize(size, Resampling.LANCZOS))
     return small.reshape(size[1], size[0], image.shape[2])
-
-
-def encode_jpeg(image: np.ndarray, quality: int) -> bytes:
-    """Encode uint8 [H, W, 1 or 3] as a JPEG file."""
-    file = io.BytesIO()
-    _pillow(image).save(file, "JPEG", quality=quality)
-    return file.getvalue()
 
 
 def _pillow(image: np.ndarray) -> Any:

@@ -47,19 +47,14 @@ PackedRecord = dict[str, np.ndarray | Stored]
 
 
 class PackedWriter:
-    """Writes records to ``NAME.part`` in order, and renames it when complete.
+    """Writes `records` records to ``NAME.part`` in order, and renames it when complete.
 
-    Args:
-      path: path of the file.
-      fields: storage of the fields.
-      records: number of records to write.
-      purpose: digest of settings and source; an existing part is resumed only if it is equal.
-      overwrite: if True, replace a file at `path`.
+    An existing part is resumed if `purpose`, a digest of settings and source, is equal.
 
     Raises:
       BlockingIOError: another process writes the same file.
       OSError: the part or the journal is not a regular file of this user.
-      FileExistsError: `path` exists, initially or in `finish`.
+      FileExistsError: `path` exists without `overwrite`, initially or in `finish`.
     """
 
     def __init__(
@@ -197,9 +192,8 @@ class PackedWriter:
 
     def _exists(self) -> FileExistsError:
         return FileExistsError(
-            f"expected no file at {self.path}, got one that another process has finished in the "
-            "meantime; remove it and repeat the call, or repeat it with overwrite=True (--force): "
-            f"both resume from {self._part}"
+            f"another process has finished {self.path} meanwhile; remove it, or use overwrite=True "
+            f"(--force): the call resumes from {self._part}"
         )
 
     def __enter__(self) -> Self:
@@ -237,15 +231,10 @@ def _open_own(path: Path) -> BinaryIO:
             pass
         status = os.lstat(path)
         if not stat.S_ISREG(status.st_mode):
-            raise FileExistsError(
-                f"expected {path} to be a regular file, got {stat.filemode(status.st_mode)} (a "
-                "link, a folder or a device); remove it"
-            )
+            mode = stat.filemode(status.st_mode)
+            raise FileExistsError(f"expected {path} to be a regular file, got {mode}; remove it")
         if status.st_uid != os.geteuid():
-            raise PermissionError(
-                f"expected {path} to be a file of user {os.geteuid()}, got one of user "
-                f"{status.st_uid}, which is not resumed; remove it"
-            )
+            raise PermissionError(f"{path} is a file of user {status.st_uid}; remove it")
         with contextlib.suppress(FileNotFoundError):  # another process may rename it now
             file = os.fdopen(os.open(path, flags), "r+b")
             opened = os.fstat(file.fileno())

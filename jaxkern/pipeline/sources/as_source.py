@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxkern.pipeline.sources.files import suffix_of
-from jaxkern.pipeline.sources.formats.arrow import ArrowSource, ParquetSource
-from jaxkern.pipeline.sources.formats.huggingface import huggingface_source
+from jaxkern.pipeline.sources.formats.arrow import ArrowSource, ParquetSource, huggingface_source
 from jaxkern.pipeline.sources.formats.record_files import ArrayRecordSource, TFRecordSource
 from jaxkern.pipeline.sources.formats.webdataset import WebDatasetSource
 from jaxkern.pipeline.sources.images.fields import ImageColumn
@@ -45,15 +44,6 @@ _OBJECTS: dict[tuple[str, str], Callable[[Any], BatchSource]] = {
 }
 
 
-@runtime_checkable
-class RandomAccessSource(Protocol):
-    """Object with a length, whose items 0..len-1 are records: dicts of arrays."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
-
-
 def as_source(source: Any) -> BatchSource:
     """Convert a dict of arrays, paths, a data set or a sequence to a source of batches."""
     if isinstance(source, BatchSource):
@@ -65,21 +55,21 @@ def as_source(source: Any) -> BatchSource:
         images = {k: value for k, value in source.items() if isinstance(value, ImageColumn)}
         if images:
             return EncodedSource(images, {k: v for k, v in source.items() if k not in images})
-        if any(_is_hdf5(value) for value in source.values()):
+        if any(type(value).__module__.split(".")[0] == "h5py" for value in source.values()):
             return HDF5Source(source)
         return ArraySource(source)
-    if (path := _path_of(source)) is not None:
+    path = source[0] if isinstance(source, list | tuple) and source else source
+    if isinstance(path, str | os.PathLike):
         if suffix_of(path) in SUFFIXES:
             return SUFFIXES[suffix_of(path)](source)
         raise TypeError(
-            f"source is {source!r:.80}; expected a path or pattern with one of the suffixes "
-            f"{', '.join(sorted(SUFFIXES))}; use jaxkern.pipeline.ImageFolder(...) for a folder of "
-            "images, ImageFiles(paths) for image files, and a dict of fields for .npy files: "
-            "{'x': 'x.npy'}"
+            f"source is {source!r:.80}; expected a suffix of {', '.join(sorted(SUFFIXES))}; "
+            "jaxkern.pipeline.ImageFolder(...) and ImageFiles(paths) read images, and a dict of "
+            "fields reads .npy files: {'x': 'x.npy'}"
         )
     if isinstance(source, np.ndarray | jax.Array):
         raise TypeError(f"source is an array {source.shape}; expected a dict, {{'x': array}}")
-    if isinstance(source, RandomAccessSource):
+    if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
         return RecordSource(source)
     if isinstance(source, Iterable):
         raise TypeError(
@@ -90,12 +80,3 @@ def as_source(source: Any) -> BatchSource:
         f"source is {source!r:.80}; expected a dict of arrays, a path, or an object with len() and "
         "[i] that returns dicts; jaxkern.from_stream accepts a function that opens a stream"
     )
-
-
-def _path_of(source: Any) -> str | os.PathLike[str] | None:
-    first = source[0] if isinstance(source, list | tuple) and source else source
-    return first if isinstance(first, str | os.PathLike) else None
-
-
-def _is_hdf5(value: Any) -> bool:
-    return type(value).__module__.split(".")[0] == "h5py"

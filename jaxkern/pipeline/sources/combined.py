@@ -20,11 +20,7 @@ from jaxkern.ring.rows import gather_rows
 
 
 class FieldChecker:
-    """Checks that the records of several inputs have equal fields, shapes and dtypes.
-
-    Args:
-      what: name of the node with these inputs, for messages.
-    """
+    """Checks that the records of the inputs of the node `what` have equal fields."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -32,11 +28,7 @@ class FieldChecker:
         self._agreed: set[int] = set()
 
     def check(self, *pieces: tuple[int, Data]) -> None:
-        """Raise ValueError if pieces of a batch differ, or if inputs differ from earlier ones.
-
-        Args:
-          pieces: (input number, rows) of each piece.
-        """
+        """Raise ValueError if (input, rows) differ within a batch, or inputs from earlier ones."""
         for source, data in pieces:
             if source not in self._agreed:
                 kinds = source, _describe_fields(data)
@@ -87,11 +79,19 @@ def _fields_key(data: Data) -> Any:
 class CombinedSource(BatchSource):
     """Base class of sources made of several sources."""
 
+    _sign = " + "
+
     def __init__(self, sources: Sequence[BatchSource]) -> None:
         self.sources = tuple(sources)
         self.fresh = all(source.fresh for source in self.sources)
         masks = any(source.on_bad_record == "mask" for source in self.sources)
         self.on_bad_record = "mask" if masks else "raise"
+
+    def __repr__(self) -> str:
+        return self._sign.join(map(repr, self.sources))
+
+    def describe(self) -> str:
+        return self._sign.join(source.describe() for source in self.sources)
 
     def remarks(self) -> Sequence[str]:
         return tuple(remark for source in self.sources for remark in source.remarks())
@@ -100,10 +100,7 @@ class CombinedSource(BatchSource):
 class JoinedSource(CombinedSource):
     """Concatenation of sources with equal fields, possibly repeated.
 
-    Args:
-      sources: the sources.
-      numbers: record numbers that each source occupies: its length, or more if it repeats.
-      what: name of the node, for messages.
+    `numbers` are the record numbers that each source occupies: its length, or more if it repeats.
     """
 
     def __init__(
@@ -112,16 +109,8 @@ class JoinedSource(CombinedSource):
         super().__init__(sources)
         self._ends = np.cumsum(numbers, dtype=np.int64)
         self._starts = self._ends - np.asarray(numbers, np.int64)
+        self._length = int(self._ends[-1])
         self._fields = FieldChecker(what)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def __repr__(self) -> str:
-        return " + ".join(map(repr, self.sources))
-
-    def describe(self) -> str:
-        return " + ".join(source.describe() for source in self.sources)
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         if self._arrays is not None:
@@ -143,10 +132,9 @@ class JoinedSource(CombinedSource):
 
     @functools.cached_property
     def _arrays(self) -> list[Mapping[str, np.ndarray]] | None:
-        plain = [each.row_arrays() for each in self.sources if isinstance(each, ArraySource)]
+        plain = [s.row_arrays() for s in self.sources if isinstance(s, ArraySource)]
         parts = [arrays for arrays in plain if arrays is not None]
-        lengths = np.cumsum([len(source) for source in self.sources])
-        if len(parts) < len(self.sources) or not np.array_equal(lengths, self._ends):
+        if len(parts) < len(self.sources) or sum(map(len, self.sources)) != len(self):
             return None
         self._fields.check(*((number, dict(arrays)) for number, arrays in enumerate(parts)))
         return parts
@@ -154,18 +142,18 @@ class JoinedSource(CombinedSource):
     def _rows_of_arrays(
         self, parts: Sequence[Mapping[str, np.ndarray]], records: np.ndarray, out: Data | None
     ) -> Data:
-        for name, array in ((name, array) for part in parts for name, array in part.items()):
-            check_mapped(f"field {name!r}", array)
-        rows, data = records % self._ends[-1], {}
-        for name in parts[0]:
+        data: Data = {}
+        for name, first in parts[0].items():
             arrays = [part[name] for part in parts]
-            if out is None:
-                first = arrays[0]
-                target = np.empty((len(rows), *first.shape[1:]), first.dtype)
-                data[name] = row.canonical(gather_rows(arrays, rows, target))
-            else:
-                data[name] = gather_rows(arrays, rows, out[name])
-        return data
+            for array in arrays:
+                check_mapped(f"field {name!r}", array)
+            target = (
+                np.empty((len(records), *first.shape[1:]), first.dtype)
+                if out is None
+                else out[name]
+            )
+            data[name] = gather_rows(arrays, records % len(self), target)
+        return data if out is not None else {k: row.canonical(rows) for k, rows in data.items()}
 
     def _split(self, records: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         inner = records % self._ends[-1]
@@ -179,14 +167,11 @@ class JoinedSource(CombinedSource):
             self.sources[source].check(inner)
 
     def row_parts(self) -> list[Mapping[str, np.ndarray]] | None:
-        all_parts: list[Mapping[str, np.ndarray]] = []
-        for source in self.sources:
-            parts = source.row_parts()
-            if parts is None:
-                return None
-            all_parts += parts
+        parts = [source.row_parts() for source in self.sources]
         encoded = any(source.encoded_images() for source in self.sources)
-        return None if encoded and not self.encoded_images() else all_parts
+        if None in parts or (encoded and not self.encoded_images()):
+            return None
+        return [arrays for part in parts for arrays in part or ()]
 
     def rows_of(self, records: np.ndarray) -> np.ndarray:
         rows = np.empty(len(records), np.int64)
@@ -199,13 +184,10 @@ class JoinedSource(CombinedSource):
         parts = [source.encoded_images() for source in self.sources]
         if not all(each.keys() == parts[0].keys() for each in parts):
             return {}
-        images: dict[str, EncodedImages] = {}
-        for name in parts[0]:
-            joined = _concatenate([each[name] for each in parts])
-            if joined is None:
-                return {}
-            images[name] = dataclasses.replace(joined, rows_of=self.rows_of)
-        return images
+        images = {name: _concatenate([each[name] for each in parts]) for name in parts[0]}
+        if None in images.values():
+            return {}
+        return {k: dataclasses.replace(v, rows_of=self.rows_of) for k, v in images.items() if v}
 
 
 def _rows_in(source: BatchSource) -> int:
@@ -220,40 +202,27 @@ def _concatenate(images: Sequence[EncodedImages]) -> EncodedImages | None:
         return None
     if len(images) == 1:
         return images[0]
-    places, blobs = [], 0
-    for each in images:
-        places.append(each.place + np.array([blobs, 0, 0]))
-        blobs += len(each.blobs)
-    return dataclasses.replace(
-        images[0],
-        blobs=tuple(blob for each in images for blob in each.blobs),
-        place=np.concatenate(places),
-        size=np.concatenate([each.size for each in images]),
-    )
+    first_blob = np.cumsum([0, *(len(each.blobs) for each in images)])
+    places = [one.place + np.array([k, 0, 0]) for one, k in zip(images, first_blob, strict=False)]
+    blobs = tuple(blob for each in images for blob in each.blobs)
+    size = np.concatenate([each.size for each in images])
+    return dataclasses.replace(images[0], blobs=blobs, place=np.concatenate(places), size=size)
 
 
 class ZippedSource(CombinedSource):
     """Source whose record i combines records i of several sources; its length is the shortest.
 
-    Args:
-      sources: the sources.
-      names: field names under which the fields of each source are nested; None merges the fields,
-        which must have different names.
+    With `names` the fields of each source are nested; None merges them.
     """
+
+    _sign = " | "
 
     def __init__(self, sources: Sequence[BatchSource], names: Sequence[str] | None = None) -> None:
         super().__init__(sources)
-        self.names = names
-
-    def __len__(self) -> int:
-        return min(len(source) for source in self.sources)
-
-    def __repr__(self) -> str:
-        return " | ".join(map(repr, self.sources))
+        self.names, self._length = names, min(map(len, self.sources))
 
     def describe(self) -> str:
-        names = "" if self.names is None else f" as {', '.join(self.names)}"
-        return " | ".join(source.describe() for source in self.sources) + names
+        return super().describe() + (f" as {', '.join(self.names)}" if self.names else "")
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
         specs = [source.batch_spec(count, image_side) for source in self.sources]
@@ -278,12 +247,11 @@ class ZippedSource(CombinedSource):
         if self.names is not None:
             return {}
         fields = merge_fields([dict(source.encoded_images()) for source in self.sources], None)
-        return {
-            name: dataclasses.replace(
-                images, place=images.place[: len(self)], size=images.size[: len(self)]
-            )
-            for name, images in fields.items()
-        }
+        return {name: _select(images, slice(len(self))) for name, images in fields.items()}
+
+
+def _select(images: EncodedImages, records: Any) -> EncodedImages:
+    return dataclasses.replace(images, place=images.place[records], size=images.size[records])
 
 
 def merge_fields(batches: Sequence[Data], names: Sequence[str] | None) -> Data:
@@ -302,10 +270,10 @@ def merge_fields(batches: Sequence[Data], names: Sequence[str] | None) -> Data:
 
 
 class Subset(BatchSource):
-    """Source of selected records of another source, in the given order.
+    """Source of selected records of another source: record i is its record ``indices[i]``.
 
-    Record i is record ``indices[i]`` of the source. Random parameters and `Pipeline.explain` use i.
-    Arrays with a constant step of indices are gathered by native threads.
+    Random parameters and `Pipeline.explain` use i. Arrays with a constant step of indices are
+    gathered by native threads.
 
     Args:
       source: as for `from_source`; stored as the attribute `source`.
@@ -328,11 +296,9 @@ class Subset(BatchSource):
         #: int64 [M], read-only: native threads and states rely on the values
         self.indices = _check_indices(indices, len(self.source), repr(self.source))
         self.indices.flags.writeable = False
+        self._length = len(self.indices)
         self.fresh = self.source.fresh and type(self).gather is Subset.gather
         self.on_bad_record = self.source.on_bad_record
-
-    def __len__(self) -> int:
-        return len(self.indices)
 
     def __repr__(self) -> str:
         return f"Subset({len(self)} of {self.source!r})"
@@ -348,19 +314,11 @@ class Subset(BatchSource):
         return self.source.gather(self.indices[records], out)
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
-        if type(self).gather is not Subset.gather:
-            return None
         return self.source.batch_spec(count, image_side)
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
-        if type(self).gather is not Subset.gather:
-            return {}
-        return {
-            name: dataclasses.replace(
-                images, place=images.place[self.indices], size=images.size[self.indices]
-            )
-            for name, images in self.source.encoded_images().items()
-        }
+        images = self.source.encoded_images()
+        return {name: _select(column, self.indices) for name, column in images.items()}
 
     def name_of(self, record: int) -> str:
         return self.source.name_of(int(self.indices[record]))
@@ -383,14 +341,14 @@ class Subset(BatchSource):
         Otherwise return copies if there are encoded images, which are much larger.
         """
         arrays = self.source.row_arrays()
-        steps = np.diff(self.indices)
-        if arrays is None or type(self).gather is not Subset.gather or len(self) == 0:
+        if arrays is None or len(self) == 0:
             return None
+        steps = np.diff(self.indices)
         if np.any(steps != steps[:1]):
             if not self.source.encoded_images():
                 return None
             return {name: array[self.indices] for name, array in arrays.items()}
-        first, step = (int(n) for n in (*self.indices[:1], *steps[:1], 1)[:2])
+        first, step = int(self.indices[0]), int(steps[0]) if len(steps) else 1
         if step == 0:
             return None
         stop = first + len(self) * step

@@ -5,11 +5,14 @@ from __future__ import annotations
 import glob
 import importlib
 import itertools
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 _MAX_FILES = 1_000_000
 
@@ -72,24 +75,30 @@ def _match(path: str, suffixes: Sequence[str], what: str) -> list[Path]:
 def _expand_braces(pattern: str) -> Iterator[str]:
     pieces = re.split(r"(\{[^{}]*\})", pattern)
     choices = [_choices(piece) if piece.startswith("{") else [piece] for piece in pieces]
-    count = 1
-    for choice in choices:
-        count *= len(choice)
-    if count > _MAX_FILES:
-        raise ValueError(f"{pattern!r:.200} matches {count} files; expected at most {_MAX_FILES}")
-    return ("".join(chosen) for chosen in itertools.product(*choices))
+    _check_count(pattern, math.prod(map(len, choices)))
+    return map("".join, itertools.product(*choices))
+
+
+def _check_count(pattern: str, count: int) -> None:
+    if not 0 < count <= _MAX_FILES:
+        raise ValueError(f"{pattern!r:.200} matches {count} files; expected 1 to {_MAX_FILES}")
 
 
 def _choices(piece: str) -> Sequence[str]:
     inner = piece[1:-1]
     if numbers := re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", inner):
         first, last = numbers.groups()
-        count = int(last) - int(first) + 1
-        if not 0 < count <= _MAX_FILES:
-            raise ValueError(f"{piece} matches {count} files; expected 1 to {_MAX_FILES}")
+        _check_count(piece, int(last) - int(first) + 1)
         width = len(first) if first.startswith("0") or len(first) == len(last) else 0
         return [f"{number:0{width}d}" for number in range(int(first), int(last) + 1)]
     return inner.split(",") if "," in inner else [piece]
+
+
+def map_file(path: Path) -> np.ndarray:
+    """Map a file into memory, uint8 [size], read-only."""
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path} is empty")
+    return np.memmap(path, np.uint8, "r")
 
 
 def import_extra(module: str, name: str) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -20,17 +21,13 @@ class EncodedImages:
     """A field of encoded images, for native threads that decode them.
 
     Attributes:
-      blobs: C-contiguous uint8 [B] each, for example memory maps: bytes of encoded images; with
-        `in_files`, names of files, encoded for the file system.
-      place: int64 [N, 3] of each record: blob, offset and length of its bytes (or of its file's
-        name).
-      in_files: True if `blobs` hold names of files.
+      blobs: C-contiguous uint8 [B] each: bytes of encoded images, for example memory maps.
+      place: int64 [N, 3] of each record: blob, offset and length of its bytes.
+      in_files: True if these bytes are names of files, encoded for the file system.
       size: int32 [N, 2], height and width of the upright image, from its header; zeros if unknown.
       codec: "jpeg", or "raw" for uncompressed uint8 [height, width, channels].
-      channels: channels of the decoded image: 1, 3 or 4.
-      max_pixels: maximum height * width.
-      scaled: True if JPEG may be decoded at 1/2, 1/4 or 1/8 when the Compose shrinks it by at least
-        as much, which is faster and changes values.
+      channels, max_pixels: as for `Encoded`.
+      scaled: True if JPEG may be decoded at 1/2, 1/4 or 1/8, see `ImageFiles`.
       rows_of: function from record numbers to rows of `place` and `size`, if they differ.
     """
 
@@ -48,59 +45,55 @@ class EncodedImages:
 class BatchSource:
     """Base class of sources that read whole batches; subclass it for other formats.
 
-    `gather` is called concurrently from several threads.
+    `gather` is called concurrently from several threads. A subclass that overrides it must define
+    `fresh`, `batch_spec`, `row_arrays` and `encoded_images` again, which describe it.
 
     Attributes:
       fresh: True if each `gather` (without `out`) returns new arrays that are not modified later,
-        so a batch need not be copied. A subclass that overrides `gather` must set it again.
+        so a batch need not be copied.
       on_bad_record: with "mask", `gather` returns zeros for records that it cannot read, and a
         field "valid" (bool [N]) that is False there; the iterator counts them.
     """
 
     fresh: bool = False
     on_bad_record: Literal["raise", "mask"] = "raise"
+    _names: Collection[str] = ()  # of fields, for the repr
+    _length: int  # number of records; or override `__len__`
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # `fresh` must be set by the class that defines `gather`.
-        first = next(base for base in cls.__mro__ if {"gather", "fresh"} & vars(base).keys())
-        if "fresh" not in vars(first):
-            cls.fresh = False
+        for name in ("fresh", "batch_spec", "row_arrays", "encoded_images"):
+            first = next(base for base in cls.__mro__ if {"gather", name} & vars(base).keys())
+            if name not in vars(first):
+                setattr(cls, name, vars(BatchSource)[name])
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        return self._length
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         """Return the batch of records int64 [N], in order.
 
-        Args:
-          records: record numbers.
-          out: dict of arrays to fill and return, if the pipeline provides one and the source's
-            fields are arrays.
+        `out` is a dict of arrays to fill and return, or None; a source may ignore it.
         """
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} records)"
+        fields = f"{', '.join(self._names)}; " if self._names else ""
+        return f"{type(self).__name__}({fields}{len(self)} records)"
 
     def describe(self) -> str:
         """Return a text that is equal for sources with equal records; stored in states."""
         return type(self).__name__
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
-        """Return the shapes and dtypes of a batch without reading it; None if unknown.
+        """Return the shapes and dtypes of `count` records without reading them; None if unknown.
 
-        Args:
-          count: number of records.
-          image_side: replaces the maximum height and width of images if only headers contain them.
+        `image_side` replaces the maximum height and width of images if only headers contain them.
         """
         return None
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        """Return field -> array [records, ...] if `gather` only copies rows, otherwise None.
-
-        Native threads then copy the rows, without Python.
-        """
+        """Return field -> array [records, ...] if native threads may copy its rows, else None."""
         return None
 
     def row_parts(self) -> Sequence[Mapping[str, np.ndarray]] | None:
@@ -113,10 +106,7 @@ class BatchSource:
         return records
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
-        """Return field -> encoded images that `gather` decodes; `row_arrays` has the other fields.
-
-        Native threads then decode the regions that a Compose needs, without Python.
-        """
+        """Return field -> images for native threads to decode; `row_arrays` has other fields."""
         return {}
 
     def name_of(self, record: int) -> str:
@@ -135,10 +125,7 @@ class BatchSource:
         return ()
 
     def check(self, records: np.ndarray) -> None:
-        """Raise if one of the records int64 [N] must not be read.
-
-        Called before native threads read from `row_arrays` and `encoded_images`.
-        """
+        """Raise if native threads must not read one of the records int64 [N]."""
 
     def __getitem__(self, index: int) -> Data:
         """Return one record."""
@@ -167,39 +154,54 @@ class ArraySource(BatchSource):
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         if not isinstance(arrays, Mapping) or not arrays:
             raise TypeError(f"arrays is {arrays!r:.80}; expected a dict with at least one field")
-        self.arrays = {name: _array(name, value) for name, value in arrays.items()}
+        self._names = self.arrays = {name: _array(name, each) for name, each in arrays.items()}
         self._length = common_length({name: len(array) for name, array in self.arrays.items()})
 
-    def __len__(self) -> int:
-        return int(self._length)
-
-    def __repr__(self) -> str:
-        return f"ArraySource({', '.join(self.arrays)}; {len(self)} records)"
-
     def batch_spec(self, count: int, image_side: int) -> Data | None:
-        if type(self).gather is not ArraySource.gather:
-            return None
         return {
             name: jax.ShapeDtypeStruct((count, *array.shape[1:]), canonical_dtype(array.dtype))
             for name, array in self.arrays.items()
         }
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        return self.arrays if type(self).gather is ArraySource.gather else None
+        return self.arrays
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         check_records(records, len(self))
         for name, array in self.arrays.items():
             check_mapped(f"field {name!r}", array)
-        if out is None:
-            return {k: canonical(_rows(array, records)) for k, array in self.arrays.items()}
+        data: Data = {}
         for name, array in self.arrays.items():
-            if out[name].dtype == array.dtype and _is_plain(array):
+            # `take` reads such an array directly; it copies other arrays completely first.
+            plain = array.flags.c_contiguous and array.flags.aligned
+            if out is not None and plain and out[name].dtype == array.dtype:
                 # mode="raise" would write through a copy; the range is already checked.
-                array.take(records, axis=0, out=out[name], mode="clip")
+                data[name] = array.take(records, axis=0, out=out[name], mode="clip")
             else:
-                out[name][...] = _rows(array, records)
-        return out
+                rows = array.take(records, axis=0) if plain else array[records]
+                data[name] = store_rows(rows, name, out)
+        return data
+
+
+def store_rows(rows: np.ndarray, name: str, out: Data | None) -> np.ndarray:
+    """Return the rows of a field in JAX's dtype, in `out` if the pipeline provides it."""
+    if out is None:
+        return canonical(rows)
+    target: np.ndarray = out[name]
+    target[...] = rows
+    return target
+
+
+def check_choice(name: str, value: Any, *choices: Any) -> None:
+    """Raise ValueError with the argument's name for another value than the choices."""
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(repr, choices))}")
+
+
+def locate(ends: Any, record: int) -> tuple[int, int]:
+    """Return the part of a record, and its number there, of parts that end at these records."""
+    part = bisect.bisect_right(ends, record)
+    return part, int(record - (ends[part - 1] if part else 0))
 
 
 def common_length(lengths: Mapping[str, int]) -> int:
@@ -213,16 +215,6 @@ def check_records(records: np.ndarray, count: int) -> None:
     """Raise IndexError for records outside [0, count)."""
     if records.size and not (records.min() >= 0 and records.max() < count):
         raise IndexError(f"records {records.min()} to {records.max()} are out of range for {count}")
-
-
-def _is_plain(array: np.ndarray) -> bool:
-    """True if `take` reads the array directly; it copies other arrays completely first."""
-    return bool(array.flags.c_contiguous and array.flags.aligned)
-
-
-def _rows(array: np.ndarray, records: np.ndarray) -> np.ndarray:
-    rows: np.ndarray = array.take(records, axis=0) if _is_plain(array) else array[records]
-    return rows
 
 
 def _array(name: str, value: Any) -> np.ndarray:
@@ -246,11 +238,9 @@ def check_numeric(array: np.ndarray, what: str) -> None:
             "for encoded images, EncodedRecords for records with them, decode other values before"
         )
     try:
-        canonical(np.empty(0, dtype))
+        canonical_dtype(dtype)
     except TypeError:
-        raise TypeError(
-            f"{what} has dtype {dtype}, which JAX does not support; convert it in the source"
-        ) from None
+        raise TypeError(f"{what} has dtype {dtype}, which JAX does not support") from None
 
 
 class RecordSource(BatchSource):
@@ -259,34 +249,33 @@ class RecordSource(BatchSource):
     fresh = True
 
     def __init__(self, source: Any) -> None:
-        self.source = source
-
-    def __len__(self) -> int:
-        return len(self.source)
+        self.source, self._length = source, len(source)
 
     def __repr__(self) -> str:
         return f"{type(self.source).__name__}({len(self)} records)"
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        rows = [self._record(record) for record in records.tolist()]
+        rows = [self.record(record) for record in records.tolist()]
         return stack_records(rows, records.tolist(), repr(self), out)
 
-    def _record(self, record: int) -> Data:
-        try:
-            fields = self.source[record]
-        except BaseException as error:
-            note(error, "while reading record {} of {!r}", record, self)
-            raise
-        return record_arrays(fields, record, repr(self))
+    def record(self, record: int) -> Data:
+        """Return a record as arrays."""
+        return record_arrays(read_record(self.source, record, self), record, repr(self))
+
+
+def read_record(source: Any, record: int, who: Any) -> Any:
+    """Return ``source[record]``; note the record in exceptions."""
+    try:
+        return source[record]
+    except BaseException as error:
+        note(error, "while reading record {} of {!r}", record, who)
+        raise
 
 
 def record_arrays(fields: Any, record: int, who: str) -> Data:
     """Convert a record to a dict of arrays; raise TypeError if it is not a dict of numbers."""
     if not isinstance(fields, Mapping) or not fields:
-        raise TypeError(
-            f"record {record} of {who} is {fields!r:.80}; expected a dict of arrays, such as "
-            "{'image': ..., 'label': ...}"
-        )
+        raise TypeError(f"record {record} of {who} is {fields!r:.80}; expected a dict of arrays")
     arrays = {str(name): np.asarray(value) for name, value in fields.items()}
     for name, array in arrays.items():
         check_numeric(array, f"{name!r} of record {record}")
@@ -298,17 +287,12 @@ def stack_records(
 ) -> Data:
     """Stack records into a batch, in `out` where shapes and dtypes match.
 
-    Args:
-      rows: at least one record.
-      records: record numbers, for messages.
-      who: name of the source, for messages.
-      out: arrays to fill, see `BatchSource.gather`.
+    `records` are their numbers and `who` is the name of the source, for messages.
     """
     for record, fields in zip(records, rows, strict=True):
         if fields.keys() != rows[0].keys():
             raise ValueError(
-                f"record {record} has the fields {sorted(fields)} and record {records[0]} "
-                f"{sorted(rows[0])}; expected equal fields"
+                f"record {record} has the fields {[*fields]}, record {records[0]} {[*rows[0]]}"
             )
     result: Data = {}
     for name in rows[0]:
@@ -317,8 +301,7 @@ def stack_records(
             if value.shape != values[0].shape:
                 raise ValueError(
                     f"record {record} of {who} has {name!r} of shape {value.shape} and "
-                    f"record {records[0]} of shape {values[0].shape}; expected equal shapes: "
-                    "resize in the source, or use jaxkern.pipeline.ImageFolder"
+                    f"record {records[0]} of shape {values[0].shape}; expected equal shapes"
                 )
         target = None if out is None else out.get(name)
         kind = values[0].shape, canonical_dtype(np.result_type(*values))

@@ -1,7 +1,8 @@
-"""Sources of the data sets of HDF5 files and of the arrays of Zarr groups."""
+"""Sources of HDF5 data sets, of Zarr arrays, and of token documents."""
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ import numpy as np
 
 from jaxkern.core.caches import LruCache
 from jaxkern.core.failures import note
-from jaxkern.pipeline.rows import Data, canonical
+from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sources.files import import_extra
 from jaxkern.pipeline.sources.source import (
     ArraySource,
@@ -19,8 +20,10 @@ from jaxkern.pipeline.sources.source import (
     check_numeric,
     check_records,
     common_length,
+    store_rows,
 )
 from jaxkern.ring import map_hdf5
+from jaxkern.tokens import Documents, padded_rows
 
 
 class HDF5Source(BatchSource):
@@ -34,10 +37,8 @@ class HDF5Source(BatchSource):
       path: path of the file, if `fields` has names. The file remains open.
 
     Raises:
-      ImportError: h5py is not installed.
-      KeyError: a data set does not exist.
-      ValueError: data sets have different lengths.
-      TypeError: data sets are not numbers.
+      KeyError, ValueError, TypeError: a data set does not exist, has another length than others, or
+        is not numbers.
     """
 
     fresh = True
@@ -51,13 +52,9 @@ class HDF5Source(BatchSource):
         for name, dataset in fields.items():
             if isinstance(dataset, str):
                 if self._file is None:
-                    raise ValueError(
-                        f"field {name!r} is the name {dataset!r}; expected an h5py.Dataset, or path"
-                    )
+                    raise ValueError(f"field {name!r} is {dataset!r}; expected a Dataset, or path")
                 if dataset not in self._file:
-                    raise KeyError(
-                        f"{path} has no data set {dataset!r}; it has {sorted(self._file)}"
-                    )
+                    raise KeyError(f"{path} has {sorted(self._file)}, but not {dataset!r}")
                 dataset = self._file[dataset]
             if not isinstance(dataset, h5py.Dataset):
                 mapped[name] = dataset
@@ -68,41 +65,25 @@ class HDF5Source(BatchSource):
             except ValueError:  # not stored contiguously
                 self._chunked[name] = dataset
         self._mapped = ArraySource(mapped) if mapped else None
-        lengths = {name: dataset.shape[0] for name, dataset in self._chunked.items()}
-        if self._mapped is not None:
-            lengths.update({name: len(self._mapped) for name in self._mapped.arrays})
-        self._names = list(fields)
-        self._length = common_length(lengths)
+        arrays = {} if self._mapped is None else self._mapped.arrays
+        stored: dict[str, Any] = {**self._chunked, **arrays}
+        self._names = self._fields = {name: stored[name] for name in fields}
+        self._length = common_length({k: field.shape[0] for k, field in self._fields.items()})
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return int(self._length)
-
-    def __repr__(self) -> str:
-        return f"HDF5Source({', '.join(self._names)}; {len(self)} records)"
-
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        if self._chunked or self._mapped is None or type(self).gather is not HDF5Source.gather:
-            return None
-        return {name: self._mapped.arrays[name] for name in self._names}
+        return None if self._chunked else self._fields
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        data: Data = {}
-        if self._mapped is not None:
-            target = None if out is None else {name: out[name] for name in self._mapped.arrays}
-            data.update(self._mapped.gather(records, target))
+        data = {} if self._mapped is None else self._mapped.gather(records, out)
         order = np.argsort(records, kind="stable")
         for name, dataset in self._chunked.items():
             rows = np.empty((len(records), *dataset.shape[1:]), dataset.dtype)
             with self._lock:  # h5py's own lock would switch threads at every record
                 for row in order.tolist():
                     rows[row] = dataset[int(records[row])]
-            if out is None:
-                data[name] = canonical(rows)
-            else:
-                out[name][...] = rows
-                data[name] = out[name]
-        return {name: data[name] for name in self._names}
+            data[name] = store_rows(rows, name, out)
+        return {name: data[name] for name in self._fields}
 
 
 class ZarrSource(BatchSource):
@@ -118,11 +99,8 @@ class ZarrSource(BatchSource):
       cache_bytes: maximum size of cached decoded chunks in bytes.
 
     Raises:
-      ImportError: zarr 3 is not installed.
-      FileNotFoundError: the path does not exist.
-      KeyError: an array does not exist.
-      ValueError: arrays have different lengths.
-      TypeError: arrays are not numbers.
+      FileNotFoundError, KeyError: the path or an array does not exist.
+      ValueError, TypeError: arrays have different lengths, or are not numbers.
     """
 
     fresh = True
@@ -135,7 +113,7 @@ class ZarrSource(BatchSource):
         if isinstance(group, str | os.PathLike):
             self._where = os.fspath(group)
             if not os.path.exists(group):
-                raise FileNotFoundError(f"{group} does not exist; expected a Zarr group")
+                raise FileNotFoundError(f"{group} does not exist")
             try:
                 group = zarr.open(os.fspath(group), mode="r")
             except Exception as error:
@@ -144,21 +122,15 @@ class ZarrSource(BatchSource):
         for name in fields or ():
             if name not in arrays:
                 raise KeyError(f"{self._where} has no array {name!r}; it has {sorted(arrays)}")
-        self._arrays = {name: arrays[name] for name in fields or sorted(arrays)}
+        self._names = self._arrays = {name: arrays[name] for name in fields or sorted(arrays)}
         if not self._arrays:
             raise ValueError(f"{self._where} has no arrays")
         for name, array in self._arrays.items():
             if array.ndim == 0:
-                raise ValueError(f"array {name!r} of {self._where} is a scalar; expected [N, ...]")
+                raise ValueError(f"array {name!r} of {self._where} is a scalar")
             check_numeric(np.empty(0, array.dtype), f"array {name!r} of {self._where}")
         self._length = common_length({k: array.shape[0] for k, array in self._arrays.items()})
         self._cache = LruCache[np.ndarray](cache_bytes, lambda chunk: chunk.nbytes)
-
-    def __len__(self) -> int:
-        return int(self._length)
-
-    def __repr__(self) -> str:
-        return f"ZarrSource({', '.join(self._arrays)}; {len(self)} records)"
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         check_records(records, len(self))
@@ -170,23 +142,78 @@ class ZarrSource(BatchSource):
             for chunk in np.unique(chunks).tolist():
                 selected = chunks == chunk
                 rows[selected] = self._chunk(name, chunk)[records[selected] - chunk * length]
-            if out is None:
-                data[name] = canonical(rows)
-            else:
-                out[name][...] = rows
-                data[name] = out[name]
+            data[name] = store_rows(rows, name, out)
         return data
 
     def _chunk(self, name: str, chunk: int) -> np.ndarray:
-        cached = self._cache.get((name, chunk))
-        if cached is not None:
+        if (cached := self._cache.get((name, chunk))) is not None:
             return cached
-        array = self._arrays[name]
-        first = chunk * array.chunks[0]
+        length = self._arrays[name].chunks[0]
+        first = chunk * length
         try:
-            values = np.asarray(array[first : first + array.chunks[0]])
+            values = np.asarray(self._arrays[name][first : first + length])
         except Exception as error:
             note(error, "while reading records from {} of {!r} in {}", first, name, self._where)
             raise
         self._cache.put((name, chunk), values)
         return values
+
+
+class TokenSource(BatchSource):
+    """Source of token documents, stored as concatenated values and offsets.
+
+    Usually followed by `Pack`, which reads the documents without a copy. Without it each document
+    is one padded row: the fields int32 [N, width], and "length", int32 [N]. The width is
+    `max_length`, or the length of the longest document.
+
+    Args:
+      values, offsets: see `jaxkern.tokens.Documents`: arrays, memory maps or paths of ``.npy``
+        files; or, without offsets, a sequence of arrays or an Arrow array of lists.
+      max_length: documents are truncated to this number of tokens; None: no limit.
+      pad_id: value of padding; a dict of field -> value if the fields differ.
+
+    Raises:
+      As `Documents`.
+
+    >>> import jaxkern as jk
+    >>> source = jk.pipeline.TokenSource([1, 2, 3, 4, 5, 6], offsets=[0, 3, 4, 6])
+    >>> batch = next(iter(jk.from_source(source, batch_size=3)))
+    >>> batch["tokens"].tolist(), batch["length"].tolist()
+    ([[1, 2, 3], [4, 0, 0], [5, 6, 0]], [3, 1, 2])
+    """
+
+    fresh = True
+
+    def __init__(
+        self,
+        values: Any,
+        offsets: Any = None,
+        *,
+        max_length: int | None = None,
+        pad_id: int | Mapping[str, int] = 0,
+    ) -> None:
+        self.documents = Documents(values, offsets, max_length)
+        self._names, self._length = self.documents.fields, len(self.documents)
+        if "length" in self._names:
+            raise ValueError("the field name 'length' is reserved for lengths; rename it")
+        self.pad_id = pad_id
+
+    @functools.cached_property
+    def width(self) -> int:
+        """Return the number of columns of the batches."""
+        return self.documents.max_length or max(self.documents.longest(), 1)
+
+    def describe(self) -> str:
+        fields = ", ".join(self._names)
+        first, last = self.documents.offsets[[0, -1]]
+        return f"TokenSource({fields}; {first} to {last}, at most {self.documents.max_length})"
+
+    def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
+        check_records(records, len(self))
+        self.documents.check_files()
+        begins, lengths = self.documents.places(records)
+        rows = padded_rows(begins, lengths, self.width, self.documents.fields, self.pad_id, out)
+        if out is None:
+            return {**rows, "length": lengths.astype(np.int32)}
+        out["length"][...] = lengths
+        return out

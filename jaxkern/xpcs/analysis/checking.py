@@ -1,8 +1,4 @@
-"""Check of a file of XPCS data for damage, in a child process.
-
-The HDF5 library may crash on a damaged file, which `except` cannot catch. A crash of the child
-process is reported as damage.
-"""
+"""Check of a file of XPCS data for damage, in a child process, which the HDF5 library may crash."""
 
 from __future__ import annotations
 
@@ -37,13 +33,7 @@ _BLOCK = 1 << 26
 
 @dataclass(frozen=True)
 class FileCheck:
-    """Result of `check_file`.
-
-    Attributes:
-      path: path of the file.
-      holds: description of its content; None if it is damaged.
-      error: description of the damage; None if there is no damage.
-    """
+    """Result of `check_file`: a description of a file's content, or of its damage."""
 
     path: Path
     holds: str | None
@@ -72,22 +62,17 @@ def check_file(
     path = Path(path)
     path.stat()
     arguments = json.dumps([os.fspath(path), frame_shape, dataset])
-    child = subprocess.run(
-        [sys.executable, "-c", f"from {__name__} import _child; _child()", arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"},
-        check=False,
-    )
+    command = [sys.executable, "-c", f"from {__name__} import _child; _child()", arguments]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"}
+    child = subprocess.run(command, capture_output=True, env=env, check=False)
     if child.returncode < 0:
         name = signal.Signals(-child.returncode).name
         return FileCheck(path, None, f"the library that reads the file crashed ({name})")
     try:
-        holds, error = json.loads(child.stdout.splitlines()[-1])
+        return FileCheck(path, *json.loads(child.stdout.splitlines()[-1]))
     except (ValueError, IndexError):
         error = f"the process that read the file ended with exit code {child.returncode}"
         return FileCheck(path, None, error)
-    return FileCheck(path, holds, error)
 
 
 def _child() -> None:
@@ -119,12 +104,9 @@ def _read_all(path: str, frame_shape: tuple[int, int] | None, dataset: str | Non
             return f"a map of bins: {QMap.read(path)}"
     with open_frames(path, frame_shape, dataset) as source:
         step = max(1, _BLOCK // max(1, source.frame_bytes))
+        read: Any = source.events if source.is_sparse else source.read
         for first in range(0, len(source), step):
-            stop = min(first + step, len(source))
-            if source.is_sparse:
-                source.events(first, stop)
-            else:
-                source.read(first, stop)
+            read(first, min(first + step, len(source)))
         return f"frames: {source!r}"
 
 

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.analysis.fit_plots import label_axes, new_figure, percentiles, save_figure
+from jaxkern.xpcs.analysis.fit_plots import (
+    add_colour_bar,
+    draw_image,
+    label_axes,
+    new_figure,
+    paired_panels,
+    percentiles,
+    save_figures,
+)
 from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
 from jaxkern.xpcs.detectors.qmap import QMap
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Array = NDArray[Any]
 
@@ -24,11 +36,6 @@ MOST_MAPS = 9
 LAST_PLOT = "detector.png"
 # Largest number of points of a map or a curve along a side. Neighbours are averaged.
 _SHOWN = 500
-
-
-class _Options(TypedDict):
-    title: str
-    dpi: int
 
 
 def plot_correlations(
@@ -58,28 +65,19 @@ def plot_correlations(
     Raises:
       ModuleNotFoundError: matplotlib is not installed.
     """
-    folder, options = Path(folder), _Options(title=title, dpi=dpi)
-    paths = []
+    figures: list[tuple[str, Figure]] = []
     if multitau is not None:
-        paths.append(plot_g2(folder / "g2.png", multitau, all_bins=all_bins, **options))
+        figures.append(("g2", plot_g2(multitau, all_bins)))
     if twotime is not None:
-        paths.append(plot_twotime(folder / "twotime.png", twotime, **options))
-    result = next((r for r in (multitau, twotime) if r is not None), None)
-    if result is not None and result.overview is not None:
-        step = _time_unit(result.frame_time)
-        paths.append(plot_intensity(folder / "intensity.png", result.overview, step, **options))
-        paths.append(plot_detector(folder / LAST_PLOT, result.overview, result.qmap, **options))
-    return paths
+        figures.append(("twotime", plot_twotime(twotime)))
+    result = multitau or twotime
+    if result is not None and (overview := result.overview) is not None:
+        figures.append(("intensity", plot_intensity(overview, result.frame_time)))
+        figures.append((LAST_PLOT.removesuffix(".png"), plot_detector(overview, result.qmap)))
+    return save_figures(Path(folder), figures, title, dpi)
 
 
-def plot_g2(
-    path: str | Path,
-    result: MultiTauResult,
-    *,
-    title: str = "",
-    dpi: int = 120,
-    all_bins: bool = False,
-) -> Path:
+def plot_g2(result: MultiTauResult, all_bins: bool = False) -> Figure:
     """Plot g2 with errors against the delay: a panel for each q, a colour for each phi.
 
     Unless `all_bins`, only the first 9 bins are plotted, with a map of all bins.
@@ -92,166 +90,123 @@ def plot_g2(
     columns = min(4, max(len(shown), 1))
     lines = max(-(-len(shown) // columns), 1)
     width, height = 3.3 * columns + 0.4, 2.6 * lines + 0.4
-    figure = new_figure(max(width, 6.0) if summary else width, height + 3.0 * summary, title)
-    above: Any = figure
-    below: Any = None
-    if summary:
-        halves: Any = figure.subfigures(2, 1, height_ratios=[height, 3.0])
-        above, below = halves
-    grid = above.subplots(lines, columns, squeeze=False, sharex=True)
-    x = result.delay if result.tau is None else result.tau
-    unit = "frames" if result.tau is None else "s"
-    angles = None if result.phi is None else np.unique(result.phi[[k for r in shown for k in r]])
-    drawn: dict[str, Any] = {}
-    for panel, axes in enumerate(grid.ravel()):
-        if panel >= len(shown):
-            axes.set_axis_off()
-            continue
-        members = shown[panel]
+    figure = new_figure(max(width, 6.0) if summary else width, height + 3.0 * summary)
+    x, delay = result.tau, "delay (s)"
+    if x is None:
+        x, delay = result.delay.astype(np.float64), "delay (frames)"
+    parts: Any = figure.subfigures(2, 1, height_ratios=[height, 3.0]) if summary else [figure]
+    above = parts[0]
+    phi = np.arange(count) if result.phi is None else result.phi
+    angles = np.unique(phi[[k for members in shown for k in members]])
+    grid = above.subplots(lines, columns, squeeze=False, sharex=True).ravel()
+    for axes in grid[len(shown) :]:
+        axes.set_axis_off()
+    drawn: dict[float, Any] = {}
+    for panel, (axes, members) in enumerate(zip(grid, shown, strict=False)):
         for number, k in enumerate(members):
             finite = np.isfinite(result.g2[:, k])
             error = np.nan_to_num(result.g2_err[finite, k])
             colour = _colour(number, len(members))
-            if angles is not None and result.phi is not None:
-                colour = _colour(int(np.searchsorted(angles, result.phi[k])), len(angles))
-            label = _angle_label(result, k)
-            drawn[label] = axes.errorbar(
-                x[finite],
-                result.g2[finite, k],
-                error,
-                fmt=".-",
-                ms=3,
-                lw=0.6,
-                color=colour,
-                label=label,
-            )
+            if result.phi is not None:
+                colour = _colour(int(np.searchsorted(angles, phi[k])), len(angles))
+            style = {"fmt": ".-", "ms": 3, "lw": 0.6, "color": colour}
+            drawn[float(phi[k])] = axes.errorbar(x[finite], result.g2[finite, k], error, **style)
         axes.set_xscale("log")
-        axes.set_title(_ring_label(result, members), fontsize=8)
+        more = "" if len(members) == 1 else f", {len(members)} angles"
+        axes.set_title(_label(result, members[0], phi=False) + more, fontsize=8)
         bottom = panel + columns >= len(shown)
         axes.tick_params(labelbottom=bottom)
-        label_axes(axes, f"delay ({unit})" if bottom else "", "" if panel % columns else "g2")
-    if angles is not None and len(angles) > 1:
-        assert result.phi is not None
-        by_angle = {float(result.phi[k]): _angle_label(result, k) for r in shown for k in r}
-        labels = [by_angle[float(angles[k])] for k in _spread(len(angles), _MOST_ANGLES)]
+        label_axes(axes, delay if bottom else "", "" if panel % columns else "g2")
+    if result.phi is not None and len(angles) > 1:
+        some = [float(angles[k]) for k in _spread(len(angles), _MOST_ANGLES)]
         above.legend(
-            [drawn[label] for label in labels],
-            labels,
+            [drawn[angle] for angle in some],
+            [f"{angle:.4g} deg" for angle in some],
             loc="outside lower center",
-            ncols=min(len(labels), 2 * columns),
+            ncols=min(len(some), 2 * columns),
             fontsize=7,
             frameon=False,
         )
-    if below is not None:
-        _draw_summary(below, result, x, unit, first)
-    return save_figure(figure, path, dpi)
+    if summary:
+        _draw_summary(parts[1], result, x, delay, first)
+    return figure
 
 
-def _draw_summary(figure: Any, result: MultiTauResult, x: Array, unit: str, first: int) -> None:
+def _draw_summary(figure: Any, result: MultiTauResult, x: Array, delay: str, first: int) -> None:
     """Draw g2 of all bins as a map with a column for each bin."""
     axes = figure.subplots()
     some = _spread(len(result.bins), _SHOWN)
     image = result.g2[:, some]
     low, high = percentiles(image, [2, 98], (0.0, 2.0))
     edges = np.arange(len(some) + 1) + 0.5
-    steps = np.sqrt(x[1:] * x[:-1]) if len(x) > 1 else np.zeros(0)
-    delays = np.concatenate([x[:1] * 0.9, steps, x[-1:] * 1.1])
+    delays = np.concatenate([x[:1] * 0.9, np.sqrt(x[1:] * x[:-1]), x[-1:] * 1.1])
     mesh = axes.pcolormesh(edges, delays, image, vmin=low, vmax=high, cmap="viridis")
     axes.set_yscale("log")
     axes.axvline(first + 0.5, color="w", lw=0.8)
     axes.set_title(f"g2 of all {len(result.bins)} bins (left of the line: above)", fontsize=8)
-    figure.colorbar(mesh, ax=axes).ax.tick_params(labelsize=7)
-    label_axes(axes, "index of the bin in the result", f"delay ({unit})")
+    add_colour_bar(figure, axes, mesh)
+    label_axes(axes, "index of the bin in the result", delay)
 
 
-def plot_twotime(
-    path: str | Path, result: TwoTimeResult, *, title: str = "", dpi: int = 120
-) -> Path:
+def plot_twotime(result: TwoTimeResult) -> Figure:
     """Plot two-time maps, and g2 of the whole run and of its parts below each."""
     chosen = _spread(len(result.bins), MOST_MAPS)
-    columns = min(3, max(len(chosen), 1))
-    lines = max(-(-len(chosen) // columns), 1)
-    figure = new_figure(4.0 * columns + 0.4, 5.4 * lines + 0.4, title)
-    ratios = [2.4, 1] * lines
-    grid = figure.subplots(2 * lines, columns, squeeze=False, height_ratios=ratios)
+    figure, pairs, columns = paired_panels(len(chosen), 5.4, [2.4, 1])
     step, unit = _time_unit(result.frame_time)
-    aged = str(result.config.get("form", "full")).find("age-lag") >= 0
+    aged = "age-lag" in str(result.config.get("form", "full"))
     names = ("lag", "age") if aged else ("t2", "t1")
-    for panel in range(lines * columns):
-        above, below = grid[2 * (panel // columns) : 2 * (panel // columns) + 2, panel % columns]
-        if panel >= len(chosen):
-            above.set_axis_off()
-            below.set_axis_off()
-            continue
-        k = chosen[panel]
+    for panel, (k, (above, below)) in enumerate(zip(chosen, pairs, strict=True)):
         _draw_map(figure, above, result, k, step, aged)
-        above.set_title(_bin_label(result, k), fontsize=8)
+        above.set_title(_label(result, k), fontsize=8)
         label_axes(above, f"{names[0]} ({unit})", f"{names[1]} ({unit})")
-        lag = np.arange(1, len(result.g2))
-        below.plot(lag * step, result.g2[1:, k], "k-", lw=1.2, label="all")
-        parts = result.g2_parts[:, 1:, k]
-        for number, part in enumerate(parts):
-            colour = _colour(number, len(parts))
-            name = f"part {number + 1}"
-            below.plot(np.arange(1, len(part) + 1) * step, part, lw=0.7, color=colour, label=name)
-        if len(lag) > 1:
+        curves = [result.g2[:, k], *result.g2_parts[:, :, k]]
+        for number, curve in enumerate(curves):
+            style = {"lw": 0.7, "color": f"C{number - 1}", "label": f"part {number}"}
+            if number == 0:
+                style = {"lw": 1.2, "color": "k", "label": "all"}
+            below.plot(np.arange(1, len(curve)) * step, curve[1:], **style)
+        if len(result.g2) > 2:
             below.set_xscale("log")
         if panel == 0:
             below.legend(fontsize=6, frameon=False, loc="upper right", ncols=2)
         label_axes(below, f"lag ({unit})", "" if panel % columns else "g2")
-    return save_figure(figure, path, dpi)
+    return figure
 
 
-def plot_intensity(
-    path: str | Path,
-    overview: Overview,
-    step: tuple[float, str] = (1.0, "frames"),
-    *,
-    title: str = "",
-    dpi: int = 120,
-) -> Path:
-    """Plot mean counts of a pixel against time, for long runs with the range in each block.
-
-    Args:
-      step: time between frames, and its unit.
-    """
-    figure = new_figure(7.0, 3.2, title)
+def plot_intensity(overview: Overview, frame_time: float | None = None) -> Figure:
+    """Plot mean counts of a pixel against time, for long runs with the range in each block."""
+    figure = new_figure(7.0, 3.2)
     axes = figure.subplots()
+    step, unit = _time_unit(frame_time)
     n = len(overview.intensity)
     block = max(-(-n // (4 * _SHOWN)), 1)
     starts = np.arange(0, n, block)
-    x = starts * step[0]
     if n:
         # Mean over the good frames of a block; bad frames are NaN.
-        good = np.add.reduceat(np.isfinite(overview.intensity), starts, dtype=np.int64)
-        total = np.add.reduceat(np.nan_to_num(overview.intensity), starts)
-        mean = np.where(good > 0, total / np.maximum(good, 1), np.nan)
+        mean = _block_means(overview.intensity, [starts])
         if block > 1:
             least = np.fmin.reduceat(overview.intensity, starts)
             most = np.fmax.reduceat(overview.intensity, starts)
-            axes.fill_between(x, least, most, alpha=0.3, lw=0)
+            axes.fill_between(starts * step, least, most, alpha=0.3, lw=0)
             axes.set_title(f"band: range of {block} frames", fontsize=8)
-        axes.plot(x, mean, lw=0.8)
-    label_axes(axes, f"t ({step[1]})", "counts per pixel and frame")
-    return save_figure(figure, path, dpi)
+        axes.plot(starts * step, mean, lw=0.8)
+    label_axes(axes, f"t ({unit})", "counts per pixel and frame")
+    return figure
 
 
-def plot_detector(
-    path: str | Path, overview: Overview, qmap: QMap, *, title: str = "", dpi: int = 120
-) -> Path:
+def plot_detector(overview: Overview, qmap: QMap) -> Figure:
     """Plot the mean image without and with the dynamic bins; masked pixels are blank."""
     from matplotlib.colors import LogNorm, Normalize
 
     image = np.where(qmap.mask & (overview.mean_image > 0), overview.mean_image, np.nan)
     height, width = qmap.shape
     wide = 4.6 * float(np.clip(width / height, 0.6, 2.5))
-    figure = new_figure(2 * wide + 1.6, 4.9, title)
+    figure = new_figure(2 * wide + 1.6, 4.9)
     left, right = figure.subplots(1, 2, sharex=True, sharey=True)
     low, high = percentiles(image, [1, 99.9], (0.1, 1.0))
     norm = LogNorm(low, high) if 0 < 10 * low < high else Normalize(0, high)
-    drawn = left.imshow(image, norm=norm, cmap="viridis", interpolation="none")
+    draw_image(figure, left, image, norm=norm, cmap="viridis")
     left.set_title("mean counts per frame", fontsize=8)
-    figure.colorbar(drawn, ax=left, shrink=0.8).ax.tick_params(labelsize=7)
     right.imshow(image, norm=norm, cmap="gray", interpolation="none")
     bins = np.where(qmap.used, qmap.dynamic, 0).astype(np.float64)
     # Consecutive numbers get different colours.
@@ -260,7 +215,7 @@ def plot_detector(
     right.set_title(f"{qmap.n_dynamic} dynamic bins, {qmap.n_pixels} pixels", fontsize=8)
     for axes in (left, right):
         label_axes(axes, "column", "row")
-    return save_figure(figure, path, dpi)
+    return figure
 
 
 def _draw_map(
@@ -270,30 +225,25 @@ def _draw_map(
     if not aged:
         matrix = np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
     low, high = percentiles(matrix, [1, 99], (0.0, 1.0))
-    colours = {"vmin": low, "vmax": high, "cmap": "viridis"}
+    colours: dict[str, Any] = {"vmin": low, "vmax": high, "cmap": "viridis"}
     if aged:
-        drawn = axes.pcolormesh(result.t2 * step, result.t1 * step, matrix, **colours)
+        mesh = axes.pcolormesh(result.t2 * step, result.t1 * step, matrix, **colours)
+        add_colour_bar(figure, axes, mesh)
         if len(result.t2) > 2:
             axes.set_xscale("symlog", linthresh=max(float(result.t2[1]) * step, 1e-12))
-    else:
-        block = -(-len(matrix) // _SHOWN)
-        first, last = float(result.t1[0]) * step, float(result.t1[-1]) * step
-        edges = (first, last, first, last)
-        reduced = _block_means(matrix, block)
-        drawn = axes.imshow(reduced, origin="lower", extent=edges, interpolation="none", **colours)
-    figure.colorbar(drawn, ax=axes, shrink=0.8).ax.tick_params(labelsize=7)
+        return
+    edges = (float(result.t1[0]) * step, float(result.t1[-1]) * step)
+    starts = np.arange(0, len(matrix), -(-len(matrix) // _SHOWN))
+    means = _block_means(matrix, [starts, starts])
+    draw_image(figure, axes, means, origin="lower", extent=edges * 2, **colours)
 
 
-def _block_means(matrix: Array, block: int) -> Array:
-    """Return means of block x block points without NaN."""
-    if block <= 1:
-        return matrix
-    starts = np.arange(0, len(matrix), block)
-    known = np.isfinite(matrix)
-    total, count = (
-        np.add.reduceat(np.add.reduceat(part, starts, axis=0), starts, axis=1)
-        for part in (np.where(known, matrix, 0.0), known.astype(np.float64))
-    )
+def _block_means(values: Array, starts: Sequence[Array]) -> Array:
+    """Return means without NaN of blocks, which begin at `starts` along each axis."""
+    known = np.isfinite(values)
+    total, count = np.where(known, values, 0.0), known.astype(np.float64)
+    for axis, begins in enumerate(starts):
+        total, count = (np.add.reduceat(part, begins, axis) for part in (total, count))
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
@@ -321,21 +271,11 @@ def _colour(number: int, count: int) -> Any:
     return colormaps["turbo"](number / max(count - 1, 1))
 
 
-def _ring_label(result: MultiTauResult, members: list[int]) -> str:
-    if result.q is None:
-        return f"bin {result.bins[members[0]]}"
-    more = "" if len(members) == 1 else f", {len(members)} angles"
-    return f"q {result.q[members[0]]:.4g} 1/Angstrom{more}"
-
-
-def _angle_label(result: MultiTauResult, k: int) -> str:
-    return f"bin {result.bins[k]}" if result.phi is None else f"{result.phi[k]:.4g} deg"
-
-
-def _bin_label(result: TwoTimeResult, k: int) -> str:
-    parts = [f"bin {result.bins[k]}"]
+def _label(result: MultiTauResult | TwoTimeResult, k: int, phi: bool = True) -> str:
+    """Return the number, q and phi of a bin; without `phi`, q alone if it is known."""
+    parts = [f"bin {result.bins[k]}"] if phi or result.q is None else []
     if result.q is not None:
         parts.append(f"q {result.q[k]:.4g} 1/Angstrom")
-    if result.phi is not None:
+    if phi and result.phi is not None:
         parts.append(f"{result.phi[k]:.4g} deg")
     return ", ".join(parts)

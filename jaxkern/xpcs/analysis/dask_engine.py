@@ -15,7 +15,7 @@ import uuid
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -39,8 +39,7 @@ from jaxkern.core.threads import num_threads
 _RESOURCE = "jaxkern"
 # CPUs per process of a local cluster without `workers=`.
 _CPUS = 4
-# Time to wait for a scheduler.
-_TIMEOUT = "30s"
+_SCHEDULER_TIMEOUT = "30s"
 # Seconds between two queries for new workers.
 _POLL_SECONDS = 1.0
 # Number of attempts that marks the last attempt of a task whose workers were killed.
@@ -52,22 +51,17 @@ _lock = threading.Lock()
 
 
 class _CommonArguments(WorkerPlugin):  # type: ignore[misc]  # distributed has no types
-    """Plugin that gives each worker the compressed common arguments and one unit of the resource.
-
-    Workers that start later or again get it, too.
-    """
+    """Gives each worker, also later ones, the common arguments and one unit of the resource."""
 
     def __init__(self, common: Any):
         self._packed = zlib.compress(pickle.dumps(common), 1)
-        self._common: Any = None
 
     async def setup(self, worker: Any) -> None:
         await worker.set_resources(**{_RESOURCE: 1})
 
+    @cached_property
     def common(self) -> Any:
-        if self._common is None:
-            self._common = pickle.loads(zlib.decompress(self._packed))
-        return self._common
+        return pickle.loads(zlib.decompress(self._packed))
 
 
 def open_engine(
@@ -96,19 +90,17 @@ def open_engine(
 def _connect(scheduler: str | None, workers: int | None) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         if scheduler is None:
-            options: dict[str, Any] = {"address": stack.enter_context(_local_cluster(workers))}
+            options = {"address": stack.enter_context(_local_cluster(workers))}
         else:
-            path = home_path(scheduler)
-            address = {"scheduler_file": str(path)} if path.is_file() else {"address": scheduler}
-            options = {**address, "timeout": _TIMEOUT}
+            file = home_path(scheduler)
+            key = "scheduler_file" if file.is_file() else "address"
+            options = {"timeout": _SCHEDULER_TIMEOUT}
+            options[key] = str(file) if file.is_file() else scheduler
         yield partial(_on_workers, stack.enter_context(Client(**options)))
 
 
 def _local_cluster(workers: int | None) -> LocalCluster:
-    """Start processes on this machine, which share its threads and memory.
-
-    The processes do not receive Ctrl-C. This process ends them.
-    """
+    """Start processes on this machine, which share its threads and memory, without Ctrl-C."""
     count = max(1, num_threads() // _CPUS) if workers is None else workers
     threads = max(1, num_threads() // count)
     with _without_interrupts():
@@ -119,11 +111,8 @@ def _local_cluster(workers: int | None) -> LocalCluster:
             memory_limit=0,
             dashboard_address=None,
             silence_logs=logging.CRITICAL,
-            env={
-                # Number of XLA's threads, which dask does not limit.
-                "NPROC": str(threads),
-                _LIMIT: repr(memory_limit() / count),
-            },
+            # dask does not limit XLA's threads, whose number is NPROC.
+            env={"NPROC": str(threads), _LIMIT: repr(memory_limit() / count)},
         )
 
 
@@ -155,10 +144,8 @@ def _on_workers(
     running: dict[Any, tuple[Any, int]] = {}
 
     def submit(task: Any, attempts: int) -> None:
-        future = client.submit(
-            _run_on_worker, name, run, task, resources={_RESOURCE: 1}, pure=False
-        )
-        running[future] = (task, attempts)
+        options = {"resources": {_RESOURCE: 1}, "pure": False}
+        running[client.submit(_run_on_worker, name, run, task, **options)] = (task, attempts)
 
     try:
         while waiting or running or given_up:
@@ -205,10 +192,9 @@ def _result(future: Any) -> Any:
 
 
 def _run_on_worker(name: str, run: Callable[[Any, Any], Any], task: Any) -> Any:
-    """Run a task on this worker, with the threads and the memory of the worker."""
     worker = get_worker()
     with _worker_limits(worker):
-        return run(task, worker.plugins[name].common())
+        return run(task, worker.plugins[name].common)
 
 
 @contextlib.contextmanager

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,26 +34,44 @@ RESIDUAL_EDGES = np.linspace(-6.0, 6.0, 97)
 _SLAB_POINTS = 1 << 19
 
 
-def new_figure(width: float, height: float, title: str) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     """Create a figure without pyplot, which needs a display and has global state."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    if title:
-        figure.suptitle(title, fontsize=9)
-    return figure
+    return Figure(figsize=(width, height), layout="constrained")
 
 
-def save_figure(figure: Figure, path: str | Path, dpi: int) -> Path:
-    """Write a PNG file, create its folder if missing, and return the path."""
+def save_figures(
+    folder: Path, figures: Iterable[tuple[str, Figure]], title: str, dpi: int
+) -> list[Path]:
+    """Write figures to ``folder/NAME.png``, create the folder if missing, and return the paths."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.set_dpi(dpi)
-    # savefig would draw a figure with a layout twice.
-    FigureCanvasAgg(figure).print_png(path)
-    return path
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, figure in figures:
+        if title:
+            figure.suptitle(title, fontsize=9)
+        figure.set_dpi(dpi)
+        paths.append(folder / f"{name}.png")
+        # savefig would draw a figure with a layout twice.
+        FigureCanvasAgg(figure).print_png(paths[-1])
+    return paths
+
+
+def paired_panels(
+    count: int, height: float, ratios: Sequence[float], **options: Any
+) -> tuple[Figure, list[tuple[Any, Any]], int]:
+    """Return a figure, `count` pairs of axes, one above the other, and the number of columns."""
+    columns = min(3, max(count, 1))
+    lines = max(-(-count // columns), 1)
+    figure = new_figure(4.2 * columns, height * lines + 0.4)
+    options |= {"squeeze": False, "height_ratios": [*ratios] * lines}
+    grid = figure.subplots(2 * lines, columns, **options)
+    pairs = list(zip(grid[::2].ravel(), grid[1::2].ravel(), strict=True))
+    for axes in itertools.chain(*pairs[count:]):
+        axes.set_axis_off()
+    return figure, pairs[:count], columns
 
 
 def label_axes(axes: Any, x: str, y: str) -> None:
@@ -60,6 +79,17 @@ def label_axes(axes: Any, x: str, y: str) -> None:
     axes.set_xlabel(x, fontsize=8)
     axes.set_ylabel(y, fontsize=8)
     axes.tick_params(labelsize=7)
+
+
+def draw_image(figure: Any, axes: Any, image: Array, label: str = "", **options: Any) -> None:
+    """Draw an image with a colour bar."""
+    add_colour_bar(figure, axes, axes.imshow(image, interpolation="none", **options), label)
+
+
+def add_colour_bar(figure: Any, axes: Any, drawn: Any, label: str = "") -> None:
+    bar = figure.colorbar(drawn, ax=axes, shrink=0.8)
+    bar.set_label(label, fontsize=8)
+    bar.ax.tick_params(labelsize=7)
 
 
 def percentiles(
@@ -71,53 +101,35 @@ def percentiles(
     return values if values[-1] > 0 and len(set((0.0, *values)[-2:])) == 2 else empty
 
 
-def plot_maps(
-    path: str | Path, views: Sequence[AngleView], *, title: str = "", dpi: int = 120
-) -> Path:
+def plot_maps(views: Sequence[AngleView]) -> Figure:
     """Plot data, model and residual of each angle side by side; excluded points are blank."""
-    figure = new_figure(10.5, 3.1 * len(views) + 0.3, title)
+    figure = new_figure(10.5, 3.1 * len(views) + 0.3)
     grid = figure.subplots(len(views), 3, squeeze=False)
     for row, view in zip(grid, views, strict=True):
-        edge = (*view.edges, *view.edges)
         low, high = percentiles(np.stack([view.data, view.model]), [0.5, 99.5], (0.0, 1.0))
         spread = percentiles(np.abs(view.residual), [99], (1.0,))[0]
-        label = _residual_label(view)
-        panels = (
-            ("data", "g2", view.data, {"vmin": low, "vmax": high, "cmap": "viridis"}),
-            ("model", "g2", view.model, {"vmin": low, "vmax": high, "cmap": "viridis"}),
-            ("residual", label, view.residual, {"vmin": -spread, "vmax": spread, "cmap": "RdBu"}),
+        g2 = {"label": "g2", "vmin": low, "vmax": high, "cmap": "viridis"}
+        difference = {"label": _residual_label(view), "vmin": -spread, "vmax": spread}
+        panels: Any = (
+            ("data", view.data, g2),
+            ("model", view.model, g2),
+            ("residual", view.residual, difference | {"cmap": "RdBu"}),
         )
-        for axes, (name, unit, image, colours) in zip(row, panels, strict=True):
-            drawn = axes.imshow(image, origin="lower", extent=edge, interpolation="none", **colours)
+        for axes, (name, image, options) in zip(row, panels, strict=True):
+            draw_image(figure, axes, image, origin="lower", extent=view.edges * 2, **options)
             axes.set_title(f"{name}, {_angle(view)}", fontsize=9)
             label_axes(axes, "t2 (s)", "t1 (s)")
-            bar = figure.colorbar(drawn, ax=axes, shrink=0.85)
-            bar.set_label(unit, fontsize=8)
-            bar.ax.tick_params(labelsize=7)
-    return save_figure(figure, path, dpi)
+    return figure
 
 
-def plot_cuts(
-    path: str | Path, views: Sequence[AngleView], *, title: str = "", dpi: int = 120
-) -> Path:
+def plot_cuts(views: Sequence[AngleView]) -> Figure:
     """Plot g2 against the lag in bands of the sample's age, with the residuals below.
 
     Points are means over all pairs of frames of a band with standard errors; lines are the model.
     """
-    columns = min(3, len(views))
-    rows = -(-len(views) // columns)
-    figure = new_figure(4.2 * columns, 4.2 * rows + 0.3, title)
-    grid = figure.subplots(
-        2 * rows, columns, squeeze=False, sharex=True, height_ratios=[3, 1] * rows
-    )
+    figure, pairs, columns = paired_panels(len(views), 4.2, [3, 1], sharex=True)
     limits = scale(views)
-    for panel in range(rows * columns):
-        above, below = grid[2 * (panel // columns) : 2 * (panel // columns) + 2, panel % columns]
-        if panel >= len(views):
-            above.set_axis_off()
-            below.set_axis_off()
-            continue
-        view = views[panel]
+    for panel, (view, (above, below)) in enumerate(zip(views, pairs, strict=True)):
         for number, cut in enumerate(view.cuts):
             colour = f"C{number}"
             label = f"age {cut.ages[0]:.3g} to {cut.ages[1]:.3g} s"
@@ -136,43 +148,31 @@ def plot_cuts(
         label_axes(below, "lag t2 - t1 (s)", "data - model" if first else "")
         above.tick_params(labelbottom=False)
         below.tick_params(labelbottom=True)
-    return save_figure(figure, path, dpi)
+    return figure
 
 
-def plot_residuals(
-    path: str | Path, views: Sequence[AngleView], *, title: str = "", dpi: int = 120
-) -> Path:
+def plot_residuals(views: Sequence[AngleView]) -> Figure:
     """Plot histograms of the residuals at each angle, and the distribution of the noise."""
-    figure = new_figure(5.6, 3.9, title)
+    figure = new_figure(5.6, 3.9)
     axes = figure.subplots()
     centres, width = (RESIDUAL_EDGES[1:] + RESIDUAL_EDGES[:-1]) / 2, np.diff(RESIDUAL_EDGES)
     for view in views:
-        total = view.residual_counts.sum()
-        if total == 0:
-            continue
-        label = f"{_angle(view)}, mean square {view.mean_square:.3g}"
-        axes.step(centres, view.residual_counts / total / width, where="mid", lw=1, label=label)
+        if total := view.residual_counts.sum():
+            label = f"{_angle(view)}, mean square {view.mean_square:.3g}"
+            axes.step(centres, view.residual_counts / total / width, where="mid", lw=1, label=label)
     if all(view.scaled for view in views):
         normal = np.exp(-(centres**2) / 2) / math.sqrt(2 * math.pi)
         axes.plot(centres, normal, "k--", lw=1, label="normal, 1")
     axes.set_yscale("log")
     axes.set_ylim(bottom=1e-6)
-    label_axes(axes, _residual_label(views[0]) if views else "residual", "density")
+    label_axes(axes, _residual_label(views[0]), "density")
     axes.legend(fontsize=7, frameon=False, loc="upper right")
-    return save_figure(figure, path, dpi)
+    return figure
 
 
 def plot_parameters(
-    path: str | Path,
-    model: Model,
-    physics: Array,
-    names: Sequence[str],
-    popt: Array,
-    pcov: Array,
-    *,
-    title: str = "",
-    dpi: int = 120,
-) -> Path:
+    model: Model, physics: Array, names: Sequence[str], popt: Array, pcov: Array
+) -> Figure:
     """Plot the parameters and the rates with standard errors, and the parameter correlations.
 
     Args:
@@ -181,7 +181,7 @@ def plot_parameters(
       names, popt, pcov: names, values and covariance of all fitted parameters, [q], [q], [q, q].
     """
     rates = rate_bands(model, physics, names, pcov)
-    figure = new_figure(10.5, 3.4 + 3.2 * max(1, -(-len(rates) // 2)), title)
+    figure = new_figure(10.5, 3.4 + 3.2 * max(1, -(-len(rates) // 2)))
     halves: Any = figure.subfigures(1, 2, width_ratios=[1, 1.25])
     left, right = halves
     column = left.subplots(1 + len(rates), 1, squeeze=False)[:, 0]
@@ -205,12 +205,12 @@ def plot_parameters(
     with np.errstate(invalid="ignore", divide="ignore"):
         correlation = (pcov / np.outer(errors, errors))[np.ix_(shown, shown)]
     axes = right.subplots()
-    drawn = axes.imshow(correlation, vmin=-1, vmax=1, cmap="RdBu")
-    axes.set_xticks(range(len(shown)), [names[k] for k in shown], rotation=90, fontsize=7)
-    axes.set_yticks(range(len(shown)), [names[k] for k in shown], fontsize=7)
+    draw_image(right, axes, correlation, "correlation", vmin=-1, vmax=1, cmap="RdBu")
+    labels = [names[k] for k in shown]
+    axes.set_xticks(range(len(shown)), labels, rotation=90, fontsize=7)
+    axes.set_yticks(range(len(shown)), labels, fontsize=7)
     axes.set_title("blank: held or undetermined", fontsize=8)
-    right.colorbar(drawn, ax=axes, shrink=0.7).set_label("correlation", fontsize=8)
-    return save_figure(figure, path, dpi)
+    return figure
 
 
 def rate_bands(
@@ -235,11 +235,9 @@ def rate_bands(
     return bands
 
 
-def plot_convergence(
-    path: str | Path, costs: Sequence[float], *, title: str = "", dpi: int = 120
-) -> Path:
+def plot_convergence(costs: ArrayLike) -> Figure:
     """Plot the cost above its minimum against the passes of the fit."""
-    figure = new_figure(5.6, 3.6, title)
+    figure = new_figure(5.6, 3.6)
     axes = figure.subplots()
     values = np.asarray(costs, np.float64)
     if values.size:
@@ -248,7 +246,7 @@ def plot_convergence(
         axes.semilogy(np.arange(1, values.size + 1), np.maximum(values - best, floor), ".-")
         axes.set_title(f"lowest cost {best:.8g}", fontsize=9)
     label_axes(axes, "pass over the data", "cost above the lowest")
-    return save_figure(figure, path, dpi)
+    return figure
 
 
 def _angle(view: AngleView) -> str:
@@ -259,25 +257,16 @@ def _residual_label(view: AngleView) -> str:
     return "(data - model) / sigma" if view.scaled else "data - model"
 
 
-# Data of the plots -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Cut:
-    """Means over all pairs of frames of one band of ages, by lag.
+    """Means over all pairs of frames of one band of ages, by lag."""
 
-    Attributes:
-      ages: the band, (first, last) in seconds; the age of a pair is (t1 + t2) / 2.
-      lag: [k] seconds, the mean of each bin; single lags up to a decade, then logarithmic bins.
-      data, model: [k] means over the same pairs.
-      error: [k] standard errors of the mean of data, from the scatter of the band's parts;
-        NaN if only one part has pairs.
-    """
-
-    ages: tuple[float, float]
-    lag: Array
-    data: Array
-    model: Array
+    ages: tuple[float, float]  # first and last, s; the age of a pair is (t1 + t2) / 2
+    lag: Array  # [k] s, the mean of each bin; single lags up to a decade, then logarithmic bins
+    data: Array  # [k] means
+    model: Array  # [k] means over the same pairs
+    # [k] standard errors of the mean of data, from the scatter of the band's parts; NaN if only one
+    # part has pairs.
     error: Array
 
 
@@ -287,30 +276,18 @@ class AngleView:
 
     Points on the diagonal, at bad frames and with NaN are excluded. An angle without sigma, which
     the fit left out, has only NaN.
-
-    Attributes:
-      phi: degrees.
-      along_flow: true for the angle nearest to the flow.
-      edges: (first, last) time of the maps in seconds.
-      data, model: [m, m] means of k x k points, NaN if all are excluded.
-      residual: [m, m] the same for (data - model) / sigma, or data - model without sigma.
-      scaled: true if sigma is known.
-      cuts: a cut for each band of ages.
-      residual_counts: histogram of the upper triangle with `RESIDUAL_EDGES`; values outside are
-        counted in the first and the last bin.
-      mean_square: mean of residual^2 over the upper triangle.
     """
 
-    phi: float
-    along_flow: bool
-    edges: tuple[float, float]
-    data: Array
+    phi: float  # degrees
+    along_flow: bool  # true for the angle nearest to the flow
+    edges: tuple[float, float]  # first and last time of the maps, s
+    data: Array  # [m, m] means of k x k points, NaN if all are excluded
     model: Array
-    residual: Array
-    scaled: bool
-    cuts: tuple[Cut, ...]
-    residual_counts: Array
-    mean_square: float
+    residual: Array  # the same for (data - model) / sigma, or data - model without sigma
+    scaled: bool  # true if sigma is known
+    cuts: tuple[Cut, ...]  # one for each band of ages
+    residual_counts: Array  # histogram of the upper triangle, clipped to `RESIDUAL_EDGES`
+    mean_square: float  # mean of residual^2 over the upper triangle
 
 
 def view_angles(
@@ -330,8 +307,7 @@ def view_angles(
 
     Args:
       data: [n_phi, n_t, n_t], symmetric.
-      model: model with the geometry of the data.
-      params: [p]; contrast and offset: [n_phi].
+      model: model with the geometry of the data; its params [p], contrast and offset [n_phi].
       sigma: a number or [n_phi]; None for residuals that are not scaled.
       keep: [n_t] or [n_phi, n_t], 0 at frames to exclude.
       angles: number of angles.
@@ -342,10 +318,9 @@ def view_angles(
     along = angle_along_flow(model, np.asarray(params, np.float64))
     with jax.enable_x64(True):
         evaluate = jax.jit(lambda index: g2_at(model, params, contrast, offset, index))
+        how = (sigma is not None, along)
         return [
-            _view(
-                angle, data, model, evaluate, noise[angle], counts[angle], sigma is not None, along
-            )
+            _view(angle, data, model, evaluate, noise[angle], counts[angle], *how)
             for angle in chosen_angles(n_phi, angles, along)
         ]
 
@@ -378,13 +353,6 @@ def lag_bins(n_t: int) -> Array:
     return np.maximum(bins, 0)
 
 
-def _slabs(n_t: int, step: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows of about `_SLAB_POINTS` points; all but the last divide by `step`."""
-    rows = max(_SLAB_POINTS // n_t // step, 1) * step
-    for first in range(0, n_t, rows):
-        yield first, min(first + rows, n_t)
-
-
 def _view(
     angle: int,
     data: Source,
@@ -406,7 +374,9 @@ def _view(
     histogram = np.zeros(len(RESIDUAL_EDGES) - 1, np.int64)
     square = 0.0
     weighted = SIGMA_FLOOR < sigma < np.inf
-    for first, stop in _slabs(n_t, block):
+    slab = max(_SLAB_POINTS // n_t // block, 1) * block
+    for first in range(0, n_t, slab):
+        stop = min(first + slab, n_t)
         measured = values(data, data.read(angle, first, stop))
         i, j = np.mgrid[first:stop, :n_t].astype(np.int32)
         index = np.stack([np.full_like(i, angle), i, j], -1).reshape(-1, 3)
@@ -420,9 +390,8 @@ def _view(
             reduced = np.add.reduceat(part, rows, axis=0, dtype=np.float64)
             total[at : at + len(rows)] = np.add.reduceat(reduced, starts, axis=1)
         flat = (part_of[i + j] * n_bins + bins[j - i])[used]
-        for total, weights in zip(sums, (None, j - i, measured, expected), strict=True):
-            used_weights = None if weights is None else weights[used]
-            total += np.bincount(flat, used_weights, minlength=parts * n_bins)
+        for total, weights in zip(sums, (used, j - i, measured, expected), strict=True):
+            total += np.bincount(flat, weights[used], minlength=parts * n_bins)
         counted = np.clip(residual[used], RESIDUAL_EDGES[0], RESIDUAL_EDGES[-1])
         histogram += np.histogram(counted, RESIDUAL_EDGES)[0]
         square += float(np.sum(residual[used] ** 2))
@@ -430,8 +399,9 @@ def _view(
     t = model.geometry.t
     with np.errstate(invalid="ignore"):
         means = np.where(maps[0] > 0, maps[1:] / np.maximum(maps[0], 1), np.nan)
-    bands = np.linspace(t[0], t[-1], AGE_BANDS + 1)
+    bands = itertools.pairwise(np.linspace(t[0], t[-1], AGE_BANDS + 1).tolist())
     step = (t[-1] - t[0]) / (n_t - 1)
+    band_sums = np.split(sums.reshape(4, parts, n_bins), AGE_BANDS, axis=1)
     return AngleView(
         phi=float(model.geometry.phi[angle]),
         along_flow=angle == along,
@@ -440,15 +410,7 @@ def _view(
         model=means[1],
         residual=means[2],
         scaled=scaled,
-        cuts=tuple(
-            _cut(part, (float(low), float(high)), step)
-            for part, low, high in zip(
-                np.split(sums.reshape(4, parts, n_bins), AGE_BANDS, axis=1),
-                bands[:-1],
-                bands[1:],
-                strict=True,
-            )
-        ),
+        cuts=tuple(_cut(part, ages, step) for part, ages in zip(band_sums, bands, strict=True)),
         residual_counts=histogram,
         mean_square=square / max(int(histogram.sum()), 1),
     )
@@ -456,37 +418,35 @@ def _view(
 
 def _cut(sums: Array, ages: tuple[float, float], step: float) -> Cut:
     """Return the means of a band from the sums [4, parts, bins] of its parts."""
-    pairs = sums[0].sum(0)
-    filled = pairs > 0
-    lag, data, model = sums[1:].sum(1)[:, filled] / pairs[filled]
+    sums = sums[:, :, sums[0].sum(0) > 0]
+    pairs, parts = sums[0].sum(0), (sums[0] > 0).sum(0)
+    lag, data, model = sums[1:].sum(1) / pairs
     # Use the scatter of the parts about the model, so that aging does not count as noise.
     with np.errstate(invalid="ignore", divide="ignore"):
-        deviation = (sums[2] - sums[3])[:, filled] / sums[0][:, filled]
-    weight = sums[0][:, filled] / pairs[filled]
-    mean = np.nansum(weight * deviation, 0)
-    parts = (sums[0][:, filled] > 0).sum(0)
-    with np.errstate(invalid="ignore", divide="ignore"):
+        deviation, weight = (sums[2] - sums[3]) / sums[0], sums[0] / pairs
+        mean = np.nansum(weight * deviation, 0)
         variance = np.nansum((weight * (deviation - mean)) ** 2, 0) * parts / (parts - 1)
-    error = np.where(parts > 1, np.sqrt(variance), np.nan)
+        error = np.where(parts > 1, np.sqrt(variance), np.nan)
     return Cut(ages, lag * step, data, model, error)
 
 
 def scale(views: Sequence[AngleView]) -> tuple[float, float]:
     """Return the common range of g2 of all cuts."""
-    curves = [values for view in views for cut in view.cuts for values in (cut.data, cut.model)]
-    points = np.concatenate(curves) if curves else np.zeros(0)
-    points = points[np.isfinite(points)]
+    points = _finite(x for view in views for cut in view.cuts for x in (cut.data, cut.model))
     if not points.size:
         return 0.0, 1.0
-    low, high = np.percentile(points, [0.5, 99.5])
-    margin = 0.06 * max(float(high - low), 1e-12)
-    return float(low) - margin, float(high) + margin
+    low, high = map(float, np.percentile(points, [0.5, 99.5]))
+    margin = 0.06 * max(high - low, 1e-12)
+    return low - margin, high + margin
 
 
 def residual_scale(view: AngleView) -> tuple[float, float]:
     """Return the range of data - model in an angle's cuts, of points with an error."""
-    ends = [np.abs(cut.data - cut.model) + cut.error for cut in view.cuts]
-    points = np.concatenate(ends) if ends else np.zeros(0)
-    points = points[np.isfinite(points)]
-    most = 1.1 * float(points.max()) if points.size and points.max() > 0 else 1.0
+    points = _finite(np.abs(cut.data - cut.model) + cut.error for cut in view.cuts)
+    most = 1.1 * float(points.max(initial=0.0)) or 1.0
     return -most, most
+
+
+def _finite(arrays: Iterable[Array]) -> Array:
+    points = np.concatenate([np.zeros(0), *arrays])
+    return points[np.isfinite(points)]

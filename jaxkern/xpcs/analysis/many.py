@@ -1,7 +1,4 @@
-"""Many files of frames to a file of results each, and one table of all of them.
-
-The tasks run one after another here, or on a cluster.
-"""
+"""Many files of frames to a file of results each, and one table, here or on a cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -29,23 +26,21 @@ from jaxkern.xpcs.files.provenance import read_provenance, rerun_reason
 from jaxkern.xpcs.files.results_reader import read_multitau, read_two_time_warnings
 
 
-@dataclass(frozen=True)
-class FileTask:
+class FileTask(NamedTuple):
     """A file of frames, its file of results, and its folder of plots or None; absolute paths."""
 
     file: Path
     output: Path
     plots: Path | None
-    plot_all: bool = False
 
 
-@dataclass(frozen=True)
-class CommonChoices:
+class CommonChoices(NamedTuple):
     """Arguments that all files share; `provenance` is stored in their results."""
 
     choices: CorrelationChoices
     qmap: QMap
     force: bool
+    plot_all: bool
     provenance: dict[str, Any]
 
     def check_finished(self, task: FileTask) -> tuple[Row, ...] | str:
@@ -75,14 +70,8 @@ def file_tasks(
     other_inputs: Sequence[Path],
     folder: str | os.PathLike[str],
     plots: str | os.PathLike[str] | None,
-    plot_all: bool = False,
 ) -> list[FileTask]:
-    """Return a task for each file after checks of all paths.
-
-    Args:
-      files, folder, plots, plot_all: see `correlate_files`.
-      other_inputs: files, such as the map, that are not frames.
-    """
+    """Return a task for each file after checks of all paths; other inputs are not frames."""
     folder = home_path(folder).absolute()
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"folder: expected a folder for results, got the file {folder}")
@@ -103,7 +92,9 @@ def file_tasks(
     inputs = {path.resolve() for path in (*paths, *other_inputs)}
     tasks: dict[Path, FileTask] = {}
     for path in paths:
-        stem = _stem(path.name)
+        known = [suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)]
+        # The name without its known suffix, such as .bin.000.
+        stem = path.name[: -len(max(known, key=len))] if known else path.stem
         output = folder / f"{stem}.hdf"
         if output in tasks:
             raise ValueError(
@@ -115,14 +106,8 @@ def file_tasks(
                 f"folder: {output}, results of {path}, is also an input file; use another folder"
             )
         file_plots = None if plots is None else home_path(plots).absolute() / stem
-        tasks[output] = FileTask(path.absolute(), output, file_plots, plot_all)
+        tasks[output] = FileTask(path.absolute(), output, file_plots)
     return list(tasks.values())
-
-
-def _stem(name: str) -> str:
-    """Return a name without its known suffix, such as .bin.000."""
-    known = [suffix for suffix in SUFFIXES if name.lower().endswith(suffix)]
-    return name[: -len(max(known, key=len))] if known else Path(name).stem
 
 
 def run_in_turn(
@@ -156,14 +141,8 @@ def run_task(task: FileTask, common: CommonChoices) -> tuple[Row, ...]:
     if isinstance(rows, str):
         if task.plots is not None:  # remove plots of earlier results
             (task.plots / LAST_PLOT).unlink(missing_ok=True)
-        correlate_file(
-            task.file,
-            common.qmap,
-            task.output,
-            common.choices,
-            plots=task.plots,
-            plot_all=task.plot_all,
-        )
+        plots: Any = {"plots": task.plots, "plot_all": common.plot_all}
+        correlate_file(task.file, common.qmap, task.output, common.choices, **plots)
         rows = _rows_of_results(task.output)
     return rows
 
@@ -377,15 +356,12 @@ def correlate_files(
     )
     check_integer("retries", retries, 0)
     runner = _engine(engine, scheduler, workers)
-    inputs = [] if choices.metadata is None else [choices.metadata]
-    if not isinstance(qmap, QMap):
-        inputs.append(home_path(qmap).absolute())
-        qmap = QMap.read(inputs[-1])
-    qmap = masked_map(qmap, mask, blemish)
-    inputs += [home_path(x).absolute() for x in (mask, blemish) if isinstance(x, str | os.PathLike)]
+    paths = (qmap, mask, blemish, choices.metadata)
+    inputs = [home_path(x).absolute() for x in paths if isinstance(x, str | os.PathLike)]
+    qmap = masked_map(qmap if isinstance(qmap, QMap) else QMap.read(inputs[0]), mask, blemish)
     choices.check(qmap)
-    tasks = file_tasks(files, inputs, folder, plots, plot_all)
-    common = CommonChoices(choices, qmap, force, choices.provenance(qmap))
+    tasks = file_tasks(files, inputs, folder, plots)
+    common = CommonChoices(choices, qmap, force, plot_all, choices.provenance(qmap))
     before = {task.output: common.check_finished(task) for task in tasks}
     pending = [task for task in tasks if isinstance(before[task.output], str)]
     outcomes: dict[Path, FileOutcome] = {}
@@ -408,14 +384,10 @@ def correlate_files(
                 stack.callback(remove_incomplete, pending)
             run_all = stack.enter_context(runner)
             for task, result in run_all(run_task, pending, common, retries):
-                reason = str(before[task.output])
-                if isinstance(result, BaseException):
-                    outcome = FileOutcome(
-                        task.file, task.output, "failed", reason, _describe(result)
-                    )
-                else:
-                    outcome = FileOutcome(task.file, task.output, "done", reason, rows=result)
-                on_outcome(outcome)
+                failed = isinstance(result, BaseException)
+                known: Any = {"error": _describe(result)} if failed else {"rows": result}
+                status, reason = "failed" if failed else "done", str(before[task.output])
+                on_outcome(FileOutcome(task.file, task.output, status, reason, **known))
     return CorrelatedFiles(tuple(outcomes[task.output] for task in tasks))
 
 

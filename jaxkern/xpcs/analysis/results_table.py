@@ -16,25 +16,13 @@ from jaxkern.xpcs.correlators.results import MultiTauResult
 
 #: columns and their types in Parquet
 COLUMNS = {
-    "file": "string",
-    "status": "string",
-    "error": "string",
-    "results": "string",
+    **dict.fromkeys(("file", "status", "error", "results"), "string"),
     "bin": "int64",
-    "q": "float64",
-    "phi": "float64",
-    "pixels": "int64",
-    "frames": "int64",
-    "bad_frames": "int64",
-    "empty_frames": "int64",
-    "hot_pixels": "int64",
-    "frame_time": "float64",
-    "mean_counts": "float64",
+    **dict.fromkeys(("q", "phi"), "float64"),
+    **dict.fromkeys(("pixels", "frames", "bad_frames", "empty_frames", "hot_pixels"), "int64"),
+    **dict.fromkeys(("frame_time", "mean_counts"), "float64"),
     "delay": "int64",
-    "g2": "float64",
-    "g2_err": "float64",
-    "baseline": "float64",
-    "contrast": "float64",
+    **dict.fromkeys(("g2", "g2_err", "baseline", "contrast"), "float64"),
     "warnings": "string",
 }
 SUFFIXES = (".csv", ".parquet")
@@ -52,9 +40,7 @@ def table_rows(
 ) -> list[Row]:
     """Return a row for each bin: labels, frames, counts, and g2 at the first and last delays.
 
-    Args:
-      empty_frames: number of frames without counts, by bin with a two-time correlation.
-      two_time_warnings: warnings of the two-time correlations.
+    `empty_frames` are numbers of frames without counts, by bin with a two-time correlation.
     """
     bad = len(result.config.get("bad_frames", ()))
     hot = result.config.get("hot_pixels")
@@ -64,28 +50,26 @@ def table_rows(
     for k, number in enumerate(result.bins.tolist()):
         curve, error = result.g2[:, k], result.g2_err[:, k]
         known = np.flatnonzero(np.isfinite(curve))
-        first = known[0] if known.size else None
-        baseline = float(curve[known[-_LAST:]].mean()) if known.size else None
-        rows.append(
-            {
-                "bin": number,
-                "q": None if result.q is None else float(result.q[k]),
-                "phi": None if result.phi is None else float(result.phi[k]),
-                "pixels": int(result.n_pixels[k]),
-                "frames": result.n_frames,
-                "bad_frames": bad,
-                "empty_frames": empty_frames.get(number),
-                "hot_pixels": None if hot is None else len(hot),
-                "frame_time": result.frame_time,
-                "mean_counts": None if means is None else float(means[k]),
-                "delay": None if first is None else int(result.delay[first]),
-                "g2": None if first is None else float(curve[first]),
-                "g2_err": None if first is None else float(error[first]),
-                "baseline": baseline,
-                "contrast": None if baseline is None else float(curve[first]) - baseline,
-                "warnings": "; ".join(warnings) or None,
-            }
-        )
+        row = {
+            "bin": number,
+            "q": None if result.q is None else float(result.q[k]),
+            "phi": None if result.phi is None else float(result.phi[k]),
+            "pixels": int(result.n_pixels[k]),
+            "frames": result.n_frames,
+            "bad_frames": bad,
+            "empty_frames": empty_frames.get(number),
+            "hot_pixels": None if hot is None else len(hot),
+            "frame_time": result.frame_time,
+            "mean_counts": None if means is None else float(means[k]),
+            **dict.fromkeys(("delay", "g2", "g2_err", "baseline", "contrast")),
+            "warnings": "; ".join(warnings) or None,
+        }
+        if known.size:
+            first, baseline = known[0], float(curve[known[-_LAST:]].mean())
+            row |= {"delay": int(result.delay[first]), "g2": float(curve[first])}
+            row |= {"g2_err": float(error[first]), "baseline": baseline}
+            row["contrast"] = float(curve[first]) - baseline
+        rows.append(row)
     return rows
 
 

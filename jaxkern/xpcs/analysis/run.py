@@ -44,23 +44,14 @@ _SAME_DT = 1e-6
 
 @dataclass(frozen=True)
 class OpenMeasurement:
-    """Data of a file that the settings select, and their model.
-
-    Attributes:
-      path: path of the file.
-      data: the selected angles and frames, read in slabs.
-      model: model with the geometry of the data.
-      keep: [n_t] u8, 0 at bad frames.
-      conditions: descriptions of q, dt and gap with their sources.
-      notes: messages that are always printed.
-    """
+    """Data of a file that the settings select, and their model."""
 
     path: Path
     data: Prepared
     model: Model
-    keep: NDArray[np.uint8]
-    conditions: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    keep: NDArray[np.uint8]  # [n_t], 0 at bad frames
+    conditions: tuple[str, ...] = ()  # descriptions of q, dt and gap with their sources
+    notes: tuple[str, ...] = ()  # messages that are always printed
 
     def describe(self) -> str:
         """Return a description of the data and the conditions."""
@@ -105,7 +96,7 @@ def open_measurement(config: Config, folder: str | Path = ".") -> Iterator[OpenM
                     f"angles {some(file.phi)} of {path}, got "
                     f"{[list(pair) for pair in analysis.phi_filtering.ranges]}"
                 )
-        ring = choose_ring(files, file.q, file.phi, inside, path, grid=file.layout == "aps-u")
+        chosen, q, q_description, q_notes = choose_ring(files, file, inside)
         dt, dt_description, dt_notes = time_step(config.experiment, file.dt, path)
         gap = config.experiment.gap
         if gap is None and analysis.model == "laminar_flow":
@@ -116,11 +107,11 @@ def open_measurement(config: Config, folder: str | Path = ".") -> Iterator[OpenM
         n_t = file.shape[1]
         window = frame_window(n_t, analysis.frames.start, analysis.frames.end)
         keep = frames_to_keep(n_t, analysis.frames.bad)[slice(*window)]
-        data = Prepared(file, ring.chosen, window, analysis.diagonal_correction)
-        model = make_model(config, ring.q, file.phi[ring.chosen], data.shape[1], dt=dt, gap=gap)
+        data = Prepared(file, chosen, window, analysis.diagonal_correction)
+        model = make_model(config, q, file.phi[chosen], data.shape[1], dt=dt, gap=gap)
         gap_description = "no gap" if gap is None else f"gap {gap:.6g} Angstrom"
-        conditions = (ring.description, dt_description, gap_description)
-        yield OpenMeasurement(path, data, model, keep, conditions, ring.notes + dt_notes)
+        conditions = (q_description, dt_description, gap_description)
+        yield OpenMeasurement(path, data, model, keep, conditions, q_notes + dt_notes)
 
 
 def fit_measurement(
@@ -132,24 +123,17 @@ def fit_measurement(
         "checkpoint_dir": how.streaming.checkpoint_dir or Path(output) / "checkpoints",
         "strategy": None if how.strategy == "auto" else how.strategy,
     }
-    solver = SolverOptions(
-        multistart=how.multistart.starts,
-        seed=how.multistart.seed,
-        allow_bounds=start.allow_bounds,
-        **{name: getattr(how, name) for name in _SOLVER_SETTINGS},
-    )
+    solver = {name: getattr(how, name) for name in _SOLVER_SETTINGS}
+    solver |= {"multistart": how.multistart.starts, "seed": how.multistart.seed}
     return fit(
         measurement.model,
         measurement.data,
         config.data_files.sigma,
-        start.values,
-        start.contrast,
-        start.offset,
-        config.scaling,
+        *(start.values, start.contrast, start.offset, config.scaling),
         bounds=start.bounds or None,
         hold=start.hold,
         keep=measurement.keep,
-        solver=solver,
+        solver=SolverOptions(allow_bounds=start.allow_bounds, **solver),
         errors=ErrorOptions(how.errors, how.absolute_sigma),
         streaming=StreamingOptions(**streaming),
         progress=progress,
@@ -195,26 +179,19 @@ def plot_measurement(
         angles=config.output.angles,
     )
     names = [str(name) for name in arrays["names"]]
-    options: Any = {
-        "title": f"{measurement.path.name}, q {geometry.q:.4g} 1/Angstrom, "
-        f"{geometry.n_phi} angles of {geometry.n_t} frames",
-        "dpi": config.output.dpi,
-    }
-    return [
-        fit_plots.plot_maps(output / "maps.png", views, **options),
-        fit_plots.plot_cuts(output / "cuts.png", views, **options),
-        fit_plots.plot_residuals(output / "residuals.png", views, **options),
-        fit_plots.plot_parameters(
-            output / "parameters.png",
-            model,
-            arrays["physics"],
-            names,
-            arrays["popt"],
-            arrays["pcov"],
-            **options,
-        ),
-        fit_plots.plot_convergence(output / "convergence.png", arrays["costs"].tolist(), **options),
+    title = (
+        f"{measurement.path.name}, q {geometry.q:.4g} 1/Angstrom, "
+        f"{geometry.n_phi} angles of {geometry.n_t} frames"
+    )
+    fitted = (names, arrays["popt"], arrays["pcov"])
+    figures = [
+        ("maps", fit_plots.plot_maps(views)),
+        ("cuts", fit_plots.plot_cuts(views)),
+        ("residuals", fit_plots.plot_residuals(views)),
+        ("parameters", fit_plots.plot_parameters(model, arrays["physics"], *fitted)),
+        ("convergence", fit_plots.plot_convergence(arrays["costs"])),
     ]
+    return fit_plots.save_figures(output, figures, title, config.output.dpi)
 
 
 def simulate_data(
@@ -232,27 +209,17 @@ def simulate_data(
     names = model.parameter_names
     params = physics_vector(how.parameters, names, model.defaults, "simulation.parameters")
     layout = "aps-u" if config.data_files.layout == "auto" else config.data_files.layout
+    same = ("noise", "diagonal_artifact", "seed", "dtype")
+    options: dict[str, Any] = {name: getattr(how, name) for name in same}
     simulate_to_file(
-        path,
-        model,
-        params,
-        how.contrast,
-        how.offset,
-        noise=how.noise,
-        diagonal_artifact=how.diagonal_artifact,
-        seed=how.seed,
-        layout=layout,
-        dtype=how.dtype,
-        progress=progress,
+        path, model, params, how.contrast, how.offset, layout=layout, progress=progress, **options
     )
     truth = {
         "model": config.analysis.model,
         "parameters": dict(zip(names, params.tolist(), strict=True)),
         "contrast": np.broadcast_to(how.contrast, (len(how.phi),)).tolist(),
         "offset": np.broadcast_to(how.offset, (len(how.phi),)).tolist(),
-        "noise": how.noise,
-        "seed": how.seed,
-        "q": how.q,
+        **{name: getattr(how, name) for name in ("noise", "seed", "q")},
         "dt": dt,
         "gap": gap,
         "file": str(path),
@@ -267,45 +234,19 @@ def save_truth(output: str | Path, truth: dict[str, Any]) -> Path:
     return path
 
 
-# Conditions: q, time step and gap, from the file and the settings -------------------------------
-
-
-@dataclass(frozen=True)
-class QRing:
-    """Entries of a file that are fitted together.
-
-    Attributes:
-      chosen: [n] bool.
-      q: q of the model, 1/Angstrom; the mean over the chosen entries.
-      description: q as text, with the requested value and the range if they differ.
-      notes: messages that are always printed.
-    """
-
-    chosen: NDArray[np.bool_]
-    q: float
-    description: str
-    notes: tuple[str, ...]
-
-
 def choose_ring(
-    files: DataFiles,
-    q: NDArray[np.float64],
-    phi: NDArray[np.float64],
-    inside: NDArray[np.bool_],
-    path: Path,
-    *,
-    grid: bool,
-) -> QRing:
-    """Return the entries `inside` at the q of the settings.
+    files: DataFiles, file: ApsFile, inside: NDArray[np.bool_]
+) -> tuple[NDArray[np.bool_], float, str, tuple[str, ...]]:
+    """Return a mask of the entries to fit together, their mean q, a description, and notes.
 
-    These are the entries with the nearest q at each angle, see `select_q`. If the file has a `grid`
-    of q and phi, they are those of the nearest q only, so that an empty cell is not replaced by a
-    cell of the next ring.
+    These are the entries `inside` with the q nearest to that of the settings at each angle, see
+    `select_q`. If the file has a grid of q and phi, they are those of the nearest q only, so that
+    an empty cell is not replaced by a cell of the next ring.
     """
     if not 0 <= files.q_tolerance < 1:
         raise ConfigError(f"data_files.q_tolerance: expected 0 to 1, got {files.q_tolerance:g}")
-    chosen = np.zeros(len(q), bool)
-    q, phi = q[inside], phi[inside]
+    grid = file.layout == "aps-u"
+    q, phi = file.q[inside], file.phi[inside]
     requested = float(q.mean()) if files.q is None else files.q
     try:
         selected = select_q(q, requested, files.q_tolerance, phi=phi)
@@ -313,10 +254,11 @@ def choose_ring(
             selected = np.isclose(q, q[np.abs(q - requested).argmin()], rtol=1e-9, atol=0)
     except ValueError as error:
         if files.q is not None:
-            raise ConfigError(f"{path}: {error}") from error
+            raise ConfigError(f"{file.path}: {error}") from error
         selected = np.zeros(len(q), bool)
     if files.q is None and not selected.all():
-        raise ConfigError(f"{path} has several q; set data_files.q to one of {some(q)}")
+        raise ConfigError(f"{file.path} has several q; set data_files.q to one of {some(q)}")
+    chosen = np.zeros(len(file.q), bool)
     chosen[inside] = selected
     low, high = float(q[selected].min()), float(q[selected].max())
     mean = low if low == high else float(q[selected].mean())
@@ -327,15 +269,14 @@ def choose_ring(
         details.append(f"requested {requested:.6g}")
     description = f"q {mean:.6g} 1/Angstrom" + (f" ({', '.join(details)})" if details else "")
     missing = sorted({float(p) for p in phi if not same_direction(p, phi[selected]).any()})
-    notes = []
-    if missing:
-        tolerance = f"within {files.q_tolerance:.3g} of q {requested:.6g}"
-        notes.append(
-            f"{len(missing)} angles of the file have no matrix "
-            + (f"of q {mean:.6g}" if grid else tolerance)
-            + f" and are left out: phi {some(np.array(missing))}"
-        )
-    return QRing(chosen, mean, description, tuple(notes))
+    if not missing:
+        return chosen, mean, description, ()
+    ring = f"of q {mean:.6g}" if grid else f"within {files.q_tolerance:.3g} of q {requested:.6g}"
+    note = (
+        f"{len(missing)} angles of the file have no matrix {ring} and are left out: "
+        f"phi {some(np.array(missing))}"
+    )
+    return chosen, mean, description, (note,)
 
 
 def time_step(
@@ -343,12 +284,12 @@ def time_step(
 ) -> tuple[float, str, tuple[str, ...]]:
     """Return the seconds between frames, a description with their source, and notes."""
     dt = experiment.dt
-    if dt is None and measured is None:
-        raise ConfigError(f"{path} has no time between frames; set experiment.dt, in seconds")
-    if dt is None or measured is None:
-        seconds = dt if dt is not None else measured
-        assert seconds is not None
-        return seconds, f"dt {seconds:.6g} s ({'settings' if measured is None else 'file'})", ()
+    if dt is None:
+        if measured is None:
+            raise ConfigError(f"{path} has no time between frames; set experiment.dt, in seconds")
+        return measured, f"dt {measured:.6g} s (file)", ()
+    if measured is None:
+        return dt, f"dt {dt:.6g} s (settings)", ()
     if abs(dt - measured) <= _SAME_DT * measured:
         return dt, f"dt {dt:.6g} s (file and settings)", ()
     difference = f"experiment.dt is {dt:.9g} s, but the frames of {path} are {measured:.9g} s apart"

@@ -18,21 +18,13 @@ from jaxkern.xpcs.detectors.opening import GrowingFrames
 
 @dataclass(frozen=True)
 class Watched:
-    """State of a live correlation.
-
-    Attributes:
-      result: g2 of all frames so far.
-      frames: number of frames so far.
-      rate: frames per second since the previous state.
-      last: true for the last state.
-      interrupted: true if Ctrl-C ended the measurement.
-    """
+    """State of a live correlation: g2 of all frames so far, and their number."""
 
     result: MultiTauResult
     frames: int
-    rate: float
+    rate: float  # frames per second since the previous state
     last: bool
-    interrupted: bool = False
+    interrupted: bool = False  # by Ctrl-C, which ended the measurement
 
 
 def watch(
@@ -45,17 +37,10 @@ def watch(
     every: float,
     wait: float = 0.05,
 ) -> Watched | None:
-    """Correlate new frames until none arrive for `idle` seconds, `most_frames` arrived, or Ctrl-C.
+    """Correlate new frames until none arrive for `idle` s, `most_frames` arrived, or Ctrl-C.
 
-    Args:
-      frames: source of the frames.
-      live: correlator of the frames.
-      most_frames: number of frames of the measurement.
-      shown: called with the state after new frames, at most once in `every` seconds, and at the
-        end; not called for fewer than 2 frames.
-      idle: seconds without a new frame after which the measurement ends.
-      every: seconds from the end of a call of `shown` to the next call.
-      wait: seconds between two polls.
+    `shown` is called with the state after new frames, `every` seconds after its last call or later,
+    and at the end; but not for fewer than 2 frames. `wait` is the time between two polls in s.
 
     Returns:
       The last state; None for fewer than 2 frames.

@@ -19,9 +19,8 @@ from jaxkern.xpcs.correlators.frame_sums import (
     intensity_limits,
     mean_divisors,
 )
-from jaxkern.xpcs.correlators.g2 import BinSums
 from jaxkern.xpcs.correlators.native import CorrelationProgress
-from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
+from jaxkern.xpcs.correlators.results import BinSums, MultiTauResult, Overview, TwoTimeResult
 from jaxkern.xpcs.correlators.selection import (
     BinLabels,
     FrameSelection,
@@ -151,17 +150,17 @@ def nan_bins(
     invalid = ~finite & (labels.n_pixels > 0)
     if has_integer_counts(source) or not invalid.any():
         return []
-    qmap, bad = labels.qmap, selection.bad_mask()
+    qmap = labels.qmap
     numbers = np.flatnonzero(qmap.used & np.isin(qmap.dynamic, labels.bins[invalid]))
     has_nan, reason = np.zeros(len(numbers), bool), ""
-    for number, block in frame_blocks(source, selection):
-        begin = number * selection.average
+    for number, block, bad, _ in frame_blocks(source, selection):
         counts = np.take(block, numbers, axis=1)
-        unknown = ~np.isfinite(counts) & ~bad[begin : begin + len(block), None]
+        unknown = ~np.isfinite(counts) & ~bad[:, None]
         if not reason and unknown.any():
             frame, k = (int(indices[0]) for indices in np.nonzero(unknown))
             row, column = divmod(int(numbers[k]), qmap.shape[1])
-            in_source = selection.begin + (begin + frame) * selection.stride
+            in_source = selection.begin
+            in_source += (number * selection.average + frame) * selection.stride
             reason = f"frame {in_source} has {counts[frame, k]} in row {row}, column {column}"
         has_nan |= unknown.any(axis=0)
     if has_nan.sum() > 1:

@@ -74,7 +74,7 @@ def frame_totals(
                 total += exact_sums(position[inside], count[inside], length)
         return sums
     totals = []
-    for _, block in frame_blocks(source, selection):
+    for _, block, *_ in frame_blocks(source, selection):
         totals.append(frame_sums(block, masks))
         bar.advance(len(block))
     return np.concatenate(totals, axis=1)
@@ -150,7 +150,6 @@ class OverviewSums:
             self._edges, self._part = [2 * edge for edge in self._edges], PARTS
 
     def _static_sums(self) -> NDArray[Any]:
-        """Return the sums of the last part over static bins."""
         pixels = self._qmap.pixels_of_static
         sums: NDArray[Any] = np.zeros(len(pixels), self._image.dtype)
         filled = np.flatnonzero(pixels)
@@ -161,17 +160,17 @@ class OverviewSums:
 
     def add_all(self, source: FrameSource, selection: FrameSelection) -> None:
         """Add all frames of a selection, or their events."""
-        average, bad = selection.average, selection.bad_mask()
         if not (source.is_sparse and has_integer_counts(source)):
-            for first, block in frame_blocks(source, selection):
-                self.add(block, bad[first * average : first * average + len(block)])
+            for _, block, bad, _ in frame_blocks(source, selection):
+                self.add(block, bad)
             return
-        counts = selection.good_counts().astype(np.int64)
+        bad, counts = selection.bad_mask(), selection.good_counts().astype(np.int64)
         self._good += [counts[a:b].sum() for a, b in pairwise(self._edges)]
         intensity, static = np.zeros(selection.n, np.int64), self._qmap.static.ravel()
         for position, pixel, count in event_blocks(source, selection):
             good = ~bad[position]
-            number, pixel, count = position[good] // average, pixel[good], count[good]
+            number = position[good] // self._average
+            pixel, count = pixel[good], count[good]
             self._image += exact_sums(pixel, count, len(self._image))
             squares = count.astype(np.float64) ** 2
             self._squares += np.bincount(pixel, squares, minlength=len(self._squares))

@@ -25,7 +25,6 @@ from jaxkern.xpcs.correlators.frame_sums import (
     intensity_limits,
     mean_divisors,
 )
-from jaxkern.xpcs.correlators.g2 import MAX_DELAYS, BinSums, g2_result, multitau_delays
 from jaxkern.xpcs.correlators.multitau_sums import (
     PixelSums,
     bytes_per_pixel,
@@ -35,7 +34,13 @@ from jaxkern.xpcs.correlators.multitau_sums import (
     pixel_tiles,
 )
 from jaxkern.xpcs.correlators.native import CorrelationProgress, native_module
-from jaxkern.xpcs.correlators.results import MultiTauResult
+from jaxkern.xpcs.correlators.results import (
+    MAX_DELAYS,
+    BinSums,
+    MultiTauResult,
+    g2_result,
+    multitau_delays,
+)
 from jaxkern.xpcs.correlators.selection import (
     BLOCK_BYTES,
     COUNT_DTYPES,
@@ -206,7 +211,7 @@ def _dense_sums(
     """Return the sums of the frames of each range of sums, and add all frames to the overview."""
     source, selection, divisor = run.source, run.selection, run.divisor
     average, integer_counts = selection.average, has_integer_counts(source) and divisor is None
-    bad, missing = selection.bad_mask(), selection.missing_counts()
+    missing = selection.missing_counts()
     native = native_module() if len(pixels) else None
     if native is not None and _is_readable_in_place(source.array):
         if run.sums is not None:
@@ -225,16 +230,14 @@ def _dense_sums(
             make_pixel_sums(group, dpl, average, missing[first:stop], integer_counts)
             for first, stop in ranges
         ]
-        for at, block in frame_blocks(source, selection):
+        for at, block, bad, factors in frame_blocks(source, selection, divisor):
             if run.sums is not None and number == 0:
-                run.sums.add(block, bad[at * average : at * average + len(block)])
+                run.sums.add(block, bad)
             for state, (first, stop) in zip(states, ranges, strict=True):
-                first, stop = max(first, at), min(stop, at + len(block) // average)
+                first, stop = max(first - at, 0) * average, min((stop - at) * average, len(block))
                 if first < stop:
-                    frames = block[(first - at) * average : (stop - at) * average]
-                    inside = slice(first * average, stop * average)
-                    factors = None if divisor is None else divisor[inside]
-                    state.add(frames, bad[inside], factors)
+                    own = None if factors is None else factors[first:stop]
+                    state.add(block[first:stop], bad[first:stop], own)
             run.bar.advance(len(block))
         sums = [state.bin_sums(before) for state, before in zip(states, sums, strict=True)]
     return cast("list[BinSums]", sums)

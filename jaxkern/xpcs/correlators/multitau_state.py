@@ -14,9 +14,9 @@ from jaxkern.core.arguments import check_integer
 from jaxkern.core.declaration import Cost
 from jaxkern.core.op import Op
 from jaxkern.xpcs.correlators.checks import rows_and_columns
-from jaxkern.xpcs.correlators.g2 import MAX_DELAYS, g2_result, multitau_delays
 from jaxkern.xpcs.correlators.multitau_sums import bins_of_pixels, check_totals, sums_of_state
 from jaxkern.xpcs.correlators.native import native_module
+from jaxkern.xpcs.correlators.results import MAX_DELAYS, g2_result, multitau_delays
 from jaxkern.xpcs.correlators.selection import COUNT_DTYPES, BinLabels, BinnedPixels, FrameSelection
 from jaxkern.xpcs.correlators.twin import multitau_update as pure_jax_update
 from jaxkern.xpcs.correlators.twin import state_shapes

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from jaxkern.core.memory import available_bytes
 from jaxkern.core.threads import num_threads
 from jaxkern.xpcs.correlators.checks import PreparedRun
-from jaxkern.xpcs.correlators.g2 import BinSums, multitau_delays
 from jaxkern.xpcs.correlators.native import native_module, run_watched
+from jaxkern.xpcs.correlators.results import BinSums, multitau_delays
 from jaxkern.xpcs.correlators.selection import (
     COUNT_LIMIT,
     BinnedPixels,
@@ -25,11 +25,11 @@ from jaxkern.xpcs.correlators.selection import (
     selected_frames,
     summed,
 )
-from jaxkern.xpcs.correlators.twin import state_shapes, weighted_update
+from jaxkern.xpcs.correlators.twin import add_frames, state_shapes
 
 # Pixels whose ratios are reduced together without the native kernels.
 _TILE = 4096
-_weighted_update = jax.jit(weighted_update, static_argnames="dpl", donate_argnums=range(2, 7))
+_add_frames = jax.jit(add_frames, static_argnames="dpl", donate_argnums=range(2, 7))
 
 
 def in_place_sums(
@@ -215,7 +215,7 @@ class JaxSums(PixelSums):
         block = np.concatenate([counts, good[:, None]], axis=1)
         block = block.astype(np.uint32 if self._integer_counts else np.float64)
         with jax.enable_x64(True):
-            self._state = _weighted_update(block, np.int32(self._seen), *self._state, dpl=self._dpl)
+            self._state = _add_frames(block, np.int32(self._seen), *self._state, dpl=self._dpl)
         self._seen += len(good)
 
     def bin_sums(self, before: BinSums | None = None) -> BinSums:

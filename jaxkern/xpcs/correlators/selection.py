@@ -282,9 +282,12 @@ def is_contiguous(frames: NDArray[Any]) -> bool:
 
 
 def frame_blocks(
-    source: FrameSource, selection: FrameSelection, n_bytes: int | None = None
-) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield (number of the first sum, `selected_frames`) of blocks; a thread reads one ahead."""
+    source: FrameSource,
+    selection: FrameSelection,
+    divisor: NDArray[np.float64] | None = None,
+    n_bytes: int | None = None,
+) -> Iterator[tuple[int, NDArray[Any], NDArray[np.bool_], NDArray[np.float64] | None]]:
+    """Yield (first sum, `selected_frames`, bad frames, divisors) of blocks, read one ahead."""
     sum_bytes = max(source.frame_bytes * selection.average, 1)
     size = max((n_bytes or BLOCK_BYTES) // sum_bytes, 1)
     starts = range(0, selection.n, size)
@@ -293,7 +296,10 @@ def frame_blocks(
         blocks: Iterator[NDArray[Any]] = (selected_frames(*call) for call in calls)
     else:
         blocks = computed_ahead(selected_frames, calls, "jaxkern-frames")
-    yield from zip(starts, blocks, strict=True)
+    bad = selection.bad_mask()
+    for first, block in zip(starts, blocks, strict=True):
+        at = slice(first * selection.average, first * selection.average + len(block))
+        yield first, block, bad[at], None if divisor is None else divisor[at]
 
 
 def summed(

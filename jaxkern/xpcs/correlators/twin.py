@@ -31,37 +31,28 @@ def state_shapes(delays: int, pixels: int, dpl: int, real: bool) -> dict[str, tu
 
 def multitau_update(
     frames: Any, seen: Any, total: Any, g: Any, head: Any, history: Any, *, dpl: int
-) -> tuple[Any, Any, Any, Any]:
+) -> tuple[Any, ...]:
     """Compute the op `jaxkern.multitau_update` for one state."""
-    total, g, history, (head,) = _update(frames, seen, total, g, history, (head,), dpl)
+    total, g, history, head = add_frames(frames, seen, total, g, history, head, dpl=dpl)
     return total, g, head, history
 
 
-def weighted_update(
-    frames: Any, seen: Any, total: Any, g: Any, history: Any, past: Any, future: Any, *, dpl: int
-) -> tuple[Any, Any, Any, Any, Any]:
-    """Add sums of frames [T, P] whose last pixel holds c, the number of good frames in each sum.
+def add_frames(
+    frames: Any, seen: Any, total: Any, g: Any, history: Any, *others: Any, dpl: int
+) -> tuple[Any, ...]:
+    """Add frames [T, P] to a state, which is returned.
 
-    `past` and `future` are like `g` the sums of s[k] c[k + t] and of c[k] s[k + t].
+    `others` is the state's head; or past and future, like `g` the sums of s[k] c[k + t] and of
+    c[k] s[k + t], if the last pixel holds c, the number of good frames in each sum.
     """
-    total, g, history, others = _update(frames, seen, total, g, history, (past, future), dpl)
-    return total, g, history, *others
-
-
-def _update(
-    frames: Any, seen: Any, total: Any, g: Any, history: Any, others: tuple[Any, ...], dpl: int
-) -> tuple[Any, Any, Any, list[Any]]:
-    """Add frames to a state; `others` is (head,) or (past, future)."""
     real = np.dtype(frames.dtype).kind == "f"
     if real and not jax.config.read("jax_enable_x64"):
         raise ValueError(
             f"frames are {frames.dtype}, whose pure-JAX multi-tau sums need float64: call "
             "jax.config.update('jax_enable_x64', True), or use the native kernel or integers"
         )
-    counts = _Reals() if real else _Counts()
-    depth = 2 * dpl
+    counts, depth, delays = _Reals() if real else _Counts(), 2 * dpl, g.shape[0]
     levels = history.shape[0] // depth
-    delays = g.shape[0]
     # The last level may have fewer than dpl delays. Rows of zeros complete it.
     more = (levels + 1) * dpl - delays
     padded = partial(jax.tree.map, lambda x: jnp.pad(x, [(0, more)] + [(0, 0)] * (x.ndim - 1)))
@@ -82,16 +73,13 @@ def _update(
         k = seen + i
         rest, s, odd = _level(counts, rest, s, k, 0, 0, 1, depth)
 
-        def more_levels(carry: Any) -> Any:
-            level, odd = carry[0], carry[-1]
-            return odd & (level < levels)
-
         def next_level(carry: Any) -> Any:
             level, rest, s, k, _ = carry
             rest, s, odd = _level(counts, rest, s, k, level, dpl * (level + 1), dpl + 1, dpl)
             return level + 1, rest, s, k // 2, odd
 
-        _, rest, *_ = lax.while_loop(more_levels, next_level, (jnp.int32(1), rest, s, k // 2, odd))
+        carry = (jnp.int32(1), rest, s, k // 2, odd)
+        _, rest, *_ = lax.while_loop(lambda x: x[-1] & (x[0] < levels), next_level, carry)
         return total, *rest
 
     total, g, history, *arrays = lax.fori_loop(0, frames.shape[0], add, state)
@@ -99,7 +87,7 @@ def _update(
         counts.packed(total),
         counts.packed(tuple(x[:delays] for x in g)),
         counts.packed_narrow(tuple(x.reshape(levels * depth, *x.shape[2:]) for x in history)),
-        [pack(tuple(x[:delays] for x in array)) for array in arrays],
+        *(pack(tuple(x[:delays] for x in array)) for array in arrays),
     )
 
 

@@ -122,7 +122,7 @@ def stage(
     tiles: Tiles,
 ) -> list[Piece]:
     """Read the frames, divided by `divisor` [N * average], and return counts of lists of pixels."""
-    n, average, bad = selection.n, selection.average, selection.bad_mask()
+    n, average = selection.n, selection.average
     dtype = count_dtype(source.dtype, average, divisor is not None)
     integer_counts = dtype.kind != "f"
     widths = [padded_pixels(len(numbers)) for numbers in pixels]
@@ -131,17 +131,15 @@ def stage(
     counts = [aligned_array((tiles.size * tiles.count, width), dtype) for width in widths]
     sums = [np.zeros(n, np.int64 if integer_counts else np.float64) for _ in pixels]
     most = [0] * len(pixels)
-    for first, frames in frame_blocks(source, selection, _BLOCK_BYTES):
+    for first, frames, bad, factors in frame_blocks(source, selection, divisor, _BLOCK_BYTES):
         rows = slice(first, first + len(frames) // average)
-        block_frames = slice(rows.start * average, rows.stop * average)
-        factors = None if divisor is None else divisor[block_frames]
-        plain = frames.dtype == dtype and average == 1 and not bad[block_frames].any()
+        plain = frames.dtype == dtype and average == 1 and not bad.any()
         for k, numbers in enumerate(pixels):
             target = counts[k][rows]
             if plain and factors is None:
                 np.take(frames, gathered[k], axis=1, out=target, mode="clip")
             else:
-                block = summed(frames[:, gathered[k]], average, bad[block_frames], factors)
+                block = summed(frames[:, gathered[k]], average, bad, factors)
                 target[...] = as_counts(block, f"a sum of {source.name}")
             target[:, len(numbers) :] = 0
             sums[k][rows] = target.sum(axis=1, dtype=sums[k].dtype)
@@ -330,7 +328,6 @@ class DenseProducts:
         self._waiting = [(each.index, i, j, c) for (i, j), c in zip(at, blocks, strict=True)]
 
     def _reduce_waiting(self) -> None:
-        """Pass the waiting tiles to the reduction."""
         size = self._tiles.size
         for index, i, j, tile in self._waiting:
             height, width = (min(size, self._n - k * size) for k in (i, j))

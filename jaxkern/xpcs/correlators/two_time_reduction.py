@@ -157,11 +157,6 @@ class TwoTimeReduction:
     def add(self, index: int, row: int, column: int, block: NDArray[Any]) -> None:
         """Add a block of C of the bin at `index` of the result."""
         rows, columns = slice(row, row + block.shape[0]), slice(column, column + block.shape[1])
-        at_diagonal = row == column and block.shape[1] >= block.shape[0]
-        if not (at_diagonal or column >= rows.stop) or columns.stop > self._n:
-            raise ValueError(
-                f"block: expected one above the diagonal, got {block.shape} at ({row}, {column})"
-            )
         counts, values, stored = None, block, block
         defined = self._defined[index]
         if not (defined[rows].all() and defined[columns].all()):
@@ -169,7 +164,7 @@ class TwoTimeReduction:
             values, stored = np.where(counts, block, 0.0), np.where(counts, block, np.nan)
         self._add_diagonals(index, row, column, values)
         if self._is_full:
-            self._write(index, rows, columns, stored, at_diagonal)
+            self._write(index, rows, columns, stored)
         else:
             self._add_cells(index, row, column, values, counts)
 
@@ -184,10 +179,8 @@ class TwoTimeReduction:
                 lags, sums = diagonal_sums(values[r, c], column + c.start - row - r.start)
                 self._part_diagonals[index, part, lags] += sums
 
-    def _write(
-        self, index: int, rows: slice, columns: slice, block: NDArray[Any], at_diagonal: bool
-    ) -> None:
-        if at_diagonal:
+    def _write(self, index: int, rows: slice, columns: slice, block: NDArray[Any]) -> None:
+        if rows.start == columns.start:
             n = block.shape[0]
             lower = np.tri(n, k=-1, dtype=bool)
             self.c2[index, rows, rows] = np.where(lower, block[:, :n].T, block[:, :n])

@@ -78,7 +78,8 @@ class FrameSource:
         ordered = np.sort(index)
         if (ordered[1:] == ordered[:-1]).any():
             np.add.at(frames, index, events.count)
-            if self.dtype.kind != "f" and _total(frames) != _total(events.count):
+            totals = [int(counts.sum(dtype=np.uint64)) for counts in (frames, events.count)]
+            if self.dtype.kind != "f" and totals[0] != totals[1]:
                 exact = np.zeros(len(frames), np.uint64)
                 np.add.at(exact, index, events.count.astype(np.uint64))
                 frame, pixel = divmod(int(np.flatnonzero(exact != frames)[0]), pixels)
@@ -317,10 +318,6 @@ def _check_bounds(name: str, key: str, array: NDArray[Any], stop: int) -> None:
     raise DetectorFileError(
         f"{name}: {key}: expected 0 to {stop - 1}, got {array[index]} in event {index}"
     )
-
-
-def _total(counts: NDArray[Any]) -> int:
-    return int(counts.sum(dtype=np.uint64))
 
 
 # Largest numbers of signed and unsigned integers, and of counters of 12 bits.

@@ -34,6 +34,8 @@ from jaxkern.xpcs.detectors.frames import (
 from jaxkern.xpcs.detectors.hdf5_access import (
     check_filters,
     check_virtual,
+    find_dataset,
+    find_group,
     find_object,
     hdf5_errors,
     linked_files,
@@ -134,18 +136,11 @@ def hdf5_frames(
     """Open the frames of an HDF5 file, or its events: arrays pixel, frame and count in a group."""
     name = os.fspath(path)
     with open_hdf5(name) as file, hdf5_errors(name):
-        groups = _EVENT_GROUPS if dataset is None else (dataset,)
-        group = next((g for g in groups if _holds_events(file, g)), None)
-        if group is not None:
-            return _read_events(name, file[group], file, frame_shape)
+        for group_name in _EVENT_GROUPS if dataset is None else (dataset,):
+            group = find_group(file, group_name)
+            if group is not None and {"pixel", "frame"} <= set(group):
+                return _read_events(name, group, file, frame_shape)
     return Hdf5Frames(path, dataset)
-
-
-def _holds_events(file: h5py.File, name: str) -> bool:
-    import h5py
-
-    group = find_object(file, name)
-    return isinstance(group, h5py.Group) and {"pixel", "frame"} <= set(group)
 
 
 def _read_events(
@@ -169,42 +164,34 @@ def _read_events(
 
 
 def _find_frames(name: str, file: h5py.File, dataset: str | None) -> list[h5py.Dataset]:
-    import h5py
-
     if dataset is not None:
-        item = find_object(file, dataset)
-        if isinstance(item, h5py.Dataset):
-            return [item]
-        if isinstance(item, h5py.Group) and (parts := _numbered_parts(item)):
-            return parts
+        item, group = find_dataset(file, dataset), find_group(file, dataset)
+        parts = [item] if item is not None else [] if group is None else _numbered_parts(group)
         expected = f"a data set {dataset!r}, or a group of this name with data_000001, ..."
+    else:
+        parts = next(filter(None, _known_datasets(file)), [])
+        expected = "frames in one of the usual data sets, or the name of one (dataset=, --dataset)"
+    if not parts and dataset is None:
+        parts = _scan_datasets(file)
+        if len(parts) > 1:
+            names = ", ".join(repr(item.name) for item in parts[:20])
+            raise DetectorFileError(f"{name} has the frames {names}; select one (--dataset)")
+    if not parts:
         raise DetectorFileError(f"{name}: expected {expected}; got {_list_datasets(file)}")
-    known = next((parts for parts in _known_datasets(file) if parts), None)
-    if known is not None:
-        return known
-    scans = list(_scan_datasets(file))
-    if len(scans) == 1:
-        return scans
-    if scans:
-        names = ", ".join(repr(item.name) for item in scans[:20])
-        raise DetectorFileError(f"{name} has the frames {names}; select one (dataset=, --dataset)")
-    raise DetectorFileError(
-        f"{name}: expected frames, got {_list_datasets(file)}; name them (dataset=, --dataset)"
-    )
+    return parts
 
 
 def _known_datasets(file: h5py.File) -> Iterator[list[h5py.Dataset]]:
     """Yield the data sets of one run in each of the usual places, or an empty list."""
-    import h5py
 
     def dataset(group: h5py.Group, name: Any) -> list[h5py.Dataset]:
-        item = find_object(group, name) if isinstance(name, str) else None
-        return [item] if isinstance(item, h5py.Dataset) else []
+        item = find_dataset(group, name)
+        return [] if item is None else [item]
 
     yield dataset(file, _FIXED[0])
     for path in _PARTS:
-        group = find_object(file, path)
-        if isinstance(group, h5py.Group):
+        group = find_group(file, path)
+        if group is not None:
             yield _numbered_parts(group)
             yield dataset(group, group.attrs.get("signal"))
     for path in _FIXED[1:]:
@@ -213,8 +200,6 @@ def _known_datasets(file: h5py.File) -> Iterator[list[h5py.Dataset]]:
 
 def _numbered_parts(group: h5py.Group) -> list[h5py.Dataset]:
     """Return data_000001, data_000002, ... in the order of their numbers."""
-    import h5py
-
     numbered = sorted((int(match[1]), key) for key in group if (match := _PART.fullmatch(key)))
     for (before, _), (number, key) in itertools.pairwise(numbered):
         if number != before + 1:
@@ -222,31 +207,23 @@ def _numbered_parts(group: h5py.Group) -> list[h5py.Dataset]:
             raise DetectorFileError(
                 f"{where}: {group.name}: expected parts {expected}, got {key} after {before}"
             )
-    parts = [find_object(group, key) for _, key in numbered]
-    return [part for part in parts if isinstance(part, h5py.Dataset)]
+    parts = [find_dataset(group, key) for _, key in numbered]
+    return [part for part in parts if part is not None]
 
 
-def _scan_datasets(file: h5py.File) -> Iterator[h5py.Dataset]:
-    """Yield the data sets of three axes in the measurements of scans."""
-    import h5py
-
-    for scan in file:
-        if _SCAN.fullmatch(scan):
-            group = find_object(file, f"{scan}/measurement")
-            for key in group if isinstance(group, h5py.Group) else ():
-                item = find_object(group, key)
-                if isinstance(item, h5py.Dataset) and item.ndim == 3:
-                    yield item
+def _scan_datasets(file: h5py.File) -> list[h5py.Dataset]:
+    """Return the data sets of three axes in the measurements of scans."""
+    groups = [find_group(file, f"{scan}/measurement") for scan in file if _SCAN.fullmatch(scan)]
+    items = [find_dataset(group, key) for group in groups if group is not None for key in group]
+    return [item for item in items if item is not None and item.ndim == 3]
 
 
 def _list_datasets(file: h5py.File) -> str:
     """Return the names of data sets with three axes, or of the root's members, for errors."""
-    import h5py
-
     names: list[str] = []
 
     def visit(name: str, item: Any) -> bool | None:
-        if isinstance(item, h5py.Dataset) and item.ndim == 3:
+        if getattr(item, "ndim", None) == 3:
             names.append(f"/{name} {item.shape}")
         return True if len(names) == 10 else None
 

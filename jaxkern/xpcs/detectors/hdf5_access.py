@@ -40,17 +40,21 @@ def open_hdf5(name: str | Path, error_type: type[ValueError] = DetectorFileError
 
 
 @contextlib.contextmanager
-def hdf5_errors(name: str, path: str | None = None) -> Iterator[None]:
+def hdf5_errors(
+    name: str | Path, path: str | None = None, error_type: type[ValueError] = DetectorFileError
+) -> Iterator[None]:
     """Convert h5py's errors about groups, links, headers and data to errors with the path."""
     try:
         yield
-    except DetectorFileError:
-        raise
+    except error_type as error:
+        if str(name) in str(error):
+            raise
+        raise error_type(f"{name}: {error}") from None
     except (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError,
             TypeError, ValueError) as error:  # fmt: skip
         reason = error.args[0] if error.args else error
-        where = name if path is None else f"{name}: {path}"
-        raise DetectorFileError(
+        where = f"{name}: {path}" if path else name
+        raise error_type(
             f"{where} cannot be read; the file is damaged, or has a broken link: {reason}"
         ) from error
 
@@ -74,6 +78,18 @@ def find_object(group: Any, name: str) -> Any:
                 f"{target}, which does not exist"
             ) from error
     return at
+
+
+def find_dataset(group: Any, name: Any) -> h5py.Dataset | None:
+    """Return the data set with a name, or None."""
+    found = find_object(group, name) if isinstance(name, str) else None
+    return found if hasattr(found, "maxshape") else None
+
+
+def find_group(group: Any, name: str) -> h5py.Group | None:
+    """Return the group with a name, or None."""
+    found = find_object(group, name)
+    return found if hasattr(found, "keys") else None
 
 
 def check_filters(name: str, stored: h5py.Dataset) -> None:

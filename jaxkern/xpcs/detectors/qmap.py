@@ -15,7 +15,7 @@ from jaxkern.core.paths import home_path
 from jaxkern.core.version import __version__
 from jaxkern.xpcs.detectors.frames import DetectorFileError
 from jaxkern.xpcs.detectors.hdf5 import MASKS
-from jaxkern.xpcs.detectors.hdf5_access import find_object, hdf5_errors, new_hdf5, open_hdf5
+from jaxkern.xpcs.detectors.hdf5_access import find_dataset, hdf5_errors, new_hdf5, open_hdf5
 from jaxkern.xpcs.detectors.qmap_layout import (
     default_layout,
     geometry_bins,
@@ -193,7 +193,6 @@ class QMap:
         return type(self)(self.dynamic, self.static, mask, self.q, self.phi, blemish, layout)
 
     def _marked(self, pixels: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return a mask [H, W] of the pixels that are passed to `without`."""
         if pixels.shape == self.shape:
             return pixels.astype(bool)
         marked = np.zeros(self.shape, bool)
@@ -391,17 +390,15 @@ def _read_tiff(path: Path) -> NDArray[Any]:
 
 
 def _read_hdf5(name: str, kind: str) -> NDArray[Any]:
-    import h5py
-
     with open_hdf5(name) as file, hdf5_errors(name):
         for path in (*(path.format(kind=kind) for path in _IN_HDF5), *MASKS):
-            stored = find_object(file, path)
-            if isinstance(stored, h5py.Dataset):
+            stored = find_dataset(file, path)
+            if stored is not None:
                 return np.asarray(stored[()] == 0 if path in MASKS else stored[()])
         images: list[Any] = []
 
         def visit(_: str, item: Any) -> None:
-            if isinstance(item, h5py.Dataset) and item.ndim == 2:
+            if getattr(item, "ndim", None) == 2:
                 images.append(item)
 
         file.visititems(visit)

@@ -263,7 +263,6 @@ _PLAUSIBLE: dict[str, tuple[float, float, str, dict[str, float]]] = {
 
 
 def _quantity(name: str, number: Any) -> float:
-    """Return a number in the unit of `_PLAUSIBLE`."""
     least, most, unit, others = _PLAUSIBLE[name]
     value = check_number(name, number, 0.0, 1e15)
     if least <= value <= most:

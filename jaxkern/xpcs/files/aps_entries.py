@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-LAYOUTS = ("aps", "aps-u")
 _REQUIRED = {
     "aps": ("xpcs/dqlist", "xpcs/dphilist", "exchange/C2T_all"),
     "aps-u": (
@@ -26,10 +25,11 @@ _REQUIRED = {
         "xpcs/twotime/correlation_map",
     ),
 }
+LAYOUTS = tuple(_REQUIRED)
 # Lists of bins, wavevectors and angles are short, but a damaged header may claim any length.
 _LONGEST_LIST = 10**7
 # Paths of the time step and of its factors. Newer files of the older layout use the newer paths.
-_NEXUS_TIMES: tuple[str, ...] = ("entry/instrument/detector_1/frame_time",)
+_NEXUS_TIMES = ("entry/instrument/detector_1/frame_time",)
 _NEXUS_STEPS = ("config/stride_frame", "config/avg_frame")
 _OLD_TIMES = (
     "measurement/instrument/detector/exposure_period",
@@ -83,25 +83,20 @@ def read_entries(
 
 def _contents(file: h5py.File) -> str:
     """Return a description of the first two levels of a file."""
-    import h5py
-
     items = []
     for name, item in file.items():
-        if isinstance(item, h5py.Group) and len(item):
+        if hasattr(item, "keys"):
             members = list(item)
             more = ", ..." if len(members) > 8 else ""
-            items.append(f"{name}/ ({', '.join(members[:8])}{more})")
-        else:
-            items.append(f"{name}/ (empty)" if isinstance(item, h5py.Group) else name)
+            name += f"/ ({', '.join(members[:8]) or 'empty'}{more})"
+        items.append(name)
     return "; ".join(items) or "no entries"
 
 
 def read_numbers(file: h5py.File, name: str, most: int = _LONGEST_LIST) -> Array:
     """Read a data set of at most `most` numbers of any shape."""
-    import h5py
-
     item = file[name]
-    if not isinstance(item, h5py.Dataset):
+    if hasattr(item, "keys"):
         raise ApsFormatError(f"{name}: expected a data set, got a group")
     shape = item.shape
     if shape is None or item.dtype.kind not in "biuf" or not 0 < item.size <= most:
@@ -117,8 +112,7 @@ def _list(file: h5py.File, name: str) -> Array:
     values = read_numbers(file, name)
     if values.ndim == 0:
         raise ApsFormatError(f"{name}: expected numbers [n] or [1, n], got one number")
-    first = values if values.ndim == 1 else values.reshape(-1, values.shape[-1])[0]
-    numbers = first.astype(np.float64)
+    numbers = np.asarray(values.reshape(-1, values.shape[-1])[0], np.float64)
     if not np.isfinite(numbers).all():
         raise ApsFormatError(f"{name}: expected finite numbers, got NaN or infinity")
     return numbers
@@ -142,12 +136,16 @@ def read_bins(file: h5py.File, name: str) -> Array:
     return bins
 
 
-# The older layout ----------------------------------------------------------------------------
+def check_bins(bins: Array, most: int, name: str, what: str) -> None:
+    """Raise ApsFormatError for bins that are not in 1 .. most."""
+    if bins.min() < 1 or bins.max() > most:
+        raise ApsFormatError(
+            f"{name}: expected 1 to {most} ({what}), got {bins.min()} to {bins.max()}"
+        )
 
 
 def _aps(file: h5py.File) -> tuple[list[h5py.Dataset], Array, Array]:
-    q = _list(file, "xpcs/dqlist")
-    phi = _list(file, "xpcs/dphilist")
+    q, phi = _list(file, "xpcs/dqlist"), _list(file, "xpcs/dphilist")
     group = _group(file, "exchange/C2T_all")
     names = natural_order(group)
     index = "xpcs/qphi_bin_to_process"
@@ -166,17 +164,15 @@ def _aps(file: h5py.File) -> tuple[list[h5py.Dataset], Array, Array]:
     return [group[name] for name in names], q, phi
 
 
-# The layout of APS-U -------------------------------------------------------------------------
-
-
 def _aps_u(file: h5py.File) -> tuple[list[h5py.Dataset], Array, Array]:
     q_list = _list(file, "xpcs/qmap/dynamic_v_list_dim0")
     phi_list = _list(file, "xpcs/qmap/dynamic_v_list_dim1")
-    _check_grid(file, (len(q_list), len(phi_list)))
-    cells, what = _cells(file, len(q_list), len(phi_list))
-    q, phi = q_list[cells // len(phi_list)], phi_list[cells % len(phi_list)]
+    n_q, n_phi = len(q_list), len(phi_list)
+    _check_grid(file, n_q, n_phi)
+    cells, what = _cells(file, n_q, n_phi)
     bins, sets = read_matrices(file, len(cells), what)
-    return sets, q[bins - 1], phi[bins - 1]
+    cells = cells[bins - 1]
+    return sets, q_list[cells // n_phi], phi_list[cells % n_phi]
 
 
 def read_matrices(file: h5py.File, n_bins: int, what: str) -> tuple[Array, list[h5py.Dataset]]:
@@ -194,27 +190,22 @@ def read_matrices(file: h5py.File, n_bins: int, what: str) -> tuple[Array, list[
     return bins, [group[name] for name in names]
 
 
-def _check_grid(file: h5py.File, sizes: tuple[int, int]) -> None:
+def _check_grid(file: h5py.File, n_q: int, n_phi: int) -> None:
     """Check that the axes of the grid are q and phi, and have the lengths of their lists."""
     names, numbers = "xpcs/qmap/map_names", "xpcs/qmap/dynamic_num_pts"
     if names in file:
-        axes = [
-            n.decode(errors="replace") if isinstance(n, bytes) else str(n)
-            for n in np.ravel(np.asarray(file[names][()])).tolist()
-        ]
+        axes = np.ravel(file[names].asstr(errors="replace")[()]).tolist()
         if axes[:2] != ["q", "phi"]:
             raise ApsFormatError(f"{names}: expected ['q', 'phi'], got {axes}")
-    if numbers in file:
-        points = read_integers(file, numbers)
-        if points.tolist() != list(sizes):
-            raise ApsFormatError(
-                f"{numbers}: expected {list(sizes)}, the lengths of dynamic_v_list_dim0 and "
-                f"dynamic_v_list_dim1, got {points.tolist()}"
-            )
+    if numbers in file and (points := read_integers(file, numbers).tolist()) != [n_q, n_phi]:
+        raise ApsFormatError(
+            f"{numbers}: expected {[n_q, n_phi]}, the lengths of dynamic_v_list_dim0 and _dim1, "
+            f"got {points}"
+        )
 
 
 def _cells(file: h5py.File, n_q: int, n_phi: int) -> tuple[Array, str]:
-    """Return the cell of the (q, phi) grid of each bin; empty cells have no bin."""
+    """Return the cell of the (q, phi) grid of each bin from 1; empty cells have no bin."""
     name, most = "xpcs/qmap/dynamic_index_mapping", n_q * n_phi
     if name not in file:
         return np.arange(most), f"{n_q} q times {n_phi} phi"
@@ -227,22 +218,9 @@ def _cells(file: h5py.File, n_q: int, n_phi: int) -> tuple[Array, str]:
     return cells, f"{len(cells)} cells of dynamic_index_mapping"
 
 
-def check_bins(bins: Array, most: int, name: str, what: str) -> None:
-    """Raise ApsFormatError for bins that are not in 1 .. most."""
-    if bins.min() < 1 or bins.max() > most:
-        raise ApsFormatError(
-            f"{name}: expected 1 to {most} ({what}), got {bins.min()} to {bins.max()}"
-        )
-
-
-# Both layouts --------------------------------------------------------------------------------
-
-
 def _group(file: h5py.File, name: str) -> h5py.Group:
-    import h5py
-
     group = file[name]
-    if not isinstance(group, h5py.Group):
+    if not hasattr(group, "keys"):
         raise ApsFormatError(f"{name}: expected a group of matrices, got a data set")
     return group
 
@@ -257,10 +235,9 @@ def _names_of_bins(group: h5py.Group, bins: Array, index: str, pattern: str) -> 
     matrices = [name for name, match in matches.items() if match]
     numbered = {int(match[1]): name for name, match in matches.items() if match}
     if len(matrices) == len(numbered) == len(bins):
-        if sorted(numbered) == list(range(1, len(bins) + 1)):
-            return [numbered[k + 1] for k in range(len(bins))]
-        if set(numbered) == {int(b) for b in bins}:
-            return [numbered[int(b)] for b in bins]
+        for numbers in (range(1, len(bins) + 1), bins.tolist()):
+            if set(numbered) == set(numbers):
+                return [numbered[k] for k in numbers]
     raise ApsFormatError(
         f"{group.name.lstrip('/')}: expected one matrix for each of the {len(bins)} bins of "
         f"{index} ({', '.join(str(b) for b in bins[:4])} ...), with the bin's number or counted "
@@ -270,20 +247,17 @@ def _names_of_bins(group: h5py.Group, bins: Array, index: str, pattern: str) -> 
 
 def check_alike(sets: Sequence[Any]) -> None:
     """Raise ApsFormatError unless all objects are square matrices of one shape and dtype."""
-    import h5py
-
     for item in sets:
-        if not isinstance(item, h5py.Dataset):
+        if hasattr(item, "keys"):
             raise ApsFormatError(f"{item.name}: expected a matrix, got a group")
         shape = () if item.shape is None else tuple(item.shape)
+        actual = f"got {item.dtype} {list(shape)}"
         if len(shape) != 2 or shape[0] != shape[1] or item.dtype.kind != "f":
+            raise ApsFormatError(f"{item.name}: expected a square matrix of floats, {actual}")
+        first = sets[0]
+        if shape != tuple(first.shape) or item.dtype != first.dtype:
             raise ApsFormatError(
-                f"{item.name}: expected a square matrix of floats, got {item.dtype} {list(shape)}"
-            )
-        if shape != tuple(sets[0].shape) or item.dtype != sets[0].dtype:
-            raise ApsFormatError(
-                f"{item.name}: expected {sets[0].dtype} {list(sets[0].shape)} as "
-                f"{sets[0].name}, got {item.dtype} {list(shape)}"
+                f"{item.name}: expected {first.dtype} {list(first.shape)} as {first.name}, {actual}"
             )
 
 
@@ -293,19 +267,24 @@ def read_time_step(file: h5py.File, layout: str, analysis: str = "twotime") -> f
     Args:
       analysis: "twotime" or "multitau", whose steps are used in the layout "aps-u".
     """
-    paths = {_NEXUS_TIMES: tuple(f"xpcs/{analysis}/{step}" for step in _NEXUS_STEPS)}
-    if layout == "aps":
-        paths = {_OLD_TIMES: _OLD_STEPS, **paths}
-    for times, steps in paths.items():
+    nexus = (_NEXUS_TIMES, tuple(f"xpcs/{analysis}/{step}" for step in _NEXUS_STEPS))
+    for times, steps in [(_OLD_TIMES, _OLD_STEPS), nexus] if layout == "aps" else [nexus]:
         # The period, or the exposure if the file has no period.
         known = [name for name in times if name in file and not _in_frames(file[name])]
-        seconds = max((read_number(file, name) for name in known), default=0.0)
+        seconds = max((_read_number(file, name) for name in known), default=0.0)
         if seconds > 0:
             for name in steps:
                 # A missing step is 1, as in the software that writes these files.
-                seconds *= read_number(file, name, least=1) if name in file else 1
+                seconds *= _read_number(file, name, least=1) if name in file else 1
             return seconds
     return None
+
+
+def time_step_entries(dt: float, layout: str) -> dict[str, Any]:
+    """Return the entries for the time between frames, with stride and average of 1."""
+    if layout == "aps":
+        return {_OLD_TIMES[0]: [[dt]], **dict.fromkeys(_OLD_STEPS, np.ones((1, 1), np.uint64))}
+    return {_NEXUS_TIMES[0]: dt, **{f"xpcs/twotime/{step}": 1 for step in _NEXUS_STEPS}}
 
 
 def _in_frames(item: Any) -> bool:
@@ -313,7 +292,7 @@ def _in_frames(item: Any) -> bool:
     return isinstance(units, str | bytes) and units in (FRAMES, FRAMES.encode())
 
 
-def read_number(file: h5py.File, name: str, least: float = 0) -> float:
+def _read_number(file: h5py.File, name: str, least: float = 0) -> float:
     """Read one finite number of `least` or more."""
     values = np.ravel(read_numbers(file, name))
     number = float(values[0])

@@ -117,11 +117,8 @@ def correct_diagonal(c2: ArrayLike) -> Array:
     values = np.array(c2, dtype=np.result_type(np.asarray(c2).dtype, np.float16))
     if values.ndim < 2 or values.shape[-1] != values.shape[-2] or values.shape[-1] < 2:
         raise ValueError(f"c2: expected [..., n, n] with n of 2 or more, got {list(values.shape)}")
-    side = (
-        np.diagonal(values, 1, -2, -1).astype(np.float64)
-        + np.diagonal(values, -1, -2, -1).astype(np.float64)
-    ) / 2
-    k = np.arange(values.shape[-1])
+    above, below = (np.diagonal(values, k, -2, -1).astype(np.float64) for k in (1, -1))
+    side, k = (above + below) / 2, np.arange(values.shape[-1])
     values[..., k, k] = _between(side)
     return values
 
@@ -130,8 +127,8 @@ def _between(side: Array) -> Array:
     """Return the diagonal [..., n] for the side values [..., n-1]."""
     edge = np.full_like(side[..., :1], np.nan)
     before, after = np.concatenate([edge, side], -1), np.concatenate([side, edge], -1)
-    mean = (before + after) / 2
-    return np.where(np.isnan(before), after, np.where(np.isnan(after), before, mean))
+    either = np.where(np.isnan(after), before, (before + after) / 2)
+    return np.where(np.isnan(before), after, either)
 
 
 def frame_window(n_t: int, start: int = 1, end: int | None = None) -> tuple[int, int]:
@@ -228,19 +225,16 @@ class Prepared:
         n = stop - first
         if not 0 <= first_row <= stop_row <= n:
             raise IndexError(f"expected rows within 0 to {n}, got {first_row} to {stop_row}")
+        correct = self.diagonal and n >= 2 and stop_row > first_row
         # The rows before and after hold the mirrored neighbours of the diagonal.
-        low, high = max(first_row - 1, 0), min(stop_row + 1, n)
-        if not self.diagonal or n < 2:
-            low, high = first_row, stop_row
+        low, high = max(first_row - correct, 0), min(stop_row + correct, n)
         entry = int(self.angles[angle])
         rows = self.source.read(entry, first + low, first + high)[:, first:stop]
         result = np.array(rows[first_row - low : stop_row - low])
-        if self.diagonal and n >= 2 and stop_row > first_row:
-            k = np.arange(low, high - 1)
-            side = (
-                rows[k - low, k + 1].astype(np.float64) + rows[k + 1 - low, k].astype(np.float64)
-            ) / 2
-            i = np.arange(first_row, stop_row)
+        if correct:
+            k, i = np.arange(low, high - 1), np.arange(first_row, stop_row)
+            above, below = rows[k - low, k + 1], rows[k + 1 - low, k]
+            side = (above.astype(np.float64) + below.astype(np.float64)) / 2
             result[i - first_row, i] = _between(side)[i - low]
         return result
 

@@ -1,7 +1,6 @@
-"""Provenance of results: the files of frames, bins and choices that a file of results stores.
+"""Provenance of results, by which a second run recognizes finished files.
 
-With it a second run recognizes finished files. A file is identified by its name, its size and the
-time of its last change, which are read before its content.
+A file is identified by its name, its size and the time of its last change.
 """
 
 from __future__ import annotations
@@ -48,20 +47,14 @@ def read_provenance(path: Path) -> dict[str, Any] | None:
 def rerun_reason(
     path: Path, provenance: Mapping[str, Any], stored: Mapping[str, Any]
 ) -> str | None:
-    """Return the differences between stored and new results of a file, or None.
-
-    Args:
-      path: the file of frames.
-      provenance: provenance of new results, without the files of frames.
-      stored: provenance of the stored results.
-    """
+    """Return the differences between stored and new provenance of results of a file, or None."""
     # Convert by JSON, as the stored provenance was.
     current = json.loads(json.dumps({"file": file_stamp(path), **provenance}))
     linked = stored.get("linked")
     current["linked"] = link_stamps(path, linked if isinstance(linked, dict) else ())
     differing = [
         f"{name} (stored {_format(stored.get(name))}, now {_format(current.get(name))})"
-        for name in (*current, *(name for name in stored if name not in current))
+        for name in dict.fromkeys((*current, *stored))
         if current.get(name) != stored.get(name)
     ]
     return ", ".join(differing) or None
@@ -72,16 +65,10 @@ def _format(value: Any) -> str:
         return "none"
     if isinstance(value, dict):
         return ", ".join(map(_format, value.values())) or "none"
-    if _is_stamp(value):
-        changed = datetime.fromtimestamp(value[2] / 1e9)
-        return f"{value[0]}, {value[1]:,} bytes of {changed:%Y-%m-%d %H:%M:%S.%f}"
+    match value:
+        # A stamp of the years 1970 to 9000; a file may store anything.
+        case [str(name), int(size), int(changed)] if size >= 0 and 0 <= changed < 2 * 10**20:
+            date = datetime.fromtimestamp(changed / 1e9)
+            return f"{name}, {size:,} bytes of {date:%Y-%m-%d %H:%M:%S.%f}"
     text = str(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _is_stamp(value: Any) -> bool:
-    """True for a stamp of an existing file."""
-    if not isinstance(value, list) or len(value) != 3 or not isinstance(value[0], str):
-        return False
-    # Accept the years 1970 to 9000, since a file may store anything.
-    return all(type(n) is int and n >= 0 for n in value[1:]) and value[2] < 2 * 10**20

@@ -12,17 +12,16 @@ from numpy.typing import NDArray
 
 from jaxkern.core.memory import available_bytes
 from jaxkern.core.paths import home_path
-from jaxkern.xpcs.correlators.g2 import multitau_delays
-from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeResult
+from jaxkern.xpcs.correlators.results import (
+    MultiTauResult,
+    Overview,
+    TwoTimeResult,
+    multitau_delays,
+)
 from jaxkern.xpcs.detectors.hdf5 import detector_metadata
 from jaxkern.xpcs.detectors.hdf5_access import open_hdf5
 from jaxkern.xpcs.detectors.qmap import QMap
-from jaxkern.xpcs.files.aps import (
-    complete_rows,
-    find_empty_frames,
-    format_errors,
-    mark_empty_frames,
-)
+from jaxkern.xpcs.files.aps import SLAB, find_empty_frames, format_errors, read_rows
 from jaxkern.xpcs.files.aps_entries import (
     ApsFormatError,
     check_alike,
@@ -34,22 +33,14 @@ from jaxkern.xpcs.files.aps_entries import (
     read_numbers,
     read_time_step,
 )
-from jaxkern.xpcs.files.results_writer import CONFIG_NAMES, SMOOTHINGS
+from jaxkern.xpcs.files.results_writer import CONFIG_NAMES, OVERVIEW, SMOOTHINGS
 
 if TYPE_CHECKING:
     import h5py
 
 Array = NDArray[Any]
 
-# Rows of a matrix that are mirrored at a time.
-_SLAB = 512
-_ANALYSES = ("multitau", "twotime", "twotime_binned")
-_OVERVIEW = (
-    "xpcs/temporal_mean/scattering_2d",
-    "xpcs/temporal_mean/scattering_1d",
-    "xpcs/temporal_mean/scattering_1d_segments",
-    "xpcs/spatial_mean/intensity_vs_time",
-)
+_MULTITAU, _TWO_TIMES = "xpcs/multitau", ("xpcs/twotime", "xpcs/twotime_binned")
 _OF_MAP = "the bins of xpcs/qmap/dynamic_roi_map"
 
 
@@ -100,14 +91,13 @@ def read_results(path: str | Path, bins: Sequence[int] | None = None) -> Correla
     with open_hdf5(path, ApsFormatError) as file:
         with format_errors(path):
             qmap, overview, multitau = _read_common(file, path)
-            analysis = next((name for name in _ANALYSES[1:] if f"xpcs/{name}" in file), None)
-            stored = None if analysis is None else _find_matrices(file, analysis, qmap)
-        twotime = None
-        if analysis is not None and stored is not None:
-            picked = _select_matrices(stored, bins, path)
-            with format_errors(path):
-                twotime = _read_twotime(file, analysis, stored, picked, qmap, overview)
+            analysis = next((name for name in _TWO_TIMES if name in file), None)
+            stored, sets = _find_matrices(file, analysis, qmap)
+        picked = _select_matrices(stored, sets, bins, path) if sets else []
         with format_errors(path):
+            twotime = None
+            if analysis is not None:
+                twotime = _read_twotime(file, analysis, stored, sets, picked, qmap, overview)
             return CorrelationResults(multitau, twotime, _read_metadata(file))
 
 
@@ -122,39 +112,55 @@ def read_two_time_warnings(path: Path) -> tuple[dict[int, int], tuple[str, ...]]
 
     Both are empty if the file has no two-time correlations or does not store them.
     """
-    empty_frames: dict[int, int] = {}
     with open_hdf5(path, ApsFormatError) as file, format_errors(path):
-        analysis = next((name for name in _ANALYSES[1:] if f"xpcs/{name}" in file), None)
+        analysis = next((name for name in _TWO_TIMES if name in file), None)
+        empty_frames: dict[int, int] = {}
         if analysis is None:
             return empty_frames, ()
-        names = [f"xpcs/{analysis}/{name}" for name in ("processed_bins", "n_empty")]
+        names = [f"{analysis}/{name}" for name in ("processed_bins", "n_empty")]
         if all(name in file for name in names):
             bins = read_bins(file, names[0])
-            numbers = _read_numbers(file, names[1], bins.shape)
-            if numbers is not None:
-                empty_frames = dict(zip(bins.tolist(), numbers.tolist(), strict=True))
+            numbers = _read_array(file, names[1], shape=bins.shape)
+            empty_frames = dict(zip(bins.tolist(), numbers.tolist(), strict=True))
         return empty_frames, _read_warnings(file, analysis)
 
 
 def _read_common(
     file: h5py.File, path: Path
 ) -> tuple[QMap, Overview | None, MultiTauResult | None]:
-    if not any(f"xpcs/{name}" in file for name in _ANALYSES):
+    if not any(name in file for name in (_MULTITAU, *_TWO_TIMES)):
         raise ApsFormatError(
             "expected a file of results, got one with neither xpcs/multitau nor xpcs/twotime"
         )
     check_names(file, ("xpcs/qmap/dynamic_index_mapping", "xpcs/qmap/mask"))
     qmap = QMap.read(path, "xpcs/qmap")
     overview = _read_overview(file, qmap)
-    multitau = _read_multitau(file, qmap, overview) if "xpcs/multitau" in file else None
-    return qmap, overview, multitau
+    return qmap, overview, _read_multitau(file, qmap, overview) if _MULTITAU in file else None
 
 
-# Multi-tau ---------------------------------------------------------------------------------------
+def _common_fields(
+    file: h5py.File, analysis: str, qmap: QMap, overview: Overview | None, bins: Array, n: int
+) -> dict[str, Any]:
+    """Return the fields of both results; n is the number of frames if the file has none."""
+    n_frames = f"{analysis}/n_frames"
+    if overview is not None:
+        n = len(overview.intensity)
+    return {
+        "bins": bins,
+        "q": None if qmap.q is None else qmap.q[bins - 1],
+        "phi": None if qmap.phi is None else qmap.phi[bins - 1],
+        "n_pixels": qmap.pixels_of_bin[bins - 1],
+        "n_frames": int(read_integers(file, n_frames)[0]) if n_frames in file else n,
+        "frame_time": read_time_step(file, "aps-u", analysis.removeprefix("xpcs/")),
+        "qmap": qmap,
+        "overview": overview,
+        "config": _read_config(file, analysis),
+        "warnings": _read_warnings(file, analysis),
+    }
 
 
 def _read_multitau(file: h5py.File, qmap: QMap, overview: Overview | None) -> MultiTauResult:
-    names = [f"xpcs/multitau/{n}" for n in ("delay_list", "normalized_g2", "normalized_g2_err")]
+    names = [f"{_MULTITAU}/{n}" for n in ("delay_list", "normalized_g2", "normalized_g2_err")]
     check_names(file, names)
     delay = read_integers(file, names[0])
     g2, error = (_read_array(file, name, 2) for name in names[1:])
@@ -163,54 +169,35 @@ def _read_multitau(file: h5py.File, qmap: QMap, overview: Overview | None) -> Mu
             f"{', '.join(names)}: expected delays from 1 and [{len(delay)}, bins] twice, got "
             f"delays from {delay.min()}, {list(g2.shape)} and {list(error.shape)}"
         )
-    index = "xpcs/multitau/processed_bins"
+    index, bins = f"{_MULTITAU}/processed_bins", np.arange(1, 1 + min(g2.shape[1], qmap.n_dynamic))
     if index in file:
         bins = read_bins(file, index)
-    else:
-        bins = np.arange(1, 1 + min(g2.shape[1], qmap.n_dynamic))
     check_bins(bins, qmap.n_dynamic, index, _OF_MAP)
     if bins.max() > g2.shape[1]:
         raise ApsFormatError(
             f"{names[1]}: expected a column for bin {bins.max()} of {index}, got {g2.shape[1]}"
         )
-    config = _read_config(file, "multitau")
-    n_frames = _read_n_frames(file, "multitau", overview, int(delay.max()) + 1)
-    frame_time = read_time_step(file, "aps-u", "multitau")
-    pairs = "xpcs/multitau/n_pairs"
+    common = _common_fields(file, _MULTITAU, qmap, overview, bins, int(delay.max()) + 1)
+    pairs = f"{_MULTITAU}/n_pairs"
     n_pairs = read_integers(file, pairs) if pairs in file else None
     if n_pairs is None or len(n_pairs) != len(delay):
-        n_pairs = _pairs(delay, n_frames, config.get("dpl", 4))
-    result = MultiTauResult(
-        delay=delay,
-        tau=None if frame_time is None else delay * frame_time,
-        bins=bins,
-        g2=g2[:, bins - 1],
-        g2_err=error[:, bins - 1],
-        q=_select_bins(qmap.q, bins),
-        phi=_select_bins(qmap.phi, bins),
-        n_pixels=qmap.pixels_of_bin[bins - 1],
-        n_pairs=n_pairs,
-        n_frames=n_frames,
-        frame_time=frame_time,
-        qmap=qmap,
-        overview=overview,
-        config=config,
-        warnings=_read_warnings(file, "multitau"),
-    )
+        n_pairs = _pairs(delay, common["n_frames"], common["config"].get("dpl", 4))
+    step = common["frame_time"]
+    tau = None if step is None else delay * step
+    g2, error = g2[:, bins - 1], error[:, bins - 1]
+    result = MultiTauResult(delay=delay, tau=tau, g2=g2, g2_err=error, n_pairs=n_pairs, **common)
     return replace(result, parts=_read_parts(file, result))
 
 
 def _read_parts(file: h5py.File, complete: MultiTauResult) -> tuple[MultiTauResult, ...]:
     """Read g2 of parts of the run; () for boost-corr, whose parts all begin at the first frame."""
     endings = ("normalized_g2_partial", "normalized_g2_partial_err", "n_pairs_partial")
-    names = [f"xpcs/multitau/{ending}" for ending in endings]
+    names = [f"{_MULTITAU}/{ending}" for ending in endings]
     if names[2] not in file:
         return ()
-    labels = "xpcs/multitau/normalized_g2_partial_labels"
+    labels = f"{_MULTITAU}/normalized_g2_partial_labels"
     check_names(file, [*names, labels])
-    g2, error, pairs = (
-        _read_array(file, name, ndim) for name, ndim in zip(names, (3, 3, 2), strict=True)
-    )
+    g2, error, pairs = map(_read_array, [file] * 3, names, (3, 3, 2))
     ends = read_integers(file, labels)
     shape = (len(ends), len(complete.delay))
     if g2.shape != error.shape or not g2.shape[:2] == pairs.shape == shape:
@@ -223,19 +210,18 @@ def _read_parts(file: h5py.File, complete: MultiTauResult) -> tuple[MultiTauResu
     for k, n_frames in enumerate(np.diff(ends, prepend=0).tolist()):
         reached = np.isin(complete.delay, multitau_delays(n_frames, complete.config.get("dpl", 4)))
         selected = np.ix_(reached, complete.bins - 1)
-        parts.append(
-            replace(
-                complete,
-                delay=complete.delay[reached],
-                tau=None if complete.tau is None else complete.tau[reached],
-                g2=g2[k][selected],
-                g2_err=error[k][selected],
-                n_pairs=pairs[k][reached],
-                n_frames=n_frames,
-                overview=None,
-                warnings=(),
-            )
+        part = replace(
+            complete,
+            delay=complete.delay[reached],
+            tau=None if complete.tau is None else complete.tau[reached],
+            g2=g2[k][selected],
+            g2_err=error[k][selected],
+            n_pairs=pairs[k][reached],
+            n_frames=n_frames,
+            overview=None,
+            warnings=(),
         )
+        parts.append(part)
     return tuple(parts)
 
 
@@ -250,41 +236,38 @@ def _pairs(delay: Array, n_frames: int, dpl: Any) -> Array:
     return np.array(pairs, np.int64)
 
 
-# Two-time ----------------------------------------------------------------------------------------
-
-
-class _Matrices(NamedTuple):
-    """Stored two-time correlations: bins [n], and a data set for each, or one for all."""
-
-    bins: Array
-    sets: list[h5py.Dataset]
-
-
-def _find_matrices(file: h5py.File, analysis: str, qmap: QMap) -> _Matrices:
+def _find_matrices(
+    file: h5py.File, analysis: str | None, qmap: QMap
+) -> tuple[Array, list[h5py.Dataset]]:
+    """Return the bins [n] of two-time correlations, and a data set for each, or one for all."""
+    if analysis is None:
+        return np.zeros(0, np.int64), []
+    full = analysis == _TWO_TIMES[0]
     names = ["normalized_g2", "normalized_g2_segments", "processed_bins"]
-    names += ["correlation_map"] if analysis == "twotime" else ["c2", "t1", "t2"]
-    check_names(file, [f"xpcs/{analysis}/{name}" for name in names])
-    if analysis == "twotime":
+    names += ["correlation_map"] if full else ["c2", "t1", "t2"]
+    check_names(file, [f"{analysis}/{name}" for name in names])
+    if full:
         bins, sets = read_matrices(file, qmap.n_dynamic, _OF_MAP)
         check_alike(sets)
-        return _Matrices(bins, sets)
-    name = f"xpcs/{analysis}/processed_bins"
+        return bins, sets
+    name = f"{analysis}/processed_bins"
     bins = read_bins(file, name)
     check_bins(bins, qmap.n_dynamic, name, _OF_MAP)
-    return _Matrices(bins, [file[f"xpcs/{analysis}/c2"]])
+    return bins, [file[f"{analysis}/c2"]]
 
 
-def _select_matrices(stored: _Matrices, bins: Sequence[int] | None, path: Path) -> list[int]:
+def _select_matrices(
+    stored: Array, sets: list[h5py.Dataset], bins: Sequence[int] | None, path: Path
+) -> list[int]:
     """Return the indices of bins, after a check that their matrices fit into memory."""
-    indices = {int(b): k for k, b in enumerate(stored.bins)}
+    indices = {int(b): k for k, b in enumerate(stored)}
     bins = list(indices) if bins is None else list(bins)
     if not bins or any(b not in indices for b in bins):
         raise ValueError(
             f"bins: expected some of {', '.join(map(str, indices))}, the bins of {path} with a "
             f"two-time correlation, got {bins!r:.80}"
         )
-    needed = sum(item.size * item.dtype.itemsize for item in stored.sets)
-    needed = needed * len(bins) // len(indices)
+    needed = sum(item.size * item.dtype.itemsize for item in sets) * len(bins) // len(indices)
     if needed > (free := available_bytes()):
         raise MemoryError(
             f"{path}: two-time correlations of {len(bins)} bins need {needed / 1e9:,.3g} GB, and "
@@ -297,111 +280,77 @@ def _select_matrices(stored: _Matrices, bins: Sequence[int] | None, path: Path) 
 def _read_twotime(
     file: h5py.File,
     analysis: str,
-    stored: _Matrices,
+    stored: Array,
+    sets: list[h5py.Dataset],
     picked: list[int],
     qmap: QMap,
     overview: Overview | None,
 ) -> TwoTimeResult:
-    names = [f"xpcs/{analysis}/{name}" for name in ("normalized_g2", "normalized_g2_segments")]
-    n, g2, parts = len(stored.bins), _read_array(file, names[0], 2), _read_array(file, names[1], 3)
-    full = analysis == "twotime"
-    n_frames = int(stored.sets[0].shape[0]) if full else _read_n_frames(file, analysis, overview, 1)
+    names = [f"{analysis}/{name}" for name in ("normalized_g2", "normalized_g2_segments")]
+    n, g2, parts = len(stored), _read_array(file, names[0], 2), _read_array(file, names[1], 3)
+    full = analysis == _TWO_TIMES[0]
+    n_frames = int(sets[0].shape[0]) if full else 1
     if g2.shape[1] != n or parts.shape[1:] != (5, n) or (full and len(g2) != n_frames):
         raise ApsFormatError(
             f"{names[0]}, {names[1]}: expected [N, {n}] and [N // 5, 5, {n}], as "
-            f"xpcs/{analysis}/processed_bins, got {list(g2.shape)} and {list(parts.shape)}"
+            f"{analysis}/processed_bins, got {list(g2.shape)} and {list(parts.shape)}"
         )
+    common = _common_fields(file, analysis, qmap, overview, stored[picked], n_frames)
     if full:
-        c2 = _read_matrices([stored.sets[k] for k in picked])
+        common["n_frames"] = n_frames
+        c2 = _read_c2(sets, picked)
         t1 = t2 = np.arange(n_frames + 1.0)
     else:
-        c2, t1, t2 = (_read_array(file, f"xpcs/{analysis}/{name}") for name in ("c2", "t1", "t2"))
-        if c2.shape != (n, len(t1) - 1, len(t2) - 1):
-            raise ApsFormatError(
-                f"xpcs/{analysis}/c2: expected [{n}, {len(t1) - 1}, {len(t2) - 1}], as t1 and t2, "
-                f"got {list(c2.shape)}"
-            )
-        c2 = c2[picked]
-    bins = stored.bins[picked]
-    shapes = {
-        "n_pairs": g2.shape,
-        "n_pairs_segments": parts.shape,
-        "n_empty": (n,),
-        "c2_pairs": (n, *c2.shape[1:]),
-    }
-    numbers: dict[str, Any] = {}
-    for key, shape in shapes.items():
-        values = _read_numbers(file, f"xpcs/{analysis}/{key}", shape)
-        if values is not None:
-            values = values[picked] if key == "c2_pairs" else values[..., picked]
-        numbers[key] = values
-    segments = numbers["n_pairs_segments"]
+        t1, t2 = (_read_array(file, f"{analysis}/{name}") for name in ("t1", "t2"))
+        c2 = _read_array(file, f"{analysis}/c2", shape=(n, len(t1) - 1, len(t2) - 1))[picked]
+
+    shapes: dict[str, tuple[int, ...]] = {"n_pairs": g2.shape, "n_pairs_segments": parts.shape}
+    shapes |= {"n_empty": (n,), "c2_pairs": (n, *c2.shape[1:])}
+    for name, shape in shapes.items():
+        if (path := f"{analysis}/{name}") in file:
+            axis = 0 if name == "c2_pairs" else -1
+            common[name] = _read_array(file, path, shape=shape).take(picked, axis)
+    segments = common.pop("n_pairs_segments", None)
     return TwoTimeResult(
         c2=c2,
         g2=g2[:, picked],
         g2_parts=np.swapaxes(parts[:, :, picked], 0, 1),
-        bins=bins,
         t1=t1,
         t2=t2,
-        q=_select_bins(qmap.q, bins),
-        phi=_select_bins(qmap.phi, bins),
-        n_pixels=qmap.pixels_of_bin[bins - 1],
-        n_frames=n_frames,
-        frame_time=read_time_step(file, "aps-u", analysis),
-        qmap=qmap,
-        overview=overview,
-        config=_read_config(file, analysis),
-        n_pairs=numbers["n_pairs"],
         n_pairs_parts=None if segments is None else segments.swapaxes(0, 1),
-        n_empty=numbers["n_empty"],
-        c2_pairs=numbers["c2_pairs"],
-        warnings=_read_warnings(file, analysis),
+        **common,
     )
 
 
-def _read_numbers(file: h5py.File, name: str, shape: tuple[int, ...]) -> Array | None:
-    """Read numbers of a shape; None if the file does not have them."""
-    if name not in file:
-        return None
-    numbers = _read_array(file, name)
-    if numbers.ndim == 1 and len(shape) == 2 and len(numbers) == shape[0]:  # the same for all bins
-        numbers = np.repeat(numbers[:, None], shape[1], axis=1)
-    if numbers.shape != shape:
-        raise ApsFormatError(f"{name}: expected {list(shape)}, got {list(numbers.shape)}")
-    return numbers
-
-
-def _read_matrices(sets: list[h5py.Dataset]) -> Array:
+def _read_c2(sets: list[h5py.Dataset], picked: list[int]) -> Array:
     """Read matrices [bins, N, N] with both triangles."""
     n = int(sets[0].shape[0])
-    c2 = np.empty((len(sets), n, n), sets[0].dtype)
-    for matrix, stored in zip(c2, sets, strict=True):
-        values = stored[()]
-        for first in range(0, n, _SLAB):
-            rows = slice(first, first + _SLAB)
-            matrix[rows] = complete_rows(values[rows], values[:, rows].T, first, stored.name)
-        mark_empty_frames(matrix, find_empty_frames(matrix), 0)
+    c2 = np.empty((len(picked), n, n), sets[0].dtype)
+    for matrix, k in zip(c2, picked, strict=True):
+        values = sets[k][()]
+        empty = find_empty_frames(values)
+        for first in range(0, n, SLAB):
+            stop = min(first + SLAB, n)
+            matrix[first:stop] = read_rows(values, first, stop, empty, sets[k].name)
     return c2
-
-
-# Entries other than correlations ------------------------------------------------------------------
 
 
 def _read_overview(file: h5py.File, qmap: QMap) -> Overview | None:
     """Read the mean image, intensity and static means; None if one of them is missing."""
-    if any(name not in file for name in _OVERVIEW):
+    names = [f"xpcs/{name}" for name in OVERVIEW]
+    if any(name not in file for name in names):
         return None
-    image, means, parts, intensity = (_read_array(file, name) for name in _OVERVIEW)
+    image, means, parts, intensity = (_read_array(file, name) for name in names)
     if image.shape[-2:] != qmap.shape or intensity.shape[:-1] != (2,):
         raise ApsFormatError(
-            f"{_OVERVIEW[0]}, {_OVERVIEW[3]}: expected [1, {qmap.shape[0]}, {qmap.shape[1]}] and "
-            f"[2, n], got {list(image.shape)} and {list(intensity.shape)}"
+            f"{names[0]}, {names[3]}: expected [1, {qmap.shape[0]}, {qmap.shape[1]}] and [2, n], "
+            f"got {list(image.shape)} and {list(intensity.shape)}"
         )
     n = means.size
     if n == 0 or parts.size % n:
         raise ApsFormatError(
-            f"{_OVERVIEW[1]}, {_OVERVIEW[2]}: expected a value for each static bin, in each part "
-            f"in time, got {n} and {parts.size} values"
+            f"{names[1]}, {names[2]}: expected a value for each static bin, in each part in time, "
+            f"got {n} and {parts.size} values"
         )
     # Static bins of the map without a stored value are NaN.
     static = np.full((1 + parts.size // n, qmap.n_static), np.nan)
@@ -412,29 +361,23 @@ def _read_overview(file: h5py.File, qmap: QMap) -> Overview | None:
 
 def _read_config(file: h5py.File, analysis: str) -> dict[str, Any]:
     """Read the settings of a correlation; settings unknown here keep the name in the file."""
-    import h5py
-
     names = {stored: name for name, stored in CONFIG_NAMES.items()}
     config: dict[str, Any] = {"stride": 1, "average": 1}
-    group = file.get(f"xpcs/{analysis}/config")
-    for name, item in group.items() if isinstance(group, h5py.Group) else ():
-        if isinstance(item, h5py.Dataset) and item.shape is not None and item.size < 10**7:
+    group = file.get(f"{analysis}/config")
+    for name, item in group.items() if hasattr(group, "items") else ():
+        if getattr(item, "shape", None) is not None and item.size < 10**7:
             value = item[()]
-            if isinstance(value, np.generic):
-                value = value.item()
+            if isinstance(value, np.ndarray | np.generic):
+                value = value.tolist()
             if isinstance(value, bytes):
                 value = value.decode(errors="replace")
             config[names.get(name, name)] = value
     if "smoothing" in config:
         smoothings = {stored: name for name, stored in SMOOTHINGS.items()}
         config["smoothing"] = smoothings.get(config["smoothing"], config["smoothing"])
-    for name in ("bad_frames", "hot_pixels"):
-        if isinstance(config.get(name), np.ndarray):
-            config[name] = config[name].tolist()
-    if isinstance(config.get("intensity_cut"), np.ndarray):
-        cut = config["intensity_cut"].tolist()
-        config["intensity_cut"] = tuple(None if x != x else x for x in cut)
-    if analysis != "multitau":
+    if isinstance(config.get("intensity_cut"), list):
+        config["intensity_cut"] = tuple(None if x != x else x for x in config["intensity_cut"])
+    if analysis != _MULTITAU:
         # Other programs only write full matrices, and do not store a form.
         kind, *sizes = str(config.get("form", "full")).split()
         valid = all(size.isdecimal() for size in sizes)
@@ -444,7 +387,7 @@ def _read_config(file: h5py.File, analysis: str) -> dict[str, Any]:
 
 def _read_warnings(file: h5py.File, analysis: str) -> tuple[str, ...]:
     """Read the warnings about a correlation."""
-    stored = file.get(f"xpcs/{analysis}/warnings")
+    stored = file.get(f"{analysis}/warnings")
     shape = getattr(stored, "shape", None)
     if shape is None or len(shape) != 1 or shape[0] > 10**4 or stored.dtype.kind != "O":
         return ()
@@ -459,27 +402,19 @@ def _read_metadata(file: h5py.File) -> dict[str, Any]:
     return {name: value for name, value in metadata.items() if value != ""}
 
 
-def _select_bins(values: Array | None, bins: Array) -> Array | None:
-    """Return the values of some dynamic bins, numbered from 1."""
-    return None if values is None else values[bins - 1]
-
-
-def _read_n_frames(file: h5py.File, analysis: str, overview: Overview | None, least: int) -> int:
-    """Return the number of frames that were correlated; `least` if the file does not store it."""
-    name = f"xpcs/{analysis}/n_frames"
-    if name in file:
-        return int(read_integers(file, name)[0])
-    return least if overview is None else len(overview.intensity)
-
-
-def _read_array(file: h5py.File, name: str, ndim: int | None = None) -> Array:
-    """Read numbers of a rank, integers with their dtype and others as float64."""
-    import h5py
-
+def _read_array(
+    file: h5py.File, name: str, ndim: int | None = None, shape: tuple[int, ...] | None = None
+) -> Array:
+    """Read numbers of a rank or a shape, integers with their dtype and others as float64."""
     item = file[name]
-    if isinstance(item, h5py.Dataset) and item.size == 0 and ndim in (None, len(item.shape)):
-        return np.zeros(item.shape)  # such as g2 of 5 parts of 4 frames
-    values = read_numbers(file, name, most=available_bytes() // 8)
+    if getattr(item, "size", None) == 0 and ndim in (None, len(item.shape)):
+        values = np.zeros(item.shape)  # such as g2 of 5 parts of 4 frames
+    else:
+        values = read_numbers(file, name, most=available_bytes() // 8)
     if ndim is not None and values.ndim != ndim:
         raise ApsFormatError(f"{name}: expected {ndim} dimensions, got {list(values.shape)}")
+    if shape is not None and len(shape) == 2 and values.shape == shape[:1]:
+        values = np.repeat(values[:, None], shape[1], axis=1)  # the same for all bins
+    if shape is not None and values.shape != shape:
+        raise ApsFormatError(f"{name}: expected {list(shape)}, got {list(values.shape)}")
     return values if values.dtype.kind in "biu" else values.astype(np.float64)

@@ -16,9 +16,8 @@ from jaxkern.xpcs.correlators.results import MultiTauResult, Overview, TwoTimeRe
 from jaxkern.xpcs.detectors.frames import FrameSource
 from jaxkern.xpcs.detectors.hdf5_access import new_hdf5, open_hdf5
 from jaxkern.xpcs.detectors.qmap import QMap
-from jaxkern.xpcs.files.aps import format_errors
+from jaxkern.xpcs.files.aps import format_errors, store_upper, tile_options
 from jaxkern.xpcs.files.aps_entries import FRAMES, ApsFormatError
-from jaxkern.xpcs.files.aps_writer import TILE, store_upper
 from jaxkern.xpcs.files.provenance import NAME as PROVENANCE
 
 if TYPE_CHECKING:
@@ -36,25 +35,36 @@ CONFIG_NAMES = {
     "smoothing": "smooth",
 }
 SMOOTHINGS = {"static": "sqmap", "dynamic": "dqmap", "none": "none"}
-#: metadata of a source -> their names in /entry, and their units
-METADATA_NAMES = {
-    "frame_time": ("instrument/detector_1/frame_time", "s"),
-    "count_time": ("instrument/detector_1/count_time", "s"),
-    "distance": ("instrument/detector_1/distance", "m"),
-    "energy": ("instrument/incident_beam/incident_energy", "keV"),
-    "start_time": ("start_time", None),
+_DETECTOR, _BEAM = "instrument/detector_1", "instrument/incident_beam"
+# Metadata of a source -> entry of /entry, its unit, and a placeholder that the viewer needs.
+_METADATA: dict[str, tuple[str, str | None, Any]] = {
+    "frame_time": (f"{_DETECTOR}/frame_time", "s", 1.0),
+    "count_time": (f"{_DETECTOR}/count_time", "s", np.nan),
+    "distance": (f"{_DETECTOR}/distance", "m", None),
+    "x_pixel_size": (f"{_DETECTOR}/x_pixel_size", "m", np.nan),
+    "y_pixel_size": (f"{_DETECTOR}/y_pixel_size", "m", np.nan),
+    "energy": (f"{_BEAM}/incident_energy", "keV", np.nan),
+    "start_time": ("start_time", None, ""),
+    "schema_version": ("schema_version", None, "1.0"),
 }
-PIXEL_SIZES = ("instrument/detector_1/x_pixel_size", "instrument/detector_1/y_pixel_size")
 # Entries that the viewer expects in the map -> their names in /entry.
 _OF_DETECTOR = {
-    "beam_center_x": "instrument/detector_1/beam_center_x",
-    "beam_center_y": "instrument/detector_1/beam_center_y",
-    "detector_distance": METADATA_NAMES["distance"][0],
-    "energy": METADATA_NAMES["energy"][0],
-    "pixel_size": PIXEL_SIZES[0],
+    "beam_center_x": f"{_DETECTOR}/beam_center_x",
+    "beam_center_y": f"{_DETECTOR}/beam_center_y",
+    "detector_distance": f"{_DETECTOR}/distance",
+    "energy": f"{_BEAM}/incident_energy",
+    "pixel_size": f"{_DETECTOR}/x_pixel_size",
 }
+#: entries of /xpcs with the overview
+OVERVIEW = (
+    "temporal_mean/scattering_2d",
+    "temporal_mean/scattering_1d",
+    "temporal_mean/scattering_1d_segments",
+    "spatial_mean/intensity_vs_time",
+)
 # Larger arrays are compressed.
 _PACKED = 8192
+_COMPRESSION: dict[str, Any] = {"compression": "lzf", "shuffle": True}
 
 
 def write_results(
@@ -98,44 +108,39 @@ def write_results(
       >>> jk.xpcs.write_results(path, jk.xpcs.multitau(frames, qmap)).name
       'results.hdf'
     """
-    _check("multitau", multitau, MultiTauResult)
-    _check("twotime", twotime, TwoTimeResult)
-    first = multitau or twotime
-    if first is None:
-        raise ValueError("multitau, twotime: expected at least one result, got None for both")
     _check_together(multitau, twotime)
-    known = dict(metadata) if isinstance(metadata, Mapping) else {}
-    frame_time = next((_frame_time(r) for r in (multitau, twotime) if _frame_time(r)), None)
-    if frame_time is not None:
-        known["frame_time"] = frame_time
+    results = [result for result in (multitau, twotime) if result is not None]
+    if not results:
+        raise ValueError("multitau, twotime: expected at least one result, got None for both")
+    qmap, known = results[0].qmap, dict(metadata) if isinstance(metadata, Mapping) else {}
+    if times := [time for time in map(_frame_time, results) if time]:
+        known["frame_time"] = times[0]
     path = home_path(path)
     with new_hdf5(path) as file:
         entry = file.create_group("entry")
         if isinstance(metadata, str | os.PathLike):
             _copy_entry(home_path(metadata), entry)
-        _write_entry(entry, known)
-        _write_entry(entry, {} if source is None else source.metadata, replace=False)
-        _write_entry(entry, _geometry_metadata(first.qmap), replace=False)
-        _complete_entry(entry)
-        _write_qmap(file.create_group("xpcs/qmap"), first.qmap, entry)
-        overview = next((r.overview for r in (multitau, twotime) if r and r.overview), None)
+        _write_entry(entry, known, {} if source is None else source.metadata, _geometry(qmap))
+        xpcs = file.create_group("xpcs")
+        _write_qmap(xpcs.create_group("qmap"), qmap, entry)
+        overview = next((result.overview for result in results if result.overview), None)
         if overview is not None:
-            _write_overview(file["xpcs"], overview)
+            _write_overview(xpcs, overview)
         if multitau is not None:
-            _write_multitau(file.create_group("xpcs/multitau"), multitau)
+            _write_multitau(xpcs, multitau)
         if twotime is not None:
-            _write_twotime(file["xpcs"], twotime)
+            _write_twotime(xpcs, twotime)
         if provenance is not None:
             file[PROVENANCE] = json.dumps(dict(provenance))
     return path
 
 
-def _check(name: str, result: Any, kind: type) -> None:
-    if result is not None and not isinstance(result, kind):
-        raise TypeError(f"{name}: expected a {kind.__name__}, got a {type(result).__name__}")
-
-
 def _check_together(multitau: MultiTauResult | None, twotime: TwoTimeResult | None) -> None:
+    """Raise errors for results of other types, and for two of different detectors or times."""
+    for name, result in (("multitau", multitau), ("twotime", twotime)):
+        kind = MultiTauResult if name == "multitau" else TwoTimeResult
+        if result is not None and not isinstance(result, kind):
+            raise TypeError(f"{name}: expected a {kind.__name__}, got a {type(result).__name__}")
     if multitau is None or twotime is None:
         return
     one, other = multitau.qmap, twotime.qmap
@@ -151,15 +156,12 @@ def _check_together(multitau: MultiTauResult | None, twotime: TwoTimeResult | No
         )
 
 
-def _frame_time(result: MultiTauResult | TwoTimeResult | None) -> float | None:
+def _frame_time(result: MultiTauResult | TwoTimeResult) -> float | None:
     """Return the time between the detector's frames in s."""
-    if result is None or result.frame_time is None:
+    if result.frame_time is None:
         return None
     stride, average = (int(result.config.get(name, 1)) for name in ("stride", "average"))
     return result.frame_time / (stride * average)
-
-
-# /entry ----------------------------------------------------------------------------------------
 
 
 def _copy_entry(path: Path, entry: h5py.Group) -> None:
@@ -180,23 +182,32 @@ def _copy_entry(path: Path, entry: h5py.Group) -> None:
                 entry[name] = link
 
 
-def _write_entry(entry: h5py.Group, known: Mapping[str, Any], replace: bool = True) -> None:
-    """Write known metadata; existing entries are overwritten only if `replace` is true."""
-    values = [(*METADATA_NAMES[name], known.get(name)) for name in METADATA_NAMES]
-    sizes = np.broadcast_to(np.asarray(known.get("pixel_size"), np.float64), (2,))
-    if np.isfinite(sizes).all():
-        values += [(name, "m", size) for name, size in zip(PIXEL_SIZES, sizes, strict=True)]
-    for name, unit, value in values:
-        if value is None or (name in entry and not replace):
+def _write_entry(entry: h5py.Group, known: Mapping[str, Any], *others: Mapping[str, Any]) -> None:
+    """Write known metadata; others, and then placeholders, only if /entry does not have them."""
+    known, *fallbacks = map(_split_pixel_size, (known, *others))
+    for name, (path, unit, placeholder) in _METADATA.items():
+        value = known.get(name)
+        if value is None and path not in entry:
+            value = next((x[name] for x in fallbacks if x.get(name) is not None), None)
+            if value is None:
+                value, unit = placeholder, FRAMES if name == "frame_time" else None
+        if value is None:
             continue
-        if name in entry:
-            del entry[name]
-        entry[name] = value
+        if path in entry:
+            del entry[path]
+        entry[path] = value
         if unit:
-            entry[name].attrs["units"] = unit
+            entry[path].attrs["units"] = unit
 
 
-def _geometry_metadata(qmap: QMap) -> dict[str, Any]:
+def _split_pixel_size(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    sizes = np.broadcast_to(np.asarray(metadata.get("pixel_size"), np.float64), (2,))
+    known = np.isfinite(sizes).all()
+    both = zip(("x_pixel_size", "y_pixel_size"), sizes, strict=True)
+    return {**metadata, **(dict(both) if known else {})}
+
+
+def _geometry(qmap: QMap) -> dict[str, Any]:
     """Return the metadata of a map that was computed from a geometry."""
     names = {"energy": "energy", "distance": "detector_distance", "pixel_size": "pixel_size"}
     values = {name: qmap.layout.get(key) for name, key in names.items()}
@@ -204,37 +215,14 @@ def _geometry_metadata(qmap: QMap) -> dict[str, Any]:
     return {name: x for name, x in values.items() if isinstance(x, numbers) and np.isfinite(x)}
 
 
-def _complete_entry(entry: h5py.Group) -> None:
-    """Write placeholders for unknown entries that the viewer expects."""
-    name = METADATA_NAMES["frame_time"][0]
-    if name not in entry:
-        entry[name] = 1.0
-        entry[name].attrs["units"] = FRAMES
-    for name in (METADATA_NAMES["count_time"][0], METADATA_NAMES["energy"][0], *PIXEL_SIZES):
-        if name not in entry:
-            entry[name] = np.nan
-    for name, text in (("schema_version", "1.0"), ("start_time", "")):
-        if name not in entry:
-            entry[name] = text
-
-
-# /xpcs -----------------------------------------------------------------------------------------
-
-
 def _write_qmap(group: h5py.Group, qmap: QMap, entry: h5py.Group) -> None:
     qmap.write_group(group)
     # A map that was not computed from a geometry does not have these entries.
-    for name, entry_name in _OF_DETECTOR.items():
+    for name, path in _OF_DETECTOR.items():
         if name not in group:
-            group[name] = _number(entry, entry_name)
-
-
-def _number(entry: h5py.Group, name: str) -> float:
-    """Return a number of /entry, or NaN; an entry copied from a file may have any type."""
-    item = entry.get(name)
-    if getattr(item, "size", None) != 1 or item.dtype.kind not in "iuf":
-        return np.nan
-    return float(np.ravel(item[()])[0])
+            item = entry.get(path)  # copied from a file, and of any type
+            known = getattr(item, "size", None) == 1 and item.dtype.kind in "iuf"
+            group[name] = float(np.ravel(item[()])[0]) if known else np.nan
 
 
 def _write_overview(xpcs: h5py.Group, overview: Overview) -> None:
@@ -243,86 +231,73 @@ def _write_overview(xpcs: h5py.Group, overview: Overview) -> None:
     count = min(n, len(overview.static_means))
     means[0, :count] = overview.static_means[:count]
     means[1:, :count] = overview.static_means_parts[:, :count]
-    _store(xpcs, "temporal_mean/scattering_2d", overview.mean_image[None])
-    _store(xpcs, "temporal_mean/scattering_1d", means[:1])
-    _store(xpcs, "temporal_mean/scattering_1d_segments", means[1:])
     numbered = np.stack([np.arange(len(overview.intensity)), overview.intensity])
-    _store(xpcs, "spatial_mean/intensity_vs_time", numbered)
+    arrays = (overview.mean_image[None], means[:1], means[1:], numbered)
+    for name, values in zip(OVERVIEW, arrays, strict=True):
+        _store(xpcs, name, values)
 
 
-def _write_multitau(group: h5py.Group, result: MultiTauResult) -> None:
-    _store(group, "delay_list", result.delay)
-    _store(group, "processed_bins", result.bins)
-    _store(group, "n_pairs", result.n_pairs)
-    group["n_frames"] = result.n_frames
-    if result.warnings:
-        group["warnings"] = list(result.warnings)
-    n = len(group.parent["qmap/dynamic_index_mapping"])
-    for name, values in (("normalized_g2", result.g2), ("normalized_g2_err", result.g2_err)):
-        # The viewer expects a column for each bin of the map.
-        columns = np.full((len(result.delay), n), np.nan)
-        columns[:, result.bins - 1] = values
-        _store(group, name, columns)
-    if result.parts:
-        _write_parts(group, result)
-    _write_config(group, result.config)
+def _write_multitau(xpcs: h5py.Group, result: MultiTauResult) -> None:
+    n = len(xpcs["qmap/dynamic_index_mapping"])
 
+    def columns(part: MultiTauResult, values: Array) -> Array:
+        """Expand [delays, bins] to the delays of the run and the bins of the map, with NaN.
 
-def _write_parts(group: h5py.Group, result: MultiTauResult) -> None:
-    """Write g2 of parts of the run; the viewer labels them by the number of their last frame."""
-    n = len(group.parent["qmap/dynamic_index_mapping"])
-    g2 = np.full((len(result.parts), len(result.delay), n), np.nan)
-    error, pairs = g2.copy(), np.zeros(g2.shape[:2], np.int64)
-    for k, part in enumerate(result.parts):
-        delays = slice(len(part.delay))  # a shorter run has the first delays
-        g2[k, delays, part.bins - 1] = part.g2.T
-        error[k, delays, part.bins - 1] = part.g2_err.T
-        pairs[k, delays] = part.n_pairs
-    _store(group, "normalized_g2_partial", g2)
-    _store(group, "normalized_g2_partial_err", error)
-    ends = np.cumsum([part.n_frames for part in result.parts])
-    _store(group, "normalized_g2_partial_labels", ends)
-    _store(group, "n_pairs_partial", pairs)
+        A part of the run has the first delays. The viewer expects a column for each bin.
+        """
+        expanded = np.full((len(result.delay), n), np.nan)
+        expanded[: len(part.delay), part.bins - 1] = values
+        return expanded
+
+    arrays: dict[str, Any] = {
+        "delay_list": result.delay,
+        "normalized_g2": columns(result, result.g2),
+        "normalized_g2_err": columns(result, result.g2_err),
+    }
+    if parts := result.parts:
+        pad = [(0, len(result.delay) - len(part.delay)) for part in parts]
+        arrays |= {
+            "normalized_g2_partial": [columns(part, part.g2) for part in parts],
+            "normalized_g2_partial_err": [columns(part, part.g2_err) for part in parts],
+            # The viewer labels parts by the number of their last frame.
+            "normalized_g2_partial_labels": np.cumsum([part.n_frames for part in parts]),
+            "n_pairs_partial": [np.pad(p.n_pairs, w) for p, w in zip(parts, pad, strict=True)],
+        }
+    _write_analysis(xpcs.create_group("multitau"), result, arrays)
 
 
 def _write_twotime(xpcs: h5py.Group, result: TwoTimeResult) -> None:
-    full = result.config.get("form", "full") == "full"
-    group = xpcs.create_group("twotime" if full else "twotime_binned")
-    _store(group, "processed_bins", result.bins)
-    group["n_frames"] = result.n_frames
-    if result.warnings:
-        group["warnings"] = list(result.warnings)
     segments = result.n_pairs_parts
-    numbers = {
-        "n_pairs": result.n_pairs,
+    arrays = {
         "n_pairs_segments": None if segments is None else np.swapaxes(segments, 0, 1),
         "n_empty": result.n_empty,
         "c2_pairs": result.c2_pairs,
+        "normalized_g2": result.g2,
+        "normalized_g2_segments": np.swapaxes(result.g2_parts, 0, 1),
     }
-    for name, values in numbers.items():
+    if result.config.get("form", "full") != "full":
+        arrays |= {"c2": result.c2, "t1": result.t1, "t2": result.t2}
+        _write_analysis(xpcs.create_group("twotime_binned"), result, arrays)
+        return
+    group = xpcs.create_group("twotime")
+    _write_analysis(group, result, arrays)
+    options = tile_options(result.c2.shape[1]) | _COMPRESSION
+    for number, matrix in enumerate(result.c2, 1):
+        # Tiles of the empty triangle are not written.
+        name = f"correlation_map/c2_{number:05d}"
+        store_upper(group.create_dataset(name, matrix.shape, matrix.dtype, **options), 0, matrix)
+
+
+def _write_analysis(
+    group: h5py.Group, result: MultiTauResult | TwoTimeResult, arrays: Mapping[str, Any]
+) -> None:
+    """Write entries of both analyses, and `arrays` other than None."""
+    both = {"processed_bins": result.bins, "n_pairs": result.n_pairs, "n_frames": result.n_frames}
+    for name, values in {**both, **arrays}.items():
         if values is not None:
             _store(group, name, values)
-    _store(group, "normalized_g2", result.g2)
-    _store(group, "normalized_g2_segments", np.swapaxes(result.g2_parts, 0, 1))
-    if full:
-        maps = group.create_group("correlation_map")
-        tile = min(TILE, result.c2.shape[1])
-        for number, matrix in enumerate(result.c2, 1):
-            # Tiles of the empty triangle are not written.
-            stored = maps.create_dataset(
-                f"c2_{number:05d}",
-                matrix.shape,
-                matrix.dtype,
-                chunks=(tile, tile),
-                compression="lzf",
-                shuffle=True,
-                fletcher32=True,
-            )
-            store_upper(stored, 0, matrix)
-    else:
-        _store(group, "c2", result.c2)
-        _store(group, "t1", result.t1)
-        _store(group, "t2", result.t2)
+    if result.warnings:
+        group["warnings"] = list(result.warnings)
     _write_config(group, result.config)
 
 
@@ -331,14 +306,14 @@ def _write_config(group: h5py.Group, config: Mapping[str, Any]) -> None:
     for name, value in {"stride": 1, "average": 1, **config}.items():
         if name == "smoothing":
             value = SMOOTHINGS.get(value, value)
-        if isinstance(value, tuple) and any(isinstance(part, str) for part in value):
-            value = " ".join(map(str, value))  # a form such as ("t1t2", 100)
-        if name == "bad_frames":
+        elif name == "bad_frames":
             value = np.asarray(value, np.int64)
-        if name == "hot_pixels":
+        elif name == "hot_pixels":
             value = np.asarray(value, np.int64).reshape(-1, 2)  # rows and columns
-        if name == "intensity_cut" and value is not None:
+        elif name == "intensity_cut" and value is not None:
             value = np.asarray(value, np.float64)  # None becomes NaN
+        elif isinstance(value, tuple) and any(isinstance(part, str) for part in value):
+            value = " ".join(map(str, value))  # a form such as ("t1t2", 100)
         if value is not None:
             stored[CONFIG_NAMES.get(name, name)] = value
 
@@ -346,8 +321,6 @@ def _write_config(group: h5py.Group, config: Mapping[str, Any]) -> None:
 def _store(group: h5py.Group, name: str, values: Any) -> None:
     """Store a list or an array with checksums, which HDF5 verifies when it is read."""
     values = np.asarray(values)
-    compress = values.size > _PACKED
-    options: dict[str, Any] = {"compression": "lzf", "shuffle": True} if compress else {}
-    if values.ndim and values.size:
-        options["fletcher32"] = True
-    group.create_dataset(name, data=values, **options)
+    checked = {"fletcher32": True} if values.ndim and values.size else {}
+    packed = _COMPRESSION if values.size > _PACKED else {}
+    group.create_dataset(name, data=values, **checked, **packed)

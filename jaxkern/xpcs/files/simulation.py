@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.memory import available_bytes
-from jaxkern.xpcs.files.aps_writer import TILE, ApsWriter
+from jaxkern.xpcs.files.aps import TILE, ApsWriter
 from jaxkern.xpcs.model.correlation import g2_at
 from jaxkern.xpcs.model.models import Model
 
@@ -59,12 +59,13 @@ def simulate(
     needed, free = 16 * n_phi * n_t**2, available_bytes()  # the result, and its transpose
     if needed > free:
         raise MemoryError(
-            f"{_points_text(n_phi, n_t)} need {needed / 1e9:,.3g} GB, and {free / 1e9:,.3g} GB of "
-            "memory are free; simulate fewer frames or angles, or write a file (simulate_to_file)"
+            f"two-time correlations of {n_phi:,} angles and {n_t:,} frames need "
+            f"{needed / 1e9:,.3g} GB, and {free / 1e9:,.3g} GB of memory are free; simulate fewer "
+            "frames or angles, or write a file (simulate_to_file)"
         )
     c2 = np.zeros((n_phi, n_t, n_t))
-    slabs = _slabs(model, params, contrast, offset, noise, diagonal_artifact, seed)
-    for angle, first, rows in slabs:
+    arguments = (model, params, contrast, offset, noise, diagonal_artifact, seed)
+    for angle, first, rows in _slabs(*arguments):
         c2[angle, first : first + len(rows)] = rows
     k = np.arange(n_t)
     diagonal = c2[:, k, k].copy()
@@ -111,23 +112,14 @@ def simulate_to_file(
     """
     geometry = model.geometry
     check_room(path, geometry.n_phi, geometry.n_t, dtype)
-    slabs = _slabs(model, params, contrast, offset, noise, diagonal_artifact, seed)
-    total = geometry.n_phi * geometry.n_t
-    written = 0
-    with ApsWriter(
-        path,
-        q=geometry.q,
-        phi=geometry.phi,
-        n_t=geometry.n_t,
-        dt=geometry.dt,
-        layout=layout,
-        dtype=dtype,
-    ) as writer:
-        for angle, first, rows in slabs:
+    arguments = (model, params, contrast, offset, noise, diagonal_artifact, seed)
+    conditions = {name: getattr(geometry, name) for name in ("q", "phi", "n_t", "dt")}
+    with ApsWriter(path, **conditions, layout=layout, dtype=dtype) as writer:
+        for angle, first, rows in _slabs(*arguments):
             writer.write_rows(angle, first, rows)
-            written += len(rows)
             if progress is not None:
-                progress(written, total)
+                n_t = geometry.n_t
+                progress(angle * n_t + first + len(rows), geometry.n_phi * n_t)
     return Path(path)
 
 
@@ -139,13 +131,10 @@ def check_room(path: str | Path, n_phi: int, n_t: int, dtype: DTypeLike) -> None
     free = shutil.disk_usage(folder).free + (path.stat().st_size if path.is_file() else 0)
     if needed > free:
         raise ValueError(
-            f"{_points_text(n_phi, n_t)} need a file of {needed / 1e9:,.3g} GB, and {folder} has "
-            f"{free / 1e9:,.3g} GB free; use fewer frames or angles, or another disk"
+            f"two-time correlations of {n_phi:,} angles and {n_t:,} frames need a file of "
+            f"{needed / 1e9:,.3g} GB, and {folder} has {free / 1e9:,.3g} GB free; use fewer frames "
+            "or angles, or another disk"
         )
-
-
-def _points_text(n_phi: int, n_t: int) -> str:
-    return f"two-time correlations of {n_phi:,} angles and {n_t:,} frames"
 
 
 def _slabs(

@@ -7,7 +7,7 @@ import pytest
 from support.image.torchvision_functions import array, tensor
 
 from jaxkern import image as im
-from jaxkern.image.policies.tables import TRIVIAL_AUGMENT_WIDE, magnitude_table, signed_ops
+from jaxkern.image.transforms.policies import TRIVIAL_AUGMENT_WIDE, magnitude_table, signed_ops
 
 RNG = np.random.default_rng(12)
 WARPS = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")

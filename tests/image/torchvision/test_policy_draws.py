@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from jaxkern import image as im
-from jaxkern.image.policies.tables import (
+from jaxkern.image.transforms.policies import (
     AUG_MIX,
     AUTO_AUGMENT,
     RAND_AUGMENT,

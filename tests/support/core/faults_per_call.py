@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxkern as jk
+from jaxkern.image import ops
 from jaxkern.image.chain.plan import Layout
-from jaxkern.image.ops import run_mix
 
 # glibc maps buffers of 32 MiB or more again for each call.
 BYTES = 34 << 20
@@ -38,7 +38,8 @@ def calls():
 
     def mix(x, lam):
         # A broadcast x cannot be the result's memory, which XLA would write before the op does.
-        return run_mix(x, x, lam, jnp.zeros((1, 4), jnp.int32), Layout.NHWC)
+        box = jnp.zeros((1, 4), jnp.int32)
+        return ops.mix(x, x, lam, box, batch_dims=1, layout=Layout.NHWC)
 
     yield "image_mix", jax.jit(mix), (images[:1], jnp.full(count, 0.5, jnp.float32))
 

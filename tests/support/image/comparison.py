@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from support.image.oracle import BFLOAT16
 
@@ -41,3 +42,8 @@ def assert_alike(out, expected, interpolation="bilinear"):
         assert (off > 0).mean() <= 1e-3
     else:
         assert off.max() <= 2e-4
+
+
+def slow(*values):
+    """Return parameters of a test that runs with the slow ones."""
+    return pytest.param(*values, marks=pytest.mark.slow)

@@ -32,7 +32,7 @@ from jaxkern.pipeline import (
     Window,
     pack,
 )
-from jaxkern.pipeline.sources.packed.files import PackedFile
+from jaxkern.pipeline.sources.packed.layout import open_packed
 from support.pipeline.batches import arrays
 from support.pipeline.written import (
     encoded,
@@ -147,7 +147,7 @@ def _packed(folder: Path, source: Any, broken: str = "", **how: Any) -> str:
     """The name of a packed file, or pattern of shards; of `broken`, record BAD is damaged."""
     paths = pack(source, folder / "x.jkp", progress=False, **how)
     if broken:
-        offsets = PackedFile(paths[0]).index.columns[broken]["offset"]
+        offsets = open_packed(paths[0])[1].columns[broken]["offset"]
         with open(paths[0], "r+b") as file:
             file.seek(offsets[BAD] + 9)
             file.write(b"damaged")

@@ -36,6 +36,13 @@ def photons(n, dtype="u2", mean=3.0, seed=0, shape=DYNAMIC.shape):
     return rng.poisson(light).astype(dtype)
 
 
+def events_of(frames):
+    """Pixels, frames and counts of the nonzero counts of frames."""
+    flat = frames.reshape(len(frames), -1)
+    frame, pixel = np.nonzero(flat)
+    return pixel, frame, flat[frame, pixel]
+
+
 def check_g2(result, expected, exactly=True):
     """A result against the oracle's: the very bits of g2, its errors within rounding."""
     bins = result.bins - 1

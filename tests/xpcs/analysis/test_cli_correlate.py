@@ -91,14 +91,12 @@ def test_a_run_of_bad_frames_is_told(folder, tmp_path, capsys):
     assert "40 bad frames of 40" in said.err
 
 
-def test_bad_frames_leave_no_holes_in_the_intensity_of_a_long_run(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(correlation_plots, "save_figure", lambda figure, *_: drawn.append(figure))
+def test_bad_frames_leave_no_holes_in_the_intensity_of_a_long_run():
     intensity = np.arange(20_000.0)
     intensity[::7] = np.nan
     some = np.ones((1, 1))
-    correlation_plots.plot_intensity(tmp_path / "i.png", Overview(some, intensity, some[0], some))
-    (line,) = drawn[0].axes[0].lines
+    figure = correlation_plots.plot_intensity(Overview(some, intensity, some[0], some))
+    (line,) = figure.axes[0].lines
     y = line.get_ydata()
     assert len(y) < 20_000
     assert np.isfinite(y).all()

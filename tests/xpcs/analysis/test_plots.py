@@ -164,8 +164,10 @@ def test_an_angle_of_nothing_is_drawn_blank(tmp_path):
     data = xpcs.simulate(model, PARAMS, 0.3, 1.0)
     data[2] = np.nan
     views = view_angles(StackSource(data), model, PARAMS, 0.3, 1.0, 0.02)[1:]
-    for draw in (plot.plot_maps, plot.plot_cuts, plot.plot_residuals):
-        assert draw(tmp_path / "a.png", views).read_bytes().startswith(b"\x89PNG")
+    draw = {"maps": plot.plot_maps, "cuts": plot.plot_cuts, "residuals": plot.plot_residuals}
+    figures = [(name, function(views)) for name, function in draw.items()]
+    for path in plot.save_figures(tmp_path, figures, "title", 120):
+        assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_the_fit_left_out_is_not_drawn(tmp_path, monkeypatch, capsys):
@@ -178,8 +180,8 @@ def test_what_the_fit_left_out_is_not_drawn(tmp_path, monkeypatch, capsys):
     data[2] = 0
     xpcs.write_aps(tmp_path / "s.h5", data, q=np.full(3, 0.0054), phi=phi, dt=0.1)
     (tmp_path / "c.yaml").write_text("data_files: {file: s.h5}\nanalysis: {model: static}\n")
-    drawn = []
-    monkeypatch.setattr(plot, "plot_maps", lambda path, views, **how: drawn.extend(views) or path)
+    drawn, real = [], plot.plot_maps
+    monkeypatch.setattr(plot, "plot_maps", lambda views: drawn.extend(views) or real(views))
     given = ["--config", str(tmp_path / "c.yaml"), "--output-dir", str(tmp_path / "results")]
     assert main(["xpcs", "fit", *given]) == 0  # the report lists each warning once
     assert main(["xpcs", "plot", *given]) == 0

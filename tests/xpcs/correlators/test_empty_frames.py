@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 import pytest
 from support.errors import warns
+from support.xpcs.correlator_frames import events_of
 
 import jaxkern as jk
 from jaxkern.cli import main
@@ -30,9 +31,12 @@ def photons(mean, n=N, shape=SHAPE, seed=0):
     return draw.poisson(mean / np.prod(shape), (n, *shape)).astype(np.uint8)
 
 
-def events_of(frames):
-    frame, pixel = np.nonzero(frames.reshape(len(frames), -1))
-    return pixel, frame, frames.reshape(len(frames), -1)[frame, pixel]
+def two_time(kind, frames, **options):
+    """Correlate all pixels in one bin, from frames or events."""
+    qmap = jk.xpcs.QMap(np.ones(SHAPE, int))
+    if kind == "frames":
+        return jk.xpcs.twotime(frames, qmap, **options)
+    return jk.xpcs.twotime_events(*events_of(frames), N, qmap, **options)
 
 
 def correlation(frames):
@@ -64,11 +68,7 @@ def baseline(values, pairs):
 @pytest.mark.parametrize("kind", ["frames", "events"])
 def test_the_baseline_is_one(backend, kind, mean):
     frames = photons(mean)
-    qmap = jk.xpcs.QMap(np.ones(SHAPE, int))
-    if kind == "frames":
-        c = jk.xpcs.twotime(frames, qmap)
-    else:
-        c = jk.xpcs.twotime_events(*events_of(frames), N, qmap)
+    c = two_time(kind, frames)
     expected = correlation(frames)
     np.testing.assert_allclose(c.c2[0], expected, 1e-12)
     g2, n_pairs = diagonals(expected)
@@ -108,11 +108,7 @@ def test_the_baseline_of_several_static_bins(smoothing):
 @pytest.mark.parametrize("kind", ["frames", "events"])
 def test_cells_are_means_of_defined_pairs(kind, form):
     frames = photons(1.5)
-    qmap = jk.xpcs.QMap(np.ones(SHAPE, int))
-    if kind == "frames":
-        c = jk.xpcs.twotime(frames, qmap, form=form, bad_frames=[7, 8])
-    else:
-        c = jk.xpcs.twotime_events(*events_of(frames), N, qmap, form=form, bad_frames=[7, 8])
+    c = two_time(kind, frames, form=form, bad_frames=[7, 8])
     expected = correlation(frames)
     expected[[7, 8]] = expected[:, [7, 8]] = np.nan
     t1, t2 = np.indices(expected.shape)
@@ -213,17 +209,13 @@ def test_files_keep_them(tmp_path):
 
 
 @QUIET
-def test_plots_draw_the_rest(tmp_path, monkeypatch):
+def test_plots_draw_the_rest():
     frames, qmap = two_bins(6, 40)
     frames[:, :, :3] = 0  # a bin that never has counts
     c = jk.xpcs.twotime(frames, qmap)
-    drawn = []
-    monkeypatch.setattr(
-        correlation_plots, "save_figure", lambda figure, path, dpi: drawn.append(figure) or path
-    )
-    correlation_plots.plot_twotime(tmp_path / "t.png", c)
-    maps = [axes.images[0] for axes in drawn[0].axes if axes.images]
-    curves = [axes.lines[0] for axes in drawn[0].axes if axes.lines]
+    figure = correlation_plots.plot_twotime(c)
+    maps = [axes.images[0] for axes in figure.axes if axes.images]
+    curves = [axes.lines[0] for axes in figure.axes if axes.lines]
     assert len(maps) == len(curves) == 2
     for k in range(2):
         off = np.where(np.eye(40, dtype=bool), np.nan, c.c2[k])
@@ -233,7 +225,7 @@ def test_plots_draw_the_rest(tmp_path, monkeypatch):
     assert maps[1].get_clim() == tuple(np.nanpercentile(off, [1, 99]))
 
 
-def test_the_command_line_says_so_once(tmp_path, capsys):
+def test_the_command_lines_say_so_once(tmp_path, capsys):
     frames, qmap = two_bins(20)
     qmap.write(tmp_path / "qmap.h5")
     for name in ("one", "two"):
@@ -249,6 +241,13 @@ def test_the_command_line_says_so_once(tmp_path, capsys):
     assert jk.xpcs.read_results(tmp_path / "r.hdf").twotime.warnings == (warning,)
     assert "bin 2" in err
     assert "(20 of 200)" in err
+    (tmp_path / "run").mkdir()
+    np.save(tmp_path / "run" / "one.npy", frames)
+    flags = ["--output", str(tmp_path / "w.hdf"), "--idle", "0.1", "--every", "0"]
+    assert main(["xpcs", "watch", str(tmp_path / "run"), *flags, *common]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["warnings"] == [warning]
+    assert err == f"warning: {warning}\n"
     # Of several files, and once more where they are finished.
     many = ["xpcs", "correlate", *files, "--output", str(tmp_path / "many"), *common]
     for _ in range(2):
@@ -331,20 +330,6 @@ def test_fits_of_data_with_empty_frames(mean, angles):
     fits = [fit_of(speckle_correlations(mean, angles, seed)) for seed in range(6)]
     assert sum(found.success for found in fits) >= 5, [found.message for found in fits]
     assert sum(abs(deviation(found)) < 3 for found in fits) >= 5
-
-
-def test_watch_says_so_at_the_end(tmp_path, capsys):
-    frames, qmap = two_bins(20)
-    qmap.write(tmp_path / "qmap.h5")
-    (tmp_path / "run").mkdir()
-    np.save(tmp_path / "run" / "one.npy", frames)
-    given = ["--qmap", str(tmp_path / "qmap.h5"), "--output", str(tmp_path / "r.hdf")]
-    flags = ["--idle", "0.1", "--every", "0", "--twotime", "--json"]
-    assert main(["xpcs", "watch", str(tmp_path / "run"), *given, *flags]) == 0
-    out, err = capsys.readouterr()
-    (warning,) = json.loads(out)["warnings"]
-    assert "(20 of 200)" in warning
-    assert err == f"warning: {warning}\n"
 
 
 @QUIET

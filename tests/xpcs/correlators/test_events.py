@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.errors import raises
+from support.hypotheses import check_examples, few_or_many
 from support.xpcs import correlator_oracle as oracle
 from support.xpcs.correlator_frames import DYNAMIC, STATIC, check_g2
 
@@ -82,14 +82,14 @@ def test_events_equal_dense_frames(backend, n_frames, n_events):
     same(result.overview, dense.overview, names)
 
 
-RUNS = given(
-    n_frames=st.integers(2, 400),
-    occupancy=st.floats(-3, 0.5),
-    most=st.sampled_from([1, 3, 200, 5000, 10**6]),
-    dpl=st.integers(1, 9),
-    seed=st.integers(0, 2**31),
-    kind=st.sampled_from(["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", ">i4", "words"]),
-    asked=st.fixed_dictionaries(
+RUNS = {
+    "n_frames": st.integers(2, 400),
+    "occupancy": st.floats(-3, 0.5),
+    "most": st.sampled_from([1, 3, 200, 5000, 10**6]),
+    "dpl": st.integers(1, 9),
+    "seed": st.integers(0, 2**31),
+    "kind": st.sampled_from(["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", ">i4", "words"]),
+    "asked": st.fixed_dictionaries(
         {},
         optional={
             "begin": st.integers(0, 5),
@@ -99,7 +99,7 @@ RUNS = given(
             "bins": st.just([3, 1]),
         },
     ),
-)
+}
 
 
 def check_the_bits(n_frames, occupancy, most, dpl, seed, kind, asked):
@@ -127,17 +127,9 @@ def check_the_bits(n_frames, occupancy, most, dpl, seed, kind, asked):
     same(jk.xpcs.multitau_events(*columns, n_frames, QMAP, dpl, **asked), dense)
 
 
-@RUNS
-@settings(max_examples=50, deadline=None)
-def test_results_are_bit_identical_to_dense_frames(**run):
-    check_the_bits(**run)
-
-
-@pytest.mark.slow
-@RUNS
-@settings(max_examples=2000, deadline=None)
-def test_many_results_are_bit_identical_to_dense_frames(**run):
-    check_the_bits(**run)
+@few_or_many(50, 2000)
+def test_results_are_bit_identical_to_dense_frames(examples):
+    check_examples(examples, check_the_bits, **RUNS)
 
 
 @pytest.mark.parametrize("asked", [{}, {"parts": 3}, {"normalize": True}, {"average": 2}])
@@ -184,17 +176,10 @@ def test_results_do_not_depend_on_threads_memory_or_order():
 
 
 HOSTILE = [
-    ("pixel", -1),
-    ("pixel", PIXELS),
-    ("pixel", 2**62),
-    ("frame", -(2**63)),
-    ("frame", 50),
-    ("frame", 2**31),
-    ("frame", 2**32 + 1),
-    ("count", -1),
-    ("count", 2**32 - 1),
+    ("pixel", -1), ("pixel", PIXELS), ("pixel", 2**62), ("frame", -(2**63)), ("frame", 50),
+    ("frame", 2**31), ("frame", 2**32 + 1), ("count", -1), ("count", 2**32 - 1),
     ("count", 2**63 - 1),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "value"), HOSTILE)
@@ -402,23 +387,8 @@ def test_native_calls_check_their_arguments():
     column = np.zeros(3, np.int64)
 
     def call(n_frames=5, n_sums=5, first=0, sums=None, good=None, size=4, pixels=pixels, dpl=4):
-        return native.multitau_events(
-            None,
-            0,
-            False,
-            column,
-            column,
-            column,
-            n_frames,
-            n_sums,
-            first,
-            sums,
-            good,
-            size,
-            *pixels,
-            dpl,
-            1e6,
-        )
+        frames = n_frames, n_sums, first, sums, good, size
+        return native.multitau_events(None, 0, False, *[column] * 3, *frames, *pixels, dpl, 1e6)
 
     call()
     for wrong, fact in (

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.errors import raises, warns
+from support.xpcs.correlator_frames import events_of
 
 import jaxkern as jk
 from jaxkern import xpcs
@@ -45,14 +46,13 @@ def test_one_hot_pixel_in_a_bin_of_300(kind, backend, tmp_path):
     counts = frames_of(0.3)
     counts[:, ROW, COLUMN] = np.random.default_rng(1).poisson(60, 400)
     qmap = one_bin()
-    source = counts
-    frame, pixel = np.nonzero(counts.reshape(400, -1))
-    events = {"pixel": pixel, "frame": frame, "count": counts[counts > 0]}
+    source, events = counts, events_of(counts)
     if kind == "events":
-        source = xpcs.EventFrames(**events, frame_shape=SHAPE, n_frames=400)
+        source = xpcs.EventFrames(*events, frame_shape=SHAPE, n_frames=400)
     if kind == "file":
         source = tmp_path / "run.npz"
-        np.savez(source, **events, shape=counts.shape)
+        arrays = dict(zip(("pixel", "frame", "count"), events, strict=True))
+        np.savez(source, **arrays, shape=counts.shape)
     if kind == "float":
         source = counts.astype(np.float32)
     spoilt = xpcs.multitau(source, qmap, progress=False)
@@ -73,10 +73,7 @@ def test_one_hot_pixel_in_a_bin_of_300(kind, backend, tmp_path):
 def test_two_time_correlations_mask_hot_pixels(events):
     counts = frames_of(0.5, n=60)
     counts[:, ROW, COLUMN] = 50
-    source = counts
-    if events:
-        frame, pixel = np.nonzero(counts.reshape(60, -1))
-        source = xpcs.EventFrames(pixel, frame, counts[counts > 0], SHAPE, 60)
+    source = xpcs.EventFrames(*events_of(counts), SHAPE, 60) if events else counts
     mask = np.ones(SHAPE, bool)
     mask[ROW, COLUMN] = False
     expected = xpcs.twotime(source, one_bin(), mask=mask, progress=False)
@@ -204,6 +201,7 @@ def test_one_nan_names_its_frame_row_and_column(backend):
     assert [str(w.message) for w in issued] == [message]
     assert f"bins [1] are NaN: frame 13 has nan in row {ROW}, column {COLUMN}" in message
     assert "1 more pixel" in message
+    assert np.isfinite(result.g2[:, 1]).all()
     with warns(xpcs.CorrelationWarning, "frame 13", "nan", POSITION):
         xpcs.twotime(counts, one_bin(), progress=False)
     with warns(xpcs.CorrelationWarning, "2 pixels", POSITION, f"row {ROW + 1}, column 3"):
@@ -246,10 +244,6 @@ def test_errors_name_row_and_column(backend):
         with raises(ValueError, POSITION):
             run()
     live = xpcs.LiveMultiTau(one_bin(), 100)
-
-    def end():
-        live.update(xpcs.as_frames(counts))
-        return live.result()
-
+    live.update(xpcs.as_frames(counts))
     with raises(ValueError, POSITION):
-        end()
+        live.result()

@@ -9,11 +9,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import h5py
 import numpy as np
 import pytest
 from support.errors import raises
 from support.xpcs import correlation_results as made
+from support.xpcs.detector_files import rigaku_bytes, write_arrays
 
 from jaxkern import xpcs
 from jaxkern.xpcs.analysis.watching import watch
@@ -102,16 +102,10 @@ def test_files_of_a_folder_in_numerical_order(tmp_path):
     np.save(tmp_path / "run_8.npy", counts[:1])
     with raises(DetectorFileError, "run_9.npy", "run_8.npy"):
         settled(frames)
-
-
-def rigaku(path, counts, mode="wb"):
-    """Write the events of `counts`, a pair (first frame, frames), as the detector does."""
-    first, counts = counts
-    frame, pixel = np.nonzero(counts.reshape(len(counts), -1))
-    count = counts.reshape(len(counts), -1)[frame, pixel].astype(np.uint64)
-    words = count | (pixel.astype(np.uint64) << 16) | ((frame + first).astype(np.uint64) << 40)
-    with path.open(mode) as file:
-        file.write(words.astype("<u8").tobytes())
+    (tmp_path / "run_8.npy").unlink()
+    np.save(tmp_path / "run_13.npy", counts[:1].astype(np.uint16))
+    with raises(DetectorFileError, "run_13.npy", "6 x 8 (uint8)", "6 x 8 (uint16)"):
+        settled(frames)
 
 
 def test_a_file_of_events_that_grows(tmp_path):
@@ -123,10 +117,11 @@ def test_a_file_of_events_that_grows(tmp_path):
     bins[:4, :3], bins[:4, 3] = 1, 2
     live = xpcs.LiveMultiTau(xpcs.QMap(bins), 50)
     assert settled(frames) == 0
-    rigaku(path, (0, counts[:12]))
+    words = rigaku_bytes(counts)
+    path.write_bytes(words[: len(rigaku_bytes(counts[:12]))])
     assert settled(frames) == 11  # more of the last frame may come
     live.update(frames)
-    rigaku(path, (12, counts[12:]), "ab")
+    path.write_bytes(words)
     assert settled(frames) == 19
     assert frames.finish() == 20
     np.testing.assert_array_equal(frames.read(9, 20), counts[9:20])
@@ -178,6 +173,12 @@ def test_an_hdf5_file_that_another_process_writes(tmp_path):
     assert child.returncode == 0
 
 
+def replace(path, counts):
+    """Replace or create an HDF5 file of frames."""
+    write_arrays(path.with_suffix(".half"), ".h5", {"entry/data/data": counts})
+    path.with_suffix(".half").replace(path)
+
+
 @pytest.mark.parametrize("normalize", [False, True])
 def test_dead_pixels_are_those_of_the_complete_file(tmp_path, normalize):
     """A pixel of an HDF5 file is dead if it is at its limit in the first, middle and last frame, so
@@ -192,9 +193,7 @@ def test_dead_pixels_are_those_of_the_complete_file(tmp_path, normalize):
     live = xpcs.LiveMultiTau(qmap, 100, normalize=normalize)
     dead = []
     for n in (1, 10, 15, 40):
-        with h5py.File(tmp_path / "half.h5", "w") as file:
-            file["entry/data/data"] = counts[:n]
-        (tmp_path / "half.h5").replace(path)
+        replace(path, counts[:n])
         settled(growing)
         live.update(growing)
         dead.append(int(growing.dead.sum()))
@@ -218,19 +217,13 @@ def test_dead_pixels_are_updated_at_the_end(tmp_path):
     counts, qmap = made.frames(40), made.qmap()
     counts[[0, 15, 29], 3, 3] = 255  # dead in the first 30 frames
     path = tmp_path / "run.h5"
-
-    def write(n):
-        with h5py.File(tmp_path / "half.h5", "w") as file:
-            file["entry/data/data"] = counts[:n]
-        (tmp_path / "half.h5").replace(path)
-
-    write(30)
+    replace(path, counts[:30])
     with xpcs.GrowingFrames(path) as growing:
         live = xpcs.LiveMultiTau(qmap, 40)
         settled(growing)
         live.update(growing)
         assert growing.dead.sum() == 1
-        write(40)
+        replace(path, counts)
         found = watch(growing, live, 40, lambda _: None, idle=10, every=10).result
     expected = xpcs.multitau(path, qmap)
     np.testing.assert_array_equal(found.n_pixels, expected.n_pixels)
@@ -243,8 +236,7 @@ def test_a_pixel_that_is_marked_in_every_file_is_dead(tmp_path):
     counts[0, 1, 1] = 255
     growing = xpcs.GrowingFrames(tmp_path)
     for number, frame in enumerate(counts):
-        with h5py.File(tmp_path / f"run_{number}.h5", "w") as file:
-            file["entry/data/data"] = frame[None]
+        replace(tmp_path / f"run_{number}.h5", frame[None])
         settled(growing)
         marked = 2 if number == 0 else 1
         assert growing.dead.sum() == marked
@@ -267,12 +259,3 @@ def test_an_intensity_cut_is_applied_at_the_end(normalize):
     assert found.config["bad_frames"] == [3, 33, 50]
     np.testing.assert_array_equal(found.g2, expected.g2)
     np.testing.assert_array_equal(found.g2_err, expected.g2_err)
-
-
-def test_files_with_different_dtypes(tmp_path):
-    frames = xpcs.GrowingFrames(tmp_path)
-    np.save(tmp_path / "a.npy", np.ones((2, 3, 4), np.uint8))
-    assert settled(frames) == 2
-    np.save(tmp_path / "b.npy", np.ones((2, 3, 4), np.uint16))
-    with raises(DetectorFileError, "b.npy", "3 x 4 (uint8)", "3 x 4 (uint16)"):
-        settled(frames)

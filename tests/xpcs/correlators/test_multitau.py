@@ -33,7 +33,7 @@ def test_every_dtype(backend, dtype, kind):
 
 
 @pytest.mark.parametrize("n", [2, 3, 8, 9, 15, 16, 17, 31, 64, 130])
-@pytest.mark.parametrize("dpl", [1, 4, 7])
+@pytest.mark.parametrize("dpl", [1, 4, 7, 64])
 def test_every_length_has_all_its_delays(backend, n, dpl):
     frames = photons(n, "u1")
     result = jk.xpcs.multitau(frames, jk.xpcs.QMap(DYNAMIC), dpl)

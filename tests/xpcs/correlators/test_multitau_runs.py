@@ -18,9 +18,9 @@ import h5py
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.errors import raises, warns
+from support.errors import raises
+from support.hypotheses import check_examples, few_or_many
 from support.xpcs import correlator_oracle as oracle
 from support.xpcs.correlator_frames import DYNAMIC, STATIC, Blocks, check_g2, photons
 
@@ -119,6 +119,8 @@ def test_dead_pixels_of_a_file_are_excluded(backend, kind):
     check_g2(r, oracle.multitau(frames, DYNAMIC, STATIC, ~dead))
     assert r.n_pixels[0] == QMAP.pixels_of_bin[0] - 1
     assert r.overview.intensity.max() < 100
+    less = jk.xpcs.twotime(frames, QMAP, mask=~dead)
+    np.testing.assert_array_equal(jk.xpcs.twotime(source, QMAP).c2, less.c2)
 
 
 @pytest.mark.parametrize("source", [FRAMES, Blocks(FRAMES)], ids=["array", "blocks"])
@@ -161,31 +163,6 @@ def test_an_intensity_cut_excludes_a_frame_with_nan(backend):
     assert result.config["bad_frames"] == [7]
     expected = jk.xpcs.multitau(FRAMES, QMAP, bad_frames=[7])
     np.testing.assert_allclose(result.g2, expected.g2, rtol=1e-12)
-
-
-def test_an_infinity_makes_its_bins_nan(backend):
-    frames = FRAMES.astype(np.float32)
-    row, column = np.argwhere(DYNAMIC == 1)[0]
-    frames[7, row, column] = np.inf
-    facts = "bins [1] are NaN", "frame 7", "inf", f"row {row}, column {column}"
-    with warns(jk.xpcs.CorrelationWarning, *facts):
-        result = jk.xpcs.multitau(frames, QMAP)
-    assert np.isnan(result.g2[0, 0])
-    np.testing.assert_allclose(result.g2[:, 1:], EXPECTED.g2[:, 1:], rtol=1e-12)
-
-
-def test_the_overview_excludes_bad_frames():
-    frames = photons(60)
-    r = jk.xpcs.multitau(frames, QMAP, overview=True, bad_frames=[0, 33], average=2)
-    good = np.delete(frames, [0, 33], 0).astype(float)
-    np.testing.assert_allclose(r.overview.mean_image, good.mean(axis=0), rtol=1e-14)
-    assert r.overview.intensity[0] == frames[1][QMAP.used].mean()
-    assert r.overview.static_means_parts.shape == (10, 8)
-    np.testing.assert_allclose(
-        r.overview.static_means[0], good[:, QMAP.used & (STATIC == 1)].mean(), rtol=1e-14
-    )
-    assert np.isnan(r.overview.static_means[3])
-    assert jk.xpcs.multitau(frames, QMAP).overview is None
 
 
 ERRORS = [
@@ -328,7 +305,7 @@ def runs(draw):
     return frames, dynamic, static, rng.random(shape) < 0.9, asked
 
 
-def _agrees(run, backend, kind):
+def check_run(run, backend, kind):
     frames, dynamic, static, mask, asked = run
     if (asked["end"] - asked["begin"]) // (asked["stride"] * asked["average"]) < 2:
         return
@@ -342,18 +319,7 @@ def _agrees(run, backend, kind):
     check_g2(result, oracle.multitau(frames, dynamic, static, mask, **asked))
 
 
-KINDS = st.sampled_from(["array", "blocks"])
-BACKENDS = st.sampled_from(["native", "jax"])
-
-
-@settings(max_examples=200, deadline=None)
-@given(runs(), BACKENDS, KINDS)
-def test_random_runs(run, backend, kind):
-    _agrees(run, backend, kind)
-
-
-@pytest.mark.slow
-@settings(max_examples=2000, deadline=None)
-@given(runs(), BACKENDS, KINDS)
-def test_two_thousand_random_runs(run, backend, kind):
-    _agrees(run, backend, kind)
+@few_or_many(200, 2000)
+def test_random_runs(examples):
+    backends, kinds = (st.sampled_from(x) for x in (["native", "jax"], ["array", "blocks"]))
+    check_examples(examples, check_run, runs(), backends, kinds)

@@ -82,13 +82,6 @@ def test_each_pixel(dtype, n):
     check_sums(native(frames), expected, weight, np.dtype(dtype).kind != "f")
 
 
-@pytest.mark.parametrize("dpl", [1, 3, 8, 64])
-def test_delays_per_level(dpl):
-    frames = drawn(np.uint8, 300, 5)
-    expected, weight = sums_of_pixels(frames, dpl)
-    check_sums(native(frames, dpl=dpl), expected, weight)
-
-
 @pytest.mark.parametrize("most", [1, 255, 32767, 32768, 65535])
 def test_largest_counts(most):
     """Counts on both sides of the largest that pairs of 15 bits hold, all at it."""
@@ -148,13 +141,6 @@ def test_bad_frames(dtype, average):
     expected, weight = sums_of_pixels(clean, good=good, average=average)
     found = native(frames, bad=bad, average=average)
     check_sums(found, expected, weight, dtype != np.float64)
-
-
-def test_frames_divided():
-    frames = drawn(np.uint16, 90, 35, most=900)
-    mean = frames.mean(1)
-    expected, weight = sums_of_pixels(frames / mean[:, None])
-    check_sums(native(frames, divisor=mean), expected, weight, exact=False)
 
 
 def arrays_of_state(pixels, most_frames, real=False, missing=False, dpl=4):

@@ -15,16 +15,17 @@ import h5py
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.errors import raises
+from support.hypotheses import check_examples, few_or_many
 from support.xpcs import correlator_oracle as oracle
+from support.xpcs.correlator_frames import Blocks
 
 import jaxkern as jk
 from jaxkern.core import memory
 from jaxkern.xpcs.correlators import two_time_dense
 from jaxkern.xpcs.correlators.selection import FrameSelection
-from jaxkern.xpcs.detectors.frames import ArrayFrames, FrameSource
+from jaxkern.xpcs.detectors.frames import ArrayFrames
 
 # `test_empty_frames.py` tests the warning.
 pytestmark = [
@@ -62,17 +63,9 @@ def check(frames, dynamic, static, mask=None, rtol=1e-12, **how):
 @pytest.mark.parametrize("smoothing", ["static", "none"])
 @pytest.mark.parametrize(
     ("dtype", "most"),
-    [
-        ("uint8", 3),
-        ("uint8", 255),
-        ("uint16", 300),
-        ("uint16", 65535),
-        ("uint32", 2**32 - 1),
-        ("int32", 2**20),
-        ("float32", 3),
-        ("float64", 3),
-    ],
-)
+    [("uint8", 3), ("uint8", 255), ("uint16", 300), ("uint16", 65535), ("uint32", 2**32 - 1),
+     ("int32", 2**20), ("float32", 3), ("float64", 3)],
+)  # fmt: skip
 def test_the_definition(dtype, most, smoothing):
     dynamic, static = bins_of((5, 7), 2, 2)
     frames = counts((11, 5, 7), dtype, most)
@@ -83,17 +76,9 @@ def test_the_definition(dtype, most, smoothing):
     check(frames, dynamic, static, mask, 1e-9 if dtype == "int32" else 1e-12, smoothing=smoothing)
 
 
-@settings(max_examples=20, deadline=None)
-@given(data=st.data())
-def test_random_small_cases(data):
-    random_case(data)
-
-
-@pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
-@given(data=st.data())
-def test_a_thousand_random_small_cases(data):
-    random_case(data)
+@few_or_many(20, 1000)
+def test_random_small_cases(examples):
+    check_examples(examples, random_case, data=st.data())
 
 
 def random_case(data):
@@ -113,34 +98,15 @@ def random_case(data):
     check(counts((n, *shape), dtype, 5, n), dynamic, static, **how)
 
 
-class Reader(FrameSource):
-    """Frames that are not in memory, whose readings are counted."""
-
-    def __init__(self, frames):
-        super().__init__()
-        self._frames, self.shape, self.dtype = frames, frames.shape, frames.dtype
-        self.frames_read = 0
-
-    def read(self, first, stop):
-        self.check_range(first, stop)
-        self.frames_read += stop - first
-        return self._frames[first:stop]
+def frames_read(source):
+    return sum(stop - first for first, stop, _ in source.reads)
 
 
 @pytest.mark.parametrize(
     ("most", "pixels"),
-    [
-        (81, 2500),
-        (82, 2500),
-        (255, 258),
-        (255, 2500),
-        (361, 700),
-        (363, 700),
-        (65535, 2500),
-        (2**21, 2500),
-        (2**32 - 1, 60),
-    ],
-)
+    [(81, 2500), (82, 2500), (255, 258), (255, 2500), (361, 700), (363, 700), (65535, 2500),
+     (2**21, 2500), (2**32 - 1, 60)],
+)  # fmt: skip
 def test_matrices_of_whole_counts_are_exact(most, pixels):
     """At the largest sums that a number of pixels can have, on either side of each limit."""
     draw = np.random.default_rng(most)
@@ -150,13 +116,8 @@ def test_matrices_of_whole_counts_are_exact(most, pixels):
     frames[3] -= draw.integers(0, 2, pixels).astype(dtype)
     tiles = two_time_dense.Tiles.for_frames(10)
     with jax.enable_x64(True):
-        (piece,) = two_time_dense.stage(
-            ArrayFrames(frames),
-            FrameSelection(10),
-            None,
-            [np.arange(pixels, dtype=np.int32)],
-            tiles,
-        )
+        source, numbers = ArrayFrames(frames), np.arange(pixels, dtype=np.int32)
+        (piece,) = two_time_dense.stage(source, FrameSelection(10), None, [numbers], tiles)
         found = two_time_dense.multiply(piece.tiles[0], piece.tiles[0], piece.product)
     whole = frames.reshape(10, pixels).astype(object)
     expected = whole @ whole.T
@@ -179,9 +140,9 @@ def test_tiles_pieces_and_passes_change_no_bit(monkeypatch, dtype, form):
     qmap = jk.xpcs.QMap(dynamic, static)
     how = {"form": form, "bad_frames": [7, 40]}
     whole = jk.xpcs.twotime(frames, qmap, **how)
-    reader = Reader(frames)
+    reader = Blocks(frames)
     again = jk.xpcs.twotime(reader, qmap, **how)
-    assert reader.frames_read == 61
+    assert frames_read(reader) == 61
     for name in ("c2", "g2", "g2_parts", "c2_pairs", "n_pairs"):
         np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
     monkeypatch.setattr(two_time_dense, "TILE", 16)
@@ -189,9 +150,9 @@ def test_tiles_pieces_and_passes_change_no_bit(monkeypatch, dtype, form):
     if dtype == "uint8":
         monkeypatch.setattr(two_time_dense, "_PIECE", 30)
     monkeypatch.setattr(two_time_dense, "_STAGED_BYTES", 5000)
-    reader = Reader(frames)
+    reader = Blocks(frames)
     in_parts = jk.xpcs.twotime(reader, qmap, **how)
-    assert reader.frames_read > 10 * 61
+    assert frames_read(reader) > 10 * 61
     for name in ("c2", "g2", "g2_parts", "c2_pairs", "n_pairs"):
         np.testing.assert_array_equal(getattr(in_parts, name), getattr(tiled, name))
     if form == "full":
@@ -269,22 +230,6 @@ def test_lags_are_linear_and_then_logarithmic():
     )
     assert c.t2.tolist() == [*range(11), 22, 47, 101, 200]
     assert c.t1.tolist() == [0, 50, 100, 150, 200]
-
-
-def test_bad_frames_are_nan_and_counted():
-    frames = counts((10, 2, 3), "uint8", 5)
-    qmap = jk.xpcs.QMap(np.ones((2, 3), int))
-    c = jk.xpcs.twotime(frames, qmap, bad_frames=[2, 7])
-    bad = np.isin(np.arange(10), [2, 7])
-    np.testing.assert_array_equal(np.isnan(c.c2[0]), bad[:, None] | bad)
-    good = np.flatnonzero(~bad)
-    lags = np.subtract.outer(good, good)
-    assert c.n_pairs[:, 0].tolist() == [int((lags == lag).sum()) for lag in range(10)]
-    assert c.n_empty.tolist() == [0]
-    # Of two frames, of which one is bad, the other one is taken.
-    halves = jk.xpcs.twotime(frames, qmap, average=2, bad_frames=[2, 7])
-    frames[bad] = 0
-    np.testing.assert_array_equal(halves.c2, jk.xpcs.twotime(frames, qmap, average=2).c2)
 
 
 @pytest.mark.parametrize("kind", ["array", "memmap", "hdf5"])

@@ -302,17 +302,14 @@ def test_an_interrupted_command_leaves_no_file(folder, number, code, words):
 
 
 @pytest.mark.parametrize(("all_bins", "panels"), [(False, 3 + 2), (True, 8)])
-def test_g2_of_the_first_nine_bins_and_a_summary(tmp_path, monkeypatch, all_bins, panels):
+def test_g2_of_the_first_nine_bins_and_a_summary(all_bins, panels):
     from jaxkern.xpcs.analysis import correlation_plots
 
     rows = np.repeat(np.arange(1, 25), 4).reshape(12, 8)
     q, phi = np.repeat(np.arange(1, 9) / 100, 3), np.tile([0.0, 45.0, 90.0], 8)
     counts = np.random.default_rng(0).poisson(2.0, (50, 12, 8)).astype(np.uint8)
     result = xpcs.multitau(counts, xpcs.QMap(rows, q=q, phi=phi), progress=False)
-    drawn = []
-    monkeypatch.setattr(correlation_plots, "save_figure", lambda figure, *_: drawn.append(figure))
-    correlation_plots.plot_g2(tmp_path / "g2.png", result, all_bins=all_bins)
-    (figure,) = drawn
+    figure = correlation_plots.plot_g2(result, all_bins)
     shown = [axes for axes in figure.get_axes() if axes.axison]
     assert len(shown) == panels
     legends = [legend for part in (figure, *figure.subfigs) for legend in part.legends]

@@ -144,9 +144,20 @@ FLAT = {
         ({"phi_edges": [200.5, 200.6]}, ["no pixel", "radians"]),
         ({"mask": np.zeros((64, 64))}, ["mask", "got 0 in all"]),
         ({"mask": np.pad(np.zeros((44, 44)), 10, constant_values=1)}, ["mask", "inverted"]),
+        ({"q_edges": [0.1]}, ["q_edges", "(1,)"]),
+        ({"q_edges": [0.1, 0.1]}, ["q_edges", "0.1, 0.1"]),
+        ({"q_edges": [-0.1, 0.1]}, ["q_edges", "-0.1"]),
+        ({"q_edges": [0.1, np.nan]}, ["q_edges", "finite"]),
+        ({"phi_edges": [0, 361]}, ["phi_edges", "361"]),
+        ({"energy": 0}, ["energy", "keV", "got 0"]),
+        ({"distance": -1}, ["distance", "-1"]),
+        ({"pixel_size": "x"}, ["pixel_size", "'x'"]),
+        ({"beam_center": (np.nan, 0)}, ["beam_center[0]", "nan"]),
+        ({"static": (0, 1)}, ["static[0]", "0"]),
+        ({"mask": np.ones((3, 3))}, ["mask", "(64, 64)", "(3, 3)"]),
     ],
 )
-def test_geometry_in_wrong_units(change, facts):
+def test_invalid_geometry(change, facts):
     if "phi_edges" in change:
         change = {**change, "q_edges": [5e-4, 6e-4]}
     if "mask" in change and change["mask"].any():
@@ -222,32 +233,6 @@ def test_geometry_of_rings():
     assert qmap.phi is None
     assert qmap.n_dynamic == 1
     assert qmap.n_pixels == 64
-
-
-GEOMETRY = {
-    "beam_center": (0, 0), "distance": 5, "pixel_size": 1e-4, "energy": 8.0, "q_edges": [0, 1],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("change", "facts"),
-    [
-        ({"q_edges": [0.1]}, ["q_edges", "(1,)"]),
-        ({"q_edges": [0.1, 0.1]}, ["q_edges", "0.1, 0.1"]),
-        ({"q_edges": [-0.1, 0.1]}, ["q_edges", "-0.1"]),
-        ({"q_edges": [0.1, np.nan]}, ["q_edges", "finite"]),
-        ({"phi_edges": [0, 361]}, ["phi_edges", "361"]),
-        ({"energy": 0}, ["energy", "keV", "got 0"]),
-        ({"distance": -1}, ["distance", "-1"]),
-        ({"pixel_size": "x"}, ["pixel_size", "'x'"]),
-        ({"beam_center": (np.nan, 0)}, ["beam_center[0]", "nan"]),
-        ({"static": (0, 1)}, ["static[0]", "0"]),
-        ({"mask": np.ones((3, 3))}, ["mask", "(8, 8)", "(3, 3)"]),
-    ],
-)
-def test_invalid_geometry(change, facts):
-    with raises(ValueError, *facts):
-        jk.xpcs.QMap.from_geometry((8, 8), **{**GEOMETRY, **change})
 
 
 def replaced(**values):

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from support.errors import raises
 
-from jaxkern.xpcs.files.aps import ApsFile, ApsFormatError, load_aps
-from jaxkern.xpcs.files.aps_writer import ApsWriter, write_aps
+from jaxkern.xpcs import ApsFile, ApsFormatError, ApsWriter, load_aps, write_aps
 
 N_T = 17
 

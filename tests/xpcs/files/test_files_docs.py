@@ -12,13 +12,7 @@ import pytest
 
 from jaxkern import xpcs
 
-MODULES = (
-    "files.aps",
-    "files.aps_writer",
-    "analysis.settings",
-    "files.prepare",
-    "files.simulation",
-)
+MODULES = ("files.aps", "analysis.settings", "files.prepare", "files.simulation")
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -1,47 +1,92 @@
-"""Sources of Arrow tables, Arrow files and Parquet files."""
+"""Sources of Arrow tables and files, of Parquet files, and of Hugging Face data sets."""
 
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
 from jaxkern.core.memory import available_bytes
 from jaxkern.core.progress import ProgressBar
-from jaxkern.pipeline.sources.files import Paths, expand_paths, import_extra
+from jaxkern.pipeline.sources.files import Paths, expand_paths, import_extra, map_file
 from jaxkern.pipeline.sources.formats.columns import (
-    Bytes,
     Chunks,
     Column,
     ColumnSource,
     Decode,
-    ImageOptions,
-    masks,
+    Decoded,
+    part_name,
 )
-from jaxkern.pipeline.sources.source import check_numeric
+from jaxkern.pipeline.sources.images.fields import ImageOptions
+from jaxkern.pipeline.sources.images.headers import ByteRanges
+from jaxkern.pipeline.sources.source import BatchSource, RecordSource, check_numeric
 
 #: maximum size in bytes of a chunked column of numbers that is concatenated for native threads
 _CONCATENATED_BYTES = 2**28
+_BYTES = ("binary", "large_binary", "binary_view")
+_TEXT = ("string", "large_string", "string_view")
+_CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}  # by the mode of Hugging Face's `Image(mode=...)`
 
 
-class ArrowSource(ColumnSource):
+def _arrow() -> Any:
+    return import_extra("pyarrow", "parquet")
+
+
+class _Part(NamedTuple):
+    origin: str
+    table: Any
+    file: np.ndarray | None = None  # the mapped file that the values may refer to
+
+
+class _TableSource(ColumnSource):
+    """Source of selected `rows` int64 [N] of tables; `image_names` may restrict the images."""
+
+    def __init__(
+        self,
+        parts: Sequence[_Part],
+        names: Sequence[str] | None,
+        decoders: Mapping[str, Decode] | None,
+        images: ImageOptions,
+        image_names: Sequence[str] | None = None,
+        rows: np.ndarray | None = None,
+    ) -> None:
+        if isinstance(names, str):
+            raise TypeError(f"columns is {names!r}; expected a sequence of names")
+        decoders = decoders or {}
+        missing = images.get("on_bad_record") == "mask"
+        columns: dict[str, Column] = {}
+        for name in parts[0].table.column_names if names is None else names:
+            for part in parts:
+                _check_names(part.origin, part.table.column_names, [name])
+            decode = decoders.get(name)
+            is_image = decode is None and (image_names is None or name in image_names)
+            columns[name] = _column(name, parts, decode, missing, is_image)
+        if unknown := sorted(decoders.keys() - columns.keys()):
+            raise KeyError(f"decoders has {unknown}; the columns are {sorted(columns)}")
+        origins = [part.origin for part in parts]
+        ends = np.cumsum([part.table.num_rows for part in parts])
+        if rows is not None:
+            if len(rows) and rows.max() >= ends[-1]:
+                raise ValueError(f"{origins[0]} selects row {rows.max()} of {ends[-1]}")
+            columns = {name: _select(column, rows) for name, column in columns.items()}
+            ends = np.array([len(rows)])
+        if ends[-1] == 0:
+            raise ValueError(f"{origins[0]} has no rows")
+        super().__init__(columns, functools.partial(part_name, "row", origins, ends), **images)
+
+
+class ArrowSource(_TableSource):
     """Source of rows of Arrow tables, or of Arrow files (IPC files and streams, Feather).
 
     Files are mapped into memory and not copied. Compressed files, such as Feather files by default,
     are decompressed into memory by the constructor.
 
-    =========================================== ==========================================
-    column                                      field of a batch
-    =========================================== ==========================================
-    numbers, bools                              [N]
-    lists of one length, fixed-size lists of    [N, length, ...]
-    numbers, tensors of one shape
-    binary, struct of bytes and path            `jaxkern.image.Ragged`: an encoded image, as input
-                                                of a Compose
-    =========================================== ==========================================
+    Numbers, lists of one length and tensors become arrays [N, ...]; bytes, and structs of bytes and
+    path, are encoded images, which become a `jaxkern.image.Ragged`.
 
     Args:
       tables: a pyarrow.Table, or paths: a file, a list, a folder, a pattern such as ``*.arrow``.
@@ -51,16 +96,10 @@ class ArrowSource(ColumnSource):
       verify: if True, read the files completely and check offsets, UTF-8 and dictionary indices.
       images: `channels`, `max_size`, `max_pixels`, `on_bad_record`, `decode`: as for `Encoded`.
 
-    Attributes:
-      bad_images: (field, record) -> error of each masked image.
-
     Raises:
-      ImportError: pyarrow is not installed.
-      FileNotFoundError: a file does not exist.
       ValueError: a file is damaged (the message names it), or a column has missing values or lists
         of different lengths.
-      TypeError: a column has another type.
-      KeyError: a column does not exist.
+      TypeError, KeyError: a column has another type, or does not exist.
     """
 
     def __init__(
@@ -72,21 +111,19 @@ class ArrowSource(ColumnSource):
         verify: bool = False,
         **images: Unpack[ImageOptions],
     ) -> None:
-        arrow = import_extra("pyarrow", "parquet")
-        if isinstance(tables, arrow.Table):
-            parts: list[Part] = [("the table", tables, None)]
+        if isinstance(tables, _arrow().Table):
+            parts = [_Part("the table", tables)]
             tables.validate(full=verify)
         else:
             files = expand_paths(tables, (".arrow", ".feather"), "Arrow")
-            parts = [(str(file), *_mapped_table(file, verify)) for file in files]
-        _init(self, parts, columns, decoders, images)
+            parts = [_mapped_table(file, verify) for file in files]
+        super().__init__(parts, columns, decoders, images)
 
 
-class ParquetSource(ColumnSource):
+class ParquetSource(_TableSource):
     """Source of rows of Parquet files; the constructor decodes the columns into memory.
 
-    A full shuffle reads rows in any order, but Parquet is decoded in groups of many thousand rows.
-    If the columns do not fit into memory, convert them to an Arrow file, which is mapped, or use
+    If they do not fit, convert them to an Arrow file, which is mapped, or use
     `jaxkern.pipeline.pack`.
 
     Args:
@@ -96,11 +133,8 @@ class ParquetSource(ColumnSource):
         checks, and that numbers are within the statistics of their row group. Reading takes up to
         twice as long.
 
-    Attributes:
-      bad_images: (field, record) -> error of each masked image.
-
     Raises:
-      As `ArrowSource`; MemoryError if the columns do not fit into memory.
+      As `ArrowSource`, and MemoryError.
     """
 
     def __init__(
@@ -112,41 +146,93 @@ class ParquetSource(ColumnSource):
         verify: bool = False,
         **images: Unpack[ImageOptions],
     ) -> None:
-        import_extra("pyarrow", "parquet")
+        _arrow()
         files = expand_paths(paths, (".parquet",), "Parquet")
         parts = _parquet_tables(files, columns, verify)
-        _init(self, parts, columns, decoders, images)
+        super().__init__(parts, columns, decoders, images)
 
 
-#: origin of a table, the table, and the mapped file that its values may refer to
-Part = tuple[str, Any, np.ndarray | None]
+class HuggingFaceSource(_TableSource):
+    """Source of the rows of a `datasets.Dataset`, read from its Arrow table without a copy.
+
+    Columns are fields as in `ArrowSource`, independent of the data set's format. `Image` features
+    are encoded images; `ClassLabel` features are integers. The order of `select`, `shuffle` and
+    `train_test_split` and the columns of the format are respected. `from_source` reads a data set
+    with a transform through the data set itself, record by record.
+
+    Args:
+      dataset: one split with a length, not a `DatasetDict` or an `IterableDataset`.
+      columns, decoders, images: as for `ArrowSource`; `channels` is by default that of
+        ``Image(mode=...)``.
+
+    Raises:
+      TypeError: not such a data set, a transform, or columns that are neither numbers nor images.
+      ValueError: values are missing.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        columns: Sequence[str] | None = None,
+        decoders: Mapping[str, Decode] | None = None,
+        **images: Unpack[ImageOptions],
+    ) -> None:
+        _check_dataset(dataset)
+        if _is_transformed(dataset):
+            raise TypeError(
+                f"the format {dataset.format['type']!r} of the data set transforms values; use "
+                "from_source(dataset), which reads it through the data set itself"
+            )
+        names = dataset.format["columns"] if columns is None else columns
+        features = dataset.features
+        modes = [str(getattr(features.get(name), "mode", None)) for name in names]
+        if channels := [_CHANNELS[mode] for mode in modes if mode in _CHANNELS]:
+            images.setdefault("channels", max(channels))
+        rows = None
+        if dataset._indices is not None:
+            rows = dataset._indices.table.column(0).to_numpy().astype(np.int64)
+        self._selection = "" if rows is None else f"#{zlib.crc32(rows.tobytes()):08x}"
+        parts = [_Part("the data set", dataset.data.table)]
+        image_names = [name for name, kind in features.items() if type(kind).__name__ == "Image"]
+        super().__init__(parts, names, decoders, images, image_names, rows)
+
+    def describe(self) -> str:
+        return super().describe() + self._selection
 
 
-def _init(
-    source: ColumnSource,
-    parts: Sequence[Part],
-    names: Sequence[str] | None,
-    decoders: Mapping[str, Decode] | None,
-    images: ImageOptions,
-) -> None:
-    columns = table_columns(parts, names, decoders or {}, masks(images))
-    ends = np.cumsum([table.num_rows for _, table, _ in parts])
-    if ends[-1] == 0:
-        raise ValueError(f"{parts[0][0]} has no rows")
-    name_of = functools.partial(_row_name, [where for where, _, _ in parts], ends)
-    ColumnSource.__init__(source, columns, name_of, **images)
+def huggingface_source(dataset: Any) -> BatchSource:
+    """Return a source of a data set's table, or of its records if it transforms them."""
+    _check_dataset(dataset)
+    return RecordSource(dataset) if _is_transformed(dataset) else HuggingFaceSource(dataset)
 
 
-def _row_name(origins: Sequence[str], ends: np.ndarray, record: int) -> str:
-    part = int(np.searchsorted(ends, record, "right"))
-    return f"row {record - (ends[part - 1] if part else 0)} of {origins[part]}"
+def _is_transformed(dataset: Any) -> bool:
+    return dataset.format["type"] == "custom" or bool(dataset.format["format_kwargs"])
 
 
-def _mapped_table(file: Path, verify: bool) -> tuple[Any, np.ndarray]:
-    arrow = import_extra("pyarrow", "parquet")
-    if file.stat().st_size == 0:
-        raise ValueError(f"{file} is empty; expected an Arrow file")
-    data = np.memmap(file, np.uint8, "r")
+def _check_dataset(dataset: Any) -> None:
+    datasets = import_extra("datasets", "huggingface")
+    if isinstance(dataset, datasets.Dataset):
+        return
+    more = ""
+    if isinstance(dataset, datasets.DatasetDict):
+        more = f": select a split, {' or '.join(f'dataset[{name!r}]' for name in dataset)}"
+    elif isinstance(dataset, datasets.IterableDataset):
+        more = ": it has no length; jaxkern.from_stream reads it"
+    raise TypeError(f"{type(dataset).__name__} is not a datasets.Dataset{more}")
+
+
+def _select(column: Column, rows: np.ndarray) -> Column:
+    if isinstance(column, Decoded):
+        return Decoded(column.ranges.select(rows), column.decode)
+    if isinstance(column, ByteRanges):
+        return column.select(rows)
+    return column.take(rows) if isinstance(column, Chunks) else column[rows]
+
+
+def _mapped_table(file: Path, verify: bool) -> _Part:
+    arrow = _arrow()
+    data = map_file(file)
     open_table = arrow.ipc.open_file if data[:6].tobytes() == b"ARROW1" else arrow.ipc.open_stream
     try:
         table = open_table(arrow.BufferReader(arrow.py_buffer(data))).read_all()
@@ -154,16 +240,17 @@ def _mapped_table(file: Path, verify: bool) -> tuple[Any, np.ndarray]:
         table.column_names  # noqa: B018 raises if a name is invalid
     except (arrow.ArrowException, OSError, UnicodeError) as error:
         raise ValueError(
-            f"{file} is not a readable Arrow file: {error}; expected an IPC file or stream, or "
-            "Feather version 2"
+            f"{file} is not a readable Arrow file (IPC or Feather version 2): {error}"
         ) from error
-    return table, data
+    return _Part(str(file), table, data)
 
 
-def _parquet_tables(files: Sequence[Path], names: Sequence[str] | None, verify: bool) -> list[Part]:
-    arrow = import_extra("pyarrow", "parquet")
+def _parquet_tables(
+    files: Sequence[Path], names: Sequence[str] | None, verify: bool
+) -> list[_Part]:
+    arrow = _arrow()
     parquet = import_extra("pyarrow.parquet", "parquet")
-    parts: list[Part] = []
+    parts: list[_Part] = []
     largest = 0
     with ProgressBar(True, "Parquet", "files") as bar:
         for number, path in enumerate(files):
@@ -175,7 +262,7 @@ def _parquet_tables(files: Sequence[Path], names: Sequence[str] | None, verify: 
                         if largest > available_bytes():
                             raise MemoryError(
                                 f"memory suffices for {group} of {file.num_row_groups} row groups "
-                                f"of {path}: select columns=[...], or use an Arrow file"
+                                f"of {path}; use columns=[...], or an Arrow file"
                             )
                         part = file.read_row_group(group, None if names is None else [*names])
                         part.validate(full=verify)
@@ -186,7 +273,7 @@ def _parquet_tables(files: Sequence[Path], names: Sequence[str] | None, verify: 
                     table = arrow.concat_tables(groups or [file.schema_arrow.empty_table()])
             except (arrow.ArrowException, OSError, UnicodeError) as error:
                 raise ValueError(f"{path} is not a readable Parquet file: {error}") from error
-            parts.append((str(path), table, None))
+            parts.append(_Part(str(path), table))
             bar.update(number + 1, len(files))
     return parts
 
@@ -212,65 +299,27 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and value == value
 
 
-def table_columns(
-    parts: Sequence[Part],
-    names: Sequence[str] | None,
-    decoders: Mapping[str, Decode],
-    missing: bool,
-    images: Sequence[str] | None = None,
-) -> dict[str, Column]:
-    """Return the columns of the concatenation of tables.
-
-    Args:
-      parts: the tables.
-      names: names of the columns; None for all.
-      decoders: column -> decoding function.
-      missing: True if a missing image is an image that cannot be decoded, False if an error.
-      images: columns of encoded images; None for all columns of bytes not in `decoders`.
-    """
-    if isinstance(names, str):
-        raise TypeError(f"columns is {names!r}; expected a sequence of names")
-    first = parts[0][1].column_names
-    columns: dict[str, Column] = {}
-    for name in first if names is None else names:
-        for where, table, _ in parts:
-            _check_names(where, table.column_names, [name])
-        columns[name] = _column(name, parts, decoders.get(name), missing, images)
-    if unknown := sorted(decoders.keys() - columns.keys()):
-        raise KeyError(f"decoders has {unknown}; the columns are {sorted(columns)}")
-    return columns
-
-
 def _column(
-    name: str,
-    parts: Sequence[Part],
-    decode: Decode | None,
-    missing: bool,
-    images: Sequence[str] | None,
+    name: str, parts: Sequence[_Part], decode: Decode | None, missing: bool, is_image: bool
 ) -> Column:
-    kind = parts[0][1].schema.field(name).type
-    is_image = decode is None and (images is None or name in images)
-    if is_image and (_is_file(kind) or _is_binary(kind)):
-        return _bytes(name, parts, None, missing)
+    kind = parts[0].table.schema.field(name).type
     if decode is not None:
-        if not (_is_file(kind) or _is_binary(_plain(kind)) or _is_text(_plain(kind))):
-            raise TypeError(
-                f"decoders has {name!r}, which is {kind} in {parts[0][0]}; expected bytes or text"
-            )
-        return _bytes(name, parts, decode, missing)
+        if not (_is_file(kind) or str(_plain(kind)) in _BYTES + _TEXT):
+            raise TypeError(f"decoders has {name!r}, which is {kind}; expected bytes or text")
+        return Decoded(_byte_ranges(name, parts, missing), decode)
+    if is_image and (_is_file(kind) or str(kind) in _BYTES):
+        return _byte_ranges(name, parts, missing)
     pieces: list[np.ndarray] = []
-    for where, table, data in parts:
-        for chunk in table.column(name).chunks:
+    for part in parts:
+        for chunk in part.table.column(name).chunks:
             if len(chunk):
-                values = _on_file(_values(chunk, f"column {name!r} of {where}"), data)
-                check_numeric(values, f"column {name!r} of {where}")
+                what = f"column {name!r} of {part.origin}"
+                values = _on_file(_values(chunk, what), part.file)
+                check_numeric(values, what)
                 pieces.append(values)
                 rows = [f"{p.dtype}{list(p.shape[1:])}" for p in (pieces[0], values)]
                 if rows[0] != rows[1]:
-                    raise ValueError(
-                        f"column {name!r} of {where} has rows {rows[1]} after rows {rows[0]}; "
-                        "expected equal shapes and types"
-                    )
+                    raise ValueError(f"{what} has rows {rows[1]} after rows {rows[0]}")
     if not pieces:
         return np.empty(0, np.float32)
     if len(pieces) == 1:
@@ -281,53 +330,35 @@ def _column(
 
 def _is_file(kind: Any) -> bool:
     """True for a struct of bytes and path, as Hugging Face's `Image`."""
-    if not import_extra("pyarrow", "parquet").types.is_struct(kind):
+    if not _arrow().types.is_struct(kind):
         return False
-    indices = [kind.get_field_index(name) for name in ("bytes", "path")]
-    if min(indices) < 0:
-        return False
-    data, path = (kind.field(index).type for index in indices)
-    null = import_extra("pyarrow", "parquet").types.is_null
-    return (_is_binary(data) or null(data)) and (_is_text(path) or null(path))
+    types = {field.name: str(field.type) for field in kind}
+    return types.get("bytes") in (*_BYTES, "null") and types.get("path") in (*_TEXT, "null")
 
 
 def _plain(kind: Any) -> Any:
     """Return the type with offsets to which bytes and text of other layouts are cast."""
-    arrow = import_extra("pyarrow", "parquet")
-    types = arrow.types
-    if types.is_dictionary(kind):
+    arrow = _arrow()
+    if arrow.types.is_dictionary(kind):
         return _plain(kind.value_type)
-    if types.is_string_view(kind):
+    if str(kind) == "string_view":
         return arrow.large_string()
-    if types.is_binary_view(kind) or types.is_fixed_size_binary(kind) or types.is_null(kind):
+    if str(kind) in ("binary_view", "null") or arrow.types.is_fixed_size_binary(kind):
         return arrow.large_binary()
     return kind
 
 
-def _is_binary(kind: Any) -> bool:
-    types = import_extra("pyarrow", "parquet").types
-    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
-
-
-def _is_text(kind: Any) -> bool:
-    types = import_extra("pyarrow", "parquet").types
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
-
-
-def _values(array: Any, what: str) -> np.ndarray:
+def _values(array: Any, what: str) -> Any:
     """Return the values [N, ...] of numbers or nested lists, as a view if possible."""
-    arrow = import_extra("pyarrow", "parquet")
+    arrow = _arrow()
     kind, types = array.type, arrow.types
     if array.null_count:
-        row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
         raise ValueError(
-            f"{what} has {array.null_count} missing values, the first at row {row} of a chunk; "
-            "fill or drop them (pyarrow.compute.fill_null)"
+            f"{what} has {array.null_count} missing values; drop them, or use pyarrow's fill_null"
         )
     if isinstance(kind, arrow.FixedShapeTensorType):
         _values(array.storage, what)  # checks for missing numbers
-        tensors: np.ndarray = array.to_numpy_ndarray()
-        return tensors
+        return array.to_numpy_ndarray()
     if isinstance(array, arrow.ExtensionArray):
         return _values(array.storage, what)
     if types.is_dictionary(kind):
@@ -341,19 +372,17 @@ def _values(array: Any, what: str) -> np.ndarray:
         lengths = np.diff(starts) if len(array) else np.zeros(1, np.int64)
         if (odd := np.flatnonzero(lengths != lengths[0])).size:
             raise ValueError(
-                f"{what} has lists of {lengths[0]} and of {lengths[odd[0]]} items; expected equal "
-                "lengths: pad or truncate them"
+                f"{what} has lists of {lengths[0]} and of {lengths[odd[0]]} items; pad or cut them"
             )
         values = _values(array.values[int(starts[0]) : int(starts[-1])], what)
         return values.reshape(len(array), int(lengths[0]), *values.shape[1:])
     if types.is_boolean(kind):
         return np.asarray(array.to_numpy(zero_copy_only=False), bool)
     if types.is_integer(kind) or types.is_floating(kind):
-        numbers: np.ndarray = array.to_numpy(zero_copy_only=True)
-        return numbers
+        return array.to_numpy(zero_copy_only=True)
     raise TypeError(
-        f"{what} is {kind}; expected numbers, lists of numbers or encoded images: select "
-        "columns=[...] without it, or set decoders={column: a function of bytes} for bytes and text"
+        f"{what} is {kind}; expected numbers, lists of numbers or images: select columns=[...], or "
+        "set decoders={column: a function of bytes} for bytes and text"
     )
 
 
@@ -361,14 +390,11 @@ def _offsets(array: Any, limit: int, what: str) -> np.ndarray:
     """Return the offsets [N + 1] of lists or bytes."""
     if not len(array):
         return np.zeros(1, np.int64)
-    wide = str(array.type).startswith("large_")
-    dtype = np.dtype(np.int64 if wide else np.int32)
-    buffer = array.buffers()[1]
-    offsets = np.frombuffer(buffer, dtype, len(array) + 1, array.offset * dtype.itemsize)
+    dtype = np.dtype(np.int64 if str(array.type).startswith("large_") else np.int32)
+    start = array.offset * dtype.itemsize
+    offsets = np.frombuffer(array.buffers()[1], dtype, len(array) + 1, start).astype(np.int64)
     if offsets[0] < 0 or offsets[-1] > limit or (np.diff(offsets) < 0).any():
-        raise ValueError(
-            f"{what} is damaged: its offsets decrease or are not between 0 and {limit}"
-        )
+        raise ValueError(f"{what} is damaged: its offsets decrease or exceed 0 to {limit}")
     return offsets
 
 
@@ -382,61 +408,49 @@ def _on_file(values: np.ndarray, data: np.ndarray | None) -> np.ndarray:
     return data[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
 
 
-def _bytes(name: str, parts: Sequence[Part], decode: Decode | None, missing: bool) -> Bytes:
-    arrow = import_extra("pyarrow", "parquet")
+def _byte_ranges(name: str, parts: Sequence[_Part], missing: bool) -> ByteRanges:
+    """Return where the bytes of a column are stored; a missing value is empty if `missing`."""
     blobs: list[np.ndarray] = []
-    ranges: list[np.ndarray] = []
-    paths: set[bool] = set()
-    for where, table, data in parts:
-        file = None
-        for chunk in table.column(name).chunks:
+    ranges = [np.empty((0, 3), np.int64)]
+    forms: set[bool] = set()  # True for paths of files
+    for part in parts:
+        what = f"column {name!r} of {part.origin}"
+        for chunk in part.table.column(name).chunks:
             if not len(chunk):
                 continue
-            what = f"column {name!r} of {where}"
             array = chunk
-            if arrow.types.is_struct(chunk.type):
+            if _arrow().types.is_struct(chunk.type):
                 array = chunk.field("bytes")
                 in_files = array.null_count == len(array) and not chunk.field("path").null_count
                 array = chunk.field("path") if in_files else array
-                paths.add(in_files)
+                forms.add(in_files)
             if (plain := _plain(array.type)) != array.type:
                 array = array.cast(plain)
-            if (chunk.null_count or array.null_count) and not missing:
+            if (count := max(chunk.null_count, array.null_count)) and not missing:
                 raise ValueError(
-                    f"{what} has {max(chunk.null_count, array.null_count)} missing values; "
-                    "expected bytes in every row, or on_bad_record='mask' for images"
+                    f"{what} has {count} missing values; images may have some with "
+                    "on_bad_record='mask'"
                 )
             stored = np.frombuffer(array.buffers()[2] or b"", np.uint8)
-            offsets = _offsets(array, len(stored), what).astype(np.int64)
-            rows = np.empty((len(array), 3), np.int64)
+            offsets = _offsets(array, len(stored), what)
+            mapped = _on_file(stored, part.file)
+            if mapped is not stored and part.file is not None:
+                offsets += mapped.ctypes.data - part.file.ctypes.data
+                stored = part.file
+            if not blobs or blobs[-1] is not stored:
+                blobs.append(stored)
+            rows = np.full((len(array), 3), len(blobs) - 1)
             rows[:, 1], rows[:, 2] = offsets[:-1], np.diff(offsets)
             for nullable in (array, chunk):  # a null becomes empty, which cannot be decoded
                 if nullable.null_count:
                     rows[nullable.is_null().to_numpy(zero_copy_only=False), 2] = 0
-            mapped = _on_file(stored, data)
-            if mapped is not stored and data is not None:
-                rows[:, 1] += mapped.ctypes.data - data.ctypes.data
-                if file is None:
-                    file = len(blobs)
-                    blobs.append(data)
-                rows[:, 0] = file
-            else:
-                rows[:, 0] = len(blobs)
-                blobs.append(stored)
             ranges.append(rows)
-    if len(paths) > 1:
-        raise ValueError(
-            f"column {name!r} has both bytes and paths of images; expected one of them in all rows"
-        )
-    return Bytes(
-        blobs, np.concatenate(ranges or [np.empty((0, 3), np.int64)]), decode, paths == {True}
-    )
+    if len(forms) > 1:
+        raise ValueError(f"column {name!r} has both bytes and paths of images; expected one form")
+    return ByteRanges(tuple(blobs), np.concatenate(ranges), in_files=True in forms)
 
 
 def _check_names(where: str, existing: Sequence[str], names: Sequence[str] | None) -> None:
     for name in () if names is None or isinstance(names, str) else names:
         if existing.count(name) != 1:
-            raise KeyError(
-                f"expected one column {name!r} in {where}, got {existing.count(name)}; it has "
-                f"{[*existing]}"
-            )
+            raise KeyError(f"expected one column {name!r} in {where}, got {[*existing]}")

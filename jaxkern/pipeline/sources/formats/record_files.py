@@ -18,31 +18,30 @@ from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sources.files import Paths, expand_paths, import_extra
 from jaxkern.pipeline.sources.formats.columns import (
     NUMPY_HEADERS,
-    Bytes,
     Column,
     ColumnSource,
     Decode,
-    ImageOptions,
-    is_image,
+    Decoded,
+    part_name,
 )
-from jaxkern.pipeline.sources.source import RecordSource, record_arrays
+from jaxkern.pipeline.sources.images.fields import ImageOptions
+from jaxkern.pipeline.sources.images.headers import ByteRanges
+from jaxkern.pipeline.sources.source import RecordSource, locate, record_arrays
 
+#: first bytes of image files
+_IMAGES = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF", b"P6")
 _HEAD, _FOOT = 12, 4  # bytes before and after a record's data
 
 
 class ArrayRecordSource(RecordSource):
-    """Source of the records of ArrayRecord files.
+    """Source of the records of ArrayRecord files; a forked child cannot read them.
 
     Args:
       paths: a file, a list, a folder, or a pattern: ``train.array_record-{00000..00003}-of-00004``.
       decode: function from the bytes of a record to a dict of arrays, of equal shapes for all
         records; called in worker threads. By default records are archives of `numpy.savez`.
 
-    A forked child cannot read the files and raises RuntimeError.
-
     Raises:
-      ImportError: array_record is not installed.
-      FileNotFoundError: a file does not exist.
       ValueError: a file is damaged or truncated; the message names it.
     """
 
@@ -55,18 +54,13 @@ class ArrayRecordSource(RecordSource):
         self._lock = threading.Lock()
         self._readers: dict[int, Any] = {}
         self._ends = np.cumsum([self._count(n) for n in range(len(self.files))])
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
+        self._length = int(self._ends[-1])
 
     def __repr__(self) -> str:
-        return (
-            f"ArrayRecordSource({self.files[0].name}; {len(self.files)} files, {len(self)} records)"
-        )
+        return f"ArrayRecordSource({self.files[0].name}; {len(self)} records)"
 
-    def _record(self, record: int) -> Data:
-        number = int(np.searchsorted(self._ends, record, "right"))
-        index = record - int(self._ends[number - 1] if number else 0)
+    def record(self, record: int) -> Data:
+        number, index = locate(self._ends, record)
         try:
             fields = self._decode(self._reader(number).read([index])[0])
         except BaseException as error:
@@ -76,13 +70,9 @@ class ArrayRecordSource(RecordSource):
         return record_arrays(fields, record, repr(self))
 
     def _count(self, number: int) -> int:
-        # The reader says that a damaged file has no records.
         count = int(self._reader(number).num_records())
-        if not count:
-            raise ValueError(
-                f"{self.files[number]} is not a readable ArrayRecord file: it has no records, "
-                "is damaged or truncated"
-            )
+        if not count:  # of a damaged file
+            raise ValueError(f"{self.files[number]} has no records, is damaged or truncated")
         return count
 
     def _reader(self, number: int) -> Any:
@@ -90,15 +80,13 @@ class ArrayRecordSource(RecordSource):
             _check_process()
             if number not in self._readers:
                 module = import_extra("array_record.python.array_record_module", "arrayrecord")
+                path = self.files[number]
+                options = {"options": "readahead_buffer_size:0", "file_reader_buffer_size": 32768}
                 try:
-                    self._readers[number] = module.ArrayRecordReader(
-                        os.fspath(self.files[number]),
-                        options="readahead_buffer_size:0",
-                        file_reader_buffer_size=32768,
-                    )
+                    self._readers[number] = module.ArrayRecordReader(os.fspath(path), **options)
                 except Exception as error:
                     raise ValueError(
-                        f"{self.files[number]} is not a readable ArrayRecord file: {error}"
+                        f"{path} is not a readable ArrayRecord file: {error}"
                     ) from error
             return self._readers[number]
 
@@ -112,17 +100,16 @@ def _check_process() -> None:
         _process.append(os.getpid())
     if _process[0] != os.getpid():
         raise RuntimeError(
-            "ArrayRecord files were read before the process forked, so the child cannot read them: "
-            "start it with multiprocessing's 'spawn' or 'forkserver'"
+            "ArrayRecord files were read before the process forked: start the child with "
+            "multiprocessing's 'spawn' or 'forkserver'"
         )
 
 
 def _savez(data: bytes) -> dict[str, np.ndarray]:
     if not data.startswith(b"PK"):
         raise TypeError(
-            f"the record has {len(data)} bytes that are not an archive of numpy.savez; expected "
-            "ArrayRecordSource(..., decode=a function from bytes to a dict of arrays), such as "
-            "lambda data: {'x': np.frombuffer(data, np.float32)}"
+            f"the record has {len(data)} bytes that are not an archive of numpy.savez; use "
+            "ArrayRecordSource(..., decode=a function from bytes to a dict of arrays)"
         )
     with NUMPY_HEADERS, np.load(io.BytesIO(data), allow_pickle=False) as archive:
         return dict(archive)
@@ -145,15 +132,11 @@ class TFRecordSource(ColumnSource):
 
     Attributes:
       files: the files.
-      bad_images: (field, record) -> error of each masked image.
 
     Raises:
-      ImportError: tfrecord is not installed.
-      FileNotFoundError: a file does not exist.
       ValueError: a record is damaged or truncated (the message names file and byte), or features
         differ between records.
-      TypeError: bytes are not images.
-      KeyError: decoders has features that are not bytes.
+      TypeError, KeyError: bytes are not images; decoders has features that are not bytes.
     """
 
     def __init__(
@@ -182,13 +165,8 @@ class TFRecordSource(ColumnSource):
                 bar.update(number + 1, len(self.files))
         if not fields.records:
             raise ValueError(f"{self.files[0]}: no records in these files")
-        name_of = functools.partial(_record_name, self.files, np.array(ends))
+        name_of = functools.partial(part_name, "record", self.files, np.array(ends))
         super().__init__(fields.columns(blobs), name_of, **images)
-
-
-def _record_name(files: Sequence[Path], ends: np.ndarray, record: int) -> str:
-    number = int(np.searchsorted(ends, record, "right"))
-    return f"record {record - (ends[number - 1] if number else 0)} of {files[number]}"
 
 
 def _frames(file: Path, data: np.ndarray) -> Iterator[tuple[int, bytes]]:
@@ -200,16 +178,12 @@ def _frames(file: Path, data: np.ndarray) -> Iterator[tuple[int, bytes]]:
         length = int.from_bytes(head[:8], "little")
         start, end = offset + _HEAD, offset + _HEAD + length
         if len(head) < _HEAD or _masked(crc32c(head[:8])) != head[8:]:
-            hint = "; it is compressed: decompress it first" if head[:2] == b"\x1f\x8b" else ""
+            hint = "; decompress it first" if head[:2] == b"\x1f\x8b" else ""
             raise ValueError(
-                f"{file} is damaged or not a TFRecord file: no record begins at byte {offset} of "
-                f"{len(data)}{hint}"
+                f"{file} is damaged or not a TFRecord file: no record at byte {offset}{hint}"
             )
         if end + _FOOT > len(data):
-            raise ValueError(
-                f"{file} is truncated: the record at byte {offset} ends at byte {end + _FOOT} of "
-                f"{len(data)}"
-            )
+            raise ValueError(f"{file} is truncated within the record at byte {offset}")
         record = data[start:end].tobytes()
         if _masked(crc32c(record)) != data[end : end + _FOOT].tobytes():
             raise ValueError(f"{file} is damaged: the record at byte {offset} has a wrong checksum")
@@ -228,6 +202,7 @@ class _Fields:
         self._example = import_extra("tfrecord", "tfrecord").example_pb2.Example
         self._features, self._explicit = features, features is not None
         self._decoders = decoders
+        self._kinds: dict[str, tuple[str, int]] = {}  # and number of values
         self._values: dict[str, list[Any]] = {}
         self.records = 0
 
@@ -243,55 +218,50 @@ class _Fields:
             kind = stored[feature].WhichOneof("kind") if feature in stored else None
             if kind is None:
                 raise ValueError(
-                    f"{where} has no feature {feature!r}; it has {sorted(stored)}: select "
-                    "features={...} that all records have"
+                    f"{where} has no feature {feature!r} but {sorted(stored)}; use features={{...}}"
                 )
-            value: Any = getattr(stored[feature], kind).value
-            if kind == "bytes_list":
-                value = self._range(blob, offset, data, feature, value, where)
-            else:
-                value = np.array(value, np.float32 if kind == "float_list" else np.int64)
-            values = self._values.setdefault(name, [])
-            if values and (type(value), np.shape(value), getattr(value, "dtype", 0)) != (
-                type(values[0]),
-                np.shape(values[0]),
-                getattr(values[0], "dtype", 0),
-            ):
+            values = getattr(stored[feature], kind).value
+            first = self._kinds.setdefault(name, (kind, len(values)))
+            if first != (kind, len(values)):
                 raise ValueError(
-                    f"{where} has {len(value)} values in {feature!r}, or another type, but the "
-                    f"first record has {len(values[0])}; expected equal lengths and types"
+                    f"{where} has {len(values)} values in {feature!r} ({kind}), and the first "
+                    f"record has {first[1]} ({first[0]}); expected equal lengths and types"
                 )
-            values.append(value)
+            if kind == "bytes_list":
+                row = self._range(blob, offset, data, feature, values, where)
+            else:
+                row = np.array(values, np.float32 if kind == "float_list" else np.int64)
+            self._values.setdefault(name, []).append(row)
         self.records += 1
 
     def columns(self, blobs: Sequence[np.ndarray]) -> dict[str, Column]:
         """Return all columns."""
         columns: dict[str, Column] = {}
         decodable: set[str] = set()
-        for name, values in self._values.items():
-            if isinstance(values[0], tuple):
-                feature = (self._features or {})[name]
+        for name, feature in (self._features or {}).items():
+            array = np.stack(self._values[name])
+            if self._kinds[name][0] == "bytes_list":
                 decodable.add(feature)
-                ranges = np.array(values, np.int64)
-                columns[name] = Bytes(blobs, ranges, self._decoders.get(feature))
+                ranges, decode = ByteRanges(tuple(blobs), array, False), self._decoders.get(feature)
+                columns[name] = ranges if decode is None else Decoded(ranges, decode)
             else:
-                array = np.stack(values)
                 columns[name] = array[:, 0] if array.shape[1] == 1 else array
         if unknown := sorted(self._decoders.keys() - decodable):
             raise KeyError(f"decoders has {unknown}; the features of bytes are {sorted(decodable)}")
         return columns
 
     def _range(
-        self, blob: int, offset: int, data: bytes, feature: str, value: Any, where: str
-    ) -> tuple[int, int, int]:
-        if len(value) != 1:
+        self, blob: int, offset: int, data: bytes, feature: str, values: Any, where: str
+    ) -> np.ndarray:
+        if len(values) != 1:
             raise ValueError(
-                f"{where} has {len(value)} values in {feature!r}; expected one bytes value"
+                f"{where} has {len(values)} values in {feature!r}; expected one of bytes"
             )
-        if not (self._explicit or feature in self._decoders or self.records or is_image(value[0])):
+        image = values[0].startswith(_IMAGES)
+        if not (self._explicit or feature in self._decoders or self.records or image):
             raise TypeError(
-                f"{where} has bytes in {feature!r} that are not an image; expected a function in "
-                f"decoders={{{feature!r}: ...}}, or features={{...}} without it"
+                f"{where} has bytes in {feature!r} that are not an image; use "
+                f"decoders={{{feature!r}: a function}}, or features={{...}} without it"
             )
         # Any occurrence of the same bytes in the record is equivalent.
-        return blob, offset + data.index(value[0]), len(value[0])
+        return np.array([blob, offset + data.index(values[0]), len(values[0])], np.int64)

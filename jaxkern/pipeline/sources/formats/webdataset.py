@@ -19,20 +19,27 @@ import numpy as np
 
 from jaxkern.core.caches import SETTLED, cache_folder, read_index, write_index
 from jaxkern.core.progress import ProgressBar
-from jaxkern.pipeline.sources.files import Paths, expand_paths
+from jaxkern.pipeline.sources.files import Paths, expand_paths, map_file
 from jaxkern.pipeline.sources.formats.columns import (
     NUMPY_HEADERS,
-    Bytes,
     Column,
     ColumnSource,
     Decode,
-    ImageOptions,
+    Decoded,
 )
+from jaxkern.pipeline.sources.images.fields import ImageOptions
+from jaxkern.pipeline.sources.images.headers import ByteRanges
+from jaxkern.pipeline.sources.source import locate
 
 #: endings of members with one integer, which the index stores
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 _INDEX_MEMBERS = 1000  # minimum number of members for an index file
-_ABOUT = {"contents": "members of a tar shard", "version": 2}
+_ABOUT = {"contents": "members of a tar shard", "version": 3}
+#: number is the value of a member whose ending is in `_NUMBERS`
+_MEMBER = np.dtype(
+    [("sample", "i8"), ("ending", "i4"), ("offset", "i8"), ("length", "i8"), ("number", "i8"),
+     ("is_number", "?")]
+)  # fmt: skip
 _IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm", "gif", "tif", "tiff")
 
 
@@ -43,37 +50,26 @@ class WebDatasetSource(ColumnSource):
     last part: ``000017.jpg``, ``000017.cls``. Samples are read in any order, so a shuffle is a full
     shuffle, without a buffer.
 
-    ============================ ======================================================
-    ending                       field of a batch
-    ============================ ======================================================
-    jpg, jpeg, png, webp, ...    "image": a `jaxkern.image.Ragged`, as input of a Compose
-    cls                          "label": int
-    id, index, count, ...        int, by its ending
-    npy                          the array, by its ending
-    txt                          a number, by its ending
-    json                         a number or a list of numbers; "json.KEY" for objects
-    ============================ ======================================================
+    By its ending a member becomes a field: jpg, png, ... "image", a `jaxkern.image.Ragged`; cls
+    "label"; id, index and count integers; npy an array; txt a number; json a number or a list of
+    numbers, or "json.KEY" for objects.
 
     Args:
       paths: a tar file, a list of them, a folder, or a pattern: ``train-{000..003}.tar``.
       fields: field -> ending, or several endings of which each sample has one,
-        ``{"image": "jpg;png", "label": "cls"}``; or a sequence of endings. By default the endings
-        of the first sample, as above.
+        ``{"image": "jpg;png", "label": "cls"}``; or a sequence of endings. By default those of
+        the first sample, as above.
       decoders: ending -> function from bytes to a number, an array or a dict of these, of equal
-        shapes for all samples. One ending of a field is enough. Decoders take precedence over the
-        table.
+        shapes for all samples. One ending of a field is enough.
       images: `channels`, `max_size`, `max_pixels`, `on_bad_record`, `decode`: as for `Encoded`.
 
     Attributes:
       files: the shards.
-      bad_images: (field, record) -> error of each masked image.
 
     Raises:
-      FileNotFoundError: a file does not exist.
       ValueError: a shard is compressed, damaged or truncated, or a sample lacks a field; the
         message names the shard.
-      TypeError: an ending has no decoder.
-      KeyError: decoders has endings that no field uses.
+      TypeError, KeyError: an ending has no decoder, or a decoder no field.
     """
 
     def __init__(
@@ -96,38 +92,34 @@ class WebDatasetSource(ColumnSource):
             function = None if decoder is None else decoders[decoder]
             used.add(decoder)
             if function is None and kinds <= {*_IMAGES}:
-                columns[name] = Bytes(index.blobs, index.ranges(name, endings))
+                columns[name] = index.ranges(name, endings)
             elif function is None and kinds <= {*_NUMBERS}:
                 columns[name] = index.numbers(name, endings)
             else:
                 function = function or _DECODERS.get(_last(endings[0]))
                 if function is None:
                     raise TypeError(
-                        f"the members {'.' + endings[0]!r} of {self.files[0]} have no decoder; "
-                        f"expected decoders={{{endings[0]!r}: a function of bytes}}, or "
-                        "fields={...} without them"
+                        f"the members {'.' + endings[0]!r} of {self.files[0]} have no decoder; use "
+                        f"decoders={{{endings[0]!r}: a function of bytes}}, or fields={{...}}"
                     )
-                columns[name] = Bytes(index.blobs, index.ranges(name, endings), function)
+                columns[name] = Decoded(index.ranges(name, endings), function)
         if unknown := sorted(decoders.keys() - used):
             existing = sorted({ending for endings in endings_of.values() for ending in endings})
-            raise KeyError(
-                f"decoders has {unknown}; the endings of the fields are {existing}, with one "
-                "function per field"
-            )
+            raise KeyError(f"decoders has {unknown}; the endings of the fields are {existing}")
         super().__init__(columns, index.name_of, **images)
-
-    def __repr__(self) -> str:
-        shards = f"{len(self.files)} shard{'' if len(self.files) == 1 else 's'}"
-        return f"WebDatasetSource({', '.join(self._names)}; {shards}, {len(self)} samples)"
 
 
 class _Index:
-    """Byte ranges of the members of the samples of all shards."""
+    """The members of the samples of all shards; from the cache folder for unchanged shards."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
-        self.blobs = [_map(file) for file in files]
-        self._shards = shard_indices(files, self.blobs)
+        self.blobs = [map_file(file) for file in files]
+        self._shards: list[ShardIndex] = []
+        with ProgressBar(True, "index", "shards") as bar:
+            for file, blob in zip(files, self.blobs, strict=True):
+                self._shards.append(_cached_index(file, blob))
+                bar.update(len(self._shards), len(files))
         self._ends = np.cumsum([shard.samples for shard in self._shards])
         if not self._ends[-1]:
             raise ValueError(f"{', '.join(map(str, files))[:200]}: no samples in these shards")
@@ -135,57 +127,44 @@ class _Index:
     def first_endings(self) -> list[str]:
         """Return the endings of the members of the first sample."""
         shard = next(shard for shard in self._shards if shard.samples)
-        return [str(shard.endings[k]) for k in shard.ending[shard.sample == 0]]
+        return shard.endings_of(0)
 
     def name_of(self, record: int) -> str:
-        shard = int(np.searchsorted(self._ends, record, "right"))
-        first = int(self._ends[shard - 1]) if shard else 0
-        return f"{self._files[shard]}: {self._shards[shard].keys[record - first]}"
+        shard, sample = locate(self._ends, record)
+        return f"{self._files[shard]}: {self._shards[shard].keys[sample]}"
 
-    def ranges(self, name: str, endings: Sequence[str]) -> np.ndarray:
-        """Return int64 [N, 3] of a field: blob, offset and length."""
+    def ranges(self, name: str, endings: Sequence[str]) -> ByteRanges:
+        """Return the byte ranges of a field."""
         parts = []
-        for number, (shard, members) in enumerate(self._members(name, endings)):
-            offset, length = shard.offset[members], shard.length[members]
-            parts.append(np.stack([np.full_like(offset, number), offset, length], 1))
-        return np.concatenate(parts)
+        for number, members in enumerate(self._members(name, endings)):
+            shard = np.full(len(members), number)
+            parts.append(np.stack([shard, members["offset"], members["length"]], 1))
+        return ByteRanges(tuple(self.blobs), np.concatenate(parts), in_files=False)
 
     def numbers(self, name: str, endings: Sequence[str]) -> np.ndarray:
         """Return int64 [N] of a field whose members are integers."""
-        parts: list[np.ndarray] = []
-        for shard, members in self._members(name, endings):
-            wrong = np.flatnonzero(~shard.is_number[members])
-            if wrong.size:
-                record = sum(len(part) for part in parts) + int(wrong[0])
-                raise ValueError(
-                    f"{name!r} of {self.name_of(record)} is not an integer; expected decoders={{"
-                    f"{endings[0]!r}: a function of bytes}}, or fields={{...}} without it"
-                )
-            parts.append(shard.number[members])
-        return np.concatenate(parts)
+        members = np.concatenate([*self._members(name, endings)])
+        wrong = np.flatnonzero(~members["is_number"])
+        if wrong.size:
+            raise ValueError(
+                f"{name!r} of {self.name_of(int(wrong[0]))} is not an integer; use decoders={{"
+                f"{endings[0]!r}: a function of bytes}}, or fields={{...}} without it"
+            )
+        return np.ascontiguousarray(members["number"])
 
-    def _members(
-        self, name: str, endings: Sequence[str]
-    ) -> Iterator[tuple[ShardIndex, np.ndarray]]:
-        first = 0
-        for shard in self._shards:
+    def _members(self, name: str, endings: Sequence[str]) -> Iterator[np.ndarray]:
+        """Yield the members of a field in each shard, one for each sample."""
+        for file, shard in zip(self._files, self._shards, strict=True):
             members = shard.select(endings)
-            count = np.bincount(shard.sample[members], minlength=shard.samples)
+            count = np.bincount(members["sample"], minlength=shard.samples)
             if (count != 1).any():
                 sample = int(np.flatnonzero(count != 1)[0])
-                has = sorted(str(shard.endings[k]) for k in shard.ending[shard.sample == sample])
+                has = sorted(shard.endings_of(sample))
                 raise ValueError(
-                    f"{self.name_of(first + sample)} has the members {has}; expected one of "
-                    f"{list(endings)} for {name!r}, as in other samples: set fields={{...}}"
+                    f"{file}: {shard.keys[sample]} has the members {has}; expected one of "
+                    f"{list(endings)} for {name!r}: set fields={{...}}"
                 )
-            first += shard.samples
-            yield shard, members
-
-
-def _map(file: Path) -> np.ndarray:
-    if file.stat().st_size == 0:
-        raise ValueError(f"{file} is empty; expected a tar file")
-    return np.memmap(file, np.uint8, "r")
+            yield members
 
 
 def _field_endings(
@@ -218,8 +197,7 @@ def _number(data: bytes) -> int | float:
         return float(text)
     except ValueError:
         raise ValueError(
-            f"{text[:80]!r} is not a number; expected decoders={{'txt': a function of bytes}}, or "
-            "fields={...} without it"
+            f"{text[:80]!r} is not a number; use decoders={{'txt': a function of bytes}}"
         ) from None
 
 
@@ -241,12 +219,7 @@ class ShardIndex:
 
     names: np.ndarray  # uint8 [bytes], zero-terminated names of the samples in UTF-8
     endings: np.ndarray  # str [E], distinct endings of members
-    sample: np.ndarray  # int64 [M], index in `names`
-    ending: np.ndarray  # int32 [M], index in `endings`
-    offset: np.ndarray  # int64 [M], first byte of the member in the file
-    length: np.ndarray  # int64 [M], size of the member in bytes
-    number: np.ndarray  # int64 [M], value of members whose ending is in `_NUMBERS`
-    is_number: np.ndarray  # bool [M], True if `number` is valid
+    members: np.ndarray  # _MEMBER [M]: indices in `names` and `endings`, and where it is stored
 
     @functools.cached_property
     def keys(self) -> list[str]:
@@ -256,22 +229,17 @@ class ShardIndex:
     @property
     def samples(self) -> int:
         """Return the number of samples."""
-        return int(self.sample[-1]) + 1 if len(self.sample) else 0
+        return int(self.members["sample"][-1]) + 1 if len(self.members) else 0
+
+    def endings_of(self, sample: int) -> list[str]:
+        """Return the endings of the members of a sample."""
+        endings = self.members["ending"][self.members["sample"] == sample]
+        return [str(self.endings[k]) for k in endings]
 
     def select(self, endings: Sequence[str]) -> np.ndarray:
         """Return the members with one of these endings, in order."""
         numbers = [k for k, ending in enumerate(self.endings.tolist()) if ending in endings]
-        return np.flatnonzero(np.isin(self.ending, numbers))
-
-
-def shard_indices(files: Sequence[Path], data: Sequence[np.ndarray]) -> list[ShardIndex]:
-    """Return the index of each shard, from the cache folder if the shard has not changed."""
-    indices = []
-    with ProgressBar(True, "index", "shards") as bar:
-        for number, (file, content) in enumerate(zip(files, data, strict=True)):
-            indices.append(_cached_index(file, content))
-            bar.update(number + 1, len(files))
-    return indices
+        return self.members[np.isin(self.members["ending"], numbers)]
 
 
 def _cached_index(file: Path, data: np.ndarray) -> ShardIndex:
@@ -285,9 +253,9 @@ def _cached_index(file: Path, data: np.ndarray) -> ShardIndex:
         return cached
     index = _read_headers(file, data)
     settled = time.time_ns() - status.st_mtime_ns > SETTLED
-    if path is not None and settled and len(index.sample) >= _INDEX_MEMBERS:
-        fields = dataclasses.fields(ShardIndex)
-        write_index(path, about, {f.name: getattr(index, f.name) for f in fields})
+    if path is not None and settled and len(index.members) >= _INDEX_MEMBERS:
+        arrays = {"names": index.names, "endings": index.endings, "members": index.members}
+        write_index(path, about, arrays)
     return index
 
 
@@ -295,15 +263,13 @@ def _checked_index(arrays: dict[str, np.ndarray], size: int) -> ShardIndex | Non
     """Return the index of a shard of `size` bytes; None if it is inconsistent."""
     try:
         index = ShardIndex(**arrays)
-        steps = np.diff(index.sample, prepend=0)
+        offset, length = index.members["offset"], index.members["length"]
         consistent = (
-            (index.offset >= 0).all()
-            and (index.length >= 0).all()
-            and (index.offset + index.length <= size).all()
-            and ((steps == 0) | (steps == 1)).all()
+            ((offset >= 0) & (length >= 0) & (offset + length <= size)).all()
+            and np.isin(np.diff(index.members["sample"], prepend=0), (0, 1)).all()
             and len(index.keys) == index.samples
         )
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, IndexError):
         return None
     return index if consistent else None
 
@@ -311,7 +277,7 @@ def _checked_index(arrays: dict[str, np.ndarray], size: int) -> ShardIndex | Non
 def _read_headers(file: Path, data: np.ndarray) -> ShardIndex:
     keys: list[str] = []
     endings: dict[str, int] = {}
-    members: list[tuple[int, int, int, int, int, bool]] = []
+    members: list[tuple[Any, ...]] = []
     seen: set[int] = set()  # endings of the current sample
     end = 0
     try:
@@ -334,31 +300,25 @@ def _read_headers(file: Path, data: np.ndarray) -> ShardIndex:
                 if kind in seen:
                     raise tarfile.ReadError(f"{member.name} occurs twice")
                 seen.add(kind)
-                number = None
-                if ending.lower().rpartition(".")[2] in _NUMBERS:
-                    start = member.offset_data
-                    number = _parse_integer(data[start : start + min(member.size, 40)].tobytes())
-                is_number = number is not None and member.size <= 40
-                extent = member.offset_data, member.size
-                members.append((len(keys) - 1, kind, *extent, number or 0, is_number))
+                start, size, number = member.offset_data, member.size, None
+                if size <= 40 and _last(ending.lower()) in _NUMBERS:
+                    number = _parse_integer(data[start : start + size].tobytes())
+                found = number or 0, number is not None
+                members.append((len(keys) - 1, kind, start, size, *found))
     except (tarfile.TarError, ValueError, OverflowError) as error:
         compressed = data[:2].tobytes() in (b"\x1f\x8b", b"BZ", b"\xfd7", b"\x28\xb5")
-        raise ValueError(
-            f"{file} is not a readable tar file: {error}"
-            + ("; decompress it first: samples are read in any order" * compressed)
-        ) from error
+        hint = "; decompress it first" if compressed else ""
+        raise ValueError(f"{file} is not a readable tar file: {error}{hint}") from error
     if len(data) < end + 512 or _has_data(data, end):
         # tarfile treats invalid data after the first member as the end, and ignores another tar
         # file after the end.
         raise ValueError(
-            f"{file} is damaged, truncated or a concatenation: its members end at byte {end} of "
-            f"{len(data)}; expected only zeros after them"
+            f"{file} is damaged, truncated or a concatenation: expected zeros from byte {end} of "
+            f"{len(data)} on"
         )
-    table = np.array(members, np.int64).reshape(-1, 6).T.copy()
     joined = "".join(f"{key}\0" for key in keys).encode("utf-8", "surrogateescape")
-    names, kinds = np.frombuffer(joined, np.uint8), np.array(list(endings), str)
-    kind_numbers, valid = table[1].astype(np.int32), table[5].astype(bool)
-    return ShardIndex(names, kinds, table[0], kind_numbers, table[2], table[3], table[4], valid)
+    names = np.frombuffer(joined, np.uint8)
+    return ShardIndex(names, np.array(list(endings), str), np.array(members, _MEMBER))
 
 
 def _has_data(data: np.ndarray, begin: int) -> bool:

@@ -17,14 +17,6 @@ _ORIENTATION = 0x0112
 _JPEG_MAGIC = b"\xff\xd8"
 
 
-class ImageHeader(NamedTuple):
-    """Size and format of an upright image, from its header."""
-
-    height: int
-    width: int
-    format: str  # "JPEG" if jaxkern's decoder supports the image, otherwise Pillow's name
-
-
 class JpegDecoding(NamedTuple):
     """The JPEG decoder of this process."""
 
@@ -34,16 +26,10 @@ class JpegDecoding(NamedTuple):
 
 
 def decode_image(data: Any, channels: int, max_pixels: int, name: str) -> np.ndarray:
-    """Decode an image to upright pixels uint8 [H, W, C].
-
-    Args:
-      data: bytes, or uint8 [n].
-      channels: 1 for gray, 3 for RGB, 4 for RGBA.
-      max_pixels: maximum height * width.
-      name: name of the image, for messages.
+    """Decode an image, bytes or uint8 [n], to upright pixels uint8 [H, W, channels].
 
     Raises:
-      OSError: the image is damaged, truncated or larger than `max_pixels`.
+      OSError: the image `name` is damaged, truncated or has more than `max_pixels`.
       ImportError: the image needs Pillow, which is not installed.
     """
     if bytes(data[:2]) == _JPEG_MAGIC:
@@ -54,24 +40,35 @@ def decode_image(data: Any, channels: int, max_pixels: int, name: str) -> np.nda
     return _by_pillow(data, channels, max_pixels, name)
 
 
-def header_by_pillow(data: Any) -> ImageHeader:
-    """Read the header of an image by Pillow.
+def header_by_pillow(data: Any) -> tuple[int, int, str]:
+    """Return the (height, width, format) of an upright image, from bytes or a binary file.
 
-    Args:
-      data: bytes, or a binary file.
-
-    Raises:
-      Pillow's exceptions for images that it cannot open.
+    The format is "JPEG" if jaxkern's decoder supports the image, otherwise Pillow's name.
     """
     file = data if hasattr(data, "read") else io.BytesIO(data)
     with _pillow().open(file) as image:
         height, width = image.height, image.width
         if _orientation(image) >= 5:
             height, width = width, height
-        jpeg = image.format in ("JPEG", "MPO")
-        if jpeg and registry.module("cpu") is not None:  # native code was tried first
-            return ImageHeader(height, width, "JPEG that only Pillow understands")
-        return ImageHeader(height, width, "JPEG" if jpeg else str(image.format))
+        form = str(image.format)
+        if form in ("JPEG", "MPO"):  # native code, if in use, was tried first
+            native = registry.module("cpu") is not None
+            form = "JPEG that only Pillow understands" if native else "JPEG"
+        return height, width, form
+
+
+def jpeg_size(jpeg: Any) -> tuple[int, int] | None:
+    """Return the upright (height, width) of a JPEG file; None for other or invalid files."""
+    if bytes(jpeg[:3]) != b"\xff\xd8\xff":
+        return None
+    native = registry.module("cpu")
+    try:
+        if native is None:
+            return header_by_pillow(jpeg)[:2]
+        height, width, _, orientation, _ = native.jpeg_info(np.frombuffer(jpeg, np.uint8))
+    except (ValueError, OSError):
+        return None
+    return (width, height) if orientation >= 5 else (height, width)
 
 
 def jpeg_decoding() -> JpegDecoding:
@@ -107,10 +104,7 @@ def _pillow() -> Any:
     try:
         import PIL.Image
     except ImportError as error:
-        raise ImportError(
-            "images other than JPEG, and JPEG if jaxkern was built without a decoder, need Pillow: "
-            "pip install 'jaxkern[images]'"
-        ) from error
+        raise ImportError("this image needs Pillow: pip install 'jaxkern[images]'") from error
     return PIL.Image
 
 
@@ -170,18 +164,14 @@ def _by_pillow(data: Any, channels: int, max_pixels: int, name: str) -> np.ndarr
         if image.mode.startswith("I;16"):  # the high byte, as Pillow converts 16-bit RGB
             image = pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         elif image.mode in ("I", "F"):
-            raise OSError(
-                f"{name}: samples have 32 bits (Pillow's mode {image.mode}); expected 8 or 16"
-            )
+            raise OSError(f"{name}: expected samples of 8 or 16 bits, got 32 bits ({image.mode})")
         pixels = np.asarray(image.convert(_MODES[channels]))
     return _upright(pixels.reshape(*pixels.shape[:2], channels), orientation)
 
 
 def _check_pixels(height: int, width: int, max_pixels: int, name: str) -> None:
     if height * width > max_pixels:
-        raise OSError(
-            f"{name}: the image has {height} x {width} pixels, more than max_pixels={max_pixels}"
-        )
+        raise OSError(f"{name}: {height} x {width} pixels exceed max_pixels={max_pixels}")
 
 
 def _orientation(image: Any) -> int:

@@ -8,7 +8,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import jax
 import numpy as np
@@ -30,38 +30,39 @@ from jaxkern.pipeline.sources.images.headers import (
     indexed_headers,
     read_headers,
 )
-from jaxkern.pipeline.sources.source import EncodedImages
+from jaxkern.pipeline.sources.source import EncodedImages, check_choice
 
 OnBadRecord = Literal["raise", "mask"]
 Decode = Literal["full", "scaled"]
 _INDEX_FILES = 1000  # minimum number of files for an index by default
 
 
-class ImageColumn:
-    """A field of N encoded images; see `Encoded` and `FileColumn`.
+class ImageOptions(TypedDict, total=False):
+    """Options for encoded images of a source, as for `Encoded`."""
 
-    Args:
-      images: byte ranges of the images.
-      channels, max_size, max_pixels, on_bad_record, decode: as for `Encoded`.
-      name_of: function from a record to the name of its image, for messages.
-    """
+    channels: int
+    max_size: tuple[int, int] | None
+    max_pixels: int
+    on_bad_record: OnBadRecord
+    decode: Decode
+
+
+class ImageColumn:
+    """A field of N encoded images; `name_of` returns the name of a record's image for messages."""
 
     def __init__(
         self,
         images: ByteRanges,
+        name_of: Callable[[int], str] = "image {}".format,
         channels: int = 3,
         max_size: tuple[int, int] | None = None,
         max_pixels: int = MAX_PIXELS,
         on_bad_record: OnBadRecord = "raise",
         decode: Decode = "full",
-        name_of: Callable[[int], str] = "image {}".format,
     ) -> None:
-        if channels not in CHANNELS:
-            raise ValueError(f"channels={channels}; expected 1, 3 or 4")
-        if on_bad_record not in ("raise", "mask"):
-            raise ValueError(f"on_bad_record is {on_bad_record!r}; expected 'raise' or 'mask'")
-        if decode not in ("full", "scaled"):
-            raise ValueError(f"decode is {decode!r}; expected 'full' or 'scaled'")
+        check_choice("channels", channels, *CHANNELS)
+        check_choice("on_bad_record", on_bad_record, "raise", "mask")
+        check_choice("decode", decode, "full", "scaled")
         if max_size is not None:
             if not isinstance(max_size, tuple | list) or len(max_size) != 2:
                 raise ValueError(f"max_size is {max_size!r}; expected (height, width) or None")
@@ -82,14 +83,12 @@ class ImageColumn:
 
     def bytes_of(self, record: int) -> Any:
         """Return the encoded bytes of an image."""
-        self.images.check(np.array([record]))
-        return self.images[record]
+        return self.images.bytes_of(record)
 
-    def image(self, record: int) -> np.ndarray:
-        """Decode an image to pixels uint8 [H, W, channels]."""
-        return decode_image(
-            self.bytes_of(record), self.channels, self.max_pixels, self.name_of(record)
-        )
+    def image(self, record: int, data: Any = None) -> np.ndarray:
+        """Decode an image, or its bytes `data`, to pixels uint8 [H, W, channels]."""
+        data = self.bytes_of(record) if data is None else data
+        return decode_image(data, self.channels, self.max_pixels, self.name_of(record))
 
     @property
     def headers(self) -> Headers:
@@ -116,14 +115,13 @@ class ImageColumn:
         """Return the maximum (height, width) of all images, as set or from the headers."""
         return self._max_size or self._largest
 
-    def spec(self, count: int, image_side: int) -> Ragged:
-        """Return the shapes of a batch, without reading any image.
+    def zeros(self, record: int) -> np.ndarray:
+        """Return zeros of the size in an image's header, or of the maximum size."""
+        sides = zip(self.size_of(record) or self.max_size, self.max_size, strict=True)
+        return np.zeros((*map(min, sides), self.channels), np.uint8)
 
-        Args:
-          count: number of images.
-          image_side: replaces sizes that only headers contain: the maximum side, and the length
-            of the buffer.
-        """
+    def spec(self, count: int, image_side: int) -> Ragged:
+        """Return the shapes of `count` images, with `image_side` for what only headers contain."""
         height, width = self._max_size or (image_side, image_side)
         buffer = jax.ShapeDtypeStruct((image_side,), np.uint8)
         wide = jax.config.read("jax_enable_x64")
@@ -138,7 +136,7 @@ class ImageColumn:
         size = size[(pixels > 0) & (pixels <= self.max_pixels)]
         if not len(size):
             raise ValueError(
-                f"no image can be decoded: {self.name_of(0)} and the other {len(self) - 1} have "
+                f"no image can be decoded: {self.name_of(0)} and {len(self) - 1} others are of "
                 "unknown formats or exceed max_pixels"
             )
         height, width = size.max(0).tolist()
@@ -189,13 +187,8 @@ class Encoded(ImageColumn):
         for example a memory map, and integers [N + 1]; image i is
         ``values[offsets[i] : offsets[i + 1]]``. They are not copied.
       channels: 3 for RGB, 1 for gray, 4 for RGBA; images are converted.
-      max_size: maximum (height, width) of all images; None reads the headers of all images at the
-        first use.
-      max_pixels: maximum height * width; larger images raise OSError before they are decoded.
-        Pillow has its own limit, `PIL.Image.MAX_IMAGE_PIXELS`.
-      on_bad_record: "raise": an image that cannot be decoded is an error of its batch. "mask": its
-        row is zeros, and the field "valid" (bool) is False there.
-      decode: see `ImageFiles`.
+      max_size: maximum (height, width) of all images; None reads their headers at the first use.
+      max_pixels, on_bad_record, decode: see `ImageFiles`.
 
     Raises:
       TypeError: images are not bytes.
@@ -221,35 +214,24 @@ class Encoded(ImageColumn):
         decode: Decode = "full",
     ) -> None:
         ranges = _from_offsets(*images) if _has_offsets(images) else _from_sequence(images)
-        super().__init__(ranges, channels, max_size, max_pixels, on_bad_record, decode)
+        options = (channels, max_size, max_pixels, on_bad_record, decode)
+        super().__init__(ranges, "image {}".format, *options)
 
     def __repr__(self) -> str:
         return f"Encoded({len(self)} images)"
 
 
 class FileColumn(ImageColumn):
-    """A field of N image files.
-
-    Args:
-      paths: paths of the files.
-      index: see `ImageFiles`.
-      root: the folder if `paths` are all of its files; names in the index are relative to it.
-      channels, max_size, max_pixels, on_bad_record, decode: as for `Encoded`.
-    """
+    """A field of N image files; `root` is the folder of which `paths` are all files, if any."""
 
     def __init__(
         self,
         paths: PathList,
-        channels: int = 3,
-        max_size: tuple[int, int] | None = None,
-        max_pixels: int = MAX_PIXELS,
-        on_bad_record: OnBadRecord = "raise",
         index: str | os.PathLike[str] | bool | None = None,
         root: Path | None = None,
-        decode: Decode = "full",
+        **options: Unpack[ImageOptions],
     ) -> None:
-        options = (channels, max_size, max_pixels, on_bad_record, decode)
-        super().__init__(paths.ranges, *options, lambda record: str(paths[record]))
+        super().__init__(paths.ranges, lambda record: str(paths[record]), **options)
         self.paths = paths
         # Absolute: the working directory may change.
         self._index = Path(index).absolute() if isinstance(index, str | os.PathLike) else index
@@ -260,8 +242,7 @@ class FileColumn(ImageColumn):
             return file.read()
 
     def _read(self) -> Headers:
-        path = self._index_path()
-        if path is None:
+        if (path := self._index_path()) is None:
             return super()._read()
         names = self.paths.names()
         if self._root is not None:  # relative names: a folder may be moved with its index
@@ -269,31 +250,23 @@ class FileColumn(ImageColumn):
             names = [name[start:] for name in names]
         return indexed_headers(path, self.images, names, complete=self._root is not None)
 
-    def _folder(self) -> Path:
-        if self._root is not None:
-            return self._root
-        names = self.paths.names()  # the common prefix of the first and last name is that of all
-        folders = [os.path.dirname(name) for name in (min(names), max(names))]
-        return Path(os.fsdecode(os.path.commonpath(folders)))
-
     def _index_path(self) -> Path | None:
         if isinstance(self._index, Path):
             return self._index
         is_unused = self._index is False or (self._index is None and len(self) < _INDEX_FILES)
         if is_unused or (cache := cache_folder()) is None:
             return None
-        kind = "files" if self._root is None else "folder"
-        folder = self._folder()
+        kind, folder = "folder", self._root
+        if folder is None:  # the common prefix of the first and last name is that of all
+            names = self.paths.names()
+            folders = [os.path.dirname(name) for name in (min(names), max(names))]
+            kind, folder = "files", Path(os.fsdecode(os.path.commonpath(folders)))
         digest = zlib.crc32(os.fsencode(folder))
         return cache / "images" / f"{folder.name[:40]}-{kind}-{digest:08x}.index"
 
 
 class PathList(Sequence[Path]):
-    """Sequence of absolute paths, created on access: there may be millions.
-
-    Attributes:
-      ranges: names of the files, encoded for the file system.
-    """
+    """Sequence of absolute paths, created on access: there may be millions."""
 
     def __init__(self, names: Iterable[bytes]) -> None:
         names = list(names)
@@ -323,9 +296,6 @@ class PathList(Sequence[Path]):
         number = range(len(self))[index]
         return Path(os.fsdecode(bytes(self.ranges[number])))
 
-    def __repr__(self) -> str:
-        return f"PathList({len(self)} paths)"
-
 
 def _is_bytes(value: Any) -> bool:
     return isinstance(value, bytes | bytearray | memoryview)
@@ -340,9 +310,7 @@ def _has_offsets(images: Any) -> bool:
 
 def _from_sequence(images: Any) -> ByteRanges:
     if _is_bytes(images) or isinstance(images, str):
-        raise TypeError(
-            f"images is {type(images).__name__}; expected a sequence of N bytes objects"
-        )
+        raise TypeError(f"images is {type(images).__name__}; expected a sequence of bytes")
     if isinstance(images, np.ndarray) and images.dtype.kind == "S":
         raise TypeError(f"images has dtype {images.dtype}, without trailing zero bytes; use object")
     blobs = []
@@ -362,14 +330,11 @@ def _from_offsets(values: Any, offsets: Any) -> ByteRanges:
     if values.dtype != np.uint8 or values.ndim != 1:
         raise TypeError(f"values is {values.dtype}{list(values.shape)}; expected uint8 [B]")
     if offsets.dtype.kind not in "iu" or offsets.ndim != 1 or not len(offsets):
-        raise TypeError(
-            f"offsets is {offsets.dtype}{list(offsets.shape)}; expected integers [N + 1]"
-        )
+        raise TypeError(f"offsets is {offsets.dtype}{[*offsets.shape]}; expected integers [N + 1]")
     offsets = offsets.astype(np.int64)
     if offsets[0] < 0 or offsets[-1] > len(values) or (np.diff(offsets) < 0).any():
         raise ValueError(
-            f"offsets go from {offsets[0]} to {offsets[-1]}; expected "
-            f"non-decreasing offsets from 0 to {len(values)}, the size of values"
+            f"offsets decrease, or exceed 0 to {len(values)}: {offsets[0]} to {offsets[-1]}"
         )
     ranges = np.zeros((len(offsets) - 1, 3), np.int64)
     ranges[:, 1], ranges[:, 2] = offsets[:-1], np.diff(offsets)

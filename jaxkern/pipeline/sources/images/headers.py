@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import errno
 import io
@@ -53,14 +54,12 @@ class Headers:
         """Return the headers of some records."""
         return Headers(self.size[records], self.kind[records], self.formats, self.stamp[records])
 
-    def update(self, records: np.ndarray, other: Headers) -> Headers:
-        """Return a copy in which `other` replaces the headers of `records`, in that order."""
+    def __add__(self, other: Headers) -> Headers:
         formats = [*self.formats, *(name for name in other.formats if name not in self.formats)]
         renumbered = np.array([formats.index(name) for name in other.formats], np.uint8)
-        size, kind, stamp = self.size.copy(), self.kind.copy(), self.stamp.copy()
-        size[records], stamp[records] = other.size, other.stamp
-        kind[records] = renumbered[other.kind]
-        return Headers(size, kind, tuple(formats), stamp)
+        kind = np.concatenate([self.kind, renumbered[other.kind]])
+        size = np.concatenate([self.size, other.size])
+        return Headers(size, kind, tuple(formats), np.concatenate([self.stamp, other.stamp]))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,6 +77,11 @@ class ByteRanges:
         """Return the bytes of an image, or of a name."""
         blob, offset, length = self.ranges[record].tolist()
         return memoryview(self.blobs[blob])[offset : offset + length]
+
+    def bytes_of(self, record: int) -> memoryview:
+        """Return the bytes of an image; raise OSError if its mapped file was truncated."""
+        self.check(np.array([record]))
+        return self[record]
 
     def select(self, records: np.ndarray) -> ByteRanges:
         """Return the ranges of some records."""
@@ -99,12 +103,14 @@ class ByteRanges:
 def read_stamps(names: ByteRanges) -> np.ndarray:
     """Return int64 [N, 2]: size and modification time in ns of files; -1 if unreadable."""
     stamps = np.full((len(names), 2), -1, np.int64)
-    native = registry.module("cpu")
-    if native is not None:
+    if (native := registry.module("cpu")) is not None:
         native.stamp_files(names.blobs, names.ranges, _FILES_AT_ONCE, stamps)
         return stamps
     for record in range(len(names)):
-        stamps[record] = _stamp(bytes(names[record]))
+        with contextlib.suppress(OSError):
+            status = os.stat(bytes(names[record]))
+            if stat.S_ISREG(status.st_mode):
+                stamps[record] = status.st_size, status.st_mtime_ns
     return stamps
 
 
@@ -112,7 +118,7 @@ def read_headers(images: ByteRanges) -> Headers:
     """Read the headers of images: JPEG by native code, other formats by Pillow.
 
     Images with unknown formats and unreadable files have unknown headers; decoding raises the
-    reason. A progress bar is shown for many images.
+    reason.
     """
     headers = Headers.unknown(len(images))
     with ProgressBar(len(images) > _BAR_IMAGES, "headers", "image") as bar:
@@ -125,8 +131,7 @@ def read_headers(images: ByteRanges) -> Headers:
 
 def _read_chunk(headers: Headers, images: ByteRanges, records: np.ndarray) -> Headers:
     part = slice(int(records[0]), int(records[-1]) + 1)
-    native = registry.module("cpu")
-    if native is not None:
+    if (native := registry.module("cpu")) is not None:
         ranges = images.ranges[part]
         if images.in_files:
             native.jpeg_file_sizes(
@@ -149,10 +154,11 @@ def _read_chunk(headers: Headers, images: ByteRanges, records: np.ndarray) -> He
             if header is False:  # do not cache: Pillow may be installed next time
                 headers.stamp[record] = -1
             elif header is not None:
-                if header.format not in formats:
-                    formats.append(header.format)
-                headers.size[record] = header.height, header.width
-                headers.kind[record] = formats.index(header.format)
+                height, width, form = header
+                if form not in formats:
+                    formats.append(form)
+                headers.size[record] = height, width
+                headers.kind[record] = formats.index(form)
     return dataclasses.replace(headers, formats=tuple(formats))
 
 
@@ -176,75 +182,44 @@ def _open_regular(name: str | bytes, flags: int) -> int:
     raise OSError(errno.EINVAL, "not a regular file", os.fsdecode(name))
 
 
-def _stamp(name: bytes) -> tuple[int, int]:
-    try:
-        status = os.stat(name)
-    except OSError:
-        return -1, -1
-    return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else (-1, -1)
-
-
 def indexed_headers(path: Path, files: ByteRanges, names: list[bytes], complete: bool) -> Headers:
-    """Return the headers of files; read only those that changed since the index was written.
+    """Return the headers of files; read only those whose size or modification time changed.
 
-    A file is unchanged if its size and modification time are. Headers that were read are added to
-    the index. An index that is damaged, of another version or not writable is ignored.
-
-    Args:
-      path: path of the index.
-      files: names of the files, for the file system.
-      names: names of the same files in the index.
-      complete: True if the index need not keep other files.
+    Headers that were read are added to the index at `path`, under `names`. A damaged index, another
+    version, and a folder that is not writable are ignored. Other files remain unless `complete`.
     """
-    known = read_header_index(path)
+    known_names, known = read_header_index(path) or ([], Headers.unknown(0))
     # Taken before the files are read, which may take longer than SETTLED.
     settled = time.time_ns() - SETTLED
     stamp = read_stamps(files)
-    headers, same_names = _look_up(known, names)
+    if same_names := known_names == names:
+        headers = known
+    else:
+        numbers = {name: number for number, name in enumerate(known_names)}
+        indices = [numbers.get(name, len(known_names)) for name in names]
+        headers = (known + Headers.unknown(1)).select(np.array(indices, np.int64))
     changed = np.flatnonzero((headers.stamp != stamp).any(1) | (stamp[:, 0] < 0))
     if changed.size:
-        headers = headers.update(changed, read_headers(files.select(changed)))
+        rows = np.arange(len(names))
+        rows[changed] = len(names) + np.arange(len(changed))
+        headers = (headers + read_headers(files.select(changed))).select(rows)
     if changed.size or not same_names:
         stamp = np.where(headers.stamp[:, 1:] > settled, -1, headers.stamp)
-        _write_header_index(
-            path, names, dataclasses.replace(headers, stamp=stamp), None if complete else known
-        )
+        stored = dataclasses.replace(headers, stamp=stamp)
+        if not complete:
+            own = set(names)
+            others = [k for k, name in enumerate(known_names) if name not in own]
+            names = [*names, *(known_names[k] for k in others)]
+            stored += known.select(np.array(others, np.int64))
+        columns = {name: getattr(stored, name) for name in ("size", "kind", "stamp")}
+        columns["names"] = np.frombuffer(b"".join(name + b"\0" for name in names), np.uint8)
+        write_index(path, _ABOUT, {**columns, "formats": np.array(stored.formats)})
     return headers
 
 
 def read_header_index(path: Path) -> tuple[list[bytes], Headers] | None:
     """Return the names and headers of an index; None if it is missing or invalid."""
-    arrays = read_index(path, _ABOUT)
-    if arrays is None:
+    if (arrays := read_index(path, _ABOUT)) is None:
         return None
     names = arrays.pop("names").tobytes().split(b"\0")[:-1]
     return names, Headers(formats=tuple(arrays.pop("formats").tolist()), **arrays)
-
-
-def _look_up(known: tuple[list[bytes], Headers] | None, names: list[bytes]) -> tuple[Headers, bool]:
-    """Return the known headers of names, and whether the index has exactly these names."""
-    if known is None:
-        return Headers.unknown(len(names)), False
-    if known[0] == names:
-        return known[1], True
-    numbers = {name: number for number, name in enumerate(known[0])}
-    indices = np.array([numbers.get(name, -1) for name in names], np.int64)
-    existing = np.flatnonzero(indices >= 0)
-    part = known[1].select(indices[existing])
-    return Headers.unknown(len(names)).update(existing, part), False
-
-
-def _write_header_index(
-    path: Path, names: list[bytes], headers: Headers, known: tuple[list[bytes], Headers] | None
-) -> None:
-    """Write the index, together with the other names of `known`."""
-    if known is not None:
-        own = set(names)
-        others = np.array([k for k, name in enumerate(known[0]) if name not in own], np.int64)
-        count = len(names)
-        names = [*names, *(known[0][k] for k in others.tolist())]
-        headers = Headers.unknown(len(names)).update(np.arange(count), headers)
-        headers = headers.update(np.arange(count, len(names)), known[1].select(others))
-    columns = {"size": headers.size, "kind": headers.kind, "stamp": headers.stamp}
-    joined = np.frombuffer(b"".join(name + b"\0" for name in names), np.uint8)
-    write_index(path, _ABOUT, {"names": joined, "formats": np.array(headers.formats), **columns})

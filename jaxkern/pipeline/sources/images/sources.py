@@ -6,10 +6,9 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import numpy as np
@@ -24,6 +23,7 @@ from jaxkern.pipeline.sources.images.fields import (
     Encoded,
     FileColumn,
     ImageColumn,
+    ImageOptions,
     OnBadRecord,
     PathList,
 )
@@ -34,6 +34,7 @@ from jaxkern.pipeline.sources.source import (
     EncodedImages,
     check_records,
     common_length,
+    read_record,
     record_arrays,
     stack_records,
 )
@@ -46,12 +47,7 @@ _CHUNK = 256  # records whose bytes are in memory at once while headers are read
 class EncodedSource(BatchSource):
     """Source of records with fields of encoded images and fields of arrays.
 
-    `from_source` creates it from a dict of both.
-
-    Args:
-      images: field -> `Encoded`, or files of images.
-      fields: field -> array [N, ...], as for `ArraySource`.
-      others: columns of a subclass, which must have the same length.
+    `from_source` creates it from a dict of both; `others` are columns of a subclass.
 
     Attributes:
       images: field -> images.
@@ -76,36 +72,37 @@ class EncodedSource(BatchSource):
         if any(column.on_bad_record == "mask" for column in self.images.values()):
             self.on_bad_record = "mask"
             if "valid" in lengths:
-                raise ValueError(
-                    "the source has a field 'valid', which on_bad_record='mask' adds: rename it"
-                )
+                raise ValueError("on_bad_record='mask' adds the field 'valid', which exists")
         self.bad_images: dict[tuple[str, int], str] = {}
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(self._names)}; {len(self)} records)"
 
     def describe(self) -> str:
         scaled = [name for name, column in self.images.items() if column.decode == "scaled"]
         return type(self).__name__ + (f"({', '.join(scaled)} decoded scaled)" if scaled else "")
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
+        return self._gather(records, out)
+
+    def _gather(
+        self, records: np.ndarray, out: Data | None, encoded: Mapping[int, Data] | None = None
+    ) -> Data:
+        """Return a batch; `encoded` has the records' encoded images if they were read already."""
         check_records(records, len(self))
         data: Data = {}
         valid = np.ones(len(records), bool)
-        for field in self.images:
-            pixels = [self._image_or_none(field, record) for record in records.tolist()]
-            valid &= np.array([image is not None for image in pixels], bool)
-            data[field] = self._ragged(field, records, pixels)
+        for field, column in self.images.items():
+            images = []
+            for position, record in enumerate(records.tolist()):
+                image = self._image_or_none(field, record, encoded and encoded[record][field])
+                if image is None:
+                    valid[position] = False
+                    image = column.zeros(record)
+                images.append(image)
+            data[field] = ragged_of(images, *column.max_size)
         if self._arrays is not None:
             data |= self._arrays.gather(records, None if self.images else out)
         return data if self.on_bad_record == "raise" else {**data, "valid": valid}
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
-        if type(self).gather is not EncodedSource.gather:
-            return None
         spec: Data = {name: column.spec(count, image_side) for name, column in self.images.items()}
         if self._arrays is not None:
             spec |= self._arrays.batch_spec(count, image_side) or {}
@@ -118,19 +115,12 @@ class EncodedSource(BatchSource):
             column.images.check(records)
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        is_native = self._has_own_gather() and (self.encoded_images() or not self.images)
-        return self.fields if is_native else None
+        return self.fields if self.encoded_images() or not self.images else None
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
-        if not self._has_own_gather():
-            return {}
         fields = {field: column.encoded_images() for field, column in self.images.items()}
         native = {field: images for field, images in fields.items() if images is not None}
         return native if len(native) == len(fields) else {}
-
-    def _has_own_gather(self) -> bool:
-        """True if `gather` only decodes images and copies rows, as native threads do."""
-        return type(self).gather is EncodedSource.gather
 
     def encoded_bytes(self, field: str, record: int) -> bytes | None:
         return bytes(self.images[field].bytes_of(record)) if field in self.images else None
@@ -138,58 +128,39 @@ class EncodedSource(BatchSource):
     def note_masked(self, records: np.ndarray) -> None:
         for field in self.images:
             for record in records.tolist():
-                if not self._is_known_bad(field, record):
+                if (field, record) not in self.bad_images:
                     with contextlib.suppress(Exception):  # the file may have been removed
                         self._image_or_none(field, record)
 
     def remarks(self) -> Sequence[str]:
         return [f"{name}: {'; '.join(column.remarks())}" for name, column in self.images.items()]
 
-    def _image_or_none(self, field: str, record: int) -> np.ndarray | None:
+    def _image_or_none(self, field: str, record: int, data: Any = None) -> np.ndarray | None:
         """Return the pixels; None for an image that cannot be decoded and is masked."""
         column = self.images[field]
         try:
-            return column.image(record)
+            image = column.image(record, data)
         except BaseException as error:
             text = "while reading record {} of {!r}: {}"
             note(error, text, record, self, column.name_of(record))
             if column.on_bad_record == "raise" or not is_image_error(error):
                 raise
-            self._note_bad(field, record, describe_exception(error))
+            self.bad_images[field, record] = describe_exception(error)
             return None
-
-    def _is_known_bad(self, field: str, record: int) -> bool:
-        return (field, record) in self.bad_images
-
-    def _note_bad(self, field: str, record: int, error: str) -> None:
-        self.bad_images[field, record] = error
-
-    def _ragged(self, field: str, records: np.ndarray, pixels: Sequence[np.ndarray | None]) -> Any:
-        column = self.images[field]
-        height, width = column.max_size
-        images: list[np.ndarray] = []
-        for record, image in zip(records.tolist(), pixels, strict=True):
-            if image is None:
-                sides = zip(column.size_of(record) or (height, width), (height, width), strict=True)
-                shape = (*(min(side, maximum) for side, maximum in sides), column.channels)
-                image = np.zeros(shape, np.uint8)
-            if image.shape[0] > height or image.shape[1] > width:
-                raise ValueError(
-                    f"{column.name_of(record)} is {image.shape[0]}x{image.shape[1]} but max_size "
-                    f"is {(height, width)}; expected the maximum (height, width) of all images, or "
-                    "None"
-                )
-            images.append(image)
-        return ragged_of(images, height, width)
+        if image.shape[0] > column.max_size[0] or image.shape[1] > column.max_size[1]:
+            raise ValueError(
+                f"{column.name_of(record)} is {image.shape[0]}x{image.shape[1]}, but max_size is "
+                f"{column.max_size}; expected the maximum (height, width) of all images, or None"
+            )
+        return image
 
 
 class ImageFiles(EncodedSource):
     """Source of image files of any size and further fields: JPEG, PNG, WebP and others of Pillow.
 
     Records are ``{"image": u8 [H, W, C], **fields}``, upright according to EXIF. In a batch "image"
-    is a `jaxkern.image.Ragged`, which `jaxkern.image.Compose` accepts. JPEG files are decoded by
-    native code if jaxkern was built with libjpeg-turbo, otherwise by simplejpeg or Pillow, and all
-    other formats by Pillow; ``print(pipe.explain())`` reports the decoder and the reason.
+    is a `jaxkern.image.Ragged`, which `jaxkern.image.Compose` accepts. ``print(pipe.explain())``
+    reports the decoder and the reason.
 
     Args:
       paths: paths of N files.
@@ -198,28 +169,24 @@ class ImageFiles(EncodedSource):
       max_size: maximum (height, width) of all images; None reads the headers of all files, once.
         Native threads need the headers in any case.
       on_bad_record: "raise": a file that cannot be decoded is an error of its batch. "mask": its
-        row is zeros, with the size from its header (`max_size` if unknown), and a field "valid"
-        (bool) is False there. Other rows and batches do not change, and the iterator's
-        `bad_records` counts these records. An unreadable file is an error in any case.
+        row is zeros, with the size from its header (`max_size` if unknown), a field "valid" (bool)
+        is False there, and the iterator's `bad_records` counts it. An unreadable file is an error
+        in any case.
       max_pixels: maximum height * width; larger images raise OSError before they are decoded.
-        Pillow has its own limit, `PIL.Image.MAX_IMAGE_PIXELS`.
       index: path of a file that stores headers, so that they are read again only for files whose
         size or modification time changed; ignored if it cannot be written. None: a file in
         ``$XDG_CACHE_HOME/jaxkern/images`` (``~/.cache/jaxkern/images``) for 1,000 files and more;
         True: there for any number of files; False: no index.
       decode: "full"; or "scaled": if native threads run a Compose that shrinks an image to less
-        than half, JPEG is decoded at 1/2, 1/4 or 1/8, which is faster. This averages pixels before
-        chroma is upsampled, so values differ from a full decode, and depend on whether native
-        threads decode: `num_workers=0` decodes in full.
+        than half, JPEG is decoded at 1/2, 1/4 or 1/8. This is faster and changes values, since
+        pixels are averaged before chroma is upsampled.
 
     Attributes:
       files: absolute paths of the records.
-      bad_files: path -> error of each masked file so far.
 
     Raises:
       FileNotFoundError: ``paths`` is empty.
-      TypeError, ValueError: other fields are invalid. In `gather`, ValueError names a file that
-        exceeds `max_size`.
+      TypeError, ValueError: fields are invalid, or in `gather` a file exceeds `max_size`.
 
     >>> import pathlib, tempfile, numpy as np, PIL.Image, jaxkern as jk
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -230,6 +197,8 @@ class ImageFiles(EncodedSource):
     >>> batch["image"].width.tolist(), batch["label"].tolist()
     ([5, 6, 7], [0, 1, 1])
     """
+
+    _root: Path | None = None  # the folder of which these are all files
 
     def __init__(
         self,
@@ -244,41 +213,32 @@ class ImageFiles(EncodedSource):
         decode: Decode = "full",
     ) -> None:
         if isinstance(paths, str | os.PathLike):
-            raise TypeError(
-                f"paths is {os.fspath(paths)!r:.80}; expected a sequence of "
-                "paths, such as sorted(pathlib.Path(folder).rglob('*.jpg'))"
-            )
-        files = PathList(_absolute(paths))
+            raise TypeError(f"paths is {os.fspath(paths)!r:.80}; expected a sequence of paths")
+        files = paths if isinstance(paths, PathList) else PathList(_absolute(paths))
         if not files:
             raise FileNotFoundError("paths is empty; expected at least one file")
-        self._set_up(
-            FileColumn(files, channels, max_size, max_pixels, on_bad_record, index, decode=decode),
-            fields or {},
-        )
-
-    def _set_up(self, column: FileColumn, fields: Mapping[str, Any]) -> None:
-        if "image" in fields:
+        if "image" in (fields or {}):
             raise ValueError("the field name 'image' is reserved for the files' pixels; rename it")
-        EncodedSource.__init__(self, {"image": column}, fields)
-        self._column = column
-        self.files: Sequence[Path] = column.paths
-        self.bad_files: dict[Path, str] = {}
+        options: ImageOptions = {"channels": channels, "max_size": max_size, "decode": decode}
+        options |= {"max_pixels": max_pixels, "on_bad_record": on_bad_record}
+        column = FileColumn(files, index, self._root, **options)
+        super().__init__({"image": column}, fields or {})
+        self.files: Sequence[Path] = files
 
     @property
     def channels(self) -> int:
         """Return the number of channels: 1, 3 or 4."""
-        return self._column.channels
+        return self.images["image"].channels
 
     @property
     def max_size(self) -> tuple[int, int]:
         """Return the maximum (height, width) of all images."""
-        return self._column.max_size
+        return self.images["image"].max_size
 
-    def _is_known_bad(self, field: str, record: int) -> bool:
-        return self.files[record] in self.bad_files
-
-    def _note_bad(self, field: str, record: int, error: str) -> None:
-        self.bad_files[self.files[record]] = error
+    @property
+    def bad_files(self) -> dict[Path, str]:
+        """Return path -> error of each masked file so far."""
+        return {self.files[record]: error for (_, record), error in [*self.bad_images.items()]}
 
 
 class ImageFolder(ImageFiles):
@@ -295,11 +255,9 @@ class ImageFolder(ImageFiles):
       files: absolute paths of the records.
       labels: int32 [N].
       classes: class names by label.
-      bad_files: path -> error of each masked file so far.
 
     Raises:
       FileNotFoundError: the folder has no images.
-      ValueError: in `gather`, names a file that exceeds `max_size`.
     """
 
     def __init__(
@@ -313,7 +271,7 @@ class ImageFolder(ImageFiles):
         index: str | os.PathLike[str] | bool | None = None,
         decode: Decode = "full",
     ) -> None:
-        self.root = Path(root).absolute()  # the working directory may change
+        self.root = self._root = Path(root).absolute()  # the working directory may change
         if not self.root.is_dir():
             raise FileNotFoundError(f"{self.root} is not a folder")
         self.classes: list[str] = []
@@ -327,24 +285,19 @@ class ImageFolder(ImageFiles):
             ends.append(len(names))
         if not names:
             raise FileNotFoundError(
-                f"{self.root} has no images in its subfolders; expected root/class/file with one "
-                f"of {', '.join(sorted(_SUFFIXES))}, or ImageFiles(paths) for files without classes"
+                f"{self.root} has no images in its subfolders, root/class/file with one of "
+                f"{', '.join(sorted(_SUFFIXES))}; ImageFiles(paths) needs no subfolders"
             )
         self.labels = np.repeat(np.arange(len(folders), dtype=np.int32), np.diff(ends))
-        column = FileColumn(
-            PathList(names), channels, max_size, max_pixels, on_bad_record, index, self.root, decode
-        )
-        self._set_up(column, {"label": self.labels})
-
-    def __repr__(self) -> str:
-        return f"ImageFolder({self.root.name}; {len(self.classes)} classes, {len(self)} images)"
+        options: dict[str, Any] = {"max_pixels": max_pixels, "index": index, "decode": decode}
+        fields = {"label": self.labels}
+        super().__init__(PathList(names), fields, channels, max_size, on_bad_record, **options)
 
 
 class EncodedRecords(EncodedSource):
     """Source of records with fields of encoded images, decoded in worker threads.
 
-    For Grain's `RandomAccessDataSource` and other sources that are read in Python. For images in
-    memory or in files use `Encoded` or `ImageFiles`, which native threads decode.
+    For images in memory or in files use `Encoded` or `ImageFiles`, which native threads decode.
 
     Args:
       source: object with ``len`` and ``[i]`` that returns dicts.
@@ -353,8 +306,7 @@ class EncodedRecords(EncodedSource):
       max_size: maximum (height, width) of all images; None reads all records at the first use.
 
     Raises:
-      TypeError: in `gather`, for a record without one of the fields.
-      ValueError: in `gather`, names a record that exceeds `max_size`.
+      TypeError, ValueError: in `gather`, a record lacks a field, or exceeds `max_size`.
 
     >>> import io, numpy as np, PIL.Image, jaxkern as jk
     >>> file = io.BytesIO()
@@ -379,71 +331,51 @@ class EncodedRecords(EncodedSource):
         names = (fields,) if isinstance(fields, str) else tuple(fields)
         if not names:
             raise ValueError("fields is empty; expected the name of at least one field")
-        self.source = source
-        self._gathering = threading.local()
-        options: dict[str, Any] = {"channels": channels, "max_size": max_size}
+        self.source, self._length = source, len(source)
+        options: ImageOptions = {"channels": channels, "max_size": max_size}
         options |= {"max_pixels": max_pixels, "on_bad_record": on_bad_record}
-        columns = (_RecordColumn(self._encoded(k), len(source), **options) for k in names)
-        super().__init__(dict(zip(names, columns, strict=True)), {})
-
-    def __repr__(self) -> str:
-        return f"EncodedRecords({type(self.source).__name__}; {len(self)} records)"
+        super().__init__({name: _RecordColumn(self, name, **options) for name in names}, {})
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         numbers = records.tolist()
-        rows = {record: self._record(record) for record in numbers}
+        rows = {record: self.record(record) for record in numbers}
+        data = self._gather(records, None, rows)
         others = [{k: v for k, v in rows[r].items() if k not in self.images} for r in numbers]
-        self._gathering.rows = rows
-        try:
-            data = super().gather(records)
-        finally:
-            self._gathering.rows = {}
         if any(others):
             arrays = [record_arrays(o, r, repr(self)) for o, r in zip(others, numbers, strict=True)]
             data = {**stack_records(arrays, numbers, repr(self)), **data}
         return data
 
-    def _record(self, record: int) -> dict[str, Any]:
-        try:
-            fields = self.source[record]
-        except BaseException as error:
-            note(error, "while reading record {} of {!r}", record, self)
-            raise
-        missing = [name for name in self.images if name not in fields]
-        if missing:
+    def record(self, record: int) -> dict[str, Any]:
+        """Return a record with its encoded images."""
+        fields = read_record(self.source, record, self)
+        if missing := [name for name in self.images if name not in fields]:
             raise TypeError(
                 f"record {record} of {self!r} has the fields {sorted(fields)!r:.200}; expected "
                 f"also {missing[0]!r}"
             )
         return dict(fields)
 
-    def _encoded(self, name: str) -> Callable[[int], Any]:
-        def encoded(record: int) -> Any:
-            rows = getattr(self._gathering, "rows", {})
-            return (rows[record] if record in rows else self._record(record))[name]
-
-        return encoded
-
 
 class _RecordColumn(ImageColumn):
-    def __init__(self, read: Callable[[int], Any], length: int, **options: Any) -> None:
-        nowhere = np.broadcast_to(np.zeros(3, np.int64), (length, 3))
-        ranges = ByteRanges((), nowhere, in_files=False)
-        super().__init__(ranges, **options, name_of="record {}".format)
-        self._read_one = read
+    def __init__(self, source: EncodedRecords, name: str, **options: Unpack[ImageOptions]) -> None:
+        nowhere = np.broadcast_to(np.zeros(3, np.int64), (len(source), 3))
+        super().__init__(ByteRanges((), nowhere, False), "record {}".format, **options)
+        self._source, self._name = source, name
 
     def bytes_of(self, record: int) -> Any:
-        return Encoded([self._read_one(record)]).bytes_of(0)
+        return Encoded([self._source.record(record)[self._name]]).bytes_of(0)
+
+    def image(self, record: int, data: Any = None) -> np.ndarray:
+        return super().image(record, None if data is None else Encoded([data]).bytes_of(0))
 
     def size_of(self, record: int) -> tuple[int, int] | None:
-        return Encoded([self._read_one(record)], max_pixels=self.max_pixels).size_of(0)
+        return Encoded([self.bytes_of(record)], max_pixels=self.max_pixels).size_of(0)
 
     def _read(self) -> Headers:
         sizes = []
-        with (
-            ProgressBar(True, "headers", "record") as bar,
-            concurrent.futures.ThreadPoolExecutor(num_threads()) as threads,
-        ):
+        pool = concurrent.futures.ThreadPoolExecutor(num_threads())
+        with ProgressBar(True, "headers", "record") as bar, pool as threads:
             for start in range(0, len(self), _CHUNK):
                 records = range(start, min(start + _CHUNK, len(self)))
                 part = Encoded([*threads.map(self.bytes_of, records)])
@@ -455,10 +387,8 @@ class _RecordColumn(ImageColumn):
         return "the records are read in Python"
 
     def remarks(self) -> list[str]:
-        return [
-            f"JPEG by {jpeg_decoding().name}, others by Pillow, in worker threads, for "
-            f"{self.native_problem()}"
-        ]
+        name = jpeg_decoding().name
+        return [f"JPEG by {name}, others by Pillow, in worker threads: {self.native_problem()}"]
 
 
 def is_image_error(error: BaseException) -> bool:

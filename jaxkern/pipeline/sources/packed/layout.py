@@ -1,4 +1,4 @@
-"""The layout of a packed file (.jkp): header and index, which are validated when read.
+"""Packed files (.jkp): names of sets, header and index, which are validated when read.
 
     0       header: one page, of which 68 bytes are used
     4096    data of the records, one record after another
@@ -10,21 +10,28 @@ All numbers are little endian. docs/packed.md has the tables.
 from __future__ import annotations
 
 import dataclasses
+import glob
 import hashlib
 import json
 import math
+import os
+import re
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+
+from jaxkern.pipeline.sources.files import Paths, expand_paths, map_file
 
 MAGIC = b"\x89JKP\r\n\x1a\n"
 VERSION = 1
 PAGE = 4096
 LINE = 64
 SUFFIX = ".jkp"
+_SHARD = re.compile(r"-(\d{5,})-of-(\d{5,})" + re.escape(SUFFIX) + r"\Z")
 
 # magic, version, 0, number of records, offset and size of the index, size of the file, digest of
 # the index; followed by the CRC-32 of these bytes
@@ -44,21 +51,12 @@ Codec = Literal["column", "array", "jpeg"]
 
 @dataclasses.dataclass(frozen=True)
 class PackedField:
-    """Storage of a field.
-
-    Attributes:
-      name: name of the field.
-      codec: "column": rows of one shape, stored in the index; "array": arrays of any shape, stored
-        per record; "jpeg": JPEG files.
-      dtype: dtype of the values, of decoded values for "jpeg".
-      shape: shape of a record, with 0 for sides that differ between records; of decoded images for
-        "jpeg".
-    """
+    """Storage of a field: its values, or decoded images for the codec "jpeg"."""
 
     name: str
-    codec: Codec
+    codec: Codec  # "column": rows in the index; "array": arrays of any shape, stored per record
     dtype: np.dtype
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of a record, with 0 for sides that differ between records
 
     @property
     def columns(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
@@ -75,12 +73,8 @@ class PackedField:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the entry in the text of the index."""
-        return {
-            "name": self.name,
-            "codec": self.codec,
-            "dtype": self.dtype.name,
-            "shape": list(self.shape),
-        }
+        about = {"name": self.name, "codec": self.codec, "dtype": self.dtype.name}
+        return {**about, "shape": list(self.shape)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,20 +89,14 @@ class PackedIndex:
 
 
 def aligned(offset: int, size: int) -> int:
-    """Return the first aligned offset from `offset` on for `size` bytes.
-
-    Data of at least a page are aligned to a page, which minimizes the number of pages to read;
-    smaller data are aligned to 64 bytes, to save space.
-    """
+    """Return the first offset from `offset` on that is a multiple of a page, or of 64 bytes if
+    `size` is smaller, to save space."""
     step = PAGE if size >= PAGE else LINE
     return -(-offset // step) * step
 
 
 def layout(sizes: Sequence[int], cursor: int) -> tuple[list[int], int]:
-    """Return the offsets of a record's data and its end, as a function of sizes only.
-
-    A record with data of at least a page begins at the start of a page.
-    """
+    """Return the offsets of a record's data and its end, as a function of sizes only."""
     at = aligned(cursor, max(sizes, default=0))
     offsets = []
     for size in sizes:
@@ -159,8 +147,8 @@ def digest_of(index: Any) -> bytes:
     return hashlib.blake2b(index, digest_size=16).digest()
 
 
-def read_index(file: np.ndarray, path: Any) -> PackedIndex:
-    """Read and validate the index of a packed file, uint8 [size].
+def open_packed(path: Path) -> tuple[np.ndarray, PackedIndex]:
+    """Map a packed file, uint8 [size], read-only; read and validate its index.
 
     All byte ranges are within the file. Columns of offsets, sizes, shapes and checksums are copies,
     so that they cannot change after the validation; columns of values are views.
@@ -168,8 +156,9 @@ def read_index(file: np.ndarray, path: Any) -> PackedIndex:
     Raises:
       ValueError: names the file and the problem.
     """
+    file = map_file(path)
     try:
-        return _read_index(file)
+        return file, _read_index(file)
     except _InvalidFile as error:
         raise ValueError(f"{path} {error}") from None
 
@@ -188,10 +177,8 @@ def _read_index(file: np.ndarray) -> PackedIndex:
         raise _InvalidFile("is truncated within its header; copy it or pack it again")
     _, version, _, records, offset, size, file_size, digest = _HEADER.unpack(head[: _HEADER.size])
     if version != VERSION:  # first, because other versions may have another layout
-        raise _InvalidFile(
-            f"has version {version} of the format; this jaxkern reads {VERSION}"
-            + ("; upgrade jaxkern" if version > VERSION else "")
-        )
+        hint = "; upgrade jaxkern" if version > VERSION else ""
+        raise _InvalidFile(f"has version {version}; this jaxkern reads {VERSION}{hint}")
     if zlib.crc32(head[: _HEADER.size]) != _CRC.unpack(head[_HEADER.size :])[0]:
         raise _InvalidFile("has a damaged header; copy it or pack it again")
     if file_size != file.size:
@@ -280,3 +267,54 @@ def _check_ranges(field: PackedField, columns: Mapping[str, np.ndarray], end: in
         exact = shape.prod(axis=1, dtype=np.int64) * field.dtype.itemsize
         if (estimate > _MAX_COUNT).any() or (exact != size).any():
             raise _InvalidFile(f"{what} have sizes that contradict their shapes")
+
+
+def packed_paths(path: Paths) -> list[Path]:
+    """Return the absolute paths of a name, a pattern, a folder or a list, in order.
+
+    Raise FileNotFoundError if shards are missing, and ValueError if they belong to several sets.
+    """
+    try:
+        paths = expand_paths(path, (SUFFIX,), "packed records")
+    except FileNotFoundError as error:
+        if not isinstance(path, str | os.PathLike):
+            raise
+        stem = os.path.expanduser(os.fspath(path)).removesuffix(SUFFIX)
+        named = map(_SHARD.search, glob.glob(f"{glob.escape(stem)}-*-of-*{SUFFIX}"))
+        sets = {f"{stem}-*-of-{match[2]}{SUFFIX}" for match in named if match}
+        if not sets:
+            raise
+        shards = " or ".join(sorted(sets))
+        raise FileNotFoundError(f"{error}; did you mean the shards {shards}?") from None
+    names = [_SHARD.search(path.name) for path in paths]
+    is_pattern = not isinstance(path, str | os.PathLike) or not os.path.isfile(path)
+    if not any(names) or not (is_pattern or len(paths) > 1):  # a single shard may be read alone
+        return paths
+    pairs = zip(paths, names, strict=True)
+    stems = {(p.name[: n.start()], n[2]) if n else (p.name, "") for p, n in pairs}
+    if len(stems) > 1:
+        raise ValueError(f"{path} has several sets, of {paths[0].name} and {paths[-1].name}")
+    numbers = {int(name[1]) for name in names if name}
+    count = int(next(name[2] for name in names if name))
+    if missing := sorted(set(range(min(count, 10**6))) - numbers):
+        text = ", ".join(f"{number:05}" for number in missing[:5])
+        raise FileNotFoundError(f"{path} has {len(numbers)} of {count} shards, but not {text}")
+    return paths
+
+
+def check_same_set(paths: Sequence[Path], indices: Sequence[PackedIndex]) -> None:
+    """Raise ValueError if files have different fields or are shards of different sets."""
+    first = indices[0].metadata
+    expected = [field.as_dict() for field in indices[0].fields]
+    for number, (path, index) in enumerate(zip(paths, indices, strict=True)):
+        position, own = [number, len(paths)], index.metadata
+        fields = [field.as_dict() for field in index.fields]
+        if fields != expected:
+            problem = f"expected the fields {expected}, got {fields}"
+        elif own.get("set") != first.get("set"):
+            problem = "it was written with another set"
+        elif len(paths) > 1 and "shard" in own and own["shard"] != position:
+            problem = f"expected shard {position}, got {own['shard']}"
+        else:
+            continue
+        raise ValueError(f"{path} does not belong to {paths[0]}: {problem}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import bisect
 import concurrent.futures
 import functools
 import hashlib
 import math
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Self
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -24,12 +25,39 @@ from jaxkern.pipeline.sources.images.decoding import (
     jpeg_decoding,
 )
 from jaxkern.pipeline.sources.images.sources import is_image_error
-from jaxkern.pipeline.sources.packed.files import Damage, PackedFile, check_same_set, packed_paths
-from jaxkern.pipeline.sources.packed.layout import PackedField
-from jaxkern.pipeline.sources.source import BatchSource, EncodedImages
+from jaxkern.pipeline.sources.packed.layout import (
+    PackedField,
+    check_same_set,
+    open_packed,
+    packed_paths,
+)
+from jaxkern.pipeline.sources.source import (
+    BatchSource,
+    EncodedImages,
+    check_choice,
+    check_records,
+    locate,
+)
+from jaxkern.ring.rows import gather_rows
 
 _CONCATENATED_BYTES = 1 << 28  # maximum size of columns of several files that are concatenated
 _RECORDS_PER_THREAD = 64  # minimum number of records per thread that verifies checksums
+
+
+class Damage(NamedTuple):
+    """A record whose checksum is wrong."""
+
+    path: Path
+    record: int
+    field: str
+    begin: int
+    size: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: record {self.record}, field {self.field!r}, is damaged: its {self.size} "
+            f"bytes at offset {self.begin} have a wrong checksum"
+        )
 
 
 class PackedSource(BatchSource):
@@ -45,18 +73,14 @@ class PackedSource(BatchSource):
       channels: channels of decoded JPEG images: 3 for RGB, 1 for gray, 4 for RGBA; None: as in the
         packed source.
       verify: "first"; or "never" to skip the verification.
-      on_bad_record: "raise": a damaged record is an error of its batch. "mask": the record is
-        zeros, and a field "valid" (bool) is False there.
-      max_pixels: maximum height * width of JPEG images; larger ones raise OSError before they are
-        decoded.
+      on_bad_record, max_pixels: as for `ImageFiles`; "mask" also masks damaged records.
 
     Attributes:
       paths: paths of the files.
 
     Raises:
       FileNotFoundError: a file does not exist, or a shard is missing.
-      ValueError: a file is not a packed file, has a newer version, or is truncated or damaged; the
-        message names it. Reads of damaged records raise ValueError, too.
+      ValueError: a file, or a record that is read, is truncated or damaged; the message names it.
 
     >>> import tempfile, numpy as np, jaxkern as jk
     >>> path = tempfile.mkdtemp() + "/x.jkp"
@@ -76,25 +100,34 @@ class PackedSource(BatchSource):
         *,
         max_pixels: int = MAX_PIXELS,
     ) -> None:
-        if channels not in (None, *CHANNELS):
-            raise ValueError(f"channels={channels}; expected 1, 3, 4 or None")
-        if verify not in ("first", "never"):
-            raise ValueError(f"verify is {verify!r}; expected 'first' or 'never'")
-        if on_bad_record not in ("raise", "mask"):
-            raise ValueError(f"on_bad_record is {on_bad_record!r}; expected 'raise' or 'mask'")
+        check_choice("channels", channels, None, *CHANNELS)
+        check_choice("verify", verify, "first", "never")
+        check_choice("on_bad_record", on_bad_record, "raise", "mask")
         self.paths = packed_paths(path)
         self.channels = channels
         self.max_pixels = check_integer("max_pixels", max_pixels, 1)
         self.on_bad_record = on_bad_record
-        self._shards = [PackedFile(path) for path in self.paths]
-        check_same_set(self._shards)
-        self._ends = np.cumsum([shard.index.records for shard in self._shards]).tolist()
-        self._fields = self._shards[0].index.fields
-        self._shapes = {field.name: self._shape_of(field) for field in self._fields}
+        files, indices = zip(*map(open_packed, self.paths), strict=True)
+        check_same_set(self.paths, indices)
+        self._files: Sequence[np.ndarray] = files
+        self._counts = [index.records for index in indices]
+        self._ends, self._length = np.cumsum(self._counts), sum(self._counts)
+        #: metadata of the first file, including its position in a set
+        self.shard_metadata: Mapping[str, Any] = indices[0].metadata
+        #: storage of each field
+        self.fields: tuple[PackedField, ...] = indices[0].fields
+        self._values: dict[str, list[np.ndarray]] = {}  # field -> column of each file
+        self._columns: dict[str, dict[str, np.ndarray]] = {}  # field -> columns of all files
+        for field in self.fields:
+            columns = [index.columns[field.name] for index in indices]
+            if field.codec == "column":
+                self._values[field.name] = [part["value"] for part in columns]
+            else:
+                self._columns[field.name] = {
+                    name: np.concatenate([part[name] for part in columns]) for name in columns[0]
+                }
+        self._shapes = {field.name: self._shape_of(field) for field in self.fields}
         self._unread = None if verify == "never" else np.ones(len(self), bool)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
 
     def __repr__(self) -> str:
         name = self.paths[0].name
@@ -109,49 +142,38 @@ class PackedSource(BatchSource):
         """Return the writer's metadata: ``format``, ``max_side``, a folder's ``classes``."""
         return {k: v for k, v in self.shard_metadata.items() if k not in ("shard", "set")}
 
-    @property
-    def shard_metadata(self) -> Mapping[str, Any]:
-        """Return the metadata of the first file, including its position in a set."""
-        self._check_open()
-        return self._shards[0].index.metadata
-
-    @property
-    def fields(self) -> tuple[PackedField, ...]:
-        """Return how each field is stored."""
-        return self._fields
-
     @functools.cached_property
     def digest(self) -> str:
         """Return a digest of all values, independent of the number of files."""
-        self._check_mapped(range(len(self._shards)))
+        self._check_mapped(range(len(self._files)))
         digest = hashlib.blake2b(digest_size=8)
-        for field in self._fields:
+        for field in self.fields:
             digest.update(f"{field.name} {field.codec} {field.dtype} {len(field.shape)}".encode())
-            for name in field.columns:
+            for values in self._values.get(field.name, ()):
+                digest.update(values.tobytes())
+            for name, column in self._columns.get(field.name, {}).items():
                 if name != "offset":
-                    for shard in self._shards:
-                        digest.update(shard.index.columns[field.name][name].tobytes())
+                    digest.update(column.tobytes())
         return digest.hexdigest()
 
     def info(self) -> dict[str, Any]:
         """Describe the contents of the files as JSON-compatible values."""
         self._check_open()
         fields = []
-        for field in self._fields:
-            columns = [shard.index.columns[field.name] for shard in self._shards]
+        for field in self.fields:
             if field.codec == "column":
-                size = sum(part["value"].nbytes for part in columns)
+                size = sum(values.nbytes for values in self._values[field.name])
                 low = high = list(field.shape)
             else:
-                size = sum(int(part["size"].sum()) for part in columns)
-                low = np.min([part["shape"].min(axis=0) for part in columns], axis=0).tolist()
-                high = np.max([part["shape"].max(axis=0) for part in columns], axis=0).tolist()
+                columns = self._columns[field.name]
+                size = int(columns["size"].sum())
+                low, high = columns["shape"].min(0).tolist(), columns["shape"].max(0).tolist()
             shapes = str(low) if low == high else f"{low} to {high}"
             fields.append({**field.as_dict(), "shapes": shapes, "bytes": size})
         return {
             "files": [str(path) for path in self.paths],
             "records": len(self),
-            "bytes": sum(shard.file.size for shard in self._shards),
+            "bytes": sum(file.size for file in self._files),
             "digest": self.digest,
             "metadata": dict(self.metadata),
             "fields": fields,
@@ -159,8 +181,9 @@ class PackedSource(BatchSource):
 
     def close(self) -> None:
         """Close the files; arrays that refer to a map keep it open. Idempotent."""
-        self._shards = []
-        self.__dict__.pop("_native", None)
+        self._files, self._values = (), {}
+        for name in ("_native", "_rows"):
+            self.__dict__.pop(name, None)
 
     def __enter__(self) -> Self:
         return self
@@ -172,7 +195,7 @@ class PackedSource(BatchSource):
         self._check_open()
         valid = self._valid(records)
         data: Data = {}
-        for field in self._fields:
+        for field in self.fields:
             target = None if out is None else out.get(field.name)
             data[field.name] = self._gather_field(field, records, valid, target)
         if self.on_bad_record == "mask":
@@ -186,26 +209,22 @@ class PackedSource(BatchSource):
         return {} if self._native is None else self._native[1]
 
     def encoded_bytes(self, field: str, record: int) -> bytes | None:
-        codecs = {field.name: field.codec for field in self._fields}
-        if codecs.get(field) != "jpeg":
+        if (field, "jpeg") not in [(each.name, each.codec) for each in self.fields]:
             return None
         self.check(np.array([record]))
-        file, row = self._locate(record)
-        return file.stored(field, row).tobytes()
+        return self._stored(field, record).tobytes()
 
     def remarks(self) -> Sequence[str]:
         decoder = jpeg_decoding()
         why = f" ({decoder.reason})" if decoder.reason else ""
-        jpeg = [field.name for field in self._fields if field.codec == "jpeg"]
+        jpeg = [field.name for field in self.fields if field.codec == "jpeg"]
         return [f"{name}: packed JPEG by {decoder.name}{why}" for name in jpeg]
 
     def check(self, records: np.ndarray) -> None:
-        """Raise ValueError for the first damaged record.
-
-        Each record is verified once. Native threads rely on this before they read the maps.
-        """
+        """Raise ValueError for the first damaged record; each record is verified once."""
         self._check_open()
-        self._check_mapped(np.unique(self._shard_numbers(records)).tolist())
+        check_records(records, len(self))
+        self._check_mapped(np.unique(np.searchsorted(self._ends, records, "right")).tolist())
         if self._unread is None:
             return
         unread = records[self._unread[records]]
@@ -215,47 +234,41 @@ class PackedSource(BatchSource):
         else:  # concurrent reads from the disk
             with concurrent.futures.ThreadPoolExecutor(len(parts)) as threads:
                 damages = list(threads.map(self._first_damage, parts))
-        for damage in damages:
-            if damage is not None:
-                raise ValueError(str(damage))
+        if damage := next(filter(None, damages), None):
+            raise ValueError(str(damage))
 
     def damaged(self, progress: Any = None) -> Iterator[Damage]:
-        """Yield all damaged records in order; read all records with several threads.
-
-        Args:
-          progress: called with the number of verified records.
-        """
+        """Yield all damaged records in order; `progress` is called with the number of verified."""
         self._check_open()
-        self._check_mapped(range(len(self._shards)))
+        self._check_mapped(range(len(self._files)))
         blocks = [range(i, min(i + 64, len(self))) for i in range(0, len(self), 64)]
         with concurrent.futures.ThreadPoolExecutor(num_threads()) as threads:
             damages = threads.map(lambda block: [self._damage(r) for r in block], blocks)
             for block, results in zip(blocks, damages, strict=True):
-                yield from (damage for damage in results if damage)
+                yield from filter(None, results)
                 if progress is not None:
                     progress(block.stop)
 
     def _check_open(self) -> None:
-        if not self._shards:
+        if not self._files:
             raise ValueError(f"{self.paths[0]} was closed")
 
     def _check_mapped(self, shards: Iterable[int]) -> None:
         for number in shards:
-            check_mapped("the source", self._shards[number].file)
+            check_mapped("the source", self._files[number])
 
     def _shape_of(self, field: PackedField) -> tuple[int, ...] | None:
         if field.codec == "column":
             return field.shape
         if field.codec == "jpeg":
             return None
-        shapes = [shard.index.columns[field.name]["shape"] for shard in self._shards]
-        first = shapes[0][0]
-        return tuple(first.tolist()) if all((part == first).all() for part in shapes) else None
+        shapes = self._columns[field.name]["shape"]
+        return tuple(shapes[0].tolist()) if (shapes == shapes[0]).all() else None
 
     def _channels(self, field: PackedField) -> int:
         if field.codec == "jpeg":
             return self.channels or field.shape[2]
-        return int(self._shards[0].index.columns[field.name]["shape"][0, 2])
+        return int(self._columns[field.name]["shape"][0, 2])
 
     def _is_image(self, field: PackedField) -> bool:
         """True if records are images that may differ in size but not in channels."""
@@ -263,37 +276,59 @@ class PackedSource(BatchSource):
             return True
         if field.codec != "array" or field.dtype != np.uint8 or len(field.shape) != 3:
             return False
-        shapes = [shard.index.columns[field.name]["shape"] for shard in self._shards]
-        channels = shapes[0][0, 2]
-        return channels in CHANNELS and all(
-            (part[:, 2] == channels).all() and (part > 0).all() for part in shapes
-        )
+        shapes = self._columns[field.name]["shape"]
+        channels = shapes[0, 2]
+        same = (shapes[:, 2] == channels).all() and (shapes > 0).all()
+        return bool(channels in CHANNELS and same)
 
     @functools.cached_property
-    def _largest(self) -> dict[str, tuple[int, int]]:
-        """Return field -> maximum (height, width)."""
-        largest = {}
-        for field in self._fields:
-            if field.codec != "column" and len(field.shape) >= 2:
-                sides = [s.index.columns[field.name]["shape"].max(axis=0) for s in self._shards]
-                height, width, *_ = np.max(sides, axis=0).tolist()
-                largest[field.name] = (height, width)
-        return largest
+    def _largest(self) -> dict[str, list[int]]:
+        """Return field -> maximum (height, width) of images."""
+        images = [field.name for field in self.fields if self._is_image(field)]
+        return {name: self._columns[name]["shape"].max(0)[:2].tolist() for name in images}
 
-    def _shard_numbers(self, records: np.ndarray) -> np.ndarray:
-        outside = records[(records < 0) | (records >= len(self))]
-        if outside.size:
-            raise IndexError(f"record {outside[0]} is out of range for {self!r}")
-        return np.searchsorted(self._ends, records, side="right")
+    @functools.cached_property
+    def _rows(self) -> dict[str, list[Any]]:
+        """Return field -> view of all records in each file, if they have one shape and stride."""
+        rows: dict[str, list[Any]] = {**self._values}
+        for field in self.fields:
+            if self._shapes[field.name] is not None and field.codec == "array":
+                views = [self._view(field, number) for number in range(len(self._files))]
+                if all(view is not None for view in views):
+                    rows[field.name] = views
+        return rows
 
-    def _locate(self, record: int) -> tuple[PackedFile, int]:
-        number = bisect.bisect_right(self._ends, record)
-        return self._shards[number], record - (self._ends[number - 1] if number else 0)
+    def _view(self, field: PackedField, number: int) -> np.ndarray | None:
+        file, count, shape = self._files[number], self._counts[number], self._shapes[field.name]
+        first = int(self._ends[number]) - count
+        offset = self._columns[field.name]["offset"][first : first + count]
+        size = int(self._columns[field.name]["size"][first])
+        steps = np.diff(offset)
+        if shape is None or (steps != steps[:1]).any() or (steps[:1] < size).any():
+            return None
+        dense = np.ndarray(shape, field.dtype, file, int(offset[0])).strides
+        strides = (int(steps[0]) if steps.size else size, *dense)
+        return np.ndarray((count, *shape), field.dtype, file, int(offset[0]), strides)
+
+    def _stored(self, field: str, record: int) -> np.ndarray:
+        """Return the stored bytes of a record."""
+        begin = int(self._columns[field]["offset"][record])
+        end = begin + int(self._columns[field]["size"][record])
+        return np.asarray(self._files[locate(self._ends, record)[0]][begin:end])
+
+    def _array(self, field: PackedField, record: int) -> np.ndarray:
+        """Return a view of a record."""
+        shape = self._columns[field.name]["shape"][record].tolist()
+        return self._stored(field.name, record).view(field.dtype).reshape(shape)
 
     def _damage(self, record: int) -> Damage | None:
-        file, row = self._locate(record)
-        damage = file.damage(row)
-        return None if damage is None else Damage(file.path, record, *damage)
+        """Return the first damaged field of a record."""
+        for name, columns in self._columns.items():
+            stored = self._stored(name, record)
+            if zlib.crc32(stored.data) != columns["crc32"][record]:
+                path = self.paths[locate(self._ends, record)[0]]
+                return Damage(path, record, name, int(columns["offset"][record]), stored.size)
+        return None
 
     def _first_damage(self, records: np.ndarray) -> Damage | None:
         assert self._unread is not None
@@ -307,11 +342,11 @@ class PackedSource(BatchSource):
         """Return bool [N], False for damaged records; raise if those are errors."""
         try:
             self.check(records)
+            return np.ones(len(records), bool)
         except ValueError:
             if self.on_bad_record == "raise":
                 raise
             return np.array([self._damage(record) is None for record in records.tolist()])
-        return np.ones(len(records), bool)
 
     def _gather_field(
         self, field: PackedField, records: np.ndarray, valid: np.ndarray, out: np.ndarray | None
@@ -321,24 +356,18 @@ class PackedSource(BatchSource):
             pixels = [self._image(field, r, row, valid) for row, r in enumerate(records.tolist())]
             return ragged_of(pixels, *self._largest[field.name])
         if shape is None:
-            first, row = self._locate(int(records[0]))
-            shape = first.shape(field.name, row)
+            shape = tuple(self._columns[field.name]["shape"][records[0]].tolist())
         if out is None or out.shape != (len(records), *shape):
             out = canonical(np.empty((len(records), *shape), field.dtype.newbyteorder("=")))
-        numbers = self._shard_numbers(records)
-        for number in np.unique(numbers).tolist():
-            selected = np.flatnonzero(numbers == number)
-            rows = records[selected] - (self._ends[number - 1] if number else 0)
-            array = self._shards[number].rows(field, self._shapes[field.name])
-            if array is not None:
-                out[selected] = array[rows]
-                continue
-            for position, row in zip(selected.tolist(), rows.tolist(), strict=True):
-                value = self._shards[number].array(field, row)
+        if field.name in self._rows:
+            gather_rows(self._rows[field.name], records, out)
+        else:
+            for position, record in enumerate(records.tolist()):
+                value = self._array(field, record)
                 if value.shape != shape:
                     raise ValueError(
-                        f"record {records[position]} of {self!r} has {field.name!r} of shape "
-                        f"{value.shape} and record {records[0]} of shape {shape}; read batches of 1"
+                        f"record {record} of {self!r} has {field.name!r} of shape {value.shape}, "
+                        f"and record {records[0]} of shape {shape}; read batches of 1"
                     )
                 out[position] = value
         if field.codec != "column":  # columns are part of the verified index
@@ -347,22 +376,19 @@ class PackedSource(BatchSource):
 
     def _image(self, field: PackedField, record: int, row: int, valid: np.ndarray) -> np.ndarray:
         """Return uint8 [H, W, C]; zeros if invalid. Set `valid` to False if decoding fails."""
-        file, index = self._locate(record)
-        shape = file.shape(field.name, index)
+        shape = tuple(self._columns[field.name]["shape"][record].tolist())
         if field.codec == "array":
-            return file.array(field, index) if valid[row] else np.zeros(shape, np.uint8)
+            return self._array(field, record) if valid[row] else np.zeros(shape, np.uint8)
         channels = self._channels(field)
         if valid[row]:
-            name = f"record {record}, field {field.name!r}, of {file.path}"
+            path = self.paths[locate(self._ends, record)[0]]
+            name = f"record {record}, field {field.name!r}, of {path}"
             try:
-                pixels = decode_image(
-                    file.stored(field.name, index).data, channels, self.max_pixels, name
-                )
+                stored = self._stored(field.name, record).data
+                pixels = decode_image(stored, channels, self.max_pixels, name)
                 if pixels.shape[:2] == shape:
                     return pixels
-                raise ValueError(
-                    f"{name}: the image is {pixels.shape[:2]}, but the index has {shape}"
-                )
+                raise ValueError(f"{name}: the image is {pixels.shape[:2]}, the index has {shape}")
             except Exception as error:
                 if self.on_bad_record == "raise" or not is_image_error(error):
                     raise
@@ -373,36 +399,27 @@ class PackedSource(BatchSource):
 
     @functools.cached_property
     def _native(self) -> tuple[dict[str, np.ndarray], dict[str, EncodedImages]] | None:
-        if type(self).gather is not PackedSource.gather or self.on_bad_record == "mask":
+        if self.on_bad_record == "mask":
             return None
         rows, images = {}, {}
-        for field in self._fields:
-            array = self._as_array(field)
-            if array is not None:
-                rows[field.name] = array
+        for field in self.fields:
+            parts = self._rows.get(field.name, [])
+            small = field.codec == "column" and sum(p.nbytes for p in parts) <= _CONCATENATED_BYTES
+            if len(parts) == 1:
+                rows[field.name] = parts[0]
+            elif small:
+                rows[field.name] = np.concatenate(parts)
             elif self._is_image(field) and (field.codec == "array" or jpeg_decoding().native):
                 images[field.name] = self._encoded(field)
             else:
                 return None
         return rows, images
 
-    def _as_array(self, field: PackedField) -> np.ndarray | None:
-        if len(self._shards) == 1:
-            return self._shards[0].rows(field, self._shapes[field.name])
-        if field.codec != "column":
-            return None
-        parts = [shard.index.columns[field.name]["value"] for shard in self._shards]
-        is_small = sum(part.nbytes for part in parts) <= _CONCATENATED_BYTES
-        return np.concatenate(parts) if is_small else None
-
     def _encoded(self, field: PackedField) -> EncodedImages:
-        columns = [shard.index.columns[field.name] for shard in self._shards]
-        place = [
-            np.stack([np.full_like(part["size"], n), part["offset"], part["size"]], axis=1)
-            for n, part in enumerate(columns)
-        ]
-        size = np.concatenate([part["shape"][:, :2] for part in columns])
-        blobs = tuple(shard.file for shard in self._shards)
+        columns = self._columns[field.name]
+        file = np.repeat(np.arange(len(self._files)), self._counts)
+        place = np.stack([file, columns["offset"], columns["size"]], axis=1)
         codec: Literal["jpeg", "raw"] = "jpeg" if field.codec == "jpeg" else "raw"
         options = (codec, self._channels(field), self.max_pixels)
-        return EncodedImages(blobs, np.concatenate(place), False, size, *options)
+        size = np.ascontiguousarray(columns["shape"][:, :2])
+        return EncodedImages(tuple(self._files), place, False, size, *options)

@@ -1,0 +1,359 @@
+"""``profile_fn`` times a function and its compilation, ``PipelineBenchmark`` batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import keystr
+
+from jaxkern.benchmarking.measurement import Measurement, ResourceMeter, environment
+from jaxkern.core.arguments import check_integer, check_number
+from jaxkern.core.quantities import format_duration
+from jaxkern.core.timing import CompileClock, call_seconds
+from jaxkern.execution.jit import JitFunction
+
+MAX_CALLS = 10_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Profile(Measurement):
+    """The result of `profile_fn`.
+
+    Attributes:
+      compile_seconds: tracing, lowering and compiling in the first call; 0 if nothing was compiled.
+      first_call_seconds: time of the first call, including compilation.
+    """
+
+    compile_seconds: float
+    first_call_seconds: float
+
+    def figures(self) -> dict[str, Any]:
+        compiled = ("compile_seconds", "first_call_seconds")
+        return {**super().figures(), **{name: getattr(self, name) for name in compiled}}
+
+    def __str__(self) -> str:
+        compiled = format_duration(self.compile_seconds)
+        return f"{super().__str__()}\n  compiled in {compiled}, before the samples"
+
+
+def profile_fn(
+    fn: Callable[..., Any],
+    *args: Any,
+    calls: int = 30,
+    seconds: float = 0.2,
+    warmup: int = 2,
+    name: str | None = None,
+) -> Profile:
+    """Time the calls of a function until their results are ready, and its compilation separately.
+
+    Arguments that a jitted function donates are copied before each call, outside the measured time.
+
+    Args:
+      fn: function to time, unchanged: wrap it in ``jax.jit`` to time its compiled form.
+      *args: its arguments, pytrees.
+      calls: minimum number of timed calls.
+      seconds: minimum total time of the calls, limited to `MAX_CALLS` calls.
+      warmup: number of untimed calls after the one that compiles.
+      name: name of the measurement; by default the function's.
+
+    Returns:
+      A `Profile`: ``.median``, ``.mean``, ``.std``, ``.min``, ``.max``, ``.p90`` in seconds, also
+      as ``profile["median"]``; ``.compile_seconds`` and ``.resources``.
+
+    Raises:
+      TypeError: if ``fn`` is not callable, or is jitted and cannot be traced with these arguments.
+      ValueError: if a jitted function inside ``fn`` donates an argument, or an option is invalid.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxkern as jk
+      >>> measured = jk.benchmarking.profile_fn(jax.jit(jnp.sin), jnp.ones(1000))
+      >>> measured.min <= measured.median <= measured["p90"] <= measured.max
+      True
+    """
+    calls, warmup = check_integer("calls", calls, 1), check_integer("warmup", warmup, 0)
+    seconds = check_number("seconds", seconds, 0)
+    with CompileClock() as clock:
+        started = time.perf_counter()
+        callee = Callee(fn, args)
+        callee()
+        first = time.perf_counter() - started
+    for _ in range(warmup):
+        callee()
+    with ResourceMeter() as meter:
+        times = callee.seconds(calls, seconds)
+    copied = " Donated arguments were copied before each call." if callee.donated else ""
+    return Profile(
+        name=name or name_of(fn),
+        kind="call",
+        seconds=tuple(times),
+        environment=environment(),
+        dimensions=describe_arrays(args, "args"),
+        methodology=(
+            f"{len(times)} calls after one that compiles and {warmup} for warm-up, each until its "
+            f"results were ready.{copied}",
+        ),
+        resources=meter.used,
+        compile_seconds=clock.seconds,
+        first_call_seconds=first,
+    )
+
+
+class Callee:
+    """``fn(*args)`` that copies donated arrays before each call, so that ``args`` stay valid."""
+
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        if not callable(fn):
+            raise TypeError(f"fn: expected a function, got {fn!r:.80}")
+        self.fn, self.args = fn, args
+        jitted = hasattr(fn, "lower") and not isinstance(fn, JitFunction)
+        self.donated = _donated_by_jax(fn, args) if jitted else set()
+
+    def fresh(self) -> tuple[Any, ...]:
+        """Return arguments for one call, in which donated arrays are copies."""
+        copied: tuple[Any, ...] = jax.tree.map_with_path(
+            lambda path, x: jnp.copy(x) if keystr(path) in self.donated else x, self.args
+        )
+        return copied
+
+    def __call__(self) -> Any:
+        """Call once and wait for the result; detect a donation inside ``fn``."""
+        result = jax.block_until_ready(self.fn(*self.fresh()))
+        for path, leaf in jax.tree.leaves_with_path(self.args):
+            if isinstance(leaf, jax.Array) and leaf.is_deleted():
+                raise ValueError(
+                    f"args{keystr(path)} was deleted by the first call of {name_of(self.fn)}: a "
+                    "jitted function inside it donates the array; pass that function itself"
+                )
+        return result
+
+    def seconds(self, calls: int = 1, total: float = 0.0) -> list[float]:
+        """Return the time of each call, without copies of donated arguments."""
+        fresh = self.fresh if self.donated else None
+        options: Any = {"calls": calls, "seconds": total, "warmup": 0, "most": MAX_CALLS}
+        return call_seconds(self.fn, *self.args, fresh=fresh, **options)
+
+    def mean_seconds(self, calls: int, back_to_back: bool) -> float:
+        """Return the mean time of calls, waiting after each call or only after the last."""
+        if not back_to_back:
+            return sum(self.seconds(calls)) / calls
+        started = time.perf_counter()
+        for _ in range(calls):
+            result = self.fn(*self.args)
+        jax.block_until_ready(result)
+        return (time.perf_counter() - started) / calls
+
+
+def _donated_by_jax(fn: Any, args: tuple[Any, ...]) -> set[str]:
+    """Return the paths in ``args`` that a function of ``jax.jit`` donates."""
+    leaves = jax.tree.leaves_with_path(args)
+    try:
+        infos, _ = fn.lower(*args).args_info
+    except TypeError as error:
+        kinds = {f"args{keystr(path)}": type(leaf).__name__ for path, leaf in leaves}
+        raise TypeError(
+            f"{name_of(fn)} cannot be traced with arguments of the types {kinds}; pass arrays and "
+            f"numbers, and declare others in static_argnums of jax.jit: {error}"
+        ) from error
+    donated = {keystr(path) for path, info in jax.tree.leaves_with_path(infos) if info.donated}
+    if donated and len(infos) < len(args):
+        # JAX omits static arguments, which shifts the paths of the others: copy all arrays.
+        return {keystr(path) for path, leaf in leaves if isinstance(leaf, jax.Array)}
+    return donated
+
+
+def name_of(fn: Any) -> str:
+    """Return the name of a function; for a partial, that of the wrapped function."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return str(getattr(fn, "__name__", None) or type(fn).__name__)
+
+
+def describe_arrays(tree: Any, name: str = "") -> dict[str, str]:
+    """Return dtype and shape of the arrays in a tree: ``{"args[0]": "float32[1000]"}``."""
+    return {
+        f"{name}{keystr(path)}" or "batch": f"{leaf.dtype}{list(np.shape(leaf))}"
+        for path, leaf in jax.tree.leaves_with_path(tree)
+        if hasattr(leaf, "dtype")
+    }
+
+
+# Batches ------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PipelineResult(Measurement):
+    """The result of `PipelineBenchmark.run`; figures are also items: ``result["p99"]``.
+
+    Attributes:
+      examples: number of examples in the measured batches.
+      duration_seconds: total time of the measured batches.
+      epochs: number of epochs started, including the warm-up.
+    """
+
+    examples: int
+    duration_seconds: float
+    epochs: int
+
+    @property
+    def batches(self) -> int:
+        return len(self)
+
+    @property
+    def examples_per_second(self) -> float:
+        return self.examples / self.duration_seconds
+
+    @property
+    def batches_per_second(self) -> float:
+        return self.batches / self.duration_seconds
+
+    @property
+    def p50(self) -> float:
+        """Median of the seconds between two batches."""
+        return self.percentile(50)
+
+    @property
+    def p95(self) -> float:
+        return self.percentile(95)
+
+    @property
+    def p99(self) -> float:
+        return self.percentile(99)
+
+    def figures(self) -> dict[str, Any]:
+        names = ["examples_per_second", "batches_per_second", "batches", "p50", "p95", "p99"]
+        names += ["examples", "duration_seconds", "epochs"]
+        return {**super().figures(), **{name: getattr(self, name) for name in names}}
+
+    def __str__(self) -> str:
+        times = (f"{name} {format_duration(self[name])}" for name in ("p90", "p95", "p99", "max"))
+        return (
+            f"{self.name}: {self.examples_per_second:,.0f} examples/s, "
+            f"{self.batches_per_second:,.1f} batches/s over {self.batches} batches in "
+            f"{format_duration(self.duration_seconds)}\n"
+            f"  per batch: median {format_duration(self.p50)}, {', '.join(times)}\n"
+            f"  {self.resources}"
+        )
+
+
+class PipelineBenchmark:
+    """Benchmark of an iterable of batches. The batches are not used, so only the iterable counts.
+
+    Args:
+      data_stream: pipeline of jaxkern, iterable of pytrees of arrays, or function of a seed that
+        returns one. It is iterated again if it ends too early.
+      num_batches: number of measured batches.
+      warmup_batches: number of batches before, which compile programs and fill queues.
+      examples: function that returns the number of examples in a batch; by default the length of
+        the first axis of its arrays, which must agree.
+      name: name of the result; by default the type of ``data_stream``.
+
+    Raises:
+      TypeError, ValueError: for an invalid argument, here or in `run`.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> pipe = jk.from_source({"x": np.zeros((64, 8))}, batch_size=16, shuffle=True)
+      >>> bench = jk.benchmarking.PipelineBenchmark(pipe, num_batches=6, warmup_batches=2)
+      >>> results = bench.run(pipeline_seed=42)
+      >>> results.batches, results["examples"], results.epochs
+      (6, 96, 2)
+    """
+
+    def __init__(
+        self,
+        data_stream: Any,
+        num_batches: int = 50,
+        warmup_batches: int = 5,
+        *,
+        examples: Callable[[Any], int] | None = None,
+        name: str | None = None,
+    ) -> None:
+        if not (hasattr(data_stream, "__iter__") or callable(data_stream)):
+            expected = "an iterable of batches, or a function of a seed that returns one"
+            raise TypeError(f"data_stream: expected {expected}, got {data_stream!r:.80}")
+        self._stream = data_stream
+        self._batches = check_integer("num_batches", num_batches, 1)
+        self._warmup = check_integer("warmup_batches", warmup_batches, 0)
+        self._examples = examples or _leading_size
+        self._name = name or type(data_stream).__name__
+
+    def run(self, pipeline_seed: int | None = None) -> PipelineResult:
+        """Iterate and measure; a seed determines the stream's order and random draws."""
+        epochs: list[int] = []
+        batches = _endless(_with_seed(self._stream, pipeline_seed), epochs)
+        for _ in range(self._warmup):
+            jax.block_until_ready(next(batches))
+        times, examples = [], 0
+        with ResourceMeter() as meter:
+            started = before = time.perf_counter()
+            for batch in itertools.islice(batches, self._batches):
+                jax.block_until_ready(batch)
+                now = time.perf_counter()
+                times.append(now - before)
+                before = now
+                examples += self._examples(batch)
+            total = before - started
+        return PipelineResult(
+            name=self._name,
+            kind="batch",
+            seconds=tuple(times),
+            environment=environment(),
+            dimensions={"batch": describe_arrays(batch), "seed": pipeline_seed},
+            methodology=(
+                f"{self._batches} batches after {self._warmup} for warm-up, each until its arrays "
+                "were ready; the batches are not used.",
+            ),
+            resources=meter.used,
+            examples=examples,
+            duration_seconds=total,
+            epochs=len(epochs),
+        )
+
+
+def _endless(stream: Any, epochs: list[int]) -> Iterator[Any]:
+    """Yield the batches of a stream that starts again at its end, and append to ``epochs``."""
+    iterator = iter(stream)
+    while True:
+        epochs.append(0)
+        for batch in iterator:
+            epochs[-1] += 1
+            yield batch
+        finished, iterator = iterator, iter(stream)
+        if not epochs[-1] or iterator is finished:
+            raise ValueError(
+                f"the stream ended after {epochs[-1]} batches and cannot start again; pass an "
+                "iterable, or measure fewer batches"
+            )
+
+
+def _with_seed(stream: Any, seed: int | None) -> Any:
+    if hasattr(stream, "with_seed"):
+        return stream if seed is None else stream.with_seed(seed)
+    if not hasattr(stream, "__iter__"):
+        result = stream(0 if seed is None else seed)
+        if not hasattr(result, "__iter__"):
+            raise TypeError(f"data_stream(seed): expected an iterable, got {result!r:.80}")
+        return result
+    if seed is not None:
+        kind = type(stream).__name__
+        raise ValueError(f"pipeline_seed: a {kind} has no seed; pass a function of the seed")
+    return stream
+
+
+def _leading_size(batch: Any) -> int:
+    sizes = {
+        jax.tree_util.keystr(path): np.shape(leaf)[0]
+        for path, leaf in jax.tree.leaves_with_path(batch)
+        if np.ndim(leaf) > 0
+    }
+    if len(set(sizes.values())) != 1:
+        raise ValueError(f"expected one size of the first axis, got {sizes}; pass examples=")
+    return int(next(iter(sizes.values())))

@@ -1,1 +1,0 @@
-"""Augmentation policies and the tables they were published with."""
