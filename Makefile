@@ -19,7 +19,7 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu')
 
 .PHONY: demo figures-images figures-xpcs train train-tokens test test-slow test-all test-huggingface test-torchvision xpcs-peers \
-	xpcs-peers-environment train-check bench bench-all bench-ops bench-streaming bench-native bench-peers bench-correlators profile profile-nlsq profile-mcmc gpu-check lint docs clean install
+	xpcs-peers-environment train-check bench bench-all bench-ops bench-streaming bench-native bench-peers bench-correlators profile gpu-check lint docs clean install
 
 demo: EXTRA = demo
 demo: install
@@ -137,14 +137,6 @@ bench-native: install
 profile: EXTRA = demo,cli
 profile: install
 	$(BIN)/python -P -m jaxkern profile --plot benchmark-results/profile-demo.png examples/demo.py
-
-profile-nlsq: EXTRA = xpcs
-profile-nlsq: install
-	$(BIN)/python benchmarks/profile_fit.py nlsq $(BENCHFLAGS)
-
-profile-mcmc: EXTRA = mcmc
-profile-mcmc: install
-	$(BIN)/python benchmarks/profile_fit.py mcmc $(BENCHFLAGS)
 
 bench-peers: .venv-peers/bin/python
 	.venv-peers/bin/python -m pip install -q -r benchmarks/peers.txt

@@ -6,14 +6,13 @@ Each mutation draws an offset and a byte from the seed. The outcomes:
 
 - error: the reader raises an error that names the file;
 - unnamed: it raises an error that does not;
-- same: it returns the values of the whole file (the byte means nothing);
+- same: it returns the values of the undamaged file (the byte means nothing);
 - other: it returns other values without an error;
 - crash: the process ends (HDF5 files are read in forked processes).
 """
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
 import hashlib
@@ -47,8 +46,8 @@ def events() -> dict[str, np.ndarray]:
 
 
 def rigaku(path: Path) -> None:
-    found = {name: values.astype(np.uint64) for name, values in events().items()}
-    words = found["frame"] << np.uint64(40) | found["pixel"] << np.uint64(16) | found["count"]
+    e = {name: values.astype(np.uint64) for name, values in events().items()}
+    words = e["frame"] << np.uint64(40) | e["pixel"] << np.uint64(16) | e["count"]
     words.astype("<u8").tofile(path)
 
 
@@ -61,9 +60,9 @@ def imm(path: Path, sparse: bool) -> None:
             put = [(4, "<i4", 6 if sparse else 0), (108, "<i4", 8), (112, "<i4", 16)]
             put += [(116, "<i4", 2), (128, "<f8", 0.1 * number), (136, "<f8", 0.1)]
             put += [(152, "<u4", len(pixel) if sparse else flat.size)]
-            for place, dtype, value in put:
+            for offset, dtype, value in put:
                 data = np.array(value, dtype).tobytes()
-                header[place : place + len(data)] = data
+                header[offset : offset + len(data)] = data
             file.write(header)
             if sparse:
                 file.write(pixel.astype("<i4").tobytes() + flat[pixel].astype("<i2").tobytes())
@@ -99,20 +98,20 @@ def table() -> Any:
     )
 
 
-def parquet(path: Path, **how: Any) -> None:
+def parquet(path: Path, **options: Any) -> None:
     import pyarrow.parquet as pq
 
-    pq.write_table(table(), path, **how)
+    pq.write_table(table(), path, **options)
 
 
-def arrow(path: Path, **how: Any) -> None:
+def arrow(path: Path, **options: Any) -> None:
     import pyarrow as pa
 
     rows = table()
-    options = pa.ipc.IpcWriteOptions(**how)
+    write_options = pa.ipc.IpcWriteOptions(**options)
     with (
         pa.OSFile(str(path), "wb") as sink,
-        pa.ipc.new_file(sink, rows.schema, options=options) as out,
+        pa.ipc.new_file(sink, rows.schema, options=write_options) as out,
     ):
         out.write_table(rows, max_chunksize=100)
 
@@ -129,8 +128,8 @@ def tar(path: Path) -> None:
 
 
 def results(path: Path) -> None:
-    found = jk.xpcs.multitau(FRAMES, QMAP, overview=True)
-    jk.xpcs.write_results(path, found, jk.xpcs.twotime(FRAMES, QMAP))
+    correlations = jk.xpcs.multitau(FRAMES, QMAP, overview=True)
+    jk.xpcs.write_results(path, correlations, jk.xpcs.twotime(FRAMES, QMAP))
 
 
 def read_frames(path: Path) -> Any:
@@ -140,187 +139,156 @@ def read_frames(path: Path) -> Any:
 
 
 def read_source(source: Any) -> Any:
-    found = [
-        source.gather(np.arange(k, min(k + 50, len(source)))) for k in range(0, len(source), 50)
-    ]
-    return [{name: np.asarray(values) for name, values in batch.items()} for batch in found]
+    n = len(source)
+    batches = [source.gather(np.arange(k, min(k + 50, n))) for k in range(0, n, 50)]
+    return [{name: np.asarray(values) for name, values in batch.items()} for batch in batches]
 
 
 def text_length(data: bytes) -> np.ndarray:
     return np.frombuffer(hashlib.sha256(data).digest(), np.uint8).astype(np.int32)
 
 
-def read_table(kind: Any, path: Path, **how: Any) -> Any:
-    return read_source(kind(path, decoders={"text": text_length}, **how))
+def read_table(kind: Any, path: Path, **options: Any) -> Any:
+    return read_source(kind(path, decoders={"text": text_length}, **options))
 
 
 def read_results(path: Path) -> Any:
-    found = jk.xpcs.read_results(path)
+    stored = jk.xpcs.read_results(path)
+    m, t = stored.multitau, stored.twotime
     return [
-        found.multitau.g2, found.multitau.g2_err, found.multitau.delay, found.multitau.bins,
-        found.multitau.q, found.multitau.n_pairs, found.twotime.c2, found.twotime.g2,
-        found.twotime.bins, found.twotime.q, found.multitau.overview.mean_image,
-        sorted(found.metadata.items()), found.multitau.qmap.dynamic,
+        m.g2, m.g2_err, m.delay, m.bins,
+        m.q, m.n_pairs, t.c2, t.g2,
+        t.bins, t.q, m.overview.mean_image,
+        sorted(stored.metadata.items()), m.qmap.dynamic,
     ]  # fmt: skip
 
 
 def read_qmap(path: Path) -> Any:
-    found = jk.xpcs.QMap.read(path)
-    return [found.dynamic, found.static, found.mask, found.q, found.phi]
+    qmap = jk.xpcs.QMap.read(path)
+    return [qmap.dynamic, qmap.static, qmap.mask, qmap.q, qmap.phi]
 
 
 P = jk.pipeline
-#: format -> (file's name, what writes it, what reads it, how many mutations, own process)
-FORMATS: dict[str, tuple[str, Callable[[Path], None], Callable[[Path], Any], int, bool]] = {
-    "rigaku": ("x.bin", rigaku, read_frames, 600, False),
-    "imm-sparse": ("x.imm", lambda p: imm(p, True), read_frames, 600, False),
-    "imm-dense": ("x.imm", lambda p: imm(p, False), read_frames, 600, False),
-    "npy-frames": ("x.npy", lambda p: np.save(p, FRAMES), read_frames, 600, False),
-    "npz-events": (
-        "x.npz",
-        lambda p: np.savez(p, shape=FRAMES.shape, **events()),
-        read_frames,
-        600,
-        False,
-    ),
-    "hdf5-frames": ("x.h5", hdf5_frames, read_frames, 300, True),
-    "tokens": (
-        "x.npy",
-        tokens,
-        lambda p: read_source(P.TokenSource(p, np.arange(0, 401, 40))),
-        400,
-        False,
-    ),
+#: Format -> (name of the file, function that writes it, function that reads it).
+FORMATS: dict[str, tuple[str, Callable[[Path], None], Callable[[Path], Any]]] = {
+    "rigaku": ("x.bin", rigaku, read_frames),
+    "imm-sparse": ("x.imm", lambda p: imm(p, True), read_frames),
+    "imm-dense": ("x.imm", lambda p: imm(p, False), read_frames),
+    "npy-frames": ("x.npy", lambda p: np.save(p, FRAMES), read_frames),
+    "npz-events": ("x.npz", lambda p: np.savez(p, shape=FRAMES.shape, **events()), read_frames),
+    "hdf5-frames": ("x.h5", hdf5_frames, read_frames),
+    "tokens": ("x.npy", tokens, lambda p: read_source(P.TokenSource(p, np.arange(0, 401, 40)))),
     "token-offsets": (
-        "x.npy",
-        offsets,
-        lambda p: read_source(P.TokenSource(np.arange(400), p)),
-        400,
-        False,
+        "x.npy", offsets, lambda p: read_source(P.TokenSource(np.arange(400), p)),
     ),
-    "parquet": ("x.parquet", parquet, lambda p: read_table(P.ParquetSource, p), 300, False),
+    "parquet": ("x.parquet", parquet, lambda p: read_table(P.ParquetSource, p)),
     "parquet, verify": (
-        "x.parquet",
-        parquet,
-        lambda p: read_table(P.ParquetSource, p, verify=True),
-        300,
-        False,
+        "x.parquet", parquet, lambda p: read_table(P.ParquetSource, p, verify=True),
     ),
     "parquet checksums, verify": (
-        "x.parquet",
-        lambda p: parquet(p, write_page_checksum=True),
+        "x.parquet", lambda p: parquet(p, write_page_checksum=True),
         lambda p: read_table(P.ParquetSource, p, verify=True),
-        300,
-        False,
     ),
-    "arrow": ("x.arrow", arrow, lambda p: read_table(P.ArrowSource, p), 300, False),
-    "arrow, verify": (
-        "x.arrow",
-        arrow,
-        lambda p: read_table(P.ArrowSource, p, verify=True),
-        300,
-        False,
-    ),
+    "arrow": ("x.arrow", arrow, lambda p: read_table(P.ArrowSource, p)),
+    "arrow, verify": ("x.arrow", arrow, lambda p: read_table(P.ArrowSource, p, verify=True)),
     "arrow lz4, verify": (
-        "x.arrow",
-        lambda p: arrow(p, compression="lz4"),
+        "x.arrow", lambda p: arrow(p, compression="lz4"),
         lambda p: read_table(P.ArrowSource, p, verify=True),
-        300,
-        False,
     ),
-    "tar": ("x.tar", tar, lambda p: read_source(P.WebDatasetSource(p)), 300, False),
-    "results": ("x.hdf", results, read_results, 250, True),
-    "qmap": ("x.h5", QMAP.write, read_qmap, 250, True),
-}
+    "tar": ("x.tar", tar, lambda p: read_source(P.WebDatasetSource(p))),
+    "results": ("x.hdf", results, read_results),
+    "qmap": ("x.h5", QMAP.write, read_qmap),
+}  # fmt: skip
+#: Mutations of a format; HDF5 files are read in a separate process, which takes longer.
+COUNTS = {"tokens": 400, "token-offsets": 400, "hdf5-frames": 300, "results": 250, "qmap": 250}
+COUNTS |= dict.fromkeys(("rigaku", "imm-sparse", "imm-dense", "npy-frames", "npz-events"), 600)
+OWN_PROCESS = {"hdf5-frames", "results", "qmap"}
 
 
-def digest(found: Any) -> str:
-    """Of all values, with their types and shapes."""
-    text = hashlib.sha256()
-
-    def add(value: Any) -> None:
-        if isinstance(value, dict):
-            value = sorted(value.items())
-        if isinstance(value, list | tuple):
-            text.update(b"[")
-            for part in value:
-                add(part)
-        elif isinstance(value, np.ndarray):
-            text.update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
-        else:
-            text.update(repr(value).encode())
-
-    add(found)
-    return text.hexdigest()
+def digest(value: Any) -> str:
+    """Return a hash of all values, with their types and shapes."""
+    if isinstance(value, dict):
+        value = sorted(value.items())
+    if isinstance(value, list | tuple):
+        text = "".join(map(digest, value)).encode()
+    elif isinstance(value, np.ndarray):
+        text = f"{value.dtype}{value.shape}".encode() + value.tobytes()
+    else:
+        text = repr(value).encode()
+    return hashlib.sha256(text).hexdigest()
 
 
-def outcome(read: Callable[[Path], Any], path: Path, whole: str) -> str:
+def outcome(read: Callable[[Path], Any], path: Path, undamaged: str) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return "same" if digest(read(path)) == whole else "other"
+            return "same" if digest(read(path)) == undamaged else "other"
     except Exception as error:
         said = "\n".join([str(error), *getattr(error, "__notes__", ())])
         return "error" if path.name in said else "unnamed"
 
 
-def forked(read: Callable[[Path], Any], path: Path, whole: str) -> str:
+def forked(read: Callable[[Path], Any], path: Path, undamaged: str) -> str:
     """`outcome` in a process that may crash or hang."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         signal.alarm(20)
         with contextlib.suppress(BaseException):
-            os.write(writer, outcome(read, path, whole).encode())
+            os.write(writer, outcome(read, path, undamaged).encode())
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
-        found = pipe.read().decode()
+        result = pipe.read().decode()
     os.waitpid(child, 0)
-    return found or "crash"
+    return result or "crash"
 
 
-def mutations(whole: bytes, seed: list[int], count: int) -> Iterator[tuple[int, bytes]]:
+def mutations(content: bytes, seed: list[int], count: int) -> Iterator[tuple[int, bytes]]:
     random = np.random.default_rng(seed)
     for _ in range(count):
-        place = int(random.integers(len(whole)))
-        damaged = bytearray(whole)
-        damaged[place] ^= int(random.integers(1, 256))
-        yield place, bytes(damaged)
+        offset = int(random.integers(len(content)))
+        damaged = bytearray(content)
+        damaged[offset] ^= int(random.integers(1, 256))
+        yield offset, bytes(damaged)
 
 
 def measure(name: str, seed: int, count: int | None = None) -> dict[str, int]:
-    """How often each outcome was found."""
-    file, write, read, usual, own_process = FORMATS[name]
-    found: collections.Counter[str] = collections.Counter()
+    """Return how often each outcome occurred."""
+    file, write, read = FORMATS[name]
+    outcomes: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / file
         write(path)
         content = path.read_bytes()
-        whole = digest(read(path))
-        assert digest(read(path)) == whole
-        for place, damaged in mutations(content, [seed, len(content)], count or usual):
+        undamaged = digest(read(path))
+        assert digest(read(path)) == undamaged
+        count = count or COUNTS.get(name, 300)
+        for offset, damaged in mutations(content, [seed, len(content)], count):
             path.write_bytes(damaged)
-            kind = (forked if own_process else outcome)(read, path, whole)
-            found[kind] += 1
+            kind = (forked if name in OWN_PROCESS else outcome)(read, path, undamaged)
+            outcomes[kind] += 1
             if os.environ.get("SHOW") == kind:
-                print(name, place, content[place], damaged[place], file=sys.stderr)
-    return dict(found)
+                print(name, offset, content[offset], damaged[offset], file=sys.stderr)
+    return dict(outcomes)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("formats", nargs="*", metavar="FORMAT")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=None)
-    chosen = parser.parse_args()
+    import harness
+
+    options = harness.parse(
+        __doc__,
+        ("formats", {"nargs": "*", "metavar": "FORMAT"}),
+        ("--seed", {"type": int, "default": 0}),
+        ("--count", {"type": int, "help": "mutations of a format"}),
+    )
     kinds = ("error", "unnamed", "same", "other", "crash")
     print(f"{'format':26} {'read':>6} " + " ".join(f"{kind:>8}" for kind in kinds))
-    # No thread of JAX's runs yet: files are read by NumPy and h5py alone.
+    # Files are read by NumPy and h5py alone, so no thread of JAX is running when a process forks.
     warnings.filterwarnings("ignore", message=".*fork", category=Warning)
-    for name in chosen.formats or FORMATS:
-        found = measure(name, chosen.seed, chosen.count)
-        counts = [found.get(kind, 0) for kind in kinds]
+    for name in options.formats or FORMATS:
+        outcomes = measure(name, options.seed, 20 if options.quick else options.count)
+        counts = [outcomes.get(kind, 0) for kind in kinds]
         print(f"{name:26} {sum(counts):6} " + " ".join(f"{n:8}" for n in counts), flush=True)
 
 

@@ -1,6 +1,7 @@
 """Overheads of `jaxkern.execution`: `jit` compared with `jax.jit`, unused options, graphs.
 
-    python benchmarks/execution.py [--quick]
+    python benchmarks/execution.py            # prints, and writes benchmarks/results/
+    python benchmarks/execution.py --quick    # fewer turns, writes nothing
 
 Bars: 20 us for a cached call in addition to ``jax.jit``, and 1 us for an operator in addition to
 its ``forward``. A graph of sleeping operators may take 20% longer than its critical path. Overheads
@@ -37,8 +38,8 @@ def per_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> float:
 Case = tuple[str, float, Callable[..., Any], Callable[..., Any], tuple[Any, ...]]
 
 
-def measured(cases: list[Case], turns: int) -> list[dict[str, Any]]:
-    """Return microseconds of both arms of each case, and of their difference.
+def measured(cases: list[Case], turns: int) -> list[list[tuple[float, float]]]:
+    """Return the microseconds of both arms of each case in each turn.
 
     Every turn runs the cases in another random order, so that periodic events such as garbage
     collection do not always affect the same case.
@@ -51,20 +52,7 @@ def measured(cases: list[Case], turns: int) -> list[dict[str, Any]]:
         for number in rng.permutation(len(cases)):
             _, _, ours, theirs, args = cases[number]
             pairs[number].append((1e6 * per_call(ours, args), 1e6 * per_call(theirs, args)))
-    rows = []
-    for (what, bar, *_), found in zip(cases, pairs, strict=True):
-        low, median, high = statistics.quantiles([a - b for a, b in found], n=4)
-        rows.append(
-            {
-                "what": what,
-                "ours_us": statistics.median(a for a, _ in found),
-                "theirs_us": statistics.median(b for _, b in found),
-                "added_us": median,
-                "quartiles_us": [low, high],
-                "bar_us": bar,
-            }
-        )
-    return rows
+    return pairs
 
 
 class Same(ex.Operator):
@@ -94,29 +82,26 @@ def jit_cases() -> list[Case]:
     """Return calls with all kinds of arguments, for `jit` and for ``jax.jit``."""
     x, scale = jnp.full((4, 4), 1.0), Scale()
     operator = jax.jit(lambda op, x: op.forward(inputs=x))
-    cases = [
+    ours, theirs, static = ex.jit(first), jax.jit(first), jax.jit(first, static_argnums=1)
+    by_keyword = (functools.partial(jit(power), n=x) for jit in (ex.jit, jax.jit))
+    tree = dict.fromkeys("abcd", x)
+    cases: list[tuple[Any, ...]] = [
         (f"{n} arrays", ex.jit(first), jax.jit(first), tuple(x + i for i in range(n)))
         for n in (1, 4, 16, 64)
     ]
-    tree = dict.fromkeys("abcd", x)
     cases += [
         ("a dict of 4 arrays", ex.jit(tree_first), jax.jit(tree_first), (tree,)),
-        ("an array and a number", ex.jit(first), jax.jit(first), (x, 2.0)),
-        ("an array and a text", ex.jit(first), jax.jit(first, static_argnums=1), (x, "same")),
-        ("an array and a function", ex.jit(first), jax.jit(first, static_argnums=1), (x, first)),
-        ("an array and a random key", ex.jit(first), jax.jit(first), (x, jax.random.key(0))),
-        ("an array of NumPy", ex.jit(first), jax.jit(first), (np.asarray(x),)),
-        (
-            "an array and another by keyword",
-            functools.partial(ex.jit(power), n=x),
-            functools.partial(jax.jit(power), n=x),
-            (x,),
-        ),
+        ("an array and a number", ours, theirs, (x, 2.0)),
+        ("an array and a text", ex.jit(first), static, (x, "same")),
+        ("an array and a function", ex.jit(first), static, (x, first)),
+        ("an array and a random key", ours, theirs, (x, jax.random.key(0))),
+        ("an array of NumPy", ours, theirs, (np.asarray(x),)),
+        ("an array and another by keyword", *by_keyword, (x,)),
         ("an operator of one array", ex.jit(scale), lambda x: operator(scale, x), (x,)),
-        ("an array of two shapes in turn", *map(in_turn, (ex.jit(first), jax.jit(first))), (x,)),
+        ("an array of two shapes in turn", in_turn(ours), in_turn(theirs), (x,)),
     ]
-    for _, ours, theirs, args in cases:
-        np.testing.assert_array_equal(ours(*args), theirs(*args))
+    for _, own, other, args in cases:
+        np.testing.assert_array_equal(own(*args), other(*args))
     return [(f"jit, {what}", 20.0, *rest) for what, *rest in cases]
 
 
@@ -138,11 +123,6 @@ def power(x: Any, n: Any) -> Any:
 
 def tree_first(tree: Any) -> Any:
     return tree["a"] + 1
-
-
-def option_case() -> Case:
-    op = Same()
-    return "operator, options off", 1.0, op, lambda x: op.forward(inputs=x), (1,)
 
 
 def graph_ratio(rounds: int) -> float:
@@ -176,24 +156,23 @@ def graph_ratio(rounds: int) -> float:
 
 def main() -> None:
     quick = harness.parse(__doc__).quick
-    turns = 60 if quick else TURNS
-    rows = measured([*jit_cases(), option_case()], turns)
+    op = Same()
+    option: Case = ("operator, options off", 1.0, op, lambda x: op.forward(inputs=x), (1,))
+    cases = [*jit_cases(), option]
+    pairs = measured(cases, 60 if quick else TURNS)
+    rows = []
+    for (what, bar, *_), times in zip(cases, pairs, strict=True):
+        ours, theirs = (statistics.median(pair[i] for pair in times) for i in range(2))
+        low, added, high = statistics.quantiles([a - b for a, b in times], n=4)
+        verdict = harness.at_most(added, bar)
+        cells = [what, f"{ours:.2f}", f"{theirs:.2f}", f"{added:.2f}", f"{low:.2f} to {high:.2f}"]
+        rows.append([*cells, f"{bar:.1f}", verdict])
     ratio = graph_ratio(4 if quick else 12)
-    lines = [
-        "| | jaxkern, us | without, us | added, us | quartiles | bar, us | |",
-        "|---|--:|--:|--:|--:|--:|---|",
-    ]
-    for row in rows:
-        verdict = harness.at_most(row["added_us"], row["bar_us"])
-        low, high = row["quartiles_us"]
-        lines.append(
-            f"| {row['what']} | {row['ours_us']:.2f} | {row['theirs_us']:.2f} "
-            f"| {row['added_us']:.2f} | {low:.2f} to {high:.2f} | {row['bar_us']:.1f} | {verdict} |"
-        )
-    lines.append("")
-    lines.append(f"Random graphs of 16 sleeping operators take {ratio:.3f} of their critical path.")
-    text = "\n".join(lines)
-    harness.write("execution", "Execution", text, {"rows": rows, "graph_ratio": ratio}, quick=quick)
+    graph = f"Random graphs of 16 sleeping operators take {ratio:.3f} of their critical path."
+    header = " | jaxkern, us | without, us | added, us | quartiles | bar, us | "
+    lines = [*harness.table(header, "lrrrrrl", rows), "", graph]
+    record = {case[0]: times for case, times in zip(cases, pairs, strict=True)}
+    harness.write("execution", "Execution", lines, record, quick=quick)
 
 
 if __name__ == "__main__":

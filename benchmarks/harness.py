@@ -11,23 +11,21 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
-import functools
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
-import jaxkern as jk
 from jaxkern.benchmarking import Ratio, Samples, compare, environment
 from jaxkern.benchmarking.measurement import conditions, plain, ratio_of_medians
+from jaxkern.core.memory import anonymous_bytes
 
 RESULTS = Path(__file__).parent / "results"
 RAW = Path(__file__).parents[1] / "benchmark-results"
@@ -103,24 +101,43 @@ def table(header: str, align: str, rows: Iterable[Iterable[object]]) -> list[str
     return [f"| {header} |", f"|{rule}|", *(f"| {' | '.join(map(str, row))} |" for row in rows)]
 
 
-def rates(rows: Sequence[Row], count: int) -> list[str]:
+def rates(rows: Sequence[Row], count: int, missing: Iterable[str] = ()) -> list[str]:
     """Return a table of images per second, for turns that process ``count`` images."""
-    lines = [
-        "| against | theirs, images/s | ours, images/s | ratio (95% interval) | bar | |",
-        "|---|--:|--:|--:|--:|---|",
-    ]
+    cells = []
     for row in rows:
-        theirs, ours = (row.samples[name].median for name in (row.fastest, row.ours))
-        lines.append(
-            f"| {row.name} | {count / theirs:,.0f} | {count / ours:,.0f} | {row.ratio} "
-            f"| {row.bar:g} | {at_least(row.ratio.value, row.bar)} |"
+        theirs, ours = (count / row.samples[name].median for name in (row.fastest, row.ours))
+        verdict = at_least(row.ratio.value, row.bar)
+        cells.append(
+            (row.name, f"{theirs:,.0f}", f"{ours:,.0f}", row.ratio, f"{row.bar:g}", verdict)
         )
-    return lines
+    header = "against | theirs, images/s | ours, images/s | ratio (95% interval) | bar | "
+    return table(
+        header, "lrrrrl", [*cells, *((name, "missing", "", "", "", "") for name in missing)]
+    )
 
 
-def ratios(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """Return the ratio and the bar of each row."""
-    return {row.name: {"ratio": row.ratio.value, "bar": row.bar} for row in rows}
+def record(rows: Sequence[Row], **more: Any) -> dict[str, Any]:
+    """Return the samples, the ratios and the bars of the rows of one comparison."""
+    ratios = {row.name: {"ratio": row.ratio.value, "bar": row.bar} for row in rows}
+    return {"samples": rows[0].samples, "ratios": ratios, **more}
+
+
+def within(name: str, difference: float, limit: float, unit: str) -> float:
+    """Return a difference of values; end the benchmark if it exceeds the limit."""
+    if not difference <= limit:
+        raise SystemExit(f"{name} differs by {difference:.3g} {unit}; expected at most {limit:g}")
+    return difference
+
+
+def drained(epoch: Callable[[], Iterable[Any]]) -> Callable[[], None]:
+    """Return an arm that runs an epoch and waits for each batch."""
+
+    def run() -> None:
+        for batch in epoch():
+            jax.block_until_ready(batch)
+            del batch  # the next one may use its memory
+
+    return run
 
 
 def at_least(value: float, bar: float) -> str:
@@ -162,10 +179,45 @@ def in_new_python(
     ).stdout
 
 
+def call(module: str, function: str, *arguments: Any, **options: Any) -> Any:
+    """Return the result of a function of a module in this folder, called in a new process.
+
+    Args:
+      arguments: values that JSON can represent, as the result.
+      options: those of `in_new_python`.
+    """
+    code = (
+        f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import json, {module}; "
+        f"print(json.dumps({module}.{function}(*json.loads(sys.argv[1]))))"
+    )
+    return json.loads(in_new_python("-c", code, json.dumps(arguments), **options).splitlines()[-1])
+
+
+@contextlib.contextmanager
+def sampled_memory(interval: float = 0.002) -> Iterator[list[int]]:
+    """Sample the private memory of this process (RssAnon, bytes) in a thread.
+
+    RSS would include the pages of mapped files, which the system can reclaim.
+    """
+    samples, done = [anonymous_bytes()], threading.Event()
+
+    def sample() -> None:
+        while not done.wait(interval):
+            samples.append(anonymous_bytes())
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        done.set()
+        thread.join()
+
+
 def write(
     name: str,
     title: str,
-    text: str,
+    text: str | Iterable[str],
     record: Mapping[str, Any],
     packages: Sequence[str] = (),
     note: str = "Medians.",
@@ -174,13 +226,15 @@ def write(
     """Print the tables; unless ``quick``, write them and the raw samples.
 
     Args:
-      text: the tables, which follow the title, the machine with the versions, and the note.
+      text: the tables or their lines, which follow the title, the machine with the versions, and
+        the note.
       record: the raw samples.
       packages: packages to name with their versions, in addition to those of every benchmark.
 
     Returns:
       The path of the tables, ``benchmarks/results/<date>-<name>.md``; None for a quick run.
     """
+    text = text if isinstance(text, str) else "\n".join(text)
     print(text)
     if quick:
         return None
@@ -196,70 +250,3 @@ def write(
     path.write_text(f"# {title}\n\n{conditions(where)}. `{command}`. {note}\n\n{text}\n")
     print(f"wrote {path} and {raw}")
     return path
-
-
-@dataclasses.dataclass
-class GpuCase:
-    """An op on several sets of operands, for a benchmark on a GPU."""
-
-    name: str
-    fn: Callable[..., Any]
-    sets: list[Any]
-    moved: int  # lower bound of the bytes that a call reads and writes
-    tolerance: float
-
-
-def compile_case(case: GpuCase, device: Any, backend: str, sets: int) -> tuple[Any, Any]:
-    """Return one program that runs the op on each set, and its operands on the device."""
-    operands = jax.device_put(case.sets[:sets], device)
-    with jk.backend(backend):  # type: ignore[arg-type]
-        program = jax.jit(lambda sets: [case.fn(*one) for one in sets]).lower(operands).compile()
-    return program, operands
-
-
-def time_on_gpu(
-    case: GpuCase, gpu: Any, cpu: Any, check: Callable[[GpuCase, str, Any, Any], None], quick: bool
-) -> dict[str, float]:
-    """Compare the values of three backends, then return seconds per call, and the bytes.
-
-    Programs are enqueued without waiting until the end of a turn.
-    """
-    sets = len(case.sets)
-    runs = {
-        "gpu": (*compile_case(case, gpu, "native", sets), sets),
-        "gpu_pure_jax": (*compile_case(case, gpu, "jax", sets), sets),
-        "cpu": (*compile_case(case, cpu, "native", 1), 1),
-    }
-    native, *others = (run(operands)[0] for run, operands, _ in runs.values())
-    for name, other in zip(("pure JAX on the GPU", "the CPU kernel"), others, strict=True):
-        check(case, name, native, other)
-    del native, others, other
-    comparison = compare(
-        {name: functools.partial(run, operands) for name, (run, operands, _) in runs.items()},
-        check=None,
-        rounds=3 if quick else 9,
-        turn_seconds=0.01 if quick else 0.1,
-        back_to_back=True,
-    )
-    seconds = {name: comparison[name].median / calls for name, (_, _, calls) in runs.items()}
-    return {**seconds, "bytes": case.moved}
-
-
-def copy_rate(device: Any, megabytes: int) -> float:
-    """Return the bytes per second that a large elementwise program reads and writes."""
-    x = jax.device_put(np.ones(megabytes << 18, np.float32), device)
-    program = jax.jit(lambda x: x * 2).lower(x).compile()
-    # compare() needs two arms; the faster of two equal ones is closer to the peak.
-    arms = {name: functools.partial(program, x) for name in ("first", "second")}
-    comparison = compare(arms, check=None, rounds=7, turn_seconds=0.05, back_to_back=True)
-    return 2 * x.nbytes / comparison[comparison.fastest].median
-
-
-def write_gpu(
-    name: str, title: str, gpu: Any, text: str, record: dict[str, Any], note: str, quick: bool
-) -> None:
-    """Write the results of a GPU, whose name is part of the file name."""
-    chip = re.sub(r"[^a-z0-9]+", "-", gpu.device_kind.lower()).strip("-")
-    record = {"gpu": gpu.device_kind, **record}
-    title = f"{title} on {gpu.device_kind}"
-    write(f"{name}-{chip}", title, text, record, ["jax-cuda13-plugin"], note, quick)

@@ -22,22 +22,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import peers
+from peers import BIAS, BOX, MEAN, SCALE, STD
+from photographs import pictures
 
 import jaxkern as jk
 from jaxkern.benchmarking.plots import bar_chart
 from jaxkern.core.threads import schedulable_cpus
 
 COUNT, SIDE, SIZE = 64, 256, 224
-MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+BARS = {"albumentations": 6.0, "OpenCV": 9.0, "DALI": 12.0, "torchvision": 40.0}
 
 
 def photographs() -> np.ndarray:
     """Return 64 crops of photographs of scikit-image, u8 [64, 256, 256, 3]."""
-    from skimage import data
-
-    shots = [data.astronaut(), data.chelsea(), data.coffee(), data.rocket()]
-    random = np.random.default_rng(0)
-    crops = []
+    shots, random, crops = pictures()[:4], np.random.default_rng(0), []
     for i in range(COUNT):
         shot = shots[i % len(shots)]
         top = random.integers(0, shot.shape[0] - SIDE + 1)
@@ -46,23 +44,20 @@ def photographs() -> np.ndarray:
     return np.ascontiguousarray(crops, np.uint8)
 
 
-def chain(**options: Any) -> jk.image.Compose:
-    dtype = options.pop("dtype", jnp.float32)
-    return jk.image.Compose(
-        [
-            jk.image.RandomResizedCrop(SIZE, **options),
-            jk.image.RandomHorizontalFlip(0.5),
-            jk.image.Normalize(MEAN.tolist(), STD.tolist()),
-        ],
-        dtype=dtype,
-    )
+def chain(dtype: Any = jnp.float32, **options: Any) -> jk.image.Compose:
+    steps = [
+        jk.image.RandomResizedCrop(SIZE, **options),
+        jk.image.RandomHorizontalFlip(0.5),
+        jk.image.Normalize(MEAN.tolist(), STD.tolist()),
+    ]
+    return jk.image.Compose(steps, dtype=dtype)
 
 
 def jitted(
-    aug: jk.image.Compose, images: Any, params: Any, backend: str = "native"
+    aug: jk.image.Compose, images: Any, params: Any, backend: Any = "native"
 ) -> Callable[[], Any]:
-    """A compiled call of a chain: the backend is chosen while it is traced."""
-    with jk.backend(backend):  # type: ignore[arg-type]
+    """Return a compiled call of a chain."""
+    with jk.backend(backend):
         compiled = jax.jit(aug.apply).lower(images, params).compile()
     return lambda: compiled(images, params).block_until_ready()
 
@@ -71,7 +66,7 @@ def scale_and_translate(images: Any, params: Any) -> Callable[[], Any]:
     """``jax.image.scale_and_translate`` of each crop, vmapped, as users write it."""
 
     def one(image: Any, box: Any, flip: Any) -> Any:
-        top, left, height, width = (box[k].astype(jnp.float32) for k in _BOX)
+        top, left, height, width = (box[k].astype(jnp.float32) for k in BOX)
         scale = jnp.stack([SIZE / height, SIZE / width])
         shift = jnp.stack([-top, -left]) * scale
         out = jax.image.scale_and_translate(
@@ -85,38 +80,24 @@ def scale_and_translate(images: Any, params: Any) -> Callable[[], Any]:
     return lambda: fn(images, params[0], params[1]).block_until_ready()
 
 
-_BOX = ("top", "left", "height", "width")
-
-
 def same(got: Any, expected: Any, name: str, levels: float, border: int = 0) -> float:
-    """Checks values; ``levels`` is in 1/255 of the range; returns the largest difference."""
+    """Return the largest difference in 1/255 of the range, which is at most ``levels``."""
     difference = np.abs(np.asarray(got, np.float32) - np.asarray(expected, np.float32)) * STD * 255
     if border:
         difference = difference[:, border:-border, border:-border]
-    worst = float(difference.max())
-    if not worst <= levels:
-        raise SystemExit(f"{name} differs by {worst:.2f} levels; expected at most {levels}")
-    return worst
-
-
-def xla_normalize(images: Any) -> Callable[[], Any]:
-    scale = (1 / (255 * STD)).astype(np.float32)
-    bias = (-MEAN / STD).astype(np.float32)
-    fn = jax.jit(lambda x: x.astype(jnp.float32) * scale + bias)
-    return lambda: fn(images).block_until_ready()
+    return harness.within(name, float(difference.max()), levels, "levels")
 
 
 def rows(rounds: int) -> tuple[list[harness.Row], list[str], dict[str, float]]:
     images_np = photographs()
-    images = jnp.asarray(images_np)
-    aug = chain(antialias=False)
+    images, aug = jnp.asarray(images_np), chain(antialias=False)
     keys = jk.random.record_keys(0, 0, np.arange(COUNT))
     params = jax.jit(lambda k: aug.sample(k, (SIDE, SIDE)))(keys)
-    boxes = np.stack([np.asarray(params[0][k]) for k in _BOX], 1)
-    flips = np.asarray(params[1]["flip"])
-    work = peers.Work(images_np, boxes, flips, SIZE, MEAN, STD)
+    boxes, flips = np.stack([params[0][k] for k in BOX], 1), np.asarray(params[1]["flip"])
+    work = peers.Work(images_np, boxes, flips, SIZE, COUNT)
 
     normalize = jk.image.Compose([jk.image.Normalize(MEAN.tolist(), STD.tolist())])
+    by_xla = jax.jit(lambda x: x.astype(jnp.float32) * SCALE + BIAS)
     ours, smooth, half = "jaxkern", "jaxkern, antialias", "jaxkern, bf16"
     cast, xla = "jaxkern, normalize only", "XLA, normalize only"
     pure = ["JAX gathers, jitted", "jax.image.scale_and_translate"]
@@ -127,7 +108,7 @@ def rows(rounds: int) -> tuple[list[harness.Row], list[str], dict[str, float]]:
         pure[0]: jitted(aug, images, params, "jax"),
         pure[1]: scale_and_translate(images, params),
         cast: jitted(normalize, images, [{}]),
-        xla: xla_normalize(images),
+        xla: lambda: by_xla(images).block_until_ready(),
     }
     reference, reference_smooth = arms[ours](), arms[smooth]()
     errors = {
@@ -137,25 +118,14 @@ def rows(rounds: int) -> tuple[list[harness.Row], list[str], dict[str, float]]:
         pure[1]: same(arms[pure[1]](), reference, pure[1], 1.0, border=8),
         xla: same(arms[xla](), arms[cast](), xla, 0.01),
     }
-    compared = [
-        ("pure JAX (the faster of two)", ours, pure, 4.0),
-        (pure[1], ours, pure[1:], 4.0),
-    ]
-    missing = []
-    bars = {"albumentations": 6.0, "OpenCV": 9.0, "DALI": 12.0, "torchvision": 40.0}
-    for name, package, make, antialias in peers.PEERS:
-        try:
-            arms[name] = make(work)
-            result = arms[name]()
-        except ImportError as error:
-            arms.pop(name, None)
-            missing.append(f"{name}: {package} is not installed ({error})")
-            continue
-        mine = smooth if antialias else ours
+    compared = [("pure JAX (the faster of two)", ours, pure, 4.0), (pure[1], ours, pure[1:], 4.0)]
+    others, missing = peers.available(peers.BATCH, work)
+    for name, arm in others.items():
+        arms[name], antialias = arm, peers.BATCH[name][2]
         expected = reference_smooth if antialias else reference
-        errors[name] = same(result, expected, name, peers.LEVELS)
-        bar = next(b for n, b in bars.items() if name.startswith(n))
-        compared.append((name, mine, [name], bar))
+        errors[name] = same(arm(), expected, name, peers.LEVELS)
+        bar = next(bar for start, bar in BARS.items() if name.startswith(start))
+        compared.append((name, smooth if antialias else ours, [name], bar))
     compared.append(("XLA, normalize and cast alone", cast, [xla], 1.0))
     compared.append(("our f32 output against our bf16", half, [ours], 1.0))
     samples = harness.interleave(arms, rounds)
@@ -167,36 +137,21 @@ def main() -> None:
     options = harness.parse(__doc__)
     kept = jk.performance.tune_host_allocator()
     table, missing, errors = rows(5 if options.quick else 25)
-    lines = [*harness.rates(table, COUNT), *(f"| {name} | missing | | | | |" for name in missing)]
-    text = "\n".join(lines)
-    samples = table[0].samples
-    record = {
-        "allocator_keeps_memory": kept,
-        "images": COUNT,
-        "samples": samples,
-        "ratios": harness.ratios(table),
-        "largest_difference_in_levels": errors,
-        "missing": missing,
-    }
     note = (
         f"64 u8 images 256x256x3 to 224x224 f32; SIMD {jk.doctor().simd_level}. Medians of "
         f"interleaved rounds; freed memory kept for all arms: {kept}."
     )
-    packages = [package for _, package, _, _ in peers.PEERS]
-    title = "Random resized crop, flip and normalize"
-    path = harness.write("image-augment", title, text, record, packages, note, quick=options.quick)
-    if path is None:
-        return
-    shown = [name for name in samples if "normalize only" not in name]
-    shown.sort(key=lambda name: samples[name].median)
-    bar_chart(
-        path.with_suffix(".png"),
-        shown,
-        [COUNT / samples[name].median for name in shown],
-        f"Crop, resize, flip, normalize on {schedulable_cpus()} cores",
-        "images/s",
-        own="jaxkern",
-    )
+    record = harness.record(table, largest_difference_in_levels=errors, missing=missing)
+    path = harness.write(
+        "image-augment", "Random resized crop, flip and normalize",
+        harness.rates(table, COUNT, missing), record, peers.PACKAGES, note, options.quick,
+    )  # fmt: skip
+    if path is not None:
+        samples = {n: s for n, s in table[0].samples.items() if "normalize only" not in n}
+        shown = sorted(samples, key=lambda name: samples[name].median)
+        rates = [COUNT / samples[name].median for name in shown]
+        title = f"Crop, resize, flip, normalize on {schedulable_cpus()} cores"
+        bar_chart(path.with_suffix(".png"), shown, rates, title, "images/s", own="jaxkern")
 
 
 if __name__ == "__main__":

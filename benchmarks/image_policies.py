@@ -29,6 +29,7 @@ import numpy as np
 from image_augment import photographs
 from policy_peers import (
     AFFINE,
+    AFFINE_PARAMETERS,
     JITTER,
     KERNEL,
     MEAN,
@@ -36,9 +37,8 @@ from policy_peers import (
     SIGMA,
     SIZE,
     STD,
-    NotThereError,
     Workers,
-)
+)  # fmt: skip
 
 import jaxkern as jk
 from jaxkern import image as ji
@@ -78,29 +78,19 @@ def recipes() -> list[Recipe]:
     ]
     others = tuple(name for name, *_ in PEERS if name not in TORCHVISION)
     warp_bars = [(TORCHVISION, 8.0), (("OpenCV warps",), 1.0)]
+    affine = ji.RandomAffine(**AFFINE, interpolation="bilinear")
+    perspective = ji.RandomPerspective(0.5, p=1.0, interpolation="bilinear")
+    policy, by_policy = ji.RandAugment(2, 9), [(TORCHVISION, 15.0)]
+    # torchvision's crop rounds twice, so that some pixels begin a level apart.
+    training = [*crop, policy, *normalize], [((), 8.0), ((BEFORE,), 1 / 3)]
     return [
-        Recipe("RandAugment", [ji.RandAugment(2, 9)], [(TORCHVISION, 15.0), (others, 6.0)]),
-        # torchvision's crop rounds twice, so that some pixels begin a level apart.
-        Recipe(
-            "training",
-            [*crop, ji.RandAugment(2, 9), *normalize],
-            [((), 8.0), ((BEFORE,), 1 / 3)],
-            levels=1.0,
-            side=256,
-        ),
-        Recipe("TrivialAugmentWide", [ji.TrivialAugmentWide()], [(TORCHVISION, 15.0)]),
-        Recipe("AugMix", [ji.AugMix()], [(TORCHVISION, 15.0)], levels=0.1),
+        Recipe("RandAugment", [policy], [*by_policy, (others, 6.0)]),
+        Recipe("training", *training, levels=1.0, side=256),
+        Recipe("TrivialAugmentWide", [ji.TrivialAugmentWide()], by_policy),
+        Recipe("AugMix", [ji.AugMix()], by_policy, levels=0.1),
         Recipe("SimCLR", simclr, [((), 10.0)], levels=1.0, side=256),
-        Recipe(
-            "RandomAffine",
-            [ji.RandomAffine(**AFFINE, interpolation="bilinear")],
-            warp_bars,
-        ),
-        Recipe(
-            "RandomPerspective",
-            [ji.RandomPerspective(0.5, p=1.0, interpolation="bilinear")],
-            warp_bars,
-        ),
+        Recipe("RandomAffine", [affine], warp_bars),
+        Recipe("RandomPerspective", [perspective], warp_bars),
     ]
 
 
@@ -116,51 +106,44 @@ def drawing(steps: Sequence[ji.Transform], images: np.ndarray) -> Callable[[], A
     return lambda: run(batch, np.int32(next(epochs))).block_until_ready()
 
 
-def warp_matrices(recipe: str, params: Any) -> list[np.ndarray]:
-    """From pixels of the output to pixels of the input, both counted from the first's centre."""
-    size, given = (SIZE, SIZE), params[0]
+def warp_matrices(recipe: str, params: Any) -> np.ndarray:
+    """Return matrices from output to input pixels, counted from the centre of the first pixel."""
+    size, drawn = (SIZE, SIZE), params[0]
     if recipe == "RandomAffine":
-        names = ("angle", "translate_x", "translate_y", "scale", "shear_x", "shear_y")
-        found = affine_coefficients(*(given[name] for name in names), size=size)
-        first = (1 - SIZE) / 2  # from the middle
+        values = affine_coefficients(*(drawn[name] for name in AFFINE_PARAMETERS), size=size)
+        origin, rows = (1 - SIZE) / 2, 2  # from the middle
     else:
-        found = perspective_coefficients(given["endpoints"], size=size)
-        first = 0.5  # from the corner
-    theirs = np.array([[1, 0, first], [0, 1, first], [0, 0, 1]])
-    full = np.concatenate([np.asarray(found, np.float64), np.ones((len(found), 1))], 1)
-    matrices = np.linalg.inv(theirs) @ full.reshape(-1, 3, 3) @ theirs
-    rows = 2 if recipe == "RandomAffine" else 3
-    return list(np.ascontiguousarray(matrices[:, :rows]))
+        values = perspective_coefficients(drawn["endpoints"], size=size)
+        origin, rows = 0.5, 3  # from the corner
+    shift = np.array([[1, 0, origin], [0, 1, origin], [0, 0, 1]])
+    full = np.concatenate([np.asarray(values, np.float64), np.ones((len(values), 1))], 1)
+    return (np.linalg.inv(shift) @ full.reshape(-1, 3, 3) @ shift)[:, :rows].copy()
 
 
 def checked(recipe: Recipe, images: np.ndarray, workers: Workers) -> dict[str, float]:
-    """Mean differences, in levels, from torchvision and OpenCV with the same parameters."""
+    """Return mean differences, in levels, from torchvision and OpenCV with the same parameters."""
     augment = ji.Compose(list(recipe.steps))
     keys = jk.random.record_keys(1, 0, np.arange(len(images)))
     params = augment.sample(keys, images.shape[1:3])
     ours = np.asarray(augment.apply(jnp.asarray(images), params), np.float32)
-    plain = [{name: np.asarray(value) for name, value in step.items()} for step in params]
     names = next((step.OPS for step in recipe.steps if hasattr(step, "OPS")), ())
-    given: dict[str, Any] = {"params": plain, "names": tuple(names)}
+    given: dict[str, Any] = {"params": jax.tree.map(np.asarray, list(params))}
+    given["names"] = tuple(names)
     levels = 255 * np.asarray(STD, np.float32) if recipe.name == "training" else 1.0
-    found = {}
-    for place, (peer, *_) in enumerate(PEERS):
+    differences = {}
+    for number, (peer, *_) in enumerate(PEERS):
         if peer == "OpenCV warps" and recipe.name.startswith(("RandomAffine", "RandomPersp")):
-            given["matrices"] = np.stack(warp_matrices(recipe.name, params))
+            given["matrices"] = warp_matrices(recipe.name, params)
         elif peer != TORCHVISION[0]:
             continue
         try:
-            theirs = workers.result(place, recipe.name, given)
-        except NotThereError:
+            theirs = workers.result(number, recipe.name, given)
+        except ImportError:
             continue
-        found[peer] = float(np.abs((ours - theirs) * levels).mean())
+        difference = float(np.abs((ours - theirs) * levels).mean())
         limit = recipe.levels if peer in TORCHVISION else 1.0
-        if not found[peer] <= limit:
-            raise SystemExit(
-                f"{recipe.name}: {peer} expected a difference of at most {limit} levels, "
-                f"got {found[peer]:.3f}"
-            )
-    return found
+        differences[peer] = harness.within(f"{recipe.name}: {peer}", difference, limit, "levels")
+    return differences
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,19 +160,21 @@ def measured(recipe: Recipe, workers: Workers, rounds: int) -> RecipeResult:
     images = photographs()
     edge = (images.shape[1] - recipe.side) // 2
     images = np.ascontiguousarray(images[:, edge : edge + recipe.side, edge : edge + recipe.side])
-    workers.give(images)
+    workers.load(images)
     differences = checked(recipe, images, workers)
     arms = {OURS: drawing(recipe.steps, images)}
     if recipe.name == "training":
         kept = [step for step in recipe.steps if not isinstance(step, ji.RandAugment)]
         arms[BEFORE] = drawing(kept, images)
     missing = []
-    for place, (name, package, *_) in enumerate(PEERS):
+    for number, (name, package, *_) in enumerate(PEERS):
         try:
-            if workers.has(place, recipe.name):
-                arms[name] = partial(workers.run, place, recipe.name)
-        except NotThereError as error:
+            if workers.has(number, recipe.name):
+                arms[name] = partial(workers.run, number, recipe.name)
+        except ImportError as error:
             missing.append(f"{name}: {package} is not installed ({error})")
+    if len(arms) == 1:
+        raise SystemExit(f"{recipe.name}: no other library is installed: {'; '.join(missing)}")
     # Turns of many calls where they are short: the first ones find caches and cores cold.
     samples = harness.interleave(arms, rounds, warmup=1, turn_seconds=0.1)
     peers = [name for name in arms if name not in (OURS, BEFORE)]
@@ -202,20 +187,20 @@ def measured(recipe: Recipe, workers: Workers, rounds: int) -> RecipeResult:
     return RecipeResult(samples, rows, missing, differences)
 
 
-def rates(found: dict[str, RecipeResult], count: int) -> list[str]:
-    """Images a second of each arm in each recipe, with the quartiles."""
-    names = [OURS, BEFORE, *(name for name, *_ in PEERS)]
-    lines = [f"| images/s (quartiles) | {' | '.join(found)} |", "|---|" + "--:|" * len(found)]
-    for name in names:
+def rates(results: dict[str, RecipeResult], count: int) -> list[str]:
+    """Return a table of the images per second of each arm in each recipe, with quartiles."""
+    rows = []
+    for name in (OURS, BEFORE, *(name for name, *_ in PEERS)):
         cells = []
-        for one in found.values():
-            samples = one.samples.get(name)
+        for result in results.values():
+            samples = result.samples.get(name)
             spread = () if samples is None else [samples.percentile(q) for q in (50, 75, 25)]
             rate = [f"{count / seconds:,.0f}" for seconds in spread]
             cells.append(f"{rate[0]} ({rate[1]} to {rate[2]})" if rate else "")
         if any(cells):
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-    return lines
+            rows.append((name, *cells))
+    header = f"images/s (quartiles) | {' | '.join(results)}"
+    return harness.table(header, "l" + "r" * len(results), rows)
 
 
 def main() -> None:
@@ -229,42 +214,29 @@ def main() -> None:
     kept = jk.performance.tune_host_allocator()
     workers = Workers()
     try:
-        found = {
+        results = {
             name: measured(known[name], workers, 3 if options.quick else 15)
             for name in harness.progress(chosen, "recipes")
         }
     finally:
         workers.close()
     count = len(photographs())
-    table = [row for one in found.values() for row in one.rows]
-    missing = sorted({line for one in found.values() for line in one.missing})
-    lines = [*harness.rates(table, count), *(f"| {line} | | | | | |" for line in missing)]
-    text = "\n".join([*lines, "", *rates(found, count)])
-    for name, one in found.items():
-        print(f"{name}: mean differences in levels {one.differences}")
-    record = {
-        "allocator_keeps_memory": kept,
-        "images": count,
-        "samples": {name: one.samples for name, one in found.items()},
-        "ratios": harness.ratios(table),
-        "mean_difference_in_levels": {name: one.differences for name, one in found.items()},
-        "missing": missing,
-    }
+    table = [row for result in results.values() for row in result.rows]
+    missing = sorted({line for result in results.values() for line in result.missing})
+    lines = [*harness.rates(table, count, missing), "", *rates(results, count)]
+    record: dict[str, Any] = {}
+    for name, result in results.items():
+        print(f"{name}: mean differences in levels {result.differences}")
+        record[name] = {"samples": result.samples, "differences": result.differences}
     note = (
         f"{count} u8 images {SIZE}x{SIZE}x3, 256x256 where they are cropped; u8 to u8, but "
         f"training to normalized f32; SIMD {jk.doctor().simd_level}. All arms draw new "
-        "parameters in each call and use two cores. Medians of interleaved rounds."
+        f"parameters in each call and use two cores; freed memory kept: {kept}. Medians of "
+        "interleaved rounds."
     )
     packages = ["torch", "pillow", *dict.fromkeys(package for _, package, *_ in PEERS)]
-    harness.write(
-        "image-policies",
-        "Policies, colours and warps",
-        text,
-        record,
-        packages,
-        note,
-        quick=options.quick,
-    )
+    title = "Policies, colours and warps"
+    harness.write("image-policies", title, lines, record, packages, note, options.quick)
 
 
 if __name__ == "__main__":

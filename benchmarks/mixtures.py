@@ -13,25 +13,24 @@ from collections.abc import Callable
 from typing import Any
 
 import harness
-import jax
 import numpy as np
+from peers import MEAN, STD
 
 import jaxkern as jk
 from jaxkern.pipeline import Pipeline
 
-BATCH = 64
+BATCH, BAR = 64, 0.95
 COUNT = 48 * BATCH
-BAR = 0.95
-RNG = np.random.default_rng(0)
-PIXELS = RNG.integers(0, 256, (COUNT, 128, 128, 3), np.uint8)
+PIXELS = np.random.default_rng(0).integers(0, 256, (COUNT, 128, 128, 3), np.uint8)
 NUMBERS = np.arange(COUNT, dtype=np.int32)
 CHAIN = jk.image.Compose(
     [
         jk.image.RandomResizedCrop(112),
         jk.image.RandomHorizontalFlip(0.5),
-        jk.image.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        jk.image.Normalize(MEAN.tolist(), STD.tolist()),
     ]
 )
+Change = Callable[[Pipeline], Pipeline]
 
 
 def halved(batch: dict[str, Any]) -> dict[str, Any]:
@@ -44,7 +43,8 @@ def rows(first: int, last: int) -> Pipeline:
     return jk.from_source(source, BATCH, shuffle=True)
 
 
-WORKS: dict[str, tuple[Callable[[Pipeline], Pipeline], Callable[[Pipeline], Pipeline]]] = {
+# What is applied to every source, and to the mixture.
+WORKS: dict[str, tuple[Change, Change]] = {
     "rows in native threads": (lambda pipe: pipe, lambda pipe: pipe),
     "augmented in native threads": (lambda pipe: pipe, lambda pipe: pipe >> CHAIN),
     "a NumPy function before the mixture": (lambda pipe: pipe >> halved, lambda pipe: pipe),
@@ -52,33 +52,23 @@ WORKS: dict[str, tuple[Callable[[Pipeline], Pipeline], Callable[[Pipeline], Pipe
 }
 
 
-def epoch(pipe: Pipeline) -> None:
-    for batch in pipe:
-        jax.block_until_ready(batch)
-
-
-def numbers(pipe: Pipeline) -> list[int]:
-    return sorted(int(n) for batch in pipe for n in np.asarray(batch["number"]))
-
-
 def main() -> None:
     options = harness.parse(__doc__, rounds=(25, 3))
-    found, record = [], {}
+    table, record = [], {}
+    third = COUNT // 3
     for work, (before, after) in harness.progress(WORKS.items(), "works"):
-        third = COUNT // 3
-        parts = [before(rows(at, at + third)) for at in range(0, COUNT, third)]
-        mixture = after(jk.mix([(part, 1) for part in parts], stop="last"))
+        parts = [(before(rows(at, at + third)), 1) for at in range(0, COUNT, third)]
+        mixture = after(jk.mix(parts, stop="last"))
         pipes = {"mixture": mixture, "alone": after(before(rows(0, COUNT)))}
-        if any(numbers(pipe) != NUMBERS.tolist() for pipe in pipes.values()):
-            raise ValueError(f"an epoch of {work} does not contain every record once")
-        arms = {name: lambda pipe=pipe: epoch(pipe) for name, pipe in pipes.items()}
-        count = options.rounds
-        samples = harness.interleave(arms, count, warmup=1, turn_seconds=0)
-        found.append(harness.Row(work, samples, "mixture", ["alone"], BAR))
+        for pipe in pipes.values():
+            if sorted(n for b in pipe for n in np.asarray(b["number"])) != NUMBERS.tolist():
+                raise ValueError(f"an epoch of {work} does not contain every record once")
+        arms = {name: harness.drained(pipe.__iter__) for name, pipe in pipes.items()}
+        samples = harness.interleave(arms, options.rounds, warmup=1, turn_seconds=0)
+        table.append(harness.Row(work, samples, "mixture", ["alone"], BAR))
         record[work] = {"samples": samples}
-    text = "\n".join(harness.rates(found, COUNT))
     title = "A mixture of three sources compared with a single source"
-    harness.write("mixtures", title, text, record, quick=options.quick)
+    harness.write("mixtures", title, harness.rates(table, COUNT), record, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -1,61 +1,132 @@
-"""The other libraries' way to crop, resize, flip and normalize a batch; each is optional.
+"""Other libraries that crop, resize, flip and normalize images; each is optional.
 
-Every peer gets the same boxes and flips. Peers that resize in 8 bits round to levels before they
-normalize, so their values may be off by a level or two: see ``LEVELS``.
+Every peer reads the same images, crops the same boxes and flips the same images. An arm of `BATCH`
+returns one batch of images in memory. An arm of `FILES` runs an epoch over files and yields its
+batches, float32 NHWC (torchvision: NCHW), in the order of the files, except where `FIRST` says
+otherwise. Processes and built pipelines live on between epochs. Peers that resize in 8 bits round
+to levels before they normalize, so that their values differ by a level or two.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 THREADS = 2
-# Fixed-point resizing in 8 bits: OpenCV rounds twice, DALI and torchvision once.
-LEVELS = 2.0
+LEVELS = 2.0  # largest difference: OpenCV rounds twice, DALI and torchvision once
+MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+SCALE, BIAS = (1 / (255 * STD)).astype(np.float32), (-MEAN / STD).astype(np.float32)
+BOX = ("top", "left", "height", "width")
+
+Arm = Callable[[], Iterator[Any]]
 
 
-@dataclass
+@dataclasses.dataclass(frozen=True)
 class Work:
-    """64 images u8 [N, H, W, 3], boxes i32 [N, 4] (top, left, height, width), flips bool [N]."""
+    """The work of every arm.
 
-    images: np.ndarray
+    Attributes:
+      images: the N images, u8 [N, H, W, 3], or the paths of N files.
+      boxes: int32 [N, 4], the crop (top, left, height, width) of each image.
+      flips: bool [N].
+      size: height and width of the output.
+      batch: images per batch; an incomplete last batch is dropped.
+      order: int [N], the order of the images; None for that of `images`.
+    """
+
+    images: Sequence[Any]
     boxes: np.ndarray
     flips: np.ndarray
     size: int
-    mean: np.ndarray
-    std: np.ndarray
+    batch: int
+    order: np.ndarray | None = None
+
+    @property
+    def records(self) -> np.ndarray:
+        count = len(self.images) // self.batch * self.batch
+        return (np.arange(len(self.images)) if self.order is None else self.order)[:count]
+
+    def batches(self) -> Iterator[np.ndarray]:
+        yield from self.records.reshape(-1, self.batch)
+
+    def crop(self, i: int) -> tuple[slice, slice]:
+        top, left, height, width = (int(v) for v in self.boxes[i])
+        return slice(top, top + height), slice(left, left + width)
 
 
-def opencv(work: Work) -> Callable[[], np.ndarray]:
-    """cv2.resize of each crop, two threads, then a cast and one multiply-add."""
+def read_opencv(path: Path) -> np.ndarray:
     import cv2
 
-    cv2.setNumThreads(1)
-    pool = ThreadPoolExecutor(THREADS)
-    count = len(work.images)
-    out = np.empty((count, work.size, work.size, 3), np.float32)
-    scale = (1 / (255 * work.std)).astype(np.float32)
-    bias = (-work.mean / work.std).astype(np.float32)
+    return cv2.cvtColor(cv2.imread(str(path), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
 
-    def one(i: int) -> None:
-        top, left, height, width = work.boxes[i]
-        crop = work.images[i, top : top + height, left : left + width]
+
+def read_simplejpeg(path: Path) -> np.ndarray:
+    import simplejpeg
+
+    return simplejpeg.decode_jpeg(path.read_bytes())
+
+
+def read_pillow(path: Path) -> np.ndarray:
+    from PIL import Image
+
+    return np.asarray(Image.open(path).convert("RGB"))
+
+
+class OpenCV:
+    """OpenCV's crop, resize, flip and normalize of one image; picklable."""
+
+    def __init__(self, work: Work, read: Callable[[Any], np.ndarray] = np.asarray) -> None:
+        import cv2
+
+        cv2.setNumThreads(1)
+        self.work, self.read = work, read
+
+    def __call__(self, i: int, out: np.ndarray | None = None) -> np.ndarray:
+        import cv2
+
+        cv2.setNumThreads(1)
+        work = self.work
+        crop = self.read(work.images[i])[work.crop(i)]
         resized = cv2.resize(crop, (work.size, work.size), interpolation=cv2.INTER_LINEAR)
         if work.flips[i]:
             resized = cv2.flip(resized, 1)
-        np.multiply(resized, scale, out=out[i])
-        out[i] += bias
+        result: np.ndarray = np.multiply(resized, SCALE, out=out, dtype=np.float32)
+        result += BIAS
+        return result
 
-    def run() -> np.ndarray:
-        list(pool.map(one, range(count)))
-        return out
+    def __len__(self) -> int:
+        return len(self.work.images)
 
-    return run
+    def __getitem__(self, i: int) -> Any:
+        import torch
+
+        return torch.from_numpy(self(i))
+
+
+def in_threads(work: Work, read: Callable[[Any], np.ndarray] = np.asarray) -> Arm:
+    """Return an arm with OpenCV in a pool of threads, after reading by ``read``."""
+    pool, one = ThreadPoolExecutor(THREADS), OpenCV(work, read)
+
+    def epoch() -> Iterator[np.ndarray]:
+        for records in work.batches():
+            out = np.empty((work.batch, work.size, work.size, 3), np.float32)
+            list(pool.map(one, records, out))
+            yield out
+
+    return epoch
+
+
+def once(arm: Arm) -> Callable[[], Any]:
+    """Return a function that returns the first batch of an epoch."""
+    return lambda: next(arm())
 
 
 def albumentations(work: Work) -> Callable[[], np.ndarray]:
@@ -67,63 +138,98 @@ def albumentations(work: Work) -> Callable[[], np.ndarray]:
 
     cv2.setNumThreads(1)
     pool = ThreadPoolExecutor(THREADS)
-    mean, std = (255 * work.mean).astype(np.float32), (255 * work.std).astype(np.float32)
-    factor = np.reciprocal(std).astype(np.float32)
+    mean, factor = (255 * MEAN).astype(np.float32), (1 / (255 * STD)).astype(np.float32)
     normalize = getattr(pixel, "normalize", None)
+    if normalize is None:
+        from albucore import normalize
 
     def one(i: int) -> np.ndarray:
         top, left, height, width = work.boxes[i]
         image = crops.crop(work.images[i], left, top, left + width, top + height)
         image = geometric.resize(image, (work.size, work.size), cv2.INTER_LINEAR)
-        if work.flips[i]:
-            image = geometric.hflip(image)
-        if normalize is not None:
-            return normalize(image, mean, factor)
-        import albucore
-
-        return albucore.normalize(image, mean, factor)
+        return normalize(geometric.hflip(image) if work.flips[i] else image, mean, factor)
 
     return lambda: np.stack(list(pool.map(one, range(len(work.images)))))
 
 
-def torchvision(
-    work: Work, antialias: bool = True, channels_last: bool = False
-) -> Callable[[], np.ndarray]:
-    """transforms.v2.functional on u8 tensors [3, H, W], two threads.
+def torchvision_one(work: Work, image: Any, i: int, antialias: bool) -> Any:
+    """Apply transforms.v2.functional to a u8 tensor [3, H, W]."""
+    import torch
+    from torchvision.transforms.v2 import functional
 
-    Its resizing has a faster path for tensors whose channels are last in memory.
-    """
+    box, size = (int(v) for v in work.boxes[i]), [work.size, work.size]
+    image = functional.resized_crop(image, *box, size, antialias=antialias)
+    if work.flips[i]:
+        image = functional.horizontal_flip(image)
+    image = functional.to_dtype(image, torch.float32, scale=True)
+    return functional.normalize(image, MEAN.tolist(), STD.tolist())
+
+
+def torchvision(work: Work, antialias: bool = True, channels_last: bool = False) -> Any:
+    """transforms.v2 on tensors, two threads; resizing has a faster path if channels are last."""
     import torch
 
     declare_torchvision_operators(torch)
-    from torchvision.transforms import InterpolationMode
-    from torchvision.transforms.v2 import functional
-
     torch.set_num_threads(THREADS)
     images = torch.from_numpy(work.images).permute(0, 3, 1, 2)
     images = images if channels_last else images.contiguous()
-    mean, std = work.mean.tolist(), work.std.tolist()
-
-    def one(i: int) -> Any:
-        top, left, height, width = (int(v) for v in work.boxes[i])
-        image = functional.resized_crop(
-            images[i], top, left, height, width, [work.size, work.size],
-            interpolation=InterpolationMode.BILINEAR, antialias=antialias,
-        )  # fmt: skip
-        if work.flips[i]:
-            image = functional.horizontal_flip(image)
-        image = functional.to_dtype(image, torch.float32, scale=True)
-        return functional.normalize(image, mean, std)
 
     def run() -> np.ndarray:
-        return torch.stack([one(i) for i in range(len(images))]).permute(0, 2, 3, 1).numpy()
+        made = [torchvision_one(work, image, i, antialias) for i, image in enumerate(images)]
+        return torch.stack(made).permute(0, 2, 3, 1).numpy()
 
     return run
 
 
+class TorchvisionFiles:
+    """A map-style data set: Pillow decodes, transforms.v2 does the rest."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+
+    def __len__(self) -> int:
+        return len(self.work.images)
+
+    def __getitem__(self, i: int) -> Any:
+        from PIL import Image
+        from torchvision.transforms.v2 import functional
+
+        image = functional.pil_to_tensor(Image.open(self.work.images[i]).convert("RGB"))
+        return torchvision_one(self.work, image, i, antialias=True)
+
+
+def torch_loader(work: Work, dataset: Any = None) -> Arm:
+    """Return an arm with torch's DataLoader and two persistent worker processes, with OpenCV."""
+    import torch
+
+    loader = torch.utils.data.DataLoader(
+        OpenCV(work) if dataset is None else dataset,
+        batch_size=work.batch,
+        sampler=work.records.tolist(),
+        num_workers=THREADS,
+        persistent_workers=True,
+        multiprocessing_context="fork",
+        worker_init_fn=_one_torch_thread,
+    )
+    return lambda: (batch.numpy() for batch in loader)
+
+
+def _one_torch_thread(_: int) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def torchvision_files(work: Work) -> Arm:
+    import torch
+
+    declare_torchvision_operators(torch)
+    return torch_loader(work, TorchvisionFiles(work))
+
+
 def declare_torchvision_operators(torch: Any) -> None:
-    # torchvision without its compiled part registers fakes for operators that must exist.
-    if _kept:
+    """Declare the operators for which torchvision without its compiled part registers fakes."""
+    if _libraries:
         return
     try:
         import torchvision  # noqa: F401
@@ -133,58 +239,153 @@ def declare_torchvision_operators(torch: Any) -> None:
             library.define(f"{name}() -> Tensor")
         for name in [name for name in sys.modules if name.startswith("torchvision")]:
             del sys.modules[name]
-        _kept.append(library)
+        _libraries.append(library)
 
 
 _OPERATORS = (
     "nms qnms roi_align roi_pool ps_roi_align ps_roi_pool deform_conv2d _roi_align_backward "
     "_roi_pool_backward _ps_roi_align_backward _ps_roi_pool_backward _deform_conv2d_backward"
 )
-_kept: list[Any] = []
+_libraries: list[Any] = []
 
 
-def dali(work: Work) -> Callable[[], np.ndarray]:
-    """A CPU pipeline with two threads: slice, linear resize, mirror and normalize."""
+def dali(work: Work, files: bool = False) -> Arm:
+    """Return an arm with a CPU pipeline with two threads, which decodes only the boxes of files."""
     from nvidia.dali import fn, pipeline_def, types
 
-    count = len(work.images)
-    anchors = work.boxes[:, :2].astype(np.float32)
-    shapes = work.boxes[:, 2:].astype(np.float32)
+    order = iter(())
 
-    @pipeline_def(batch_size=count, num_threads=THREADS, device_id=None, prefetch_queue_depth=1)
+    def sample(_: Any) -> tuple[np.ndarray, ...]:
+        nonlocal order
+        i = next(order, None)
+        if i is None:  # it reads ahead beyond the end
+            order = iter(work.records.tolist())
+            i = next(order)
+        image = np.fromfile(work.images[i], np.uint8) if files else work.images[i]
+        box = work.boxes[i].astype(np.float32)
+        return image, box[:2], box[2:], np.int32(work.flips[i])
+
+    @pipeline_def(batch_size=work.batch, num_threads=THREADS, device_id=None)
     def pipeline() -> Any:
-        images = fn.external_source(lambda: list(work.images), layout="HWC")
-        anchor = fn.external_source(lambda: list(anchors))
-        shape = fn.external_source(lambda: list(shapes))
-        flip = fn.external_source(lambda: list(work.flips.astype(np.int32)))
-        crop = fn.slice(
-            images, anchor, shape, axes=[0, 1], normalized_anchor=False, normalized_shape=False
-        )
+        image, anchor, shape, flip = fn.external_source(sample, num_outputs=4, batch=False)
+        pixels = {"axes": [0, 1], "normalized_anchor": False, "normalized_shape": False}
+        if files:
+            crop = fn.decoders.image_slice(
+                image, anchor, shape, device="cpu", output_type=types.RGB, **pixels
+            )
+        else:
+            crop = fn.slice(image, anchor, shape, **pixels)
         resized = fn.resize(
             crop, resize_x=work.size, resize_y=work.size, interp_type=types.INTERP_LINEAR,
-            antialias=False,
+            antialias=files,
         )  # fmt: skip
         return fn.crop_mirror_normalize(
             resized, mirror=flip, dtype=types.FLOAT, output_layout="HWC",
-            mean=(255 * work.mean).tolist(), std=(255 * work.std).tolist(),
+            mean=(255 * MEAN).tolist(), std=(255 * STD).tolist(),
         )  # fmt: skip
 
     built = pipeline()
     built.build()
-    return lambda: built.run()[0].as_array()
+    return lambda: (built.run()[0].as_array() for _ in work.batches())
 
 
-# Name, package that it needs, arm, whether it filters with antialias.
-PEERS: list[tuple[str, str, Callable[[Work], Callable[[], np.ndarray]], bool]] = [
-    ("albumentations, 2 threads", "albumentations", albumentations, False),
-    ("OpenCV, 2 threads", "opencv-python-headless", opencv, False),
-    ("DALI CPU, 2 threads", "nvidia-dali-cuda130", dali, False),
-    ("torchvision v2, antialias", "torchvision", torchvision, True),
-    ("torchvision v2, no antialias", "torchvision", lambda w: torchvision(w, False), False),
-    (
-        "torchvision v2, antialias, channels last",
-        "torchvision",
-        lambda w: torchvision(w, channels_last=True),
-        True,
+def grain(work: Work, one: Callable[[int], np.ndarray], threads: int) -> Arm:
+    """Return an arm with Grain on images in memory; its threads make whole batches."""
+    import grain
+
+    batches = grain.MapDataset.source(work.records).map(one).batch(work.batch, drop_remainder=True)
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=4 * work.batch)
+    return lambda: iter(batches.to_iter_dataset(options))
+
+
+def grain_files(work: Work, processes: int = 0) -> Arm:
+    """Return an arm with Grain on files: two threads, or processes that start with each epoch."""
+    import grain
+
+    source = grain.MapDataset.source(work.records).map(OpenCV(work, read_opencv))
+    options = grain.ReadOptions(num_threads=1 if processes else THREADS)
+    data = source.to_iter_dataset(options).batch(work.batch, drop_remainder=True)
+    if processes:
+        from absl import flags
+
+        flags.FLAGS([""])  # Grain reads flags, which only programs of absl parse
+        data = data.mp_prefetch(grain.MultiprocessingOptions(num_workers=processes))
+    return lambda: iter(data)
+
+
+# Name -> (package, function of the work, True if it filters with antialiasing).
+BATCH: dict[str, tuple[str, Callable[[Work], Callable[[], Any]], bool]] = {
+    "albumentations, 2 threads": ("albumentations", albumentations, False),
+    "OpenCV, 2 threads": ("cv2", lambda work: once(in_threads(work)), False),
+    "DALI CPU, 2 threads": ("nvidia.dali", lambda work: once(dali(work)), False),
+    "torchvision v2, antialias": ("torchvision", torchvision, True),
+    "torchvision v2, no antialias": ("torchvision", lambda w: torchvision(w, False), False),
+    "torchvision v2, antialias, channels last": (
+        "torchvision", lambda work: torchvision(work, channels_last=True), True
     ),
-]
+}  # fmt: skip
+FILES: dict[str, tuple[str, Callable[[Work], Arm], bool]] = {
+    "OpenCV threads": ("cv2", lambda work: in_threads(work, read_opencv), False),
+    "simplejpeg + OpenCV threads": (
+        "simplejpeg", lambda work: in_threads(work, read_simplejpeg), False
+    ),
+    "Pillow + OpenCV threads": ("PIL", lambda work: in_threads(work, read_pillow), False),
+    "torchvision + DataLoader": ("torchvision", torchvision_files, True),
+    "DALI CPU": ("nvidia.dali", lambda work: dali(work, files=True), True),
+    "Grain + OpenCV, threads": ("grain", grain_files, False),
+    "Grain + OpenCV, processes": ("grain", lambda work: grain_files(work, THREADS), False),
+}  # fmt: skip
+#: Records of the first batch, where they are not the first ones of the order.
+FIRST = {"Grain + OpenCV, processes": slice(None, None, THREADS)}
+PACKAGES = [
+    "albumentations", "opencv-python-headless", "simplejpeg", "pillow", "torch", "torchvision",
+    "nvidia-dali-cuda130", "grain",
+]  # fmt: skip
+
+
+def available(table: dict[str, Any], work: Work) -> tuple[dict[str, Any], list[str]]:
+    """Return the arms whose packages are installed, and the names of the others."""
+    arms: dict[str, Any] = {}
+    missing = []
+    for name, (package, make, _) in table.items():
+        try:
+            if importlib.util.find_spec(package.partition(".")[0]) is None:
+                raise ImportError(f"no module named {package}")
+            arms[name] = make(work)
+        except ImportError as error:
+            missing.append(f"{name}: {str(error).splitlines()[0]}")
+    return arms, missing
+
+
+def ffcv(python: str, root: Path, packed: Path, mode: str, side: int, work: Work) -> Arm:
+    """Return an arm that runs ffcv in another interpreter, without transferring the batches."""
+    script = Path(__file__).with_name("ffcv_epochs.py")
+    images = len(work.records)
+    return _program(images, python, script, root, packed, mode, side, work.size, work.batch)
+
+
+def regions_alone(binary: str, listing: Path, work: Work) -> Arm:
+    """Return an arm with `benchmarks/native/bench_jpeg`, which only decodes the boxes."""
+    boxes = zip(work.images, work.boxes.tolist(), strict=True)
+    listing.write_text("".join(f"{' '.join(map(str, box))} {path}\n" for path, box in boxes))
+    return _program(len(work.images), binary, listing, THREADS)
+
+
+def _program(images: int, *command: Any) -> Arm:
+    """Start a program that runs an epoch for each line of its input and prints its images."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        [*map(str, command)], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    sink, source = process.stdin, process.stdout
+
+    def epoch() -> Iterator[None]:
+        sink.write("\n")
+        sink.flush()
+        count = int(source.readline())
+        assert count == images, count
+        return iter(())
+
+    return epoch

@@ -5,42 +5,35 @@ python benchmarks/photographs.py FOLDER --count 2000
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-CLASSES = 10
-QUALITY = 90
-LONG, SHORT = 500, 375
+CLASSES, QUALITY, LONG, SHORT = 10, 90, 500, 375
 
 
 def pictures() -> list[np.ndarray]:
-    """The pictures u8 [H, W, 3] that the installed packages ship."""
-    found: list[np.ndarray] = []
-    try:
+    """Return the pictures, u8 [H, W, 3], that the installed packages ship; the first are four."""
+    images: list[np.ndarray] = []
+    with contextlib.suppress(ImportError):
         from skimage import data
 
-        found += [data.astronaut(), data.coffee(), data.chelsea(), data.rocket()]
-    except ImportError:
-        pass
-    try:
+        images += [data.astronaut(), data.chelsea(), data.coffee(), data.rocket()]
+    with contextlib.suppress(ImportError):
         from sklearn.datasets import load_sample_images
 
-        found += list(load_sample_images().images)
-    except ImportError:
-        pass
-    if not found:
+        images += list(load_sample_images().images)
+    if not images:
         raise SystemExit("no pictures: pip install scikit-image scikit-learn")
-    return [np.ascontiguousarray(picture[..., :3]) for picture in found]
+    return [np.ascontiguousarray(image[..., :3]) for image in images]
 
 
 def make_folder(root: Path, count: int) -> list[Path]:
     """Write ``count`` JPEG files of about 500 x 375 to ``root/class/file``; keep existing ones.
 
-    Each is a different crop of a picture at 90% to 100% of its resolution, every other one in
+    Each is a different crop of a picture at 90% to 100% of its resolution, every fourth one in
     portrait format, quality 90, 4:2:0, like photographs in a data set.
     """
     from PIL import Image
@@ -56,32 +49,29 @@ def make_folder(root: Path, count: int) -> list[Path]:
         random = np.random.default_rng(i)
         source = sources[i % len(sources)]
         width, height = (LONG, SHORT) if i % 4 else (SHORT, LONG)
-        height -= int(random.integers(0, 40))  # sizes differ, as photographs' do
+        height -= int(random.integers(0, 40))  # sizes differ, as those of photographs
         fit = min(source.width / width, source.height / height) * random.uniform(0.9, 1.0)
         w, h = width * fit, height * fit
-        left = random.uniform(0, source.width - w)
-        top = random.uniform(0, source.height - h)
+        left, top = random.uniform(0, source.width - w), random.uniform(0, source.height - h)
         box = (left, top, left + w, top + h)
         image = source.resize((width, height), Image.Resampling.BICUBIC, box=box)
         image.save(paths[i], quality=QUALITY)
 
     with ThreadPoolExecutor(2) as threads:
-        for _ in threads.map(make, range(count)):
-            pass
+        list(threads.map(make, range(count)))
     return paths
 
 
 def megabytes(paths: list[Path]) -> float:
-    """Of the files together."""
-    sizes: Iterator[int] = (path.stat().st_size for path in paths)
-    return sum(sizes) / 1e6
+    return sum(path.stat().st_size for path in paths) / 1e6
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--count", type=int, default=2000)
-    options = parser.parse_args()
+    import harness
+
+    options = harness.parse(
+        __doc__, ("folder", {"type": Path}), ("--count", {"type": int, "default": 2000})
+    )
     paths = make_folder(options.folder, options.count)
     print(f"{len(paths)} files, {megabytes(paths):.0f} MB")
 

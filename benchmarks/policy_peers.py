@@ -1,26 +1,22 @@
 """Recipes of image_policies.py as users of other libraries write them; each library is optional.
 
-Each peer takes a recipe's name and returns a function of batches u8 [n, H, W, 3], or None where
-the library does not have the recipe. Draws are per image, but for kornia's policies, which
-draw the ops of a batch at once. Magnitudes are those of the recipe; where a library has none of a
-kind (albumentations draws signed ones from a range), the op is the same and so is its work.
+Each peer is a function of a recipe's name. It returns a function of batches u8 [n, H, W, 3], or
+None if the library does not have the recipe. Parameters are drawn per image, except by kornia's
+policies, which draw the ops of a batch at once. Magnitudes are those of the recipe; where a library
+has none of a kind (albumentations draws signed ones from a range), the op is the same and so is its
+work. Functions with ``parameters`` also apply what jaxkern drew, so that values can be compared.
 
-PEERS with `given` also take parameters that jaxkern drew, which is how values are checked.
-
-Run as a program this is a worker: two processes work on halves of a batch, so that no interpreter
-holds up another. They get names and a batch in a file; only a result to be checked is sent back.
+Two worker processes work on halves of a batch, so that no interpreter delays another.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import multiprocessing
 import os
-import pickle
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -32,99 +28,75 @@ AFFINE: dict[str, Any] = {"degrees": 30, "translate": (0.1, 0.1), "scale": (0.8,
 JITTER: dict[str, Any] = {"brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.2}
 KERNEL, SIGMA = 23, (0.1, 2.0)
 WORKERS = 2
+AFFINE_PARAMETERS = ("angle", "translate_x", "translate_y", "scale", "shear_x", "shear_y")
 
 Run = Callable[[np.ndarray], Any]
 
 
-def torchvision(recipe: str, given: Any = None) -> Run:
-    """transforms.v2 on u8 tensors, image by image, so that each gets its own draw."""
-    import torch
-
-    peers.declare_torchvision_operators(torch)
-    from torchvision.transforms import v2
-
-    if given is not None:
-        return lambda images: _given(recipe, images, given)
-    transform = _torchvision_recipe(v2, torch, recipe, [])
-
-    def run(images: np.ndarray) -> Any:
-        batch = torch.from_numpy(images).permute(0, 3, 1, 2)
-        return torch.stack([transform(image) for image in batch]).numpy()
-
-    return run
-
-
-def torchvision_pil(recipe: str) -> Run:
-    """transforms.v2 on PIL images, which become tensors at the end."""
+def torchvision(recipe: str, parameters: Any = None, pil: bool = False) -> Run:
+    """transforms.v2 on u8 tensors or PIL images, one by one, so that each has its own draw."""
     import torch
     from PIL import Image
 
     peers.declare_torchvision_operators(torch)
     from torchvision.transforms import v2
 
-    transform = _torchvision_recipe(v2, torch, recipe, [v2.PILToTensor()])
+    if parameters is not None:
+        return lambda images: _with_parameters(recipe, images, parameters)
+    to_tensor = [v2.PILToTensor()] if pil else []
+    crop = [v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip()]
+    to_float = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+    bilinear = v2.InterpolationMode.BILINEAR
+    jitter = v2.RandomApply([v2.ColorJitter(**JITTER)], 0.8)
+    blur = v2.RandomApply([v2.GaussianBlur(KERNEL, SIGMA)], 0.5)
+    last = [*to_tensor, *to_float, v2.RandomErasing(0.25)]
+    steps: dict[str, list[Any]] = {
+        "RandAugment": [v2.RandAugment(2, 9), *to_tensor],
+        "training": [*crop, v2.RandAugment(2, 9), *last],
+        "TrivialAugmentWide": [v2.TrivialAugmentWide(), *to_tensor],
+        "AugMix": [v2.AugMix(), *to_tensor],
+        "SimCLR": [*crop, jitter, v2.RandomGrayscale(0.2), blur, *to_tensor],
+        "RandomAffine": [v2.RandomAffine(**AFFINE, interpolation=bilinear), *to_tensor],
+        "RandomPerspective": [
+            v2.RandomPerspective(0.5, p=1.0, interpolation=bilinear), *to_tensor
+        ],
+    }  # fmt: skip
+    transform = v2.Compose(steps[recipe])
 
     def run(images: np.ndarray) -> Any:
-        return torch.stack([transform(Image.fromarray(image)) for image in images]).numpy()
+        if pil:
+            return torch.stack([transform(Image.fromarray(image)) for image in images]).numpy()
+        batch = torch.from_numpy(images).permute(0, 3, 1, 2)
+        return torch.stack([transform(image) for image in batch]).numpy()
 
     return run
 
 
-def _torchvision_recipe(v2: Any, torch: Any, recipe: str, to_tensor: list[Any]) -> Any:
-    crop = [v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip()]
-    bilinear = v2.InterpolationMode.BILINEAR
-    if recipe == "training":
-        to_float = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
-        erasing = v2.RandomErasing(0.25)
-        return v2.Compose([*crop, v2.RandAugment(2, 9), *to_tensor, *to_float, erasing])
-    steps: dict[str, list[Any]] = {
-        "RandAugment": [v2.RandAugment(2, 9)],
-        "TrivialAugmentWide": [v2.TrivialAugmentWide()],
-        "AugMix": [v2.AugMix()],
-        "SimCLR": [
-            *crop,
-            v2.RandomApply([v2.ColorJitter(**JITTER)], 0.8),
-            v2.RandomGrayscale(0.2),
-            v2.RandomApply([v2.GaussianBlur(KERNEL, SIGMA)], 0.5),
-        ],
-        "RandomAffine": [v2.RandomAffine(**AFFINE, interpolation=bilinear)],
-        "RandomPerspective": [v2.RandomPerspective(0.5, p=1.0, interpolation=bilinear)],
-    }
-    return v2.Compose([*steps[recipe], *to_tensor])
-
-
-def _given(recipe: str, images: np.ndarray, given: Any) -> np.ndarray:
-    """torchvision's functions with what jaxkern drew: u8 [n, H, W, 3], or normalized floats."""
+def _with_parameters(recipe: str, images: np.ndarray, parameters: Any) -> np.ndarray:
+    """Apply torchvision's functions with parameters that jaxkern drew."""
     import torch
     from torchvision.transforms import InterpolationMode, v2
     from torchvision.transforms.v2 import functional as f
 
-    policy = v2.RandAugment()
+    policy, names = v2.RandAugment(), parameters["names"]
     nearest, bilinear = InterpolationMode.NEAREST, InterpolationMode.BILINEAR
 
-    def ops(image: Any, op: Any, magnitude: Any, names: Any, mode: Any = nearest) -> Any:
+    def ops(image: Any, op: Any, magnitude: Any, mode: Any = nearest) -> Any:
+        apply = policy._apply_image_or_video_transform
         for k, strength in zip(op, magnitude, strict=True):
-            if k >= 0:
-                name = names[int(k)]
-                image = policy._apply_image_or_video_transform(
-                    image, name, float(strength), mode, {}
-                )
+            image = apply(image, names[int(k)], float(strength), mode, {}) if k >= 0 else image
         return image
 
     def one(image: Any, p: Any) -> Any:
         if recipe in ("training", "SimCLR"):
-            box = [int(p[0][name]) for name in ("top", "left", "height", "width")]
+            box = [int(p[0][name]) for name in peers.BOX]
             image = f.resized_crop(image, *box, [SIZE, SIZE], interpolation=bilinear)
             image = f.horizontal_flip(image) if p[1]["flip"] else image
         if recipe == "training":
-            image = ops(image, p[2]["op"], p[2]["magnitude"], given["names"])
+            image = ops(image, p[2]["op"], p[2]["magnitude"])
             image = f.normalize(f.to_dtype(image, torch.float32, scale=True), MEAN, STD)
-            top, left, height, width = (
-                int(p[4][name]) for name in ("top", "left", "height", "width")
-            )
-            if p[4]["erase"]:
-                image = f.erase(image, top, left, height, width, torch.zeros(3, 1, 1))
-            return image
+            box = [int(p[4][name]) for name in peers.BOX]
+            return f.erase(image, *box, torch.zeros(3, 1, 1)) if p[4]["erase"] else image
         if recipe == "SimCLR":
             factors = [float(p[2]["0." + name]) for name in JITTER]
             turns = (f.adjust_brightness, f.adjust_contrast, f.adjust_saturation, f.adjust_hue)
@@ -135,11 +107,8 @@ def _given(recipe: str, images: np.ndarray, given: Any) -> np.ndarray:
             sigma = float(p[4]["0.sigma"])
             return f.gaussian_blur(image, [KERNEL] * 2, [sigma] * 2) if p[4]["apply"] else image
         if recipe == "RandomAffine":
-            angle, x, y, scale, shear_x, shear_y = (
-                float(p[0][name])
-                for name in ("angle", "translate_x", "translate_y", "scale", "shear_x", "shear_y")
-            )
-            shift, shear = [int(x), int(y)], [shear_x, shear_y]
+            angle, x, y, scale, *shear = (float(p[0][name]) for name in AFFINE_PARAMETERS)
+            shift = [int(x), int(y)]
             return f.affine(image, angle, shift, scale, shear, interpolation=bilinear, fill=0)
         if recipe == "RandomPerspective":
             side = SIZE - 1
@@ -150,14 +119,14 @@ def _given(recipe: str, images: np.ndarray, given: Any) -> np.ndarray:
             m, weights = float(p[0]["m"]), p[0]["weights"]
             mix = m * image
             for op, magnitude, weight in zip(p[0]["op"], p[0]["magnitude"], weights, strict=True):
-                chain = ops(image, op, magnitude, given["names"], bilinear)
+                chain = ops(image, op, magnitude, bilinear)
                 mix += (1 - m) * float(weight) * chain
             return mix.to(torch.uint8)
-        return ops(image, p[0]["op"], p[0]["magnitude"], given["names"])
+        return ops(image, p[0]["op"], p[0]["magnitude"])
 
     batch = torch.from_numpy(images).permute(0, 3, 1, 2)
     done = [
-        one(image, [{n: v[i] for n, v in step.items()} for step in given["params"]])
+        one(image, [{n: v[i] for n, v in step.items()} for step in parameters["params"]])
         for i, image in enumerate(batch)
     ]
     return torch.stack(done).permute(0, 2, 3, 1).numpy()
@@ -337,30 +306,29 @@ def dali(recipe: str) -> Run | None:
     return run
 
 
-def opencv_warp(recipe: str, given: Any = None) -> Run | None:
+def opencv_warp(recipe: str, parameters: Any = None) -> Run | None:
     """cv2's fixed-point warps by matrices that are drawn before."""
     if recipe not in ("RandomAffine", "RandomPerspective"):
         return None
     import cv2
 
     cv2.setNumThreads(1)
-    matrices = None if given is None else given["matrices"]
-    if matrices is None:
-        random = np.random.default_rng(0)
-        corners = np.array([[0, 0], [SIZE, 0], [SIZE, SIZE], [0, SIZE]], np.float32)
-        centre = (SIZE - 1) / 2
-        matrices = []
-        for _ in range(64):
-            if recipe == "RandomPerspective":
-                ends = corners + random.uniform(0, 56, (4, 2)) * np.sign(centre - corners)
-                matrices.append(cv2.getPerspectiveTransform(corners, ends.astype(np.float32)))
-            else:
-                turn, grow = random.uniform(-30, 30), random.uniform(0.8, 1.2)
-                matrix = cv2.getRotationMatrix2D((centre, centre), turn, grow)
-                matrix[:, 2] += random.uniform(-22.4, 22.4, 2)
-                matrices.append(matrix)
     warp = cv2.warpAffine if recipe == "RandomAffine" else cv2.warpPerspective
-    flags = cv2.INTER_LINEAR | (0 if given is None else cv2.WARP_INVERSE_MAP)
+    flags, matrices = cv2.INTER_LINEAR, []
+    if parameters is not None:
+        matrices, flags = parameters["matrices"], flags | cv2.WARP_INVERSE_MAP
+    random = np.random.default_rng(0)
+    corners = np.array([[0, 0], [SIZE, 0], [SIZE, SIZE], [0, SIZE]], np.float32)
+    centre = (SIZE - 1) / 2
+    while len(matrices) < 64 and parameters is None:
+        if recipe == "RandomPerspective":
+            ends = corners + random.uniform(0, 56, (4, 2)) * np.sign(centre - corners)
+            matrices.append(cv2.getPerspectiveTransform(corners, ends.astype(np.float32)))
+        else:
+            angle, scale = random.uniform(-30, 30), random.uniform(0.8, 1.2)
+            matrix = cv2.getRotationMatrix2D((centre, centre), angle, scale)
+            matrix[:, 2] += random.uniform(-22.4, 22.4, 2)
+            matrices.append(matrix)
 
     def run(images: np.ndarray) -> np.ndarray:
         out = np.empty_like(images)
@@ -371,10 +339,10 @@ def opencv_warp(recipe: str, given: Any = None) -> Run | None:
     return run
 
 
-# Name, package, arm, and True if it processes the complete batch with two threads.
+# Name, package, function of a recipe, and True if it processes the complete batch itself.
 PEERS: list[tuple[str, str, Callable[..., Run | None], bool]] = [
     ("torchvision v2, tensors", "torchvision", torchvision, False),
-    ("torchvision v2, PIL", "torchvision", torchvision_pil, False),
+    ("torchvision v2, PIL", "torchvision", functools.partial(torchvision, pil=True), False),
     ("albumentations", "albumentations", albumentations, False),
     ("kornia", "kornia", kornia, False),
     ("DALI CPU", "nvidia-dali-cuda130", dali, True),
@@ -382,128 +350,84 @@ PEERS: list[tuple[str, str, Callable[..., Run | None], bool]] = [
 ]
 
 
-class NotThereError(RuntimeError):
-    """A peer is not installed."""
-
-
 class Workers:
-    """Worker processes; a batch u8 [N, H, W, 3] is given to them once, and worked on by name."""
+    """Processes that each work on a part of a batch u8 [N, H, W, 3], which is sent once."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        self._processes = [
-            subprocess.Popen(
-                [sys.executable, __file__, self._folder.name, str(place)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # warnings of libraries; errors are answers
-                env=environment,
-            )
-            for place in range(WORKERS)
-        ]
+        os.environ["OMP_NUM_THREADS"] = "1"
+        spawn = multiprocessing.get_context("spawn")
+        self._pools = [ProcessPoolExecutor(1, spawn) for _ in range(WORKERS)]
 
-    def give(self, images: np.ndarray) -> None:
-        """The batch that following calls work on."""
-        np.save(Path(self._folder.name) / "images.npy", images)
-        self._all({"load": True})
+    def load(self, images: np.ndarray) -> None:
+        """Send the batch that the following calls use."""
+        for number, pool in enumerate(self._pools):
+            pool.submit(_load, images, number).result()
 
     def has(self, peer: int, recipe: str) -> bool:
-        """Prepare a recipe; return False if the peer lacks it, raise if it is not installed."""
-        return all(self._all({"make": (peer, recipe)}, self._used(peer)))
+        """Prepare a recipe; return False if the peer lacks it.
+
+        Raises:
+          ImportError: the peer is not installed.
+        """
+        return all(self._all(_make, peer, recipe))
 
     def run(self, peer: int, recipe: str) -> None:
         """Run the recipe on the batch, without transferring the results."""
-        self._all({"run": (peer, recipe)}, self._used(peer))
+        self._all(_run, peer, recipe)
 
     def result(self, peer: int, recipe: str, parameters: Any) -> np.ndarray:
         """Return the batch transformed with these parameters."""
-        return np.concatenate(self._all({"check": (peer, recipe, parameters)}, self._used(peer)))
+        return np.concatenate(self._all(_check, peer, recipe, parameters))
 
     def close(self) -> None:
-        for process in self._processes:
-            process.stdin.close()
-            process.wait()
-            process.stdout.close()
-        self._folder.cleanup()
+        for pool in self._pools:
+            pool.shutdown()
 
-    def _used(self, peer: int) -> int:
-        return 1 if PEERS[peer][3] else WORKERS
-
-    def _all(self, message: Any, workers: int = WORKERS) -> list[Any]:
-        for process in self._processes[:workers]:
-            pickle.dump(message, process.stdin)
-            process.stdin.flush()
-        answers = [pickle.load(process.stdout) for process in self._processes[:workers]]
-        for answer in answers:
-            if isinstance(answer, ImportError):
-                raise NotThereError(str(answer)) from answer
-            if isinstance(answer, str):
-                raise RuntimeError(answer)
-        return answers
+    def _all(self, work: Callable[..., Any], peer: int, *arguments: Any) -> list[Any]:
+        pools = self._pools[:1] if PEERS[peer][3] else self._pools
+        futures = [pool.submit(work, peer, *arguments) for pool in pools]
+        return [future.result() for future in futures]
 
 
-def part(images: int, whole: bool, place: int) -> slice:
-    """Which images a worker gets."""
-    if whole:
-        return slice(0, images)
-    return slice(images * place // WORKERS, images * (place + 1) // WORKERS)
+# The state of a worker process: the batch, its number, and the prepared recipes.
+_batch, _number = np.empty(0), 0
+_recipes: dict[tuple[int, str], Run | None] = {}
 
 
-def worker(folder: Path, place: int, source: Any, sink: Any) -> None:
-    """Answers messages until there are no more."""
-    made: dict[Any, Any] = {}
-    images = np.empty(0)
-
-    def answer(message: dict[str, Any]) -> Any:
-        nonlocal images
-        ((what, given),) = message.items()
-        if what == "load":
-            images = np.load(folder / "images.npy")
-            return True
-        peer, recipe, *more = given
-        _, _, make, whole = PEERS[peer]
-        mine = images[part(len(images), whole, place)]
-        if what == "check":
-            return np.asarray(
-                make(recipe, _part_of(more[0], part(len(images), whole, place)))(mine)
-            )
-        if what == "make":
-            made[peer, recipe] = make(recipe)
-            return made[peer, recipe] is not None
-        made[peer, recipe](mine)
-        return True
-
-    while True:
-        try:
-            message = pickle.load(source)
-        except EOFError:
-            return
-        try:
-            found = answer(message)
-        except ImportError as error:
-            found = ImportError(str(error))
-        except Exception as error:
-            found = f"{type(error).__name__}: {error}"
-        pickle.dump(found, sink)
-        sink.flush()
+def _load(images: np.ndarray, number: int) -> None:
+    global _batch, _number
+    _batch, _number = images, number
 
 
-def _part_of(given: Any, images: slice) -> Any:
-    """The parameters of some images: of arrays [N, ...] in dicts and lists."""
-    if isinstance(given, dict):
-        return {name: _part_of(value, images) for name, value in given.items()}
-    if isinstance(given, list):
-        return [_part_of(value, images) for value in given]
-    return given[images] if isinstance(given, np.ndarray) else given
+def _part(peer: int) -> slice:
+    """Return the images of this worker."""
+    n = len(_batch)
+    if PEERS[peer][3]:
+        return slice(0, n)
+    return slice(n * _number // WORKERS, n * (_number + 1) // WORKERS)
 
 
-def main() -> None:
-    # Output of libraries goes to stderr, not into the answers.
-    sink = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    worker(Path(sys.argv[1]), int(sys.argv[2]), sys.stdin.buffer, sink)
+def _make(peer: int, recipe: str) -> bool:
+    _recipes[peer, recipe] = PEERS[peer][2](recipe)
+    return _recipes[peer, recipe] is not None
 
 
-if __name__ == "__main__":
-    main()
+def _run(peer: int, recipe: str) -> None:
+    run = _recipes[peer, recipe]
+    assert run is not None
+    run(_batch[_part(peer)])
+
+
+def _check(peer: int, recipe: str, parameters: Any) -> np.ndarray:
+    part = _part(peer)
+    own = _select(parameters, part)
+    return np.asarray(PEERS[peer][2](recipe, own)(_batch[part]))  # type: ignore[misc]
+
+
+def _select(parameters: Any, part: slice) -> Any:
+    """Return the parameters of some images: arrays [N, ...] in dicts and lists."""
+    if isinstance(parameters, dict):
+        return {name: _select(value, part) for name, value in parameters.items()}
+    if isinstance(parameters, list):
+        return [_select(value, part) for value in parameters]
+    return parameters[part] if isinstance(parameters, np.ndarray) else parameters

@@ -12,12 +12,17 @@ the default allocator, which maps each large array again, and with freed memory 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
 import itertools
 import multiprocessing
+import queue
 import statistics
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -27,34 +32,23 @@ import harness
 import jax
 import numpy as np
 import peers
-from ring_ways import (
-    BATCH,
-    COUNT,
-    SIDE,
-    SIZE,
-    Epoch,
-    Ways,
-    compare,
-    drained,
-    process_spins,
-    thread_spins,
-)
+from image_augment import chain
+from peers import BOX, STD
 
 import jaxkern as jk
 from jaxkern.benchmarking import Samples
 from jaxkern.core.memory import anonymous_bytes
 
+COUNT, BATCH, SIDE, SIZE = 4096, 64, 256, 224
 BYTES = SIDE * SIDE * 3
-GRAIN_THREADS = (2, 16)  # one a core, and Grain's default
-# The consumer needs the interpreter for some microseconds a batch; a spinning thread gives it up
-# every 5 ms only, and the slots must hold what is made meanwhile.
-SPIN_CAPACITY = 32
-SPIN_EPOCHS = 4
-SLOTS = 4
+GRAIN_THREADS = (2, 16)  # one per core, and Grain's default
+# The consumer needs the interpreter for some microseconds per batch, but a spinning thread releases
+# it only every 5 ms. The slots must hold what is made in the meantime.
+SPIN_CAPACITY, SPIN_EPOCHS, SLOTS = 32, 4, 4
 
 
-def made_images(count: int = COUNT) -> np.ndarray:
-    """Distinct images whose content is smooth in part."""
+def make_images(count: int) -> np.ndarray:
+    """Return distinct images, half of each smooth."""
     random = np.random.default_rng(0)
     images = np.empty((count, SIDE, SIDE, 3), np.uint8)
     for i in range(count):
@@ -64,74 +58,126 @@ def made_images(count: int = COUNT) -> np.ndarray:
     return images
 
 
-def made_ways() -> Ways:
-    return Ways(made_images(), np.random.default_rng(1).permutation(COUNT))
-
-
 def in_fresh_process(work: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of a function in a new Python process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
         return fresh.submit(work, *arguments).result()
 
 
-def found(ways: Ways) -> tuple[dict[str, Epoch], list[str], dict[str, float]]:
-    """Return the available methods, the missing ones, and the differences of the values."""
-    raw: dict[str, Epoch] = {
-        "assembly": ways.assembly,
-        "one thread, reused buffer": ways.one_thread,
-        "Python thread, queue.Queue, device_put": ways.python_thread,
+class Methods:
+    """Methods that yield the batches of an epoch, in `order`, except for the pipelines."""
+
+    def __init__(self, images: np.ndarray, order: np.ndarray):
+        self.images, self.order, self.aug = images, order, chain(antialias=False)
+        self.producer = jk.image.ChainProducer(self.aug, images[0], seed=0, epoch=0)
+        keys = jk.random.record_keys(0, 0, np.arange(len(images)))
+        drawn = jax.jit(lambda k: self.aug.sample(k, (SIDE, SIDE)))(keys)
+        self.params = jax.tree.map(np.asarray, drawn)
+        boxes = np.stack([self.params[0][k] for k in BOX], 1)
+        self.work = peers.Work(images, boxes, self.params[1]["flip"], SIZE, BATCH, order)
+        source = {"image": images, "record": np.arange(len(images), dtype=np.int32)}
+        self.pipe = jk.from_source(source, BATCH, shuffle=True)
+        self.augmenting = self.pipe >> self.aug
+
+    def pipeline(self, augment: bool = False, field: str = "image") -> Iterator[Any]:
+        pipe = self.augmenting if augment else self.pipe
+        pipe.epoch = 0
+        for batch in pipe:
+            yield batch[field]
+
+    def assembly(
+        self, augment: bool = False, workers: int = 2, capacity: int = 4, times: int = 1
+    ) -> Iterator[Any]:
+        producers = {"image": self.producer} if augment else {}
+        with jk.ring.Assembly(
+            {"image": self.images}, np.tile(self.order, times), BATCH, workers=workers,
+            capacity=capacity, producers=producers,
+        ) as batches:  # fmt: skip
+            for batch in batches:
+                yield batch["image"]
+
+    def one_thread(self) -> Iterator[np.ndarray]:
+        reused = np.empty((BATCH, SIDE, SIDE, 3), np.uint8)
+        for records in self.work.batches():
+            np.take(self.images, records, axis=0, out=reused, mode="clip")
+            yield reused
+
+    def python_thread(self) -> Iterator[jax.Array]:
+        waiting: queue.Queue[Any] = queue.Queue(4)
+
+        def produce() -> None:
+            for records in self.work.batches():
+                waiting.put(self.images[records])
+            waiting.put(None)
+
+        thread = threading.Thread(target=produce)
+        thread.start()
+        while (batch := waiting.get()) is not None:
+            yield jax.device_put(batch).block_until_ready()
+        thread.join()
+
+    def augmented(self, images: Callable[[int, Any], Any], batches: Any = None) -> Iterator[Any]:
+        """Augment images(number, records) of every batch in this thread by the compiled chain."""
+        apply = jax.jit(self.aug.apply)
+        for number, records in enumerate(self.work.batches() if batches is None else batches):
+            params = jax.tree.map(lambda x, chosen=records: x[chosen], self.params)
+            yield apply(images(number, records), params).block_until_ready()
+
+
+def compare(name: str, batches: Iterator[Any], expected: Iterator[Any], levels: float) -> float:
+    """Return the largest difference in whole epochs, in 1/255 of the range."""
+    worst = 0.0
+    for got, want in itertools.zip_longest(batches, expected):
+        if got is None or want is None:
+            raise SystemExit(f"{name} has another number of batches")
+        a, b = np.asarray(got), np.asarray(want)
+        if a.shape != b.shape or a.dtype != b.dtype:
+            raise SystemExit(f"{name}: expected {b.dtype}{b.shape}, got {a.dtype}{a.shape}")
+        scale = 1.0 if a.dtype == np.uint8 else STD * 255
+        worst = max(worst, float(np.abs((a.astype(np.float32) - b) * scale).max()))
+    return harness.within(name, worst, levels, "levels")
+
+
+def methods(m: Methods) -> tuple[dict[str, peers.Arm], list[str], dict[str, float]]:
+    """Return the available methods, the missing ones, and the differences of their values."""
+    raw: dict[str, peers.Arm] = {
+        "assembly": m.assembly,
+        "one thread, reused buffer": m.one_thread,
+        "Python thread, queue.Queue, device_put": m.python_thread,
     }
-    augmented: dict[str, Epoch] = {
-        "assembly, augmented": functools.partial(ways.assembly, augment=True)
-    }
-    missing = []
-
-    def has(what: str, *packages: str) -> bool:
-        try:
-            for package in packages:
-                __import__(package)
-        except ImportError as error:
-            missing.append(f"{what}: not installed ({error})")
-            return False
-        return True
-
-    if has("Grain", "grain"):
-        for threads in GRAIN_THREADS:
-            raw[f"Grain, {threads} threads"] = functools.partial(ways.grain, threads)
-    if has("Grain with OpenCV", "grain", "cv2"):
-        for threads in GRAIN_THREADS:
-            way = functools.partial(ways.grain, threads, augment=True)
-            augmented[f"Grain with OpenCV, {threads} threads"] = way
-    if has("torch DataLoader with OpenCV", "torch", "cv2"):
-        augmented["torch DataLoader with OpenCV, 2 workers"] = ways.torch_loader
-
-    apply = jax.jit(ways.aug.apply)
-
-    def reference(orders: Iterator[np.ndarray], augment: bool) -> Iterator[Any]:
-        for records in orders:
-            params = jax.tree.map(lambda x, chosen=records: x[chosen], ways.params)
-            images = ways.images[records]
-            yield apply(images, params) if augment else images
-
+    augmented: dict[str, peers.Arm] = {"assembly, augmented": lambda: m.assembly(augment=True)}
+    optional: dict[str, tuple[str, Any, bool]] = {}
+    for n in GRAIN_THREADS:
+        optional[f"Grain, {n} threads"] = (
+            "grain", lambda work, n=n: peers.grain(work, work.images.__getitem__, n), False
+        )  # fmt: skip
+        optional[f"Grain with OpenCV, {n} threads"] = (
+            "grain", lambda work, n=n: peers.grain(work, peers.OpenCV(work), n), False
+        )  # fmt: skip
+    optional["torch DataLoader with OpenCV, 2 workers"] = ("torch", peers.torch_loader, False)
+    others, missing = peers.available(optional, m.work)
+    for name, arm in others.items():
+        (augmented if "OpenCV" in name else raw)[name] = arm
     errors = {}
+    order = [np.asarray(records) for records in m.pipeline(field="record")]
     for augment, table in ((False, raw), (True, augmented)):
-        for name, epoch in table.items():
+        own = "pipeline, augmented" if augment else "pipeline"
+        table[own] = functools.partial(m.pipeline, augment)
+        for name, arm in table.items():
+            batches = order if name == own else m.work.batches()
+            expected = (m.images[records] for records in batches)
+            if augment:
+                batches = iter(order) if name == own else m.work.batches()
+                expected = m.augmented(lambda _, records: m.images[records], batches)
             levels = peers.LEVELS if "OpenCV" in name else 0
-            expected = functools.partial(reference, ways.records(), augment)
-            errors[name] = compare(name, epoch, expected, levels)
-        name = "pipeline, augmented" if augment else "pipeline"
-        table[name] = functools.partial(ways.pipeline, augment)
-        order = list(ways.pipeline_order())
-        expected = functools.partial(reference, iter(order), augment)
-        errors[name] = compare(name, table[name], expected, 0)
-    ready = [jax.numpy.asarray(ways.images[r]) for r in itertools.islice(ways.records(), 8)]
-    kernel = functools.partial(ways.kernel, ready, apply)
-    return {**raw, **augmented, "the kernel alone, 2 threads": kernel}, missing, errors
+            errors[name] = compare(name, arm(), expected, levels)
+    ready = [jax.numpy.asarray(m.images[r]) for r in itertools.islice(m.work.batches(), 8)]
+    augmented["the kernel alone, 2 threads"] = lambda: m.augmented(lambda n, _: ready[n % 8])
+    return {**raw, **augmented}, missing, errors
 
 
-def compared(epochs: dict[str, Epoch], rounds: int) -> list[harness.Row]:
-    """All ways in turns."""
-    arms = {name: drained(epoch) for name, epoch in epochs.items()}
+def compared(epochs: dict[str, peers.Arm], rounds: int) -> list[harness.Row]:
+    arms = {name: harness.drained(epoch) for name, epoch in epochs.items()}
     samples = harness.interleave(arms, rounds, warmup=1, turn_seconds=0)
 
     def those(*starts: str) -> list[str]:
@@ -152,16 +198,50 @@ def compared(epochs: dict[str, Epoch], rounds: int) -> list[harness.Row]:
     return [harness.Row(name, samples, *rest) for name, *rest in compared if rest[1]]
 
 
-def with_memory_kept(rounds: int) -> list[harness.Row] | None:
+def with_memory_kept(count: int, rounds: int) -> list[harness.Row] | None:
     """Compare in this process with freed memory kept; return None if that is not possible."""
-    if (
-        not jk.performance.tune_host_allocator()
-    ):  # before JAX starts threads, which have separate heaps
+    # Before JAX starts threads, which have separate heaps.
+    if not jk.performance.tune_host_allocator():
         return None
-    return compared(found(made_ways())[0], rounds)
+    return compared(methods(all_methods(count))[0], rounds)
 
 
-def while_spinning(ways: Ways, rounds: int) -> list[harness.Row]:
+def all_methods(count: int) -> Methods:
+    return Methods(make_images(count), np.random.default_rng(1).permutation(count))
+
+
+@contextlib.contextmanager
+def thread_spins() -> Iterator[None]:
+    """Run a Python thread that releases the interpreter only every 5 ms."""
+    stop = threading.Event()
+
+    def spin() -> None:
+        while not stop.is_set():
+            sum(range(20_000))
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def process_spins() -> Iterator[None]:
+    """Run the same load in another process, which does not need this interpreter's lock."""
+    code = "print(flush=True)\nwhile True: sum(range(20_000))"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        try:
+            yield
+        finally:
+            other.kill()
+
+
+def while_spinning(m: Methods, rounds: int) -> list[harness.Row]:
     """Compare one native worker while a Python thread, or another process, computes constantly."""
     table = []
     for label, augment in (("raw", False), ("augmented", True)):
@@ -170,18 +250,18 @@ def while_spinning(ways: Ways, rounds: int) -> list[harness.Row]:
         for _ in harness.progress(range(rounds), "spinning"):
             for name, spins in spinning.items():
                 with spins():
-                    seconds[name].append(_later_epochs(ways, augment))
+                    seconds[name].append(_later_epochs(m, augment))
         name = f"{label}, 1 worker: a Python thread spins, against another process that does"
-        samples = {name: Samples(tuple(found)) for name, found in seconds.items()}
+        samples = {name: Samples(tuple(values)) for name, values in seconds.items()}
         table.append(harness.Row(name, samples, "a thread spins", ["a process spins"], 0.9))
     return table
 
 
-def _later_epochs(ways: Ways, augment: bool) -> float:
+def _later_epochs(m: Methods, augment: bool) -> float:
     """Return the seconds of an epoch after a first one, which touches the memory of all slots."""
-    batches = ways.assembly(augment, 1, SPIN_CAPACITY, SPIN_EPOCHS + 1)
+    batches = m.assembly(augment, 1, SPIN_CAPACITY, SPIN_EPOCHS + 1)
     _touch(batches, SPIN_CAPACITY)
-    for _ in itertools.islice(batches, COUNT // BATCH - SPIN_CAPACITY):
+    for _ in itertools.islice(batches, len(m.order) // BATCH - SPIN_CAPACITY):
         pass
     begin = time.perf_counter()
     for batch in batches:
@@ -198,123 +278,103 @@ def _touch(batches: Iterator[Any], slots: int) -> None:
 
 def memory(augment: bool) -> dict[str, float]:
     """Return the memory that an epoch adds to a new process, and that of the slots, in MiB."""
-    ways = Ways(made_images(COUNT // 4), np.arange(COUNT // 4))
+    m = Methods(make_images(COUNT // 4), np.arange(COUNT // 4))
     few = np.arange(COUNT // 4) % 8
-    small = functools.partial(jk.ring.Assembly, {"image": ways.images[:8]}, few, 2)
-    with small(producers={"image": ways.producer} if augment else {}) as batches:
+    producers = {"image": m.producer} if augment else {}
+    with jk.ring.Assembly({"image": m.images[:8]}, few, 2, producers=producers) as batches:
         list(batches)  # programs and memory of threads, which are allocated once
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # so that slots do not reuse freed memory
     before, most = anonymous_bytes(), 0
-    for batch in ways.assembly(augment):
+    for batch in m.assembly(augment):
         del batch
         most = max(most, anonymous_bytes() - before)
-    slots = 4 * BATCH * (SIZE * SIZE * 3 * 4 if augment else BYTES)
+    slots = SLOTS * BATCH * (SIZE * SIZE * 3 * 4 if augment else BYTES)
     return {"added_mib": most / 2**20, "slots_mib": slots / 2**20}
 
 
-def consumer_wait(ways: Ways) -> dict[str, float]:
+def consumer_wait(m: Methods) -> dict[str, float]:
     """Return the fraction of time that a consumer waits which needs 1.2 times the producer's time.
 
     The producer's time is measured again in every turn, since the machine's speed changes.
     """
-    shares, calls, works = [], [], []
-    order = np.tile(ways.order, 2)
+    shares, calls = [], []
+    order = np.tile(m.order, 2)
     for _ in range(9):
-        with jk.ring.Assembly({"image": ways.images}, order, BATCH, workers=1) as batches:
+        with jk.ring.Assembly({"image": m.images}, order, BATCH, workers=1) as batches:
             _touch(batches, SLOTS)
-            begin = time.perf_counter()
-            taken = 0
-            while taken < COUNT // BATCH:  # polls, to be as busy as the consumer
-                try:
+            begin, delivered = time.perf_counter(), 0
+            while delivered < len(m.order) // BATCH:  # polls, to be as busy as the consumer
+                with contextlib.suppress(TimeoutError):
                     batches.get(0)
-                    taken += 1
-                except TimeoutError:
-                    pass
-            works.append(work := 1.2 * (time.perf_counter() - begin) / taken)
-            time.sleep(0.1)  # nobody is ahead of the first batches
-            first, begin, asked = batches.stats().consumer_wait, time.perf_counter(), 0.0
-            for _ in range(COUNT // BATCH - SLOTS):
+                    delivered += 1
+            work = 1.2 * (time.perf_counter() - begin) / delivered
+            time.sleep(0.1)  # so that the slots are full
+            first, begin, in_get = batches.stats().consumer_wait, time.perf_counter(), 0.0
+            for _ in range(len(m.order) // BATCH - SLOTS):
                 before = time.perf_counter()
                 batch = batches.get()
-                taken_at = time.perf_counter()
-                asked += taken_at - before
-                while time.perf_counter() < taken_at + work:
+                after = time.perf_counter()
+                in_get += after - before
+                while time.perf_counter() < after + work:
                     pass
                 del batch
-            whole = time.perf_counter() - begin
-            shares.append((batches.stats().consumer_wait - first) / whole)
-            calls.append(asked / whole)
-    return {
-        "share": statistics.median(shares),
-        "most": max(shares),
-        "share_of_get": statistics.median(calls),
-        "work_seconds": statistics.median(works),
-    }
+            total = time.perf_counter() - begin
+            shares.append((batches.stats().consumer_wait - first) / total)
+            calls.append(in_get / total)
+    median = statistics.median
+    return {"share": median(shares), "most": max(shares), "share_of_get": median(calls)}
 
 
-def notes_of(held: dict[str, dict[str, float]], wait: dict[str, float]) -> list[str]:
-    """Memory and the consumer's wait in words."""
+def notes(held: dict[str, dict[str, float]], wait: dict[str, float]) -> list[str]:
     lines = []
     for name, sizes in held.items():
         beyond = sizes["added_mib"] - sizes["slots_mib"]
         lines.append(
             f"Memory, {name}: {sizes['added_mib']:.1f} MiB, of which {sizes['slots_mib']:.1f} are "
-            f"the slots: {beyond:+.1f} (at most 8: {'reached' if beyond <= 8 else '**not**'}).\n"
+            f"the slots: {beyond:+.1f} (at most 8: {harness.at_most(beyond, 8)}).\n"
         )
-    verdict = "reached" if wait["share"] < 0.01 else "**not**"
     lines.append(
-        f"A consumer that takes 1.2 of the producer's time waits for {100 * wait['share']:.2f}% of "
-        f"its time (median of 9 epochs, at most {100 * wait['most']:.2f}; bar 1: {verdict}); its "
-        f"calls of get take {100 * wait['share_of_get']:.2f}%."
+        f"A consumer that takes 1.2 of the producer's time waits for {wait['share']:.2%} of its "
+        f"time (median of 9 epochs, at most {wait['most']:.2%}; bar 1%: "
+        f"{harness.at_most(wait['share'], 0.01)}); its calls of get take "
+        f"{wait['share_of_get']:.2%}."
     )
     return lines
 
 
 def main() -> None:
     options = harness.parse(__doc__, rounds=(7, 3))
-    rounds = options.rounds
-    ways = made_ways()
-    epochs, missing, errors = found(ways)
-    held = {
-        name: in_fresh_process(memory, augment)
-        for name, augment in (("raw", False), ("augmented", True))
-    }
-    wait = consumer_wait(ways)
-    tables = {"as a program starts": compared(epochs, rounds)}
-    if table := in_fresh_process(with_memory_kept, rounds):
-        tables["freed memory kept"] = table
-    tables["while Python computes"] = while_spinning(ways, rounds)
+    count = 2560 if options.quick else COUNT
+    rounds, m = options.rounds, all_methods(count)
+    epochs, missing, errors = methods(m)
+    states = (("raw", False), ("augmented", True))
+    held = {name: in_fresh_process(memory, augment) for name, augment in states}
+    wait = consumer_wait(m)
+    tables = {"As a program starts": compared(epochs, rounds)}
+    if table := in_fresh_process(with_memory_kept, count, rounds):
+        tables["Freed memory kept"] = table
+    tables["While Python computes"] = while_spinning(m, rounds)
     lines = []
     for state, table in tables.items():
-        lines += [f"## {state[0].upper()}{state[1:]}", "", *harness.rates(table, COUNT), ""]
-    first = tables["as a program starts"][0]
-    rate = COUNT * BYTES / first.samples[first.ours].median / 1e9
+        lines += [f"## {state}", "", *harness.rates(table, count), ""]
+    first = tables["As a program starts"][0]
+    rate = count * BYTES / first.samples[first.ours].median / 1e9
     lines += [f"Raw batches: {rate:.1f} GB/s of images read, and as many written.", ""]
-    lines += [*(f"{name} is missing." for name in missing), *notes_of(held, wait)]
-    text = "\n".join(lines)
+    lines += [*(f"Missing: {name}.\n" for name in missing), *notes(held, wait)]
     note = (
-        f"{COUNT:,} u8 images {SIDE}x{SIDE}x3, random order, batches of {BATCH}. Medians of "
+        f"{count:,} u8 images {SIDE}x{SIDE}x3, random order, batches of {BATCH}. Medians of "
         "interleaved epochs."
     )
     record = {
-        "images": COUNT,
-        "tables": {
-            state: {
-                "samples": table[0].samples,
-                "ratios": harness.ratios(table),
-            }
-            for state, table in tables.items()
-        },
+        "tables": {state: harness.record(table) for state, table in tables.items()},
         "largest_difference_in_levels": errors,
         "memory": held,
         "consumer_wait": wait,
         "missing": missing,
     }
-    packages = ["grain", "opencv-python-headless", "torch"]
-    harness.write(
-        "ring-batches", "Batches from RAM", text, record, packages, note, quick=options.quick
-    )
+    title = "Batches from RAM"
+    harness.write("ring-batches", title, lines, record, peers.PACKAGES, note, options.quick)
 
 
 if __name__ == "__main__":

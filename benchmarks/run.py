@@ -82,13 +82,15 @@ STEPS = (
         "ring_batches", "file_batches", "open_files", "packed_files", "token_packing",
         "mixtures", "chosen_workers", "xpcs_kernels", "xpcs_fits", "xpcs_errors",
         "xpcs_fit_checks", "xpcs_streaming", "xpcs_correlators", "xpcs_growth",
+        "xpcs_cpu",
     )),
-    _step("xpcs_cpu", quick=False),
     _native("native", "bench_image", "native.json", "native", "image"),
     _native("xpcs-native", "bench_xpcs", "native-xpcs.json", "native", "xpcs"),
     _native("ring-handover", "bench_ring", "native-ring.json", "ring_handover"),
-    _step("gpu_image", quick=False, problem=_no_gpu),
-    _step("gpu_xpcs", quick=False, problem=_no_gpu),
+    *(
+        Step(f"gpu-{kind}", (_script("gpu", kind),), quick=False, problem=_no_gpu)
+        for kind in ("image", "xpcs")
+    ),
 )  # fmt: skip
 
 
@@ -149,41 +151,39 @@ def run(step: Step, quick: bool) -> dict[str, Any]:
 
 def markdown(record: dict[str, Any], plot: Path) -> str:
     """Return a page with the ops, the table of each benchmark, and missing libraries."""
-    cores, versions = record["machine"]["cores"], record["versions"]
-    lines = [f"# Benchmarks on {record['machine']['cpu']}, {cores} cores", ""]
-    lines += [f"{record['date']}; " + ", ".join(f"{k} {v}" for k, v in versions.items()) + ".", ""]
-    lines += ["## Native ops against pure JAX", ""]
-    cases = record["ops"].get("cases", [])
-    if cases:
-        lines += ["| op | native, ms | pure JAX, ms | times as fast (95% interval) |"]
-        lines += ["|---|--:|--:|--:|"]
-    for case in cases:
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    lines = [f"# Benchmarks on {record['machine']['cpu']}, {record['machine']['cores']} cores", ""]
+    lines += [f"{record['date']}; {versions}.", "", "## Native ops against pure JAX", ""]
+    rows = []
+    for case in record["ops"].get("cases", []):
         if "problem" in case:
-            lines += [f"| {case['case']} | not timed: {case['problem']} | | |"]
+            rows.append((case["case"], f"not timed: {case['problem']}", "", ""))
             continue
-        native, theirs = (1e3 * case[key] for key in ("native_seconds", "jax_seconds"))
+        native, theirs = (f"{1e3 * case[key]:.3g}" for key in ("native_seconds", "jax_seconds"))
         x = case["speedup"]
-        lines += [f"| {case['case']} | {native:.3g} | {theirs:.3g} | "
-                  f"{x['value']:.3g} ({x['low']:.3g} to {x['high']:.3g}) |"]  # fmt: skip
+        ratio = f"{x['value']:.3g} ({x['low']:.3g} to {x['high']:.3g})"
+        rows.append((case["case"], native, theirs, ratio))
+    header = "op | native, ms | pure JAX, ms | times as fast (95% interval)"
+    lines += harness.table(header, "lrrr", rows)
     if plot.exists():
         lines += ["", f"![Native ops against pure JAX]({plot.name})"]
-    if record["ops"]["outcome"] == "failed":
-        lines += ["failed:", "", "```", record["ops"]["output"].strip(), "```"]
-    for name, step in record["steps"].items():
-        lines += ["", f"## {name}", ""]
-        if step["outcome"] == "skipped":
-            lines += [f"Skipped: {step['why']}."]
-        elif step["outcome"] == "failed":
+    steps = {"": record["ops"], **record["steps"]}
+    for name, step in steps.items():
+        lines += ["", f"## {name}", ""] if name else []
+        if step["outcome"] == "failed":
             lines += ["Failed:", "", "```", step["output"].strip(), "```"]
+        elif not name:
+            continue
+        elif step["outcome"] == "skipped":
+            lines += [f"Skipped: {step['why']}."]
         elif files := [f for f in step["files"] if f.endswith(".md")]:
             for file in files:
                 body = (harness.RESULTS / file).read_text()
                 lines += [re.sub(r"^#+ ", "### ", body, flags=re.MULTILINE).strip()]
         else:
             lines += ["```", step["output"].strip(), "```"]
-    lines += ["", "## Libraries that are not installed", ""]
-    lines += [", ".join(record["missing_peers"]) + "." if record["missing_peers"] else "None."]
-    return "\n".join(lines) + "\n"
+    missing = ", ".join(record["missing_peers"]) or "None"
+    return "\n".join([*lines, "", "## Libraries that are not installed", "", f"{missing}.", ""])
 
 
 def main() -> None:

@@ -1,21 +1,16 @@
-"""One fit, which xpcs_fits.py runs in a new process; the result is printed as JSON.
-
-    python -P benchmarks/xpcs_cases.py ours|memory|nlsq PROBLEM.npz
+"""Fits of one problem, which xpcs_fits.py runs in new processes.
 
 Times are those of the monotonic clock, which processes share, so that the parent process can
-subtract the time at which it started this one.
+subtract the time at which it started this one. The module imports little for the same reason.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
-HUGE = 1e6  # sigma of points that shall not count, for a solver that knows no such points
+HUGE = 1e6  # sigma of points without weight, for a solver that cannot exclude points
 
 
 def ours(path: str) -> dict[str, Any]:
@@ -30,7 +25,7 @@ def ours(path: str) -> dict[str, Any]:
 
     jax.devices()
     before = status_bytes("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     with np.load(path) as problem:
         data, start, lower, upper = (problem[k] for k in ("data", "start", "lower", "upper"))
         sigma = float(problem["sigma"])
@@ -44,7 +39,7 @@ def ours(path: str) -> dict[str, Any]:
         start[:n],
         start[n : 2 * n],
         bounds=(lower, upper),
-        errors=jk.xpcs.ErrorOptions("independent", absolute_sigma=True),  # as the peers compute
+        errors=jk.xpcs.ErrorOptions("independent", absolute_sigma=True),  # as nlsq computes them
         progress=False,
     )
     return {
@@ -55,38 +50,22 @@ def ours(path: str) -> dict[str, Any]:
         "perr": result.perr.tolist(),
         "success": result.success,
         "nfev": result.nfev,
-        "strategy": result.strategy,
-        "compile": result.timings.compile,
         "compute": result.timings.compute,
-        "total": result.timings.total,
         "peak_beyond_start": status_bytes("VmHWM") - before,
         "data_bytes": data.nbytes,
     }
 
 
 def memory(path: str) -> dict[str, Any]:
-    """The largest RssAnon all through the same fit, beyond that of a process with its libraries."""
+    """Return also the largest private memory during the fit, beyond that of imported libraries."""
+    import harness
     import jax
     import scipy.optimize  # noqa: F401
 
-    import jaxkern  # noqa: F401
-    from jaxkern.core.memory import anonymous_bytes
-
     jax.devices()
-    before, largest, done = anonymous_bytes(), [0], threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.002):
-            largest[0] = max(largest[0], anonymous_bytes())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        found = ours(path)
-    finally:
-        done.set()
-        watcher.join()
-    return {**found, "anonymous_beyond_start": largest[0] - before}
+    with harness.sampled_memory() as samples:
+        result = ours(path)
+    return {**result, "anonymous_beyond_start": max(samples) - samples[0]}
 
 
 def nlsq(path: str) -> dict[str, Any]:
@@ -111,7 +90,7 @@ def nlsq(path: str) -> dict[str, Any]:
         return model.g2(jnp.stack(parameters), t, phi).reshape(-1)
 
     sigma = np.where(np.eye(frames, dtype=bool), HUGE, noise)
-    found = curve_fit(
+    result = curve_fit(
         function,
         np.arange(data.size, dtype=float),
         data.reshape(-1),
@@ -125,13 +104,7 @@ def nlsq(path: str) -> dict[str, Any]:
         "jax_imported": imported,
         "loaded": loaded,
         "result": time.monotonic(),
-        "popt": np.asarray(found.popt).tolist(),
-        "perr": np.sqrt(np.diag(found.pcov)).tolist(),
-        "nfev": int(found.nfev),
+        "popt": np.asarray(result.popt).tolist(),
+        "perr": np.sqrt(np.diag(result.pcov)).tolist(),
+        "nfev": int(result.nfev),
     }
-
-
-if __name__ == "__main__":
-    # -P leaves this folder off the path.
-    sys.path.append(str(Path(__file__).parent))
-    print(json.dumps({"ours": ours, "memory": memory, "nlsq": nlsq}[sys.argv[1]](sys.argv[2])))

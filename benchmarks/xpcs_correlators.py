@@ -10,13 +10,9 @@ or C is compared with ours for the same frames, and a difference ends the run.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
-import json
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,6 +24,7 @@ import xpcs_correlator_peers as peers
 
 import jaxkern as jk
 from jaxkern.benchmarking import Samples
+from jaxkern.core.memory import status_bytes
 
 SIZES = {
     "multi-tau": {"n": 8192, "side": 256, "boost": 1024, "skbeam": 160},
@@ -70,13 +67,16 @@ class Line:
     bar: float
     at_least: bool = True
 
-    def __str__(self) -> str:
+    def cells(self) -> list[str]:
         verdict = (harness.at_least if self.at_least else harness.at_most)(self.value, self.bar)
         theirs = "" if self.theirs is None else f"{self.theirs:.3g}"
-        return (
-            f"| {self.part} | {self.against} | {theirs} | {self.ours:.3g} | {self.unit} "
-            f"| {self.value:.3g} | {self.bar:g} | {verdict} |"
-        )
+        ours, value, bar = f"{self.ours:.3g}", f"{self.value:.3g}", f"{self.bar:g}"
+        return [self.part, self.against, theirs, ours, self.unit, value, bar, verdict]
+
+
+def limit(part: str, against: str, unit: str, value: float, bar: float) -> Line:
+    """Return a line for a value that is at most the bar."""
+    return Line(part, against, unit, value, None, value, bar, at_least=False)
 
 
 def turns(arms: Mapping[str, Arm], rounds: int) -> dict[str, Samples]:
@@ -115,20 +115,17 @@ def lines(
 
 
 def check(what: str, ours: Any, theirs: Any, rtol: float) -> None:
-    if not np.allclose(ours, theirs, rtol=rtol, atol=0, equal_nan=True):
-        worst = np.nanmax(np.abs(np.asarray(ours) / np.asarray(theirs) - 1))
-        raise SystemExit(f"{what}: values differ by up to {worst:.2g} of theirs; nothing is timed")
-    print(f"{what}: the values are the same within {rtol:g}", flush=True)
+    """End the benchmark if values differ by more than a fraction of the other ones."""
+    ours, theirs = np.asarray(ours), np.asarray(theirs)
+    same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
+    worst = np.max(np.abs(ours[~same] / theirs[~same] - 1), initial=0.0)
+    harness.within(what, worst, rtol, "of the value")
 
 
 def upper_rows(first: Any, other: Any) -> tuple[Any, Any]:
     """Rows of two matrices, of which the second has the upper triangle only, in the same form."""
     rows = np.unique(np.linspace(0, len(first) - 1, 200).astype(int))
     return np.triu(first)[rows], np.triu(other)[rows]
-
-
-def there(name: str) -> bool:
-    return name not in peers.MISSING
 
 
 def rings(shape: tuple[int, int], dynamic: int = 8, static: int = 5) -> jk.xpcs.QMap:
@@ -162,14 +159,14 @@ def multi_tau(size: Any, rounds: int, record: dict[str, Any]) -> list[Line]:
     qmap = rings(shape)
     flat = frames.reshape(len(frames), -1)
     arms = {"jaxkern": Arm(lambda: jk.xpcs.multitau(frames, qmap, progress=False), frames.size)}
-    if there("boost_corr"):
+    if "boost_corr" not in peers.MISSING:
         n = size["boost"]
         run = peers.boost_multitau(flat[:n])
         g2 = peers.g2_of_sums(run(), qmap.static.ravel(), qmap.dynamic.ravel())
         ours = jk.xpcs.multitau(frames[:n], qmap, progress=False)
         check("multi-tau, boost-corr", ours.g2, g2, 2e-4)
         arms["boost-corr"] = Arm(run, flat[:n].size)
-    if there("skbeam"):
+    if "skbeam" not in peers.MISSING:
         n = size["skbeam"]
         run = peers.skbeam_multitau(frames[:n], qmap.dynamic, 4)
         g2, lags = run()
@@ -204,7 +201,7 @@ def events(size: Any, rounds: int, record: dict[str, Any]) -> list[Line]:
             lambda: jk.xpcs.multitau(frames, qmap, progress=False), per_frame * m
         ),
     }
-    if there("boost_corr"):
+    if "boost_corr" not in peers.MISSING:
         k = size["boost"]
         flat = frames[:k].reshape(k, -1)
         run = peers.boost_multitau(flat)
@@ -226,7 +223,7 @@ def all_lags(size: Any, rounds: int, record: dict[str, Any]) -> list[Line]:
         )
 
     arms = {"jaxkern": Arm(ours, 1.0)}
-    if there("xpcscorr"):
+    if "xpcscorr" not in peers.MISSING:
         order = np.lexsort((frame, pixel))
         by_pixel = {
             "intensity": count[order].astype(np.int32),
@@ -258,7 +255,7 @@ def two_time(size: Any, rounds: int, record: dict[str, Any]) -> list[Line]:
 
     work = 2.0 * n * n * pixels
     arms = {"jaxkern": Arm(ours, work), "XLA's f32 product": Arm(products, work)}
-    if there("boost_corr"):
+    if "boost_corr" not in peers.MISSING:
         run = peers.boost_twotime(frames, edges)
         check("two-time, boost-corr", *upper_rows(ours().c2[0], run()[0]), 2e-4)
         arms["boost-corr"] = Arm(run, work)
@@ -281,7 +278,7 @@ def live(size: Any, rounds: int, record: dict[str, Any]) -> list[Line]:
     update = jax.jit(jk.xpcs.multitau_update, donate_argnums=0)
     small = jk.xpcs.multitau_init(64, n, "uint8")  # compile first, which also allocates memory
     jax.block_until_ready(update(small, np.zeros((block, 64), np.uint8)))
-    before = _resident("VmRSS")
+    before = status_bytes("VmRSS")
     state = jk.xpcs.multitau_init(shape[0] * shape[1], n, "uint8")
     adds, results = [], []
     for number in range(n // block):
@@ -297,15 +294,15 @@ def live(size: Any, rounds: int, record: dict[str, Any]) -> list[Line]:
     delays = jk.xpcs.multitau_delays(n)
     levels = 1 + (len(delays) - 5) // 4
     held = (8 + 12 * len(delays) + 32 * levels) * shape[0] * shape[1]
-    ratio = (_resident("VmRSS") - before) / held
+    ratio = (status_bytes("VmRSS") - before) / held
     added, result = Samples(tuple(adds[2:])).median, Samples(tuple(results)).median
     record["live"] = {"add": adds, "result": results, "state": held}
     # Frames come at 1 kHz: in a second 1000 / block blocks and one g2.
     busy = added * 1000 / block + result
     return [
-        Line("live", "a block added", "ms", 1e3 * added, None, 1e3 * added, 45.0, False),
-        Line("live", "1 kHz and g2 a second", "s of each s", busy, None, busy, 1.0, False),
-        Line("live", "memory as documented", "times", ratio, None, ratio, 1.1, False),
+        limit("live", "a block added", "ms", 1e3 * added, 45.0),
+        limit("live", "1 kHz and g2 a second", "s of each s", busy, 1.0),
+        limit("live", "memory as documented", "times", ratio, 1.1),
     ]
 
 
@@ -333,57 +330,30 @@ def file(size: Any, rounds: int, record: dict[str, Any]) -> list[Line]:
             ),
         }
         check("file", arms["jaxkern"].run().g2, arms["correlating"].run().g2, 1e-15)
-        found = lines("file", "M events/s", 1e6, arms, rounds, dict.fromkeys(arms, 0.6), record)
-    return [min(found[1:], key=lambda line: line.theirs or 0.0)]
+        rows = lines("file", "M events/s", 1e6, arms, rounds, dict.fromkeys(arms, 0.6), record)
+    return [min(rows[1:], key=lambda line: line.theirs or 0.0)]
 
 
 def memory(size: Any, rounds: int, record: dict[str, Any]) -> list[Line]:
-    """Return the peak memory for a file of events minus that for a small file.
-
-    The pages of the mapped file belong to the page cache, which can reclaim them; the record also
-    has the peak including them.
-    """
+    """Return the peak of the private memory for a file of events beyond that for a small file."""
     del rounds
     with tempfile.TemporaryDirectory() as folder:
         path, small = Path(folder) / "run.bin", Path(folder) / "small.bin"
         write_rigaku(path, size)
         write_rigaku(small, {**size, "n": 16})
-        shape = ",".join(map(str, size["shape"]))
-        output = harness.in_new_python(__file__, "--peak", str(small), str(path), "--shape", shape)
-        peak = json.loads(output.splitlines()[-1])
-        bytes_ = path.stat().st_size
-    record["memory"] = {"file": bytes_, **peak}
-    ratio = (peak["most"] - peak["before"]) / bytes_
-    return [Line("memory", "the size of the file", "times", ratio, None, ratio, 1.2, False)]
+        peak = harness.call("xpcs_correlators", "peak", str(small), str(path), size["shape"])
+        file_bytes = path.stat().st_size
+    record["memory"] = {"file": file_bytes, "peak": peak}
+    return [limit("memory", "the size of the file", "times", peak / file_bytes, 1.2)]
 
 
-def peak(paths: list[str], shape: str) -> None:
-    """Print the memory of this process after a small file, and its peak during a large one."""
-    height, width = map(int, shape.split(","))
-    qmap = rings((height, width))
-    jk.xpcs.multitau(paths[0], qmap, progress=False)
-    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
-    found = {"before": _resident("RssAnon"), "before_with_file": _resident("VmRSS"), "most": 0}
-    done = threading.Event()
-
-    def look() -> None:
-        while not done.wait(5e-4):
-            found["most"] = max(found["most"], _resident("RssAnon"))
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    jk.xpcs.multitau(paths[1], qmap, progress=False)
-    done.set()
-    looking.join()
-    print(json.dumps({**found, "most_with_file": _resident("VmHWM")}))
-
-
-def _resident(name: str) -> int:
-    """Bytes of this process in memory: now (VmRSS), at most (VmHWM), without files (RssAnon)."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {name}")
+def peak(small: str, path: str, shape: tuple[int, int]) -> int:
+    """Return the bytes that a large file adds at most to this process after a small one."""
+    qmap = rings((shape[0], shape[1]))
+    jk.xpcs.multitau(small, qmap, progress=False)
+    with harness.sampled_memory(5e-4) as samples:
+        jk.xpcs.multitau(path, qmap, progress=False)
+    return max(samples) - samples[0]
 
 
 PARTS = {
@@ -393,41 +363,31 @@ PARTS = {
 
 
 def main() -> None:
-    chosen = harness.parse(
+    options = harness.parse(
         __doc__,
         ("--only", {"nargs": "+", "choices": PARTS, "help": "only these; no results are written"}),
-        ("--peak", {"nargs": 2, "help": argparse.SUPPRESS}),
-        ("--shape", {"help": argparse.SUPPRESS}),
-        rounds=(5, 3),
+        rounds=(5, 2),
     )
-    if chosen.peak:
-        peak(chosen.peak, chosen.shape)
-        return
     peers.two_threads()
-    sizes, rounds = (QUICK, 2) if chosen.quick else (SIZES, chosen.rounds)
+    sizes = QUICK if options.quick else SIZES
     record: dict[str, Any] = {"sizes": sizes, "missing": peers.MISSING}
-    text = [
-        "| work | against | theirs | ours | | ratio or value | bar | |",
-        "|---|---|--:|--:|---|--:|--:|---|",
-    ]
-    for name in chosen.only or PARTS:
-        found = PARTS[name](sizes[name], rounds, record)
-        text += map(str, found)
-        print("\n".join(map(str, found)), flush=True)
+    rows: list[Line] = []
+    for name in options.only or PARTS:
+        rows += PARTS[name](sizes[name], options.rounds, record)
+    header = "work | against | theirs | ours |  | ratio or value | bar | "
+    lines = harness.table(header, "llrrlrrl", (line.cells() for line in rows))
     if peers.MISSING:
-        text += ["", f"Not installed: {', '.join(peers.MISSING)}."]
+        lines += ["", f"Not installed: {', '.join(peers.MISSING)}."]
     note = (
         "Medians; arms took turns. Rates are compared: of the dense peers the first frames "
         f"({SIZES['multi-tau']['boost']:,} and {SIZES['multi-tau']['skbeam']} of "
         f"{SIZES['multi-tau']['n']:,}; of events {SIZES['events']['boost']} and, of the dense "
         f"kernel, {SIZES['events']['dense']:,} of {SIZES['events']['n']:,})."
     )
-    harness.write(
-        "xpcs-correlators", "From frames and events to correlations", "\n".join(text), record,
-        ("torch", "boost-corr", "scikit-beam", "xpcs-correlator", "numba"), note,
-        bool(chosen.quick or chosen.only),
-    )  # fmt: skip
+    packages = ["torch", "boost-corr", "scikit-beam", "xpcs-correlator", "numba"]
+    title, quick = "From frames and events to correlations", bool(options.quick or options.only)
+    harness.write("xpcs-correlators", title, lines, record, packages, note, quick)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -15,7 +15,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import harness
 import numpy as np
+
+import jaxkern as jk
 
 Q, DT = 0.0054, 1.0
 # The check was developed on seeds below this one.
@@ -79,7 +82,7 @@ def simulate(root: Any, setting: Setting, seed: int) -> Any:
     """C [angles, n, n]."""
     draw = np.random.default_rng(seed)
     n = setting.frames
-    found = np.empty((setting.angles, n, n))
+    c2 = np.empty((setting.angles, n, n))
     for angle in range(setting.angles):
         intensity = np.zeros((n, setting.pixels), np.float32)
         for _ in range(2 * setting.modes):
@@ -89,14 +92,12 @@ def simulate(root: Any, setting: Setting, seed: int) -> Any:
         counts = counts.astype(np.float64)
         total = counts.sum(1)
         assert total.min() > 0
-        found[angle] = setting.pixels * (counts @ counts.T) / np.outer(total, total)
-    return found
+        c2[angle] = setting.pixels * (counts @ counts.T) / np.outer(total, total)
+    return c2
 
 
 def fit(data: Any, setting: Setting) -> Any:
     """`Static` with its rate alone free, as contrast and offset of each angle."""
-    import jaxkern as jk
-
     t, phi = DT * np.arange(setting.frames), np.linspace(0.0, 90.0, setting.angles)
     model = jk.xpcs.Static(jk.xpcs.Geometry(q=Q, gap=None, dt=DT, t=t, phi=phi))
     start = {"D0": 2 * setting.rate / Q**2 / DT, "alpha": 0.0, "D_offset": 0.0}
@@ -112,13 +113,13 @@ def fit(data: Any, setting: Setting) -> Any:
     )
 
 
-def lag_averages(data: Any, found: Any, setting: Setting) -> Any:
+def lag_averages(data: Any, result: Any, setting: Setting) -> Any:
     """data - model over all angles, averaged over all pairs of frames by lag in octaves."""
     n = setting.frames
     edges = np.append(2 ** np.arange(int(np.log2(n - 1)) + 1), n)
-    rate = found.as_dict["D0"] * Q**2 * DT / 2
+    rate = result.as_dict["D0"] * Q**2 * DT / 2
     lags = np.arange(n)
-    fitted = found.offset[:, None] + found.contrast[:, None] * np.exp(-2 * rate * lags)
+    fitted = result.offset[:, None] + result.contrast[:, None] * np.exp(-2 * rate * lags)
     diagonals = np.array([[np.trace(c2, lag) for lag in lags] for c2 in data])
     off = (diagonals - fitted * (n - lags)).sum(0)
     pairs = setting.angles * (n - lags)
@@ -127,24 +128,19 @@ def lag_averages(data: Any, found: Any, setting: Setting) -> Any:
 
 def right(fits: int) -> list[dict[str, Any]]:
     """Return the number of fits of correct models that pass, and the messages of the others."""
-    import harness
-
-    found = []
+    rows = []
     for setting in harness.progress(RIGHT, "right models"):
         root = covariance_root(SHAPES["simple exponential"], setting)
         results = [fit(simulate(root, setting, seed), setting) for seed in range(SEED, SEED + fits)]
         reasons = [result.message for result in results if not result.success]
-        row = {"fits": fits, "passed": fits - len(reasons), "reasons": reasons}
-        found.append({**asdict(setting), **row})
-        print(f"{time.strftime('%H:%M')} {found[-1]}", flush=True)
-    return found
+        rows.append({**asdict(setting), "passed": fits - len(reasons), "reasons": reasons})
+        print(f"{time.strftime('%H:%M')} {rows[-1]}", flush=True)
+    return rows
 
 
 def wrong(fits: int) -> list[dict[str, Any]]:
     """Return the number of fits of wrong models that fail, and the errors of their averages."""
-    import harness
-
-    found = []
+    rows = []
     cases = [(s, name) for s in WRONG for name in SHAPES if name != "simple exponential"]
     for setting, name in harness.progress(cases, "wrong models"):
         root = covariance_root(SHAPES[name], setting)
@@ -153,59 +149,47 @@ def wrong(fits: int) -> list[dict[str, Any]]:
             data = simulate(root, setting, seed)
             results.append(fit(data, setting))
             averages.append(lag_averages(data, results[-1], setting))
-        off = np.abs(np.mean(averages, axis=0)) / np.std(averages, axis=0, ddof=1)
+        misfit = np.abs(np.mean(averages, axis=0)) / np.std(averages, axis=0, ddof=1)
         failed = sum(not result.success for result in results)
-        rates = [result.as_dict["D0"] * Q**2 * DT / 2 for result in results]
-        case = {"name": name, "fits": fits, "failed": failed, "misfit": float(off.max())}
-        found.append({**case, **asdict(setting), "rate found": float(np.mean(rates))})
-        print(f"{time.strftime('%H:%M')} {found[-1]}", flush=True)
-    return found
+        rate = float(np.mean([result.as_dict["D0"] for result in results]) * Q**2 * DT / 2)
+        row = {"name": name, "failed": failed, "misfit": float(misfit.max()), "fitted rate": rate}
+        rows.append({**asdict(setting), **row})
+        print(f"{time.strftime('%H:%M')} {rows[-1]}", flush=True)
+    return rows
 
 
-def tables(accepted: list[dict[str, Any]], refused: list[dict[str, Any]]) -> list[str]:
-    lines = [
-        "| angles | frames | photons | rate of g1 | pixels | contrast | fits that pass | bar | |",
-        "|--:|--:|--:|--:|--:|--:|--:|--:|---|",
-    ]
+def tables(accepted: list[Any], rejected: list[Any], fits: tuple[int, int]) -> list[str]:
+    cells = []
     for row in accepted:
-        part = row["passed"] / row["fits"]
-        lines.append(
-            f"| {row['angles']} | {row['frames']} | {row['photons']:g} | {row['rate']:g} "
-            f"| {row['pixels']} | {1 / row['modes']:.2g} | {row['passed']} of {row['fits']} | 99% "
-            f"| {'reached' if part >= 0.99 else '**below**'} |"
-        )
-    lines += [
-        "",
-        "| true g1 | contrast | rate found | misfit, standard errors | fits that fail | bar | |",
-        "|---|--:|--:|--:|--:|--:|---|",
-    ]
-    for row in refused:
-        part, judged = row["failed"] / row["fits"], row["misfit"] > 6
-        verdict = ("reached" if part >= 0.95 else "**below**") if judged else "misfit below 6"
-        lines.append(
-            f"| {row['name']} | {1 / row['modes']:.2g} | {row['rate found']:.4f} "
-            f"| {row['misfit']:.1f} | {row['failed']} of {row['fits']} | 95% | {verdict} |"
-        )
-    return lines
+        names = ("angles", "frames", "photons", "rate", "pixels")
+        setting = [f"{row[name]:g}" for name in names] + [f"{1 / row['modes']:.2g}"]
+        verdict = harness.at_least(row["passed"] / fits[0], 0.99)
+        cells.append([*setting, f"{row['passed']} of {fits[0]}", "99%", verdict])
+    header = "angles | frames | photons | rate of g1 | pixels | contrast | fits that pass | bar | "
+    lines = [*harness.table(header, "rrrrrrrrl", cells), ""]
+    cells = []
+    for row in rejected:
+        verdict = harness.at_least(row["failed"] / fits[1], 0.95)
+        verdict = verdict if row["misfit"] > 6 else "misfit below 6"
+        case = [row["name"], f"{1 / row['modes']:.2g}", f"{row['fitted rate']:.4f}"]
+        failed = f"{row['failed']} of {fits[1]}"
+        cells.append([*case, f"{row['misfit']:.1f}", failed, "95%", verdict])
+    header = "true g1 | contrast | fitted rate | misfit, standard errors | fits that fail | bar | "
+    return [*lines, *harness.table(header, "lrrrrrl", cells)]
 
 
 def main() -> None:
-    import harness
-
-    chosen = harness.parse(
+    options = harness.parse(
         __doc__,
         ("--fits", {"type": int, "default": 500, "help": "fits per setting of correct models"}),
         ("--wrong", {"type": int, "default": 40, "help": "fits per wrong model"}),
     )
-    fits = (5, 5) if chosen.quick else (chosen.fits, chosen.wrong)
-    refused = wrong(fits[1])
-    accepted = right(fits[0])
-    lines = tables(accepted, refused)
-    record = {"right": accepted, "wrong": refused}
+    fits = (5, 5) if options.quick else (options.fits, options.wrong)
+    rejected, accepted = wrong(fits[1]), right(fits[0])
+    lines = tables(accepted, rejected, fits)
+    record = {"right": accepted, "wrong": rejected}
     title = "Fits of simulated photons that pass the checks of their residuals"
-    harness.write(
-        "xpcs-fit-checks", title, "\n".join(lines), record, ["scipy"], NOTE, fits[0] < 200
-    )
+    harness.write("xpcs-fit-checks", title, lines, record, ["scipy"], NOTE, fits[0] < 200)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ Multi-tau of dense frames in memory and of events; random counts, 8 dynamic bins
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,69 +27,51 @@ SWEEPS: dict[str, list[float]] = {
 QUICK = {"frames": [256, 512], "pixels": [32**2, 64**2], "occupancy": [1e-3, 1e-2]}
 
 
-def seconds(run: Callable[[], Any], rounds: int) -> list[float]:
-    """Of each call but the first."""
-    run()
-    found = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - began)
-    return found
-
-
-def measured(n: int, pixels: int, occupancy: float, rounds: int) -> dict[str, Any]:
-    """Seconds of both ways to the same g2, and how many events there were."""
-    side = round(pixels**0.5)
-    shape = (side, side)
+def measured(n: int, pixels: int, occupancy: float, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of both ways to the same g2."""
+    shape = (round(pixels**0.5), round(pixels**0.5))
     events, qmap = random_events(n, pixels, occupancy), rings(shape)
     frames = dense_frames(events, n, shape)
-
-    def dense() -> Any:
-        return jk.xpcs.multitau(frames, qmap, progress=False)
-
-    def sparse() -> Any:
-        return jk.xpcs.multitau_events(*events, n, qmap, progress=False)
-
-    if not np.array_equal(dense().g2, sparse().g2, equal_nan=True):
-        raise SystemExit("dense and events give other values; nothing is timed")
-    return {
-        "dense": seconds(dense, rounds),
-        "events": seconds(sparse, rounds),
-        "n_events": len(events[0]),
+    arms = {
+        "dense": lambda: jk.xpcs.multitau(frames, qmap, progress=False),
+        "events": lambda: jk.xpcs.multitau_events(*events, n, qmap, progress=False),
     }
+    if not np.array_equal(arms["dense"]().g2, arms["events"]().g2, equal_nan=True):
+        raise SystemExit("dense and events give other values; nothing is timed")
+    samples = harness.interleave(arms, rounds, warmup=0, turn_seconds=0)
+    return {name: list(times.seconds) for name, times in samples.items()}
 
 
 def sweep(values: dict[str, list[float]], n: int, pixels: int, rounds: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for axis, given in values.items():
-        found[axis] = {}
-        for value in harness.progress(given, axis):
-            chosen = {"frames": n, "pixels": pixels, "occupancy": OCCUPANCY, axis: value}
-            found[axis][f"{value:g}"] = measured(
-                int(chosen["frames"]), int(chosen["pixels"]), chosen["occupancy"], rounds
+    seconds: dict[str, Any] = {}
+    for axis in values:
+        seconds[axis] = {}
+        for value in harness.progress(values[axis], axis):
+            case = {"frames": n, "pixels": pixels, "occupancy": OCCUPANCY, axis: value}
+            seconds[axis][f"{value:g}"] = measured(
+                int(case["frames"]), int(case["pixels"]), case["occupancy"], rounds
             )
-    return found
+    return seconds
 
 
 def power(record: dict[str, Any], kind: str) -> float:
-    """The exponent of the last doubling or so: 1 is linear."""
+    """Return the exponent of the last step; 1 is linear."""
     (x0, y0), (x1, y1) = [
         (float(value), float(np.median(runs[kind]))) for value, runs in record.items()
     ][-2:]
     return float(np.log(y1 / y0) / np.log(x1 / x0))
 
 
-def figure(path: Path, found: dict[str, Any]) -> None:
-    """Seconds over each axis, with lines of their linear growth, as PNG."""
+def figure(path: Path, seconds: dict[str, Any]) -> None:
+    """Draw the seconds over each axis as PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    chart, panels = plt.subplots(1, len(found), figsize=(10, 3.2), sharey=True)
+    chart, panels = plt.subplots(1, len(seconds), figsize=(10, 3.2), sharey=True)
     titles = {"frames": "frames", "pixels": "pixels", "occupancy": "part of pixels with light"}
-    for axes, (axis, record) in zip(panels, found.items(), strict=True):
+    for axes, (axis, record) in zip(panels, seconds.items(), strict=True):
         x = np.array([float(value) for value in record])
         for kind, color in (("dense", "#8d99ae"), ("events", "#d1495b")):
             y = [float(np.median(runs[kind])) for runs in record.values()]
@@ -108,29 +88,26 @@ def figure(path: Path, found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    chosen = harness.parse(__doc__, rounds=(5, 3))
-    if chosen.quick:
-        found = sweep(QUICK, 512, 64**2, 1)
-    else:
-        found = sweep(SWEEPS, FRAMES, SIDE**2, chosen.rounds)
-    lines = ["| axis | from | to | dense, s | events, s | last power, dense | events |",
-             "|---|--:|--:|--:|--:|--:|--:|"]  # fmt: skip
-    for axis, record in found.items():
+    options = harness.parse(__doc__, rounds=(5, 2))
+    sizes = (QUICK, 512, 64**2) if options.quick else (SWEEPS, FRAMES, SIDE**2)
+    seconds = sweep(*sizes, options.rounds)
+    rows = []
+    for axis, record in seconds.items():
         first, *_, last = record
-        took = {
-            kind: " to ".join(f"{np.median(record[at][kind]):.3g}" for at in (first, last))
+        times = [
+            " to ".join(f"{np.median(record[at][kind]):.3g}" for at in (first, last))
             for kind in ("dense", "events")
-        }
-        lines.append(
-            f"| {axis} | {first} | {last} | {took['dense']} | {took['events']} "
-            f"| {power(record, 'dense'):.2f} | {power(record, 'events'):.2f} |"
-        )
+        ]
+        powers = [f"{power(record, kind):.2f}" for kind in ("dense", "events")]
+        rows.append([axis, first, last, *times, *powers])
+    header = "axis | from | to | dense, s | events, s | last power, dense | events"
+    note = f"Medians. Around {FRAMES:,} frames of {SIDE} x {SIDE} pixels at {OCCUPANCY:.1%}."
     path = harness.write(
-        "xpcs-growth", "How correlations grow", "\n".join(lines), found,
-        note=f"Medians. Around {FRAMES:,} frames of {SIDE} x {SIDE} pixels at {OCCUPANCY:.1%}.",
-        quick=chosen.quick)  # fmt: skip
+        "xpcs-growth", "How correlations grow", harness.table(header, "lrrrrrr", rows), seconds,
+        note=note, quick=options.quick,
+    )  # fmt: skip
     if path is not None:
-        figure(FIGURE, found)
+        figure(FIGURE, seconds)
 
 
 if __name__ == "__main__":

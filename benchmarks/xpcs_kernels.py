@@ -24,12 +24,10 @@ SIGMA = 0.02
 
 
 def close(got: Any, expected: Any, name: str, relative: float = 1e-9) -> None:
-    """Stops the benchmark where two arms differ by more than ``relative`` of the largest value."""
+    """End the benchmark if two arms differ by more than ``relative`` of the largest value."""
     got, expected = np.asarray(got), np.asarray(expected)
     worst = float(np.abs(got - expected).max() / np.abs(expected).max())
-    if not worst <= relative:
-        raise SystemExit(f"{name}: the arms differ by {worst:.2e} of the largest value")
-    print(f"{name}: the arms agree to {worst:.1e} of the largest value")
+    harness.within(name, worst, relative, "of the largest value")
 
 
 Arms = dict[str, Callable[[], Any]]
@@ -98,26 +96,17 @@ def main() -> None:
     rows, record = [], {}
     for name, points, bar, arms, rounds in work:
         samples = harness.interleave(arms, 3 if quick else rounds, warmup=1, turn_seconds=0.3)
-        theirs = samples["theirs"].median
+        theirs = f"{samples['theirs'].median * 1e3:,.1f}"
         for ours in list(arms)[:-1]:
             row = harness.Row(name + ours.removeprefix("ours"), samples, ours, ["theirs"], bar)
-            seconds = samples[ours].median
-            rows.append(
-                f"| {row.name} | {theirs * 1e3:,.1f} | {seconds * 1e3:,.2f} | "
-                f"{points / seconds / 1e6:,.0f} | {row.ratio} | "
-                f"{bar:g} | {harness.at_least(row.ratio.value, bar)} |"
-            )
-        record[name] = {"points": points, "bar": bar, "samples": samples}
-    text = "\n".join(
-        [
-            "| work | JAX, ms | ours, ms | ours, Mpoints/s | ratio (95% interval) | bar | |",
-            "|---|--:|--:|--:|--:|--:|---|",
-            *rows,
-        ]
-    )
+            seconds, verdict = samples[ours].median, harness.at_least(row.ratio.value, bar)
+            cells = [row.name, theirs, f"{seconds * 1e3:,.2f}", f"{points / seconds / 1e6:,.0f}"]
+            rows.append([*cells, row.ratio, f"{bar:g}", verdict])
+        record[name] = {"points": points, "samples": samples}
+    header = "work | JAX, ms | ours, ms | ours, Mpoints/s | ratio (95% interval) | bar | "
+    lines = harness.table(header, "lrrrrrl", rows)
     note = f"Medians; every point of a data set counts; freed memory kept for all arms: {kept}."
-    record = {"allocator_keeps_memory": kept, "work": record}
-    harness.write("xpcs-kernels", "XPCS kernels", text, record, note=note, quick=quick)
+    harness.write("xpcs-kernels", "XPCS kernels", lines, record, note=note, quick=quick)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,14 +17,17 @@ from jaxkern.core.caches import LruCache
 from jaxkern.core.failures import describe_exception, is_interrupt, note, notes_of
 from jaxkern.core.forking import check_not_forked
 from jaxkern.core.keys import epoch_key
+from jaxkern.core.threads import num_threads
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.arrangement import Order, Shard
-from jaxkern.pipeline.engine import Engine, ItemSource
-from jaxkern.pipeline.graph import BatchLayout, Block, Vertex
+from jaxkern.pipeline.engine import Engine, Item, ItemSource
+from jaxkern.pipeline.graph import RECORDS_PER_CALL, BatchLayout, Block, Vertex
+from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.plan import PipelinePlan
 from jaxkern.pipeline.program import DedupedLeaves, WorkItem, split_uint64
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import Flow, FlowStart, SequentialNode
+from jaxkern.pipeline.sequential import Flow, SequentialNode
+from jaxkern.ring import Assembly, ProducerError, RingStats, SlotMemory
 
 #: record ids that are computed together: a call costs as much as some hundred of them
 _BLOCK_RECORDS = 4096
@@ -59,7 +62,7 @@ class Epoch:
         # Each input of a mixture needs its epochs of now and of next.
         self._others: LruCache[Epoch] = LruCache(4 * len(plan.vertices))
         self._shared: dict[tuple[Vertex, int], _SharedBlock] = {}
-        self._lock = threading.Lock()
+        self._lock, self._ids_lock = threading.Lock(), threading.Lock()
         self._local = threading.local()
 
     @functools.cached_property
@@ -95,7 +98,8 @@ class Epoch:
         parts, size = [], _BLOCK_RECORDS
         for block in range(rows.start // size, (rows.stop - 1) // size + 1):
             first = block * size
-            ids = _record_ids(layout.order, layout.shard, self.number, block)
+            with self._ids_lock:  # only one thread computes them
+                ids = _record_ids(layout.order, layout.shard, self.number, block)
             parts.append(ids[max(rows.start - first, 0) : rows.stop - first])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -168,12 +172,7 @@ class Epoch:
         node = vertex.node
         assert isinstance(node, SequentialNode)
         try:
-            upstream = None
-            if vertex.inputs:
-                at = None if position is None else position["at"]
-                upstream = node.open_upstream(self, vertex, at)
-            start = upstream, self.layout(vertex), self.number, position or {}
-            return node.flow(FlowStart(*start, self.threads, self.ahead))
+            return node.flow(self, vertex, position or {})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if position is None:
                 raise
@@ -256,7 +255,7 @@ class _Section(ItemSource):
 
 
 class _UpstreamRows(_Section):
-    """What a sequential node makes of the blocks before it, for its flow."""
+    """The output of a sequential node for the blocks before it, which its flow reads."""
 
     def __init__(self, epoch: Epoch, vertex: Vertex, position: Any) -> None:
         (upstream,) = vertex.inputs
@@ -334,6 +333,98 @@ class WorkItems(_Section):
             if valid is not None and np.shape(valid) == real.shape:
                 return int((~np.asarray(valid, bool) & real).sum())
         return 0  # a function has dropped the field
+
+
+class NativeEngine:
+    """An engine whose work items native threads make, from batch `start` on, see `Engine`; at most
+    as many threads as the kernels use."""
+
+    def __init__(
+        self, epoch: Epoch, start: int, threads: int, capacity: int, device: Any, memory: SlotMemory
+    ) -> None:
+        work = epoch.plan.native
+        assert work is not None
+        assert isinstance(work.source.node, SourceNode)
+        self.capacity = capacity
+        self._epoch, self._work = epoch, work
+        self._layout = layout = epoch.plan.layouts[work.source]
+        self._reader = work.source.node.source
+        self._assembly = Assembly(
+            work.arrays,
+            self._orders(start),
+            layout.batch_size,
+            capacity=capacity,
+            workers=min(threads, num_threads()),
+            remainder="partial",
+            producers={k: p.at(layout.seed, epoch.number) for k, p in work.producers.items()},
+            valid="valid" if work.masks else None,
+            start=start,
+            rows_of=self._reader.rows_of,
+            device=device,
+            memory=memory,
+        )
+
+    def next(self, timeout: float | None = None) -> Item | None:
+        """Return the next item; None after the last one, or after an error of the order."""
+        try:
+            index, error, data = self._assembly.take(timeout)
+        except StopIteration:
+            return None
+        if isinstance(error, ProducerError) and error.record is not None:
+            if name := self._reader.name_of(error.record):
+                note(error, "while reading record {} of {!r}: {}", error.record, self._reader, name)
+        value = None if error is not None else self._item(index, data)
+        return Item(value, error, index, index + 1)
+
+    def _item(self, index: int, data: dict[str, Any]) -> WorkItem:
+        work, rows = self._work, self._layout.rows_of(index)
+        mask = self._layout.mask_of(rows)
+        if self._layout.remainder == "pad":
+            data["mask"] = mask
+        records = self._epoch.records(self._layout, rows)
+        bad = 0
+        if work.masks and not (valid := np.asarray(data["valid"])).all():
+            bad = int((~valid & mask).sum())
+            self._reader.note_masked(records[~valid])
+        ids = split_uint64(records)
+        if work.residual is not None:
+            names = work.arrays.keys() - work.producers.keys()
+            other = DedupedLeaves.of([{name: data[name] for name in names}])
+            data |= work.residual(other, ids, self._epoch.key)
+        item = WorkItem(DedupedLeaves.of([data]), ids, bad=bad)
+        self._epoch.plan.learn(item)
+        return item
+
+    def _orders(self, start: int) -> Iterator[np.ndarray]:
+        """Yield the records of batches, some together; raise instead of a batch with a record that
+        must not be read."""
+        layout, check = self._layout, self._reader.check
+        step = max(1, RECORDS_PER_CALL // layout.batch_size)
+        for first in range(start, layout.batches, step):
+            batches = range(first, min(first + step, layout.batches))
+            rows = [layout.rows_of(batch) for batch in batches]
+            records = self._epoch.records(layout, range(rows[0].start, rows[-1].stop))
+            try:
+                check(records)
+            except Exception:
+                for batch, part in zip(batches, rows, strict=True):
+                    ids = records[part.start - rows[0].start : part.stop - rows[0].start]
+                    try:
+                        check(ids)
+                    except Exception as error:
+                        note(error, "in batch {} of epoch {}", batch, self._epoch.number)
+                        raise
+                    yield ids
+            else:
+                yield records
+
+    def stats(self) -> RingStats:
+        """Return the statistics of the ring."""
+        return self._assembly.stats()
+
+    def close(self) -> None:
+        """End the threads; idempotent."""
+        self._assembly.close()
 
 
 def first_item(plan: PipelinePlan) -> WorkItem:

@@ -16,8 +16,7 @@ import numpy as np
 from jaxkern.core import compat
 from jaxkern.core.failures import is_interrupt
 from jaxkern.pipeline.engine import Engine, Item
-from jaxkern.pipeline.epoch import Epoch, WorkItems
-from jaxkern.pipeline.native import NativeEngine
+from jaxkern.pipeline.epoch import Epoch, NativeEngine, WorkItems
 from jaxkern.pipeline.plan import PipelinePlan
 from jaxkern.pipeline.program import WorkItem
 from jaxkern.pipeline.rows import Data

@@ -178,7 +178,7 @@ class OperatorNode(PipelineNode):
 
     def apply_batch(self, batch: Data, keys: Any) -> Data:
         """Return the batch after the step; traced."""
-        return self.op.apply_batch(batch, keys)
+        return self.op(batch, keys)
 
 
 def _declares_native(value: Any, base: type) -> bool:
@@ -217,8 +217,7 @@ class Probabilistic(OperatorNode):
     def apply_batch(self, batch: Data, keys: Any) -> Data:
         split = jax.vmap(jax.random.split)(keys)
         drawn = jax.vmap(lambda key: jax.random.bernoulli(key, self.probability))(split[:, 0])
-        applied = self.op.apply_batch(batch, split[:, 1] if self.op.stochastic else None)
-        return _select(drawn, applied, batch, self.name)
+        return _select(drawn, self.op(batch, split[:, 1]), batch, self.name)
 
 
 class Conditional(OperatorNode):
@@ -265,15 +264,10 @@ class Conditional(OperatorNode):
         arrays = {name: value for name, value in batch.items() if not is_ragged(value)}
         holds = jax.vmap(lambda data: jnp.asarray(self.predicate(Element(data)), bool))(arrays)
         if holds.ndim != 1:
-            raise ValueError(
-                f"the predicate of {self.name!r} returned shape {holds.shape[1:]}; expected one "
-                "bool"
-            )
-        then = self.op.apply_batch(batch, keys if self.op.stochastic else None)
-        other = batch
-        if self.otherwise is not None:
-            other = self.otherwise.apply_batch(batch, keys if self.otherwise.stochastic else None)
-        return _select(holds, then, other, self.name)
+            shape = holds.shape[1:]
+            raise ValueError(f"the predicate of {self.name!r} returned shape {shape}; expected []")
+        other = batch if self.otherwise is None else self.otherwise(batch, keys)
+        return _select(holds, self.op(batch, keys), other, self.name)
 
 
 def _select(which: jax.Array, then: Data, other: Data, name: str) -> Data:
@@ -308,13 +302,16 @@ class BatchOperator:
 
     def __init__(
         self,
-        apply_batch: Callable[[Data, Any], Data],
+        function: Callable[[Data, Any], Data],
         text: str,
         stochastic: bool = False,
         stream_name: str | None = None,
     ) -> None:
-        self.apply_batch, self.text = apply_batch, text
+        self._function, self.text = function, text
         self.stochastic, self.stream_name = stochastic, stream_name
+
+    def __call__(self, batch: Data, keys: Any) -> Data:
+        return self._function(batch, keys if self.stochastic else None)
 
 
 class _Fields(NamedTuple):
@@ -339,11 +336,8 @@ class _Fields(NamedTuple):
 
     def with_flags(self, names: dict[str, str]) -> dict[str, str]:
         """Return these names, and for each target those of the flags that a Compose adds."""
-        return names | {
-            flag: names[target] + flag.removeprefix(target)
-            for target, flag in _FLAGS.items()
-            if target in names
-        }
+        flags = {flag: target for target, flag in _FLAGS.items() if target in names}
+        return names | {flag: names[t] + flag.removeprefix(t) for flag, t in flags.items()}
 
     def without_axis(self, batch: Mapping[str, Any], axes: int) -> str | None:
         """Return the field whose records are one box or keypoint, without an axis of them."""
@@ -408,8 +402,7 @@ class ImageAdapter(BatchOperator):
         self._op, self._fields = op, fields
         self._image, self._label = fields.image, fields.label
         stochastic = any(transform.parameters for transform in op.transforms)
-        text = f"Compose#{digest(repr(op))}({fields.image})"
-        super().__init__(self._apply, text, stochastic)
+        super().__init__(self._apply, f"Compose#{digest(repr(op))}({fields.image})", stochastic)
         self._mixes = any(transform.kind == "batch" for transform in op.transforms)
         self._moves = any(transform.geometric for transform in op.transforms)
         self._is_compose = _declares_native(op, Compose)
@@ -505,6 +498,6 @@ class ImageAdapter(BatchOperator):
         """Move boxes and keypoints as the images, which native threads make."""
         count = len(keys) if keys is not None else len(next(iter(batch.values())))
         fields = {name: batch[field] for name, field in names.items() if field in batch}
-        params = self._op.sample(keys, size) if self.stochastic else None
+        params = None if keys is None else self._op.sample(keys, size)
         moved = move_points(self._op, fields, params, count, size)
         return {names[name]: value for name, value in moved.items()}

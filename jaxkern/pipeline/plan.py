@@ -7,22 +7,94 @@ import dataclasses
 import functools
 import threading
 from collections import Counter
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
+import jax
 import numpy as np
 
+from jaxkern.core import registry
 from jaxkern.core.backend import current_backend
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.arrangement import PendingShards, ReshardedOrder
 from jaxkern.pipeline.graph import BatchLayout, KeyDerivation, Vertex
-from jaxkern.pipeline.native import NativeWork, native_work
 from jaxkern.pipeline.nodes import Merge, SourceNode
+from jaxkern.pipeline.operators import SeededProducer
 from jaxkern.pipeline.program import DedupedLeaves, NodeProgram, WorkItem, salt_of
 from jaxkern.pipeline.rows import Data
+from jaxkern.ring import RowParts
 
 Placement = Literal["device", "host"]
 
 _IMAGE_SIDES = (4096, 8192)  # assumed largest sides of images, if the side is unknown
+
+
+class NativeWork(NamedTuple):
+    """The work that native threads do instead of worker threads."""
+
+    source: Vertex  # the only one that reads records
+    arrays: Mapping[str, np.ndarray | RowParts]  # of encoded images, where they are stored
+    producers: dict[str, SeededProducer]  # of fields; the other fields are copied
+    masks: bool = False  # a field "valid" says which records the producers could make
+    residual: NodeProgram | None = None  # of the other fields, when a batch is delivered
+
+
+def native_work(
+    inputs: Sequence[Vertex],
+    compiled: Mapping[Vertex, str],
+    derivations: Mapping[Vertex, KeyDerivation],
+) -> NativeWork | None:
+    """Return the native work of a plan; None if its batches need Python or a JAX program."""
+    if len(inputs) != 1 or registry.module("cpu") is None:
+        return None
+    (last,) = inputs
+    source = last if isinstance(last.node, SourceNode) else last.inputs[0]
+    if not isinstance(source.node, SourceNode):
+        return None
+    if last is not source and not (last.node.native and compiled.get(last) == "host"):
+        return None  # before image headers are read
+    reader = source.node.source
+    parts, encoded = _row_parts(source.node), reader.encoded_images()
+    if parts is None or not (parts[0] or encoded):
+        return None
+    arrays: dict[str, np.ndarray | RowParts] = {**parts[0]}
+    if len(parts) > 1:
+        arrays = {name: RowParts(tuple(part[name] for part in parts)) for name in parts[0]}
+    masks = reader.on_bad_record == "mask"
+    if last is source:
+        return None if encoded or masks else NativeWork(source, arrays, {})
+    fields: dict[str, jax.ShapeDtypeStruct] = {
+        name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in parts[0].items()
+    }
+    node: Any = last.node
+    producers = node.op.record_producer({**fields, **encoded}, derivations.get(last))
+    # Only producers decode.
+    if producers is None or encoded.keys() - producers.keys() or (masks and not encoded):
+        return None
+    if not all(part[k].flags.aligned for part in parts for k in producers.keys() & part.keys()):
+        return None
+    arrays |= {name: images.place for name, images in encoded.items()}
+    residual, op = None, node.op.residual(fields)
+    if op is not None:
+        node = copy.copy(node)
+        node.op = op
+        vertex = Vertex(node, (source,))
+        keys = {vertex: derivations[last]} if last in derivations else {}
+        names = {source: source.node.name, vertex: node.name}
+        residual = NodeProgram(vertex, {vertex: "host"}, names, keys)
+    return NativeWork(source, arrays, producers, masks, residual)
+
+
+def _row_parts(node: SourceNode) -> Sequence[Mapping[str, np.ndarray]] | None:
+    parts = node.source.row_parts()
+    if parts is None or (node.remainder == "pad" and any("mask" in part for part in parts)):
+        return None
+    for part in parts:
+        for array in part.values():
+            if not array.dtype.isnative or (array.size and not array[:1].flags.c_contiguous):
+                return None
+    kinds = [{k: (a.dtype, a.shape[1:]) for k, a in part.items()} for part in parts]
+    return parts if all(kind == kinds[0] for kind in kinds) else None  # reading them raises
 
 
 class PipelinePlan:
@@ -96,12 +168,13 @@ class PipelinePlan:
         return self.layouts[last[-1]] if last else None
 
     def _all_layouts(self) -> dict[Vertex, BatchLayout]:
-        ends = [vertex for vertex in self.vertices if vertex.node.has_order and vertex.inputs]
-        before_order = {v for end in ends for v in end.ordered()[:-1]}
-        mixtures = [end for end in ends if not end.node.keeps_remainder]
-        before_mixture = {v for end in mixtures for v in end.ordered()[:-1]}
-        sequential = [vertex for vertex in self.vertices if vertex.node.sequential]
-        before_sequential = {v for end in sequential for v in end.ordered()[:-1]}
+        def before(ends: list[Vertex]) -> set[Vertex]:
+            return {vertex for end in ends for vertex in end.ordered()[:-1]}
+
+        ordered = [v for v in self.vertices if v.node.has_order]
+        before_order = before(ordered)
+        before_mixture = before([v for v in ordered if not v.node.keeps_remainder])
+        before_sequential = before([v for v in self.vertices if v.node.sequential])
         layouts: dict[Vertex, BatchLayout] = {}
         for vertex in self.vertices:
             node = vertex.node

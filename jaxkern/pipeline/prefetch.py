@@ -86,22 +86,15 @@ class Prefetcher(Iterator[Any]):
     def get_state(self) -> Any:
         """Return the iterator's state after the last item that was delivered, not the last fetched;
         TypeError if it has none, as a generator."""
-        self._check_state()
+        _check_state(self._iterator)
         return self._delivered[1]
 
     def set_state(self, state: Any) -> None:
         """Drop what was fetched and continue where `get_state` was called; TypeError as there."""
-        self._check_state()
+        _check_state(self._iterator)
         self.close(None)
         self._iterator.set_state(state)
         self._start()
-
-    def _check_state(self) -> None:
-        if not _has_state(self._iterator):
-            raise TypeError(
-                f"the iterator is a {type(self._iterator).__name__}, which has no get_state and "
-                "set_state; expected one that can be resumed, as a pipeline's"
-            )
 
     def close(self, timeout: float | None = 5.0) -> None:
         """End the thread and drop what was fetched. Idempotent. `timeout` is how many seconds to
@@ -185,12 +178,15 @@ class _Items(ItemSource):
             close()
 
 
-def _has_state(iterator: Any) -> bool:
-    return hasattr(iterator, "get_state") and hasattr(iterator, "set_state")
+def _check_state(iterator: Any) -> None:
+    if not (hasattr(iterator, "get_state") and hasattr(iterator, "set_state")):
+        name = type(iterator).__name__
+        raise TypeError(f"the iterator is a {name}; expected one with get_state and set_state")
 
 
 def _state_of(iterator: Any) -> Any:
-    return iterator.get_state() if _has_state(iterator) else None
+    resumable = hasattr(iterator, "get_state") and hasattr(iterator, "set_state")
+    return iterator.get_state() if resumable else None
 
 
 def _own(leaf: Any) -> Any:

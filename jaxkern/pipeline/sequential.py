@@ -41,17 +41,6 @@ class Rows(NamedTuple):
     block_rows: int  # number of rows of the block
 
 
-class FlowStart(NamedTuple):
-    """The arguments of a flow."""
-
-    upstream: Upstream | None  # of the blocks before the node; None for a source
-    layout: BatchLayout  # of the node
-    epoch: int
-    position: dict[str, Any]  # see `Flow.position`; empty at the beginning
-    threads: int  # for the engine of a source
-    ahead: int
-
-
 #: A batch that is decided but not computed: the thread that uses it calls it, with arrays to fill
 #: or None.
 DeferredBlock = Callable[[Data | None], Block]
@@ -60,8 +49,9 @@ DeferredBlock = Callable[[Data | None], Block]
 class Flow:
     """The batches of a sequential node in order, from a position on."""
 
-    def __init__(self, upstream: Upstream) -> None:
+    def __init__(self, upstream: Upstream, layout: BatchLayout) -> None:
         self._upstream = upstream
+        self._size, self._remainder = layout.batch_size, layout.remainder
 
     @property
     def position(self) -> dict[str, Any]:
@@ -106,9 +96,15 @@ class SequentialNode(PipelineNode):
         count = len(block.records)
         return Rows(block.data, block.records, np.arange(count), count)
 
-    def flow(self, start: FlowStart) -> Flow:
-        """Return the batches from a position on."""
-        return RowFlow(start, drops=self.drops)
+    def flow(self, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> Flow:
+        """Return the batches from a position on; it is empty at the beginning."""
+        return self._row_flow(epoch, vertex, position)
+
+    def _row_flow(
+        self, epoch: Epoch, vertex: Vertex, position: dict[str, Any], **options: Any
+    ) -> Flow:
+        upstream = self.open_upstream(epoch, vertex, position["at"] if position else None)
+        return RowFlow(upstream, epoch.layout(vertex), position, self.drops, **options)
 
 
 def with_remainder(block: Block | None, size: int, remainder: Remainder) -> Block | None:
@@ -154,15 +150,15 @@ class RowFlow(Flow):
 
     def __init__(
         self,
-        start: FlowStart,
-        drops: bool = False,
+        upstream: Upstream,
+        layout: BatchLayout,
+        position: dict[str, Any],
+        drops: bool,
         most: int | None = None,
         window: tuple[int, int] | None = None,
     ) -> None:
-        assert start.upstream is not None
-        super().__init__(start.upstream)
-        position = start.position
-        self._layout, self._drops, self._window = start.layout, drops, window
+        super().__init__(upstream, layout)
+        self._drops, self._window = drops, window
         self._remaining: int | None = position.get("remaining", most)
         self._pieces: deque[_Piece] = deque()
         self._count = 0
@@ -195,9 +191,7 @@ class RowFlow(Flow):
         return position
 
     def next(self) -> Block | None:
-        size = limit = self._layout.batch_size
-        if self._remaining is not None:
-            limit = min(size, self._remaining)
+        limit = self._size if self._remaining is None else min(self._size, self._remaining)
         length, stride = self._window or (1, 1)
         available = self._ensure((limit - 1) * stride + length) if limit else 0
         count = min(limit, max(0, (available - length) // stride + 1))
@@ -212,7 +206,7 @@ class RowFlow(Flow):
                 lambda x: x.reshape(count, length, *x.shape[1:]), row.joined([(block.data, rows)])
             )
             block = Block(data, block.records[starts])
-        return with_remainder(block, size, self._layout.remainder)
+        return with_remainder(block, self._size, self._remainder)
 
     def _ensure(self, count: int) -> int:
         """Read until `count` rows are available, or all; return the number of rows."""
@@ -382,10 +376,10 @@ class SequentialRows(SequentialNode):
             return super().open_upstream(epoch, vertex, position)
         return _RepeatedUpstream(epoch, vertex, self._times, position or {"turn": 0, "at": None})
 
-    def flow(self, start: FlowStart) -> Flow:
-        index, shards = start.layout.shard
+    def flow(self, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> Flow:
+        index, shards = epoch.layout(vertex).shard
         most = None if self._records is None else len(range(index, self._records, shards))
-        return RowFlow(start, most=most)
+        return self._row_flow(epoch, vertex, position, most=most)
 
 
 class _RepeatedUpstream:

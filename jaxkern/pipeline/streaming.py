@@ -10,7 +10,7 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -24,11 +24,15 @@ from jaxkern.pipeline.graph import (
     BatchLayout,
     Block,
     Remainder,
+    Vertex,
     qualified_name,
 )
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import Flow, FlowStart, SequentialNode, with_remainder
+from jaxkern.pipeline.sequential import Flow, SequentialNode, with_remainder
 from jaxkern.pipeline.sources.source import record_arrays, stack_records
+
+if TYPE_CHECKING:
+    from jaxkern.pipeline.epoch import Epoch
 
 _PARTS = 1 << 20  # of a position in the order, so that delays are rarely equal
 
@@ -79,8 +83,10 @@ class StreamNode(SequentialNode):
         shuffle = bool(self.shuffle_buffer)
         return BatchLayout(self.batch_size, remainder, self.seed, shuffle, self.shard, order)
 
-    def flow(self, start: FlowStart) -> Flow:
-        return _StreamFlow(Engine(_StreamBatches(self, start), min(start.threads, 1), start.ahead))
+    def flow(self, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> Flow:
+        layout = epoch.layout(vertex)
+        batches = _StreamBatches(self, layout, epoch.number, position)
+        return _StreamFlow(Engine(batches, min(epoch.threads, 1), epoch.ahead), layout)
 
     def open(self, epoch: int) -> Any:
         """Return the iterable, to be read from its beginning."""
@@ -125,11 +131,9 @@ class _Reader:
       position: of the next record.
     """
 
-    def __init__(self, node: StreamNode, start: FlowStart) -> None:
-        self._node, self._epoch = node, start.epoch
-        self._step = start.layout.batch_size
+    def __init__(self, node: StreamNode, step: int, epoch: int, position: dict[str, Any]) -> None:
+        self._node, self._step, self._epoch = node, step, epoch
         self._who = node.describe()
-        position = start.position
         self._state = position.get("state")
         self._skip = int(position.get("position", 0))
         self.position = 0 if self._state is None else self._skip
@@ -236,14 +240,15 @@ class _StreamBatches(ItemSource):
     does not have to list them.
     """
 
-    def __init__(self, node: StreamNode, start: FlowStart) -> None:
-        position = start.position
-        self._reader = _Reader(node, start)
-        self._size, self._remainder = start.layout.batch_size, start.layout.remainder
+    def __init__(
+        self, node: StreamNode, layout: BatchLayout, epoch: int, position: dict[str, Any]
+    ) -> None:
+        self._size, self._remainder = layout.batch_size, layout.remainder
+        self._reader = _Reader(node, self._size, epoch, position)
         self._index, self._count = node.shard
         self._who = node.describe()
         self._longest = max(2 * node.shuffle_buffer, 1)
-        self._key = np.array([node.seed % 2**64, start.epoch], np.uint64)
+        self._key = np.array([node.seed % 2**64, epoch], np.uint64)
         self._block, self._delays = -1, np.zeros(0, np.int64)
         self._waiting: list[tuple[int, int, Data]] = []
         self._ready: list[tuple[int, int, Data]] = []  # of the next batch

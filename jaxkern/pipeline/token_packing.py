@@ -15,7 +15,7 @@ from jaxkern.pipeline.engine import Engine, ItemSource
 from jaxkern.pipeline.graph import RECORDS_PER_CALL, BatchLayout, Block, Vertex
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import DeferredBlock, Flow, FlowStart, SequentialNode, Upstream
+from jaxkern.pipeline.sequential import DeferredBlock, Flow, SequentialNode, Upstream
 from jaxkern.pipeline.sources.combined import Subset
 from jaxkern.pipeline.sources.source import BatchSource
 from jaxkern.pipeline.sources.stored_arrays import TokenSource
@@ -145,8 +145,9 @@ class Pack(SequentialNode):
             return ["pack reads documents one by one from the batches before it"]
         return [f"pack reads documents in place by native code: {self._source!r}"]
 
-    def flow(self, start: FlowStart) -> Flow:
-        return _PackFlow(self, start)
+    def flow(self, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> Flow:
+        upstream = self.open_upstream(epoch, vertex, position["at"] if position else None)
+        return _PackFlow(self, upstream, epoch.layout(vertex), position)
 
 
 def _documents_of(source: BatchSource) -> tuple[Documents, np.ndarray | None] | None:
@@ -277,13 +278,12 @@ class _DocumentWindow:
 class _PackFlow(Flow):
     """Batches of rows: the lengths of documents decide the rows, then native code writes them."""
 
-    def __init__(self, node: Pack, start: FlowStart) -> None:
-        assert start.upstream is not None
-        super().__init__(start.upstream)
-        position = start.position
+    def __init__(
+        self, node: Pack, upstream: Upstream, layout: BatchLayout, position: dict[str, Any]
+    ) -> None:
+        super().__init__(upstream, layout)
         self._node = node
-        self._window = _DocumentWindow(start.upstream, int(position.get("errors", 0)))
-        self._size, self._remainder = start.layout.batch_size, start.layout.remainder
+        self._window = _DocumentWindow(upstream, int(position.get("errors", 0)))
         self._packer = node.packer()
         counts = dict(position.get("counts", {}))
         self._dropped = counts.pop("dropped", 0)

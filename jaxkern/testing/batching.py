@@ -12,13 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.testing.case import OpCase
-from jaxkern.testing.reference import is_inexact
+from jaxkern.testing.reference import expect, is_inexact
 
 # For `large_batch`: an odd number of samples, more than a kernel processes in one thread; the
 # maximum size of operands and results in bytes; the number of samples compared at a time.
 _LARGE_SAMPLES, _LARGE_BYTES, _LARGE_PART = 33_333, 8 << 20, 4096
-# Number of sizes that `other_sizes` changes one at a time.
-_SINGLE_SIZES = 4
+_SINGLE_SIZES = 4  # number of sizes that `other_sizes` changes one at a time
 # Maximum error of a correct kernel, relative to the effect of one rounding of its operands.
 _ROUNDINGS = 1000.0
 
@@ -31,10 +30,8 @@ def vmap_mixes(case: OpCase) -> None:
         program = jax.jit(jax.vmap(case.call, axes))
         for eqn in _op_equations(case, program.trace(*operands).jaxpr):
             for i, (var, m) in enumerate(zip(eqn.invars, mapped, strict=True)):
-                size = var.aval.shape[0]
-                assert size == (case.count if m else 1), (
-                    f"operand {i} has size {size} along the new axis with in_axes={axes}"
-                )
+                size, label = var.aval.shape[0], f"operand {i}: new axis with in_axes={axes}"
+                expect(size, case.count if m else 1, label)
         case.equal(program(*operands), case.reference.values(*full), f"vmap with in_axes={axes}")
 
 
@@ -66,8 +63,7 @@ def vmap_nested(case: OpCase) -> None:
         expected = _reference_over_axes(case, full, square)
         case.equal(program(*case.stacked), expected, f"inner {inner}, outer {outer}")
         if case.native:
-            calls = case.custom_calls(program.as_text())
-            assert calls == 1, f"nested vmaps: expected 1 custom call, got {calls}"
+            expect(case.custom_calls(program.as_text()), 1, "custom calls of nested vmaps")
 
 
 def batch_axes(case: OpCase) -> None:
@@ -110,12 +106,9 @@ def large_batch(case: OpCase) -> None:
 
 
 def other_sizes(case: OpCase) -> None:
-    """Sizes that differ from those of the samples, if the op accepts them.
-
-    Axes of equal size change together: all sizes at once or, if the op rejects that, one at a time.
-    Sizes increase. If no operand holds integers, which may be indices, they also decrease to 1. A
-    difference is accepted if a rounding of the operands changes the reference results as much.
-    """
+    """Sizes that differ from those of the samples, if the op accepts them."""
+    # Axes of equal size change together: all at once or, if the op rejects that, one at a time.
+    # Sizes increase, and decrease to 1 if no operand holds integers, which may be indices.
     present = sorted({n for x in case.first for n in x.shape if n > 0})
     changes = [{n: 2 * n + 1 for n in present}]
     if len(case.floats) == len(case.first):
@@ -159,9 +152,8 @@ def _compare_sizes(case: OpCase, sizes: dict[int, int]) -> bool:
 
 def _max_difference(actual: Any, expected: Any) -> float:
     """Return the largest difference; infinite if only one of two values is finite."""
-    actual, expected = np.asarray(actual), np.asarray(expected)
     wide: Any = np.complex128 if jnp.iscomplexobj(expected) else np.float64
-    actual, expected = actual.astype(wide), expected.astype(wide)
+    actual, expected = (np.asarray(x).astype(wide) for x in (actual, expected))
     same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
     with np.errstate(invalid="ignore", over="ignore"):
         away = np.where(same, 0.0, np.abs(actual - expected))
@@ -211,16 +203,13 @@ def _pairwise_masks(case: OpCase) -> list[tuple[bool, ...]]:
         half += 1
     sets = list(itertools.combinations(range(1, 2 * half), half - 1))
     while True:  # until each mask has a mapped operand
-        chosen = [sets[k] for k in case.random.choice(len(sets), count, replace=False)]
-        masks = [
-            tuple(k == 0 or k in masks_of_operand for masks_of_operand in chosen)
-            for k in range(2 * half)
-        ]
+        chosen = [{0, *sets[k]} for k in case.random.choice(len(sets), count, replace=False)]
+        masks = [tuple(k in mapped for mapped in chosen) for k in range(2 * half)]
         if all(map(any, masks)):
             return masks
 
 
 def _op_equations(case: OpCase, program: Any) -> list[Any]:
     equations = [eqn for eqn in program.jaxpr.eqns if eqn.primitive is case.op.primitive]
-    assert len(equations) == 1, f"the vmapped op: expected 1 operation, got {len(equations)}"
+    expect(len(equations), 1, "operations of the vmapped op")
     return equations

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxkern.core.axes import as_tuple
 from jaxkern.core.op import Op
-from jaxkern.testing.reference import Reference, is_inexact
+from jaxkern.testing.reference import Reference, expect, is_inexact
 
 DEVICES = 4
 
@@ -90,11 +90,8 @@ class OpCase:
     def broadcast_unmapped(self, mapped: Sequence[bool]) -> tuple[list[Any], list[Any]]:
         """Return operands with the unmapped ones unbatched, and the same operands broadcast."""
         operands = [s if m else f for s, f, m in zip(self.stacked, self.first, mapped, strict=True)]
-        full = [
-            s if m else np.broadcast_to(f, s.shape)
-            for s, f, m in zip(self.stacked, self.first, mapped, strict=True)
-        ]
-        return operands, full
+        pairs = zip(operands, self.stacked, strict=True)
+        return operands, [np.broadcast_to(x, s.shape) for x, s in pairs]
 
     def alternating_masks(self) -> list[tuple[bool, ...]]:
         """Return two alternating masks of mapped operands; each operand is unmapped in one."""
@@ -130,22 +127,17 @@ class OpCase:
         rounding error is proportional.
         """
         actual_leaves, expected_leaves = jax.tree.leaves(actual), jax.tree.leaves(expected)
-        assert len(actual_leaves) == len(expected_leaves), (
-            f"{label}: expected {len(expected_leaves)} results, got {len(actual_leaves)}"
-        )
+        expect(len(actual_leaves), len(expected_leaves), f"{label}: number of results")
         sizes = terms if terms is not None else [0.0] * len(actual_leaves)
         for g, w, size in zip(actual_leaves, expected_leaves, sizes, strict=True):
-            assert g.shape == w.shape, f"{label}: expected shape {w.shape}, got {g.shape}"
-            assert g.dtype == w.dtype, f"{label}: expected dtype {w.dtype}, got {g.dtype}"
+            expect((g.shape, g.dtype), (w.shape, w.dtype), f"{label}: shape and dtype")
             kind: Any = np.int64
             rtol, atol = 0.0, float(self.integer_atol)
             if is_inexact(w):
                 kind = np.complex128 if jnp.iscomplexobj(w) else np.float64
                 rtol, atol = self.rtol, self.atol + self.rtol * size
-            actual_wide, expected_wide = (np.asarray(x).astype(kind) for x in (g, w))
-            np.testing.assert_allclose(
-                actual_wide, expected_wide, rtol=rtol, atol=atol, err_msg=label
-            )
+            wide = (np.asarray(x).astype(kind) for x in (g, w))
+            np.testing.assert_allclose(*wide, rtol=rtol, atol=atol, err_msg=label)
 
     def custom_calls(self, text: str | None) -> int:
         """Count the calls of the op's native target in the text of a compiled program."""
@@ -159,7 +151,5 @@ def _check_samples(case: OpCase) -> None:
     if len(shapes) > 1:
         raise ValueError(f"samples: expected one shape and dtype, got {sorted(map(str, shapes))}")
     if len(jax.devices()) < DEVICES:
-        raise RuntimeError(
-            f"check_op: expected at least {DEVICES} devices, got {len(jax.devices())}; "
-            "set XLA_FLAGS=--xla_force_host_platform_device_count=4 before JAX starts"
-        )
+        flags = f"XLA_FLAGS=--xla_force_host_platform_device_count={DEVICES}"
+        raise RuntimeError(f"check_op needs {DEVICES} devices; set {flags} before JAX starts")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +16,10 @@ Function = Callable[..., Any]
 
 def is_inexact(x: Any) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.inexact))
+
+
+def expect(actual: Any, expected: Any, label: str) -> None:
+    assert actual == expected, f"{label}: expected {expected}, got {actual}"
 
 
 def float_function(fn: Function, operands: Sequence[Any], which: Sequence[int]) -> Function:
@@ -95,8 +98,11 @@ class Reference:
             # Unlike `op.impl`, this raises if impl and abstract disagree.
             return op.batched_impl(*operands, batch_dims=0, **static)
 
-        self.one = one
-        self._floats, self._count = floats, count
+        self.one, self._count = one, count
+        self._values = jax.jit(jax.vmap(lambda xs: one(*xs)))
+        self._tangents = jax.jit(jax.vmap(lambda *xs: tangent(one, floats)(*xs)[1]))
+        self._gradients = jax.jit(jax.vmap(gradient(one, floats)))
+        self._second = jax.jit(jax.vmap(forward_over_reverse(one, floats)))
 
     def values(self, *stacked: Any) -> tuple[Any, ...]:
         """Return the results of each sample."""
@@ -112,25 +118,7 @@ class Reference:
 
     def second_derivatives(self, stacked: Any, directions: Any, cotangents: Any) -> tuple[Any, ...]:
         """Return the derivatives of the gradients of each sample along directions."""
-        return self._chunks(
-            self._second_derivatives, tuple(stacked), tuple(directions), tuple(cotangents)
-        )
-
-    @functools.cached_property
-    def _values(self) -> Callable[..., Any]:
-        return jax.jit(jax.vmap(lambda xs: self.one(*xs)))
-
-    @functools.cached_property
-    def _tangents(self) -> Callable[..., Any]:
-        return jax.jit(jax.vmap(lambda *xs: tangent(self.one, self._floats)(*xs)[1]))
-
-    @functools.cached_property
-    def _gradients(self) -> Callable[..., Any]:
-        return jax.jit(jax.vmap(gradient(self.one, self._floats)))
-
-    @functools.cached_property
-    def _second_derivatives(self) -> Callable[..., Any]:
-        return jax.jit(jax.vmap(forward_over_reverse(self.one, self._floats)))
+        return self._chunks(self._second, tuple(stacked), tuple(directions), tuple(cotangents))
 
     def _chunks(self, program: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
         """Call a program on batches of one size, so that it is compiled once."""

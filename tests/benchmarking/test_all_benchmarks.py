@@ -7,12 +7,13 @@ from pathlib import Path
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # The command itself, and programs that do not compare anything.
-NO_STEPS = {"run", "profile_fit", "damaged_files"}
+NO_STEPS = {"run", "damaged_files"}
 # Programs and modules that a step starts or imports.
 PARTS = {
     "xpcs_cases": "xpcs_fits",
     "photographs": "file_batches",
-    "ffcv_epochs": "file_peers",
+    "ffcv_epochs": "peers",
+    "gpu": "run",
     "policy_peers": "image_policies",
 }
 
