@@ -90,7 +90,7 @@ def _pack(
         source = as_source(source)
     except TypeError as error:  # neither a directory nor a file of a known format
         raise ValueError(str(error)) from error
-    paths = write(source, path, overwrite=force, progress=not (quiet or as_json), **options)
+    paths = write(source, path, overwrite=force, progress=not quiet, **options)
     size = sum(file.stat().st_size for file in paths)
     if as_json:
         print_json({"files": paths, "records": len(source), "bytes": size})
@@ -123,8 +123,7 @@ def _print_info(file: str, as_json: bool) -> int:
 def _verify(file: str, as_json: bool, quiet: bool) -> int:
     from jaxkern.pipeline import PackedSource
 
-    shown = not (quiet or as_json)
-    with PackedSource(file) as source, ProgressBar(shown, "verifying", "records") as bar:
+    with PackedSource(file) as source, ProgressBar(not quiet, "verifying", "records") as bar:
         bar.update(total=len(source))
         damaged = list(source.damaged(lambda done: bar.update(done=done)))
         records = len(source)

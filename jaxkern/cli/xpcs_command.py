@@ -14,33 +14,24 @@ from typing import Any
 
 import click
 
-from jaxkern.cli.output import PATH, combine, flag, json_option, option, print_error
+from jaxkern.cli.output import PATH, Command, combine, flag, json_option, option
 
 NO_FRAME_TIME = (
     "note: the time between frames is unknown, so delays are in frames; a fit needs --frame-time"
 )
 
 
-class XpcsCommand(click.Command):
-    """A command of ``xpcs`` whose expected errors are one line; --json implies --quiet."""
+class XpcsCommand(Command):
+    """A command of ``xpcs``."""
 
-    def invoke(self, context: click.Context) -> Any:
-        if context.params.get("as_json") and "quiet" in context.params:
-            context.params["quiet"] = True
-        try:
-            return super().invoke(context)
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.startswith("jaxkern"):
-                raise
-            hint = f"{error.name} is not installed; pip install 'jaxkern[xpcs]'"
-            print(f"error: {hint}", file=sys.stderr)
-            return 2
-        except (ValueError, OSError, RuntimeError, MemoryError, ImportError) as error:
-            from jaxkern.xpcs.fitting.evaluation import CheckpointError
+    extra = "xpcs"
 
-            if isinstance(error, RuntimeError) and not isinstance(error, CheckpointError):
-                raise
-            return print_error(error)
+    def is_expected(self, error: Exception) -> bool:
+        if super().is_expected(error):
+            return True
+        from jaxkern.xpcs.fitting.evaluation import CheckpointError
+
+        return isinstance(error, CheckpointError)
 
 
 command_options = combine(

@@ -360,25 +360,6 @@ def test_a_missing_file_is_named(tmp_path):
     assert "while reading record 0 of ImageFiles(image; 1 records)" in caught.value.__notes__[0]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_broken_image_raises_in_its_own_batch(photos, workers):
-    folder, pixels = photos
-    data = [path.read_bytes() for path in sorted(folder.iterdir())]
-    data[8] = data[8][:-200]
-    data[9] = data[9][:300]
-    batches = iter(jk.from_source({"image": Encoded(data)}, 4, num_workers=workers))
-    found = []
-    for number in range(8):
-        if number == 2:
-            with pytest.raises((OSError, SyntaxError)) as caught:
-                next(batches)
-            assert "while reading record 8" in caught.value.__notes__[0]
-        else:
-            found += pictures([next(batches)])
-    for one, other in zip(found, [*pixels[:8], *pixels[12:]], strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 @native_jpeg
 def test_scaled_decoding_is_close_and_says_so(tmp_path):
     (tmp_path / "a").mkdir()

@@ -120,7 +120,7 @@ SHOWN = {
         "record 17 in epoch 1",
     ],
     "performance.md": ["x: shape (8,) -> (9,)", "1 hits, 1 misses"],
-    "execution.md": ["Both: 3 operators in 3 parts", "critical path: "],
+    "execution.md": ["Both: 3 operators in 3 parts"],
     "roofline.md": ["fma_f32"],
     "targets.md": ["(4, 24, 24, 3) (4, 24, 24)"],
     "tokens.md": [

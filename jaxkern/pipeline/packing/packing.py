@@ -190,13 +190,8 @@ def _digest(source: BatchSource, about: dict[str, Any], encoder: RecordEncoder) 
 
 def _files(source: BatchSource, times: bool) -> list[Any]:
     root = getattr(source, "root", "/")
-    entries: list[Any] = []
-    for path in getattr(source, "files", ()):
-        status = os.stat(path)
-        entries.append([os.path.relpath(path, root), status.st_size])
-        if times:
-            entries[-1].append(status.st_mtime_ns)
-    return entries
+    stats = [(os.path.relpath(path, root), os.stat(path)) for path in getattr(source, "files", ())]
+    return [[name, s.st_size, *([s.st_mtime_ns] if times else [])] for name, s in stats]
 
 
 @dataclasses.dataclass(frozen=True)
