@@ -65,9 +65,7 @@ class RingStats:
 
 
 class RingSlot:
-    """A slot that a producer fills in place; see `Ring.slot`.
-
-    Without a ``with`` block, call `commit`, `fail` or `abandon` once.
+    """A slot that a producer fills in place; without ``with`` call one of its methods once.
 
     Attributes:
       index: index of the batch.
@@ -148,9 +146,11 @@ class Ring:
       >>> ring = jk.ring.Ring({"x": jax.ShapeDtypeStruct((2,), np.float32)}, capacity=2)
       >>> ring.put({"x": np.ones(2, np.float32)})
       0
+      >>> with ring.slot() as slot:
+      ...     slot.batch["x"][:] = slot.index
       >>> ring.finish()
-      >>> [float(batch["x"].sum()) for batch in ring]
-      [2.0]
+      >>> [batch["x"].tolist() for batch in ring]
+      [[1.0, 1.0], [1.0, 1.0]]
     """
 
     def __init__(
@@ -204,15 +204,12 @@ class Ring:
         return bool(self._native.closed)
 
     def put(self, batch: Any, index: int | None = None, timeout: float | None = None) -> int:
-        """Copy a batch into a slot; wait while the ring is full.
+        """Copy a batch into a slot, and return its index; wait while the ring is full.
 
         Args:
           batch: pytree of arrays that matches the ring's structure.
           index: index in the stream; None for the one after the highest index so far.
           timeout: seconds to wait for a slot; None for no limit.
-
-        Returns:
-          The index.
 
         Raises:
           ValueError: a shape, a dtype or the tree differs, or the index was already put.
@@ -235,14 +232,6 @@ class Ring:
 
         The end of the ``with`` block delivers the batch. An exception in the block is delivered
         instead of the batch, and also propagates in the producer.
-
-        Example:
-          >>> import jax, numpy as np, jaxkern as jk
-          >>> ring = jk.ring.Ring(jax.ShapeDtypeStruct((2,), np.float32))
-          >>> with ring.slot() as slot:
-          ...     slot.batch[:] = slot.index
-          >>> ring.get()
-          Array([0., 0.], dtype=float32)
         """
         *status, native = self._native.acquire(_index(index), _seconds(timeout), _interruptible())
         self._check(status, timeout)
@@ -263,11 +252,8 @@ class Ring:
         """End the stream; `get` delivers all batches that were put, then raises StopIteration.
 
         Args:
-          count: the index after the last batch; producers may still put earlier ones. None for the
-            index after the highest so far.
-
-        Raises:
-          ValueError: a batch at or after the end was put, or another end was set.
+          count: the index after the last batch, before which producers may still put others; None
+            for the one after the highest so far. ValueError if batches or another end contradict.
         """
         self._check(self._native.finish(_index(count, 1)))
 
@@ -294,10 +280,8 @@ class Ring:
     def close(self, timeout: float | None = 5.0) -> None:
         """Close the ring: wake all waiting threads and drop undelivered batches. Idempotent.
 
-        Delivered arrays remain valid.
-
-        Args:
-          timeout: maximum time in seconds until the waiting threads have returned.
+        Delivered arrays remain valid. `timeout` is the maximum time in seconds until the waiting
+        threads have returned.
         """
         self._native.close(_seconds(timeout))
         self._errors.clear()
@@ -318,10 +302,7 @@ class Ring:
         return RingStats(**self._native.statistics())
 
     def state(self) -> dict[str, int | None]:
-        """Return the position in the stream: ``last_delivered`` (None at first) and ``next``.
-
-        Batches that are ready but not yet taken do not count.
-        """
+        """Return the position in the stream: ``last_delivered`` (None at first) and ``next``."""
         following = int(self._native.delivered)
         last = following - 1 if following > self._start else None
         return {"last_delivered": last, "next": following}
@@ -377,11 +358,11 @@ class Ring:
             error = self._errors.pop(index, None)
         if error is None:
             return errors.ProducerError(index, None if record < 0 else record, message)
-        if isinstance(error, StopIteration):  # would silently end the consumer's loop
-            replacement = RuntimeError(f"the producer of batch {index} raised StopIteration")
-            replacement.__cause__ = error
-            return replacement
-        return error
+        if not isinstance(error, StopIteration):
+            return error
+        replacement = RuntimeError(f"the producer of batch {index} raised StopIteration")
+        replacement.__cause__ = error  # itself would silently end the consumer's loop
+        return replacement
 
 
 def batch_or_raise(delivery: tuple[int, BaseException | None, Any]) -> Any:

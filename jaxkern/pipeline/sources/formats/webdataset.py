@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxkern.core.caches import SETTLED, cache_folder, read_index, write_index
 from jaxkern.core.progress import ProgressBar
-from jaxkern.pipeline.sources.files import Paths, expand_paths
+from jaxkern.pipeline.sources.files import Paths, expand_paths, map_file
 from jaxkern.pipeline.sources.formats.columns import (
     NUMPY_HEADERS,
     Column,
@@ -109,17 +109,13 @@ class WebDatasetSource(ColumnSource):
             raise KeyError(f"decoders has {unknown}; the endings of the fields are {existing}")
         super().__init__(columns, index.name_of, **images)
 
-    def __repr__(self) -> str:
-        shards = f"{len(self.files)} shard{'' if len(self.files) == 1 else 's'}"
-        return f"WebDatasetSource({', '.join(self._names)}; {shards}, {len(self)} samples)"
-
 
 class _Index:
     """The members of the samples of all shards; from the cache folder for unchanged shards."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
-        self.blobs = [_map(file) for file in files]
+        self.blobs = [map_file(file) for file in files]
         self._shards: list[ShardIndex] = []
         with ProgressBar(True, "index", "shards") as bar:
             for file, blob in zip(files, self.blobs, strict=True):
@@ -170,12 +166,6 @@ class _Index:
                     f"{list(endings)} for {name!r}: set fields={{...}}"
                 )
             yield members
-
-
-def _map(file: Path) -> np.ndarray:
-    if file.stat().st_size == 0:
-        raise ValueError(f"{file} is empty; expected a tar file")
-    return np.memmap(file, np.uint8, "r")
 
 
 def _field_endings(

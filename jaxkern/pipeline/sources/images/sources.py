@@ -75,12 +75,6 @@ class EncodedSource(BatchSource):
                 raise ValueError("on_bad_record='mask' adds the field 'valid', which exists")
         self.bad_images: dict[tuple[str, int], str] = {}
 
-    def __len__(self) -> int:
-        return self._length
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(self._names)}; {len(self)} records)"
-
     def describe(self) -> str:
         scaled = [name for name, column in self.images.items() if column.decode == "scaled"]
         return type(self).__name__ + (f"({', '.join(scaled)} decoded scaled)" if scaled else "")
@@ -299,9 +293,6 @@ class ImageFolder(ImageFiles):
         fields = {"label": self.labels}
         super().__init__(PathList(names), fields, channels, max_size, on_bad_record, **options)
 
-    def __repr__(self) -> str:
-        return f"ImageFolder({self.root.name}; {len(self.classes)} classes, {len(self)} images)"
-
 
 class EncodedRecords(EncodedSource):
     """Source of records with fields of encoded images, decoded in worker threads.
@@ -340,16 +331,10 @@ class EncodedRecords(EncodedSource):
         names = (fields,) if isinstance(fields, str) else tuple(fields)
         if not names:
             raise ValueError("fields is empty; expected the name of at least one field")
-        self.source = source
+        self.source, self._length = source, len(source)
         options: ImageOptions = {"channels": channels, "max_size": max_size}
         options |= {"max_pixels": max_pixels, "on_bad_record": on_bad_record}
         super().__init__({name: _RecordColumn(self, name, **options) for name in names}, {})
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __repr__(self) -> str:
-        return f"EncodedRecords({type(self.source).__name__}; {len(self)} records)"
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         numbers = records.tolist()
