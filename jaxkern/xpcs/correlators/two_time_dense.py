@@ -1,14 +1,8 @@
 """Two-time correlations of dense frames, from exact matrices by XLA's matrix product.
 
-M[t, t'] = sum of I[p, t] I[p, t'] over some pixels. The product is computed
-
-- in float32, if no sum can exceed 2^24;
-- in float32 for groups of pixels, added in float64, if the groups are large enough;
-- in float64 otherwise, of 16-bit halves if sums can exceed 2^53.
-
-The result is always the exact integer, so that it does not depend on threads or blocks. (Above
-2^53 it is the rounded sum of three exact parts.) Floating-point counts are multiplied in float64,
-`_FLOAT_CHUNK` pixels at a time, so that the order of the sums does not depend on XLA's scheduling.
+M[t, t'] = sum of I[p, t] I[p, t'] over some pixels is the exact integer (above 2^53 the rounded sum
+of three exact parts), which does not depend on threads or blocks. Floating-point counts are
+multiplied `_FLOAT_CHUNK` pixels at a time, so that XLA's scheduling does not change the order.
 """
 
 from __future__ import annotations

@@ -1,14 +1,4 @@
-"""Frames and metadata in HDF5 files of the common layouts.
-
-Frames are one data set, or several in sequence. They are searched in this order:
-
-- ``/entry/data/data``;
-- ``/entry/data/data_000001``, ... of an Eiger or another NeXus master, also in linked files;
-- the data set that the attribute ``signal`` of the group of data names;
-- ``/entry/instrument/detector/data`` (Lambda);
-- ``/entry_0000/measurement/data`` (LIMA);
-- ``/1.1/measurement/NAME`` of any scan and detector (ID10).
-"""
+"""Frames, events and metadata in HDF5 files, which are searched in the usual places."""
 
 from __future__ import annotations
 
@@ -45,6 +35,7 @@ from jaxkern.xpcs.detectors.hdf5_access import (
 if TYPE_CHECKING:
     import h5py
 
+# Data sets of frames: NeXus, Lambda, and LIMA.
 _FIXED = (
     "entry/data/data",
     "entry/instrument/detector/data",
@@ -52,8 +43,10 @@ _FIXED = (
     "entry_0000/measurement/data",
     "entry_0000/measurement/data/array",
 )
+# Groups with data_000001, ... of an Eiger or another NeXus master, or with an attribute `signal`.
 _PARTS = ("entry/data", "entry")
 _PART = re.compile(r"data_(\d{1,12})")
+# Scans of ID10 have any detector in SCAN/measurement.
 _SCAN = re.compile(r"\d{1,9}\.\d{1,9}")
 _EVENT_GROUPS = ("/", "events", "entry/events", "entry/data")
 

@@ -54,12 +54,10 @@ class BadBlocks:
         return 1.0 - len(self.excluded) / self.total
 
     def touch(self, chunk: Chunk) -> bool:
-        """True if a block of a chunk is excluded."""
         blocks = range(chunk.first_row // ROW_BLOCK, -(-chunk.stop_row // ROW_BLOCK))
         return any((chunk.angle, block) in self.excluded for block in blocks)
 
     def check_any_left(self) -> None:
-        """Raise BadDataError if every block is excluded."""
         if len(self.excluded) >= self.total:
             raise BadDataError(f"every row is excluded: {self.reasons[0]}, and so on")
 
@@ -100,7 +98,6 @@ class DeviceSource:
 
     @property
     def symmetric(self) -> NDArray[np.bool_]:
-        """True for angles with symmetric data [n_phi]."""
         return np.array(self._mirrored(self.array))
 
 

@@ -34,11 +34,9 @@ class FitProgress(ProgressBar):
         super().__init__(enabled, "fit: pass 1", "chunk")
 
     def after_pass(self, number: int, cost: float) -> None:
-        """Show that pass `number` is finished."""
         self.update(done=0, text=f"fit: pass {number + 1}, cost {cost:.6g}")
 
     def after_extra(self, number: int, total: int) -> None:
-        """Report that pass `number` of `total` for the standard errors has finished."""
         self.update(done=0, text=f"errors: pass {min(number + 1, total)} of {total}")
 
 
@@ -85,10 +83,7 @@ class Evaluation:
         return vector
 
     def __call__(self, x: Array) -> NormalPoint | None:
-        """Return the normal equations; None if row blocks were excluded after the first pass.
-
-        The cost is another function then, and the solver must be restarted from `restart`.
-        """
+        """Return the normal equations; None for a `restart` if blocks turned bad after a pass."""
         self._x = x
         excluded = len(self.runner.bad.excluded)
         sums = self._sums(x)
@@ -116,25 +111,18 @@ class Evaluation:
     def restrict(self, normal: NormalPoint) -> NormalPoint:
         """Return the rows and columns of the free parameters."""
         free = self.free
-        if free.all():
-            return normal
-        jtj, jtr = normal.jtj[np.ix_(free, free)], normal.jtr[free]
-        return NormalPoint(jtj, jtr, normal.cost, normal.sums)
+        return replace(normal, jtj=normal.jtj[np.ix_(free, free)], jtr=normal.jtr[free])
 
     def sums(self, solution: Solution) -> AngleSums:
         """Return the sums at a solution, from another pass if it was read from a checkpoint."""
-        if solution.point is not None:
-            sums: AngleSums = solution.point.sums
-            return sums
-        return self._sums(solution.x)
+        point = solution.point
+        sums: AngleSums = self._sums(solution.x) if point is None else point.sums
+        return sums
 
     def extra_passes(
         self, passes: Sequence[tuple[Array, NDArray[np.bool_] | None]]
     ) -> list[AngleSums]:
-        """Return the sums at points without some frames [n], for the standard errors.
-
-        Row blocks that turn bad here are excluded from the sums.
-        """
+        """Return the sums at points without some frames [n], for the standard errors."""
         results = []
         for number, (x, omitted) in enumerate(passes):
             results.append(self._sums(x, omitted))
@@ -204,9 +192,8 @@ class Checkpoint:
             )
         if not shapes <= {(n_free,)}:
             raise CheckpointError(f"{damaged} (expected points of {n_free} numbers, got {shapes})")
-        self._bad.excluded |= excluded
+        self.starts, self._bad.excluded = starts, self._bad.excluded | excluded
         self._bad.reasons += [r for r in reasons if r not in self._bad.reasons]
-        self.starts = starts
 
 
 def _stored(state: Solution) -> dict[str, Any]:

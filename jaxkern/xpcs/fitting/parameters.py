@@ -80,7 +80,7 @@ class FitLayout:
         return PassPoint(physics, *pairs.copy())
 
     def of_angle(self, angle: int) -> tuple[list[int], slice]:
-        """Return an angle's indices in the vector, and the same part of its own parameters."""
+        """Return the indices of the parameters of an angle, and the fitted part of these."""
         scales = self.n_scales
         pair = [angle % scales, scales + angle % scales] if scales else []
         return [*pair, *range(2 * scales, self.size)], slice(0 if pair else 2, None)

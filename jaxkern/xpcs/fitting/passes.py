@@ -137,11 +137,9 @@ class PassProgram:
     def accumulate(self, tables: tuple[Any, Any, Any, Any], at: dict[str, Any]) -> Array:
         """Return the states [k, S] after a chunk, once the program has released its operands.
 
-        Args:
-          tables: of `tables`.
-          at: contrast and offset [n_phi], angle and first_row (int32), data [k, m, n],
-            quantization [2], sigma ([n_phi], or [k, m, n]), keep ([n], or [n_phi, n]), f_scale and
-            initial [k, S]; the chunk has the angles angle .. angle + k.
+        `at` has contrast and offset [n_phi], angle and first_row (int32), data [k, m, n] of the
+        angles angle .. angle + k, quantization [2], sigma ([n_phi], or [k, m, n]), keep ([n], or
+        [n_phi, n]), f_scale and initial [k, S].
         """
         program = self._program("chunk", self._chunk, _has_cpu_kernel(), tables, at)
         return np.asarray(program(tables, at))
@@ -201,13 +199,10 @@ class PassRunner:
     """Runs and counts the passes of a fit.
 
     The data are passed to the kernel in one call as long as no rows have to be excluded, and in
-    chunks afterwards; a thread reads the next chunk while the kernel works on the current one.
-    Chunks that are in memory in the layout of the kernel need no reading and no thread. Rows that
-    hold NaN, or that cannot be read after some retries, are excluded in blocks, or raise
-    `BadDataError`, depending on the options of the data.
-
-    Data on devices have no chunks: NaN in their first pass raises `BadDataError`, and later means
-    that the model overflows.
+    chunks afterwards; a thread reads the next chunk during the current one, unless it is in memory
+    in the layout of the kernel. Rows that hold NaN, or that cannot be read after some retries, are
+    excluded in blocks, or raise `BadDataError`. Data on devices have no chunks: NaN in their first
+    pass raises `BadDataError`, and later means that the model overflows.
     """
 
     def __init__(
@@ -240,7 +235,6 @@ class PassRunner:
         self.peak_bytes = anonymous_bytes()  # largest measured anonymous memory of the process
 
     def measure_memory(self) -> None:
-        """Update `peak_bytes`."""
         self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
 
     def sums(self, point: PassPoint, omitted: NDArray[np.bool_] | None = None) -> AngleSums:

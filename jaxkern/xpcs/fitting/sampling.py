@@ -41,10 +41,9 @@ class RowSample:
 
     @property
     def sparse(self) -> NDArray[np.bool_]:
-        """True for angles [n_phi] with many values of exactly 0.
+        """True for angles [n_phi] with many values of exactly 0: pairs without common counts.
 
-        At low count rates most pairs of frames have no counts in common. C is 0 for these pairs and
-        large for the others: the noise has a heavy tail, and medians are 0.
+        At low count rates the noise therefore has a heavy tail, and medians are 0.
         """
         used = self.used_points() & np.isfinite(self.values)
         zeros = (used & (self.values == 0)).sum((1, 2))
@@ -202,13 +201,11 @@ def mirrored_angles(source: sources.Source) -> NDArray[np.bool_]:
         return np.array(np.broadcast_to(known, n_phi), bool)
     result = np.zeros(n_phi, bool)
     for angle in range(n_phi):
-        try:
+        with contextlib.suppress(OSError):
             if isinstance(source, sources.StackSource) and source.in_memory:
                 result[angle] = _equals_transpose(source.read(angle, 0, n))
             else:
                 result[angle] = _mirrored_by_checksum(source, angle)
-        except OSError:
-            result[angle] = False
     return result
 
 

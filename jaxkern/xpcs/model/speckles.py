@@ -267,9 +267,11 @@ def _from_covariance(g1: NDArray[Any]) -> Speckles:
             f"g1: expected a correlation function, got the negative eigenvalue {values[0]:.3g}"
         )
     mix, n = vectors * np.sqrt(np.clip(values, 0.0, None)), len(g1)
-    return _summed(
-        lambda draw, pixels: np.split(mix @ draw.standard_normal((n, 2 * pixels)), 2, 1), n
-    )
+
+    def field(draw: np.random.Generator, pixels: int) -> Any:
+        return np.split(mix @ draw.standard_normal((n, 2 * pixels)), 2, axis=1)
+
+    return _summed(field, n)
 
 
 def _entropy(seed: Any) -> list[int]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support import SUPPORT, environment
+from support import SUPPORT
 from support.xpcs import fit_problems as problems
+from support.xpcs import run_program
 
 import jaxkern as jk
 
 N = 2048  # 2 angles in float32: 32 MiB
 MIB = 2**20
+PROGRAM = SUPPORT / "xpcs" / "memory_fit.py"
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +31,7 @@ def stored(tmp_path_factory):
 @pytest.mark.parametrize("strategy", ["stream", pytest.param("memory", marks=pytest.mark.slow)])
 def test_memory_agrees_with_the_estimate(stored, strategy):
     """Compare the anonymous memory that the fit adds with `estimate_memory`."""
-    done = subprocess.run(
-        [sys.executable, str(SUPPORT / "xpcs" / "memory_fit.py"), str(stored), strategy],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    seen = json.loads(done.stdout.splitlines()[-1])
+    seen = run_program(PROGRAM, stored, strategy)
     estimate = jk.xpcs.estimate_memory(
         2 * N * N, 11, n_phi=2, itemsize=4, in_memory=strategy != "stream", strategy=strategy
     )
@@ -63,16 +54,9 @@ def streamed(path: Path, n: int) -> dict:
         clean = problems.correlation(problems.TRUTH, [0.3], [1.0], n, problems.PHI[k : k + 1])[0]
         data[k] = clean + 0.01 * random.standard_normal((n, n), np.float32)
     data.flush()
-    done = subprocess.run(
-        [sys.executable, str(SUPPORT / "xpcs" / "memory_fit.py"), str(path), "stream"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
+    seen = run_program(PROGRAM, path, "stream")
     path.unlink()
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return seen
 
 
 @pytest.mark.slow

@@ -34,9 +34,15 @@ def case():
     return problems.simulate(N, seed=21)
 
 
+def fit(case, strategy="memory", streaming=SMALL_CHUNKS, data=None, **options):
+    data = case.data if data is None else data
+    how = {"p0": problems.START, "strategy": strategy, "streaming": streaming, **options}
+    return checks.fit(model_of(case), data, **how)
+
+
 @pytest.fixture(scope="module")
 def in_memory_fit(case):
-    return checks.fit(model_of(case), case.data, p0=problems.START, strategy="memory")
+    return fit(case, streaming=None)
 
 
 def assert_same(result, expected):
@@ -47,21 +53,11 @@ def assert_same(result, expected):
     assert (result.count, result.nfev) == (expected.count, expected.nfev)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "name"),
-    [
-        ("STANDARD", "memory"),
-        ("LARGE", "memory"),
-        ("CHUNKED", "stream"),
-        ("STREAMING", "stream"),
-        ("Stream", "stream"),
-    ],
-)
+@pytest.mark.parametrize("strategy", ["STANDARD", "LARGE", "CHUNKED", "STREAMING", "Stream"])
 @pytest.mark.parametrize("streaming", [None, SMALL_CHUNKS])
-def test_every_strategy_gives_the_same_fit(case, in_memory_fit, strategy, name, streaming):
-    result = checks.fit(
-        model_of(case), case.data, p0=problems.START, strategy=strategy, streaming=streaming
-    )
+def test_every_strategy_gives_the_same_fit(case, in_memory_fit, strategy, streaming):
+    name = "memory" if strategy in ("STANDARD", "LARGE") else "stream"
+    result = fit(case, strategy, streaming)
     assert result.strategy == name
     assert_same(result, in_memory_fit)
     chunks = 1 if name == "memory" else 3 if streaming is None else 9
@@ -71,14 +67,8 @@ def test_every_strategy_gives_the_same_fit(case, in_memory_fit, strategy, name, 
 def test_chunks_that_are_no_multiple_of_a_block():
     """A last chunk of fewer rows, and matrices whose size is not a multiple of a block."""
     odd = problems.simulate(75, seed=22)
-    answers = [
-        checks.fit(model_of(odd), odd.data, p0=problems.START, strategy=name, streaming=s)
-        for name, s in (
-            ("memory", None),
-            ("stream", jk.xpcs.StreamingOptions(chunk_points=64 * 75)),
-        )
-    ]
-    assert_same(*answers)
+    streamed = fit(odd, "stream", jk.xpcs.StreamingOptions(chunk_points=64 * 75))
+    assert_same(streamed, fit(odd, streaming=None))
 
 
 def at_offset(array, offset):
@@ -93,13 +83,7 @@ def test_alignment_does_not_change_the_result(case, monkeypatch):
     """Aligned data are not copied and need no reading thread; other data are copied by it."""
 
     def run(offset):
-        return checks.fit(
-            model_of(case),
-            at_offset(case.data, offset),
-            p0=problems.START,
-            strategy="stream",
-            streaming=SMALL_CHUNKS,
-        )
+        return fit(case, "stream", data=at_offset(case.data, offset))
 
     copied = run(8)
     monkeypatch.setattr(ThreadPoolExecutor, "submit", lambda *_: pytest.fail("a thread was used"))
@@ -134,14 +118,7 @@ def test_sources(case, in_memory_fit, tmp_path):
         }
         for source in sources.values():
             for strategy in ("stream", "memory"):
-                result = checks.fit(
-                    model_of(case),
-                    source,
-                    p0=problems.START,
-                    strategy=strategy,
-                    streaming=SMALL_CHUNKS,
-                )
-                assert_same(result, in_memory_fit)
+                assert_same(fit(case, strategy, data=source), in_memory_fit)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint16", ">f8", "int32"])
@@ -160,27 +137,16 @@ def test_dtypes_of_data(case, dtype):
         data = case.data.astype(dtype)
         values = data.astype(float)
     expected = {k: v for k, v in options.items() if k != "quantization"}
+    exact = fit(case, data=values, sigma=0.004, **expected)
     for strategy in ("memory", "stream"):
-        result = checks.fit(
-            model_of(case),
-            data,
-            0.004,
-            problems.START,
-            strategy=strategy,
-            streaming=SMALL_CHUNKS,
-            **options,
-        )
-        exact = checks.fit(model_of(case), values, 0.004, problems.START, **expected)
+        result = fit(case, strategy, data=data, sigma=0.004, **options)
         np.testing.assert_array_less(np.abs(result.popt - exact.popt), 1e-3 * exact.perr)
 
 
 def test_user_sources_are_read_ahead_by_another_thread(case, in_memory_fit):
     threads = set()
     source = checks.WatchedSource(case.data, lambda *_: threads.add(threading.current_thread()))
-    result = checks.fit(
-        model_of(case), source, p0=problems.START, strategy="stream", streaming=SMALL_CHUNKS
-    )
-    assert_same(result, in_memory_fit)
+    assert_same(fit(case, "stream", data=source), in_memory_fit)
     assert any(thread is not threading.main_thread() for thread in threads)
 
 
@@ -215,7 +181,7 @@ def test_mirrored_data_are_detected(dtype, in_memory):
 def test_count_of_a_mix_of_mirrored_and_other_angles(case):
     data = case.data.copy()
     data[1, 3, 50] += 1e-9
-    result = checks.fit(model_of(case), data, p0=problems.START)
+    result = fit(case, data=data)
     assert result.count == 3 * N * (N - 1)
     assert result.independent_count == 2 * N * (N - 1)
 
@@ -239,12 +205,8 @@ def test_the_origin_of_an_estimated_sigma_is_reported(in_memory_fit):
 def test_choice_by_size_and_memory(monkeypatch):
     sizes = (10**6, 10**7 - 1, 10**7, 10**8)
     # A file of up to 100M points is loaded once if it fits.
-    assert [choose_strategy(n, limit=1e6) for n in sizes] == [
-        ("memory", True),
-        ("memory", True),
-        ("stream", True),
-        ("stream", False),
-    ]
+    expected = [("memory", True), ("memory", True), ("stream", True), ("stream", False)]
+    assert [choose_strategy(n, limit=1e6) for n in sizes] == expected
     # A copy of 9M points does not fit in memory next to them.
     assert choose_strategy(9 * 10**6, limit=0.19)[0] == "stream"
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "0.19")
@@ -267,7 +229,7 @@ def test_estimate_memory():
 def test_a_good_fit_has_no_warnings(case):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        result = checks.fit(model_of(case), case.data, p0=problems.START)
+        result = fit(case)
     assert result.warnings == ()
     assert result.timings.total > 0
     assert result.timings.compute > 0
