@@ -97,8 +97,8 @@ def test_commands_run(page, tmp_path, monkeypatch):
             elif command[0] == "pytest":
                 # Collect only; comparing without saved timings is a warning.
                 tests = ROOT / "tests" / "benchmarking" / "test_marked_ops.py"
-                options = "-p no:cacheprovider -W ignore --collect-only -q --rootdir".split()
-                where = [ROOT / "tests", "-c", ROOT / "pyproject.toml", tests]
+                options = ["-p", "no:cacheprovider", "-W", "ignore", "--collect-only", "-q"]
+                where = ["-c", ROOT / "pyproject.toml", "--rootdir", ROOT / "tests", tests]
                 process = [sys.executable, "-P", "-m", *command, *options, *where]
             elif command[:3] != ["python", "-m", "jaxkern"]:
                 assert command[0] == "pip", f"{page.name}: unknown command {line!r}"
