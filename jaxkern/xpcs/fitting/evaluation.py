@@ -17,7 +17,7 @@ from jaxkern.core.arrays import digest
 from jaxkern.core.paths import remove_leftovers, write_atomically
 from jaxkern.core.progress import ProgressBar
 from jaxkern.xpcs.fitting.data import BadBlocks, FitData
-from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions, StreamingOptions
+from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions
 from jaxkern.xpcs.fitting.parameters import FitLayout, PeriodicBounds
 from jaxkern.xpcs.fitting.passes import AngleSums, PassProgram, PassRunner
 from jaxkern.xpcs.fitting.sampling import Noise, sigma_rows
@@ -54,7 +54,6 @@ class FitProblem:
     program: PassProgram
     solver: SolverOptions
     errors: ErrorOptions
-    streaming: StreamingOptions
 
 
 class Evaluation:
@@ -143,8 +142,8 @@ class Checkpoint:
 
     def __init__(self, problem: FitProblem, start: Array, bad: BadBlocks) -> None:
         """Read the file; raise CheckpointError if it is damaged or of another fit."""
-        self._path = Path(problem.streaming.checkpoint_dir) / "fit.checkpoint"
-        self._options, self._bad = problem.streaming, bad
+        self._options, self._bad = problem.data.streaming, bad
+        self._path = Path(self._options.checkpoint_dir) / "fit.checkpoint"
         self.starts: dict[int, Solution] = {}
         if self._options.enable_checkpoints:
             self._fingerprint = _fingerprint(problem, start)

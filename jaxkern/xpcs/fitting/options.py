@@ -213,9 +213,9 @@ def estimate_memory(
     """Estimate the memory of a fit, with and without a stored Jacobian.
 
     Args:
-      n_points: points of all angles together, counting both triangles.
-      n_parameters: fitted parameters, including contrast and offset.
+      n_points: points of all angles, counting both triangles.
       n_phi, itemsize: number of angles, and bytes of a point.
+      n_parameters: fitted parameters, including contrast and offset.
       in_memory: True if the data are already in memory.
       strategy: as in `StreamingOptions`; None for the one that `fit` would choose.
 

@@ -187,10 +187,9 @@ def fit_bounds(bounds: Any, layout: FitLayout, model: Model) -> PeriodicBounds:
 def first_start(
     layout: FitLayout, physics: Array, bounds: PeriodicBounds, estimated: tuple[bool, bool]
 ) -> Array:
-    """Return the start of all fitted parameters, which must be within the bounds.
+    """Return the start of all fitted parameters, after a check that it is within the bounds.
 
-    `estimated` is True for contrast and for offset if they were estimated from the data; these are
-    moved inside their bounds.
+    Contrast or offset is moved inside its bounds if it was `estimated` from the data.
     """
     start, scales, (lower, upper) = layout.vector(physics), layout.n_scales, bounds.solver
     for k, is_estimated in enumerate(estimated):
@@ -212,8 +211,8 @@ def drawn_starts(
 ) -> list[Array]:
     """Return the start and count - 1 others, drawn within the bounds of the physics.
 
-    The distribution is uniform; uniform in the logarithm for positive bounds that span more than
-    two decades; and uniform around the start for a parameter without bounds.
+    The distribution is uniform: in the logarithm for positive bounds that span more than two
+    decades, and around the start for a parameter without bounds.
     """
     draw = np.random.default_rng(seed)
     starts = [start]
