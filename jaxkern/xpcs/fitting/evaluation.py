@@ -153,9 +153,11 @@ class Checkpoint:
     def save(self, k: int, state: Solution) -> None:
         """Store the best point of start k, if it is the solution or a checkpoint is due."""
         due = state.status != UNFINISHED or not state.nfev % self._options.checkpoint_frequency
-        if not (self._options.enable_checkpoints and due):
-            return
-        self.starts[k] = state
+        if self._options.enable_checkpoints and due:
+            self.starts[k] = state
+            self._write()
+
+    def _write(self) -> None:
         starts = {str(k): _stored(start) for k, start in self.starts.items()}
         excluded, reasons = sorted(self._bad.excluded), self._bad.reasons
         content = {"fingerprint": self._fingerprint, "excluded": excluded, "reasons": reasons}

@@ -363,7 +363,7 @@ def _unusable(problem: FitProblem, x: Array, pcov: Array, bounded: dict[int, str
         for k in undetermined(x, errors, problem.bounds, physics)
     ]
     if values:
-        reasons.append(f"the data do not determine {', '.join(values)}: hold some, or simplify")
+        reasons.append(f"the data do not determine {', '.join(values)}: hold some, or fit fewer")
     return reasons
 
 

@@ -237,10 +237,9 @@ def test_custom_models_and_pointwise_sigma_are_compared(tmp_path, changed):
     def run(rate, sigma, reads=np.inf):
         # NumPy scalars are valid options.
         numbers = {"max_nfev": np.int64(50), "f_scale": np.float32(1.0), "seed": np.int64(0)}
-        return checks.fit(
-            decay(N, rate), interrupted_source(data, reads), sigma, p0=[1.5], strategy="stream",
-            chunk_points=32 * N, enable_checkpoints=True, checkpoint_dir=tmp_path, **numbers,
-        )  # fmt: skip
+        how = {"strategy": "stream", "chunk_points": 32 * N, "p0": [1.5], **numbers}
+        how |= {"enable_checkpoints": True, "checkpoint_dir": tmp_path}
+        return checks.fit(decay(N, rate), interrupted_source(data, reads), sigma, **how)
 
     with pytest.raises(Interrupted):
         run(0.01, sigma, 48 + 5)
