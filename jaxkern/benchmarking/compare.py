@@ -33,12 +33,7 @@ class DifferentResultsError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The result of `compare`; ``comparison["arm"]`` is an arm's `Measurement`.
-
-    Attributes:
-      arms: measurements by name; the results of the others were compared with the first.
-      checked: how the results were compared, as a sentence.
-    """
+    """The result of `compare`: measurements by name, and a sentence on how results were checked."""
 
     arms: dict[str, Measurement]
     checked: str
@@ -93,14 +88,12 @@ def compare(
     timed calls for about ``turn_seconds``, whose mean is one sample.
 
     Args:
-      arms: at least two functions by name.
-      *args: arguments of all arms.
+      arms, *args: at least two functions by name, and their arguments.
       check: ``"equal"``: the same structures, shapes, dtypes and values (NaN equals NaN).
         ``"close"``: values within ``rtol`` and ``atol``, of any float dtypes. A function
         ``check(first, other)`` raises or returns False if they differ. None: not compared, which
         the result states.
-      rounds: number of rounds, and of samples per arm.
-      warmup: number of untimed calls of each arm before the rounds.
+      rounds, warmup: number of rounds, and of untimed calls of each arm before them.
       turn_seconds: approximate duration of a turn.
       pause: seconds of rest before each turn, for threads of another arm to become idle.
       back_to_back: wait at the end of a turn instead of after each call.

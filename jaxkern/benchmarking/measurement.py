@@ -150,12 +150,9 @@ class Measurement(Samples):
     """Repeated measurements of a time; figures are attributes and items, ``result["median"]``.
 
     Attributes:
-      name: name of the measured function or stream.
+      name, dimensions: name of the measured function or stream, and size of the work.
       kind: unit of a sample: a call, a batch, or a turn of an arm of a comparison.
-      seconds: times, one per unit.
-      environment: machine, versions and settings.
-      dimensions: size of the work.
-      methodology: sentences that describe the measurement.
+      environment, methodology: machine, versions and settings; sentences on the measurement.
       resources: CPU time and memory; None if not measured.
       rounds: identifier shared by arms whose i-th samples were measured in the same round, or "".
     """
@@ -196,9 +193,6 @@ class Measurement(Samples):
 
 def plain(value: Any) -> Any:
     """Convert a value to types of JSON, so that a saved value equals an unsaved one.
-
-    Numbers of NumPy become Python numbers, arrays and tuples lists, NaN and infinity None, and
-    other objects text.
 
     >>> plain({"shape": (2, np.int64(3)), "std": float("nan"), "dtype": np.dtype("f4")})
     {'shape': [2, 3], 'std': None, 'dtype': 'float32'}
@@ -266,14 +260,9 @@ def ratio_of_medians(
     Successive samples are correlated, and therefore drawn in circular blocks of neighbors (Politis
     and Romano 1992). With fewer than `MIN_SAMPLES` samples there is no interval.
 
-    Args:
-      after, before: times in seconds, above 0.
-      paired: True if the i-th samples of both were measured in the same round. Rounds are drawn, so
-        that a slowdown of an entire round cancels.
-      confidence: coverage of the interval.
-      resamples: number of bootstrap resamples.
-      block: number of neighbors in a block; by default the square root of the number of samples,
-        and 1 if paired.
+    If the i-th samples of both were measured in the same round (``paired``), rounds are drawn, so
+    that a slowdown of an entire round cancels. By default a block has as many neighbors as the
+    square root of the number of samples, and one if paired.
     """
     confidence = check_number("confidence", confidence, 0, 1)
     over, under = np.asarray(after, np.float64), np.asarray(before, np.float64)

@@ -25,12 +25,7 @@ MAX_CALLS = 10_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Profile(Measurement):
-    """The result of `profile_fn`.
-
-    Attributes:
-      compile_seconds: tracing, lowering and compiling in the first call; 0 if nothing was compiled.
-      first_call_seconds: time of the first call, including compilation.
-    """
+    """The result of `profile_fn`, with the time of compilation and of the entire first call."""
 
     compile_seconds: float
     first_call_seconds: float
@@ -59,8 +54,7 @@ def profile_fn(
     Args:
       fn: function to time, unchanged: wrap it in ``jax.jit`` to time its compiled form.
       *args: its arguments, pytrees.
-      calls: minimum number of timed calls.
-      seconds: minimum total time of the calls, limited to `MAX_CALLS` calls.
+      calls, seconds: minimum number of timed calls, and their total time (up to 10,000 calls).
       warmup: number of untimed calls after the one that compiles.
       name: name of the measurement; by default the function's.
 
@@ -192,10 +186,8 @@ def describe_arrays(tree: Any, name: str = "") -> dict[str, str]:
 class PipelineResult(Measurement):
     """The result of `PipelineBenchmark.run`; figures are also items: ``result["p99"]``.
 
-    Attributes:
-      examples: number of examples in the measured batches.
-      duration_seconds: total time of the measured batches.
-      epochs: number of epochs started, including the warm-up.
+    ``examples`` and ``duration_seconds`` are of the measured batches, ``epochs`` includes the
+    warm-up.
     """
 
     examples: int
@@ -249,8 +241,8 @@ class PipelineBenchmark:
     Args:
       data_stream: pipeline of jaxkern, iterable of pytrees of arrays, or function of a seed that
         returns one. It is iterated again if it ends too early.
-      num_batches: number of measured batches.
-      warmup_batches: number of batches before, which compile programs and fill queues.
+      num_batches, warmup_batches: number of measured batches, and of those before, which compile
+        programs and fill queues.
       examples: function that returns the number of examples in a batch; by default the length of
         the first axis of its arrays, which must agree.
       name: name of the result; by default the type of ``data_stream``.

@@ -42,8 +42,8 @@ class Change:
     Attributes:
       argument: such as ``"batch['image']"``; empty if no argument changed.
       kind: ``"shape"``, ``"dtype"``, ``"weak type"``, ``"sharding"``, ``"static value"``,
-        ``"structure"``, ``"function"`` (another function object of the same definition) or
-        ``"context"`` (an option of JAX, a mesh, `jaxkern.backend`, or cleared caches).
+        ``"structure"``, ``"function"`` (another object of the same definition) or ``"context"``
+        (an option of JAX, a mesh, `jaxkern.backend`, or cleared caches).
       before, now: the two values as text.
     """
 
@@ -68,11 +68,9 @@ class FunctionCompiles:
     """Traces and compilations of one function while it was watched.
 
     Attributes:
-      name: name of the Python function.
-      location: ``file:line`` of its definition; empty for functions of JAX itself.
-      traces: number of times that JAX traced it.
-      compiles: number of compilations requested from XLA.
-      from_cache: number of those that the persistent cache served.
+      name, location: name of the Python function, and ``file:line``; empty for those of JAX itself.
+      traces, compiles: number of times that JAX traced it, and requested its compilation from XLA.
+      from_cache: number of compilations that the persistent cache served.
       trace_seconds, lowering_seconds, compile_seconds: total times; tracing includes nested traces.
       changes: for each trace or compilation after the first, the differences from the previous one.
     """
@@ -104,13 +102,10 @@ class FunctionCompiles:
 
 
 class CompileWatch:
-    """The counts of `watch_compiles`; they can be read before its context ends.
-
-    Attributes:
-      functions: a `FunctionCompiles` for each function, in the order of first occurrence.
-    """
+    """The counts of `watch_compiles`; they can be read before its context ends."""
 
     def __init__(self) -> None:
+        #: in the order of first occurrence
         self.functions: list[FunctionCompiles] = []
 
     @property
@@ -130,11 +125,7 @@ class CompileWatch:
         return traced + sum(f.lowering_seconds + f.compile_seconds for f in self.functions)
 
     def __getitem__(self, function: str | Callable[..., Any]) -> FunctionCompiles:
-        """Return the counts of a function (jitted or not) or a name; all 0 if it never occurred.
-
-        Raises:
-          KeyError: if several functions have that name.
-        """
+        """Return the counts of a function or a name; KeyError if several have that name."""
         if isinstance(function, str):
             named = [f for f in self.functions if f.name == function]
             if len(named) > 1:
@@ -198,10 +189,7 @@ class _ThreadState(threading.local):
 
 
 class _Listener(logging.Filter):
-    """Listener to JAX's events and log records on behalf of all open watches.
-
-    It is installed with the first watch and removed with the last one.
-    """
+    """Listener to JAX's events and log records, installed while there are watches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -313,8 +301,7 @@ def watch_compiles() -> Iterator[CompileWatch]:
     """Count traces and compilations of the entire process, in a context.
 
     For each trace of a function after the first it records what changed since the previous one.
-    Contexts can be nested, and calls can come from any thread. Nothing is installed outside the
-    context. Within it only traces and compilations become slower.
+    Contexts can be nested. Within the context only traces and compilations become slower.
 
     Yields:
       A `CompileWatch`: ``watch[fn].compiles``, ``watch[fn].changes``, ``print(watch)``.

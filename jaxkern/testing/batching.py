@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.testing.case import OpCase
-from jaxkern.testing.reference import expect, is_inexact
+from jaxkern.testing.case import OpCase, expect, is_inexact
 
 # For `large_batch`: an odd number of samples, more than a kernel processes in one thread; the
 # maximum size of operands and results in bytes; the number of samples compared at a time.

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.testing.case import OpCase
-from jaxkern.testing.reference import (
+from jaxkern.testing.case import (
+    OpCase,
     float_function,
     forward_over_reverse,
     gradient,

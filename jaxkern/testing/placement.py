@@ -15,9 +15,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxkern.core import registry
-from jaxkern.testing.case import DEVICES, OpCase
+from jaxkern.testing.case import DEVICES, OpCase, expect, gradient, is_inexact, weighted
 from jaxkern.testing.derivatives import gradient_sums
-from jaxkern.testing.reference import expect, gradient, is_inexact, weighted
 
 _COLLECTIVES = ("all-gather", "all-to-all", "collective-permute", "all-reduce")
 _DATA, _BOTH = PartitionSpec("data"), PartitionSpec(("data", "model"))

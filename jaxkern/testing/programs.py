@@ -12,8 +12,7 @@ import numpy as np
 
 from jaxkern.core.backend import Backend, backend
 from jaxkern.core.op import ops
-from jaxkern.testing.case import OpCase
-from jaxkern.testing.reference import expect
+from jaxkern.testing.case import OpCase, expect
 
 # Parameters of `repeated_runs`.
 _RUNS, _THREADS, _SAMPLES, _BYTES = 10, 8, 4096, 1 << 20

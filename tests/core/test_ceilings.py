@@ -8,14 +8,13 @@ import dataclasses
 import json
 import os
 import pwd
-import subprocess
-import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
 import pytest
+from support.core.processes import python_output
 from support.errors import raises
 
 from jaxkern import performance
@@ -36,13 +35,8 @@ def probe_once(**changes):
 
         def measure_memory(self, level, threads, bytes, seconds):
             calls.append((level, threads, bytes))
-            return {
-                "load": 10.0 * threads,
-                "store": 5.0,
-                "store_streaming": 6.0,
-                "copy": 8.0,
-                "copy_streaming": 7.0,
-            }
+            stores, copies = {"store": 5.0, "store_streaming": 6.0}, {"copy": 8.0}
+            return {"load": 10.0 * threads, **stores, **copies, "copy_streaming": 7.0}
 
         def measure_compute(self, level, threads, seconds):
             return {"fma_f32": 100.0 * threads, "fma_f64": 50.0 * threads}
@@ -78,15 +72,14 @@ def test_the_second_time_the_file_is_read(probes, tmp_path):
 @pytest.mark.parametrize("part", ["threads", "simd_level", "device", "jaxkern"])
 def test_another_machine_or_version_is_measured_anew(probes, monkeypatch, part):
     ceilings()
-    if part == "threads":
-        monkeypatch.setattr(module, "_threads", lambda: 1)
-    elif part == "simd_level":
-        native, _ = probe_once(levels=["v3", "v4"])
-        monkeypatch.setattr(registry, "module", lambda name="cpu": native)
-    elif part == "device":
-        monkeypatch.setattr(module, "cpu_model", lambda: "another")
-    else:
-        monkeypatch.setattr(module, "__version__", "9")
+    native, _ = probe_once(levels=["v3", "v4"])
+    changed = {
+        "threads": (module, "_threads", lambda: 1),
+        "simd_level": (registry, "module", lambda name="cpu": native),
+        "device": (module, "cpu_model", lambda: "another"),
+        "jaxkern": (module, "__version__", "9"),
+    }
+    monkeypatch.setattr(*changed[part])
     assert ceilings().source == "measured"
 
 
@@ -204,12 +197,8 @@ def test_caches_and_processor_of_the_system(tmp_path):
     def cache(cpu, index, level, kind, size, shared):
         folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
         folder.mkdir(parents=True)
-        for name, text in (
-            ("level", level),
-            ("type", kind),
-            ("size", size),
-            ("shared_cpu_list", shared),
-        ):
+        values = {"level": level, "type": kind, "size": size, "shared_cpu_list": shared}
+        for name, text in values.items():
             (folder / name).write_text(f"{text}\n")
 
     for cpu in range(4):
@@ -235,14 +224,8 @@ print(json.dumps(ceilings().as_dict()))
 
 @pytest.mark.slow
 def test_two_processes_share_one_measurement(tmp_path):
-    def run():
-        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"}
-        done = subprocess.run(
-            [sys.executable, "-c", _MEASURE], env=environment, check=True, stdout=subprocess.PIPE
-        )
-        return json.loads(done.stdout)
-
-    first, second = run(), run()
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    first, second = (json.loads(python_output(_MEASURE, **environment)) for _ in range(2))
     assert first["source"] == "measured"
     assert second["source"].startswith(str(tmp_path))
     del first["source"], second["source"]
@@ -258,13 +241,10 @@ def test_two_processes_share_one_measurement(tmp_path):
 
 def stream_copy(threads, arrays):
     """Return the rate of NumPy copies in bytes/s; each thread copies a separate pair of arrays."""
-    workers = [threading.Thread(target=np.copyto, args=pair) for pair in arrays[:threads]]
-    begun = time.perf_counter()
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return 2 * sum(a.nbytes for a, _ in arrays[:threads]) / (time.perf_counter() - begun)
+    with ThreadPoolExecutor(threads) as pool:
+        begun = time.perf_counter()
+        list(pool.map(lambda pair: np.copyto(*pair), arrays[:threads]))
+        return 2 * sum(a.nbytes for a, _ in arrays[:threads]) / (time.perf_counter() - begun)
 
 
 @pytest.mark.benchmark

@@ -74,14 +74,11 @@ def _write(path: Path, text: str) -> Path:
 
 def test_version_2_takes_the_smallest_quota_above(tmp_path):
     root = tmp_path / "cgroup"
-    _write(root / "job" / "step" / "cpu.max", "max 100000\n")
     _write(root / "job" / "cpu.max", "250000 100000\n")
     membership = _write(tmp_path / "membership", "0::/job/step\n")
-    assert threads.cgroup_cpus(root, membership) == 3
-    _write(root / "job" / "step" / "cpu.max", "50000 100000\n")
-    assert threads.cgroup_cpus(root, membership) == 1
-    _write(root / "job" / "step" / "cpu.max", "600000 100000\n")
-    assert threads.cgroup_cpus(root, membership) == 3
+    for quota, cpus in (("max", 3), ("50000", 1), ("600000", 3)):
+        _write(root / "job" / "step" / "cpu.max", f"{quota} 100000\n")
+        assert threads.cgroup_cpus(root, membership) == cpus
 
 
 def test_version_1(tmp_path):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from support.core.processes import python_output
 
 from jaxkern import performance
 from jaxkern.performance.programs import HloModule, shape_bytes
@@ -40,11 +38,7 @@ print(status("VmHWM") - status("VmRSS") + status("RssAnon") - before,
 
 
 def test_report_equals_the_figures_of_the_operating_system():
-    process = subprocess.run(
-        [sys.executable, "-c", MEASURED], capture_output=True, text=True, timeout=300
-    )
-    assert process.returncode == 0, process.stderr
-    measured, planned, arguments, array = map(int, process.stdout.split())
+    measured, planned, arguments, array = map(int, python_output(MEASURED).split())
     assert arguments == array == 32 << 20
     assert planned > 63 << 20
     assert measured == pytest.approx(planned, rel=0.1)

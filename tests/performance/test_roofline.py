@@ -17,7 +17,7 @@ from support.errors import raises
 import jaxkern as jk
 from jaxkern.core.ceilings import Ceilings, Rates
 from jaxkern.performance import roofline_analysis
-from jaxkern.performance.roofline_result import place
+from jaxkern.performance.roofline import place
 
 # A machine of round numbers: its ridge point is at 10 operations per byte in f32, 5 in f64.
 ROOF = Ceilings(

@@ -16,6 +16,7 @@ import PIL.Image
 import PIL.ImageOps
 import pytest
 from support.errors import raises
+from support.pipeline import written
 from support.pipeline.batches import epoch_of
 from support.pipeline.encoded_sources import native_jpeg
 
@@ -121,14 +122,10 @@ def test_headers_are_those_of_the_upright_images():
 
 def test_sixteen_bits_keep_their_high_byte():
     deep = rng.integers(0, 65536, (5, 6), np.uint16)
-    file = io.BytesIO()
-    PIL.Image.fromarray(deep).save(file, "PNG")
-    found = decoding.decode_image(file.getvalue(), 1, 100, "deep")
+    found = decoding.decode_image(written.encoded(deep), 1, 100, "deep")
     np.testing.assert_array_equal(found[..., 0], deep >> 8)
-    file = io.BytesIO()
-    PIL.Image.fromarray(deep.astype(np.float32)).save(file, "TIFF")
     with raises(OSError, "deep:", "32 bits"):
-        decoding.decode_image(file.getvalue(), 1, 100, "deep")
+        decoding.decode_image(written.encoded(deep.astype(np.float32), "tiff"), 1, 100, "deep")
 
 
 @pytest.fixture(scope="module")

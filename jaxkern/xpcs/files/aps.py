@@ -139,9 +139,6 @@ class ApsFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"ApsFile({str(self.path)!r}, layout={self.layout!r}, shape={self.shape})"
-
 
 def read_rows(
     matrix: Any, first_row: int, stop_row: int, empty: NDArray[np.bool_], name: str

@@ -89,19 +89,19 @@ def test_what_has_changed_is_done_again(data, capsys, monkeypatch):
     os.utime(data / "run11.npy", (1, 1))
     correlate(data)
     assert seen == ["run10", "run11"]
-    seen.clear()
-    assert correlate(data, "--average", "2", quiet=False) == 0
-    assert seen == list(NAMES)
-    assert "(rerun: average (stored 1, now 2))" in capsys.readouterr().out
-    seen.clear()
-    correlate(data, "--average", "2", "--force")
-    assert seen == list(NAMES)
+
+    def all_again(*flags):
+        """Correlate all files again, and return what the command prints."""
+        seen.clear()
+        assert correlate(data, *flags, quiet=False) == 0
+        assert seen == list(NAMES)
+        return capsys.readouterr().out
+
+    assert "(rerun: average (stored 1, now 2))" in all_again("--average", "2")
+    all_again("--average", "2", "--force")
     (data / "qmap.h5").unlink()
     xpcs.QMap(*made.maps()).write(data / "qmap.h5")
-    seen.clear()
-    correlate(data, "--average", "2", quiet=False)
-    assert seen == list(NAMES)
-    assert "(rerun: qmap (stored " in capsys.readouterr().out
+    assert "(rerun: qmap (stored " in all_again("--average", "2")
 
 
 @pytest.mark.parametrize(

@@ -97,16 +97,14 @@ def test_what_failed_is_tried_again_behind_the_others(data, monkeypatch):
     found = xpcs.correlate_files(paths(data), data / "qmap.h5", data / "new")
     assert seen == [*NAMES, "run2"]
     assert (found.count("done"), found.errors) == (3, {})
-    seen = called(monkeypatch, fails=["run2", "run2"])
-    found = xpcs.correlate_files(paths(data), data / "qmap.h5", data / "other", retries=1)
-    assert seen == [*NAMES, "run2"]
-    assert found.errors == {data / "run2.npy": "the disk is away"}
-    assert found.table[0]["error"] == "the disk is away"
-    assert "1 failed" in repr(found)
-    assert "the disk is away" in repr(found)
-    seen = called(monkeypatch, fails=["run10"])
-    found = xpcs.correlate_files(paths(data), data / "qmap.h5", data / "third", retries=0)
-    assert (seen, found.count("failed")) == ([*NAMES], 1)
+    for fails, retries, calls in ((["run2"] * 2, 1, [*NAMES, "run2"]), (["run2"], 0, [*NAMES])):
+        seen = called(monkeypatch, fails)
+        folder = data / f"retries{retries}"
+        found = xpcs.correlate_files(paths(data), data / "qmap.h5", folder, retries=retries)
+        assert seen == calls
+        assert found.errors == {data / "run2.npy": "the disk is away"}
+        assert found.table[0]["error"] == "the disk is away"
+        assert "1 failed" in repr(found)
 
 
 def test_ctrl_c_leaves_whole_files(data, capsys, monkeypatch):
@@ -154,18 +152,12 @@ def test_a_folder_is_its_files_in_order(data, capsys):
         (["--engine", "dask", "--workers", "0"], "workers is 0"),
         (["--engine", "dask", "--scheduler", "none.json"], "'none.json'"),
         (["--table", "t.txt"], "t.txt"),
-        (["--bins", "99"], "bins from 1 to 5"),
         (["--metadata", "data/qmap.h5"], "/entry"),
         (["--qmap", "data/run2.npy"], "run2.npy"),
         (["--qmap", "data/none.h5"], "none.h5"),
         (["--output", "data/run2.npy"], "run2.npy"),
         (["--plots", "data/run2.npy"], "plots: expected a folder"),
         (["--dpl", "0"], "dpl is 0; expected an integer from 1 to 64"),
-        (["--average", "0"], "average is 0"),
-        (["--parts", "-1"], "parts is -1"),
-        (["--begin", "5", "--end", "1"], "end is 1; expected an integer from 5"),
-        (["--frame-time", "0"], "frame_time"),
-        (["--intensity-cut", "2,1"], "intensity_cut's high is 1"),
         (["data/run3.npy"], "data/run3.npy"),
         (["other/run2.npy"], "would both be"),
         (["results"], "folder"),

@@ -1,8 +1,7 @@
 """Files on the workers of a dask.distributed cluster: processes of this machine, some are killed.
 
-Would catch: results that depend on where they are made, two files at a time on one worker, one that
-comes late or again and has nothing to work with, a death or Ctrl-C that loses finished files or
-leaves half ones, a file that ends every worker and is not named.
+Would catch results that depend on the worker, two files at a time on one worker, a late worker
+without tasks, and a death or Ctrl-C that loses finished files or leaves half ones.
 """
 
 from __future__ import annotations

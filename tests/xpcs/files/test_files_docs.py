@@ -1,6 +1,4 @@
-"""Would catch a module of files, settings or simulation without an example, and a function that a
-user cannot reach from jaxkern.xpcs.
-"""
+"""Examples and public names of files and settings, and both functions that simulate data."""
 
 from __future__ import annotations
 

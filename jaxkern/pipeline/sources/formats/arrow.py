@@ -96,6 +96,9 @@ class ArrowSource(_TableSource):
       verify: if True, read the files completely and check offsets, UTF-8 and dictionary indices.
       images: `channels`, `max_size`, `max_pixels`, `on_bad_record`, `decode`: as for `Encoded`.
 
+    Attributes:
+      bad_images: (field, record) -> error of each masked image.
+
     Raises:
       ValueError: a file is damaged (the message names it), or a column has missing values or lists
         of different lengths.

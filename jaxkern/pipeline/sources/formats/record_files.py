@@ -132,6 +132,7 @@ class TFRecordSource(ColumnSource):
 
     Attributes:
       files: the files.
+      bad_images: (field, record) -> error of each masked image.
 
     Raises:
       ValueError: a record is damaged or truncated (the message names file and byte), or features

@@ -65,6 +65,7 @@ class WebDatasetSource(ColumnSource):
 
     Attributes:
       files: the shards.
+      bad_images: (field, record) -> error of each masked image.
 
     Raises:
       ValueError: a shard is compressed, damaged or truncated, or a sample lacks a field; the
