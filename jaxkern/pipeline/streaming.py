@@ -62,8 +62,9 @@ class StreamNode(SequentialNode):
         self._explicit_shard = shard
         reopened = callable(iterable) or not hasattr(iterable, "__next__")
         self.once = not reopened and (resume == "count" or _state_methods(iterable) is None)
+        # Copies of the node share these.
         self._lock = threading.Lock()
-        self._opened = False
+        self._epochs: list[int] = []  # for which the iterable was opened
         self._initial: list[Any] = []  # the state that the iterable had before it was read
 
     @functools.cached_property
@@ -89,12 +90,12 @@ class StreamNode(SequentialNode):
     def open(self, epoch: int) -> Any:
         """Return the iterable, to be read from its beginning."""
         with self._lock:
-            if self._opened and self.once:
+            if self._epochs and self.once:
                 raise RuntimeError(
                     f"the stream {self.iterable!r:.80} can be read only once, and was; pass "
                     "from_stream a function that opens it again, from_stream(lambda: ..., ...)"
                 )
-            self._opened = True
+            self._epochs.append(epoch)
         opened = self.iterable() if callable(self.iterable) else self.iterable
         if not hasattr(opened, "__iter__"):
             name = qualified_name(self.iterable)

@@ -448,6 +448,7 @@ CASES |= {
     "concatenated sources": Case(lambda folder: of_source(jk.concat(_parts()))),
     "zip": Case(_zipped()),
     "zip after functions": Case(_zipped(_double)),
+    "rebatched": Case(_followed_by(_double, Rebatch(2), Rebatch(4))),
     "repetition": Case(_followed_by(jk.pipeline.Repeat(2)), ids=tuple(range(RECORDS)) * 2),
     "repetition after functions": Case(
         _followed_by(_double, jk.pipeline.Repeat(2), _double), ids=tuple(range(RECORDS)) * 2
