@@ -43,10 +43,8 @@ def frame_sums(
     native = native_module()
     if native is not None:
         marked = None if bad is None else bad.view(np.uint8)
-        as_bytes = [mask.view(np.uint8) for mask in masks]
-        return np.asarray(
-            native.frame_sums(frames, as_bytes, image, marked, num_threads(), squares)
-        )
+        inside = [mask.view(np.uint8) for mask in masks]
+        return np.asarray(native.frame_sums(frames, inside, image, marked, num_threads(), squares))
     if image is not None:
         good = frames if bad is None or not bad.any() else frames[~bad]
         image += good.sum(axis=0, dtype=image.dtype)
@@ -54,8 +52,8 @@ def frame_sums(
             squares += np.einsum("tp,tp->p", good, good, dtype=np.float64)
     totals = np.zeros((len(masks), len(frames)), sum_dtype(frames.dtype))
     for total, mask in zip(totals, masks, strict=True):
-        inside = frames if mask.all() else np.take(frames, np.flatnonzero(mask), axis=1)
-        total[:] = inside.sum(axis=1, dtype=total.dtype)
+        used = frames if mask.all() else np.take(frames, np.flatnonzero(mask), axis=1)
+        total[:] = used.sum(axis=1, dtype=total.dtype)
     return totals
 
 

@@ -154,9 +154,8 @@ def multitau_update(state: MultiTauState, frames: Any) -> MultiTauState:
     array = frames if hasattr(frames, "dtype") else jnp.asarray(frames)
     pixels = state.total.shape[-2]
     if str(array.dtype) != state.dtype or array.ndim not in (2, 3):
-        raise ValueError(
-            f"frames: expected {state.dtype}[T, {pixels}], got {array.dtype}{list(array.shape)}"
-        )
+        got = f"{array.dtype}{list(array.shape)}"
+        raise ValueError(f"frames: expected {state.dtype}[T, {pixels}], got {got}")
     if array.ndim == 3:
         array = array.reshape(array.shape[0], -1)
     arrays = multitau_update_op(array, state.seen, *_arrays(state), dpl=state.dpl)

@@ -44,9 +44,7 @@ class FrameSelection:
         self.stride = check_integer("stride", stride, 1)
         self.average = check_integer("average", average, 1)
         if not self.begin <= self.end <= total:
-            raise ValueError(
-                f"begin, end: expected 0 <= begin <= end <= {total}, got {begin}, {end}"
-            )
+            raise ValueError(f"begin, end: expected begin <= end <= {total}, got {begin}, {end}")
         bad = np.unique(np.asarray([] if bad_frames is None else bad_frames))
         if bad.size and (bad.dtype.kind not in "ui" or bad[0] < 0 or bad[-1] >= total):
             raise ValueError(f"bad_frames: expected 0 to {total - 1}, got {bad_frames!r:.80}")
@@ -136,9 +134,7 @@ class BinLabels:
         chosen = every if bins is None else np.atleast_1d(np.asarray(bins))
         unique = np.unique(chosen)
         if chosen.ndim != 1 or not np.isin(chosen, every).all() or len(unique) != len(chosen):
-            raise ValueError(
-                f"bins: expected different bins from 1 to {qmap.n_dynamic}, got {bins!r:.80}"
-            )
+            raise ValueError(f"bins: expected 1 to {qmap.n_dynamic} once each, got {bins!r:.80}")
         self.bins: NDArray[np.int64] = chosen.astype(np.int64)
         self.n_pixels = qmap.pixels_of_bin[self.bins - 1]
 

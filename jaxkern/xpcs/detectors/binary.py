@@ -58,9 +58,7 @@ class ImmFrames(FrameSource):
             )
         if not self.is_sparse and int(header["bytes"]) != 2:
             got = f"{header['bytes']} bytes and compression {header['compression']}"
-            raise DetectorFileError(
-                f"{where}: expected 2 bytes per pixel or compression 6, got {got}"
-            )
+            raise DetectorFileError(f"{where}: expected 2 bytes per pixel or events, got {got}")
         self._size = height * width
         self._offsets, self._lengths = self._scan_headers(header)
         self.shape = (len(self._offsets), height, width)
