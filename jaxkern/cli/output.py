@@ -24,6 +24,12 @@ def option(name: str, metavar: str, help: str, type: Any = None, **more: Any) ->
     return click.option(name, metavar=metavar, help=help, type=type, show_default=shown, **more)
 
 
+def choice(name: str, values: str, help: str, default: str | None = None) -> Callable[[F], F]:
+    """Return an option with one of the ``values``, which are separated by bars."""
+    kind = click.Choice(values.split("|"))
+    return click.option(name, type=kind, help=help, default=default, show_default=bool(default))
+
+
 def flag(name: str, help: str) -> Callable[[F], F]:
     """Return an option without a value."""
     return click.option(name, is_flag=True, help=help)

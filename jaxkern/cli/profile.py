@@ -83,14 +83,10 @@ def profile(
     if plot is not None and ops:
         from jaxkern.benchmarking.plots import bar_chart
 
-        longest = ops[:top]
-        bar_chart(
-            plot,
-            [f"{op.name}\n{(op.scope or op.program)[-44:]}" for op in longest],
-            [1e3 * op.seconds for op in longest],
-            f"Where {script.name} spends its time",
-            "ms in the operation, all threads",
-        )
+        names = [f"{op.name}\n{(op.scope or op.program)[-44:]}" for op in ops[:top]]
+        title = f"Where {script.name} spends its time"
+        times = [1e3 * op.seconds for op in ops[:top]]
+        bar_chart(plot, names, times, title, "ms in the operation, all threads")
     if as_json:
         print_json({"script": str(script), "exit_code": code, **figures})
         return code

@@ -94,7 +94,14 @@ def configure_optimal_device(
                 ) from error
             notes.append(f"JAX has no GPU ({problem}): the CPU is used")
     if device is None:
-        device = _first_cpu()
+        try:
+            device = jax.local_devices(backend="cpu")[0]
+        except RuntimeError as error:
+            platforms = requested_platforms()
+            raise BackendError(
+                f"the CPU is excluded: JAX_PLATFORMS is {platforms!r}; set "
+                f"JAX_PLATFORMS={platforms},cpu, or unset it"
+            ) from error
         if memory_fraction is not None:
             notes.append("the memory fraction has no effect, because it applies to GPUs")
     jax.config.update("jax_default_device", device)
@@ -104,14 +111,3 @@ def configure_optimal_device(
         notes.append(f"the CPU kernels are not loaded: {registry.missing('', 'cpu')}")
     name = str(device)
     return DeviceConfiguration(device.platform, name, memory_fraction, threads, tuple(notes))
-
-
-def _first_cpu() -> jax.Device:
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError as error:
-        platforms = requested_platforms()
-        raise BackendError(
-            f"the CPU is excluded: JAX_PLATFORMS is {platforms!r}; set "
-            f"JAX_PLATFORMS={platforms},cpu, or unset it"
-        ) from error

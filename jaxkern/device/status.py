@@ -252,12 +252,8 @@ class Diagnosis(DeviceStatus):
         for status in self.ops:
             how = f"native {status.target}" if status.native else f"pure JAX ({status.reason})"
             lines.append(f"  {status.op} on {status.platform}: {how}")
-        lines += [
-            "",
-            "FFI targets of this process. A compiled or exported program that fails with",
-            "'No FFI handler registered for NAME' needs NAME here: import its package first.",
-            *(f"  {target} [{x.platform}]" for x in self.libraries for target in x.targets),
-        ]
+        lines += ["", "FFI targets. After 'No FFI handler registered for NAME' import its package."]
+        lines += [f"  {target} [{x.platform}]" for x in self.libraries for target in x.targets]
         return "\n".join(lines)
 
     __repr__ = __str__

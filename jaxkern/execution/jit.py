@@ -9,7 +9,7 @@ import threading
 import time
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -89,7 +89,6 @@ class _Program:
     """A ``jax.jit`` function that has one compiled program; ``fn`` is None before compilation."""
 
     # Unlike `jax.stages.Compiled`, it checks for NaN and names arguments in errors.
-
     def __init__(self) -> None:
         self.fn: Any = None
         self.lock = threading.Lock()
@@ -112,9 +111,7 @@ class _Call(NamedTuple):
 class JitFunction(Supervised):
     """A function returned by `jit`."""
 
-    def __init__(
-        self, fn: Callable[..., Any], options: JITOptions, name: str | None = None
-    ) -> None:
+    def __init__(self, fn: Any, options: JITOptions, name: str | None = None) -> None:
         functools.update_wrapper(self, fn, updated=())
         #: the function that was passed to `jit`
         self.fn = fn
@@ -170,27 +167,19 @@ class JitFunction(Supervised):
                 entry = _Program()
                 evicted = self._programs.put(call.key, entry)
                 counts.evictions += sum(program.fn is not None for program in evicted)
-            if entry.fn is not None:
-                counts.hits += is_call
-                return entry.fn
+        seconds = 0.0
         with entry.lock:
             hit = entry.fn is not None
             if not hit:
-                entry.fn = self._compile(call, counts)
+                started = time.perf_counter()
+                fn = self._jax_jit(*call.function_key())
+                fn.lower(*call.args, **call.kwargs).compile()
+                entry.fn, seconds = fn, time.perf_counter() - started
         with self._lock:
+            counts.compile_seconds += seconds
             counts.hits += is_call and hit
             counts.misses += is_call and not hit
         return entry.fn
-
-    def _compile(self, call: _Call, counts: CacheInfo) -> Any:
-        started = time.perf_counter()
-        try:
-            fn = self._jax_jit(*call.function_key())
-            fn.lower(*call.args, **call.kwargs).compile()
-            return fn
-        finally:
-            with self._lock:
-                counts.compile_seconds += time.perf_counter() - started
 
     def _jax_jit(self, tree: Any, static: tuple[Static | None, ...]) -> Any:
         """Return a new ``jax.jit`` function; JAX frees its programs when it is freed."""
@@ -219,9 +208,8 @@ class JitFunction(Supervised):
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Lower for these arguments, like ``jax.jit(fn).lower``."""
         call = self._make_call(args, kwargs)
-        fn = self._jax_jit(*call.function_key())
-        lowered: jax.stages.Lowered = fn.lower(*call.args, **call.kwargs)
-        return lowered
+        lowered = self._jax_jit(*call.function_key()).lower(*call.args, **call.kwargs)
+        return cast(jax.stages.Lowered, lowered)
 
     def precompile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for the shapes and dtypes of these arguments, without a call.
@@ -263,11 +251,9 @@ def jit(fn: None = None, *, options: JITOptions | None = None) -> Callable[[F], 
 def jit(fn: Any = None, *, options: JITOptions | None = None) -> Any:
     """Compile a function or a class of operators, with a bounded cache of programs.
 
-    Arrays, numbers and the arrays of operators and other callable pytrees are operands; strings,
-    functions and other hashable leaves are static.
-
     Args:
-      fn: a function, a subclass of `Operator`, or a callable object; None returns a decorator.
+      fn: a function of arrays and hashable values, a subclass of `Operator`, or a callable object;
+        None returns a decorator.
       options: see `JITOptions`.
 
     Returns:

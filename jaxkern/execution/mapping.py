@@ -64,15 +64,14 @@ class _Map(Supervised, Operator):
         """Return the size of the mapped axis, and the axis of each leaf."""
         message = f"{self._kind}: in_axes: expected a prefix of {len(args)} arguments, got"
         axes = flat_axes(self._in_axes, args, f"{message} {self._in_axes!r}")
-        sizes: dict[int, str] = {}
+        sizes = {}
         for (path, leaf), axis in zip(jax.tree.leaves_with_path(args), axes, strict=True):
             if axis is not None:
                 name = f"argument {path[0].idx}{jax.tree_util.keystr(path[1:])}"
-                sizes.setdefault(axis_size(f"{self._kind}: {name}", leaf, axis), name)
-        if len(sizes) != 1:
-            sizes_found = ", ".join(f"{n} in {name}" for n, name in sizes.items()) or "no axis"
-            raise ValueError(f"{self._kind}: expected mapped axes of one size, got {sizes_found}")
-        return next(iter(sizes)), axes
+                sizes[name] = axis_size(f"{self._kind}: {name}", leaf, axis)
+        if len(set(sizes.values())) != 1:
+            raise ValueError(f"{self._kind}: expected mapped axes of one size, got {sizes}")
+        return next(iter(sizes.values())), axes
 
     def _count_devices(self, size: int) -> int:
         available = jax.device_count()
@@ -177,18 +176,15 @@ def pmap(
 ) -> Callable[..., Any]:
     """Map a function over the first axis of its arguments, on threads or on devices.
 
-    A Python function runs on ``num_workers`` threads. For a JAX function, each of ``num_workers``
-    devices maps an equal share of the items. ``pmap(vmap(f))`` maps over two axes.
+    A Python function runs on threads. For a JAX function, each device maps an equal share.
 
     Args:
-      fn: as for `vmap`.
+      fn, host: as for `vmap`.
       num_workers: number of threads (default: one per item, at most 32) or devices (default: the
         largest number that divides the items evenly).
-      host: as for `vmap`.
 
     Raises:
-      ValueError: for axes that differ in size, a number of workers that is not positive or exceeds
-        the devices, and items that devices cannot share evenly; for a Python function see `vmap`.
+      ValueError: as for `vmap`, and for items that ``num_workers`` devices cannot share evenly.
 
     >>> import numpy as np, jaxkern.execution as ex
     >>> total = ex.pmap(lambda x: float(np.sum(x)), num_workers=2, host=True)

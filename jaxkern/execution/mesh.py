@@ -99,11 +99,10 @@ def mesh_sharded(fn: Callable[..., Any], mesh: Any, partition_spec: Any) -> Call
       fn: a JAX function of arrays.
       mesh: a `DeviceMesh`, or any ``jax.sharding.Mesh``.
       partition_spec: a `PartitionSpec`, or JAX's, for all arrays of all arguments; or a tuple with
-        one specification, or a tree of them, per argument. Entries beyond an array's axes are
-        ignored. XLA chooses the shardings of the results.
+        one, or a tree of them, per argument. Entries beyond an array's axes are ignored.
 
     Returns:
-      The function, with ``lower(*args)`` as of ``jax.jit``. Other transformations apply to it.
+      The function, with ``lower(*args)`` as of ``jax.jit``. XLA chooses the shardings of results.
 
     Raises:
       ValueError: for mesh axes that do not exist, and for sizes that devices cannot share evenly.
@@ -169,16 +168,14 @@ def pipeline_parallel(
     """Run a chain of stages, each on its own device, on the microbatches of a batch.
 
     With S stages, M microbatches take M + S - 1 ticks; a device is idle for S - 1 of them. Each
-    device holds only the floating-point parameters of its stages. (Huang et al.,
-    "GPipe", NeurIPS 2019.)
+    device holds only its own float parameters. (Huang et al., "GPipe", NeurIPS 2019.)
 
     Args:
       stages: functions of a float array [n, ...] that return one, record by record; shapes may
-        differ between stages. The leaves of a stage that is a pytree are its parameters.
-      mesh: a `DeviceMesh` or ``jax.sharding.Mesh``; the size of its axis ``axis`` divides the
-        number of stages, and consecutive stages share a device.
+        differ. The leaves of a stage that is a pytree are its parameters.
+      mesh: a `DeviceMesh` or ``jax.sharding.Mesh``.
       num_microbatches: number of equal parts of the first axis of a batch.
-      axis: number or name of the mesh axis; the work is replicated along all others.
+      axis: number or name of the mesh axis, whose size divides the number of stages.
 
     Returns:
       A differentiable function of a batch, equal to calling the stages in turn; its
@@ -200,9 +197,7 @@ def pipeline_parallel(
 class PipelineParallel:
     """A chain of stages; the result of `pipeline_parallel`."""
 
-    def __init__(
-        self, stages: Sequence[Any], mesh: Any, num_microbatches: int, axis: int | str
-    ) -> None:
+    def __init__(self, stages: Sequence[Any], mesh: Any, num_microbatches: int, axis: Any) -> None:
         self._stages, self._mesh = list(stages), mesh
         (self._axis,) = PartitionSpec(axis).resolve(mesh)
         self._devices = int(mesh.shape[self._axis])

@@ -204,11 +204,7 @@ class _FunctionOperator(Operator):
 
 
 def operator(fn: Any, *, host: bool = False) -> Operator:
-    """Return an `Operator` that calls a function of one argument.
-
-    Args:
-      fn: the function.
-      host: True for Python code, which runs on threads; False for a JAX function.
+    """Return an `Operator` that calls a function of one argument; ``host`` as in `Operator`.
 
     >>> import jaxkern.execution as ex
     >>> ex.operator(str.upper, host=True)("a")

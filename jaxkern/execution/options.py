@@ -73,9 +73,6 @@ def execution_options(
 ) -> Iterator[ExecutionOptions]:
     """Set options for calls inside a ``with`` block; an inner block inherits what it does not set.
 
-    The options belong to the context (``contextvars``): other threads and asyncio tasks do not see
-    them, but the worker threads of a call do.
-
     Args:
       use_parallel: False runs host functions one at a time, in order.
       max_workers: maximum number of concurrent host functions of a call, and of threads of a
@@ -89,7 +86,6 @@ def execution_options(
 
     Raises:
       ValueError: for values that are not positive numbers.
-      ExecutionTimeout: from calls inside the block after the deadline.
 
     >>> import numpy as np, jaxkern.execution as ex
     >>> with ex.execution_options(max_workers=2, timeout_seconds=60):

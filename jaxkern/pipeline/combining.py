@@ -47,12 +47,8 @@ class Settings(NamedTuple):
 class Combined(PipelineNode):
     """Rows of the batches of its inputs, in a new order.
 
-    Args:
-      name: of the node.
-      arrange: makes the order.
-      settings: of the inputs.
-      seed: of the order, and of random draws after the node; None for that of the input.
-      names: of a field for each input of a `Pairing` that holds its fields.
+    `seed` is that of the order and of random draws after the node; None for that of the input.
+    `names` are fields for the inputs of a `Pairing`, which hold theirs.
     """
 
     has_order = True

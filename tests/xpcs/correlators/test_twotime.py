@@ -185,20 +185,6 @@ def test_matrices_are_mirrored_to_the_bit(monkeypatch):
     np.testing.assert_array_equal(c.c2, c.c2.transpose(0, 2, 1))
 
 
-def test_diagonals_are_g2_of_all_delays():
-    """Of one static bin, whose frames all have the same light, so that the means agree."""
-    frames = np.zeros((40, 1, 30), np.uint8)
-    draw = np.random.default_rng(3)
-    for frame in frames:
-        frame[0, draw.choice(30, 12, replace=False)] = 1
-    c = jk.xpcs.twotime(frames, jk.xpcs.QMap(np.ones((1, 30), int)))
-    flat = frames.reshape(40, 30).astype(float)
-    for lag in range(40):
-        first, second = flat[: 40 - lag], flat[lag:]
-        g2 = (first * second).mean() / (first.mean() * second.mean())
-        assert c.g2[lag, 0] == pytest.approx(g2, rel=1e-13)
-
-
 @pytest.mark.parametrize("n", [1, 2, 9, 37])
 def test_forms_are_means_of_the_full_matrix(n):
     dynamic, static = bins_of((4, 9), 2, 2)
