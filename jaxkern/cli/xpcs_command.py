@@ -89,7 +89,8 @@ def intensity_cut(text: str | None) -> tuple[float | None, float | None] | None:
 def selection(options: SimpleNamespace) -> dict[str, Any]:
     """Return the selection of frames as keyword arguments."""
     same = {name: getattr(options, name) for name in ("begin", "stride", "average")}
-    return {**same, "bad_frames": numbers(options.bad_frames, "--bad-frames")}
+    cut, bad = intensity_cut(options.intensity_cut), numbers(options.bad_frames, "--bad-frames")
+    return {**same, "bad_frames": bad, "intensity_cut": cut}
 
 
 def check_output(options: SimpleNamespace, *inputs: Path | None) -> None:

@@ -17,7 +17,6 @@ from jaxkern.cli.xpcs_command import (
     XpcsCommand,
     check_output,
     correlation_options,
-    intensity_cut,
     numbers,
     print_warnings,
     report,
@@ -47,9 +46,7 @@ _SEVERAL_FILES = ("engine", "scheduler", "workers", "retries", "table")
     option("--twotime", "[FORM]", _TWOTIME, is_flag=False, flag_value="full"),
     choice("--smoothing", "static|none", "Smoothing for two-time correlations.", "static"),
     option("--parts", "N", "Also write g2 of N equal parts of the run.", default=0),
-    choice(
-        "--engine", "local|dask", "Several files: one by one, or on a dask.distributed cluster."
-    ),
+    choice("--engine", "local|dask", "Several files: one by one, or on a Dask cluster."),
     option("--scheduler", "ADDRESS", "Several files: cluster or scheduler file; default local."),
     option("--workers", "N", "Several files: number of these processes.", int),
     option("--retries", "N", "Several files: repetitions of a file that failed; default 1.", int),
@@ -102,7 +99,6 @@ def _arguments(options: SimpleNamespace) -> dict[str, Any]:
     return {
         **selection(options),
         **{name: getattr(options, name) for name in (*same, "dataset", "metadata")},
-        "intensity_cut": intensity_cut(options.intensity_cut),
         "bins": numbers(options.bins, "--bins"),
         "twotime": form(options.twotime),
     }

@@ -19,7 +19,6 @@ from jaxkern.cli.xpcs_command import (
     XpcsCommand,
     check_output,
     correlation_options,
-    intensity_cut,
     numbers,
     print_warnings,
     report,
@@ -46,9 +45,7 @@ _REST = 4.0
 @combine(
     correlation_options,
     option("--pattern", "GLOB", "Pattern of file names in the directory.", default="*"),
-    option(
-        "--idle", "S", "End after this time in seconds without a frame.", _SECONDS, default=60.0
-    ),
+    option("--idle", "S", "End after this time without a frame.", _SECONDS, default=60.0),
     option("--every", "S", "Interval in seconds between updates.", _SECONDS, default=5.0),
     option("--most-frames", "N", "End after this number of frames.", default=1_000_000),
     flag("--twotime", "Write two-time correlations too, at the end."),
@@ -89,7 +86,6 @@ def watch(**values: Any) -> int:
             options.most_frames,
             options.dpl,
             options.normalize,
-            intensity_cut=intensity_cut(options.intensity_cut),
             hot_pixels=options.hot_pixels,
             bins=None if options.twotime or config else bins,
             frame_time=time_between(options.frame_time, options.metadata, frames),
