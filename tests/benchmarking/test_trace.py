@@ -15,7 +15,6 @@ from support.errors import raises
 
 import jaxkern as jk
 from jaxkern.benchmarking import trace
-from jaxkern.benchmarking.tracing import own_seconds
 
 
 def normalize(backend):
@@ -55,6 +54,11 @@ def test_kernels_and_scopes_are_visible(tmp_path):
     assert kernel.name in {event.get("name") for event in events}
     # The file that TensorBoard opens.
     assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
+    seconds = [op.seconds for op in recorded.ops]
+    assert seconds == sorted(seconds, reverse=True)
+    assert sum(seconds) == pytest.approx(recorded.seconds)
+    share = f"{recorded.ops[0].seconds / recorded.seconds:.1%}"
+    assert str(recorded).splitlines()[1].lstrip().startswith(share)
 
 
 @pytest.mark.parametrize("differentiate", [False, True])
@@ -62,37 +66,12 @@ def test_fallback_has_the_scope_of_the_op(differentiate):
     def values(x):
         with jk.backend("jax"):
             crop = jk.image.Compose([jk.image.CenterCrop(4), jk.image.Resize((6, 6))])
-            return crop.apply(
-                x, crop.sample(jax.random.split(jax.random.key(0), 1), x.shape[1:3])
-            ).sum()
+            return crop.apply(x, ({}, {})).sum()
 
     fn = jax.grad(values) if differentiate else values
-    text = jax.jit(fn).lower(jnp.ones((1, 8, 8, 3))).compile().as_text()
-    assert text is not None
+    text = jax.jit(fn).lower(jnp.ones((1, 8, 8, 3))).compile().as_text() or ""
     assert "jaxkern.image_chain.v1" in text
     assert "custom_call_target" not in text
-
-
-def test_operations_are_sorted_by_time(tmp_path):
-    def step(x):
-        return jnp.sin(x[0] @ x[0]), x[0] + 1
-
-    step = jax.jit(step)
-    x = jnp.ones((1, 600, 600))
-    jax.block_until_ready(step(x))
-    with trace(tmp_path, top=0) as recorded:
-        jax.block_until_ready(step(x))
-    assert any("dot_general" in op.scope for op in recorded.ops)
-    assert [op.seconds for op in recorded.ops] == sorted(
-        (op.seconds for op in recorded.ops), reverse=True
-    )
-    assert sum(op.seconds for op in recorded.ops) == pytest.approx(recorded.seconds)
-    assert (
-        str(recorded)
-        .splitlines()[1]
-        .lstrip()
-        .startswith(f"{100 * recorded.ops[0].seconds / recorded.seconds:.1f}%")
-    )
 
 
 def test_time_inside_a_loop_counts_once(tmp_path):
@@ -126,15 +105,6 @@ def test_programs_of_the_same_name_are_distinguished(tmp_path):
                 work(x).block_until_ready()
     calls = {op.scope: op.calls for op in recorded.ops if op.scope.endswith("dot_general")}
     assert calls == {"jit(work)/first/dot_general": 2, "jit(work)/second/dot_general": 3}
-
-
-def test_own_seconds_of_nested_spans():
-    spans = [(0, 10, "a"), (1, 9, "b"), (2, 3, "c"), (3, 5, "c"), (12, 13, "a")]
-    result = own_seconds([(b * 1e9, e * 1e9, (k, "", "")) for b, e, k in spans])
-    totals: dict[str, float] = {}
-    for (key, *_), seconds in result:
-        totals[key] = totals.get(key, 0) + seconds
-    assert totals == {"a": 3.0, "b": 5.0, "c": 3.0}
 
 
 def test_error_in_the_block_ends_the_profile(tmp_path):

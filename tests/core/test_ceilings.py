@@ -99,44 +99,45 @@ def test_a_damaged_file_is_measured_anew_and_mended(probes, tmp_path, damage):
     assert ceilings().source == str(file)
 
 
-def test_a_folder_that_cannot_be_written_is_told(probes, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+def check_uncached(probes, fact):
+    """The figures remain for this process, and a note gives the reason."""
     result = ceilings()
     assert result.all_threads.load == 30.0
     assert "could not be cached" in result.notes[-1]
-    assert "set XDG_CACHE_HOME" in str(result)
-    assert ceilings() is result  # but for this process
+    assert fact in str(result)
+    assert ceilings() is result
     assert len(probes) == 2
+
+
+def test_a_folder_that_cannot_be_written_is_told(probes, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    check_uncached(probes, "set XDG_CACHE_HOME")
 
 
 def test_a_user_without_a_home_folder(probes, monkeypatch, tmp_path):
     """As `docker run --user 1234` without HOME."""
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("HOME", raising=False)
-    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(pwd, "getpwuid", raising(KeyError("uid not found: 1234")))
     monkeypatch.chdir(tmp_path)
-    result = ceilings()
-    assert result.all_threads.load == 30.0
-    assert "this user has no home folder; set XDG_CACHE_HOME" in result.notes[-1]
-    assert ceilings() is result  # for this process
-    assert len(probes) == 2
+    check_uncached(probes, "this user has no home folder; set XDG_CACHE_HOME")
     assert list(tmp_path.iterdir()) == []
-    for wanting in (paths.home_path, performance.enable_persistent_cache):
+    for function in (paths.home_path, performance.enable_persistent_cache):
         with raises(ValueError, "~/cache", "HOME"):
-            wanting("~/cache")
+            function("~/cache")
 
 
-def unknown(_uid):
-    raise KeyError("getpwuid(): uid not found: 1234")
+def raising(error):
+    def function(*_args, **_options):
+        raise error
+
+    return function
 
 
 def test_a_failed_write_leaves_no_file(probes, tmp_path, monkeypatch):
-    def full(*_args, **_kw):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("jaxkern.core.paths.os.fsync", full)
-    assert "No space left" in ceilings().notes[-1]
+    monkeypatch.setattr("jaxkern.core.paths.os.fsync", raising(OSError(28, "No space left")))
+    check_uncached(probes, "No space left")
     assert list((tmp_path / "jaxkern").iterdir()) == []
 
 
@@ -148,27 +149,22 @@ def test_a_relative_cache_folder_is_ignored(monkeypatch, tmp_path):
 
 def test_buffers_are_beyond_the_caches_and_within_memory(probes, monkeypatch):
     monkeypatch.setattr(module, "last_level_caches", lambda: [60 << 20, 40 << 20])
-    monkeypatch.setattr(module, "available_bytes", lambda: 64 << 30)
-    assert ceilings().buffer_bytes == 400 << 20
-    monkeypatch.setattr(module, "_threads", lambda: 1)
-    assert ceilings().buffer_bytes == 240 << 20
-    monkeypatch.setattr(module, "_threads", lambda: 3)
-    monkeypatch.setattr(module, "available_bytes", lambda: 64 << 20)
-    small = ceilings(refresh=True)
-    assert small.buffer_bytes == 16 << 20
-    assert "memory allowed a buffer" in small.notes[0]
+    for threads, available, size in ((3, 64 << 30, 400), (1, 64 << 30, 240), (3, 64 << 20, 16)):
+        monkeypatch.setattr(module, "_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(module, "available_bytes", lambda available=available: available)
+        result = ceilings(refresh=True)
+        assert result.buffer_bytes == size << 20
+    assert "memory allowed a buffer" in result.notes[0]
     # One thread's own cache is the larger of the two.
     assert [c[2] >> 20 for c in probes] == [240, 400, 240, 16, 16]
 
 
 def test_note_on_a_busy_machine(probes, monkeypatch):
-    # Everything that the CPUs did, and more, was the work of others.
-    busy = iter([100.0, 100.0 + 1e6])
-    monkeypatch.setattr(module, "busy_seconds", lambda: next(busy))
+    # At first everything that the CPUs did, and more, was the work of others.
+    seconds = iter([100.0, 100.0 + 1e6, 100.0, 100.0])
+    monkeypatch.setattr(module, "busy_seconds", lambda: next(seconds))
     assert "% of the CPUs" in ceilings().notes[0]
-    assert "figures may be low" in str(ceilings())  # the kept ones too
-    quiet = iter([100.0, 100.0])
-    monkeypatch.setattr(module, "busy_seconds", lambda: next(quiet))
+    assert "figures may be low" in str(ceilings())  # the cached ones too
     assert ceilings(refresh=True).notes == ()
 
 

@@ -154,6 +154,7 @@ else:
 
 
 WHEEL = ("sm_80", "sm_90", "compute_90")
+CHIPS = [(8, 9), (9, 0), (9, 1), (10, 0), (10, 3), (12, 0)]
 
 
 @pytest.mark.parametrize(
@@ -173,27 +174,23 @@ def test_gpus_that_do_not_run_the_device_code():
     assert "13.2" in problem  # the CUDA that wrote the PTX
 
 
-def test_code_for_one_chip_alone():
-    assert registry.device_code_problem(["sm_90a"], 13000, (9, 0), 13000) is None
-    assert "sm_90a" in str(registry.device_code_problem(["sm_90a"], 13000, (9, 1), 13000))
-    assert "compute_90a" in str(
-        registry.device_code_problem(["compute_90a"], 13000, (10, 0), 13000)
-    )
-    assert "compute_90" in str(registry.device_code_problem(["compute_90"], 13000, (8, 9), 13000))
+# Code for one chip alone, code for one family, and architectures that CMake chooses.
+RUNS_ON = {
+    "sm_90a": [(9, 0)],
+    "compute_90a": [(9, 0)],
+    "compute_90": [(9, 0), (9, 1), (10, 0), (10, 3), (12, 0)],
+    "sm_100f": [(10, 0), (10, 3)],
+    "compute_100f": [(10, 0), (10, 3)],
+    **dict.fromkeys(("native", "all", "all-major"), CHIPS),
+}
 
 
-@pytest.mark.parametrize("kind", ["sm", "compute"])
-@pytest.mark.parametrize(
-    ("capability", "runs"), [((10, 0), True), ((10, 3), True), ((12, 0), False), ((9, 0), False)]
-)
-def test_code_for_one_family(kind, capability, runs):
-    problem_text = registry.device_code_problem([f"{kind}_100f"], 13000, capability, 13000)
-    assert (problem_text is None) == runs, problem_text
-
-
-@pytest.mark.parametrize("name", ["native", "all", "all-major"])
-def test_architectures_that_cmake_chooses_are_not_checked(name):
-    assert registry.device_code_problem([name], 13000, (12, 0), 13000) is None
+@pytest.mark.parametrize("capability", CHIPS)
+@pytest.mark.parametrize("name", RUNS_ON)
+def test_code_for_some_chips(name, capability):
+    problem = registry.device_code_problem([name], 13000, capability, 13000)
+    assert (problem is None) == (capability in RUNS_ON[name]), problem
+    assert name in (problem or name)
 
 
 _NEGATE = jk.Op("test.negate", version=1, abstract=lambda x: x, impl=lambda x: -x)

@@ -114,14 +114,11 @@ class FitData:
 
     Attributes:
       source: in the host's memory, in files that are read in every pass, or on devices.
-      shape, dtype: of the data [n_phi, n, n].
-      streaming: the options.
-      sample: rows for estimates.
-      strategy: the `Strategy` of the passes.
+      shape, dtype, streaming: of the data [n_phi, n, n], and the options.
+      sample, strategy: rows for estimates, and the `Strategy` of the passes.
       frames: mask [n] of the frames that are used at any angle.
       keep: `frames`, or a mask [n_phi, n] if the used frames differ between angles.
-      empty_frames: frames without finite numbers at some angle; `keep` excludes them at
-        that angle.
+      empty_frames: frames without finite numbers at some angle, where `keep` excludes them.
     """
 
     def __init__(

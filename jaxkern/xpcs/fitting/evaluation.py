@@ -17,7 +17,7 @@ from jaxkern.core.arrays import digest
 from jaxkern.core.paths import remove_leftovers, write_atomically
 from jaxkern.core.progress import ProgressBar
 from jaxkern.xpcs.fitting.data import BadBlocks, FitData
-from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions, StreamingOptions
+from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions
 from jaxkern.xpcs.fitting.parameters import FitLayout, PeriodicBounds
 from jaxkern.xpcs.fitting.passes import AngleSums, PassProgram, PassRunner
 from jaxkern.xpcs.fitting.sampling import Noise, sigma_rows
@@ -54,7 +54,6 @@ class FitProblem:
     program: PassProgram
     solver: SolverOptions
     errors: ErrorOptions
-    streaming: StreamingOptions
 
 
 class Evaluation:
@@ -143,8 +142,8 @@ class Checkpoint:
 
     def __init__(self, problem: FitProblem, start: Array, bad: BadBlocks) -> None:
         """Read the file; raise CheckpointError if it is damaged or of another fit."""
-        self._path = Path(problem.streaming.checkpoint_dir) / "fit.checkpoint"
-        self._options, self._bad = problem.streaming, bad
+        self._options, self._bad = problem.data.streaming, bad
+        self._path = Path(self._options.checkpoint_dir) / "fit.checkpoint"
         self.starts: dict[int, Solution] = {}
         if self._options.enable_checkpoints:
             self._fingerprint = _fingerprint(problem, start)
@@ -154,9 +153,11 @@ class Checkpoint:
     def save(self, k: int, state: Solution) -> None:
         """Store the best point of start k, if it is the solution or a checkpoint is due."""
         due = state.status != UNFINISHED or not state.nfev % self._options.checkpoint_frequency
-        if not (self._options.enable_checkpoints and due):
-            return
-        self.starts[k] = state
+        if self._options.enable_checkpoints and due:
+            self.starts[k] = state
+            self._write()
+
+    def _write(self) -> None:
         starts = {str(k): _stored(start) for k, start in self.starts.items()}
         excluded, reasons = sorted(self._bad.excluded), self._bad.reasons
         content = {"fingerprint": self._fingerprint, "excluded": excluded, "reasons": reasons}

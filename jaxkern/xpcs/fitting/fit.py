@@ -125,19 +125,14 @@ def fit(
         program = PassProgram(model, solver.loss, all_mirrored, opened.sharding)
         problem = FitProblem(
             model, opened, noise, layout, all_bounds, _free(layout, hold), mirrored, program,
-            solver, errors, streaming,
+            solver, errors,
         )  # fmt: skip
         runner = PassRunner(program, opened, noise, solver.f_scale, all_mirrored, bar.update)
         return _Starts(problem, runner, start, bar).run(begin)
 
 
 class _Starts:
-    """The starts of a fit, one after the other.
-
-    Attributes:
-      evaluations: of the starts so far.
-      solutions: of finished starts, by index; a drawn start may have none.
-    """
+    """The starts of a fit, one after the other."""
 
     def __init__(
         self, problem: FitProblem, runner: PassRunner, start: Array, progress: FitProgress
@@ -148,8 +143,8 @@ class _Starts:
         first, seed = best_direction(start, problem), int(problem.solver.seed)
         bounds, layout = problem.bounds, problem.layout
         self.starts = parameters.drawn_starts(first, bounds, layout, self.count, seed)
-        self.evaluations: list[Evaluation] = []
-        self.solutions: dict[int, Solution] = {}
+        self.evaluations: list[Evaluation] = []  # of the starts so far
+        self.solutions: dict[int, Solution] = {}  # of finished starts, by index
 
     def run(self, begin: float) -> FitResult:
         """Fit from all starts and return the best result; `begin` is the time of the call."""

@@ -52,13 +52,13 @@ class Jackknife:
     notes: tuple[str, ...] = ()  # warnings for the result
 
 
-def blocks_of_frames(frames: NDArray[np.bool_], n_phi: int) -> list[NDArray[np.bool_]]:
+def _blocks_of_frames(frames: NDArray[np.bool_], n_phi: int) -> list[NDArray[np.bool_]]:
     """Return the frames [n] of each block; an empty list to omit angles, or nothing."""
     used = np.flatnonzero(frames)
     count = min(BLOCKS, len(used) // LEAST_FRAMES)
-    if count < (BLOCKS if n_phi >= LEAST_BLOCKS else LEAST_BLOCKS):
-        return []
-    return [np.isin(np.arange(len(frames)), part) for part in np.array_split(used, count)]
+    enough = count >= (BLOCKS if n_phi >= LEAST_BLOCKS else LEAST_BLOCKS)
+    parts = np.array_split(used, count) if enough else []
+    return [np.isin(np.arange(len(frames)), part) for part in parts]
 
 
 def jackknife(problem: FitProblem, evaluation: Evaluation, solution: Solution) -> Jackknife:
@@ -67,7 +67,7 @@ def jackknife(problem: FitProblem, evaluation: Evaluation, solution: Solution) -
     robust = problem.solver.loss != "linear"
     used, sums = problem.data.frames, evaluation.sums(solution)
     n_phi = int((sums.count > 0).sum())  # without excluded angles
-    blocks, notes = blocks_of_frames(used, n_phi), []
+    blocks, notes = _blocks_of_frames(used, n_phi), []
     if blocks:
         frames = used.sum() / len(blocks)
         physics = layout.split(evaluation.full(x)).physics
@@ -226,8 +226,7 @@ def combine_errors(
 ) -> tuple[Array, float]:
     """Return the covariance, and the mean over the physics of its diagonal in units of `by_sigma`.
 
-    `independent` [p, p] is the covariance of independent noise; for absolute sigma it is
-    `by_sigma`, which is `pairs` times (J^T J)^-1.
+    `independent` [p, p] and `by_sigma`, `pairs` (J^T J)^-1, are covariances of independent noise.
     """
     pcov = independent
     if jackknife.changes is not None:

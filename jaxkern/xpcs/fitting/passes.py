@@ -1,7 +1,4 @@
-"""Passes over the data: compiled programs that run in one call, or in chunks that are read ahead.
-
-The programs do the work of order n_t and n_t^2; NumPy does that of the number of parameters.
-"""
+"""Passes over the data: compiled programs that run in one call, or in chunks read ahead."""
 
 from __future__ import annotations
 
@@ -98,8 +95,7 @@ def _has_cpu_kernel() -> bool:
 class PassProgram:
     """Compiles the programs of a model's pass for each layout of their operands, and runs them.
 
-    One program computes the tables, once a pass; another accumulates a chunk. For data sharded over
-    a mesh one program does both.
+    One computes the tables, another accumulates a chunk; that for sharded data does both.
     """
 
     def __init__(self, model: Model, loss: str, symmetric: bool, sharding: Any = None) -> None:
@@ -286,8 +282,7 @@ class PassRunner:
         assert self._chunks is not None
         if isinstance(self._sigma, np.ndarray):
             operands["sigma"] = self._sigma
-        # Copied to the device once a pass, not once a chunk.
-        shared = jax.device_put(operands)
+        shared = jax.device_put(operands)  # once a pass, not once a chunk
         tables = self._program.tables(point.physics)
 
         def call(chunk: Chunk, rows: Any, sigma: Any) -> Array:

@@ -6,11 +6,10 @@ decorrelates, but the residuals of a wrong model hardly change, since the lag is
 mean square bounds the size of noise, correlated noise included, for any model.
 
 The second check averages the residuals z in logarithmic bins of the lag, with Legendre polynomials
-in the age as weights. A misfit of a few percent is far below the noise of single points, and far
-above that of such an average c. Its standard error is estimated from the scatter between parts u of
-the data: blocks of frames t1 at one angle, in which the model decays. The fit has adjusted its
-parameters to the noise: with H = J^T J, s_u = the share of part u in J^T z, and J_c of the weighted
-Jacobian, part u changes the weighted sum of the residuals by
+in the age as weights. The standard error of such an average c is estimated from the scatter between
+parts u of the data: blocks of frames t1 at one angle, in which the model decays. The fit has
+adjusted its parameters to the noise: with H = J^T J, s_u = the share of part u in J^T z, and J_c of
+the weighted Jacobian, part u changes the weighted sum of the residuals by
 
     h[u, c] = (weighted sum of z over the points of u) - J_c H^-1 s_u.
 

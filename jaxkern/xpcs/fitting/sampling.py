@@ -142,8 +142,7 @@ def _clipped_rms(e: Array) -> float:
 def estimate_contrast_offset(sample: RowSample) -> tuple[Array, Array]:
     """Estimate contrast [n_phi] and offset [n_phi] from medians over lags (means, if sparse).
 
-    The offset is the lowest of the medians of 16 ranges of lags. The contrast is the median of the
-    first two lags minus the offset.
+    The offset is the lowest median of 16 ranges of lags, contrast + offset that of the first two.
     """
     n_phi, _, n = sample.values.shape
     lag = np.abs(np.arange(n)[None, :] - sample.rows[:, None])

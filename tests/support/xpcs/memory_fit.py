@@ -1,4 +1,4 @@
-"""A fit whose memory is sampled; test_fit_memory runs it as a program.
+"""A fit whose memory is sampled; test_fit_strategies runs it as a program.
 
     python memory_fit.py FILE STRATEGY
 

@@ -102,10 +102,8 @@ def test_rows_are_not_excluded_because_the_model_overflows():
     sigma = np.full(data.shape, 0.01)
     sigma[0, 3, 9] = sigma[0, 9, 3] = 0.0
     data[0, 3, 9] = data[0, 9, 3] = np.nan
-    result = checks.fit(
-        model, data, sigma, [0.01], 0.3, 1.0, "fixed",
-        strategy="stream", streaming=streaming(),
-    )  # fmt: skip
+    how = {"strategy": "stream", "streaming": streaming()}
+    result = checks.fit(model, data, sigma, [0.01], 0.3, 1.0, "fixed", **how)
     assert not np.isfinite(result.costs).all()
     assert result.success
     assert result.success_rate == 1.0
@@ -173,9 +171,12 @@ def test_rows_that_turn_bad_in_the_pass_at_the_solution(case, monkeypatch):
     assert result.count == 3 * N * (N - 1) - 2 * sum(N - 1 - i for i in range(32, N))
 
 
-def test_all_rows_bad(case):
-    with raises(jk.xpcs.BadDataError, "every row is excluded"):
-        checks.fit(model_of(case), np.full_like(case.data, np.nan), 1.0, **TIGHT)
+@pytest.mark.parametrize(
+    ("value", "reason"), [(np.nan, "every row is excluded"), (0.0, "angle 0 has the value 0")]
+)
+def test_no_good_rows(case, value, reason):
+    with raises(jk.xpcs.BadDataError, reason):
+        checks.fit(model_of(case), np.full_like(case.data, value), **TIGHT)
 
 
 USED = ~np.isin(np.arange(N), [40, 41, 90])
@@ -254,12 +255,8 @@ def test_an_angle_of_zeros_is_left_out_and_reported(strategy, scaling):
     data = case.data.copy()
     data[2] = 0
     with warns(RuntimeWarning, "3 of 9 row blocks", "angle 2 has the value 0") as warned:
-        result = jk.xpcs.fit(
-            model_of(case),
-            data,
-            scaling=scaling,
-            **checks.options(strategy=strategy, streaming=streaming(retries=0), **TIGHT),
-        )
+        options = checks.options(strategy=strategy, streaming=streaming(retries=0), **TIGHT)
+        result = jk.xpcs.fit(model_of(case), data, scaling=scaling, **options)
     assert [warning.filename for warning in warned] == [__file__]
     assert result.success
     assert result.success_rate == pytest.approx(2 / 3)
@@ -282,8 +279,3 @@ def test_a_value_whose_square_overflows(case, strategy):
         result = fit(case, data, None, strategy=strategy, retries=0)
     assert result.success
     assert result.success_rate < 1
-
-
-def test_all_zeros(case):
-    with raises(jk.xpcs.BadDataError, "angle 0 has the value 0"):
-        checks.fit(model_of(case), np.zeros_like(case.data), **TIGHT)

@@ -138,23 +138,17 @@ import os, random, signal, sys
 from support.xpcs import fit_checks as checks
 from support.xpcs import fit_problems as problems
 
-case = problems.simulate(64, seed=41)
+case, draw = problems.simulate(64, seed=41), random.Random(0)
 def fit(**options):
-    return checks.fit(
-        checks.model_of(case), case.data, p0=problems.START, strategy="stream",
-        chunk_points=32 * 64, **options,
-    )
-straight = fit()
-draw = random.Random(0)
-interrupts, same, scale = 0, True, 1.0
+    how = {"p0": problems.START, "strategy": "stream", "chunk_points": 32 * 64, **options}
+    return checks.fit(checks.model_of(case), case.data, **how)
+straight, interrupts, same, scale = fit(), 0, True, 1.0
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 while interrupts < 3:  # alarms come sooner each time: a fit can be done before the first
     folder, here = f"{sys.argv[1]}/{scale}", 0
     while True:
         try:
-            signal.setitimer(
-                signal.ITIMER_REAL, scale * draw.uniform(0.05, 0.3) * 1.5**here
-            )
+            signal.setitimer(signal.ITIMER_REAL, scale * draw.uniform(0.05, 0.3) * 1.5**here)
             result = fit(enable_checkpoints=True, checkpoint_dir=folder)
             signal.setitimer(signal.ITIMER_REAL, 0)
             break
@@ -243,10 +237,9 @@ def test_custom_models_and_pointwise_sigma_are_compared(tmp_path, changed):
     def run(rate, sigma, reads=np.inf):
         # NumPy scalars are valid options.
         numbers = {"max_nfev": np.int64(50), "f_scale": np.float32(1.0), "seed": np.int64(0)}
-        return checks.fit(
-            decay(N, rate), interrupted_source(data, reads), sigma, p0=[1.5], strategy="stream",
-            chunk_points=32 * N, enable_checkpoints=True, checkpoint_dir=tmp_path, **numbers,
-        )  # fmt: skip
+        how = {"strategy": "stream", "chunk_points": 32 * N, "p0": [1.5], **numbers}
+        how |= {"enable_checkpoints": True, "checkpoint_dir": tmp_path}
+        return checks.fit(decay(N, rate), interrupted_source(data, reads), sigma, **how)
 
     with pytest.raises(Interrupted):
         run(0.01, sigma, 48 + 5)

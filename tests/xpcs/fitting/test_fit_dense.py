@@ -42,9 +42,8 @@ def test_absolute_sigma_and_pointwise_sigma():
     sigma = 0.004 * np.exp(0.3 * draw.normal(size=case.data.shape))
     sigma = np.sqrt(sigma * np.swapaxes(sigma, 1, 2))
     dense = problems.dense_fit(case, sigma=sigma)
-    result = checks.fit(
-        model_of(case), case.data, sigma, problems.TRUTH, absolute_sigma=True, **TIGHT
-    )
+    how = {"absolute_sigma": True, **TIGHT}
+    result = checks.fit(model_of(case), case.data, sigma, problems.TRUTH, **how)
     inverse = np.linalg.inv(dense.jac.T @ dense.jac)
     np.testing.assert_allclose(result.perr_independent, np.sqrt(np.diag(inverse)), rtol=1e-3)
     weighted = checks.fit(

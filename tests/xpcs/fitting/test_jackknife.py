@@ -97,9 +97,8 @@ def test_equals_refits_without_blocks_of_frames(mirrored):
         if mirrored:
             refits.append(dense_without(case, result.popt, rest)[0] - x)
     if mirrored:
-        assert_covariance(
-            result.pcov, weighted_jackknife(J, r, left_out, np.array(refits)), free, 5e-3
-        )
+        refitted = weighted_jackknife(J, r, left_out, np.array(refits))
+        assert_covariance(result.pcov, refitted, free, 5e-3)
     assert_covariance(result.pcov, weighted_jackknife(J, r, left_out), free, 1e-3)
     assert (result.pcov[[6, 9]] == 0).all()
     inverse = np.linalg.inv(J.T @ J) * (r @ r) / (len(r) - len(free))
@@ -131,9 +130,8 @@ def test_equals_refits_without_angles_if_frames_are_few():
     assert_covariance(result.pcov, physics, free[10:], 5e-3)
     follow = -solve @ J_physics
     own = np.linalg.inv(J_scales.T @ J_scales)
-    assert_covariance(
-        result.pcov, follow @ physics @ follow.T + result.inflation * own, free[:10], 5e-3
-    )
+    scales = follow @ physics @ follow.T + result.inflation * own
+    assert_covariance(result.pcov, scales, free[:10], 5e-3)
 
 
 @pytest.mark.parametrize("loss", ["huber", "cauchy"])
@@ -148,10 +146,8 @@ def test_robust_losses_by_full_refits(loss):
     changes = []
     for block in np.array_split(np.arange(60), 10):
         keep = ~np.isin(np.arange(60), block)
-        rest = checks.fit(
-            model, data, 0.01, result.physics, result.contrast, result.offset, keep=keep,
-            errors="independent", **how,
-        )  # fmt: skip
+        start = result.physics, result.contrast, result.offset
+        rest = checks.fit(model, data, 0.01, *start, keep=keep, errors="independent", **how)
         changes.append(rest.popt - result.popt)
     usual = np.sqrt(10 * 0.9 * np.var(changes, axis=0))
     ratio = (result.perr / np.where(usual > 0, usual, 1))[usual > 0]
