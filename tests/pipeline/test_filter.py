@@ -102,37 +102,6 @@ def test_every_record_that_holds_once_in_dense_batches(kind, remainder):
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("remainder", REMAINDERS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_bits_do_not_depend_on_workers(kind, remainder):
-    first = KINDS[kind](base(**REMAINDERS[remainder]))
-    expected = [epoch_of(first) for _ in range(2)]
-    for workers in (1, 3):
-        pipe = KINDS[kind](base(workers, prefetch_size=workers, **REMAINDERS[remainder]))
-        for epoch in expected:
-            assert_same(epoch_of(pipe), epoch)
-
-
-@pytest.mark.parametrize("kind", [*KINDS, "noisy"])
-def test_resumes_behind_every_batch(kind):
-    build = KINDS.get(kind, lambda pipe: KINDS["one"](pipe) >> jk.OperatorNode(NOISE))
-    pipes = [build(base(workers)) for workers in (0, 2)]
-    expected = epoch_of(pipes[0])
-    for number in range(len(expected) + 1):
-        for pipe, other in (pipes, pipes[::-1]):
-            pipe.epoch = 0
-            begun = iter(pipe)
-            for _ in range(number):
-                next(begun)
-            state = json.dumps(begun.get_state())
-            begun.close()
-            assert len(state) < 1000 + len(json.dumps(begun.get_state()["pipeline"]))
-            other.epoch = 0
-            resumed = iter(other)
-            resumed.set_state(json.loads(state))
-            assert_same(epoch_of(resumed), expected[number:])
-
-
 def test_what_was_resumed_resumes_again():
     """Each state is from an iteration that resumed at the previous state and read one batch."""
 
@@ -148,20 +117,6 @@ def test_what_was_resumed_resumes_again():
         state = json.dumps(iterator.get_state())
 
 
-def test_a_finished_state_ends_at_once_and_the_next_epoch_follows():
-    pipe, expected = KINDS["one"](base()), KINDS["one"](base())
-    epochs = [epoch_of(expected) for _ in range(2)]
-    begun = iter(pipe)
-    assert_same(epoch_of(begun), epochs[0])
-    state = begun.get_state()
-    assert state["finished"]
-    fresh = KINDS["one"](base(2, shard=(0, 1)))
-    resumed = iter(fresh)
-    resumed.set_state(state)
-    assert epoch_of(resumed) == []
-    assert_same(epoch_of(fresh), epochs[1])
-
-
 def test_draws_belong_to_records():
     unfiltered = epoch_of(base(batch_size=10) >> jk.OperatorNode(NOISE))
     noise = {
@@ -175,15 +130,6 @@ def test_draws_belong_to_records():
             np.testing.assert_array_equal(value, noise[int(record)])
             count += 1
     assert count == len(kept(0))
-
-
-def test_shards_are_disjoint_and_complete():
-    found = []
-    for index in range(3):
-        batches = epoch_of(KINDS["one"](base(shard=(index, 3))))
-        found.append(np.concatenate([batch["record"] for batch in batches]))
-        np.testing.assert_array_equal(found[-1], kept(0, shard=(index, 3)))
-    np.testing.assert_array_equal(np.sort(np.concatenate(found)), np.sort(kept(0)))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

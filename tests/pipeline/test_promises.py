@@ -118,6 +118,7 @@ def test_resume_after_every_batch(make, expected, num_workers):
     running, pipe = iter(make(num_workers=num_workers)), make(num_workers=num_workers)
     for stop in range(len(expected[0]) + 1):
         state = json.loads(json.dumps(running.get_state()))
+        assert len(json.dumps(state)) < 1000 + len(json.dumps(state["pipeline"]))
         pipe.epoch = 5
         resumed = iter(pipe)
         resumed.set_state(state)

@@ -129,17 +129,6 @@ def test_setting_a_state_again():
         iterator.set_state(start)
 
 
-def test_an_epoch_resumed_at_its_end_is_over():
-    pipe = make("plain")
-    iterator = iter(pipe)
-    list(iterator)
-    again = make("plain", 2)
-    resumed = iter(again)
-    resumed.set_state(iterator.get_state())
-    assert list(resumed) == []
-    assert_same(epoch_of(again), uninterrupted("plain", False, 1))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

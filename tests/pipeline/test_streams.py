@@ -195,12 +195,6 @@ def test_epochs_are_told_to_those_who_ask():
     assert faces.epochs == [0, 1]
 
 
-def test_shards_take_every_nth_record():
-    found = [ids(make(shard=(index, 3), shuffle_buffer=4)) for index in range(3)]
-    for index, part in enumerate(found):
-        assert sorted(part) == list(range(index, RECORDS, 3))
-
-
 @pytest.mark.parametrize("remainder", ["drop_remainder", "pad_remainder"])
 def test_remainders(remainder):
     batches = epoch_of(make(num_workers=2, **{remainder: True}))

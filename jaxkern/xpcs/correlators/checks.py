@@ -300,7 +300,9 @@ class PreparedRun:
             median = np.median(known) if len(known) else 0.0
             inside = (totals >= low * median) & (totals <= high * median)
             outside = selection.begin + np.flatnonzero(good & ~inside) * selection.stride
-            self.selection = selection.with_bad_frames(outside.astype(np.int64))
+            frames = (selection.begin, selection.end, selection.stride, selection.average)
+            bad = np.union1d(selection.bad, outside)
+            self.selection = FrameSelection(selection.total, *frames, bad)
         if divide:
             self.divisor = mean_divisors(in_mask, self.qmap)
 

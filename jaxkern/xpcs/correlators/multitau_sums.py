@@ -258,7 +258,14 @@ def bins_of_pixels(
         order = part[np.lexsort((pixels.static[part], pixels.dynamic[part]))]
         static, dynamic, tile = pixels.static[order], pixels.dynamic[order], sums[:, :, order]
         starts = _run_starts(static)
-        exact[:, :, static[starts]] += _sums_of_runs(tile, starts)
+        if tile.dtype.kind == "f":
+            exact[:, :, static[starts]] += np.add.reduceat(tile, starts, axis=2)
+        else:  # in Python's integers, from halves that do not overflow
+            high, low = (
+                np.add.reduceat(x, starts, axis=2).astype(object)
+                for x in (tile >> 32, tile & 0xFFFFFFFF)
+            )
+            exact[:, :, static[starts]] += high * 2**32 + low
         G, IP, IF = tile.astype(np.float64)
         ratios = np.zeros(G.shape)
         with np.errstate(invalid="ignore"):  # infinite counts give NaN
@@ -280,15 +287,6 @@ def bins_of_pixels(
 def _run_starts(labels: NDArray[np.int32]) -> NDArray[np.int64]:
     """Return the index of the first element of each run of equal labels."""
     return np.flatnonzero(np.diff(labels, prepend=-1))
-
-
-def _sums_of_runs(sums: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
-    """Return sums [3, n_tau, len(starts)] over runs of pixels; Python's integers for integers."""
-    if sums.dtype.kind == "f":
-        return np.asarray(np.add.reduceat(sums, starts, axis=2))
-    high = np.add.reduceat(sums >> 32, starts, axis=2).astype(object)
-    low = np.add.reduceat(sums & 0xFFFFFFFF, starts, axis=2).astype(object)
-    return np.asarray(high * 2**32 + low)
 
 
 def sums_of_state(

@@ -259,8 +259,10 @@ class DenseProducts:
             if group and (self._run.source.array is not None or group_size + size > self._room):
                 self._correlate(group)
                 group, group_size = [], 0
-            if size > self._room:
-                self._correlate_in_parts(each)
+            if size > self._room:  # a pass over the frames for each batch of tiles
+                for at in self._batches(max(self._room // (4 * 8 * self._tiles.size**2), 1)):
+                    pieces = ((self._stage([p])[0] for p in parts) for parts in each.pieces)
+                    self._pairs(each, at, pieces)
             else:
                 group.append(each)
                 group_size += size
@@ -279,12 +281,6 @@ class DenseProducts:
             pieces = [[next(staged) for _ in parts] for parts in each.pieces]
             for at in self._batches(_PAIRS):
                 self._pairs(each, at, iter(pieces))
-
-    def _correlate_in_parts(self, each: _Bin) -> None:
-        """Correlate a bin piece by piece, with a pass over the frames for each batch of tiles."""
-        for at in self._batches(max(self._room // (4 * 8 * self._tiles.size**2), 1)):
-            pieces = ((self._stage([p])[0] for p in parts) for parts in each.pieces)
-            self._pairs(each, at, pieces)
 
     def _batches(self, most: int) -> Iterator[list[tuple[int, int]]]:
         """Yield batches of at most `most` tiles on and above the diagonal, row by row."""

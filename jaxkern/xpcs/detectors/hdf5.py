@@ -197,9 +197,7 @@ def _numbered_parts(group: h5py.Group) -> list[h5py.Dataset]:
     for (before, _), (number, key) in itertools.pairwise(numbered):
         if number != before + 1:
             expected, where = f"{numbered[0][0]} to {numbered[-1][0]}", group.file.filename
-            raise DetectorFileError(
-                f"{where}: {group.name}: expected parts {expected}, got {key} after {before}"
-            )
+            raise DetectorFileError(f"{where}: expected parts {expected}, got {key} after {before}")
     parts = [find_dataset(group, key) for _, key in numbered]
     return [part for part in parts if part is not None]
 
@@ -296,9 +294,8 @@ def pixel_mask(file: h5py.File, shape: tuple[int, int]) -> NDArray[np.bool_] | N
         stored = _optional(file, path)
         if getattr(stored, "shape", None) is not None and stored.dtype.kind in "uib":
             if tuple(stored.shape) != tuple(shape):
-                raise DetectorFileError(
-                    f"{file.filename}: {stored.name}: expected {shape}, got {stored.shape}"
-                )
+                where = f"{file.filename}: {stored.name}"
+                raise DetectorFileError(f"{where}: expected {shape}, got {stored.shape}")
             bad: NDArray[np.bool_] = stored[()] != 0
             return bad if bad.any() else None
     return None

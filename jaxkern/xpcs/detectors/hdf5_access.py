@@ -24,9 +24,7 @@ def open_hdf5(name: str | Path, error_type: type[ValueError] = DetectorFileError
     try:
         import h5py
     except ImportError as error:
-        raise ImportError(
-            f"h5py is required to read {name}; run pip install 'jaxkern[xpcs]'"
-        ) from error
+        raise ImportError(f"{name} requires h5py; run pip install 'jaxkern[xpcs]'") from error
 
     if not Path(name).exists():
         raise FileNotFoundError(f"file not found: {str(name)!r}")
@@ -105,9 +103,7 @@ def check_filters(name: str, stored: h5py.Dataset) -> None:
     try:
         import hdf5plugin  # noqa: F401, registers them
     except ImportError as error:
-        raise ImportError(
-            f"{where}, which require hdf5plugin; run pip install 'jaxkern[detectors]'"
-        ) from error
+        raise ImportError(f"{where} of hdf5plugin; pip install 'jaxkern[detectors]'") from error
     if not all(h5py.h5z.filter_avail(code) for code in missing):
         raise DetectorFileError(f"{where}; h5py and the installed hdf5plugin lack some of them")
 
@@ -116,9 +112,7 @@ def check_virtual(name: str, stored: h5py.Dataset) -> None:
     """Raise an error if a file of a virtual data set is missing, which would be read as zeros."""
     for path in _virtual_files(stored):
         if not path.exists():
-            raise DetectorFileError(
-                f"{name}: the virtual data set {stored.name} needs {path}, which is missing"
-            )
+            raise DetectorFileError(f"{name}: the virtual {stored.name} needs the missing {path}")
 
 
 def linked_files(name: str, sets: Iterable[h5py.Dataset]) -> tuple[str, ...]:

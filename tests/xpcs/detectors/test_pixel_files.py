@@ -165,8 +165,8 @@ def test_masks_that_are_refused(folder, capsys):
         ("line.npy", "line.npy: expected numbers [H, W]"),
         ("text.tif", "text.tif cannot be read as a TIFF file"),
         ("gone.npy", "file not found"),
-        ("run.txt", "expected a mask in a file that ends in .npy"),
-        ("two.h5", "two.h5: expected a data set 'mask', or one data set of two axes"),
+        ("run.txt", "expected a file that ends in .npy"),
+        ("two.h5", "two.h5: expected data set 'mask' or one of two axes"),
         ("inverted.npy", "inverted.npy: the mask is 0 in all 2,400 pixels"),
     ):
         (folder / "run.txt").write_text("")
