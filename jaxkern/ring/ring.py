@@ -29,38 +29,22 @@ _open: weakref.WeakSet[Ring] = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class RingStats:
-    """Statistics since the creation of a ring.
+    """Statistics since the creation of a ring."""
 
-    Attributes:
-      batches: number of delivered batches.
-      bytes: size of the delivered batches.
-      failures: number of delivered errors.
-      zero_copy: number of arrays that share the slot's memory.
-      copied: number of arrays that were copied, inside jitted code or to another device.
-      producer_wait: seconds that producers waited for a slot, summed over producers.
-      consumer_wait: seconds that consumers waited for a batch.
-      elapsed: seconds since the ring's first use.
-      occupancy: [capacity + 1], histogram of the number of ready batches at each `Ring.get`.
-      ready: current number of batches that wait for the consumer.
-      filling: current number of slots that producers fill.
-      held: current number of batches of which the consumer references an array.
-      verdict: "producer-bound" if the consumer waits more than twice as long as a producer does on
-        average, "consumer-bound" in the opposite case, otherwise "balanced"; also "balanced" if
-        both wait for less than 2% of the time.
-    """
-
-    batches: int
-    bytes: int
-    failures: int
-    zero_copy: int
-    copied: int
-    producer_wait: float
-    consumer_wait: float
-    elapsed: float
-    occupancy: tuple[int, ...]
-    ready: int
-    filling: int
-    held: int
+    batches: int  #: number of delivered batches
+    bytes: int  #: size of the delivered batches
+    failures: int  #: number of delivered errors
+    zero_copy: int  #: number of arrays that share the slot's memory
+    copied: int  #: number of arrays that were copied, inside jitted code or to another device
+    producer_wait: float  #: seconds that producers waited for a slot, summed over producers
+    consumer_wait: float  #: seconds that consumers waited for a batch
+    elapsed: float  #: seconds since the ring's first use
+    occupancy: tuple[int, ...]  #: [capacity + 1], histogram of ready batches at each `Ring.get`
+    ready: int  #: current number of batches that wait for the consumer
+    filling: int  #: current number of slots that producers fill
+    held: int  #: current number of batches of which the consumer references an array
+    #: "producer-bound" if the consumer waits more than twice as long as a producer does on average,
+    #: "consumer-bound" in the opposite case, "balanced" otherwise or if both wait for less than 2%
     verdict: Literal["producer-bound", "consumer-bound", "balanced"]
 
 

@@ -163,10 +163,15 @@ def test_image_files(photos):
 
 def test_relative_paths_stay_where_they_led(photos, monkeypatch, tmp_path):
     folder, pixels = photos
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    in_folder = ImageFolder("photos")
     monkeypatch.chdir(folder)
     source = ImageFiles(["00.jpeg", "05.png"])
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path / "photos")
     np.testing.assert_array_equal(source[1]["image"], pixels[5])
+    np.testing.assert_array_equal(in_folder[5]["image"], pixels[5])
 
 
 def joined(data):

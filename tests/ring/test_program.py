@@ -149,15 +149,12 @@ def test_a_producer_that_runs_programs_is_not_starved():
 
     made = [np.asarray(make(jax.random.key(i))) for i in range(20)]
 
-    def produce():
+    def items():
         wait_for_program()
-        for i in range(20):
-            ring.put(make(jax.random.key(i)))
-        ring.finish()
+        yield from (make(jax.random.key(i)) for i in range(20))
 
     assert registry.module("cpu").join_waiters(20.0)
-    thread = threading.Thread(target=produce, daemon=True)
-    thread.start()
+    thread = feed(ring, items())
     got = total(ring.token())
     np.testing.assert_allclose(got, [(m @ m).sum() for m in made], rtol=1e-3)
     thread.join(10)
