@@ -236,9 +236,9 @@ class Search:
         )
         device, many = self._trial.device, self._trial.multiple
         name = f"{many} x " * (many > 1) + f"{device.device_kind} ({device.platform})"
-        return BatchSizeRecommendation(
-            optimal, least, largest, reasons, tuple(measured.values()), self._limit, name
-        )
+        measurements = tuple(measured.values())
+        sizes = optimal, least, largest
+        return BatchSizeRecommendation(*sizes, reasons, measurements, self._limit, name)
 
     def _grow(self) -> str:
         """Compile and run increasing sizes while throughput grows; return why it ended."""

@@ -196,46 +196,43 @@ class _Listener(logging.Filter):
         self.lock = threading.RLock()
         self.watches: list[CompileWatch] = []
         self.thread = _ThreadState()
-        # Options in the thread that opened the first watch, and outside any context.
+        # What users want to see: options of the thread that opened the first watch, and loggers.
         self.options: dict[str, bool] = {}
-        self.global_options: dict[str, bool] = {}
-        self.levels: dict[str, tuple[int, bool]] = {}
+        self.enabled: dict[str, bool] = {}
+        self.undo = contextlib.ExitStack()
 
     def open(self, watch: CompileWatch) -> None:
         with self.lock:
             self.watches.append(watch)
-            if len(self.watches) > 1:
-                return
-            self.thread = _ThreadState()
-            jax.monitoring.register_event_duration_secs_listener(self.on_duration)
-            jax.monitoring.register_event_listener(self.on_event)
-            self.options = _read_options()
-            # A context such as jax.log_compiles() applies to one thread; a new thread has none.
-            with ThreadPoolExecutor(1) as pool:
-                self.global_options = pool.submit(_read_options).result()
-            for option in _OPTIONS:
+            if len(self.watches) == 1:
+                self.thread = _ThreadState()
+                self.install()
+
+    def install(self) -> None:
+        jax.monitoring.register_event_duration_secs_listener(self.on_duration)
+        self.undo.callback(jax.monitoring.unregister_event_duration_listener, self.on_duration)
+        jax.monitoring.register_event_listener(self.on_event)
+        self.undo.callback(jax.monitoring.unregister_event_listener, self.on_event)
+        self.options = _read_options()
+        # A context such as jax.log_compiles() applies to one thread; a new thread has none.
+        with ThreadPoolExecutor(1) as pool:
+            for option, value in pool.submit(_read_options).result().items():
+                self.undo.callback(jax.config.update, option, value)
                 jax.config.update(option, True)
-            for name in compat.COMPILE_LOGGERS:
-                logger = logging.getLogger(name)
-                enabled = logger.isEnabledFor(logging.WARNING)
-                self.levels[name] = (logger.level, enabled)
-                if not enabled:
-                    logger.setLevel(logging.WARNING)
-                logger.addFilter(self)
+        for name in compat.COMPILE_LOGGERS:
+            logger = logging.getLogger(name)
+            self.undo.callback(logger.setLevel, logger.level)
+            self.enabled[name] = logger.isEnabledFor(logging.WARNING)
+            if not self.enabled[name]:
+                logger.setLevel(logging.WARNING)
+            logger.addFilter(self)
+            self.undo.callback(logger.removeFilter, self)
 
     def close(self, watch: CompileWatch) -> None:
         with self.lock:
             self.watches = [w for w in self.watches if w is not watch]
-            if self.watches:
-                return
-            for name, (level, _) in self.levels.items():
-                logger = logging.getLogger(name)
-                logger.removeFilter(self)
-                logger.setLevel(level)
-            for option, value in self.global_options.items():
-                jax.config.update(option, value)
-            jax.monitoring.unregister_event_listener(self.on_event)
-            jax.monitoring.unregister_event_duration_listener(self.on_duration)
+            if not self.watches:
+                self.undo.close()
 
     def on_event(self, event: str, **_: Any) -> None:
         if event == _CACHE_HIT:
@@ -290,7 +287,7 @@ class _Listener(logging.Filter):
                 for watch in self.watches:
                     watch._start_compile(name, self.thread.locations.get(name), str(args[2]))
         shown = (self.options[option] for head, option in _LOGGED.items() if text.startswith(head))
-        return next(shown, True) and self.levels[record.name][1]
+        return next(shown, True) and self.enabled[record.name]
 
 
 _listener = _Listener()
