@@ -87,8 +87,8 @@ def _pack(
     if as_json:
         print_json({"files": paths, "records": len(source), "bytes": size})
     elif not quiet:
-        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-        print(f"wrote {paths[0]}{more}: {len(source):,} records, {size / 1e6:,.1f} MB")
+        others = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        print(f"wrote {paths[0]}{others}: {len(source):,} records, {size / 1e6:,.1f} MB")
     return 0
 
 

@@ -235,8 +235,7 @@ def _parse(name: str, text: str) -> Any:
     """Parse an option's text as YAML."""
     from jaxkern.xpcs.analysis.settings import parse_yaml
 
-    shown = text if len(text) <= 60 else text[:57] + "..."
-    return parse_yaml(text, f"{name} is {shown!r}, which")
+    return parse_yaml(text, f"{name} is {text!r:.60}, which")
 
 
 def _print_measurement(measurement: OpenMeasurement, quiet: bool) -> None:

@@ -169,12 +169,11 @@ class _Screen:
         from jaxkern.xpcs.correlators.two_time import twotime
 
         started, config = time.monotonic(), watched.result.config
-        names = ("begin", "end", "stride", "average")
+        names = ("begin", "end", "stride", "average", "bad_frames")
         pairs = twotime(
             self.frames,
             watched.result.qmap,
             bins=self.bins,
-            bad_frames=config["bad_frames"],
             frame_time=time_between(self.options.frame_time, self.options.metadata, self.frames),
             progress=False,
             **{name: config[name] for name in names},
@@ -189,10 +188,9 @@ class _Screen:
         with analysis.open_measurement(config, ".") as measurement, warnings.catch_warnings():
             # The same in each fit.
             warnings.filterwarnings("ignore", ".* are excluded", RuntimeWarning)
-            result = analysis.fit_measurement(
-                config, measurement, self.options.output_dir, progress=False
-            )
-            analysis.save(config, measurement, result, self.options.output_dir)
+            folder = self.options.output_dir
+            result = analysis.fit_measurement(config, measurement, folder, progress=False)
+            analysis.save(config, measurement, result, folder)
         errors = dict(zip(result.names, result.perr, strict=True))
         values = dict(zip(result.names, result.popt, strict=True))
         shown = [name for name in measurement.model.parameter_names if name in values]

@@ -237,7 +237,10 @@ class StructuralOp(Supervised):
             try:
                 result = recorder.record(forward, len(leaves), tree)
             except Exception as error:  # JAX, NumPy and others raise their own errors
-                reason = self._failures[tree] = self._failure(error)
+                reason = describe_exception(error)
+                if self._strategy == "parallel":
+                    raise SymbolicError(f"{self._name} has no graph: {reason}") from error
+                self._failures[tree] = reason
         if reason is not None:
             self._last = f"runs as written, one call after another: {reason}"
             return forward(*rest, **kwargs)
@@ -250,13 +253,6 @@ class StructuralOp(Supervised):
             tasks = [Task(part.name, functools.partial(run, part), part.after) for part in parts]
             run_tasks(tasks, self._name)
         return _resolve(result, values)
-
-    def _failure(self, error: Exception) -> str:
-        """Return why a composite has no graph; with the strategy "parallel", raise the error."""
-        reason = str(error) if isinstance(error, SymbolicError) else describe_exception(error)
-        if self._strategy == "parallel":
-            raise SymbolicError(f"structural_jit: {self._name} has no graph: {reason}") from error
-        return reason
 
     def _run_part(self, values: dict[int, Any], part: Part, wait: bool = False) -> None:
         """Add the results of a part to the values."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,11 +134,6 @@ class FitData:
         _check_triangles(self)
         self._exclude_empty_frames()
 
-    @property
-    def sharding(self) -> Any:
-        """Sharding of data on several devices, else None."""
-        return getattr(self.source, "sharding", None)
-
     def _choose_strategy(self) -> None:
         """Choose the strategy, and load data that are not streamed from a file."""
         n_phi, n, _ = self.shape
@@ -194,8 +188,9 @@ class FitData:
                 result[angle] = np.isfinite(row[used].astype(np.float64)).any()
         return result
 
-    def bad_blocks(self, silent: Sequence[int] = ()) -> BadBlocks:
+    def bad_blocks(self, noise: sampling.Noise) -> BadBlocks:
         """Return the row blocks of this fit, with those of angles without signal excluded."""
+        silent = np.flatnonzero(noise.per_angle == 0).tolist() if noise.estimated else []
         n_phi, n, _ = self.shape
         rows = range(0, n, ROW_BLOCK)
         used = [b for b, first in enumerate(rows) if self.frames[first : first + ROW_BLOCK].any()]
@@ -204,8 +199,7 @@ class FitData:
             bad.excluded |= {(angle, block) for block in used}
             value = np.nanmedian(self.sample.values[angle])
             bad.reasons.append(f"angle {angle} has the value {value:g} at every sampled point")
-        if silent:
-            bad.check_any_left()
+        bad.check_any_left()
         return bad
 
     def mirrored(self, sigma: Array | sources.Source) -> NDArray[np.bool_]:

@@ -76,7 +76,6 @@ class Evaluation:
         self.best: Solution | None = None
 
     def full(self, x: Array) -> Array:
-        """Return all fitted parameters, including held ones."""
         vector = self._base.copy()
         vector[self.free] = x
         return vector
@@ -108,7 +107,6 @@ class Evaluation:
         return self.runner.sums(self.problem.layout.split(self.full(x)), omitted)
 
     def restrict(self, normal: NormalPoint) -> NormalPoint:
-        """Return the rows and columns of the free parameters."""
         free = self.free
         return replace(normal, jtj=normal.jtj[np.ix_(free, free)], jtr=normal.jtr[free])
 

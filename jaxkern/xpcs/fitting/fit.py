@@ -122,7 +122,8 @@ def fit(
         physics = parameters.physics_vector(p0, model.parameter_names, model.defaults)
         estimated = contrast0 is None, offset0 is None
         start = parameters.first_start(layout, physics, all_bounds, estimated)
-        program = PassProgram(model, solver.loss, all_mirrored, opened.sharding)
+        sharding = getattr(opened.source, "sharding", None)
+        program = PassProgram(model, solver.loss, all_mirrored, sharding)
         problem = FitProblem(
             model, opened, noise, layout, all_bounds, _free(layout, hold), mirrored, program,
             solver, errors,

@@ -141,7 +141,6 @@ class PassProgram:
         return np.asarray(program(tables, at))
 
     def accumulate_sharded(self, params: Array, at: dict[str, Any]) -> Array:
-        """Return the states [n_phi, S] of data sharded over the mesh."""
         operands = {**at, "params": params}
         return np.asarray(self._program("sharded", self._sharded, False, operands)(operands))
 
@@ -210,7 +209,7 @@ class PassRunner:
         mirrored: bool,  # True if the upper triangle suffices for all data
         on_chunk: Callable[[int, int], None],  # called with the number of finished and all chunks
     ) -> None:
-        self.bad = data.bad_blocks(noise.silent)  # passes add to them
+        self.bad = data.bad_blocks(noise)  # passes add to them
         self._program, self._streaming, self._f_scale = program, data.streaming, np.float64(f_scale)
         self._source, self._sigma, self._keep = data.source, noise.sigma, data.keep
         self._mirrored, self._on_chunk = mirrored, on_chunk

@@ -59,8 +59,7 @@ _LOST = 100.0
 _CORRELATED = 10.0
 # Largest ratio of the noise to a variance that the user declared to be absolute.
 _ABSOLUTE = 1.5
-# False-alarm probability by the degree of the weight; divided by the number of bins of the lag
-# (Bonferroni).
+# False-alarm probability by the degree of the weight, divided by the number of bins (Bonferroni).
 _LEVELS = (2e-3, 5e-4, 5e-4)
 # Number of bins of the age; the weight is constant in each.
 _AGES = 12
@@ -318,8 +317,7 @@ def _misfit(
         texts.append(f"{lags}, {weights[degree]}: {value}")
     return (
         "the residuals averaged by lag and age are not noise, so the model does not describe the "
-        f"data: in standard errors, {'; '.join(texts)}. Plot the cuts along "
-        "the lag, and try other models or starts"
+        f"data: in standard errors, {'; '.join(texts)}. Plot cuts along the lag, try other models"
     )
 
 
@@ -332,7 +330,9 @@ def _averages(
     [degree of the weight, bins], and the edges of the bins of the lag in frames.
     """
     data, sigma, layout = problem.data, problem.noise.sigma, problem.layout
-    rows = _rows_to_read(data.shape, data.frames)
+    used = np.flatnonzero(data.frames)
+    count = min(len(used), max(_LEAST_ROWS, _POINTS // (data.shape[0] * data.shape[1])))
+    rows = used[np.linspace(0, len(used) - 1, count).round().astype(np.intp)]
     mask, first, second, cell, edges = _pairs(rows, data.frames)
     n_cells = _AGES * (len(edges) - 1)
     free = problem.free[-len(point.physics) :]
@@ -384,15 +384,6 @@ def _averages(
     h = np.concatenate(z_sums) - score @ inverse @ jacobian
     shared = int(free[2 * layout.n_scales :].sum()) + (2 if layout.scaling == "constant" else 0)
     return *_statistics(h, np.concatenate(counts), shared), edges
-
-
-def _rows_to_read(shape: tuple[int, int, int], frames: Mask) -> Indices:
-    """Return rows of used frames, evenly spread; all of them if they are few."""
-    n_phi, n, _ = shape
-    used = np.flatnonzero(frames)
-    count = min(len(used), max(_LEAST_ROWS, _POINTS // (n_phi * n)))
-    chosen: Indices = used[np.linspace(0, len(used) - 1, count).round().astype(np.intp)]
-    return chosen
 
 
 def _pairs(rows: Indices, frames: Mask) -> tuple[Mask, Indices, Indices, Indices, Indices]:

@@ -142,9 +142,8 @@ def solve(
     except _Stop:
         return None
     assert accepted is not None
-    status, message = int(optimum.status), str(optimum.message)
-    x, cost = optimum.x, accepted.cost
-    return Solution(x, cost, status, message, len(costs), tuple(costs), accepted)
+    end = optimum.x, accepted.cost, int(optimum.status), str(optimum.message)
+    return Solution(*end, len(costs), tuple(costs), accepted)
 
 
 @dataclass(frozen=True)

@@ -111,11 +111,9 @@ def test_an_empty_cell_is_not_filled_from_the_next_ring(tmp_path):
         assert measurement.notes == (
             "1 angles of the file have no matrix of q 0.005 and are left out: phi 60",
         )
-
-
-def test_one_ring_needs_no_q(tmp_path):
+    # One ring needs no q.
     ring = [0.0054, 0.0056, 0.0052]
-    path = measured(tmp_path / "m.h5", layout="aps", q=ring, phi=[0.0, 30.0, 60.0], dt=1.0)
+    path = measured(tmp_path / "one.h5", layout="aps", q=ring, phi=[0.0, 30.0, 60.0], dt=1.0)
     with opened(path) as measurement:
         assert measurement.data.shape[0] == 3
         assert measurement.model.geometry.q == pytest.approx(0.0054)

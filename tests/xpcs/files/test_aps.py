@@ -6,11 +6,15 @@ numbered with the empty cells, matrices in alphabetical order, and errors withou
 
 from __future__ import annotations
 
+import importlib
+import inspect
+
 import h5py
 import numpy as np
 import pytest
 from support.errors import raises
 
+from jaxkern import xpcs
 from jaxkern.xpcs import ApsFile, ApsFormatError, ApsWriter, load_aps, write_aps
 
 N_T = 17
@@ -400,3 +404,36 @@ def test_damaged_matrices_and_types(tmp_path):
     path.write_bytes(content[:place] + b"XXXX" + content[place + 4 :])
     with ApsFile(path) as file, raises(OSError, "o.h5", "/exchange/C2T_all/"):
         np.stack([file.read(angle, 0, N_T) for angle in range(2)])
+
+
+MODULES = ("files.aps", "analysis.settings", "files.prepare", "files.simulation")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_have_examples(name):
+    assert ">>> " in inspect.getsource(importlib.import_module(f"jaxkern.xpcs.{name}"))
+
+
+def test_every_public_name_is_there():
+    assert all(hasattr(xpcs, name) for name in xpcs.__all__)
+    assert len(set(xpcs.__all__)) == len(xpcs.__all__)
+
+
+def test_both_ways_to_simulate_give_the_same(tmp_path):
+    """The mirrored noise has the size that was asked for and does not depend on where it goes."""
+    t = 0.1 * np.arange(300)
+    geometry = xpcs.Geometry(q=0.0054, gap=2e6, dt=0.1, t=t, phi=[0.0, 40.0])
+    model = xpcs.LaminarFlow(geometry)
+    how = {"noise": 0.02, "diagonal_artifact": 0.5, "seed": 4}
+    held = xpcs.simulate(model, model.defaults, 0.3, [1.0, 1.1], **how)
+    path = xpcs.simulate_to_file(
+        tmp_path / "s.h5", model, model.defaults, 0.3, [1.0, 1.1], dtype="f8", **how
+    )
+    np.testing.assert_array_equal(load_aps(path).c2, held)
+    np.testing.assert_array_equal(held, held.transpose(0, 2, 1))
+    clean = xpcs.simulate(model, model.defaults, 0.3, [1.0, 1.1])
+    upper = (held - clean)[:, *np.triu_indices(300, 1)]
+    assert np.std(upper) == pytest.approx(0.02, rel=0.02)
+    assert abs(np.mean(upper)) < 5 * 0.02 / np.sqrt(upper.size)
+    k = np.arange(300)
+    assert np.mean((held - clean)[:, k, k]) == pytest.approx(0.5, abs=0.01)
