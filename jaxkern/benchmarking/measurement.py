@@ -10,7 +10,7 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import jax
 import numpy as np
@@ -165,10 +165,11 @@ class Measurement(Samples):
     resources: Resources | None = None
     rounds: str = ""
 
+    _figures: ClassVar[tuple[str, ...]] = ("median", "mean", "std", "min", "max", "p90")
+
     def figures(self) -> dict[str, Any]:
         """Return all figures by name; times in seconds."""
-        names = ("median", "mean", "std", "min", "max", "p90")
-        return {"count": len(self), **{name: getattr(self, name) for name in names}}
+        return {"count": len(self)} | {name: getattr(self, name) for name in self._figures}
 
     def __getitem__(self, name: str) -> Any:
         figures = self.figures()
@@ -182,13 +183,9 @@ class Measurement(Samples):
         return {"figures": self.figures()} | {f.name: getattr(self, f.name) for f in fields}
 
     def __str__(self) -> str:
-        figures = (self.median, self.p90, self.min, self.max, self.mean, self.std)
-        median, p90, low, high, mean, std = map(format_duration, figures)
+        times = [f"{name} {format_duration(getattr(self, name))}" for name in Measurement._figures]
         used = f"\n  {self.resources}" if self.resources else ""
-        return (
-            f"{self.name}: {len(self)} samples, one per {self.kind}\n"
-            f"  median {median}, p90 {p90}, {low} to {high}\n  mean {mean}, std {std}{used}"
-        )
+        return f"{self.name}: {len(self)} samples, one per {self.kind}\n  {', '.join(times)}{used}"
 
 
 def plain(value: Any) -> Any:
@@ -224,13 +221,7 @@ class Ratio:
     samples: int
 
     def outcome(self, least_change: float = 0.0) -> Outcome:
-        """Judge a ratio of times after / before.
-
-        There is a difference only if the entire interval is below ``1 - least_change`` or above
-        ``1 + least_change``, and there are at least `MIN_SAMPLES` samples.
-        """
-        if self.samples < MIN_SAMPLES:
-            return "no difference shown"
+        """Judge a ratio of times after / before: its entire interval must exceed the change."""
         if self.high < 1 - least_change:
             return "faster"
         return "slower" if self.low > 1 + least_change else "no difference shown"
@@ -241,9 +232,8 @@ class Ratio:
         return Ratio(1 / self.value, 1 / self.high, 1 / self.low, self.confidence, self.samples)
 
     def __str__(self) -> str:
-        if self.samples < MIN_SAMPLES:
-            return f"{self.value:.3g}"
-        return f"{self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
+        interval = f" ({self.low:.3g} to {self.high:.3g})" if math.isfinite(self.low) else ""
+        return f"{self.value:.3g}{interval}"
 
 
 def ratio_of_medians(
@@ -302,28 +292,24 @@ def environment(*packages: str) -> dict[str, Any]:
     """Return machine, versions (also of ``packages``) and settings, for JSON. Starts JAX."""
     native = registry.module("cpu")
     kinds = [device.device_kind for device in jax.devices()]
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "system": f"{platform.system()} {platform.machine()}",
-            "cpu": cpu_model(),
-            "cores": schedulable_cpus(),
-            "memory_gib": round(memory_limit(), 2),
-            "devices": ", ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds))),
-        },
-        "versions": {
-            "python": platform.python_version(),
-            "jaxkern": __version__,
-            **installed_versions("jax", "jaxlib", "numpy", *packages),
-        },
-        "settings": {
-            "backend": current_backend(),
-            "simd_level": native.simd_level() if native is not None else None,
-            "threads": num_threads(),
-            "x64": bool(jax.config.read("jax_enable_x64")),
-            "XLA_FLAGS": os.environ.get("XLA_FLAGS", "").strip(),
-        },
+    machine = {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": cpu_model(),
+        "cores": schedulable_cpus(),
+        "memory_gib": round(memory_limit(), 2),
+        "devices": ", ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds))),
     }
+    settings = {
+        "backend": current_backend(),
+        "simd_level": native.simd_level() if native is not None else None,
+        "threads": num_threads(),
+        "x64": bool(jax.config.read("jax_enable_x64")),
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "").strip(),
+    }
+    versions = {"python": platform.python_version(), "jaxkern": __version__}
+    versions |= installed_versions("jax", "jaxlib", "numpy", *packages)
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"date": date, "machine": machine, "versions": versions, "settings": settings}
 
 
 def conditions(where: dict[str, Any]) -> str:

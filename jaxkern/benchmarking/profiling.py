@@ -30,9 +30,7 @@ class Profile(Measurement):
     compile_seconds: float
     first_call_seconds: float
 
-    def figures(self) -> dict[str, Any]:
-        compiled = ("compile_seconds", "first_call_seconds")
-        return {**super().figures(), **{name: getattr(self, name) for name in compiled}}
+    _figures = (*Measurement._figures, "compile_seconds", "first_call_seconds")
 
     def __str__(self) -> str:
         compiled = format_duration(self.compile_seconds)
@@ -193,6 +191,10 @@ class PipelineResult(Measurement):
     examples: int
     duration_seconds: float
     epochs: int
+    _figures = (
+        *Measurement._figures, "examples_per_second", "batches_per_second", "batches", "p50", "p95",
+        "p99", "examples", "duration_seconds", "epochs",
+    )  # fmt: skip
 
     @property
     def batches(self) -> int:
@@ -219,19 +221,16 @@ class PipelineResult(Measurement):
     def p99(self) -> float:
         return self.percentile(99)
 
-    def figures(self) -> dict[str, Any]:
-        names = ["examples_per_second", "batches_per_second", "batches", "p50", "p95", "p99"]
-        names += ["examples", "duration_seconds", "epochs"]
-        return {**super().figures(), **{name: getattr(self, name) for name in names}}
-
     def __str__(self) -> str:
-        times = (f"{name} {format_duration(self[name])}" for name in ("p90", "p95", "p99", "max"))
+        names, total = (
+            ("median", "p90", "p95", "p99", "max"),
+            format_duration(self.duration_seconds),
+        )
+        times = (f"{name} {format_duration(self[name])}" for name in names)
         return (
             f"{self.name}: {self.examples_per_second:,.0f} examples/s, "
-            f"{self.batches_per_second:,.1f} batches/s over {self.batches} batches in "
-            f"{format_duration(self.duration_seconds)}\n"
-            f"  per batch: median {format_duration(self.p50)}, {', '.join(times)}\n"
-            f"  {self.resources}"
+            f"{self.batches_per_second:,.1f} batches/s over {self.batches} batches in {total}\n"
+            f"  per batch: {', '.join(times)}\n  {self.resources}"
         )
 
 
@@ -331,9 +330,9 @@ def _with_seed(stream: Any, seed: int | None) -> Any:
         return stream if seed is None else stream.with_seed(seed)
     if not hasattr(stream, "__iter__"):
         result = stream(0 if seed is None else seed)
-        if not hasattr(result, "__iter__"):
-            raise TypeError(f"data_stream(seed): expected an iterable, got {result!r:.80}")
-        return result
+        if hasattr(result, "__iter__"):
+            return result
+        raise TypeError(f"data_stream(seed): expected an iterable, got {result!r:.80}")
     if seed is not None:
         kind = type(stream).__name__
         raise ValueError(f"pipeline_seed: a {kind} has no seed; pass a function of the seed")
@@ -341,11 +340,7 @@ def _with_seed(stream: Any, seed: int | None) -> Any:
 
 
 def _leading_size(batch: Any) -> int:
-    sizes = {
-        jax.tree_util.keystr(path): np.shape(leaf)[0]
-        for path, leaf in jax.tree.leaves_with_path(batch)
-        if np.ndim(leaf) > 0
-    }
-    if len(set(sizes.values())) != 1:
+    sizes = {np.shape(leaf)[0] for leaf in jax.tree.leaves(batch) if np.ndim(leaf)}
+    if len(sizes) != 1:
         raise ValueError(f"expected one size of the first axis, got {sizes}; pass examples=")
-    return int(next(iter(sizes.values())))
+    return int(sizes.pop())

@@ -41,10 +41,8 @@ class PackingStats:
         return PackingStats(**{name: n + counts[name] for name, n in vars(self).items()})
 
     def __str__(self) -> str:
-        return (
-            f"{self.rows} rows of {self.segments} segments, {self.tokens} tokens and "
-            f"{self.padding} padding: efficiency {self.efficiency:.2%}"
-        )
+        counts = f"{self.segments} segments, {self.tokens} tokens and {self.padding} padding"
+        return f"{self.rows} rows of {counts}: efficiency {self.efficiency:.2%}"
 
 
 class Rows(NamedTuple):
@@ -212,8 +210,7 @@ def padded_rows(
     """Write documents [N] of at most `width` tokens to one row each, without marks."""
     nonempty = np.flatnonzero(lengths)
     columns = [nonempty, np.zeros_like(nonempty), lengths[nonempty], begins[nonempty]]
-    pieces = np.stack(columns, 1)
-    rows = Rows(pieces, np.cumsum(lengths > 0, dtype=np.int64), width)
+    rows = Rows(np.stack(columns, 1), np.cumsum(lengths > 0, dtype=np.int64), width)
     if out is None:
         shape = (len(lengths), width)
         out = {name: aligned_array(shape, row_dtype(values)) for name, values in fields.items()}
@@ -296,7 +293,5 @@ def check_lengths(lengths: np.ndarray, documents: np.ndarray, packer: RowPacker)
         return
     longest = int(lengths.argmax())
     if lengths[longest] > packer.length:
-        raise ValueError(
-            f"document {documents[longest]} has {lengths[longest]} tokens, but a row has "
-            f'{packer.length}; use long="split", "truncate" or "drop"'
-        )
+        text = f"document {documents[longest]} has {lengths[longest]} tokens, but a row has "
+        raise ValueError(f'{text}{packer.length}; use long="split", "truncate" or "drop"')

@@ -304,13 +304,14 @@ def _read_headers(file: Path, data: np.ndarray) -> ShardIndex:
                 start, size, number = member.offset_data, member.size, None
                 if size <= 40 and _last(ending.lower()) in _NUMBERS:
                     number = _parse_integer(data[start : start + size].tobytes())
-                found = number or 0, number is not None
-                members.append((len(keys) - 1, kind, start, size, *found))
+                is_number = number is not None
+                members.append((len(keys) - 1, kind, start, size, number or 0, is_number))
     except (tarfile.TarError, ValueError, OverflowError) as error:
         compressed = data[:2].tobytes() in (b"\x1f\x8b", b"BZ", b"\xfd7", b"\x28\xb5")
         hint = "; decompress it first" if compressed else ""
         raise ValueError(f"{file} is not a readable tar file: {error}{hint}") from error
-    if len(data) < end + 512 or _has_data(data, end):
+    blocks = (data[k : k + 65_536] for k in range(end, len(data), 65_536))  # stops early
+    if len(data) < end + 512 or any(block.any() for block in blocks):
         # tarfile treats invalid data after the first member as the end, and ignores another tar
         # file after the end.
         raise ValueError(
@@ -320,12 +321,6 @@ def _read_headers(file: Path, data: np.ndarray) -> ShardIndex:
     joined = "".join(f"{key}\0" for key in keys).encode("utf-8", "surrogateescape")
     names = np.frombuffer(joined, np.uint8)
     return ShardIndex(names, np.array(list(endings), str), np.array(members, _MEMBER))
-
-
-def _has_data(data: np.ndarray, begin: int) -> bool:
-    """True if a byte from `begin` on is not zero; reads in blocks and stops early."""
-    step = 1 << 16
-    return any(data[k : k + step].any() for k in range(begin, len(data), step))
 
 
 def _parse_integer(data: bytes) -> int | None:
