@@ -88,7 +88,8 @@ def compare(
     timed calls for about ``turn_seconds``, whose mean is one sample.
 
     Args:
-      arms, *args: at least two functions by name, and their arguments.
+      arms: at least two functions by name.
+      *args: arguments of all arms.
       check: ``"equal"``: the same structures, shapes, dtypes and values (NaN equals NaN).
         ``"close"``: values within ``rtol`` and ``atol``, of any float dtypes. A function
         ``check(first, other)`` raises or returns False if they differ. None: not compared, which
