@@ -222,10 +222,8 @@ class PipelineResult(Measurement):
         return self.percentile(99)
 
     def __str__(self) -> str:
-        names, total = (
-            ("median", "p90", "p95", "p99", "max"),
-            format_duration(self.duration_seconds),
-        )
+        total = format_duration(self.duration_seconds)
+        names = ("median", "p90", "p95", "p99", "max")
         times = (f"{name} {format_duration(self[name])}" for name in names)
         return (
             f"{self.name}: {self.examples_per_second:,.0f} examples/s, "

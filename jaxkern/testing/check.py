@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 
 from jaxkern.core.op import Op
-from jaxkern.testing import batching, derivatives, placement, programs
+from jaxkern.testing import derivatives, placement, programs
 from jaxkern.testing.case import OpCase
 
 # In the order in which they run.
 CHECKS: tuple[Callable[[OpCase], None], ...] = (
-    batching.vmap_mixes,
-    batching.vmap_axes,
-    batching.vmap_nested,
-    batching.batch_axes,
-    batching.empty_batch,
-    batching.large_batch,
-    batching.other_sizes,
+    programs.vmap_mixes,
+    programs.vmap_axes,
+    programs.vmap_nested,
+    programs.batch_axes,
+    programs.empty_batch,
+    programs.large_batch,
+    programs.other_sizes,
     programs.declaration,
     programs.cost,
     derivatives.forward,
