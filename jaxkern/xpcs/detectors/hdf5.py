@@ -168,7 +168,7 @@ def _find_frames(name: str, file: h5py.File, dataset: str | None) -> list[h5py.D
         parts = _scan_datasets(file)
         if len(parts) > 1:
             names = ", ".join(repr(item.name) for item in parts[:20])
-            raise DetectorFileError(f"{name} has the frames {names}; select one (dataset=, --dataset)")
+            raise DetectorFileError(f"{name} has {names}; select one (dataset=, --dataset)")
     if not parts:
         raise DetectorFileError(f"{name}: expected {expected}; got {_list_datasets(file)}")
     return parts
