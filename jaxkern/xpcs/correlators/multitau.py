@@ -27,6 +27,7 @@ from jaxkern.xpcs.correlators.frame_sums import (
 )
 from jaxkern.xpcs.correlators.multitau_sums import (
     PixelSums,
+    Ranges,
     bytes_per_pixel,
     event_sums,
     in_place_sums,
@@ -205,9 +206,7 @@ def multitau_events(
     return multitau(source, qmap, *arguments, **options)
 
 
-def _dense_sums(
-    run: PreparedRun, ranges: Sequence[tuple[int, int]], pixels: BinnedPixels, dpl: int
-) -> list[BinSums]:
+def _dense_sums(run: PreparedRun, ranges: Ranges, pixels: BinnedPixels, dpl: int) -> list[BinSums]:
     """Return the sums of the frames of each range of sums, and add all frames to the overview."""
     source, selection, divisor = run.source, run.selection, run.divisor
     average, integer_counts = selection.average, has_integer_counts(source) and divisor is None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -27,17 +27,15 @@ from jaxkern.xpcs.correlators.selection import (
 )
 from jaxkern.xpcs.correlators.twin import add_frames, state_shapes
 
+Ranges: TypeAlias = Sequence[tuple[int, int]]
+
 # Pixels whose ratios are reduced together without the native kernels.
 _TILE = 4096
 _add_frames = jax.jit(add_frames, static_argnames="dpl", donate_argnums=range(2, 7))
 
 
 def in_place_sums(
-    native: ModuleType,
-    run: PreparedRun,
-    ranges: Sequence[tuple[int, int]],
-    pixels: BinnedPixels,
-    dpl: int,
+    native: ModuleType, run: PreparedRun, ranges: Ranges, pixels: BinnedPixels, dpl: int
 ) -> list[BinSums]:
     """Return the sums of frames in memory for each range (first, stop) of sums of frames."""
     strips = len(np.unique(pixels.pixel // native.MULTITAU_STRIP))
@@ -61,11 +59,7 @@ def in_place_sums(
 
 
 def event_sums(
-    native: ModuleType,
-    run: PreparedRun,
-    ranges: Sequence[tuple[int, int]],
-    pixels: BinnedPixels,
-    dpl: int,
+    native: ModuleType, run: PreparedRun, ranges: Ranges, pixels: BinnedPixels, dpl: int
 ) -> list[BinSums]:
     """Return the sums of events, bit-identical to those of the frames that they form."""
     events, sums = EventMemory.from_source(run.source), []

@@ -64,11 +64,8 @@ def check_form(form: Any) -> Form:
     if kind == "t1t2" and len(numbers) == 1:
         return "t1t2", check_integer('n of form ("t1t2", n)', numbers[0], 1)
     if kind == "age-lag" and len(numbers) == 3:
-        names = ("n_age", "decade", "n_lag")
-        n_age, decade, n_lag = (
-            check_integer(f'{name} of form "age-lag"', number, 1)
-            for name, number in zip(names, numbers, strict=True)
-        )
+        named = zip(("n_age", "decade", "n_lag"), numbers, strict=True)
+        n_age, decade, n_lag = (check_integer(f'{k} of form "age-lag"', x, 1) for k, x in named)
         return "age-lag", n_age, decade, n_lag
     raise ValueError(f"form: expected {_FORMS}, got {form!r:.80}")
 

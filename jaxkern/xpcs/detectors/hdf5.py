@@ -168,7 +168,7 @@ def _find_frames(name: str, file: h5py.File, dataset: str | None) -> list[h5py.D
         parts = _scan_datasets(file)
         if len(parts) > 1:
             names = ", ".join(repr(item.name) for item in parts[:20])
-            raise DetectorFileError(f"{name} has the frames {names}; select one (--dataset)")
+            raise DetectorFileError(f"{name} has {names}; select one (dataset=, --dataset)")
     if not parts:
         raise DetectorFileError(f"{name}: expected {expected}; got {_list_datasets(file)}")
     return parts
@@ -234,18 +234,19 @@ _UNITS = {
     "energy": {"kev": 1.0, "ev": 1e-3},
     "wavelength": {"angstrom": 1.0, "a": 1.0, "nm": 10.0, "m": 1e10},
 }
+
+
+def _at_detector(*names: str) -> tuple[str, ...]:
+    return tuple(f"{path}{name}" for path in _DETECTORS for name in names)
+
+
 # (entry, paths, kind of the unit, default unit); the first valid number of an entry is used.
 _NUMBERS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
-    ("frame_time", tuple(f"{path}frame_time" for path in _DETECTORS), "time", "s"),
+    ("frame_time", _at_detector("frame_time"), "time", "s"),
     ("frame_time", ("entry/instrument/detector/frame_period",), "time", "s"),
-    ("count_time", tuple(f"{path}count_time" for path in _DETECTORS), "time", "s"),
-    (
-        "distance",
-        tuple(f"{path}{name}" for path in _DETECTORS for name in ("distance", "detector_distance")),
-        "length",
-        "m",
-    ),
-    ("pixel_size", tuple(f"{path}x_pixel_size" for path in _DETECTORS), "length", "m"),
+    ("count_time", _at_detector("count_time"), "time", "s"),
+    ("distance", _at_detector("distance", "detector_distance"), "length", "m"),
+    ("pixel_size", _at_detector("x_pixel_size"), "length", "m"),
     ("energy", ("entry/instrument/incident_beam/incident_energy",), "energy", "kev"),
     ("energy", ("entry/instrument/beam/incident_energy",), "energy", "ev"),
     ("energy", ("entry/instrument/detector/detectorSpecific/photon_energy",), "energy", "ev"),
@@ -253,9 +254,7 @@ _NUMBERS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("energy", ("entry/instrument/monochromator/wavelength",), "wavelength", "angstrom"),
 )
 _STARTS = ("entry/start_time", "entry_0000/start_time")
-MASKS = tuple(
-    f"{path}{name}" for path in _DETECTORS for name in ("pixel_mask", "detectorSpecific/pixel_mask")
-)
+MASKS = _at_detector("pixel_mask", "detectorSpecific/pixel_mask")
 
 
 def detector_metadata(file: h5py.File) -> dict[str, Any]:

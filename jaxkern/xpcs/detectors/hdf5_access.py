@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -172,13 +173,10 @@ def _interrupts_outside_hdf5() -> Iterator[None]:
         return
 
     def handler(number: int, frame: FrameType | None) -> None:
-        caller = frame
-        while caller is not None:
-            if caller.f_code in codes:
-                threading.Timer(0.01, signal.pthread_kill, [main.ident, number]).start()
-                return
-            caller = caller.f_back
-        before(number, frame)
+        if any(caller.f_code in codes for caller, _ in traceback.walk_stack(frame)):
+            threading.Timer(0.01, signal.pthread_kill, [main.ident, number]).start()
+        else:
+            before(number, frame)
 
     codes = {method.__code__ for method in vars(_Medium).values() if hasattr(method, "__code__")}
     signal.signal(signal.SIGINT, handler)
