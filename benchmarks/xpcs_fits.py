@@ -185,7 +185,7 @@ def checkpoints(folder: Path, quick: bool) -> tuple[list[Row], dict[str, Any]]:
 
     arms = {kind: arm(kind) for kind in results}
     seconds: list[float] = []
-    with timed(Checkpoint, "save", seconds):
+    with timed(Checkpoint, "_write", seconds):
         samples = harness.interleave(arms, rounds=3 if quick else 31, warmup=1)
     # Without checkpoints: the overhead of checks, retries and exclusions.
     guard = []

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from jaxkern import testing as testing
     from jaxkern import tokens as tokens
     from jaxkern import xpcs as xpcs
-    from jaxkern.device.doctor import doctor as doctor
+    from jaxkern.device.status import doctor as doctor
     from jaxkern.performance import (
         get_batch_size_recommendation as get_batch_size_recommendation,
     )
@@ -102,7 +102,7 @@ _HOMES = {
     "OperatorNode": "pipeline",
     "Pipeline": "pipeline",
     "concat": "pipeline",
-    "doctor": "device.doctor",
+    "doctor": "device.status",
     "from_source": "pipeline",
     "from_stream": "pipeline",
     "get_batch_size_recommendation": "performance",

@@ -33,12 +33,7 @@ class DifferentResultsError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The result of `compare`; ``comparison["arm"]`` is an arm's `Measurement`.
-
-    Attributes:
-      arms: measurements by name; the results of the others were compared with the first.
-      checked: how the results were compared, as a sentence.
-    """
+    """The result of `compare`: measurements by name, and a sentence on how results were checked."""
 
     arms: dict[str, Measurement]
     checked: str
@@ -99,8 +94,7 @@ def compare(
         ``"close"``: values within ``rtol`` and ``atol``, of any float dtypes. A function
         ``check(first, other)`` raises or returns False if they differ. None: not compared, which
         the result states.
-      rounds: number of rounds, and of samples per arm.
-      warmup: number of untimed calls of each arm before the rounds.
+      rounds, warmup: number of rounds, and of untimed calls of each arm before them.
       turn_seconds: approximate duration of a turn.
       pause: seconds of rest before each turn, for threads of another arm to become idle.
       back_to_back: wait at the end of a turn instead of after each call.

@@ -10,7 +10,7 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import jax
 import numpy as np
@@ -150,12 +150,9 @@ class Measurement(Samples):
     """Repeated measurements of a time; figures are attributes and items, ``result["median"]``.
 
     Attributes:
-      name: name of the measured function or stream.
+      name, dimensions: name of the measured function or stream, and size of the work.
       kind: unit of a sample: a call, a batch, or a turn of an arm of a comparison.
-      seconds: times, one per unit.
-      environment: machine, versions and settings.
-      dimensions: size of the work.
-      methodology: sentences that describe the measurement.
+      environment, methodology: machine, versions and settings; sentences on the measurement.
       resources: CPU time and memory; None if not measured.
       rounds: identifier shared by arms whose i-th samples were measured in the same round, or "".
     """
@@ -168,10 +165,11 @@ class Measurement(Samples):
     resources: Resources | None = None
     rounds: str = ""
 
+    _figures: ClassVar[tuple[str, ...]] = ("median", "mean", "std", "min", "max", "p90")
+
     def figures(self) -> dict[str, Any]:
         """Return all figures by name; times in seconds."""
-        names = ("median", "mean", "std", "min", "max", "p90")
-        return {"count": len(self), **{name: getattr(self, name) for name in names}}
+        return {"count": len(self)} | {name: getattr(self, name) for name in self._figures}
 
     def __getitem__(self, name: str) -> Any:
         figures = self.figures()
@@ -185,20 +183,13 @@ class Measurement(Samples):
         return {"figures": self.figures()} | {f.name: getattr(self, f.name) for f in fields}
 
     def __str__(self) -> str:
-        figures = (self.median, self.p90, self.min, self.max, self.mean, self.std)
-        median, p90, low, high, mean, std = map(format_duration, figures)
+        times = [f"{name} {format_duration(getattr(self, name))}" for name in Measurement._figures]
         used = f"\n  {self.resources}" if self.resources else ""
-        return (
-            f"{self.name}: {len(self)} samples, one per {self.kind}\n"
-            f"  median {median}, p90 {p90}, {low} to {high}\n  mean {mean}, std {std}{used}"
-        )
+        return f"{self.name}: {len(self)} samples, one per {self.kind}\n  {', '.join(times)}{used}"
 
 
 def plain(value: Any) -> Any:
     """Convert a value to types of JSON, so that a saved value equals an unsaved one.
-
-    Numbers of NumPy become Python numbers, arrays and tuples lists, NaN and infinity None, and
-    other objects text.
 
     >>> plain({"shape": (2, np.int64(3)), "std": float("nan"), "dtype": np.dtype("f4")})
     {'shape': [2, 3], 'std': None, 'dtype': 'float32'}
@@ -230,13 +221,7 @@ class Ratio:
     samples: int
 
     def outcome(self, least_change: float = 0.0) -> Outcome:
-        """Judge a ratio of times after / before.
-
-        There is a difference only if the entire interval is below ``1 - least_change`` or above
-        ``1 + least_change``, and there are at least `MIN_SAMPLES` samples.
-        """
-        if self.samples < MIN_SAMPLES:
-            return "no difference shown"
+        """Judge a ratio of times after / before: its entire interval must exceed the change."""
         if self.high < 1 - least_change:
             return "faster"
         return "slower" if self.low > 1 + least_change else "no difference shown"
@@ -247,9 +232,8 @@ class Ratio:
         return Ratio(1 / self.value, 1 / self.high, 1 / self.low, self.confidence, self.samples)
 
     def __str__(self) -> str:
-        if self.samples < MIN_SAMPLES:
-            return f"{self.value:.3g}"
-        return f"{self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
+        interval = f" ({self.low:.3g} to {self.high:.3g})" if math.isfinite(self.low) else ""
+        return f"{self.value:.3g}{interval}"
 
 
 def ratio_of_medians(
@@ -266,14 +250,9 @@ def ratio_of_medians(
     Successive samples are correlated, and therefore drawn in circular blocks of neighbors (Politis
     and Romano 1992). With fewer than `MIN_SAMPLES` samples there is no interval.
 
-    Args:
-      after, before: times in seconds, above 0.
-      paired: True if the i-th samples of both were measured in the same round. Rounds are drawn, so
-        that a slowdown of an entire round cancels.
-      confidence: coverage of the interval.
-      resamples: number of bootstrap resamples.
-      block: number of neighbors in a block; by default the square root of the number of samples,
-        and 1 if paired.
+    If the i-th samples of both were measured in the same round (``paired``), rounds are drawn, so
+    that a slowdown of an entire round cancels. By default a block has as many neighbors as the
+    square root of the number of samples, and one if paired.
     """
     confidence = check_number("confidence", confidence, 0, 1)
     over, under = np.asarray(after, np.float64), np.asarray(before, np.float64)
@@ -313,28 +292,24 @@ def environment(*packages: str) -> dict[str, Any]:
     """Return machine, versions (also of ``packages``) and settings, for JSON. Starts JAX."""
     native = registry.module("cpu")
     kinds = [device.device_kind for device in jax.devices()]
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "system": f"{platform.system()} {platform.machine()}",
-            "cpu": cpu_model(),
-            "cores": schedulable_cpus(),
-            "memory_gib": round(memory_limit(), 2),
-            "devices": ", ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds))),
-        },
-        "versions": {
-            "python": platform.python_version(),
-            "jaxkern": __version__,
-            **installed_versions("jax", "jaxlib", "numpy", *packages),
-        },
-        "settings": {
-            "backend": current_backend(),
-            "simd_level": native.simd_level() if native is not None else None,
-            "threads": num_threads(),
-            "x64": bool(jax.config.read("jax_enable_x64")),
-            "XLA_FLAGS": os.environ.get("XLA_FLAGS", "").strip(),
-        },
+    machine = {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": cpu_model(),
+        "cores": schedulable_cpus(),
+        "memory_gib": round(memory_limit(), 2),
+        "devices": ", ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds))),
     }
+    settings = {
+        "backend": current_backend(),
+        "simd_level": native.simd_level() if native is not None else None,
+        "threads": num_threads(),
+        "x64": bool(jax.config.read("jax_enable_x64")),
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "").strip(),
+    }
+    versions = {"python": platform.python_version(), "jaxkern": __version__}
+    versions |= installed_versions("jax", "jaxlib", "numpy", *packages)
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"date": date, "machine": machine, "versions": versions, "settings": settings}
 
 
 def conditions(where: dict[str, Any]) -> str:

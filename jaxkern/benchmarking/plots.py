@@ -9,12 +9,7 @@ from pathlib import Path
 def bar_chart(
     path: Path, names: Sequence[str], values: Sequence[float], title: str, label: str, own: str = ""
 ) -> None:
-    """Draw horizontal bars from 0; the suffix is the format. Needs matplotlib.
-
-    Args:
-      label: label of the value axis.
-      own: prefix of the names whose bars are blue; the others are gray.
-    """
+    """Draw horizontal bars with matplotlib; those whose names begin with ``own`` are blue."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 0.5 * len(names) + 1.3), layout="constrained")

@@ -25,19 +25,12 @@ MAX_CALLS = 10_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Profile(Measurement):
-    """The result of `profile_fn`.
-
-    Attributes:
-      compile_seconds: tracing, lowering and compiling in the first call; 0 if nothing was compiled.
-      first_call_seconds: time of the first call, including compilation.
-    """
+    """The result of `profile_fn`, with the time of compilation and of the entire first call."""
 
     compile_seconds: float
     first_call_seconds: float
 
-    def figures(self) -> dict[str, Any]:
-        compiled = ("compile_seconds", "first_call_seconds")
-        return {**super().figures(), **{name: getattr(self, name) for name in compiled}}
+    _figures = (*Measurement._figures, "compile_seconds", "first_call_seconds")
 
     def __str__(self) -> str:
         compiled = format_duration(self.compile_seconds)
@@ -59,8 +52,7 @@ def profile_fn(
     Args:
       fn: function to time, unchanged: wrap it in ``jax.jit`` to time its compiled form.
       *args: its arguments, pytrees.
-      calls: minimum number of timed calls.
-      seconds: minimum total time of the calls, limited to `MAX_CALLS` calls.
+      calls, seconds: minimum number of timed calls, and their total time (up to 10,000 calls).
       warmup: number of untimed calls after the one that compiles.
       name: name of the measurement; by default the function's.
 
@@ -192,15 +184,17 @@ def describe_arrays(tree: Any, name: str = "") -> dict[str, str]:
 class PipelineResult(Measurement):
     """The result of `PipelineBenchmark.run`; figures are also items: ``result["p99"]``.
 
-    Attributes:
-      examples: number of examples in the measured batches.
-      duration_seconds: total time of the measured batches.
-      epochs: number of epochs started, including the warm-up.
+    ``examples`` and ``duration_seconds`` are of the measured batches, ``epochs`` includes the
+    warm-up.
     """
 
     examples: int
     duration_seconds: float
     epochs: int
+    _figures = (
+        *Measurement._figures, "examples_per_second", "batches_per_second", "batches", "p50", "p95",
+        "p99", "examples", "duration_seconds", "epochs",
+    )  # fmt: skip
 
     @property
     def batches(self) -> int:
@@ -227,19 +221,14 @@ class PipelineResult(Measurement):
     def p99(self) -> float:
         return self.percentile(99)
 
-    def figures(self) -> dict[str, Any]:
-        names = ["examples_per_second", "batches_per_second", "batches", "p50", "p95", "p99"]
-        names += ["examples", "duration_seconds", "epochs"]
-        return {**super().figures(), **{name: getattr(self, name) for name in names}}
-
     def __str__(self) -> str:
-        times = (f"{name} {format_duration(self[name])}" for name in ("p90", "p95", "p99", "max"))
+        total = format_duration(self.duration_seconds)
+        names = ("median", "p90", "p95", "p99", "max")
+        times = (f"{name} {format_duration(self[name])}" for name in names)
         return (
             f"{self.name}: {self.examples_per_second:,.0f} examples/s, "
-            f"{self.batches_per_second:,.1f} batches/s over {self.batches} batches in "
-            f"{format_duration(self.duration_seconds)}\n"
-            f"  per batch: median {format_duration(self.p50)}, {', '.join(times)}\n"
-            f"  {self.resources}"
+            f"{self.batches_per_second:,.1f} batches/s over {self.batches} batches in {total}\n"
+            f"  per batch: {', '.join(times)}\n  {self.resources}"
         )
 
 
@@ -249,8 +238,8 @@ class PipelineBenchmark:
     Args:
       data_stream: pipeline of jaxkern, iterable of pytrees of arrays, or function of a seed that
         returns one. It is iterated again if it ends too early.
-      num_batches: number of measured batches.
-      warmup_batches: number of batches before, which compile programs and fill queues.
+      num_batches, warmup_batches: number of measured batches, and of those before, which compile
+        programs and fill queues.
       examples: function that returns the number of examples in a batch; by default the length of
         the first axis of its arrays, which must agree.
       name: name of the result; by default the type of ``data_stream``.
@@ -339,9 +328,9 @@ def _with_seed(stream: Any, seed: int | None) -> Any:
         return stream if seed is None else stream.with_seed(seed)
     if not hasattr(stream, "__iter__"):
         result = stream(0 if seed is None else seed)
-        if not hasattr(result, "__iter__"):
-            raise TypeError(f"data_stream(seed): expected an iterable, got {result!r:.80}")
-        return result
+        if hasattr(result, "__iter__"):
+            return result
+        raise TypeError(f"data_stream(seed): expected an iterable, got {result!r:.80}")
     if seed is not None:
         kind = type(stream).__name__
         raise ValueError(f"pipeline_seed: a {kind} has no seed; pass a function of the seed")
@@ -349,11 +338,7 @@ def _with_seed(stream: Any, seed: int | None) -> Any:
 
 
 def _leading_size(batch: Any) -> int:
-    sizes = {
-        jax.tree_util.keystr(path): np.shape(leaf)[0]
-        for path, leaf in jax.tree.leaves_with_path(batch)
-        if np.ndim(leaf) > 0
-    }
-    if len(set(sizes.values())) != 1:
+    sizes = {np.shape(leaf)[0] for leaf in jax.tree.leaves(batch) if np.ndim(leaf)}
+    if len(sizes) != 1:
         raise ValueError(f"expected one size of the first axis, got {sizes}; pass examples=")
-    return int(next(iter(sizes.values())))
+    return int(sizes.pop())

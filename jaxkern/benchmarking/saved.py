@@ -32,13 +32,8 @@ _NONE: Outcome = "no difference shown"
 def save(measured: Measurement, directory: str | Path = DIRECTORY) -> Path:
     """Write ``<name>-<date and time>.json`` with every sample, and return its path.
 
-    Args:
-      measured: result of `profile_fn` or `PipelineBenchmark`, or an arm of a comparison:
-        ``save(comparison["arm"])``.
-      directory: directory to write to; created if it does not exist.
-
-    Raises:
-      TypeError: for any other object.
+    ``measured`` is a result of `profile_fn` or `PipelineBenchmark`, or an arm of a comparison,
+    ``comparison["arm"]``.
 
     Example:
       >>> import tempfile, jaxkern as jk
@@ -59,11 +54,7 @@ def save(measured: Measurement, directory: str | Path = DIRECTORY) -> Path:
 
 
 def load(path: str | Path) -> Measurement:
-    """Read a measurement that `save` wrote.
-
-    Raises:
-      FileNotFoundError, ValueError: if the file does not exist, or has other content.
-    """
+    """Read a measurement that `save` wrote; ValueError if the file has other content."""
     path = Path(path)
     try:
         record: dict[str, Any] = json.loads(path.read_text())

@@ -164,9 +164,10 @@ def _spans(events: Iterable[Any]) -> Iterator[Span]:
 def own_seconds(spans: Iterable[Span]) -> list[tuple[Key, float]]:
     """Return the key and time of each span of one thread, without the spans nested in it.
 
-    >>> loop, add = ("f", "1", "while"), ("f", "1", "add")
-    >>> own_seconds([(0, 10e9, loop), (1e9, 4e9, add), (4e9, 9e9, add)])
-    [(('f', '1', 'while'), 2.0), (('f', '1', 'add'), 3.0), (('f', '1', 'add'), 5.0)]
+    >>> a, b, c = ("f", "1", "while"), ("f", "1", "call"), ("f", "1", "add")
+    >>> spans = [(0, 9e9, a), (1e9, 8e9, b), (2e9, 3e9, c), (3e9, 5e9, c), (9e9, 1e10, a)]
+    >>> [seconds for _, seconds in own_seconds(spans)]
+    [2.0, 4.0, 1.0, 2.0, 1.0]
     """
     ordered = sorted(spans, key=lambda span: (span[0], -span[1]))
     own = [end - begin for begin, end, _ in ordered]

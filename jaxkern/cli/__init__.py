@@ -9,8 +9,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit code: 0, 1 for a negative result, 2 for invalid input.
 
     Args:
-      arguments: command-line arguments without the program's name. None uses ``sys.argv``, and
-        the process should exit afterwards.
+      arguments: command-line arguments without the program's name; None uses ``sys.argv``.
     """
     try:
         import click
@@ -19,15 +18,10 @@ def main(arguments: list[str] | None = None) -> int:
     from jaxkern.cli.commands import cli
 
     try:
-        # `obj` is True if this process exits after the command.
-        code = cli.main(arguments, "jaxkern", standalone_mode=False, obj=arguments is None)
-        return int(code or 0)
+        return int(cli.main(arguments, "jaxkern", standalone_mode=False) or 0)
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except click.Abort as abort:
-        # A script that `profile` runs was interrupted with Ctrl-C.
-        raise abort.__cause__ or abort from None
 
 
 def _main_without_click(arguments: list[str]) -> int:
@@ -45,16 +39,8 @@ def _main_without_click(arguments: list[str]) -> int:
 def run_doctor(as_json: bool) -> int:
     """Print the diagnosis; return 1 if an op runs in pure JAX on the default platform."""
     from jaxkern.benchmarking.saved import json_text
-    from jaxkern.device.doctor import doctor
+    from jaxkern.device.status import doctor
 
     diagnosis = doctor()
-    if as_json:
-        # A library's loaded module cannot be converted to JSON.
-        libraries = [
-            {k: v for k, v in vars(library).items() if k != "loaded"}
-            for library in diagnosis.libraries
-        ]
-        print(json_text({"ok": diagnosis.ok, **vars(diagnosis), "libraries": libraries}))
-    else:
-        print(diagnosis)
+    print(json_text(diagnosis.as_dict()) if as_json else diagnosis)
     return 0 if diagnosis.ok else 1

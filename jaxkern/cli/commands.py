@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,12 @@ from jaxkern.cli.bench_cases import CASES, prepare_case
 from jaxkern.cli.output import (
     PATH,
     Command,
-    check_output,
+    check_plot,
     combine,
     flag,
     json_option,
     option,
     print_json,
-    print_table,
 )
 from jaxkern.cli.pack import pack
 from jaxkern.cli.profile import profile
@@ -51,7 +49,7 @@ def doctor(as_json: bool) -> int:
 @cli.command(cls=Command)
 @combine(
     case_option,
-    option("--rounds", "N", "Number of rounds.", default=15),
+    option("--rounds", "N", "Number of rounds.", click.IntRange(1), default=15),
     option("--output-dir", "DIR", "Save measurements here; default ./benchmark-results.", PATH),
     option("--baseline", "DIR", "Compare the native times with the newest ones saved here.", PATH),
     option("--plot", "FILE", "Draw the speedups.", PATH),
@@ -66,14 +64,18 @@ def bench(
     as_json: bool,
 ) -> int:
     """Compare the native kernels with pure JAX here, after a check of their values."""
-    check_output(not as_json, plot)
+    check_plot(plot)
     from jaxkern.benchmarking.saved import DIRECTORY, save
     from jaxkern.core.client import start_backend
 
     start_backend()
-    results = [_measure_case(name, rounds, baseline) for name in case or CASES]
-    directory = output_dir or DIRECTORY
-    saved = [str(save(arm, directory)) for result in results for arm in result.pop("arms", [])]
+    results, saved = [], []
+    for name in case or CASES:
+        result, arms, text = _measure_case(name, rounds, baseline)
+        results.append(result)
+        saved += [str(save(arm, output_dir or DIRECTORY)) for arm in arms]
+        if not as_json:
+            print(f"{name}: {text}")
     timed = [result for result in results if "speedup" in result]
     if plot is not None and timed:
         from jaxkern.benchmarking.plots import bar_chart
@@ -87,24 +89,25 @@ def bench(
         )
     if as_json:
         print_json({"cases": results, "files": saved})
-        return 0
-    _print_cases(results, timed, has_baseline=baseline is not None)
-    if saved:
-        print(f"wrote {len(saved)} measurements to {directory}")
+    elif saved:
+        print(f"wrote {len(saved)} measurements to {output_dir or DIRECTORY}")
     return 0
 
 
-def _measure_case(name: str, rounds: int, baseline: Path | None) -> dict[str, Any]:
+def _measure_case(
+    name: str, rounds: int, baseline: Path | None
+) -> tuple[dict[str, Any], list[Any], str]:
+    """Return the figures of a case, its measurements, and a text for the terminal."""
     from jaxkern.benchmarking import compare, compare_to_baseline
 
     with prepare_case(name) as case:
-        arms = {"jax": case.arm("jax"), "native": case.arm("native")}
+        arms = {arm: case.arm(arm) for arm in ("jax", "native")}
         try:
             comparison = compare(
                 arms, *case.args, check="close", rtol=case.rtol, atol=case.atol, rounds=rounds
             )
         except NotImplementedError as error:
-            return {"case": name, "problem": str(error)}
+            return {"case": name, "problem": str(error)}, [], f"not timed: {error}"
     native, pure_jax = (
         dataclasses.replace(comparison[arm], name=f"{name}-{arm}") for arm in ("native", "jax")
     )
@@ -115,44 +118,12 @@ def _measure_case(name: str, rounds: int, baseline: Path | None) -> dict[str, An
         "jax_seconds": pure_jax.median,
         "values_per_second": case.values / native.median,
         "speedup": comparison.speedup("native", over="jax"),
-        "arms": [native, pure_jax],
     }
+    text = f"{comparison}\n  native: {result['values_per_second']:.3g} values/s"
     if baseline is not None:
         result["verdict"] = compare_to_baseline(native, baseline)
-    return result
-
-
-def _print_cases(
-    results: list[dict[str, Any]], timed: list[dict[str, Any]], has_baseline: bool
-) -> None:
-    from jaxkern.benchmarking.measurement import MIN_SAMPLES
-    from jaxkern.core.quantities import format_duration
-
-    # All cases have the same number of rounds.
-    intervals = all(math.isfinite(result["speedup"].low) for result in timed)
-    columns = ["case", "native", "pure JAX", "values/s", "speedup"]
-    rows = [
-        [
-            result["case"],
-            format_duration(result["native_seconds"]),
-            format_duration(result["jax_seconds"]),
-            f"{result['values_per_second']:.3g}",
-            str(result["speedup"]),
-            *([result["verdict"].outcome] if has_baseline else []),
-        ]
-        for result in timed
-    ]
-    if rows:
-        title = "Native kernels compared with pure JAX: medians of interleaved rounds"
-        title += ", 95% intervals" if intervals else ""
-        print_table(title, columns + (["against the baseline"] if has_baseline else []), rows)
-    if not intervals:
-        print(f"fewer than {MIN_SAMPLES} rounds: too few for an interval")
-    for result in results:
-        if "problem" in result:
-            print(f"{result['case']}: not timed: {result['problem']}")
-        if "verdict" in result and not result["verdict"].same_machine:
-            print(f"{result['case']}: the baseline was measured on another machine")
+        text += f"\n  against the baseline: {result['verdict']}"
+    return result, [native, pure_jax], text
 
 
 @cli.command(cls=Command)
@@ -163,12 +134,12 @@ def _print_cases(
 )
 def roofline(case: tuple[str, ...], plot: Path | None, as_json: bool) -> int:
     """Compare the package's ops with the measured ceilings of this machine."""
-    check_output(not as_json, plot)
+    check_plot(plot)
     from jaxkern.core.client import start_backend
-    from jaxkern.performance import Roofline, roofline_analysis
+    from jaxkern.performance import roofline_analysis
 
     start_backend()
-    results: dict[str, Roofline] = {}
+    results = {}
     for name in case or CASES:
         with prepare_case(name) as prepared:
             results[name] = roofline_analysis(prepared.fn, *prepared.args)
@@ -180,56 +151,20 @@ def roofline(case: tuple[str, ...], plot: Path | None, as_json: bool) -> int:
         print_json({"cases": {name: result.as_dict() for name, result in results.items()}})
         return 0
     print(next(iter(results.values())).ceilings)
-    columns = ["case", "time", "flop/byte", "GFLOP/s", "GB/s", "bound by", "of the ceiling"]
-    rows = [_roofline_row(name, result) for name, result in results.items()]
-    print_table("The package's ops under these ceilings", columns, rows)
     for name, result in results.items():
-        for note in result.notes:
-            print(f"{name}: {note}")
+        print(f"\n{name}: {result}")
     return 0
 
 
-def _roofline_row(name: str, result: Any) -> list[str]:
-    from jaxkern.core.quantities import format_duration
-
-    def figure(value: float | None, scale: float = 1.0, suffix: str = "") -> str:
-        return "unknown" if value is None else f"{value / scale:.3g}{suffix}"
-
-    flops, moved = (None if x is None else x / result.time for x in (result.flops, result.bytes))
-    return [
-        name,
-        format_duration(result.time),
-        figure(result.intensity),
-        figure(flops, 1e9),
-        figure(moved, 1e9),
-        result.bottleneck,
-        figure(result.efficiency, 0.01, "%"),
-    ]
-
-
 @cli.command(cls=Command)
-@combine(
-    flag("--measure", "Also measure memory, arithmetic and a kernel."),
-    option("--plot", "FILE", "Draw the results of --measure.", PATH),
-    json_option,
-)
-def device(measure: bool, plot: Path | None, as_json: bool) -> int:
+@flag("--measure", "Also measure memory, arithmetic and a kernel.")
+@json_option
+def device(measure: bool, as_json: bool) -> int:
     """Report the devices, cores and memory that this process may use."""
-    check_output(has_table=False, plot=plot)
     from jaxkern.device import benchmark_device_performance, get_device_status
 
     status = get_device_status()
-    performance = benchmark_device_performance() if measure or plot else None
-    if plot is not None and performance is not None:
-        from jaxkern.benchmarking.plots import bar_chart
-
-        bar_chart(
-            plot,
-            ["ceiling at its intensity", "two-time g2"],
-            [performance.ceiling / 1e9, performance.flops_per_second / 1e9],
-            f"Two-time g2 of {performance.size} frames under this machine's ceilings",
-            "GFLOP/s",
-        )
+    performance = benchmark_device_performance() if measure else None
     if as_json:
         figures = performance.as_dict() if performance is not None else None
         print_json({"status": status.as_dict(), "performance": figures})

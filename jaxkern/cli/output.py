@@ -1,9 +1,8 @@
-"""Options, errors, tables and JSON that several commands share."""
+"""Options, errors and JSON that several commands share."""
 
 from __future__ import annotations
 
 import errno
-import importlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +24,12 @@ def option(name: str, metavar: str, help: str, type: Any = None, **more: Any) ->
     return click.option(name, metavar=metavar, help=help, type=type, show_default=shown, **more)
 
 
+def choice(name: str, values: str, help: str, default: str | None = None) -> Callable[[F], F]:
+    """Return an option with one of the ``values``, which are separated by bars."""
+    kind = click.Choice(values.split("|"))
+    return click.option(name, type=kind, help=help, default=default, show_default=bool(default))
+
+
 def flag(name: str, help: str) -> Callable[[F], F]:
     """Return an option without a value."""
     return click.option(name, is_flag=True, help=help)
@@ -44,28 +49,37 @@ def combine(*options: Callable[..., Any]) -> Callable[..., Any]:
     return decorate
 
 
-class MissingExtraError(Exception):
-    """A package that a command needs is not installed; the message names the extra."""
-
-
 class Command(click.Command):
-    """A command whose expected errors are one line on standard error instead of a traceback."""
+    """A command whose expected errors are one line on standard error; --json implies --quiet."""
+
+    extra = "cli"  # the extra of pip that installs what the command needs
 
     def invoke(self, context: click.Context) -> Any:
-        from jaxkern.core.client import BackendError
         from jaxkern.core.failures import notes_of
 
+        if context.params.get("as_json") and "quiet" in context.params:
+            context.params["quiet"] = True
         try:
             return super().invoke(context)
         except KeyboardInterrupt as error:
-            if self.name == "profile":  # the script's own traceback
-                raise
             # The last note of `pack` is the number of records after which the same call resumes.
             print(": ".join(["interrupted", *notes_of(error)[-1:]]), file=sys.stderr)
             return INTERRUPTED
-        except (ValueError, OSError, MissingExtraError, BackendError) as error:
+        except Exception as error:
+            if not self.is_expected(error):
+                raise
             # The notes of `pack` name the record that failed.
             return print_error(error, notes_of(error) if self.name == "pack" else ())
+
+    def is_expected(self, error: Exception) -> bool:
+        """Return True for an error of the command's input or its environment."""
+        from jaxkern.core.client import BackendError
+
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            package = error.name.partition(".")[0]
+            error.msg = f"{package} is not installed; pip install 'jaxkern[{self.extra}]'"
+            return package != "jaxkern"
+        return isinstance(error, (ValueError, OSError, MemoryError, ImportError, BackendError))
 
 
 def print_error(error: BaseException, notes: Sequence[str] = ()) -> int:
@@ -74,30 +88,14 @@ def print_error(error: BaseException, notes: Sequence[str] = ()) -> int:
     return 1 if isinstance(error, OSError) and error.errno in _DISK_ERRORS else 2
 
 
-def check_output(has_table: bool, plot: Path | None) -> None:
-    """Check that tables and plots can be made, before any work is done for them."""
-    if has_table:
-        _require("rich", "tables need rich, which is not installed: pip install 'jaxkern[cli]', or "
-                 "use --json")  # fmt: skip
-    if plot is None:
-        return
-    _require(
-        "matplotlib", "--plot needs matplotlib, which is not installed: pip install 'jaxkern[cli]'"
-    )
-    from matplotlib.backend_bases import FigureCanvasBase
+def check_plot(plot: Path | None) -> None:
+    """Check that a plot can be drawn, before any work is done for it."""
+    if plot is not None:
+        from matplotlib.backend_bases import FigureCanvasBase
 
-    suffixes = FigureCanvasBase.get_supported_filetypes()
-    if plot.suffix.removeprefix(".").lower() not in suffixes:
-        raise ValueError(
-            f"--plot: expected a file that ends in .{', .'.join(suffixes)}, got {plot}"
-        )
-
-
-def _require(package: str, message: str) -> None:
-    try:
-        importlib.import_module(package)
-    except ImportError as error:
-        raise MissingExtraError(message) from error
+        suffixes = FigureCanvasBase.get_supported_filetypes()
+        if plot.suffix.removeprefix(".").lower() not in suffixes:
+            raise ValueError(f"--plot: expected a file of {', '.join(suffixes)}, got {plot}")
 
 
 def print_json(record: Any) -> None:
@@ -105,20 +103,3 @@ def print_json(record: Any) -> None:
     from jaxkern.benchmarking.saved import json_text
 
     print(json_text(record))
-
-
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; the first column is left-aligned, the others right-aligned."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left")
-    for row in rows:
-        table.add_row(*row)
-    console = Console()
-    # In a file no cell is cut to the width of a terminal.
-    if not console.is_terminal:
-        console = Console(width=200)
-    console.print(table)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from jaxkern.cli.output import PATH, Command, combine, flag, json_option, option, print_json
+from jaxkern.cli.output import PATH, Command, choice, combine, flag, json_option, option, print_json
 from jaxkern.core.progress import ProgressBar
 
 
@@ -21,15 +21,9 @@ from jaxkern.core.progress import ProgressBar
     option("--max-side", "N", "Resize images with a longer side.", int),
     option("--shards", "N", "Number of files to write.", int),
     option("--threads", "N", "Threads that read and encode.", int),
-    option("--channels", "N", "1 (gray), 3 (RGB) or 4 (RGBA).", click.Choice("134"), default="3"),
-    option(
-        "--on-bad-record",
-        "raise|mask",
-        "For a file that cannot be decoded: raise an error, or store zeros with valid=False.",
-        click.Choice(["raise", "mask"]),
-        default="raise",
-    ),
-    flag("--force", "Replace existing files."),
+    choice("--channels", "1|3|4", "Gray, RGB or RGBA.", default="3"),
+    choice("--on-bad-record", "raise|mask", "Error, or zeros with valid=False.", default="raise"),
+    click.option("--force", "overwrite", is_flag=True, help="Replace existing files."),
     json_option,
     flag("--quiet", "Print no progress bar and no report."),
 )
@@ -65,11 +59,9 @@ def _pack(
     path: Path,
     as_json: bool,
     quiet: bool,
-    *,
     channels: str,
     on_bad_record: Any,
-    force: bool,
-    **options: Any,
+    **more: Any,
 ) -> int:
     from jaxkern.pipeline import ImageFolder
     from jaxkern.pipeline import pack as write
@@ -85,18 +77,18 @@ def _pack(
             if not suffixes:
                 raise
             patterns = " or ".join(repr(str(Path(name) / f"*{kind}")) for kind in sorted(suffixes))
-            raise ValueError(f"{error}; it contains other files: pass {patterns}") from error
+            raise ValueError(f"{error}; for its other files pass {patterns}") from error
     try:
         source = as_source(source)
     except TypeError as error:  # neither a directory nor a file of a known format
         raise ValueError(str(error)) from error
-    paths = write(source, path, overwrite=force, progress=not (quiet or as_json), **options)
+    paths = write(source, path, progress=not quiet, **more)
     size = sum(file.stat().st_size for file in paths)
     if as_json:
         print_json({"files": paths, "records": len(source), "bytes": size})
     elif not quiet:
-        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-        print(f"wrote {paths[0]}{more}: {len(source):,} records, {size / 1e6:,.1f} MB")
+        others = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        print(f"wrote {paths[0]}{others}: {len(source):,} records, {size / 1e6:,.1f} MB")
     return 0
 
 
@@ -108,9 +100,8 @@ def _print_info(file: str, as_json: bool) -> int:
     if as_json:
         print_json(info)
         return 0
-    files = len(info["files"])
-    plural = "s" * (files != 1)
-    print(f"{files} file{plural}, {info['records']:,} records, {info['bytes']:,} bytes")
+    counts = f"{info['records']:,} records, {info['bytes']:,} bytes"
+    print(f"{len(info['files'])} files: {counts}")
     for name, value in info["metadata"].items():
         text = ", ".join(value) if isinstance(value, list) else value
         print(f"{name}: {text!s:.200}")
@@ -123,8 +114,7 @@ def _print_info(file: str, as_json: bool) -> int:
 def _verify(file: str, as_json: bool, quiet: bool) -> int:
     from jaxkern.pipeline import PackedSource
 
-    shown = not (quiet or as_json)
-    with PackedSource(file) as source, ProgressBar(shown, "verifying", "records") as bar:
+    with PackedSource(file) as source, ProgressBar(not quiet, "verifying", "records") as bar:
         bar.update(total=len(source))
         damaged = list(source.damaged(lambda done: bar.update(done=done)))
         records = len(source)

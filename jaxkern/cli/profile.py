@@ -1,19 +1,19 @@
-"""``profile SCRIPT``: run a script under JAX's profiler and show where its time is spent."""
+"""``profile SCRIPT``: run a script under JAX's profiler and show where its time is spent.
+
+The script runs in a new process, in which this module is the program.
+"""
 
 from __future__ import annotations
 
 import atexit
-import concurrent.futures
 import contextlib
-import gc
 import io
+import json
 import os
+import subprocess
 import sys
-import threading
 import time
-import traceback
 import types
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +22,29 @@ import click
 from jaxkern.cli.output import (
     PATH,
     Command,
-    check_output,
+    check_plot,
     combine,
     flag,
     json_option,
     option,
+    print_error,
     print_json,
-    print_table,
 )
+
+_FIGURES = "figures.json"
 
 
 @click.command(cls=Command, context_settings={"allow_interspersed_args": False})
 @combine(
     option("--output-dir", "DIR", "Default ./benchmark-results/profile-SCRIPT.", PATH),
-    option("--top", "N", "Rows of the table.", default=15),
+    option("--top", "N", "Rows of the table.", click.IntRange(1), default=15),
     flag("--python", "Record every Python call too."),
     option("--plot", "FILE", "Draw the longest operations.", PATH),
     json_option,
     click.argument("script", type=PATH),
     click.argument("arguments", nargs=-1, type=click.UNPROCESSED),
-    click.pass_obj,
 )
 def profile(
-    exits_afterwards: bool,
     output_dir: Path | None,
     top: int,
     python: bool,
@@ -57,203 +57,119 @@ def profile(
 
     ARGUMENTS are passed to the script. With --json its output goes to standard error.
     """
-    check_output(not as_json, plot)
+    check_plot(plot)
     from jaxkern.benchmarking.saved import DIRECTORY
-    from jaxkern.benchmarking.tracing import trace
-    from jaxkern.core.client import start_backend
-    from jaxkern.core.timing import CompileClock
+    from jaxkern.benchmarking.tracing import OpTime, Trace
+    from jaxkern.core.quantities import format_duration
 
     if not script.is_file():
         raise FileNotFoundError(f"no such script: {script}")
-    if top < 1:
-        raise ValueError(f"--top: expected at least 1, got {top}")
     # The script may change the working directory.
     folder = (output_dir or DIRECTORY / f"profile-{script.stem}").absolute()
-    plot = plot.absolute() if plot is not None else None
-    start_backend()
-    wait = _make_wait()
-    redirection = _stdout_to_stderr() if as_json else contextlib.nullcontext()
-    # The script's daemon threads may print until the profile has been read.
-    with (
-        redirection,
-        trace(folder, top=0, python=python) as recorded,
-        CompileClock() as compile_clock,
-    ):
-        started = time.perf_counter()
-        code = _execute(script, list(arguments), wait)
-        wall = time.perf_counter() - started
-    own = f"jit_{jaxkern_profile_end.__name__}"
-    recorded.ops = [op for op in recorded.ops if op.program != own]
-    if plot is not None and recorded.ops:
+    (folder / _FIGURES).unlink(missing_ok=True)
+    command = [sys.executable, "-P", "-m", __name__, str(folder), str(int(python)), str(script)]
+    sys.stdout.flush()
+    process = subprocess.Popen([*command, *arguments], stdout=2 if as_json else None)
+    code = None
+    while code is None:
+        with contextlib.suppress(KeyboardInterrupt):  # the script receives it too
+            code = process.wait()
+    code = code if code >= 0 else 128 - code
+    if not (folder / _FIGURES).exists():
+        print(f"no profile: the script ended with the exit code {code}", file=sys.stderr)
+        return code or 1
+    figures = json.loads((folder / _FIGURES).read_text())
+    ops = [OpTime(**op) for op in figures["ops"]]
+    if plot is not None and ops:
         from jaxkern.benchmarking.plots import bar_chart
 
-        longest = recorded.ops[:top]
-        bar_chart(
-            plot,
-            [f"{op.name}\n{_shorten(op.scope or op.program)}" for op in longest],
-            [1e3 * op.seconds for op in longest],
-            f"Where {script.name} spends its time",
-            "ms in the operation, all threads",
-        )
+        names = [f"{op.name}\n{(op.scope or op.program)[-44:]}" for op in ops[:top]]
+        title = f"Where {script.name} spends its time"
+        times = [1e3 * op.seconds for op in ops[:top]]
+        bar_chart(plot, names, times, title, "ms in the operation, all threads")
     if as_json:
-        figures = {
-            "wall_seconds": wall,
-            "compile_seconds": compile_clock.seconds,
-            "op_seconds": recorded.seconds,
-        }
-        print_json({"script": str(script), "exit_code": code, **figures, **recorded.as_dict()})
-        if exits_afterwards:
-            _redirect_stdout_at_exit()
-    else:
-        _print_ops(script, wall, compile_clock.seconds, recorded, top)
+        print_json({"script": str(script), "exit_code": code, **figures})
+        return code
+    print(Trace(folder, ops=ops, top=top))
+    wall, compiling, total = (
+        format_duration(figures[name]) for name in ("wall_seconds", "compile_seconds", "op_seconds")
+    )
+    print(
+        f"the script took {wall}, including {compiling} of tracing and compiling in its main "
+        f"thread; operations of compiled programs took {total}, summed over all threads\n"
+        f"open {figures['perfetto']} in https://ui.perfetto.dev,\n"
+        f"or {folder} in TensorBoard's profiler"
+    )
     return code
 
 
-def _shorten(text: str, length: int = 44) -> str:
-    return text if len(text) <= length else "\N{HORIZONTAL ELLIPSIS}" + text[1 - length :]
+def _run(folder: Path, python: bool, script: str, arguments: list[str]) -> None:
+    """Run a script as ``python SCRIPT ARGUMENTS`` would; write its figures when it exits."""
+    from jaxkern.benchmarking.saved import json_text
+    from jaxkern.benchmarking.tracing import trace
+    from jaxkern.core.client import BackendError, start_backend
+    from jaxkern.core.timing import CompileClock
 
+    try:
+        start_backend()
+    except BackendError as error:
+        raise SystemExit(print_error(error)) from None
+    stack = contextlib.ExitStack()
+    recorded = stack.enter_context(trace(folder, top=0, python=python))
+    clock = stack.enter_context(CompileClock())
+    started = time.perf_counter()
 
-def _execute(script: Path, arguments: list[str], wait: Callable[[], None]) -> int:
-    """Run a script as ``python SCRIPT ARGUMENTS`` would, join its threads, and call ``wait``."""
+    # Runs after the script's threads have ended and its own handlers have run.
+    @atexit.register
+    def end() -> None:
+        _wait()
+        figures = {"wall_seconds": time.perf_counter() - started, "compile_seconds": clock.seconds}
+        stack.close()
+        own = f"jit_{jaxkern_profile_end.__name__}"
+        recorded.ops = [op for op in recorded.ops if op.program != own]
+        record = {**figures, "op_seconds": recorded.seconds, **recorded.as_dict()}
+        (folder / _FIGURES).write_text(json_text(record))
+
     main = types.ModuleType("__main__")
-    path = str(script.absolute())
-    main.__dict__.update(__file__=path, __builtins__=__builtins__, __cached__=None)
-    saved = sys.argv, list(sys.path), sys.modules["__main__"]
-    threads, executors = set(threading.enumerate()), _executors()
-    sys.argv = [str(script), *arguments]
-    sys.path.insert(0, os.path.dirname(path))
+    main.__file__ = os.path.abspath(script)
     sys.modules["__main__"] = main
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, os.path.dirname(main.__file__))
     try:
-        code = _exit_code(path, main.__dict__)
-        while running := [t for t in threading.enumerate() if t not in threads and not t.daemon]:
-            # Idle threads of an executor end at its shutdown; Python shuts it down only at exit.
-            for executor in _executors():
-                if executor not in executors:
-                    executor.shutdown()
-            for thread in running:
-                thread.join()
-        wait()
-        return code
-    finally:
-        sys.argv, sys.path[:], sys.modules["__main__"] = saved
-
-
-def _exit_code(path: str, names: dict[str, Any]) -> int:
-    try:
-        with io.open_code(path) as file:
-            source = file.read()
-        exec(compile(source, path, "exec", dont_inherit=True), names)
-    except SystemExit as end:
-        if end.code is None or isinstance(end.code, int):
-            return end.code or 0
-        print(end.code, file=sys.stderr)
-        return 1
+        with io.open_code(main.__file__) as file:
+            exec(compile(file.read(), main.__file__, "exec", dont_inherit=True), vars(main))
     except Exception as error:
-        # An error of the script, not of the command's input.
-        traceback.print_exc()
         if "Profile has already been started" in str(error):
-            print(
-                "error: the script uses JAX's profiler, which records one profile at a time, and "
-                "this command records one; run the script without this command, or without its "
-                "profile",
-                file=sys.stderr,
+            error.add_note(
+                "the script uses JAX's profiler, which records one profile at a time, and this "
+                "command records one; run the script without this command, or without its profile"
             )
-        return 1
-    return 0
+        raise
 
 
-def _executors() -> list[concurrent.futures.Executor]:
-    kinds = (concurrent.futures.ThreadPoolExecutor, concurrent.futures.ProcessPoolExecutor)
-    # type() instead of isinstance(), which calls the __class__ property of proxy objects.
-    return [one for one in gc.get_objects() if issubclass(type(one), kinds)]
-
-
-def _make_wait() -> Callable[[], None]:
-    """Return a function that waits for all pending computations of JAX."""
+def _wait() -> None:
+    """Wait for all pending computations of JAX."""
     import jax
     import numpy as np
 
     devices = jax.local_devices()
-    if jax.default_backend() != "cpu":
-        # JAX_PLATFORMS may exclude the CPU.
+    with contextlib.suppress(RuntimeError):  # JAX_PLATFORMS may exclude the CPU
+        devices += jax.local_devices(backend="cpu")
+    # The script did not wait for these results, so their errors are ignored.
+    for array in [x for name in {d.platform for d in devices} for x in jax.live_arrays(name)]:
         with contextlib.suppress(RuntimeError):
-            devices += jax.local_devices(backend="cpu")
-    platforms = {device.platform for device in devices}
-    programs = []
-    for device in devices:
-        x = jax.device_put(np.float32(0), device)
-        programs.append((jax.jit(jaxkern_profile_end).lower(x).compile(), x))
-
-    def wait() -> None:
-        for platform in platforms:
-            for array in jax.live_arrays(platform):
-                # The script did not wait for this result, so its error is ignored.
-                with contextlib.suppress(RuntimeError):
-                    array.block_until_ready()
-        with contextlib.suppress(RuntimeError):
-            jax.effects_barrier()
-            # Deleted results are not live arrays. A device finishes the programs of a thread in
-            # order, so they have finished when this program has.
-            jax.block_until_ready([program(x) for program, x in programs])
-
-    return wait
+            array.block_until_ready()
+    with contextlib.suppress(RuntimeError):
+        jax.effects_barrier()
+        # Deleted results are not live arrays. A device finishes the programs of a thread in order,
+        # so they have finished when this program has.
+        run = jax.jit(jaxkern_profile_end)
+        jax.block_until_ready([run(jax.device_put(np.float32(0), device)) for device in devices])
 
 
 def jaxkern_profile_end(x: Any) -> Any:
     return x + 1
 
 
-def _redirect_stdout_at_exit() -> None:
-    """Redirect the output of the script's atexit handlers, which run after this, to stderr."""
-
-    def redirect() -> None:
-        sys.stdout.flush()
-        os.dup2(2, 1)
-        sys.stdout = sys.stderr
-
-    atexit.register(redirect)
-
-
-@contextlib.contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    """Redirect the output of Python, native code and child processes to standard error."""
-    sys.stdout.flush()
-    saved = os.dup(1)
-    try:
-        os.dup2(2, 1)
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(saved, 1)
-        os.close(saved)
-
-
-def _print_ops(script: Path, wall: float, compiling: float, recorded: Any, top: int) -> None:
-    from jaxkern.core.quantities import format_duration
-
-    total = recorded.seconds
-    rows = [
-        [
-            op.scope or op.program,
-            op.name,
-            f"{op.calls:,}",
-            format_duration(op.seconds),
-            format_duration(op.seconds / op.calls),
-            f"{100 * op.seconds / total:.1f}%",
-        ]
-        for op in recorded.ops[:top]
-    ]
-    if rows:
-        columns = ["source", "operation", "calls", "total", "per call", "share"]
-        print_table(f"Operations of the compiled programs of {script.name}", columns, rows)
-    if (rest := len(recorded.ops) - len(rows)) > 0:
-        other = sum(op.seconds for op in recorded.ops[top:])
-        print(f"and {rest:,} more operations: {format_duration(other)}, {100 * other / total:.1f}%")
-    print(
-        f"the script took {format_duration(wall)}, including {format_duration(compiling)} of "
-        "tracing and compiling in its main thread; operations of compiled programs took "
-        f"{format_duration(total)}, summed over all threads"
-    )
-    print(f"open {recorded.perfetto} in https://ui.perfetto.dev,")
-    print(f"or {recorded.directory} in TensorBoard's profiler")
+if __name__ == "__main__":
+    _run(Path(sys.argv[1]), sys.argv[2] == "1", sys.argv[3], sys.argv[4:])

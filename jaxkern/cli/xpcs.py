@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jaxkern.cli.output import INTERRUPTED, PATH, combine, flag, json_option, option, print_json
-from jaxkern.cli.xpcs_command import XpcsCommand, command_options, print_written
+from jaxkern.cli.xpcs_command import XpcsCommand, command_options, print_warnings, report, written
 from jaxkern.cli.xpcs_correlate import correlate
 from jaxkern.cli.xpcs_watch import watch
 from jaxkern.core.progress import ProgressBar
@@ -84,12 +84,10 @@ def simulate(**values: Any) -> int:
     with ProgressBar(not options.quiet, "simulating", "rows") as bar:
         path, truth = analysis.simulate_data(config, options.config.parent, bar.update)
     options.output_dir.mkdir(parents=True, exist_ok=True)
-    written = analysis.save_truth(options.output_dir, truth)
-    if options.as_json:
-        print_json({"files": [path, written], "truth": truth})
-    if not options.quiet:
-        conditions = f"dt {truth['dt']:.6g} s, gap {truth['gap']:.6g} Angstrom"
-        print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB; {conditions}) and {written}")
+    file = analysis.save_truth(options.output_dir, truth)
+    conditions = f"dt {truth['dt']:.6g} s, gap {truth['gap']:.6g} Angstrom"
+    text = f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB; {conditions}) and {file}"
+    report(options, {"files": [path, file], "truth": truth}, text)
     return 0
 
 
@@ -122,7 +120,7 @@ def fit(**values: Any) -> int:
                         raise
                     result = stop.result
             paths = analysis.save(config, measurement, result, options.output_dir)
-            saved = "wrote " + ", ".join(map(str, paths))
+            saved = written(paths)
             if config.output.plots and not options.no_plots and not result.interrupted:
                 paths += analysis.plot_measurement(config, measurement, options.output_dir)
     except KeyboardInterrupt:
@@ -135,13 +133,10 @@ def fit(**values: Any) -> int:
     if result.interrupted:
         print(f"{result.message}; {saved}, the best result so far", file=sys.stderr)
         return INTERRUPTED
-    if not options.quiet:
-        print(result)
-        print_written(paths)
+    if options.quiet:
+        print_warnings(result.warnings)  # which are part of the report
     else:
-        # --quiet omits the report, but not the warnings.
-        for line in result.warnings:
-            print(f"warning: {line}", file=sys.stderr)
+        print(result, written(paths), sep="\n")
     if not result.success:
         print(f"the fit did not succeed: {result.message}", file=sys.stderr)
     if not result.success or any("counted from 0" in line for line in result.warnings):
@@ -161,10 +156,7 @@ def plot(**values: Any) -> int:
     with analysis.open_measurement(config, options.config.parent) as measurement:
         _print_measurement(measurement, options.quiet)
         paths = analysis.plot_measurement(config, measurement, options.output_dir)
-    if options.as_json:
-        print_json({"files": paths})
-    if not options.quiet:
-        print_written(paths)
+    report(options, {"files": paths}, written(paths))
     return 0
 
 
@@ -190,17 +182,13 @@ def check(
     if frame_shape is not None:
         match = re.fullmatch(r"\s*([0-9]{1,9})\s*[,x]\s*([0-9]{1,9})\s*", frame_shape)
         if match is None:
-            raise ValueError(
-                f"--frame-shape: expected H,W such as 512,1024, got {frame_shape!r:.40}"
-            )
+            raise ValueError(f"--frame-shape: expected H,W, got {frame_shape!r:.40}")
         shape = (int(match[1]), int(match[2]))
     results = []
     for file in files:
         result = check_file(file, shape, dataset)
         results.append(result)
-        if as_json:
-            continue
-        if result.error is not None:
+        if result.error is not None and not as_json:
             print(f"{file}: damaged: {result.error}", flush=True)
         elif not quiet:
             print(f"{file}: no damage found; {result.holds}", flush=True)
@@ -247,8 +235,7 @@ def _parse(name: str, text: str) -> Any:
     """Parse an option's text as YAML."""
     from jaxkern.xpcs.analysis.settings import parse_yaml
 
-    shown = text if len(text) <= 60 else text[:57] + "..."
-    return parse_yaml(text, f"{name} is {shown!r}, which")
+    return parse_yaml(text, f"{name} is {text!r:.60}, which")
 
 
 def _print_measurement(measurement: OpenMeasurement, quiet: bool) -> None:

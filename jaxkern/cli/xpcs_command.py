@@ -7,40 +7,29 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
-import click
-
-from jaxkern.cli.output import PATH, combine, flag, json_option, option, print_error
+from jaxkern.cli.output import PATH, Command, choice, combine, flag, json_option, option, print_json
 
 NO_FRAME_TIME = (
     "note: the time between frames is unknown, so delays are in frames; a fit needs --frame-time"
 )
 
 
-class XpcsCommand(click.Command):
-    """A command of ``xpcs`` whose expected errors are one line; --json implies --quiet."""
+class XpcsCommand(Command):
+    """A command of ``xpcs``."""
 
-    def invoke(self, context: click.Context) -> Any:
-        if context.params.get("as_json") and "quiet" in context.params:
-            context.params["quiet"] = True
-        try:
-            return super().invoke(context)
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.startswith("jaxkern"):
-                raise
-            hint = f"{error.name} is not installed; pip install 'jaxkern[xpcs]'"
-            print(f"error: {hint}", file=sys.stderr)
-            return 2
-        except (ValueError, OSError, RuntimeError, MemoryError, ImportError) as error:
-            from jaxkern.xpcs.fitting.evaluation import CheckpointError
+    extra = "xpcs"
 
-            if isinstance(error, RuntimeError) and not isinstance(error, CheckpointError):
-                raise
-            return print_error(error)
+    def is_expected(self, error: Exception) -> bool:
+        if super().is_expected(error):
+            return True
+        from jaxkern.xpcs.fitting.evaluation import CheckpointError
+
+        return isinstance(error, CheckpointError)
 
 
 command_options = combine(
@@ -56,21 +45,10 @@ correlation_options = combine(
     option("--stride", "N", "Use every n-th frame.", default=1),
     option("--average", "N", "Sum N successive frames.", default=1),
     option("--bad-frames", "LIST", "Indices of frames to exclude, such as 7,100-120."),
-    option(
-        "--intensity-cut",
-        "LOW,HIGH",
-        "Exclude frames whose intensity is outside this range, in units of the median; watch does "
-        "so at the end.",
-    ),
+    option("--intensity-cut", "LOW,HIGH", "Exclude frames of other intensities (median = 1)."),
     option("--mask", "FILE", "npy, tif or h5 file [H, W], 0 for further bad pixels.", PATH),
     option("--blemish", "FILE", "The same for bad pixels of the detector.", PATH),
-    option(
-        "--hot-pixels",
-        "report|mask|ignore",
-        "Pixels whose mean or variance differs from the rest of their static bin.",
-        click.Choice(["report", "mask", "ignore"]),
-        default="report",
-    ),
+    choice("--hot-pixels", "report|mask|ignore", "Pixels unlike their static bin.", "report"),
     flag("--normalize", "Divide each frame by its mean counts."),
     option("--frame-time", "S", "Time between frames; by default from the file.", float),
     option("--dataset", "NAME", "Dataset of an HDF5 file; detected by default."),
@@ -103,21 +81,16 @@ def intensity_cut(text: str | None) -> tuple[float | None, float | None] | None:
     try:
         low, high = (float(part) if part.strip() else None for part in text.split(","))
     except ValueError:
-        raise ValueError(
-            "--intensity-cut: expected LOW,HIGH in units of the median, such as 0.5,2 or ,2, got "
-            f"{text!r:.60}"
-        ) from None
+        message = f"--intensity-cut: expected LOW,HIGH such as 0.5,2 or ,2, got {text!r:.60}"
+        raise ValueError(message) from None
     return low, high
 
 
 def selection(options: SimpleNamespace) -> dict[str, Any]:
     """Return the selection of frames as keyword arguments."""
-    return {
-        "begin": options.begin,
-        "stride": options.stride,
-        "average": options.average,
-        "bad_frames": numbers(options.bad_frames, "--bad-frames"),
-    }
+    same = {name: getattr(options, name) for name in ("begin", "stride", "average")}
+    cut, bad = intensity_cut(options.intensity_cut), numbers(options.bad_frames, "--bad-frames")
+    return {**same, "bad_frames": bad, "intensity_cut": cut}
 
 
 def check_output(options: SimpleNamespace, *inputs: Path | None) -> None:
@@ -144,9 +117,17 @@ def print_warnings(messages: Iterable[str]) -> None:
         print(f"warning: {message}", file=sys.stderr)
 
 
-def print_written(paths: Sequence[Path]) -> None:
-    """Print the paths of written files."""
-    print("wrote " + ", ".join(map(str, paths)))
+def written(paths: Iterable[Path]) -> str:
+    """Return a line with the paths of written files."""
+    return "wrote " + ", ".join(map(str, paths))
+
+
+def report(options: SimpleNamespace, record: dict[str, Any], *lines: Any) -> None:
+    """Print the record with --json, else the lines, unless --quiet."""
+    if options.as_json:
+        print_json(record)
+    elif not options.quiet:
+        print(*lines, sep="\n")
 
 
 @contextlib.contextmanager

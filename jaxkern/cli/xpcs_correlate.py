@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from jaxkern.cli.output import INTERRUPTED, PATH, combine, option, print_json
+from jaxkern.cli.output import INTERRUPTED, PATH, choice, combine, option
 from jaxkern.cli.xpcs_command import (
     NO_FRAME_TIME,
     XpcsCommand,
     check_output,
     correlation_options,
-    intensity_cut,
     numbers,
     print_warnings,
-    print_written,
+    report,
     selection,
     sigterm_exits,
+    written,
 )
 from jaxkern.core.quantities import format_quantity
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from jaxkern.xpcs.detectors.qmap import QMap
 
 _FORMS = "full, t1t2:N (N x N cells), or age-lag:AGES:DECADE:LAGS (lags linear up to a decade)"
+_TWOTIME = f"Write two-time correlations too: {_FORMS}; default full."
 # Options of several files; with any of them --output is a directory.
 _SEVERAL_FILES = ("engine", "scheduler", "workers", "retries", "table")
 
@@ -42,32 +43,11 @@ _SEVERAL_FILES = ("engine", "scheduler", "workers", "retries", "table")
 @combine(
     correlation_options,
     option("--end", "N", "Index after the last frame.", int),
-    option(
-        "--twotime",
-        "[FORM]",
-        f"Write two-time correlations too: {_FORMS}; default full.",
-        is_flag=False,
-        flag_value="full",
-    ),
-    option(
-        "--smoothing",
-        "static|none",
-        "Smoothing of the frames for two-time correlations.",
-        click.Choice(["static", "none"]),
-        default="static",
-    ),
+    option("--twotime", "[FORM]", _TWOTIME, is_flag=False, flag_value="full"),
+    choice("--smoothing", "static|none", "Smoothing for two-time correlations.", "static"),
     option("--parts", "N", "Also write g2 of N equal parts of the run.", default=0),
-    option(
-        "--engine",
-        "local|dask",
-        "Several files: one after another (default), or on a dask.distributed cluster.",
-        click.Choice(["local", "dask"]),
-    ),
-    option(
-        "--scheduler",
-        "ADDRESS",
-        "Several files: cluster, or its scheduler file; by default processes on this machine.",
-    ),
+    choice("--engine", "local|dask", "Several files: one by one, or on a Dask cluster."),
+    option("--scheduler", "ADDRESS", "Several files: cluster or scheduler file; default local."),
     option("--workers", "N", "Several files: number of these processes.", int),
     option("--retries", "N", "Several files: repetitions of a file that failed; default 1.", int),
     option("--table", "FILE", "Several files: .csv or .parquet; default OUTPUT/results.csv.", PATH),
@@ -119,7 +99,6 @@ def _arguments(options: SimpleNamespace) -> dict[str, Any]:
     return {
         **selection(options),
         **{name: getattr(options, name) for name in (*same, "dataset", "metadata")},
-        "intensity_cut": intensity_cut(options.intensity_cut),
         "bins": numbers(options.bins, "--bins"),
         "twotime": form(options.twotime),
     }
@@ -151,33 +130,29 @@ def _report_one(options: SimpleNamespace, frames: Path, made: CorrelatedFile) ->
     bad = len(result.config["bad_frames"])
     empty = None if pairs is None else pairs.n_empty
     seconds = max(seconds, 1e-9)
-    if options.as_json:
-        print_json(
-            {
-                "files": files,
-                "frames": n,
-                "frames_correlated": result.n_frames,
-                "bad_frames": bad,
-                "hot_pixels": result.config.get("hot_pixels"),
-                "warnings": made.warnings,
-                "frame_time": result.frame_time,
-                "bins": result.bins.tolist(),
-                "two_time_bins": None if pairs is None else pairs.bins.tolist(),
-                "empty_frames": None if empty is None else empty.tolist(),
-                "delays": len(result.delay),
-                "seconds": made.seconds,
-                "frames_per_second": n / seconds,
-                "bytes_per_second": size / seconds,
-            }
-        )
-    elif not options.quiet:
-        rate = f"{n / seconds:,.0f} frames/s, {format_quantity(size / seconds, 'B/s')}"
-        print(f"{result}: {made.seconds:.3g} s ({rate})")
-        if pairs is not None:
-            print(f"two-time correlations of {len(pairs.bins)} bins, {list(pairs.c2.shape)}")
-        if bad:
-            print(f"{bad} bad frames were excluded")
-        print_written(files)
+    record = {
+        "files": files,
+        "frames": n,
+        "frames_correlated": result.n_frames,
+        "bad_frames": bad,
+        "hot_pixels": result.config.get("hot_pixels"),
+        "warnings": made.warnings,
+        "frame_time": result.frame_time,
+        "bins": result.bins.tolist(),
+        "two_time_bins": None if pairs is None else pairs.bins.tolist(),
+        "empty_frames": None if empty is None else empty.tolist(),
+        "delays": len(result.delay),
+        "seconds": made.seconds,
+        "frames_per_second": n / seconds,
+        "bytes_per_second": size / seconds,
+    }
+    rate = f"{n / seconds:,.0f} frames/s, {format_quantity(size / seconds, 'B/s')}"
+    lines = [f"{result}: {made.seconds:.3g} s ({rate})"]
+    if pairs is not None:
+        lines.append(f"two-time correlations of {len(pairs.bins)} bins, {list(pairs.c2.shape)}")
+    if bad:
+        lines.append(f"{bad} bad frames were excluded")
+    report(options, record, *lines, written(files))
     print_warnings(made.warnings)
     if bad and not np.isfinite(result.g2).any():
         print_warnings([f"every g2 is NaN: {bad} bad frames of {n} were excluded"])
@@ -185,7 +160,8 @@ def _report_one(options: SimpleNamespace, frames: Path, made: CorrelatedFile) ->
         print(NO_FRAME_TIME, file=sys.stderr)
 
 
-# Several files ------------------------------------------------------------------------------------
+# Options that are arguments of `correlate_files`.
+_SAME = ("mask", "blemish", "plots", "plot_all", "scheduler", "workers", "force")
 
 
 def _correlate_many(options: SimpleNamespace) -> int:
@@ -205,15 +181,9 @@ def _correlate_many(options: SimpleNamespace) -> int:
             options.qmap,
             options.output,
             **_arguments(options),
-            mask=options.mask,
-            blemish=options.blemish,
-            plots=options.plots,
-            plot_all=options.plot_all,
-            engine=None if options.engine in (None, "local") else options.engine,
-            scheduler=options.scheduler,
-            workers=options.workers,
+            **{name: getattr(options, name) for name in _SAME},
+            engine=None if options.engine == "local" else options.engine,
             retries=1 if options.retries is None else options.retries,
-            force=options.force,
             progress=not options.quiet,
             shown=show,
         )
@@ -227,19 +197,16 @@ def _correlate_many(options: SimpleNamespace) -> int:
 
 def _report_many(options: SimpleNamespace, results: CorrelatedFiles, table: Path) -> None:
     counts = {status: results.count(status) for status in ("done", "skipped", "failed")}
-    if options.as_json:
-        print_json(
-            {
-                "files": [outcome.output for outcome in results.outcomes if not outcome.error],
-                "table": table,
-                **counts,
-                "errors": {str(path): error for path, error in results.errors.items()},
-                "again": {str(o.file): o.rerun_reason for o in results.outcomes if o.rerun_reason},
-                "warnings": {str(path): text for path, text in results.warnings.items()},
-            }
-        )
-    elif not options.quiet:
-        print(", ".join(f"{n} {status}" for status, n in counts.items()) + f"; wrote {table}")
+    record = {
+        "files": [outcome.output for outcome in results.outcomes if not outcome.error],
+        "table": table,
+        **counts,
+        "errors": {str(path): error for path, error in results.errors.items()},
+        "again": {str(o.file): o.rerun_reason for o in results.outcomes if o.rerun_reason},
+        "warnings": {str(path): text for path, text in results.warnings.items()},
+    }
+    text = ", ".join(f"{n} {status}" for status, n in counts.items())
+    report(options, record, f"{text}; {written([table])}")
     print_warnings(f"{path}: {warning}" for path, warning in results.warnings.items())
     for path, error in results.errors.items():
         print(f"failed: {path}: {error}", file=sys.stderr)

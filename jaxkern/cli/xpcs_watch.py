@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import sys
 import time
 import warnings
@@ -12,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from jaxkern.cli.output import PATH, combine, flag, option, print_json
+from jaxkern.cli.output import PATH, combine, flag, option
 from jaxkern.cli.xpcs_command import (
     XpcsCommand,
     check_output,
     correlation_options,
-    intensity_cut,
     numbers,
     print_warnings,
-    print_written,
+    report,
     selection,
     sigterm_exits,
+    written,
 )
 
 if TYPE_CHECKING:
@@ -30,10 +32,10 @@ if TYPE_CHECKING:
     from jaxkern.xpcs.analysis.watching import Watched
     from jaxkern.xpcs.correlators.results import MultiTauResult, TwoTimeResult
     from jaxkern.xpcs.detectors.opening import GrowingFrames
-    from jaxkern.xpcs.detectors.qmap import QMap
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _MAX_ROWS = 16
+_SECONDS = click.FloatRange(0)
 # A fit, or plots, are repeated after this multiple of their last duration.
 _REST = 4.0
 
@@ -43,8 +45,8 @@ _REST = 4.0
 @combine(
     correlation_options,
     option("--pattern", "GLOB", "Pattern of file names in the directory.", default="*"),
-    option("--idle", "S", "End after this time in seconds without a frame.", default=60.0),
-    option("--every", "S", "Interval in seconds between updates.", default=5.0),
+    option("--idle", "S", "End after this time without a frame.", _SECONDS, default=60.0),
+    option("--every", "S", "Interval in seconds between updates.", _SECONDS, default=5.0),
     option("--most-frames", "N", "End after this number of frames.", default=1_000_000),
     flag("--twotime", "Write two-time correlations too, at the end."),
     option("--config", "YAML", "Fit two-time correlations with these settings.", PATH),
@@ -66,9 +68,6 @@ def watch(**values: Any) -> int:
     from jaxkern.xpcs.detectors.qmap import QMap, masked_map
 
     options = SimpleNamespace(**values)
-    for name in ("idle", "every"):
-        if not values[name] >= 0:
-            raise ValueError(f"--{name}: expected at least 0 seconds, got {values[name]}")
     inputs = (options.qmap, options.metadata, options.mask, options.blemish)
     excluded = [path for path in (options.output, *inputs) if path is not None]
     check_output(options, options.frames, *inputs)
@@ -87,59 +86,46 @@ def watch(**values: Any) -> int:
             options.most_frames,
             options.dpl,
             options.normalize,
-            intensity_cut=intensity_cut(options.intensity_cut),
             hot_pixels=options.hot_pixels,
             bins=None if options.twotime or config else bins,
             frame_time=time_between(options.frame_time, options.metadata, frames),
             **selection(options),
         )
-        with _Screen(options, frames, qmap, bins, config) as screen:
+        screen = _Screen(options, frames, bins, config)
+        with screen.live or contextlib.nullcontext():
             pauses = {"idle": options.idle, "every": options.every}
             end = watching.watch(frames, live, options.most_frames, screen.show, **pauses)
     if end is None:
-        count = frames.shape[0]
-        fewer = " --begin, --stride and --average reduce their number;" if count > 1 else ""
         raise ValueError(
-            f"expected at least two frames in {options.frames}, got {count or 'no frames'} within "
-            f"{options.idle:g} s;{fewer} --idle waits longer"
+            f"expected two frames in {options.frames}, got {frames.shape[0] or 'no frames'} within "
+            f"{options.idle:g} s (--idle), of which --begin, --stride and --average skip some"
         )
     return screen.report(end)
 
 
+@dataclasses.dataclass
 class _Screen:
     """Display, files, plots and fits of the frames so far."""
 
-    def __init__(
-        self,
-        options: SimpleNamespace,
-        frames: GrowingFrames,
-        qmap: QMap,
-        bins: list[int] | None,
-        config: Config | None,
-    ) -> None:
-        self._options, self._frames, self._qmap = options, frames, qmap
-        self._bins, self._config = bins, config
-        self._pairs: TwoTimeResult | None = None
-        self._fitted, self._success = "", True
-        self._next_fit = self._next_plot = 0.0
-        self._files: list[Path] = []
-        self._live: Any = None
-        if not options.quiet and sys.stdout.isatty():
-            try:
+    options: SimpleNamespace
+    frames: GrowingFrames
+    bins: list[int] | None
+    config: Config | None
+    pairs: TwoTimeResult | None = None
+    fitted: str = ""
+    success: bool = True
+    next_fit: float = 0.0
+    next_plot: float = 0.0
+    files: list[Path] = dataclasses.field(default_factory=list)
+    live: Any = None
+
+    def __post_init__(self) -> None:
+        if not self.options.quiet and sys.stdout.isatty():
+            with contextlib.suppress(ImportError):
                 from rich.console import Console
                 from rich.live import Live
-            except ImportError:
-                return
-            self._live = Live(console=Console(), auto_refresh=False)
 
-    def __enter__(self) -> _Screen:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+                self.live = Live(console=Console(), auto_refresh=False)
 
     def show(self, watched: Watched) -> None:
         """Show, write, plot and fit."""
@@ -147,34 +133,31 @@ class _Screen:
         from jaxkern.xpcs.detectors.frames import DetectorFileError
         from jaxkern.xpcs.files.results_writer import write_results
 
-        due = watched.last or time.monotonic() >= self._next_fit
-        needed = self._config is not None or (self._options.twotime and watched.last)
-        self._pairs, unreadable, options = None, None, self._options
+        due = watched.last or time.monotonic() >= self.next_fit
+        needed = self.config is not None or (self.options.twotime and watched.last)
+        self.pairs, unreadable, options = None, None, self.options
         if needed and due:
             try:
-                self._pairs = self._two_time(watched)
+                self.pairs = self._two_time(watched)
             except DetectorFileError as error:  # such as a file that is being written
-                unreadable, self._fitted = error, f"no two-time correlations yet: {error}"
-        files = [
-            write_results(
-                options.output, watched.result, self._pairs, options.metadata, self._frames
-            )
-        ]
-        if self._pairs is not None and self._config is not None:
+                unreadable, self.fitted = error, f"no two-time correlations yet: {error}"
+        results = watched.result, self.pairs
+        files = [write_results(options.output, *results, options.metadata, self.frames)]
+        if self.pairs is not None and self.config is not None:
             try:
-                self._fit(self._config)
+                self._fit(self.config)
             except ValueError as error:  # such as missing frames
                 if watched.last:
                     raise
-                self._fitted = f"no fit yet: {error}"
-        if options.plots and (watched.last or time.monotonic() >= self._next_plot):
+                self.fitted = f"no fit yet: {error}"
+        if options.plots and (watched.last or time.monotonic() >= self.next_plot):
             started = time.monotonic()
             title = f"{options.frames.name}, {watched.frames:,} frames"
             files += plot_correlations(
-                options.plots, watched.result, self._pairs, title=title, all_bins=options.plot_all
+                options.plots, *results, title=title, all_bins=options.plot_all
             )
-            self._next_plot = time.monotonic() + _REST * (time.monotonic() - started)
-        self._files = files
+            self.next_plot = time.monotonic() + _REST * (time.monotonic() - started)
+        self.files = files
         if not options.quiet:
             self._print(watched)
         if unreadable is not None and watched.last:
@@ -186,17 +169,16 @@ class _Screen:
         from jaxkern.xpcs.correlators.two_time import twotime
 
         started, config = time.monotonic(), watched.result.config
-        names = ("begin", "end", "stride", "average")
+        names = ("begin", "end", "stride", "average", "bad_frames")
         pairs = twotime(
-            self._frames,
+            self.frames,
             watched.result.qmap,
-            bins=self._bins,
-            bad_frames=config["bad_frames"],
-            frame_time=time_between(self._options.frame_time, self._options.metadata, self._frames),
+            bins=self.bins,
+            frame_time=time_between(self.options.frame_time, self.options.metadata, self.frames),
             progress=False,
             **{name: config[name] for name in names},
         )
-        self._next_fit = time.monotonic() + _REST * (time.monotonic() - started)
+        self.next_fit = time.monotonic() + _REST * (time.monotonic() - started)
         return pairs
 
     def _fit(self, config: Config) -> None:
@@ -206,27 +188,26 @@ class _Screen:
         with analysis.open_measurement(config, ".") as measurement, warnings.catch_warnings():
             # The same in each fit.
             warnings.filterwarnings("ignore", ".* are excluded", RuntimeWarning)
-            result = analysis.fit_measurement(
-                config, measurement, self._options.output_dir, progress=False
-            )
-            analysis.save(config, measurement, result, self._options.output_dir)
+            folder = self.options.output_dir
+            result = analysis.fit_measurement(config, measurement, folder, progress=False)
+            analysis.save(config, measurement, result, folder)
         errors = dict(zip(result.names, result.perr, strict=True))
         values = dict(zip(result.names, result.popt, strict=True))
         shown = [name for name in measurement.model.parameter_names if name in values]
-        self._success = result.success
-        self._fitted = f"fit of {measurement.data.shape[1]:,} frames: " + ", ".join(
+        self.success = result.success
+        self.fitted = f"fit of {measurement.data.shape[1]:,} frames: " + ", ".join(
             f"{name} {values[name]:.4g} "
             + ("fixed" if name in result.held else f"± {errors[name]:.2g}")
             for name in shown
         )
         if not result.success:
-            self._fitted += f" (did not succeed: {result.message})"
-        self._next_fit += _REST * (time.monotonic() - started)
+            self.fitted += f" (did not succeed: {result.message})"
+        self.next_fit += _REST * (time.monotonic() - started)
 
     def _print(self, watched: Watched) -> None:
         heading = f"{watched.frames:,} frames, {watched.rate:,.0f} frames/s"
-        if self._live is None:
-            print(heading + (f"; {self._fitted}" if self._fitted else ""), flush=True)
+        if self.live is None:
+            print(heading + (f"; {self.fitted}" if self.fitted else ""), flush=True)
             return
         from rich.console import Group
         from rich.table import Table
@@ -236,31 +217,27 @@ class _Screen:
             table.add_column(name)
         for row in rows(watched.result):
             table.add_row(*row)
-        self._live.update(Group(table, self._fitted), refresh=True)
+        self.live.update(Group(table, self.fitted), refresh=True)
 
     def report(self, end: Watched) -> int:
         """Print the end of the run, and return the exit code."""
-        pair_warnings = () if self._pairs is None else self._pairs.warnings
+        pair_warnings = () if self.pairs is None else self.pairs.warnings
         messages = list(dict.fromkeys((*end.result.warnings, *pair_warnings)))
-        if self._options.as_json:
-            print_json(
-                {
-                    "files": self._files,
-                    "frames": end.frames,
-                    "frames_correlated": end.result.n_frames,
-                    "interrupted": end.interrupted,
-                    "hot_pixels": end.result.config.get("hot_pixels"),
-                    "warnings": messages,
-                    "fit": self._fitted or None,
-                    "success": self._success,
-                }
-            )
-        elif not self._options.quiet:
-            print_written(self._files)
+        record = {
+            "files": self.files,
+            "frames": end.frames,
+            "frames_correlated": end.result.n_frames,
+            "interrupted": end.interrupted,
+            "hot_pixels": end.result.config.get("hot_pixels"),
+            "warnings": messages,
+            "fit": self.fitted or None,
+            "success": self.success,
+        }
+        report(self.options, record, written(self.files))
         print_warnings(messages)
-        if not self._success:
-            print(self._fitted, file=sys.stderr)
-        return 0 if self._success else 1
+        if not self.success:
+            print(self.fitted, file=sys.stderr)
+        return 0 if self.success else 1
 
 
 def rows(result: MultiTauResult) -> list[tuple[str, ...]]:

@@ -51,9 +51,8 @@ def busy_seconds(stat: Path = _STAT) -> float | None:
         user, nice, system, _, _, irq, softirq, stolen = map(int, ticks[:8])
     except (ValueError, IndexError):
         return None
-    if name != "cpu":
-        return None
-    return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
+    busy = user + nice + system + irq + softirq + stolen
+    return busy / os.sysconf("SC_CLK_TCK") if name == "cpu" else None
 
 
 def group_folders(controller: str, root: Path, membership: Path) -> list[Path]:

@@ -46,18 +46,15 @@ def _requested(environment: Mapping[str, str]) -> int | None:
     text = environment.get("JAXKERN_NUM_THREADS", "").strip()
     count = parse_decimal(text) if text else None
     if text and (count is None or count > MAX_THREADS):
-        raise ValueError(
-            f"JAXKERN_NUM_THREADS is {text!r:.80}; expected an integer from 0 (no cap) to "
-            f"{MAX_THREADS}"
-        )
+        expected = f"an integer from 0 (no cap) to {MAX_THREADS}"
+        raise ValueError(f"JAXKERN_NUM_THREADS is {text!r:.80}; expected {expected}")
     return count
 
 
 def schedulable_cpus() -> int:
     """Return the number of CPUs in this process's affinity mask."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    is_linux = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if is_linux else os.cpu_count() or 1
 
 
 def cgroup_cpus(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:

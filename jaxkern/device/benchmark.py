@@ -23,9 +23,7 @@ class DevicePerformance:
     """Ceilings of a device, and the rate of a two-time correlation of ``size`` frames on it.
 
     Attributes:
-      ceilings: the device's ceilings.
-      size: number of frames; ``size`` squared points are computed.
-      dtype: dtype of the points.
+      size: number of frames; ``size`` squared points are computed in float32.
       seconds: time of one call.
       points_per_second, bytes_per_second, flops_per_second: by the kernel's cost model.
       ceiling: maximum operations per second at the kernel's intensity.
@@ -34,7 +32,6 @@ class DevicePerformance:
 
     ceilings: Ceilings
     size: int
-    dtype: str
     seconds: float
     points_per_second: float
     bytes_per_second: float
@@ -42,6 +39,7 @@ class DevicePerformance:
     ceiling: float
     native: bool
     reason: str | None
+    dtype: str = "float32"
 
     @property
     def efficiency(self) -> float:
@@ -57,7 +55,7 @@ class DevicePerformance:
         how = "native kernel" if self.native else f"pure JAX: {self.reason}"
         return (
             f"{self.ceilings}\n\n"
-            f"two-time g2 of {self.size} frames in {self.dtype} ({how})\n"
+            f"two-time g2 of {self.size} frames ({how})\n"
             f"  {1e3 * self.seconds:.3g} ms, {self.points_per_second / 1e6:.4g} M points/s\n"
             f"  {self.bytes_per_second / 1e9:.3g} GB/s, {self.flops_per_second / 1e9:.3g} GFLOP/s, "
             f"{100 * self.efficiency:.3g}% of the ceiling"
@@ -104,7 +102,6 @@ def benchmark_device_performance(
     return DevicePerformance(
         ceilings=roof,
         size=size,
-        dtype="float32",
         seconds=seconds,
         points_per_second=size**2 / seconds,
         bytes_per_second=cost.bytes / seconds,

@@ -21,7 +21,14 @@ from jaxkern.core.threads import MAX_THREADS, worker_cap
 
 @dataclass(frozen=True)
 class DeviceConfiguration:
-    """The result of `configure_optimal_device`; ``notes`` explains differences from the request."""
+    """The result of `configure_optimal_device`.
+
+    Attributes:
+      platform, device: the device of new arrays.
+      memory_fraction: share of GPU memory that was requested; None for JAX's default.
+      cpu_threads: limit on the threads of the CPU kernels; 0 for no limit.
+      notes: differences from the request.
+    """
 
     platform: str
     device: str
@@ -32,15 +39,6 @@ class DeviceConfiguration:
     def as_dict(self) -> dict[str, Any]:
         """Return all fields for JSON."""
         return dataclasses.asdict(self)
-
-    def __str__(self) -> str:
-        fraction = "JAX's default" if self.memory_fraction is None else self.memory_fraction
-        lines = [
-            f"device of new arrays: {self.device}",
-            f"fraction of GPU memory: {fraction}",
-            f"threads of CPU kernels: {self.cpu_threads or 'all of XLA'}",
-        ]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
 def configure_optimal_device(
@@ -91,12 +89,19 @@ def configure_optimal_device(
             problem = next(iter(str(error).splitlines()), "without a reason")
             if require == "gpu":
                 raise RuntimeError(
-                    f"require='gpu', but JAX has no GPU: {problem}; install jax with its CUDA "
-                    "plugin (pip install 'jax[cuda13]'), and check nvidia-smi and JAX_PLATFORMS"
+                    f"require='gpu', but JAX has no GPU: {problem}; install jax[cuda13], and check "
+                    "nvidia-smi and JAX_PLATFORMS"
                 ) from error
             notes.append(f"JAX has no GPU ({problem}): the CPU is used")
     if device is None:
-        device = _first_cpu()
+        try:
+            device = jax.local_devices(backend="cpu")[0]
+        except RuntimeError as error:
+            platforms = requested_platforms()
+            raise BackendError(
+                f"the CPU is excluded: JAX_PLATFORMS is {platforms!r}; set "
+                f"JAX_PLATFORMS={platforms},cpu, or unset it"
+            ) from error
         if memory_fraction is not None:
             notes.append("the memory fraction has no effect, because it applies to GPUs")
     jax.config.update("jax_default_device", device)
@@ -104,21 +109,5 @@ def configure_optimal_device(
     registry.set_max_workers(threads)
     if registry.module("cpu") is None:
         notes.append(f"the CPU kernels are not loaded: {registry.missing('', 'cpu')}")
-    return DeviceConfiguration(
-        platform=device.platform,
-        device=str(device),
-        memory_fraction=memory_fraction,
-        cpu_threads=threads,
-        notes=tuple(notes),
-    )
-
-
-def _first_cpu() -> jax.Device:
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError as error:
-        platforms = requested_platforms()
-        raise BackendError(
-            f"the CPU is excluded: JAX_PLATFORMS is {platforms!r}; set "
-            f"JAX_PLATFORMS={platforms},cpu, or unset it"
-        ) from error
+    name = str(device)
+    return DeviceConfiguration(device.platform, name, memory_fraction, threads, tuple(notes))

@@ -1,4 +1,4 @@
-"""``get_device_status``: the devices, and the CPUs and memory that this process may use."""
+"""``get_device_status`` and ``doctor``: devices, CPUs, memory and kernels of this process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import jax
 
 from jaxkern.core import registry
 from jaxkern.core.arguments import parse_decimal
+from jaxkern.core.backend import current_backend
 from jaxkern.core.client import BackendError, start_backend
 from jaxkern.core.machine import cpu_model, last_level_caches
 from jaxkern.core.memory import GIB, available_bytes, machine_bytes, memory_limit
+from jaxkern.core.op import ops
 from jaxkern.core.threads import cgroup_cpus, num_threads, schedulable_cpus
 from jaxkern.core.version import __version__, installed_versions
-from jaxkern.device.doctor import cuda_version, format_facts, simd_facts
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,13 @@ class DeviceInfo:
     process_index: int
     memory_bytes: int | None
     memory_in_use_bytes: int | None
+
+    def __str__(self) -> str:
+        text = f"{self.platform}:{self.id} {self.kind}"
+        if self.memory_bytes is None:
+            return text
+        used = self.memory_in_use_bytes or 0
+        return f"{text} ({used / GIB:.1f} of {self.memory_bytes / GIB:.1f} GiB in use)"
 
 
 @dataclass(frozen=True)
@@ -82,40 +90,21 @@ class DeviceStatus:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        facts = [("default backend", self.default_backend)]
-        for device in self.devices:
-            memory = ""
-            if device.memory_bytes is not None:
-                used = device.memory_in_use_bytes or 0
-                memory = f", {used / GIB:.1f} of {device.memory_bytes / GIB:.1f} GiB in use"
-            process = f", process {device.process_index}" if device.process_index else ""
-            facts.append((f"{device.platform}:{device.id}", f"{device.kind}{process}{memory}"))
-        counts = (self.affinity_cpus, self.cgroup_cpus, self.slurm_cpus)
-        names = ("affinity", "control group", "SLURM")
-        limits = [f"{n} by {name}" for n, name in zip(counts, names, strict=True) if n is not None]
-        limit = "no limit on this process"
-        if self.memory_limit_bytes is not None:
-            limit = f"limit {self.memory_limit_bytes / GIB:.1f} GiB"
-        facts += [
-            ("processor", self.cpu_model),
-            ("CPUs", f"{self.usable_cpus} usable of {self.cpus} ({', '.join(limits)})"),
-            (
-                "memory",
-                f"{self.memory_available_bytes / GIB:.1f} GiB available of "
-                f"{self.memory_bytes / GIB:.1f} ({limit})",
-            ),
-        ]
-        if self.cache_bytes is not None:
-            facts.append(("last-level cache", f"{self.cache_bytes / 2**20:.0f} MiB"))
-        if self.simd_level is not None:
-            threads = self.kernel_threads
-            facts += simd_facts(self.simd_level, self.simd_levels, "kernel threads", threads)
-        facts.append(("CUDA driver", self.cuda_driver or "none"))
-        if self.cuda_runtime is not None:
-            code = ", ".join(self.cuda_architectures)
-            facts.append(("CUDA kernels", f"runtime {self.cuda_runtime}, code for {code}"))
-        facts += [*self.versions.items(), *(("PROBLEM", problem) for problem in self.problems)]
-        return "\n".join(["jaxkern device status", "", *format_facts(facts)])
+        return "\n".join(["jaxkern device status", "", *self._lines()])
+
+    def _lines(self) -> list[str]:
+        lines = []
+        for field in dataclasses.fields(DeviceStatus):
+            name, value = field.name.replace("_", " "), getattr(self, field.name)
+            if name.endswith(" bytes") and value is not None:
+                name, value = name.removesuffix(" bytes"), f"{value / GIB:.2f} GiB"
+            elif isinstance(value, dict):
+                value = ", ".join(f"{package} {version}" for package, version in value.items())
+            elif isinstance(value, tuple):
+                value = ", ".join(map(str, value)) or None
+            if value is not None:
+                lines.append(f"  {name:<20}{value}")
+        return lines
 
 
 def get_device_status() -> DeviceStatus:
@@ -174,8 +163,8 @@ def get_device_status() -> DeviceStatus:
         memory_available_bytes=available_bytes(),
         simd_level=native.simd_level() if native else None,
         simd_levels=tuple(native.simd_levels()) if native else (),
-        cuda_driver=None if driver is None else cuda_version(driver),
-        cuda_runtime=cuda_version(int(cuda.cuda_runtime())) if cuda else None,
+        cuda_driver=None if driver is None else _cuda_version(driver),
+        cuda_runtime=_cuda_version(int(cuda.cuda_runtime())) if cuda else None,
         cuda_architectures=tuple(cuda.architectures()) if cuda else (),
         versions={
             "jaxkern": __version__,
@@ -199,4 +188,114 @@ def _info(device: jax.Device) -> DeviceInfo:
         process_index=device.process_index,
         memory_bytes=memory.get("bytes_limit"),
         memory_in_use_bytes=memory.get("bytes_in_use"),
+    )
+
+
+def _cuda_version(number: int) -> str:
+    """Return the text of a CUDA version: ``13.0`` for 13000."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+@dataclass(frozen=True)
+class OpStatus:
+    """How an op runs on a platform: by the native ``target``, or in pure JAX for a ``reason``."""
+
+    op: str
+    platform: str
+    target: str
+    native: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Diagnosis(DeviceStatus):
+    """The result of ``doctor()``: the status of the devices, and how each op runs."""
+
+    backend: str
+    abi_running: tuple[int, int]
+    libraries: tuple[registry.Library, ...]
+    ops: tuple[OpStatus, ...]
+    jpeg_decoder: str
+
+    @property
+    def default_platform(self) -> str:
+        """JAX's default platform, as in ``ops``; ``"none"`` if JAX cannot start one."""
+        return "cuda" if self.default_backend == "gpu" else self.default_backend
+
+    @property
+    def max_workers(self) -> int | None:
+        """Limit on the threads of the CPU kernels, 0 for no limit; None without kernels."""
+        return self.kernel_threads
+
+    @property
+    def ok(self) -> bool:
+        """True if every op runs natively on JAX's default platform."""
+        mine = [s for s in self.ops if s.platform == self.default_platform]
+        return not self.problems and bool(mine) and all(s.native for s in mine)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all fields for JSON."""
+        # A library's loaded module cannot be converted.
+        libraries = [{k: v for k, v in vars(x).items() if k != "loaded"} for x in self.libraries]
+        names = {"ok": self.ok, "default_platform": self.default_platform}
+        return {**names, **vars(self), "libraries": libraries}
+
+    def __str__(self) -> str:
+        lines = ["jaxkern doctor", "", *self._lines()]
+        lines += [f"  {'backend':<20}{self.backend}", f"  {'JPEG decoder':<20}{self.jpeg_decoder}"]
+        lines += ["", f"libraries (XLA FFI {_dotted(self.abi_running)} is running)"]
+        for library in self.libraries:
+            built = f"built for FFI {_dotted(library.abi)}" if library.abi else "not loaded"
+            state = library.problem or f"in use, {len(library.targets)} targets"
+            lines.append(f"  {library.module} [{library.platform}] {built}: {state}")
+        lines += ["", "ops"]
+        for status in self.ops:
+            how = f"native {status.target}" if status.native else f"pure JAX ({status.reason})"
+            lines.append(f"  {status.op} on {status.platform}: {how}")
+        lines += ["", "FFI targets. After 'No FFI handler registered for NAME' import its package."]
+        lines += [f"  {target} [{x.platform}]" for x in self.libraries for target in x.targets]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+def doctor() -> Diagnosis:
+    """Report for every op and platform which implementation runs, and why.
+
+    Asks JAX for its default platform, which starts its backends.
+
+    Returns:
+      A `Diagnosis`: printable, and structured (``.ok``, ``.ops``, ``.libraries``, ...).
+
+    Example:
+      >>> import jaxkern as jk
+      >>> jk.doctor().backend
+      'auto'
+    """
+    from jaxkern import image  # noqa: F401 (declares its ops)
+    from jaxkern.pipeline.sources.images.decoding import jpeg_decoding
+
+    # First, because it starts the backend, which checks the CUDA module against the GPUs.
+    status, backend = get_device_status(), current_backend()
+    statuses = []
+    for op in ops().values():
+        for name in op.platforms:
+            missing = registry.missing(op.target, name)
+            if backend == "jax":
+                missing = "the backend is 'jax'"
+            statuses.append(OpStatus(op.name, name, op.target, missing is None, missing or ""))
+    decoder, is_native, reason = jpeg_decoding()
+    return Diagnosis(
+        **vars(status),
+        backend=backend,
+        abi_running=registry.running_abi(),
+        libraries=tuple(registry.libraries()),
+        ops=tuple(statuses),
+        jpeg_decoder=f"{decoder}, linked"
+        if is_native
+        else f"not native: {reason}; {decoder} decodes in worker threads",
     )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import operator as python
 import threading
 import time
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ import numpy as np
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.caches import LruCache
 from jaxkern.core.compat import ArrayImpl, is_tracing, program_context
-from jaxkern.execution.operator import Operator, Static, operators_in, unbind
+from jaxkern.execution.operator import Operator, Static, unbind
 from jaxkern.execution.options import Supervised
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -35,10 +34,7 @@ class JITOptions:
       sample_input: arguments to compile for at once: a tuple of arguments, or the single argument
         (``inputs`` of an `Operator`). Arrays or ``jax.ShapeDtypeStruct``; values are ignored. For
         a class of operators, each new instance is compiled.
-      cache_size: maximum number of compiled programs; the least recently used one is evicted.
-
-    Raises:
-      ValueError: if ``cache_size`` is not a positive integer.
+      cache_size: positive maximum number of programs; the least recently used one is evicted.
     """
 
     sample_input: Any = None
@@ -57,7 +53,6 @@ class CacheInfo:
       evictions: programs that were removed to stay within ``max_programs``.
       programs, max_programs: number of cached programs, and its maximum.
       compile_seconds: total time of tracing and compiling, including evicted programs.
-      inlined: calls under another transformation, which are part of the enclosing program.
     """
 
     hits: int = 0
@@ -66,7 +61,6 @@ class CacheInfo:
     programs: int = 0
     max_programs: int = 0
     compile_seconds: float = 0.0
-    inlined: int = 0
 
 
 def _leaf_key(leaf: Any) -> Any:
@@ -78,51 +72,23 @@ def _leaf_key(leaf: Any) -> Any:
         return kind
     if kind is Static:
         return leaf
-    if isinstance(leaf, str):  # np.str_ is an np.generic too
-        return Static(leaf)
-    if isinstance(leaf, (np.ndarray, np.generic)):
-        x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-        return _numpy_aval(leaf.shape, leaf.dtype, x64)
     if isinstance(leaf, jax.core.Tracer):
         return None
-    if isinstance(leaf, (jax.ShapeDtypeStruct, jax.Array)):
+    arrays = (np.ndarray, np.generic, jax.ShapeDtypeStruct, jax.Array)
+    if isinstance(leaf, arrays) and not isinstance(leaf, str):  # np.str_ is an np.generic
         # `jax.typeof` of two random keys never compares equal, so use shape and dtype.
         extended = jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
         aval = (leaf.shape, leaf.dtype) if extended else jax.typeof(leaf)
-        committed = getattr(leaf, "committed", leaf.sharding is not None)
-        return (aval, leaf.sharding) if committed else aval
-    for number in _NUMBERS:  # JAX treats subclasses, such as IntEnum, as numbers
-        if isinstance(leaf, number):
-            return number
-    return Static(leaf)
-
-
-@functools.lru_cache(4096)
-def _numpy_aval(shape: tuple[int, ...], dtype: np.dtype[Any], x64: bool) -> Any:
-    del x64  # determines the type that JAX chooses for 64-bit values
-    return jax.typeof(np.broadcast_to(np.zeros((), dtype), shape))
-
-
-def _traced_call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call a function that JAX traces; TypeError if it changes an operator's attributes."""
-    before = [(op, *jax.tree.flatten(op)) for op in operators_in((args, kwargs))]
-    result = fn(*args, **kwargs)
-    for op, leaves, tree in before:
-        new_leaves, new_tree = jax.tree.flatten(op)
-        same = len(new_leaves) == len(leaves) and all(map(python.is_, new_leaves, leaves))
-        if not (same and tree == new_tree):  # type: ignore[operator]
-            raise TypeError(
-                f"forward of {type(op).__name__} changes an attribute of its operator, which a "
-                "compiled program cannot do; return the new value instead"
-            )
-    return result
+        sharding = getattr(leaf, "sharding", None)
+        return (aval, sharding) if getattr(leaf, "committed", sharding is not None) else aval
+    # JAX treats subclasses, such as IntEnum, as numbers.
+    return next((number for number in _NUMBERS if isinstance(leaf, number)), Static(leaf))
 
 
 class _Program:
     """A ``jax.jit`` function that has one compiled program; ``fn`` is None before compilation."""
 
     # Unlike `jax.stages.Compiled`, it checks for NaN and names arguments in errors.
-
     def __init__(self) -> None:
         self.fn: Any = None
         self.lock = threading.Lock()
@@ -145,9 +111,7 @@ class _Call(NamedTuple):
 class JitFunction(Supervised):
     """A function returned by `jit`."""
 
-    def __init__(
-        self, fn: Callable[..., Any], options: JITOptions, name: str | None = None
-    ) -> None:
+    def __init__(self, fn: Any, options: JITOptions, name: str | None = None) -> None:
         functools.update_wrapper(self, fn, updated=())
         #: the function that was passed to `jit`
         self.fn = fn
@@ -172,8 +136,6 @@ class JitFunction(Supervised):
             return self.fn(*args, **kwargs)
         call = self._make_call(args, kwargs)
         if call.traced or is_tracing():
-            with self._lock:
-                self._counts.inlined += 1
             return self._inlined(*call.function_key())(*call.args, **call.kwargs)
         return self._program(call, is_call=True)(*call.args, **call.kwargs)
 
@@ -187,10 +149,10 @@ class JitFunction(Supervised):
                 if type(key) is Static:
                     if not key.is_hashable():
                         which, *path = _paths(tree)[index]
+                        name = ("args", "kwargs")[which.idx] + jax.tree_util.keystr(tuple(path))
                         raise TypeError(
-                            f"{self._name}: {('args', 'kwargs')[which.idx]}"
-                            f"{jax.tree_util.keystr(tuple(path))}: expected arrays or a hashable "
-                            f"value, got a {type(key.value).__name__}"
+                            f"{self._name}: {name}: expected arrays or a hashable value, got a "
+                            f"{type(key.value).__name__}"
                         )
                     leaves[index] = None
             args, kwargs = jax.tree.unflatten(tree, leaves)
@@ -205,27 +167,19 @@ class JitFunction(Supervised):
                 entry = _Program()
                 evicted = self._programs.put(call.key, entry)
                 counts.evictions += sum(program.fn is not None for program in evicted)
-            if entry.fn is not None:
-                counts.hits += is_call
-                return entry.fn
+        seconds = 0.0
         with entry.lock:
             hit = entry.fn is not None
             if not hit:
-                entry.fn = self._compile(call, counts)
+                started = time.perf_counter()
+                fn = self._jax_jit(*call.function_key())
+                fn.lower(*call.args, **call.kwargs).compile()
+                entry.fn, seconds = fn, time.perf_counter() - started
         with self._lock:
+            counts.compile_seconds += seconds
             counts.hits += is_call and hit
             counts.misses += is_call and not hit
         return entry.fn
-
-    def _compile(self, call: _Call, counts: CacheInfo) -> Any:
-        started = time.perf_counter()
-        try:
-            fn = self._jax_jit(*call.function_key())
-            fn.lower(*call.args, **call.kwargs).compile()
-            return fn
-        finally:
-            with self._lock:
-                counts.compile_seconds += time.perf_counter() - started
 
     def _jax_jit(self, tree: Any, static: tuple[Static | None, ...]) -> Any:
         """Return a new ``jax.jit`` function; JAX frees its programs when it is freed."""
@@ -234,13 +188,12 @@ class JitFunction(Supervised):
             operands = iter(jax.tree.leaves((args, kwargs)))
             leaves = [next(operands) if leaf is None else leaf.value for leaf in static]
             args, kwargs = jax.tree.unflatten(tree, leaves)
-            return _traced_call(self._function, args, kwargs)
+            return self._function(*args, **kwargs)
 
         # JAX takes the names of arguments and the source location from these.
         functools.update_wrapper(program, self._function, updated=())
         program.__name__ = program.__qualname__ = self._name
-        if self._name != getattr(self._function, "__name__", None):
-            # JAX would use the name of the wrapped function.
+        if self._name != getattr(self._function, "__name__", None):  # JAX would use this name
             program.__signature__ = inspect.signature(program)  # type: ignore[attr-defined]
             del program.__wrapped__  # type: ignore[attr-defined]
         # `performance.watch_compiles` reads these.
@@ -255,21 +208,14 @@ class JitFunction(Supervised):
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Lower for these arguments, like ``jax.jit(fn).lower``."""
         call = self._make_call(args, kwargs)
-        fn = self._jax_jit(*call.function_key())
-        lowered: jax.stages.Lowered = fn.lower(*call.args, **call.kwargs)
-        return lowered
+        lowered = self._jax_jit(*call.function_key()).lower(*call.args, **call.kwargs)
+        return cast(jax.stages.Lowered, lowered)
 
     def precompile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for the shapes and dtypes of these arguments, without a call.
 
         Arrays may be ``jax.ShapeDtypeStruct`` (with a sharding if the arrays will be committed).
         It may run in another thread; a call that needs the program waits for it.
-
-        >>> import jax, jax.numpy as jnp, jaxkern.execution as ex
-        >>> double = ex.jit(lambda x: 2 * x)
-        >>> double.precompile(jax.ShapeDtypeStruct((3,), jnp.float32))
-        >>> double(jnp.ones(3)).tolist(), double.cache_info().misses
-        ([2.0, 2.0, 2.0], 0)
         """
         self._program(self._make_call(args, kwargs), is_call=False)
 
@@ -305,12 +251,9 @@ def jit(fn: None = None, *, options: JITOptions | None = None) -> Callable[[F], 
 def jit(fn: Any = None, *, options: JITOptions | None = None) -> Any:
     """Compile a function or a class of operators, with a bounded cache of programs.
 
-    Arrays, numbers and the arrays of operators and other callable pytrees are operands; strings,
-    functions and other hashable leaves are static. Under another transformation of JAX the result
-    is a ``jax.jit`` function, and under ``jax.disable_jit`` the original function.
-
     Args:
-      fn: a function, a subclass of `Operator`, or a callable object; None returns a decorator.
+      fn: a function of arrays and hashable values, a subclass of `Operator`, or a callable object;
+        None returns a decorator.
       options: see `JITOptions`.
 
     Returns:
@@ -318,8 +261,7 @@ def jit(fn: Any = None, *, options: JITOptions | None = None) -> Any:
       ``cache_clear()``; or the class, whose ``forward`` has them.
 
     Raises:
-      TypeError: if ``fn`` cannot be compiled; when called, for a leaf that is neither hashable nor
-        an array.
+      TypeError: if ``fn`` cannot be compiled; in calls, for leaves that are not hashable.
 
     >>> import jax.numpy as jnp, jaxkern.execution as ex
     >>> @ex.jit(options=ex.JITOptions(cache_size=8))
@@ -333,24 +275,14 @@ def jit(fn: Any = None, *, options: JITOptions | None = None) -> Any:
     """
     if fn is None:
         return functools.partial(jit, options=options)
-    options = options or JITOptions()
-    is_class = isinstance(fn, type)
+    options, is_class = options or JITOptions(), isinstance(fn, type)
     name = getattr(fn, "__name__", type(fn).__name__)
-    body = fn if inspect.isroutine(fn) else type(fn).__call__
-    if (
-        not callable(fn)
-        or (is_class and not issubclass(fn, Operator))
-        or inspect.iscoroutinefunction(body)
-        or inspect.isgeneratorfunction(body)
-    ):
+    if not callable(fn) or (is_class and not issubclass(fn, Operator)):
         raise TypeError(
             f"jit: expected a function of arrays, an Operator or a subclass of Operator, got {name}"
         )
-    if (is_class or isinstance(fn, Operator)) and fn.host:
-        raise TypeError(
-            f"jit: {name} has host = True and cannot be compiled; call it without jit, or in a "
-            "jitted function through jax.pure_callback"
-        )
+    if getattr(fn, "host", False) is True:
+        raise TypeError(f"jit: {name} has host = True and cannot be compiled; call it without jit")
     if is_class:
         return _jit_class(fn, options)
     function = JitFunction(fn, options)

@@ -23,24 +23,27 @@ from jaxkern.execution.operator import (
     is_array,
     name_of,
 )
-from jaxkern.execution.options import CONTEXT, Supervised, Task, run_call, run_tasks
+from jaxkern.execution.options import OPTIONS, Supervised, Task, run_call, run_tasks
 
 _AXIS = "workers"
 _MAX_THREADS = 32
+_MAX_RANK = 64  # NumPy's limit
 
 
-class _Map(Supervised):
-    """A mapped function; as a pytree it holds the function, so that its arrays are operands."""
+class _Map(Supervised, Operator):
+    """A mapped function; as an operator, its arrays are operands of compiled programs."""
 
     def __init__(self, kind: str, fn: Any, in_axes: Any, out_axes: Any, workers: Any, host: bool):
         if not callable(fn):
             raise TypeError(f"{kind}: expected a function, got {type(fn).__name__}")
         if workers is not None:
             workers = check_integer(f"{kind}: num_workers", workers, 1)
-        self._kind, self._fn, self._workers = kind, fn, workers
-        self._in_axes, self._out_axes = in_axes, out_axes
         #: True if it maps Python code
         self.host = self.enforces_deadline = host or getattr(fn, "host", False) is True
+        if self.host:
+            out_axes = check_integer(f"{kind}: out_axes", out_axes, -_MAX_RANK, _MAX_RANK)
+        self._kind, self._fn, self._workers = kind, fn, workers
+        self._in_axes, self._out_axes = in_axes, out_axes
         self._name = self.__name__ = f"{kind}({name_of(fn)})"
 
     def call(self, /, *args: Any) -> Any:
@@ -61,15 +64,14 @@ class _Map(Supervised):
         """Return the size of the mapped axis, and the axis of each leaf."""
         message = f"{self._kind}: in_axes: expected a prefix of {len(args)} arguments, got"
         axes = flat_axes(self._in_axes, args, f"{message} {self._in_axes!r}")
-        sizes: dict[int, str] = {}
+        sizes = {}
         for (path, leaf), axis in zip(jax.tree.leaves_with_path(args), axes, strict=True):
             if axis is not None:
                 name = f"argument {path[0].idx}{jax.tree_util.keystr(path[1:])}"
-                sizes.setdefault(axis_size(f"{self._kind}: {name}", leaf, axis), name)
-        if len(sizes) != 1:
-            sizes_found = ", ".join(f"{n} in {name}" for n, name in sizes.items()) or "no axis"
-            raise ValueError(f"{self._kind}: expected mapped axes of one size, got {sizes_found}")
-        return next(iter(sizes)), axes
+                sizes[name] = axis_size(f"{self._kind}: {name}", leaf, axis)
+        if len(set(sizes.values())) != 1:
+            raise ValueError(f"{self._kind}: expected mapped axes of one size, got {sizes}")
+        return next(iter(sizes.values())), axes
 
     def _count_devices(self, size: int) -> int:
         available = jax.device_count()
@@ -93,28 +95,14 @@ class _Map(Supervised):
                 leaf if axis is None else leaf[(slice(None),) * (axis % leaf.ndim) + (index,)]
                 for leaf, axis in zip(leaves, axes, strict=True)
             ]
-            context, arguments = CONTEXT.get(), jax.tree.unflatten(tree, item)
-            if context is None or isinstance(self._fn, (Operator, Supervised)):
+            options, arguments = OPTIONS.get(), jax.tree.unflatten(tree, item)
+            if options is None or isinstance(self._fn, (Operator, Supervised)):
                 return self._fn(*arguments)
-            return run_call(context, f"{name_of(self._fn)}[{index}]", self._fn, *arguments)
+            return run_call(options, f"{name_of(self._fn)}[{index}]", self._fn, *arguments)
 
         tasks = [Task(f"item {i}", functools.partial(run, i)) for i in range(size)]
         results = run_tasks(tasks, self._name, self._workers or _MAX_THREADS)
         return _stack_results(self._kind, results, self._out_axes)
-
-
-def _flatten(mapped: _Map) -> tuple[tuple[Any], Static]:
-    static = {name: value for name, value in vars(mapped).items() if name != "_fn"}
-    return (mapped._fn,), Static(static)
-
-
-def _unflatten(static: Static, children: Any) -> _Map:
-    mapped = object.__new__(_Map)
-    mapped.__dict__.update(static.value, _fn=children[0])
-    return mapped
-
-
-jax.tree_util.register_pytree_node(_Map, _flatten, _unflatten)
 
 
 def _shared(fn: Any, devices: int, *args: Any) -> Any:
@@ -130,50 +118,29 @@ def _shared(fn: Any, devices: int, *args: Any) -> Any:
 _program = JitFunction(_shared, JITOptions())
 
 
-def _stack_results(kind: str, results: list[Any], out_axes: Any) -> Any:
+def _stack_results(kind: str, results: list[Any], axis: int) -> Any:
     if not results:
         raise ValueError(f"{kind}: expected at least one item for a Python function, got 0")
-    trees = {jax.tree.structure(result) for result in results}
-    if len(trees) > 1:
-        structures = " and ".join(sorted(map(str, trees)))
-        raise ValueError(f"{kind}: the results of items have different structures: {structures}")
-    message = (
-        f"{kind}: out_axes: expected integers in a prefix of the results "
-        f"{next(iter(trees))}, got {out_axes!r}"
-    )
-    # Wrapped in tuples, because `flat_axes` converts a list at the top level to a tuple.
-    axes = flat_axes((out_axes,), (results[0],), message)
-    if None in axes:
-        raise ValueError(message)
-    columns = zip(*map(jax.tree.leaves, results), strict=True)
-    leaves = [_stack(kind, axis, parts) for axis, parts in zip(axes, columns, strict=True)]
-    return jax.tree.unflatten(trees.pop(), leaves)
+    try:
+        return jax.tree.map(lambda *parts: _stack(parts, axis), *results)
+    except ValueError as error:
+        shapes = sorted({str(jax.tree.map(np.shape, result)) for result in results})
+        raise ValueError(
+            f"{kind}: results of the shapes {' and '.join(shapes)} cannot be stacked along axis "
+            f"{axis}: {error}"
+        ) from error
 
 
-def _stack(kind: str, axis: Any, parts: Sequence[Any]) -> Any:
+def _stack(parts: Sequence[Any], axis: int) -> Any:
     """Stack one leaf of all results: numbers and arrays, or strings, else objects."""
     if all(isinstance(part, jax.Array) for part in parts):
-        stack: Any = jnp.stack
-    elif all(
-        is_array(part) or isinstance(part, (str, bool, int, float, complex)) for part in parts
-    ):
+        return jnp.stack(parts, axis)
+    if all(is_array(part) or isinstance(part, (str, bool, int, float, complex)) for part in parts):
         # NumPy would convert numbers next to strings to strings.
         text = {np.asarray(part).dtype.kind in "US" for part in parts}
-        parts = [np.asarray(part, object if len(text) > 1 else None) for part in parts]
-        stack = np.stack
-    else:
-        objects = np.empty(len(parts), object)
-        for index, part in enumerate(parts):
-            objects[index] = part
-        return objects
-    try:
-        return stack(parts, axis)
-    except ValueError as error:
-        shapes = " and ".join(map(str, sorted({np.shape(part) for part in parts})))
-        raise ValueError(
-            f"{kind}: expected results of one shape and an axis {axis} of their stack, got results "
-            f"of shape {shapes}"
-        ) from error
+        dtype = object if len(text) > 1 else None
+        return np.stack([np.asarray(part, dtype) for part in parts], axis)
+    return np.fromiter(parts, object, len(parts))
 
 
 def vmap(
@@ -182,20 +149,17 @@ def vmap(
     """Map a function over an axis of its arguments: ``jax.vmap``, or threads for Python code.
 
     Args:
-      fn: a JAX function, or with ``host`` a Python function or `Operator` of one item. Results of
-        a Python function are stacked: numbers and arrays as arrays, strings as NumPy strings, and
-        anything else, also a mix of strings and numbers, as an array of objects.
+      fn: a JAX function, or with ``host`` a Python function or `Operator` of one item, whose
+        results are stacked: numbers, arrays and strings as arrays, anything else as objects.
       in_axes: as in ``jax.vmap``: an axis, None for an argument that all items share, or a tuple or
         tree of them.
-      out_axes: the mapped axis of the result: an integer, or a tuple or tree of integers; for a JAX
-        function also None, as in ``jax.vmap``.
+      out_axes: the mapped axis of all results, an integer; for a JAX function as in ``jax.vmap``.
       host: True for Python code. An `Operator` with ``host = True`` and a map of Python code are
         recognized without it.
 
     Raises:
       ValueError: for axes that do not exist or differ in size; for a Python function also for no
-        items, and for results that differ in shape or structure.
-      Exception: the error of the first failed item, with a note that has its index.
+        items, and for results that differ in shape or structure. Errors of items have a note.
 
     >>> import numpy as np, jaxkern.execution as ex
     >>> ex.vmap(str.upper, host=True)(np.array(["a", "b"])).tolist()
@@ -212,18 +176,15 @@ def pmap(
 ) -> Callable[..., Any]:
     """Map a function over the first axis of its arguments, on threads or on devices.
 
-    A Python function runs on ``num_workers`` threads. For a JAX function, each of ``num_workers``
-    devices maps an equal share of the items. ``pmap(vmap(f))`` maps over two axes.
+    A Python function runs on threads. For a JAX function, each device maps an equal share.
 
     Args:
-      fn: as for `vmap`.
+      fn, host: as for `vmap`.
       num_workers: number of threads (default: one per item, at most 32) or devices (default: the
         largest number that divides the items evenly).
-      host: as for `vmap`.
 
     Raises:
-      ValueError: for axes that differ in size, a number of workers that is not positive or exceeds
-        the devices, and items that devices cannot share evenly; for a Python function see `vmap`.
+      ValueError: as for `vmap`, and for items that ``num_workers`` devices cannot share evenly.
 
     >>> import numpy as np, jaxkern.execution as ex
     >>> total = ex.pmap(lambda x: float(np.sum(x)), num_workers=2, host=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as JaxSpec
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.execution.jit import JitFunction, JITOptions, jit
+from jaxkern.execution.jit import JitFunction, JITOptions
 from jaxkern.execution.operator import callable_tree
 
 
@@ -41,8 +42,9 @@ def DeviceMesh(
     available = list(jax.devices() if devices is None else devices)
     sizes = list(shape) if hasattr(shape, "__iter__") else [shape]
     sizes = [check_integer("DeviceMesh: shape", n, -1) for n in sizes]
-    if sizes.count(-1) == 1 and min(n for n in [*sizes, 1] if n != -1) > 0:
-        sizes[sizes.index(-1)] = len(available) // math.prod(n for n in sizes if n != -1)
+    if -1 in sizes:
+        rest = abs(math.prod(sizes))
+        sizes[sizes.index(-1)] = len(available) // rest if rest else 0
     if not sizes or min(sizes) < 1 or math.prod(sizes) > len(available):
         raise ValueError(
             f"DeviceMesh: shape: expected positive sizes, or one -1, for {len(available)} devices, "
@@ -56,6 +58,7 @@ def DeviceMesh(
     return jax.make_mesh(tuple(sizes), tuple(names), axis_types=types, devices=used)
 
 
+@dataclasses.dataclass(frozen=True, init=False)
 class PartitionSpec:
     """The mesh axis that splits each axis of an array: a number, a name, a tuple of them, or None.
 
@@ -64,20 +67,15 @@ class PartitionSpec:
     ('axis0', None)
     """
 
+    entries: tuple[int | str | tuple[int | str, ...] | None, ...]
+
     def __init__(self, *entries: int | str | tuple[int | str, ...] | None) -> None:
-        self.entries = entries
-
-    def __repr__(self) -> str:
-        return f"PartitionSpec({', '.join(map(repr, self.entries))})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PartitionSpec) and self.entries == other.entries
-
-    def __hash__(self) -> int:
-        return hash(self.entries)
+        object.__setattr__(self, "entries", entries)
 
     def resolve(self, mesh: Mesh) -> JaxSpec:
         """Return JAX's specification for a mesh; ValueError for an axis that it does not have."""
+        if not isinstance(mesh, Mesh):
+            raise TypeError(f"mesh: expected a DeviceMesh, got {type(mesh).__name__}")
         names = mesh.axis_names
 
         def name(entry: Any) -> Any:
@@ -94,27 +92,17 @@ class PartitionSpec:
         return JaxSpec(*map(name, self.entries))
 
 
-def _check_mesh(mesh: Any) -> Mesh:
-    if not isinstance(mesh, Mesh):
-        raise TypeError(f"mesh: expected a DeviceMesh, got {type(mesh).__name__}")
-    return mesh
-
-
-def mesh_sharded(
-    fn: Callable[..., Any], mesh: Any, partition_spec: Any, out_spec: Any = None
-) -> Callable[..., Any]:
+def mesh_sharded(fn: Callable[..., Any], mesh: Any, partition_spec: Any) -> Callable[..., Any]:
     """Compile a JAX function to run on a mesh, with its arguments sharded over the devices.
 
     Args:
       fn: a JAX function of arrays.
       mesh: a `DeviceMesh`, or any ``jax.sharding.Mesh``.
       partition_spec: a `PartitionSpec`, or JAX's, for all arrays of all arguments; or a tuple with
-        one specification, or a tree of them, per argument. Entries beyond an
-        array's axes are ignored.
-      out_spec: the shardings of the results, in the same way; None lets XLA choose.
+        one, or a tree of them, per argument. Entries beyond an array's axes are ignored.
 
     Returns:
-      The function, with ``lower(*args)`` as of ``jax.jit``. Other transformations apply to it.
+      The function, with ``lower(*args)`` as of ``jax.jit``. XLA chooses the shardings of results.
 
     Raises:
       ValueError: for mesh axes that do not exist, and for sizes that devices cannot share evenly.
@@ -124,30 +112,23 @@ def mesh_sharded(
     >>> double(jnp.ones((2, 2))).tolist()
     [[2.0, 2.0], [2.0, 2.0]]
     """
-    mesh = _check_mesh(mesh)
     spec = _resolve(partition_spec, mesh)
-    out = None if out_spec is None else _resolve(out_spec, mesh)
 
     def sharded(fn: Any, *args: Any) -> Any:
-        result = fn(*args)
-        return result if out is None else _shard(result, out, mesh)
+        return fn(*args)
 
     jitted = JitFunction(sharded, JITOptions(), getattr(fn, "__name__", None))
     # The arrays of an operator are operands, so that the next call uses changed ones.
     function = callable_tree(fn)
 
-    def shard(args: tuple[Any, ...]) -> Any:
-        if isinstance(spec, tuple) and not _is_spec(spec) and len(spec) != len(args):
-            raise ValueError(
-                f"mesh_sharded: partition_spec has {len(spec)} entries for {len(args)} arguments"
-            )
-        return _shard(args, spec, mesh)
+    def operands(*args: Any) -> tuple[Any, ...]:
+        return function, *_shard(args, spec, mesh)
 
     @functools.wraps(fn)
     def call(*args: Any) -> Any:
-        return jitted.call(function, *shard(args))
+        return jitted.call(*operands(*args))
 
-    call.lower = lambda *args: jitted.lower(function, *shard(args))  # type: ignore[attr-defined]
+    call.lower = lambda *args: jitted.lower(*operands(*args))  # type: ignore[attr-defined]
     return call
 
 
@@ -158,7 +139,7 @@ def _shard(tree: Any, specs: Any, mesh: Mesh) -> Any:
         x = jnp.asarray(x)
         sharding = NamedSharding(mesh, JaxSpec(*tuple(spec)[: x.ndim]))
         if isinstance(x, jax.core.Tracer):
-            return jax.lax.with_sharding_constraint(x, sharding)
+            return lax.with_sharding_constraint(x, sharding)
         return jax.device_put(x, sharding)
 
     def put_all(spec: Any, part: Any) -> Any:
@@ -174,10 +155,8 @@ def _is_spec(value: Any) -> bool:
 def _resolve(tree: Any, mesh: Mesh) -> Any:
     def resolve(spec: Any) -> JaxSpec:
         if not _is_spec(spec):
-            raise TypeError(
-                "partition_spec: expected PartitionSpec(...), or a tuple or tree of them, got "
-                f"{type(spec).__name__}"
-            )
+            name = type(spec).__name__
+            raise TypeError(f"partition_spec: expected a tree of PartitionSpec(...), got {name}")
         return PartitionSpec(*getattr(spec, "entries", spec)).resolve(mesh)
 
     return jax.tree.map(resolve, tree, is_leaf=_is_spec)
@@ -189,16 +168,14 @@ def pipeline_parallel(
     """Run a chain of stages, each on its own device, on the microbatches of a batch.
 
     With S stages, M microbatches take M + S - 1 ticks; a device is idle for S - 1 of them. Each
-    device holds only the floating-point parameters of its stages. (Huang et al.,
-    "GPipe", NeurIPS 2019.)
+    device holds only its own float parameters. (Huang et al., "GPipe", NeurIPS 2019.)
 
     Args:
       stages: functions of a float array [n, ...] that return one, record by record; shapes may
-        differ between stages. The leaves of a stage that is a pytree are its parameters.
-      mesh: a `DeviceMesh` or ``jax.sharding.Mesh``; the size of its axis ``axis`` divides the
-        number of stages, and consecutive stages share a device.
+        differ. The leaves of a stage that is a pytree are its parameters.
+      mesh: a `DeviceMesh` or ``jax.sharding.Mesh``.
       num_microbatches: number of equal parts of the first axis of a batch.
-      axis: number or name of the mesh axis; the work is replicated along all others.
+      axis: number or name of the mesh axis, whose size divides the number of stages.
 
     Returns:
       A differentiable function of a batch, equal to calling the stages in turn; its
@@ -220,23 +197,17 @@ def pipeline_parallel(
 class PipelineParallel:
     """A chain of stages; the result of `pipeline_parallel`."""
 
-    def __init__(
-        self, stages: Sequence[Any], mesh: Any, num_microbatches: int, axis: int | str
-    ) -> None:
-        self._stages = list(stages)
-        self._mesh = _check_mesh(mesh)
-        names = self._mesh.axis_names
-        self._axis: str = names[axis] if isinstance(axis, int) else axis
-        if self._axis not in names:
-            raise ValueError(f"axis: expected one of {', '.join(names)}, got {axis!r}")
-        self._devices = int(self._mesh.shape[self._axis])
+    def __init__(self, stages: Sequence[Any], mesh: Any, num_microbatches: int, axis: Any) -> None:
+        self._stages, self._mesh = list(stages), mesh
+        (self._axis,) = PartitionSpec(axis).resolve(mesh)
+        self._devices = int(mesh.shape[self._axis])
         if not self._stages or len(self._stages) % self._devices:
             raise ValueError(
                 f"pipeline_parallel: {len(self._stages)} stages cannot be divided evenly between "
                 f"the {self._devices} devices of mesh axis {self._axis!r}"
             )
         self._count = check_integer("num_microbatches", num_microbatches, 1)
-        self._jitted: Callable[..., Any] = jit(lambda stages, batch: self._run(stages, batch))
+        self._jitted = JitFunction(self._run, JITOptions())
 
     def __call__(self, batch: Any) -> jax.Array:
         return self.apply(self._stages, batch)
@@ -247,15 +218,15 @@ class PipelineParallel:
         return result
 
     def _run(self, stages: list[Any], batch: jax.Array) -> jax.Array:
-        rows = batch.shape[0] if batch.ndim else 0
-        if rows == 0 or rows % self._count:
+        records = batch.shape[0] if batch.ndim else 0
+        if records == 0 or records % self._count:
             raise ValueError(
                 f"pipeline_parallel: a batch of shape {batch.shape} cannot be divided into "
                 f"{self._count} equal microbatches"
             )
         each = len(stages) // self._devices
         groups = [stages[i : i + each] for i in range(0, len(stages), each)]
-        shapes = [jax.ShapeDtypeStruct((rows // self._count, *batch.shape[1:]), batch.dtype)]
+        shapes = [jax.ShapeDtypeStruct((records // self._count, *batch.shape[1:]), batch.dtype)]
         for group in groups:
             shapes.append(_result_shape(group, shapes[-1]))
         # Devices exchange flat arrays of one size and dtype.
@@ -271,10 +242,8 @@ class PipelineParallel:
 
         def branch(number: int) -> Callable[..., jax.Array]:
             def run(vector: Any, constants: Any, flat: jax.Array) -> jax.Array:
-                x = unflatten(flat, shapes[number])
-                for fn in restore[number](vector, constants[number]):
-                    x = fn(x)
-                return flatten(x)
+                group = restore[number](vector, constants[number])
+                return flatten(_chain(group, unflatten(flat, shapes[number])))
 
             return run
 
@@ -291,7 +260,7 @@ class PipelineParallel:
         # Each device returns a row per microbatch; the last device has the results.
         outputs = outputs.reshape(self._devices, self._count, width)[-1]
         results = jax.vmap(lambda flat: unflatten(flat, shapes[-1]))(outputs)
-        return jnp.reshape(results, (rows, *shapes[-1].shape[1:]))
+        return jnp.reshape(results, (records, *shapes[-1].shape[1:]))
 
     def _schedule(
         self, branches: Sequence[Any], vector: Any, constants: Any, inputs: jax.Array
@@ -300,8 +269,11 @@ class PipelineParallel:
         stage = lax.axis_index(self._axis)
         last = self._devices - 1
         neighbours = [(i, i + 1) for i in range(last)]
-        inputs = lax.pcast(inputs, (self._axis,), to="varying")
-        constants = jax.tree.map(lambda x: lax.pcast(x, (self._axis,), to="varying"), constants)
+
+        def varying(x: Any) -> Any:
+            return lax.pcast(x, (self._axis,), to="varying")
+
+        inputs, constants = varying(inputs), jax.tree.map(varying, constants)
 
         def work(received: jax.Array, index: jax.Array) -> jax.Array:
             first = lax.dynamic_index_in_dim(inputs, index, keepdims=False)
@@ -322,21 +294,19 @@ class PipelineParallel:
             sent = lax.ppermute(result, self._axis, neighbours) if last else result
             return sent, result
 
-        zeros = jnp.zeros(inputs.shape[1:], inputs.dtype)
-        start = lax.pcast(zeros, (self._axis,), to="varying")
+        start = varying(jnp.zeros(inputs.shape[1:], inputs.dtype))
         _, results = lax.scan(tick, start, jnp.arange(self._count + last))
         # A device has the result of microbatch m at tick m + stage.
         own: jax.Array = lax.dynamic_slice_in_dim(results, stage, self._count)
         return own
 
 
-def _result_shape(group: Sequence[Any], argument: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    def chain(x: Any) -> Any:
-        for fn in group:
-            x = fn(x)
-        return x
+def _chain(group: Sequence[Any], x: Any) -> Any:
+    return functools.reduce(lambda x, fn: fn(x), group, x)
 
-    result = jax.eval_shape(chain, argument)
+
+def _result_shape(group: Sequence[Any], argument: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    result = jax.eval_shape(functools.partial(_chain, group), argument)
     if isinstance(result, jax.ShapeDtypeStruct) and jnp.issubdtype(result.dtype, jnp.floating):
         return result
     raise TypeError(f"pipeline_parallel: expected a float array from each stage, got {result}")

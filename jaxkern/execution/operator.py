@@ -12,7 +12,7 @@ from jax.tree_util import GetAttrKey
 
 from jaxkern.core.compat import is_tracing
 from jaxkern.core.static import exact_key
-from jaxkern.execution.options import CONTEXT, Supervised, run_call
+from jaxkern.execution.options import OPTIONS, RECORDER, Supervised, run_call
 
 # The attribute in which an unflattened instance stores the names of its children, so that
 # `jax.tree.map` may replace arrays by anything.
@@ -58,14 +58,13 @@ class Operator:
     ``op(x)`` and ``op(inputs=x)`` call ``forward(inputs=x)``; ``x`` is any pytree.
 
     An operator is a pytree. Attributes that contain arrays or operators, also in lists, tuples and
-    dicts, are its children: `jax.grad` differentiates with respect to them, and compiled programs
-    take them as operands. All other attributes (strings, numbers, functions) are static: they must
-    be hashable, and changing one recompiles. Write ``jnp.asarray(0.1)`` for a number that varies.
+    dicts, are its children. All other attributes (strings, numbers, functions) are static: they
+    must be hashable, and changing one recompiles. Write ``jnp.asarray(0.1)`` for a number that
+    varies.
 
     Attributes:
-      host: a class attribute; True for Python code that JAX cannot trace, or that has side effects
-        (reads, writes, sleeps, sends requests). Such operators run on threads. All others are JAX
-        code, which graphs and maps trace and compile.
+      host: a class attribute; True for Python code that JAX cannot trace, or that has side effects.
+        Such operators run on threads. Graphs and maps trace and compile all others.
 
     Raises:
       TypeError: when the operator is flattened and an attribute is neither hashable nor contains an
@@ -91,26 +90,26 @@ class Operator:
         )
 
     def __call__(self, inputs: Any) -> Any:
-        context = CONTEXT.get()
-        if context is not None and context.recorder is not None:
-            return context.recorder.add_call(self, (inputs,), {})
+        if (recorder := RECORDER.get()) is not None:
+            return recorder.add_call(self, (inputs,), {})
         if self.host:
             check_not_traced(self, inputs)
-        if context is None or isinstance(type(self).forward, Supervised):
+        options = OPTIONS.get()
+        if options is None or isinstance(type(self).forward, Supervised):
             return self.forward(inputs=inputs)
-        return run_call(context, name_of(self), self.forward, inputs=inputs)
+        return run_call(options, name_of(self), self.forward, inputs=inputs)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         jax.tree_util.register_pytree_with_keys(cls, _flatten, cls._unflatten)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.__dict__.pop(_CHILD_NAMES, None)
+        if self.__dict__.pop(_CHILD_NAMES, None) is not None and is_tracing():
+            raise TypeError(
+                f"{type(self).__name__}.{name} is changed while JAX traces the operator, which a "
+                "compiled program cannot do; return the new value instead"
+            )
         object.__setattr__(self, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        self.__dict__.pop(_CHILD_NAMES, None)
-        object.__delattr__(self, name)
 
     @classmethod
     def _unflatten(cls, structure: _Structure, children: Iterable[Any]) -> Self:
@@ -176,14 +175,6 @@ def callable_tree(fn: Any) -> Any:
     return jax.tree_util.Partial(function, *first)
 
 
-def operators_in(tree: Any) -> list[Operator]:
-    """Return all operators of a pytree, including operators inside operators."""
-    operators = [leaf for leaf in jax.tree.leaves(tree, is_leaf=is_operator) if is_operator(leaf)]
-    for op in tuple(operators):
-        operators.extend(operators_in(list(vars(op).values())))
-    return operators
-
-
 def name_of(step: Any) -> str:
     """Return the name of an operator or a function for graphs and messages."""
     fn = getattr(step, "fn", None) if isinstance(step, Operator) else None
@@ -213,11 +204,7 @@ class _FunctionOperator(Operator):
 
 
 def operator(fn: Any, *, host: bool = False) -> Operator:
-    """Return an `Operator` that calls a function of one argument.
-
-    Args:
-      fn: the function.
-      host: True for Python code, which runs on threads; False for a JAX function.
+    """Return an `Operator` that calls a function of one argument; ``host`` as in `Operator`.
 
     >>> import jaxkern.execution as ex
     >>> ex.operator(str.upper, host=True)("a")

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextvars import ContextVar
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ class ExecutionOptions:
     Attributes:
       deadline: end of the time limit, as a value of ``time.monotonic()``.
       trace: the directory of the ``jax.profiler`` profile.
+      enforced: True in worker threads, whose caller enforces the deadline.
     """
 
     use_parallel: bool = True
@@ -42,28 +44,13 @@ class ExecutionOptions:
     timeout_seconds: float | None = None
     deadline: float | None = None
     trace: Path | None = None
+    enforced: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CallContext:
-    """The state that a call inherits in addition to its arguments."""
-
-    options: ExecutionOptions = ExecutionOptions()
-    # True in a worker thread, whose caller enforces the deadline.
-    in_worker: bool = False
-    # Records the calls of a composite instead of running them, see `structural_jit`.
-    recorder: Any = None
-
-
-#: None outside of `execution_options` and recordings, so that ordinary calls read one variable.
-CONTEXT: contextvars.ContextVar[CallContext | None] = contextvars.ContextVar(
-    "jaxkern_execution", default=None
-)
-
-
-def current_context() -> CallContext:
-    """Return the context of this call; the defaults outside of `execution_options`."""
-    return CONTEXT.get() or CallContext()
+#: None outside of `execution_options`
+OPTIONS: ContextVar[ExecutionOptions | None] = ContextVar("jaxkern_options", default=None)
+#: records the calls of a composite instead of running them, see `structural_jit`
+RECORDER: ContextVar[Any] = ContextVar("jaxkern_recorder", default=None)
 
 
 def current_options() -> ExecutionOptions:
@@ -74,7 +61,7 @@ def current_options() -> ExecutionOptions:
     ...     ex.current_options().max_workers
     3
     """
-    return current_context().options
+    return OPTIONS.get() or ExecutionOptions()
 
 
 @contextlib.contextmanager
@@ -86,49 +73,43 @@ def execution_options(
 ) -> Iterator[ExecutionOptions]:
     """Set options for calls inside a ``with`` block; an inner block inherits what it does not set.
 
-    The options belong to the context (``contextvars``): other threads and asyncio tasks do not see
-    them, but the worker threads of a call do.
-
     Args:
       use_parallel: False runs host functions one at a time, in order.
       max_workers: maximum number of concurrent host functions of a call, and of threads of a
         kernel. The latter applies to the whole process and to calls dispatched later.
       timeout_seconds: time limit of the whole block, from its start; the earliest deadline of
         nested blocks applies. After it, pending work is dropped and waiting raises
-        `ExecutionTimeout`. Running work cannot be cancelled: a Python function continues in its
-        thread until its next operator call or `check_timeout`, and the interpreter waits for it at
-        exit. No limit if longer than ``threading.TIMEOUT_MAX``.
+        `ExecutionTimeout`. Running work cannot be cancelled: it continues until its next operator
+        call or `check_timeout`. No limit if longer than ``threading.TIMEOUT_MAX``.
       trace_execution: a directory to write a ``jax.profiler`` profile to; True creates a temporary
-        one, see `ExecutionOptions.trace`. Each call then waits for its arrays. JAX allows one
-        profile per process at a time.
+        one, see `ExecutionOptions.trace`. Each call then waits for its arrays.
 
     Raises:
       ValueError: for values that are not positive numbers.
-      ExecutionTimeout: from calls inside the block after the deadline.
 
     >>> import numpy as np, jaxkern.execution as ex
     >>> with ex.execution_options(max_workers=2, timeout_seconds=60):
     ...     ex.pmap(lambda x: float(x) + 1, host=True)(np.arange(3.0)).tolist()
     [1.0, 2.0, 3.0]
     """
-    outer = current_context()
-    options = outer.options
+    options = current_options()
+    changes: dict[str, Any] = {}
     if use_parallel is not None:
-        options = dataclasses.replace(options, use_parallel=bool(use_parallel))
+        changes["use_parallel"] = bool(use_parallel)
     if max_workers is not None:
-        max_workers = check_integer("max_workers", max_workers, 1)
-        options = dataclasses.replace(options, max_workers=max_workers)
+        changes["max_workers"] = check_integer("max_workers", max_workers, 1)
     if timeout_seconds is not None:
         seconds = check_number("timeout_seconds", timeout_seconds, 1e-9)
         deadline = time.monotonic() + seconds
         if seconds <= threading.TIMEOUT_MAX and deadline < (options.deadline or math.inf):
-            options = dataclasses.replace(options, timeout_seconds=seconds, deadline=deadline)
+            changes |= {"timeout_seconds": seconds, "deadline": deadline, "enforced": False}
     if trace_execution is not None:
         directory = tempfile.mkdtemp() if trace_execution is True else trace_execution
-        options = dataclasses.replace(options, trace=Path(directory) if directory else None)
+        changes["trace"] = Path(directory) if directory else None
+    options = dataclasses.replace(options, **changes)
     with contextlib.ExitStack() as stack:
-        if max_workers is not None:
-            stack.enter_context(_limited_kernels(max_workers))
+        if "max_workers" in changes:
+            stack.enter_context(_limited_kernels(changes["max_workers"]))
         if trace_execution:
             profile = jax.profiler.ProfileOptions()
             profile.python_tracer_level = 0  # the Python tracer slows down every Python call
@@ -136,44 +117,36 @@ def execution_options(
             stack.enter_context(
                 jax.profiler.trace(folder, create_perfetto_trace=True, profiler_options=profile)
             )
-        enforced = outer.in_worker and options.deadline == outer.options.deadline
-        token = CONTEXT.set(dataclasses.replace(outer, options=options, in_worker=enforced))
-        stack.callback(CONTEXT.reset, token)
+        stack.callback(OPTIONS.reset, OPTIONS.set(options))
         yield options
 
 
 _limits_lock = threading.Lock()
-# The limits of the open blocks of all threads, in the order of entry; the last one applies. The
-# first one is the limit outside of all blocks.
+# The limit outside of all blocks, then those of the open blocks of all threads; the last applies.
 _limits: dict[object, int] = {}
 
 
 @contextlib.contextmanager
 def _limited_kernels(count: int) -> Iterator[None]:
-    """Limit the threads of the CPU kernels of this process; a limit set inside stays."""
-    native = registry.module("cpu")
-    if native is None:
-        yield
-        return
-    block = object()
+    """Limit the threads of the CPU kernels of this process."""
+    native, block = registry.module("cpu"), object()
     with _limits_lock:
-        _limits.setdefault(None, native.max_workers())
+        if not _limits:
+            _limits[None] = native.max_workers() if native else 0
         _limits[block] = count
-        native.set_max_workers(count)
+        registry.set_max_workers(count)
     try:
         yield
     finally:
         with _limits_lock:
-            unchanged = native.max_workers() == list(_limits.values())[-1]
             del _limits[block]
-            if unchanged:
-                native.set_max_workers(list(_limits.values())[-1])
+            registry.set_max_workers(list(_limits.values())[-1])
             if len(_limits) == 1:
                 _limits.clear()
 
 
 def remaining_seconds() -> float | None:
-    """Return the seconds until the deadline in force, at least 0, or None without one."""
+    """Return the seconds until the deadline, at least 0, or None without one."""
     deadline = current_options().deadline
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
@@ -205,16 +178,14 @@ def run_tasks(tasks: Sequence[Task], name: str, max_workers: int | None = None) 
     ``name`` is the name of the call in messages. Raises the error of the first failed task, with a
     note that names it, after running tasks have ended; no task starts after a failure.
     """
-    context = current_context()
-    options = context.options
+    options = current_options()
     limits = [n for n in (max_workers, options.max_workers, len(tasks)) if n]
     limit = min(limits, default=1) if options.use_parallel else 1
     threads = ThreadContexts()
-    contexts = contextvars.copy_context()
-    worker = context.in_worker or options.deadline is not None
-    contexts.run(CONTEXT.set, dataclasses.replace(context, in_worker=worker, recorder=None))
 
     def run(task: Task) -> Any:
+        if options.deadline is not None:
+            OPTIONS.set(dataclasses.replace(options, enforced=True))
         with threads.enter():
             return task.run()
 
@@ -228,7 +199,7 @@ def run_tasks(tasks: Sequence[Task], name: str, max_workers: int | None = None) 
     try:
         while True:
             for i in () if failed else order.get_ready():
-                futures[pool.submit(contexts.copy().run, run, tasks[i])] = i
+                futures[pool.submit(contextvars.copy_context().run, run, tasks[i])] = i
             if not futures:
                 break
             done, _ = wait(futures, remaining_seconds(), FIRST_COMPLETED)
@@ -238,8 +209,7 @@ def run_tasks(tasks: Sequence[Task], name: str, max_workers: int | None = None) 
                 raise ExecutionTimeout(
                     f"{name}: the time limit of {options.timeout_seconds:g} s has passed; "
                     f"{len(results)} of {len(tasks)} tasks have finished, {pending} pending ones "
-                    f"were dropped, and {len(running)} cannot be cancelled and continue: "
-                    f"{', '.join(running[:8])}{', ...' if len(running) > 8 else ''}"
+                    f"were dropped, and these cannot be cancelled: {', '.join(running[:8])}"
                 )
             for future in done:
                 index = futures.pop(future)
@@ -262,10 +232,9 @@ def run_tasks(tasks: Sequence[Task], name: str, max_workers: int | None = None) 
 
 
 def run_call(
-    context: CallContext, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    options: ExecutionOptions, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
-    """Call a function under the options of the context, in a thread if there is a deadline."""
-    options = context.options
+    """Call a function under the options, in a thread if there is a deadline."""
     # A call under a JAX transformation only adds to the enclosing program.
     if is_tracing() or (options.deadline is None and options.trace is None):
         return fn(*args, **kwargs)
@@ -276,7 +245,7 @@ def run_call(
         with annotation if options.trace else contextlib.nullcontext():
             return jax.block_until_ready(fn(*args, **kwargs))
 
-    if options.deadline is None or context.in_worker:
+    if options.deadline is None or options.enforced:
         return call()
     return run_tasks([Task(name, call)], name)[0]
 
@@ -291,11 +260,11 @@ class Supervised:
     enforces_deadline = False
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        context = CONTEXT.get()
-        if context is None:
+        if (recorder := RECORDER.get()) is not None:
+            return recorder.add_call(self, args, kwargs)
+        options = OPTIONS.get()
+        if options is None:
             return self.call(*args, **kwargs)
-        if context.recorder is not None:
-            return context.recorder.add_call(self, args, kwargs)
         if self.enforces_deadline:
-            context = dataclasses.replace(context, in_worker=True)
-        return run_call(context, self._name, self.call, *args, **kwargs)
+            options = dataclasses.replace(options, enforced=True)
+        return run_call(options, self._name, self.call, *args, **kwargs)

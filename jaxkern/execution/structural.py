@@ -5,26 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator as python
-import time
 import types
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 
-from jaxkern.core.arguments import check_integer
 from jaxkern.core.compat import is_tracing
 from jaxkern.core.failures import describe_exception, note
 from jaxkern.execution.jit import JitFunction, JITOptions
 from jaxkern.execution.operator import Operator, Static, has_tracers, is_array, is_operator, name_of
-from jaxkern.execution.options import (
-    CONTEXT,
-    Supervised,
-    Task,
-    current_context,
-    current_options,
-    run_tasks,
-)
+from jaxkern.execution.options import RECORDER, Supervised, Task, current_options, run_tasks
 
 Strategy = Literal["auto", "parallel", "sequential"]
 
@@ -42,16 +33,16 @@ class Reference:
 
 
 class Placeholder:
-    """A value while a graph is recorded; ``_is_jax`` tells whether arithmetic on it is JAX code."""
+    """A value while a graph is recorded; it can be indexed and passed to operators only."""
 
-    def __init__(self, recorder: Recorder, reference: Reference, is_jax: bool) -> None:
-        self._recorder, self._reference, self._is_jax = recorder, reference, is_jax
+    def __init__(self, reference: Reference) -> None:
+        self._reference = reference
 
     def __getitem__(self, key: Any) -> Placeholder:
         if type(key) not in (str, int):
-            return self._recorder.add_arithmetic(python.getitem, self, key)
-        source, path = self._reference.source, (*self._reference.path, key)
-        return Placeholder(self._recorder, Reference(source, path), self._is_jax)
+            raise _symbolic(f"indexes a value by a {type(key).__name__}")
+        reference = self._reference
+        return Placeholder(dataclasses.replace(reference, path=(*reference.path, key)))
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:  # called by isinstance for any class but Placeholder
@@ -65,68 +56,39 @@ class Placeholder:
 
 def _symbolic(action: str) -> SymbolicError:
     return SymbolicError(
-        f"forward {action} while its graph is recorded, so the graph depends on data; move that "
-        "part into an operator, or set execution_strategy='sequential'"
+        f"forward {action} while its graph is recorded; move that part into an operator, or set "
+        "execution_strategy='sequential'"
     )
 
 
-_REFUSED = (
-    *("hash", "contains", "len", "bool", "int", "index", "float", "str", "format", "iter"),
-    *("array", "jax_array"),
-)
-_BINARY = (
-    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "divmod"),
-    *("lshift", "rshift", "and", "or", "xor"),
-)
-_OTHER = ("lt", "le", "gt", "ge", "eq", "ne", "neg", "pos", "abs", "invert")
+def _refuse(method: str) -> Callable[..., Any]:
+    def call(*_: Any, **__: Any) -> Any:
+        raise _symbolic(f"calls {method} of a value")
+
+    return call
 
 
-def _define_operators() -> None:
-    def refuse(method: str) -> Callable[..., Any]:
-        def call(*_: Any, **__: Any) -> Any:
-            raise _symbolic(f"calls {method} of a value")
-
-        return call
-
-    def record(fn: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, *other: self._recorder.add_arithmetic(fn, self, *other)
-
-    def reflect(fn: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, other: self._recorder.add_arithmetic(fn, other, self)
-
-    for name in _REFUSED:
-        setattr(Placeholder, f"__{name}__", refuse(f"__{name}__"))
-    for name in (*_BINARY, *_OTHER):
-        fn = divmod if name == "divmod" else getattr(python, f"__{name}__")
-        setattr(Placeholder, f"__{name}__", record(fn))
-        if name in _BINARY:
-            setattr(Placeholder, f"__r{name}__", reflect(fn))
+# Methods that would work on a placeholder without its value. Python refuses arithmetic.
+for _method in ("bool", "eq", "ne", "hash", "str", "format", "iter", "contains", "array"):
+    setattr(Placeholder, f"__{_method}__", _refuse(f"__{_method}__"))
 
 
-_define_operators()
-
-
-@dataclasses.dataclass
-class Operation:
+class Operation(NamedTuple):
     """A recorded call of ``op``, whose arguments contain references."""
 
-    index: int
-    name: str
+    number: int
     op: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     #: True if it runs as Python on the host, False if it is traced and compiled
     host: bool
-    reason: str
 
-    @functools.cached_property
-    def after(self) -> list[int]:
-        """The operations whose results it needs."""
-        return sorted(i for i in _sources((self.args, self.kwargs)) if i >= 0)
+    def needs(self) -> set[int]:
+        """Return the operations whose results it needs."""
+        return {i for i in _sources((self.args, self.kwargs)) if i >= 0}
 
 
-@dataclasses.dataclass
-class Part:
+class Part(NamedTuple):
     """A host operation, or the JAX operations that form one program."""
 
     name: str
@@ -134,8 +96,10 @@ class Part:
     after: tuple[int, ...]
     #: the operations whose results other parts or the caller need
     results: tuple[int, ...]
-    #: duration in the last call; None if the call did not wait for it
-    seconds: float | None = None
+
+    @property
+    def host(self) -> bool:
+        return self.operations[0].host
 
 
 class Recorder:
@@ -144,16 +108,13 @@ class Recorder:
     def __init__(self) -> None:
         self.operations: list[Operation] = []
 
-    def record(self, forward: Callable[..., Any], leaves: list[Any], tree: Any) -> Any:
+    def record(self, forward: Callable[..., Any], count: int, tree: Any) -> Any:
         """Call ``forward`` on placeholders; if that fails, restore the operator's attributes."""
-        inputs = [
-            Placeholder(self, Reference(-1 - i), isinstance(x, jax.Array))
-            for i, x in enumerate(leaves)
-        ]
+        inputs = [Placeholder(Reference(-1 - i)) for i in range(count)]
         args, kwargs = jax.tree.unflatten(tree, inputs)
-        token = CONTEXT.set(dataclasses.replace(current_context(), recorder=self))
         attributes = getattr(getattr(forward, "__self__", None), "__dict__", {})
         before = dict(attributes)
+        token = RECORDER.set(self)
         try:
             return _to_references(forward(*args, **kwargs))
         except BaseException:
@@ -161,41 +122,24 @@ class Recorder:
             attributes.update(before)
             raise
         finally:
-            CONTEXT.reset(token)
+            RECORDER.reset(token)
 
-    def add_call(self, op: Any, args: Any, kwargs: Any) -> Any:
+    def add_call(self, op: Any, args: Any, kwargs: Any) -> Placeholder:
         """Record a call of an operator or another supervised function."""
         op = op.graph_step if isinstance(op, JitFunction) else op
-        if isinstance(op, StructuralOp) or (isinstance(op, Operator) and contains_host(op)):
-            reason = "contains host operators"
-        else:
-            reason = f"host = {getattr(op, 'host', False) is True}"
-        return self._add(op, args, kwargs, reason != "host = False", reason)
-
-    def add_arithmetic(self, fn: Any, *args: Any) -> Placeholder:
-        """Record a Python operator; it is JAX code if one of its operands is a value of JAX."""
-        is_jax = any(
-            p._is_jax if type(p) is Placeholder else isinstance(p, jax.Array) for p in args
-        )
-        reason = f"arithmetic of {'JAX' if is_jax else 'host'} values"
-        return self._add(fn, args, {}, not is_jax, reason)
-
-    def _add(self, op: Any, args: Any, kwargs: Any, host: bool, reason: str) -> Placeholder:
-        name, index = name_of(op), len(self.operations)
-        count = sum(other.name.split("#")[0] == name for other in self.operations)
-        name = f"{name}#{count + 1}" if count else name
-        args, kwargs = _to_references((args, kwargs))
-        self.operations.append(Operation(index, name, op, args, kwargs, host, reason))
-        return Placeholder(self, Reference(index), not host)
+        index, (args, kwargs) = len(self.operations), _to_references((args, kwargs))
+        self.operations.append(Operation(index, op, args, kwargs, runs_on_host(op)))
+        return Placeholder(Reference(index))
 
 
-def contains_host(op: Operator) -> bool:
-    """Return True for an operator with host operators, or maps of them, among its attributes."""
-    parts = jax.tree.leaves(list(vars(op).values()), is_leaf=is_operator)
-    return any(
-        getattr(part, "host", False) is True or (is_operator(part) and contains_host(part))
-        for part in parts
+def runs_on_host(op: Any) -> bool:
+    """Return True for host operators, graphs, and operators that have such attributes."""
+    if isinstance(op, StructuralOp) or getattr(op, "host", False) is True:
+        return True
+    attributes = (
+        jax.tree.leaves(list(vars(op).values()), is_leaf=is_operator) if is_operator(op) else []
     )
+    return any(map(runs_on_host, attributes))
 
 
 def _to_references(tree: Any) -> Any:
@@ -224,42 +168,36 @@ def _make_parts(operations: list[Operation], result: Any) -> list[Part]:
     hosts: list[frozenset[int]] = []
     groups: dict[Any, list[Operation]] = {}
     for operation in operations:
-        before = [hosts[i] | {i} if operations[i].host else hosts[i] for i in operation.after]
+        before = [hosts[i] | {i} if operations[i].host else hosts[i] for i in operation.needs()]
         hosts.append(frozenset[int]().union(*before))
-        key = operation.index if operation.host else hosts[-1]
-        groups.setdefault(key, []).append(operation)
-
-    def position(group: list[Operation]) -> tuple[int, int, int]:
-        # Host operations in the order of the calls; a program after the last one that it needs.
-        before = hosts[group[0].index]
-        return (
-            (group[0].index, 0, 0) if group[0].host else (max(before, default=-1), 1, len(before))
-        )
-
-    ordered = sorted(groups.values(), key=position)
-    part_of = {operation.index: n for n, group in enumerate(ordered) for operation in group}
+        groups.setdefault(operation.number if operation.host else hosts[-1], []).append(operation)
+    # Each part after the parts that it needs.
+    ordered = sorted(
+        groups.values(), key=lambda group: (len(hosts[group[0].number]), group[0].number)
+    )
+    part_of = {operation.number: n for n, group in enumerate(ordered) for operation in group}
     used = _sources(result)
     parts = []
     for number, group in enumerate(ordered):
-        name = " + ".join(operation.name for operation in group)
-        after = {part_of[i] for operation in group for i in operation.after} - {number}
-        outside = (op.after for op in operations if part_of[op.index] != number)
-        results = {operation.index for operation in group} & used.union(*outside)
+        after = {part_of[i] for operation in group for i in operation.needs()} - {number}
+        outside = (op.needs() for op in operations if part_of[op.number] != number)
+        results = {operation.number for operation in group} & used.union(*outside)
+        name = " + ".join(name_of(operation.op) for operation in group)
         parts.append(Part(name, group, tuple(sorted(after)), tuple(sorted(results))))
     return parts
 
 
 def _program(ops: list[Any], calls: list[Any], layout: Any) -> list[Any]:
     """Call the operations of a part; `JitFunction` compiles this for each structure of a part."""
-    names, results = layout
+    indices, results = layout
     values: dict[int, Any] = {}
-    for (index, name), op, call in zip(names, ops, calls, strict=True):
+    for index, op, call in zip(indices, ops, calls, strict=True):
         args, kwargs = _resolve(call, values)
         try:
             values[index] = op(*args, **kwargs)
         except Exception as error:
             text = "raised by {}, which JAX compiles; for Python code, set host = True"
-            note(error, text, name)
+            note(error, text, name_of(op))
             raise
     return [values[i] for i in results]
 
@@ -269,13 +207,10 @@ class StructuralOp(Supervised):
 
     enforces_deadline = True
 
-    def __init__(
-        self, fn: Callable[..., Any], name: str, strategy: Strategy, workers: int | None
-    ) -> None:
+    def __init__(self, fn: Callable[..., Any], name: str, strategy: Strategy) -> None:
         functools.update_wrapper(self, fn, updated=())
         self.composite = fn
         self._name, self._strategy = name, strategy
-        self._workers = 1 if strategy == "sequential" else workers
         self._program = JitFunction(_program, JITOptions(), name)
         # The reasons why calls have no graph, by the structure of their arguments.
         self._failures: dict[Any, str] = {}
@@ -295,120 +230,81 @@ class StructuralOp(Supervised):
         elif args and isinstance(args[0], Operator) and type(args[0]).forward is self:
             forward, rest = types.MethodType(forward, args[0]), args[1:]
         leaves, tree = jax.tree.flatten((rest, kwargs))
-        recorder = Recorder()
-        if tree not in self._failures:
+        recorder, reason = Recorder(), self._failures.get(tree)
+        if self._strategy == "sequential" or not current_options().use_parallel:
+            reason = "parallel execution is disabled"
+        if reason is None:
             try:
-                result = recorder.record(forward, leaves, tree)
+                result = recorder.record(forward, len(leaves), tree)
             except Exception as error:  # JAX, NumPy and others raise their own errors
-                self._failures[tree] = self._failure(error)
-        if tree in self._failures:
-            self._last = self._failures[tree]
+                reason = describe_exception(error)
+                if self._strategy == "parallel":
+                    raise SymbolicError(f"{self._name} has no graph: {reason}") from error
+                self._failures[tree] = reason
+        if reason is not None:
+            self._last = f"runs as written, one call after another: {reason}"
             return forward(*rest, **kwargs)
         self._last = parts = _make_parts(recorder.operations, result)
         values = {-1 - index: value for index, value in enumerate(leaves)}
-        run = functools.partial(self._run_part, values)
-        if len(parts) == 1 and not parts[0].operations[0].host and not current_options().deadline:
-            run(parts[0])  # asynchronous, like any jitted function
+        if len(parts) == 1 and not parts[0].host and not current_options().deadline:
+            self._run_part(values, parts[0])  # asynchronous, like any jitted function
         else:
-            tasks = [Task(p.name, functools.partial(run, p, True), p.after) for p in parts]
-            run_tasks(tasks, self._name, self._workers)
+            run = functools.partial(self._run_part, values, wait=True)
+            tasks = [Task(part.name, functools.partial(run, part), part.after) for part in parts]
+            run_tasks(tasks, self._name)
         return _resolve(result, values)
 
-    def _failure(self, error: Exception) -> str:
-        """Return why a composite has no graph; with the strategy "parallel", raise the error."""
-        reason = str(error) if isinstance(error, SymbolicError) else describe_exception(error)
-        if self._strategy == "parallel":
-            raise SymbolicError(f"structural_jit: {self._name} has no graph: {reason}") from error
-        return f"runs as written, one call after another: {reason}"
-
     def _run_part(self, values: dict[int, Any], part: Part, wait: bool = False) -> None:
-        """Add the results of a part to the values; with ``wait``, record the time."""
-        started = time.perf_counter()
-        operation = part.operations[0]
-        if operation.host:
+        """Add the results of a part to the values."""
+        if part.host:
+            (operation,) = part.operations
             args, kwargs = _resolve((operation.args, operation.kwargs), values)
-            values[operation.index] = operation.op(*args, **kwargs)
+            values[operation.number] = operation.op(*args, **kwargs)
         else:
             results = self._call_program(values, part)
             values.update(zip(part.results, results, strict=True))
         if wait:
             jax.block_until_ready([values[i] for i in part.results])
-            part.seconds = time.perf_counter() - started
 
     def _call_program(self, values: dict[int, Any], part: Part) -> list[Any]:
-        members = {op.index for op in part.operations}
+        members = {op.number for op in part.operations}
 
         def operand(leaf: Any) -> Any:
             if type(leaf) is Reference and leaf.source not in members:
                 return _resolve(leaf, values)
             return leaf if is_array(leaf) else Static(leaf)
 
-        ops = [op.op for op in part.operations]
         calls = [jax.tree.map(operand, (op.args, op.kwargs)) for op in part.operations]
-        names = [(op.index, op.name) for op in part.operations]
-        layout = Static((tuple(names), part.results))
-        results: list[Any] = self._program.call(ops, calls, layout)
+        layout = Static((tuple(op.number for op in part.operations), part.results))
+        results: list[Any] = self._program.call([op.op for op in part.operations], calls, layout)
         return results
 
     def explain(self) -> str:
-        """Describe the parts of the last call, its critical path, and limits of parallelism."""
+        """Describe the parts of the last call, or why it had none."""
         parts = self._last
         if isinstance(parts, str):
             return f"{self._name}: {parts}"
         count = sum(len(part.operations) for part in parts)
-        lines = [f"{self._name}: {count} operators in {len(parts)} parts, {self._strategy!r}"]
+        lines = [f"{self._name}: {count} operators in {len(parts)} parts"]
         for number, part in enumerate(parts):
-            kind = "host" if part.operations[0].host else "jax "
             needs = ", ".join(map(str, part.after)) or "no part"
-            reasons = ", ".join(dict.fromkeys(op.reason for op in part.operations))
-            lines.append(f"  {number}: {kind}  {part.name}, needs {needs} ({reasons})")
-        path = critical_path(parts)
-        lines.append(
-            f"critical path: {_total(path) * 1e3:.3f} ms of {_total(parts) * 1e3:.3f} ms: "
-            + " -> ".join(f"{part.name} {_milliseconds(part)}" for part in path)
-        )
-        if self._workers is not None:
-            lines.append(f"not parallel: at most {self._workers} parts at a time")
-        if not current_options().use_parallel:
-            lines.append("not parallel: execution_options(use_parallel=False)")
+            lines.append(
+                f"  {number}: {'host' if part.host else 'jax '}  {part.name}, needs {needs}"
+            )
         return "\n".join(lines)
 
 
-def _milliseconds(part: Part) -> str:
-    return "not timed" if part.seconds is None else f"{part.seconds * 1e3:.3f} ms"
-
-
-def _total(parts: list[Part]) -> float:
-    return sum(part.seconds or 0.0 for part in parts)
-
-
-def critical_path(parts: list[Part]) -> list[Part]:
-    """Return the chain of parts with the largest total time; each part comes after its needs."""
-    chains: list[list[Part]] = []
-    for part in parts:
-        before = max((chains[i] for i in part.after), key=_total, default=[])
-        chains.append([*before, part])
-    return max(chains, key=_total, default=[])
-
-
-def structural_jit(
-    fn: Any = None, *, execution_strategy: Strategy = "auto", max_workers: int | None = None
-) -> Any:
+def structural_jit(fn: Any = None, *, execution_strategy: Strategy = "auto") -> Any:
     """Run a composite of operators in parallel, by the graph of their dependencies.
 
     Args:
       fn: a subclass of `Operator`, an operator, or a function that calls operators; None returns a
         decorator.
-      execution_strategy: "parallel" raises if there is no graph because the calls depend on data;
-        "auto" then runs the composite as written; "sequential" runs one part at a time, in order.
-      max_workers: maximum number of concurrent parts.
+      execution_strategy: "parallel" raises `SymbolicError` if there is no graph because the calls
+        depend on data; "auto" then runs the composite as written, as "sequential" always does.
 
     Returns:
       The same object, with ``explain()`` (``op.forward.explain()`` for a class).
-
-    Raises:
-      SymbolicError: with "parallel", if ``forward`` depends on data.
-      ValueError: for an unknown strategy.
 
     >>> import jaxkern.execution as ex
     >>> up, down = ex.operator(str.upper, host=True), ex.operator(str.lower, host=True)
@@ -416,24 +312,20 @@ def structural_jit(
     >>> both("Jax")
     {'down': 'jax', 'up': 'JAX'}
     >>> print(both.explain().splitlines()[1])
-      0: host  upper, needs no part (host = True)
+      0: host  upper, needs no part
     """
     if execution_strategy not in get_args(Strategy):
         raise ValueError(
             f"execution_strategy: expected one of {get_args(Strategy)}, got {execution_strategy!r}"
         )
-    if max_workers is not None:
-        max_workers = check_integer("max_workers", max_workers, 1)
     if fn is None:
-        return functools.partial(
-            structural_jit, execution_strategy=execution_strategy, max_workers=max_workers
-        )
+        return functools.partial(structural_jit, execution_strategy=execution_strategy)
     name = getattr(fn, "__name__", None) or type(fn).__name__
     if not callable(fn) or (isinstance(fn, type) and not issubclass(fn, Operator)):
         raise TypeError(
             f"structural_jit: expected an Operator, a subclass of it or a function, got {name}"
         )
     if isinstance(fn, type):
-        fn.forward = StructuralOp(fn.forward, name, execution_strategy, max_workers)  # type: ignore
+        fn.forward = StructuralOp(fn.forward, name, execution_strategy)  # type: ignore
         return fn
-    return StructuralOp(fn, name, execution_strategy, max_workers)
+    return StructuralOp(fn, name, execution_strategy)

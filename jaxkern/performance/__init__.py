@@ -6,12 +6,16 @@ from jaxkern.core.threads import num_threads
 from jaxkern.performance.auditing import Audit, Finding, audit
 from jaxkern.performance.batch_size import BatchSizeRecommendation, get_batch_size_recommendation
 from jaxkern.performance.batch_trials import BatchMeasurement
-from jaxkern.performance.cache import CacheReport, disable_persistent_cache, enable_persistent_cache
 from jaxkern.performance.compiles import Change, CompileWatch, FunctionCompiles, watch_compiles
-from jaxkern.performance.host import set_num_threads, tune_host_allocator
-from jaxkern.performance.memory import Collective, MemoryReport, memory_report
-from jaxkern.performance.roofline import roofline_analysis
-from jaxkern.performance.roofline_result import OpRow, Placement, Roofline
+from jaxkern.performance.programs import Collective, MemoryReport, memory_report
+from jaxkern.performance.roofline import OpRow, Placement, Roofline, roofline_analysis
+from jaxkern.performance.settings import (
+    CacheReport,
+    disable_persistent_cache,
+    enable_persistent_cache,
+    set_num_threads,
+    tune_host_allocator,
+)
 
 __all__ = [
     "Audit",

@@ -13,8 +13,14 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.calls import inner_programs, op_calls, times
-from jaxkern.performance.memory import Collective, find_collectives
-from jaxkern.performance.programs import CompiledProgram, HloModule, Instruction, compile_program
+from jaxkern.performance.programs import (
+    Collective,
+    CompiledProgram,
+    HloModule,
+    Instruction,
+    compile_program,
+    find_collectives,
+)
 
 Severity = Literal["warning", "info"]
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print")
@@ -32,9 +38,8 @@ class Finding:
       kind: ``"copy"``, ``"collective"``, ``"f64"``, ``"donation"``, ``"callback"``, ``"fallback"``
         or ``"constant"``.
       severity: ``"warning"`` if it is rarely intended, ``"info"`` if it may be.
-      what: the instruction, operation or argument.
+      what, advice: the instruction, operation or argument, and how to avoid the cost.
       bytes: size of the data, for one execution; 0 if size does not matter.
-      advice: how to avoid it.
     """
 
     kind: str
@@ -50,13 +55,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Audit:
-    """The result of `audit`.
-
-    Attributes:
-      findings: warnings first, then by size.
-      collectives: all collectives of the program.
-      platform: platform that the program was compiled for.
-    """
+    """The result of `audit`: findings (warnings first, then by size), collectives, the platform."""
 
     findings: tuple[Finding, ...]
     collectives: tuple[Collective, ...]
@@ -79,11 +78,11 @@ class Audit:
 
 
 def audit(fn: Callable[..., Any], *args: Any, min_bytes: int = 1 << 20) -> Audit:
-    """Check the traced and compiled program of ``fn(*args)`` for hidden costs.
+    """Check the traced and compiled program of ``fn(*args)`` for hidden costs; run nothing.
 
     It reports copies and transposes, arguments copied at entry, collectives, f64 values that no f64
     argument explains, missed and unusable donations, host callbacks, ops of this package that run
-    in pure JAX, and large constants. Nothing is run.
+    in pure JAX, and large constants.
 
     Args:
       fn: function, jitted (with its own donation) or not.
@@ -91,8 +90,7 @@ def audit(fn: Callable[..., Any], *args: Any, min_bytes: int = 1 << 20) -> Audit
       min_bytes: smaller copies, collectives, donations and constants are not reported.
 
     Raises:
-      TypeError: if ``fn`` cannot be compiled for the arguments.
-      ValueError: if ``min_bytes`` is negative.
+      TypeError, ValueError: if ``fn`` cannot be compiled, or ``min_bytes`` is negative.
 
     Example:
       >>> import jax, jax.numpy as jnp

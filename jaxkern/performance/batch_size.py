@@ -118,11 +118,10 @@ def get_batch_size_recommendation(
     Each is compiled to read its memory, and all are timed in interleaved rounds. The largest size
     that fits is found by bisection and is itself compiled, so no figure is extrapolated.
 
-    A function's call is timed until its result is ready. Its memory includes arguments, outputs
-    (unless stored in donated arguments) and temporaries. A pipeline is rebuilt with other batch
-    sizes (of its last `Rebatch`, if it has one), and its delivery is timed. Its memory includes the
-    batches in its ring, two outputs and the temporaries of its last program, but not that of
-    sources, Python functions and host programs.
+    The memory of a function includes arguments, outputs (unless stored in donated arguments) and
+    temporaries. A pipeline is rebuilt with other sizes (of its last `Rebatch`, if it has one). Its
+    memory includes the batches in its ring, two outputs and the temporaries of its last
+    program, but not that of sources, Python functions and host programs.
 
     Args:
       fn_or_pipeline: function of batches, jitted or not; a `Pipeline`; or None for the fused
@@ -136,14 +135,12 @@ def get_batch_size_recommendation(
         plus the memory of unbatched arguments.
       seconds: time budget. No size is started that would exceed it, except those of ``sizes``; a
         running compilation is finished, and three to find the largest size are always done.
-      sharding: sharding of a function's batches; None for the samples' sharding. A pipeline has its
-        own.
+      sharding: sharding of a function's batches; None for the samples'. A pipeline has its own.
       progress: show a progress bar on stderr.
 
     Raises:
       TypeError, ValueError: for an invalid argument.
-      Exception: the exception of the function for the smallest size. Larger sizes that fail count
-        as too large, and ``reasons`` gives the cause.
+      Exception: that of the function for the smallest size. Larger sizes that fail are too large.
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxkern as jk
@@ -157,8 +154,7 @@ def get_batch_size_recommendation(
     """
     from jaxkern.pipeline import Pipeline
 
-    if check_number("seconds", seconds, 0) == 0:
-        raise ValueError(f"seconds: expected a number above 0, got {seconds!r}")
+    check_number("seconds", seconds, 1e-6)
     if memory_limit is not None:
         check_number("memory_limit", memory_limit, 1, 2**63)
     if sharding is not None and not isinstance(sharding, jax.sharding.Sharding):
@@ -240,9 +236,9 @@ class Search:
         )
         device, many = self._trial.device, self._trial.multiple
         name = f"{many} x " * (many > 1) + f"{device.device_kind} ({device.platform})"
-        return BatchSizeRecommendation(
-            optimal, least, largest, reasons, tuple(measured.values()), self._limit, name
-        )
+        measurements = tuple(measured.values())
+        sizes = optimal, least, largest
+        return BatchSizeRecommendation(*sizes, reasons, measurements, self._limit, name)
 
     def _grow(self) -> str:
         """Compile and run increasing sizes while throughput grows; return why it ended."""

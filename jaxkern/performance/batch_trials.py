@@ -20,8 +20,12 @@ from jaxkern.core.axes import axis_size, flat_axes
 from jaxkern.core.client import default_device
 from jaxkern.core.quantities import format_quantity
 from jaxkern.core.timing import call_seconds
-from jaxkern.performance.memory import MemoryReport, analyze_memory
-from jaxkern.performance.programs import compile_program, synthetic_values
+from jaxkern.performance.programs import (
+    MemoryReport,
+    analyze_memory,
+    compile_program,
+    synthetic_values,
+)
 
 if TYPE_CHECKING:
     from jaxkern.pipeline import Pipeline
@@ -37,9 +41,8 @@ class BatchMeasurement:
 
     Attributes:
       batch_size: number of records, over all devices that share the batch.
-      seconds: time per batch, the median over interleaved rounds; None if it was not run.
-      spread: half the interquartile range of the rounds' times, in seconds.
-      turns: number of rounds.
+      seconds, spread: time per batch, the median over interleaved rounds, and half the
+        interquartile range of these; None if it was not run. ``turns``: number of rounds.
       argument_bytes, output_bytes, temporary_bytes: on one device, as reported by XLA.
       total_bytes: compared with the memory limit; see `get_batch_size_recommendation`.
       compile_seconds: time of tracing and compiling.

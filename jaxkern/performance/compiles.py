@@ -42,8 +42,8 @@ class Change:
     Attributes:
       argument: such as ``"batch['image']"``; empty if no argument changed.
       kind: ``"shape"``, ``"dtype"``, ``"weak type"``, ``"sharding"``, ``"static value"``,
-        ``"structure"``, ``"function"`` (another function object of the same definition) or
-        ``"context"`` (an option of JAX, a mesh, `jaxkern.backend`, or cleared caches).
+        ``"structure"``, ``"function"`` (another object of the same definition) or ``"context"``
+        (an option of JAX, a mesh, `jaxkern.backend`, or cleared caches).
       before, now: the two values as text.
     """
 
@@ -68,11 +68,9 @@ class FunctionCompiles:
     """Traces and compilations of one function while it was watched.
 
     Attributes:
-      name: name of the Python function.
-      location: ``file:line`` of its definition; empty for functions of JAX itself.
-      traces: number of times that JAX traced it.
-      compiles: number of compilations requested from XLA.
-      from_cache: number of those that the persistent cache served.
+      name, location: name of the Python function, and ``file:line``; empty for those of JAX itself.
+      traces, compiles: number of times that JAX traced it, and requested its compilation from XLA.
+      from_cache: number of compilations that the persistent cache served.
       trace_seconds, lowering_seconds, compile_seconds: total times; tracing includes nested traces.
       changes: for each trace or compilation after the first, the differences from the previous one.
     """
@@ -104,13 +102,10 @@ class FunctionCompiles:
 
 
 class CompileWatch:
-    """The counts of `watch_compiles`; they can be read before its context ends.
-
-    Attributes:
-      functions: a `FunctionCompiles` for each function, in the order of first occurrence.
-    """
+    """The counts of `watch_compiles`; they can be read before its context ends."""
 
     def __init__(self) -> None:
+        #: in the order of first occurrence
         self.functions: list[FunctionCompiles] = []
 
     @property
@@ -130,11 +125,7 @@ class CompileWatch:
         return traced + sum(f.lowering_seconds + f.compile_seconds for f in self.functions)
 
     def __getitem__(self, function: str | Callable[..., Any]) -> FunctionCompiles:
-        """Return the counts of a function (jitted or not) or a name; all 0 if it never occurred.
-
-        Raises:
-          KeyError: if several functions have that name.
-        """
+        """Return the counts of a function or a name; KeyError if several have that name."""
         if isinstance(function, str):
             named = [f for f in self.functions if f.name == function]
             if len(named) > 1:
@@ -198,56 +189,50 @@ class _ThreadState(threading.local):
 
 
 class _Listener(logging.Filter):
-    """Listener to JAX's events and log records on behalf of all open watches.
-
-    It is installed with the first watch and removed with the last one.
-    """
+    """Listener to JAX's events and log records, installed while there are watches."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lock = threading.RLock()
         self.watches: list[CompileWatch] = []
         self.thread = _ThreadState()
-        # Options in the thread that opened the first watch, and outside any context.
+        # What users want to see: options of the thread that opened the first watch, and loggers.
         self.options: dict[str, bool] = {}
-        self.global_options: dict[str, bool] = {}
-        self.levels: dict[str, tuple[int, bool]] = {}
+        self.enabled: dict[str, bool] = {}
+        self.undo = contextlib.ExitStack()
 
     def open(self, watch: CompileWatch) -> None:
         with self.lock:
             self.watches.append(watch)
-            if len(self.watches) > 1:
-                return
-            self.thread = _ThreadState()
-            jax.monitoring.register_event_duration_secs_listener(self.on_duration)
-            jax.monitoring.register_event_listener(self.on_event)
-            self.options = _read_options()
-            # A context such as jax.log_compiles() applies to one thread; a new thread has none.
-            with ThreadPoolExecutor(1) as pool:
-                self.global_options = pool.submit(_read_options).result()
-            for option in _OPTIONS:
+            if len(self.watches) == 1:
+                self.thread = _ThreadState()
+                self.install()
+
+    def install(self) -> None:
+        jax.monitoring.register_event_duration_secs_listener(self.on_duration)
+        self.undo.callback(jax.monitoring.unregister_event_duration_listener, self.on_duration)
+        jax.monitoring.register_event_listener(self.on_event)
+        self.undo.callback(jax.monitoring.unregister_event_listener, self.on_event)
+        self.options = _read_options()
+        # A context such as jax.log_compiles() applies to one thread; a new thread has none.
+        with ThreadPoolExecutor(1) as pool:
+            for option, value in pool.submit(_read_options).result().items():
+                self.undo.callback(jax.config.update, option, value)
                 jax.config.update(option, True)
-            for name in compat.COMPILE_LOGGERS:
-                logger = logging.getLogger(name)
-                enabled = logger.isEnabledFor(logging.WARNING)
-                self.levels[name] = (logger.level, enabled)
-                if not enabled:
-                    logger.setLevel(logging.WARNING)
-                logger.addFilter(self)
+        for name in compat.COMPILE_LOGGERS:
+            logger = logging.getLogger(name)
+            self.undo.callback(logger.setLevel, logger.level)
+            self.enabled[name] = logger.isEnabledFor(logging.WARNING)
+            if not self.enabled[name]:
+                logger.setLevel(logging.WARNING)
+            logger.addFilter(self)
+            self.undo.callback(logger.removeFilter, self)
 
     def close(self, watch: CompileWatch) -> None:
         with self.lock:
             self.watches = [w for w in self.watches if w is not watch]
-            if self.watches:
-                return
-            for name, (level, _) in self.levels.items():
-                logger = logging.getLogger(name)
-                logger.removeFilter(self)
-                logger.setLevel(level)
-            for option, value in self.global_options.items():
-                jax.config.update(option, value)
-            jax.monitoring.unregister_event_listener(self.on_event)
-            jax.monitoring.unregister_event_duration_listener(self.on_duration)
+            if not self.watches:
+                self.undo.close()
 
     def on_event(self, event: str, **_: Any) -> None:
         if event == _CACHE_HIT:
@@ -302,7 +287,7 @@ class _Listener(logging.Filter):
                 for watch in self.watches:
                     watch._start_compile(name, self.thread.locations.get(name), str(args[2]))
         shown = (self.options[option] for head, option in _LOGGED.items() if text.startswith(head))
-        return next(shown, True) and self.levels[record.name][1]
+        return next(shown, True) and self.enabled[record.name]
 
 
 _listener = _Listener()
@@ -313,8 +298,7 @@ def watch_compiles() -> Iterator[CompileWatch]:
     """Count traces and compilations of the entire process, in a context.
 
     For each trace of a function after the first it records what changed since the previous one.
-    Contexts can be nested, and calls can come from any thread. Nothing is installed outside the
-    context. Within it only traces and compilations become slower.
+    Contexts can be nested. Within the context only traces and compilations become slower.
 
     Yields:
       A `CompileWatch`: ``watch[fn].compiles``, ``watch[fn].changes``, ``print(watch)``.

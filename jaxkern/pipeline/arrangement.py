@@ -22,22 +22,14 @@ Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Part(NamedTuple):
-    """Rows of an order that come from one epoch of one input.
+    """Rows of an order that come from one epoch of one input."""
 
-    Attributes:
-      source: index of the input.
-      shard, epoch: of the input.
-      rows: of that shard, int64 [n], ascending.
-      positions: of these rows among the requested rows, int64 [n].
-      record_id_offset: added to the record ids of the input.
-    """
-
-    source: int
-    shard: Shard
+    source: int  # index of the input
+    shard: Shard  # of the input, as the next two
     epoch: int
-    rows: Rows
-    positions: Rows
-    record_id_offset: int
+    rows: Rows  # int64 [n], ascending
+    positions: Rows  # of these rows among the requested rows, int64 [n]
+    record_id_offset: int  # added to the record ids of the input
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,12 +164,8 @@ _permutation = functools.lru_cache(maxsize=64)(Permutation)
 
 @dataclasses.dataclass(frozen=True)
 class Mixture(Order):
-    """Inputs by weight.
-
-    Attributes:
-      stop: "first" ends the epoch where an input would have to repeat a record; "last" ends it
-        when every record has occurred, while the shorter inputs repeat.
-    """
+    """Inputs by weight. An epoch ends where an input would have to repeat a record, or with `stop`
+    "last" when every record has occurred, while the shorter inputs repeat."""
 
     schedule: Schedule
     stop: Literal["first", "last"]

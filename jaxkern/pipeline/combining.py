@@ -47,12 +47,8 @@ class Settings(NamedTuple):
 class Combined(PipelineNode):
     """Rows of the batches of its inputs, in a new order.
 
-    Args:
-      name: of the node.
-      arrange: makes the order.
-      settings: of the inputs.
-      seed: of the order, and of random draws after the node; None for that of the input.
-      names: of a field for each input of a `Pairing` that holds its fields.
+    `seed` is that of the order and of random draws after the node; None for that of the input.
+    `names` are fields for the inputs of a `Pairing`, which hold theirs.
     """
 
     has_order = True
@@ -107,27 +103,30 @@ class Combined(PipelineNode):
         count = len(vertex.inputs)
         parts = order.parts(shard, epoch.number, rows)
         for part in sorted(parts, key=lambda part: (part.source - batch) % count):
-            pieces[part.source] += _read(epoch, vertex.inputs[part.source], part)
+            upstream = vertex.inputs[part.source]
+            pieces[part.source] += _read(epoch, upstream, part, self.keeps_remainder)
         data: Data
         if isinstance(order.inputs[0] if isinstance(order, ReshardedOrder) else order, Pairing):
             batches = [row.scattered(parts, len(rows)) for parts in pieces]
-            if layout.remainder == "pad":
-                batches = [{k: v for k, v in each.items() if k != "mask"} for each in batches]
             data = merge_fields(batches, self._names)
         else:
             self._fields.check(
                 *((source, part[0]) for source, parts in enumerate(pieces) for part in parts)
             )
             every = [part for parts in pieces for part in parts]
-            if out is not None and "mask" not in every[0][0]:
+            if out is not None and layout.remainder == "pad" and not self.keeps_remainder:
                 out = {name: array for name, array in out.items() if name != "mask"}
             data = row.scattered(every, len(rows), out)
         if layout.remainder == "pad":
-            data = {**data, "mask": layout.mask_of(requested) & data.get("mask", True)}
+            mask = layout.mask_of(requested)
+            if not self.keeps_remainder:
+                data = {**data, "mask": mask}
+            elif (own := data.get("mask")) is not None:  # a function may have changed or dropped it
+                data = {**data, "mask": own * mask.reshape(-1, *[1] * (own.ndim - 1))}
         return Block(data, epoch.records(layout, requested))
 
 
-def _read(epoch: Epoch, upstream: Vertex, part: Part) -> list[_Piece]:
+def _read(epoch: Epoch, upstream: Vertex, part: Part, with_mask: bool) -> list[_Piece]:
     inner = epoch.at(upstream, part.shard, part.epoch)
     layout = inner.layout(upstream)
     size, (first, last) = layout.batch_size, part.rows[[0, -1]].tolist()
@@ -140,6 +139,8 @@ def _read(epoch: Epoch, upstream: Vertex, part: Part) -> list[_Piece]:
         distinct = 1 + int(np.count_nonzero(np.diff(rows)))  # padding repeats the last row
         with inner.memoize_blocks():
             data = row.on_host(inner.shared_block(upstream, number, distinct).data)
+        if layout.remainder == "pad" and not with_mask:
+            data = {name: value for name, value in data.items() if name != "mask"}
         start, stop = int(rows[0]), int(rows[-1]) + 1
         contiguous = stop - start == len(rows) == distinct
         selected = slice(start, stop) if contiguous else rows

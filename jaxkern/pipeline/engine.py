@@ -22,7 +22,7 @@ class ItemSource:
 
     @property
     def position(self) -> Any:
-        """Where the next claim begins; JSON-able."""
+        """The position where the next claim begins; JSON-able."""
         raise NotImplementedError
 
     def claim(self) -> Any:

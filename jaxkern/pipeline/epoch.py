@@ -62,7 +62,7 @@ class Epoch:
         # Each input of a mixture needs its epochs of now and of next.
         self._others: LruCache[Epoch] = LruCache(4 * len(plan.vertices))
         self._shared: dict[tuple[Vertex, int], _SharedBlock] = {}
-        self._lock = threading.Lock()
+        self._lock, self._ids_lock = threading.Lock(), threading.Lock()
         self._local = threading.local()
 
     @functools.cached_property
@@ -98,7 +98,8 @@ class Epoch:
         parts, size = [], _BLOCK_RECORDS
         for block in range(rows.start // size, (rows.stop - 1) // size + 1):
             first = block * size
-            ids = _record_ids(layout.order, layout.shard, self.number, block)
+            with self._ids_lock:  # only one thread computes them
+                ids = _record_ids(layout.order, layout.shard, self.number, block)
             parts.append(ids[max(rows.start - first, 0) : rows.stop - first])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -254,7 +255,7 @@ class _Section(ItemSource):
 
 
 class _UpstreamRows(_Section):
-    """What a sequential node makes of the blocks before it, for its flow."""
+    """The output of a sequential node for the blocks before it, which its flow reads."""
 
     def __init__(self, epoch: Epoch, vertex: Vertex, position: Any) -> None:
         (upstream,) = vertex.inputs

@@ -107,8 +107,8 @@ class PipelineIterator(Iterator[Data]):
         each of the new shards gets the list, and its part of the records that no shard has
         delivered, each once; their batch size may differ. That can be repeated.
 
-        Raises: ValueError for a value that is not a state, or a state of another pipeline, with the
-        difference; RuntimeError in a child of the process where the iteration began.
+        Raises: ValueError for anything but a state of this pipeline; RuntimeError in a child of the
+        process where the iteration began.
         """
         self._check_process()  # in a child, a thread that does not exist may hold the lock
         states = [state] if isinstance(state, dict) or not isinstance(state, Sequence) else state
@@ -181,9 +181,8 @@ class PipelineIterator(Iterator[Data]):
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise RuntimeError(
-                "this iteration began before the process forked, and its batches are the parent's; "
-                "start the child by multiprocessing's 'spawn' or 'forkserver', and create the "
-                "pipeline there"
+                "this iteration began before the process forked; start the child by "
+                "multiprocessing's 'spawn' or 'forkserver', and create the pipeline there"
             )
 
     def _start(self, batch: int, position: dict[str, Any] | None) -> None:
@@ -323,8 +322,8 @@ class PipelineIterator(Iterator[Data]):
         if sharding is not None:
             if item.ragged:
                 raise ValueError(
-                    "images of different sizes cannot be sharded over a mesh; bring them to one "
-                    'size before, on the host: OperatorNode(aug, on="host")'
+                    "images of different sizes cannot be sharded over a mesh; resize them on the "
+                    'host: OperatorNode(aug, on="host")'
                 )
             joint = joint._replace(leaves=[_shard(leaf, sharding) for leaf in joint.leaves])
             records = _shard(records, sharding, axes=1)  # the halves of an id are not divided

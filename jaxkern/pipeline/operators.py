@@ -56,10 +56,7 @@ class ElementOperatorConfig:
 
     def __post_init__(self) -> None:
         if self.stream_name is not None and not self.stochastic:
-            raise ValueError(
-                f"stream_name is {self.stream_name!r} for an operator that is not stochastic; use "
-                "stochastic=True, or no stream_name"
-            )
+            raise ValueError(f"stream_name is {self.stream_name!r}; it needs stochastic=True")
 
 
 class ElementOperator:
@@ -90,10 +87,8 @@ class ElementOperator:
     def apply(self, element: Element, key: jax.Array | None = None) -> Element:
         """Return the record after the operator; traced, once for all records."""
         if self.fn is None:
-            raise NotImplementedError(
-                f"{type(self).__name__} has no apply: override apply(self, element, key=None), or "
-                "use ElementOperator(config, fn=...)"
-            )
+            name = type(self).__name__
+            raise NotImplementedError(f"{name} has no apply; override it, or use fn=")
         return self.fn(element, key)
 
     def apply_batch(self, batch: dict[str, Any], keys: jax.Array | None = None) -> dict[str, Any]:
@@ -107,10 +102,8 @@ class ElementOperator:
         def one(data: dict[str, Any], key: Any) -> dict[str, Any]:
             result = self.apply(Element(data), key)
             if not isinstance(result, Element):
-                raise TypeError(
-                    f"{type(self).__name__}.apply returned a {type(result).__name__}; expected an "
-                    "Element: element.update_data({...})"
-                )
+                kind = type(result).__name__
+                raise TypeError(f"apply returned a {kind}; expected element.update_data(...)")
             same[:] = [name for name in data if result.data.get(name) is data[name]]
             return {name: value for name, value in result.data.items() if name not in same}
 
@@ -273,10 +266,8 @@ class Conditional(OperatorNode):
 def _select(which: jax.Array, then: Data, other: Data, name: str) -> Data:
     """Return the fields of `then` or of `other` for each record."""
     if then.keys() != other.keys():
-        raise ValueError(
-            f"{name!r} returns the fields {sorted(then)} or {sorted(other)}; expected the same "
-            "fields in both cases"
-        )
+        both = f"{sorted(then)} or {sorted(other)}"
+        raise ValueError(f"{name!r} returns the fields {both}; expected the same in both cases")
 
     def select(field: str, a: Any, b: Any) -> Any:
         if a is b:

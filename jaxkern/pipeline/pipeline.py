@@ -52,10 +52,8 @@ def from_source(
       shuffle: True for an order that differs from the source's, and from epoch to epoch.
       seed: of the order and of all random draws after it; an integer.
       num_workers: threads that make batches; 0 makes each batch when it is requested. The batches
-        do not depend on it. "auto" begins with 2 and adds more while the consumer waits, cores are
-        free and more threads are faster; see ``stats()`` of the iterator.
-      prefetch_size: maximum number of batches that are made ahead; "auto" likewise, within the
-        memory.
+        do not depend on it. "auto" adds threads while that is faster, see docs/pipelines.md.
+      prefetch_size: maximum number of batches that are made ahead, or "auto".
       drop_remainder: True to leave records that do not fill a batch out of the epoch. Otherwise
         the last batch is smaller.
       shard: (index, count): this pipeline reads every count-th record of the order. None: JAX's
@@ -102,9 +100,8 @@ def from_stream(
     """Return a pipeline that yields the records of an iterable, as dicts of ``jax.Array``.
 
     Records are dicts of arrays. Their number is unknown before the end: ``len(pipeline)`` raises. A
-    thread reads them, at most `prefetch_size` batches ahead; it closes a generator when the
-    iteration ends. The id of a record, which decides its random draws, is its position in the
-    stream; see docs/streams.md.
+    thread reads them, at most `prefetch_size` batches ahead. The id of a record, which decides its
+    random draws, is its position in the stream; see docs/streams.md.
 
     Args:
       stream: a function without arguments that returns an iterable, or an iterable; it is iterated
@@ -140,11 +137,7 @@ def from_stream(
     return Pipeline(Vertex(node), options)
 
 
-def _options(
-    num_workers: int | Auto,
-    prefetch_size: int | Auto,
-    sharding: jax.sharding.NamedSharding | None,
-) -> IterationOptions:
+def _options(num_workers: int | Auto, prefetch_size: int | Auto, sharding: Any) -> IterationOptions:
     if num_workers != "auto":
         num_workers = check_integer("num_workers", num_workers, 0, more='; or "auto"')
     if prefetch_size != "auto":
@@ -155,14 +148,11 @@ def _options(
     return IterationOptions(num_workers, prefetch_size, sharding)
 
 
-def _remainder(drop: bool, pad: bool, sharding: jax.sharding.NamedSharding | None) -> Remainder:
+def _remainder(drop: bool, pad: bool, sharding: Any) -> Remainder:
     if drop and pad:
         raise ValueError("drop_remainder and pad_remainder are both True; expected one of them")
     if sharding is not None and not (drop or pad):
-        raise ValueError(
-            "sharding needs equally many rows in all processes, and the last batch may be "
-            "smaller; add drop_remainder=True or pad_remainder=True"
-        )
+        raise ValueError("sharding needs drop_remainder=True or pad_remainder=True")
     return "drop" if drop else "pad" if pad else "partial"
 
 
@@ -209,8 +199,7 @@ class Pipeline:
         if isinstance(node, type) or not (isinstance(node, PipelineNode) or callable(node)):
             raise TypeError(
                 f"{node!r:.80} is not a node; expected OperatorNode(op), a Python function of a "
-                "batch, or a node of jaxkern.pipeline such as Rebatch(n), Filter(fn) or "
-                "Pack(length)"
+                "batch, or a node of jaxkern.pipeline such as Rebatch(n)"
             )
         if not isinstance(node, PipelineNode):
             node = HostNode(node)
@@ -238,10 +227,7 @@ class Pipeline:
         plan = self._host_plan
         if not plan.layout.known:
             first = next(plan.names[vertex] for vertex in plan.vertices if vertex.node.sequential)
-            raise TypeError(
-                f"this pipeline has no length: the number of rows of {first!r} is known at the end "
-                "of an epoch only; iterate to it"
-            )
+            raise TypeError(f"no length: the rows of {first!r} are counted by the end of an epoch")
         return plan.layout.batches
 
     def __bool__(self) -> bool:
@@ -296,9 +282,7 @@ class Pipeline:
     def element_spec(self) -> Data:
         """The fields of a full batch as ``jax.ShapeDtypeStruct``, of this process's part.
 
-        If the shapes follow from those of arrays and from a Compose on encoded images, no data are
-        read. Otherwise, for instance after a Python function, the first batch is, unless one has
-        been made already.
+        The first batch is read if the shapes do not follow from those of arrays and operators.
         """
         plan = self._host_plan
         spec = plan.known_spec() if plan.first is None else None
@@ -321,13 +305,11 @@ class Pipeline:
 
         Without a record: a Compose with neither ``on="device"`` nor ``on="host"`` runs in native
         threads if they can run all of it, else on the device if JAX has an accelerator, else on the
-        host. Images of different sizes that go over a mesh get one size on the host. What a GPU and
-        the CPU compute may differ in the last bits: say ``on=`` for results that do not depend on
-        the machine.
+        host. Images of different sizes that go over a mesh get one size on the host. A GPU and the
+        CPU may differ in the last bits: use ``on=`` for results that do not depend on the machine.
 
         With a record: it is computed again in its own batch and shown after every node; the last
-        stage is what an iteration yields. Nodes that drop, add or join records end the list. JAX
-        nodes are compiled one by one for the stages between.
+        stage is what an iteration yields. Nodes that drop, add or join records end the list.
 
         Raises: ValueError for a record that the source or this shard does not have, or that the
           epoch drops.
@@ -365,9 +347,8 @@ class Pipeline:
         last = plan.last_sequential
         if last is not None and self._options.sharding is not None and jax.process_count() > 1:
             raise ValueError(
-                f"the number of batches of {plan.names[last]!r} depends on the process, and over a "
-                "mesh of several processes all need equally many: filter and divide the records "
-                "before, into a source with a length"
+                f"the number of batches of {plan.names[last]!r} depends on the process; over a "
+                "mesh of several processes use a source with a length"
             )
         return plan
 
@@ -411,20 +392,15 @@ def platform_of(sharding: jax.sharding.NamedSharding | None) -> str:
 
 
 class Resized:
-    """The variants of a pipeline that differ in their batch size alone; they share its caches.
-
-    Attributes:
-      sharding: of its batches.
-      records: number of records of an epoch, for this process.
-      workers: number of worker threads.
-      units_ahead: maximum number of batches that they make ahead.
-    """
+    """The variants of a pipeline that differ in their batch size alone; they share its caches."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         plan, options, tuning = pipeline._plan, pipeline._options, pipeline._tuning
         self._pipeline = pipeline
         self.sharding, self.workers = options.sharding, tuning.workers
+        #: maximum number of batches that the workers make ahead
         self.units_ahead = tuning.ahead if tuning.workers else 0
+        #: number of records of an epoch, for this process
         self.records = max(plan.layout.order.total // plan.layout.shard[1], 1)
 
     def pipeline(self, size: int) -> Pipeline:

@@ -22,11 +22,10 @@ def prefetch_to_device(
     """Return an iterator over the same pytrees as ``jax.Array``, fetched ahead by a thread.
 
     The thread reads items from ``iterator`` and puts them on the device while the consumer
-    processes earlier ones, so that a step takes the longer of the two times and not their sum. It
-    is at most ``buffer_size`` items ahead. The iterator may reuse its NumPy arrays: they are
-    copied, unless they are read-only. An exception of the iterator is raised in its place, after
-    all items before it, with its traceback. If the iterator has ``get_state`` and ``set_state``, as
-    a pipeline's, the result has them too, for the items that were delivered.
+    processes earlier ones, at most ``buffer_size`` ahead. The iterator may reuse its NumPy arrays:
+    they are copied, unless they are read-only. An exception of the iterator is raised in its place.
+    If the iterator has ``get_state`` and ``set_state``, as a pipeline's, the result has them too,
+    for the items that were delivered.
 
     Args:
       iterator: of pytrees of arrays (or of numbers).

@@ -122,12 +122,8 @@ def scattered(
     count: int,
     out: Data | None = None,
 ) -> Data:
-    """Return the batch of `count` rows made of (batch, its rows, their positions).
-
-    Args:
-      parts: from batches with the same fields.
-      out: arrays to fill if they fit.
-    """
+    """Return the batch of `count` rows made of (batch, its rows, their positions), in the arrays
+    `out` if they fit."""
 
     def place(*values: Any) -> Any:
         if is_ragged(values[0]):

@@ -35,7 +35,7 @@ def identity(plan: PipelinePlan) -> dict[str, Any]:
 
 
 class Resumption(NamedTuple):
-    """Where an iteration resumes; `pending` is the rest of an epoch that other shards began."""
+    """The place where an iteration resumes, perhaps in the rest of an epoch of other shards."""
 
     epoch: int
     batch: int

@@ -54,18 +54,17 @@ class StreamNode(SequentialNode):
         resume: Literal["auto", "count"],
     ) -> None:
         if not callable(iterable) and not hasattr(iterable, "__iter__"):
-            raise TypeError(
-                f"the stream is {iterable!r:.80}; expected an iterable of dicts of arrays, or a "
-                "function without arguments that returns one"
-            )
+            text = f"{iterable!r:.80}"
+            raise TypeError(f"the stream is {text}; expected an iterable, or a function for one")
         self.iterable, self.resume = iterable, resume
         self.batch_size, self.remainder = batch_size, remainder
         self.shuffle_buffer, self.seed = shuffle_buffer, seed
         self._explicit_shard = shard
         reopened = callable(iterable) or not hasattr(iterable, "__next__")
         self.once = not reopened and (resume == "count" or _state_methods(iterable) is None)
+        # Copies of the node share these.
         self._lock = threading.Lock()
-        self._opened = False
+        self._epochs: list[int] = []  # for which the iterable was opened
         self._initial: list[Any] = []  # the state that the iterable had before it was read
 
     @functools.cached_property
@@ -91,18 +90,16 @@ class StreamNode(SequentialNode):
     def open(self, epoch: int) -> Any:
         """Return the iterable, to be read from its beginning."""
         with self._lock:
-            if self._opened and self.once:
+            if self._epochs and self.once:
                 raise RuntimeError(
                     f"the stream {self.iterable!r:.80} can be read only once, and was; pass "
                     "from_stream a function that opens it again, from_stream(lambda: ..., ...)"
                 )
-            self._opened = True
+            self._epochs.append(epoch)
         opened = self.iterable() if callable(self.iterable) else self.iterable
         if not hasattr(opened, "__iter__"):
-            raise TypeError(
-                f"{qualified_name(self.iterable)}() returned {opened!r:.80}; expected an iterable "
-                "of records"
-            )
+            name = qualified_name(self.iterable)
+            raise TypeError(f"{name}() returned {opened!r:.80}; expected an iterable of records")
         if hasattr(opened, "set_epoch"):
             opened.set_epoch(epoch)
         return opened
@@ -125,18 +122,14 @@ def _state_methods(owner: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]
 
 
 class _Reader:
-    """The records of a stream from a position on; each error is raised once.
-
-    Attributes:
-      position: of the next record.
-    """
+    """The records of a stream from a position on; each error is raised once."""
 
     def __init__(self, node: StreamNode, step: int, epoch: int, position: dict[str, Any]) -> None:
         self._node, self._step, self._epoch = node, step, epoch
         self._who = node.describe()
         self._state = position.get("state")
         self._skip = int(position.get("position", 0))
-        self.position = 0 if self._state is None else self._skip
+        self.position = 0 if self._state is None else self._skip  # of the next record
         self._old_errors = int(position.get("errors", 0))  # were raised before, and occur again
         self._errors = 0
         self._iterator: Iterator[Any] | None = None
@@ -189,8 +182,7 @@ class _Reader:
             except StopIteration:
                 if self.position < self._skip:
                     raise ValueError(
-                        f"{self._who} ended after {self.position} records, and the state is at "
-                        f"record {self._skip}: the state is of another stream"
+                        f"{self._who} has {self.position} records; the state is at {self._skip}"
                     ) from None
                 return None
             position = self.position
@@ -221,10 +213,7 @@ class _Reader:
             elif methods is not None:
                 start = _to_json(methods[0]())
         if self._state is not None and methods is None:
-            raise ValueError(
-                f"the state holds a state of {self._who}, and the stream here has neither "
-                "get_state and set_state nor state_dict and load_state_dict"
-            )
+            raise ValueError(f"the state holds one of {self._who}, which here has no set_state")
         self._marks.append((self.position, start, self._errors))
         self._methods = methods
         return iterator

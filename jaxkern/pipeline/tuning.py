@@ -42,12 +42,10 @@ class PipelineStats(RingStats):
 class Tuning:
     """The numbers of threads and of batches ahead of a pipeline.
 
-    Both begin as the defaults. If the consumer waits, one of them is doubled and the batches of the
-    next half second are counted: the number of batches ahead if the threads wait as well, because
-    some batches take longer; else the number of threads, while cores are free (threads that sleep
-    use none). A change that is not 10% faster is reverted, and ends the search. The batches do not
-    depend on the choice. Later epochs use it, too.
-    `workers` and `ahead` are the current numbers, `choices` the texts of what was tried and kept.
+    If the consumer waits, one of them is doubled and the batches of the next half second are
+    counted: the number of batches ahead if the threads wait as well, because some batches take
+    longer; else the number of threads, while cores are free. A change that is not 10% faster is
+    reverted, and ends the search. Later epochs use the choice, too.
     """
 
     def __init__(self, num_workers: int | Auto, prefetch_size: int | Auto) -> None:

@@ -28,19 +28,13 @@ _CHUNK = 1024
 
 
 class RecordProducer(Protocol):
-    """Native code that converts rows of a field to records, such as ``image.ChainProducer``.
+    """Native code that converts rows of a field to records, such as ``image.ChainProducer``."""
 
-    Attributes:
-      capsule: a capsule as in core/producer.h; None if rows are copied unchanged.
-      struct: shape and dtype of one output record.
-    """
-
-    capsule: Any
-    struct: jax.ShapeDtypeStruct
+    capsule: Any  # as in core/producer.h; None if rows are copied unchanged
+    struct: jax.ShapeDtypeStruct  # of one output record
 
     def operands(self, records: np.ndarray) -> Sequence[np.ndarray]:
         """Return the parameters of records int64 [N], as arrays [N or 1, ...]."""
-        ...
 
 
 class RowParts(NamedTuple):
@@ -143,16 +137,16 @@ class Assembly:
             self._run(feed, order)
             return
         records = _records(order)
-        if (position := feed.first_out_of_range(records)) is not None:
-            raise feed.out_of_range(records, position, 0)
+        if bad := feed.out_of_range(records):
+            raise bad[1]
         rest = 0 if remainder == "drop" else batch_size - 1
         self._length = (len(records) + rest) // batch_size
-        if feed.draws:
+        if any(field.producer is not None for field in fields.values()):
             size = batch_size * max(1, _CHUNK // batch_size)
             chunks = (records[i : i + size] for i in range(0, len(records), size))
             self._run(feed, chunks)
         else:
-            feed.submit_all(records)
+            feed.submit([records])
 
     def _run(self, feed: _RecordFeed, chunks: Iterable[Any]) -> None:
         name = "jaxkern-assembly"
@@ -171,7 +165,7 @@ class Assembly:
         return self._length
 
     def get(self, timeout: float | None = None) -> dict[str, jax.Array]:
-        """Wait for the next batch and return it. Raises as `Ring.get` does."""
+        """Wait for the next batch and return it; see `Ring.get`."""
         batch: dict[str, jax.Array] = batch_or_raise(self.take(timeout))
         return batch
 
@@ -268,66 +262,49 @@ class _RecordFeed:
     rows_of: Callable[[np.ndarray], np.ndarray]
     contexts: ThreadContexts = dataclasses.field(default_factory=ThreadContexts)  # draws need them
 
-    @property
-    def draws(self) -> bool:
-        """True if a field has a producer, which needs parameters."""
-        return any(field.producer is not None for field in self.fields.values())
-
-    @property
-    def rows(self) -> int:
-        """Return the number of rows of the arrays."""
-        return next(iter(self.fields.values())).rows
-
-    def first_out_of_range(self, records: np.ndarray) -> int | None:
-        """Return the position of the first record that the arrays do not have."""
-        rows = self.rows_of(records)
-        if not len(rows) or (rows.min() >= 0 and rows.max() < self.rows):
+    def out_of_range(
+        self, records: np.ndarray, submitted: int = 0
+    ) -> tuple[int, IndexError] | None:
+        """Return the position of the first record that the arrays do not have, and its error."""
+        rows, count = self.rows_of(records), next(iter(self.fields.values())).rows
+        outside = np.flatnonzero((rows < 0) | (rows >= count))
+        if not outside.size:
             return None
-        return int(np.flatnonzero((rows < 0) | (rows >= self.rows))[0])
-
-    def out_of_range(self, records: np.ndarray, position: int, submitted: int) -> IndexError:
-        """Return the error for the record at a position after `submitted` other records."""
-        return IndexError(
-            f"record {self.rows_of(records)[position]} at position {submitted + position} of order "
-            f"is out of range; the arrays have records 0 to {self.rows - 1}"
+        position = int(outside[0])
+        return position, IndexError(
+            f"record {rows[position]} at position {submitted + position} of order is out of range; "
+            f"the arrays have records 0 to {count - 1}"
         )
-
-    def submit_all(self, records: np.ndarray) -> None:
-        """Submit all records at once."""
-        full = len(records) - len(records) % self.batch
-        self._submit(records[:full])
-        self._finish(records[full:])
 
     def run(self, chunks: Iterable[Any]) -> None:
         """Submit chunk by chunk, slightly ahead of the threads."""
         try:
             with self.contexts.enter():
-                self._chunks(chunks)
+                self.submit(chunks, wait=True)
         except BaseException as error:
             if not self.native.closed:
                 self._fail(error)
 
-    def _chunks(self, chunks: Iterable[Any]) -> None:
+    def submit(self, chunks: Iterable[Any], wait: bool = False) -> None:
+        """Submit records chunk by chunk; wait for the threads if `wait`."""
         rest = np.empty(0, np.int64)
         submitted = 0
         for chunk in chunks:
             records = _records(chunk)
-            if (position := self.first_out_of_range(records)) is not None:
-                full = (len(rest) + position) // self.batch * self.batch
+            if bad := self.out_of_range(records, submitted):
+                full = (len(rest) + bad[0]) // self.batch * self.batch
                 self._submit(np.concatenate([rest, records])[:full])
-                raise self.out_of_range(records, position, submitted)
+                raise bad[1]
             submitted += len(records)
             records = np.concatenate([rest, records]) if len(rest) else records
             full = len(records) - len(records) % self.batch
             rest = records[full:]
             self._submit(records[:full])
-            ahead = max(1, _CHUNK // self.batch, self.ring.capacity)
-            self.native.wait_for_room(ahead, -1.0)
+            if wait:
+                ahead = max(1, _CHUNK // self.batch, self.ring.capacity)
+                self.native.wait_for_room(ahead, -1.0)
             if self.native.closed:
                 return
-        self._finish(rest)
-
-    def _finish(self, rest: np.ndarray) -> None:
         if len(rest) and self.remainder != "drop":
             if self.remainder == "partial":
                 self.short[self.next_index] = len(rest)

@@ -17,7 +17,7 @@ POP, PUSH = "jaxkern.ring_pop.v1", "jaxkern.ring_push.v1"
 
 
 def pop(ring: Any, token: jax.Array) -> tuple[Any, jax.Array]:
-    """Return the next batch inside jitted code; the program waits for it.
+    """Return the next batch and the next token inside jitted code; the program waits for it.
 
     The token orders the pops, and identifies the ring, so a compiled function works with every ring
     of the same structure.
@@ -25,9 +25,6 @@ def pop(ring: Any, token: jax.Array) -> tuple[Any, jax.Array]:
     Args:
       ring: the `Ring`, or the structure of its batches; only the structure matters.
       token: uint32 [2], from ``ring.token()`` or from the previous pop or push.
-
-    Returns:
-      (batch, token).
 
     Raises:
       jax.errors.JaxRuntimeError: at run time, if the producer failed (with its message), the ring
@@ -57,15 +54,14 @@ def pop(ring: Any, token: jax.Array) -> tuple[Any, jax.Array]:
 
 
 def push(ring: Any, token: jax.Array, batch: Any) -> jax.Array:
-    """Put a batch after the last one, inside jitted code; wait while the ring is full.
+    """Put a batch after the last one inside jitted code, and return the next token.
+
+    The program waits while the ring is full.
 
     Args:
       ring: the `Ring`, or the structure of its batches; only the structure matters.
       token: uint32 [2], from ``ring.token()`` or from the previous push or pop.
       batch: a pytree of arrays that matches the ring's structure.
-
-    Returns:
-      The token for the next push or pop.
 
     Raises:
       ValueError: a shape, a dtype or the tree differs from the ring's.

@@ -29,45 +29,27 @@ _open: weakref.WeakSet[Ring] = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class RingStats:
-    """Statistics since the creation of a ring.
+    """Statistics since the creation of a ring."""
 
-    Attributes:
-      batches: number of delivered batches.
-      bytes: size of the delivered batches.
-      failures: number of delivered errors.
-      zero_copy: number of arrays that share the slot's memory.
-      copied: number of arrays that were copied, inside jitted code or to another device.
-      producer_wait: seconds that producers waited for a slot, summed over producers.
-      consumer_wait: seconds that consumers waited for a batch.
-      elapsed: seconds since the ring's first use.
-      occupancy: [capacity + 1], histogram of the number of ready batches at each `Ring.get`.
-      ready: current number of batches that wait for the consumer.
-      filling: current number of slots that producers fill.
-      held: current number of batches of which the consumer references an array.
-      verdict: "producer-bound" if the consumer waits more than twice as long as a producer does on
-        average, "consumer-bound" in the opposite case, otherwise "balanced"; also "balanced" if
-        both wait for less than 2% of the time.
-    """
-
-    batches: int
-    bytes: int
-    failures: int
-    zero_copy: int
-    copied: int
-    producer_wait: float
-    consumer_wait: float
-    elapsed: float
-    occupancy: tuple[int, ...]
-    ready: int
-    filling: int
-    held: int
+    batches: int  #: number of delivered batches
+    bytes: int  #: size of the delivered batches
+    failures: int  #: number of delivered errors
+    zero_copy: int  #: number of arrays that share the slot's memory
+    copied: int  #: number of arrays that were copied, inside jitted code or to another device
+    producer_wait: float  #: seconds that producers waited for a slot, summed over producers
+    consumer_wait: float  #: seconds that consumers waited for a batch
+    elapsed: float  #: seconds since the ring's first use
+    occupancy: tuple[int, ...]  #: [capacity + 1], histogram of ready batches at each `Ring.get`
+    ready: int  #: current number of batches that wait for the consumer
+    filling: int  #: current number of slots that producers fill
+    held: int  #: current number of batches of which the consumer references an array
+    #: "producer-bound" if the consumer waits more than twice as long as a producer does on average,
+    #: "consumer-bound" in the opposite case, "balanced" otherwise or if both wait for less than 2%
     verdict: Literal["producer-bound", "consumer-bound", "balanced"]
 
 
 class RingSlot:
-    """A slot that a producer fills in place; see `Ring.slot`.
-
-    Without a ``with`` block, call `commit`, `fail` or `abandon` once.
+    """A slot that a producer fills in place; without ``with`` call one of its methods once.
 
     Attributes:
       index: index of the batch.
@@ -148,9 +130,11 @@ class Ring:
       >>> ring = jk.ring.Ring({"x": jax.ShapeDtypeStruct((2,), np.float32)}, capacity=2)
       >>> ring.put({"x": np.ones(2, np.float32)})
       0
+      >>> with ring.slot() as slot:
+      ...     slot.batch["x"][:] = slot.index
       >>> ring.finish()
-      >>> [float(batch["x"].sum()) for batch in ring]
-      [2.0]
+      >>> [batch["x"].tolist() for batch in ring]
+      [[1.0, 1.0], [1.0, 1.0]]
     """
 
     def __init__(
@@ -204,15 +188,12 @@ class Ring:
         return bool(self._native.closed)
 
     def put(self, batch: Any, index: int | None = None, timeout: float | None = None) -> int:
-        """Copy a batch into a slot; wait while the ring is full.
+        """Copy a batch into a slot, and return its index; wait while the ring is full.
 
         Args:
           batch: pytree of arrays that matches the ring's structure.
           index: index in the stream; None for the one after the highest index so far.
           timeout: seconds to wait for a slot; None for no limit.
-
-        Returns:
-          The index.
 
         Raises:
           ValueError: a shape, a dtype or the tree differs, or the index was already put.
@@ -235,14 +216,6 @@ class Ring:
 
         The end of the ``with`` block delivers the batch. An exception in the block is delivered
         instead of the batch, and also propagates in the producer.
-
-        Example:
-          >>> import jax, numpy as np, jaxkern as jk
-          >>> ring = jk.ring.Ring(jax.ShapeDtypeStruct((2,), np.float32))
-          >>> with ring.slot() as slot:
-          ...     slot.batch[:] = slot.index
-          >>> ring.get()
-          Array([0., 0.], dtype=float32)
         """
         *status, native = self._native.acquire(_index(index), _seconds(timeout), _interruptible())
         self._check(status, timeout)
@@ -263,11 +236,8 @@ class Ring:
         """End the stream; `get` delivers all batches that were put, then raises StopIteration.
 
         Args:
-          count: the index after the last batch; producers may still put earlier ones. None for the
-            index after the highest so far.
-
-        Raises:
-          ValueError: a batch at or after the end was put, or another end was set.
+          count: the index after the last batch, before which producers may still put others; None
+            for the one after the highest so far. ValueError if batches or another end contradict.
         """
         self._check(self._native.finish(_index(count, 1)))
 
@@ -294,10 +264,8 @@ class Ring:
     def close(self, timeout: float | None = 5.0) -> None:
         """Close the ring: wake all waiting threads and drop undelivered batches. Idempotent.
 
-        Delivered arrays remain valid.
-
-        Args:
-          timeout: maximum time in seconds until the waiting threads have returned.
+        Delivered arrays remain valid. `timeout` is the maximum time in seconds until the waiting
+        threads have returned.
         """
         self._native.close(_seconds(timeout))
         self._errors.clear()
@@ -318,10 +286,7 @@ class Ring:
         return RingStats(**self._native.statistics())
 
     def state(self) -> dict[str, int | None]:
-        """Return the position in the stream: ``last_delivered`` (None at first) and ``next``.
-
-        Batches that are ready but not yet taken do not count.
-        """
+        """Return the position in the stream: ``last_delivered`` (None at first) and ``next``."""
         following = int(self._native.delivered)
         last = following - 1 if following > self._start else None
         return {"last_delivered": last, "next": following}
@@ -377,11 +342,11 @@ class Ring:
             error = self._errors.pop(index, None)
         if error is None:
             return errors.ProducerError(index, None if record < 0 else record, message)
-        if isinstance(error, StopIteration):  # would silently end the consumer's loop
-            replacement = RuntimeError(f"the producer of batch {index} raised StopIteration")
-            replacement.__cause__ = error
-            return replacement
-        return error
+        if not isinstance(error, StopIteration):
+            return error
+        replacement = RuntimeError(f"the producer of batch {index} raised StopIteration")
+        replacement.__cause__ = error  # itself would silently end the consumer's loop
+        return replacement
 
 
 def batch_or_raise(delivery: tuple[int, BaseException | None, Any]) -> Any:

@@ -1,9 +1,9 @@
-"""An op with samples, the argument of every check."""
+"""An op with samples, the argument of every check, and its reference implementation."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +13,126 @@ import numpy as np
 
 from jaxkern.core.axes import as_tuple
 from jaxkern.core.op import Op
-from jaxkern.testing.reference import Reference, is_inexact
 
 DEVICES = 4
+Function = Callable[..., Any]
+
+
+def is_inexact(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
+
+
+def expect(actual: Any, expected: Any, label: str) -> None:
+    assert actual == expected, f"{label}: expected {expected}, got {actual}"
+
+
+def float_function(fn: Function, operands: Sequence[Any], which: Sequence[int]) -> Function:
+    """Return ``fn`` as a function of the operands ``which`` that returns only float results."""
+
+    def along(*xs: Any) -> tuple[Any, ...]:
+        full = list(operands)
+        for i, x in zip(which, xs, strict=True):
+            full[i] = x
+        return tuple(r for r in fn(*full) if is_inexact(r))
+
+    return along
+
+
+def tangent(fn: Function, which: Sequence[int]) -> Function:
+    """Return ``(operands, directions) -> (results, tangents)`` of float operands and results."""
+
+    def moved(operands: Sequence[Any], directions: Sequence[Any]) -> Any:
+        primals = [operands[i] for i in which]
+        return jax.jvp(float_function(fn, operands, which), primals, list(directions))
+
+    return moved
+
+
+def weighted(results: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+    """Return the sum of results times cotangents; its gradient is the vjp of the cotangents."""
+    total: Any = 0.0
+    for r, c in zip(results, cotangents, strict=True):
+        term = jnp.real(r * c)
+        # Sums of half types accumulate in float32, forward and backward.
+        total = total + jnp.sum(term.astype(jnp.promote_types(term.dtype, jnp.float32)))
+    return total
+
+
+def gradient(fn: Function, which: Sequence[int]) -> Function:
+    """Return ``(operands, cotangents) -> gradients`` with respect to the operands ``which``."""
+
+    def pulled(operands: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+        along = float_function(fn, operands, which)
+        loss = lambda *xs: weighted(along(*xs), cotangents)  # noqa: E731
+        return jax.grad(loss, tuple(range(len(which))))(*(operands[i] for i in which))
+
+    return pulled
+
+
+def forward_over_reverse(fn: Function, which: Sequence[int]) -> Function:
+    """Return ``(operands, directions, cotangents) ->`` the derivative of the gradient."""
+
+    def second(operands: Sequence[Any], directions: Sequence[Any], cotangents: Any) -> Any:
+        along = float_function(fn, operands, which)
+        slope = jax.grad(lambda *xs: weighted(along(*xs), cotangents), tuple(range(len(which))))
+        return jax.jvp(slope, [operands[i] for i in which], list(directions))[1]
+
+    return second
+
+
+def reverse_over_forward(fn: Function, which: Sequence[int]) -> Function:
+    """Return the gradient of the tangent; as `forward_over_reverse`, but by other rules."""
+
+    def second(operands: Sequence[Any], directions: Sequence[Any], cotangents: Any) -> Any:
+        along = float_function(fn, operands, which)
+
+        def loss(*xs: Any) -> Any:
+            return weighted(jax.jvp(along, list(xs), list(directions))[1], cotangents)
+
+        return jax.grad(loss, tuple(range(len(which))))(*(operands[i] for i in which))
+
+    return second
+
+
+class Reference:
+    """``op.impl`` over batches whose size is a multiple of ``count``, with NumPy results."""
+
+    def __init__(self, op: Op, static: dict[str, Any], floats: Sequence[int], count: int) -> None:
+        def one(*operands: Any) -> tuple[Any, ...]:
+            # Unlike `op.impl`, this raises if impl and abstract disagree.
+            return op.batched_impl(*operands, batch_dims=0, **static)
+
+        self.one, self._count = one, count
+        self._values = jax.jit(jax.vmap(lambda xs: one(*xs)))
+        self._tangents = jax.jit(jax.vmap(lambda *xs: tangent(one, floats)(*xs)[1]))
+        self._gradients = jax.jit(jax.vmap(gradient(one, floats)))
+        self._second = jax.jit(jax.vmap(forward_over_reverse(one, floats)))
+
+    def values(self, *stacked: Any) -> tuple[Any, ...]:
+        """Return the results of each sample."""
+        return self._chunks(self._values, stacked)
+
+    def tangents(self, stacked: Any, directions: Any) -> tuple[Any, ...]:
+        """Return the tangents of the float results."""
+        return self._chunks(self._tangents, tuple(stacked), tuple(directions))
+
+    def gradients(self, stacked: Any, cotangents: Any) -> tuple[Any, ...]:
+        """Return the gradients of each sample with respect to the float operands."""
+        return self._chunks(self._gradients, tuple(stacked), tuple(cotangents))
+
+    def second_derivatives(self, stacked: Any, directions: Any, cotangents: Any) -> tuple[Any, ...]:
+        """Return the derivatives of the gradients of each sample along directions."""
+        return self._chunks(self._second, tuple(stacked), tuple(directions), tuple(cotangents))
+
+    def _chunks(self, program: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
+        """Call a program on batches of one size, so that it is compiled once."""
+        total, size = len(jax.tree.leaves(arguments)[0]), self._count
+        assert total % size == 0
+        parts = []
+        for k in range(0, total, size):
+            part = jax.tree.map(lambda x, k=k: np.asarray(x[k : k + size]), arguments)
+            parts.append([np.asarray(r) for r in program(*part)])
+        return tuple(np.concatenate(p) if len(p) > 1 else p[0] for p in zip(*parts, strict=True))
 
 
 @dataclass(eq=False)
@@ -90,11 +207,8 @@ class OpCase:
     def broadcast_unmapped(self, mapped: Sequence[bool]) -> tuple[list[Any], list[Any]]:
         """Return operands with the unmapped ones unbatched, and the same operands broadcast."""
         operands = [s if m else f for s, f, m in zip(self.stacked, self.first, mapped, strict=True)]
-        full = [
-            s if m else np.broadcast_to(f, s.shape)
-            for s, f, m in zip(self.stacked, self.first, mapped, strict=True)
-        ]
-        return operands, full
+        pairs = zip(operands, self.stacked, strict=True)
+        return operands, [np.broadcast_to(x, s.shape) for x, s in pairs]
 
     def alternating_masks(self) -> list[tuple[bool, ...]]:
         """Return two alternating masks of mapped operands; each operand is unmapped in one."""
@@ -130,22 +244,17 @@ class OpCase:
         rounding error is proportional.
         """
         actual_leaves, expected_leaves = jax.tree.leaves(actual), jax.tree.leaves(expected)
-        assert len(actual_leaves) == len(expected_leaves), (
-            f"{label}: expected {len(expected_leaves)} results, got {len(actual_leaves)}"
-        )
+        expect(len(actual_leaves), len(expected_leaves), f"{label}: number of results")
         sizes = terms if terms is not None else [0.0] * len(actual_leaves)
         for g, w, size in zip(actual_leaves, expected_leaves, sizes, strict=True):
-            assert g.shape == w.shape, f"{label}: expected shape {w.shape}, got {g.shape}"
-            assert g.dtype == w.dtype, f"{label}: expected dtype {w.dtype}, got {g.dtype}"
+            expect((g.shape, g.dtype), (w.shape, w.dtype), f"{label}: shape and dtype")
             kind: Any = np.int64
             rtol, atol = 0.0, float(self.integer_atol)
             if is_inexact(w):
                 kind = np.complex128 if jnp.iscomplexobj(w) else np.float64
                 rtol, atol = self.rtol, self.atol + self.rtol * size
-            actual_wide, expected_wide = (np.asarray(x).astype(kind) for x in (g, w))
-            np.testing.assert_allclose(
-                actual_wide, expected_wide, rtol=rtol, atol=atol, err_msg=label
-            )
+            x, y = (np.asarray(x).astype(kind) for x in (g, w))
+            np.testing.assert_allclose(x, y, rtol=rtol, atol=atol, err_msg=label)
 
     def custom_calls(self, text: str | None) -> int:
         """Count the calls of the op's native target in the text of a compiled program."""
@@ -159,7 +268,5 @@ def _check_samples(case: OpCase) -> None:
     if len(shapes) > 1:
         raise ValueError(f"samples: expected one shape and dtype, got {sorted(map(str, shapes))}")
     if len(jax.devices()) < DEVICES:
-        raise RuntimeError(
-            f"check_op: expected at least {DEVICES} devices, got {len(jax.devices())}; "
-            "set XLA_FLAGS=--xla_force_host_platform_device_count=4 before JAX starts"
-        )
+        flags = f"XLA_FLAGS=--xla_force_host_platform_device_count={DEVICES}"
+        raise RuntimeError(f"check_op needs {DEVICES} devices; set {flags} before JAX starts")

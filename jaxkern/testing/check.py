@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 
 from jaxkern.core.op import Op
-from jaxkern.testing import batching, derivatives, placement, programs
+from jaxkern.testing import derivatives, placement, programs
 from jaxkern.testing.case import OpCase
 
 # In the order in which they run.
 CHECKS: tuple[Callable[[OpCase], None], ...] = (
-    batching.vmap_mixes,
-    batching.vmap_axes,
-    batching.vmap_nested,
-    batching.batch_axes,
-    batching.empty_batch,
-    batching.large_batch,
-    batching.other_sizes,
+    programs.vmap_mixes,
+    programs.vmap_axes,
+    programs.vmap_nested,
+    programs.batch_axes,
+    programs.empty_batch,
+    programs.large_batch,
+    programs.other_sizes,
     programs.declaration,
     programs.cost,
     derivatives.forward,
@@ -86,19 +86,17 @@ def check_op(
     """Test all guarantees of the op recipe for an op, against its pure-JAX implementation.
 
     Covers jit, control flow, remat, vmap with every combination of two operands, several batch
-    axes, batches of up to 33,333 samples (8 MiB), other operand sizes, forward and reverse
-    derivatives, also of broadcast operands, second derivatives of ops with a ``jvp``, Auto and
-    Explicit meshes, shard_map, export and the compilation cache across processes, donation, the
-    choice of backend, and bit-identical results of concurrent runs. Identical results do not prove
-    that a kernel has no data race.
+    axes, batches of up to 33,333 samples (8 MiB), other operand sizes, first and (with a ``jvp``)
+    second derivatives, meshes, shard_map, export and the compilation cache across processes,
+    donation, the choice of backend, and bit-identical results of concurrent runs, which do not
+    prove that a kernel has no data race.
 
     Args:
       op: the op.
       samples: the operands of at least 4 samples with different values, without batch axes. All
         samples have the same shapes and dtypes, and their number is a multiple of 4.
       static: the op's static arguments.
-      rtol: relative tolerance of every comparison of floats.
-      atol: absolute tolerance of every comparison of floats.
+      rtol, atol: relative and absolute tolerance of every comparison of floats.
       integer_atol: absolute tolerance of integer results.
       native: if True, the default platform must run a native kernel for these samples.
       only: names of the checks to run; default ``jaxkern.testing.check.check_names()``.

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.testing.case import OpCase
-from jaxkern.testing.reference import (
+from jaxkern.testing.case import (
+    OpCase,
     float_function,
     forward_over_reverse,
     gradient,
@@ -37,11 +37,9 @@ def forward(case: OpCase) -> None:
         batch = jax.jit(tangent(case.call_batch, case.floats))
         case.equal(batch(case.stacked, directions), expected, "jvp of a batch")
     for subset in _operand_sets(case):
-        moved = [d for d, i in zip(directions, case.floats, strict=True) if i in subset]
-        all_directions = [
-            d if i in subset else np.zeros_like(d)
-            for d, i in zip(directions, case.floats, strict=True)
-        ]
+        pairs = list(zip(directions, case.floats, strict=True))
+        moved = [d for d, i in pairs if i in subset]
+        all_directions = [d if i in subset else np.zeros_like(d) for d, i in pairs]
         program = jax.jit(tangent(case.call_batch, subset))
         expected = results, case.reference.tangents(case.stacked, all_directions)
         case.equal(program(case.stacked, moved), expected, f"jvp along the operands {subset}")
@@ -73,10 +71,7 @@ def reverse(case: OpCase) -> None:
 def gradient_sums(
     case: OpCase, mapped: Sequence[bool], gradients: Any
 ) -> tuple[tuple[Any, ...], list[float]]:
-    """Return the gradients of a batch, summed over samples for the unmapped operands.
-
-    The second result is the argument ``terms`` of `OpCase.equal`.
-    """
+    """Return gradients, summed over samples for unmapped operands, and `OpCase.equal`'s terms."""
     expected, terms = [], []
     for g, i in zip(gradients, case.floats, strict=True):
         wide = g.astype(_wide(g))
@@ -87,11 +82,9 @@ def gradient_sums(
 
 
 def _has_own_rule(case: OpCase) -> bool:
-    """Return True if the op has a derivative rule, or a single float operand.
-
-    Otherwise derivatives are those of the reference, which compile slowly. Then only batches with
-    subsets of the operands and with shared operands are checked, and one sample in `jacobians`.
-    """
+    """Return True if the op has a derivative rule, or a single float operand."""
+    # Otherwise derivatives are those of the reference, which compile slowly: only batches with
+    # subsets of the operands and with shared operands are checked, and one sample in `jacobians`.
     return case.op.jvp is not None or len(case.floats) == 1
 
 
@@ -141,12 +134,9 @@ def second(case: OpCase) -> None:
         return
     directions, cotangents = case.directions(), case.cotangents()
     expected = case.reference.second_derivatives(case.stacked, directions, cotangents)
-    for label, order in (
-        ("forward over reverse", forward_over_reverse),
-        ("reverse over forward", reverse_over_forward),
-    ):
+    for order in forward_over_reverse, reverse_over_forward:
         fn = jax.jit(jax.vmap(order(case.call, case.floats)))
-        case.equal(fn(case.stacked, directions, cotangents), expected, label)
+        case.equal(fn(case.stacked, directions, cotangents), expected, order.__name__)
 
 
 def transposition(case: OpCase) -> None:

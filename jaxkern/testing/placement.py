@@ -15,25 +15,22 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxkern.core import registry
-from jaxkern.testing.case import DEVICES, OpCase
+from jaxkern.testing.case import DEVICES, OpCase, expect, gradient, is_inexact, weighted
 from jaxkern.testing.derivatives import gradient_sums
-from jaxkern.testing.reference import gradient, is_inexact, weighted
 
 _COLLECTIVES = ("all-gather", "all-to-all", "collective-permute", "all-reduce")
 _DATA, _BOTH = PartitionSpec("data"), PartitionSpec(("data", "model"))
 
 
 def _mesh(kind: AxisType) -> Mesh:
-    return jax.make_mesh(
-        (2, 2), ("data", "model"), axis_types=(kind, kind), devices=jax.devices()[:DEVICES]
-    )
+    devices = jax.devices()[:DEVICES]
+    return jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind, kind), devices=devices)
 
 
 def _put(mesh: Mesh, arrays: Any, *specs: PartitionSpec) -> list[jax.Array]:
     chosen = specs if len(specs) > 1 else specs * len(arrays)
-    return [
-        jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(arrays, chosen, strict=True)
-    ]
+    pairs = zip(arrays, chosen, strict=True)
+    return [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in pairs]
 
 
 def _check_mesh(case: OpCase, kind: AxisType) -> None:
@@ -50,18 +47,14 @@ def _check_mesh(case: OpCase, kind: AxisType) -> None:
             operands = _put(mesh, case.stacked, batch)
             program = jax.jit(case.call_batch).lower(*operands).compile()
             text = program.as_text() or ""
-            collectives = [c for c in _COLLECTIVES if c in text]
-            assert not collectives, (
-                f"batch-sharded over {batch}: the compiled text contains {collectives}"
-            )
+            expect([c for c in _COLLECTIVES if c in text], [], f"collectives over {batch}")
             result = program(*operands)
             case.equal(result, case.expected, f"batch-sharded over {batch}")
             for r in result:
                 assert r.sharding.shard_shape(r.shape)[0] < case.count, "the result is replicated"
         if case.differentiable:
-            actual = jax.jit(gradient(case.call_batch, case.floats))(
-                _put(mesh, case.stacked, sharded), _put(mesh, cotangents, sharded)
-            )
+            placed = _put(mesh, case.stacked, sharded), _put(mesh, cotangents, sharded)
+            actual = jax.jit(gradient(case.call_batch, case.floats))(*placed)
             case.equal(actual, gradients, f"vjp of a batch sharded over {sharded}")
         for fn, arrays, specs, expected, label in others:
             case.equal(jax.jit(fn)(*_put(mesh, arrays, *specs)), expected, label)
@@ -79,10 +72,8 @@ def _other_shardings(case: OpCase) -> list[tuple[Any, Any, list[PartitionSpec], 
         axes = tuple(0 if m else None for m in mapped)
         operands, full = case.broadcast_unmapped(mapped)
         specs = [_DATA if m else PartitionSpec() for m in mapped]
-        label = f"sharded, with in_axes={axes}"
-        checks.append(
-            (jax.vmap(case.call, axes), operands, specs, case.reference.values(*full), label)
-        )
+        over, expected = jax.vmap(case.call, axes), case.reference.values(*full)
+        checks.append((over, operands, specs, expected, f"sharded, with in_axes={axes}"))
     # Operands that are sharded along an axis other than the batch are gathered.
     specs = [_DATA] * len(stacked)
     for i, x in enumerate(stacked):
@@ -116,9 +107,8 @@ def shard_map(case: OpCase) -> None:
         # Double the samples, so that each device sums over several before the psum.
         axes = tuple(0 if m else None for m in mapped)
         operands, full = case.broadcast_unmapped(mapped)
-        operands = [
-            np.concatenate([x, x]) if m else x for x, m in zip(operands, mapped, strict=True)
-        ]
+        pairs = zip(operands, mapped, strict=True)
+        operands = [np.concatenate([x, x]) if m else x for x, m in pairs]
         full = [np.concatenate([x, x]) for x in full]
         expected, terms = gradient_sums(case, mapped, case.reference.gradients(full, cotangents))
         # A single unmapped operand needs an explicit axis of repeated results.
@@ -132,15 +122,12 @@ def shard_map(case: OpCase) -> None:
         summed = jax.shard_map(loss, mesh=mesh, in_specs=(specs, _BOTH), out_specs=PartitionSpec())
 
         def float_function(*xs: Any, summed: Any = summed, operands: Any = operands) -> Any:
-            full = list(operands)
-            for i, x in zip(case.floats, xs, strict=True):
-                full[i] = x
-            return summed(tuple(full), cotangents)
+            moved = dict(zip(case.floats, xs, strict=True))
+            return summed(tuple(moved.get(i, x) for i, x in enumerate(operands)), cotangents)
 
         by_floats = jax.jit(jax.grad(float_function, tuple(range(len(case.floats)))))
         actual = by_floats(*(operands[i] for i in case.floats))
-        label = f"vjp in shard_map with in_axes={axes}"
-        case.equal(actual, expected, label, terms)
+        case.equal(actual, expected, f"vjp in shard_map with in_axes={axes}", terms)
 
 
 def _repeated(case: OpCase) -> Any:
@@ -191,19 +178,10 @@ def export_and_cache(case: OpCase) -> None:
         Path(folder, "process").write_bytes(pickle.dumps(process))
         Path(folder, "operands").write_bytes(pickle.dumps(list(case.stacked)))
         for order, expect_hits in (("first", False), ("second", True)):
-            hits = _run_exported(folder)
+            command = [sys.executable, "-P", "-c", _RUN_EXPORTED, folder]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+            assert done.returncode == 0, f"the new process failed:\n{done.stderr[-4000:]}"
             results = tuple(pickle.loads(Path(folder, "results").read_bytes()))
             case.equal(results, case.expected, f"exported, {order} process")
-            assert bool(hits) == expect_hits, f"the {order} process had {hits} cache hits"
-
-
-def _run_exported(folder: str) -> int:
-    process = subprocess.run(
-        [sys.executable, "-P", "-c", _RUN_EXPORTED, folder],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert process.returncode == 0, f"the new process failed:\n{process.stderr[-4000:]}"
-    return int(process.stdout.split("hits")[-1])
+            hits = int(done.stdout.split("hits")[-1])
+            expect(hits > 0, expect_hits, f"the {order} process had cache hits")

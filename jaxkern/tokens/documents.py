@@ -29,8 +29,7 @@ class Documents:
       max_length: documents are truncated to this number of tokens; None: no limit.
 
     Raises:
-      ValueError: offsets decrease or are out of range, or values are not one-dimensional.
-      TypeError: values are neither integers nor float32.
+      ValueError, TypeError: offsets decrease or are out of range, or values have another kind.
 
     Attributes:
       fields: field -> array [T].
@@ -60,8 +59,7 @@ class Documents:
             bounds = _flat("offsets", offsets)
         if bounds.dtype.kind not in "iu":
             raise TypeError(f"offsets has dtype {bounds.dtype}; expected integers [N + 1]")
-        is_path = isinstance(offsets, str | os.PathLike)
-        offsets_name = f"offsets ({os.fspath(offsets)})" if is_path else "offsets"
+        path = f" ({os.fspath(offsets)})" if isinstance(offsets, str | os.PathLike) else ""
         self.offsets = np.ascontiguousarray(bounds, np.int64)
         if len(self.offsets) == 0:
             raise ValueError("offsets is empty; expected N + 1 offsets for N documents")
@@ -71,7 +69,7 @@ class Documents:
         if index >= 0:
             before = "" if index == 0 else f" after {self.offsets[index - 1]}"
             raise ValueError(
-                f"{offsets_name}[{index}] is {self.offsets[index]}{before}; expected "
+                f"offsets{path}[{index}] is {self.offsets[index]}{before}; expected "
                 f"non-decreasing offsets from 0 to {size}"
             )
 

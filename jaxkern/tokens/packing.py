@@ -23,14 +23,7 @@ _MAX_LENGTH, _MAX_BINS = 1 << 30, 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class PackingStats:
-    """Statistics of packed rows.
-
-    Attributes:
-      rows: number of rows.
-      tokens: number of tokens in them.
-      padding: number of padding elements.
-      segments: number of documents, or parts of documents, in them.
-    """
+    """Statistics of packed rows: numbers of rows, tokens, padding, and (parts of) documents."""
 
     rows: int = 0
     tokens: int = 0
@@ -48,24 +41,17 @@ class PackingStats:
         return PackingStats(**{name: n + counts[name] for name, n in vars(self).items()})
 
     def __str__(self) -> str:
-        return (
-            f"{self.rows} rows of {self.segments} segments, {self.tokens} tokens and "
-            f"{self.padding} padding: efficiency {self.efficiency:.2%}"
-        )
+        counts = f"{self.segments} segments, {self.tokens} tokens and {self.padding} padding"
+        return f"{self.rows} rows of {counts}: efficiency {self.efficiency:.2%}"
 
 
 class Rows(NamedTuple):
-    """Complete rows, as references to documents.
+    """Complete rows, as references to documents."""
 
-    Attributes:
-      pieces: int64 [P, 4]: document, start in the document, number of tokens, offset in the values.
-      ends: int64 [R], the end of each row among the pieces.
-      length: tokens per row.
-    """
-
+    #: int64 [P, 4]: document, start in the document, number of tokens, offset in the values
     pieces: np.ndarray
-    ends: np.ndarray
-    length: int
+    ends: np.ndarray  #: int64 [R], the end of each row among the pieces
+    length: int  #: tokens per row
 
     @property
     def stats(self) -> PackingStats:
@@ -224,8 +210,7 @@ def padded_rows(
     """Write documents [N] of at most `width` tokens to one row each, without marks."""
     nonempty = np.flatnonzero(lengths)
     columns = [nonempty, np.zeros_like(nonempty), lengths[nonempty], begins[nonempty]]
-    pieces = np.stack(columns, 1)
-    rows = Rows(pieces, np.cumsum(lengths > 0, dtype=np.int64), width)
+    rows = Rows(np.stack(columns, 1), np.cumsum(lengths > 0, dtype=np.int64), width)
     if out is None:
         shape = (len(lengths), width)
         out = {name: aligned_array(shape, row_dtype(values)) for name, values in fields.items()}
@@ -257,17 +242,13 @@ def pack(
 ) -> dict[str, np.ndarray]:
     """Pack documents of any length into rows of one length.
 
-    Returns a dict:
+    Returns a dict of arrays [R, length]:
 
-    ================  =============================================================================
-    ``"tokens"``      int32 [R, length], or the fields of `values`; padded with `pad_id`. Fields of
-                      float32 remain float32
-    ``segment_ids``   int32 [R, length]: 1, 2, ... by document in the row, 0 in padding. Restrict
-                      attention to equal ids to separate documents
-    ``positions``     int32 [R, length]: position in the segment, from 0
-    ``loss_mask``     bool [R, length]: True for tokens to predict from earlier tokens of their
-                      segment; False for padding and for the first token of each segment
-    ================  =============================================================================
+    - ``"tokens"``, or the fields of `values`: int32, or float32 if they are; padded with `pad_id`;
+    - ``"segment_ids"``, int32: 1, 2, ... by document in the row, 0 in padding; restrict attention
+      to equal ids to separate documents;
+    - ``"positions"``, int32: position in the segment, from 0;
+    - ``"loss_mask"``, bool: True for tokens to predict from earlier tokens of their segment.
 
     Args:
       values, offsets: the documents, see `Documents`.
@@ -312,7 +293,5 @@ def check_lengths(lengths: np.ndarray, documents: np.ndarray, packer: RowPacker)
         return
     longest = int(lengths.argmax())
     if lengths[longest] > packer.length:
-        raise ValueError(
-            f"document {documents[longest]} has {lengths[longest]} tokens, but a row has "
-            f'{packer.length}; use long="split", "truncate" or "drop"'
-        )
+        text = f"document {documents[longest]} has {lengths[longest]} tokens, but a row has "
+        raise ValueError(f'{text}{packer.length}; use long="split", "truncate" or "drop"')

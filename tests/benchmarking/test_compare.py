@@ -4,6 +4,7 @@ does not say where results differ."""
 from __future__ import annotations
 
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -25,15 +26,7 @@ def quick(arms, *args, **options):
 
 def test_arms_are_interleaved_and_rounds_rotate():
     calls = []
-
-    def arm(name):
-        def run():
-            calls.append(name)
-            return 1
-
-        return run
-
-    quick({name: arm(name) for name in "abc"}, rounds=3)
+    quick({name: partial(calls.append, name) for name in "abc"}, rounds=3)
     # A check of each arm, a call of each to choose the repeats, then turns of two calls.
     assert "".join(calls[:6]) == "abcabc"
     assert "".join(calls[6:]) == "aabbcc" + "bbccaa" + "ccaabb"
@@ -41,16 +34,14 @@ def test_arms_are_interleaved_and_rounds_rotate():
 
 def test_speedup(monkeypatch):
     """Uses a simulated clock that only the arms advance."""
-    now = [0.0]
+    clock = SimpleNamespace(now=0.0)
 
-    def taking(seconds):
-        def run():
-            now[0] += seconds
+    def advance(seconds):
+        clock.now += seconds
 
-        return run
-
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    result = compare({"slow": taking(0.02), "fast": taking(0.002)}, rounds=6, warmup=0)
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    arms = {"slow": partial(advance, 0.02), "fast": partial(advance, 0.002)}
+    result = compare(arms, rounds=6, warmup=0)
     assert result.fastest == "fast"
     assert result["slow"].min == pytest.approx(0.02)
     speedup = result.speedup("fast", over="slow")
@@ -167,14 +158,11 @@ def test_native_against_jax():
     chain = jk.image.Compose([jk.image.Normalize((0.5,) * 3, (0.5,) * 3)])
     images = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)
 
-    def arm(backend):
-        def run(x):
-            with jk.backend(backend):
-                return chain.apply(x, ({},))
+    def run(backend, x):
+        with jk.backend(backend):
+            return chain.apply(x, ({},))
 
-        return run
-
-    arms = {b: jax.jit(arm(b)) for b in ("native", "jax")}
+    arms = {name: jax.jit(partial(run, name)) for name in ("native", "jax")}
     result = compare(arms, images, check="close", rounds=2)
     assert result["jax"].dimensions == {"args[0]": "uint8[2, 16, 16, 3]"}
 

@@ -76,6 +76,10 @@ def test_donated_arguments_are_copied():
     assert len(measured) == 5
     np.testing.assert_array_equal(state["a"], 0)
     assert "Donated arguments were copied" in measured.methodology[0]
+    # Static arguments shift the positions of those after them.
+    add = jax.jit(lambda how, x: x + 1, static_argnums=0, donate_argnums=1)
+    assert len(jk.benchmarking.profile_fn(add, "fast", x, calls=3, seconds=0)) == 3
+    assert not x.is_deleted()
 
 
 def test_a_function_of_execution_jit_donates_nothing():
@@ -122,19 +126,17 @@ def touch_memory(size):
 
 
 def test_peak_memory():
+    def measure(size):
+        with jk.benchmarking.ResourceMeter() as meter:
+            touch_memory(size)
+        return meter.used
+
     size = 150 * 2**20
-    with jk.benchmarking.ResourceMeter() as before:
-        pass
-    with jk.benchmarking.ResourceMeter() as meter:
-        touch_memory(size)
-    with jk.benchmarking.ResourceMeter() as after:
-        pass
-    assert meter.used.peak_of_span
-    grown = meter.used.peak_bytes - meter.used.start_bytes
-    assert 0.98 * size < grown < 1.3 * size
+    before, used, after = measure(2**20), measure(size), measure(2**20)
+    assert used.peak_of_span
+    assert 0.98 * size < used.peak_bytes - used.start_bytes < 1.3 * size
     # The peak was reset: the blocks before and after do not include the array.
-    assert after.used.peak_bytes < meter.used.peak_bytes - 0.8 * size
-    assert before.used.peak_bytes < meter.used.peak_bytes - 0.8 * size
+    assert max(before.peak_bytes, after.peak_bytes) < used.peak_bytes - 0.8 * size
 
 
 def test_cpu_time():
@@ -152,13 +154,6 @@ def test_cpu_time():
     assert meter.used.cpu_seconds == pytest.approx(expected, abs=0.05)
     assert meter.used.wall_seconds > 0.39
     assert meter.used.cores_busy < 0.9
-
-
-def test_donated_arguments_after_static_ones():
-    add = jax.jit(lambda how, x: x + 1, static_argnums=0, donate_argnums=1)
-    x = jnp.zeros(1000)
-    assert len(jk.benchmarking.profile_fn(add, "fast", x, calls=3, seconds=0)) == 3
-    assert not x.is_deleted()
 
 
 def test_number_of_calls_is_limited(monkeypatch):

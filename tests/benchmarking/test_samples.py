@@ -33,10 +33,7 @@ def test_invalid_samples(seconds):
 def test_interval_equals_that_of_scipy(paired):
     random = np.random.default_rng(5)
     rounds = random.lognormal(0.0, 0.3, 60)
-    before, after = (
-        rounds * random.lognormal(0, 0.05, 60),
-        rounds * random.lognormal(-0.2, 0.05, 60),
-    )
+    before, after = (rounds * random.lognormal(mean, 0.05, 60) for mean in (0, -0.2))
 
     def statistic(a, b, axis=-1):
         return np.median(a, axis=axis) / np.median(b, axis=axis)
@@ -56,9 +53,8 @@ def test_coverage_of_the_interval(count):
     random = np.random.default_rng(11)
     covered = 0
     for _ in range(200):
-        ratio = ratio_of_medians(
-            random.normal(1.5, 0.1, count), random.normal(1.0, 0.1, count), resamples=300
-        )
+        after, before = (random.normal(mean, 0.1, count) for mean in (1.5, 1.0))
+        ratio = ratio_of_medians(after, before, resamples=300)
         covered += ratio.low <= 1.5 <= ratio.high
     # 95% of 200 are 190; 176 or fewer have a probability of 1e-5.
     assert covered > 176

@@ -15,7 +15,6 @@ from support.errors import raises
 
 import jaxkern as jk
 from jaxkern.benchmarking import trace
-from jaxkern.benchmarking.tracing import own_seconds
 
 
 def normalize(backend):
@@ -114,15 +113,6 @@ def test_fallback_has_the_scope_of_the_op(differentiate):
     assert text is not None
     assert "jaxkern.image_chain.v1" in text
     assert "custom_call_target" not in text
-
-
-def test_own_seconds_of_nested_spans():
-    spans = [(0, 10, "a"), (1, 9, "b"), (2, 3, "c"), (3, 5, "c"), (12, 13, "a")]
-    result = own_seconds([(b * 1e9, e * 1e9, (k, "", "")) for b, e, k in spans])
-    totals: dict[str, float] = {}
-    for (key, *_), seconds in result:
-        totals[key] = totals.get(key, 0) + seconds
-    assert totals == {"a": 3.0, "b": 5.0, "c": 3.0}
 
 
 def test_error_in_the_block_ends_the_profile(tmp_path):

@@ -3,7 +3,6 @@ differently than with Python, lost exit codes, and errors that are tracebacks.""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -52,23 +51,21 @@ def test_doctor_as_json(capsys):
     assert result["libraries"][0]["targets"] == diagnosis.libraries[0].targets
 
 
-def test_profile_runs_the_script_like_python(script, tmp_path, capsys, monkeypatch):
+def test_profile_runs_the_script_like_python(script, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    before = (list(sys.argv), list(sys.path))
     assert main(["profile", "--top", "3", str(script), "--plot", "x"]) == 0
-    shown = capsys.readouterr().out
+    shown = capfd.readouterr().out
     assert "arguments ['--plot', 'x'] __main__ next to it" in shown
     assert "jit(<lambda>)/dot_general" in shown
     assert "the script took" in shown
     assert list((tmp_path / "benchmark-results" / "profile-work").rglob("*.trace.json.gz"))
-    assert (sys.argv, sys.path) == before
 
 
-def test_profile_as_json_with_a_plot(script, tmp_path, capsys):
+def test_profile_as_json_with_a_plot(script, tmp_path, capfd):
     plot = tmp_path / "plots" / "where.png"
     arguments = ["--json", "--plot", str(plot), "--output-dir", str(tmp_path / "out")]
     assert main(["profile", *arguments, str(script), "fail"]) == 7
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     result = json.loads(out)
     assert "arguments ['fail']" in err
     assert result["exit_code"] == 7
@@ -127,9 +124,7 @@ def test_roofline(tmp_path, capsys, monkeypatch):
     assert result["bottleneck"] in ("compute", "memory")
     assert result["time"] > 0
     assert main(["roofline", "--case", "image-normalize"]) == 0
-    table = capsys.readouterr().out
-    assert "flop/byte" in table
-    assert "image-normalize" in table
+    assert "image-normalize: roofline of" in capsys.readouterr().out
     assert main(["roofline", "--case", "nothing"]) == 2
 
 
@@ -141,9 +136,8 @@ def test_device(tmp_path, capsys, monkeypatch):
     status = jk.device.get_device_status()
     assert result["status"]["usable_cpus"] == status.usable_cpus
     assert result["performance"] is None
-    assert main(["device", "--plot", str(tmp_path / "g2.svg")]) == 0
+    assert main(["device", "--measure"]) == 0
     assert "two-time g2" in capsys.readouterr().out
-    assert (tmp_path / "g2.svg").read_text().startswith("<?xml")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +149,7 @@ def test_device(tmp_path, capsys, monkeypatch):
         (["profile"], "SCRIPT"),
         (["profile", "--unknown", __file__], "--unknown"),
         (["bench", "--case", "nothing"], "image-crops"),
-        (["bench", "--case", "xpcs-g2", "--rounds", "0"], "rounds is 0"),
+        (["bench", "--case", "xpcs-g2", "--rounds", "0"], "--rounds"),
         (["bench", "--rounds", "many"], "--rounds"),
         (["unknown"], "unknown"),
     ],
@@ -188,24 +182,13 @@ def test_completion():
     assert process.stdout == "plain,roofline\n"
 
 
-def test_missing_package(capsys, tmp_path, monkeypatch, script):
-    imported = importlib.import_module
-
-    def without(name, *arguments, **keywords):
-        if name.partition(".")[0] in ("rich", "matplotlib"):
-            raise ImportError(name)
-        return imported(name, *arguments, **keywords)
-
-    monkeypatch.setattr(importlib, "import_module", without)
+def test_missing_package(capfd, tmp_path, monkeypatch, script):
+    monkeypatch.setitem(sys.modules, "matplotlib.backend_bases", None)
     monkeypatch.chdir(tmp_path)
     # Before the script runs, not after.
-    assert main(["profile", str(script)]) == 2
-    out, err = capsys.readouterr()
-    assert "pip install 'jaxkern[cli]'" in err
-    assert "arguments" not in out + err
     assert main(["profile", "--json", "--plot", "x.png", str(script)]) == 2
-    err = capsys.readouterr().err
-    assert "matplotlib" in err
+    err = capfd.readouterr().err
+    assert "matplotlib is not installed; pip install 'jaxkern[cli]'" in err
     assert "arguments" not in err
     assert main(["profile", "--json", str(script)]) == 0
 
@@ -220,12 +203,12 @@ def test_installed_as_a_command():
         assert command in process.stdout
 
 
-def test_error_of_a_script_is_a_traceback(tmp_path, capsys, monkeypatch):
+def test_error_of_a_script_is_a_traceback(tmp_path, capfd, monkeypatch):
     script = tmp_path / "wrong.py"
     script.write_text("raise ValueError('of the script')\n")
     monkeypatch.chdir(tmp_path)
     assert main(["profile", "--json", str(script)]) == 1
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     assert json.loads(out)["exit_code"] == 1
     assert "Traceback" in err
     assert "wrong.py" in err
@@ -286,12 +269,20 @@ def test_profile_waits_for_pending_work(tmp_path):
         assert text in process.stderr
 
 
-def test_script_that_profiles_itself(tmp_path, capsys, monkeypatch):
+def test_script_that_ends_without_its_exit_handlers(tmp_path, capfd, monkeypatch):
+    script = tmp_path / "abrupt.py"
+    script.write_text("import os\nos._exit(3)\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["profile", "--json", str(script)]) == 3
+    assert "exit code 3" in capfd.readouterr().err
+
+
+def test_script_that_profiles_itself(tmp_path, capfd, monkeypatch):
     script = tmp_path / "itself.py"
     script.write_text("import jax\nwith jax.profiler.trace('own-profile'):\n    pass\n")
     monkeypatch.chdir(tmp_path)
     assert main(["profile", "--json", str(script)]) == 1
-    assert "the script uses JAX's profiler" in capsys.readouterr().err
+    assert "the script uses JAX's profiler" in capfd.readouterr().err
 
 
 def test_few_rounds_have_no_interval(tmp_path, capsys):
@@ -305,11 +296,9 @@ def test_few_rounds_have_no_interval(tmp_path, capsys):
     verdict = json.loads(capsys.readouterr().out)["cases"][0]["verdict"]
     assert (verdict["ratio"]["low"], verdict["outcome"]) == (None, "no difference shown")
     assert main(arguments) == 0
-    table = capsys.readouterr().out
-    assert "fewer than 5 rounds" in table
-    assert "95%" not in table
-    assert "nan" not in table
-    assert " to " not in table.splitlines()[4]
+    text = capsys.readouterr().out
+    assert "nan" not in text
+    assert " to " not in text.splitlines()[2]
 
 
 WITHOUT_GPU = """\

@@ -8,14 +8,13 @@ import dataclasses
 import json
 import os
 import pwd
-import subprocess
-import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
 import pytest
+from support.core.processes import python_output
 from support.errors import raises
 
 from jaxkern import performance
@@ -36,13 +35,8 @@ def probe_once(**changes):
 
         def measure_memory(self, level, threads, bytes, seconds):
             calls.append((level, threads, bytes))
-            return {
-                "load": 10.0 * threads,
-                "store": 5.0,
-                "store_streaming": 6.0,
-                "copy": 8.0,
-                "copy_streaming": 7.0,
-            }
+            stores, copies = {"store": 5.0, "store_streaming": 6.0}, {"copy": 8.0}
+            return {"load": 10.0 * threads, **stores, **copies, "copy_streaming": 7.0}
 
         def measure_compute(self, level, threads, seconds):
             return {"fma_f32": 100.0 * threads, "fma_f64": 50.0 * threads}
@@ -78,15 +72,14 @@ def test_the_second_time_the_file_is_read(probes, tmp_path):
 @pytest.mark.parametrize("part", ["threads", "simd_level", "device", "jaxkern"])
 def test_another_machine_or_version_is_measured_anew(probes, monkeypatch, part):
     ceilings()
-    if part == "threads":
-        monkeypatch.setattr(module, "_threads", lambda: 1)
-    elif part == "simd_level":
-        native, _ = probe_once(levels=["v3", "v4"])
-        monkeypatch.setattr(registry, "module", lambda name="cpu": native)
-    elif part == "device":
-        monkeypatch.setattr(module, "cpu_model", lambda: "another")
-    else:
-        monkeypatch.setattr(module, "__version__", "9")
+    native, _ = probe_once(levels=["v3", "v4"])
+    changed = {
+        "threads": (module, "_threads", lambda: 1),
+        "simd_level": (registry, "module", lambda name="cpu": native),
+        "device": (module, "cpu_model", lambda: "another"),
+        "jaxkern": (module, "__version__", "9"),
+    }
+    monkeypatch.setattr(*changed[part])
     assert ceilings().source == "measured"
 
 
@@ -106,44 +99,45 @@ def test_a_damaged_file_is_measured_anew_and_mended(probes, tmp_path, damage):
     assert ceilings().source == str(file)
 
 
-def test_a_folder_that_cannot_be_written_is_told(probes, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+def check_uncached(probes, fact):
+    """The figures remain for this process, and a note gives the reason."""
     result = ceilings()
     assert result.all_threads.load == 30.0
     assert "could not be cached" in result.notes[-1]
-    assert "set XDG_CACHE_HOME" in str(result)
-    assert ceilings() is result  # but for this process
+    assert fact in str(result)
+    assert ceilings() is result
     assert len(probes) == 2
+
+
+def test_a_folder_that_cannot_be_written_is_told(probes, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    check_uncached(probes, "set XDG_CACHE_HOME")
 
 
 def test_a_user_without_a_home_folder(probes, monkeypatch, tmp_path):
     """As `docker run --user 1234` without HOME."""
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("HOME", raising=False)
-    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(pwd, "getpwuid", raising(KeyError("uid not found: 1234")))
     monkeypatch.chdir(tmp_path)
-    result = ceilings()
-    assert result.all_threads.load == 30.0
-    assert "this user has no home folder; set XDG_CACHE_HOME" in result.notes[-1]
-    assert ceilings() is result  # for this process
-    assert len(probes) == 2
+    check_uncached(probes, "this user has no home folder; set XDG_CACHE_HOME")
     assert list(tmp_path.iterdir()) == []
-    for wanting in (paths.home_path, performance.enable_persistent_cache):
+    for function in (paths.home_path, performance.enable_persistent_cache):
         with raises(ValueError, "~/cache", "HOME"):
-            wanting("~/cache")
+            function("~/cache")
 
 
-def unknown(_uid):
-    raise KeyError("getpwuid(): uid not found: 1234")
+def raising(error):
+    def function(*_args, **_options):
+        raise error
+
+    return function
 
 
 def test_a_failed_write_leaves_no_file(probes, tmp_path, monkeypatch):
-    def full(*_args, **_kw):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("jaxkern.core.paths.os.fsync", full)
-    assert "No space left" in ceilings().notes[-1]
+    monkeypatch.setattr("jaxkern.core.paths.os.fsync", raising(OSError(28, "No space left")))
+    check_uncached(probes, "No space left")
     assert list((tmp_path / "jaxkern").iterdir()) == []
 
 
@@ -155,27 +149,22 @@ def test_a_relative_cache_folder_is_ignored(monkeypatch, tmp_path):
 
 def test_buffers_are_beyond_the_caches_and_within_memory(probes, monkeypatch):
     monkeypatch.setattr(module, "last_level_caches", lambda: [60 << 20, 40 << 20])
-    monkeypatch.setattr(module, "available_bytes", lambda: 64 << 30)
-    assert ceilings().buffer_bytes == 400 << 20
-    monkeypatch.setattr(module, "_threads", lambda: 1)
-    assert ceilings().buffer_bytes == 240 << 20
-    monkeypatch.setattr(module, "_threads", lambda: 3)
-    monkeypatch.setattr(module, "available_bytes", lambda: 64 << 20)
-    small = ceilings(refresh=True)
-    assert small.buffer_bytes == 16 << 20
-    assert "memory allowed a buffer" in small.notes[0]
+    for threads, available, size in ((3, 64 << 30, 400), (1, 64 << 30, 240), (3, 64 << 20, 16)):
+        monkeypatch.setattr(module, "_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(module, "available_bytes", lambda available=available: available)
+        result = ceilings(refresh=True)
+        assert result.buffer_bytes == size << 20
+    assert "memory allowed a buffer" in result.notes[0]
     # One thread's own cache is the larger of the two.
     assert [c[2] >> 20 for c in probes] == [240, 400, 240, 16, 16]
 
 
 def test_note_on_a_busy_machine(probes, monkeypatch):
-    # Everything that the CPUs did, and more, was the work of others.
-    busy = iter([100.0, 100.0 + 1e6])
-    monkeypatch.setattr(module, "busy_seconds", lambda: next(busy))
+    # At first everything that the CPUs did, and more, was the work of others.
+    seconds = iter([100.0, 100.0 + 1e6, 100.0, 100.0])
+    monkeypatch.setattr(module, "busy_seconds", lambda: next(seconds))
     assert "% of the CPUs" in ceilings().notes[0]
-    assert "figures may be low" in str(ceilings())  # the kept ones too
-    quiet = iter([100.0, 100.0])
-    monkeypatch.setattr(module, "busy_seconds", lambda: next(quiet))
+    assert "figures may be low" in str(ceilings())  # the cached ones too
     assert ceilings(refresh=True).notes == ()
 
 
@@ -204,12 +193,8 @@ def test_caches_and_processor_of_the_system(tmp_path):
     def cache(cpu, index, level, kind, size, shared):
         folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
         folder.mkdir(parents=True)
-        for name, text in (
-            ("level", level),
-            ("type", kind),
-            ("size", size),
-            ("shared_cpu_list", shared),
-        ):
+        values = {"level": level, "type": kind, "size": size, "shared_cpu_list": shared}
+        for name, text in values.items():
             (folder / name).write_text(f"{text}\n")
 
     for cpu in range(4):
@@ -235,14 +220,8 @@ print(json.dumps(ceilings().as_dict()))
 
 @pytest.mark.slow
 def test_two_processes_share_one_measurement(tmp_path):
-    def run():
-        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"}
-        done = subprocess.run(
-            [sys.executable, "-c", _MEASURE], env=environment, check=True, stdout=subprocess.PIPE
-        )
-        return json.loads(done.stdout)
-
-    first, second = run(), run()
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    first, second = (json.loads(python_output(_MEASURE, **environment)) for _ in range(2))
     assert first["source"] == "measured"
     assert second["source"].startswith(str(tmp_path))
     del first["source"], second["source"]
@@ -258,13 +237,10 @@ def test_two_processes_share_one_measurement(tmp_path):
 
 def stream_copy(threads, arrays):
     """Return the rate of NumPy copies in bytes/s; each thread copies a separate pair of arrays."""
-    workers = [threading.Thread(target=np.copyto, args=pair) for pair in arrays[:threads]]
-    begun = time.perf_counter()
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return 2 * sum(a.nbytes for a, _ in arrays[:threads]) / (time.perf_counter() - begun)
+    with ThreadPoolExecutor(threads) as pool:
+        begun = time.perf_counter()
+        list(pool.map(lambda pair: np.copyto(*pair), arrays[:threads]))
+        return 2 * sum(a.nbytes for a, _ in arrays[:threads]) / (time.perf_counter() - begun)
 
 
 @pytest.mark.benchmark

@@ -1,11 +1,10 @@
 """Would catch a memory fraction that is set too late, or under a name that JAX does not read."""
 
 import os
-import subprocess
-import sys
 
 import jax
 import pytest
+from support.core.processes import python_output
 from support.errors import raises
 
 from jaxkern.core import client, compat
@@ -51,6 +50,4 @@ import jax
 jax.devices()
 assert compat.started_backends() == ("cpu",), compat.started_backends()
 """
-    subprocess.run(
-        [sys.executable, "-c", code], check=True, env={**os.environ, "JAX_PLATFORMS": "cpu"}
-    )
+    python_output(code, JAX_PLATFORMS="cpu")

@@ -63,9 +63,8 @@ def metadata_of(capsule: object) -> Metadata:
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(CallFrame))(pointer(capsule, None))
     metadata = Metadata(struct_size=ctypes.sizeof(Metadata))
-    extension = MetadataExtension(
-        ctypes.sizeof(MetadataExtension), METADATA, None, ctypes.pointer(metadata)
-    )
+    size = ctypes.sizeof(MetadataExtension)
+    extension = MetadataExtension(size, METADATA, None, ctypes.pointer(metadata))
     frame = CallFrame(ctypes.sizeof(CallFrame), ctypes.pointer(extension))
     assert handler(ctypes.byref(frame)) is None
     return metadata

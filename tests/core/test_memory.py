@@ -10,20 +10,19 @@ from jaxkern.core import memory
 
 
 def test_limits_from_the_environment(monkeypatch):
-    for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_CPUS_ON_NODE"):
+    for name in ("JAXKERN_MEMORY_LIMIT", "SLURM_MEM_PER_NODE"):
         monkeypatch.delenv(name, raising=False)
+    # Each of these takes precedence over those before.
+    monkeypatch.setenv("SLURM_MEM_PER_CPU", "100")
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "2")
+    assert memory.memory_limit() == 200 / 1024
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "512")
+    assert memory.memory_limit() == 0.5
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "0.19")
     assert memory.memory_limit() == 0.19
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "much")
     with raises(ValueError, "JAXKERN_MEMORY_LIMIT is 'much'"):
         memory.memory_limit()
-    monkeypatch.delenv("JAXKERN_MEMORY_LIMIT")
-    monkeypatch.setenv("SLURM_MEM_PER_NODE", "512")
-    assert memory.memory_limit() == 0.5
-    monkeypatch.delenv("SLURM_MEM_PER_NODE")
-    monkeypatch.setenv("SLURM_MEM_PER_CPU", "100")
-    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "2")
-    assert memory.memory_limit() == 200 / 1024
 
 
 def test_cgroup_limits(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import jax
@@ -20,8 +21,6 @@ def _scale_library(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("scale")
     build(folder, "scale_library")
     sys.path.insert(0, str(folder))
-    import os
-
     # Also for the fresh processes that run exported programs.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     assert jk.load_library("scale_library").problem is None

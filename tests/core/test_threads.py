@@ -47,17 +47,14 @@ def test_invalid_caps():
             set_num_threads(wrong)
 
 
-def test_zero_is_no_cap(sixteen_cpus):
-    assert threads.worker_cap({"JAXKERN_NUM_THREADS": "0", "SLURM_CPUS_PER_TASK": "2"}) == 0
-    assert threads.num_threads({"JAXKERN_NUM_THREADS": "0", "SLURM_CPUS_PER_TASK": "2"}) == 2
-
-
-def test_slurm_and_affinity(sixteen_cpus):
-    assert threads.num_threads({}) == 16
-    assert threads.worker_cap({}) == 0
-    assert threads.num_threads({"SLURM_CPUS_PER_TASK": "4"}) == 4
-    assert threads.worker_cap({"SLURM_CPUS_PER_TASK": "4"}) == 4
-    assert threads.num_threads({"SLURM_CPUS_PER_TASK": "64"}) == 16
+@pytest.mark.parametrize(
+    ("requested", "slurm", "count", "cap"),
+    [("0", "2", 2, 0), ("", "", 16, 0), ("", "4", 4, 4), ("", "64", 16, 0)],
+)
+def test_no_cap_slurm_and_affinity(sixteen_cpus, requested, slurm, count, cap):
+    environment = {"JAXKERN_NUM_THREADS": requested, "SLURM_CPUS_PER_TASK": slurm}
+    assert threads.num_threads(environment) == count
+    assert threads.worker_cap(environment) == cap
 
 
 def test_the_quota_of_a_container(sixteen_cpus, monkeypatch):
@@ -74,14 +71,11 @@ def _write(path: Path, text: str) -> Path:
 
 def test_version_2_takes_the_smallest_quota_above(tmp_path):
     root = tmp_path / "cgroup"
-    _write(root / "job" / "step" / "cpu.max", "max 100000\n")
     _write(root / "job" / "cpu.max", "250000 100000\n")
     membership = _write(tmp_path / "membership", "0::/job/step\n")
-    assert threads.cgroup_cpus(root, membership) == 3
-    _write(root / "job" / "step" / "cpu.max", "50000 100000\n")
-    assert threads.cgroup_cpus(root, membership) == 1
-    _write(root / "job" / "step" / "cpu.max", "600000 100000\n")
-    assert threads.cgroup_cpus(root, membership) == 3
+    for quota, cpus in (("max", 3), ("50000", 1), ("600000", 3)):
+        _write(root / "job" / "step" / "cpu.max", f"{quota} 100000\n")
+        assert threads.cgroup_cpus(root, membership) == cpus
 
 
 def test_version_1(tmp_path):

@@ -43,7 +43,12 @@ def test_status():
     assert status.versions["jaxkern"] == jk.__version__
     assert json.loads(json.dumps(status.as_dict()))["devices"][0]["platform"] == "cpu"
     text = str(status)
-    for fact in (f"{status.usable_cpus} usable of {status.cpus}", "CUDA driver", "SIMD level"):
+    for fact in (
+        "usable cpus",
+        "cpu:0",
+        f"jax {jax.__version__}",
+        f"simd level          {status.simd_level}",
+    ):
         assert fact in text
 
 
@@ -54,15 +59,14 @@ def test_limits_of_slurm_and_of_the_user(monkeypatch):
     status = get_device_status()
     assert (status.slurm_cpus, status.usable_cpus) == (1, 1)
     assert status.memory_limit_bytes == 512 << 20
-    assert "1 by SLURM" in str(status)
-    assert "limit 0.5 GiB" in str(status)
+    assert "0.50 GiB" in str(status)
 
 
 def test_no_memory_limit(monkeypatch):
     monkeypatch.setattr("jaxkern.device.status.memory_limit", lambda: 2.0**20)
     status = get_device_status()
     assert status.memory_limit_bytes is None
-    assert "no limit" in str(status)
+    assert "memory limit" not in str(status)
 
 
 def test_affinity():
@@ -86,7 +90,7 @@ def test_problems(monkeypatch):
     status = get_device_status()
     assert status.problems == ("the cpu kernels are not used: not found",)
     assert (status.simd_level, status.kernel_threads) == (None, None)
-    assert "PROBLEM" in str(status)
+    assert status.problems[0] in str(status)
 
 
 def hide_gpus(monkeypatch):

@@ -16,7 +16,7 @@ import click
 import jax
 import pytest
 from support.core.short_probes import shorten
-from support.pages import BEFORE, PAGES, ROOT, SHOWN, SMALLER, blocks
+from support.pages import BEFORE, PAGES, ROOT, SHOWN, blocks
 
 from jaxkern.cli import main
 from jaxkern.cli.commands import cli
@@ -59,16 +59,6 @@ def test_python_runs(page, tmp_path, monkeypatch, capsys):
         assert part in shown
 
 
-def shrink(page, folder):
-    """Reduce the sizes in files that the commands of a page have written."""
-    if page.name in SMALLER:
-        name, changes = SMALLER[page.name]
-        text = (folder / name).read_text()
-        for old, new in changes.items():
-            text = text.replace(old, new)
-        (folder / name).write_text(text)
-
-
 def parse(arguments):
     """Parse a command line without running it; raises click.UsageError."""
     command: click.Command = cli
@@ -91,35 +81,32 @@ def test_commands_run(page, tmp_path, monkeypatch):
             command = line.split("#")[0].split()
             if not command:
                 continue
+            folder, process = tmp_path, [sys.executable, *command[1:]]
             if command[0] == "make":
-                done = subprocess.run(
-                    ["make", "-n", *command[1:]], cwd=ROOT, capture_output=True, text=True
-                )
+                folder, process = ROOT, ["make", "-n", *command[1:]]
             elif command[:4] == ["python", "-m", "jaxkern", "xpcs"]:
                 # The function that `python -m jaxkern` calls; tests/cli starts the process.
                 assert main(command[3:]) == 0, line
-                shrink(page, tmp_path)
+                if (settings := tmp_path / "config.yaml").exists():  # with smaller data
+                    text = settings.read_text().replace("frames: 400 ", "frames: 200 ")
+                    settings.write_text(text.replace("noise: 0.02 ", "noise: 0.002 "))
                 continue
-            elif command[:3] == ["python", "-m", "jaxkern"]:
-                # In a new process, since `doctor` would list the ops of other tests.
-                done = subprocess.run(
-                    [sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, text=True
-                )
             elif command[0] == "jaxkern":
                 parse(command[1:])
                 continue
             elif command[0] == "pytest":
                 # Collect only; comparing without saved timings is a warning.
                 tests = ROOT / "tests" / "benchmarking" / "test_marked_ops.py"
-                done = subprocess.run(
-                    [sys.executable, "-P", "-m", *command, "-c", ROOT / "pyproject.toml",
-                     "--rootdir", ROOT / "tests", "-p", "no:cacheprovider",
-                     "-W", "ignore", "--collect-only", "-q", tests],
-                    cwd=tmp_path, env=_OUTSIDE_PYTEST, capture_output=True, text=True,
-                )  # fmt: skip
-            else:
+                options = ["-p", "no:cacheprovider", "-W", "ignore", "--collect-only", "-q"]
+                where = ["-c", ROOT / "pyproject.toml", "--rootdir", ROOT / "tests", tests]
+                process = [sys.executable, "-P", "-m", *command, *options, *where]
+            elif command[:3] != ["python", "-m", "jaxkern"]:
                 assert command[0] == "pip", f"{page.name}: unknown command {line!r}"
                 continue
+            # In a new process, since `doctor` would list the ops of other tests.
+            done = subprocess.run(
+                process, cwd=folder, env=_OUTSIDE_PYTEST, capture_output=True, text=True
+            )
             assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
 
 

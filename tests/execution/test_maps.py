@@ -90,22 +90,12 @@ def test_an_error_names_its_item():
     assert "item 2" in " ".join(error.value.__notes__)
 
 
-def test_threads_inherit_the_contexts_of_the_caller():
-    from jaxkern.core.backend import current_backend
-
-    def settings(_):
-        return current_backend() + str(jnp.arange(2).dtype)
-
-    with jk.backend("jax"), jax.enable_x64(True):
-        assert set(ex.pmap(settings, 3, host=True)(np.arange(3)).tolist()) == {"jaxint64"}
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (([1.0, 2.0],), r"argument 0\[0\] has shape \(\)"),
         ((np.float32(1),), r"argument 0 has shape \(\)"),
-        ((np.ones(2), np.ones(3)), "2 in argument 0, 3 in argument 1"),
+        ((np.ones(2), np.ones(3)), "'argument 0': 2, 'argument 1': 3"),
         ((np.ones((0, 2)),), "got 0"),
     ],
 )
@@ -173,19 +163,15 @@ def test_strings_and_numbers_are_not_converted():
 
 
 def test_out_axes_of_python_functions():
-    def two(x):
-        return [x, {"sum": float(x.sum()), "twice": 2 * x}]
-
-    first, rest = ex.vmap(two, out_axes=[1, {"sum": 0, "twice": -1}], host=True)(X[0])
-    np.testing.assert_array_equal(first, X[0].T)
-    np.testing.assert_array_equal(rest["sum"], X[0].sum(1))
-    np.testing.assert_array_equal(rest["twice"], 2 * X[0].T)
-    with raises(ValueError, "axis 1", "shape ()"):
-        ex.vmap(two, out_axes=1, host=True)(X[0])
-    for axes in [(None, 1), (0, 1), None]:
-        with raises(ValueError, "out_axes") as error:
-            ex.vmap(lambda x: 1.0, out_axes=axes, host=True)(X)
-        assert repr(axes) in str(error.value)
+    for axis in (1, -1):
+        first, rest = ex.vmap(lambda x: [x, {"twice": 2 * x}], out_axes=axis, host=True)(X[0])
+        np.testing.assert_array_equal(first, X[0].T)
+        np.testing.assert_array_equal(rest["twice"], 2 * X[0].T)
+    with raises(ValueError, "axis 1", "[(3,), ()]"):
+        ex.vmap(lambda x: [x, 1.0], out_axes=1, host=True)(X[0])
+    for axes in [(0, 1), None]:
+        with raises(ValueError, "out_axes", repr(axes)):
+            ex.vmap(lambda x: 1.0, out_axes=axes, host=True)
 
 
 def test_bad_functions():

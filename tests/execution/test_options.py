@@ -14,7 +14,7 @@ from support.errors import raises
 
 import jaxkern as jk
 from jaxkern import execution as ex
-from jaxkern.core.backend import ThreadContexts
+from jaxkern.core.backend import ThreadContexts, current_backend
 
 
 class Sleep(ex.Operator):
@@ -240,12 +240,14 @@ def test_threads_inherit_the_settings_of_jax():
     def settings(_=0):
         mesh = jax.sharding.get_abstract_mesh()
         config = (jax.config.jax_default_matmul_precision, jax.config.jax_default_device)
-        return str((*config, jax.config.jax_enable_x64, jax.config.jax_debug_nans, mesh))
+        others = jax.config.jax_enable_x64, jax.config.jax_debug_nans, current_backend()
+        return str((*config, *others, mesh))
 
     device, op = jax.devices()[1], ex.operator(settings, host=True)
     mesh = jax.make_mesh((1,), ("i",), devices=[device])
     with jax.default_matmul_precision("highest"), jax.default_device(device), jax.debug_nans(True):
-        with jax.enable_x64(True), jax.set_mesh(mesh), ex.execution_options(timeout_seconds=60):
+        options = ex.execution_options(timeout_seconds=60)
+        with jax.enable_x64(True), jax.set_mesh(mesh), jk.backend("jax"), options:
             expected = settings()
             assert op(0) == expected
             assert set(ex.pmap(settings, 2, host=True)(np.arange(3))) == {expected}

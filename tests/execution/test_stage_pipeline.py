@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.errors import raises
 
 import jaxkern as jk
 from jaxkern import execution as ex
@@ -67,17 +68,17 @@ def test_a_kernel_in_a_stage():
 
 
 @pytest.mark.parametrize(
-    ("stages", "count", "axis"),
+    ("stages", "count", "axis", "fact"),
     [
-        (STAGES[:3], 2, 0),
-        (STAGES, 0, 0),
-        (STAGES, 5, 0),
-        (STAGES, 3, "rows"),
-        ([jnp.argmax] * 4, 2, 0),
+        (STAGES[:3], 2, 0, "3 stages"),
+        (STAGES, 0, 0, "num_microbatches is 0"),
+        (STAGES, 5, 0, "5 equal microbatches"),
+        (STAGES, 3, "rows", "'rows'"),
+        ([jnp.argmax] * 4, 2, 0, "int32"),
     ],
 )
-def test_bad_input(stages, count, axis):
-    with pytest.raises(TypeError if stages[0] is jnp.argmax else ValueError):
+def test_bad_input(stages, count, axis, fact):
+    with raises(TypeError if stages[0] is jnp.argmax else ValueError, fact):
         ex.pipeline_parallel(stages, ex.DeviceMesh((4,)), count, axis=axis)(X)
 
 

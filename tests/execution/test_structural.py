@@ -32,6 +32,11 @@ class Sleeper(ex.Operator):
         return 1 + sum(inputs)
 
 
+ADD = ex.operator(sum, host=True)
+STEP = ex.operator(lambda x: x, host=True)
+PLAIN = ex.operator(lambda x: x * x)
+
+
 def brute_force_path(seconds, after):
     """Return the largest total time of a chain, by trying all of them."""
 
@@ -80,8 +85,6 @@ def test_random_graphs_take_the_time_of_their_critical_path(seed):
         if best < 1.2:
             break
     assert best < 1.2
-    (line,) = [x for x in graph.explain().splitlines() if x.startswith("critical path: ")]
-    assert 1e3 * path <= float(line.split()[2]) < 1.3e3 * brute_force_path(slept, after)
 
 
 class Mixed(ex.Operator):
@@ -89,12 +92,13 @@ class Mixed(ex.Operator):
         self.slow = Sleeper("slow", 0.1, log)
         self.other = Sleeper("other", 0.1, log)
         self.sin, self.double = ex.operator(jnp.sin), ex.jit(lambda x: 2 * x)
+        self.combine = ex.jit(lambda a, b, c: 2 * (a + b) + c)
         self.numpy = ex.operator(lambda x: np.asarray(x) + 1, host=True)
 
     def forward(self, *, inputs):
         a, b = self.slow([inputs]), self.other([inputs])
         before = self.double(self.sin(inputs))
-        return {"sum": self.double(a + b) + before, "host": self.numpy(before)}
+        return {"sum": self.combine(a, b, before), "host": self.numpy(before)}
 
 
 def test_jax_parts_are_one_program_and_host_parts_overlap():
@@ -111,43 +115,23 @@ def test_jax_parts_are_one_program_and_host_parts_overlap():
             break
     assert max(b0, b1) < min(e0, e1)
     text = composite.forward.explain()
-    # sin and the first double need no host operator; the rest of JAX needs both sleepers, whose
-    # results are Python numbers, and so is their sum.
-    assert "8 operators in 6 parts" in text
-    assert "jax   sin + <lambda>, " in text
-    assert "(arithmetic of host values)" in text
-    assert "critical path: " in text
-    assert "Sleeper#2" in text
-
-
-def test_times_are_of_the_last_call():
-    load = Sleeper("load", 0.02, [])
-    run = ex.structural_jit(lambda x: PLAIN(load([x])))
-    assert "not been called" in run.explain()
-    run(1.0), run(1.0)
-    (path,) = [line for line in run.explain().splitlines() if line.startswith("critical path: ")]
-    assert 20 <= float(path.split()[2]) < 300
-    assert path.endswith(" ms")
-    # A call of JAX only does not wait, and so has no times.
-    run = ex.structural_jit(lambda x: PLAIN(PLAIN(x)))
-    run(jnp.ones(3))
-    assert "not timed" in run.explain()
-    with ex.execution_options(timeout_seconds=60):
-        run(jnp.ones(3))
-        assert "not timed" not in run.explain()
+    assert "6 operators in 5 parts" in text
+    assert "jax   sin + <lambda>, needs no part" in text
+    assert "host  Sleeper, needs no part" in text
 
 
 def test_changed_attributes_are_seen():
     class Line(ex.Operator):
         def __init__(self):
             self.first = ex.operator(lambda x: 2 * x)
-            self.bias = jnp.float32(1)
+            self.add, self.bias = ex.operator(lambda pair: pair[0] + pair[1]), jnp.float32(1)
 
         def forward(self, *, inputs):
-            return self.first(inputs) + self.bias
+            return self.add((self.first(inputs), self.bias))
 
     op = Line()
     run = ex.structural_jit(op)
+    assert "not been called" in run.explain()
     assert [float(run(jnp.float32(3))) for _ in range(3)] == [7, 7, 7]
     op.bias = jnp.float32(2)
     assert float(run(jnp.float32(3))) == 8
@@ -156,7 +140,6 @@ def test_changed_attributes_are_seen():
     assert float(jax.grad(run)(3.0)) == -1
 
 
-STEP = ex.operator(lambda x: x, host=True)
 TABLE = {"a": 1, "b": 2}
 
 WITHOUT_GRAPH = {
@@ -167,15 +150,15 @@ WITHOUT_GRAPH = {
     "jax": (lambda x: STEP(jnp.sin(STEP(x))), np.float32(3)),
     "method": (lambda x: STEP(x.sum()), np.arange(3)),
     "loop": (lambda x: [STEP(i) for i in range(x)], 3),
+    "arithmetic": (lambda x: STEP(x) * x + 1, 2**40),
+    "equality": (lambda x: STEP(x == 3), 3),
+    "slice": (lambda x: STEP(x)[1:], np.arange(3)),
 }
-PLAIN = ex.operator(lambda x: x * x)
 WITH_GRAPH = {
     "map": (lambda x: STEP(ex.pmap(lambda v: float(v) + 1, host=True)(STEP(x))), np.arange(3.0)),
-    "bits": (lambda x: (~STEP(x) << 3) ^ STEP(+x) | divmod(STEP(x), 2)[1], 5),
-    "integers": (lambda x: STEP(x) * x + 1, 2**40),
-    "texts": (lambda x: STEP(x) + x, "a"),
-    "float64": (lambda x: x * STEP(x)[1:], np.arange(3)[1:] + 1e-12),
-    "arrays": (lambda x: x * STEP(x) + PLAIN(x), jnp.arange(3.0)),
+    "tuple": (lambda x: [STEP(i) for i in x], (3, 4.0)),
+    "index": (lambda x: STEP(x["a"])[1], {"a": [1, 2]}),
+    "arrays": (lambda x: [STEP(x), PLAIN(x)], jnp.arange(3.0)),
     "constants": (lambda x: (x, 7, STEP(x), None), 2.0),
 }
 
@@ -202,11 +185,11 @@ def test_results_are_those_of_the_plain_call(name, strategy):
 def test_forward_changes_attributes_once_per_call():
     class Counts(ex.Operator):
         def __init__(self):
-            self.count, self.step = 0, STEP
+            self.count, self.step, self.add = 0, STEP, ADD
 
         def forward(self, *, inputs):
             self.count = self.count + 1
-            result = self.step(inputs) + self.count
+            result = self.add([self.step(inputs), self.count])
             return result if self.with_graph else self.step(abs(float(result)))
 
     class Leaf(ex.Operator):
@@ -228,7 +211,7 @@ def test_forward_changes_attributes_once_per_call():
         ex.structural_jit(lambda x: STEP(leaf(x)))(jnp.ones(()))
 
 
-@pytest.mark.parametrize("strategy", ["auto", "parallel", "sequential"])
+@pytest.mark.parametrize("strategy", ["auto", "parallel"])
 def test_an_operator_that_jax_cannot_trace_is_named(strategy):
     calls = []
     first = ex.operator(lambda x: calls.append(x) or x, host=True)
@@ -272,7 +255,7 @@ def test_a_composite_with_host_operators_runs_on_the_host():
         assert run(3.0) == 6
     assert seen == [3.0] * 4
     assert "2 operators in 2 parts" in run.explain()
-    assert "(contains host operators)" in run.explain()
+    assert "host  Load" in run.explain()
     nested = ex.structural_jit(lambda x: network(run(x)), execution_strategy="parallel")
     assert nested(3.0) == 12
     assert len(seen) == 6
@@ -288,7 +271,7 @@ def test_changed_arrays_compile_nothing_and_are_freed():
 
     def multiply(args):
         traces.append(1)
-        return args[0] @ args[1]
+        return args[0] @ args[1] + args[2]
 
     class Layer(ex.Operator):
         def __init__(self):
@@ -297,7 +280,7 @@ def test_changed_arrays_compile_nothing_and_are_freed():
             self.w, self.table = jnp.eye(2), np.ones(2, np.float32)
 
         def forward(self, *, inputs):
-            return self.multiply((self.inner(inputs), self.w)) + self.table
+            return self.multiply((self.inner(inputs), self.w, self.table))
 
     op, x = Layer(), jnp.ones(2)
     run = ex.structural_jit(op)
@@ -315,7 +298,7 @@ def test_changed_arrays_compile_nothing_and_are_freed():
 
 def test_a_composite_may_call_itself_while_it_is_recorded():
     def counted(x, more):
-        return STEP(x) + (run(1.0, None) if more is not None else 0)
+        return ADD([STEP(x), run(1.0, None) if more is not None else 0])
 
     run = ex.structural_jit(counted)
     done = []
@@ -330,18 +313,20 @@ def test_control_flow_on_data_falls_back_or_is_an_error():
 
     def branches(x):
         y = step(x)
-        return step(y) if y > 1 else y
+        return step(y) if y else y
 
     auto = ex.structural_jit(branches)
-    assert [auto(0), auto(1)] == [1, 3]
+    assert [auto(-1), auto(1)] == [0, 3]
     assert "runs as written" in auto.explain()
     assert "__bool__" in auto.explain()
-    with raises(ex.SymbolicError, "__bool__"):
-        ex.structural_jit(branches, execution_strategy="parallel")(0)
+    parallel = ex.structural_jit(branches, execution_strategy="parallel")
+    for _ in range(2):
+        with raises(ex.SymbolicError, "__bool__"):
+            parallel(0)
     with raises(ValueError, "fast"):
         ex.structural_jit(branches, execution_strategy="fast")
-    for wrong in (3, dict):
-        with pytest.raises(TypeError):
+    for wrong, name in ((3, "got int"), (dict, "got dict")):
+        with raises(TypeError, name):
             ex.structural_jit(wrong)
 
 
@@ -369,14 +354,13 @@ def test_limits_of_parallelism():
         return most[0]
 
     assert peak(ex.structural_jit(fan, execution_strategy="sequential")) == 1
-    assert peak(ex.structural_jit(fan, max_workers=2)) == 2
     free = ex.structural_jit(fan)
     assert any(peak(free) > 2 for _ in range(20))  # a busy machine may start them one by one
     with ex.execution_options(use_parallel=False):
         assert peak(free) == 1
-        assert "use_parallel=False" in free.explain()
-    with ex.execution_options(max_workers=3):
-        assert peak(free) <= 3
+        assert "disabled" in free.explain()
+    with ex.execution_options(max_workers=2):
+        assert peak(free) == 2
 
 
 def test_an_error_names_its_operator_and_stops_the_graph():
@@ -415,54 +399,4 @@ def test_kernels_in_a_graph():
     for _ in range(2):
         result = fit({"params": params, "scale": 2.0})
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
-    assert "(host = True)" in fit.explain()
-
-
-@pytest.mark.parametrize("strategy", ["sequential", "auto"])
-def test_sequential_execution_is_in_the_order_of_the_calls(strategy):
-    log: list = []
-    ops = [ex.operator(lambda *_, i=i: log.append(i) or np.float32(1), host=True) for i in range(3)]
-
-    def calls(x):
-        # The sum is JAX code that needs the first operator and a cosine that is called last.
-        sine = jnp_sin(ops[0](x))
-        second, third = ops[1](sine), ops[2](x)
-        return second, third, added((sine, jnp_cos(x)))
-
-    jnp_sin, jnp_cos = ex.operator(lambda x: jnp.sin(x)), ex.operator(lambda x: jnp.cos(x))
-    added = ex.operator(lambda pair: pair[0] + pair[1])
-    run = ex.structural_jit(calls, execution_strategy=strategy)
-    with ex.execution_options(use_parallel=strategy == "sequential"):
-        run(jnp.ones(2))
-    assert log == [0, 1, 2]
-
-
-def test_changes_in_a_composite_of_the_enclosing_scope_are_seen():
-    class Load(ex.Operator):
-        def __init__(self, by):
-            self.read = ex.operator(lambda x: x * by, host=True)
-
-        def forward(self, *, inputs):
-            return self.read(inputs)
-
-    load = Load(2)
-    run = ex.structural_jit(lambda x: load(x) + 1, execution_strategy="parallel")
-    assert run(1.0) == 3
-    load.read = Load(5).read
-    assert run(1.0) == 6
-
-
-def test_constants_are_distinguished_by_their_bits():
-    class Signed(ex.Operator):
-        def __init__(self):
-            self.w = np.float32(0)
-            self.sign = ex.operator(lambda args: jnp.copysign(*args))
-
-        def forward(self, *, inputs):
-            return self.sign((STEP(inputs), float(self.w)))
-
-    op = Signed()
-    run, x = ex.structural_jit(op, execution_strategy="parallel"), jnp.ones(())
-    assert float(run(x)) == 1
-    op.w = np.float32(-0.0)
-    assert float(run(x)) == -1
+    assert "host  <lambda>, needs no part" in fit.explain()

@@ -4,13 +4,12 @@ are limited to 64 MiB), and a call that comes too late but reports success."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
 import pytest
+from support.core.processes import python_output
 from support.errors import raises, warns
 
 from jaxkern.performance import tune_host_allocator
@@ -47,16 +46,8 @@ print(json.dumps([before, after, ends]))
 
 def test_large_results_stay_mapped():
     """Results are in the heap, which never shrinks, and not in mappings."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "MALLOC_"))}
-    environment.pop("GLIBC_TUNABLES", None)
-    process = subprocess.run(
-        [sys.executable, "-W", "error", "-c", _CALLS],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    before, after, ends = json.loads(process.stdout)
+    without = ("XLA_", "MALLOC_", "GLIBC_TUNABLES")
+    before, after, ends = json.loads(python_output(_CALLS, without=without, PYTHONWARNINGS="error"))
     assert not before
     assert all(after)
     assert ends == sorted(ends)

@@ -15,10 +15,6 @@ from jaxkern import performance
 BIG = jax.ShapeDtypeStruct((512, 1024), jnp.float32)  # 2 MiB
 
 
-def kinds(report):
-    return [f.kind for f in report.findings]
-
-
 def test_clean_program_has_no_findings():
     report = performance.audit(lambda x: jnp.sum(jnp.sin(x)), BIG)
     assert report.findings == ()
@@ -26,21 +22,17 @@ def test_clean_program_has_no_findings():
     assert str(report) == "audit on cpu: no findings"
 
 
-def test_transpose_and_its_size():
-    report = performance.audit(lambda x: x.T, BIG)
-    (finding,) = report.of("copy")
-    assert finding.bytes == 2 << 20
-    assert finding.what.startswith("transpose ")
-    assert performance.audit(lambda x: x.T, BIG, min_bytes=3 << 20).findings == ()
-
-
 @pytest.mark.parametrize("donated", [(), (0,)])
-def test_square_transpose_is_not_a_copy_at_entry(donated):
-    square = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
-    report = performance.audit(jax.jit(lambda x: x.T, donate_argnums=donated), square)
+@pytest.mark.parametrize("rows", [512, 1024])
+def test_transposes_and_their_sizes(rows, donated):
+    x = jax.ShapeDtypeStruct((rows, 1024), jnp.float32)
+    transpose = jax.jit(lambda x: x.T, donate_argnums=donated)
+    report = performance.audit(transpose, x)
+    assert {(f.severity, f.bytes) for f in report.of("copy")} == {("info", 4 * x.size)}
     assert report.of("copy")[0].what.startswith("transpose ")
+    # That of a square is not a copy at entry.
     assert not any("entry" in f.what for f in report.findings)
-    assert all(f.severity == "info" for f in report.of("copy"))
+    assert performance.audit(transpose, x, min_bytes=5 << 20).findings == ()
 
 
 def test_update_without_donation_copies_its_argument():
@@ -71,16 +63,11 @@ def test_collectives_of_a_mesh():
     mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
     x = jax.device_put(np.ones(BIG.shape, np.float32), NamedSharding(mesh, PartitionSpec("d")))
     replicated = NamedSharding(mesh, PartitionSpec())
-
-    def fn(x):
-        return jax.lax.with_sharding_constraint(x, replicated).sum(0), x.sum()
-
+    fn = lambda x: jax.lax.with_sharding_constraint(x, replicated).sum(0)  # noqa: E731
     report = performance.audit(fn, x, min_bytes=0)
-    collectives = {c.kind: c for c in report.collectives}
-    assert collectives["all-gather"].bytes == 2 << 20
-    assert [f.severity for f in report.of("collective") if "all-gather" in f.what] == ["warning"]
-    local = performance.audit(lambda x: x * 2, x)
-    assert local.collectives == ()
+    assert [(c.kind, c.bytes) for c in report.collectives] == [("all-gather", 2 << 20)]
+    assert [f.severity for f in report.of("collective")] == ["warning"]
+    assert performance.audit(lambda x: x * 2, x).collectives == ()
 
 
 def test_doubles_without_a_double_argument():
@@ -146,8 +133,7 @@ def test_kernels_and_fallbacks():
 def test_large_constant():
     table = jnp.ones(BIG.shape)
     report = performance.audit(lambda x: x @ table, jax.ShapeDtypeStruct((4, 512), jnp.float32))
-    (finding,) = report.of("constant")
-    assert finding.bytes == 2 << 20
+    assert [f.bytes for f in report.of("constant")] == [2 << 20]
 
 
 def test_invalid_arguments():

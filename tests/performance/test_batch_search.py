@@ -45,14 +45,9 @@ class ExactTrial:
         self.compiled.append(size)
         if self.fails_to_compile is not None and size >= self.fails_to_compile:
             raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating")
-        measurement = BatchMeasurement(
-            batch_size=size,
-            argument_bytes=0,
-            output_bytes=0,
-            temporary_bytes=0,
-            total_bytes=self.memory(size),
-            compile_seconds=self.compile_seconds,
-        )
+        sizes = dict.fromkeys(("argument_bytes", "output_bytes", "temporary_bytes"), 0)
+        sizes |= {"batch_size": size, "total_bytes": self.memory(size)}
+        measurement = BatchMeasurement(**sizes, compile_seconds=self.compile_seconds)
         return measurement, functools.partial(self.turn, size)
 
     def turn(self, size: int, calls: int) -> float:

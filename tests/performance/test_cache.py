@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
+from support.core.processes import python_output
 from support.errors import raises
 
 from jaxkern import performance
@@ -23,7 +22,6 @@ chain = jk.image.Compose([jk.image.CenterCrop(4), jk.image.Normalize(0.5, 0.25)]
 images = np.arange(2 * 8 * 8 * 3, dtype=np.uint8).reshape(2, 8, 8, 3)
 fn = jax.jit(lambda x: 2 * chain(jax.random.key(0), x))
 assert "jaxkern.image_chain" in fn.lower(images).compile().as_text()
-before = report.hits, report.misses
 out = np.asarray(fn(images))
 print(report.hits, report.misses, report.entries, float(out.sum()))
 print(report)
@@ -31,12 +29,9 @@ print(report)
 
 
 def run(folder):
-    process = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder)], capture_output=True, text=True, timeout=120
-    )
-    assert process.returncode == 0, process.stderr
-    hits, misses, entries, total = process.stdout.splitlines()[0].split()
-    assert f"{hits} hits, {misses} misses" in process.stdout
+    output = python_output(PROGRAM, None, folder)
+    hits, misses, entries, total = output.splitlines()[0].split()
+    assert f"{hits} hits, {misses} misses" in output
     return int(hits), int(misses), int(entries), float(total)
 
 

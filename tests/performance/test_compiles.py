@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
-import subprocess
-import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.core.processes import run_python
 
 from jaxkern import performance
 from jaxkern.core import compat
@@ -29,10 +27,7 @@ def unchanged():
 
     def now():
         loggers = [logging.getLogger(name) for name in compat.COMPILE_LOGGERS]
-        return (
-            [(list(x.filters), x.level) for x in loggers],
-            [bool(getattr(jax.config, option)) for option in compiles._OPTIONS],
-        )
+        return [(list(x.filters), x.level) for x in loggers], compiles._read_options()
 
     before = now()
     yield
@@ -44,20 +39,16 @@ def test_each_kind_of_change_names_its_argument(unchanged):
     def step(params, x, *, mode="a", steps=1):
         return params["w"] * x * steps
 
-    w, x = jnp.ones(()), jnp.ones(4)
-    calls = [
-        lambda: step({"w": w}, x),
-        lambda: step({"w": w}, x),  # nothing changed
-        lambda: step({"w": w}, jnp.ones(5)),
-        lambda: step({"w": w}, jnp.ones(5, jnp.int32)),
-        lambda: step({"w": 1.0}, jnp.ones(5, jnp.int32)),
-        lambda: step({"w": 1.0}, jnp.ones(5, jnp.int32), mode="b"),
-        lambda: step({"w": 1.0}, jnp.ones(5, jnp.int32), mode="c"),
-        lambda: step({"w": 1.0, "v": w}, jnp.ones(5, jnp.int32), mode="c"),
-    ]
+    w, x, integers = jnp.ones(()), jnp.ones(4), jnp.ones(5, jnp.int32)
     with performance.watch_compiles() as watch:
-        for call in calls:
-            call()
+        step({"w": w}, x)
+        step({"w": w}, x)  # nothing changed
+        step({"w": w}, jnp.ones(5))
+        step({"w": w}, integers)
+        step({"w": 1.0}, integers)
+        step({"w": 1.0}, integers, mode="b")
+        step({"w": 1.0}, integers, mode="c")
+        step({"w": 1.0, "v": w}, integers, mode="c")
     record = watch[step]
     assert (record.traces, record.compiles) == (7, 7)
     assert kinds(record) == [
@@ -170,24 +161,16 @@ def test_nested_watches(unchanged):
 
 
 def test_functions_in_threads(unchanged):
-    functions = []
-    for index in range(4):
-
-        def fn(x, index=index):
+    def make(index):
+        def fn(x):
             return x * index
 
         fn.__name__ = fn.__qualname__ = f"fn{index}"
-        functions.append(jax.jit(fn))
+        return jax.jit(fn)
+
     arrays = [jnp.ones(n) for n in range(2, 7)]
-    with performance.watch_compiles() as watch:
-        threads = [
-            threading.Thread(target=lambda f=f: [f(x).block_until_ready() for x in arrays])
-            for f in functions
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with performance.watch_compiles() as watch, ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda f: [f(x).block_until_ready() for x in arrays], map(make, range(4))))
     for index in range(4):
         record = watch[f"fn{index}"]
         assert (record.traces, record.compiles) == (5, 5)
@@ -208,16 +191,9 @@ def test_persistent_cache_is_silent(tmp_path):
         "    jax.jit(lambda x: x + 1)(jnp.ones(3))\n"
         "print(watch.compiles)"
     )
-    # Without XLA's own messages about unknown features of the processor.
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     for _ in ("misses", "hits"):
-        process = subprocess.run(
-            [sys.executable, "-P", "-c", code, str(tmp_path)],
-            check=True,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
+        # Without XLA's own messages about unknown features of the processor.
+        process = run_python(code, None, tmp_path, TF_CPP_MIN_LOG_LEVEL="3")
         assert int(process.stdout) >= 1
         assert process.stderr == ""
 

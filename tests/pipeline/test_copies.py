@@ -18,7 +18,7 @@ import jaxkern as jk
 from jaxkern.core.arrays import aligned_array
 from jaxkern.image import Ragged
 from jaxkern.pipeline import ArraySource, BatchSource, program
-from jaxkern.pipeline.engine import Engine
+from jaxkern.pipeline.engine import Engine, ItemSource
 
 
 def pixels(records):
@@ -123,20 +123,12 @@ def test_a_gather_of_its_own_is_not_fresh_unless_it_says_so():
 def test_a_batch_of_a_closed_engine_is_not_another_ones():
     """Another thread may close the engine while a batch is read from the ring."""
 
-    class Numbers:
+    class Numbers(ItemSource):
         position = 0
 
         def claim(self):
             self.position += 1
             return self.position
-
-        def make(self, claim, slot):
-            return claim
-
-        def stop(self):
-            pass
-
-        release = stop
 
     engine = Engine(Numbers(), threads=1, ahead=2)
     assert engine.next().value == 1

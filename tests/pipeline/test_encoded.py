@@ -297,20 +297,6 @@ def test_places_outside_the_bytes_are_refused():
         assert fact in str(found[k])
 
 
-def test_scaled_decoding_is_close_and_asked_for():
-    """Shrinking a smooth photograph 10 times: 1/8 of it at first, then the rest."""
-    y, x = np.mgrid[:800, :640]
-    smooth = (127 + 60 * np.sin(x / 90) + 60 * np.cos(y / 70)).astype(np.uint8)[..., None]
-    data = [jpeg(np.repeat(smooth, 3, 2), quality=95)]
-    chain = im.Compose([im.RandomResizedCrop(64, scale=(0.9, 1))], dtype=jnp.float32, scale=False)
-    exact, scaled = (
-        next(iter(jk.from_source(PillowSource(data, [(800, 640)], scaled=on), 1) >> chain))
-        for on in (False, True)
-    )
-    difference = np.abs(np.asarray(exact["image"]) - np.asarray(scaled["image"]))
-    assert 0 < difference.max() < 4
-
-
 _PEAK = """
 import gc, sys
 sys.path.insert(0, {folder!r})

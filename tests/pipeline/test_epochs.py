@@ -4,14 +4,20 @@ workers, wrong remainders, lengths and specs, and epochs that do not advance."""
 from __future__ import annotations
 
 import gc
-import threading
 
 import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.pipeline.batches import arrays, assert_same, column, epoch_of
+from support.pipeline.batches import (
+    arrays,
+    assert_same,
+    column,
+    epoch_of,
+    pipeline_threads,
+    wait_for_no_threads,
+)
 
 import jaxkern as jk
 from jaxkern import image as im
@@ -171,21 +177,14 @@ def test_kept_batches_stay_as_they_were():
 
 
 def test_a_broken_off_iteration_ends_its_threads():
-    before = threading.enumerate()
-
-    def ours():
-        new = [t for t in threading.enumerate() if t not in before]
-        return [t for t in new if t.name.startswith("jaxkern-pipeline")]
-
-    # What is Python needs threads of Python.
+    before = pipeline_threads()
+    # Python functions need threads of Python.
     iterator = iter(jk.from_source(arrays(500), 2, num_workers=3) >> (lambda batch: batch))
-    list(zip(range(2), iterator, strict=False))  # the first batch is made where it is asked for
-    assert len(ours()) == 3
+    list(zip(range(2), iterator, strict=False))  # the first batch is made where it is requested
+    assert len(pipeline_threads() - before) == 3
     del iterator
     gc.collect()
-    for thread in ours():
-        thread.join(60)
-    assert not ours()
+    wait_for_no_threads(before)
 
 
 def test_many_short_epochs():

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 from support.errors import raises
-from support.pipeline.batches import arrays
+from support.pipeline.batches import arrays, pipeline_threads, wait_for_no_threads
 
 import jaxkern as jk
 from jaxkern.pipeline import Probabilistic, Rebatch
@@ -75,7 +75,7 @@ class Slow(Fragile):
 @pytest.mark.parametrize("taken", [1, 3])
 def test_leaving_while_workers_read(how, taken):
     """Nothing waits for a source that does not answer."""
-    source, others = Slow(5 * taken), threading.enumerate()
+    source, others = Slow(5 * taken), pipeline_threads()
     iterator = iter(jk.from_source(source, 5, num_workers=2, prefetch_size=2))
     for _ in range(taken):
         next(iterator)
@@ -96,12 +96,7 @@ def test_leaving_while_workers_read(how, taken):
     source.go.set()
     if how == "state":
         assert sum(len(batch["x"]) for batch in iterator) == 30 - 5 * taken
-    deadline = time.monotonic() + 60
-    while any(
-        t.name.startswith("jaxkern-pipeline") for t in threading.enumerate() if t not in others
-    ):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for_no_threads(others)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -200,7 +195,7 @@ def test_wrong_sources(source, message):
     [
         ([1, 2], "record 0 of list.* is 1.*a dict of arrays"),
         ([{"x": "a"}], "'x' of record 0 has dtype <U1"),
-        ([{"x": 1}, {"y": 1}], r"record 1 has the fields \['y'\] and record 0 \['x'\]"),
+        ([{"x": 1}, {"y": 1}], r"record 1 has the fields \['y'\].* record 0 \['x'\]"),
         ([{"x": [1]}, {"x": [1, 2]}], r"record 1 .* has 'x' of shape \(2,\) and record 0 .*\(1,\)"),
     ],
 )

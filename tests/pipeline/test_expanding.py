@@ -149,14 +149,6 @@ def test_records_have_numbers_of_their_own():
     check(KINDS["repeated"](base()), repeated)
 
 
-def test_shards_are_disjoint_and_complete():
-    found = [expected_ids("flat")]
-    for index in range(2):
-        batches = epoch_of(KINDS["flat"](base(shard=(index, 2))))
-        found.append(np.concatenate([batch["id"] for batch in batches]).tolist())
-    assert sorted(found[1] + found[2]) == sorted(found[0])
-
-
 def test_take_reads_no_more_than_it_needs():
     read = []
 

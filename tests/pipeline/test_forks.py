@@ -7,10 +7,8 @@ without writing the buffers of its files; one that waits for ever for a program 
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from support import run_python
 
 START = """
 import atexit, os, signal, sys, time, warnings
@@ -108,13 +106,7 @@ os._exit(0)
 
 
 def run(code, *arguments):
-    done = subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", "-c", START + code, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python(START + code, *arguments, timeout=120)
     assert done.returncode == 0, done
     return done
 

@@ -286,19 +286,18 @@ def test_arrow_and_parquet(tmp_path, photos, how, copied, monkeypatch):
 
     monkeypatch.setattr(arrow_format, "_CONCATENATED_BYTES", copied)
     table, expected = table_of(photos)
-    if how == "table":
-        given = table
-    elif how == "chunks":
+    given = table
+    if how == "chunks":
         given = pa.concat_tables([table[:5], table[5:5], table[5:6], table[6:]])
     elif how == "slice":
         given = pa.concat_tables([table[3:], table])[9:21]
-    elif how == "parquet":
-        parquet.write_table(table, tmp_path / "x.parquet", row_group_size=5)
-        given = tmp_path / "x.parquet"
-    elif how == "feather":
-        feather.write_feather(table, tmp_path / "x.feather", chunksize=5)
-        given = tmp_path / "x.feather"
-    else:
+    elif how in ("parquet", "feather"):
+        given = tmp_path / f"x.{how}"
+        if how == "parquet":
+            parquet.write_table(table, given, row_group_size=5)
+        else:
+            feather.write_feather(table, given, chunksize=5)
+    elif how != "table":
         given = write_arrow(tmp_path / "x.arrow", table, 5, stream=how == "stream")
     found = epoch_of(jk.from_source(given, 5, num_workers=2))
     for name, values in expected.items():
@@ -333,8 +332,8 @@ def test_arrow_files_are_not_copied(tmp_path, photos):
 def test_columns_of_arrow_that_cannot_be_read(tmp_path, photos):
     import pyarrow as pa
 
-    def source(**columns):
-        return jk.pipeline.ArrowSource(pa.table(columns))
+    def source(options=(), /, **columns):
+        return jk.pipeline.ArrowSource(pa.table(columns), **dict(options))
 
     with raises(ValueError, "'x'", "1 missing values"):
         source(x=[1, None, 3])
@@ -348,7 +347,7 @@ def test_columns_of_arrow_that_cannot_be_read(tmp_path, photos):
     with raises(ValueError, "'x'", "1 missing values"):
         source(x=tensors)
     with raises(TypeError, "'x'", "int64"):
-        jk.pipeline.ArrowSource(pa.table({"x": [1]}), decoders={"x": len})
+        source({"decoders": {"x": len}}, x=[1])
     with raises(TypeError, "'x'", "string", "decoders="):
         source(x=["a"])
     with raises(TypeError, "'x'", "timestamp"):
@@ -356,19 +355,15 @@ def test_columns_of_arrow_that_cannot_be_read(tmp_path, photos):
     with raises(ValueError, "no rows"):
         source(x=pa.array([], pa.int32()))
     with raises(KeyError, "'y'", "['x']"):
-        jk.pipeline.ArrowSource(pa.table({"x": [1]}), columns=["y"])
+        source({"columns": ["y"]}, x=[1])
     with raises(KeyError, "['y']", "['x']"):
-        jk.pipeline.ArrowSource(pa.table({"x": [1]}), decoders={"y": len})
-    masked = jk.pipeline.ArrowSource(
-        pa.table({"x": [photos[0], None, photos[1]]}), on_bad_record="mask"
-    )
+        source({"decoders": {"y": len}}, x=[1])
+    masked = source({"on_bad_record": "mask"}, x=[photos[0], None, photos[1]])
     assert masked.gather(np.arange(3))["valid"].tolist() == [True, False, True]
-    text = jk.pipeline.ArrowSource(
-        pa.table({"x": ["a", "bcd"]}), decoders={"x": lambda data: {"length": len(data)}}
-    )
+    text = source({"decoders": {"x": lambda data: {"length": len(data)}}}, x=["a", "bcd"])
     assert text.gather(np.array([1, 0]))["x.length"].tolist() == [3, 1]
     for values in (pa.array([b"a", b"b"], pa.binary(1)), pa.array(["a", "b"]).dictionary_encode()):
-        coded = jk.pipeline.ArrowSource(pa.table({"x": values}), decoders={"x": lambda d: d[0]})
+        coded = source({"decoders": {"x": lambda data: data[0]}}, x=values)
         assert coded.gather(np.array([1, 0]))["x"].tolist() == [98, 97]
     empty = pa.array([[], []], pa.list_(pa.list_(pa.int32())))
     assert source(x=empty).gather(np.array([1]))["x"].shape == (1, 0, 0)

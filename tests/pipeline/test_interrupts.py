@@ -5,15 +5,15 @@ batch or lose one."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 import time
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import run_python
 from support.errors import raises
+from support.pipeline.batches import outcomes
 
 import jaxkern as jk
 from jaxkern.pipeline import Filter
@@ -101,13 +101,7 @@ print(json.dumps(found + [x for batch in again for x in batch["x"].tolist()]))
 
 @pytest.mark.parametrize("kind", ["workers", "prefetcher"])
 def test_a_wait_for_workers_is_interrupted(kind):
-    done = subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", "-c", WAITING, kind],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python(WAITING, kind)
     found = json.loads(done.stdout or "[]")
     assert "interrupted" in found, done.stderr
     found.remove("interrupted")
@@ -115,29 +109,25 @@ def test_a_wait_for_workers_is_interrupted(kind):
 
 
 def in_threads(threads, iterator):
-    """Exhaust an iterator from `threads` threads; return the batches of each or raise."""
-    found: list[list] = [[] for _ in range(threads)]
-    errors: list[BaseException] = []
+    """Exhaust an iterator from `threads` threads; return all batches and errors."""
+    found: list = []
     start = threading.Barrier(threads)
 
-    def take(mine):
+    def take():
         start.wait()
-        try:
-            for batch in iterator:
-                mine.append(batch)
-                time.sleep(0)
-        except BaseException as error:
-            errors.append(error)
+        found.extend(outcomes(iterator))
 
-    running = [threading.Thread(target=take, args=(mine,), daemon=True) for mine in found]
-    for thread in running:
+    join([threading.Thread(target=take, daemon=True) for _ in range(threads)])
+    return found
+
+
+def join(threads, between=lambda: None):
+    for thread in threads:
         thread.start()
-    for thread in running:
+    between()
+    for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
-    if errors:
-        raise errors[0]
-    return found
 
 
 def shifted(batch):
@@ -159,8 +149,7 @@ def test_threads_share_an_iterator(nodes, num_workers):
     for node in added[nodes]:
         pipe = pipe >> node
     iterator = iter(pipe)
-    found = in_threads(4, iterator)
-    records = [int(x) for mine in found for batch in mine for x in batch["x"]]
+    records = [int(x) for batch in in_threads(4, iterator) for x in batch["x"]]
     assert sorted(records) == list(range(1000))
     assert iterator.get_state()["finished"]
     with pytest.raises(StopIteration):
@@ -175,22 +164,9 @@ def test_threads_share_errors_and_a_prefetcher():
 
     pipe = jk.from_source({"x": np.arange(400)}, 4, num_workers=2) >> broken
     for iterator in (iter(pipe), jk.prefetch_to_device(pipe, 3)):
-        seen, failed = [], []
-
-        def take(iterator=iterator, seen=seen, failed=failed):
-            while True:
-                try:
-                    seen.append(int(next(iterator)["x"][0]))
-                except LookupError as error:
-                    failed.append(error.args[0])
-                except StopIteration:
-                    return
-
-        running = [threading.Thread(target=take, daemon=True) for _ in range(4)]
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join(60)
+        found = in_threads(4, iterator)
+        failed = [error.args[0] for error in found if isinstance(error, LookupError)]
+        seen = [int(batch["x"][0]) for batch in found if isinstance(batch, dict)]
         assert sorted(failed) == list(range(0, 400, 40))
         assert sorted(seen + failed) == list(range(0, 400, 4))
         assert iterator.get_state()["finished"]
@@ -208,16 +184,13 @@ def test_a_state_is_set_while_threads_take():
             except (StopIteration, jk.ring.RingClosed):  # it is closed between two states
                 time.sleep(0.001)
 
-    running = [threading.Thread(target=take, daemon=True) for _ in range(3)]
-    for thread in running:
-        thread.start()
-    for _ in range(10):
-        time.sleep(0.003)
-        iterator.set_state(state)
-    stop.set()
-    for thread in running:
-        thread.join(60)
-        assert not thread.is_alive()
+    def set_states():
+        for _ in range(10):
+            time.sleep(0.003)
+            iterator.set_state(state)
+        stop.set()
+
+    join([threading.Thread(target=take, daemon=True) for _ in range(3)], set_states)
     iterator.set_state(state)
     assert [int(batch["x"][0]) for batch in iterator] == list(range(0, 400, 4))
 
@@ -248,11 +221,5 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), *(len(list(it)) for it
 
 
 def test_a_forked_child_does_not_read_on():
-    done = subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", "-c", FORK],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python(FORK)
     assert done.stdout.split() == ["8", "4", "3", "4", "3"], done

@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.errors import raises
-from support.pipeline.batches import arrays, assert_same, epoch_of, is_native
+from support.pipeline.batches import arrays, assert_same, epoch_of, is_native, outcomes
 
 import jaxkern as jk
 from jaxkern import image as im
@@ -43,6 +42,10 @@ CHAINS = {
         [im.RandomInvert(), im.RandomCrop(5), im.RandomPosterize(3), im.RandomErasing(0.7)]
     ),
 }
+
+
+def places_of(pipe):
+    return [where for *_, where in pipe.explain().nodes]
 
 
 def of_program(pipe, epochs):
@@ -231,14 +234,7 @@ def test_batches_after_a_failed_draw_are_delivered(monkeypatch):
     pipe = pipe >> im.Compose([im.RandomCrop(2)])
     monkeypatch.setattr("jaxkern.pipeline.epoch.RECORDS_PER_CALL", 8)
     monkeypatch.setattr(im.ChainProducer, "operands", fails_at_the_second)
-    batches, found = iter(pipe), []
-    while True:
-        try:
-            found.append(next(batches)["image"].shape)
-        except StopIteration:
-            break
-        except MemoryError as error:
-            found.append(str(error))
+    found = [o["image"].shape if isinstance(o, dict) else str(o) for o in outcomes(pipe)]
     assert found == [(2, 2, 2, 3)] * 4 + ["no memory to draw"] + [(2, 2, 2, 3)] * 15
 
 
@@ -269,40 +265,17 @@ def test_a_compose_that_was_changed_is_another_one():
     assert_same(epoch_of(before), epoch_of(base >> unchanged))
 
 
-def test_an_epoch_is_resumed_and_abandoned():
-    pipe = jk.from_source(arrays(50), 8, True, 3) >> CHAINS["crop, flip, normalize"]
-    whole = epoch_of(pipe)
-    first = iter(pipe)
-    first.set_state({**first.get_state(), "epoch": 0, "batch": 2})
-    next(first)
-    state = first.get_state()
-    first.close()
-    later = iter(
-        jk.from_source(arrays(50), 8, True, 3, num_workers=1) >> CHAINS["crop, flip, normalize"]
-    )
-    later.set_state(state)
-    assert_same(epoch_of(later), whole[3:])
-
-
 def test_the_overview_says_where_nodes_run():
     base = jk.from_source(arrays(), 6)
     program = base >> (lambda batch: batch) >> jk.OperatorNode(lambda b: b, name="same")
-    found = program.explain()
-    assert [where for *_, where in found.nodes] == [
-        "worker threads", "worker threads", "device program",
-    ]  # fmt: skip
-    assert found.placement is None
+    assert places_of(program) == ["worker threads", "worker threads", "device program"]
+    assert program.explain().placement is None
     chain = base >> CHAINS["u8"]
-    found = chain.explain()
-    assert [where for *_, where in found.nodes] == ["native threads"] * 2
-    assert "native threads: ArraySource" in str(found)
+    assert places_of(chain) == ["native threads"] * 2
+    assert "native threads: ArraySource" in str(chain.explain())
     alone = jk.from_source(arrays(), 6, num_workers=0)
     alone = alone >> jk.OperatorNode(CHAINS["u8"], on="host")
-    assert [where for *_, where in alone.explain().nodes] == ["iterating thread", "host program"]
-
-
-def places_of(pipe):
-    return [where for *_, where in pipe.explain().nodes]
+    assert places_of(alone) == ["iterating thread", "host program"]
 
 
 def test_the_rule_for_a_compose_that_is_left_open(monkeypatch):
@@ -353,8 +326,6 @@ def test_a_place_that_is_given_is_kept():
     assert device.explain().nodes[-1][2] == "device program"
     assert host.explain().nodes[-1][2] == "native threads"
     assert_same(epoch_of(device), epoch_of(host))
-    with raises(ValueError, "'auto'", "'device'", "'host'"):
-        jk.OperatorNode(CHAINS["u8"], on="gpu")
 
 
 def test_over_a_mesh():

@@ -251,6 +251,14 @@ def test_rebatching_keeps_rows_in_order(records, first, second, pad):
         assert sum(sizes) == records
 
 
+def test_rebatching_keeps_the_mask_of_a_function():
+    padded = base(7, 3, pad_remainder=True)
+    halved = epoch_of(padded >> (lambda b: {"mask": b["mask"] * 0.5}) >> Rebatch(4))
+    assert [batch["mask"].tolist() for batch in halved] == [[0.5] * 4, [0.5] * 3 + [0]]
+    dropped = epoch_of(padded >> (lambda b: {"label": b["label"]}) >> Rebatch(4))
+    assert [batch.keys() for batch in dropped] == [{"label"}] * 2
+
+
 def test_rebatching_reads_each_batch_once():
     calls = []
 

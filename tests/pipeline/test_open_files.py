@@ -9,7 +9,6 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-import PIL.Image
 import pytest
 from support.errors import raises
 from support.pipeline.batches import column, epoch_of
@@ -102,14 +101,3 @@ def test_texts_of_any_length_are_not_mapped(tmp_path):
         file.create_dataset("x", data=["cat", "tortoise"], dtype=h5py.string_dtype())
         with raises(ValueError, "NumPy"):
             jk.ring.map_hdf5(file["x"])
-
-
-def test_a_folder_stays_where_it_was(tmp_path, monkeypatch):
-    (tmp_path / "photos" / "cat").mkdir(parents=True)
-    (tmp_path / "other").mkdir()
-    image = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
-    PIL.Image.fromarray(image).save(tmp_path / "photos" / "cat" / "1.png")
-    monkeypatch.chdir(tmp_path)
-    source = jk.pipeline.ImageFolder("photos")
-    monkeypatch.chdir("other")
-    np.testing.assert_array_equal(source[0]["image"], image)

@@ -10,15 +10,13 @@ import gc
 import json
 import os
 import resource
-import subprocess
-import sys
 import time
 from collections import Counter
 
 import numpy as np
 import pytest
-from support import TESTS
-from support.pipeline.batches import assert_same, epoch_of
+from support import run_python
+from support.pipeline.batches import assert_same, epoch_of, outcomes
 from support.pipeline.promise_cases import BAD, CASES
 
 OPTIONS = {"batch_size": 4, "shuffle": True, "seed": 3, "prefetch_size": 2}
@@ -93,7 +91,7 @@ def test_exact_epochs_and_no_lost_tail(case, make, shards):
             assert expected.total() - found.total() <= spare
         else:
             assert found <= expected
-            # How many records of a shard a filter keeps, for instance, is the shard's affair.
+            # A filter, for instance, keeps different numbers of records of the shards.
             assert len({len(part) for part in parts}) == 1 or not has_length(pipe)
             spare = CASES[case].spares * shards if shards > 1 else 0
             assert expected.total() - found.total() < 4 * shards + spare
@@ -120,6 +118,7 @@ def test_resume_after_every_batch(make, expected, num_workers):
     running, pipe = iter(make(num_workers=num_workers)), make(num_workers=num_workers)
     for stop in range(len(expected[0]) + 1):
         state = json.loads(json.dumps(running.get_state()))
+        assert len(json.dumps(state)) < 1000 + len(json.dumps(state["pipeline"]))
         pipe.epoch = 5
         resumed = iter(pipe)
         resumed.set_state(state)
@@ -165,18 +164,6 @@ def test_other_shards_resume(case, make):
     found, expected = Counter(found), Counter(CASES[case].ids)
     assert found <= expected
     assert expected.total() - found.total() <= 3 * CASES[case].spares
-
-
-def outcomes(batches):
-    """Return each batch, or its exception."""
-    iterator, found = iter(batches), []
-    while True:
-        try:
-            found.append(next(iterator))
-        except StopIteration:
-            return found
-        except Exception as error:
-            found.append(error)
 
 
 def refuse(batch):
@@ -304,12 +291,5 @@ for name, pipe, iterator, first in running:
 
 @pytest.mark.slow  # all cases; one of them in make test: test_interrupts.py
 def test_a_forked_child_reads_nothing():
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORK],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, sys.path)])},
-    )
+    done = run_python(FORK, timeout=120)
     assert done.stdout == "child 0\n", done

@@ -4,11 +4,11 @@ nothing, an error that does not name the file, and a shard that is read to its e
 from __future__ import annotations
 
 import io
-import tarfile
 
 import numpy as np
 import pytest
 from support.errors import raises
+from support.pipeline.written import write_arrow, write_tar
 
 from jaxkern.pipeline import ArrowSource, ParquetSource, WebDatasetSource
 
@@ -45,8 +45,7 @@ def test_text_that_is_no_utf8(tmp_path, kind):
     if kind == "parquet":
         pq.write_table(table, path, compression="none", write_statistics=False)
     else:
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
+        write_arrow(path, table)
     read = ArrowSource if kind == "arrow" else ParquetSource
     read(path, decoders={"x": len}, verify=True)
     change(path, "twé".encode(), b"tw\xff\xff")
@@ -55,18 +54,10 @@ def test_text_that_is_no_utf8(tmp_path, kind):
         read(path, decoders={"x": len}, verify=True)
 
 
-def write_shard(path, contents):
-    with tarfile.open(path, "w") as file:
-        for name, content in contents.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            file.addfile(member, io.BytesIO(content))
-
-
 def test_a_large_shard_with_a_damaged_header(tmp_path):
     """Of 64 GiB, of which all but the beginning is a hole: to read it would take minutes."""
     path = tmp_path / "x.tar"
-    write_shard(path, {"0.cls": b"1", "1.cls": b"2"})
+    write_tar(path, [("0", {"cls": b"1"}), ("1", {"cls": b"2"})])
     with path.open("rb+") as file:
         file.seek(1024 + 148)  # the checksum of the second header
         file.write(b"9")
@@ -79,7 +70,7 @@ def test_an_array_that_ends_before_its_member(tmp_path):
     array = io.BytesIO()
     np.save(array, np.arange(10.0))
     path = tmp_path / "x.tar"
-    write_shard(path, {"0.npy": array.getvalue().replace(b"(10,)", b"(1,) ")})
+    write_tar(path, [("0", {"npy": array.getvalue().replace(b"(10,)", b"(1,) ")})])
     with pytest.raises(ValueError, match="ends at byte") as caught:
         WebDatasetSource(path).gather(np.array([0]))
     assert "x.tar" in "\n".join([str(caught.value), *caught.value.__notes__])

@@ -7,6 +7,7 @@ silently, a cast that differs from NumPy's.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import jax
@@ -168,11 +169,8 @@ def test_a_bad_record_in_a_stream_is_raised_in_its_place():
 
 
 def test_an_endless_order():
-    def order():
-        while True:
-            yield np.arange(7)
-
-    with jk.ring.Assembly({"x": np.arange(7)}, order(), 5, workers=3) as batches:
+    order = itertools.repeat(np.arange(7))
+    with jk.ring.Assembly({"x": np.arange(7)}, order, 5, workers=3) as batches:
         got = np.concatenate([next(batches)["x"] for _ in range(200)])
     assert got.tolist() == [i % 7 for i in range(1000)]
 

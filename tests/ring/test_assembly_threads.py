@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import threading
 import time
 from pathlib import Path
@@ -67,13 +68,8 @@ def test_close_at_every_point(streamed):
 
 def test_dropped_without_a_close():
     rows = np.zeros((1000, 1000), np.float32)
-
-    def endless():
-        while True:
-            yield np.arange(1000)
-
     gc.collect()
-    for order in (np.arange(1000), endless()):
+    for order in (np.arange(1000), itertools.repeat(np.arange(1000))):
         batches = jk.ring.Assembly({"x": rows}, order, 10, capacity=2)
         kept = next(batches)
         assert threads()
@@ -140,16 +136,12 @@ def test_an_epoch_passes_while_a_thread_spins():
         while not stop.is_set():
             sum(range(10_000))
 
-    spinner = threading.Thread(target=spin)
-    spinner.start()
-    try:
-        order = np.random.default_rng(1).permutation(256)
-        arrays = {"x": rows, "image": images}
-        with jk.ring.Assembly(arrays, order, 16, producers={"image": producer}) as batches:
-            got = np.concatenate([batch["x"] for batch in batches])
-    finally:
-        stop.set()
-        spinner.join()
+    order = np.random.default_rng(1).permutation(256)
+    threading.Thread(target=spin, daemon=True).start()
+    arrays = {"x": rows, "image": images}
+    with jk.ring.Assembly(arrays, order, 16, producers={"image": producer}) as batches:
+        got = np.concatenate([batch["x"] for batch in batches])
+    stop.set()
     np.testing.assert_array_equal(got, rows[order])
 
 
@@ -176,12 +168,9 @@ with jk.ring.Assembly({"x": rows}, np.arange(10), 2) as batches:
 """
 
 EXIT = """
-import threading, numpy as np, jaxkern as jk
+import itertools, threading, numpy as np, jaxkern as jk
 rows = np.zeros((1000, 100000), np.float32)
-def endless():
-    while True:
-        yield np.arange(1000)
-batches = jk.ring.Assembly({"x": rows}, endless(), 100, workers=3)
+batches = jk.ring.Assembly({"x": rows}, itertools.repeat(np.arange(1000)), 100, workers=3)
 threading.Thread(target=lambda: [None for _ in batches], daemon=True).start()
 next(batches)
 print("leaves")

@@ -143,6 +143,8 @@ def test_every_dtype(dtype, shape):
         assert got.shape == shape
         np.testing.assert_array_equal(np.asarray(got), values)
         del got
+    packed = dtype.name.endswith("int4")  # by JAX, unlike NumPy
+    assert (ring.stats().zero_copy, ring.stats().copied) == ((0, 2) if packed else (2, 0))
 
 
 def test_other_devices_and_shardings():
@@ -162,11 +164,3 @@ def test_other_devices_and_shardings():
         assert kept[-1].sharding == sharding
     for i, array in enumerate(kept):
         assert (np.asarray(array) == i).all()
-
-
-def test_a_packed_dtype_is_counted_as_copied():
-    values = np.array([1, -2, 3]).astype(jnp.int4)
-    ring = jk.ring.Ring({"x": jax.ShapeDtypeStruct((3,), jnp.int4)})
-    ring.put({"x": values})
-    assert (np.asarray(ring.get()["x"]) == values).all()
-    assert (ring.stats().zero_copy, ring.stats().copied) == (0, 1)

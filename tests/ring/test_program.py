@@ -98,30 +98,27 @@ def pop():
 
 
 def test_what_goes_wrong_raises_with_its_message(pop):
+    def fails(token, *facts):
+        with raises(jax.errors.JaxRuntimeError, *facts):
+            jax.block_until_ready(pop(token))
+
     ring = jk.ring.Ring(STRUCT, pop_timeout=0.05)
-    with raises(jax.errors.JaxRuntimeError, "DEADLINE_EXCEEDED", "batch 0"):
-        jax.block_until_ready(pop(ring.token()))
+    fails(ring.token(), "DEADLINE_EXCEEDED", "batch 0")
     ring.put(batches(1)[0])
     ring.fail(ValueError("a broken file"))
     ring.finish()
     jax.block_until_ready(pop(ring.token()))
-    with raises(jax.errors.JaxRuntimeError, "ABORTED", "batch 1", "ValueError: a broken file"):
-        jax.block_until_ready(pop(ring.token()))
-    with raises(jax.errors.JaxRuntimeError, "OUT_OF_RANGE", "finished"):
-        jax.block_until_ready(pop(ring.token()))
+    fails(ring.token(), "ABORTED", "batch 1", "ValueError: a broken file")
+    fails(ring.token(), "OUT_OF_RANGE", "finished")
     token = ring.token()
     ring.close()
-    with raises(jax.errors.JaxRuntimeError, "NOT_FOUND", "closed"):
-        jax.block_until_ready(pop(token))
+    fails(token, "NOT_FOUND", "closed")
     del ring
-    with raises(jax.errors.JaxRuntimeError, "NOT_FOUND", "closed"):
-        jax.block_until_ready(pop(token))
+    fails(token, "NOT_FOUND", "closed")
     other = jk.ring.Ring({"x": np.zeros((8, 3), np.float32), "y": np.zeros(9, np.int32)})
-    with raises(jax.errors.JaxRuntimeError, "INVALID_ARGUMENT", "leaf 1", "int32[8]", "int32[9]"):
-        jax.block_until_ready(pop(other.token()))
+    fails(other.token(), "INVALID_ARGUMENT", "leaf 1", "int32[8]", "int32[9]")
     fewer = jk.ring.Ring(np.zeros(3, np.float32))
-    with raises(jax.errors.JaxRuntimeError, "INVALID_ARGUMENT", "2 leaves", "1"):
-        jax.block_until_ready(pop(fewer.token()))
+    fails(fewer.token(), "INVALID_ARGUMENT", "2 leaves", "1")
 
 
 def test_closing_wakes_a_waiting_program(pop):
@@ -152,15 +149,12 @@ def test_a_producer_that_runs_programs_is_not_starved():
 
     made = [np.asarray(make(jax.random.key(i))) for i in range(20)]
 
-    def produce():
+    def items():
         wait_for_program()
-        for i in range(20):
-            ring.put(make(jax.random.key(i)))
-        ring.finish()
+        yield from (make(jax.random.key(i)) for i in range(20))
 
     assert registry.module("cpu").join_waiters(20.0)
-    thread = threading.Thread(target=produce, daemon=True)
-    thread.start()
+    thread = feed(ring, items())
     got = total(ring.token())
     np.testing.assert_allclose(got, [(m @ m).sum() for m in made], rtol=1e-3)
     thread.join(10)

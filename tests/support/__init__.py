@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
@@ -13,3 +15,11 @@ def environment() -> dict[str, str]:
     """Return the environment of a child process that imports this package."""
     paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def run_python(code: str, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run a program in a child process, and return its output and status."""
+    command = [sys.executable, "-P", "-W", "ignore", "-c", code, *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, check=False, env=environment()
+    )

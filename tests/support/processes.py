@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -43,8 +44,6 @@ def run(
 
 def growth(use: Callable[[int], object]) -> int:
     """Return by how many bytes this process grows in `use(1000)`, after a first use."""
-    import gc
-
     sizes = []
     for count in (100, 1000):
         use(count)

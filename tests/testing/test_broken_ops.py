@@ -125,14 +125,8 @@ def product(reduce):
             total = total + linear(x, dv, batch_dims=batch_dims)
         return linear(x, v, batch_dims=batch_dims), total
 
-    linear = jk.Op(
-        "broken.linear",
-        version=1,
-        abstract=lambda x, v: x,
-        impl=lambda x, v: x * v,
-        jvp=tangent_jvp,
-        transpose=transpose,
-    )
+    functions = {"abstract": lambda x, v: x, "impl": lambda x, v: x * v, "jvp": tangent_jvp}
+    linear = jk.Op("broken.linear", version=1, transpose=transpose, **functions)
     return linear
 
 
@@ -150,12 +144,8 @@ def test_a_wrong_sum_over_a_broadcast_operand_fails():
 
 
 def test_an_impl_that_disagrees_with_abstract_is_named():
-    op = jk.Op(
-        "broken.shape",
-        version=1,
-        abstract=lambda x: x,
-        impl=lambda x: jnp.concatenate([x, x]).astype(jnp.float16),
-    )
+    twice = lambda x: jnp.concatenate([x, x]).astype(jnp.float16)  # noqa: E731
+    op = jk.Op("broken.shape", version=1, abstract=lambda x: x, impl=twice)
     message = r"broken.shape.* float16\[6\] .* float32\[3\]"
     one, batch = jnp.ones(3), jnp.ones((2, 3))
     slope = jax.grad(lambda x: op(x).sum())
@@ -187,11 +177,8 @@ def test_a_name_without_a_dot(name):
 
 @pytest.mark.parametrize("role", ["abstract", "impl", "jvp", "cost"])
 def test_a_rule_that_is_not_a_function(role):
-    rules = {
-        "abstract": lambda x: x,
-        "impl": lambda x: x,
-        role: 0 if role in ("jvp", "cost") else None,
-    }
+    rules = dict.fromkeys(("abstract", "impl"), lambda x: x)
+    rules |= {role: 0 if role in ("jvp", "cost") else None}
     with pytest.raises(TypeError, match=f"broken.none: {role} is "):
         jk.Op("broken.none", version=1, **rules)
 
@@ -211,10 +198,9 @@ def test_batch_dims_and_static_arguments():
     with raises(TypeError, "'by' is a list"):
         op(jnp.ones(3), by=[1, 2])
     operands = [(x,) for x, _ in samples()]
+    check = {"native": False, "only": ["eager_and_jit"]}
     with raises(AssertionError, "'by' is or contains an array"):
-        jk.testing.check_op(
-            op, operands, static={"by": jnp.ones(6)}, native=False, only=["eager_and_jit"]
-        )
+        jk.testing.check_op(op, operands, static={"by": jnp.ones(6)}, **check)
 
 
 # Errors of handlers for calls that do not fit their binding.
@@ -231,23 +217,19 @@ def test_batch_dims_and_static_arguments():
 )
 def test_a_wrong_attribute_is_named_with_its_op(attributes, message):
     call = jax.ffi.ffi_call("broken.Attributes.v1", jax.ShapeDtypeStruct((3,), np.float32))
-    with jax.enable_x64(True), pytest.raises(jax.errors.JaxRuntimeError) as error:
-        jax.block_until_ready(call(jnp.ones(3, np.float32), **attributes))
-    text = str(error.value)
-    assert "broken.Attributes.v1: " in text
-    assert message in text
     kinds = {np.float32: "float32", np.float64: "float64", np.int32: "int32", str: "a string"}
     names = ", ".join(f"'{k}' ({kinds[type(v)]})" for k, v in attributes.items())
-    assert f"The call's attributes are {names}." in text
+    facts = "broken.Attributes.v1: ", message, f"The call's attributes are {names}."
+    with jax.enable_x64(True), raises(jax.errors.JaxRuntimeError, *facts):
+        jax.block_until_ready(call(jnp.ones(3, np.float32), **attributes))
 
 
 def test_errors_name_the_handlers_of_the_package():
     """The library may be built with older headers than those of the running jaxlib."""
     call = jax.ffi.ffi_call("jaxkern.image_mix.v1", jax.ShapeDtypeStruct((3,), np.float32))
-    with pytest.raises(jax.errors.JaxRuntimeError) as error:
+    attributes = "The call's attributes are 'layout' (float"
+    with raises(jax.errors.JaxRuntimeError, "jaxkern.image_mix.v1: ", attributes):
         jax.block_until_ready(call(*[jnp.ones(3, np.float32)] * 4, layout=0.5))
-    assert "jaxkern.image_mix.v1: " in str(error.value)
-    assert "The call's attributes are 'layout' (float" in str(error.value)
 
 
 def test_a_valid_call_and_a_wrong_number_of_operands():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import dataclasses
 import hashlib
 import io
 import json
@@ -88,14 +87,13 @@ def pack(
     if max_side is not None:
         max_side = check_integer("max_side", max_side, 1)
     threads = num_threads() if threads is None else check_integer("threads", threads, 1)
-    form = PackFormat.parse(format, max_side, images)
     reader = as_source(source)
     if len(reader) == 0:
         raise ValueError(f"the source {reader!r} is empty; expected at least one record")
     paths = shard_paths(Path(path), len(reader), shards)
     _check_free(paths, overwrite)
-    encoder = RecordEncoder(reader, form)
-    about = _about(reader, form)
+    encoder = RecordEncoder(reader, format, max_side, images)
+    about = _about(reader, encoder)
     digest = _digest(reader, about, encoder)
     purpose = hashlib.blake2b(f"{digest} {reader.describe()} {_files(reader, True)}".encode())
     with ProgressBar(progress, "packing", "records") as bar:
@@ -165,10 +163,10 @@ def _exists(path: Path) -> FileExistsError:
     return FileExistsError(f"{path} already exists; remove it, or use overwrite=True (--force)")
 
 
-def _about(source: BatchSource, form: PackFormat) -> dict[str, Any]:
-    about: dict[str, Any] = {"format": str(form), "jaxkern": __version__}
-    if form.max_side is not None:
-        about["max_side"] = form.max_side
+def _about(source: BatchSource, encoder: RecordEncoder) -> dict[str, Any]:
+    about: dict[str, Any] = {"format": encoder.format, "jaxkern": __version__}
+    if encoder.max_side is not None:
+        about["max_side"] = encoder.max_side
     while isinstance(source, Subset):
         source = source.source
     packed = source.metadata if isinstance(source, PackedSource) else {}
@@ -190,56 +188,35 @@ def _digest(source: BatchSource, about: dict[str, Any], encoder: RecordEncoder) 
 
 def _files(source: BatchSource, times: bool) -> list[Any]:
     root = getattr(source, "root", "/")
-    entries: list[Any] = []
-    for path in getattr(source, "files", ()):
-        status = os.stat(path)
-        entries.append([os.path.relpath(path, root), status.st_size])
-        if times:
-            entries[-1].append(status.st_mtime_ns)
-    return entries
-
-
-@dataclasses.dataclass(frozen=True)
-class PackFormat:
-    """Format of packed records."""
-
-    name: str  # "npy", "raw" or "jpeg"
-    quality: int  # of JPEG images
-    max_side: int | None  # of images; larger ones are resized
-    images: tuple[str, ...]  # names of the image fields, unless the name is "npy"
-
-    @classmethod
-    def parse(cls, text: str, max_side: int | None, images: Sequence[str]) -> PackFormat:
-        """Parse a text such as ``"jpeg:90"``."""
-        match = _FORMAT.match(text) if isinstance(text, str) else None
-        if match is None or (match[2] and match[1] != "jpeg"):
-            raise ValueError(f"format is {text!r}; expected 'npy', 'raw', 'jpeg' or 'jpeg:90'")
-        quality = int(match[2] or 90)
-        if not 1 <= quality <= 100:
-            raise ValueError(f"format is {text!r}; expected a quality from 1 to 100")
-        if match[1] == "npy" and max_side is not None:
-            raise ValueError(f"max_side is {max_side}, but format 'npy' stores arrays unchanged")
-        return cls(match[1], quality, max_side, tuple(images))
-
-    def __str__(self) -> str:
-        return f"{self.name}:{self.quality}" if self.name == "jpeg" else self.name
+    stats = [(os.path.relpath(path, root), os.stat(path)) for path in getattr(source, "files", ())]
+    return [[name, s.st_size, *([s.st_mtime_ns] if times else [])] for name, s in stats]
 
 
 class RecordEncoder:
-    """Encodes records of a source in a format; called from several threads."""
+    """Encodes records of a source, with the arguments of `pack`; called from several threads."""
 
-    def __init__(self, source: BatchSource, form: PackFormat) -> None:
+    def __init__(
+        self, source: BatchSource, format: str, max_side: int | None, images: Sequence[str]
+    ) -> None:
+        match = _FORMAT.match(format) if isinstance(format, str) else None
+        if match is None or (match[2] and match[1] != "jpeg"):
+            raise ValueError(f"format is {format!r}; expected 'npy', 'raw', 'jpeg' or 'jpeg:90'")
+        self._quality = int(match[2] or 90)
+        if not 1 <= self._quality <= 100:
+            raise ValueError(f"format is {format!r}; expected a quality from 1 to 100")
+        self._jpeg = match[1] == "jpeg"
+        self.format = f"jpeg:{self._quality}" if self._jpeg else match[1]
+        if self.format == "npy" and max_side is not None:
+            raise ValueError(f"max_side is {max_side}, but format 'npy' stores arrays unchanged")
+        self.max_side, self._images = max_side, () if self.format == "npy" else tuple(images)
         self._source = source
-        self._form = form
         self._arrays = {} if source.encoded_images() else source.row_arrays() or {}
         first = self._record(0)
-        if form.name != "npy":
-            missing = [name for name in form.images if name not in first]
-            if missing or not form.images:
-                raise ValueError(
-                    f"format {form} packs the images {list(form.images)}, and the fields are "
-                    f"{list(first)}; name the fields that are images, or use format 'npy'"
-                )
+        if self.format != "npy" and (not images or not first.keys() >= {*images}):
+            raise ValueError(
+                f"format {format} packs the images {[*images]}, and the fields are {[*first]}; "
+                "name the fields that are images, or use format 'npy'"
+            )
         self.fields = tuple(self._field(name, value) for name, value in first.items())
         size = max(1, sum(value.nbytes for value in first.values()))
         #: number of records that are encoded together
@@ -271,8 +248,8 @@ class RecordEncoder:
         self, field: PackedField, record: int, value: np.ndarray, readable: bool
     ) -> np.ndarray | Stored:
         self._check(field, record, value)
-        if self._is_image(field.name):
-            limit = self._form.max_side
+        if field.name in self._images:
+            limit = self.max_side
             small = limit is None or max(value.shape[:2]) <= limit
             if field.codec == "jpeg" and readable and small:
                 jpeg = self._source.encoded_bytes(field.name, record)
@@ -281,7 +258,7 @@ class RecordEncoder:
             value = value if small else resize(value, limit or 0)
             if field.codec == "jpeg":
                 file = io.BytesIO()
-                _pillow(value).save(file, "JPEG", quality=self._form.quality)
+                _pillow(value).save(file, "JPEG", quality=self._quality)
                 return _with_checksum(file.getvalue(), value.shape[:2])
         value = np.asarray(value, field.dtype, order="C")
         if field.codec == "column":
@@ -292,7 +269,7 @@ class RecordEncoder:
         same = value.dtype.newbyteorder("<") == field.dtype and value.ndim == len(field.shape)
         if field.codec == "column":
             same = same and value.shape == field.shape
-        elif self._is_image(field.name):
+        elif field.name in self._images:
             same = same and value.shape[2] == field.shape[2] and value.size > 0
         if not same:
             raise ValueError(
@@ -300,25 +277,21 @@ class RecordEncoder:
                 f"{field.dtype}{list(field.shape)}; expected equal dtypes, dimensions and channels"
             )
 
-    def _is_image(self, name: str) -> bool:
-        return self._form.name != "npy" and name in self._form.images
-
     def _field(self, name: str, value: np.ndarray) -> PackedField:
         if not can_store(value.dtype):
             raise TypeError(f"field {name!r} has dtype {value.dtype}; expected a dtype of JAX")
         codec: Codec = "array"
         shape = (0,) * value.ndim
-        if self._is_image(name):
+        if name in self._images:
             if value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] not in CHANNELS:
                 raise ValueError(
                     f"field {name!r} is {value.dtype}{list(value.shape)}; expected uint8 [H, W, C] "
                     "with 1, 3 or 4 channels, or format 'npy'"
                 )
             shape = (0, 0, value.shape[2])
-            if self._form.name == "jpeg":
-                if value.shape[2] == 4:
-                    raise ValueError(f"field {name!r} has 4 channels; use format 'raw'")
-                codec = "jpeg"
+            if self._jpeg and value.shape[2] == 4:
+                raise ValueError(f"field {name!r} has 4 channels; use format 'raw'")
+            codec = "jpeg" if self._jpeg else "array"
         elif value.ndim == 0 or (name in self._arrays and value.nbytes <= _COLUMN_BYTES):
             codec, shape = "column", value.shape
         return PackedField(name, codec, value.dtype.newbyteorder("<"), shape)

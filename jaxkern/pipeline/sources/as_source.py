@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import numpy as np
@@ -44,15 +44,6 @@ _OBJECTS: dict[tuple[str, str], Callable[[Any], BatchSource]] = {
 }
 
 
-@runtime_checkable
-class RandomAccessSource(Protocol):
-    """Object with a length, whose items 0..len-1 are records: dicts of arrays."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
-
-
 def as_source(source: Any) -> BatchSource:
     """Convert a dict of arrays, paths, a data set or a sequence to a source of batches."""
     if isinstance(source, BatchSource):
@@ -78,7 +69,7 @@ def as_source(source: Any) -> BatchSource:
         )
     if isinstance(source, np.ndarray | jax.Array):
         raise TypeError(f"source is an array {source.shape}; expected a dict, {{'x': array}}")
-    if isinstance(source, RandomAccessSource):
+    if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
         return RecordSource(source)
     if isinstance(source, Iterable):
         raise TypeError(

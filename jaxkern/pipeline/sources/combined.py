@@ -109,10 +109,8 @@ class JoinedSource(CombinedSource):
         super().__init__(sources)
         self._ends = np.cumsum(numbers, dtype=np.int64)
         self._starts = self._ends - np.asarray(numbers, np.int64)
+        self._length = int(self._ends[-1])
         self._fields = FieldChecker(what)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         if self._arrays is not None:
@@ -221,10 +219,7 @@ class ZippedSource(CombinedSource):
 
     def __init__(self, sources: Sequence[BatchSource], names: Sequence[str] | None = None) -> None:
         super().__init__(sources)
-        self.names = names
-
-    def __len__(self) -> int:
-        return min(len(source) for source in self.sources)
+        self.names, self._length = names, min(map(len, self.sources))
 
     def describe(self) -> str:
         return super().describe() + (f" as {', '.join(self.names)}" if self.names else "")
@@ -301,11 +296,9 @@ class Subset(BatchSource):
         #: int64 [M], read-only: native threads and states rely on the values
         self.indices = _check_indices(indices, len(self.source), repr(self.source))
         self.indices.flags.writeable = False
+        self._length = len(self.indices)
         self.fresh = self.source.fresh and type(self).gather is Subset.gather
         self.on_bad_record = self.source.on_bad_record
-
-    def __len__(self) -> int:
-        return len(self.indices)
 
     def __repr__(self) -> str:
         return f"Subset({len(self)} of {self.source!r})"

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 _MAX_FILES = 1_000_000
 
 #: a path, a pattern, or a sequence of them
@@ -90,6 +92,13 @@ def _choices(piece: str) -> Sequence[str]:
         width = len(first) if first.startswith("0") or len(first) == len(last) else 0
         return [f"{number:0{width}d}" for number in range(int(first), int(last) + 1)]
     return inner.split(",") if "," in inner else [piece]
+
+
+def map_file(path: Path) -> np.ndarray:
+    """Map a file into memory, uint8 [size], read-only."""
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path} is empty")
+    return np.memmap(path, np.uint8, "r")
 
 
 def import_extra(module: str, name: str) -> Any:

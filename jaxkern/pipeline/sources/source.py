@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -56,6 +57,8 @@ class BatchSource:
 
     fresh: bool = False
     on_bad_record: Literal["raise", "mask"] = "raise"
+    _names: Collection[str] = ()  # of fields, for the repr
+    _length: int  # number of records; or override `__len__`
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -65,7 +68,7 @@ class BatchSource:
                 setattr(cls, name, vars(BatchSource)[name])
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        return self._length
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         """Return the batch of records int64 [N], in order.
@@ -75,7 +78,8 @@ class BatchSource:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} records)"
+        fields = f"{', '.join(self._names)}; " if self._names else ""
+        return f"{type(self).__name__}({fields}{len(self)} records)"
 
     def describe(self) -> str:
         """Return a text that is equal for sources with equal records; stored in states."""
@@ -150,14 +154,8 @@ class ArraySource(BatchSource):
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         if not isinstance(arrays, Mapping) or not arrays:
             raise TypeError(f"arrays is {arrays!r:.80}; expected a dict with at least one field")
-        self.arrays = {name: _array(name, value) for name, value in arrays.items()}
+        self._names = self.arrays = {name: _array(name, each) for name, each in arrays.items()}
         self._length = common_length({name: len(array) for name, array in self.arrays.items()})
-
-    def __len__(self) -> int:
-        return int(self._length)
-
-    def __repr__(self) -> str:
-        return f"ArraySource({', '.join(self.arrays)}; {len(self)} records)"
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
         return {
@@ -194,9 +192,15 @@ def store_rows(rows: np.ndarray, name: str, out: Data | None) -> np.ndarray:
     return target
 
 
+def check_choice(name: str, value: Any, *choices: Any) -> None:
+    """Raise ValueError with the argument's name for another value than the choices."""
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(repr, choices))}")
+
+
 def locate(ends: Any, record: int) -> tuple[int, int]:
     """Return the part of a record, and its number there, of parts that end at these records."""
-    part = int(np.searchsorted(ends, record, side="right"))
+    part = bisect.bisect_right(ends, record)
     return part, int(record - (ends[part - 1] if part else 0))
 
 
@@ -245,10 +249,7 @@ class RecordSource(BatchSource):
     fresh = True
 
     def __init__(self, source: Any) -> None:
-        self.source = source
-
-    def __len__(self) -> int:
-        return len(self.source)
+        self.source, self._length = source, len(source)
 
     def __repr__(self) -> str:
         return f"{type(self.source).__name__}({len(self)} records)"

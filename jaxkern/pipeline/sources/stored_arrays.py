@@ -67,15 +67,9 @@ class HDF5Source(BatchSource):
         self._mapped = ArraySource(mapped) if mapped else None
         arrays = {} if self._mapped is None else self._mapped.arrays
         stored: dict[str, Any] = {**self._chunked, **arrays}
-        self._fields = {name: stored[name] for name in fields}
+        self._names = self._fields = {name: stored[name] for name in fields}
         self._length = common_length({k: field.shape[0] for k, field in self._fields.items()})
         self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return int(self._length)
-
-    def __repr__(self) -> str:
-        return f"HDF5Source({', '.join(self._fields)}; {len(self)} records)"
 
     def row_arrays(self) -> Mapping[str, np.ndarray] | None:
         return None if self._chunked else self._fields
@@ -128,7 +122,7 @@ class ZarrSource(BatchSource):
         for name in fields or ():
             if name not in arrays:
                 raise KeyError(f"{self._where} has no array {name!r}; it has {sorted(arrays)}")
-        self._arrays = {name: arrays[name] for name in fields or sorted(arrays)}
+        self._names = self._arrays = {name: arrays[name] for name in fields or sorted(arrays)}
         if not self._arrays:
             raise ValueError(f"{self._where} has no arrays")
         for name, array in self._arrays.items():
@@ -137,12 +131,6 @@ class ZarrSource(BatchSource):
             check_numeric(np.empty(0, array.dtype), f"array {name!r} of {self._where}")
         self._length = common_length({k: array.shape[0] for k, array in self._arrays.items()})
         self._cache = LruCache[np.ndarray](cache_bytes, lambda chunk: chunk.nbytes)
-
-    def __len__(self) -> int:
-        return int(self._length)
-
-    def __repr__(self) -> str:
-        return f"ZarrSource({', '.join(self._arrays)}; {len(self)} records)"
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         check_records(records, len(self))
@@ -205,7 +193,8 @@ class TokenSource(BatchSource):
         pad_id: int | Mapping[str, int] = 0,
     ) -> None:
         self.documents = Documents(values, offsets, max_length)
-        if "length" in self.documents.fields:
+        self._names, self._length = self.documents.fields, len(self.documents)
+        if "length" in self._names:
             raise ValueError("the field name 'length' is reserved for lengths; rename it")
         self.pad_id = pad_id
 
@@ -214,14 +203,8 @@ class TokenSource(BatchSource):
         """Return the number of columns of the batches."""
         return self.documents.max_length or max(self.documents.longest(), 1)
 
-    def __len__(self) -> int:
-        return len(self.documents)
-
-    def __repr__(self) -> str:
-        return f"TokenSource({', '.join(self.documents.fields)}; {len(self)} documents)"
-
     def describe(self) -> str:
-        fields = ", ".join(self.documents.fields)
+        fields = ", ".join(self._names)
         first, last = self.documents.offsets[[0, -1]]
         return f"TokenSource({fields}; {first} to {last}, at most {self.documents.max_length})"
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 # Results have this data set. Files of matrices by other programs do not.
 _G2_OF_PAIRS = "xpcs/twotime/normalized_g2"
-# Bytes that are read at a time.
-_BLOCK = 1 << 26
+_BLOCK = 1 << 26  # bytes that are read at a time
 
 
 @dataclass(frozen=True)
@@ -137,10 +136,8 @@ def _read_objects(path: str) -> set[str]:
 
 def _parts(stored: h5py.Dataset) -> Iterator[Any]:
     """Yield selections of a data set along its first axis, of whole chunks and bounded size."""
-    if stored.shape is None:
-        return
     if not stored.shape or not stored.size:
-        yield ()
+        yield from [()] if stored.shape is not None else []
         return
     row = max(1, int(np.prod(stored.shape[1:], dtype=object)) * stored.dtype.itemsize)
     chunk = stored.chunks[0] if stored.chunks else 1

@@ -33,6 +33,8 @@ from jaxkern.xpcs.files.results_writer import write_results
 
 # Provenance stores longer lists as a digest.
 _LISTED = 20
+# Choices of g2 only.
+_MULTITAU = ("dpl", "normalize", "intensity_cut", "hot_pixels", "parts")
 
 
 @dataclass(frozen=True)
@@ -85,28 +87,18 @@ class CorrelationChoices:
         if self.metadata is not None:
             choices["metadata"] = file_stamp(self.metadata)
         labels = [x for x in (qmap.q, qmap.phi) if x is not None]
-        return {
-            "qmap": digest(qmap.dynamic, qmap.static, qmap.mask, *labels),
-            **choices,
-            "jaxkern": __version__,
-        }
+        bins = digest(qmap.dynamic, qmap.static, qmap.mask, *labels)
+        return {"qmap": bins, **choices, "jaxkern": __version__}
 
 
 class CorrelatedFile(NamedTuple):
-    """Result of `correlate_file`.
+    """Result of `correlate_file`."""
 
-    Attributes:
-      source: the file, closed.
-      multitau, twotime: the results.
-      files: paths of the written files.
-      seconds: time of the correlations.
-    """
-
-    source: FrameSource
+    source: FrameSource  # closed
     multitau: MultiTauResult
     twotime: TwoTimeResult | None
-    files: list[Path]
-    seconds: float
+    files: list[Path]  # all that were written
+    seconds: float  # of the correlations
 
     @property
     def warnings(self) -> list[str]:
@@ -126,24 +118,17 @@ def correlate_file(
     progress: bool = False,
     opened: Callable[[FrameSource], None] | None = None,
 ) -> CorrelatedFile:
-    """Correlate a file and write its results atomically.
+    """Correlate a file of frames or events, write its results atomically, and plot them.
 
-    Args:
-      path: the frames or events.
-      output: the file of results, replaced if it exists.
-      plots: folder of plots, or None.
-      plot_all: see `plot_correlations`.
-      opened: called with the open file before the correlation.
+    `opened` is called with the open file before the correlation.
     """
     provenance = {"file": file_stamp(path), **choices.provenance(qmap)}
     start = time.monotonic()
     with open_frames(path, qmap.shape, choices.dataset) as source, warnings.catch_warnings():
         warnings.simplefilter("ignore", CorrelationWarning)  # the results have them
         provenance["linked"] = link_stamps(path, source.linked)
-        common: dict[str, Any] = {
-            name: getattr(choices, name)
-            for name in ("begin", "end", "stride", "average", "bad_frames")
-        }
+        same = ("begin", "end", "stride", "average", "bad_frames")
+        common: dict[str, Any] = {name: getattr(choices, name) for name in same}
         common["frame_time"] = time_between(choices.frame_time, choices.metadata, source)
         common["progress"] = progress
         if choices.twotime is not None:
@@ -153,30 +138,17 @@ def correlate_file(
             form_edges(check_form(choices.twotime), max(selection.n, 1))  # raises early
         if opened is not None:
             opened(source)
-        g2 = multitau(
-            source,
-            qmap,
-            choices.dpl,
-            choices.normalize,
-            intensity_cut=choices.intensity_cut,
-            hot_pixels=choices.hot_pixels,
-            bins=choices.bins if choices.twotime is None else None,
-            parts=choices.parts,
-            overview=True,
-            **common,
-        )
+        own = {name: getattr(choices, name) for name in _MULTITAU}
+        bins = choices.bins if choices.twotime is None else None
+        g2 = multitau(source, qmap, bins=bins, overview=True, **own, **common)
         c2 = None
         if choices.twotime is not None:
             common["bad_frames"] = g2.config["bad_frames"]
             masked = g2.config["hot_pixels"] if choices.hot_pixels == "mask" else []
-            c2 = twotime(
-                source,
-                qmap.without(np.array(masked, np.int64).reshape(-1, 2)) if masked else qmap,
-                bins=choices.bins,
-                smoothing=choices.smoothing,
-                form=choices.twotime,
-                **common,
-            )
+            if masked:
+                qmap = qmap.without(np.array(masked, np.int64).reshape(-1, 2))
+            common |= {"smoothing": choices.smoothing, "form": choices.twotime}
+            c2 = twotime(source, qmap, bins=choices.bins, **common)
         seconds = time.monotonic() - start
         files = [write_results(output, g2, c2, choices.metadata, source, provenance)]
         if plots is not None:

@@ -56,10 +56,8 @@ def plot_correlations(
 
     Args:
       folder: folder of the plots, created if missing.
-      multitau: result of `multitau`, or None.
-      twotime: result of `twotime`, or None.
-      title: title of each plot.
-      dpi: dots per inch.
+      multitau, twotime: results of the functions of these names, or None.
+      title, dpi: title of each plot, and dots per inch.
       all_bins: show all bins in g2.png.
 
     Raises:

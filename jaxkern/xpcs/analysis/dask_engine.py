@@ -1,7 +1,4 @@
-"""Correlation of files on the workers of a dask.distributed cluster, one file per worker.
-
-This module imports `distributed`.
-"""
+"""Correlation of files on the workers of a dask.distributed cluster, one file per worker."""
 
 from __future__ import annotations
 
@@ -132,10 +129,9 @@ def _on_workers(
 ) -> Iterator[tuple[Any, Any]]:
     """Yield each finished task with the result of ``run(task, common)``, or its exception.
 
-    A task that raises is retried after the others. dask restarts a task whose worker was killed on
-    another worker, and gives it up after several times, together with tasks that wait for the same
-    workers. Therefore there are never more tasks on the cluster than workers, and tasks that were
-    given up are retried alone at the end.
+    dask restarts a task whose worker was killed on another worker, and gives it up after several
+    times, together with tasks that wait for the same workers. Therefore there are never more tasks
+    on the cluster than workers, and tasks that were given up are retried alone at the end.
     """
     name = f"jaxkern-{uuid.uuid4().hex[:8]}"
     client.register_plugin(_CommonArguments(common), name=name)
@@ -184,10 +180,8 @@ def _count_workers(client: Client) -> int:
 
 def _result(future: Any) -> Any:
     """Return a task's result or exception."""
-    if future.status == "finished":
-        return future.result()
-    if future.status == "error":
-        return future.exception()
+    if future.status in ("finished", "error"):
+        return future.exception() or future.result()
     return RuntimeError(f"the cluster dropped the task ({future.status})")
 
 
@@ -199,10 +193,7 @@ def _run_on_worker(name: str, run: Callable[[Any, Any], Any], task: Any) -> Any:
 
 @contextlib.contextmanager
 def _worker_limits(worker: Any) -> Iterator[None]:
-    """Apply a worker's limits of threads and memory.
-
-    Several workers may share a process. The limits of the process are restored after its last task.
-    """
+    """Apply a worker's limits until the last task of its process, which workers may share, ends."""
     native, limit = module("cpu"), worker.memory_manager.memory_limit
     with _lock:
         _saved.append((native.max_workers() if native else 0, os.environ.get(_LIMIT)))

@@ -175,10 +175,7 @@ def plot_parameters(
 ) -> Figure:
     """Plot the parameters and the rates with standard errors, and the parameter correlations.
 
-    Args:
-      model: model with the geometry of the data.
-      physics: its parameters [p].
-      names, popt, pcov: names, values and covariance of all fitted parameters, [q], [q], [q, q].
+    `names`, `popt` and `pcov` are those of all fitted parameters, `physics` of the model's.
     """
     rates = rate_bands(model, physics, names, pcov)
     figure = new_figure(10.5, 3.4 + 3.2 * max(1, -(-len(rates) // 2)))

@@ -113,10 +113,7 @@ def file_tasks(
 def run_in_turn(
     run: Callable[[Any, Any], Any], tasks: Sequence[Any], common: Any, retries: int
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield each task with the result of ``run(task, common)``, or its exception.
-
-    A task that raises is retried after the others.
-    """
+    """Yield each task with the result of ``run(task, common)``, or its exception after retries."""
     waiting = deque((task, 0) for task in tasks)
     while waiting:
         task, attempts = waiting.popleft()
@@ -335,25 +332,11 @@ def correlate_files(
       >>> results.count("skipped"), results.write(folder / "table.csv").name
       (2, 'table.csv')
     """
-    choices = CorrelationChoices(
-        dpl=dpl,
-        normalize=normalize,
-        bad_frames=bad_frames,
-        begin=begin,
-        end=end,
-        stride=stride,
-        average=average,
-        intensity_cut=intensity_cut,
-        hot_pixels=hot_pixels,
-        bins=bins,
-        parts=parts,
-        twotime=twotime,
-        smoothing=smoothing,
-        frame_time=frame_time,
-        dataset=dataset,
-        # Workers have other working directories.
-        metadata=None if metadata is None else home_path(metadata).absolute(),
-    )
+    if metadata is not None:
+        metadata = home_path(metadata).absolute()  # workers have other working directories
+    selection: Any = (dpl, normalize, bad_frames, begin, end, stride, average, intensity_cut)
+    options: Any = (hot_pixels, bins, parts, twotime, smoothing, frame_time, dataset, metadata)
+    choices = CorrelationChoices(*selection, *options)
     check_integer("retries", retries, 0)
     runner = _engine(engine, scheduler, workers)
     paths = (qmap, mask, blemish, choices.metadata)

@@ -35,10 +35,9 @@ from jaxkern.xpcs.model.models import Geometry, LaminarFlow, Model, Static
 # Settings of `optimization` that are fields of `SolverOptions`.
 _SOLVER_SETTINGS = ["loss", "f_scale", "ftol", "xtol", "gtol", "max_nfev"]
 
-# Defaults of `simulate`. For measurements these numbers must be known.
-SIMULATED_DT = 0.1  # s
-SIMULATED_GAP = 2.0e6  # Angstrom
-
+# Defaults of `simulate` in s and Angstrom. For measurements these numbers must be known.
+SIMULATED_DT, SIMULATED_GAP = 0.1, 2.0e6
+# Relative tolerance of the time between frames.
 _SAME_DT = 1e-6
 
 
@@ -78,12 +77,7 @@ def make_model(
 
 @contextlib.contextmanager
 def open_measurement(config: Config, folder: str | Path = ".") -> Iterator[OpenMeasurement]:
-    """Open the data file of the settings, and select q, phi and frames.
-
-    Args:
-      config: the settings.
-      folder: base of relative paths in the settings.
-    """
+    """Open the data file of the settings, relative to a folder, and select q, phi and frames."""
     files, analysis = config.data_files, config.analysis
     path = Path(folder) / home_path(files.file)
     with ApsFile(path, None if files.layout == "auto" else files.layout) as file:
@@ -203,8 +197,8 @@ def simulate_data(
     if how.frames < 2:
         raise ConfigError(f"simulation.frames: expected at least 2, got {how.frames}")
     check_room(path, len(how.phi), how.frames, how.dtype)  # before the model allocates arrays
-    dt, gap = config.experiment.dt, config.experiment.gap
-    dt, gap = SIMULATED_DT if dt is None else dt, SIMULATED_GAP if gap is None else gap
+    dt = SIMULATED_DT if config.experiment.dt is None else config.experiment.dt
+    gap = SIMULATED_GAP if config.experiment.gap is None else config.experiment.gap
     model = make_model(config, how.q, np.asarray(how.phi), how.frames, dt=dt, gap=gap)
     names = model.parameter_names
     params = physics_vector(how.parameters, names, model.defaults, "simulation.parameters")

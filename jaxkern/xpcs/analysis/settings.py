@@ -20,8 +20,8 @@ Scalings = Literal["auto", "individual", "constant", "fixed"]
 
 def _key(about: str, default: Any = None) -> Any:
     """Return a field with its comment in the template; `default` may be a class or `dict`."""
-    default = {"default_factory" if isinstance(default, type) else "default": default}
-    return field(**default, metadata={"about": about})
+    kind = "default_factory" if isinstance(default, type) else "default"
+    return field(metadata={"about": about}, **{kind: default})
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,7 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
       ConfigError: not a YAML mapping, an unknown key (with a suggestion), or a wrong type.
 
     Example:
-      >>> from jaxkern import xpcs
-      >>> import pathlib, tempfile
+      >>> import jaxkern.xpcs as xpcs, pathlib, tempfile
       >>> path = pathlib.Path(tempfile.mkdtemp()) / "fit.yaml"
       >>> _ = path.write_text("optimization: {loss: huber, ftol: 1e-9}")
       >>> xpcs.load_config(path).optimization.loss

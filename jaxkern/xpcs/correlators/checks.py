@@ -203,18 +203,12 @@ def suspect_pixels(
 
     `frames` is the number of good frames in the means. The gain of `integer_counts` is at least 1.
 
-    Of each pixel, the sum X of its counts and the sum Y of their squares over all frames are
-    compared with the other pixels of its static bin. Static bins of fewer than `MIN_PIXELS` pixels
-    are joined within their dynamic bin.
-
-    The mean m and the variance v of X are those of the pixels within the limits that follow from m
-    and v, beginning with the middle half of the pixels. The variance not explained by photons of
-    gain q, v - q m, is attributed to speckles and to differences in sensitivity; s is its square
-    root. A sum of exponentially distributed intensities with the mean m and the standard deviation
-    s exceeds m + (L - 1) s, or falls below m - sqrt(2 L) s, with a probability of at most exp(-L).
-    So does a Poisson variable of mean m exceed m + sqrt(2 L q m) + q L / 3 (Bernstein's
-    inequality). L is such that one image in `IMAGES` has a false alarm. Y has a limit of the same
-    kind, which detects bursts of counts in pixels whose sum is as expected.
+    The sum X of a pixel's counts and the sum Y of their squares are compared with the other pixels
+    of its static bin, or of its dynamic bin if it has fewer than `MIN_PIXELS`. X has the mean m and
+    the variance v within its limits; s^2 = v - q m is not explained by photons of gain q. A sum of
+    exponentially distributed intensities exceeds m + (L - 1) s, or falls below m - sqrt(2 L) s,
+    with a probability of at most exp(-L). So does a Poisson variable exceed
+    m + sqrt(2 L q m) + q L / 3 (Bernstein's inequality). One image in `IMAGES` has a false alarm.
     """
     assert overview.mean_square is not None
     pixels = qmap.pixels.astype(np.int64)
@@ -306,7 +300,9 @@ class PreparedRun:
             median = np.median(known) if len(known) else 0.0
             inside = (totals >= low * median) & (totals <= high * median)
             outside = selection.begin + np.flatnonzero(good & ~inside) * selection.stride
-            self.selection = selection.with_bad_frames(outside.astype(np.int64))
+            frames = (selection.begin, selection.end, selection.stride, selection.average)
+            bad = np.union1d(selection.bad, outside)
+            self.selection = FrameSelection(selection.total, *frames, bad)
         if divide:
             self.divisor = mean_divisors(in_mask, self.qmap)
 

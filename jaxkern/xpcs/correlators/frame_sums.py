@@ -27,11 +27,6 @@ from jaxkern.xpcs.detectors.qmap import QMap
 PARTS = 10
 
 
-def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of sums of frames of a dtype, in which integers are exact."""
-    return np.dtype(np.float64 if dtype.kind == "f" else np.int64)
-
-
 def frame_sums(
     frames: NDArray[Any],
     masks: Sequence[NDArray[np.bool_]],
@@ -43,19 +38,17 @@ def frame_sums(
     native = native_module()
     if native is not None:
         marked = None if bad is None else bad.view(np.uint8)
-        as_bytes = [mask.view(np.uint8) for mask in masks]
-        return np.asarray(
-            native.frame_sums(frames, as_bytes, image, marked, num_threads(), squares)
-        )
+        inside = [mask.view(np.uint8) for mask in masks]
+        return np.asarray(native.frame_sums(frames, inside, image, marked, num_threads(), squares))
     if image is not None:
         good = frames if bad is None or not bad.any() else frames[~bad]
         image += good.sum(axis=0, dtype=image.dtype)
         if squares is not None:
             squares += np.einsum("tp,tp->p", good, good, dtype=np.float64)
-    totals = np.zeros((len(masks), len(frames)), sum_dtype(frames.dtype))
+    totals = np.zeros((len(masks), len(frames)), "f8" if frames.dtype.kind == "f" else "i8")
     for total, mask in zip(totals, masks, strict=True):
-        inside = frames if mask.all() else np.take(frames, np.flatnonzero(mask), axis=1)
-        total[:] = inside.sum(axis=1, dtype=total.dtype)
+        used = frames if mask.all() else np.take(frames, np.flatnonzero(mask), axis=1)
+        total[:] = used.sum(axis=1, dtype=total.dtype)
     return totals
 
 

@@ -27,6 +27,7 @@ from jaxkern.xpcs.correlators.frame_sums import (
 )
 from jaxkern.xpcs.correlators.multitau_sums import (
     PixelSums,
+    Ranges,
     bytes_per_pixel,
     event_sums,
     in_place_sums,
@@ -205,15 +206,14 @@ def multitau_events(
     return multitau(source, qmap, *arguments, **options)
 
 
-def _dense_sums(
-    run: PreparedRun, ranges: Sequence[tuple[int, int]], pixels: BinnedPixels, dpl: int
-) -> list[BinSums]:
+def _dense_sums(run: PreparedRun, ranges: Ranges, pixels: BinnedPixels, dpl: int) -> list[BinSums]:
     """Return the sums of the frames of each range of sums, and add all frames to the overview."""
     source, selection, divisor = run.source, run.selection, run.divisor
     average, integer_counts = selection.average, has_integer_counts(source) and divisor is None
     missing = selection.missing_counts()
-    native = native_module() if len(pixels) else None
-    if native is not None and _is_readable_in_place(source.array):
+    native, array = native_module() if len(pixels) else None, source.array
+    readable = array is not None and array.dtype in COUNT_DTYPES and is_contiguous(array)
+    if native is not None and readable:
         if run.sums is not None:
             run.sums.add_all(source, selection)
         return in_place_sums(native, run, ranges, pixels, dpl)
@@ -241,12 +241,6 @@ def _dense_sums(
             run.bar.advance(len(block))
         sums = [state.bin_sums(before) for state, before in zip(states, sums, strict=True)]
     return cast("list[BinSums]", sums)
-
-
-def _is_readable_in_place(array: NDArray[Any] | None) -> bool:
-    if array is None or array.dtype not in COUNT_DTYPES or not array.dtype.isnative:
-        return False
-    return is_contiguous(array)
 
 
 class LiveMultiTau:
@@ -310,7 +304,8 @@ class LiveMultiTau:
 
     def update(self, source: FrameSource) -> int:
         """Add the new frames of `source`, and return its number of frames."""
-        same = self._generation == source.generation and _same_pixels(self._dead, source.dead)
+        marks = [np.zeros(0) if x is None or not x.any() else x for x in (self._dead, source.dead)]
+        same = self._generation == source.generation and np.array_equal(marks[0], marks[1])
         if self._state is None or not same:
             if source.shape[0] == 0:
                 return 0
@@ -319,8 +314,18 @@ class LiveMultiTau:
         size = max(BLOCK_BYTES // max(source.frame_bytes * selection.average, 1), 1)
         frames = max(min(source.shape[0], self._most) - selection.begin, 0)
         available = frames // (selection.stride * selection.average)
+        assert self._state is not None
         while self._seen < available:
-            self._add(source, self._seen, min(self._seen + size, available))
+            first, stop = self._seen, min(self._seen + size, available)
+            counts = selected_frames(source, selection, first, stop)
+            bad, divisor = selection.part(first, stop).bad_mask(), None
+            if self._normalize:
+                qmap = self._labels.qmap
+                divisor = mean_divisors(frame_sums(counts, [qmap.mask.ravel()])[0], qmap)
+            with rows_and_columns(self._qmap.shape[1]):
+                self._state.add(counts, bad, divisor)
+            self._overview.add(counts, bad)
+            self._seen = stop
         return source.shape[0]
 
     @property
@@ -381,20 +386,3 @@ class LiveMultiTau:
         pixels, missing = BinnedPixels.from_map(qmap, self._labels.bins), self._all.missing_counts()
         exact = integer_counts and not self._normalize
         self._state = make_pixel_sums(pixels, self._dpl, average, missing, exact)
-
-    def _add(self, source: FrameSource, first: int, stop: int) -> None:
-        assert self._state is not None
-        frames = selected_frames(source, self._all, first, stop)
-        bad, divisor = self._all.part(first, stop).bad_mask(), None
-        if self._normalize:
-            qmap = self._labels.qmap
-            divisor = mean_divisors(frame_sums(frames, [qmap.mask.ravel()])[0], qmap)
-        with rows_and_columns(self._qmap.shape[1]):
-            self._state.add(frames, bad, divisor)
-        self._overview.add(frames, bad)
-        self._seen = stop
-
-
-def _same_pixels(one: NDArray[np.bool_] | None, other: NDArray[np.bool_] | None) -> bool:
-    marked = [np.zeros(0) if dead is None or not dead.any() else dead for dead in (one, other)]
-    return np.array_equal(marked[0], marked[1])

@@ -154,9 +154,8 @@ def multitau_update(state: MultiTauState, frames: Any) -> MultiTauState:
     array = frames if hasattr(frames, "dtype") else jnp.asarray(frames)
     pixels = state.total.shape[-2]
     if str(array.dtype) != state.dtype or array.ndim not in (2, 3):
-        raise ValueError(
-            f"frames: expected {state.dtype}[T, {pixels}], got {array.dtype}{list(array.shape)}"
-        )
+        got = f"{array.dtype}{list(array.shape)}"
+        raise ValueError(f"frames: expected {state.dtype}[T, {pixels}], got {got}")
     if array.ndim == 3:
         array = array.reshape(array.shape[0], -1)
     arrays = multitau_update_op(array, state.seen, *_arrays(state), dpl=state.dpl)
@@ -202,7 +201,13 @@ def multitau_result(
         expected = "one data set outside of jit, jax.tree.map(lambda x: x[i], state) of a batch"
         raise TypeError(f"state: expected the state of {expected}, got seen={state.seen!r:.80}")
     if qmap is None:
-        return _pixel_correlations(state)
+        exact, pairs = _exact_sums(state)
+        delay = multitau_delays(state.n_frames_max, state.dpl)
+        levels = [max(0, (d - 1) // (2 * state.dpl)).bit_length() for d in delay.tolist()]
+        per, width = np.where(pairs > 0, pairs, np.nan), 2.0 ** np.array(levels)
+        scales = (per * width**2, per * width, per * width)
+        G, IP, IF = (x / scale[:, None] for x, scale in zip(exact, scales, strict=True))
+        return PixelCorrelations(delay, G, IP, IF)
     pixels, seen = state.total.shape[0], int(state.seen)
     if qmap.shape[0] * qmap.shape[1] != pixels:
         raise ValueError(f"qmap: expected {pixels} pixels, got {qmap.shape[0]} x {qmap.shape[1]}")
@@ -228,18 +233,6 @@ def multitau_result(
 
 def _arrays(state: MultiTauState) -> tuple[jax.Array, ...]:
     return tuple(getattr(state, name) for name in _ARRAYS)
-
-
-def _pixel_correlations(state: MultiTauState) -> PixelCorrelations:
-    sums, pairs = _exact_sums(state)
-    delay = multitau_delays(state.n_frames_max, state.dpl)
-    levels = [max(0, (d - 1) // (2 * state.dpl)).bit_length() for d in delay.tolist()]
-    width = 2.0 ** np.array(levels)
-    per = np.where(pairs > 0, pairs, np.nan)[:, None]
-    G, IP, IF = (
-        x / (per * width[:, None] ** power) for x, power in zip(sums, (2, 1, 1), strict=True)
-    )
-    return PixelCorrelations(delay, G, IP, IF)
 
 
 def _exact_sums(

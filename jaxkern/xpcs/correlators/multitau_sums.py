@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -27,17 +27,15 @@ from jaxkern.xpcs.correlators.selection import (
 )
 from jaxkern.xpcs.correlators.twin import add_frames, state_shapes
 
+Ranges: TypeAlias = Sequence[tuple[int, int]]
+
 # Pixels whose ratios are reduced together without the native kernels.
 _TILE = 4096
 _add_frames = jax.jit(add_frames, static_argnames="dpl", donate_argnums=range(2, 7))
 
 
 def in_place_sums(
-    native: ModuleType,
-    run: PreparedRun,
-    ranges: Sequence[tuple[int, int]],
-    pixels: BinnedPixels,
-    dpl: int,
+    native: ModuleType, run: PreparedRun, ranges: Ranges, pixels: BinnedPixels, dpl: int
 ) -> list[BinSums]:
     """Return the sums of frames in memory for each range (first, stop) of sums of frames."""
     strips = len(np.unique(pixels.pixel // native.MULTITAU_STRIP))
@@ -61,11 +59,7 @@ def in_place_sums(
 
 
 def event_sums(
-    native: ModuleType,
-    run: PreparedRun,
-    ranges: Sequence[tuple[int, int]],
-    pixels: BinnedPixels,
-    dpl: int,
+    native: ModuleType, run: PreparedRun, ranges: Ranges, pixels: BinnedPixels, dpl: int
 ) -> list[BinSums]:
     """Return the sums of events, bit-identical to those of the frames that they form."""
     events, sums = EventMemory.from_source(run.source), []
@@ -258,7 +252,14 @@ def bins_of_pixels(
         order = part[np.lexsort((pixels.static[part], pixels.dynamic[part]))]
         static, dynamic, tile = pixels.static[order], pixels.dynamic[order], sums[:, :, order]
         starts = _run_starts(static)
-        exact[:, :, static[starts]] += _sums_of_runs(tile, starts)
+        if tile.dtype.kind == "f":
+            exact[:, :, static[starts]] += np.add.reduceat(tile, starts, axis=2)
+        else:  # in Python's integers, from halves that do not overflow
+            high, low = (
+                np.add.reduceat(x, starts, axis=2).astype(object)
+                for x in (tile >> 32, tile & 0xFFFFFFFF)
+            )
+            exact[:, :, static[starts]] += high * 2**32 + low
         G, IP, IF = tile.astype(np.float64)
         ratios = np.zeros(G.shape)
         with np.errstate(invalid="ignore"):  # infinite counts give NaN
@@ -280,15 +281,6 @@ def bins_of_pixels(
 def _run_starts(labels: NDArray[np.int32]) -> NDArray[np.int64]:
     """Return the index of the first element of each run of equal labels."""
     return np.flatnonzero(np.diff(labels, prepend=-1))
-
-
-def _sums_of_runs(sums: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
-    """Return sums [3, n_tau, len(starts)] over runs of pixels; Python's integers for integers."""
-    if sums.dtype.kind == "f":
-        return np.asarray(np.add.reduceat(sums, starts, axis=2))
-    high = np.add.reduceat(sums >> 32, starts, axis=2).astype(object)
-    low = np.add.reduceat(sums & 0xFFFFFFFF, starts, axis=2).astype(object)
-    return np.asarray(high * 2**32 + low)
 
 
 def sums_of_state(

@@ -245,11 +245,6 @@ def _levels(n_frames: int, dpl: int) -> Iterator[tuple[int, int]]:
         level += 1
 
 
-def pair_numbers(n_frames: int, dpl: int) -> NDArray[np.int64]:
-    """Return the number of pairs of sums at each delay if no frame is bad."""
-    return np.array([(n_frames >> level) - t for level, t in _levels(n_frames, dpl)], np.int64)
-
-
 def good_pair_numbers(good: NDArray[np.uint32], dpl: int) -> NDArray[np.int64]:
     """Return the number of pairs with c c' > 0 at each delay; c is `good` [N] at level 0."""
     pairs = []
@@ -287,7 +282,13 @@ def g2_of_sums(
     # static bins are in bin 0.
     order = np.argsort(qmap.dynamic_of_static, kind="stable")
     edges = np.searchsorted(qmap.dynamic_of_static[order], np.arange(qmap.n_dynamic + 2))
-    ratios = static_ratios(sums, qmap)[:, order]
+    G, IP, IF = sums.sums
+    denominator = IP * IF
+    numerator = G * (sums.weight[:, None] * qmap.pixels_of_static)
+    ratios = np.zeros(denominator.shape)  # <G> / (<IP> <IF>); 0 without counts
+    with np.errstate(invalid="ignore"):  # infinite counts give NaN
+        np.divide(numerator, denominator, out=ratios, where=denominator != 0)
+    ratios = ratios[:, order]
     g2 = np.full((len(sums.weight), len(bins)), np.nan)
     error = g2.copy()
     for column, number in enumerate(bins):
@@ -304,17 +305,6 @@ def g2_of_sums(
     return g2, error
 
 
-def static_ratios(sums: BinSums, qmap: QMap) -> NDArray[np.float64]:
-    """Return <G> / (<IP> <IF>) [n_tau, n_static] of static bins; 0 without counts."""
-    G, IP, IF = sums.sums
-    denominator = IP * IF
-    numerator = G * (sums.weight[:, None] * qmap.pixels_of_static)
-    ratios = np.zeros(denominator.shape)
-    with np.errstate(invalid="ignore"):  # infinite counts give NaN
-        np.divide(numerator, denominator, out=ratios, where=denominator != 0)
-    return ratios
-
-
 def g2_result(
     sums: BinSums,
     selection: FrameSelection,
@@ -325,8 +315,8 @@ def g2_result(
     """Return the result for a selection; `config` has arguments that are not the selection's."""
     dpl = config["dpl"]
     delay = multitau_delays(selection.n, dpl)
-    n_pairs = pair_numbers(selection.n, dpl)
-    if selection.good_counts_differ:
+    n_pairs = np.array([(selection.n >> level) - t for level, t in _levels(selection.n, dpl)])
+    if len(selection.bad_selected):
         n_pairs = good_pair_numbers(selection.good_counts(), dpl)
     step = selection.time_step(frame_time)
     g2, g2_err = g2_of_sums(sums, labels.qmap, labels.bins)

@@ -44,19 +44,12 @@ class FrameSelection:
         self.stride = check_integer("stride", stride, 1)
         self.average = check_integer("average", average, 1)
         if not self.begin <= self.end <= total:
-            raise ValueError(
-                f"begin, end: expected 0 <= begin <= end <= {total}, got {begin}, {end}"
-            )
+            raise ValueError(f"begin, end: expected begin <= end <= {total}, got {begin}, {end}")
         bad = np.unique(np.asarray([] if bad_frames is None else bad_frames))
         if bad.size and (bad.dtype.kind not in "ui" or bad[0] < 0 or bad[-1] >= total):
             raise ValueError(f"bad_frames: expected 0 to {total - 1}, got {bad_frames!r:.80}")
         self.bad = bad.astype(np.int64)
         self.n = (self.end - self.begin) // (self.stride * self.average)
-
-    def with_bad_frames(self, bad_frames: NDArray[Any]) -> FrameSelection:
-        """Return this selection with more bad frames."""
-        bad = np.union1d(self.bad, bad_frames)
-        return FrameSelection(self.total, self.begin, self.end, self.stride, self.average, bad)
 
     def part(self, first: int, stop: int) -> FrameSelection:
         """Return the selection of the sums first .. stop - 1."""
@@ -109,11 +102,6 @@ class FrameSelection:
             "bad_frames": self.bad_selected.tolist(),
         }
 
-    @property
-    def good_counts_differ(self) -> bool:
-        """True if some sum holds a bad frame."""
-        return bool(len(self.bad_selected))
-
     def good_counts(self) -> NDArray[np.uint32]:
         """Return the number of good frames [N] in each sum."""
         self.check_memory(self.n)
@@ -136,9 +124,7 @@ class BinLabels:
         chosen = every if bins is None else np.atleast_1d(np.asarray(bins))
         unique = np.unique(chosen)
         if chosen.ndim != 1 or not np.isin(chosen, every).all() or len(unique) != len(chosen):
-            raise ValueError(
-                f"bins: expected different bins from 1 to {qmap.n_dynamic}, got {bins!r:.80}"
-            )
+            raise ValueError(f"bins: expected 1 to {qmap.n_dynamic} once each, got {bins!r:.80}")
         self.bins: NDArray[np.int64] = chosen.astype(np.int64)
         self.n_pixels = qmap.pixels_of_bin[self.bins - 1]
 
@@ -276,9 +262,12 @@ def is_contiguous(frames: NDArray[Any]) -> bool:
     """True if kernels can read frames [N, ...] in place."""
     if frames.size == 0:
         return True
-    # The stride may not be a multiple of the itemsize in a field of a structured array.
-    divisible = frames.strides[0] % frames.itemsize == 0
-    return bool(divisible and frames.flags.aligned and frames[0].flags.c_contiguous)
+    return bool(is_strided(frames) and frames[0].flags.c_contiguous)
+
+
+def is_strided(array: NDArray[Any]) -> bool:
+    """True if the items of an array are aligned, unlike some fields of structured arrays."""
+    return bool(array.flags.aligned and array.strides[0] % array.itemsize == 0)
 
 
 def frame_blocks(
@@ -347,13 +336,14 @@ class EventMemory:
         columns = source.columns or source.events(0, source.shape[0])
         for column in columns:
             check_mapped(source.name, column)
-        readable = [_readable(column) for column in columns]
+        native = [x.astype(x.dtype.newbyteorder("="), copy=False) for x in columns]
+        readable = [x if is_strided(x) else x.copy() for x in native]
         event_bytes = sum(column.itemsize for column in readable)
         return cls((None, 0, False, *readable), len(readable[0]), event_bytes, *shape)
 
     def frames(self, selection: FrameSelection) -> tuple[Any, ...]:
         """Return the next arguments: n_frames, n_sums, first_frame, sum, good, frame_pixels."""
-        good = selection.good_counts() if selection.good_counts_differ else None
+        good = selection.good_counts() if len(selection.bad_selected) else None
         sums = None
         if selection.stride > 1 or selection.average > 1 or good is not None:
             selection.check_memory(self.n_frames)
@@ -372,13 +362,6 @@ def _read_only_map(array: NDArray[Any]) -> bool:
             return owner.mode == "r"
         owner = owner.base
     return False
-
-
-def _readable(column: NDArray[Any]) -> NDArray[Any]:
-    """Return a column that kernels can read, a copy if its byte order or strides require one."""
-    native = column.astype(column.dtype.newbyteorder("="), copy=False)
-    steps = native.flags.aligned and native.strides[0] % native.itemsize == 0
-    return native if steps else native.copy()
 
 
 def event_blocks(

@@ -1,7 +1,6 @@
 """Pure-JAX update of multi-tau states: 64-bit integers are pairs of uint32, so x64 is not needed.
 
-Frames are added one by one. The levels of delays advance like the digits of a binary counter:
-every second sum of a level completes one sum of the next level.
+Every second sum of a level completes one sum of the next level, as digits of a binary counter.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ def twotime(
         A cell holds the mean over its pairs t1 <= t2 of good frames with counts in the bin, or NaN
         without such pairs. The last two forms do not need N x N numbers; n and n_age are at most N.
       dtype: dtype of `c2`, float64 or float32.
-      bins, begin, end, stride, average, intensity_cut, mask, hot_pixels, frame_time, overview,
-        progress: see `multitau`.
+      bins, begin, end, stride, average, intensity_cut: see `multitau`.
+      mask, hot_pixels, frame_time, overview, progress: see `multitau`.
       bad_frames: numbers of frames, counted from the first frame of the source, that are left out:
         C is NaN where a sum holds no good frame, and means skip it.
       normalize: divide each frame by its mean over the pixels with mask 1, in float64. This changes

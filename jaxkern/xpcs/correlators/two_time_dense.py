@@ -1,14 +1,8 @@
 """Two-time correlations of dense frames, from exact matrices by XLA's matrix product.
 
-M[t, t'] = sum of I[p, t] I[p, t'] over some pixels. The product is computed
-
-- in float32, if no sum can exceed 2^24;
-- in float32 for groups of pixels, added in float64, if the groups are large enough;
-- in float64 otherwise, of 16-bit halves if sums can exceed 2^53.
-
-The result is always the exact integer, so that it does not depend on threads or blocks. (Above
-2^53 it is the rounded sum of three exact parts.) Floating-point counts are multiplied in float64,
-`_FLOAT_CHUNK` pixels at a time, so that the order of the sums does not depend on XLA's scheduling.
+M[t, t'] = sum of I[p, t] I[p, t'] over some pixels is the exact integer (above 2^53 the rounded sum
+of three exact parts), which does not depend on threads or blocks. Floating-point counts are
+multiplied `_FLOAT_CHUNK` pixels at a time, so that XLA's scheduling does not change the order.
 """
 
 from __future__ import annotations
@@ -265,8 +259,10 @@ class DenseProducts:
             if group and (self._run.source.array is not None or group_size + size > self._room):
                 self._correlate(group)
                 group, group_size = [], 0
-            if size > self._room:
-                self._correlate_in_parts(each)
+            if size > self._room:  # a pass over the frames for each batch of tiles
+                for at in self._batches(max(self._room // (4 * 8 * self._tiles.size**2), 1)):
+                    pieces = ((self._stage([p])[0] for p in parts) for parts in each.pieces)
+                    self._pairs(each, at, pieces)
             else:
                 group.append(each)
                 group_size += size
@@ -285,12 +281,6 @@ class DenseProducts:
             pieces = [[next(staged) for _ in parts] for parts in each.pieces]
             for at in self._batches(_PAIRS):
                 self._pairs(each, at, iter(pieces))
-
-    def _correlate_in_parts(self, each: _Bin) -> None:
-        """Correlate a bin piece by piece, with a pass over the frames for each batch of tiles."""
-        for at in self._batches(max(self._room // (4 * 8 * self._tiles.size**2), 1)):
-            pieces = ((self._stage([p])[0] for p in parts) for parts in each.pieces)
-            self._pairs(each, at, pieces)
 
     def _batches(self, most: int) -> Iterator[list[tuple[int, int]]]:
         """Yield batches of at most `most` tiles on and above the diagonal, row by row."""

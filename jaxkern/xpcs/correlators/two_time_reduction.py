@@ -64,11 +64,8 @@ def check_form(form: Any) -> Form:
     if kind == "t1t2" and len(numbers) == 1:
         return "t1t2", check_integer('n of form ("t1t2", n)', numbers[0], 1)
     if kind == "age-lag" and len(numbers) == 3:
-        names = ("n_age", "decade", "n_lag")
-        n_age, decade, n_lag = (
-            check_integer(f'{name} of form "age-lag"', number, 1)
-            for name, number in zip(names, numbers, strict=True)
-        )
+        named = zip(("n_age", "decade", "n_lag"), numbers, strict=True)
+        n_age, decade, n_lag = (check_integer(f'{k} of form "age-lag"', x, 1) for k, x in named)
         return "age-lag", n_age, decade, n_lag
     raise ValueError(f"form: expected {_FORMS}, got {form!r:.80}")
 
@@ -96,13 +93,9 @@ class TwoTimeReduction:
     """Reduction of blocks of C of each bin to the requested form, g2 and its parts.
 
     `begin` is called once per bin, before its blocks. A block [R, K] holds the frames t1 = row ..
-    row + R - 1 and t2 = column .. column + K - 1. Together the blocks hold each pair t1 <= t2 once.
-    A block either begins at the diagonal (row = column, K >= R; its elements below the diagonal are
-    ignored) or is above it (column >= row + R). Means are sums over blocks: the same blocks in the
-    same order give the same bits.
-
-    C is NaN in bins without `begin`, in the rows and columns of frames that are not `good` [N], and
-    of frames without counts in the bin; means skip them. For form, dtype and out see `twotime`.
+    row + R - 1 and t2 = column .. column + K - 1. It begins at the diagonal (row = column, K >= R)
+    or is above it, and each pair t1 <= t2 is in one block. C is NaN in bins without `begin`, and in
+    rows and columns of frames that are not `good` [N] or have no counts in the bin.
     """
 
     def __init__(

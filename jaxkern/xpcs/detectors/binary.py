@@ -58,9 +58,7 @@ class ImmFrames(FrameSource):
             )
         if not self.is_sparse and int(header["bytes"]) != 2:
             got = f"{header['bytes']} bytes and compression {header['compression']}"
-            raise DetectorFileError(
-                f"{where}: expected 2 bytes per pixel or compression 6, got {got}"
-            )
+            raise DetectorFileError(f"{where}: expected 2 bytes per pixel or events, got {got}")
         self._size = height * width
         self._offsets, self._lengths = self._scan_headers(header)
         self.shape = (len(self._offsets), height, width)
@@ -177,7 +175,12 @@ class RigakuFrames(FrameSource):
         super().__init__()
         self.name = os.fspath(path)
         height, width = check_frame_shape(self.name, frame_shape)
-        self._words = _mapped_words(self.name)
+        size = Path(self.name).stat().st_size
+        if size == 0 or size % 8:
+            got = f"{size} bytes; is it still being written?" if size else "an empty file"
+            raise DetectorFileError(f"{self.name}: expected events of 8 bytes each, got {got}")
+        # Convert to an array, since slicing a memory map is many times slower.
+        self._words = np.asarray(np.memmap(self.name, "<u8", mode="r"))
         self.pixel_base, n_frames = _check_words(self.name, self._words, (height, width))
         self.shape = (n_frames, height, width)
         self.words = self._words
@@ -240,15 +243,6 @@ class Rigaku3MFrames(FrameSource):
         pixel, frame, count = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         order = np.argsort(frame, kind="stable")
         return Events(pixel[order], frame[order], count[order])
-
-
-def _mapped_words(name: str) -> NDArray[np.uint64]:
-    size = Path(name).stat().st_size
-    if size == 0 or size % 8:
-        got = f"{size} bytes; is it still being written?" if size else "an empty file"
-        raise DetectorFileError(f"{name}: expected events of 8 bytes each, got {got}")
-    # Convert to an array, since slicing a memory map is many times slower.
-    return np.asarray(np.memmap(name, "<u8", mode="r"))
 
 
 def _check_words(

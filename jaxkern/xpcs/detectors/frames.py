@@ -108,9 +108,7 @@ class FrameSource:
     def check_range(self, first: int, stop: int) -> None:
         """Raise IndexError for frames out of range."""
         if not 0 <= first <= stop <= self.shape[0]:
-            raise IndexError(
-                f"{self.name}: expected frames within 0 to {self.shape[0]}, got {first} to {stop}"
-            )
+            raise IndexError(f"{self.name}: expected 0 to {self.shape[0]}, got {first} to {stop}")
 
     def joined(
         self, parts: Iterable[tuple[int, Callable[[int, int], NDArray[Any]]]], first: int, stop: int
@@ -301,9 +299,8 @@ def _columns(name: str, pixel: Any, frame: Any, count: Any) -> dict[str, NDArray
         if array.shape == (0,):
             arrays[key] = np.zeros(0, np.int64)  # np.array([]) is float64
         elif array.ndim != 1 or array.dtype.kind not in "ui":
-            raise DetectorFileError(
-                f"{name}: {key}: expected integers [M], got {array.dtype} {array.shape}"
-            )
+            got = f"{array.dtype} {array.shape}"
+            raise DetectorFileError(f"{name}: {key}: expected integers [M], got {got}")
     lengths = {key: len(array) for key, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise DetectorFileError(f"{name}: expected arrays of one length, got {lengths}")
@@ -315,9 +312,8 @@ def _check_bounds(name: str, key: str, array: NDArray[Any], stop: int) -> None:
     if not array.size or (array.min() >= 0 and array.max() < stop):
         return
     index = int(np.flatnonzero((array < 0) | (array >= stop))[0])
-    raise DetectorFileError(
-        f"{name}: {key}: expected 0 to {stop - 1}, got {array[index]} in event {index}"
-    )
+    got = f"{array[index]} in event {index}"
+    raise DetectorFileError(f"{name}: {key}: expected 0 to {stop - 1}, got {got}")
 
 
 # Largest numbers of signed and unsigned integers, and of counters of 12 bits.

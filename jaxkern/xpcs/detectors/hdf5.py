@@ -1,14 +1,4 @@
-"""Frames and metadata in HDF5 files of the common layouts.
-
-Frames are one data set, or several in sequence. They are searched in this order:
-
-- ``/entry/data/data``;
-- ``/entry/data/data_000001``, ... of an Eiger or another NeXus master, also in linked files;
-- the data set that the attribute ``signal`` of the group of data names;
-- ``/entry/instrument/detector/data`` (Lambda);
-- ``/entry_0000/measurement/data`` (LIMA);
-- ``/1.1/measurement/NAME`` of any scan and detector (ID10).
-"""
+"""Frames, events and metadata in HDF5 files, which are searched in the usual places."""
 
 from __future__ import annotations
 
@@ -45,6 +35,7 @@ from jaxkern.xpcs.detectors.hdf5_access import (
 if TYPE_CHECKING:
     import h5py
 
+# Data sets of frames: NeXus, Lambda, and LIMA.
 _FIXED = (
     "entry/data/data",
     "entry/instrument/detector/data",
@@ -52,8 +43,10 @@ _FIXED = (
     "entry_0000/measurement/data",
     "entry_0000/measurement/data/array",
 )
+# Groups with data_000001, ... of an Eiger or another NeXus master, or with an attribute `signal`.
 _PARTS = ("entry/data", "entry")
 _PART = re.compile(r"data_(\d{1,12})")
+# Scans of ID10 have any detector in SCAN/measurement.
 _SCAN = re.compile(r"\d{1,9}\.\d{1,9}")
 _EVENT_GROUPS = ("/", "events", "entry/events", "entry/data")
 
@@ -175,7 +168,7 @@ def _find_frames(name: str, file: h5py.File, dataset: str | None) -> list[h5py.D
         parts = _scan_datasets(file)
         if len(parts) > 1:
             names = ", ".join(repr(item.name) for item in parts[:20])
-            raise DetectorFileError(f"{name} has the frames {names}; select one (--dataset)")
+            raise DetectorFileError(f"{name} has {names}; select one (dataset=, --dataset)")
     if not parts:
         raise DetectorFileError(f"{name}: expected {expected}; got {_list_datasets(file)}")
     return parts
@@ -204,9 +197,7 @@ def _numbered_parts(group: h5py.Group) -> list[h5py.Dataset]:
     for (before, _), (number, key) in itertools.pairwise(numbered):
         if number != before + 1:
             expected, where = f"{numbered[0][0]} to {numbered[-1][0]}", group.file.filename
-            raise DetectorFileError(
-                f"{where}: {group.name}: expected parts {expected}, got {key} after {before}"
-            )
+            raise DetectorFileError(f"{where}: expected parts {expected}, got {key} after {before}")
     parts = [find_dataset(group, key) for _, key in numbered]
     return [part for part in parts if part is not None]
 
@@ -243,18 +234,19 @@ _UNITS = {
     "energy": {"kev": 1.0, "ev": 1e-3},
     "wavelength": {"angstrom": 1.0, "a": 1.0, "nm": 10.0, "m": 1e10},
 }
+
+
+def _at_detector(*names: str) -> tuple[str, ...]:
+    return tuple(f"{path}{name}" for path in _DETECTORS for name in names)
+
+
 # (entry, paths, kind of the unit, default unit); the first valid number of an entry is used.
 _NUMBERS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
-    ("frame_time", tuple(f"{path}frame_time" for path in _DETECTORS), "time", "s"),
+    ("frame_time", _at_detector("frame_time"), "time", "s"),
     ("frame_time", ("entry/instrument/detector/frame_period",), "time", "s"),
-    ("count_time", tuple(f"{path}count_time" for path in _DETECTORS), "time", "s"),
-    (
-        "distance",
-        tuple(f"{path}{name}" for path in _DETECTORS for name in ("distance", "detector_distance")),
-        "length",
-        "m",
-    ),
-    ("pixel_size", tuple(f"{path}x_pixel_size" for path in _DETECTORS), "length", "m"),
+    ("count_time", _at_detector("count_time"), "time", "s"),
+    ("distance", _at_detector("distance", "detector_distance"), "length", "m"),
+    ("pixel_size", _at_detector("x_pixel_size"), "length", "m"),
     ("energy", ("entry/instrument/incident_beam/incident_energy",), "energy", "kev"),
     ("energy", ("entry/instrument/beam/incident_energy",), "energy", "ev"),
     ("energy", ("entry/instrument/detector/detectorSpecific/photon_energy",), "energy", "ev"),
@@ -262,9 +254,7 @@ _NUMBERS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("energy", ("entry/instrument/monochromator/wavelength",), "wavelength", "angstrom"),
 )
 _STARTS = ("entry/start_time", "entry_0000/start_time")
-MASKS = tuple(
-    f"{path}{name}" for path in _DETECTORS for name in ("pixel_mask", "detectorSpecific/pixel_mask")
-)
+MASKS = _at_detector("pixel_mask", "detectorSpecific/pixel_mask")
 
 
 def detector_metadata(file: h5py.File) -> dict[str, Any]:
@@ -303,9 +293,8 @@ def pixel_mask(file: h5py.File, shape: tuple[int, int]) -> NDArray[np.bool_] | N
         stored = _optional(file, path)
         if getattr(stored, "shape", None) is not None and stored.dtype.kind in "uib":
             if tuple(stored.shape) != tuple(shape):
-                raise DetectorFileError(
-                    f"{file.filename}: {stored.name}: expected {shape}, got {stored.shape}"
-                )
+                where = f"{file.filename}: {stored.name}"
+                raise DetectorFileError(f"{where}: expected {shape}, got {stored.shape}")
             bad: NDArray[np.bool_] = stored[()] != 0
             return bad if bad.any() else None
     return None

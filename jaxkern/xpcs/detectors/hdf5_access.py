@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -24,9 +25,7 @@ def open_hdf5(name: str | Path, error_type: type[ValueError] = DetectorFileError
     try:
         import h5py
     except ImportError as error:
-        raise ImportError(
-            f"h5py is required to read {name}; run pip install 'jaxkern[xpcs]'"
-        ) from error
+        raise ImportError(f"{name} requires h5py; run pip install 'jaxkern[xpcs]'") from error
 
     if not Path(name).exists():
         raise FileNotFoundError(f"file not found: {str(name)!r}")
@@ -105,9 +104,7 @@ def check_filters(name: str, stored: h5py.Dataset) -> None:
     try:
         import hdf5plugin  # noqa: F401, registers them
     except ImportError as error:
-        raise ImportError(
-            f"{where}, which require hdf5plugin; run pip install 'jaxkern[detectors]'"
-        ) from error
+        raise ImportError(f"{where} of hdf5plugin; pip install 'jaxkern[detectors]'") from error
     if not all(h5py.h5z.filter_avail(code) for code in missing):
         raise DetectorFileError(f"{where}; h5py and the installed hdf5plugin lack some of them")
 
@@ -116,9 +113,7 @@ def check_virtual(name: str, stored: h5py.Dataset) -> None:
     """Raise an error if a file of a virtual data set is missing, which would be read as zeros."""
     for path in _virtual_files(stored):
         if not path.exists():
-            raise DetectorFileError(
-                f"{name}: the virtual data set {stored.name} needs {path}, which is missing"
-            )
+            raise DetectorFileError(f"{name}: the virtual {stored.name} needs the missing {path}")
 
 
 def linked_files(name: str, sets: Iterable[h5py.Dataset]) -> tuple[str, ...]:
@@ -178,13 +173,10 @@ def _interrupts_outside_hdf5() -> Iterator[None]:
         return
 
     def handler(number: int, frame: FrameType | None) -> None:
-        caller = frame
-        while caller is not None:
-            if caller.f_code in codes:
-                threading.Timer(0.01, signal.pthread_kill, [main.ident, number]).start()
-                return
-            caller = caller.f_back
-        before(number, frame)
+        if any(caller.f_code in codes for caller, _ in traceback.walk_stack(frame)):
+            threading.Timer(0.01, signal.pthread_kill, [main.ident, number]).start()
+        else:
+            before(number, frame)
 
     codes = {method.__code__ for method in vars(_Medium).values() if hasattr(method, "__code__")}
     signal.signal(signal.SIGINT, handler)

@@ -302,7 +302,11 @@ class GrowingFrames(FrameSource):
         if self._path.is_dir():
             files = frame_files(self._path, self._exclude)
             paths = [path for path in files if fnmatch(path.name, self._pattern)]
-        self._check_order(paths)
+        for part, path in zip(self._parts, [*paths, *[None] * len(self._parts)], strict=False):
+            if path != part.path:
+                removed = path is None or part.path not in paths
+                problem = "was removed" if removed else f"is now after the new file {path}"
+                raise DetectorFileError(f"{part.path} {problem}; expected files to remain in order")
         self._waiting = ""
         complete = max(len(self._parts) - 1, 0)
         for number in range(complete, len(paths)):
@@ -316,13 +320,6 @@ class GrowingFrames(FrameSource):
             self.dead, self._frames_at_dead = np.logical_and.reduce(marked) if in_all else None, n
         self._next_search = time.monotonic() + (time.monotonic() - start) * (1 / _SHARE - 1)
         return n
-
-    def _check_order(self, paths: list[Path]) -> None:
-        for part, path in zip(self._parts, [*paths, *[None] * len(self._parts)], strict=False):
-            if path != part.path:
-                removed = path is None or part.path not in paths
-                problem = "was removed" if removed else f"is now after the new file {path}"
-                raise DetectorFileError(f"{part.path} {problem}; expected files to remain in order")
 
     def _read_file(self, number: int, path: Path, complete: bool) -> bool:
         """Open a file if it is new or changed; return True if it was readable."""

@@ -334,9 +334,7 @@ def read_mask(path: str | os.PathLike[str], kind: str = "mask") -> NDArray[np.bo
         raise FileNotFoundError(f"--{kind}: file not found: {name!r}")
     suffix = path.suffix.lower()
     if suffix not in MASK_SUFFIXES:
-        raise DetectorFileError(
-            f"{name}: expected a mask in a file that ends in {', '.join(MASK_SUFFIXES)}"
-        )
+        raise DetectorFileError(f"{name}: expected a file that ends in {', '.join(MASK_SUFFIXES)}")
     if suffix == ".npy":
         try:
             with path.open("rb") as file:
@@ -405,6 +403,4 @@ def _read_hdf5(name: str, kind: str) -> NDArray[Any]:
         if len(images) == 1:
             return np.asarray(images[0][()])
         got = [item.name for item in images[:10]]
-        raise DetectorFileError(
-            f"{name}: expected a data set {kind!r}, or one data set of two axes; got {got}"
-        )
+        raise DetectorFileError(f"{name}: expected data set {kind!r} or one of two axes, got {got}")

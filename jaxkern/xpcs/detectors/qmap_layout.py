@@ -58,18 +58,15 @@ def _value(name: str, group: h5py.Group, key: str) -> Any:
     shape, dtype = getattr(stored, "shape", None), getattr(stored, "dtype", None)
     if shape is None or dtype is None:
         return None
+    where = f"{name}: {stored.name}"
     if key in _MAPS:
         # Older files have a leading axis of length 1.
         squeezed = tuple(n for n in shape if n != 1) if len(shape) > 2 else tuple(shape)
         if len(squeezed) != 2 or dtype.kind not in "uifb" or stored.size > MAX_INDEX:
-            raise DetectorFileError(
-                f"{name}: {stored.name}: expected numbers [H, W], got {dtype} {shape}"
-            )
+            raise DetectorFileError(f"{where}: expected numbers [H, W], got {dtype} {shape}")
         return np.asarray(stored[()]).reshape(squeezed)
     if stored.size > _LONGEST:
-        raise DetectorFileError(
-            f"{name}: {stored.name}: expected {_LONGEST} values or fewer, got {shape}"
-        )
+        raise DetectorFileError(f"{where}: expected up to {_LONGEST} values, got {shape}")
     value = stored[()]
     if dtype.kind in "uifb":
         return np.asarray(value) if shape else value[()]
@@ -91,9 +88,7 @@ def _bin_labels(
     cells = np.arange(n_bins) if mapping is None else np.ravel(np.asarray(mapping))
     if cells.dtype.kind not in "ui" or len(cells) < n_bins:
         got = f"{len(cells)} {cells.dtype}"
-        raise DetectorFileError(
-            f"{name}: dynamic_index_mapping: expected integers for {n_bins} bins, got {got}"
-        )
+        raise DetectorFileError(f"{name}: dynamic_index_mapping: expected {n_bins} bins, got {got}")
     cells = cells[:n_bins].astype(np.int64)
     if any(v.dtype.kind not in "uif" for v in values) or (
         n_bins and not 0 <= cells.min() <= cells.max() < len(values[0]) * n1

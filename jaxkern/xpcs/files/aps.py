@@ -139,9 +139,6 @@ class ApsFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"ApsFile({str(self.path)!r}, layout={self.layout!r}, shape={self.shape})"
-
 
 def read_rows(
     matrix: Any, first_row: int, stop_row: int, empty: NDArray[np.bool_], name: str
@@ -251,7 +248,6 @@ class ApsWriter:
         layout: str = "aps-u",
         dtype: DTypeLike = np.float32,
     ) -> None:
-        self.path = Path(path)
         angles = np.atleast_1d(np.asarray(phi, np.float64))
         momenta = np.asarray(q, np.float64)
         if angles.ndim != 1 or momenta.shape not in ((), angles.shape):
@@ -263,18 +259,16 @@ class ApsWriter:
         if dt is not None and not (np.isfinite(dt) and dt > 0):
             raise ValueError(f"dt: expected a finite time above 0 s, or None, got {dt!r}")
         momenta = np.broadcast_to(momenta, angles.shape)
-        self.shape = (len(angles), n_t, n_t)
-        self.dtype = np.dtype(dtype)
         name, entries = (_aps if layout == "aps" else _aps_u)(momenta, angles)
         if dt is not None:
             entries |= time_step_entries(float(dt), layout)
         with contextlib.ExitStack() as opened:
-            file = opened.enter_context(new_hdf5(self.path))
+            file = opened.enter_context(new_hdf5(Path(path)))
             for key, values in entries.items():
                 file[key] = values
             options = tile_options(n_t)
             self._sets = [
-                file.create_dataset(f"{name}{k:05d}", (n_t, n_t), self.dtype, **options)
+                file.create_dataset(f"{name}{k:05d}", (n_t, n_t), np.dtype(dtype), **options)
                 for k in range(1, 1 + len(angles))
             ]
             self._open = opened.pop_all()

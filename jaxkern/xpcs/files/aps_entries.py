@@ -176,12 +176,7 @@ def _aps_u(file: h5py.File) -> tuple[list[h5py.Dataset], Array, Array]:
 
 
 def read_matrices(file: h5py.File, n_bins: int, what: str) -> tuple[Array, list[h5py.Dataset]]:
-    """Return the bins of the matrices in a file, and the matrices.
-
-    Args:
-      n_bins: the number of bins.
-      what: its description for errors.
-    """
+    """Return the bins of the matrices, in 1 .. n_bins (`what` in errors), and the matrices."""
     index = "xpcs/twotime/processed_bins"
     bins = read_bins(file, index)
     check_bins(bins, n_bins, index, what)
@@ -262,11 +257,7 @@ def check_alike(sets: Sequence[Any]) -> None:
 
 
 def read_time_step(file: h5py.File, layout: str, analysis: str = "twotime") -> float | None:
-    """Return the seconds between the frames that were correlated; None if the file has no time.
-
-    Args:
-      analysis: "twotime" or "multitau", whose steps are used in the layout "aps-u".
-    """
+    """Return the seconds between the frames of an analysis; None if the file has no time."""
     nexus = (_NEXUS_TIMES, tuple(f"xpcs/{analysis}/{step}" for step in _NEXUS_STEPS))
     for times, steps in [(_OLD_TIMES, _OLD_STEPS), nexus] if layout == "aps" else [nexus]:
         # The period, or the exposure if the file has no period.

@@ -12,10 +12,9 @@ from jaxkern.xpcs.files.sources import Source
 
 Array = NDArray[Any]
 
-# Tolerance for the bounds of a range (degrees).
-_ANGLE_TOLERANCE = 1e-9
-# Entries of two rings have the same direction if their angles differ by less (degrees). Angles are
-# means over the pixels of a bin, and each ring has other pixels.
+_ANGLE_TOLERANCE = 1e-9  # degrees, for the bounds of a range
+# Largest difference in degrees between angles of entries with the same direction. Angles are means
+# over the pixels of a bin, and each ring has other pixels.
 _SAME_DIRECTION = 0.5
 
 

@@ -227,13 +227,9 @@ def _read_parts(file: h5py.File, complete: MultiTauResult) -> tuple[MultiTauResu
 
 def _pairs(delay: Array, n_frames: int, dpl: Any) -> Array:
     """Return the number of pairs of sums at each delay, see `multitau_delays`."""
-    pairs = []
-    for d in delay.tolist():
-        level = 0
-        while isinstance(dpl, int) and dpl > 0 and d > (2 * dpl) << level:
-            level += 1
-        pairs.append((n_frames >> level) - (d >> level))
-    return np.array(pairs, np.int64)
+    known = isinstance(dpl, int) and dpl > 0
+    level = np.ceil(np.log2(np.maximum(delay / (2 * dpl), 1))).astype(np.int64) if known else 0
+    return np.asarray((n_frames >> level) - (delay >> level))
 
 
 def _find_matrices(

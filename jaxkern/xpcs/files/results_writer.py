@@ -137,9 +137,9 @@ def write_results(
 
 def _check_together(multitau: MultiTauResult | None, twotime: TwoTimeResult | None) -> None:
     """Raise errors for results of other types, and for two of different detectors or times."""
-    for name, result in (("multitau", multitau), ("twotime", twotime)):
-        kind = MultiTauResult if name == "multitau" else TwoTimeResult
-        if result is not None and not isinstance(result, kind):
+    kinds = {"multitau": (multitau, MultiTauResult), "twotime": (twotime, TwoTimeResult)}
+    for name, (result, kind) in kinds.items():
+        if not isinstance(result, kind | None):
             raise TypeError(f"{name}: expected a {kind.__name__}, got a {type(result).__name__}")
     if multitau is None or twotime is None:
         return

@@ -68,7 +68,7 @@ def simulate(
     for angle, first, rows in _slabs(*arguments):
         c2[angle, first : first + len(rows)] = rows
     k = np.arange(n_t)
-    diagonal = c2[:, k, k].copy()
+    diagonal = c2[:, k, k]
     c2 += c2.transpose(0, 2, 1)
     c2[:, k, k] = diagonal
     return c2
@@ -91,10 +91,7 @@ def simulate_to_file(
     """Write the result of `simulate` to an APS file in slabs of rows, and return the path.
 
     Args:
-      path: the HDF5 file, replaced if it exists.
-      model, params, contrast, offset, noise, diagonal_artifact, seed: see `simulate`.
-      layout: "aps" or "aps-u".
-      dtype: dtype of the stored values.
+      path, layout, dtype: see `ApsWriter`; the others: see `simulate`.
       progress: called with the number of written rows and the total number of rows.
 
     Raises:
@@ -118,8 +115,8 @@ def simulate_to_file(
         for angle, first, rows in _slabs(*arguments):
             writer.write_rows(angle, first, rows)
             if progress is not None:
-                n_t = geometry.n_t
-                progress(angle * n_t + first + len(rows), geometry.n_phi * n_t)
+                done = angle * geometry.n_t + first + len(rows)
+                progress(done, geometry.n_phi * geometry.n_t)
     return Path(path)
 
 

@@ -63,8 +63,7 @@ class StackSource:
         shape = tuple(map(int, array.shape))
         if len(shape) != 3 or shape[1] != shape[2]:
             raise ValueError(f"{name}: expected [n_phi, n, n], got {shape}")
-        self._array = array
-        self.quantization = quantization
+        self._array, self.quantization = array, quantization
         self.shape = (shape[0], shape[1], shape[2])
         self.dtype = np.dtype(array.dtype)
         base = array
@@ -97,10 +96,8 @@ class DatasetsSource:
                     f"data set {index}: expected {(n, n)} and {datasets[0].dtype}, as the first, "
                     f"got {tuple(dataset.shape)} and {dataset.dtype}"
                 )
-        self._datasets = list(datasets)
-        self.shape = (len(datasets), n, n)
-        self.dtype = np.dtype(datasets[0].dtype)
-        self.quantization = quantization
+        self._datasets, self.quantization = list(datasets), quantization
+        self.shape, self.dtype = (len(datasets), n, n), np.dtype(datasets[0].dtype)
 
     def read(self, angle: int, first_row: int, stop_row: int) -> NDArray[Any]:
         return np.asarray(self._datasets[angle][first_row:stop_row])
@@ -141,9 +138,13 @@ def as_source(
             )
         return data
     if isinstance(data, Mapping):
-        return DatasetsSource([data[name] for name in _in_order(data)], quantization)
+        names = list(data)
+        if not isinstance(data, dict) and names == sorted(names):
+            names = natural_order(names)  # an HDF5 group
+        return DatasetsSource([data[name] for name in names], quantization)
     if isinstance(data, Sequence):
-        return DatasetsSource([_as_matrix(item) for item in data], quantization)
+        matrices = [x if hasattr(x, "dtype") else np.asarray(x) for x in data]
+        return DatasetsSource(matrices, quantization)
     if hasattr(data, "shape") and hasattr(data, "dtype") and hasattr(data, "chunks"):
         return StackSource(data, quantization, name)
     if hasattr(data, "__array__"):
@@ -155,28 +156,11 @@ def as_source(
     )
 
 
-def _in_order(data: Mapping[str, Any]) -> list[str]:
-    """Return names in their order, or in natural order if they are sorted alphabetically."""
-    names = list(data)
-    if isinstance(data, dict) or names != sorted(names):
-        return names
-    return natural_order(names)
-
-
-def _as_matrix(item: Any) -> Any:
-    return item if hasattr(item, "shape") and hasattr(item, "dtype") else np.asarray(item)
-
-
 class SigmaSource:
-    """sigma from a source of sigma or of weights, checked when rows are read.
-
-    Weight 0 becomes sigma 0, which excludes the point.
-    """
+    """sigma from a source of sigma or of weights, checked when rows are read."""
 
     def __init__(self, source: Source, name: str) -> None:
-        self._source = source
-        self._name = name
-        self.shape = source.shape
+        self._source, self._name, self.shape = source, name, source.shape
         self.dtype = np.dtype(np.float64)
 
     def read(self, angle: int, first_row: int, stop_row: int) -> NDArray[Any]:
@@ -192,7 +176,7 @@ def check_not_negative(numbers: NDArray[Any], name: str) -> None:
 
 
 def weights_to_sigma(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return 1 / sqrt(weights), and 0 for weights of 0."""
+    """Return 1 / sqrt(weights), and 0 for weights of 0, which exclude the point."""
     with np.errstate(divide="ignore"):
         return np.where(weights > 0, 1.0 / np.sqrt(weights), 0.0)
 
@@ -206,9 +190,6 @@ class LoadedSource(StackSource):
             array[angle] = source.read(angle, 0, source.shape[1])
         super().__init__(array, getattr(source, "quantization", None))
         self.symmetric = getattr(source, "symmetric", None)
-
-
-# Read-ahead -----------------------------------------------------------------------------------
 
 
 def is_zero_copy(rows: NDArray[Any]) -> bool:
@@ -226,8 +207,7 @@ class RowBuffers:
 
     def __init__(self, count: int = 2, *, touch: bool = False) -> None:
         self._buffers: list[NDArray[Any] | None] = [None] * count
-        self._turn = 0
-        self._touch = touch
+        self._turn, self._touch = 0, touch
 
     def ready(
         self, rows: NDArray[Any], *, upper_from: int | None = None, row_block: int = 1

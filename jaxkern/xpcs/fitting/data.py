@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,12 +53,10 @@ class BadBlocks:
         return 1.0 - len(self.excluded) / self.total
 
     def touch(self, chunk: Chunk) -> bool:
-        """True if a block of a chunk is excluded."""
         blocks = range(chunk.first_row // ROW_BLOCK, -(-chunk.stop_row // ROW_BLOCK))
         return any((chunk.angle, block) in self.excluded for block in blocks)
 
     def check_any_left(self) -> None:
-        """Raise BadDataError if every block is excluded."""
         if len(self.excluded) >= self.total:
             raise BadDataError(f"every row is excluded: {self.reasons[0]}, and so on")
 
@@ -100,7 +97,6 @@ class DeviceSource:
 
     @property
     def symmetric(self) -> NDArray[np.bool_]:
-        """True for angles with symmetric data [n_phi]."""
         return np.array(self._mirrored(self.array))
 
 
@@ -117,14 +113,11 @@ class FitData:
 
     Attributes:
       source: in the host's memory, in files that are read in every pass, or on devices.
-      shape, dtype: of the data [n_phi, n, n].
-      streaming: the options.
-      sample: rows for estimates.
-      strategy: the `Strategy` of the passes.
+      shape, dtype, streaming: of the data [n_phi, n, n], and the options.
+      sample, strategy: rows for estimates, and the `Strategy` of the passes.
       frames: mask [n] of the frames that are used at any angle.
       keep: `frames`, or a mask [n_phi, n] if the used frames differ between angles.
-      empty_frames: frames without finite numbers at some angle; `keep` excludes them at
-        that angle.
+      empty_frames: frames without finite numbers at some angle, where `keep` excludes them.
     """
 
     def __init__(
@@ -140,11 +133,6 @@ class FitData:
         self.dtype = self.source.dtype
         _check_triangles(self)
         self._exclude_empty_frames()
-
-    @property
-    def sharding(self) -> Any:
-        """Sharding of data on several devices, else None."""
-        return getattr(self.source, "sharding", None)
 
     def _choose_strategy(self) -> None:
         """Choose the strategy, and load data that are not streamed from a file."""
@@ -200,8 +188,9 @@ class FitData:
                 result[angle] = np.isfinite(row[used].astype(np.float64)).any()
         return result
 
-    def bad_blocks(self, silent: Sequence[int] = ()) -> BadBlocks:
+    def bad_blocks(self, noise: sampling.Noise) -> BadBlocks:
         """Return the row blocks of this fit, with those of angles without signal excluded."""
+        silent = np.flatnonzero(noise.per_angle == 0).tolist() if noise.estimated else []
         n_phi, n, _ = self.shape
         rows = range(0, n, ROW_BLOCK)
         used = [b for b, first in enumerate(rows) if self.frames[first : first + ROW_BLOCK].any()]
@@ -210,8 +199,7 @@ class FitData:
             bad.excluded |= {(angle, block) for block in used}
             value = np.nanmedian(self.sample.values[angle])
             bad.reasons.append(f"angle {angle} has the value {value:g} at every sampled point")
-        if silent:
-            bad.check_any_left()
+        bad.check_any_left()
         return bad
 
     def mirrored(self, sigma: Array | sources.Source) -> NDArray[np.bool_]:

@@ -26,11 +26,10 @@ _EVIDENCE = 25.0
 def best_direction(start: Array, problem: FitProblem) -> Array:
     """Return the start [p], with other physics if another flow direction fits far better.
 
-    From the wrong direction a fit ends without shear, or at a bound. The direction of the start is
-    used if it is better than the others, on thinned data, by more than the first step of its fit
-    would gain. Otherwise the thinned points are fitted from each direction, and the start moves to
-    the best fit: that from its own direction, unless another one is better by five standard
-    deviations of chi2. It does not move if the fit stays near the start's direction.
+    From the wrong direction a fit ends without shear, or at a bound. Unless the start's direction
+    fits thinned data better than the others by more than the first step would gain, these are
+    fitted from each direction. The start moves to the fit from its own direction, if that turned
+    away, or to another one that is better by five standard deviations of chi2.
     """
     layout, bounds, free = problem.layout, problem.bounds, problem.free
     physics = slice(2 * layout.n_scales, layout.size)
@@ -49,12 +48,12 @@ def best_direction(start: Array, problem: FitProblem) -> Array:
     step = compress(points[0])[0][:-1]
     if costs[1:].min() - costs[0] > step @ step:
         return start
-    lower, upper = (bound[physics][moving] for bound in bounds.solver)
-    options: Any = {"lower": lower, "upper": upper, "ftol": 1e-3, "xtol": 1e-3, "max_nfev": _PASSES}
+    options: Any = {"ftol": 1e-3, "xtol": 1e-3, "max_nfev": _PASSES}
+    options["bounds"] = tuple(bound[physics][moving] for bound in bounds.solver)
     finite = [x for x, cost in zip(starts, costs, strict=True) if cost < np.inf]
     solutions = [s for s in (solve(thinned, x, **options) for x in finite) if s is not None]
     own, best = solutions[0], min(solutions, key=lambda solution: solution.cost)
-    freedom = thinned.points - len(best.x) - 2 * layout.n_phi
+    freedom = int((thinned.weights > 0).sum()) - len(best.x) - 2 * layout.n_phi
     if not own.cost - best.cost > _EVIDENCE * best.cost / max(freedom, 1):
         best = own
     # The full fit takes different steps, and may not converge to the direction found here.
@@ -69,20 +68,13 @@ def best_direction(start: Array, problem: FitProblem) -> Array:
 class _ThinnedProblem:
     """The normal equations of sampled rows that are averaged over bins of the lag.
 
-    Contrast and offset of each angle are eliminated: they are the least-squares
-    solution for the current physics.
-
-    Attributes:
-      rows, columns: frames of the bins [m].
-      values: means of the bins [n_phi, m].
-      weights: 1 / sigma of the means [n_phi, m], 0 without points.
+    Contrast and offset of each angle are eliminated: they are the least-squares solution for the
+    physics. The m bins have the frames `rows` and `columns` [m], the means `values` [n_phi, m], and
+    the `weights` [n_phi, m], 1 / sigma of the means, or 0 without points.
     """
 
     def __init__(self, problem: FitProblem, physics: Array, moving: NDArray[np.bool_]) -> None:
-        """Average the sampled rows; the number of rows decreases with the number of angles.
-
-        The solver varies the physics [p] that are `moving`.
-        """
+        """Average some of the sampled rows; the solver varies the physics [p] that are `moving`."""
         self._program, self._physics, self._moving = problem.program, physics.copy(), moving
         sample = problem.data.sample
         n_phi, n_rows, n = sample.values.shape
@@ -110,10 +102,6 @@ class _ThinnedProblem:
             np.concatenate(part, axis=-1) for part in zip(*parts, strict=True)
         )
         self.values, self.weights = mean / np.where(total > 0, total, 1.0), np.sqrt(total)
-
-    @property
-    def points(self) -> int:
-        return int((self.weights > 0).sum())
 
     def __call__(self, x: Array) -> NormalPoint:
         self._physics[self._moving] = x

@@ -17,7 +17,7 @@ from jaxkern.core.arrays import digest
 from jaxkern.core.paths import remove_leftovers, write_atomically
 from jaxkern.core.progress import ProgressBar
 from jaxkern.xpcs.fitting.data import BadBlocks, FitData
-from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions, StreamingOptions
+from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions
 from jaxkern.xpcs.fitting.parameters import FitLayout, PeriodicBounds
 from jaxkern.xpcs.fitting.passes import AngleSums, PassProgram, PassRunner
 from jaxkern.xpcs.fitting.sampling import Noise, sigma_rows
@@ -34,11 +34,9 @@ class FitProgress(ProgressBar):
         super().__init__(enabled, "fit: pass 1", "chunk")
 
     def after_pass(self, number: int, cost: float) -> None:
-        """Show that pass `number` is finished."""
         self.update(done=0, text=f"fit: pass {number + 1}, cost {cost:.6g}")
 
     def after_extra(self, number: int, total: int) -> None:
-        """Report that pass `number` of `total` for the standard errors has finished."""
         self.update(done=0, text=f"errors: pass {min(number + 1, total)} of {total}")
 
 
@@ -56,7 +54,6 @@ class FitProblem:
     program: PassProgram
     solver: SolverOptions
     errors: ErrorOptions
-    streaming: StreamingOptions
 
 
 class Evaluation:
@@ -79,16 +76,12 @@ class Evaluation:
         self.best: Solution | None = None
 
     def full(self, x: Array) -> Array:
-        """Return all fitted parameters, including held ones."""
         vector = self._base.copy()
         vector[self.free] = x
         return vector
 
     def __call__(self, x: Array) -> NormalPoint | None:
-        """Return the normal equations; None if row blocks were excluded after the first pass.
-
-        The cost is another function then, and the solver must be restarted from `restart`.
-        """
+        """Return the normal equations; None for a `restart` if blocks turned bad after a pass."""
         self._x = x
         excluded = len(self.runner.bad.excluded)
         sums = self._sums(x)
@@ -114,27 +107,19 @@ class Evaluation:
         return self.runner.sums(self.problem.layout.split(self.full(x)), omitted)
 
     def restrict(self, normal: NormalPoint) -> NormalPoint:
-        """Return the rows and columns of the free parameters."""
         free = self.free
-        if free.all():
-            return normal
-        jtj, jtr = normal.jtj[np.ix_(free, free)], normal.jtr[free]
-        return NormalPoint(jtj, jtr, normal.cost, normal.sums)
+        return replace(normal, jtj=normal.jtj[np.ix_(free, free)], jtr=normal.jtr[free])
 
     def sums(self, solution: Solution) -> AngleSums:
         """Return the sums at a solution, from another pass if it was read from a checkpoint."""
-        if solution.point is not None:
-            sums: AngleSums = solution.point.sums
-            return sums
-        return self._sums(solution.x)
+        point = solution.point
+        sums: AngleSums = self._sums(solution.x) if point is None else point.sums
+        return sums
 
     def extra_passes(
         self, passes: Sequence[tuple[Array, NDArray[np.bool_] | None]]
     ) -> list[AngleSums]:
-        """Return the sums at points without some frames [n], for the standard errors.
-
-        Row blocks that turn bad here are excluded from the sums.
-        """
+        """Return the sums at points without some frames [n], for the standard errors."""
         results = []
         for number, (x, omitted) in enumerate(passes):
             results.append(self._sums(x, omitted))
@@ -155,8 +140,8 @@ class Checkpoint:
 
     def __init__(self, problem: FitProblem, start: Array, bad: BadBlocks) -> None:
         """Read the file; raise CheckpointError if it is damaged or of another fit."""
-        self._path = Path(problem.streaming.checkpoint_dir) / "fit.checkpoint"
-        self._options, self._bad = problem.streaming, bad
+        self._options, self._bad = problem.data.streaming, bad
+        self._path = Path(self._options.checkpoint_dir) / "fit.checkpoint"
         self.starts: dict[int, Solution] = {}
         if self._options.enable_checkpoints:
             self._fingerprint = _fingerprint(problem, start)
@@ -166,9 +151,11 @@ class Checkpoint:
     def save(self, k: int, state: Solution) -> None:
         """Store the best point of start k, if it is the solution or a checkpoint is due."""
         due = state.status != UNFINISHED or not state.nfev % self._options.checkpoint_frequency
-        if not (self._options.enable_checkpoints and due):
-            return
-        self.starts[k] = state
+        if self._options.enable_checkpoints and due:
+            self.starts[k] = state
+            self._write()
+
+    def _write(self) -> None:
         starts = {str(k): _stored(start) for k, start in self.starts.items()}
         excluded, reasons = sorted(self._bad.excluded), self._bad.reasons
         content = {"fingerprint": self._fingerprint, "excluded": excluded, "reasons": reasons}
@@ -204,9 +191,8 @@ class Checkpoint:
             )
         if not shapes <= {(n_free,)}:
             raise CheckpointError(f"{damaged} (expected points of {n_free} numbers, got {shapes})")
-        self._bad.excluded |= excluded
+        self.starts, self._bad.excluded = starts, self._bad.excluded | excluded
         self._bad.reasons += [r for r in reasons if r not in self._bad.reasons]
-        self.starts = starts
 
 
 def _stored(state: Solution) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from jaxkern.xpcs.fitting import parameters, sampling
 from jaxkern.xpcs.fitting.data import open_data
 from jaxkern.xpcs.fitting.directions import best_direction
 from jaxkern.xpcs.fitting.evaluation import Checkpoint, Evaluation, FitProblem, FitProgress
-from jaxkern.xpcs.fitting.jackknife import independent, jackknife
+from jaxkern.xpcs.fitting.jackknife import Jackknife, jackknife
 from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions, StreamingOptions
 from jaxkern.xpcs.fitting.parameters import FitLayout, Scaling
 from jaxkern.xpcs.fitting.passes import PassProgram, PassRunner
@@ -61,13 +61,11 @@ def fit(
       contrast0, offset0: start (a number or [n_phi]); None to estimate them from the data. They are
         not fitted with ``scaling="fixed"``.
       scaling: fit contrast and offset for each angle (``"individual"``), once for all angles
-        (``"constant"``), or not (``"fixed"``). ``"auto"`` is constant for three angles or more, as
-        in other software. If the contrasts of angles differ, constant scaling biases the physics by
-        more than their errors.
+        (``"constant"``), or not (``"fixed"``). ``"auto"`` is constant for three angles or more. If
+        the contrasts of angles differ, constant scaling biases the physics.
       bounds: None for the model's; a mapping name -> (lower, upper) that replaces some; or a pair
-        of arrays for all fitted parameters, or for the physics. The direction phi0 is not bounded
-        if its bounds span half a turn, as by default: the search starts in the best of four
-        directions, and the result is shifted into the bounds by half turns.
+        of arrays for all fitted parameters, or for the physics. Bounds of phi0 that span half a
+        turn do not restrict the search; the result is shifted into them by half turns.
       hold: names of physics parameters that are not fitted.
       keep: the used frames: a mask [n_t], or a slice.
       solver: `SolverOptions`: loss, tolerances, number of starts.
@@ -106,11 +104,10 @@ def fit(
         raise ValueError(f"hold: expected a sequence of names, such as [{hold!r}], got {hold!r}")
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a Model, such as LaminarFlow, got {type(model).__name__}")
-    if streaming.enable_checkpoints and jax.process_count() > 1:
+    n = jax.process_count()
+    if streaming.enable_checkpoints and n > 1:
         # Processes would resume from different states, and wait for each other for ever.
-        raise ValueError(
-            f"enable_checkpoints: expected a single process, got {jax.process_count()} processes"
-        )
+        raise ValueError(f"enable_checkpoints: expected a single process, got {n} processes")
     geometry = model.geometry
     shape = (geometry.n_phi, geometry.n_t, geometry.n_t)
     frames = sampling.resolve_frames(keep, geometry.n_t)
@@ -125,22 +122,18 @@ def fit(
         physics = parameters.physics_vector(p0, model.parameter_names, model.defaults)
         estimated = contrast0 is None, offset0 is None
         start = parameters.first_start(layout, physics, all_bounds, estimated)
-        program = PassProgram(model, solver.loss, all_mirrored, opened.sharding)
+        sharding = getattr(opened.source, "sharding", None)
+        program = PassProgram(model, solver.loss, all_mirrored, sharding)
         problem = FitProblem(
             model, opened, noise, layout, all_bounds, _free(layout, hold), mirrored, program,
-            solver, errors, streaming,
+            solver, errors,
         )  # fmt: skip
         runner = PassRunner(program, opened, noise, solver.f_scale, all_mirrored, bar.update)
         return _Starts(problem, runner, start, bar).run(begin)
 
 
 class _Starts:
-    """The starts of a fit, one after the other.
-
-    Attributes:
-      evaluations: of the starts so far.
-      solutions: of finished starts, by index; a drawn start may have none.
-    """
+    """The starts of a fit, one after the other."""
 
     def __init__(
         self, problem: FitProblem, runner: PassRunner, start: Array, progress: FitProgress
@@ -151,8 +144,8 @@ class _Starts:
         first, seed = best_direction(start, problem), int(problem.solver.seed)
         bounds, layout = problem.bounds, problem.layout
         self.starts = parameters.drawn_starts(first, bounds, layout, self.count, seed)
-        self.evaluations: list[Evaluation] = []
-        self.solutions: dict[int, Solution] = {}
+        self.evaluations: list[Evaluation] = []  # of the starts so far
+        self.solutions: dict[int, Solution] = {}  # of finished starts, by index
 
     def run(self, begin: float) -> FitResult:
         """Fit from all starts and return the best result; `begin` is the time of the call."""
@@ -173,14 +166,10 @@ class _Starts:
     def _solve(self, k: int, start: Array) -> Solution:
         """Run the solver from start k; and again from its best point after blocks turned bad."""
         problem, stored = self.problem, self.checkpoint.starts.get(k)
-        evaluation = Evaluation(
-            problem,
-            self.runner,
-            start if k == 0 else best_direction(start, problem),
-            self.progress,
-            functools.partial(self.checkpoint.save, k),
-            0 if stored is None else stored.nfev,
-        )
+        start = start if k == 0 else best_direction(start, problem)
+        save = functools.partial(self.checkpoint.save, k)
+        earlier = 0 if stored is None else stored.nfev
+        evaluation = Evaluation(problem, self.runner, start, self.progress, save, earlier)
         self.evaluations.append(evaluation)
         free, options, x = problem.free, problem.solver, evaluation.start
         lower, upper = (bound[free] for bound in problem.bounds.solver)
@@ -192,7 +181,7 @@ class _Starts:
         if not isinstance(x_scale, str):
             x_scale = np.broadcast_to(x_scale, free.shape)[free]
         settings = {name: getattr(options, name) for name in ("ftol", "xtol", "gtol")}
-        settings |= {"lower": lower, "upper": upper, "x_scale": x_scale}
+        settings |= {"bounds": (lower, upper), "x_scale": x_scale}
         while True:
             max_nfev = None if most is None else max(most - evaluation.earlier, 1)
             solution = solve(evaluation, x, max_nfev=max_nfev, **settings)
@@ -209,7 +198,7 @@ class _Starts:
         problem = self.problem
         costs = tuple(solutions[k].cost if k in solutions else np.inf for k in range(self.count))
         best = int(np.argmin(costs))
-        evaluation, solution, errors = self.evaluations[best], solutions[best], independent()
+        evaluation, solution, errors = self.evaluations[best], solutions[best], Jackknife()
         if problem.errors.method == "jackknife" and not interrupted:
             errors = jackknife(problem, evaluation, solution)
         return summarize(problem, evaluation, solution, errors, costs, begin, interrupted)

@@ -1,10 +1,9 @@
 """Standard errors from a jackknife that omits blocks of frames, in both times, or angles.
 
 With H = J^T J of all data, H_b without block b, and the block's share s_b of J^T r at the optimum,
-the first step of a refit without the block is -inv(H_b) s_b. Blocks contain different parts of the
-information on a parameter: a rate that falls as 1/t is determined by the first frames alone. The
-weighted jackknife (Wu, Ann. Stat. 14, 1261, 1986) multiplies each step by the root of the remaining
-part of the information; for blocks of equal information it is the usual jackknife:
+the first step of a refit without the block is -inv(H_b) s_b. The weighted jackknife (Wu, Ann. Stat.
+14, 1261, 1986) multiplies it by the root of the remaining part of the information, since blocks
+contain different parts; for blocks of equal information it is the usual jackknife:
 
     d_b = -G (G^T H_b G)^(-1/2) G^T s_b,  G G^T = inv(H),
     covariance = B / (B - 1) sum (d_b - mean)(d_b - mean)^T.
@@ -43,8 +42,9 @@ _LEAST_CURVATURE = 0.05
 class Jackknife:
     """Changes of the parameters when one block at a time is omitted."""
 
-    changes: Array | None  # of the fitted parameters [B, p]; None without a jackknife
-    method: str  # the kind and number of blocks, in words
+    # Of the fitted parameters [B, p]; None without a jackknife, for errors of independent noise.
+    changes: Array | None = None
+    method: str = "independent"  # the kind and number of blocks, in words
     passes: int = 0  # number of passes over the data
     # (J^T J)^-1 [p, p] of contrast and offset of each angle at fixed physics. It is added if
     # angles are omitted, because other angles have no information on these.
@@ -52,18 +52,13 @@ class Jackknife:
     notes: tuple[str, ...] = ()  # warnings for the result
 
 
-def independent(*notes: str) -> Jackknife:
-    """Return a result without a jackknife, for errors of independent noise."""
-    return Jackknife(None, "independent", notes=notes)
-
-
-def blocks_of_frames(frames: NDArray[np.bool_], n_phi: int) -> list[NDArray[np.bool_]]:
+def _blocks_of_frames(frames: NDArray[np.bool_], n_phi: int) -> list[NDArray[np.bool_]]:
     """Return the frames [n] of each block; an empty list to omit angles, or nothing."""
     used = np.flatnonzero(frames)
     count = min(BLOCKS, len(used) // LEAST_FRAMES)
-    if count < (BLOCKS if n_phi >= LEAST_BLOCKS else LEAST_BLOCKS):
-        return []
-    return [np.isin(np.arange(len(frames)), part) for part in np.array_split(used, count)]
+    enough = count >= (BLOCKS if n_phi >= LEAST_BLOCKS else LEAST_BLOCKS)
+    parts = np.array_split(used, count) if enough else []
+    return [np.isin(np.arange(len(frames)), part) for part in parts]
 
 
 def jackknife(problem: FitProblem, evaluation: Evaluation, solution: Solution) -> Jackknife:
@@ -72,7 +67,7 @@ def jackknife(problem: FitProblem, evaluation: Evaluation, solution: Solution) -
     robust = problem.solver.loss != "linear"
     used, sums = problem.data.frames, evaluation.sums(solution)
     n_phi = int((sums.count > 0).sum())  # without excluded angles
-    blocks, notes = blocks_of_frames(used, n_phi), []
+    blocks, notes = _blocks_of_frames(used, n_phi), []
     if blocks:
         frames = used.sum() / len(blocks)
         physics = layout.split(evaluation.full(x)).physics
@@ -87,11 +82,12 @@ def jackknife(problem: FitProblem, evaluation: Evaluation, solution: Solution) -
                 "of the jackknife: blocks share noise, and errors can be too small"
             )
     elif n_phi < LEAST_BLOCKS:
-        return independent(
+        note = (
             f"the jackknife needs {LEAST_BLOCKS * LEAST_FRAMES} frames or {LEAST_BLOCKS} angles, "
             f"got {int(used.sum())} frames and {n_phi} angles: the errors of independent noise are "
             "too small if it is correlated"
         )
+        return Jackknife(notes=(note,))
     free = evaluation.free
     excluded, n_reasons = set(bad.excluded), len(bad.reasons)
     shifts = _shifts(sums, problem, evaluation.full(x)) if robust else {}
@@ -108,10 +104,11 @@ def jackknife(problem: FitProblem, evaluation: Evaluation, solution: Solution) -
         reason = bad.reasons[n_reasons]
         bad.excluded &= excluded
         del bad.reasons[n_reasons:]
-        return independent(
+        note = (
             f"rows turned bad after the fit, in the passes for its errors ({reason}); the errors "
             "are therefore those of independent noise, too small if the noise is correlated"
         )
+        return Jackknife(notes=(note,))
     curved = _curvature(sums, results[len(blocks) :], shifts)
     if blocks:
         total, curvature = (evaluation.restrict(layout.join(part)) for part in (sums, curved))
@@ -122,7 +119,8 @@ def jackknife(problem: FitProblem, evaluation: Evaluation, solution: Solution) -
         changes, scale_covariance = _over_angles(sums, curved, layout, free)
         method = f"jackknife over {n_phi} angles"
     if changes is None:
-        return independent("sums of a part of the data are not finite: errors of independent noise")
+        note = "sums of a part of the data are not finite: errors of independent noise"
+        return Jackknife(notes=(note,))
     full = np.zeros((len(changes), len(free)))
     full[:, free] = changes
     return Jackknife(full, method, len(passes), scale_covariance, tuple(notes))
@@ -131,8 +129,7 @@ def jackknife(problem: FitProblem, evaluation: Evaluation, solution: Solution) -
 def _shifts(sums: AngleSums, problem: FitProblem, x: Array) -> dict[int, Array]:
     """Return small changes of x [p] for differences of the gradient, by parameter of an angle.
 
-    All contrasts change together, and all offsets, because the sums of an angle do not depend on
-    the contrast and offset of another angle.
+    All contrasts change together, and all offsets, because each affects the sums of one angle.
     """
     layout = problem.layout
     scales, index = layout.n_scales, np.arange(layout.size)
@@ -229,8 +226,7 @@ def combine_errors(
 ) -> tuple[Array, float]:
     """Return the covariance, and the mean over the physics of its diagonal in units of `by_sigma`.
 
-    `independent` [p, p] is the covariance of independent noise; for absolute sigma it is
-    `by_sigma`, which is `pairs` times (J^T J)^-1.
+    `independent` [p, p] and `by_sigma`, `pairs` (J^T J)^-1, are covariances of independent noise.
     """
     pcov = independent
     if jackknife.changes is not None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.memory import GIB, memory_limit
+from jaxkern.xpcs.model.checks import choice
 from jaxkern.xpcs.model.twin import LOSSES
 
 # Points of one chunk: 16 MB in float64, half of a typical shared cache.
@@ -53,7 +54,7 @@ class SolverOptions:
     allow_bounds: bool = False
 
     def __post_init__(self) -> None:
-        _check_choice("loss", self.loss, LOSSES)
+        choice(self.loss, "loss", LOSSES)
         if not self.f_scale > 0:
             raise ValueError(f"f_scale: expected a number > 0, got {self.f_scale!r}")
         check_integer("multistart", self.multistart, 1)
@@ -81,7 +82,7 @@ class ErrorOptions:
     weights: Any = None
 
     def __post_init__(self) -> None:
-        _check_choice("method", self.method, ("jackknife", "independent"))
+        choice(self.method, "method", ("jackknife", "independent"))
 
 
 class Strategy(StrEnum):
@@ -136,17 +137,12 @@ class StreamingOptions:
     def __post_init__(self) -> None:
         if self.strategy is not None:
             parse_strategy(self.strategy)
-        _check_choice("symmetric", self.symmetric, ("auto", True, False))
+        choice(self.symmetric, "symmetric", ("auto", True, False))
         if self.chunk_points is not None:
             check_integer("chunk_points", self.chunk_points, 1)
-        _check_choice("on_bad_chunk", self.on_bad_chunk, ("exclude", "raise"))
+        choice(self.on_bad_chunk, "on_bad_chunk", ("exclude", "raise"))
         check_integer("retries", self.retries, 0)
         check_integer("checkpoint_frequency", self.checkpoint_frequency, 1)
-
-
-def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def parse_strategy(name: str) -> Strategy:
@@ -213,9 +209,9 @@ def estimate_memory(
     """Estimate the memory of a fit, with and without a stored Jacobian.
 
     Args:
-      n_points: points of all angles together, counting both triangles.
-      n_parameters: fitted parameters, including contrast and offset.
+      n_points: points of all angles, counting both triangles.
       n_phi, itemsize: number of angles, and bytes of a point.
+      n_parameters: fitted parameters, including contrast and offset.
       in_memory: True if the data are already in memory.
       strategy: as in `StreamingOptions`; None for the one that `fit` would choose.
 

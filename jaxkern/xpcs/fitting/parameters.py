@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from jaxkern.xpcs.fitting.passes import AngleSums, PassPoint
 from jaxkern.xpcs.fitting.solver import NormalPoint
+from jaxkern.xpcs.model.checks import choice
 from jaxkern.xpcs.model.models import CONTRAST_BOUNDS, OFFSET_BOUNDS, Model
-from jaxkern.xpcs.model.normal import join_angles
+from jaxkern.xpcs.model.normal import SCALINGS, join_angles
 
 Array = NDArray[np.float64]
 
@@ -22,11 +23,9 @@ Scaling = Literal["individual", "constant", "auto", "fixed"]
 
 def resolve_scaling(scaling: str, n_phi: int) -> str:
     """Replace "auto" by "constant" for three angles or more, and by "individual" for fewer."""
-    if scaling == "auto":
-        return "constant" if n_phi >= 3 else "individual"
-    if scaling not in ("individual", "constant", "fixed"):
-        raise ValueError(f"scaling: expected individual, constant, auto or fixed, got {scaling!r}")
-    return scaling
+    choice(scaling, "scaling", (*SCALINGS, "auto"))
+    automatic = "constant" if n_phi >= 3 else "individual"
+    return automatic if scaling == "auto" else scaling
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class FitLayout:
         return PassPoint(physics, *pairs.copy())
 
     def of_angle(self, angle: int) -> tuple[list[int], slice]:
-        """Return an angle's indices in the vector, and the same part of its own parameters."""
+        """Return the indices of the parameters of an angle, and the fitted part of these."""
         scales = self.n_scales
         pair = [angle % scales, scales + angle % scales] if scales else []
         return [*pair, *range(2 * scales, self.size)], slice(0 if pair else 2, None)
@@ -187,10 +186,9 @@ def fit_bounds(bounds: Any, layout: FitLayout, model: Model) -> PeriodicBounds:
 def first_start(
     layout: FitLayout, physics: Array, bounds: PeriodicBounds, estimated: tuple[bool, bool]
 ) -> Array:
-    """Return the start of all fitted parameters, which must be within the bounds.
+    """Return the start of all fitted parameters, after a check that it is within the bounds.
 
-    `estimated` is True for contrast and for offset if they were estimated from the data; these are
-    moved inside their bounds.
+    Contrast or offset is moved inside its bounds if it was `estimated` from the data.
     """
     start, scales, (lower, upper) = layout.vector(physics), layout.n_scales, bounds.solver
     for k, is_estimated in enumerate(estimated):
@@ -212,8 +210,8 @@ def drawn_starts(
 ) -> list[Array]:
     """Return the start and count - 1 others, drawn within the bounds of the physics.
 
-    The distribution is uniform; uniform in the logarithm for positive bounds that span more than
-    two decades; and uniform around the start for a parameter without bounds.
+    The distribution is uniform: in the logarithm for positive bounds that span more than two
+    decades, and around the start for a parameter without bounds.
     """
     draw = np.random.default_rng(seed)
     starts = [start]

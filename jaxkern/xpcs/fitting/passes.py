@@ -1,7 +1,4 @@
-"""Passes over the data: compiled programs that run in one call, or in chunks that are read ahead.
-
-The programs do the work of order n_t and n_t^2; NumPy does that of the number of parameters.
-"""
+"""Passes over the data: compiled programs that run in one call, or in chunks read ahead."""
 
 from __future__ import annotations
 
@@ -98,8 +95,7 @@ def _has_cpu_kernel() -> bool:
 class PassProgram:
     """Compiles the programs of a model's pass for each layout of their operands, and runs them.
 
-    One program computes the tables, once a pass; another accumulates a chunk. For data sharded over
-    a mesh one program does both.
+    One computes the tables, another accumulates a chunk; that for sharded data does both.
     """
 
     def __init__(self, model: Model, loss: str, symmetric: bool, sharding: Any = None) -> None:
@@ -137,17 +133,14 @@ class PassProgram:
     def accumulate(self, tables: tuple[Any, Any, Any, Any], at: dict[str, Any]) -> Array:
         """Return the states [k, S] after a chunk, once the program has released its operands.
 
-        Args:
-          tables: of `tables`.
-          at: contrast and offset [n_phi], angle and first_row (int32), data [k, m, n],
-            quantization [2], sigma ([n_phi], or [k, m, n]), keep ([n], or [n_phi, n]), f_scale and
-            initial [k, S]; the chunk has the angles angle .. angle + k.
+        `at` has contrast and offset [n_phi], angle and first_row (int32), data [k, m, n] of the
+        angles angle .. angle + k, quantization [2], sigma ([n_phi], or [k, m, n]), keep ([n], or
+        [n_phi, n]), f_scale and initial [k, S].
         """
         program = self._program("chunk", self._chunk, _has_cpu_kernel(), tables, at)
         return np.asarray(program(tables, at))
 
     def accumulate_sharded(self, params: Array, at: dict[str, Any]) -> Array:
-        """Return the states [n_phi, S] of data sharded over the mesh."""
         operands = {**at, "params": params}
         return np.asarray(self._program("sharded", self._sharded, False, operands)(operands))
 
@@ -201,13 +194,10 @@ class PassRunner:
     """Runs and counts the passes of a fit.
 
     The data are passed to the kernel in one call as long as no rows have to be excluded, and in
-    chunks afterwards; a thread reads the next chunk while the kernel works on the current one.
-    Chunks that are in memory in the layout of the kernel need no reading and no thread. Rows that
-    hold NaN, or that cannot be read after some retries, are excluded in blocks, or raise
-    `BadDataError`, depending on the options of the data.
-
-    Data on devices have no chunks: NaN in their first pass raises `BadDataError`, and later means
-    that the model overflows.
+    chunks afterwards; a thread reads the next chunk during the current one, unless it is in memory
+    in the layout of the kernel. Rows that hold NaN, or that cannot be read after some retries, are
+    excluded in blocks, or raise `BadDataError`. Data on devices have no chunks: NaN in their first
+    pass raises `BadDataError`, and later means that the model overflows.
     """
 
     def __init__(
@@ -219,7 +209,7 @@ class PassRunner:
         mirrored: bool,  # True if the upper triangle suffices for all data
         on_chunk: Callable[[int, int], None],  # called with the number of finished and all chunks
     ) -> None:
-        self.bad = data.bad_blocks(noise.silent)  # passes add to them
+        self.bad = data.bad_blocks(noise)  # passes add to them
         self._program, self._streaming, self._f_scale = program, data.streaming, np.float64(f_scale)
         self._source, self._sigma, self._keep = data.source, noise.sigma, data.keep
         self._mirrored, self._on_chunk = mirrored, on_chunk
@@ -240,7 +230,6 @@ class PassRunner:
         self.peak_bytes = anonymous_bytes()  # largest measured anonymous memory of the process
 
     def measure_memory(self) -> None:
-        """Update `peak_bytes`."""
         self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
 
     def sums(self, point: PassPoint, omitted: NDArray[np.bool_] | None = None) -> AngleSums:
@@ -292,8 +281,7 @@ class PassRunner:
         assert self._chunks is not None
         if isinstance(self._sigma, np.ndarray):
             operands["sigma"] = self._sigma
-        # Copied to the device once a pass, not once a chunk.
-        shared = jax.device_put(operands)
+        shared = jax.device_put(operands)  # once a pass, not once a chunk
         tables = self._program.tables(point.physics)
 
         def call(chunk: Chunk, rows: Any, sigma: Any) -> Array:

@@ -6,11 +6,10 @@ decorrelates, but the residuals of a wrong model hardly change, since the lag is
 mean square bounds the size of noise, correlated noise included, for any model.
 
 The second check averages the residuals z in logarithmic bins of the lag, with Legendre polynomials
-in the age as weights. A misfit of a few percent is far below the noise of single points, and far
-above that of such an average c. Its standard error is estimated from the scatter between parts u of
-the data: blocks of frames t1 at one angle, in which the model decays. The fit has adjusted its
-parameters to the noise: with H = J^T J, s_u = the share of part u in J^T z, and J_c of the weighted
-Jacobian, part u changes the weighted sum of the residuals by
+in the age as weights. The standard error of such an average c is estimated from the scatter between
+parts u of the data: blocks of frames t1 at one angle, in which the model decays. The fit has
+adjusted its parameters to the noise: with H = J^T J, s_u = the share of part u in J^T z, and J_c of
+the weighted Jacobian, part u changes the weighted sum of the residuals by
 
     h[u, c] = (weighted sum of z over the points of u) - J_c H^-1 s_u.
 
@@ -60,8 +59,7 @@ _LOST = 100.0
 _CORRELATED = 10.0
 # Largest ratio of the noise to a variance that the user declared to be absolute.
 _ABSOLUTE = 1.5
-# False-alarm probability by the degree of the weight; divided by the number of bins of the lag
-# (Bonferroni).
+# False-alarm probability by the degree of the weight, divided by the number of bins (Bonferroni).
 _LEVELS = (2e-3, 5e-4, 5e-4)
 # Number of bins of the age; the weight is constant in each.
 _AGES = 12
@@ -319,8 +317,7 @@ def _misfit(
         texts.append(f"{lags}, {weights[degree]}: {value}")
     return (
         "the residuals averaged by lag and age are not noise, so the model does not describe the "
-        f"data: in standard errors, {'; '.join(texts)}. Plot the cuts along "
-        "the lag, and try other models or starts"
+        f"data: in standard errors, {'; '.join(texts)}. Plot cuts along the lag, try other models"
     )
 
 
@@ -333,7 +330,9 @@ def _averages(
     [degree of the weight, bins], and the edges of the bins of the lag in frames.
     """
     data, sigma, layout = problem.data, problem.noise.sigma, problem.layout
-    rows = _rows_to_read(data.shape, data.frames)
+    used = np.flatnonzero(data.frames)
+    count = min(len(used), max(_LEAST_ROWS, _POINTS // (data.shape[0] * data.shape[1])))
+    rows = used[np.linspace(0, len(used) - 1, count).round().astype(np.intp)]
     mask, first, second, cell, edges = _pairs(rows, data.frames)
     n_cells = _AGES * (len(edges) - 1)
     free = problem.free[-len(point.physics) :]
@@ -385,15 +384,6 @@ def _averages(
     h = np.concatenate(z_sums) - score @ inverse @ jacobian
     shared = int(free[2 * layout.n_scales :].sum()) + (2 if layout.scaling == "constant" else 0)
     return *_statistics(h, np.concatenate(counts), shared), edges
-
-
-def _rows_to_read(shape: tuple[int, int, int], frames: Mask) -> Indices:
-    """Return rows of used frames, evenly spread; all of them if they are few."""
-    n_phi, n, _ = shape
-    used = np.flatnonzero(frames)
-    count = min(len(used), max(_LEAST_ROWS, _POINTS // (n_phi * n)))
-    chosen: Indices = used[np.linspace(0, len(used) - 1, count).round().astype(np.intp)]
-    return chosen
 
 
 def _pairs(rows: Indices, frames: Mask) -> tuple[Mask, Indices, Indices, Indices, Indices]:

@@ -178,14 +178,8 @@ def save_result(
 ) -> tuple[Path, Path]:
     """Write ``results.json`` and ``results.npz`` into a directory, each atomically.
 
-    Args:
-      directory: created if missing.
-      result: of `fit`.
-      geometry: of the fitted model, for both files.
-      settings: the configuration, for the JSON file.
-
-    Returns:
-      The two paths.
+    The directory is created if missing. Both files contain the `geometry` of the model, the JSON
+    file also the `settings`, a configuration. Returns the two paths.
     """
     values = {item.name: getattr(result, item.name) for item in fields(result)}
     scalars = str, int, float, np.generic
@@ -369,7 +363,7 @@ def _unusable(problem: FitProblem, x: Array, pcov: Array, bounded: dict[int, str
         for k in undetermined(x, errors, problem.bounds, physics)
     ]
     if values:
-        reasons.append(f"the data do not determine {', '.join(values)}: hold some, or simplify")
+        reasons.append(f"the data do not determine {', '.join(values)}: hold some, or fit fewer")
     return reasons
 
 
@@ -399,9 +393,8 @@ def undetermined(
 ) -> list[int]:
     """Return the parameters with a standard error that is infinite or exceeds 100 times the value.
 
-    The error of a parameter whose bounds include zero may also be as large as their distance,
-    because a well-determined parameter near zero is often smaller than a hundredth of its error.
-    The error of an angle may be at most half of its period.
+    The error may also be as large as the distance of bounds that include zero, since a
+    well-determined parameter can be near zero, but at most half of the period of an angle.
     """
     signed = (bounds.lower < 0) & (bounds.upper > 0)
     width = np.where(signed, bounds.upper - bounds.lower, 0.0)

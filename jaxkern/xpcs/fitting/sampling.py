@@ -26,8 +26,7 @@ SIGMA_METHOD = (
 _SPARSE = 0.25
 # Such values are clipped at this multiple of their root mean square without the largest 0.1%.
 SPARSE_CUT = 64.0
-# Smallest estimate of sigma. It keeps sigma of noiseless data far above 1e-10, the threshold for a
-# weight of 0.
+# Smallest estimate of sigma, of noiseless data; far above 1e-10, the threshold for a weight of 0.
 SIGMA_FLOOR = 1e-6
 
 
@@ -41,10 +40,9 @@ class RowSample:
 
     @property
     def sparse(self) -> NDArray[np.bool_]:
-        """True for angles [n_phi] with many values of exactly 0.
+        """True for angles [n_phi] with many values of exactly 0: pairs without common counts.
 
-        At low count rates most pairs of frames have no counts in common. C is 0 for these pairs and
-        large for the others: the noise has a heavy tail, and medians are 0.
+        At low count rates the noise therefore has a heavy tail, and medians are 0.
         """
         used = self.used_points() & np.isfinite(self.values)
         zeros = (used & (self.values == 0)).sum((1, 2))
@@ -143,8 +141,7 @@ def _clipped_rms(e: Array) -> float:
 def estimate_contrast_offset(sample: RowSample) -> tuple[Array, Array]:
     """Estimate contrast [n_phi] and offset [n_phi] from medians over lags (means, if sparse).
 
-    The offset is the lowest of the medians of 16 ranges of lags. The contrast is the median of the
-    first two lags minus the offset.
+    The offset is the lowest median of 16 ranges of lags, contrast + offset that of the first two.
     """
     n_phi, _, n = sample.values.shape
     lag = np.abs(np.arange(n)[None, :] - sample.rows[:, None])
@@ -186,14 +183,6 @@ def format_frames(frames: Sequence[int], most: int = 10) -> str:
     return ", ".join(map(str, frames[:most])) + more
 
 
-def angles_without_signal(sample: RowSample) -> NDArray[np.bool_]:
-    """True for angles [n_phi] with the same number at every sampled point, such as 0."""
-    used = sample.used_points() & np.isfinite(sample.values)
-    lowest = np.min(sample.values, axis=(1, 2), where=used, initial=np.inf)
-    highest = np.max(sample.values, axis=(1, 2), where=used, initial=-np.inf)
-    return np.asarray(lowest == highest)
-
-
 def mirrored_angles(source: sources.Source) -> NDArray[np.bool_]:
     """True for angles [n_phi] whose matrix is bit-identical to its transpose."""
     n_phi, n, _ = source.shape
@@ -202,13 +191,11 @@ def mirrored_angles(source: sources.Source) -> NDArray[np.bool_]:
         return np.array(np.broadcast_to(known, n_phi), bool)
     result = np.zeros(n_phi, bool)
     for angle in range(n_phi):
-        try:
+        with contextlib.suppress(OSError):
             if isinstance(source, sources.StackSource) and source.in_memory:
                 result[angle] = _equals_transpose(source.read(angle, 0, n))
             else:
                 result[angle] = _mirrored_by_checksum(source, angle)
-        except OSError:
-            result[angle] = False
     return result
 
 
@@ -226,9 +213,8 @@ def _equals_transpose(matrix: NDArray[np.generic], tile: int = 128) -> bool:
 def _mirrored_by_checksum(source: sources.Source, angle: int, block_points: int = 2**20) -> bool:
     """Compare a matrix with its transpose in one pass over the rows, for data not in memory.
 
-    Compares sum a_i b_j h(C_ij) over i < j with sum a_j b_i h(C_ij) over i > j, modulo 2^64, with
-    a bijective hash h of the bit patterns and random odd numbers a and b. Triangles that differ
-    have equal sums with a probability of about 2^-60.
+    Compares sum a_i b_j h(C_ij) over i < j with sum a_j b_i h(C_ij) over i > j, modulo 2^64, with a
+    bijective hash h and random odd a and b; other triangles are equal with a probability of 2^-60.
     """
     n = source.shape[1]
     draw = np.random.default_rng(20261121 + angle)
@@ -255,10 +241,8 @@ class Noise:
 
     sigma: Array | sources.Source  # [n_phi], or a source of [n_phi, n, n]
     method: str  # the origin of sigma, in words
-    estimated: bool = False  # True if sigma was estimated from the data
-    # Angles without weight, because they hold the same number everywhere and have no noise to
-    # estimate; their sigma is 0.
-    silent: tuple[int, ...] = ()
+    # True if sigma was estimated from the data; 0 for angles with the same number everywhere.
+    estimated: bool = False
 
     @property
     def per_angle(self) -> Array | None:
@@ -272,10 +256,12 @@ def resolve_noise(
     if sigma is not None and weights is not None:
         raise ValueError("sigma and weights: expected one of them (1 / sigma^2), got both")
     if sigma is None and weights is None:
-        silent = angles_without_signal(sample)
+        used = sample.used_points() & np.isfinite(sample.values)
+        lowest = np.min(sample.values, axis=(1, 2), where=used, initial=np.inf)
+        highest = np.max(sample.values, axis=(1, 2), where=used, initial=-np.inf)
+        silent = lowest == highest
         estimate = np.where(silent, 0.0, estimate_sigma(sample))
-        indices = tuple(map(int, np.flatnonzero(silent)))
-        return Noise(estimate, f"estimated from the data, {SIGMA_METHOD}", True, indices)
+        return Noise(estimate, f"estimated from the data, {SIGMA_METHOD}", True)
     name, argument = ("sigma", sigma) if weights is None else ("weights", weights)
     is_array = not isinstance(argument, sources.Source | Path | str | Mapping)
     is_small = is_array and np.ndim(argument) <= 1

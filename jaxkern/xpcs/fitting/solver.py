@@ -100,17 +100,11 @@ class _Stop(Exception):
 
 
 def solve(
-    evaluate: Callable[[Array], NormalPoint | None],
-    x0: Array,
-    *,
-    lower: Any = -np.inf,
-    upper: Any = np.inf,
-    x_scale: Any = "jac",
-    **options: Any,
+    evaluate: Callable[[Array], NormalPoint | None], x0: Array, **options: Any
 ) -> Solution | None:
-    """Minimize cost / 2 from x0 [p] within bounds [p]; None if `evaluate` returns None to stop.
+    """Minimize cost / 2 from x0 [p]; None if `evaluate` returns None to stop.
 
-    `options` are ftol, xtol, gtol and max_nfev of `scipy.optimize.least_squares`. SciPy evaluates
+    `options` are those of `scipy.optimize.least_squares`, such as bounds and ftol. SciPy evaluates
     the residual at a trial point, and the Jacobian only at the last trial point, after accepting
     it. Hence one evaluation serves both, and the point of the last Jacobian is the solution.
     """
@@ -142,15 +136,14 @@ def solve(
         return compress(trial)[1]
 
     # The trust region moves a start at a bound inside, so the first point may differ from x0.
-    options |= {"bounds": (lower, upper), "method": "trf", "x_scale": x_scale}
+    options = {"method": "trf", "x_scale": "jac", **options}
     try:
         optimum: Any = least_squares(residual, np.array(x0, np.float64), jacobian, **options)
     except _Stop:
         return None
     assert accepted is not None
-    status, message = int(optimum.status), str(optimum.message)
-    x, cost = optimum.x, accepted.cost
-    return Solution(x, cost, status, message, len(costs), tuple(costs), accepted)
+    end = optimum.x, accepted.cost, int(optimum.status), str(optimum.message)
+    return Solution(*end, len(costs), tuple(costs), accepted)
 
 
 @dataclass(frozen=True)
@@ -185,9 +178,8 @@ def covariance(jtj: Array, *, active: NDArray[np.bool_] | None = None) -> Covari
     with np.errstate(invalid="ignore", divide="ignore"):
         spread = np.sqrt(np.diag(part))
         correlation = part / spread[:, None] / spread[None, :]
-    rows, columns = np.nonzero(np.triu(np.abs(correlation) > 0.999, 1))
     nearly = tuple(
         (int(free[a]), int(free[b]), float(correlation[a, b]))
-        for a, b in zip(rows, columns, strict=True)
+        for a, b in np.argwhere(np.triu(np.abs(correlation) > 0.999, 1))
     )
     return Covariance(inverse, tuple(tradeoffs), nearly)

@@ -395,11 +395,11 @@ class CustomModel(Model):
         columns_A: Sequence[int | str] | None = None,
         columns_X: Sequence[int | str] | None = None,
     ) -> None:
-        if isinstance(parameter_names, str):
-            raise ValueError(f"parameter_names: expected a list of names, got {parameter_names!r}")
         names, p = list(parameter_names), len(parameter_names)
-        if len(set(names)) != p:
-            raise ValueError(f"parameter_names: expected different names, got {names!r}")
+        if isinstance(parameter_names, str) or len(set(names)) != p:
+            raise ValueError(
+                f"parameter_names: expected a list of different names, got {parameter_names!r}"
+            )
 
         def column(name: str, value: Any, default: Any, *more: int) -> list[Any]:
             rows = np.broadcast_to(default, (p, *more)) if value is None else np.array(value)
@@ -441,14 +441,10 @@ class CustomModel(Model):
 
 
 def _indices(columns: Sequence[int | str], names: list[str], argument: str) -> list[int]:
-    indices = []
-    for column in columns:
-        if column in names:
-            indices.append(names.index(str(column)))
-        elif isinstance(column, int) and 0 <= column < len(names):
-            indices.append(column)
-        else:
-            raise ValueError(f"{argument}: expected names or indices of {names}, got {column!r}")
-    if len(set(indices)) != len(indices):
-        raise ValueError(f"{argument}: expected different parameters, got {list(columns)!r}")
-    return indices
+    indices = [names.index(c) if isinstance(c, str) and c in names else c for c in columns]
+    valid = [k for k in indices if isinstance(k, int) and 0 <= k < len(names)]
+    if len(set(valid)) != len(indices):
+        raise ValueError(
+            f"{argument}: expected different names or indices of {names}, got {list(columns)!r}"
+        )
+    return valid

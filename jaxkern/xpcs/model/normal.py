@@ -283,10 +283,9 @@ def normal_equations(
         raise ValueError(
             f'contrast, offset: expected one number each with scaling="constant", got {shapes}'
         )
-    scale = checks.check_f_scale(f_scale, jnp.result_type(float))
-    options = {"keep": keep, "loss": loss, "f_scale": scale, "quantization": quantization}
+    options = {"keep": keep, "loss": loss, "symmetric": symmetric, "quantization": quantization}
+    options["f_scale"] = checks.check_f_scale(f_scale, jnp.result_type(float))
     operands = params, contrast, offset, measured, deviations
-    options["symmetric"] = symmetric
     ne: NormalEquations = _normal_equations(model, scaling, *operands, **options)
     return ne
 

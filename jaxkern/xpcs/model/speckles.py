@@ -91,19 +91,18 @@ def simulate_frames(
     """
     check_integer("pixels", pixels, 1)
     check_integer("modes", modes, 1)
-    phi: ArrayLike | None = None
-    q: ArrayLike | None = None
+    axes: dict[str, Any] = {}
     if isinstance(dynamics, Model):
         geometry = dynamics.geometry
         n, bins = _from_array(_field_correlation(dynamics, params), None)
-        q, phi = np.full(geometry.n_phi, geometry.q), geometry.phi
+        axes = {"q": np.full(geometry.n_phi, geometry.q), "phi": geometry.phi}
         frame_time = geometry.dt if frame_time is None else frame_time
     else:
         if params is not None:
             raise ValueError("params: expected a model as dynamics, got an array; pass g1 alone")
         n, bins = _from_array(np.asarray(dynamics, np.float64), n_frames)
     if qmap is None:
-        qmap = QMap(np.repeat(np.arange(1, len(bins) + 1)[:, None], pixels, 1), q=q, phi=phi)
+        qmap = QMap(np.repeat(np.arange(1, len(bins) + 1)[:, None], pixels, 1), **axes)
     if qmap.n_dynamic != len(bins):
         raise ValueError(f"dynamics: expected {qmap.n_dynamic} bins of qmap, got {len(bins)}")
     if frame_time is not None:
@@ -267,9 +266,11 @@ def _from_covariance(g1: NDArray[Any]) -> Speckles:
             f"g1: expected a correlation function, got the negative eigenvalue {values[0]:.3g}"
         )
     mix, n = vectors * np.sqrt(np.clip(values, 0.0, None)), len(g1)
-    return _summed(
-        lambda draw, pixels: np.split(mix @ draw.standard_normal((n, 2 * pixels)), 2, 1), n
-    )
+
+    def field(draw: np.random.Generator, pixels: int) -> Any:
+        return np.split(mix @ draw.standard_normal((n, 2 * pixels)), 2, axis=1)
+
+    return _summed(field, n)
 
 
 def _entropy(seed: Any) -> list[int]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import jax
 import numpy as np
+
+import jaxkern as jk
 
 
 def arrays(records: int = 23, size: int = 6) -> dict[str, np.ndarray]:
@@ -42,3 +45,36 @@ def is_native(pipe: Any) -> bool:
 def column(batches: list[dict[str, Any]], field: str) -> np.ndarray:
     """Return one field of all batches, concatenated."""
     return np.concatenate([batch[field] for batch in batches])
+
+
+def outcomes(batches: Any) -> list[Any]:
+    """Return each batch, or its exception."""
+    iterator, found = iter(batches), []
+    while True:
+        try:
+            found.append(next(iterator))
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(error)
+
+
+def add_noise(element: Any, key: Any) -> Any:
+    """Add random bits to the label of a record."""
+    return element.update_data({"noise": jax.random.key_data(key) + element.data.get("label", 0)})
+
+
+#: draws for each record
+NOISE = jk.ElementOperator(jk.ElementOperatorConfig(stochastic=True), add_noise)
+
+
+def pipeline_threads() -> set[threading.Thread]:
+    """Return the worker threads of pipelines."""
+    return {t for t in threading.enumerate() if t.name.startswith("jaxkern-pipeline")}
+
+
+def wait_for_no_threads(but: set[threading.Thread]) -> None:
+    """Wait until no worker threads run, except some."""
+    for thread in pipeline_threads() - but:
+        thread.join(60)
+        assert not thread.is_alive()

@@ -33,7 +33,7 @@ from jaxkern.pipeline import (
     pack,
 )
 from jaxkern.pipeline.sources.packed.layout import open_packed
-from support.pipeline.batches import arrays
+from support.pipeline.batches import NOISE, arrays
 from support.pipeline.written import (
     encoded,
     savez,
@@ -286,6 +286,18 @@ def _filtered(folder: Path) -> Factory:
     return lambda **options: jk.from_source(fields(), **options) >> keep
 
 
+def _filtered_twice(folder: Path) -> Factory:
+    """Filters with other batch sizes between them, and in a branch that others share."""
+    del folder
+    second = Filter(lambda batch: batch["id"] % 3 != 1, batched=True)
+
+    def make(**options: Any) -> jk.Pipeline:
+        base = _filtered(Path())(**options) >> Rebatch(5) >> _double >> second >> Rebatch(4)
+        return base & base >> (lambda batch: {"twice": batch["label"] * 2}) & base >> NOISE
+
+    return make
+
+
 def _flat(folder: Path) -> Factory:
     """As many records of each one as its number has of ones in base 2."""
     del folder
@@ -353,6 +365,11 @@ CASES: dict[str, Case] = {
     ),
     "stream": Case(_stream, divides=False),
     "filter": Case(_filtered, ids=tuple(i for i in range(RECORDS) if i % 4 != 1)),
+    "filters": Case(
+        _filtered_twice,
+        ids=tuple(i for i in range(RECORDS) if i % 4 != 1 and i % 3 != 1),
+        divides=False,
+    ),
     "flat map": Case(
         _flat, ids=tuple(i for i in range(RECORDS) for _ in range(i.bit_count())), divides=False
     ),
@@ -448,6 +465,7 @@ CASES |= {
     "concatenated sources": Case(lambda folder: of_source(jk.concat(_parts()))),
     "zip": Case(_zipped()),
     "zip after functions": Case(_zipped(_double)),
+    "rebatched": Case(_followed_by(_double, Rebatch(2), Rebatch(4))),
     "repetition": Case(_followed_by(jk.pipeline.Repeat(2)), ids=tuple(range(RECORDS)) * 2),
     "repetition after functions": Case(
         _followed_by(_double, jk.pipeline.Repeat(2), _double), ids=tuple(range(RECORDS)) * 2

@@ -104,29 +104,19 @@ def delays(n, dpl=4):
 
 def pixel_sums(selected, dpl=4):
     """`PixelSums` of all pixels at all delays."""
-    n, pixels = selected.sums.shape
-    result = PixelSums([], [], [], [], [], [])
-    for delay, level, t in delays(n, dpl):
-        width = 2**level
-        s = [selected.sums[k * width : (k + 1) * width].sum(axis=0) for k in range(n // width)]
-        c = [sum(selected.good[k * width : (k + 1) * width]) for k in range(n // width)]
-        G, IP, IF = (np.zeros(pixels, selected.sums.dtype) for _ in range(3))
-        for k in range(n // width - t):
-            G = G + s[k] * s[k + t]
-            IP = IP + s[k] * c[k + t]
-            IF = IF + c[k] * s[k + t]
-        weights = [c[k] * c[k + t] for k in range(n // width - t)]
-        result.delay.append(delay)
-        result.G.append(G)
-        result.IP.append(IP)
-        result.IF.append(IF)
-        result.weight.append(sum(weights))
-        result.pairs.append(sum(w > 0 for w in weights))
-    for name in ("G", "IP", "IF"):
-        made = np.zeros((len(result.delay), pixels), selected.sums.dtype)
-        made[:] = getattr(result, name)
-        setattr(result, name, made)
-    return result
+    (n, pixels), known = selected.sums.shape, delays(len(selected.sums), dpl)
+    sums, weight, pairs = np.zeros((3, len(known), pixels), selected.sums.dtype), [], []
+    for i, (_, level, t) in enumerate(known):
+        m, width = n >> level, 1 << level
+        s = selected.sums[: m * width].reshape(m, width, pixels).sum(axis=1)
+        c = np.array(selected.good, object)[: m * width].reshape(m, width, 1).sum(axis=1)
+        early, late = slice(0, m - t), slice(t, m)
+        for k, (x, y) in enumerate(((s, s), (s, c), (c, s))):
+            sums[k, i] = (x[early] * y[late]).sum(axis=0)
+        weights = c[early] * c[late]
+        weight.append(weights.sum())
+        pairs.append(int((weights > 0).sum()))
+    return PixelSums([delay for delay, *_ in known], *sums, weight, pairs)
 
 
 def ratio(G, IP, IF, weight, pixels=1):

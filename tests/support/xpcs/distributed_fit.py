@@ -15,7 +15,7 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 import jax
 import numpy as np
 
-import jaxkern as jk
+from support.xpcs import fit_checks
 from support.xpcs import fit_problems as problems
 
 
@@ -29,9 +29,7 @@ def main() -> None:
         data = jax.make_array_from_callback(
             case.data.shape, sharding, lambda index: case.data[index]
         )
-    t = problems.DT * np.arange(64)
-    geometry = jk.xpcs.Geometry(problems.Q, problems.GAP, problems.DT, t, case.phi)
-    fitted = jk.xpcs.fit(jk.xpcs.LaminarFlow(geometry), data, p0=problems.START, progress=False)
+    fitted = fit_checks.fit(fit_checks.model_of(case), data, p0=problems.START)
     np.savez(result, popt=fitted.popt, pcov=fitted.pcov, local=len(data.addressable_shards))
 
 

@@ -31,11 +31,14 @@ class WatchedSource:
         return self._data[angle, first_row:stop_row]
 
 
-def model_of(case, kind=None):
-    n = case.data.shape[1]
+def flow(n, phi, kind=jk.xpcs.LaminarFlow):
+    """Return a model of n frames with the constants of the simulated problems."""
     t = problems.DT * np.arange(n)
-    geometry = jk.xpcs.Geometry(problems.Q, problems.GAP, problems.DT, t, case.phi)
-    return jk.xpcs.LaminarFlow(geometry) if kind is None else kind(geometry)
+    return kind(jk.xpcs.Geometry(problems.Q, problems.GAP, problems.DT, t, phi))
+
+
+def model_of(case):
+    return flow(case.data.shape[1], case.phi)
 
 
 def options(**values):

@@ -52,6 +52,10 @@ class Simulated:
     noise: float
     phi: np.ndarray
 
+    @property
+    def truth(self) -> np.ndarray:
+        return np.concatenate([self.contrast, self.offset, self.physics])
+
 
 def simulate(
     n: int = 40,
@@ -78,7 +82,7 @@ def simulate(
 
 def dense_fit(
     case: Simulated,
-    start: np.ndarray,
+    start: np.ndarray | None = None,
     *,
     sigma=1.0,
     bounds=(-np.inf, np.inf),
@@ -89,9 +93,11 @@ def dense_fit(
 ) -> OptimizeResult:
     """Fit [contrast.., offset.., physics..] to the points above the diagonal with SciPy.
 
-    `points` [n, n] chooses others; `shared` has one contrast and offset for all angles.
+    The default start is the truth. `points` [n, n] chooses others; `shared` has one contrast and
+    offset for all angles.
     """
     count, n, _ = case.data.shape
+    start = case.truth if start is None else start
     chosen = np.triu(np.ones((n, n), bool), 1) if points is None else points
     scales = 1 if shared else count
     sigma = np.broadcast_to(np.asarray(sigma, float), case.data.shape)[:, chosen]

@@ -20,7 +20,6 @@ import time
 from pathlib import Path
 
 import jax
-import numpy as np
 
 import jaxkern as jk
 from support.xpcs import fit_checks
@@ -31,23 +30,12 @@ KINDS = ("time", "inside the write", "before the rename", "after the rename")
 
 
 def fit(folder: Path | None, case: problems.Simulated) -> float:
-    t = problems.DT * np.arange(N)
-    geometry = jk.xpcs.Geometry(problems.Q, problems.GAP, problems.DT, t, case.phi)
-    streaming = jk.xpcs.StreamingOptions(
-        enable_checkpoints=folder is not None,
-        strategy="stream",
-        checkpoint_dir=folder or "unused",
-        chunk_points=32 * N,
-    )
-    result = jk.xpcs.fit(
-        jk.xpcs.Static(geometry),
-        # Slow reads, so that kills happen during passes.
-        fit_checks.WatchedSource(case.data, lambda *_: time.sleep(0.001)),
-        p0=problems.START[:3],
-        streaming=streaming,
-        progress=False,
-    )
-    return result.cost
+    options = {"p0": problems.START[:3], "strategy": "stream", "chunk_points": 32 * N}
+    if folder is not None:
+        options |= {"enable_checkpoints": True, "checkpoint_dir": folder}
+    # Slow reads, so that kills happen during passes.
+    source = fit_checks.WatchedSource(case.data, lambda *_: time.sleep(0.001))
+    return fit_checks.fit(fit_checks.flow(N, case.phi, jk.xpcs.Static), source, **options).cost
 
 
 def die() -> None:

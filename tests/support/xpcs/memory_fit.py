@@ -1,4 +1,4 @@
-"""A fit whose memory is sampled; test_fit_memory runs it as a program.
+"""A fit whose memory is sampled; test_fit_strategies runs it as a program.
 
     python memory_fit.py FILE STRATEGY
 
@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 import jaxkern as jk
+from support.xpcs import fit_checks
 from support.xpcs import fit_problems as problems
 
 
@@ -32,9 +33,6 @@ def main() -> None:
     path, strategy = sys.argv[1], sys.argv[2]
     data = np.load(path, mmap_mode="r" if strategy == "stream" else None)
     n_phi, n, _ = data.shape
-    geometry = jk.xpcs.Geometry(
-        problems.Q, problems.GAP, problems.DT, problems.DT * np.arange(n), problems.PHI[:n_phi]
-    )
     jax.block_until_ready(jax.numpy.zeros(1))  # the memory of the backend is not counted
     before, samples, running = anonymous(), [], [True]
 
@@ -46,7 +44,7 @@ def main() -> None:
     watcher = threading.Thread(target=watch)
     watcher.start()
     result = jk.xpcs.fit(
-        jk.xpcs.LaminarFlow(geometry),
+        fit_checks.flow(n, problems.PHI[:n_phi]),
         data,
         0.01,
         problems.START,
@@ -56,19 +54,9 @@ def main() -> None:
     )
     running[0] = False
     watcher.join()
-    print(
-        json.dumps(
-            {
-                "before": before,
-                "peak": result.peak_memory,
-                "samples": samples,
-                "strategy": result.strategy,
-                "compute": result.timings.compute,
-                "compile": result.timings.compile,
-                "nfev": result.nfev,
-            }
-        )
-    )
+    timings = {"compute": result.timings.compute, "compile": result.timings.compile}
+    report = {"before": before, "peak": result.peak_memory, "samples": samples, **timings}
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

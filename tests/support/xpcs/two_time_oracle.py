@@ -123,9 +123,9 @@ RHO = {  # SciPy's definitions of rho(z) and rho'(z)
 def dense_normal_equations(c2, jacobian, data, sigma, keep=None, loss="linear", f_scale=1.0):
     """Return jtj, jtr, chi2, cost and count of dense arrays.
 
-    c2, data and sigma are [n_phi, n, n], jacobian [n_phi, n, n, P] is dg2/dp.
+    c2, data and sigma (or a number) are [n_phi, n, n], jacobian [n_phi, n, n, P] is dg2/dp.
     """
-    n = c2.shape[-1]
+    n, sigma = c2.shape[-1], np.broadcast_to(sigma, c2.shape)
     counts = (sigma > 1e-10) & ~np.eye(n, dtype=bool)
     if keep is not None:
         keep = np.broadcast_to(keep, (c2.shape[0], n))

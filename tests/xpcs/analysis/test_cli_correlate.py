@@ -7,6 +7,7 @@ data that are overwritten, an error that is a traceback.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -126,24 +127,14 @@ def test_bins_without_two_time_are_those_of_g2(folder, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--bins", "5-1"], "--bins: expected numbers and ranges such as 1,5-9, got '5-1'"),
-        (["--bins", "99"], "bins from 1 to 5"),
-        (["--bad-frames", "1,x"], "got '1,x'"),
-        (["--twotime", "age-lag:3"], "got 'age-lag:3'"),
-        (["--intensity-cut", "3"], "LOW,HIGH"),
-        (["--begin", "50"], "begin, end"),
-        (["--end", "41"], "0 <= begin <= end <= 40"),
-        (["--frame-time", "-1"], "frame_time is -1"),
-        (["--metadata", "nowhere.hdf"], "nowhere.hdf"),
-        (["--qmap", "frames.npy"], "frames.npy"),
-        (["--parts", "30"], "60 (2 for each of 30 parts)"),
-        (["--average", "40"], "1 of the 40 frames"),
-        (["--frame-time", "0"], "frame_time"),
+        ("--begin 50", "begin, end"),
+        ("--end 41", "begin <= end <= 40"),
+        ("--parts 30", "60 (2 for each of 30 parts)"),
+        ("--average 40", "1 of the 40 frames"),
     ],
 )
-def test_errors_are_one_line(folder, tmp_path, monkeypatch, capsys, flags, words):
-    monkeypatch.chdir(folder)
-    assert run(folder, tmp_path / "r.hdf", *flags) == 2
+def test_errors_about_the_frames(folder, tmp_path, capsys, flags, words):
+    assert run(folder, tmp_path / "r.hdf", *flags.split()) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert words in error
@@ -153,19 +144,36 @@ def test_errors_are_one_line(folder, tmp_path, monkeypatch, capsys, flags, words
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--twotime", "--bins", "6"], "bins from 1 to 5"),
-        (["--twotime", "t1t2:0"], "n of form"),
-        (["--twotime", "t1t2:21", "--stride", "2"], "at most 20 cells"),
-        (["--output", "."], "--output"),
-        (["--plots", "frames.npy"], "frames.npy"),
-        (["--metadata", "qmap.h5", "--frame-time", "1"], "/entry"),
+        ("--bins 5-1", "--bins: expected numbers and ranges such as 1,5-9, got '5-1'"),
+        ("--bins 99", "bins: expected 1 to 5"),
+        ("--bad-frames 1,x", "got '1,x'"),
+        ("--twotime age-lag:3", "got 'age-lag:3'"),
+        ("--twotime --bins 6", "bins: expected 1 to 5"),
+        ("--twotime t1t2:0", "n of form"),
+        ("--twotime t1t2:21 --stride 2", "at most 20 cells"),
+        ("--intensity-cut 3", "LOW,HIGH"),
+        ("--intensity-cut 2,1", "intensity_cut's high is 1"),
+        ("--frame-time -1", "frame_time is -1"),
+        ("--frame-time 0", "frame_time"),
+        ("--dpl 0", "dpl is 0; expected an integer from 1 to 64"),
+        ("--average 0", "average is 0"),
+        ("--parts -1", "parts is -1"),
+        ("--begin 5 --end 1", "end is 1; expected an integer from 5"),
+        ("--metadata nowhere.hdf", "nowhere.hdf"),
+        ("--metadata qmap.h5 --frame-time 1", "/entry"),
+        ("--qmap frames.npy", "frames.npy"),
+        ("--output .", "--output"),
+        ("--plots frames.npy", "frames.npy"),
     ],
 )
 def test_errors_come_before_the_work(folder, tmp_path, monkeypatch, capsys, flags, words):
     monkeypatch.chdir(folder)
     monkeypatch.setattr("jaxkern.xpcs.analysis.correlate.multitau", None)
-    assert run(folder, tmp_path / "r.hdf", *flags) == 2
-    assert words in capsys.readouterr().err
+    assert run(folder, tmp_path / "r.hdf", *flags.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert words in error
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_fit_of_g2_alone_says_what_is_missing(folder, tmp_path, capsys):
@@ -221,23 +229,9 @@ def test_a_fit_of_the_results(tmp_path, capsys):
         geometry = xpcs.Geometry(q=qmap.q[b - 1], gap=None, dt=0.1, t=t, phi=[qmap.phi[b - 1]])
         model = xpcs.Static(geometry)
         c2.append(xpcs.simulate(model, [900.0, 0.0, 0.0], 0.3, 1.0, noise=0.01, seed=b)[0])
-    bins = np.array([3, 4, 5, 1])
-    from jaxkern.xpcs.correlators.results import TwoTimeResult
-
-    result = TwoTimeResult(
+    result = replace(
+        made.twotime(n=60, frame_time=0.1, bins=(3, 4, 5, 1)),
         c2=np.stack(c2),
-        g2=np.ones((60, 4)),
-        g2_parts=np.ones((5, 12, 4)),
-        bins=bins,
-        t1=np.arange(61.0),
-        t2=np.arange(61.0),
-        q=qmap.q[bins - 1],
-        phi=qmap.phi[bins - 1],
-        n_pixels=qmap.pixels_of_bin[bins - 1],
-        n_frames=60,
-        frame_time=0.1,
-        qmap=qmap,
-        overview=None,
         config={"form": "full", "stride": 2, "average": 5},
     )
     xpcs.write_results(tmp_path / "results.hdf", twotime=result)

@@ -37,6 +37,11 @@ def opened(path, **settings):
     return analysis.open_measurement(parse_config(tree))
 
 
+def fails(path, *facts, **settings):
+    with raises(ConfigError, *facts), opened(path, **settings):
+        pass
+
+
 def test_the_files_time_step_is_used(tmp_path):
     path = measured(tmp_path / "m.h5", dt=0.04)
     with opened(path) as measurement:
@@ -52,11 +57,7 @@ def test_the_files_time_step_is_used(tmp_path):
 def test_a_time_step_that_differs_is_refused_unless_it_is_meant(tmp_path):
     path = measured(tmp_path / "m.h5", dt=0.04)
     for dt in (0.04, 0.24 * (1 + 3e-6)):
-        with (
-            raises(ConfigError, "experiment.dt", "m.h5", "0.24 s"),
-            opened(path, experiment__dt=dt),
-        ):
-            pass
+        fails(path, "experiment.dt", "m.h5", "0.24 s", experiment__dt=dt)
     with opened(path, experiment__dt=0.04, experiment__dt_override=True) as measurement:
         assert measurement.model.geometry.dt == 0.04
         assert "dt 0.04 s (settings)" in measurement.describe()
@@ -65,31 +66,18 @@ def test_a_time_step_that_differs_is_refused_unless_it_is_meant(tmp_path):
 
 def test_a_time_step_that_nobody_says_is_refused(tmp_path):
     path = measured(tmp_path / "m.h5")
-    with raises(ConfigError, "m.h5", "experiment.dt"), opened(path):
-        pass
+    fails(path, "m.h5", "experiment.dt")
     with opened(path, experiment__dt=0.5) as measurement:
         assert "dt 0.5 s (settings)" in measurement.describe()
 
 
-def test_shear_needs_a_gap(tmp_path):
+def test_shear_needs_a_gap_and_times_are_not_negative(tmp_path):
     path = measured(tmp_path / "m.h5", dt=0.04)
-    with (
-        raises(ConfigError, "experiment.gap", "laminar_flow"),
-        opened(path, analysis__model="laminar_flow"),
-    ):
-        pass
+    fails(path, "experiment.gap", "laminar_flow", analysis__model="laminar_flow")
     with opened(path, analysis__model="laminar_flow", experiment__gap=1e6) as measurement:
         assert "gap 1e+06 Angstrom" in measurement.describe()
         assert measurement.model.geometry.gap == 1e6
-
-
-def test_negative_times_are_refused(tmp_path):
-    path = measured(tmp_path / "m.h5", dt=0.04)
-    with (
-        raises(ConfigError, "experiment.start_time", "-1"),
-        opened(path, experiment__start_time=-1.0),
-    ):
-        pass
+    fails(path, "experiment.start_time", "-1", experiment__start_time=-1.0)
 
 
 def test_a_ring_whose_q_varies(tmp_path):
@@ -109,10 +97,8 @@ def test_a_ring_whose_q_varies(tmp_path):
     chosen = {"enabled": True, "ranges": [[25, 65]]}
     with opened(path, data_files__q=0.0054, analysis__phi_filtering=chosen) as measurement:
         assert measurement.model.geometry.q == pytest.approx(ring[1:3].mean())
-    with raises(ConfigError, "m.h5", "data_files.q", "0.00513"), opened(path):
-        pass
-    with raises(ConfigError, "q_tolerance", "got 2"), opened(path, data_files__q_tolerance=2):
-        pass
+    fails(path, "m.h5", "data_files.q", "0.00513")
+    fails(path, "q_tolerance", "got 2", data_files__q_tolerance=2)
 
 
 def test_an_empty_cell_is_not_filled_from_the_next_ring(tmp_path):
@@ -125,11 +111,9 @@ def test_an_empty_cell_is_not_filled_from_the_next_ring(tmp_path):
         assert measurement.notes == (
             "1 angles of the file have no matrix of q 0.005 and are left out: phi 60",
         )
-
-
-def test_one_ring_needs_no_q(tmp_path):
+    # One ring needs no q.
     ring = [0.0054, 0.0056, 0.0052]
-    path = measured(tmp_path / "m.h5", layout="aps", q=ring, phi=[0.0, 30.0, 60.0], dt=1.0)
+    path = measured(tmp_path / "one.h5", layout="aps", q=ring, phi=[0.0, 30.0, 60.0], dt=1.0)
     with opened(path) as measurement:
         assert measurement.data.shape[0] == 3
         assert measurement.model.geometry.q == pytest.approx(0.0054)

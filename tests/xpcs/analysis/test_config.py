@@ -117,12 +117,9 @@ def test_aliases_that_nest_without_end_are_shown_in_short(tmp_path):
     assert len(str(caught.value)) < 300
 
 
-def test_no_file(tmp_path):
+def test_an_empty_file_is_the_defaults(tmp_path):
     with pytest.raises(FileNotFoundError, match="none"):
         cf.load_config(tmp_path / "none.yaml")
-
-
-def test_an_empty_file_is_the_defaults(tmp_path):
     assert _load(tmp_path, "") == cf.Config()
     assert _load(tmp_path, "# nothing") == cf.Config()
 

@@ -1,12 +1,15 @@
 """`xpcs correlate` of several files, and `correlate_files`, one after the other in this process.
 
-Would catch: results that differ from those of single runs, a failure that stops the other files or
-is not reported, incomplete files, wrong numbers in the table.
+Would catch results that differ from those of single runs, a failure that stops the other files,
+incomplete files, wrong numbers in the table, finished files that are computed again, stale results,
+an option or a linked file that is ignored, and a foreign file that is replaced.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 
 import h5py
@@ -27,7 +30,7 @@ from jaxkern import xpcs
 from jaxkern.cli import main
 from jaxkern.xpcs.analysis import many
 from jaxkern.xpcs.files import results_writer
-from jaxkern.xpcs.files.provenance import NAME
+from jaxkern.xpcs.files.provenance import NAME, read_provenance
 
 
 @pytest.fixture
@@ -97,16 +100,14 @@ def test_what_failed_is_tried_again_behind_the_others(data, monkeypatch):
     found = xpcs.correlate_files(paths(data), data / "qmap.h5", data / "new")
     assert seen == [*NAMES, "run2"]
     assert (found.count("done"), found.errors) == (3, {})
-    seen = called(monkeypatch, fails=["run2", "run2"])
-    found = xpcs.correlate_files(paths(data), data / "qmap.h5", data / "other", retries=1)
-    assert seen == [*NAMES, "run2"]
-    assert found.errors == {data / "run2.npy": "the disk is away"}
-    assert found.table[0]["error"] == "the disk is away"
-    assert "1 failed" in repr(found)
-    assert "the disk is away" in repr(found)
-    seen = called(monkeypatch, fails=["run10"])
-    found = xpcs.correlate_files(paths(data), data / "qmap.h5", data / "third", retries=0)
-    assert (seen, found.count("failed")) == ([*NAMES], 1)
+    for fails, retries, calls in ((["run2"] * 2, 1, [*NAMES, "run2"]), (["run2"], 0, [*NAMES])):
+        seen = called(monkeypatch, fails)
+        folder = data / f"retries{retries}"
+        found = xpcs.correlate_files(paths(data), data / "qmap.h5", folder, retries=retries)
+        assert seen == calls
+        assert found.errors == {data / "run2.npy": "the disk is away"}
+        assert found.table[0]["error"] == "the disk is away"
+        assert "1 failed" in repr(found)
 
 
 def test_ctrl_c_leaves_whole_files(data, capsys, monkeypatch):
@@ -154,18 +155,12 @@ def test_a_folder_is_its_files_in_order(data, capsys):
         (["--engine", "dask", "--workers", "0"], "workers is 0"),
         (["--engine", "dask", "--scheduler", "none.json"], "'none.json'"),
         (["--table", "t.txt"], "t.txt"),
-        (["--bins", "99"], "bins from 1 to 5"),
         (["--metadata", "data/qmap.h5"], "/entry"),
         (["--qmap", "data/run2.npy"], "run2.npy"),
         (["--qmap", "data/none.h5"], "none.h5"),
         (["--output", "data/run2.npy"], "run2.npy"),
         (["--plots", "data/run2.npy"], "plots: expected a folder"),
         (["--dpl", "0"], "dpl is 0; expected an integer from 1 to 64"),
-        (["--average", "0"], "average is 0"),
-        (["--parts", "-1"], "parts is -1"),
-        (["--begin", "5", "--end", "1"], "end is 1; expected an integer from 5"),
-        (["--frame-time", "0"], "frame_time"),
-        (["--intensity-cut", "2,1"], "intensity_cut's high is 1"),
         (["data/run3.npy"], "data/run3.npy"),
         (["other/run2.npy"], "would both be"),
         (["results"], "folder"),
@@ -260,3 +255,158 @@ def test_bins_without_light_have_no_numbers_but_a_row(data):
     )
     assert [row["g2"] for row in everything.table] == [None] * 5
     everything.write(data / "table.csv")
+
+
+def test_a_file_without_its_plots_is_not_finished(data, monkeypatch):
+    """Plots that were not asked for at first, that failed, or that a kill left out."""
+    files, plots = data / "run2.npy", data / "plots"
+    how = {"qmap": made.qmap(), "folder": data / "new", "retries": 1}
+    fails = ["run2.npy"] * 3
+
+    def draw(folder, *_, title, **__):
+        if title in fails:
+            fails.remove(title)
+            raise OSError("the disk is full")
+        folder.mkdir(parents=True)
+        (folder / "detector.png").touch()
+        return []
+
+    monkeypatch.setattr("jaxkern.xpcs.analysis.correlate.plot_correlations", draw)
+    assert xpcs.correlate_files(files, **how).count("done") == 1
+    found = xpcs.correlate_files(files, **how, plots=plots)
+    assert found.errors == {files: "the disk is full"}
+    (found,) = xpcs.correlate_files(files, **how, plots=plots).outcomes
+    assert (found.status, found.rerun_reason) == ("done", "it has no plots")
+    assert xpcs.correlate_files(files, **how, plots=plots).count("skipped") == 1
+    # Plots of earlier results do not count.
+    fails += ["run2.npy"] * 2
+    assert xpcs.correlate_files(files, **how, plots=plots, average=2).count("failed") == 1
+    assert listed(plots / "run2") == []
+
+
+def test_a_second_start_does_nothing_and_says_so(data, capsys, monkeypatch):
+    correlate(data, "--bins", "2,3")
+    results = data.parent / "results"
+    before = {name: (results / name).stat().st_mtime_ns for name in listed(results)}
+    first = table_of(results / "results.csv")
+    monkeypatch.setattr(many, "correlate_file", None)
+    assert correlate(data, "--bins", "2-3", quiet=False) == 0
+    said = capsys.readouterr().out
+    for name in NAMES:
+        assert f"{data / name}.npy: {results / name}.hdf is finished, skipped" in said
+        assert (results / f"{name}.hdf").stat().st_mtime_ns == before[f"{name}.hdf"]
+    second = table_of(results / "results.csv")
+    assert {row.pop("status") for row in first} == {"done"}
+    assert {row.pop("status") for row in second} == {"skipped"}
+    assert first == second
+    assert len(first) == 6
+
+
+def test_what_has_changed_is_done_again(data, capsys, monkeypatch):
+    correlate(data)
+    seen = called(monkeypatch)
+    np.save(data / "run10.npy", made.frames(41, 1))
+    assert correlate(data, quiet=False) == 0
+    assert seen == ["run10"]
+    said = capsys.readouterr().out
+    assert "run10.hdf (rerun: file (stored run10.npy, 2,048 bytes of 20" in said
+    assert not re.search("[0-9]{12}", said)  # no time in nanoseconds
+    os.utime(data / "run11.npy", (1, 1))
+    correlate(data)
+    assert seen == ["run10", "run11"]
+
+    def all_again(*flags):
+        """Correlate all files again, and return what the command prints."""
+        seen.clear()
+        assert correlate(data, *flags, quiet=False) == 0
+        assert seen == list(NAMES)
+        return capsys.readouterr().out
+
+    assert "(rerun: average (stored 1, now 2))" in all_again("--average", "2")
+    all_again("--average", "2", "--force")
+    (data / "qmap.h5").unlink()
+    xpcs.QMap(*made.maps()).write(data / "qmap.h5")
+    assert "(rerun: qmap (stored " in all_again("--average", "2")
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"dpl": 3},
+        {"normalize": True},
+        {"bad_frames": range(22)},
+        {"begin": 1},
+        {"end": 39},
+        {"stride": 2},
+        {"intensity_cut": (None, 9.0)},
+        {"bins": np.array([2])},
+        {"parts": 2},
+        {"twotime": "full"},
+        {"twotime": ("t1t2", 4)},
+        {"frame_time": 0.5},
+    ],
+    ids=str,
+)
+def test_every_choice_counts(data, choice):
+    """Another one is done again; the same one, of other types too, is not."""
+    files, results = data / "run2.npy", data.parent / "results"
+    how = {"qmap": made.qmap(), "folder": results}
+    xpcs.correlate_files(files, **how)
+    (rerun,) = xpcs.correlate_files(files, **how, **choice).outcomes
+    assert rerun.status == "done"
+    assert rerun.rerun_reason.startswith(f"{next(iter(choice))} (stored ")
+    same = {
+        name: list(value) if isinstance(value, range | np.ndarray) else value
+        for name, value in choice.items()
+    }
+    assert xpcs.correlate_files(files, **how, **same).count("skipped") == 1
+
+
+def test_a_map_without_labels_has_one_table(data):
+    """The same one when results are made and when they are found."""
+    how = {"qmap": made.qmap(labelled=False), "folder": data.parent / "results"}
+    tables = [xpcs.correlate_files(data / "run2.npy", **how).table for _ in range(2)]
+    assert [[row.pop("status") for row in table] for table in tables] == [
+        ["done"] * 5,
+        ["skipped"] * 5,
+    ]
+    assert tables[0] == tables[1]
+
+
+def test_files_behind_links_count(tmp_path, data):
+    counts = made.frames(40)
+    with h5py.File(tmp_path / "part.h5", "w") as file:
+        file["frames"] = counts
+    with h5py.File(tmp_path / "master.h5", "w") as file:
+        file["entry/data/data_000001"] = h5py.ExternalLink("part.h5", "frames")
+    how = {"qmap": data / "qmap.h5", "folder": tmp_path / "results"}
+    xpcs.correlate_files(tmp_path / "master.h5", **how)
+    said = read_provenance(tmp_path / "results" / "master.hdf")
+    assert list(said["linked"]) == ["part.h5"]
+    (skipped,) = xpcs.correlate_files(tmp_path / "master.h5", **how).outcomes
+    assert (skipped.status, skipped.rerun_reason) == ("skipped", "")
+    os.utime(tmp_path / "part.h5", (1, 1))
+    (rerun,) = xpcs.correlate_files(tmp_path / "master.h5", **how).outcomes
+    assert rerun.rerun_reason.startswith("linked (stored part.h5, ")
+    assert "now part.h5, 3,968 bytes of 19" in rerun.rerun_reason
+
+
+def test_damaged_results_are_made_again(data):
+    how = {"qmap": made.qmap(), "folder": data.parent / "results"}
+    xpcs.correlate_files(data / "run2.npy", **how)
+    with h5py.File(data.parent / "results" / "run2.hdf", "a") as file:
+        del file["xpcs/multitau/delay_list"]
+    (rerun,) = xpcs.correlate_files(data / "run2.npy", **how).outcomes
+    assert (rerun.status, "delay_list" in rerun.rerun_reason) == ("done", True)
+
+
+def test_what_others_wrote_stays(data, capsys):
+    results = data.parent / "results"
+    results.mkdir()
+    (results / "run10.hdf").write_text("mine")
+    assert correlate(data) == 2
+    assert "run10.hdf exists and has no provenance" in capsys.readouterr().err
+    assert listed(results) == ["run10.hdf"]
+    assert (results / "run10.hdf").read_text() == "mine"
+    assert correlate(data, "--force") == 0
+    assert listed(results) == ["results.csv", "run10.hdf", "run11.hdf", "run2.hdf"]

@@ -6,10 +6,6 @@ bands, and a saved g2 that differs from the fitted one.
 
 from __future__ import annotations
 
-import json
-
-import h5py
-import jax
 import numpy as np
 import pytest
 
@@ -195,27 +191,3 @@ def test_what_the_fit_left_out_is_not_drawn(tmp_path, monkeypatch, capsys):
             counts[7] = counts[:, 7] = False
         assert np.array_equal(np.isfinite(view.data), counts)
     assert all(view.residual_counts.sum() == 0 for view in drawn if view.phi == 60)
-
-
-def test_the_fitted_g2_is_saved(tmp_path, capsys):
-    settings = tmp_path / "c.yaml"
-    settings.write_text(
-        "data_files: {file: s.h5}\nexperiment: {dt: 0.1}\nanalysis: {model: static}\n"
-        "simulation: {frames: 40, phi: [0.0, 30.0], noise: 0.01}\noutput: {fitted_c2: true}\n"
-    )
-    output = str(tmp_path / "results")
-    given = ["--config", str(settings), "--output-dir", output]
-    assert main(["xpcs", "simulate", *given]) == 0
-    assert main(["xpcs", "fit", "--no-plots", *given]) == 0
-    arrays = np.load(tmp_path / "results" / "results.npz")
-    with xpcs.ApsFile(tmp_path / "results" / "fitted.h5") as file:
-        saved = np.stack([file.read(angle, 0, 40) for angle in range(2)])
-    t = 0.1 * np.arange(40)
-    model = xpcs.Static(xpcs.Geometry(q=0.0054, gap=None, dt=0.1, t=t, phi=[0.0, 30.0]))
-    with jax.enable_x64(True):
-        expected = xpcs.g2(model, arrays["physics"], arrays["contrast"], arrays["offset"])
-    np.testing.assert_allclose(saved, expected, rtol=1e-6)
-    assert "fitted.h5" in capsys.readouterr().out
-    assert json.loads((tmp_path / "results" / "results.json").read_text())["success"]
-    with h5py.File(tmp_path / "results" / "fitted.h5") as file:
-        assert len(file["xpcs/twotime/correlation_map"]) == 2

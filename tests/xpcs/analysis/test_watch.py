@@ -23,17 +23,24 @@ from jaxkern.xpcs.detectors.frames import DetectorFileError
 
 
 def watched(folder, *more):
+    (folder / "qmap.h5").unlink(missing_ok=True)
     made.qmap().write(folder / "qmap.h5")
     given = ["--qmap", str(folder / "qmap.h5"), "--output", str(folder / "results.hdf")]
     return ["xpcs", "watch", str(folder), *given, "--every", "0", *more]
 
 
-def writer(folder, parts, wait=0.1):
+def wait_for_results(folder):
+    end = time.monotonic() + 30
+    while not (folder / "results.hdf").exists() and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def writer(folder, parts, wait=lambda: time.sleep(0.1)):
     """A thread that saves frames as a detector does: under another name first."""
 
     def write():
-        for number, part in enumerate(parts):
-            time.sleep(wait)
+        for number, part in enumerate(parts, 2):
+            wait()
             np.save(folder / ".half.npy", part)
             (folder / ".half.npy").rename(folder / f"run_{number}.npy")
 
@@ -81,13 +88,11 @@ def test_watch_leaves_frames_out_at_the_end(tmp_path, capsys):
 
 def test_ctrl_c_writes_what_there_is(tmp_path, capsys):
     counts = made.frames(20)
-    thread = writer(tmp_path, [counts], 0.0)
+    thread = writer(tmp_path, [counts], lambda: None)
     main_thread = threading.main_thread().ident
 
     def interrupt():
-        end = time.monotonic() + 30
-        while not (tmp_path / "results.hdf").exists() and time.monotonic() < end:
-            time.sleep(0.02)
+        wait_for_results(tmp_path)
         signal.pthread_kill(main_thread, signal.SIGINT)
 
     stopper = threading.Thread(target=interrupt, daemon=True)
@@ -110,15 +115,7 @@ def test_watch_refits(tmp_path, capsys):
     counts = made.frames(40)
     np.save(tmp_path / "run_1.npy", counts[:10])
 
-    def write():
-        end = time.monotonic() + 30
-        while not (tmp_path / "results.hdf").exists() and time.monotonic() < end:
-            time.sleep(0.02)
-        np.save(tmp_path / ".half.npy", counts[10:])
-        (tmp_path / ".half.npy").rename(tmp_path / "run_2.npy")
-
-    thread = threading.Thread(target=write)
-    thread.start()
+    thread = writer(tmp_path, [counts[10:]], lambda: wait_for_results(tmp_path))
     (tmp_path / "fit.yaml").write_text(
         "data_files: {file: elsewhere.h5, q: 0.006}\n"
         "analysis: {model: static, frames: {end: 40}}\n"
@@ -140,13 +137,11 @@ def test_watch_ends_and_tells_what_is_wrong(tmp_path, capsys):
     assert "got no frames" in capsys.readouterr().err
     assert not (tmp_path / "results.hdf").exists()
     np.save(tmp_path / "run_1.npy", made.frames(12))
-    (tmp_path / "qmap.h5").unlink()
     assert main(watched(tmp_path, "--idle", "0.1", "--begin", "11")) == 2
     error = capsys.readouterr().err
     assert "got 12" in error
     assert "--begin, --stride and --average" in error
     (tmp_path / "run_2.npy").write_bytes(b"\x93NUMPY, and no more")
-    (tmp_path / "qmap.h5").unlink()
     assert main(watched(tmp_path, "--idle", "0.1")) == 2
     assert "run_2.npy" in capsys.readouterr().err
     # What could be read is there all the same.

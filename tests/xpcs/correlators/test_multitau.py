@@ -189,14 +189,6 @@ def test_g2_does_not_depend_on_memory_or_source(backend, monkeypatch, dtype, use
         np.testing.assert_allclose(result.overview.mean_image, image, rtol=1e-14)
 
 
-def test_tiles_without_native_kernels(monkeypatch):
-    monkeypatch.setattr(multitau_sums, "_TILE", 3)
-    frames = photons(50)
-    with jk.backend("jax"):
-        result = jk.xpcs.multitau(frames, jk.xpcs.QMap(DYNAMIC, STATIC))
-    check_g2(result, oracle.multitau(frames, DYNAMIC, STATIC))
-
-
 def test_sums_are_conserved():
     """Raw counts of the frames, the pixels and the bins are those of the overview and of g2."""
     frames = photons(64, "u2")

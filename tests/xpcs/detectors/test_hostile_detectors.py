@@ -34,12 +34,6 @@ def event_bytes(suffix):
     return buffer.getvalue()
 
 
-def npy_bytes():
-    buffer = io.BytesIO()
-    np.save(buffer, FRAMES)
-    return buffer.getvalue()
-
-
 def hdf5_bytes():
     buffer = io.BytesIO()
     with h5py.File(buffer, "w") as file:
@@ -48,12 +42,14 @@ def hdf5_bytes():
     return buffer.getvalue()
 
 
+NPY = io.BytesIO()
+np.save(NPY, FRAMES)
 FORMATS = {
     "rigaku.bin": (rigaku_bytes(FRAMES), 700),
     "sparse.imm": (imm_bytes(FRAMES, True), 700),
     "dense.imm": (imm_bytes(FRAMES, False), 500),
     "events.npz": (event_bytes(".npz"), 500),
-    "frames.npy": (npy_bytes(), 500),
+    "frames.npy": (NPY.getvalue(), 500),
     "frames.h5": (hdf5_bytes(), 300),
     "events.h5": (event_bytes(".h5"), 200),
 }

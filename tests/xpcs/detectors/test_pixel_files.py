@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.xpcs import correlation_results as made
-from support.xpcs.detector_files import imm_bytes, rigaku_bytes
+from support.xpcs.correlator_frames import events_of
+from support.xpcs.detector_files import imm_bytes, rigaku_bytes, write_arrays
 
 from jaxkern import xpcs
 from jaxkern.cli import main
@@ -48,9 +49,12 @@ def folder(tmp_path):
     return tmp_path
 
 
-def correlate(folder, *more, frames="run1.npy", output="r.hdf"):
-    given = ["--qmap", str(folder / "qmap.h5"), "--output", str(folder / output), "--quiet"]
-    return main(["xpcs", "correlate", str(folder / frames), *given, *more])
+def flags(folder, output="r.hdf", qmap="qmap.h5"):
+    return ["--qmap", str(folder / qmap), "--output", str(folder / output), "--quiet"]
+
+
+def correlate(folder, *more):
+    return main(["xpcs", "correlate", str(folder / "run1.npy"), *flags(folder), *more])
 
 
 # Hot pixels on the command line -----------------------------------------------------------------
@@ -81,10 +85,9 @@ def test_a_hot_pixel_is_told_by_default_and_masked_on_request(folder, capsys):
 
 def test_many_files_tell_their_hot_pixels(folder, capsys):
     np.save(folder / "run2.npy", np.where(hot_frames() == 99, 1, hot_frames()).astype(np.uint8))
-    flags = ["--qmap", str(folder / "qmap.h5"), "--output", str(folder / "out"), "--quiet"]
     files = [str(folder / name) for name in ("run1.npy", "run2.npy")]
     for _ in range(2):  # the second time they are skipped
-        assert main(["xpcs", "correlate", *files, *flags]) == 0
+        assert main(["xpcs", "correlate", *files, *flags(folder, "out")]) == 0
         (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("warning")]
         assert "run1.npy: 1 pixel differs" in line
         assert f"row {HOT[0]}, column {HOT[1]}" in line
@@ -98,9 +101,8 @@ def test_many_files_tell_their_hot_pixels(folder, capsys):
 
 @pytest.mark.parametrize("hot_pixels", ["report", "mask"])
 def test_watch(folder, capsys, hot_pixels):
-    given = ["--qmap", str(folder / "qmap.h5"), "--output", str(folder / "r.hdf"), "--quiet"]
-    flags = ["--pattern", "run*", "--idle", "0.2", "--hot-pixels", hot_pixels]
-    assert main(["xpcs", "watch", str(folder), *given, *flags]) == 0
+    more = ["--pattern", "run*", "--idle", "0.2", "--hot-pixels", hot_pixels]
+    assert main(["xpcs", "watch", str(folder), *flags(folder), *more]) == 0
     assert f"warning: 1 pixel differs from the other pixels of their static bins: row {HOT[0]}, " \
         f"column {HOT[1]} (" in capsys.readouterr().err  # fmt: skip
     left = xpcs.read_results(folder / "r.hdf").multitau.qmap.n_pixels
@@ -163,16 +165,16 @@ def test_masks_that_are_refused(folder, capsys):
         ("line.npy", "line.npy: expected numbers [H, W]"),
         ("text.tif", "text.tif cannot be read as a TIFF file"),
         ("gone.npy", "file not found"),
-        ("run.txt", "expected a mask in a file that ends in .npy"),
-        ("two.h5", "two.h5: expected a data set 'mask', or one data set of two axes"),
+        ("run.txt", "expected a file that ends in .npy"),
+        ("two.h5", "two.h5: expected data set 'mask' or one of two axes"),
         ("inverted.npy", "inverted.npy: the mask is 0 in all 2,400 pixels"),
     ):
         (folder / "run.txt").write_text("")
         assert correlate(folder, "--mask", str(folder / name)) == 2
         assert words in capsys.readouterr().err
         assert not (folder / "r.hdf").exists()
-    given = ["--qmap", str(folder / "none.h5"), "--output", str(folder / "r.hdf"), "--quiet"]
-    assert main(["xpcs", "correlate", str(folder / "run1.npy"), *given]) == 2
+    command = ["xpcs", "correlate", str(folder / "run1.npy"), *flags(folder, qmap="none.h5")]
+    assert main(command) == 2
     assert "no pixels" in capsys.readouterr().err
 
 
@@ -200,15 +202,14 @@ def test_sentinels_in_every_container(tmp_path, dtype, sentinel, container):
     counts[3, 4, 1] = min(abs(sentinel), 127) if sentinel == sentinel else 9  # of one frame
     path = tmp_path / f"run.{container}"
     if container == "h5":
-        with h5py.File(path, "w") as file:
-            file["entry/data/data"] = counts
+        write_arrays(path, ".h5", {"entry/data/data": counts})
     elif container == "npy":
         np.save(path, counts)
     elif np.dtype(dtype).kind != "u" or sentinel > 2**32 - 1:
         return
     else:
-        frame, pixel = np.nonzero(counts.reshape(30, -1))
-        np.savez(path, frame=frame, pixel=pixel, count=counts[counts > 0], shape=counts.shape)
+        pixel, frame, count = events_of(counts)
+        np.savez(path, frame=frame, pixel=pixel, count=count, shape=counts.shape)
     with xpcs.open_frames(path) as source:
         assert np.argwhere(source.dead).tolist() == [[2, 5]]
 
@@ -283,8 +284,8 @@ sys.exit(main(sys.argv[1:-1]))
 )
 def test_an_interrupted_command_leaves_no_file(folder, number, code, words):
     before = sorted(os.listdir(folder))
-    flags = ["--qmap", str(folder / "qmap.h5"), "--output", str(folder / "r.hdf"), "--quiet"]
-    command = ["xpcs", "correlate", str(folder / "run1.npy"), "--hot-pixels", "ignore", *flags]
+    more = ["--hot-pixels", "ignore", *flags(folder)]
+    command = ["xpcs", "correlate", str(folder / "run1.npy"), *more]
     ended = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, *command, str(int(number))],
         capture_output=True,

@@ -1,6 +1,8 @@
-"""A disk that becomes full while HDF5 files are written: would catch a process that crashes at its
-end since HDF5 could not close a file, files that are left and are in the way of the next call, and
-results that are there and are replaced by half of new ones. The same for Ctrl-C during a write."""
+"""Full disks and Ctrl-C while HDF5 files are written.
+
+Would catch a process that crashes at its end, files that remain, and half of new results in place
+of old ones.
+"""
 
 from __future__ import annotations
 

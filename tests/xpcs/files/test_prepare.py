@@ -13,16 +13,7 @@ from hypothesis import strategies as st
 from support.errors import raises
 
 from jaxkern.xpcs.files import prepare
-
-
-class Memory:
-    """Source over an asymmetric array, so that a transposed read fails a test."""
-
-    def __init__(self, c2):
-        self.c2, self.shape, self.dtype = c2, c2.shape, c2.dtype
-
-    def read(self, angle, first, stop):
-        return self.c2[angle, first:stop]
+from jaxkern.xpcs.files.sources import StackSource
 
 
 def _on_circle(phi: int, low: int, high: int) -> bool:
@@ -121,7 +112,7 @@ def test_slabs_of_a_prepared_source(data):
     c2 = np.random.default_rng(n).random((3, n, n))
     first = data.draw(st.integers(0, n - 2))
     stop = data.draw(st.integers(first + 2, n))
-    shown = prepare.Prepared(Memory(c2), angles=[2, 0], frames=(first, stop))
+    shown = prepare.Prepared(StackSource(c2), angles=[2, 0], frames=(first, stop))
     expected = _corrected(c2[[2, 0], first:stop, first:stop])
     a = data.draw(st.integers(0, stop - first))
     b = data.draw(st.integers(a, stop - first))
@@ -131,7 +122,7 @@ def test_slabs_of_a_prepared_source(data):
 
 def test_prepared_with_a_mask_of_angles_and_no_correction():
     c2 = np.random.default_rng(0).random((3, 5, 5))
-    shown = prepare.Prepared(Memory(c2), angles=np.array([False, True, True]), diagonal=False)
+    shown = prepare.Prepared(StackSource(c2), angles=np.array([False, True, True]), diagonal=False)
     np.testing.assert_array_equal(shown.load(), c2[1:])
     assert shown.shape == (2, 5, 5)
     for angles, facts in [
@@ -140,16 +131,15 @@ def test_prepared_with_a_mask_of_angles_and_no_correction():
         (np.array([True]), ["[3]", "[1]"]),
     ]:
         with raises(ValueError, "angles", *facts):
-            prepare.Prepared(Memory(c2), angles=angles)
+            prepare.Prepared(StackSource(c2), angles=angles)
     with raises(ValueError, "frames", "0 to 5", "2 to 9"):
-        prepare.Prepared(Memory(c2), frames=(2, 9))
+        prepare.Prepared(StackSource(c2), frames=(2, 9))
 
 
 def test_prepared_has_the_quantization_of_its_source():
-    source = Memory(np.zeros((1, 4, 4), np.uint16))
-    assert prepare.Prepared(source).quantization is None
-    source.quantization = (0.5, 1.0)
-    assert prepare.Prepared(source).quantization == (0.5, 1.0)
+    for quantization in (None, (0.5, 1.0)):
+        source = StackSource(np.zeros((1, 4, 4), np.uint16), quantization)
+        assert prepare.Prepared(source).quantization == quantization
 
 
 def test_frame_numbers_begin_at_one():

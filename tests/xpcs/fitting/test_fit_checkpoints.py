@@ -1,4 +1,7 @@
-"""Checkpoints of fits: a resumed fit reaches the same minimum, and a bad file is rejected."""
+"""Interrupted fits: checkpoints, bad ones, and the best result so far after Ctrl-C.
+
+A resumed fit must reach the same minimum. The tests of Ctrl-C send SIGINT to their own process.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,21 @@ import hashlib
 import json
 import os
 import pickle
-import subprocess
-import sys
+import signal
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import SUPPORT, environment
+from support import SUPPORT
 from support.errors import raises
 from support.xpcs import fit_checks as checks
 from support.xpcs import fit_problems as problems
+from support.xpcs import run_program
 from support.xpcs.fit_checks import model_of
 
 import jaxkern as jk
-from jaxkern.xpcs.fitting.evaluation import CheckpointError
+from jaxkern.cli import main
+from jaxkern.xpcs.fitting.evaluation import CheckpointError, FitProgress
 
 N = 64
 CHUNKS = 6  # in a pass
@@ -85,15 +89,7 @@ def interrupted(case, tmp_path):
 @pytest.mark.slow
 def test_twenty_kills(tmp_path):
     """SIGKILL at 20 moments, most of them while a checkpoint is written."""
-    done = subprocess.run(
-        [sys.executable, str(SUPPORT / "xpcs" / "killed_fit.py"), str(tmp_path), "20", "1"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    report = json.loads(done.stdout.splitlines()[-1])
+    report = run_program(SUPPORT / "xpcs" / "killed_fit.py", tmp_path, 20, 1)
     assert sum(report["kills"].values()) == 20
     assert all(count >= 2 for count in report["kills"].values())
     assert report["ends"] >= 1
@@ -142,23 +138,17 @@ import os, random, signal, sys
 from support.xpcs import fit_checks as checks
 from support.xpcs import fit_problems as problems
 
-case = problems.simulate(64, seed=41)
+case, draw = problems.simulate(64, seed=41), random.Random(0)
 def fit(**options):
-    return checks.fit(
-        checks.model_of(case), case.data, p0=problems.START, strategy="stream",
-        chunk_points=32 * 64, **options,
-    )
-straight = fit()
-draw = random.Random(0)
-interrupts, same, scale = 0, True, 1.0
+    how = {"p0": problems.START, "strategy": "stream", "chunk_points": 32 * 64, **options}
+    return checks.fit(checks.model_of(case), case.data, **how)
+straight, interrupts, same, scale = fit(), 0, True, 1.0
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 while interrupts < 3:  # alarms come sooner each time: a fit can be done before the first
     folder, here = f"{sys.argv[1]}/{scale}", 0
     while True:
         try:
-            signal.setitimer(
-                signal.ITIMER_REAL, scale * draw.uniform(0.05, 0.3) * 1.5**here
-            )
+            signal.setitimer(signal.ITIMER_REAL, scale * draw.uniform(0.05, 0.3) * 1.5**here)
             result = fit(enable_checkpoints=True, checkpoint_dir=folder)
             signal.setitimer(signal.ITIMER_REAL, 0)
             break
@@ -166,21 +156,12 @@ while interrupts < 3:  # alarms come sooner each time: a fit can be done before 
             here += 1
     same = same and abs(result.cost / straight.cost - 1) < 1e-9 and not os.listdir(folder)
     interrupts, scale = interrupts + here, scale / 2
-print(same)
+print(int(same))
 """
 
 
 def test_a_fit_that_is_interrupted_repeatedly(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", INTERRUPTS, str(tmp_path)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == ["True"]
+    assert run_program("-W", "ignore", "-c", INTERRUPTS, tmp_path)
 
 
 def test_the_frequency_of_checkpoints(case, tmp_path):
@@ -256,10 +237,9 @@ def test_custom_models_and_pointwise_sigma_are_compared(tmp_path, changed):
     def run(rate, sigma, reads=np.inf):
         # NumPy scalars are valid options.
         numbers = {"max_nfev": np.int64(50), "f_scale": np.float32(1.0), "seed": np.int64(0)}
-        return checks.fit(
-            decay(N, rate), interrupted_source(data, reads), sigma, p0=[1.5], strategy="stream",
-            chunk_points=32 * N, enable_checkpoints=True, checkpoint_dir=tmp_path, **numbers,
-        )  # fmt: skip
+        how = {"strategy": "stream", "chunk_points": 32 * N, "p0": [1.5], **numbers}
+        how |= {"enable_checkpoints": True, "checkpoint_dir": tmp_path}
+        return checks.fit(decay(N, rate), interrupted_source(data, reads), sigma, **how)
 
     with pytest.raises(Interrupted):
         run(0.01, sigma, 48 + 5)
@@ -314,3 +294,98 @@ def test_no_temporary_files_remain(case, tmp_path):
     folder = tmp_path / "new" / "folder"
     run(case, case.data, folder)
     assert os.listdir(folder) == []
+
+
+SETTINGS = """\
+data_files: {file: run.h5}
+analysis: {model: static}
+simulation: {frames: 60, phi: [0.0, 60.0], parameters: {D0: 900.0, alpha: 0.3, D_offset: 20.0}}
+initial_parameters: {values: {D0: 700.0, alpha: 0.2}, hold: [D_offset]}
+"""
+
+
+@pytest.fixture
+def interrupt(monkeypatch):
+    """Return a function that arranges SIGINT after the n-th call of a method of `FitProgress`."""
+
+    def after(number, method="after_pass"):
+        plain, seen = getattr(FitProgress, method), []
+
+        def counted(self, *arguments):
+            plain(self, *arguments)
+            seen.append(arguments)
+            if len(seen) == number:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        monkeypatch.setattr(FitProgress, method, counted)
+
+    return after
+
+
+def stopped(case, **options):
+    with pytest.raises(KeyboardInterrupt) as error:
+        checks.fit(model_of(case), case.data, p0=problems.START, **options)
+    assert isinstance(error.value, jk.xpcs.FitInterrupted)
+    return error.value.result
+
+
+def test_the_best_point_so_far(case, interrupt):
+    interrupt(4)
+    result = stopped(case)
+    assert result.interrupted
+    assert not result.success
+    assert "0 of 1 starts" in result.message
+    assert np.isfinite(result.popt).all()
+    assert "interrupted" in str(result).splitlines()[0]
+    monitored = problems.correlation(result.physics, result.contrast, result.offset, N)
+    away = np.triu(np.ones((N, N)), 1) * (case.data - monitored) / result.sigma[:, None, None]
+    assert result.chi2 == pytest.approx(2 * (away**2).sum(), rel=1e-6)
+
+
+def test_before_the_end_of_the_first_pass(case, interrupt):
+    interrupt(1, "__enter__")
+    with pytest.raises(KeyboardInterrupt):
+        checks.fit(model_of(case), case.data, p0=problems.START)
+
+
+def test_finished_starts_are_part_of_the_result(case, interrupt):
+    finished = checks.fit(model_of(case), case.data, p0=problems.START)
+    interrupt(finished.nfev + 3)
+    result = stopped(case, multistart=4, seed=1)
+    assert "1 of 4 starts" in result.message
+    assert result.cost == min(result.start_costs) == pytest.approx(finished.cost)
+    np.testing.assert_array_equal(result.popt, finished.popt)
+    assert np.isfinite(result.start_costs[:2]).all()
+    assert np.isinf(result.start_costs[2:]).all()
+
+
+def test_during_the_passes_for_the_errors(case, interrupt):
+    interrupt(2, "after_extra")
+    result = stopped(case)
+    assert "1 of 1 starts" in result.message
+    assert result.interrupted
+    assert result.errors == "independent"
+    assert np.isfinite(result.perr).all()
+
+
+def test_the_command_line_saves_and_exits_with_130(tmp_path, interrupt, capsys):
+    (tmp_path / "config.yaml").write_text(SETTINGS)
+    arguments = ["--config", str(tmp_path / "config.yaml"), "--output-dir", str(tmp_path / "out")]
+    assert main(["xpcs", "simulate", *arguments, "--quiet"]) == 0
+    capsys.readouterr()
+    interrupt(3)
+    assert main(["xpcs", "fit", *arguments, "--quiet"]) == 130
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.strip().splitlines()) == 1
+    assert "interrupted" in printed.err
+    assert str(tmp_path / "out" / "results.json") in printed.err
+    record = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert record["interrupted"] is True
+    assert record["success"] is False
+    assert record["parameters"]["D_offset"]["held"] is True
+    assert not (tmp_path / "out" / "maps.png").exists()
+    # And before anything can be saved.
+    interrupt(1, "__enter__")
+    assert main(["xpcs", "fit", *arguments, "--quiet"]) == 130
+    assert capsys.readouterr().err.strip() == "interrupted; nothing was saved"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -39,11 +41,9 @@ def test_absolute_sigma_and_pointwise_sigma():
     draw = np.random.default_rng(9)
     sigma = 0.004 * np.exp(0.3 * draw.normal(size=case.data.shape))
     sigma = np.sqrt(sigma * np.swapaxes(sigma, 1, 2))
-    start = np.concatenate([case.contrast, case.offset, problems.TRUTH])
-    dense = problems.dense_fit(case, start, sigma=sigma)
-    result = checks.fit(
-        model_of(case), case.data, sigma, problems.TRUTH, absolute_sigma=True, **TIGHT
-    )
+    dense = problems.dense_fit(case, sigma=sigma)
+    how = {"absolute_sigma": True, **TIGHT}
+    result = checks.fit(model_of(case), case.data, sigma, problems.TRUTH, **how)
     inverse = np.linalg.inv(dense.jac.T @ dense.jac)
     np.testing.assert_allclose(result.perr_independent, np.sqrt(np.diag(inverse)), rtol=1e-3)
     weighted = checks.fit(
@@ -53,10 +53,8 @@ def test_absolute_sigma_and_pointwise_sigma():
     per_angle = checks.fit(
         model_of(case), case.data, [0.004, 0.008, 0.002], problems.TRUTH, **TIGHT
     )
-    assert_same_optimum(
-        per_angle,
-        problems.dense_fit(case, start, sigma=np.array([0.004, 0.008, 0.002])[:, None, None]),
-    )
+    sigma = np.array([0.004, 0.008, 0.002])[:, None, None]
+    assert_same_optimum(per_angle, problems.dense_fit(case, sigma=sigma))
 
 
 @pytest.mark.parametrize("loss", ["soft_l1", "huber", "cauchy", "arctan"])
@@ -68,15 +66,14 @@ def test_robust_losses_reach_scipys_optimum(loss):
         i, j = spots[k].T
         data[k, i, j] += 0.2
         data[k, j, i] = data[k, i, j]
-    bad = problems.Simulated(data, *list(vars(case).values())[1:])
-    start = np.concatenate([case.contrast, case.offset, problems.TRUTH])
-    dense = problems.dense_fit(bad, start, sigma=0.004, loss=loss, f_scale=1.5)
+    bad = replace(case, data=data)
+    dense = problems.dense_fit(bad, sigma=0.004, loss=loss, f_scale=1.5)
     result = checks.fit(model_of(bad), data, 0.004, problems.TRUTH, loss=loss, f_scale=1.5, **TIGHT)
     assert result.cost == pytest.approx(2 * 2 * dense.cost, rel=1e-7)
     np.testing.assert_array_less(np.abs(result.popt - dense.x), 0.02 * result.perr)
     plain = checks.fit(model_of(bad), data, 0.004, problems.TRUTH, **TIGHT)
-    truth = np.concatenate([case.contrast, case.offset])
-    assert np.abs(result.popt[:6] - truth).max() < np.abs(plain.popt[:6] - truth).max()
+    off, off_plain = (np.abs(r.popt - case.truth)[:6].max() for r in (result, plain))
+    assert off < off_plain
 
 
 def test_shared_fixed_and_auto_scales():
@@ -106,8 +103,7 @@ def test_masked_frames_have_no_weight():
     data[:, :, ~keep] = np.nan
     used = keep & (np.arange(40) >= 2) & (np.arange(40) < 38)
     points = np.triu(np.outer(used, used), 1)
-    start = np.concatenate([case.contrast, case.offset, problems.TRUTH])
-    dense = problems.dense_fit(case, start, points=points)
+    dense = problems.dense_fit(case, points=points)
     result = checks.fit(model_of(case), data, 1.0, problems.TRUTH, keep=used, **TIGHT)
     assert result.success_rate == 1.0
     assert result.independent_count == len(dense.fun)
@@ -126,8 +122,7 @@ def test_held_parameters_do_not_change():
     assert result.as_dict["D_offset"] == 5000.0
     assert result.pcov[8, 8] == 0.0
     free = [k for k in range(13) if result.names[k] not in ("D_offset", "gamma_dot_t_offset")]
-    truth = np.concatenate([case.contrast, case.offset, case.physics])
-    np.testing.assert_array_less(np.abs(result.popt - truth)[free], 5 * result.perr[free])
+    np.testing.assert_array_less(np.abs(result.popt - case.truth)[free], 5 * result.perr[free])
 
 
 def test_fifty_truths_are_recovered():
@@ -135,23 +130,13 @@ def test_fifty_truths_are_recovered():
     draw = np.random.default_rng(11)
     pulls = []
     for seed in range(50):
-        physics = np.array(
-            [
-                draw.uniform(15000, 30000),
-                draw.uniform(-1.2, -0.8),
-                draw.uniform(3000, 7000),
-                draw.uniform(4e-3, 8e-3),
-                draw.uniform(-1.2, -0.8),
-                draw.uniform(0.8e-3, 1.5e-3),
-                draw.uniform(-6, 6),
-            ]
-        )
+        low = [15000, -1.2, 3000, 4e-3, -1.2, 0.8e-3, -6]
+        physics = draw.uniform(low, [30000, -0.8, 7000, 8e-3, -0.8, 1.5e-3, 6])
         case = problems.simulate(32, 0.002, seed=100 + seed, physics=physics)
         start = physics * draw.uniform(0.8, 1.25, 7)
         result = checks.fit(model_of(case), case.data, p0=start)
         assert result.success
-        truth = np.concatenate([case.contrast, case.offset, physics])
-        pulls.append((result.popt - truth) / result.perr_independent)
+        pulls.append((result.popt - case.truth) / result.perr_independent)
     assert np.abs(pulls).max() < 5
     assert 0.85 < np.sqrt(np.mean(np.square(pulls))) < 1.15
 

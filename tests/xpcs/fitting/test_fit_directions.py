@@ -1,8 +1,6 @@
 """Flow directions, parameters at bounds, and parameters that the data do not determine.
 
-Flows must be found in every direction; a fit at a bound or without information must not be a
-success; bounds of the contrast must not bias the diffusion. Data are speckles and photons simulated
-in NumPy, without the package.
+Data are speckles and photons simulated in NumPy, without the package.
 """
 
 from __future__ import annotations
@@ -52,14 +50,9 @@ def photons(physics, mean=1.0, pixels=400, modes=1, seed=0, phi=PHI, n=N):
     return c2
 
 
-def model(phi=PHI, n=N, kind=jk.xpcs.LaminarFlow):
-    t = problems.DT * np.arange(n)
-    return kind(jk.xpcs.Geometry(problems.Q, problems.GAP, problems.DT, t, phi))
-
-
 def fit(data, **options):
     arguments = {"p0": {**RATES, "D_offset": 0.0}, "hold": HELD, **options}
-    return checks.fit(model(), data, **arguments)
+    return checks.fit(checks.flow(N, PHI), data, **arguments)
 
 
 def angle_between(phi0, flow):
@@ -118,7 +111,7 @@ def test_a_good_start_is_not_moved(monkeypatch):
 @pytest.mark.parametrize("power", [2, 4])
 def test_the_gradient_of_the_search(x64, power):
     """J^T r must be minus half the derivative of chi2, from differences."""
-    flow = jk.xpcs.LaminarFlow(model().geometry, shear_power=power)
+    flow = jk.xpcs.LaminarFlow(checks.flow(N, PHI).geometry, shear_power=power)
     data = photons(truth(20.0))
     good = np.ones(N, bool)
     rows = sample_rows(good)
@@ -146,7 +139,7 @@ def test_a_static_sample_does_not_determine_a_flow():
 
 def test_the_contrast_of_coherent_light_is_not_clipped():
     """Half of the estimates of a contrast of 1 exceed it: a bound at 1 would bias the diffusion."""
-    static = model(kind=jk.xpcs.Static)
+    static = checks.flow(N, PHI, jk.xpcs.Static)
     data = photons(truth(0.0, D0=3000.0, gamma_dot_t0=1e-9), mean=0.1, pixels=500)
     start = {"D0": 3000.0, "alpha": 0.0, "D_offset": 0.0}
 
@@ -171,13 +164,8 @@ def test_parameters_that_are_not_determined():
 
     # The true values are zero, and well determined.
     assert names([2e4, 1e-3, 1e-6, 1e-4, 1e-6], [100.0, 2000.0, 0.1, 3.0, 1.0]) == []
-    assert names([99999.0, 10.0, 0.1, 80.0, 1.0], [1.7e7, 3e5, 12.0, 95.0, np.inf]) == [
-        0,
-        1,
-        2,
-        3,
-        4,
-    ]
+    errors = [1.7e7, 3e5, 12.0, 95.0, np.inf]
+    assert names([99999.0, 10.0, 0.1, 80.0, 1.0], errors) == [0, 1, 2, 3, 4]
     assert names([2e4, 10.0, 0.1, 5.0, 1.0], [np.nan, 1.0, 1.0, 1.0, 1.0]) == [0]
 
 

@@ -117,11 +117,6 @@ def test_bounds_of_scipy(case):
     assert result.popt[7] == pytest.approx(-0.9, abs=1e-4)
 
 
-def test_an_object_that_is_no_model():
-    with raises(TypeError, "tuple"):
-        checks.fit((), np.ones((1, 8, 8)))
-
-
 def test_several_processes_have_no_checkpoints(case, monkeypatch):
     """They would resume from different states, and one process would wait for ever."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
@@ -132,8 +127,7 @@ def test_several_processes_have_no_checkpoints(case, monkeypatch):
 def test_held_parameters_of_a_fit_with_too_few_points():
     """Three frames, three points, three parameters: infinite errors, but no NaN."""
     short = problems.simulate(3, phi=problems.PHI[:1])
-    t = problems.DT * np.arange(3)
-    model = jk.xpcs.Static(jk.xpcs.Geometry(problems.Q, None, problems.DT, t, short.phi))
+    model = checks.flow(3, short.phi, jk.xpcs.Static)
     start = {"D0": 2e4, "alpha": -1.0, "D_offset": 5e3}
     result = checks.fit(model, short.data, 1.0, start, hold=["alpha", "D_offset"])
     assert np.isinf(result.perr[:3]).all()
@@ -141,7 +135,9 @@ def test_held_parameters_of_a_fit_with_too_few_points():
     assert any("3 independent points cannot determine" in line for line in result.warnings)
 
 
-def test_objects_that_are_no_data():
+def test_objects_of_wrong_types():
+    with raises(TypeError, "tuple"):
+        checks.fit((), np.ones((1, 8, 8)))
     with raises(TypeError, "object"):
         jk.xpcs.as_source(object())
     with raises(ValueError, "(4, 5)"):

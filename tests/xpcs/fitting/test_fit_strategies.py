@@ -1,17 +1,20 @@
-"""Strategies, sources and dtypes of data: all must give the same fit."""
+"""Strategies, sources and dtypes of data give the same fit, in the memory of the estimate."""
 
 from __future__ import annotations
 
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+from support import SUPPORT
 from support.errors import raises
 from support.xpcs import fit_checks as checks
 from support.xpcs import fit_problems as problems
+from support.xpcs import run_program
 from support.xpcs.fit_checks import model_of
 
 import jaxkern as jk
@@ -26,6 +29,9 @@ from jaxkern.xpcs.fitting.sampling import (
 )
 
 N = 96
+LARGE = 2048  # 2 angles in float32: 32 MiB
+MIB = 2**20
+PROGRAM = SUPPORT / "xpcs" / "memory_fit.py"
 SMALL_CHUNKS = jk.xpcs.StreamingOptions(chunk_points=32 * N)
 
 
@@ -34,9 +40,15 @@ def case():
     return problems.simulate(N, seed=21)
 
 
+def fit(case, strategy="memory", streaming=SMALL_CHUNKS, data=None, **options):
+    data = case.data if data is None else data
+    how = {"p0": problems.START, "strategy": strategy, "streaming": streaming, **options}
+    return checks.fit(model_of(case), data, **how)
+
+
 @pytest.fixture(scope="module")
 def in_memory_fit(case):
-    return checks.fit(model_of(case), case.data, p0=problems.START, strategy="memory")
+    return fit(case, streaming=None)
 
 
 def assert_same(result, expected):
@@ -47,21 +59,11 @@ def assert_same(result, expected):
     assert (result.count, result.nfev) == (expected.count, expected.nfev)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "name"),
-    [
-        ("STANDARD", "memory"),
-        ("LARGE", "memory"),
-        ("CHUNKED", "stream"),
-        ("STREAMING", "stream"),
-        ("Stream", "stream"),
-    ],
-)
+@pytest.mark.parametrize("strategy", ["STANDARD", "LARGE", "CHUNKED", "STREAMING", "Stream"])
 @pytest.mark.parametrize("streaming", [None, SMALL_CHUNKS])
-def test_every_strategy_gives_the_same_fit(case, in_memory_fit, strategy, name, streaming):
-    result = checks.fit(
-        model_of(case), case.data, p0=problems.START, strategy=strategy, streaming=streaming
-    )
+def test_every_strategy_gives_the_same_fit(case, in_memory_fit, strategy, streaming):
+    name = "memory" if strategy in ("STANDARD", "LARGE") else "stream"
+    result = fit(case, strategy, streaming)
     assert result.strategy == name
     assert_same(result, in_memory_fit)
     chunks = 1 if name == "memory" else 3 if streaming is None else 9
@@ -71,14 +73,8 @@ def test_every_strategy_gives_the_same_fit(case, in_memory_fit, strategy, name, 
 def test_chunks_that_are_no_multiple_of_a_block():
     """A last chunk of fewer rows, and matrices whose size is not a multiple of a block."""
     odd = problems.simulate(75, seed=22)
-    answers = [
-        checks.fit(model_of(odd), odd.data, p0=problems.START, strategy=name, streaming=s)
-        for name, s in (
-            ("memory", None),
-            ("stream", jk.xpcs.StreamingOptions(chunk_points=64 * 75)),
-        )
-    ]
-    assert_same(*answers)
+    streamed = fit(odd, "stream", jk.xpcs.StreamingOptions(chunk_points=64 * 75))
+    assert_same(streamed, fit(odd, streaming=None))
 
 
 def at_offset(array, offset):
@@ -93,13 +89,7 @@ def test_alignment_does_not_change_the_result(case, monkeypatch):
     """Aligned data are not copied and need no reading thread; other data are copied by it."""
 
     def run(offset):
-        return checks.fit(
-            model_of(case),
-            at_offset(case.data, offset),
-            p0=problems.START,
-            strategy="stream",
-            streaming=SMALL_CHUNKS,
-        )
+        return fit(case, "stream", data=at_offset(case.data, offset))
 
     copied = run(8)
     monkeypatch.setattr(ThreadPoolExecutor, "submit", lambda *_: pytest.fail("a thread was used"))
@@ -134,14 +124,7 @@ def test_sources(case, in_memory_fit, tmp_path):
         }
         for source in sources.values():
             for strategy in ("stream", "memory"):
-                result = checks.fit(
-                    model_of(case),
-                    source,
-                    p0=problems.START,
-                    strategy=strategy,
-                    streaming=SMALL_CHUNKS,
-                )
-                assert_same(result, in_memory_fit)
+                assert_same(fit(case, strategy, data=source), in_memory_fit)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint16", ">f8", "int32"])
@@ -160,27 +143,16 @@ def test_dtypes_of_data(case, dtype):
         data = case.data.astype(dtype)
         values = data.astype(float)
     expected = {k: v for k, v in options.items() if k != "quantization"}
+    exact = fit(case, data=values, sigma=0.004, **expected)
     for strategy in ("memory", "stream"):
-        result = checks.fit(
-            model_of(case),
-            data,
-            0.004,
-            problems.START,
-            strategy=strategy,
-            streaming=SMALL_CHUNKS,
-            **options,
-        )
-        exact = checks.fit(model_of(case), values, 0.004, problems.START, **expected)
+        result = fit(case, strategy, data=data, sigma=0.004, **options)
         np.testing.assert_array_less(np.abs(result.popt - exact.popt), 1e-3 * exact.perr)
 
 
 def test_user_sources_are_read_ahead_by_another_thread(case, in_memory_fit):
     threads = set()
     source = checks.WatchedSource(case.data, lambda *_: threads.add(threading.current_thread()))
-    result = checks.fit(
-        model_of(case), source, p0=problems.START, strategy="stream", streaming=SMALL_CHUNKS
-    )
-    assert_same(result, in_memory_fit)
+    assert_same(fit(case, "stream", data=source), in_memory_fit)
     assert any(thread is not threading.main_thread() for thread in threads)
 
 
@@ -215,7 +187,7 @@ def test_mirrored_data_are_detected(dtype, in_memory):
 def test_count_of_a_mix_of_mirrored_and_other_angles(case):
     data = case.data.copy()
     data[1, 3, 50] += 1e-9
-    result = checks.fit(model_of(case), data, p0=problems.START)
+    result = fit(case, data=data)
     assert result.count == 3 * N * (N - 1)
     assert result.independent_count == 2 * N * (N - 1)
 
@@ -239,12 +211,8 @@ def test_the_origin_of_an_estimated_sigma_is_reported(in_memory_fit):
 def test_choice_by_size_and_memory(monkeypatch):
     sizes = (10**6, 10**7 - 1, 10**7, 10**8)
     # A file of up to 100M points is loaded once if it fits.
-    assert [choose_strategy(n, limit=1e6) for n in sizes] == [
-        ("memory", True),
-        ("memory", True),
-        ("stream", True),
-        ("stream", False),
-    ]
+    expected = [("memory", True), ("memory", True), ("stream", True), ("stream", False)]
+    assert [choose_strategy(n, limit=1e6) for n in sizes] == expected
     # A copy of 9M points does not fit in memory next to them.
     assert choose_strategy(9 * 10**6, limit=0.19)[0] == "stream"
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "0.19")
@@ -267,7 +235,69 @@ def test_estimate_memory():
 def test_a_good_fit_has_no_warnings(case):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        result = checks.fit(model_of(case), case.data, p0=problems.START)
+        result = fit(case)
     assert result.warnings == ()
     assert result.timings.total > 0
     assert result.timings.compute > 0
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    path = tmp_path_factory.mktemp("memory") / "c2.npy"
+    data = np.empty((2, LARGE, LARGE), np.float32)
+    for k in range(2):
+        data[k] = problems.correlation(
+            problems.TRUTH, [0.3], [1.0], LARGE, problems.PHI[k : k + 1]
+        )[0]
+    data += 0.01 * np.random.default_rng(0).standard_normal(data.shape, np.float32)
+    np.save(path, data)
+    return path
+
+
+@pytest.mark.parametrize("strategy", ["stream", pytest.param("memory", marks=pytest.mark.slow)])
+def test_memory_agrees_with_the_estimate(stored, strategy):
+    """Compare the anonymous memory that the fit adds with `estimate_memory`."""
+    seen = run_program(PROGRAM, stored, strategy)
+    estimate = jk.xpcs.estimate_memory(
+        2 * LARGE * LARGE,
+        11,
+        n_phi=2,
+        itemsize=4,
+        in_memory=strategy != "stream",
+        strategy=strategy,
+    )
+    added = max(*seen["samples"], seen["peak"]) - seen["before"]
+    assert added < 1.3 * estimate.fit * 2**30
+    assert added > 0.3 * estimate.fit * 2**30
+    if strategy == "stream":
+        assert added < 32 * MIB + 1.3 * jk.xpcs.estimate_memory(1, 1).fit * 2**30
+    # After compilation of the first pass, memory is constant.
+    steady = np.array(seen["samples"][len(seen["samples"]) * 2 // 3 :])
+    assert steady.std() < 0.2 * steady.mean()
+    assert seen["peak"] >= 0.9 * np.median(steady)
+
+
+def streamed(path: Path, n: int) -> dict:
+    """Return the anonymous memory of a streamed fit of a mapped file of 2 angles, n^2 points."""
+    data = np.lib.format.open_memmap(path, "w+", np.float32, (2, n, n))
+    random = np.random.default_rng(0)
+    for k in range(2):
+        clean = problems.correlation(problems.TRUTH, [0.3], [1.0], n, problems.PHI[k : k + 1])[0]
+        data[k] = clean + 0.01 * random.standard_normal((n, n), np.float32)
+    data.flush()
+    seen = run_program(PROGRAM, path, "stream")
+    path.unlink()
+    return seen
+
+
+@pytest.mark.slow
+def test_memory_does_not_depend_on_the_size_of_the_file(tmp_path):
+    # Both have many chunks of 2^21 points: one in the kernel, one being read.
+    small, large = streamed(tmp_path / "small.npy", 2048), streamed(tmp_path / "large.npy", 4096)
+    extra_data = 4 * 2 * (4096**2 - 2048**2)
+    added = [max(seen["samples"]) - seen["before"] for seen in (small, large)]
+    assert extra_data == 96 * MIB
+    assert added[1] - added[0] < 24 * MIB
+    # After compilation, memory is constant.
+    steady = np.array(large["samples"][len(large["samples"]) // 2 :])
+    assert steady.std() < 0.2 * (steady.mean() - 0.5 * large["before"])

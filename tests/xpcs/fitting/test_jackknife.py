@@ -97,9 +97,8 @@ def test_equals_refits_without_blocks_of_frames(mirrored):
         if mirrored:
             refits.append(dense_without(case, result.popt, rest)[0] - x)
     if mirrored:
-        assert_covariance(
-            result.pcov, weighted_jackknife(J, r, left_out, np.array(refits)), free, 5e-3
-        )
+        refitted = weighted_jackknife(J, r, left_out, np.array(refits))
+        assert_covariance(result.pcov, refitted, free, 5e-3)
     assert_covariance(result.pcov, weighted_jackknife(J, r, left_out), free, 1e-3)
     assert (result.pcov[[6, 9]] == 0).all()
     inverse = np.linalg.inv(J.T @ J) * (r @ r) / (len(r) - len(free))
@@ -131,29 +130,24 @@ def test_equals_refits_without_angles_if_frames_are_few():
     assert_covariance(result.pcov, physics, free[10:], 5e-3)
     follow = -solve @ J_physics
     own = np.linalg.inv(J_scales.T @ J_scales)
-    assert_covariance(
-        result.pcov, follow @ physics @ follow.T + result.inflation * own, free[:10], 5e-3
-    )
+    scales = follow @ physics @ follow.T + result.inflation * own
+    assert_covariance(result.pcov, scales, free[:10], 5e-3)
 
 
 @pytest.mark.parametrize("loss", ["huber", "cauchy"])
 def test_robust_losses_by_full_refits(loss):
     """Steps with the weights rho' alone would give at most half of these errors."""
-    n, phi = 60, np.array([0.0, 45.0, 85.0])
-    t = problems.DT * np.arange(n)
-    model = jk.xpcs.LaminarFlow(jk.xpcs.Geometry(problems.Q, problems.GAP, problems.DT, t, phi))
+    model = checks.flow(60, [0.0, 45.0, 85.0])
     physics = SMOOTH * [1, 1, 0, 1, 1, 0, 1]
     data = jk.xpcs.simulate_photons(model, physics, photons=20, seed=3)
     how = {"hold": HOLD, "loss": loss, "symmetric": True}
     result = checks.fit(model, data, 0.01, physics, **how)
     assert result.error_passes == 10 + 2 + 5
     changes = []
-    for block in np.array_split(np.arange(n), 10):
-        keep = ~np.isin(np.arange(n), block)
-        rest = checks.fit(
-            model, data, 0.01, result.physics, result.contrast, result.offset, keep=keep,
-            errors="independent", **how,
-        )  # fmt: skip
+    for block in np.array_split(np.arange(60), 10):
+        keep = ~np.isin(np.arange(60), block)
+        start = result.physics, result.contrast, result.offset
+        rest = checks.fit(model, data, 0.01, *start, keep=keep, errors="independent", **how)
         changes.append(rest.popt - result.popt)
     usual = np.sqrt(10 * 0.9 * np.var(changes, axis=0))
     ratio = (result.perr / np.where(usual > 0, usual, 1))[usual > 0]
@@ -253,9 +247,7 @@ def test_both_errors_are_printed_and_saved(tmp_path):
 
 def test_the_inflation_widens_the_posterior_like_the_errors():
     """The curvature of the likelihood with the fit's inflation gives the errors of the physics."""
-    n, phi = 60, np.array([0.0, 45.0, 85.0])
-    t = problems.DT * np.arange(n)
-    model = jk.xpcs.LaminarFlow(jk.xpcs.Geometry(problems.Q, problems.GAP, problems.DT, t, phi))
+    model = checks.flow(60, [0.0, 45.0, 85.0])
     physics = SMOOTH * [1, 1, 0, 1, 1, 0, 1]
     data = jk.xpcs.simulate_photons(model, physics, photons=20, seed=4)
     result = checks.fit(model, data, p0=physics, hold=HOLD)
@@ -273,15 +265,8 @@ def test_the_inflation_widens_the_posterior_like_the_errors():
         plain, plain_slope = jax.value_and_grad(likelihood)(result.popt[free], 1.0)
         np.testing.assert_allclose(value * result.inflation, plain, rtol=1e-12)
         np.testing.assert_allclose(slope * result.inflation, plain_slope, rtol=1e-9)
-        sums = jk.xpcs.normal_equations(
-            model,
-            result.physics,
-            result.contrast,
-            result.offset,
-            data,
-            result.sigma,
-            symmetric=True,
-        )
+        at = result.physics, result.contrast, result.offset
+        sums = jk.xpcs.normal_equations(model, *at, data, result.sigma, symmetric=True)
         with raises(ValueError, "inflation", "0.0"):
             likelihood(result.popt[free], 0.0)
     curvature = np.asarray(sums.jtj)[np.ix_(free, free)] / 2 / result.inflation

@@ -1,6 +1,8 @@
-"""Models: phases, tables and rates compared with an oracle, and errors for bad geometry."""
+"""Models: phases, tables and rates compared with an oracle, and errors for bad input."""
 
 from __future__ import annotations
+
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from support.xpcs.two_time_oracle import Flow
 from support.xpcs.two_time_problems import PARAMS, PHI, assert_scaled, flow
 
 from jaxkern import xpcs
+from jaxkern.xpcs.model import ops
 
 T = 0.1 * np.arange(40)
 pytestmark = pytest.mark.usefixtures("x64")
@@ -132,16 +135,11 @@ def test_equal_models_share_a_compiled_function():
 def test_custom_model():
     """A flow that is written by a user has the tables of `LaminarFlow`."""
     model, _ = flow()
+    rows = {name: getattr(model, name) for name in ("units", "defaults", "bounds", "periods")}
+    columns = {"columns_A": ["D0", "alpha", "D_offset"], "columns_X": [3, 4, 5, "phi0"]}
+    parameters = model.parameter_names
     mine = xpcs.CustomModel(
-        model.geometry,
-        lambda p: model.phases(p),
-        model.parameter_names,
-        units=model.units,
-        defaults=model.defaults,
-        bounds=model.bounds,
-        periods=model.periods,
-        columns_A=["D0", "alpha", "D_offset"],
-        columns_X=[3, 4, 5, "phi0"],
+        model.geometry, lambda p: model.phases(p), parameters, **rows, **columns
     )
     assert mine.parameters == model.parameters
     for got, expected in zip(mine.tables(PARAMS), model.tables(PARAMS), strict=True):
@@ -211,3 +209,126 @@ def test_bad_models(make, facts):
 def test_geometry_is_required():
     with raises(TypeError, "dict"):
         xpcs.Static({"q": 1})
+
+
+MODEL, _ = flow(33)
+DATA = np.ones((3, 33, 33))
+GOOD = {"params": PARAMS, "contrast": 0.3, "offset": 1.0, "data": DATA, "sigma": 0.1}
+NEGATIVE = DATA.copy()
+NEGATIVE[1, 2, 3] = -1e-3
+
+
+@pytest.mark.parametrize("function", ["residual", "normal_equations", "log_likelihood"])
+@pytest.mark.parametrize(
+    ("change", "facts"),
+    [
+        ({"params": [1.0]}, "params (1,) (7,) D0, alpha"),
+        ({"contrast": np.ones(2)}, "contrast (2,) (3,)"),
+        ({"offset": np.ones((3, 1))}, "offset (3, 1)"),
+        ({"data": DATA[..., :32]}, "data (3, 33, 32) (3, 33, 33)"),
+        ({"data": DATA[0]}, "data (33, 33)"),
+        ({"data": DATA.astype(np.int32)}, "data int32 float64"),
+        ({"sigma": DATA[0]}, "sigma (33, 33) (3,)"),
+        ({"sigma": np.ones(2)}, "sigma (2,)"),
+        ({"sigma": -0.1}, "sigma negative NaN"),
+        ({"sigma": [0.1, float("nan"), 0.1]}, "sigma negative NaN"),
+        ({"sigma": NEGATIVE}, "sigma negative NaN"),
+    ],
+)
+def test_bad_arguments(function, change, facts):
+    with raises(ValueError, *words(facts)):
+        getattr(xpcs, function)(MODEL, **{**GOOD, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "facts"),
+    [
+        ({"scaling": "auto"}, "scaling 'auto' 'individual', 'constant', 'fixed'"),
+        ({"scaling": "constant", "contrast": np.ones(3)}, 'contrast scaling="constant" (3,)'),
+        ({"symmetric": "yes"}, "symmetric 'yes' False, True, 'auto'"),
+        ({"loss": "l1"}, "loss 'l1' 'linear', 'soft_l1'"),
+        ({"loss": "huber", "f_scale": 0.0}, "f_scale 0.0"),
+        ({"f_scale": np.ones(3)}, "f_scale (3,)"),
+        ({"keep": np.ones(32)}, "keep (32,) (33,)"),
+        ({"data": DATA.astype(np.uint16)}, "uint16 quantization (step, zero)"),
+        (
+            {"data": DATA.astype(np.uint16), "quantization": np.ones(3)},
+            "quantization (3,) (step, zero)",
+        ),
+        ({"quantization": (2.0, 1.0)}, "quantization float64 uint16"),
+    ],
+)
+def test_bad_options(change, facts):
+    with raises(ValueError, *words(facts)):
+        xpcs.normal_equations(MODEL, **{**GOOD, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "facts"),
+    [
+        ({"symmetric": "auto"}, 'symmetric "auto" 8 33'),
+        ({"first_row": 26}, "first_row 26 8 33 25"),
+        ({"first_row": -1}, "first_row -1"),
+        ({"initial": np.zeros((3, 5))}, "initial (3, 5) (3, 58)"),
+        ({"data": DATA[:, :8, :32]}, "data (rows, rows, 33)"),
+    ],
+)
+def test_bad_chunks(change, facts):
+    tables = MODEL.tables(PARAMS)
+    arguments = {"data": DATA[:, :8], "symmetric": False, **change}
+    with raises(ValueError, *words(facts)):
+        xpcs.accumulate(tables, 0.3, 1.0, sigma=0.1, shear_power=4, **arguments)
+
+
+def test_a_state_of_another_model():
+    with raises(ValueError, "state", "(3, 7)"):
+        xpcs.assemble(jnp.zeros((3, 7)), MODEL.tables(PARAMS), 0.3)
+
+
+@pytest.mark.parametrize("index", [[0, 33, 0], [3, 0, 0], [0, 0, -1]])
+def test_index_out_of_range(index):
+    with raises(IndexError, "index[1]"):
+        xpcs.g2_at(MODEL, PARAMS, 0.3, 1.0, [[0, 0, 0], index])
+
+
+@pytest.mark.parametrize("index", [[0, 1, 2], [[0, 1]], [[0.0, 1.0, 2.0]]])
+def test_bad_index(index):
+    with raises(ValueError, "[M, 3] of (phi, i, j)"):
+        xpcs.g2_at(MODEL, PARAMS, 0.3, 1.0, index)
+
+
+def test_not_a_model():
+    with raises(TypeError, "tuple"):
+        xpcs.g2((), PARAMS, 0.3, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "facts"),
+    [
+        (
+            lambda A: ops.two_time_g2(A, A[1:], 1.0, 1.0, shear_power=4),
+            "two_time_g2: X float64[8] float64[9]",
+        ),
+        (lambda A: ops.two_time_g2(A, A, 1.0, 1.0, shear_power=3), "shear_power 3"),
+        (
+            lambda A: ops.two_time_g2(A.astype(np.int32), A, 1.0, 1.0, shear_power=4),
+            "A int32 float32 float64",
+        ),
+        (
+            lambda A: ops.two_time_g2_at(A, A, 1.0, 1.0, np.zeros((1, 3), np.int32), shear_power=4),
+            "X float64[9] float64[m, 9]",
+        ),
+    ],
+)
+def test_bad_operands(call, facts):
+    with raises(ValueError, *words(facts)):
+        call(jnp.arange(9.0))
+
+
+CLASSES = ["Geometry", "Static", "LaminarFlow", "CustomModel"]
+FUNCTIONS = ["g2", "g2_at", "residual", "accumulate", "normal_equations", "log_likelihood"]
+
+
+@pytest.mark.parametrize("name", CLASSES + FUNCTIONS)
+def test_public_names_have_examples(name):
+    assert ">>> " in inspect.getdoc(getattr(xpcs, name))

@@ -1,4 +1,4 @@
-"""Simulated frames and photons: correlations, counts, seeds, and physics fitted to them."""
+"""Simulated frames and photons, physics fitted to them, and the example with NumPyro's NUTS."""
 
 from __future__ import annotations
 
@@ -13,6 +13,15 @@ from support.errors import raises
 from support.xpcs import words
 
 import jaxkern as jk
+
+
+def load(*parts):
+    """Import a program of the repository."""
+    path = Path(__file__).parents[3].joinpath(*parts)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def diagonals(c):
@@ -55,15 +64,8 @@ def test_bins_and_mean_counts_of_a_detector():
     mask = np.array([[1, 1, 1], [1, 0, 1]])
     light = np.array([[1.0, 4.0, 9.0], [0.0, 2.0, 3.0]])
     out = np.full((500, 2, 3), 7, np.uint8)
-    frames = jk.xpcs.simulate_frames(
-        [0.5, 0.7],
-        qmap=jk.xpcs.QMap(bins, mask=mask),
-        n_frames=500,
-        photons=light,
-        modes=50,
-        frame_time=0.1,
-        out=out,
-    )
+    how = {"n_frames": 500, "photons": light, "modes": 50, "frame_time": 0.1, "out": out}
+    frames = jk.xpcs.simulate_frames([0.5, 0.7], qmap=jk.xpcs.QMap(bins, mask=mask), **how)
     assert frames.array is out
     assert frames.metadata == {"frame_time": 0.1}
     expected = np.where(frames.qmap.used, light, 0)
@@ -75,17 +77,13 @@ def test_a_seed_is_reproducible():
     def run(seed):
         return jk.xpcs.simulate_frames([0.1], n_frames=20, pixels=9, seed=seed).array
 
-    seeds = [
-        lambda: 3,
-        lambda: jax.random.key(3),
-        lambda: jax.random.PRNGKey(4),
-        lambda: np.random.SeedSequence(3),
-        lambda: np.random.default_rng(3),
-    ]
-    runs = [run(seed()) for seed in seeds]
-    for made, seed in zip(runs, seeds, strict=True):
-        np.testing.assert_array_equal(made, run(seed()))
-    assert len({made.tobytes() for made in runs}) == len(seeds)
+    def seeds():
+        keys = jax.random.key(3), jax.random.PRNGKey(4)
+        return [3, *keys, np.random.SeedSequence(3), np.random.default_rng(3)]
+
+    runs, same = ([run(seed) for seed in seeds()] for _ in range(2))
+    np.testing.assert_array_equal(runs, same)
+    assert len({frames.tobytes() for frames in runs}) == len(runs)
 
 
 def test_wrong_arguments():
@@ -245,11 +243,24 @@ def test_photons_need_positive_numbers(name):
 @pytest.mark.parametrize("photons", [0.5, 20.0])
 def test_coverage_of_intervals(photons):
     """In 100 fits of 7 x 200^2 points, 68% intervals contain 60 to 76% of the true values."""
-    path = Path(__file__).parents[3] / "benchmarks" / "xpcs_errors.py"
-    spec = importlib.util.spec_from_file_location("xpcs_errors", path)
-    study = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(study)
+    study = load("benchmarks", "xpcs_errors.py")
     study.PIXELS = 300  # half as many, to save time
     pulls = study.pulls(photons, 100, seed=1000)
     assert 0.60 < study.coverage(pulls["jackknife"]) < 0.76
     assert study.coverage(pulls["independent"]) < 0.5
+
+
+@pytest.mark.slow
+def test_the_posterior_has_the_covariance_of_the_fit(tmp_path):
+    example = load("examples", "xpcs_nuts.py")
+    result, draws = example.compare(1000)
+    assert list(draws) == ["contrast[0]", "offset[0]", "D0", "alpha"]
+    for name, fit, error, mean, spread in example.table(result, draws):
+        # About 400 independent draws determine a spread and a correlation to 0.05.
+        assert spread == pytest.approx(error, rel=0.25), name
+        assert abs(mean - fit) < 0.4 * error, name
+    names = [result.names.index(name) for name in draws]
+    expected = result.pcov[np.ix_(names, names)] / np.outer(result.perr[names], result.perr[names])
+    np.testing.assert_allclose(np.corrcoef(list(draws.values())), expected, atol=0.2)
+    example.plot(result, draws, tmp_path / "posterior.png")
+    assert (tmp_path / "posterior.png").stat().st_size > 5000

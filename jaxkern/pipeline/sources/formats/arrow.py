@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxkern.core.memory import available_bytes
 from jaxkern.core.progress import ProgressBar
-from jaxkern.pipeline.sources.files import Paths, expand_paths, import_extra
+from jaxkern.pipeline.sources.files import Paths, expand_paths, import_extra, map_file
 from jaxkern.pipeline.sources.formats.columns import (
     Chunks,
     Column,
@@ -136,9 +136,6 @@ class ParquetSource(_TableSource):
         checks, and that numbers are within the statistics of their row group. Reading takes up to
         twice as long.
 
-    Attributes:
-      bad_images: (field, record) -> error of each masked image.
-
     Raises:
       As `ArrowSource`, and MemoryError.
     """
@@ -170,9 +167,6 @@ class HuggingFaceSource(_TableSource):
       dataset: one split with a length, not a `DatasetDict` or an `IterableDataset`.
       columns, decoders, images: as for `ArrowSource`; `channels` is by default that of
         ``Image(mode=...)``.
-
-    Attributes:
-      bad_images: (field, record) -> error of each masked image.
 
     Raises:
       TypeError: not such a data set, a transform, or columns that are neither numbers nor images.
@@ -241,9 +235,7 @@ def _select(column: Column, rows: np.ndarray) -> Column:
 
 def _mapped_table(file: Path, verify: bool) -> _Part:
     arrow = _arrow()
-    if file.stat().st_size == 0:
-        raise ValueError(f"{file} is empty; expected an Arrow file")
-    data = np.memmap(file, np.uint8, "r")
+    data = map_file(file)
     open_table = arrow.ipc.open_file if data[:6].tobytes() == b"ARROW1" else arrow.ipc.open_stream
     try:
         table = open_table(arrow.BufferReader(arrow.py_buffer(data))).read_all()
@@ -359,7 +351,7 @@ def _plain(kind: Any) -> Any:
     return kind
 
 
-def _values(array: Any, what: str) -> np.ndarray:
+def _values(array: Any, what: str) -> Any:
     """Return the values [N, ...] of numbers or nested lists, as a view if possible."""
     arrow = _arrow()
     kind, types = array.type, arrow.types
@@ -369,8 +361,7 @@ def _values(array: Any, what: str) -> np.ndarray:
         )
     if isinstance(kind, arrow.FixedShapeTensorType):
         _values(array.storage, what)  # checks for missing numbers
-        tensors: np.ndarray = array.to_numpy_ndarray()
-        return tensors
+        return array.to_numpy_ndarray()
     if isinstance(array, arrow.ExtensionArray):
         return _values(array.storage, what)
     if types.is_dictionary(kind):
@@ -391,8 +382,7 @@ def _values(array: Any, what: str) -> np.ndarray:
     if types.is_boolean(kind):
         return np.asarray(array.to_numpy(zero_copy_only=False), bool)
     if types.is_integer(kind) or types.is_floating(kind):
-        numbers: np.ndarray = array.to_numpy(zero_copy_only=True)
-        return numbers
+        return array.to_numpy(zero_copy_only=True)
     raise TypeError(
         f"{what} is {kind}; expected numbers, lists of numbers or images: select columns=[...], or "
         "set decoders={column: a function of bytes} for bytes and text"

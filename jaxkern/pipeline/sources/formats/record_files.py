@@ -54,13 +54,10 @@ class ArrayRecordSource(RecordSource):
         self._lock = threading.Lock()
         self._readers: dict[int, Any] = {}
         self._ends = np.cumsum([self._count(n) for n in range(len(self.files))])
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
+        self._length = int(self._ends[-1])
 
     def __repr__(self) -> str:
-        files = f"{self.files[0].name}; {len(self.files)} files"
-        return f"ArrayRecordSource({files}, {len(self)} records)"
+        return f"ArrayRecordSource({self.files[0].name}; {len(self)} records)"
 
     def record(self, record: int) -> Data:
         number, index = locate(self._ends, record)

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxkern.core.caches import SETTLED, cache_folder, read_index, write_index
 from jaxkern.core.progress import ProgressBar
-from jaxkern.pipeline.sources.files import Paths, expand_paths
+from jaxkern.pipeline.sources.files import Paths, expand_paths, map_file
 from jaxkern.pipeline.sources.formats.columns import (
     NUMPY_HEADERS,
     Column,
@@ -109,17 +109,13 @@ class WebDatasetSource(ColumnSource):
             raise KeyError(f"decoders has {unknown}; the endings of the fields are {existing}")
         super().__init__(columns, index.name_of, **images)
 
-    def __repr__(self) -> str:
-        shards = f"{len(self.files)} shard{'' if len(self.files) == 1 else 's'}"
-        return f"WebDatasetSource({', '.join(self._names)}; {shards}, {len(self)} samples)"
-
 
 class _Index:
     """The members of the samples of all shards; from the cache folder for unchanged shards."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
-        self.blobs = [_map(file) for file in files]
+        self.blobs = [map_file(file) for file in files]
         self._shards: list[ShardIndex] = []
         with ProgressBar(True, "index", "shards") as bar:
             for file, blob in zip(files, self.blobs, strict=True):
@@ -170,12 +166,6 @@ class _Index:
                     f"{list(endings)} for {name!r}: set fields={{...}}"
                 )
             yield members
-
-
-def _map(file: Path) -> np.ndarray:
-    if file.stat().st_size == 0:
-        raise ValueError(f"{file} is empty; expected a tar file")
-    return np.memmap(file, np.uint8, "r")
 
 
 def _field_endings(
@@ -314,13 +304,14 @@ def _read_headers(file: Path, data: np.ndarray) -> ShardIndex:
                 start, size, number = member.offset_data, member.size, None
                 if size <= 40 and _last(ending.lower()) in _NUMBERS:
                     number = _parse_integer(data[start : start + size].tobytes())
-                found = number or 0, number is not None
-                members.append((len(keys) - 1, kind, start, size, *found))
+                is_number = number is not None
+                members.append((len(keys) - 1, kind, start, size, number or 0, is_number))
     except (tarfile.TarError, ValueError, OverflowError) as error:
         compressed = data[:2].tobytes() in (b"\x1f\x8b", b"BZ", b"\xfd7", b"\x28\xb5")
         hint = "; decompress it first" if compressed else ""
         raise ValueError(f"{file} is not a readable tar file: {error}{hint}") from error
-    if len(data) < end + 512 or _has_data(data, end):
+    blocks = (data[k : k + 65_536] for k in range(end, len(data), 65_536))  # stops early
+    if len(data) < end + 512 or any(block.any() for block in blocks):
         # tarfile treats invalid data after the first member as the end, and ignores another tar
         # file after the end.
         raise ValueError(
@@ -330,12 +321,6 @@ def _read_headers(file: Path, data: np.ndarray) -> ShardIndex:
     joined = "".join(f"{key}\0" for key in keys).encode("utf-8", "surrogateescape")
     names = np.frombuffer(joined, np.uint8)
     return ShardIndex(names, np.array(list(endings), str), np.array(members, _MEMBER))
-
-
-def _has_data(data: np.ndarray, begin: int) -> bool:
-    """True if a byte from `begin` on is not zero; reads in blocks and stops early."""
-    step = 1 << 16
-    return any(data[k : k + step].any() for k in range(begin, len(data), step))
 
 
 def _parse_integer(data: bytes) -> int | None:

@@ -30,7 +30,7 @@ from jaxkern.pipeline.sources.images.headers import (
     indexed_headers,
     read_headers,
 )
-from jaxkern.pipeline.sources.source import EncodedImages
+from jaxkern.pipeline.sources.source import EncodedImages, check_choice
 
 OnBadRecord = Literal["raise", "mask"]
 Decode = Literal["full", "scaled"]
@@ -60,12 +60,9 @@ class ImageColumn:
         on_bad_record: OnBadRecord = "raise",
         decode: Decode = "full",
     ) -> None:
-        if channels not in CHANNELS:
-            raise ValueError(f"channels={channels}; expected 1, 3 or 4")
-        if on_bad_record not in ("raise", "mask"):
-            raise ValueError(f"on_bad_record is {on_bad_record!r}; expected 'raise' or 'mask'")
-        if decode not in ("full", "scaled"):
-            raise ValueError(f"decode is {decode!r}; expected 'full' or 'scaled'")
+        check_choice("channels", channels, *CHANNELS)
+        check_choice("on_bad_record", on_bad_record, "raise", "mask")
+        check_choice("decode", decode, "full", "scaled")
         if max_size is not None:
             if not isinstance(max_size, tuple | list) or len(max_size) != 2:
                 raise ValueError(f"max_size is {max_size!r}; expected (height, width) or None")
@@ -298,9 +295,6 @@ class PathList(Sequence[Path]):
             return [self[i] for i in range(len(self))[index]]
         number = range(len(self))[index]
         return Path(os.fsdecode(bytes(self.ranges[number])))
-
-    def __repr__(self) -> str:
-        return f"PathList({len(self)} paths)"
 
 
 def _is_bytes(value: Any) -> bool:

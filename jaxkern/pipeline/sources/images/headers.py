@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import errno
 import io
@@ -106,7 +107,10 @@ def read_stamps(names: ByteRanges) -> np.ndarray:
         native.stamp_files(names.blobs, names.ranges, _FILES_AT_ONCE, stamps)
         return stamps
     for record in range(len(names)):
-        stamps[record] = _stamp(bytes(names[record]))
+        with contextlib.suppress(OSError):
+            status = os.stat(bytes(names[record]))
+            if stat.S_ISREG(status.st_mode):
+                stamps[record] = status.st_size, status.st_mtime_ns
     return stamps
 
 
@@ -176,14 +180,6 @@ def _open_regular(name: str | bytes, flags: int) -> int:
         return descriptor
     os.close(descriptor)
     raise OSError(errno.EINVAL, "not a regular file", os.fsdecode(name))
-
-
-def _stamp(name: bytes) -> tuple[int, int]:
-    try:
-        status = os.stat(name)
-    except OSError:
-        return -1, -1
-    return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else (-1, -1)
 
 
 def indexed_headers(path: Path, files: ByteRanges, names: list[bytes], complete: bool) -> Headers:

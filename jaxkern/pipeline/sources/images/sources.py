@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
@@ -74,12 +75,6 @@ class EncodedSource(BatchSource):
             if "valid" in lengths:
                 raise ValueError("on_bad_record='mask' adds the field 'valid', which exists")
         self.bad_images: dict[tuple[str, int], str] = {}
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(self._names)}; {len(self)} records)"
 
     def describe(self) -> str:
         scaled = [name for name, column in self.images.items() if column.decode == "scaled"]
@@ -280,27 +275,20 @@ class ImageFolder(ImageFiles):
         self.root = self._root = Path(root).absolute()  # the working directory may change
         if not self.root.is_dir():
             raise FileNotFoundError(f"{self.root} is not a folder")
-        self.classes: list[str] = []
-        names: list[bytes] = []
-        ends = [0]
         with os.scandir(self.root) as entries:
             folders = sorted((entry.name, entry.path) for entry in entries if entry.is_dir())
-        for name, path in folders:
-            self.classes.append(name)
-            names += _images_below(os.fsencode(path))
-            ends.append(len(names))
-        if not names:
+        self.classes = [name for name, _ in folders]
+        files = [[*_images_below(os.fsencode(path))] for _, path in folders]
+        if not any(files):
             raise FileNotFoundError(
                 f"{self.root} has no images in its subfolders, root/class/file with one of "
                 f"{', '.join(sorted(_SUFFIXES))}; ImageFiles(paths) needs no subfolders"
             )
-        self.labels = np.repeat(np.arange(len(folders), dtype=np.int32), np.diff(ends))
+        counts = [len(names) for names in files]
+        self.labels = np.repeat(np.arange(len(files), dtype=np.int32), counts)
         options: dict[str, Any] = {"max_pixels": max_pixels, "index": index, "decode": decode}
-        fields = {"label": self.labels}
-        super().__init__(PathList(names), fields, channels, max_size, on_bad_record, **options)
-
-    def __repr__(self) -> str:
-        return f"ImageFolder({self.root.name}; {len(self.classes)} classes, {len(self)} images)"
+        paths, fields = PathList(itertools.chain(*files)), {"label": self.labels}
+        super().__init__(paths, fields, channels, max_size, on_bad_record, **options)
 
 
 class EncodedRecords(EncodedSource):
@@ -340,16 +328,10 @@ class EncodedRecords(EncodedSource):
         names = (fields,) if isinstance(fields, str) else tuple(fields)
         if not names:
             raise ValueError("fields is empty; expected the name of at least one field")
-        self.source = source
+        self.source, self._length = source, len(source)
         options: ImageOptions = {"channels": channels, "max_size": max_size}
         options |= {"max_pixels": max_pixels, "on_bad_record": on_bad_record}
         super().__init__({name: _RecordColumn(self, name, **options) for name in names}, {})
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __repr__(self) -> str:
-        return f"EncodedRecords({type(self.source).__name__}; {len(self)} records)"
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         numbers = records.tolist()
@@ -408,9 +390,10 @@ class _RecordColumn(ImageColumn):
 
 def is_image_error(error: BaseException) -> bool:
     """True for errors of the image, False for missing files, permissions and memory."""
-    if isinstance(error, MemoryError | ImportError) or getattr(error, "errno", None) is not None:
-        return False
-    return isinstance(error, Exception)
+    other = (
+        isinstance(error, MemoryError | ImportError) or getattr(error, "errno", None) is not None
+    )
+    return isinstance(error, Exception) and not other
 
 
 def _images_below(folder: bytes) -> Iterator[bytes]:

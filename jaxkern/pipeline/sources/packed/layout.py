@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxkern.pipeline.sources.files import Paths, expand_paths
+from jaxkern.pipeline.sources.files import Paths, expand_paths, map_file
 
 MAGIC = b"\x89JKP\r\n\x1a\n"
 VERSION = 1
@@ -51,21 +51,12 @@ Codec = Literal["column", "array", "jpeg"]
 
 @dataclasses.dataclass(frozen=True)
 class PackedField:
-    """Storage of a field.
-
-    Attributes:
-      name: name of the field.
-      codec: "column": rows of one shape, stored in the index; "array": arrays of any shape, stored
-        per record; "jpeg": JPEG files.
-      dtype: dtype of the values, of decoded values for "jpeg".
-      shape: shape of a record, with 0 for sides that differ between records; of decoded images for
-        "jpeg".
-    """
+    """Storage of a field: its values, or decoded images for the codec "jpeg"."""
 
     name: str
-    codec: Codec
+    codec: Codec  # "column": rows in the index; "array": arrays of any shape, stored per record
     dtype: np.dtype
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of a record, with 0 for sides that differ between records
 
     @property
     def columns(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
@@ -165,10 +156,8 @@ def open_packed(path: Path) -> tuple[np.ndarray, PackedIndex]:
     Raises:
       ValueError: names the file and the problem.
     """
+    file = map_file(path)
     try:
-        if path.stat().st_size == 0:
-            raise _InvalidFile("is empty; expected a packed file")
-        file = np.memmap(path, np.uint8, "r")
         return file, _read_index(file)
     except _InvalidFile as error:
         raise ValueError(f"{path} {error}") from None
@@ -302,8 +291,8 @@ def packed_paths(path: Paths) -> list[Path]:
     if not any(names) or not (is_pattern or len(paths) > 1):  # a single shard may be read alone
         return paths
     pairs = zip(paths, names, strict=True)
-    sets = {(p.name[: n.start()], n[2]) if n else (p.name, "") for p, n in pairs}
-    if len(sets) > 1:
+    stems = {(p.name[: n.start()], n[2]) if n else (p.name, "") for p, n in pairs}
+    if len(stems) > 1:
         raise ValueError(f"{path} has several sets, of {paths[0].name} and {paths[-1].name}")
     numbers = {int(name[1]) for name in names if name}
     count = int(next(name[2] for name in names if name))

@@ -31,7 +31,13 @@ from jaxkern.pipeline.sources.packed.layout import (
     open_packed,
     packed_paths,
 )
-from jaxkern.pipeline.sources.source import BatchSource, EncodedImages, locate
+from jaxkern.pipeline.sources.source import (
+    BatchSource,
+    EncodedImages,
+    check_choice,
+    check_records,
+    locate,
+)
 from jaxkern.ring.rows import gather_rows
 
 _CONCATENATED_BYTES = 1 << 28  # maximum size of columns of several files that are concatenated
@@ -94,12 +100,9 @@ class PackedSource(BatchSource):
         *,
         max_pixels: int = MAX_PIXELS,
     ) -> None:
-        if channels not in (None, *CHANNELS):
-            raise ValueError(f"channels={channels}; expected 1, 3, 4 or None")
-        if verify not in ("first", "never"):
-            raise ValueError(f"verify is {verify!r}; expected 'first' or 'never'")
-        if on_bad_record not in ("raise", "mask"):
-            raise ValueError(f"on_bad_record is {on_bad_record!r}; expected 'raise' or 'mask'")
+        check_choice("channels", channels, None, *CHANNELS)
+        check_choice("verify", verify, "first", "never")
+        check_choice("on_bad_record", on_bad_record, "raise", "mask")
         self.paths = packed_paths(path)
         self.channels = channels
         self.max_pixels = check_integer("max_pixels", max_pixels, 1)
@@ -108,7 +111,7 @@ class PackedSource(BatchSource):
         check_same_set(self.paths, indices)
         self._files: Sequence[np.ndarray] = files
         self._counts = [index.records for index in indices]
-        self._ends = np.cumsum(self._counts)
+        self._ends, self._length = np.cumsum(self._counts), sum(self._counts)
         #: metadata of the first file, including its position in a set
         self.shard_metadata: Mapping[str, Any] = indices[0].metadata
         #: storage of each field
@@ -125,9 +128,6 @@ class PackedSource(BatchSource):
                 }
         self._shapes = {field.name: self._shape_of(field) for field in self.fields}
         self._unread = None if verify == "never" else np.ones(len(self), bool)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
 
     def __repr__(self) -> str:
         name = self.paths[0].name
@@ -209,8 +209,7 @@ class PackedSource(BatchSource):
         return {} if self._native is None else self._native[1]
 
     def encoded_bytes(self, field: str, record: int) -> bytes | None:
-        codecs = {field.name: field.codec for field in self.fields}
-        if codecs.get(field) != "jpeg":
+        if (field, "jpeg") not in [(each.name, each.codec) for each in self.fields]:
             return None
         self.check(np.array([record]))
         return self._stored(field, record).tobytes()
@@ -224,7 +223,8 @@ class PackedSource(BatchSource):
     def check(self, records: np.ndarray) -> None:
         """Raise ValueError for the first damaged record; each record is verified once."""
         self._check_open()
-        self._check_mapped(np.unique(self._shard_numbers(records)).tolist())
+        check_records(records, len(self))
+        self._check_mapped(np.unique(np.searchsorted(self._ends, records, "right")).tolist())
         if self._unread is None:
             return
         unread = records[self._unread[records]]
@@ -245,7 +245,7 @@ class PackedSource(BatchSource):
         with concurrent.futures.ThreadPoolExecutor(num_threads()) as threads:
             damages = threads.map(lambda block: [self._damage(r) for r in block], blocks)
             for block, results in zip(blocks, damages, strict=True):
-                yield from (damage for damage in results if damage)
+                yield from filter(None, results)
                 if progress is not None:
                     progress(block.stop)
 
@@ -309,12 +309,6 @@ class PackedSource(BatchSource):
         dense = np.ndarray(shape, field.dtype, file, int(offset[0])).strides
         strides = (int(steps[0]) if steps.size else size, *dense)
         return np.ndarray((count, *shape), field.dtype, file, int(offset[0]), strides)
-
-    def _shard_numbers(self, records: np.ndarray) -> np.ndarray:
-        outside = records[(records < 0) | (records >= len(self))]
-        if outside.size:
-            raise IndexError(f"record {outside[0]} is out of range for {self!r}")
-        return np.searchsorted(self._ends, records, side="right")
 
     def _stored(self, field: str, record: int) -> np.ndarray:
         """Return the stored bytes of a record."""
