@@ -118,9 +118,9 @@ def test_fallback_has_the_scope_of_the_op(differentiate):
 def test_error_in_the_block_ends_the_profile(tmp_path):
     with pytest.raises(ZeroDivisionError), trace(tmp_path):
         raise ZeroDivisionError
-    with trace(tmp_path, file=io.StringIO()) as recorded:
-        with raises(RuntimeError, "profile"), trace(tmp_path / "nested"):
-            pass
+    nested = trace(tmp_path / "nested")
+    with trace(tmp_path, file=io.StringIO()) as recorded, raises(RuntimeError, "profile"), nested:
+        pass
     assert str(recorded) == "no operation of a compiled program ran in the trace"
 
 
