@@ -270,6 +270,7 @@ class _MaskWarps(Transform):
 
     @property
     def parameters(self) -> dict[str, str]:  # type: ignore[override]
+        """Return the names and types of the parameters."""
         return self.inner.parameters
 
     def output_size(self, size: Size) -> Size:

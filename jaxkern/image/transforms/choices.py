@@ -46,6 +46,7 @@ class _Container(Transform):
 
     @property
     def parameters(self) -> dict[str, str]:  # type: ignore[override]
+        """Return the names and types of the parameters."""
         return self._own_parameters() | {
             f"{k}.{name}": kind
             for k, inner in enumerate(self.transforms)

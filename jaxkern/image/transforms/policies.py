@@ -261,6 +261,7 @@ class RandAugment(_Policy):
 
     @property
     def parameters(self) -> dict[str, str]:  # type: ignore[override]
+        """Return the names and types of the parameters."""
         return _op_parameters(self.num_ops)
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
@@ -383,6 +384,7 @@ class AugMix(_Policy):
 
     @property
     def parameters(self) -> dict[str, str]:  # type: ignore[override]
+        """Return the names and types of the parameters."""
         width = self.mixture_width
         return {**_op_parameters(width, self._depth), "weights": f"float[{width}]", "m": "float"}
 

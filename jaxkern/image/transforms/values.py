@@ -235,6 +235,7 @@ class RandomErasing(Transform):
 
     @property
     def parameters(self) -> dict[str, str]:  # type: ignore[override]
+        """Return the names and types of the parameters."""
         return {**BOX, "erase": "bool", **({"seed": "int[2]"} if self._random else {})}
 
     @property
