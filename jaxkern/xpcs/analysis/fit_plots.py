@@ -445,5 +445,6 @@ def residual_scale(view: AngleView) -> tuple[float, float]:
 
 
 def _finite(arrays: Iterable[Array]) -> Array:
-    points = np.concatenate([np.zeros(0), *arrays])
-    return points[np.isfinite(points)]
+    points: Array = np.concatenate([np.zeros(0), *arrays])
+    finite: Array = points[np.isfinite(points)]
+    return finite
