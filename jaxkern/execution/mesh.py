@@ -145,13 +145,12 @@ def _shard(tree: Any, specs: Any, mesh: Mesh) -> Any:
     def put_all(spec: Any, part: Any) -> Any:
         return jax.tree.map(lambda x: put(x, spec), part)
 
-    leaves, structure = jax.tree.flatten(specs, is_leaf=_is_spec)
     try:
-        parts = structure.flatten_up_to(tree)
+        jax.tree.map(lambda spec, part: None, specs, tree, is_leaf=_is_spec)  # compares structures
     except ValueError as error:
         expected = jax.tree.structure(tree)
         raise ValueError(f"specifications: expected a prefix of {expected}, got {specs}") from error
-    return structure.unflatten(map(put_all, leaves, parts))
+    return jax.tree.map(put_all, specs, tree, is_leaf=_is_spec)
 
 
 def _is_spec(value: Any) -> bool:
