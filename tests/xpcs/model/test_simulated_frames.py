@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+import unittest.mock
 from pathlib import Path
 
 import jax
@@ -20,7 +22,9 @@ def load(*parts):
     path = Path(__file__).parents[3].joinpath(*parts)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    # The modules next to it, such as the harness of the benchmarks.
+    with unittest.mock.patch.object(sys, "path", [*sys.path, str(path.parent)]):
+        spec.loader.exec_module(module)
     return module
 
 
