@@ -130,7 +130,8 @@ class Assembly:
         if _is_chunked(order):
             self._run(feed, feed.located(order))
             return
-        ((records, rows),) = [*feed.located([order])]
+        (chunk,) = tuple(feed.located([order]))
+        records, rows = chunk
         rest = 0 if remainder == "drop" else batch_size - 1
         self._length = (len(records) + rest) // batch_size
         if any(field.producer is not None for field in fields.values()):

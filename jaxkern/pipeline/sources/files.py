@@ -8,6 +8,7 @@ import itertools
 import math
 import os
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ _MAX_FILES = 1_000_000
 
 #: a path, a pattern, or a sequence of them
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+#: serializes NumPy's header parsers, which are not thread-safe on CPython 3.11 ("AST constructor
+#: recursion depth mismatch", python/cpython#106905)
+NUMPY_HEADERS = threading.Lock()
 
 
 def expand_paths(paths: Paths, suffixes: Sequence[str], what: str) -> list[Path]:

@@ -19,14 +19,8 @@ import numpy as np
 
 from jaxkern.core.caches import SETTLED, cache_folder, read_index, write_index
 from jaxkern.core.progress import ProgressBar
-from jaxkern.pipeline.sources.files import Paths, expand_paths, map_file
-from jaxkern.pipeline.sources.formats.columns import (
-    NUMPY_HEADERS,
-    Column,
-    ColumnSource,
-    Decode,
-    Decoded,
-)
+from jaxkern.pipeline.sources.columns import Column, Decode, EncodedSource, decoded
+from jaxkern.pipeline.sources.files import NUMPY_HEADERS, Paths, expand_paths, map_file
 from jaxkern.pipeline.sources.images.fields import ImageOptions
 from jaxkern.pipeline.sources.images.headers import ByteRanges
 from jaxkern.pipeline.sources.source import locate
@@ -43,7 +37,7 @@ _MEMBER = np.dtype(
 _IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm", "gif", "tif", "tiff")
 
 
-class WebDatasetSource(ColumnSource):
+class WebDatasetSource(EncodedSource):
     """Source of WebDataset shards: local tar files, mapped into memory.
 
     The members of a sample are consecutive, and their names are equal up to the first dot of the
@@ -103,7 +97,7 @@ class WebDatasetSource(ColumnSource):
                         f"the members {'.' + endings[0]!r} of {self.files[0]} have no decoder; use "
                         f"decoders={{{endings[0]!r}: a function of bytes}}, or fields={{...}}"
                     )
-                columns[name] = Decoded(index.ranges(name, endings), function)
+                columns[name] = decoded(index.ranges(name, endings), function)
         if unknown := sorted(decoders.keys() - used):
             existing = sorted({ending for endings in endings_of.values() for ending in endings})
             raise KeyError(f"decoders has {unknown}; the endings of the fields are {existing}")

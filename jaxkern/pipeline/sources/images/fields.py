@@ -50,6 +50,8 @@ class ImageOptions(TypedDict, total=False):
 class ImageColumn:
     """A field of N encoded images; `name_of` returns the name of a record's image for messages."""
 
+    codec: Literal["jpeg", "raw"] = "jpeg"  # of `encoded_images`
+
     def __init__(
         self,
         images: ByteRanges,
@@ -147,7 +149,7 @@ class ImageColumn:
             return None
         images, scaled = self.images, self.decode == "scaled"
         ranges = (images.blobs, images.ranges, images.in_files, self.headers.size)
-        return EncodedImages(*ranges, "jpeg", self.channels, self.max_pixels, scaled)
+        return EncodedImages(*ranges, self.codec, self.channels, self.max_pixels, scaled)
 
     def native_problem(self) -> str:
         """Return why native threads cannot decode the images; "" if they can."""

@@ -80,7 +80,7 @@ class ByteRanges:
 
     def bytes_of(self, record: int) -> memoryview:
         """Return the bytes of an image; raise OSError if its mapped file was truncated."""
-        self.check(np.array([record]))
+        check_mapped("an encoded image", self.blobs[self.ranges[record, 0]])
         return self[record]
 
     def select(self, records: np.ndarray) -> ByteRanges:
