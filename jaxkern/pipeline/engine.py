@@ -31,7 +31,7 @@ class ItemSource:
 
     def make(self, claim: Any, slot: Any) -> Any:
         """Return the item of a claim, in any thread. If its arrays are in the ring's slot, its
-        `filled` is True, and ``item.with_arrays`` gets what the ring delivers."""
+        `filled` is True, and its fields are replaced by those that the ring delivers."""
         return claim
 
     def resize(self, threads: int) -> None:
@@ -120,7 +120,7 @@ class Engine:
         if error is not None:
             item = item._replace(error=error)
         elif getattr(item.value, "filled", False):
-            item = item._replace(value=item.value.with_arrays(arrays))
+            item = item._replace(value=item.value._replace(**arrays, filled=False))
         self.position = item.after
         return item
 

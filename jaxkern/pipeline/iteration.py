@@ -280,7 +280,7 @@ class PipelineIterator(Iterator[Data]):
         else:
             assert first is not None
             _raise_malloc_trim_threshold(first.nbytes)
-            leaves = [] if first.ragged else first.joint.leaves
+            leaves = [] if first.ragged else first.leaves
             engine = Engine(
                 self._items or WorkItems(self._run, self._made),
                 tuning.workers,
@@ -317,7 +317,7 @@ class PipelineIterator(Iterator[Data]):
 
     def _deliver(self, item: WorkItem) -> Data:
         # JAX must not use the memory of a NumPy array that may belong to the user.
-        joint, records = item.with_owned_buffers().joint, item.records
+        item, records = item.with_owned_buffers(), item.records
         sharding, program = self._options.sharding, self._plan.final_program
         if sharding is not None:
             if item.ragged:
@@ -325,15 +325,13 @@ class PipelineIterator(Iterator[Data]):
                     "images of different sizes cannot be sharded over a mesh; resize them on the "
                     'host: OperatorNode(aug, on="host")'
                 )
-            joint = joint._replace(leaves=[_shard(leaf, sharding) for leaf in joint.leaves])
+            leaves: list[Any] = [_shard(leaf, sharding) for leaf in item.leaves]
             records = _shard(records, sharding, axes=1)  # the halves of an id are not divided
         else:
-            joint = joint._replace(leaves=[_uncommitted(leaf) for leaf in joint.leaves])
-        if program is None:
-            return joint.batches()[0]
-        if isinstance(records, jax.Array) and sharding is None:
-            records = _uncommitted(records)
-        return program(joint, records, self._run.key)
+            leaves = [_uncommitted(leaf) for leaf in item.leaves]
+            records = _uncommitted(records) if isinstance(records, jax.Array) else records
+        item = item._replace(leaves=leaves, records=records)
+        return item.batches()[0] if program is None else program(item, self._run.key)
 
 
 def _raise_malloc_trim_threshold(batch_bytes: int) -> None:
