@@ -261,8 +261,8 @@ def device_code_problem(
         return f"{gpu}, and the kernels are compiled for {built_for}; build from source for it"
     if driver < built:
         return (
-            f"{gpu}, for which the CUDA driver must compile PTX of CUDA {cuda_version_text(built)}, "
-            f"but it supports CUDA {cuda_version_text(driver)}; update the driver"
+            f"{gpu}, for which the driver must compile PTX of CUDA {cuda_version_text(built)}, but "
+            f"it supports CUDA {cuda_version_text(driver)}; update the driver"
         )
     return None
 
