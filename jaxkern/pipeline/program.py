@@ -99,8 +99,7 @@ class WorkItem(NamedTuple):
 
 def split_uint64(records: np.ndarray) -> np.ndarray:
     """Return record ids as uint32 [N, 2]: the high and the low half."""
-    bits = records.astype(np.uint64)
-    return np.stack([bits >> np.uint64(32), bits & np.uint64(0xFFFFFFFF)], 1).astype(np.uint32)
+    return records.astype(">u8").view(">u4").reshape(-1, 2).astype(np.uint32)
 
 
 class NodeProgram:
