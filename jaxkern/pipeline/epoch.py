@@ -364,13 +364,12 @@ class NativeEngine:
 
     def _item(self, index: int, data: dict[str, Any]) -> WorkItem:
         work, rows = self._work, self._layout.rows_of(index)
-        mask = self._layout.mask_of(rows)
         if self._layout.remainder == "pad":
-            data["mask"] = mask
+            data["mask"] = self._layout.mask_of(rows)
         records = self._epoch.records(self._layout, rows)
         bad = 0
         if work.masks and not (valid := np.asarray(data["valid"])).all():
-            bad = int((~valid & mask).sum())
+            bad = int((~valid & self._layout.mask_of(rows)).sum())
             self._reader.note_masked(records[~valid])
         if work.residual is not None:
             names = work.arrays.keys() - work.producers.keys()

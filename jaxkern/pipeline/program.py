@@ -44,9 +44,8 @@ class WorkItem(NamedTuple):
         distinct = {id(leaf): leaf for leaf in leaves}
         index = {key: number for number, key in enumerate(distinct)}
         indices = tuple(index[id(leaf)] for leaf in leaves)
-        bits = records.astype(np.uint64)
-        halves = np.stack([bits >> np.uint64(32), bits & np.uint64(0xFFFFFFFF)], 1)
-        return cls(list(distinct.values()), indices, tree, halves.astype(np.uint32), **options)
+        halves = records.astype(">u8").view(">u4").reshape(-1, 2).astype(np.uint32)
+        return cls(list(distinct.values()), indices, tree, halves, **options)
 
     def batches(self) -> tuple[Data, ...]:
         """Return the batches."""
