@@ -109,15 +109,15 @@ class CombinedSource(BatchSource):
 class JoinedSource(CombinedSource):
     """Concatenation of sources with equal fields, possibly repeated.
 
-    `numbers` are the record numbers that each source occupies: its length, or more if it repeats.
+    `counts` are the numbers of records of each source: its length, or more if it is repeated.
     """
 
     def __init__(
-        self, sources: Sequence[BatchSource], numbers: Sequence[int], what: str = "concat"
+        self, sources: Sequence[BatchSource], counts: Sequence[int], what: str = "concat"
     ) -> None:
         super().__init__(sources)
-        self._ends = np.cumsum(numbers, dtype=np.int64)
-        self._starts = self._ends - np.asarray(numbers, np.int64)
+        self._ends = np.cumsum(counts, dtype=np.int64)
+        self._starts = self._ends - np.asarray(counts, np.int64)
         self._length = int(self._ends[-1])
         self._fields = FieldChecker(what)
 
@@ -251,13 +251,12 @@ class ZippedSource(CombinedSource):
             return None
         parts: list[Data] = []
         for source in self.sources:
-            arrays = source.row_arrays()
-            rows = source.rows_of(np.arange(len(self)))
-            chosen = {name: _select_rows(array, rows) for name, array in (arrays or {}).items()}
-            if arrays is None or any(array is None for array in chosen.values()):
+            if (arrays := source.row_arrays()) is None:
                 return None
-            parts.append(chosen)
-        return merge_fields(parts, None)
+            rows = source.rows_of(np.arange(len(self)))
+            parts.append({name: _select_rows(array, rows) for name, array in arrays.items()})
+        fields = merge_fields(parts, None)
+        return None if any(rows is None for rows in fields.values()) else fields
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
         if self.names is not None:

@@ -29,7 +29,7 @@ def expand_paths(paths: Paths, suffixes: Sequence[str], what: str) -> list[Path]
     """Expand paths and patterns to absolute paths of existing files, in order.
 
     Args:
-      paths: a path; a folder, which stands for its sorted files with these suffixes; a pattern of
+      paths: a path; a folder, of which the files with these suffixes are sorted; a pattern with
         ``*``, ``?``, ``[...]``, ``{a,b}`` or ``{000..003}``; or a sequence of these.
       suffixes: suffixes of the files in a folder, such as ``.parquet``.
       what: kind of files, for messages.

@@ -363,7 +363,8 @@ def _values(array: Any, what: str) -> Any:
         lengths = np.diff(starts) if len(array) else np.zeros(1, np.int64)
         if (odd := np.flatnonzero(lengths != lengths[0])).size:
             raise ValueError(
-                f"{what} has lists of {lengths[0]} and of {lengths[odd[0]]} items; pad or cut them"
+                f"{what} has lists of {lengths[0]} and of {lengths[odd[0]]} items; expected equal "
+                "lengths: pad or truncate them"
             )
         values = _values(array.values[int(starts[0]) : int(starts[-1])], what)
         return values.reshape(len(array), int(lengths[0]), *values.shape[1:])

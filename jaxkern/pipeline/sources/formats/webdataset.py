@@ -141,8 +141,8 @@ class _Index:
         """Return the byte ranges of a field."""
         chosen = self._select(name, endings)
         members = self._members[chosen]
-        ranges = np.stack([self._shards[chosen], members["offset"], members["length"]], 1)
-        return ByteRanges(self._blobs, ranges, in_files=False)
+        shards = self._shards[chosen]
+        return ByteRanges.from_columns(self._blobs, shards, members["offset"], members["length"])
 
     def numbers(self, name: str, endings: Sequence[str]) -> np.ndarray:
         """Return int64 [N] of a field whose members are integers."""

@@ -124,10 +124,8 @@ class PackedSource(EncodedSource):
                 columns[field.name] = join_arrays(self._values[field.name])
                 continue
             joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-            ranges = np.stack([number, joined["offset"], joined["size"]], axis=1)
-            stored = _StoredField(
-                field, ByteRanges(files, ranges, in_files=False), joined["crc32"], joined["shape"]
-            )
+            ranges = ByteRanges.from_columns(files, number, joined["offset"], joined["size"])
+            stored = _StoredField(field, ranges, joined["crc32"], joined["shape"])
             self._stored[field.name] = stored
             columns[field.name] = self._column(stored, options)
         super().__init__(columns, **options)
@@ -221,9 +219,8 @@ class PackedSource(EncodedSource):
         self._check_open()
         check_records(records, len(self))
         self._check_mapped(np.unique(np.searchsorted(self._ends, records, "right")).tolist())
-        if self._unread is None:
+        if self._unread is None or not (unread := records[self._unread[records]]).size:
             return
-        unread = records[self._unread[records]]
         parts = np.array_split(unread, min(num_threads(), 1 + len(unread) // _RECORDS_PER_THREAD))
         if len(parts) == 1:
             damages = [self._first_damage(unread)]
