@@ -67,7 +67,7 @@ def native_work(plan: PipelinePlan) -> NativeWork | None:
     inputs_of_producers = [part for k in producers.keys() & rows.keys() for part in _parts(rows[k])]
     if not all(part.flags.aligned for part in inputs_of_producers):
         return None
-    arrays = {**rows, **{name: images.place for name, images in encoded.items()}}
+    arrays = {**rows, **{name: images.ranges for name, images in encoded.items()}}
     residual = None
     node.op = node.op.residual(fields)
     if node.op is not None:

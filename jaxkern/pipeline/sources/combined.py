@@ -213,10 +213,10 @@ def _concatenate(images: Sequence[EncodedImages]) -> EncodedImages | None:
     if len(images) == 1:
         return images[0]
     first_blob = np.cumsum([0, *(len(each.blobs) for each in images)])
-    places = [one.place + np.array([k, 0, 0]) for one, k in zip(images, first_blob, strict=False)]
+    ranges = [each.ranges + [k, 0, 0] for each, k in zip(images, first_blob, strict=False)]
     blobs = tuple(blob for each in images for blob in each.blobs)
     size = np.concatenate([each.size for each in images])
-    return dataclasses.replace(images[0], blobs=blobs, place=np.concatenate(places), size=size)
+    return dataclasses.replace(images[0], blobs=blobs, ranges=np.concatenate(ranges), size=size)
 
 
 class ZippedSource(CombinedSource):
@@ -287,7 +287,7 @@ def _select_rows(array: np.ndarray | RowParts, rows: np.ndarray) -> np.ndarray |
 
 def _select_images(images: EncodedImages, rows: np.ndarray) -> EncodedImages:
     return dataclasses.replace(
-        images, place=images.place[rows], size=images.size[rows], rows_of=None
+        images, ranges=images.ranges[rows], size=images.size[rows], rows_of=None
     )
 
 

@@ -26,17 +26,17 @@ class EncodedImages:
 
     Attributes:
       blobs: C-contiguous uint8 [B] each: bytes of encoded images, for example memory maps.
-      place: int64 [N, 3] of each record: blob, offset and length of its bytes.
+      ranges: int64 [N, 3]: blob, offset and length of the bytes of each record.
       in_files: True if these bytes are names of files, encoded for the file system.
       size: int32 [N, 2], height and width of the upright image, from its header; zeros if unknown.
       codec: "jpeg", or "raw" for uncompressed uint8 [height, width, channels].
       channels, max_pixels: as for `Encoded`.
       scaled: True if JPEG may be decoded at 1/2, 1/4 or 1/8, see `ImageFiles`.
-      rows_of: function from record numbers to rows of `place` and `size`, if they differ.
+      rows_of: function from record numbers to rows of `ranges` and `size`, if they differ.
     """
 
     blobs: tuple[np.ndarray, ...]
-    place: np.ndarray
+    ranges: np.ndarray
     in_files: bool
     size: np.ndarray
     codec: Literal["jpeg", "raw"] = "jpeg"
