@@ -36,8 +36,7 @@ def gather_rows(arrays: Sequence[np.ndarray], rows: np.ndarray, out: np.ndarray)
         library.gather_rows(parts, np.ascontiguousarray(rows, np.int64), flat)
         return out
     ends = np.cumsum([len(array) for array in arrays])
-    if rows.size and not (rows.min() >= 0 and rows.max() < ends[-1]):
-        raise IndexError(f"rows {rows.min()} to {rows.max()} are out of range for {ends[-1]} rows")
+    _check_rows(rows, int(ends[-1]))
     numbers = np.searchsorted(ends, rows, side="right")
     for number, array in enumerate(arrays):
         selected = numbers == number
@@ -86,6 +85,7 @@ class RowParts:
             out = np.empty((len(rows), *self.shape[1:]), self.dtype)
         arrays: Sequence[np.ndarray] = self.arrays
         if len(arrays) > _FEW_PARTS and len(rows):
+            _check_rows(rows, len(self))
             # Select the arrays of these rows: checks of thousands of others would take longer.
             numbers = np.searchsorted(self._ends, rows, side="right")
             used = np.flatnonzero(np.bincount(numbers))
@@ -97,6 +97,11 @@ class RowParts:
         for array in arrays:
             check_mapped("a field", array)
         return gather_rows(arrays, rows, out)
+
+
+def _check_rows(rows: np.ndarray, count: int) -> None:
+    if rows.size and not (rows.min() >= 0 and rows.max() < count):
+        raise IndexError(f"rows {rows.min()} to {rows.max()} are out of range for {count} rows")
 
 
 def _is_byte_copy(arrays: Sequence[np.ndarray], out: np.ndarray) -> bool:

@@ -213,9 +213,8 @@ def _concatenate(images: Sequence[EncodedImages]) -> EncodedImages | None:
     if len(images) == 1:
         return images[0]
     first_blob = np.cumsum([0, *(len(each.blobs) for each in images)])
-    ranges = [
-        each.ranges + np.array([k, 0, 0]) for each, k in zip(images, first_blob, strict=False)
-    ]
+    starts = [np.array([number, 0, 0]) for number in first_blob]
+    ranges = [each.ranges + start for each, start in zip(images, starts, strict=False)]
     blobs = tuple(blob for each in images for blob in each.blobs)
     size = np.concatenate([each.size for each in images])
     return dataclasses.replace(images[0], blobs=blobs, ranges=np.concatenate(ranges), size=size)
