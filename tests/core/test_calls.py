@@ -36,9 +36,8 @@ def test_a_call_tells_its_operands_parameters_and_cost():
     (one,) = calls_in(jax.vmap(lambda x: call(x, twice=True)), batch)
     assert one.op is scale
     assert [(x.shape, x.dtype) for x in one.operands] == [((7, 5), np.float32), ((1,), np.float32)]
-    assert [(x.shape, x.dtype) for x in one.results] == [((7, 5), np.float32)]
     assert (one.batch_dims, one.static, one.backend) == (1, {"twice": True}, "auto")
-    assert (one.count, one.conditional, one.devices, one.path) == (1, False, 1, ())
+    assert (one.count, one.devices) == (1, 1)
     # Two flops an element; 35 elements read and written, and one scalar, of four bytes.
     assert one.cost == (70, 4 * (35 + 35 + 1))
     assert "no library registered" in one.problem("cpu")
@@ -69,18 +68,15 @@ def test_a_while_loop_runs_an_unknown_number_of_times_and_knows_its_own_scans():
     looped = lambda x: lax.while_loop(lambda y: y[0] < 9, body, x)  # noqa: E731
     (one,) = calls_in(looped, X)
     assert one.count is None
-    assert one.path == ("while", "scan:3")
     nothing = lambda x: lax.scan(lambda y, _: (looped(y), None), x, length=0)[0]  # noqa: E731
     assert [c.count for c in calls_in(nothing, X)] == [0]
 
 
-def test_branches_are_alternatives():
+def test_branches_count_as_if_taken():
     def fn(p, x):
         return lax.cond(p, lambda y: call(call(y)), lambda y: call(y, 3.0), call(x))
 
-    calls = calls_in(fn, True, X)
-    assert [c.conditional for c in calls] == [False, True, True, True]
-    assert [c.count for c in calls] == [1] * 4
+    assert [c.count for c in calls_in(fn, True, X)] == [1] * 4
 
 
 @pytest.mark.parametrize("wrap", ["jit", "remat", "custom_jvp", "custom_vjp", "grad"])
