@@ -94,17 +94,17 @@ def benchmark_device_performance(
     run = jax.jit(lambda *x: op(*x, shear_power=4))
     seconds = statistics.median(call_seconds(run, *operands, calls=5, seconds=0.3))
     (call,) = op_calls(run.trace(*operands).jaxpr)
-    cost, reason = call.cost, call.problem(roof.platform)
-    if cost.flops is None or cost.bytes is None:
-        raise RuntimeError(f"{op.name} declares no cost")
+    (flops, moved), reason = call.cost, call.problem(roof.platform)
+    assert flops is not None  # the op declares its cost
+    assert moved is not None
     return DevicePerformance(
         ceilings=roof,
         size=size,
         seconds=seconds,
         points_per_second=size**2 / seconds,
-        bytes_per_second=cost.bytes / seconds,
-        flops_per_second=cost.flops / seconds,
-        ceiling=min(roof.best.fma_f32, cost.flops / cost.bytes * roof.best.bandwidth),
+        bytes_per_second=moved / seconds,
+        flops_per_second=flops / seconds,
+        ceiling=min(roof.best.fma_f32, flops / moved * roof.best.bandwidth),
         native=reason is None,
         reason=reason,
     )
