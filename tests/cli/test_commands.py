@@ -308,6 +308,7 @@ for command in ("bench", "roofline", "device --measure", f"profile {__file__}"):
     assert main([command, "--json", *rest]) == 2
 main(["device", "--json"])
 main(["doctor", "--json"])
+assert main(["doctor"]) == 1
 """
 
 
@@ -325,7 +326,9 @@ def test_missing_platform_is_named(tmp_path):
     errors = [line for line in process.stderr.splitlines() if line.startswith("error: ")]
     read = json.JSONDecoder().raw_decode
     status, end = read(process.stdout)
-    diagnosis, _ = read(process.stdout[end:].strip())
+    rest = process.stdout[end:].strip()
+    diagnosis, end = read(rest)
+    assert "JAX cannot start its default backend" in rest[end:]
     assert len(errors) == 4
     for problem in (*errors, *status["status"]["problems"], diagnosis["problems"][0]):
         assert "JAX_PLATFORMS is 'cuda'" in problem

@@ -31,7 +31,7 @@ def calls_in(fn, *args) -> list[OpCall]:
 X = np.ones(5, np.float32)
 
 
-def test_a_call_tells_its_operands_parameters_and_cost():
+def test_operands_parameters_and_cost():
     batch = np.ones((7, 5), np.float32)
     (one,) = calls_in(jax.vmap(lambda x: call(x, twice=True)), batch)
     assert one.op is scale
@@ -43,13 +43,13 @@ def test_a_call_tells_its_operands_parameters_and_cost():
     assert "no library registered" in one.problem("cpu")
 
 
-def test_a_forced_backend_is_the_problem():
+def test_forced_backend():
     with jk.backend("jax"):
         (one,) = calls_in(call, X)
     assert one.problem("cpu") == "the backend is 'jax'"
 
 
-def test_scans_multiply_their_lengths():
+def test_lengths_of_nested_scans_multiply():
     def inner(x, _):
         return call(x), None
 
@@ -61,7 +61,7 @@ def test_scans_multiply_their_lengths():
     assert [c.count for c in calls_in(lambda x: lax.scan(inner, x, length=0)[0], X)] == [0]
 
 
-def test_a_while_loop_runs_an_unknown_number_of_times_and_knows_its_own_scans():
+def test_count_in_a_while_loop_is_unknown():
     def body(x):
         return lax.scan(lambda y, _: (call(y), None), x, length=3)[0]
 
@@ -80,7 +80,7 @@ def test_branches_count_as_if_taken():
 
 
 @pytest.mark.parametrize("wrap", ["jit", "remat", "custom_jvp", "custom_vjp", "grad"])
-def test_what_holds_a_program_is_walked(wrap):
+def test_calls_in_nested_programs(wrap):
     def loss(x):
         return jnp.sum(call(x))
 
@@ -99,7 +99,7 @@ def test_what_holds_a_program_is_walked(wrap):
     assert [c.op for c in calls_in(fn, X)] == [scale]
 
 
-def test_a_linear_solve_counts_what_it_solves_by():
+def test_linear_solve_counts_its_solver():
     def fn(b):
         return lax.custom_linear_solve(
             lambda x: call(x, 4.0), b, lambda matvec, y: call(y, 0.25), symmetric=True
@@ -108,7 +108,7 @@ def test_a_linear_solve_counts_what_it_solves_by():
     assert len(calls_in(fn, X)) == 1
 
 
-def test_shard_map_tells_parts_and_devices():
+def test_shards_and_devices_of_shard_map():
     mesh = jax.make_mesh((2, 2), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
     batch = np.ones((8, 5), np.float32)
 
@@ -121,7 +121,7 @@ def test_shard_map_tells_parts_and_devices():
     assert (one_axis.devices, one_axis.operands[0].shape) == (2, (4, 5))
 
 
-def test_an_op_declared_again_leaves_older_programs_readable():
+def test_program_of_an_op_that_is_declared_again():
     def declare():
         return jk.Op("test.calls_twice", version=1, abstract=lambda x: x, impl=lambda x: x)
 

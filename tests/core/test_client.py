@@ -23,7 +23,7 @@ def test_invalid_fractions(fraction):
     assert os.environ[client.MEMORY_FRACTION] == "0.25"
 
 
-def test_the_fraction_is_what_jax_reads():
+def test_jax_reads_the_fraction():
     jax.devices()  # a CPU backend that has started is in nobody's way
     client.set_memory_fraction(0.5)
     # JAX's own reading of it, where a GPU client is made. It refuses both names at once.
@@ -33,7 +33,7 @@ def test_the_fraction_is_what_jax_reads():
     assert options["memory_fraction"] == 0.5
 
 
-def test_a_started_gpu_is_an_error_that_says_what_to_do(monkeypatch):
+def test_error_after_a_gpu_has_started(monkeypatch):
     monkeypatch.setattr(compat, "started_backends", lambda: ("cpu", "cuda"))
     with raises(RuntimeError, "cuda backend of JAX has already", "FRACTION=0.5"):
         client.set_memory_fraction(0.5)
