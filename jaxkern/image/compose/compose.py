@@ -91,8 +91,11 @@ def passes(aug: Compose, steps: Parts, chain: ChainBuilder) -> Iterator[BatchPas
         for transform, params in fused:
             transform.fold(chain, params)
         if kind in ("program", "jax"):
-            stages.chain(chain.finish_rounded())
-            rounded, channels, size = chain.rounded_dtype, chain.channels, chain.size
+            if not is_static(*chain.size):
+                raise sizes_differ("a transform")
+            rounded = Dtype.U8 if chain.levels else Dtype.F32
+            stages.chain(chain.finish(rounded))
+            channels, size = chain.channels, chain.size
             if kind == "jax":
                 yield BatchPass(stages, size, functions=others)
                 stages, others = ops.StagesBuilder(channels, rounded), []
@@ -104,12 +107,16 @@ def passes(aug: Compose, steps: Parts, chain: ChainBuilder) -> Iterator[BatchPas
                     stages = ops.StagesBuilder(channels, rounded)
             chain = chain.following(channels, rounded)
             continue
-        order = layout if last else Layout.NHWC
-        stages.chain(chain.finish(dtype, order) if last else chain.finish_open())
-        yield BatchPass(stages, chain.size, order, mixes=others)
-        if not last:
-            chain = chain.following(chain.channels, Dtype.F32)
-            stages = ops.StagesBuilder(chain.channels, Dtype.F32)
+        if last:
+            stages.chain(chain.finish(dtype, layout))
+            yield BatchPass(stages, chain.size, layout, mixes=others)
+            return
+        levels = chain.levels  # The pass before the next chain returns them as float32.
+        stages.chain(chain.finish(Dtype.F32, scale=False))
+        yield BatchPass(stages, chain.size, mixes=others)
+        chain = chain.following(chain.channels, Dtype.F32)
+        chain.levels = levels
+        stages = ops.StagesBuilder(chain.channels, Dtype.F32)
 
 
 def _expand(steps: Parts, size: Any) -> Parts:

@@ -32,7 +32,7 @@ from jaxkern.image.transforms.moves import (
     from_corners,
     moved_boxes,
     moved_points,
-    of_images,
+    per_image,
     sane,
     to_corners,
     warps,
@@ -157,7 +157,7 @@ def _move_keypoints(
         for move in moves:
             new_points = moved_points(points + half, move) - half
             if not half:
-                shift = [of_images(jnp.asarray(flag) & move.used) for flag in move.mirrored]
+                shift = [per_image(jnp.asarray(flag) & move.used) for flag in move.mirrored]
                 new_points = new_points - jnp.stack(jnp.broadcast_arrays(*shift), axis=-1)
             points = new_points
             if move.crops:
@@ -169,7 +169,7 @@ def _move_keypoints(
 
 
 def _inside(points: jax.Array, size: Size) -> Any:
-    height, width = (of_images(side) for side in size)
+    height, width = (per_image(side) for side in size)
     x, y = points[..., 0], points[..., 1]
     return (x >= 0.0) & (x < width) & (y >= 0.0) & (y < height)
 
