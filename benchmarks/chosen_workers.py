@@ -73,7 +73,7 @@ def sums(pipe: Pipeline) -> list[Any]:
 
 def main() -> None:
     bench = harness.Benchmark(__doc__, rounds=(15, 3))
-    rows, choices, record = [], [], {}
+    rows, choices = [], []
     for case, make in harness.progress(CASES.items(), "cases"):
         pipes = {"chosen": make(num_workers="auto", prefetch_size="auto"), "defaults": make()}
         pipes |= {f"{n} workers": make(num_workers=n, prefetch_size=n + 2) for n in (1, 4, 8)}
@@ -94,12 +94,11 @@ def main() -> None:
         last.close()
         counts = f"{stats.num_workers} threads, {stats.prefetch_size} batches ahead"
         choices += [f"- {case}: {counts}", *(f"  - {text}" for text in stats.choices)]
-        record[case] = {"samples": samples, "choices": stats.choices}
     header = (
         "work | chosen, epochs/s | defaults | 1, 4, 8 workers "
         "| chosen / defaults (95% interval) | bar | "
     )
-    bench.write([*harness.table(header, "lrrlrrl", rows), "", "Choices:", "", *choices], record)
+    bench.write([*harness.table(header, "lrrlrrl", rows), "", "Choices:", "", *choices])
 
 
 if __name__ == "__main__":

@@ -243,7 +243,7 @@ def main() -> None:
     header = f"format | mutations | {' | '.join(OUTCOMES)}"
     note = f"Seed {bench.options.seed}; HDF5 {h5py.version.hdf5_version}."
     lines = harness.table(header, "lrrrrrr", rows)
-    bench.write(lines, {"rows": rows}, ["h5py", "pyarrow"], note)
+    bench.write(lines, ["h5py", "pyarrow"], note)
 
 
 if __name__ == "__main__":

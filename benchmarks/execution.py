@@ -153,7 +153,7 @@ def main() -> None:
     ratio = graph_ratio(4 if bench.quick else 12)
     graph = f"Random graphs of 16 sleeping operators take {ratio:.3f} of their critical path."
     header = " | jaxkern, us | without, us | added, us | quartiles | bar, us | "
-    bench.write([*harness.table(header, "lrrrrrl", rows), "", graph], times)
+    bench.write([*harness.table(header, "lrrrrrl", rows), "", graph], microseconds=times)
 
 
 if __name__ == "__main__":

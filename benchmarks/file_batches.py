@@ -27,8 +27,6 @@ from peers import Work
 from photographs import make_folder, megabytes
 
 import jaxkern as jk
-from jaxkern.benchmarking.plots import bar_chart
-from jaxkern.core.threads import schedulable_cpus
 
 BATCH = 64
 BARS = {"training": 1.4, "evaluation": 1.2}
@@ -79,30 +77,29 @@ def of_pipeline(source: Any, kind: str, antialias: bool = True, **options: Any) 
     return epoch
 
 
-def check_mean(name: str, batch: Any, expected: np.ndarray, limit: float) -> float:
-    """Return the mean difference in levels of 255, which is at most ``limit``."""
+def check_mean(name: str, batch: Any, expected: np.ndarray, limit: float) -> None:
+    """End the benchmark if the mean difference exceeds ``limit`` levels of 255."""
     batch = np.asarray(batch)
     if batch.shape[1] == 3:
         batch = batch.transpose(0, 2, 3, 1)
     scale = image_augment.LEVELS
-    return harness.check_levels(name, batch, expected, limit, mean=True, scale=scale)
+    harness.check_levels(name, batch, expected, limit, mean=True, scale=scale)
 
 
 def compare_kind(
     root: Path, paths: list[Path], kind: str, rounds: int, options: argparse.Namespace
-) -> tuple[list[harness.Row], list[str], dict[str, float]]:
-    """Return the rows of the table, missing peers, and the differences in levels."""
+) -> list[harness.Row]:
+    """Return the rows of the table, after a comparison of the values."""
     work = work_of(kind, paths)
-    arms, missing = peers.available(peers.FILES, work)
-    arms = {"jaxkern": of_pipeline(jk.pipeline.ImageFolder(root), kind), **arms}
-    errors = {}
+    arms = {"jaxkern": of_pipeline(jk.pipeline.ImageFolder(root), kind)}
+    arms |= peers.available(peers.FILES, work)
     for name, arm in arms.items():
         ours = name == "jaxkern"
         records = np.arange(len(paths))[peers.FIRST.get(name, slice(None))][:BATCH]
         images = [peers.read_pillow(paths[i]) for i in records]
         expected = in_jax(kind, images, ours or peers.FILES[name][2], records)
         batches = arm()
-        errors[name] = check_mean(name, next(batches), expected, 1e-3 if ours else LEVELS[kind])
+        check_mean(f"{name}, {kind}", next(batches), expected, 1e-3 if ours else LEVELS[kind])
         for _ in batches:
             pass
     if options.ffcv and kind == "training":
@@ -117,7 +114,7 @@ def compare_kind(
     rows.append(harness.Row("the fastest", samples, "jaxkern", theirs, BARS[kind]))
     if options.native:
         rows.append(harness.Row(LIMIT, samples, "jaxkern", [LIMIT], LIMIT_BAR))
-    return rows, missing, errors
+    return rows
 
 
 def main() -> None:
@@ -132,27 +129,21 @@ def main() -> None:
     count = 256 if bench.quick else 2048
     images = count // BATCH * BATCH
     lines: list[str] = []
-    record: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary, "photos")
         paths = make_folder(root, count)
         size = megabytes(paths)
-        for kind in BARS:
-            rows, missing, errors = compare_kind(root, paths, kind, bench.rounds, bench.options)
-            lines += [f"## {kind.capitalize()}", "", *harness.rates(rows, images, missing), ""]
-            record[kind] = {"samples": rows[0].samples, "mean_difference_in_levels": errors}
+        rows = {kind: compare_kind(root, paths, kind, bench.rounds, bench.options) for kind in BARS}
+    for kind in BARS:
+        lines += [f"## {kind.capitalize()}", "", *harness.rates(rows[kind], images), ""]
     note = (
-        f"{count} JPEG files, {size:.0f} MB, quality 90, 4:2:0, in the page cache; "
-        f"{BATCH} a batch; SIMD {jk.doctor().simd_level}. Medians of interleaved epochs, as an "
-        "ordinary process runs."
+        f"{count} JPEG files, {size:.0f} MB, quality 90, 4:2:0, in the page cache. Medians of "
+        "interleaved epochs, as an ordinary process runs."
     )
-    path = bench.write(lines, record, peers.PACKAGES, note)
+    path = bench.write(lines, peers.PACKAGES, note)
     if path is not None:
-        samples = record["training"]["samples"]
-        shown = sorted(samples, key=lambda name: samples[name].median)
-        rates = [images / samples[name].median for name in shown]
-        title = f"JPEG files to augmented batches on {schedulable_cpus()} cores"
-        bar_chart(path.with_suffix(".png"), shown, rates, title, "images/s", own="jaxkern")
+        samples, title = rows["training"][0].samples, "JPEG files to augmented batches"
+        harness.chart_rates(path.with_suffix(".png"), samples, images, title)
 
 
 if __name__ == "__main__":

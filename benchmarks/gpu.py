@@ -206,9 +206,8 @@ def main() -> None:
     ceiling = jk.performance.ceilings(gpu).best.copy
     rows = {case.name: timed(case, gpu, cpu, quick) for case in harness.progress(cases, "cases")}
     chip = re.sub(r"[^a-z0-9]+", "-", gpu.device_kind.lower()).strip("-")
-    record = {"gpu": gpu.device_kind, "copy_bytes_per_second": ceiling, "seconds": rows}
-    lines, packages = report(rows, ceiling, points), ["jax-cuda13-plugin"]
-    bench.write(lines, record, packages, note, name=f"gpu-{kernels}-{chip}")
+    lines, name = report(rows, ceiling, points), f"gpu-{kernels}-{chip}"
+    bench.write(lines, ["jax-cuda13-plugin"], note, name, seconds=rows)
 
 
 if __name__ == "__main__":

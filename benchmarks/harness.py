@@ -31,11 +31,16 @@ import numpy as np
 
 from jaxkern.benchmarking import Ratio, Samples, compare, environment
 from jaxkern.benchmarking.measurement import conditions, plain, ratio_of_medians
+from jaxkern.benchmarking.plots import bar_chart
 from jaxkern.core.memory import anonymous_bytes
+from jaxkern.core.threads import schedulable_cpus
 
 HERE = Path(__file__).parent
 RESULTS, RAW = HERE / "results", HERE.parent / "benchmark-results"
 IMAGES = HERE.parent / "docs" / "images"
+# What `Benchmark.write` adds to the raw results: differences of values by name, samples of all
+# arms, and names of libraries that are not installed.
+RECORD: dict[str, Any] = {"differences": {}, "samples": [], "missing": []}
 
 
 class Benchmark:
@@ -72,23 +77,23 @@ class Benchmark:
     def write(
         self,
         lines: Iterable[str],
-        record: Mapping[str, Any],
         packages: Sequence[str] = (),
         note: str = "Medians.",
         name: str | None = None,
+        **record: Any,
     ) -> Path | None:
         """Print the tables; unless ``quick``, write them and the raw samples.
 
         Args:
           lines: the tables, which follow the title, the machine with the versions, and the note.
-          record: the raw samples.
           packages: packages to name with their versions, in addition to those of every benchmark.
           name: name of the results, by default that of the script.
+          record: raw results, in addition to `RECORD`.
 
         Returns:
           The path of the tables, ``benchmarks/results/<date>-<name>.md``; None for a quick run.
         """
-        text = "\n".join(lines)
+        text = "\n".join([*lines, *(f"\nNot installed: {peer}." for peer in RECORD["missing"])])
         print(text)
         if self.quick:
             return None
@@ -97,9 +102,11 @@ class Benchmark:
         stem = f"{datetime.date.today():%Y-%m-%d}-{name}"
         path, raw = RESULTS / f"{stem}.md", RAW / f"{stem}.json"
         RAW.mkdir(exist_ok=True)
-        raw.write_text(json.dumps(plain({"environment": where, **record}), indent=1) + "\n")
+        record |= {"environment": where, **RECORD}
+        raw.write_text(json.dumps(plain(record), indent=1) + "\n")
         command = shlex.join(["python", f"benchmarks/{Path(script).name}", *arguments])
-        head = f"# {self.title}\n\n{conditions(where)}. `{command}`. {note}"
+        simd = where["settings"]["simd_level"]
+        head = f"# {self.title}\n\n{conditions(where)}; SIMD {simd}. `{command}`. {note}"
         path.write_text(f"{head}\n\n{text}\n")
         print(f"wrote {path} and {raw}")
         return path
@@ -108,27 +115,26 @@ class Benchmark:
 # Values ------------------------------------------------------------------------------------------
 
 
-def within(name: str, difference: float, limit: float, unit: str) -> float:
-    """Return a difference of values; end the benchmark if it exceeds the limit."""
+def within(name: str, difference: float, limit: float, unit: str) -> None:
+    """Record a difference of values; end the benchmark if it exceeds the limit."""
     if not difference <= limit:
         raise SystemExit(f"{name} differs by {difference:.3g} {unit}; expected at most {limit:g}")
-    return difference
+    RECORD["differences"][name] = difference
 
 
 def check_levels(
     name: str, got: Any, expected: Any, limit: float, mean: bool = False, scale: Any = 1.0
-) -> float:
-    """Return the largest (or mean) difference of images in levels of 255.
+) -> None:
+    """End the benchmark if the largest (or mean) difference of images exceeds levels of 255.
 
     Args:
-      limit: the benchmark ends if the difference is larger.
       scale: levels per unit of the values; 255 times the deviation of normalized images.
     """
     got, expected = np.asarray(got, np.float32), np.asarray(expected, np.float32)
     if got.shape != expected.shape:
         raise SystemExit(f"{name}: expected shape {expected.shape}, got {got.shape}")
     difference = np.abs(got - expected) * scale
-    return within(name, float(difference.mean() if mean else difference.max()), limit, "levels")
+    within(name, float(difference.mean() if mean else difference.max()), limit, "levels")
 
 
 def check_relative(name: str, got: Any, expected: Any, limit: float) -> None:
@@ -154,7 +160,9 @@ def interleave(
     comparison = compare(
         arms, check=None, rounds=rounds, warmup=warmup, turn_seconds=turn_seconds, pause=0.1
     )
-    return {name: Samples(arm.seconds) for name, arm in comparison.arms.items()}
+    samples = {name: Samples(arm.seconds) for name, arm in comparison.arms.items()}
+    RECORD["samples"].append(samples)
+    return samples
 
 
 def interleave_epochs(
@@ -287,7 +295,7 @@ def table(header: str, align: str, rows: Iterable[Iterable[object]]) -> list[str
     return [f"| {header} |", f"|{rule}|", *(f"| {' | '.join(map(str, row))} |" for row in rows)]
 
 
-def rates(rows: Sequence[Row], count: int, missing: Iterable[str] = ()) -> list[str]:
+def rates(rows: Sequence[Row], count: int) -> list[str]:
     """Return a table of images per second, for turns that process ``count`` images."""
     cells = []
     for row in rows:
@@ -295,8 +303,15 @@ def rates(rows: Sequence[Row], count: int, missing: Iterable[str] = ()) -> list[
         rate = (f"{theirs:,.0f}", f"{ours:,.0f}")
         cells.append((row.name, *rate, row.ratio, f"{row.bar:g}", row.verdict))
     header = "against | theirs, images/s | ours, images/s | ratio (95% interval) | bar | "
-    cells += [(name, "missing", "", "", "", "") for name in missing]
     return table(header, "lrrrrl", cells)
+
+
+def chart_rates(path: Path, samples: Mapping[str, Samples], count: int, title: str) -> None:
+    """Draw the images per second of arms that process ``count`` images."""
+    speeds = {name: count / times.median for name, times in samples.items()}
+    names = sorted(speeds, key=speeds.__getitem__, reverse=True)
+    values, cores = [speeds[name] for name in names], schedulable_cpus()
+    bar_chart(path, names, values, f"{title} on {cores} cores", "images/s", own="jaxkern")
 
 
 def save_figure(path: Path, figure: Any) -> None:

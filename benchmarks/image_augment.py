@@ -23,8 +23,6 @@ from peers import BIAS, BOX, MEAN, SCALE, STD
 from photographs import crops
 
 import jaxkern as jk
-from jaxkern.benchmarking.plots import bar_chart
-from jaxkern.core.threads import schedulable_cpus
 
 COUNT, SIDE, SIZE = 64, 256, 224
 NORMALIZE = jk.image.Normalize(MEAN.tolist(), STD.tolist())
@@ -75,9 +73,10 @@ def scale_and_translate(images: Any, params: Any) -> Callable[[], Any]:
     return lambda: fn(images, params[0], params[1]).block_until_ready()
 
 
-def compare_all(rounds: int) -> tuple[list[harness.Row], list[str], dict[str, float]]:
-    """Return the rows of the table, the missing peers, and the differences of the values."""
-    images, aug = jnp.asarray(crops(COUNT, SIDE)), chain()
+def compare_all(rounds: int) -> list[harness.Row]:
+    """Return the rows of the table, after a comparison of the values."""
+    pixels, aug = crops(COUNT, SIDE), chain()
+    images = jnp.asarray(pixels)
     params = draw(aug, COUNT)
     by_xla = jax.jit(lambda x: x.astype(jnp.float32) * SCALE + BIAS)
     ours, smooth, half = "jaxkern", "jaxkern, antialias", "jaxkern, bf16"
@@ -95,43 +94,34 @@ def compare_all(rounds: int) -> tuple[list[harness.Row], list[str], dict[str, fl
     # An arm, the arm with the expected values, and the largest difference.
     checks = [(pure[0], ours, 0.06), (pure[1], ours, 1.0), (half, ours, 1.0), (xla, cast, 0.01)]
     compared = [("pure JAX (the faster of two)", ours, pure, 4.0), (pure[1], ours, pure[1:], 4.0)]
-    work = peers.Work(np.asarray(images), *boxes_and_flips(params), SIZE, COUNT)
-    others, missing = peers.available(peers.BATCH, work)
-    for name, arm in others.items():
+    work = peers.Work(pixels, *boxes_and_flips(params), SIZE, COUNT)
+    for name, arm in peers.available(peers.BATCH, work).items():
         arms[name] = lambda arm=arm: next(arm())
         mine = smooth if peers.BATCH[name][2] else ours
         checks.append((name, mine, peers.LEVELS))
         compared.append((name, mine, [name], BARS[name.split()[0].strip(",")]))
     compared.append(("XLA, normalize and cast alone", cast, [xla], 1.0))
     compared.append(("our f32 output against our bf16", half, [ours], 1.0))
-    errors = {}
     for name, mine, limit in checks:
         # scale_and_translate shades the outermost pixels of a crop differently: taps beyond the
         # crop are allowed.
         inner = slice(8, -8) if name == pure[1] else slice(None)
         got, expected = (np.asarray(arms[arm]())[:, inner, inner] for arm in (name, mine))
-        errors[name] = harness.check_levels(name, got, expected, limit, scale=LEVELS)
+        harness.check_levels(name, got, expected, limit, scale=LEVELS)
     samples = harness.interleave(arms, rounds)
-    return [harness.Row(name, samples, *rest) for name, *rest in compared], missing, errors
+    return [harness.Row(name, samples, *rest) for name, *rest in compared]
 
 
 def main() -> None:
     bench = harness.Benchmark(__doc__)
     kept = jk.performance.tune_host_allocator()
-    rows, missing, errors = compare_all(5 if bench.quick else 25)
-    samples = rows[0].samples
-    note = (
-        f"SIMD {jk.doctor().simd_level}. Medians of interleaved rounds; freed memory kept for all "
-        f"arms: {kept}."
-    )
-    record = {"samples": samples, "largest_difference_in_levels": errors, "missing": missing}
-    path = bench.write(harness.rates(rows, COUNT, missing), record, peers.PACKAGES, note)
+    rows = compare_all(5 if bench.quick else 25)
+    note = f"Medians of interleaved rounds; freed memory kept for all arms: {kept}."
+    path = bench.write(harness.rates(rows, COUNT), peers.PACKAGES, note)
     if path is not None:
-        speeds = {n: COUNT / s.median for n, s in samples.items() if "normalize only" not in n}
-        shown = sorted(speeds, key=speeds.__getitem__, reverse=True)
-        title = f"Crop, resize, flip, normalize on {schedulable_cpus()} cores"
-        values = [speeds[name] for name in shown]
-        bar_chart(path.with_suffix(".png"), shown, values, title, "images/s", own="jaxkern")
+        shown = {n: times for n, times in rows[0].samples.items() if "normalize only" not in n}
+        title = "Crop, resize, flip, normalize"
+        harness.chart_rates(path.with_suffix(".png"), shown, COUNT, title)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from policy_peers import AFFINE, AFFINE_PARAMETERS, PEERS, PIL, SIZE, TENSORS, W
 
 import jaxkern as jk
 from jaxkern import image as ji
+from jaxkern.benchmarking import Samples
 from jaxkern.image.program.program import affine_coefficients, perspective_coefficients
 
 COUNT = 64
@@ -105,8 +106,8 @@ def warp_matrices(recipe: str, drawn: Any) -> np.ndarray:
     return (np.linalg.inv(shift) @ full.reshape(-1, 3, 3) @ shift)[:, :rows].copy()
 
 
-def check(name: str, images: np.ndarray, workers: policy_peers.Workers) -> dict[str, float]:
-    """Return mean differences, in levels, from torchvision and OpenCV with the same parameters."""
+def check(name: str, images: np.ndarray, workers: policy_peers.Workers) -> None:
+    """Compare images with those of torchvision and OpenCV with the same parameters."""
     recipe = RECIPES[name]
     augment = ji.Compose(list(recipe.steps))
     keys = jk.random.record_keys(1, 0, np.arange(len(images)))
@@ -116,39 +117,37 @@ def check(name: str, images: np.ndarray, workers: policy_peers.Workers) -> dict[
     applied = {TENSORS: (list(params), recipe.levels)}
     if name in ("RandomAffine", "RandomPerspective"):
         applied[WARPS] = (warp_matrices(name, params[0]), 1.0)
-    differences = {}
     for peer, (parameters, limit) in applied.items():
         try:
             theirs = workers.result(peer, name, parameters)
         except ImportError:
             continue
-        what = f"{name}: {peer}"
-        differences[peer] = harness.check_levels(what, ours, theirs, limit, mean=True, scale=scale)
-    return differences
+        harness.check_levels(f"{name}: {peer}", ours, theirs, limit, mean=True, scale=scale)
 
 
-def compare_peers(name: str, rounds: int) -> tuple[Any, list[harness.Row], set[str], Any]:
-    """Return samples, rows of the table, missing peers, and differences of the values."""
+def compare_peers(name: str, rounds: int) -> tuple[dict[str, Samples], list[harness.Row]]:
+    """Return samples, and rows of the table."""
     recipe = RECIPES[name]
     edge = (256 - recipe.side) // 2
     inner = slice(edge, edge + recipe.side)
     images = np.ascontiguousarray(crops(COUNT, 256)[:, inner, inner])
     workers = policy_peers.Workers(images)
     try:
-        differences = check(name, images, workers)
+        check(name, images, workers)
         arms = {OURS: drawing(recipe.steps, images)}
         if name == "training":
             kept = [step for step in recipe.steps if not isinstance(step, ji.RandAugment)]
             arms[BEFORE] = drawing(kept, images)
-        missing = set()
         for peer in PEERS:
             try:
                 if workers.run(peer, name):
                     arms[peer] = partial(workers.run, peer, name)
             except ImportError as error:
-                missing.add(f"{peer}: {str(error).splitlines()[0]}")
+                absent = f"{peer}: {str(error).splitlines()[0]}"
+                if absent not in harness.RECORD["missing"]:
+                    harness.RECORD["missing"].append(absent)
         if len(arms) == 1:
-            raise SystemExit(f"{name}: no other library is installed: {'; '.join(missing)}")
+            raise SystemExit(f"{name}: no other library is installed")
         # Turns of many calls where they are short: the first ones find caches and cores cold.
         samples = harness.interleave(arms, rounds, warmup=1, turn_seconds=0.1)
     finally:
@@ -159,7 +158,7 @@ def compare_peers(name: str, rounds: int) -> tuple[Any, list[harness.Row], set[s
             row = harness.Row(name, samples, OURS, theirs, bar)
             row.name += f": {row.fastest}"
             rows.append(row)
-    return samples, rows, missing, differences
+    return samples, rows
 
 
 def rates(samples: dict[str, Any]) -> list[str]:
@@ -180,21 +179,16 @@ def rates(samples: dict[str, Any]) -> list[str]:
 def main() -> None:
     bench = harness.Benchmark(__doc__, {"--only": {"nargs": "+", "choices": RECIPES}})
     kept = jk.performance.tune_host_allocator()
-    samples, table, missing, differences = {}, [], set(), {}
+    samples, table = {}, []
     for name in harness.progress(bench.options.only or RECIPES, "recipes"):
-        samples[name], rows, absent, differences[name] = compare_peers(
-            name, 3 if bench.quick else 15
-        )
+        samples[name], rows = compare_peers(name, 3 if bench.quick else 15)
         table += rows
-        missing |= absent
-        print(f"{name}: mean differences in levels {differences[name]}")
-    lines = [*harness.rates(table, COUNT, sorted(missing)), "", *rates(samples)]
     note = (
-        f"SIMD {jk.doctor().simd_level}. All arms draw new parameters in each call and use two "
-        f"cores; freed memory kept: {kept}. Medians of interleaved rounds."
+        "All arms draw new parameters in each call and use two cores; freed memory kept: "
+        f"{kept}. Medians of interleaved rounds."
     )
     packages = ["torch", "pillow", *dict.fromkeys(peer.package for peer in PEERS.values())]
-    bench.write(lines, {"samples": samples, "differences": differences}, packages, note)
+    bench.write([*harness.rates(table, COUNT), "", *rates(samples)], packages, note)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def main() -> None:
                 raise ValueError(f"an epoch of {case} does not contain every record once")
         samples = harness.interleave_epochs({n: p.__iter__ for n, p in pipes.items()}, bench.rounds)
         table.append(harness.Row(case, samples, "mixture", ["alone"], BAR))
-    bench.write(harness.rates(table, COUNT), {row.name: row.samples for row in table})
+    bench.write(harness.rates(table, COUNT))
 
 
 if __name__ == "__main__":

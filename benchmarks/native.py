@@ -119,8 +119,7 @@ def main() -> None:
         more, times = calls_inside_jit(5 if bench.quick else 25)
     elif kind == "ring":
         more, times = transfers_to_python(20 if bench.quick else 200)
-    record = {"rows": native, "microseconds": times}
-    bench.write([*lines, "", *more], record, name=f"native-{kind}")
+    bench.write([*lines, "", *more], name=f"native-{kind}", rows=native, microseconds=times)
 
 
 if __name__ == "__main__":

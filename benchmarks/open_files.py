@@ -79,7 +79,7 @@ def main() -> None:
     verdict = harness.at_most(statistics.median(times[SECOND]), LIMIT)
     lines += ["", f"At most {LIMIT:g} s the second time: {verdict}."]
     note = f"{bench.rounds} processes each, in turns; the page cache is warm."
-    bench.write(lines, {"files": count, "seconds": times}, ["pillow"], note)
+    bench.write(lines, ["pillow"], note, seconds=times)
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def main() -> None:
         values.append((name, call("memory", antialias), 4))
     rows = ((n, f"{v:.1f}", f"{bar:g}", harness.at_most(v, bar)) for n, v, bar in values)
     lines = harness.table(" | measured | bar | ", "lrrl", rows)
-    bench.write(lines, {"import": imports, "compile": compiles, "calls": calls})
+    bench.write(lines, imports=imports, compiles=compiles, calls=calls)
 
 
 if __name__ == "__main__":

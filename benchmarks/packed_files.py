@@ -105,10 +105,10 @@ def main() -> None:
     )
     raw, photographs = (512, 256) if bench.quick else (4096, 2048)
     lines: list[str] = []
-    record: dict[str, Any] = {}
+    samples = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        record["megabytes"] = sizes = write_files(folder, raw, photographs)
+        sizes = write_files(folder, raw, photographs)
         for title, kept in (("As a program starts", False), ("Freed memory kept", True)):
             rows = harness.call(
                 "packed_files", "compare_files", folder, bench.rounds, bench.options.ffcv, kept
@@ -116,13 +116,13 @@ def main() -> None:
             tables = [harness.rates([row], count) for row, count in rows]
             body = [*tables[0][:2], *(t[2] for t in tables)] if rows else ["Not possible here."]
             lines += [f"## {title}", "", *body, ""]
-            record[title] = rows[0][0].samples if rows else None
+            samples[title] = [row.samples for row, _ in rows[:1]]
     lines.append("Files: " + ", ".join(f"{name} {size:,.0f} MB" for name, size in sizes.items()))
     note = (
-        f"{raw} raw images and {photographs} photographs, in the page cache; {BATCH} a batch; SIMD "
-        f"{jk.doctor().simd_level}. Medians of interleaved epochs."
+        f"{raw} raw images and {photographs} photographs, in the page cache. Medians of "
+        "interleaved epochs."
     )
-    bench.write(lines, record, ["pillow"], note)
+    bench.write(lines, ["pillow"], note, of_processes=samples)
 
 
 if __name__ == "__main__":

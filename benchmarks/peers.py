@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import harness
 import numpy as np
 
 THREADS = 2
@@ -361,15 +362,14 @@ PACKAGES = [
 ]  # fmt: skip
 
 
-def available(table: Peers, work: Work) -> tuple[dict[str, Arm], list[str]]:
-    """Return the arms whose packages are installed, and the names of the others."""
+def available(table: Peers, work: Work) -> dict[str, Arm]:
+    """Return the arms whose packages are installed."""
     arms: dict[str, Arm] = {}
-    missing = []
     for name, (package, make, _) in table.items():
         try:
             if importlib.util.find_spec(package.partition(".")[0]) is None:
                 raise ImportError(f"no module named {package}")
             arms[name] = make(work)
         except ImportError as error:
-            missing.append(f"{name}: {str(error).splitlines()[0]}")
-    return arms, missing
+            harness.RECORD["missing"].append(f"{name}: {str(error).splitlines()[0]}")
+    return arms

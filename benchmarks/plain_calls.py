@@ -137,8 +137,7 @@ def main() -> None:
         if arm.count and arm.memory == "plain":
             seconds = statistics.median(statistics.median(p["seconds"]) for p in runs[arm])
             lines.append(f"{arm.count} images, {arm.version}: {arm.count / seconds:,.0f} images/s.")
-    record = {"runs": {str(arm): processes for arm, processes in runs.items()}}
-    bench.write(lines, record, note=note)
+    bench.write(lines, note=note, runs={str(arm): processes for arm, processes in runs.items()})
 
 
 if __name__ == "__main__":

@@ -113,19 +113,8 @@ def apply_torchvision(recipe: str, images: np.ndarray, params: Any) -> np.ndarra
             mixed += (1 - m) * float(weight) * chain
         return mixed.to(torch.uint8)
 
-    def crop(image: Any, p: Any) -> Any:
-        box = [int(p[name]) for name in peers.BOX]
-        return f.resized_crop(image, *box, [SIZE, SIZE], interpolation=bilinear)
-
-    def flip(image: Any, p: Any) -> Any:
-        return f.horizontal_flip(image) if p["flip"] else image
-
-    def normalize(image: Any, p: Any) -> Any:
-        return f.normalize(f.to_dtype(image, torch.float32, scale=True), MEAN, STD)
-
-    def erase(image: Any, p: Any) -> Any:
-        box = [int(p[name]) for name in peers.BOX]
-        return f.erase(image, *box, torch.zeros(3, 1, 1)) if p["erase"] else image
+    def box(p: Any) -> list[int]:
+        return [int(p[name]) for name in peers.BOX]
 
     def jitter(image: Any, p: Any) -> Any:
         adjust = (f.adjust_brightness, f.adjust_contrast, f.adjust_saturation, f.adjust_hue)
@@ -133,13 +122,6 @@ def apply_torchvision(recipe: str, images: np.ndarray, params: Any) -> np.ndarra
         for k in p["0.order"] if p["apply"] else ():
             image = adjust[int(k)](image, factors[int(k)])
         return image
-
-    def gray(image: Any, p: Any) -> Any:
-        return f.rgb_to_grayscale(image, 3) if p["apply"] else image
-
-    def blur(image: Any, p: Any) -> Any:
-        sigma = float(p["0.sigma"])
-        return f.gaussian_blur(image, [KERNEL] * 2, [sigma] * 2) if p["apply"] else image
 
     def affine(image: Any, p: Any) -> Any:
         angle, x, y, scale, *shear = (float(p[name]) for name in AFFINE_PARAMETERS)
@@ -152,11 +134,23 @@ def apply_torchvision(recipe: str, images: np.ndarray, params: Any) -> np.ndarra
         ends = p["endpoints"].tolist()
         return f.perspective(image, corners, ends, interpolation=bilinear, fill=0)
 
-    steps = {
-        "crop": crop, "flip": flip, "rand_augment": policy, "trivial_augment": policy,
-        "aug_mix": aug_mix, "jitter": jitter, "gray": gray, "blur": blur, "normalize": normalize,
-        "erase": erase, "affine": affine, "perspective": perspective,
-    }  # fmt: skip
+    # Functions of an image and the parameters of the step.
+    steps: dict[str, Callable[[Any, Any], Any]] = {
+        "crop": lambda x, p: f.resized_crop(x, *box(p), [SIZE, SIZE], interpolation=bilinear),
+        "flip": lambda x, p: f.horizontal_flip(x) if p["flip"] else x,
+        "rand_augment": policy,
+        "trivial_augment": policy,
+        "aug_mix": aug_mix,
+        "jitter": jitter,
+        "gray": lambda x, p: f.rgb_to_grayscale(x, 3) if p["apply"] else x,
+        "blur": lambda x, p: (
+            f.gaussian_blur(x, [KERNEL] * 2, [float(p["0.sigma"])] * 2) if p["apply"] else x
+        ),
+        "normalize": lambda x, p: f.normalize(f.to_dtype(x, torch.float32, True), MEAN, STD),
+        "erase": lambda x, p: f.erase(x, *box(p), torch.zeros(3, 1, 1)) if p["erase"] else x,
+        "affine": affine,
+        "perspective": perspective,
+    }
     results = []
     for i, image in enumerate(torch.from_numpy(images).permute(0, 3, 1, 2)):
         for step, p in zip(select(steps, recipe), params, strict=True):
@@ -183,9 +177,9 @@ def albumentations(recipe: str) -> Run | None:
         unchanged = {"brightness": (1, 1), "contrast": (1, 1), "saturation": (1, 1), "hue": (0, 0)}
         return a.ColorJitter(**{**unchanged, name: (1 - strength, 1 + strength)}, p=1)
 
-    def ops(strength: float, degrees: float, shift: int, bits: int) -> list[Any]:
+    def ops(strength: float, slope: float, degrees: float, shift: int, bits: int) -> list[Any]:
         """Return the ops of a policy with magnitudes up to these."""
-        shear = math.degrees(math.atan(strength if strength > 0.5 else strength / 3))
+        shear = math.degrees(math.atan(slope))
         return [
             a.NoOp(p=1),
             affine(shear={"x": (-shear, shear), "y": (0, 0)}),
@@ -201,14 +195,14 @@ def albumentations(recipe: str) -> Run | None:
             a.Equalize(p=1),
         ]
 
-    policy = ops(0.27, 9.0, round(0.3 * 150 / 331 * SIZE), 7)
+    policy = ops(0.27, 0.09, 9.0, round(0.3 * 150 / 331 * SIZE), 7)
     factors = {name: (1 - f, 1 + f) if name != "hue" else (-f, f) for name, f in JITTER.items()}
     shift, shear = {"x": (-0.1, 0.1), "y": (-0.1, 0.1)}, {"x": (-10, 10), "y": (0, 0)}
     steps = {
         "crop": a.RandomResizedCrop((SIZE, SIZE), scale=(0.08, 1.0)),
         "flip": a.HorizontalFlip(p=0.5),
         "rand_augment": a.SomeOf(policy, n=2, replace=True, p=1),
-        "trivial_augment": a.OneOf(ops(0.99, 135.0, 32, 4), p=1),
+        "trivial_augment": a.OneOf(ops(0.99, 0.99, 135.0, 32, 4), p=1),
         "jitter": a.ColorJitter(**factors, p=0.8),
         "gray": a.ToGray(p=0.2),
         "blur": a.GaussianBlur(blur_limit=(KERNEL, KERNEL), sigma_limit=SIGMA, p=0.5),
@@ -264,36 +258,24 @@ def dali(recipe: str) -> Run | None:
     coin, uniform = fn.random.coin_flip, fn.random.uniform
     size, centre = (SIZE, SIZE), (SIZE / 2, SIZE / 2)
 
-    def normalize(images: Any) -> Any:
-        return fn.crop_mirror_normalize(
-            images, dtype=types.FLOAT, output_layout="HWC", mean=[255 * m for m in MEAN],
-            std=[255 * s for s in STD],
-        )  # fmt: skip
+    def sometimes(probability: float, apply: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def step(images: Any) -> Any:
+            if coin(probability=probability, dtype=types.BOOL):
+                images = apply(images)
+            return images
+
+        return step
 
     def erase(images: Any) -> Any:
-        if coin(probability=0.25, dtype=types.BOOL):
-            anchor, shape = uniform(range=(0.0, 0.6), shape=2), uniform(range=(0.15, 0.5), shape=2)
-            images = fn.erase(
-                images, anchor=anchor, shape=shape, normalized=True, axes=(0, 1), fill_value=0.0
-            )
-        return images
+        anchor, shape = uniform(range=(0.0, 0.6), shape=2), uniform(range=(0.15, 0.5), shape=2)
+        return fn.erase(
+            images, anchor=anchor, shape=shape, normalized=True, axes=(0, 1), fill_value=0.0
+        )
 
     def jitter(images: Any) -> Any:
-        if coin(probability=0.8, dtype=types.BOOL):
-            names = ("brightness", "contrast", "saturation")
-            factors = {name: uniform(range=(0.2, 1.8)) for name in names}
-            images = fn.color_twist(images, **factors, hue=uniform(range=(-72.0, 72.0)))
-        return images
-
-    def gray(images: Any) -> Any:
-        if coin(probability=0.2, dtype=types.BOOL):
-            images = fn.hsv(images, saturation=0.0)
-        return images
-
-    def blur(images: Any) -> Any:
-        if coin(dtype=types.BOOL):
-            images = fn.gaussian_blur(images, window_size=KERNEL, sigma=uniform(range=SIGMA))
-        return images
+        names = ("brightness", "contrast", "saturation")
+        factors = {name: uniform(range=(0.2, 1.8)) for name in names}
+        return fn.color_twist(images, **factors, hue=uniform(range=(-72.0, 72.0)))
 
     def affine(images: Any) -> Any:
         matrix = fn.transforms.rotation(angle=uniform(range=(-30.0, 30.0)), center=centre)
@@ -310,9 +292,20 @@ def dali(recipe: str) -> Run | None:
         "flip": lambda x: fn.flip(x, horizontal=coin()),
         "rand_augment": lambda x: rand_augment.rand_augment(x, n=2, m=9, shape=size),
         "trivial_augment": lambda x: trivial_augment.trivial_augment_wide(x, shape=size),
-        "jitter": jitter, "gray": gray, "blur": blur, "normalize": normalize, "erase": erase,
+        "jitter": sometimes(0.8, jitter),
+        "gray": sometimes(0.2, lambda x: fn.hsv(x, saturation=0.0)),
+        "blur": sometimes(
+            0.5, lambda x: fn.gaussian_blur(x, window_size=KERNEL, sigma=uniform(range=SIGMA))
+        ),
+        "normalize": lambda x: fn.crop_mirror_normalize(
+            x, dtype=types.FLOAT, output_layout="HWC", mirror=coin(),
+            mean=[255 * m for m in MEAN], std=[255 * s for s in STD],
+        ),
+        "erase": sometimes(0.25, erase),
         "affine": affine,
     }  # fmt: skip
+    if recipe == "training":
+        steps["flip"] = lambda x: x  # normalize mirrors
     if (chosen := select(steps, recipe)) is None:
         return None
     batches: list[list[np.ndarray]] = []
@@ -322,7 +315,7 @@ def dali(recipe: str) -> Run | None:
         exec_pipelined=False, exec_async=False, enable_conditionals=True,
     )  # fmt: skip
     def pipeline() -> Any:
-        images = fn.external_source(batches.pop, layout="HWC")
+        images = fn.external_source(lambda: batches.pop(), layout="HWC")
         for step in chosen:
             images = step(images)
         return images

@@ -120,21 +120,19 @@ class Methods:
             yield np.asarray(apply(images, params)) if augment else images
 
 
-def check_epoch(name: str, batches: Iterator[Any], expected: Iterator[Any], limit: float) -> float:
-    """Return the largest difference in an epoch, in levels of 255."""
-    worst = 0.0
+def check_epoch(name: str, batches: Iterator[Any], expected: Iterator[Any], limit: float) -> None:
+    """End the benchmark if the batches of an epoch differ by more than ``limit`` levels of 255."""
     for got, want in itertools.zip_longest(batches, expected):
         if got is None or want is None:
             raise SystemExit(f"{name} has another number of batches")
         if got.dtype != want.dtype:
             raise SystemExit(f"{name}: expected {want.dtype}, got {got.dtype}")
         scale = 1.0 if want.dtype == np.uint8 else image_augment.LEVELS
-        worst = max(worst, harness.check_levels(name, got, want, limit, scale=scale))
-    return worst
+        harness.check_levels(name, got, want, limit, scale=scale)
 
 
-def methods(m: Methods) -> tuple[dict[str, peers.Arm], list[str], dict[str, float]]:
-    """Return the available methods, the missing ones, and the differences of their values."""
+def methods(m: Methods) -> dict[str, peers.Arm]:
+    """Return the available methods, after a comparison of their values."""
     optional: dict[str, tuple[str, Any, bool]] = {
         "torch DataLoader with OpenCV, 2 workers": (
             "torch", lambda work: peers.torch_loader(work, peers.OpenCV(work)), False
@@ -147,7 +145,6 @@ def methods(m: Methods) -> tuple[dict[str, peers.Arm], list[str], dict[str, floa
         optional[f"Grain with OpenCV, {n} threads"] = (
             "grain", lambda work, n=n: peers.grain(work, peers.OpenCV(work), n), False
         )  # fmt: skip
-    others, missing = peers.available(optional, m.work)
     arms: dict[str, peers.Arm] = {
         "assembly": m.assembly,
         "one thread, reused buffer": m.one_thread,
@@ -155,16 +152,15 @@ def methods(m: Methods) -> tuple[dict[str, peers.Arm], list[str], dict[str, floa
         "pipeline": m.pipeline,
         "assembly, augmented": functools.partial(m.assembly, augment=True),
         "pipeline, augmented": functools.partial(m.pipeline, augment=True),
-        **others,
+        **peers.available(optional, m.work),
     }
     order = [np.asarray(records) for records in m.pipeline(field="record")]
-    errors = {}
     for name, arm in arms.items():
         batches = order if name.startswith("pipeline") else m.work.batches()
         expected = m.expected(batches, augment="augmented" in name or "OpenCV" in name)
-        errors[name] = check_epoch(name, arm(), expected, peers.LEVELS if "OpenCV" in name else 0)
+        check_epoch(name, arm(), expected, peers.LEVELS if "OpenCV" in name else 0)
     arms["the kernel alone, 2 threads"] = lambda: kernel_alone(m.aug, m.images, m.params)
-    return arms, missing, errors
+    return arms
 
 
 def compare_methods(epochs: dict[str, peers.Arm], rounds: int) -> list[harness.Row]:
@@ -194,7 +190,7 @@ def compare_with_memory_kept(count: int, rounds: int) -> list[harness.Row]:
     # Before JAX starts threads, which have separate heaps.
     if not jk.performance.tune_host_allocator():
         return []
-    return compare_methods(methods(Methods(count))[0], rounds)
+    return compare_methods(methods(Methods(count)), rounds)
 
 
 @contextlib.contextmanager
@@ -267,9 +263,8 @@ def main() -> None:
     bench = harness.Benchmark(__doc__, rounds=(7, 3))
     count = 2560 if bench.quick else COUNT
     m = Methods(count)
-    epochs, missing, errors = methods(m)
     tables = {
-        "As a program starts": compare_methods(epochs, bench.rounds),
+        "As a program starts": compare_methods(methods(m), bench.rounds),
         "Freed memory kept": harness.call(
             "ring_batches", "compare_with_memory_kept", count, bench.rounds
         ),
@@ -280,17 +275,9 @@ def main() -> None:
         table = harness.rates(rows, count) if rows else ["Not possible here."]
         lines += [f"## {title}", "", *table, ""]
     rate = count * BYTES / tables["As a program starts"][0].samples["assembly"].median / 1e9
-    lines += [f"Raw batches: {rate:.1f} GB/s of images read, and as many written.", ""]
-    lines += [f"Missing: {name}.\n" for name in missing]
-    note = "Random order. Medians of interleaved epochs."
-    record = {
-        "samples": {
-            title: {name: times for row in rows for name, times in row.samples.items()}
-            for title, rows in tables.items()
-        },
-        "largest_difference_in_levels": errors,
-    }
-    bench.write(lines, record, peers.PACKAGES, note)
+    lines.append(f"Raw batches: {rate:.1f} GB/s of images read, and as many written.")
+    rows = {title: [row.samples for row in rows] for title, rows in tables.items()}
+    bench.write(lines, peers.PACKAGES, "Random order. Medians of interleaved epochs.", rows=rows)
 
 
 if __name__ == "__main__":

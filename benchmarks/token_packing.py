@@ -146,9 +146,8 @@ def main() -> None:
         f"{count:,} documents into batches of {ROWS} rows, {BINS} bins. Efficiency of both, and "
         "the rate of Grain, of the first twentieth of them. Medians of interleaved epochs."
     )
-    record = {"tokens": len(corpus.values), "samples": samples, "efficiency": packed}
     lines = [*harness.table(header, "llrrrrl", rows), "", limit]
-    bench.write(lines, record, ["grain"], note)
+    bench.write(lines, ["grain"], note, tokens=len(corpus.values), efficiency=packed)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,18 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import harness
 import numpy as np
 
 from jaxkern.core.threads import num_threads
 
-MISSING = [
-    name for name in ("boost_corr", "skbeam", "xpcscorr") if importlib.util.find_spec(name) is None
-]
+
+def installed(name: str) -> bool:
+    """Return True if a package is installed; otherwise record it."""
+    if importlib.util.find_spec(name) is not None:
+        return True
+    harness.RECORD["missing"].append(name)
+    return False
 
 
 def boost_multitau(frames: Any) -> Callable[[], Any]:

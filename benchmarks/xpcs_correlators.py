@@ -29,12 +29,11 @@ Cells = list[str]
 
 
 class Report:
-    """Rows of the table, and the raw samples."""
+    """Rows of the table."""
 
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
         self.rows: list[Cells] = []
-        self.record: dict[str, Any] = {}
 
     def rates(
         self, part: str, unit: str, scale: float, arms: Arms, bars: dict[str, float], bar: float = 0
@@ -44,7 +43,6 @@ class Report:
             return  # no other library is installed
         runs = {name: run for name, (run, _) in arms.items()}
         samples = harness.interleave(runs, self.rounds, warmup=0, turn_seconds=0)
-        self.record[part] = samples
         rates = {n: amount / samples[n].median / scale for n, (_, amount) in arms.items()}
         ours = rates[next(iter(arms))]
         for name, least in bars.items():
@@ -118,9 +116,9 @@ def multi_tau(report: Report, quick: bool) -> None:
     frames = np.random.default_rng(0).poisson(1.5, (n, side, side)).astype(np.uint8)
     qmap = rings((side, side))
     arms: Arms = {"jaxkern": (lambda: jk.xpcs.multitau(frames, qmap, progress=False), frames.size)}
-    if "boost_corr" not in peers.MISSING:
+    if peers.installed("boost_corr"):
         add_boost_multitau(arms, frames[:few], qmap, frames[:few].size)
-    if "skbeam" not in peers.MISSING:
+    if peers.installed("skbeam"):
         first = frames[:fewer]
         run = peers.skbeam_multitau(first, qmap.dynamic)
         g2, lags = run()
@@ -155,7 +153,7 @@ def events(report: Report, quick: bool) -> None:
     first = (x[:stop] for x in (pixel, frame, count))
     sparse = jk.xpcs.multitau_events(*first, dense, qmap, progress=False)
     check("events, dense", sparse.g2, arms["jaxkern, dense"][0]().g2, 1e-12)
-    if "boost_corr" not in peers.MISSING:
+    if peers.installed("boost_corr"):
         add_boost_multitau(arms, frames[:few], qmap, per_frame * few)
     bars = {"jaxkern, dense": 1.0, "boost-corr": 100.0}
     report.rates("events", "M events/s", 1e6, arms, bars, 50.0)
@@ -172,7 +170,7 @@ def all_lags(report: Report, quick: bool) -> None:
         )
 
     arms: Arms = {"jaxkern": (ours, 1.0)}
-    if "xpcscorr" not in peers.MISSING:
+    if peers.installed("xpcscorr"):
         order = np.lexsort((frame, pixel))
         by_pixel = {
             "intensity": count[order].astype(np.int32),
@@ -201,7 +199,7 @@ def two_time(report: Report, quick: bool) -> None:
         "jaxkern": (ours, work),
         "XLA's f32 product": (lambda: [product(part) for part in parts], work),
     }
-    if "boost_corr" not in peers.MISSING:
+    if peers.installed("boost_corr"):
         run = peers.boost_twotime(frames, edges)
         check_upper("two-time, boost-corr", ours().c2[0], run()[0], 2e-4)
         arms["boost-corr"] = run, work
@@ -234,7 +232,6 @@ def live(report: Report, quick: bool) -> None:
     delays = len(jk.xpcs.multitau_delays(n))
     documented = (8 + 12 * delays + 32 * (1 + (delays - 5) // 4)) * pixels
     ratio = (status_bytes("VmRSS") - before) / documented
-    report.record["live"] = {"add": adds, "result": results, "state": documented}
     added = float(np.median(adds[2:]))
     report.limit("live", "a block added", "ms", 1e3 * added, 45.0)
     # Frames come at 1 kHz: in a second 1000 / block blocks and one g2.
@@ -267,7 +264,6 @@ def file(report: Report, quick: bool) -> None:
         bars = dict.fromkeys(("reading", "correlating"), 0.6)
         report.rates("file", "M events/s", 1e6, arms, bars)
         added = harness.call("xpcs_correlators", "added_memory", small, path, shape)
-        report.record["memory"] = {"file": path.stat().st_size, "added": added}
         ratio = added / path.stat().st_size
         report.limit("memory", "the size of the file", "times", ratio, 1.2)
 
@@ -288,14 +284,12 @@ def main() -> None:
         part(report, bench.quick)
     header = "work | against | theirs | ours |  | ratio or value | bar | "
     lines = harness.table(header, "llrrlrrl", report.rows)
-    if peers.MISSING:
-        lines += ["", f"Not installed: {', '.join(peers.MISSING)}."]
     note = (
         "Medians; arms took turns. Rates are compared: of the dense peers the first frames (1,024 "
         "and 160 of 8,192; of events 192 and, of the dense kernel, 1,500 of 20,000)."
     )
     packages = ["torch", "boost-corr", "scikit-beam", "xpcs-correlator", "numba"]
-    bench.write(lines, report.record, packages, note)
+    bench.write(lines, packages, note)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def main() -> None:
         "| wrong minimum with success"
     )
     note = "Each line is a process with limited instructions."
-    bench.write(harness.table(header, "lllll", rows), runs, ["scipy"], note)
+    bench.write(harness.table(header, "lllll", rows), ["scipy"], note, runs=runs)
 
 
 if __name__ == "__main__":

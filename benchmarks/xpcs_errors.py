@@ -94,7 +94,7 @@ def main() -> None:
     )
     lines = harness.table(header, "rrrrrr", rows)
     note = f"{bench.rounds} fits of 7 x {FRAMES}^2 points a row."
-    if bench.write(lines, {"results": results}, ["scipy"], note):
+    if bench.write(lines, ["scipy"], note, results=results):
         harness.save_figure(harness.IMAGES / "xpcs-errors.png", figure(results))
 
 

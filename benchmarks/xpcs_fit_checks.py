@@ -165,7 +165,7 @@ def main() -> None:
         "with a simple exponential (8 angles, 300 frames, 1 photon, 600 pixels, rate 0.05); their "
         "misfit is the largest lag-averaged residual over its standard deviation between fits."
     )
-    bench.write(lines, {"right": right, "wrong": wrong}, ["scipy"], note)
+    bench.write(lines, ["scipy"], note, right=right, wrong=wrong)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ CONTRAST, OFFSET = 0.3, 1.0
 PHYSICS = np.array([1300.0, -0.2, 20.0, 3e-4, 0.2, 2e-5, 2.0])
 PATIENCE = 60  # nlsq is stopped after this multiple of our time
 
-Result = tuple[list[tuple[str, str, str, str]], dict[str, Any]]  # rows, and a record
+Rows = list[tuple[str, str, str, str]]
 
 
 def write_problem(folder: Path, angles: int, frames: int) -> Path:
@@ -54,9 +54,9 @@ def median(runs: list[dict[str, Any]], name: str) -> float:
     return statistics.median(run[name] for run in runs)
 
 
-def fits(path: Path, count: int, sampled: bool = False) -> list[dict[str, Any]]:
+def fits(path: Path, count: int) -> list[dict[str, Any]]:
     """Return reports of fits; end the benchmark if one is not at the truth within its errors."""
-    runs = [process("fit", path, sampled) for _ in range(count)]
+    runs = [process("fit", path) for _ in range(count)]
     with np.load(path) as problem:
         off = np.abs(runs[0]["popt"] - problem["truth"]) / runs[0]["perr"]
     worst = off.max() if runs[0]["success"] else np.inf
@@ -68,18 +68,14 @@ def limited(name: str, value: float, bar: float, text: str) -> tuple[str, str, s
     return name, text, f"{bar:g}", harness.at_most(value, bar)
 
 
-def mebibytes(used: float, size: float) -> str:
-    return f"{used / size:.2f} ({used / 2**20:.0f} MiB for {size / 2**20:.0f})"
-
-
-def whole_fit(folder: Path, quick: bool) -> Result:
+def whole_fit(folder: Path, quick: bool) -> Rows:
     """3 x 500^2, 13 parameters, process start to result, against nlsq."""
     path, small = write_problem(folder, 3, 500), write_problem(folder, 3, 100)
     name = "whole fit, 3 x 500^2, 13 parameters, process start to result, against nlsq"
     ours = fits(path, 3 if quick else 7)
     seconds = median(ours, "result")
     if importlib.util.find_spec("nlsq") is None:
-        return [(name, f"ours {seconds:.2f} s; nlsq is not installed", "30", "**missing**")], {}
+        return [(name, f"ours {seconds:.2f} s; nlsq is not installed", "30", "**missing**")]
     pair = [process(case, small) for case in ("fit", "fit_with_nlsq")]
     off = np.abs(pair[0]["popt"] - pair[1]["popt"]) / pair[0]["perr"]
     # nlsq stops where the cost changes by 1e-8.
@@ -89,43 +85,38 @@ def whole_fit(folder: Path, quick: bool) -> Result:
         theirs = [process("fit_with_nlsq", path, limit=limit) for _ in range(1 if quick else 3)]
     except subprocess.TimeoutExpired:
         text = f"above {PATIENCE}: nlsq was stopped after {limit:.0f} s, ours took {seconds:.2f} s"
-        return [(name, text, "30", "reached")], {"ours": ours}
+        return [(name, text, "30", "reached")]
     slow = median(theirs, "result")
     text = f"{slow / seconds:.1f} times ({slow:.1f} s against {seconds:.2f} s)"
-    row = (name, text, "30", harness.at_least(slow / seconds, 30))
-    return [row], {"ours": ours, "nlsq": theirs}
+    return [(name, text, "30", harness.at_least(slow / seconds, 30))]
 
 
-def large_fit(folder: Path, quick: bool) -> Result:
+def large_fit(folder: Path, quick: bool) -> Rows:
     """23 x 1001^2 = 23M points, 53 parameters: seconds of compute, and memory."""
     frames = 301 if quick else 1001
-    path = write_problem(folder, 23, frames)
-    runs = fits(path, 1 if quick else 3)
-    sampled = fits(path, 1 if quick else 5, sampled=True)
+    runs = fits(write_problem(folder, 23, frames), 1 if quick else 5)
+    size, compute, private = (median(runs, n) for n in ("data_bytes", "compute", "private"))
     name = f"whole fit, 23 x {frames}^2, 53 parameters"
-    size, compute = runs[0]["data_bytes"], median(runs, "compute")
-    resident, private = median(runs, "resident"), median(sampled, "private")
     return [
         limited(f"{name}, seconds of compute", compute, 15,
             f"{compute:.2f} ({runs[0]['nfev']} passes)"),
         limited(f"{name}, anonymous memory beyond the imported libraries', data and compilation "
-            "included, per size of the data", private / size, 1.5, mebibytes(private, size)),
-        (f"{name}, resident memory beyond imported JAX: SciPy and the pages of libraries besides",
-            mebibytes(resident, size), "", ""),
-    ], {"runs": runs, "sampled": sampled}  # fmt: skip
+            "included, per size of the data", private / size, 1.5,
+            f"{private / size:.2f} ({private / 2**20:.0f} MiB for {size / 2**20:.0f})"),
+    ]  # fmt: skip
 
 
-def first_result(folder: Path, quick: bool) -> Result:
+def first_result(folder: Path, quick: bool) -> Rows:
     """1.5M points in a new process, beyond importing jax: with loading the data and compiling."""
     runs = fits(write_problem(folder, 6, 500), 3 if quick else 9)
     beyond = [run["result"] - run["jax_imported"] for run in runs]
     value = statistics.median(beyond)
     text = f"{value:.2f} ({min(beyond):.2f} to {max(beyond):.2f})"
     name = "first result, 6 x 500^2, new process, beyond importing jax, s"
-    return [limited(name, value, 2, text)], {"runs": runs}
+    return [limited(name, value, 2, text)]
 
 
-def checkpoints(folder: Path, quick: bool) -> Result:
+def checkpoints(folder: Path, quick: bool) -> Rows:
     """Compare a fit in chunks with and without checkpoints, and with a fit in one piece."""
     angles, frames = (6, 1001) if quick else (23, 1001)
     with np.load(write_problem(folder, angles, frames)) as problem:
@@ -171,18 +162,16 @@ def checkpoints(folder: Path, quick: bool) -> Result:
             f"{overhead:+.1%} (quartiles {low:+.1%} to {high:+.1%})"),
         (f"no checkpoints, {name}: a pass against one kernel call over all data",
             f"{chunked:+.1%} ({passes['stream']:.1f} against {passes['memory']:.1f} ms)", "", ""),
-    ], {"fits": samples, "pass_milliseconds": passes}  # fmt: skip
+    ]  # fmt: skip
 
 
 def main() -> None:
     bench = harness.Benchmark(__doc__)
-    rows, record = [], {}
+    rows: Rows = []
     with tempfile.TemporaryDirectory(prefix="xpcs-fits-") as folder:
         for case in (whole_fit, large_fit, first_result, checkpoints):
-            more, record[case.__name__] = case(Path(folder), bench.quick)
-            rows += more
-            print(*more, sep="\n", flush=True)
-    bench.write(harness.table(" | measured | bar | ", "lrrl", rows), record, ["scipy", "nlsq"])
+            rows += case(Path(folder), bench.quick)
+    bench.write(harness.table(" | measured | bar | ", "lrrl", rows), ["scipy", "nlsq"])
 
 
 if __name__ == "__main__":

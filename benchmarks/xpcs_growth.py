@@ -80,7 +80,7 @@ def main() -> None:
     header = "axis | from | to | dense, s | events, s | last power, dense | events"
     lines = harness.table(header, "lrrrrrr", rows)
     note = "Medians. Around 8,192 frames of 256 x 256 pixels at 0.5%."
-    if bench.write(lines, {"sweeps": sweeps, "seconds": seconds}, note=note):
+    if bench.write(lines, note=note, seconds=seconds):
         harness.save_figure(harness.IMAGES / "xpcs-growth.png", figure(sweeps, seconds))
 
 

@@ -81,7 +81,7 @@ def main() -> None:
         ("normal equations, 3 x 1000^2, 13 parameters", 3 * 1000**2, 100.0,
          normal_arms(3, 1000), 7),
     ]  # fmt: skip
-    rows, record = [], {}
+    rows = []
     for name, points, bar, arms, rounds in work:
         samples = harness.interleave(arms, 3 if bench.quick else rounds, 1, turn_seconds=0.3)
         theirs = f"{samples['theirs'].median * 1e3:,.1f}"
@@ -90,10 +90,9 @@ def main() -> None:
             seconds = samples[ours].median
             cells = [row.name, theirs, f"{seconds * 1e3:,.2f}", f"{points / seconds / 1e6:,.0f}"]
             rows.append([*cells, row.ratio, f"{bar:g}", row.verdict])
-        record[name] = {"points": points, "samples": samples}
     header = "work | JAX, ms | ours, ms | ours, Mpoints/s | ratio (95% interval) | bar | "
     note = f"Medians; every point of a data set counts; freed memory kept for all arms: {kept}."
-    bench.write(harness.table(header, "lrrrrrl", rows), record, note=note)
+    bench.write(harness.table(header, "lrrrrrl", rows), note=note)
 
 
 if __name__ == "__main__":

@@ -92,20 +92,15 @@ def simulate(angles: int, frames: int) -> tuple[Any, Any]:
     return np.concatenate([contrast, offset, PHYSICS]), data
 
 
-def fit(path: str, sampled: bool = False) -> dict[str, Any]:
-    """Return the result of a fit and its memory; `sampled` also the largest private memory."""
-    import contextlib
+def fit(path: str) -> dict[str, Any]:
+    """Return the result of a fit, its times, and the private memory that it adds."""
+    import harness
+    import scipy.optimize  # noqa: F401
 
     import jaxkern as jk
 
     jax.devices()
-    samples: Any = contextlib.nullcontext()
-    if sampled:
-        import harness
-        import scipy.optimize  # noqa: F401
-
-        samples = harness.sampled_memory()
-    with jk.benchmarking.ResourceMeter() as meter, samples as private:
+    with harness.sampled_memory() as private:
         with np.load(path) as problem:
             data, start, lower, upper = (problem[k] for k in ("data", "start", "lower", "upper"))
         contrast, offset, physics = np.split(start, [len(data), 2 * len(data)])
@@ -130,8 +125,7 @@ def fit(path: str, sampled: bool = False) -> dict[str, Any]:
         "success": result.success,
         "nfev": result.nfev,
         "compute": result.timings.compute,
-        "resident": meter.used.peak_bytes - meter.used.start_bytes,
-        "private": max(private) - private[0] if sampled else None,
+        "private": max(private) - private[0],
         "data_bytes": data.nbytes,
     }
 

@@ -16,7 +16,6 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import harness
 import jax
@@ -110,8 +109,8 @@ def kernel(path: Path) -> float:
     return float(one.size / statistics.median(seconds[1:]))
 
 
-def measure(path: Path, frames: int) -> tuple[list[str], dict[str, Any]]:
-    """Return the table and the raw samples."""
+def measure(path: Path, frames: int) -> list[str]:
+    """Return the table."""
     write_data(path, frames)
     drop_pages(path)
     read = read_seconds(path)
@@ -146,8 +145,7 @@ def measure(path: Path, frames: int) -> tuple[list[str], dict[str, Any]]:
             harness.at_least(share, 0.8),
         ),
     ]  # fmt: skip
-    record = {"private": private, "kernel_points_per_second": in_memory, "read_seconds": read}
-    return harness.table(" | measured | bar | ", "lrrl", rows), record
+    return harness.table(" | measured | bar | ", "lrrl", rows)
 
 
 def main() -> None:
@@ -158,9 +156,9 @@ def main() -> None:
     folder = Path("build/bench")  # not in memory, as the directory of temporary files may be
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        lines, record = measure(Path(temporary).absolute() / "data.npy", frames)
+        lines = measure(Path(temporary).absolute() / "data.npy", frames)
     note = "The kernel and the reading of the file were timed separately."
-    bench.write(lines, record, ["scipy"], note)
+    bench.write(lines, ["scipy"], note)
 
 
 if __name__ == "__main__":
