@@ -97,7 +97,7 @@ def compare_kind(
         ours = name == "jaxkern"
         records = np.arange(len(paths))[peers.FIRST.get(name, slice(None))][:BATCH]
         images = [peers.read_pillow(paths[i]) for i in records]
-        expected = in_jax(kind, images, ours or peers.FILES[name][2], records)
+        expected = in_jax(kind, images, ours or peers.FILES[name][1], records)
         batches = arm()
         check_mean(f"{name}, {kind}", next(batches), expected, 1e-3 if ours else LEVELS[kind])
         for _ in batches:

@@ -144,6 +144,17 @@ def check_relative(name: str, got: Any, expected: Any, limit: float) -> None:
     within(name, worst, limit, "of the largest value")
 
 
+@contextlib.contextmanager
+def optional(name: str) -> Iterator[None]:
+    """Record that a library is not installed if the block raises ImportError."""
+    try:
+        yield
+    except ImportError as error:
+        line = f"{name}: {str(error).splitlines()[0]}"
+        if line not in RECORD["missing"]:
+            RECORD["missing"].append(line)
+
+
 # Times -------------------------------------------------------------------------------------------
 
 

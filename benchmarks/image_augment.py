@@ -97,7 +97,7 @@ def compare_all(rounds: int) -> list[harness.Row]:
     work = peers.Work(pixels, *boxes_and_flips(params), SIZE, COUNT)
     for name, arm in peers.available(peers.BATCH, work).items():
         arms[name] = lambda arm=arm: next(arm())
-        mine = smooth if peers.BATCH[name][2] else ours
+        mine = smooth if peers.BATCH[name][1] else ours
         checks.append((name, mine, peers.LEVELS))
         compared.append((name, mine, [name], BARS[name.split()[0].strip(",")]))
     compared.append(("XLA, normalize and cast alone", cast, [xla], 1.0))

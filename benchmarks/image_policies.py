@@ -118,11 +118,9 @@ def check(name: str, images: np.ndarray, workers: policy_peers.Workers) -> None:
     if name in ("RandomAffine", "RandomPerspective"):
         applied[WARPS] = (warp_matrices(name, params[0]), 1.0)
     for peer, (parameters, limit) in applied.items():
-        try:
+        with harness.optional(peer):
             theirs = workers.result(peer, name, parameters)
-        except ImportError:
-            continue
-        harness.check_levels(f"{name}: {peer}", ours, theirs, limit, mean=True, scale=scale)
+            harness.check_levels(f"{name}: {peer}", ours, theirs, limit, mean=True, scale=scale)
 
 
 def compare_peers(name: str, rounds: int) -> tuple[dict[str, Samples], list[harness.Row]]:
@@ -139,13 +137,9 @@ def compare_peers(name: str, rounds: int) -> tuple[dict[str, Samples], list[harn
             kept = [step for step in recipe.steps if not isinstance(step, ji.RandAugment)]
             arms[BEFORE] = drawing(kept, images)
         for peer in PEERS:
-            try:
+            with harness.optional(peer):
                 if workers.run(peer, name):
                     arms[peer] = partial(workers.run, peer, name)
-            except ImportError as error:
-                absent = f"{peer}: {str(error).splitlines()[0]}"
-                if absent not in harness.RECORD["missing"]:
-                    harness.RECORD["missing"].append(absent)
         if len(arms) == 1:
             raise SystemExit(f"{name}: no other library is installed")
         # Turns of many calls where they are short: the first ones find caches and cores cold.

@@ -10,7 +10,6 @@ to levels before they normalize, so that their values differ by a level or two.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -68,12 +67,6 @@ def read_opencv(path: Path) -> np.ndarray:
     return cv2.cvtColor(cv2.imread(str(path), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
 
 
-def read_simplejpeg(path: Path) -> np.ndarray:
-    import simplejpeg
-
-    return simplejpeg.decode_jpeg(path.read_bytes())
-
-
 def read_pillow(path: Path) -> np.ndarray:
     from PIL import Image
 
@@ -113,6 +106,12 @@ def in_threads(work: Work, read: Callable[[Any], np.ndarray] = np.asarray) -> Ar
             yield out
 
     return epoch
+
+
+def simplejpeg_in_threads(work: Work) -> Arm:
+    import simplejpeg
+
+    return in_threads(work, lambda path: simplejpeg.decode_jpeg(path.read_bytes()))
 
 
 def albumentations(work: Work) -> Arm:
@@ -331,29 +330,27 @@ def _program(images: int, *command: Any) -> Arm:
     return epoch
 
 
-# Name -> (package, function of the work, True if it filters with antialiasing).
-Peers = dict[str, tuple[str, Callable[[Work], Arm], bool]]
+# Name -> (function of the work, True if it filters with antialiasing).
+Peers = dict[str, tuple[Callable[[Work], Arm], bool]]
 BATCH: Peers = {
-    "albumentations, 2 threads": ("albumentations", albumentations, False),
-    "OpenCV, 2 threads": ("cv2", in_threads, False),
-    "DALI CPU, 2 threads": ("nvidia.dali", dali, False),
-    "torchvision v2, antialias": ("torchvision", torchvision, True),
-    "torchvision v2, no antialias": ("torchvision", lambda w: torchvision(w, False), False),
+    "albumentations, 2 threads": (albumentations, False),
+    "OpenCV, 2 threads": (in_threads, False),
+    "DALI CPU, 2 threads": (dali, False),
+    "torchvision v2, antialias": (torchvision, True),
+    "torchvision v2, no antialias": (lambda work: torchvision(work, antialias=False), False),
     "torchvision v2, antialias, channels last": (
-        "torchvision", lambda work: torchvision(work, channels_last=True), True
+        lambda work: torchvision(work, channels_last=True), True
     ),
 }  # fmt: skip
 FILES: Peers = {
-    "OpenCV threads": ("cv2", lambda work: in_threads(work, read_opencv), False),
-    "simplejpeg + OpenCV threads": (
-        "simplejpeg", lambda work: in_threads(work, read_simplejpeg), False
-    ),
-    "Pillow + OpenCV threads": ("PIL", lambda work: in_threads(work, read_pillow), False),
-    "torchvision + DataLoader": ("torchvision", torchvision_files, True),
-    "DALI CPU": ("nvidia.dali", lambda work: dali(work, files=True), True),
-    "Grain + OpenCV, threads": ("grain", grain_files, False),
-    "Grain + OpenCV, processes": ("grain", lambda work: grain_files(work, THREADS), False),
-}  # fmt: skip
+    "OpenCV threads": (lambda work: in_threads(work, read_opencv), False),
+    "simplejpeg + OpenCV threads": (simplejpeg_in_threads, False),
+    "Pillow + OpenCV threads": (lambda work: in_threads(work, read_pillow), False),
+    "torchvision + DataLoader": (torchvision_files, True),
+    "DALI CPU": (lambda work: dali(work, files=True), True),
+    "Grain + OpenCV, threads": (grain_files, False),
+    "Grain + OpenCV, processes": (lambda work: grain_files(work, THREADS), False),
+}
 #: Records of the first batch, where they are not the first ones of the order.
 FIRST = {"Grain + OpenCV, processes": slice(None, None, THREADS)}
 PACKAGES = [
@@ -365,11 +362,7 @@ PACKAGES = [
 def available(table: Peers, work: Work) -> dict[str, Arm]:
     """Return the arms whose packages are installed."""
     arms: dict[str, Arm] = {}
-    for name, (package, make, _) in table.items():
-        try:
-            if importlib.util.find_spec(package.partition(".")[0]) is None:
-                raise ImportError(f"no module named {package}")
+    for name, (make, _) in table.items():
+        with harness.optional(name):
             arms[name] = make(work)
-        except ImportError as error:
-            harness.RECORD["missing"].append(f"{name}: {str(error).splitlines()[0]}")
     return arms

@@ -60,7 +60,7 @@ def torchvision(recipe: str, pil: bool = False) -> Run:
 
     v2 = peers.torchvision_v2()
     bilinear = v2.InterpolationMode.BILINEAR
-    to_tensor = v2.PILToTensor()  # leaves tensors as they are
+    to_tensor = v2.PILToTensor()  # does not change tensors
     to_float = v2.ToDtype(torch.float32, scale=True)
     steps = {
         "crop": v2.RandomResizedCrop(SIZE),

@@ -133,17 +133,17 @@ def check_epoch(name: str, batches: Iterator[Any], expected: Iterator[Any], limi
 
 def methods(m: Methods) -> dict[str, peers.Arm]:
     """Return the available methods, after a comparison of their values."""
-    optional: dict[str, tuple[str, Any, bool]] = {
+    optional: peers.Peers = {
         "torch DataLoader with OpenCV, 2 workers": (
-            "torch", lambda work: peers.torch_loader(work, peers.OpenCV(work)), False
+            lambda work: peers.torch_loader(work, peers.OpenCV(work)), False
         ),
     }  # fmt: skip
     for n in (2, 16):  # one per core, and Grain's default
         optional[f"Grain, {n} threads"] = (
-            "grain", lambda work, n=n: peers.grain(work, work.images.__getitem__, n), False
+            lambda work, n=n: peers.grain(work, work.images.__getitem__, n), False
         )  # fmt: skip
         optional[f"Grain with OpenCV, {n} threads"] = (
-            "grain", lambda work, n=n: peers.grain(work, peers.OpenCV(work), n), False
+            lambda work, n=n: peers.grain(work, peers.OpenCV(work), n), False
         )  # fmt: skip
     arms: dict[str, peers.Arm] = {
         "assembly": m.assembly,

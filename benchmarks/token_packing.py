@@ -10,7 +10,6 @@ pipeline jax.Arrays through its worker thread and ring. A token is 15 bytes: 2 r
 from __future__ import annotations
 
 import functools
-import importlib.util
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -116,9 +115,9 @@ def main() -> None:
         arms[f"jaxkern, {method}"] = corpus, functools.partial(corpus.pipeline, method)
         efficiency(corpus, corpus.pipeline(method), complete)
         packed[f"jaxkern, {method}"] = efficiency(part, part.pipeline(method), complete)
-        if importlib.util.find_spec("grain"):
-            arms[f"Grain, {method}"] = part, functools.partial(part.grain, method)
+        with harness.optional("Grain"):
             packed[f"Grain, {method}"] = efficiency(part, part.grain(method), complete)
+            arms[f"Grain, {method}"] = part, functools.partial(part.grain, method)
     samples = harness.interleave_epochs({n: make for n, (_, make) in arms.items()}, bench.rounds)
     rates = {name: len(used.values) / samples[name].median for name, (used, _) in arms.items()}
     rows = []

@@ -6,24 +6,14 @@ installs them.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import harness
 import numpy as np
 
 from jaxkern.core.threads import num_threads
-
-
-def installed(name: str) -> bool:
-    """Return True if a package is installed; otherwise record it."""
-    if importlib.util.find_spec(name) is not None:
-        return True
-    harness.RECORD["missing"].append(name)
-    return False
 
 
 def boost_multitau(frames: Any) -> Callable[[], Any]:

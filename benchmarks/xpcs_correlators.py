@@ -116,9 +116,9 @@ def multi_tau(report: Report, quick: bool) -> None:
     frames = np.random.default_rng(0).poisson(1.5, (n, side, side)).astype(np.uint8)
     qmap = rings((side, side))
     arms: Arms = {"jaxkern": (lambda: jk.xpcs.multitau(frames, qmap, progress=False), frames.size)}
-    if peers.installed("boost_corr"):
+    with harness.optional("boost-corr"):
         add_boost_multitau(arms, frames[:few], qmap, frames[:few].size)
-    if peers.installed("skbeam"):
+    with harness.optional("scikit-beam"):
         first = frames[:fewer]
         run = peers.skbeam_multitau(first, qmap.dynamic)
         g2, lags = run()
@@ -153,7 +153,7 @@ def events(report: Report, quick: bool) -> None:
     first = (x[:stop] for x in (pixel, frame, count))
     sparse = jk.xpcs.multitau_events(*first, dense, qmap, progress=False)
     check("events, dense", sparse.g2, arms["jaxkern, dense"][0]().g2, 1e-12)
-    if peers.installed("boost_corr"):
+    with harness.optional("boost-corr"):
         add_boost_multitau(arms, frames[:few], qmap, per_frame * few)
     bars = {"jaxkern, dense": 1.0, "boost-corr": 100.0}
     report.rates("events", "M events/s", 1e6, arms, bars, 50.0)
@@ -170,7 +170,7 @@ def all_lags(report: Report, quick: bool) -> None:
         )
 
     arms: Arms = {"jaxkern": (ours, 1.0)}
-    if peers.installed("xpcscorr"):
+    with harness.optional("xpcs-correlator"):
         order = np.lexsort((frame, pixel))
         by_pixel = {
             "intensity": count[order].astype(np.int32),
@@ -199,7 +199,7 @@ def two_time(report: Report, quick: bool) -> None:
         "jaxkern": (ours, work),
         "XLA's f32 product": (lambda: [product(part) for part in parts], work),
     }
-    if peers.installed("boost_corr"):
+    with harness.optional("boost-corr"):
         run = peers.boost_twotime(frames, edges)
         check_upper("two-time, boost-corr", ours().c2[0], run()[0], 2e-4)
         arms["boost-corr"] = run, work
