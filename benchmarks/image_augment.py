@@ -113,9 +113,9 @@ def compare_all(rounds: int) -> list[harness.Row]:
 
 
 def main() -> None:
-    bench = harness.Benchmark(__doc__)
+    bench = harness.Benchmark(__doc__, rounds=(25, 5))
     kept = jk.performance.tune_host_allocator()
-    rows = compare_all(5 if bench.quick else 25)
+    rows = compare_all(bench.rounds)
     note = f"Medians of interleaved rounds; freed memory kept for all arms: {kept}."
     path = bench.write(harness.rates(rows, COUNT), peers.PACKAGES, note)
     if path is not None:

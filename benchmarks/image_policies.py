@@ -171,11 +171,12 @@ def rates(samples: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    bench = harness.Benchmark(__doc__, {"--only": {"nargs": "+", "choices": RECIPES}})
+    only = {"nargs": "+", "choices": RECIPES}
+    bench = harness.Benchmark(__doc__, {"--only": only}, rounds=(15, 3))
     kept = jk.performance.tune_host_allocator()
     samples, table = {}, []
     for name in harness.progress(bench.options.only or RECIPES, "recipes"):
-        samples[name], rows = compare_peers(name, 3 if bench.quick else 15)
+        samples[name], rows = compare_peers(name, bench.rounds)
         table += rows
     note = (
         "All arms draw new parameters in each call and use two cores; freed memory kept: "
