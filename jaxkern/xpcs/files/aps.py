@@ -167,6 +167,14 @@ def read_rows(
     return result
 
 
+def complete_matrix(stored: Array, out: Array, name: str) -> None:
+    """Write a symmetric matrix [n, n], of which one triangle may be stored, to `out`."""
+    empty, n = find_empty_frames(stored), len(stored)
+    for first in range(0, n, SLAB):
+        stop = min(first + SLAB, n)
+        out[first:stop] = read_rows(stored, first, stop, empty, name)
+
+
 def find_empty_frames(matrix: Any) -> NDArray[np.bool_]:
     """Return a mask [n] of frames without counts in C [n, n], an array or data set.
 

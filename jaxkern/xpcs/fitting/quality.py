@@ -393,9 +393,7 @@ def _pairs(rows: Indices, frames: Mask) -> tuple[Mask, Indices, Indices, Indices
     age * (bins of the lag) + bin of their averages, and the edges of the bins in frames.
     """
     n = len(frames)
-    edges = [1]
-    while edges[-1] < n:
-        edges.append(max(edges[-1] + 1, round(edges[-1] * _RATIO)))
+    edges = sampling.lag_edges(n, _RATIO)
     edges[-1] = n
     row, column = np.repeat(rows, n), np.tile(np.arange(n), len(rows))
     is_row = np.zeros(n, bool)
@@ -406,7 +404,7 @@ def _pairs(rows: Indices, frames: Mask) -> tuple[Mask, Indices, Indices, Indices
     first, second = np.minimum(row, column), np.maximum(row, column)
     bins = np.searchsorted(edges, np.arange(n), side="right") - 1
     age = _AGES * (first + second) // (2 * n - 1)
-    return mask, first, second, age * (len(edges) - 1) + bins[second - first], np.asarray(edges)
+    return mask, first, second, age * (len(edges) - 1) + bins[second - first], edges
 
 
 def _jacobian(

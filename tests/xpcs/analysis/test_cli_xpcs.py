@@ -17,7 +17,7 @@ import pytest
 
 from jaxkern import xpcs
 from jaxkern.cli import main
-from jaxkern.xpcs.files import simulation
+from jaxkern.core import memory
 
 SETTINGS = """\
 data_files: {file: run.h5}
@@ -222,7 +222,7 @@ def test_frames_that_nothing_holds(folder, frames, said, tmp_path, capsys):
 
 
 def test_more_frames_than_memory_holds(monkeypatch):
-    monkeypatch.setattr(simulation, "available_bytes", lambda: 16 * 20**2 - 1)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 16 * 20**2 - 1)
     t = 0.1 * np.arange(20)
     model = xpcs.Static(xpcs.Geometry(q=0.01, gap=None, dt=0.1, t=t, phi=[0.0]))
     with pytest.raises(MemoryError, match=r"1.*angles.*20.*frames.*6\.4e-06"):
