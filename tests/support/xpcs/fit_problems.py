@@ -36,9 +36,15 @@ def phases(physics: np.ndarray, n: int, phi: np.ndarray) -> tuple[np.ndarray, np
 def correlation(physics, contrast, offset, n: int, phi: np.ndarray = PHI) -> np.ndarray:
     """Return g2 [n_phi, n, n]."""
     A, X = phases(physics, n, phi)
-    decay = np.exp(-2 * np.abs(A[:, None] - A))
-    flow = np.sinc((X[:, :, None] - X[:, None, :]) / np.pi) ** 4
-    return np.asarray(offset)[:, None, None] + np.asarray(contrast)[:, None, None] * decay * flow
+    dA, dX = (A[:, None] - A).ravel(), (X[:, :, None] - X[:, None, :]).reshape(len(phi), -1)
+    return g2_of_differences(dA, dX, contrast, offset).reshape(len(phi), n, n)
+
+
+def g2_of_differences(dA, dX, contrast, offset) -> np.ndarray:
+    """Return g2 [n_phi, points] of differences dA [points] and dX [n_phi, points]."""
+    square = np.sinc(dX / np.pi) ** 2
+    f = np.exp(-2 * np.abs(dA)) * (square * square)
+    return np.asarray(offset)[:, None] + np.asarray(contrast)[:, None] * f
 
 
 @dataclass(frozen=True)
@@ -98,14 +104,16 @@ def dense_fit(
     """
     count, n, _ = case.data.shape
     start = case.truth if start is None else start
-    chosen = np.triu(np.ones((n, n), bool), 1) if points is None else points
+    i, j = np.triu_indices(n, 1) if points is None else np.nonzero(points)
     scales = 1 if shared else count
-    sigma = np.broadcast_to(np.asarray(sigma, float), case.data.shape)[:, chosen]
+    data, sigma = case.data[:, i, j], np.broadcast_to(np.asarray(sigma, float), case.data.shape)
+    sigma = sigma[:, i, j]
 
     def residual(x):
         contrast, offset = np.resize(x[:scales], count), np.resize(x[scales : 2 * scales], count)
-        model = correlation(x[2 * scales :], contrast, offset, n, case.phi)[:, chosen]
-        return ((model - case.data[:, chosen]) / sigma).ravel()
+        A, X = phases(x[2 * scales :], n, case.phi)
+        model = g2_of_differences(A[i] - A[j], X[:, i] - X[:, j], contrast, offset)
+        return ((model - data) / sigma).ravel()
 
     return least_squares(
         residual,

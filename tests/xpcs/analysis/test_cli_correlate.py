@@ -38,8 +38,8 @@ def folder(tmp_path_factory):
 
 
 def run(folder, output, *more, quiet=True):
-    given = ["xpcs", "correlate", str(folder / "frames.npy"), "--qmap", str(folder / "qmap.h5")]
-    return main([*given, "--output", str(output), *more, *(["--quiet"] if quiet else [])])
+    command = ["xpcs", "correlate", str(folder / "frames.npy"), "--qmap", str(folder / "qmap.h5")]
+    return main([*command, "--output", str(output), *more, *(["--quiet"] if quiet else [])])
 
 
 def test_both_correlations_as_the_functions_give_them(folder, tmp_path, capsys):
@@ -47,17 +47,17 @@ def test_both_correlations_as_the_functions_give_them(folder, tmp_path, capsys):
     flags = "--twotime --bins 1,4-5 --average 2 --begin 3 --end 39 --bad-frames 7,20-21 --dpl 3"
     assert run(folder, output, *flags.split(), "--frame-time", "0.5", "--parts", "2") == 0
     assert capsys.readouterr().out == ""
-    found = xpcs.read_results(output)
+    result = xpcs.read_results(output)
     how = {"begin": 3, "end": 39, "average": 2, "bad_frames": [7, 20, 21], "frame_time": 0.5}
     counts, qmap = made.frames(40), made.qmap()
     expected = xpcs.multitau(counts, qmap, 3, parts=2, overview=True, **how)
     for name in ("g2", "g2_err", "tau", "bins", "n_pairs"):
-        np.testing.assert_array_equal(getattr(found.multitau, name), getattr(expected, name))
-    np.testing.assert_array_equal(found.multitau.overview.mean_image, expected.overview.mean_image)
-    assert len(found.multitau.parts) == 2
+        np.testing.assert_array_equal(getattr(result.multitau, name), getattr(expected, name))
+    np.testing.assert_array_equal(result.multitau.overview.mean_image, expected.overview.mean_image)
+    assert len(result.multitau.parts) == 2
     pairs = xpcs.twotime(counts, qmap, bins=[1, 4, 5], **how)
-    np.testing.assert_array_equal(found.twotime.c2, pairs.c2)
-    assert found.twotime.frame_time == 1.0
+    np.testing.assert_array_equal(result.twotime.c2, pairs.c2)
+    assert result.twotime.frame_time == 1.0
     with xpcs.ApsFile(output) as file:
         assert file.dt == 1.0
 
@@ -108,19 +108,19 @@ def test_the_time_of_the_metadata_counts(folder, tmp_path):
     output = tmp_path / "r.hdf"
     metadata = str(folder / "run_metadata.hdf")
     assert run(folder, output, "--stride", "2", "--metadata", metadata) == 0
-    found = xpcs.read_results(output)
-    assert found.multitau.frame_time == 0.5
-    assert found.metadata["frame_time"] == 0.25
+    result = xpcs.read_results(output)
+    assert result.multitau.frame_time == 0.5
+    assert result.metadata["frame_time"] == 0.25
     with h5py.File(output) as file:
         assert file["entry/sample/name"][()] == b"silica"
 
 
 def test_bins_without_two_time_are_those_of_g2(folder, tmp_path):
     assert run(folder, tmp_path / "r.hdf", "--bins", "2,4", "--intensity-cut", "0.5,1.5") == 0
-    found = xpcs.read_results(tmp_path / "r.hdf").multitau
-    assert found.bins.tolist() == [2, 4]
+    result = xpcs.read_results(tmp_path / "r.hdf").multitau
+    assert result.bins.tolist() == [2, 4]
     expected = xpcs.multitau(made.frames(40), made.qmap(), intensity_cut=(0.5, 1.5))
-    np.testing.assert_array_equal(found.g2, expected.g2[:, [1, 3]])
+    np.testing.assert_array_equal(result.g2, expected.g2[:, [1, 3]])
     assert len(expected.config["bad_frames"]) > 0
 
 
@@ -244,5 +244,5 @@ def test_a_fit_of_the_results(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "3 angles of 60 frames" in said
     assert "dt 0.1 s (file)" in said
-    found = json.loads((tmp_path / "out" / "results.json").read_text())["parameters"]["D0"]
-    assert abs(found["value"] - 900.0) < 5 * found["error"]
+    actual = json.loads((tmp_path / "out" / "results.json").read_text())["parameters"]["D0"]
+    assert abs(actual["value"] - 900.0) < 5 * actual["error"]

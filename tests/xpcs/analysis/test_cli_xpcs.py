@@ -59,12 +59,12 @@ def test_simulate_writes_a_file_of_either_layout(folder, layout, tmp_path):
 
 def test_the_truth_is_found(folder):
     truth = json.loads((folder / "results" / "truth.json").read_text())
-    found = json.loads((folder / "results" / "results.json").read_text())["parameters"]
+    result = json.loads((folder / "results" / "results.json").read_text())["parameters"]
     for name in ("D0", "alpha"):
-        off = (found[name]["value"] - truth["parameters"][name]) / found[name]["error"]
+        off = (result[name]["value"] - truth["parameters"][name]) / result[name]["error"]
         assert abs(off) < 4, (name, off)
     # The held parameter stays at its start, the default of the model.
-    assert found.get("D_offset", {"value": 10.0})["value"] == 10.0
+    assert result.get("D_offset", {"value": 10.0})["value"] == 10.0
 
 
 def test_numbers_and_pictures_are_written(folder):
@@ -102,9 +102,9 @@ def test_json_is_all_that_is_printed(folder, tmp_path, capsys):
     assert fitted["success"] is True
     assert fitted["parameters"]["D0"]["error"] > 0
     assert str(folder / "results" / "fitted.h5") in fitted["files"]
-    for found in (fitted, printed("plot", "--json")):
-        assert found["files"]
-        assert all(Path(path).exists() for path in found["files"])
+    for result in (fitted, printed("plot", "--json")):
+        assert result["files"]
+        assert all(Path(path).exists() for path in result["files"])
     made = printed("simulate", "--json", "--data", str(tmp_path / "new.h5"))
     assert made["truth"]["parameters"]["D0"] > 0
     assert str(tmp_path / "new.h5") in made["files"]
@@ -135,13 +135,13 @@ def test_scaling_is_individual_unless_told(folder, tmp_path):
     (tmp_path / "config.yaml").write_text(text)
     assert run(tmp_path, "simulate") == 0
     assert run(tmp_path, "fit", "--no-plots") == 0
-    found = json.loads((tmp_path / "results" / "results.json").read_text())["parameters"]
-    assert "contrast[2]" in found
-    assert abs(found["D0"]["value"] - 900.0) < 4 * found["D0"]["error"]
+    result = json.loads((tmp_path / "results" / "results.json").read_text())["parameters"]
+    assert "contrast[2]" in result
+    assert abs(result["D0"]["value"] - 900.0) < 4 * result["D0"]["error"]
     assert run(tmp_path, "fit", "--no-plots", "--scaling", "auto") == 1
-    found = json.loads((tmp_path / "results" / "results.json").read_text())
-    assert "contrast" in found["parameters"]
-    assert "the residuals are not noise" in found["message"]
+    result = json.loads((tmp_path / "results" / "results.json").read_text())
+    assert "contrast" in result["parameters"]
+    assert "the residuals are not noise" in result["message"]
 
 
 def test_a_path_of_set_is_relative_to_where_the_command_runs(folder, tmp_path, monkeypatch):

@@ -40,17 +40,17 @@ def data(tmp_path):
 
 def content(path):
     """Everything in an HDF5 file, to the bit."""
-    found = {}
+    result = {}
 
     def visit(name, item):
         if isinstance(item, h5py.Dataset):
             value = np.asarray(item[()])
             bits = value.tolist() if value.dtype == object else value.tobytes()
-            found[name] = (str(value.dtype), value.shape, bits)
+            result[name] = (str(value.dtype), value.shape, bits)
 
     with h5py.File(path) as file:
         file.visititems(visit)
-    return found
+    return result
 
 
 def test_the_bits_of_single_runs(data, capsys):
@@ -70,7 +70,7 @@ def test_the_bits_of_single_runs(data, capsys):
 
 
 def test_a_flag_of_several_files_and_one_file(data, monkeypatch):
-    """One file is taken as several are; each has a folder of plots."""
+    """One file is treated as several are; each has a folder of plots."""
     drawn = []
     draw = lambda folder, *_, title, **__: drawn.append((folder, title)) or []  # noqa: E731
     monkeypatch.setattr("jaxkern.xpcs.analysis.correlate.plot_correlations", draw)
@@ -97,17 +97,17 @@ def test_one_file_fails_and_the_others_go_on(data, capsys):
 
 def test_what_failed_is_tried_again_behind_the_others(data, monkeypatch):
     seen = called(monkeypatch, fails=["run2"])
-    found = xpcs.correlate_files(paths(data), data / "qmap.h5", data / "new")
+    result = xpcs.correlate_files(paths(data), data / "qmap.h5", data / "new")
     assert seen == [*NAMES, "run2"]
-    assert (found.count("done"), found.errors) == (3, {})
+    assert (result.count("done"), result.errors) == (3, {})
     for fails, retries, calls in ((["run2"] * 2, 1, [*NAMES, "run2"]), (["run2"], 0, [*NAMES])):
         seen = called(monkeypatch, fails)
         folder = data / f"retries{retries}"
-        found = xpcs.correlate_files(paths(data), data / "qmap.h5", folder, retries=retries)
+        result = xpcs.correlate_files(paths(data), data / "qmap.h5", folder, retries=retries)
         assert seen == calls
-        assert found.errors == {data / "run2.npy": "the disk is away"}
-        assert found.table[0]["error"] == "the disk is away"
-        assert "1 failed" in repr(found)
+        assert result.errors == {data / "run2.npy": "the disk is away"}
+        assert result.table[0]["error"] == "the disk is away"
+        assert "1 failed" in repr(result)
 
 
 def test_ctrl_c_leaves_whole_files(data, capsys, monkeypatch):
@@ -137,9 +137,9 @@ def test_a_folder_is_its_files_in_order(data, capsys):
     with h5py.File(data / "run_metadata.hdf", "w") as file:
         file["entry/instrument/detector_1/frame_time"] = 0.25
     (data / "notes.txt").write_text("no frames")
-    given = ["--qmap", str(data / "qmap.h5"), "--metadata", str(data / "run_metadata.hdf")]
+    options = ["--qmap", str(data / "qmap.h5"), "--metadata", str(data / "run_metadata.hdf")]
     output = ["--output", str(data / "new"), "--json"]
-    assert main(["xpcs", "correlate", str(data), *given, *output]) == 0
+    assert main(["xpcs", "correlate", str(data), *options, *output]) == 0
     record = json.loads(capsys.readouterr().out)
     names = [path.rsplit("/", 1)[1] for path in record["files"]]
     assert names == ["events.hdf", "run2.hdf", "run10.hdf", "run11.hdf"]
@@ -176,8 +176,8 @@ def test_errors_come_before_the_work(data, monkeypatch, capsys, flags, words):
     monkeypatch.setattr(many, "correlate_file", None)
     also = [flag for flag in flags[:1] if not flag.startswith("--")]
     files = [*also, *(f"data/{name}.npy" for name in NAMES)]
-    given = ["--qmap", "data/qmap.h5", "--output", "results", *flags[len(also) :]]
-    assert main(["xpcs", "correlate", *files, *given]) == 2
+    options = ["--qmap", "data/qmap.h5", "--output", "results", *flags[len(also) :]]
+    assert main(["xpcs", "correlate", *files, *options]) == 2
     said = capsys.readouterr()
     assert said.err.startswith("error: ")
     assert words in said.err
@@ -204,8 +204,8 @@ def test_the_table(data, name):
     counts = [made.frames(40, seed) for seed in range(3)]
     (data / "run11.npy").write_bytes(b"")
     how = {"bins": [2, 5], "bad_frames": [3], "frame_time": 0.5, "retries": 0}
-    found = xpcs.correlate_files(paths(data), made.qmap(), data / "results", **how)
-    path = found.write(data.parent / name)
+    result = xpcs.correlate_files(paths(data), made.qmap(), data / "results", **how)
+    path = result.write(data.parent / name)
     if name.endswith("csv"):
         rows = table_of(path)
     else:
@@ -218,7 +218,7 @@ def test_the_table(data, name):
     failed = rows.pop()
     assert (failed["status"], failed["bin"], failed["g2"]) == ("failed", None, None)
     assert "run11.npy" in failed["error"]
-    qmap, kept = made.qmap(), np.delete(np.arange(40), 3)
+    qmap, good = made.qmap(), np.delete(np.arange(40), 3)
     for k, row in enumerate(rows):
         expected = xpcs.multitau(counts[k // 2], qmap, bad_frames=[3], frame_time=0.5)
         column = (1, 4)[k % 2]
@@ -230,7 +230,7 @@ def test_the_table(data, name):
         assert [int(row[key]) for key in ("frames", "bad_frames", "delay")] == [40, 1, 1]
         assert float(row["frame_time"]) == 0.5
         inside = qmap.used & (qmap.dynamic == column + 1)
-        light = counts[k // 2][kept][:, inside].mean()
+        light = counts[k // 2][good][:, inside].mean()
         np.testing.assert_allclose(float(row["mean_counts"]), light, rtol=1e-12)
         curve = expected.g2[:, column]
         assert float(row["g2"]) == curve[0]
@@ -248,8 +248,8 @@ def test_a_table_in_parquet_without_pyarrow_is_told_before_the_work(data, monkey
 
 def test_bins_without_light_have_no_numbers_but_a_row(data):
     np.save(data / "run2.npy", np.zeros((40, *made.SHAPE), np.uint8))
-    found = xpcs.correlate_files(data / "run2.npy", made.qmap(), data / "results")
-    assert [row["mean_counts"] for row in found.table] == [0.0] * 5
+    result = xpcs.correlate_files(data / "run2.npy", made.qmap(), data / "results")
+    assert [row["mean_counts"] for row in result.table] == [0.0] * 5
     everything = xpcs.correlate_files(
         data / "run10.npy", made.qmap(), data / "results", bad_frames=range(40)
     )
@@ -273,10 +273,10 @@ def test_a_file_without_its_plots_is_not_finished(data, monkeypatch):
 
     monkeypatch.setattr("jaxkern.xpcs.analysis.correlate.plot_correlations", draw)
     assert xpcs.correlate_files(files, **how).count("done") == 1
-    found = xpcs.correlate_files(files, **how, plots=plots)
-    assert found.errors == {files: "the disk is full"}
-    (found,) = xpcs.correlate_files(files, **how, plots=plots).outcomes
-    assert (found.status, found.rerun_reason) == ("done", "it has no plots")
+    result = xpcs.correlate_files(files, **how, plots=plots)
+    assert result.errors == {files: "the disk is full"}
+    (result,) = xpcs.correlate_files(files, **how, plots=plots).outcomes
+    assert (result.status, result.rerun_reason) == ("done", "it has no plots")
     assert xpcs.correlate_files(files, **how, plots=plots).count("skipped") == 1
     # Plots of earlier results do not count.
     fails += ["run2.npy"] * 2

@@ -1,4 +1,4 @@
-"""`python -m jaxkern xpcs watch`: results of frames that are still being taken, as they come.
+"""`python -m jaxkern xpcs watch`: results of frames that are still being acquired.
 
 Would catch: a watch that never ends, results that Ctrl-C loses, ones of fewer frames than came or
 of other bits than those of all, an error at the end that takes what was read with it.
@@ -25,8 +25,8 @@ from jaxkern.xpcs.detectors.frames import DetectorFileError
 def watched(folder, *more):
     (folder / "qmap.h5").unlink(missing_ok=True)
     made.qmap().write(folder / "qmap.h5")
-    given = ["--qmap", str(folder / "qmap.h5"), "--output", str(folder / "results.hdf")]
-    return ["xpcs", "watch", str(folder), *given, "--every", "0", *more]
+    options = ["--qmap", str(folder / "qmap.h5"), "--output", str(folder / "results.hdf")]
+    return ["xpcs", "watch", str(folder), *options, "--every", "0", *more]
 
 
 def wait_for_results(folder):
@@ -63,13 +63,13 @@ def test_watch_writes_what_a_writer_appends(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().out
     assert "60 frames, " in said
     assert len(said.splitlines()) >= 3  # progress was reported
-    found = xpcs.read_results(tmp_path / "results.hdf")
+    result = xpcs.read_results(tmp_path / "results.hdf")
     how = {"average": 2, "frame_time": 0.5, "progress": False}
     expected = xpcs.multitau(counts, made.qmap(), **how)
-    np.testing.assert_array_equal(found.multitau.g2, expected.g2)
-    np.testing.assert_array_equal(found.multitau.tau, expected.tau)
+    np.testing.assert_array_equal(result.multitau.g2, expected.g2)
+    np.testing.assert_array_equal(result.multitau.tau, expected.tau)
     pairs = xpcs.twotime(counts, made.qmap(), bins=[2], **how)
-    np.testing.assert_array_equal(found.twotime.c2, pairs.c2)
+    np.testing.assert_array_equal(result.twotime.c2, pairs.c2)
     assert drawn[-1] == (tmp_path / "plots", f"{tmp_path.name}, 60 frames")
 
 
@@ -79,11 +79,11 @@ def test_watch_leaves_frames_out_at_the_end(tmp_path, capsys):
     np.save(tmp_path / "run_1.npy", counts)
     flags = ["--idle", "0.1", "--intensity-cut", ",3", "--twotime"]
     assert main(watched(tmp_path, *flags)) == 0
-    found = xpcs.read_results(tmp_path / "results.hdf")
-    assert found.multitau.config["bad_frames"] == [12]
+    result = xpcs.read_results(tmp_path / "results.hdf")
+    assert result.multitau.config["bad_frames"] == [12]
     expected = xpcs.multitau(counts, made.qmap(), intensity_cut=(None, 3))
-    np.testing.assert_array_equal(found.multitau.g2, expected.g2)
-    assert np.isnan(found.twotime.c2[:, 12]).all()
+    np.testing.assert_array_equal(result.multitau.g2, expected.g2)
+    assert np.isnan(result.twotime.c2[:, 12]).all()
 
 
 def test_ctrl_c_writes_what_there_is(tmp_path, capsys):
@@ -106,8 +106,8 @@ def test_ctrl_c_writes_what_there_is(tmp_path, capsys):
     assert record["files"] == [str(tmp_path / "results.hdf")]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     expected = xpcs.multitau(counts, made.qmap(), progress=False)
-    found = xpcs.read_results(tmp_path / "results.hdf").multitau
-    np.testing.assert_array_equal(found.g2, expected.g2)
+    result = xpcs.read_results(tmp_path / "results.hdf").multitau
+    np.testing.assert_array_equal(result.g2, expected.g2)
 
 
 def test_watch_refits(tmp_path, capsys):

@@ -313,32 +313,32 @@ def test_twotime_events(n_events, asked):
     for n_blocks in (1, 7):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(two_time, "_MAX_ROWS", -(-40 // n_blocks))
-            found = jk.xpcs.twotime_events(*events, 40, QMAP, **asked)
+            result = jk.xpcs.twotime_events(*events, 40, QMAP, **asked)
         for name in ("c2", "g2", "g2_parts"):
-            np.testing.assert_allclose(getattr(found, name), getattr(expected, name), 1e-13)
-        same(found, expected, ("n_pairs", "n_pairs_parts"))
+            np.testing.assert_allclose(getattr(result, name), getattr(expected, name), 1e-13)
+        same(result, expected, ("n_pairs", "n_pairs_parts"))
 
 
 @pytest.mark.parametrize("form", [("t1t2", 7), ("age-lag", 3, 5, 4)])
 def test_twotime_in_coarser_cells(backend, form):
     events = drawn(60, 3000)
     asked = {"form": form, "intensity_cut": (0.5, 1.4), "overview": True, "dtype": np.float32}
-    found = jk.xpcs.twotime_events(*events, 60, QMAP, **asked)
+    result = jk.xpcs.twotime_events(*events, 60, QMAP, **asked)
     dense = jk.xpcs.twotime(frames_of(events, 60), QMAP, **asked)
     for name in ("c2", "g2", "g2_parts"):
-        np.testing.assert_allclose(getattr(found, name), getattr(dense, name), 1e-6)
-    same(found, dense, ("c2_pairs", "t1", "t2", "n_pairs", "n_pairs_parts", "n_empty", "bins"))
-    same(found.overview, dense.overview, ("mean_image", "intensity"))
-    assert found.config == dense.config
+        np.testing.assert_allclose(getattr(result, name), getattr(dense, name), 1e-6)
+    same(result, dense, ("c2_pairs", "t1", "t2", "n_pairs", "n_pairs_parts", "n_empty", "bins"))
+    same(result.overview, dense.overview, ("mean_image", "intensity"))
+    assert result.config == dense.config
 
 
 def test_twotime_of_large_counts_and_few_bins_at_a_time(monkeypatch):
     events = drawn(30, 2000, most=100000)
     frames = frames_of(events, 30)
     monkeypatch.setattr(two_time, "available_bytes", lambda: 20000)
-    found = jk.xpcs.twotime_events(*events, 30, QMAP, bins=[5, 1, 2])
+    result = jk.xpcs.twotime_events(*events, 30, QMAP, bins=[5, 1, 2])
     expected = oracle.twotime(frames, DYNAMIC, STATIC)
-    np.testing.assert_allclose(found.c2, expected.c2[[4, 0, 1]], 1e-13)
+    np.testing.assert_allclose(result.c2, expected.c2[[4, 0, 1]], 1e-13)
 
 
 def test_sources_of_events():

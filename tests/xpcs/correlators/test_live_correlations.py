@@ -30,13 +30,13 @@ def test_updates_are_bit_identical_to_one_call(steps, normalize):
     for n in np.cumsum(steps):
         assert live.update(xpcs.as_frames(counts[:n])) == n
     expected = xpcs.multitau(counts[:61], qmap, frame_time=0.1, bins=[1, 3], overview=True, **how)
-    found = live.result()
+    result = live.result()
     for name in ("g2", "g2_err", "delay", "tau", "n_pairs", "n_frames", "bins", "q"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+        np.testing.assert_array_equal(getattr(result, name), getattr(expected, name), err_msg=name)
     for name in ("mean_image", "intensity", "static_means"):
-        one, other = getattr(found.overview, name), getattr(expected.overview, name)
+        one, other = getattr(result.overview, name), getattr(expected.overview, name)
         np.testing.assert_allclose(one, other, rtol=1e-15)
-    parts = found.overview.static_means_parts
+    parts = result.overview.static_means_parts
     assert 10 <= len(parts) < 20
     np.testing.assert_allclose(parts[0], _static_means(counts, qmap, 1, [1, 2], 2), rtol=1e-15)
 
@@ -69,8 +69,8 @@ def test_bins_without_pixels_and_wrong_arguments():
     counts, empty = made.frames(20), made.qmap().without(np.ones(made.qmap().shape))
     live = xpcs.LiveMultiTau(empty, 100)
     live.update(xpcs.as_frames(counts))
-    found = live.result()
-    assert np.isnan(found.g2).all()
+    result = live.result()
+    assert np.isnan(result.g2).all()
     with raises(ValueError, "no pixels", "bins [1, 2, 3, 4, 5]"):
         live.finish(xpcs.as_frames(counts))
     with raises(ValueError, "no pixels", "bins [1, 2, 3, 4, 5]"):
@@ -125,9 +125,9 @@ def test_a_file_of_events_that_grows(tmp_path):
     assert settled(frames) == 19
     assert frames.finish() == 20
     np.testing.assert_array_equal(frames.read(9, 20), counts[9:20])
-    found, expected = live.finish(frames), xpcs.multitau(path, xpcs.QMap(bins))
-    np.testing.assert_array_equal(found.g2, expected.g2)
-    np.testing.assert_array_equal(found.g2_err, expected.g2_err)
+    result, expected = live.finish(frames), xpcs.multitau(path, xpcs.QMap(bins))
+    np.testing.assert_array_equal(result.g2, expected.g2)
+    np.testing.assert_array_equal(result.g2_err, expected.g2_err)
     path.write_bytes(path.read_bytes()[:800])
     with raises(DetectorFileError, "run.bin", "20 frames", "got 7"):
         settled(frames)
@@ -199,16 +199,16 @@ def test_dead_pixels_are_those_of_the_complete_file(tmp_path, normalize):
         dead.append(int(growing.dead.sum()))
     assert dead[:3] == [3, 1, 1]
     growing.finish()
-    found = live.finish(growing)
+    result = live.finish(growing)
     growing.close()
     with xpcs.open_frames(path) as whole:
         assert whole.dead.sum() == 2
         np.testing.assert_array_equal(growing.dead, whole.dead)
     expected = xpcs.multitau(path, qmap, normalize=normalize, overview=True)
     for name in ("g2", "g2_err", "n_pixels", "delay"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+        np.testing.assert_array_equal(getattr(result, name), getattr(expected, name), err_msg=name)
     for name in ("mean_image", "intensity", "static_means"):
-        one, other = getattr(found.overview, name), getattr(expected.overview, name)
+        one, other = getattr(result.overview, name), getattr(expected.overview, name)
         np.testing.assert_allclose(one, other, rtol=1e-15)
 
 
@@ -224,10 +224,10 @@ def test_dead_pixels_are_updated_at_the_end(tmp_path):
         live.update(growing)
         assert growing.dead.sum() == 1
         replace(path, counts)
-        found = watch(growing, live, 40, lambda _: None, idle=10, every=10).result
+        result = watch(growing, live, 40, lambda _: None, idle=10, every=10).result
     expected = xpcs.multitau(path, qmap)
-    np.testing.assert_array_equal(found.n_pixels, expected.n_pixels)
-    np.testing.assert_array_equal(found.g2, expected.g2)
+    np.testing.assert_array_equal(result.n_pixels, expected.n_pixels)
+    np.testing.assert_array_equal(result.g2, expected.g2)
 
 
 def test_a_pixel_that_is_marked_in_every_file_is_dead(tmp_path):
@@ -253,9 +253,9 @@ def test_an_intensity_cut_is_applied_at_the_end(normalize):
     for n in (20, 55, 60):
         live.update(xpcs.as_frames(counts[:n]))
     assert live.result().config["bad_frames"] == [3]
-    found = live.finish(xpcs.as_frames(counts))
+    result = live.finish(xpcs.as_frames(counts))
     expected = xpcs.multitau(counts, qmap, bad_frames=[3], **how)
-    assert found.config == expected.config
-    assert found.config["bad_frames"] == [3, 33, 50]
-    np.testing.assert_array_equal(found.g2, expected.g2)
-    np.testing.assert_array_equal(found.g2_err, expected.g2_err)
+    assert result.config == expected.config
+    assert result.config["bad_frames"] == [3, 33, 50]
+    np.testing.assert_array_equal(result.g2, expected.g2)
+    np.testing.assert_array_equal(result.g2_err, expected.g2_err)

@@ -111,8 +111,8 @@ def test_frames_are_normalized_by_the_mean_of_the_mask(backend):
     flicker = np.linspace(1, 2, 50)[:, None, None]
     steady = jk.xpcs.multitau(frames, jk.xpcs.QMap(DYNAMIC, mask=mask), normalize=True)
     frames[:, ~mask] = 1e6
-    found = jk.xpcs.multitau(frames * flicker, jk.xpcs.QMap(DYNAMIC, mask=mask), normalize=True)
-    np.testing.assert_allclose(found.g2, steady.g2, rtol=1e-12)
+    result = jk.xpcs.multitau(frames * flicker, jk.xpcs.QMap(DYNAMIC, mask=mask), normalize=True)
+    np.testing.assert_allclose(result.g2, steady.g2, rtol=1e-12)
 
 
 def test_floats_within_rounding(backend):
@@ -162,9 +162,9 @@ def test_threads_change_no_bit(monkeypatch, threads):
     monkeypatch.setenv("JAXKERN_NUM_THREADS", threads)
     for source in (frames, Blocks(frames)):
         with execution_options(max_workers=int(threads)):
-            found = jk.xpcs.multitau(source, qmap)
-        np.testing.assert_array_equal(found.g2, one.g2)
-        np.testing.assert_array_equal(found.g2_err, one.g2_err)
+            result = jk.xpcs.multitau(source, qmap)
+        np.testing.assert_array_equal(result.g2, one.g2)
+        np.testing.assert_array_equal(result.g2_err, one.g2_err)
 
 
 @pytest.mark.parametrize("used", [0.9, 0.2])  # of the pixels; few are gathered

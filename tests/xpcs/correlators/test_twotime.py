@@ -51,13 +51,13 @@ def counts(shape, dtype, most, seed=0):
 
 def check(frames, dynamic, static, mask=None, rtol=1e-12, **how):
     qmap = jk.xpcs.QMap(dynamic, static, mask)
-    found = jk.xpcs.twotime(frames, qmap, **how)
+    result = jk.xpcs.twotime(frames, qmap, **how)
     expected = oracle.twotime(frames, dynamic, static, mask, **how)
     for name in ("c2", "g2", "g2_parts"):
-        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol, 0.0)
+        np.testing.assert_allclose(getattr(result, name), getattr(expected, name), rtol, 0.0)
     for name in ("n_pairs", "n_pairs_parts"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
-    return found, expected
+        np.testing.assert_array_equal(getattr(result, name), getattr(expected, name))
+    return result, expected
 
 
 @pytest.mark.parametrize("smoothing", ["static", "none"])
@@ -118,15 +118,15 @@ def test_matrices_of_whole_counts_are_exact(most, pixels):
     with jax.enable_x64(True):
         source, numbers = ArrayFrames(frames), np.arange(pixels, dtype=np.int32)
         (piece,) = two_time_dense.stage(source, FrameSelection(10), None, [numbers], tiles)
-        found = two_time_dense.multiply(piece.tiles[0], piece.tiles[0], piece.product)
+        result = two_time_dense.multiply(piece.tiles[0], piece.tiles[0], piece.product)
     whole = frames.reshape(10, pixels).astype(object)
     expected = whole @ whole.T
-    found = np.asarray(found)[:10, :10]
+    result = np.asarray(result)[:10, :10]
     if expected.max() < 2**53:
-        assert found.astype(np.uint64).tolist() == expected.tolist()
-        assert (found == np.floor(found)).all()
+        assert result.astype(np.uint64).tolist() == expected.tolist()
+        assert (result == np.floor(result)).all()
     else:  # the sum of three exact parts, rounded
-        np.testing.assert_allclose(found, expected.astype(np.float64), 4e-16)
+        np.testing.assert_allclose(result, expected.astype(np.float64), 4e-16)
     assert piece.sums.tolist() == whole.sum(axis=1).tolist()
 
 
@@ -274,11 +274,11 @@ def test_frames_are_normalized_before_they_are_summed():
     frames = counts((12, 3, 4), "uint8", 9)
     qmap = jk.xpcs.QMap(np.ones((3, 4), int))
     how = {"average": 3, "begin": 2, "bad_frames": [4]}
-    found = jk.xpcs.twotime(frames, qmap, normalize=True, **how)
+    result = jk.xpcs.twotime(frames, qmap, normalize=True, **how)
     divided = frames / frames.mean(axis=(1, 2), keepdims=True)
     expected = oracle.twotime(divided, np.ones((3, 4), int), **how)
-    np.testing.assert_allclose(found.c2, expected.c2, 1e-12)
-    assert (jk.xpcs.twotime(frames, qmap, **how).c2 != found.c2).any()
+    np.testing.assert_allclose(result.c2, expected.c2, 1e-12)
+    assert (jk.xpcs.twotime(frames, qmap, **how).c2 != result.c2).any()
     plain = [jk.xpcs.twotime(frames, qmap, normalize=x).c2 for x in (False, True)]
     np.testing.assert_array_equal(*plain)
 

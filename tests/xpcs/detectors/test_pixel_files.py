@@ -64,20 +64,20 @@ def test_a_hot_pixel_is_told_by_default_and_masked_on_request(folder, capsys):
     assert correlate(folder) == 0
     assert f"warning: 1 pixel differs from the other pixels of their static bins: row {HOT[0]}, " \
         f"column {HOT[1]} (" in capsys.readouterr().err  # fmt: skip
-    found = xpcs.read_results(folder / "r.hdf").multitau
-    assert found.config["hot_pixels"] == [list(HOT)]
-    assert len(found.warnings) == 1
-    assert found.g2[0, 0] > 4
+    result = xpcs.read_results(folder / "r.hdf").multitau
+    assert result.config["hot_pixels"] == [list(HOT)]
+    assert len(result.warnings) == 1
+    assert result.g2[0, 0] > 4
     assert correlate(folder, "--force", "--hot-pixels", "mask", "--twotime", "--json") == 0
     said = json.loads(capsys.readouterr().out)
     assert said["hot_pixels"] == [list(HOT)]
     assert len(said["warnings"]) == 1
-    found = xpcs.read_results(folder / "r.hdf")
+    result = xpcs.read_results(folder / "r.hdf")
     expected = xpcs.multitau(hot_frames(), hot_map().without([HOT]), progress=False)
-    np.testing.assert_array_equal(found.multitau.g2, expected.g2)
-    assert found.twotime.qmap.n_pixels == 2399
+    np.testing.assert_array_equal(result.multitau.g2, expected.g2)
+    assert result.twotime.qmap.n_pixels == 2399
     pairs = xpcs.twotime(hot_frames(), hot_map().without([HOT]), progress=False)
-    np.testing.assert_array_equal(found.twotime.c2, pairs.c2)
+    np.testing.assert_array_equal(result.twotime.c2, pairs.c2)
     assert correlate(folder, "--force", "--hot-pixels", "ignore") == 0
     assert "pixel" not in capsys.readouterr().err
     assert "hot_pixels" not in xpcs.read_results(folder / "r.hdf").multitau.config
@@ -91,8 +91,8 @@ def test_many_files_tell_their_hot_pixels(folder, capsys):
         (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("warning")]
         assert "run1.npy: 1 pixel differs" in line
         assert f"row {HOT[0]}, column {HOT[1]}" in line
-    found = xpcs.correlate_files(files, folder / "qmap.h5", folder / "out", progress=False)
-    assert [row["hot_pixels"] for row in found.table] == [1, 1, 0, 0]
+    result = xpcs.correlate_files(files, folder / "qmap.h5", folder / "out", progress=False)
+    assert [row["hot_pixels"] for row in result.table] == [1, 1, 0, 0]
     masked = xpcs.correlate_files(
         files, folder / "qmap.h5", folder / "out", hot_pixels="mask", progress=False
     )
@@ -144,11 +144,11 @@ def test_masks_of_files(folder, name, flag, capsys):
     np.testing.assert_array_equal(xpcs.read_mask(path, flag), good)
     assert correlate(folder, f"--{flag}", str(path)) == 0
     assert "pixel" not in capsys.readouterr().err
-    found = xpcs.read_results(folder / "r.hdf").multitau
-    np.testing.assert_array_equal(found.qmap.mask, good)
-    assert (found.qmap.blemish is None) == (flag == "mask")
+    result = xpcs.read_results(folder / "r.hdf").multitau
+    np.testing.assert_array_equal(result.qmap.mask, good)
+    assert (result.qmap.blemish is None) == (flag == "mask")
     expected = xpcs.multitau(hot_frames(), hot_map(), mask=good, progress=False)
-    np.testing.assert_array_equal(found.g2, expected.g2)
+    np.testing.assert_array_equal(result.g2, expected.g2)
 
 
 def test_masks_that_are_refused(folder, capsys):
@@ -259,9 +259,9 @@ def test_a_file_that_is_replaced_is_read_again(tmp_path, monkeypatch, how):
         np.save(path, second)
     time.sleep(0.01)
     assert frames.finish() == 20
-    found = live.finish(frames)
+    result = live.finish(frames)
     expected = xpcs.multitau(second, made.qmap(), progress=False)
-    np.testing.assert_array_equal(found.g2, expected.g2)
+    np.testing.assert_array_equal(result.g2, expected.g2)
 
 
 INTERRUPTED = """
