@@ -162,9 +162,9 @@ def test_averages_over_cells_are_no_data_of_a_fit(folder, tmp_path, capsys):
     pairs = xpcs.twotime(frames, frames.qmap, form=("t1t2", 6), frame_time=0.1)
     path = xpcs.write_results(tmp_path / "cells.hdf", None, pairs)
     assert run(folder, "fit", "--data", str(path), "--output-dir", str(tmp_path)) == 2
-    said = capsys.readouterr().err
-    assert "--twotime full" in said
-    assert "g2 alone" not in said
+    captured = capsys.readouterr().err
+    assert "--twotime full" in captured
+    assert "g2 alone" not in captured
 
 
 def test_config_writes_a_template_that_loads(tmp_path, capsys):
@@ -206,7 +206,7 @@ def test_a_damaged_result_is_told(folder, tmp_path, capsys, name, content):
 
 
 @pytest.mark.parametrize(
-    ("frames", "said"),
+    ("frames", "words"),
     [
         (99_999_999, "3 angles and 99,999,999 frames need a file of 1.2e+08 GB"),
         (10**30, "GB free"),
@@ -214,10 +214,10 @@ def test_a_damaged_result_is_told(folder, tmp_path, capsys, name, content):
         (-5, "simulation.frames"),
     ],
 )
-def test_frames_that_nothing_holds(folder, frames, said, tmp_path, capsys):
+def test_frames_that_nothing_holds(folder, frames, words, tmp_path, capsys):
     new = ["--data", str(tmp_path / "new.h5"), "--set", f"simulation.frames={frames}"]
     assert run(folder, "simulate", *new) == 2
-    assert said in capsys.readouterr().err
+    assert words in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

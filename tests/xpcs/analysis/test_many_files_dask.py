@@ -104,8 +104,10 @@ def test_on_a_client_of_ones_own(data, monkeypatch):
         assert "no disk" in result.errors[data / "run3.npy"]
         # Tried three times; nothing is left on the cluster.
         assert (max(most), len(most), set(caps[::2])) == (1, 7, {3})
-        again = xpcs.correlate_files(data, data / "qmap.h5", data / "new", engine=client, retries=0)
-        assert (again.count("skipped"), again.count("failed")) == (4, 1)
+        second = xpcs.correlate_files(
+            data, data / "qmap.h5", data / "new", engine=client, retries=0
+        )
+        assert (second.count("skipped"), second.count("failed")) == (4, 1)
         with raises(ValueError, "scheduler, workers", "client"):
             xpcs.correlate_files(data, data / "qmap.h5", data / "new", engine=client, workers=2)
         how = {"engine": client, "force": True, "shown": lambda _: client.close()}

@@ -181,9 +181,9 @@ def test_what_the_fit_left_out_is_not_drawn(tmp_path, monkeypatch, capsys):
     options = ["--config", str(tmp_path / "c.yaml"), "--output-dir", str(tmp_path / "results")]
     assert main(["xpcs", "fit", *options]) == 0  # the report lists each warning once
     assert main(["xpcs", "plot", *options]) == 0
-    said = capsys.readouterr()
-    assert said.out.count("excluded: angle 2") == said.out.count("frames 7 ") == 1
-    assert "frame 0 of the fit is number 1" in said.err
+    captured = capsys.readouterr()
+    assert captured.out.count("excluded: angle 2") == captured.out.count("frames 7 ") == 1
+    assert "frame 0 of the fit is number 1" in captured.err
     assert len(drawn) == 6
     for view in drawn:
         counts = ~np.eye(40, dtype=bool) & (view.phi < 60)

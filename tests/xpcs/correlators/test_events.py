@@ -89,7 +89,7 @@ RUNS = {
     "dpl": st.integers(1, 9),
     "seed": st.integers(0, 2**31),
     "kind": st.sampled_from(["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", ">i4", "words"]),
-    "asked": st.fixed_dictionaries(
+    "options": st.fixed_dictionaries(
         {},
         optional={
             "begin": st.integers(0, 5),
@@ -102,18 +102,18 @@ RUNS = {
 }
 
 
-def check_the_bits(n_frames, occupancy, most, dpl, seed, kind, asked):
+def check_the_bits(n_frames, occupancy, most, dpl, seed, kind, options):
     n_events = min(int(n_frames * PIXELS * 10**occupancy), 20000)
     limit = 4095 if kind == "words" else min(np.iinfo(kind).max, 2**31)
     events = drawn(n_frames, n_events, seed, min(most, limit))
-    begin, step = asked.get("begin", 0), asked.get("stride", 1) * asked.get("average", 1)
+    begin, step = options.get("begin", 0), options.get("stride", 1) * options.get("average", 1)
     if (n_frames - begin) // step < 2:
         return
-    dense = jk.xpcs.multitau(frames_of(events, n_frames), QMAP, dpl, **asked)
+    dense = jk.xpcs.multitau(frames_of(events, n_frames), QMAP, dpl, **options)
     if kind == "words":
         base = seed % 2 << 20
         source = Words(words_of(events, base), n_frames, base)
-        same(jk.xpcs.multitau(source, QMAP, dpl, **asked), dense)
+        same(jk.xpcs.multitau(source, QMAP, dpl, **options), dense)
         return
     narrow = np.dtype(kind).itemsize < 2  # too narrow for frames
     dtypes = ["i4", "u8" if narrow else kind, kind]
@@ -124,7 +124,7 @@ def check_the_bits(n_frames, occupancy, most, dpl, seed, kind, asked):
         columns = [record["pixel"], record["frame"], record["count"]]
     else:
         columns[1] = events[1]
-    same(jk.xpcs.multitau_events(*columns, n_frames, QMAP, dpl, **asked), dense)
+    same(jk.xpcs.multitau_events(*columns, n_frames, QMAP, dpl, **options), dense)
 
 
 @few_or_many(50, 2000)
@@ -132,12 +132,12 @@ def test_results_are_bit_identical_to_dense_frames(examples):
     check_examples(examples, check_the_bits, **RUNS)
 
 
-@pytest.mark.parametrize("asked", [{}, {"parts": 3}, {"normalize": True}, {"average": 2}])
-def test_cuts_parts_and_normalization(backend, asked):
+@pytest.mark.parametrize("options", [{}, {"parts": 3}, {"normalize": True}, {"average": 2}])
+def test_cuts_parts_and_normalization(backend, options):
     events = drawn(200, 5000)
-    asked = {**asked, "intensity_cut": (0.9, 1.1)}
-    result = jk.xpcs.multitau_events(*events, 200, QMAP, **asked)
-    dense = jk.xpcs.multitau(frames_of(events, 200), QMAP, **asked)
+    options = {**options, "intensity_cut": (0.9, 1.1)}
+    result = jk.xpcs.multitau_events(*events, 200, QMAP, **options)
+    dense = jk.xpcs.multitau(frames_of(events, 200), QMAP, **options)
     same(result, dense)
     assert result.config == dense.config
     for part, other in zip(result.parts, dense.parts, strict=True):
@@ -266,13 +266,13 @@ def test_memory_of_2_billion_frames_depends_on_the_events_only():
     np.testing.assert_array_equal(light.n_pairs, (n >> level) - (light.delay >> level))
 
 
-@pytest.mark.parametrize("asked", [{"bad_frames": [5]}, {"stride": 2}, {"average": 3},
+@pytest.mark.parametrize("options", [{"bad_frames": [5]}, {"stride": 2}, {"average": 3},
                                    {"normalize": True}, {"intensity_cut": (0.5, 2)},
                                    {"overview": True}])  # fmt: skip
-def test_options_that_need_an_array_of_all_frames(asked, monkeypatch):
+def test_options_that_need_an_array_of_all_frames(options, monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda: 10**9)
     with raises(MemoryError, "2,147,483,647 frames", "68.7 GB"):
-        jk.xpcs.multitau_events([0], [0], [1], 2**31 - 1, QMAP, **asked)
+        jk.xpcs.multitau_events([0], [0], [1], 2**31 - 1, QMAP, **options)
     with raises(MemoryError, "2,147,483,647 frames"):
         jk.xpcs.twotime_events([0], [0], [1], 2**31 - 1, QMAP, form=("t1t2", 4))
 
@@ -298,7 +298,7 @@ def test_counts_at_the_limit_of_64_bits():
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [
         {},
         {"smoothing": "none"},
@@ -307,13 +307,13 @@ def test_counts_at_the_limit_of_64_bits():
     ],
 )
 @pytest.mark.parametrize("n_events", [0, 60, 4000])
-def test_twotime_events(n_events, asked):
+def test_twotime_events(n_events, options):
     events = drawn(40, n_events)
-    expected = oracle.twotime(frames_of(events, 40), DYNAMIC, STATIC, **asked)
+    expected = oracle.twotime(frames_of(events, 40), DYNAMIC, STATIC, **options)
     for n_blocks in (1, 7):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(two_time, "_MAX_ROWS", -(-40 // n_blocks))
-            result = jk.xpcs.twotime_events(*events, 40, QMAP, **asked)
+            result = jk.xpcs.twotime_events(*events, 40, QMAP, **options)
         for name in ("c2", "g2", "g2_parts"):
             np.testing.assert_allclose(getattr(result, name), getattr(expected, name), 1e-13)
         same(result, expected, ("n_pairs", "n_pairs_parts"))
@@ -322,9 +322,9 @@ def test_twotime_events(n_events, asked):
 @pytest.mark.parametrize("form", [("t1t2", 7), ("age-lag", 3, 5, 4)])
 def test_twotime_in_coarser_cells(backend, form):
     events = drawn(60, 3000)
-    asked = {"form": form, "intensity_cut": (0.5, 1.4), "overview": True, "dtype": np.float32}
-    result = jk.xpcs.twotime_events(*events, 60, QMAP, **asked)
-    dense = jk.xpcs.twotime(frames_of(events, 60), QMAP, **asked)
+    options = {"form": form, "intensity_cut": (0.5, 1.4), "overview": True, "dtype": np.float32}
+    result = jk.xpcs.twotime_events(*events, 60, QMAP, **options)
+    dense = jk.xpcs.twotime(frames_of(events, 60), QMAP, **options)
     for name in ("c2", "g2", "g2_parts"):
         np.testing.assert_allclose(getattr(result, name), getattr(dense, name), 1e-6)
     same(result, dense, ("c2_pairs", "t1", "t2", "n_pairs", "n_pairs_parts", "n_empty", "bins"))

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 from support.errors import raises
-from support.xpcs import correlation_results as made
+from support.xpcs import correlation_results as samples
 from support.xpcs.detector_files import rigaku_bytes, write_arrays
 
 from jaxkern import xpcs
@@ -24,7 +24,7 @@ from jaxkern.xpcs.detectors.frames import DetectorFileError
 @pytest.mark.parametrize("steps", [[1] * 70, [3, 40, 27], [70]])
 def test_updates_are_bit_identical_to_one_call(steps, normalize):
     """Includes begin, average, bad frames not acquired yet, and more frames than the maximum."""
-    counts, qmap = made.frames(70), made.qmap()
+    counts, qmap = samples.frames(70), samples.qmap()
     how = {"normalize": normalize, "bad_frames": [0, 12, 50], "begin": 1, "average": 2}
     live = xpcs.LiveMultiTau(qmap, 61, frame_time=0.1, bins=[1, 3], **how)
     for n in np.cumsum(steps):
@@ -48,7 +48,7 @@ def _static_means(counts, qmap, begin, numbers, average):
 
 
 def test_a_result_of_the_frames_so_far():
-    counts, qmap = made.frames(40), made.qmap()
+    counts, qmap = samples.frames(40), samples.qmap()
     live = xpcs.LiveMultiTau(qmap, 10_000)
     with raises(ValueError, "at least 2 frames", "got 0"):
         live.result()
@@ -66,7 +66,7 @@ def settled(frames):
 
 
 def test_bins_without_pixels_and_wrong_arguments():
-    counts, empty = made.frames(20), made.qmap().without(np.ones(made.qmap().shape))
+    counts, empty = samples.frames(20), samples.qmap().without(np.ones(samples.qmap().shape))
     live = xpcs.LiveMultiTau(empty, 100)
     live.update(xpcs.as_frames(counts))
     result = live.result()
@@ -80,10 +80,10 @@ def test_bins_without_pixels_and_wrong_arguments():
 
 
 def test_files_of_a_folder_in_numerical_order(tmp_path):
-    counts = made.frames(30)
+    counts = samples.frames(30)
     frames = xpcs.GrowingFrames(tmp_path, exclude=[tmp_path / "qmap.h5"])
     assert settled(frames) == 0
-    made.qmap().write(tmp_path / "qmap.h5")
+    samples.qmap().write(tmp_path / "qmap.h5")
     (tmp_path / "notes.txt").write_text("no frames")
     np.save(tmp_path / "run_9.npy", counts[:10])
     assert settled(frames) == 10
@@ -152,7 +152,7 @@ with h5py.File(sys.argv[2], "w", libver="latest") as file:
 
 
 def test_an_hdf5_file_that_another_process_writes(tmp_path):
-    counts = made.frames(30)
+    counts = samples.frames(30)
     np.save(tmp_path / "counts.npy", counts)
     path = tmp_path / "run.h5"
     with (
@@ -183,7 +183,7 @@ def replace(path, counts):
 def test_dead_pixels_are_those_of_the_complete_file(tmp_path, normalize):
     """A pixel of an HDF5 file is dead if it is at its limit in the first, middle and last frame, so
     the dead pixels change as the file grows."""
-    counts, qmap = made.frames(40), made.qmap()
+    counts, qmap = samples.frames(40), samples.qmap()
     counts[:, 1, 0] = 255  # dead
     counts[0, 2, 2] = 255  # dead after the first update only
     counts[[0, 20, 39], 3, 3] = 255  # dead after the last update only
@@ -214,7 +214,7 @@ def test_dead_pixels_are_those_of_the_complete_file(tmp_path, normalize):
 
 def test_dead_pixels_are_updated_at_the_end(tmp_path):
     """The end of the run counts even if the frames have not doubled since the last update."""
-    counts, qmap = made.frames(40), made.qmap()
+    counts, qmap = samples.frames(40), samples.qmap()
     counts[[0, 15, 29], 3, 3] = 255  # dead in the first 30 frames
     path = tmp_path / "run.h5"
     replace(path, counts[:30])
@@ -231,7 +231,7 @@ def test_dead_pixels_are_updated_at_the_end(tmp_path):
 
 
 def test_a_pixel_that_is_marked_in_every_file_is_dead(tmp_path):
-    counts = made.frames(6)
+    counts = samples.frames(6)
     counts[:, 0, 0] = 255
     counts[0, 1, 1] = 255
     growing = xpcs.GrowingFrames(tmp_path)
@@ -245,7 +245,7 @@ def test_a_pixel_that_is_marked_in_every_file_is_dead(tmp_path):
 
 @pytest.mark.parametrize("normalize", [False, True])
 def test_an_intensity_cut_is_applied_at_the_end(normalize):
-    counts, qmap = made.frames(60), made.qmap()
+    counts, qmap = samples.frames(60), samples.qmap()
     counts[33] *= 7
     counts[50] = 0
     how = {"intensity_cut": (0.4, 2.0), "normalize": normalize, "bins": [1, 3]}

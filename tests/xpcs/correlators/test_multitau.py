@@ -89,19 +89,19 @@ SELECTIONS = [
 ]
 
 
-@pytest.mark.parametrize("asked", SELECTIONS)
+@pytest.mark.parametrize("options", SELECTIONS)
 @pytest.mark.parametrize("normalize", [False, True])
-def test_begin_end_stride_average(backend, asked, normalize):
+def test_begin_end_stride_average(backend, options, normalize):
     frames = photons(90)
     frames[12] = 0  # no light to normalize by
-    expected = oracle.multitau(frames, DYNAMIC, STATIC, normalize=normalize, **asked)
+    expected = oracle.multitau(frames, DYNAMIC, STATIC, normalize=normalize, **options)
     for source in (frames, Blocks(frames)):
         qmap = jk.xpcs.QMap(DYNAMIC, STATIC)
-        result = jk.xpcs.multitau(source, qmap, normalize=normalize, frame_time=0.1, **asked)
+        result = jk.xpcs.multitau(source, qmap, normalize=normalize, frame_time=0.1, **options)
         check_g2(result, expected, exactly=not normalize)
-        step = 0.1 * asked.get("stride", 1) * asked.get("average", 1)
+        step = 0.1 * options.get("stride", 1) * options.get("average", 1)
         np.testing.assert_allclose(result.tau, result.delay * step)
-        assert {k: result.config[k] for k in asked} == asked
+        assert {k: result.config[k] for k in options} == options
 
 
 def test_frames_are_normalized_by_the_mean_of_the_mask(backend):
@@ -141,12 +141,14 @@ def test_large_counts_are_exact(backend):
 def test_blocks_of_any_size(backend, monkeypatch, size):
     frames = photons(150, "u1")
     monkeypatch.setattr(selection, "BLOCK_BYTES", size * DYNAMIC.size)
-    asked = {"average": 2, "bad_frames": [7, 8, 30]}
+    options = {"average": 2, "bad_frames": [7, 8, 30]}
     source = Blocks(frames)
     qmap = jk.xpcs.QMap(DYNAMIC, STATIC)
-    result = jk.xpcs.multitau(source, qmap, parts=2, **asked)
-    check_g2(result, oracle.multitau(frames, DYNAMIC, STATIC, **asked))
-    check_g2(result.parts[1], oracle.multitau(frames, DYNAMIC, STATIC, begin=74, end=148, **asked))
+    result = jk.xpcs.multitau(source, qmap, parts=2, **options)
+    check_g2(result, oracle.multitau(frames, DYNAMIC, STATIC, **options))
+    check_g2(
+        result.parts[1], oracle.multitau(frames, DYNAMIC, STATIC, begin=74, end=148, **options)
+    )
     longest = max(stop - first for first, stop, _ in source.reads)
     assert longest == min(max(size // 2, 1) * 2, 150)
     assert {thread.rsplit("_")[0] for *_, thread in source.reads} == {"jaxkern-frames"}

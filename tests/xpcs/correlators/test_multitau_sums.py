@@ -101,8 +101,8 @@ def test_bins_and_masks():
         np.testing.assert_allclose(result[2][:, b], own.mean(1), rtol=1e-12)
         np.testing.assert_allclose(result[3][:, b], own.var(1) * own.shape[1], rtol=1e-9)
     for threads in (2, 64):
-        again = native(frames, pixel, static, dynamic, threads=threads)
-        for one, other in zip(result, again, strict=True):
+        second = native(frames, pixel, static, dynamic, threads=threads)
+        for one, other in zip(result, second, strict=True):
             np.testing.assert_array_equal(one, other)
 
 

@@ -141,10 +141,10 @@ def test_tiles_pieces_and_passes_change_no_bit(monkeypatch, dtype, form):
     how = {"form": form, "bad_frames": [7, 40]}
     whole = jk.xpcs.twotime(frames, qmap, **how)
     reader = Blocks(frames)
-    again = jk.xpcs.twotime(reader, qmap, **how)
+    second = jk.xpcs.twotime(reader, qmap, **how)
     assert frames_read(reader) == 61
     for name in ("c2", "g2", "g2_parts", "c2_pairs", "n_pairs"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
+        np.testing.assert_array_equal(getattr(second, name), getattr(whole, name))
     monkeypatch.setattr(two_time_dense, "TILE", 16)
     tiled = jk.xpcs.twotime(frames, qmap, **how)
     if dtype == "uint8":

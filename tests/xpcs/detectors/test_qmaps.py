@@ -47,9 +47,9 @@ def test_a_written_map_is_read_back(tmp_path):
     path = write_simplemask(tmp_path / "q.h5", DYNAMIC, STATIC, MASK, GRIDS, energy=10.0)
     qmap = jk.xpcs.QMap.read(path)
     qmap.write(tmp_path / "again.h5")
-    again = jk.xpcs.QMap.read(tmp_path / "again.h5")
+    second = jk.xpcs.QMap.read(tmp_path / "again.h5")
     for key in ("dynamic", "static", "mask", "q", "phi"):
-        np.testing.assert_array_equal(getattr(again, key), getattr(qmap, key))
+        np.testing.assert_array_equal(getattr(second, key), getattr(qmap, key))
     with h5py.File(path) as before, h5py.File(tmp_path / "again.h5") as after:
         assert set(before["qmap"]) == set(after["qmap"])
         for key in before["qmap"]:
@@ -67,13 +67,13 @@ def test_a_map_made_in_memory_is_written_and_read(tmp_path, labels):
     static = np.array([[1, 2, 3], [4, 4, 0]])
     qmap = jk.xpcs.QMap(dynamic, static, q=labels.get("q"), phi=labels.get("phi"))
     qmap.write(tmp_path / "q.h5", "/xpcs/qmap")
-    again = jk.xpcs.QMap.read(tmp_path / "q.h5")
-    np.testing.assert_array_equal(again.dynamic, dynamic)
-    np.testing.assert_array_equal(again.static, static)
+    second = jk.xpcs.QMap.read(tmp_path / "q.h5")
+    np.testing.assert_array_equal(second.dynamic, dynamic)
+    np.testing.assert_array_equal(second.static, static)
     for key, expected in labels.items():
-        assert getattr(again, key).tolist() == expected
+        assert getattr(second, key).tolist() == expected
     for kind, n in (("dynamic", 3), ("static", 4)):
-        assert len(again.layout[f"{kind}_index_mapping"]) == n
+        assert len(second.layout[f"{kind}_index_mapping"]) == n
 
 
 def test_a_map_without_some_pixels(tmp_path):
