@@ -242,7 +242,7 @@ class PreparedRun:
     ) -> None:
         self.source, self.selection, self.bar = source, selection, bar
         self.qmap = masked  # without dead, masked and hot pixels
-        self._hot_pixels, self._overview = hot_pixels, overview
+        self._hot_pixels, self._overview = check_hot_pixels(hot_pixels), overview
         self._limits = intensity_limits(intensity_cut)
         self.cut = None if intensity_cut is None else tuple(intensity_cut)
         self.divisor: NDArray[np.float64] | None = None  # [N * average] means of the frames

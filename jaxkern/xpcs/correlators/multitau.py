@@ -136,7 +136,6 @@ def multitau(
       >>> r.g2.shape, r.q.tolist(), bool(abs(r.g2[0, 0] - 1) < 5 * r.g2_err[0, 0])
       ((21, 2), [0.01, 0.02], True)
     """
-    check_hot_pixels(hot_pixels)
     with (
         frames_and_map(frames, qmap, mask) as (source, masked),
         CorrelationProgress(progress, "multi-tau") as bar,

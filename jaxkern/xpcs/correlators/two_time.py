@@ -16,7 +16,6 @@ from jaxkern.core.threads import num_threads
 from jaxkern.xpcs.correlators.checks import (
     HotPixels,
     PreparedRun,
-    check_hot_pixels,
     empty_frames,
     rows_and_columns,
 )
@@ -115,7 +114,6 @@ def twotime(
       ((1, 50, 50), (50, 1))
     """
     check_smoothing(smoothing)
-    check_hot_pixels(hot_pixels)
     with (
         frames_and_map(frames, qmap, mask) as (source, masked),
         jax.enable_x64(True),

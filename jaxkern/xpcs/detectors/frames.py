@@ -214,7 +214,7 @@ class EventFrames(FrameSource):
         self.count = columns.count.astype(np.uint32)
         self.columns = (self.pixel, self.frame, self.count)
         self.shape = (n, height, width)
-        self.metadata = metadata or {}
+        self.metadata = dict(metadata or {})
 
     def events(self, first: int, stop: int) -> Events:
         self.check_range(first, stop)
