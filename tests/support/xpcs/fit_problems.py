@@ -36,15 +36,9 @@ def phases(physics: np.ndarray, n: int, phi: np.ndarray) -> tuple[np.ndarray, np
 def correlation(physics, contrast, offset, n: int, phi: np.ndarray = PHI) -> np.ndarray:
     """Return g2 [n_phi, n, n]."""
     A, X = phases(physics, n, phi)
-    dA, dX = (A[:, None] - A).ravel(), (X[:, :, None] - X[:, None, :]).reshape(len(phi), -1)
-    return g2_of_differences(dA, dX, contrast, offset).reshape(len(phi), n, n)
-
-
-def g2_of_differences(dA, dX, contrast, offset) -> np.ndarray:
-    """Return g2 [n_phi, points] of differences dA [points] and dX [n_phi, points]."""
-    square = np.sinc(dX / np.pi) ** 2
-    f = np.exp(-2 * np.abs(dA)) * (square * square)
-    return np.asarray(offset)[:, None] + np.asarray(contrast)[:, None] * f
+    decay = np.exp(-2 * np.abs(A[:, None] - A))
+    flow = np.sinc((X[:, :, None] - X[:, None, :]) / np.pi) ** 4
+    return np.asarray(offset)[:, None, None] + np.asarray(contrast)[:, None, None] * decay * flow
 
 
 @dataclass(frozen=True)
@@ -112,7 +106,9 @@ def dense_fit(
     def residual(x):
         contrast, offset = np.resize(x[:scales], count), np.resize(x[scales : 2 * scales], count)
         A, X = phases(x[2 * scales :], n, case.phi)
-        model = g2_of_differences(A[i] - A[j], X[:, i] - X[:, j], contrast, offset)
+        square = np.sinc((X[:, i] - X[:, j]) / np.pi) ** 2
+        f = np.exp(-2 * np.abs(A[i] - A[j])) * square**2
+        model = offset[:, None] + contrast[:, None] * f
         return ((model - data) / sigma).ravel()
 
     return least_squares(
