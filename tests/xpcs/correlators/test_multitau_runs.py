@@ -202,8 +202,9 @@ def test_wrong_frames(backend):
         jk.xpcs.multitau(Blocks(below), QMAP.without(np.arange(20).reshape(4, 5) < 6))
     full = FRAMES.astype(np.uint32)
     full[5:7, 2, 1] = 2**31
-    with raises(ValueError, "pixel 11", "2^32 - 1"):
-        jk.xpcs.multitau(full, QMAP)
+    for source in (full, Blocks(full)):
+        with raises(ValueError, "pixel 11", "2^32 - 1"):
+            jk.xpcs.multitau(source, QMAP)
     wide = FRAMES.astype(np.int64)
     wide[3, 0, 0] = 2**40
     with raises(ValueError, "frames", "int64", "1099511627776"):
