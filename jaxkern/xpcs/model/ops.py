@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad
 
-from jaxkern.core.declaration import Cost
-from jaxkern.core.op import Op
+from jaxkern.core.op import Cost, Op
 from jaxkern.xpcs.model import twin
 from jaxkern.xpcs.model.models import SHEAR_POWERS
 
