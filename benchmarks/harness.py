@@ -140,8 +140,8 @@ def check_levels(
 def check_relative(name: str, got: Any, expected: Any, limit: float) -> None:
     """End the benchmark if arrays differ by more than a fraction of the largest value."""
     got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
-    worst = float(np.abs(got - expected).max() / np.abs(expected).max())
-    within(name, worst, limit, "of the largest value")
+    largest = float(np.abs(expected).max()) or 1.0
+    within(name, float(np.abs(got - expected).max()) / largest, limit, "of the largest value")
 
 
 @contextlib.contextmanager
