@@ -98,8 +98,6 @@ class SourceNode(PipelineNode):
                     "the source has a field 'mask', which pad_remainder=True adds; rename it"
                 )
             mask = layout.mask_of(rows)
-            if out is not None:
-                out["mask"][...] = mask
             data = {**data, "mask": mask}
         return Block(data, records)
 
