@@ -97,8 +97,7 @@ class SourceNode(PipelineNode):
                 raise ValueError(
                     "the source has a field 'mask', which pad_remainder=True adds; rename it"
                 )
-            mask = layout.mask_of(rows)
-            data = {**data, "mask": mask}
+            data = {**data, "mask": layout.mask_of(rows)}
         return Block(data, records)
 
 
