@@ -180,7 +180,7 @@ class PipelineIterator(Iterator[Data]):
         self._bad: int = 0
         layout = self._plan.layout
         #: the number of batches, if known
-        self._batches = layout.batches if layout.known else None
+        self._batches: int | None = layout.batches if layout.known else None
         self._ready: deque[Item] = deque()  # of (batch, number of unreadable records)
         self._run = Epoch(self._plan, self._epoch, self._tuning.workers, self._tuning.ahead)
         self._engine: Engine | NativeEngine | None = None
