@@ -58,6 +58,8 @@ class PipelineIterator(Iterator[Data]):
         self._plan, self._epoch, self._options = plan, epoch, options
         self._on_resume, self._tuning, self._memory = on_resume, tuning, memory
         self._lock = threading.RLock()
+        #: the number of batches, if known
+        self._batches: int | None = None
         self._start(0, None)
 
     @property
@@ -179,8 +181,7 @@ class PipelineIterator(Iterator[Data]):
         self._position = position
         self._bad: int = 0
         layout = self._plan.layout
-        #: the number of batches, if known
-        self._batches: int | None = layout.batches if layout.known else None
+        self._batches = layout.batches if layout.known else None
         self._ready: deque[Item] = deque()  # of (batch, number of unreadable records)
         self._run = Epoch(self._plan, self._epoch, self._tuning.workers, self._tuning.ahead)
         self._engine: Engine | NativeEngine | None = None
