@@ -151,7 +151,7 @@ class Epoch:
         assert pulled_vertex is vertex
         if isinstance(block, BaseException):
             raise block
-        result: Block = block(out) if callable(block) else block
+        result: Block = block(out)
         return result
 
     def _program_block(self, vertex: Vertex, batch: int) -> Block:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.failures import note
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.graph import Block, Vertex, qualified_name
+from jaxkern.pipeline.graph import BatchLayout, Block, qualified_name
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import Flow, Rows, SequentialNode
+from jaxkern.pipeline.sequential import Flow, RowFlow, Rows, SequentialNode, Upstream
 from jaxkern.pipeline.sources.source import record_arrays, stack_records
-
-if TYPE_CHECKING:
-    from jaxkern.pipeline.epoch import Epoch
 
 #: the number of records that one may become: output n of record r is record r * PARTS + n
 PARTS = 1 << 16
@@ -186,6 +183,8 @@ class Window(SequentialNode):
             data[name] = windows.reshape(-1, *windows.shape[2:])
         return Rows(data, records, origins, count)
 
-    def flow(self, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> Flow:
+    def flow_of(
+        self, upstream: Upstream, layout: BatchLayout, epoch: int, position: dict[str, Any]
+    ) -> Flow:
         window = (self.size, self.stride) if self.axis == "records" else None
-        return self._row_flow(epoch, vertex, position, window=window)
+        return RowFlow(upstream, layout, position, window=window)

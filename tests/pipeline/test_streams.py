@@ -329,7 +329,7 @@ def test_what_cannot_be_is_said():
     running = iter(pipe)
     next(running)
     state = running.get_state()
-    state["position"] |= {"position": 100, "last": [99 << 20, 99]}
+    state["position"] = {"at": {"position": 100}, "last": [99 << 20, 99]}
     running.set_state(state)
     with raises(ValueError, "43 records"):
         next(running)
