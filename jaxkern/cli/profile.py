@@ -41,7 +41,7 @@ _FIGURES = "figures.json"
     flag("--python", "Record every Python call too."),
     option("--plot", "FILE", "Draw the longest operations.", PATH),
     json_option,
-    click.argument("script", type=PATH),
+    click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
     click.argument("arguments", nargs=-1, type=click.UNPROCESSED),
 )
 def profile(
@@ -62,8 +62,6 @@ def profile(
     from jaxkern.benchmarking.tracing import OpTime, Trace
     from jaxkern.core.quantities import format_duration
 
-    if not script.is_file():
-        raise FileNotFoundError(f"no such script: {script}")
     # The script may change the working directory.
     folder = (output_dir or DIRECTORY / f"profile-{script.stem}").absolute()
     (folder / _FIGURES).unlink(missing_ok=True)

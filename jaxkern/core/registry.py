@@ -185,7 +185,7 @@ def _driver_problem(native: ModuleType, platform: str) -> str | None:
     # A driver runs machine code of any minor version of its major version.
     if driver // 1000 < runtime // 1000:
         return (
-            f"the CUDA driver supports CUDA {_version_text(driver)} and the kernels "
+            f"the CUDA driver supports CUDA {cuda_version_text(driver)} and the kernels "
             f"need {runtime // 1000}.0 or newer; update the driver"
         )
     return None
@@ -261,13 +261,14 @@ def device_code_problem(
         return f"{gpu}, and the kernels are compiled for {built_for}; build from source for it"
     if driver < built:
         return (
-            f"{gpu}, for which the CUDA driver must compile PTX of CUDA {_version_text(built)}, "
-            f"but it supports CUDA {_version_text(driver)}; update the driver"
+            f"{gpu}, for which the driver must compile PTX of CUDA {cuda_version_text(built)}, but "
+            f"it supports CUDA {cuda_version_text(driver)}; update the driver"
         )
     return None
 
 
-def _version_text(version: int) -> str:
+def cuda_version_text(version: int) -> str:
+    """Return the text of a CUDA version, such as ``13.0`` for 13000."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.calls import op_calls
 from jaxkern.core.ceilings import Ceilings, ceilings
-from jaxkern.core.client import start_backend
+from jaxkern.core.client import default_device, start_backend
 from jaxkern.core.op import ops
 from jaxkern.core.timing import call_seconds
 
@@ -48,8 +48,7 @@ class DevicePerformance:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all figures for JSON."""
-        fields = dataclasses.asdict(self)
-        return fields | {"ceilings": self.ceilings.as_dict(), "efficiency": self.efficiency}
+        return dataclasses.asdict(self) | {"efficiency": self.efficiency}
 
     def __str__(self) -> str:
         how = "native kernel" if self.native else f"pure JAX: {self.reason}"
@@ -82,9 +81,8 @@ def benchmark_device_performance(
       True
     """
     size = check_integer("size", size, 2)
-    if device is None:
-        start_backend()
-        (device,) = jnp.zeros(()).devices()
+    start_backend()
+    device = default_device() if device is None else device
     roof = ceilings(device, refresh=refresh)
     from jaxkern import xpcs  # noqa: F401 (declares the op; imported here because it is slow)
 

@@ -109,49 +109,50 @@ class StagesBuilder:
     def calls(self, together: bool) -> Iterator[Call]:
         """Yield plans and operands of few calls, or else of a call for each chain and program."""
         starts = range(0, len(self._stages), MAX_STAGES)
-        each = [self._stages[k : k + MAX_STAGES] for k in starts] if together else []
+        calls = [self._stages[k : k + MAX_STAGES] for k in starts] if together else []
         for folded, programs in () if together else self._stages:
-            each += [[(folded, [])]] if folded is not None else []
-            each += [[(None, programs)]] if programs else []
+            calls += [[(folded, [])]] if folded is not None else []
+            calls += [[(None, programs)]] if programs else []
         dtype = self.source_dtype
-        for parts in each:
-            call = StagesBuilder(self.channels, dtype)
-            call._stages = parts
-            finished = call.finish()
-            assert finished is not None
-            yield finished
-            for folded, _ in parts:
+        for stages in calls:
+            yield _call(stages, self.channels, dtype)
+            for folded, _ in stages:
                 dtype = dtype if folded is None else folded[0].output_dtype
 
     def finish(self) -> Call | None:
-        """Return the plan (of a single chain a `ChainPlan`) and operands; None without a change."""
+        """Return the plan and operands of one call; None without a change."""
         if len(self._stages) > MAX_STAGES:
             raise ValueError(
                 f"at most {MAX_STAGES} stages fit in one call, got {len(self._stages)}"
             )
-        if not self._stages:
-            return None
-        chains = [folded[1] for folded, _ in self._stages if folded is not None]
-        programs = [program for _, programs in self._stages for program in programs]
-        if not programs and len(self._stages) == 1:
-            return self._stages[0][0]
-        programs = programs or [program_operands(())]  # Chains without a program between them.
-        stages = tuple(
-            Stage(folded and folded[0], tuple(step for *_, steps in programs for step in steps))
-            for folded, programs in self._stages
-        )
-        longest = max(len(stage.steps) for stage in stages)
-        if longest > MAX_STEPS:
-            raise ValueError(f"at most {MAX_STEPS} steps may follow each other, got {longest}")
-        op, values, _ = zip(*programs, strict=True)
-        arrays = (*zip(*(chains or [self._no_chain()]), strict=True), op, values)
-        operands = StageOperands(*(_concatenated(parts) for parts in arrays))
-        return StagesPlan(stages, self.channels, self.source_dtype), operands
+        return _call(self._stages, self.channels, self.source_dtype) if self._stages else None
 
-    def _no_chain(self) -> Operands:
-        shapes = ((14,), (2, self.channels), (self.channels,), (4,), (self.channels,))
-        types = (np.int32, np.float32, np.float32, np.int32, np.float32)
-        return Operands(*(np.zeros((1, 0, *s), t) for s, t in zip(shapes, types, strict=True)))
+
+def _call(stages: list[_StageParts], channels: int, source_dtype: Dtype) -> Call:
+    """Return the plan of a call, of a single chain a `ChainPlan`, and its operands."""
+    chains = [folded[1] for folded, _ in stages if folded is not None]
+    programs = [program for _, programs in stages for program in programs]
+    first = stages[0][0]
+    if not programs and len(stages) == 1 and first is not None:
+        return first
+    programs = programs or [program_operands(())]  # Chains without a program between them.
+    plans = tuple(
+        Stage(folded and folded[0], tuple(step for *_, steps in programs for step in steps))
+        for folded, programs in stages
+    )
+    longest = max(len(stage.steps) for stage in plans)
+    if longest > MAX_STEPS:
+        raise ValueError(f"at most {MAX_STEPS} steps may follow each other, got {longest}")
+    op, values, _ = zip(*programs, strict=True)
+    arrays = (*zip(*(chains or [_no_chain(channels)]), strict=True), op, values)
+    operands = StageOperands(*(_concatenated(parts) for parts in arrays))
+    return StagesPlan(plans, channels, source_dtype), operands
+
+
+def _no_chain(channels: int) -> Operands:
+    shapes = ((14,), (2, channels), (channels,), (4,), (channels,))
+    types = (np.int32, np.float32, np.float32, np.int32, np.float32)
+    return Operands(*(np.zeros((1, 0, *s), t) for s, t in zip(shapes, types, strict=True)))
 
 
 def _step_operands(
@@ -391,11 +392,3 @@ def _run_ragged(images: Ragged, plan: ChainPlan | StagesPlan, operands: Sequence
     static = {"plan": plan, "max_height": images.max_height, "max_width": images.max_width}
     arrays = (images.buffer[None], images.offset, images.height, images.width, *operands)
     return call(*arrays, batch_dims=1, **static)
-
-
-def run_program(images: jax.Array, steps: Sequence[Step]) -> jax.Array:
-    """Run steps in order on images [N, H, W, C] u8 or f32."""
-    op, values, fixed = program_operands(steps)
-    static = {"steps": fixed, "channels": images.shape[-1]}
-    result: jax.Array = program(images, op, values, batch_dims=1, **static)
-    return result

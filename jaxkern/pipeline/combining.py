@@ -20,7 +20,7 @@ from jaxkern.pipeline.sources.combined import FieldChecker, JoinedSource, Zipped
 from jaxkern.pipeline.sources.source import BatchSource
 
 if TYPE_CHECKING:
-    from jaxkern.pipeline.epoch import Epoch
+    from jaxkern.pipeline.epoch import Blocks, Epoch
 
 #: maps the orders of inputs and a seed to the order of all
 Arrange = Callable[[tuple[Order, ...], int], Order]
@@ -93,7 +93,8 @@ class Combined(PipelineNode):
         )
         return spec
 
-    def block(self, epoch: Epoch, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
+    def block(self, blocks: Blocks, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
+        epoch = blocks.epoch
         layout = epoch.layout(vertex)
         requested = layout.rows_of(batch)
         shard, rows = layout.read_rows(requested)
@@ -137,8 +138,7 @@ def _read(epoch: Epoch, upstream: Vertex, part: Part, with_mask: bool) -> list[_
             continue
         rows = part.rows[begin:end] - number * size
         distinct = 1 + int(np.count_nonzero(np.diff(rows)))  # padding repeats the last row
-        with inner.memoize_blocks():
-            data = row.on_host(inner.shared_block(upstream, number, distinct).data)
+        data = row.on_host(inner.shared_block(upstream, number, distinct).data)
         if layout.remainder == "pad" and not with_mask:
             data = {name: value for name, value in data.items() if name != "mask"}
         start, stop = int(rows[0]), int(rows[-1]) + 1

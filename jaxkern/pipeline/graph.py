@@ -16,7 +16,7 @@ from jaxkern.pipeline.arrangement import Order, Shard
 from jaxkern.pipeline.rows import Data
 
 if TYPE_CHECKING:
-    from jaxkern.pipeline.epoch import Epoch
+    from jaxkern.pipeline.epoch import Blocks
 
 Remainder = Literal["partial", "drop", "pad"]
 #: the rows of an epoch whose length is unknown before its end
@@ -169,7 +169,7 @@ class PipelineNode:
     def check_upstream(self, upstream: Sequence[Vertex]) -> None:
         """Raise if the node cannot follow these vertices, all that are upstream."""
 
-    def block(self, epoch: Epoch, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
+    def block(self, blocks: Blocks, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
         """Make one batch, in a worker thread, in the arrays `out` if the node `fills_slots`."""
         raise NotImplementedError
 

@@ -440,9 +440,9 @@ class Resized:
             placed = None if sharding is None else leading_axes(sharding, divided)
             return jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype, sharding=placed)
 
-        leaves = [spec(leaf, len(leaf.shape)) for leaf in item.joint.leaves]
+        leaves = [spec(leaf, len(leaf.shape)) for leaf in item.leaves]
         if plan.final_program is None:
             return leaves, None
         records = spec(np.empty(item.records.shape, item.records.dtype), divided=1)
-        joint = item.joint._replace(leaves=leaves)
-        return leaves, plan.final_program.compiled(joint, records, Epoch(plan, 0).key)
+        item = item._replace(leaves=leaves, records=records)
+        return leaves, plan.final_program.compiled(item, Epoch(plan, 0).key)

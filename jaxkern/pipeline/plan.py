@@ -20,7 +20,7 @@ from jaxkern.pipeline.arrangement import PendingShards, ReshardedOrder
 from jaxkern.pipeline.graph import BatchLayout, KeyDerivation, Vertex
 from jaxkern.pipeline.nodes import Merge, SourceNode
 from jaxkern.pipeline.operators import SeededProducer
-from jaxkern.pipeline.program import DedupedLeaves, NodeProgram, WorkItem, salt_of
+from jaxkern.pipeline.program import NodeProgram, WorkItem, salt_of
 from jaxkern.pipeline.rows import Data
 from jaxkern.ring import RowParts
 
@@ -234,8 +234,7 @@ class PipelinePlan:
     def learn(self, item: WorkItem) -> None:
         """Store the shapes of the first full work item."""
         if self.first is None and len(item.records) == self.layout.first_rows:
-            specs = item.joint._replace(leaves=row.spec_of(item.joint.leaves))
-            self.first = WorkItem(specs, item.records)
+            self.first = item._replace(leaves=row.spec_of(item.leaves))
 
     def known_spec(self) -> Data | None:
         """Return the shapes of a batch as sources declare them; None if only reading shows them."""
@@ -263,14 +262,14 @@ class PipelinePlan:
         if program is None:
             specs[vertex] = vertex.node.block_spec(inputs, layout, side)
         else:
-            records = np.zeros((layout.first_rows, 2), np.uint32)
-            specs[vertex] = program.spec(DedupedLeaves.of(inputs), records)
+            records = np.zeros(layout.first_rows, np.int64)
+            specs[vertex] = program.spec(WorkItem.of(inputs, records))
         return specs[vertex]
 
     def spec_after(self, item: WorkItem) -> Data:
         """Return the shapes of the batch that comes of a work item."""
         program = self.final_program
-        batch = item.joint.batches()[0] if program is None else program.spec(*item[:2])
+        batch = item.batches()[0] if program is None else program.spec(item)
         return dict(row.spec_of(batch))
 
 

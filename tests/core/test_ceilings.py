@@ -49,7 +49,7 @@ def probes(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     native, calls = probe_once()
     monkeypatch.setattr(registry, "module", lambda name="cpu": native if name == "cpu" else None)
-    monkeypatch.setattr(module, "_threads", lambda: 3)
+    monkeypatch.setattr(module, "usable_cpus", lambda: 3)
     monkeypatch.setattr(module, "busy_seconds", lambda: None)
     return calls
 
@@ -74,7 +74,7 @@ def test_another_machine_or_version_is_measured_anew(probes, monkeypatch, part):
     ceilings()
     native, _ = probe_once(levels=["v3", "v4"])
     changed = {
-        "threads": (module, "_threads", lambda: 1),
+        "threads": (module, "usable_cpus", lambda: 1),
         "simd_level": (registry, "module", lambda name="cpu": native),
         "device": (module, "cpu_model", lambda: "another"),
         "jaxkern": (module, "__version__", "9"),
@@ -150,7 +150,7 @@ def test_a_relative_cache_folder_is_ignored(monkeypatch, tmp_path):
 def test_buffers_are_beyond_the_caches_and_within_memory(probes, monkeypatch):
     monkeypatch.setattr(module, "last_level_caches", lambda: [60 << 20, 40 << 20])
     for threads, available, size in ((3, 64 << 30, 400), (1, 64 << 30, 240), (3, 64 << 20, 16)):
-        monkeypatch.setattr(module, "_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(module, "usable_cpus", lambda threads=threads: threads)
         monkeypatch.setattr(module, "available_bytes", lambda available=available: available)
         result = ceilings(refresh=True)
         assert result.buffer_bytes == size << 20

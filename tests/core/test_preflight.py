@@ -136,7 +136,7 @@ def test_an_unknown_simd_level_is_an_error_of_the_call(tmp_path):
     code = """
 import jax, jax.numpy as jnp, jaxkern as jk
 print(jk.doctor())
-assert not jk.doctor().ok and jk.doctor().max_workers == 1
+assert not jk.doctor().ok and jk.doctor().kernel_threads == 1
 aug = jk.image.Compose([jk.image.RandomHorizontalFlip(0.5)])
 aug(jax.random.key(0), jnp.zeros((2, 4, 4, 3), jnp.uint8)).block_until_ready()
 """

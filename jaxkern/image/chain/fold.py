@@ -9,7 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.axes import on_batch
-from jaxkern.image.chain.axis import Axis, Number, add, clip, is_static, maximum, minimum, multiply
+from jaxkern.image.chain.axis import (
+    Axis,
+    Box,
+    Number,
+    Size,
+    add,
+    clip,
+    is_static,
+    maximum,
+    minimum,
+    multiply,
+    per_axis,
+)
 from jaxkern.image.chain.plan import (
     MAX_ERASURES,
     MAX_PIXELS,
@@ -66,7 +78,7 @@ class OpenSegment:
         self.bias: Values = np.zeros(channels)
         self.fill: Values | None = None
         self.may_leave_image = False  # A crop at a run-time position may leave the image.
-        self.erasures: list[tuple[tuple[Number, Number, Number, Number], Values]] = []
+        self.erasures: list[tuple[Box, Values]] = []
         self.rounding = Rounding.KEEP
         self.padding = Padding.CONSTANT
 
@@ -111,18 +123,16 @@ class OpenSegment:
         self.erasures = [(clip_box(box, size), value) for box, value in self.erasures]
 
 
-def clip_box(
-    box: tuple[Number, Number, Number, Number], size: tuple[Number, Number]
-) -> tuple[Number, Number, Number, Number]:
+def clip_box(box: Box, size: Size) -> Box:
     """Return the part of a box inside an image; other parts must not show in a padded border."""
-    sides = []
-    for start, length, extent in ((box[0], box[2], size[0]), (box[1], box[3], size[1])):
+
+    def part(start: Number, length: Number, extent: Number) -> tuple[Number, Number]:
         first = clip(start, 0, extent)
         # Start and length are not added if both are positive: the sum may leave int32.
         inside = minimum(start, 0) + maximum(length, 0)
-        sides.append((first, clip(inside, 0, extent - first)))
-    (top, height), (left, width) = sides
-    return top, left, height, width
+        return first, clip(inside, 0, extent - first)
+
+    return per_axis(part, box[:2], box[2:], size)
 
 
 class ChainBuilder:
@@ -159,7 +169,7 @@ class ChainBuilder:
         self._source_size = (height, width, largest)
 
     @property
-    def size(self) -> tuple[Number, Number]:
+    def size(self) -> Size:
         return self._open.rows.size, self._open.columns.size
 
     def values(self, value: Any, name: str) -> Values:
@@ -178,9 +188,7 @@ class ChainBuilder:
         self._open = OpenSegment(height, width, self.channels)
         return self._open
 
-    def resample(
-        self, kind: Filter, box: tuple[Number, Number, Number, Number], size: tuple[Number, Number]
-    ) -> None:
+    def resample(self, kind: Filter, box: Box, size: Size) -> None:
         """Resize the box (top, left, height, width) of the current image to `size`."""
         segment, (top, left, height, width) = self._open, box
         if is_static(height, width, *size) and (height, width) == tuple(size):
@@ -204,9 +212,7 @@ class ChainBuilder:
         if kind is not Filter.NEAREST:
             self.integral = False
 
-    def window(
-        self, start: tuple[Number, Number], size: tuple[Number, Number], fill: Values | None
-    ) -> None:
+    def window(self, start: tuple[Number, Number], size: Size, fill: Values | None) -> None:
         """Show `size` pixels from `start`, with `fill` outside; None if all are inside."""
         segment = self._open
         if fill is not None and _window_inside(start, size, self.size):
@@ -231,9 +237,7 @@ class ChainBuilder:
         segment.columns.window(start[1], size[1], inside)
         self.bounded = None
 
-    def extend(
-        self, start: tuple[Number, Number], size: tuple[Number, Number], padding: Padding
-    ) -> None:
+    def extend(self, start: tuple[Number, Number], size: Size, padding: Padding) -> None:
         """Show `size` pixels from `start`, with the pixels of `padding` outside."""
         if _window_inside(start, size, self.size):
             self.window(start, size, None)
@@ -295,7 +299,7 @@ class ChainBuilder:
         segment.erasures = [(box, value * scale + bias) for box, value in segment.erasures]
         self.integral = False
 
-    def erase(self, box: tuple[Number, Number, Number, Number], value: Values) -> None:
+    def erase(self, box: Box, value: Values) -> None:
         if self._open.rounding is not Rounding.KEEP:
             self._new_segment()
         self._open.erasures.append((box, value))
@@ -384,9 +388,7 @@ class ChainBuilder:
         return chain
 
 
-def _window_inside(
-    start: tuple[Number, Number], size: tuple[Number, Number], image: tuple[Number, Number]
-) -> bool:
+def _window_inside(start: tuple[Number, Number], size: Size, image: Size) -> bool:
     return is_static(*start, *size, *image) and all(
         first >= 0 and first + length <= extent
         for first, length, extent in zip(start, size, image, strict=True)

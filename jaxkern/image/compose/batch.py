@@ -14,7 +14,7 @@ from jaxkern.core.axes import on_batch
 from jaxkern.core.integers import as_integers, to_int32
 from jaxkern.image.chain.plan import CHANNEL_COUNTS, MAX_SIZE, Dtype, checked_dtype
 from jaxkern.image.ragged import Ragged
-from jaxkern.image.transforms.transform import Transform
+from jaxkern.image.transforms.transform import Params, Transform
 from jaxkern.image.transforms.values import ToDtype
 
 
@@ -101,8 +101,8 @@ def split_clips(images: Any) -> tuple[Any, int | None]:
 
 
 def frame_parameters(
-    transform: Transform, params: dict[str, Any], clips: int, frames: int | None
-) -> dict[str, Any]:
+    transform: Transform, params: Params, clips: int, frames: int | None
+) -> Params:
     """Return the parameters of frames, from a transform's checked parameters of their clips."""
     if frames is None:
         return params
@@ -179,9 +179,7 @@ def _kind(dtype: Any) -> str:
     return "f" if jnp.issubdtype(dtype, jnp.floating) else np.dtype(dtype).kind
 
 
-def checked_parameters(
-    transforms: tuple[Transform, ...], params: Any, count: int
-) -> list[dict[str, Any]]:
+def checked_parameters(transforms: tuple[Transform, ...], params: Any, count: int) -> list[Params]:
     """Check parameters: one dict per transform, of ints, bools, int32 [N], bool [N] or f32 [N]."""
     if params is None:
         params = tuple({} for _ in transforms)

@@ -38,7 +38,7 @@ from jaxkern.image.transforms.moves import (
     warps,
     with_area,
 )
-from jaxkern.image.transforms.transform import Size, Transform
+from jaxkern.image.transforms.transform import Params, Parts, Size, Transform, set_fields
 
 _FLAGS = {"boxes": "boxes_valid", "keypoints": "keypoints_visible"}
 # Names of targets in other libraries.
@@ -110,7 +110,7 @@ class _AppliedTransform(NamedTuple):
 
 
 def applied_transforms(
-    transforms: Sequence[Transform], params: Sequence[dict[str, Any]], size: Size
+    transforms: Sequence[Transform], params: Sequence[Params], size: Size
 ) -> list[_AppliedTransform]:
     """Return the effect of each transform on images of initial `size`, numbers or arrays [N]."""
     applied = []
@@ -268,22 +268,20 @@ class _MaskWarps(Transform):
     kind = "program"
     geometric = True
 
-    @property
-    def parameters(self) -> dict[str, str]:  # type: ignore[override]
-        """Return the names and types of the parameters."""
-        return self.inner.parameters
+    def __post_init__(self) -> None:
+        set_fields(self, parameters=self.inner.parameters)
 
     def output_size(self, size: Size) -> Size:
         return self.inner.output_size(size)
 
-    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+    def program(self, params: Params, size: tuple[int, int]) -> list[Step]:
         steps = warps(self.inner.program(params, size))
         return [
             (code, values, dataclasses.replace(static, interpolation="nearest", fill=self.fill))
             for code, values, static in steps
         ]
 
-    def parts(self, params: dict[str, Any], size: Size) -> list[tuple[Transform, dict[str, Any]]]:
+    def parts(self, params: Params, size: Size) -> Parts:
         return [
             (of_masks, params)
             for part, params in self.inner.parts(params, size)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.image.chain.axis import Number, is_static
+from jaxkern.image.chain.axis import Box, Number, Size, is_static
 from jaxkern.image.program.program import Code, Step, forward_coefficients
 
 
@@ -25,7 +25,7 @@ class Move:
     mirrored: tuple[Any, Any] = (False, False)
     crops: bool = True  # boxes are clamped to the new image
     # (top, left, height, width) before the move: boxes centred outside it are lost.
-    within: tuple[Number, Number, Number, Number] | None = None
+    within: Box | None = None
 
     def where(self, used: Any) -> Move:
         """Restrict the move to images where `used`, a bool or bools [N], is True."""
@@ -33,13 +33,7 @@ class Move:
         return dataclasses.replace(self, used=both)
 
 
-def boxed(
-    box: tuple[Number, Number, Number, Number],
-    size: tuple[Number, Number],
-    crops: bool = True,
-    within: bool = False,
-    used: Any = True,
-) -> Move:
+def boxed(box: Box, size: Size, crops: bool = True, within: bool = False, used: Any = True) -> Move:
     """Return the move that resizes the box (top, left, height, width) of an image to `size`."""
     top, left, height, width = box
 
@@ -58,7 +52,7 @@ def _resized(position: jax.Array, length: Number, size: Number) -> Any:
     return jnp.where(2.0 * position > last, from_end, position * ratio)
 
 
-def mirror(size: tuple[Number, Number], rows: Any, columns: Any) -> Move:
+def mirror(size: Size, rows: Any, columns: Any) -> Move:
     """Return the move that mirrors rows and columns of images of `size` where bools are True."""
 
     def forward(points: jax.Array) -> jax.Array:
@@ -155,7 +149,7 @@ def from_corners(boxes: jax.Array, form: str) -> jax.Array:
     return jnp.concatenate([first, last - first], axis=-1)
 
 
-def clamped(boxes: jax.Array, size: Sequence[Any]) -> jax.Array:
+def clamped(boxes: jax.Array, size: Size) -> jax.Array:
     """Clip boxes [N, K, 4] to images of `size` (height, width), numbers or [N]."""
     height, width = (of_images(side)[..., None] for side in size)
     x, y = jnp.clip(boxes[..., 0::2], 0.0, width), jnp.clip(boxes[..., 1::2], 0.0, height)
@@ -168,7 +162,7 @@ def with_area(boxes: jax.Array) -> jax.Array:
     return positive & jnp.isfinite(boxes).all(axis=-1)
 
 
-def sane(boxes: jax.Array, size: Sequence[Any], min_size: float, min_area: float) -> Any:
+def sane(boxes: jax.Array, size: Size, min_size: float, min_area: float) -> Any:
     """Return which boxes [N, K, 4] torchvision's SanitizeBoundingBoxes keeps."""
     height, width = (of_images(side) for side in size)
     wide, high = boxes[..., 2] - boxes[..., 0], boxes[..., 3] - boxes[..., 1]
@@ -178,7 +172,7 @@ def sane(boxes: jax.Array, size: Sequence[Any], min_size: float, min_area: float
 
 
 def moved_boxes(
-    boxes: jax.Array, valid: jax.Array, moves: Sequence[Move], size: Sequence[Any]
+    boxes: jax.Array, valid: jax.Array, moves: Sequence[Move], size: Size
 ) -> tuple[jax.Array, jax.Array]:
     """Return bounding boxes [N, K, 4] of moved corners in images of `size`, and their validity."""
     for move in moves:

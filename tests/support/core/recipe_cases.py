@@ -15,6 +15,7 @@ from PIL import Image
 import jaxkern as jk
 from jaxkern.image import jpeg, ops
 from jaxkern.image.chain.plan import Layout
+from jaxkern.image.program.program import program_operands
 from jaxkern.testing.check import OpCheck, check_names
 from jaxkern.xpcs import ops as xpcs
 from jaxkern.xpcs.correlators.multitau_state import multitau_update_op
@@ -108,7 +109,11 @@ def image_program(dtype: Any) -> Callable[[], dict[str, Any]]:
         )
         given = {"apply": jnp.ones(len(images), bool)}
         steps = [step for t in transforms for step in t.program(given, images.shape[1:3])]
-        run = _captured(ops.program, lambda: ops.run_program(images, steps))
+        op, values, fixed = program_operands(steps)
+        static = {"steps": fixed, "channels": images.shape[-1]}
+        run = _captured(
+            ops.program, lambda: ops.program(images, op, values, batch_dims=1, **static)
+        )
         return {**run, "atol": 2e-4, "rtol": 1e-3}
 
     return make

@@ -6,8 +6,10 @@ without tasks, and a death or Ctrl-C that loses finished files or leaves half on
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -36,10 +38,14 @@ def data(tmp_path):
     return files_of_frames(tmp_path / "data", NAMES)
 
 
-def cluster(**options):
+def cluster(scheduler_kwargs=None, **options):
     """Of one process (this one) or several; no web page, no limits."""
     return LocalCluster(
-        **{"memory_limit": 0, "dashboard_address": None, "silence_logs": 60, **options}
+        memory_limit=0,
+        dashboard_address="127.0.0.1:0",
+        scheduler_kwargs={"dashboard": False, **(scheduler_kwargs or {})},
+        silence_logs=60,
+        **options,
     )
 
 
@@ -241,7 +247,11 @@ def command(data, results, *more):
 def test_the_command_on_processes_here(data, tmp_path):
     flags = ["--table", tmp_path / "t.csv", "--frame-time", "1"]
     run = command(data, tmp_path / "results", *flags)
-    done = subprocess.run(run, capture_output=True, text=True)
+    with contextlib.ExitStack() as stack:
+        # Occupies the port of dask's dashboard, unless another process does.
+        with contextlib.suppress(OSError):
+            stack.enter_context(socket.create_server(("", 8787)))
+        done = subprocess.run(run, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "5 done, 0 skipped, 0 failed" in done.stdout
     assert len((tmp_path / "t.csv").read_text().splitlines()) == 26
