@@ -1,8 +1,8 @@
-"""Nodes whose batches depend on all earlier ones: Filter, and Take, Repeat and Rebatch after it.
+"""Nodes whose batches depend on all earlier ones, and Take, Repeat and Rebatch after such a node.
 
-A sequential node has a *flow*, which reads the rows before it in order and forms one batch after
-the other. What comes before it is made ahead by another engine: each block there is passed to
-the node's `rows` in a worker thread, and the flow only joins the results.
+A sequential node has a *flow*, which reads the output of the node for one block after the other and
+decides which rows form a batch. The output is computed ahead by another engine, which calls the
+node's `rows` in worker threads. The thread that uses a batch copies its rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxkern.core.failures import note
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.engine import Engine, Item
 from jaxkern.pipeline.graph import (
@@ -25,7 +24,6 @@ from jaxkern.pipeline.graph import (
     PipelineNode,
     Remainder,
     Vertex,
-    qualified_name,
 )
 from jaxkern.pipeline.rows import Data
 
@@ -140,6 +138,20 @@ class Flow:
         """True if `count` rows are not a batch."""
         return not count or (count < self._size and self._remainder == "drop")
 
+    def _with_mask(self, block: Block) -> Block:
+        """Return the block; with padding, of full size and with a field "mask"."""
+        if self._remainder != "pad":
+            return block
+        if "mask" in block.data:
+            raise ValueError(
+                "the batch has a field 'mask', which pad_remainder=True adds; rename it"
+            )
+        count = len(block.records)
+        if count < self._size:  # repeats the last row
+            rows = np.minimum(np.arange(self._size), count - 1)
+            block = Block(row.joined([(block.data, rows)]), block.records[rows])
+        return Block({**block.data, "mask": np.arange(self._size) < count}, block.records)
+
 
 class SequentialNode(PipelineNode):
     """A step whose batches depend on all earlier ones."""
@@ -172,17 +184,6 @@ class SequentialNode(PipelineNode):
     ) -> Flow:
         """Return the batches that the flow makes of its input."""
         return RowFlow(upstream, layout, position, self.drops)
-
-
-def padded(block: Block, size: int) -> Block:
-    """Return a batch of `size` rows, which repeats the last one, with a field "mask"."""
-    if "mask" in block.data:
-        raise ValueError("the batch has a field 'mask', which pad_remainder=True adds; rename it")
-    count = len(block.records)
-    if count < size:
-        rows = np.minimum(np.arange(size), count - 1)
-        block = Block(row.joined([(block.data, rows)]), block.records[rows])
-    return Block({**block.data, "mask": np.arange(size) < count}, block.records)
 
 
 class RowFlow(Flow):
@@ -265,12 +266,9 @@ class RowFlow(Flow):
         if self._window is not None:
             length, stride = self._window
             starts = np.arange(count) * stride
-            rows = (starts[:, None] + np.arange(length)).reshape(-1)
-            data = jax.tree.map(
-                lambda x: x.reshape(count, length, *x.shape[1:]), row.joined([(block.data, rows)])
-            )
-            block = Block(data, records[starts])
-        return padded(block, self._size) if self._remainder == "pad" else block
+            rows = starts[:, None] + np.arange(length)
+            block = Block(jax.tree.map(lambda x: x[rows], block.data), records[starts])
+        return self._with_mask(block)
 
     def _checked(self, item: Item) -> Item:
         """Return the item, or an error if its fields differ from those before."""
@@ -301,73 +299,6 @@ class RowFlow(Flow):
 
 def _describe(spec: tuple[Any, ...] | None) -> str:
     return "absent" if spec is None else f"{spec[0]}{list(spec[1])}"
-
-
-class Filter(SequentialNode):
-    """Keeps the records for which a predicate is True, in full batches.
-
-    A record keeps its id, so that random draws after the filter are the same as without it. The
-    number of batches is unknown before the end of an epoch: ``len(pipeline)`` raises. Worker
-    threads call the predicate, which must depend on its record only.
-
-    Args:
-      predicate: ``predicate(record) -> bool``, where a record is a dict of NumPy arrays.
-      batched: True if it takes a batch instead of a record, and returns bool [N].
-      name: in messages, states and explanations.
-    Raises: TypeError for a predicate that cannot be called.
-
-    >>> import jaxkern as jk
-    >>> from jaxkern.pipeline import Filter
-    >>> pipe = jk.from_source({"x": [5, 1, 6, 2, 7, 8]}, batch_size=2)
-    >>> [batch["x"].tolist() for batch in pipe >> Filter(lambda record: record["x"] > 4)]
-    [[5, 6], [7, 8]]
-    >>> odd = Filter(lambda batch: batch["x"] % 2 == 1, batched=True)
-    >>> [batch["x"].tolist() for batch in pipe >> odd]
-    [[5, 1], [7]]
-    """
-
-    drops = True
-    row_by_row = True
-
-    def __init__(
-        self, predicate: Callable[[Data], Any], *, batched: bool = False, name: str | None = None
-    ) -> None:
-        if not callable(predicate):
-            raise TypeError(f"predicate is {predicate!r:.80}; expected a function of a record")
-        self.predicate, self.batched = predicate, bool(batched)
-        self.name = name or f"Filter({qualified_name(predicate)})"
-
-    def describe(self) -> str:
-        return f"Filter({qualified_name(self.predicate)}{', batched' if self.batched else ''})"
-
-    def rows(self, block: Block) -> Rows:
-        count = len(block.records)
-        if self.batched:
-            keep = np.asarray(self.predicate(block.data))
-            if keep.shape != (count,) or keep.dtype != bool:
-                what = row.described(keep)
-                raise TypeError(f"the predicate returned {what}; expected bool[{count}]")
-        else:
-            pairs = zip(row.records_of(block.data, range(count)), block.records, strict=True)
-            keep = np.array([self._holds(data, record) for data, record in pairs], bool)
-        origins = np.flatnonzero(keep)
-        if len(origins) == count:
-            return Rows(block.data, block.records, origins, count)
-        data = row.joined([(block.data, origins)]) if len(origins) else {}
-        return Rows(data, block.records[origins], origins, count)
-
-    def _holds(self, data: Data, record: np.integer[Any]) -> bool:
-        try:
-            result = np.asarray(self.predicate(data))
-            if result.shape != () or result.dtype != bool:
-                raise TypeError(
-                    f"the predicate returned {row.described(result)} for one record; expected a "
-                    "bool, or use Filter(predicate, batched=True)"
-                )
-        except BaseException as error:
-            note(error, "for record {}", int(record))
-            raise
-        return bool(result)
 
 
 class SequentialRows(SequentialNode):

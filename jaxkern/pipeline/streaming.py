@@ -27,7 +27,7 @@ from jaxkern.pipeline.graph import (
     qualified_name,
 )
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import DeferredBlock, Flow, SequentialNode, Upstream, padded
+from jaxkern.pipeline.sequential import DeferredBlock, Flow, SequentialNode, Upstream
 from jaxkern.pipeline.sources.source import record_arrays, stack_records
 
 if TYPE_CHECKING:
@@ -116,8 +116,8 @@ class StreamNode(SequentialNode):
 
 
 def _state_methods(owner: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
-    """Return a stream's methods to get and set its state, by Grain's names or by those of Hugging
-    Face and PyTorch."""
+    """Return the methods that get and set a stream's state, with the names of Grain, or of Hugging
+    Face and PyTorch; None if it has none."""
     for get, put in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
         if hasattr(owner, get) and hasattr(owner, put):
             return getattr(owner, get), getattr(owner, put)
@@ -197,7 +197,7 @@ class _StreamRecords(ItemSource):
         except StopIteration:
             if self._next < self._skip:
                 raise ValueError(
-                    f"{self._who} has {self._next} records; the state is at {self._skip}"
+                    f"{self._who} has {self._next} records; the state is at record {self._skip}"
                 ) from None
             return False
         position = self._next
@@ -215,7 +215,7 @@ class _StreamRecords(ItemSource):
         by_state, same = node.resume != "count", opened is node.iterable
         methods = _state_methods(opened) if by_state else None
         if methods is not None:
-            if same:  # it may have been read, and its state is of then
+            if same:  # it may have been read
                 initial = node.initial_state(methods[0])
                 state = initial if state is None else state
             if same or state is not None:
@@ -228,7 +228,7 @@ class _StreamRecords(ItemSource):
         if methods is not None:
             _to_json(methods[0]())  # raises before a record is read
         elif state is not None:
-            raise ValueError(f"the state holds one of {self._who}, which here has no set_state")
+            raise ValueError(f"the state has one of {self._who}, which has no set_state here")
         self._methods = methods
         return iterator
 
@@ -298,8 +298,7 @@ class _ShuffleFlow(Flow):
     def _make(self, batch: list[tuple[int, int, Data]], out: Data | None) -> Block:
         records = np.array([position for _, position, _ in batch])
         data = stack_records([fields for _, _, fields in batch], records.tolist(), self._who)
-        block = Block(data, records)
-        return padded(block, self._size) if self._remainder == "pad" else block
+        return self._with_mask(Block(data, records))
 
     def _delay(self, position: int) -> int:
         if not self._longest:

@@ -1,4 +1,4 @@
-"""Pack: documents of tokens in rows of one length, as the batches of a pipeline."""
+"""Pack: documents of tokens, packed into rows of one length."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxkern.pipeline.sequential import DeferredBlock, Flow, ReadItem, Sequentia
 from jaxkern.pipeline.sources.combined import Subset
 from jaxkern.pipeline.sources.source import BatchSource
 from jaxkern.pipeline.sources.stored_arrays import TokenSource
-from jaxkern.tokens import Documents, PackingStats, RowPacker, bins_state, packed_rows, state_bins
+from jaxkern.tokens import Documents, PackingStats, RowPacker, packed_rows
 from jaxkern.tokens import Rows as TokenRows
 from jaxkern.tokens.packing import MARKS, Method, Overlong
 
@@ -41,12 +41,12 @@ class Pack(SequentialNode):
 
     Args:
       length: of a row.
-      fields: the fields to pack, all at the same places.
+      fields: the fields to pack, all in the same way.
       method: "first-fit", "best-fit" or "concat-split", see `jaxkern.tokens.pack`.
-      long: what happens to a document longer than a row: "error" in its batch's place, "split",
-        "truncate" or "drop", see `jaxkern.tokens.pack`.
-      max_open_bins: number of incomplete rows; more of them leave less padding and make states
-        larger.
+      long: treatment of documents longer than a row: "error" at the position of the batch,
+        "split", "truncate" or "drop", see `jaxkern.tokens.pack`.
+      max_open_bins: maximum number of incomplete rows; more of them result in less padding and
+        larger states.
       pad_id: the value of padding; a dict by field if they differ.
       lengths: the field with the number of tokens of each document, after nodes other than a
         source.
@@ -170,7 +170,7 @@ class _Documents(NamedTuple):
 
 
 class _SourceDocuments(ItemSource):
-    """The documents of a source, in the order of the epoch, from a row on."""
+    """Documents of a source, in the order of the epoch, from a row on."""
 
     def __init__(self, source: BatchSource, layout: BatchLayout, epoch: int, position: int) -> None:
         documents = _documents_of(source)
@@ -191,7 +191,7 @@ class _SourceDocuments(ItemSource):
         records = self._layout.order.records(shard, self._epoch, rows)
         chosen = records if self._chosen is None else self._chosen[records]
         self._documents.check_files()
-        return _Documents(records, *self._documents.places(chosen), self._documents.fields)
+        return _Documents(records, *self._documents.locate(chosen), self._documents.fields)
 
 
 class _PackFlow(Flow):
@@ -211,8 +211,7 @@ class _PackFlow(Flow):
         self._stats = PackingStats(**counts)
         self._position = position or {"at": upstream.position}
         if "packer" in position:
-            bins = state_bins(position["packer"], self._places, self._packer)
-            self._packer.restore(*bins)
+            self._packer.set_state(position["packer"], self._locate)
 
     @property
     def position(self) -> dict[str, Any]:
@@ -221,38 +220,24 @@ class _PackFlow(Flow):
     def next(self) -> DeferredBlock | None:
         self._fill()
         rows = self._packer.take()
-        count = len(rows.ends)
-        block = None if self._is_dropped(count) else self._batch(rows, count)
+        block = None if self._is_dropped(len(rows.ends)) else self._batch(rows)
         self._position = self._new_position()
         return block
 
-    def _batch(self, rows: TokenRows, count: int) -> DeferredBlock:
+    def _batch(self, rows: TokenRows) -> DeferredBlock:
         self._stats += rows.stats
         firsts = rows.pieces[np.concatenate([[0], rows.ends[:-1]]), 0]
         records = np.concatenate([read.records for read in self._items])
         records = records[firsts - self._items[0].first]
-        if self._remainder == "pad" and count < self._size:
-            repeated = np.full(self._size - count, count - 1)
-            rows = rows._replace(ends=np.concatenate([rows.ends, rows.ends[repeated]]))
-            records = np.concatenate([records, records[repeated]])
         rows, values = self._values(rows)
         fields = {name: values[name] for name in self._node.fields}
-        return functools.partial(self._write, rows, fields, records, count)
+        return functools.partial(self._make, rows, fields, records)
 
-    def _write(
-        self, rows: TokenRows, fields: Any, records: np.ndarray, count: int, out: Data | None
-    ) -> Block:
-        """Write the batch of rows, of which the first `count` are not padding."""
-        if out is not None and len(out[self._node.fields[0]]) != len(rows.ends):
-            out = None
-        data: Data = packed_rows(rows, fields, self._node.pad_id, out)
-        if self._remainder == "pad":
-            mask = np.arange(self._size) < count
-            if out is None:
-                data["mask"] = mask
-            else:
-                data["mask"][...] = mask
-        return Block(data, records)
+    def _make(self, rows: TokenRows, fields: Any, records: np.ndarray, out: Data | None) -> Block:
+        if out is not None:
+            full = len(records) == self._size
+            out = {name: array for name, array in out.items() if name != "mask"} if full else None
+        return self._with_mask(Block(packed_rows(rows, fields, self._node.pad_id, out), records))
 
     def _fill(self) -> None:
         """Add documents until a batch is complete, or all are in rows."""
@@ -262,26 +247,16 @@ class _PackFlow(Flow):
             if read is None:
                 packer.flush(self._size)
                 return
-            at, documents = packer.document - read.first, read.item.value
-            begins, lengths = documents.begins[at:], documents.lengths[at:]
+            at = packer.document - read.first
+            records, begins, lengths = (values[at:] for values in read.item.value[:3])
             try:
-                used = packer.add(begins, lengths, self._size)
-            except ValueError:
-                at = packer.document - read.first
-                length = documents.lengths[at]
-                if length <= packer.length:
-                    raise
+                used = packer.add(begins, lengths, self._size, records)
+            except ValueError as error:  # a document longer than a row
                 packer.skip()
-                self._raise(
-                    ValueError(
-                        f"record {documents.records[at]} has {length} tokens, more than the "
-                        f'{packer.length} of a row; use Pack(..., long="split"), "truncate" or '
-                        '"drop", or longer rows'
-                    )
-                )
-            else:
-                if packer.long == "drop" and packer.method != "concat-split":
-                    self._dropped += int((lengths[:used] > packer.length).sum())
+                self._raise(error)
+                continue
+            if packer.long == "drop" and packer.method != "concat-split":
+                self._dropped += int((lengths[:used] > packer.length).sum())
 
     def _raise(self, error: BaseException) -> None:
         if not self._old_errors:  # a position after it is the last one, and one more error
@@ -290,16 +265,14 @@ class _PackFlow(Flow):
         super()._raise(error)
 
     def _new_position(self) -> dict[str, Any]:
-        document, started, sizes, pieces = self._packer.bins()
-        oldest = int(pieces[:, 0].min(initial=document))
+        state = self._packer.get_state()
+        oldest = min(state["documents"], default=state["document"])
         self._drop_items(lambda read: read.end > oldest)
         first = self._items[0].first if self._items else self._count
-        pieces[:, 0] -= first
-        return {
-            **self._input_position(),
-            "packer": bins_state(document - first, started, sizes, pieces),
-            "counts": {**vars(self._stats), "dropped": self._dropped},
-        }
+        state["document"] -= first
+        state["documents"] = [number - first for number in state["documents"]]
+        counts = {**vars(self._stats), "dropped": self._dropped}
+        return {**self._input_position(), "packer": state, "counts": counts}
 
     def _read_with(self, number: int) -> ReadItem | None:
         """Return the item that has a document, which may be read now; None after the last one."""
@@ -309,7 +282,7 @@ class _PackFlow(Flow):
         read: ReadItem = next(read for read in reversed(self._items) if read.first <= number)
         return read
 
-    def _places(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return where documents begin in the values that they were read with, and the lengths."""
         reads = [(read, n - read.first) for n in numbers.tolist() if (read := self._read_with(n))]
         if len(reads) != len(numbers):
