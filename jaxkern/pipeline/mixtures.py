@@ -8,7 +8,13 @@ from typing import Any, Literal
 
 from jaxkern.core.arguments import check_integer
 from jaxkern.pipeline.arrangement import Concatenation, Mixture, Pairing
-from jaxkern.pipeline.combining import Arrange, Settings, check_random_access, combined
+from jaxkern.pipeline.combining import (
+    Arrange,
+    Settings,
+    check_random_access,
+    combined,
+    source_seed,
+)
 from jaxkern.pipeline.order import Schedule, integer_weights
 from jaxkern.pipeline.pipeline import Pipeline
 from jaxkern.pipeline.sources.as_source import as_source
@@ -180,5 +186,5 @@ def _combine(
                     f"{key} is {expected!r} in input 0 of {name} and {values[key]!r} in input "
                     f"{number}; expected the same{more}"
                 )
-    seed = first._seed if seed is None else seed
+    seed = source_seed(vertices[0]) if seed is None else seed
     return Pipeline(combined(name, vertices, arrange, settings[0], seed, names), first._options)

@@ -57,7 +57,7 @@ class SourceNode(PipelineNode):
         return self.arranged or SourceOrder(len(self.source), self.seed, self.shuffle)
 
     def with_seed(self, seed: int) -> SourceNode:
-        arranged = None if self.arranged is None else self.arranged.with_seed(seed)
+        arranged = self.arranged and self.arranged.with_seed(seed)
         return dataclasses.replace(self, seed=seed, arranged=arranged)
 
     def describe(self) -> str:
@@ -109,9 +109,7 @@ class HostNode(PipelineNode):
     def __init__(self, fn: Callable[[Data], Data], name: str | None = None) -> None:
         self.fn = fn
         self.name = name or qualified_name(fn)
-
-    def describe(self) -> str:
-        return f"function {qualified_name(self.fn)}"
+        self.description = f"function {qualified_name(fn)}"
 
     def block(self, blocks: Blocks, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
         before = blocks.block(vertex.inputs[0], batch)
@@ -144,6 +142,7 @@ class Cache(PipelineNode):
     """
 
     name = "cache"
+    description = "Cache()"
 
     def check_upstream(self, upstream: Sequence[Vertex]) -> None:
         for vertex in upstream:
@@ -153,9 +152,6 @@ class Cache(PipelineNode):
             if why is not None:
                 name = vertex.node.name
                 raise ValueError(f"Cache() follows {name!r}, which {why}; put the cache before it")
-
-    def describe(self) -> str:
-        return "Cache()"
 
     def block_spec(self, inputs: Sequence[Data], layout: BatchLayout, side: int) -> Data | None:
         return inputs[0]
