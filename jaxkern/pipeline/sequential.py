@@ -18,13 +18,7 @@ import numpy as np
 
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.engine import Engine, Item
-from jaxkern.pipeline.graph import (
-    BatchLayout,
-    Block,
-    PipelineNode,
-    Remainder,
-    Vertex,
-)
+from jaxkern.pipeline.graph import BatchLayout, Block, PipelineNode, Remainder, Vertex
 from jaxkern.pipeline.rows import Data
 
 if TYPE_CHECKING:
@@ -138,16 +132,15 @@ class Flow:
         """True if `count` rows are not a batch."""
         return not count or (count < self._size and self._remainder == "drop")
 
-    def _with_mask(self, block: Block) -> Block:
-        """Return the block; with padding, of full size and with a field "mask"."""
+    def _with_mask(self, block: Block, count: int) -> Block:
+        """Return the block; with padding, of full size and with a field "mask" for `count` rows."""
         if self._remainder != "pad":
             return block
         if "mask" in block.data:
             raise ValueError(
                 "the batch has a field 'mask', which pad_remainder=True adds; rename it"
             )
-        count = len(block.records)
-        if count < self._size:  # repeats the last row
+        if len(block.records) < self._size:  # repeats the last row
             rows = np.minimum(np.arange(self._size), count - 1)
             block = Block(row.joined([(block.data, rows)]), block.records[rows])
         return Block({**block.data, "mask": np.arange(self._size) < count}, block.records)
@@ -268,7 +261,7 @@ class RowFlow(Flow):
             starts = np.arange(count) * stride
             rows = starts[:, None] + np.arange(length)
             block = Block(jax.tree.map(lambda x: x[rows], block.data), records[starts])
-        return self._with_mask(block)
+        return self._with_mask(block, count)
 
     def _checked(self, item: Item) -> Item:
         """Return the item, or an error if its fields differ from those before."""

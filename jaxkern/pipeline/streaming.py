@@ -298,7 +298,7 @@ class _ShuffleFlow(Flow):
     def _make(self, batch: list[tuple[int, int, Data]], out: Data | None) -> Block:
         records = np.array([position for _, position, _ in batch])
         data = stack_records([fields for _, _, fields in batch], records.tolist(), self._who)
-        return self._with_mask(Block(data, records))
+        return self._with_mask(Block(data, records), len(batch))
 
     def _delay(self, position: int) -> int:
         if not self._longest:

@@ -220,24 +220,32 @@ class _PackFlow(Flow):
     def next(self) -> DeferredBlock | None:
         self._fill()
         rows = self._packer.take()
-        block = None if self._is_dropped(len(rows.ends)) else self._batch(rows)
+        count = len(rows.ends)
+        block = None if self._is_dropped(count) else self._batch(rows, count)
         self._position = self._new_position()
         return block
 
-    def _batch(self, rows: TokenRows) -> DeferredBlock:
+    def _batch(self, rows: TokenRows, count: int) -> DeferredBlock:
         self._stats += rows.stats
         firsts = rows.pieces[np.concatenate([[0], rows.ends[:-1]]), 0]
         records = np.concatenate([read.records for read in self._items])
         records = records[firsts - self._items[0].first]
+        if self._remainder == "pad" and count < self._size:  # by rows without documents
+            repeated = np.full(self._size - count, count - 1)
+            rows = rows._replace(ends=np.concatenate([rows.ends, rows.ends[repeated]]))
+            records = np.concatenate([records, records[repeated]])
         rows, values = self._values(rows)
         fields = {name: values[name] for name in self._node.fields}
-        return functools.partial(self._make, rows, fields, records)
+        return functools.partial(self._make, rows, fields, records, count)
 
-    def _make(self, rows: TokenRows, fields: Any, records: np.ndarray, out: Data | None) -> Block:
+    def _make(
+        self, rows: TokenRows, fields: Any, records: np.ndarray, count: int, out: Data | None
+    ) -> Block:
         if out is not None:
             full = len(records) == self._size
             out = {name: array for name, array in out.items() if name != "mask"} if full else None
-        return self._with_mask(Block(packed_rows(rows, fields, self._node.pad_id, out), records))
+        data: Data = packed_rows(rows, fields, self._node.pad_id, out)
+        return self._with_mask(Block(data, records), count)
 
     def _fill(self) -> None:
         """Add documents until a batch is complete, or all are in rows."""
