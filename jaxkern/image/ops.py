@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.axes import explicit_axes, nbytes, on_batch
-from jaxkern.core.declaration import Cost
-from jaxkern.core.op import Op
+from jaxkern.core.op import Cost, Op
 from jaxkern.image.chain import twin
 from jaxkern.image.chain.plan import ChainPlan, Dtype, Filter, Layout, Operands, Segment
 from jaxkern.image.program import program_twin
@@ -106,11 +105,11 @@ class StagesBuilder:
         if operands[2]:
             self._stages[-1][1].append(operands)
 
-    def calls(self, together: bool) -> Iterator[Call]:
+    def calls(self, fuse: bool) -> Iterator[Call]:
         """Yield plans and operands of few calls, or else of a call for each chain and program."""
         starts = range(0, len(self._stages), MAX_STAGES)
-        calls = [self._stages[k : k + MAX_STAGES] for k in starts] if together else []
-        for folded, programs in () if together else self._stages:
+        calls = [self._stages[k : k + MAX_STAGES] for k in starts] if fuse else []
+        for folded, programs in () if fuse else self._stages:
             calls += [[(folded, [])]] if folded is not None else []
             calls += [[(None, programs)]] if programs else []
         dtype = self.source_dtype
@@ -373,7 +372,7 @@ def run_stages(images: Any, builder: StagesBuilder) -> Any:
     # and XLA would first copy a batch that the caller still holds. Other platforms have kernels for
     # a chain and for a program only.
     on_cpu = jax.default_backend() == "cpu"
-    for plan, operands in builder.calls(together=on_cpu):
+    for plan, operands in builder.calls(fuse=on_cpu):
         if isinstance(images, Ragged):
             images = _run_ragged(images, plan, operands)
         elif isinstance(plan, ChainPlan):

@@ -40,18 +40,6 @@ from jaxkern.image.chain.plan import (
 Values = Any  # per-channel values [C]: float64 NumPy if known, else a traced float32 array
 
 
-def channel_values(value: Any, channels: int, name: str) -> Values:
-    """Return `value` (a number, or one per channel) as an array [channels]."""
-    if isinstance(value, jax.Array):
-        array: Any = value.astype(jnp.float32)
-    else:
-        array = np.asarray(value, np.float64)
-    if array.ndim > 1 or (array.ndim == 1 and array.shape[0] not in (1, channels)):
-        raise ValueError(f"{name}: expected 1 number or {channels}, got shape {array.shape}")
-    xp = np if isinstance(array, np.ndarray) else jnp
-    return xp.broadcast_to(array.reshape(-1), (channels,))
-
-
 def sizes_differ(where: str) -> ValueError:
     """Return the error of a transform that needs images of one size."""
     return ValueError(
@@ -65,6 +53,11 @@ def equal_values(a: Values, b: Values) -> bool:
     if a is b:
         return True
     return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b)
+
+
+def _is_integral(values: Values) -> bool:
+    """Return True if the values are known to be whole numbers."""
+    return isinstance(values, np.ndarray) and np.array_equal(values, np.round(values))
 
 
 class OpenSegment:
@@ -174,7 +167,11 @@ class ChainBuilder:
 
     def values(self, value: Any, name: str) -> Values:
         """Return a number or one number per channel as an array [C]."""
-        return channel_values(value, self.channels, name)
+        traced, channels = isinstance(value, jax.Array), self.channels
+        array = value.astype(jnp.float32) if traced else np.asarray(value, np.float64)
+        if array.ndim > 1 or (array.ndim == 1 and array.shape[0] not in (1, channels)):
+            raise ValueError(f"{name}: expected 1 number or {channels}, got shape {array.shape}")
+        return (jnp if traced else np).broadcast_to(array.reshape(-1), (channels,))
 
     def _new_segment(self) -> OpenSegment:
         height, width = self.size
@@ -222,10 +219,7 @@ class ChainBuilder:
             if differs or segment.rounding is not Rounding.KEEP:
                 segment = self._new_segment()
             segment.fill = fill
-            if self.integral and not (
-                isinstance(fill, np.ndarray) and np.array_equal(fill, np.round(fill))
-            ):
-                self.integral = False
+            self.integral &= _is_integral(fill)
         inside = fill is None
         segment.clip_erasures()
         for k, ((top, left, h, w), value) in enumerate(segment.erasures):
@@ -303,8 +297,7 @@ class ChainBuilder:
         if self._open.rounding is not Rounding.KEEP:
             self._new_segment()
         self._open.erasures.append((box, value))
-        if not (isinstance(value, np.ndarray) and np.array_equal(value, np.round(value))):
-            self.integral = False
+        self.integral &= _is_integral(value)
 
     def to_float(self, scale: bool) -> None:
         """Convert levels to a float image: x / 255 with `scale`, else unchanged."""
@@ -325,8 +318,14 @@ class ChainBuilder:
             self._open.rounding = Rounding.TRUNCATE
         self.levels = self.integral = True
 
-    def finish(self, dtype: Dtype, layout: Layout) -> tuple[ChainPlan, Operands] | None:
-        """Return the plan and its operands, or None if the chain returns its input unchanged."""
+    def finish(
+        self, dtype: Dtype, layout: Layout = Layout.NHWC, scale: bool | None = None
+    ) -> tuple[ChainPlan, Operands] | None:
+        """Return the plan and its operands, or None if the chain returns its input unchanged.
+
+        `scale` replaces that of the builder.
+        """
+        scale = self.scale if scale is None else scale
         height, width = self.size
         if not is_static(height, width) and self.bounded is not None:
             self._onto_canvas(self.bounded)
@@ -334,11 +333,11 @@ class ChainBuilder:
         if not is_static(height, width):
             raise ValueError("the output size differs; end with a crop or Resize((h, w))")
         if dtype is Dtype.U8:
-            self.to_u8(self.scale)
+            self.to_u8(scale)
             if self._open.rounding is Rounding.KEEP:
                 self._open.rounding = Rounding.NEAREST
         else:
-            self.to_float(self.scale)
+            self.to_float(scale)
         opened = [*self._done, self._open]
         unchanged = dtype is self.source_dtype and layout is Layout.NHWC
         unrounded = dtype is Dtype.U8 or self._open.rounding is Rounding.KEEP
@@ -361,31 +360,9 @@ class ChainBuilder:
         )
         return plan, operands
 
-    def finish_open(self) -> tuple[ChainPlan, Operands] | None:
-        """Return `finish` for a chain before another one: float32 in the same value space."""
-        levels, integral, scale = self.levels, self.integral, self.scale
-        self.scale = False
-        folded = self.finish(Dtype.F32, Layout.NHWC)
-        self.levels, self.integral, self.scale = levels, integral, scale
-        return folded
-
-    @property
-    def rounded_dtype(self) -> Dtype:
-        """The output dtype of `finish_rounded`."""
-        return Dtype.U8 if self.levels else Dtype.F32
-
-    def finish_rounded(self) -> tuple[ChainPlan, Operands] | None:
-        """Return `finish` for a chain before a program or a JAX step: uint8 levels or float32."""
-        if not is_static(*self.size):
-            raise sizes_differ("a transform")
-        return self.finish(self.rounded_dtype, Layout.NHWC)
-
     def following(self, channels: int, dtype: Dtype) -> ChainBuilder:
         """Return a builder that continues from the output of the call before."""
-        height, width = self.size
-        chain = ChainBuilder(height, width, channels, dtype, self.scale)
-        chain.levels = self.levels
-        return chain
+        return ChainBuilder(*self.size, channels, dtype, self.scale)
 
 
 def _window_inside(start: tuple[Number, Number], size: Size, image: Size) -> bool:

@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.arguments import check_integer
+from jaxkern.core.arguments import check_integer, to_integers
 from jaxkern.core.axes import on_batch
-from jaxkern.core.integers import to_int32
 from jaxkern.image import ops
 from jaxkern.image.chain.axis import is_static
 from jaxkern.image.chain.fold import ChainBuilder, sizes_differ
@@ -92,8 +91,11 @@ def passes(aug: Compose, steps: Parts, chain: ChainBuilder) -> Iterator[BatchPas
         for transform, params in fused:
             transform.fold(chain, params)
         if kind in ("program", "jax"):
-            stages.chain(chain.finish_rounded())
-            rounded, channels, size = chain.rounded_dtype, chain.channels, chain.size
+            if not is_static(*chain.size):
+                raise sizes_differ("a transform")
+            rounded = Dtype.U8 if chain.levels else Dtype.F32
+            stages.chain(chain.finish(rounded))
+            channels, size = chain.channels, chain.size
             if kind == "jax":
                 yield BatchPass(stages, size, functions=others)
                 stages, others = ops.StagesBuilder(channels, rounded), []
@@ -105,12 +107,16 @@ def passes(aug: Compose, steps: Parts, chain: ChainBuilder) -> Iterator[BatchPas
                     stages = ops.StagesBuilder(channels, rounded)
             chain = chain.following(channels, rounded)
             continue
-        order = layout if last else Layout.NHWC
-        stages.chain(chain.finish(dtype, order) if last else chain.finish_open())
-        yield BatchPass(stages, chain.size, order, mixes=others)
-        if not last:
-            chain = chain.following(chain.channels, Dtype.F32)
-            stages = ops.StagesBuilder(chain.channels, Dtype.F32)
+        if last:
+            stages.chain(chain.finish(dtype, layout))
+            yield BatchPass(stages, chain.size, layout, mixes=others)
+            return
+        levels = chain.levels  # The pass before the next chain returns them as float32.
+        stages.chain(chain.finish(Dtype.F32, scale=False))
+        yield BatchPass(stages, chain.size, mixes=others)
+        chain = chain.following(chain.channels, Dtype.F32)
+        chain.levels = levels
+        stages = ops.StagesBuilder(chain.channels, Dtype.F32)
 
 
 def _expand(steps: Parts, size: Any) -> Parts:
@@ -215,7 +221,7 @@ def _checked_size(size: Any, count: int) -> tuple[Any, ...]:
     sides: list[Any] = []
     for name, side in zip(("height", "width"), size, strict=True):
         if hasattr(side, "shape") and side.shape == (count,) and side.dtype.kind in "iu":
-            sides.append(jnp.asarray(to_int32(side, name)))
+            sides.append(jnp.asarray(to_integers(side, name)))
         else:
             sides.append(check_integer(name, side, 1, MAX_SIZE, f", or integers [{count}]"))
     return tuple(sides)

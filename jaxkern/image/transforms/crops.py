@@ -15,7 +15,7 @@ from jaxkern.image.chain.plan import Padding
 from jaxkern.image.program.program import Code, Step, program_step
 from jaxkern.image.transforms import checks
 from jaxkern.image.transforms.checks import checked
-from jaxkern.image.transforms.moves import Move, boxed, mirror
+from jaxkern.image.transforms.moves import Move, box_move, mirror
 from jaxkern.image.transforms.sizes import Resize, filter_of
 from jaxkern.image.transforms.transform import (
     BOX,
@@ -89,7 +89,7 @@ class Pad(_Padded):
     def moves(self, params: Params, size: Size) -> list[Move]:
         self._require_constant()
         padded = self.output_size(size)
-        return [boxed((-self.padding[1], -self.padding[0], *padded), padded)]
+        return [box_move((-self.padding[1], -self.padding[0], *padded), padded)]
 
     def fold(self, chain: ChainBuilder, params: Params) -> None:
         if any(self.padding):
@@ -206,7 +206,7 @@ class RandomResizedCrop(_FixedSizeCrop):
         return (resize, CenterCrop(self.size))
 
     def moves(self, params: Params, size: Size) -> list[Move]:
-        return [boxed(box_of(params), self.size)]
+        return [box_move(box_of(params), self.size)]
 
     def fold(self, chain: ChainBuilder, params: Params) -> None:
         box = box_of(params)
@@ -233,7 +233,7 @@ class CenterCrop(_FixedSizeCrop):
         return _FilledCenterCrop(self.size, fill)
 
     def moves(self, params: Params, size: Size) -> list[Move]:
-        return [boxed((*self._start(size), *self.size), self.size)]
+        return [box_move((*self._start(size), *self.size), self.size)]
 
     def fold(self, chain: ChainBuilder, params: Params) -> None:
         chain.window(self._start(chain.size), self.size, chain.values(self._fill, "fill"))
@@ -308,7 +308,7 @@ class RandomCrop(_Padded, _FixedSizeCrop):
         if self.padding is not None or self.pad_if_needed:
             self._require_constant()
         above, before, _, _ = self._padded(size)
-        return [boxed((params["top"] - above, params["left"] - before, *self.size), self.size)]
+        return [box_move((params["top"] - above, params["left"] - before, *self.size), self.size)]
 
     def fold(self, chain: ChainBuilder, params: Params) -> None:
         box = self._padded(chain.size)

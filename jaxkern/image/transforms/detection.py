@@ -14,7 +14,7 @@ from jaxkern.image.chain.axis import Box, clip, is_static, per_axis
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.transforms import checks
 from jaxkern.image.transforms.checks import checked
-from jaxkern.image.transforms.moves import Move, boxed, centred, overlap, sane, with_area
+from jaxkern.image.transforms.moves import Move, box_move, centred, overlap, sane, with_area
 from jaxkern.image.transforms.sizes import PerImageSize
 from jaxkern.image.transforms.transform import (
     BOX,
@@ -153,7 +153,7 @@ class RandomIoUCrop(PerImageSize):
 
     def moves(self, params: Params, size: Size) -> list[Move]:
         box = self._box(params, size)
-        return [boxed(box, box[2:], within=True, used=params["crop"])]
+        return [box_move(box, box[2:], within=True, used=params["crop"])]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,7 +218,7 @@ class RandomZoomOut(PerImageSize):
 
     def moves(self, params: Params, size: Size) -> list[Move]:
         box = self._box(params, size)
-        return [boxed(box, box[2:])]
+        return [box_move(box, box[2:])]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,13 +33,15 @@ class Move:
         return dataclasses.replace(self, used=both)
 
 
-def boxed(box: Box, size: Size, crops: bool = True, within: bool = False, used: Any = True) -> Move:
+def box_move(
+    box: Box, size: Size, crops: bool = True, within: bool = False, used: Any = True
+) -> Move:
     """Return the move that resizes the box (top, left, height, width) of an image to `size`."""
     top, left, height, width = box
 
     def forward(points: jax.Array) -> jax.Array:
-        x = _resized(points[..., 0] - of_images(left), width, size[1])
-        y = _resized(points[..., 1] - of_images(top), height, size[0])
+        x = _resized(points[..., 0] - per_image(left), width, size[1])
+        y = _resized(points[..., 1] - per_image(top), height, size[0])
         return jnp.stack([x, y], axis=-1)
 
     return Move(forward, used, crops=crops, within=box if within else None)
@@ -47,8 +49,8 @@ def boxed(box: Box, size: Size, crops: bool = True, within: bool = False, used: 
 
 def _resized(position: jax.Array, length: Number, size: Number) -> Any:
     """Scale positions from the nearer end, so that both ends map to ends exactly."""
-    ratio, last = _ratio(size, length), of_images(length)
-    from_end = of_images(size) - (last - position) * ratio
+    ratio, last = _ratio(size, length), per_image(length)
+    from_end = per_image(size) - (last - position) * ratio
     return jnp.where(2.0 * position > last, from_end, position * ratio)
 
 
@@ -57,8 +59,8 @@ def mirror(size: Size, rows: Any, columns: Any) -> Move:
 
     def forward(points: jax.Array) -> jax.Array:
         x, y = points[..., 0], points[..., 1]
-        x = jnp.where(_flags(columns), of_images(size[1]) - x, x)
-        y = jnp.where(_flags(rows), of_images(size[0]) - y, y)
+        x = jnp.where(_flags(columns), per_image(size[1]) - x, x)
+        y = jnp.where(_flags(rows), per_image(size[0]) - y, y)
         return jnp.stack([x, y], axis=-1)
 
     return Move(forward, mirrored=(columns, rows), crops=False)
@@ -78,7 +80,7 @@ def warps(steps: Sequence[Step]) -> list[Step]:
     ]
 
 
-def warped(steps: Sequence[Step], size: tuple[int, int]) -> list[Move]:
+def warp_moves(steps: Sequence[Step], size: tuple[int, int]) -> list[Move]:
     """Return the moves of a program's warps on images of `size`; other steps move nothing."""
     moves = []
     for code, values, static in warps(steps):
@@ -105,7 +107,7 @@ def _projection(
     return forward
 
 
-def of_images(value: Any) -> Any:
+def per_image(value: Any) -> Any:
     """Reshape a number, or one per image, to broadcast with values [N, P] as float32."""
     return jnp.asarray(value, jnp.float32).reshape(-1, 1)
 
@@ -117,7 +119,7 @@ def _flags(value: Any) -> Any:
 def _ratio(size: Number, length: Number) -> Any:
     if is_static(size, length):
         return np.float32(size / length) if length else np.float32(np.nan)
-    return of_images(size) / of_images(length)
+    return per_image(size) / per_image(length)
 
 
 def moved_points(points: jax.Array, move: Move) -> jax.Array:
@@ -151,7 +153,7 @@ def from_corners(boxes: jax.Array, form: str) -> jax.Array:
 
 def clamped(boxes: jax.Array, size: Size) -> jax.Array:
     """Clip boxes [N, K, 4] to images of `size` (height, width), numbers or [N]."""
-    height, width = (of_images(side)[..., None] for side in size)
+    height, width = (per_image(side)[..., None] for side in size)
     x, y = jnp.clip(boxes[..., 0::2], 0.0, width), jnp.clip(boxes[..., 1::2], 0.0, height)
     return jnp.stack([x[..., 0], y[..., 0], x[..., 1], y[..., 1]], axis=-1)
 
@@ -164,7 +166,7 @@ def with_area(boxes: jax.Array) -> jax.Array:
 
 def sane(boxes: jax.Array, size: Size, min_size: float, min_area: float) -> Any:
     """Return which boxes [N, K, 4] torchvision's SanitizeBoundingBoxes keeps."""
-    height, width = (of_images(side) for side in size)
+    height, width = (per_image(side) for side in size)
     wide, high = boxes[..., 2] - boxes[..., 0], boxes[..., 3] - boxes[..., 1]
     large = (wide >= min_size) & (high >= min_size) & (wide * high >= min_area)
     inside = (boxes[..., 2] <= width) & (boxes[..., 3] <= height) & (boxes >= 0.0).all(axis=-1)
@@ -196,7 +198,7 @@ def moved_boxes(
 def centred(boxes: jax.Array, top: Any, left: Any, height: Any, width: Any) -> Any:
     """Return which boxes [..., K, 4] have their centre within each of N boxes: bool [N, K]."""
     x, y = 0.5 * (boxes[..., 0] + boxes[..., 2]), 0.5 * (boxes[..., 1] + boxes[..., 3])
-    top, left, height, width = (of_images(value) for value in (top, left, height, width))
+    top, left, height, width = (per_image(value) for value in (top, left, height, width))
     return (x > left) & (x < left + width) & (y > top) & (y < top + height)
 
 

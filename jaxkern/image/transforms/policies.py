@@ -94,12 +94,10 @@ AUG_MIX = _space(f"{_WARPS} {_TABLES} {_FACTORS}", 0.3, (1.0, 3.0), 30.0, (4.0, 
 
 def magnitude_table(space: Space, bins: int, size: Size) -> Any:
     """Return magnitudes f32 [ops, bins], rounded once from float64; NumPy if sizes are known."""
-    if is_static(*size):
-        return np.stack([_row(row, bins, size, np) for row in space.values()]).astype(np.float32)
+    xp: Any = np if is_static(*size) else jnp
     with jax.enable_x64(True):
-        sides = [jnp.asarray(side).astype(jnp.float64) for side in size]
-        rows = [_row(row, bins, sides, jnp) for row in space.values()]
-        return jnp.stack(rows).astype(jnp.float32)
+        sides = [xp.asarray(side).astype(np.float64) for side in size]
+        return xp.stack([_row(row, bins, sides, xp) for row in space.values()]).astype(np.float32)
 
 
 def _row(magnitude: Magnitude | None, bins: int, size: Any, xp: Any) -> Any:

@@ -19,7 +19,7 @@ from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.chain.plan import MAX_SIZE, Filter
 from jaxkern.image.transforms import checks
 from jaxkern.image.transforms.checks import checked
-from jaxkern.image.transforms.moves import Move, boxed
+from jaxkern.image.transforms.moves import Move, box_move
 from jaxkern.image.transforms.transform import (
     GeometricTransform,
     Params,
@@ -91,7 +91,7 @@ class Resize(GeometricTransform):
         return (new_shorter + upright * difference, new_longer - upright * difference)
 
     def moves(self, params: Params, size: Size) -> list[Move]:
-        return [boxed((0, 0, *size), self.output_size(size), crops=False)]
+        return [box_move((0, 0, *size), self.output_size(size), crops=False)]
 
     def fold(self, chain: ChainBuilder, params: Params) -> None:
         kind = filter_of(self.interpolation, self.antialias)
@@ -172,7 +172,7 @@ class _RandomResize(PerImageSize):
         return self._moves_to(self._resized(size, params), size)
 
     def _moves_to(self, new: Size, size: Size) -> list[Move]:
-        return [boxed((0, 0, *size), new, crops=self._within(new) is not new)]
+        return [box_move((0, 0, *size), new, crops=self._within(new) is not new)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from jaxkern.image.chain.axis import Size as Size
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.program.program import Step
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.moves import Move, warped
+from jaxkern.image.transforms.moves import Move, warp_moves
 
 Kind = Literal["chain", "program", "jax", "batch"]
 Params = dict[str, Any]  # by name: of one image in `sample`, otherwise of a batch
@@ -153,7 +153,7 @@ class Transform:
 
     def moves(self, params: Params, size: Size) -> list[Move]:
         """Return how a geometric transform moves points of images of `size`, in order."""
-        return warped(self.program(params, (size[0], size[1])), (size[0], size[1]))
+        return warp_moves(self.program(params, (size[0], size[1])), (size[0], size[1]))
 
     def for_masks(self, fill: tuple[float, ...]) -> Transform:
         """Return the transform of masks, for a geometric transform of the kind "chain".
