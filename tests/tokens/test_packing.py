@@ -210,7 +210,7 @@ def test_bad_offsets(offsets, message):
 @pytest.mark.parametrize(
     ("values", "offsets", "options", "message"),
     [
-        (np.arange(10), [0, 10], {}, 'document 0 has 10 tokens, more than the 8 .*; .*long="split"'),
+        (np.arange(10), [0, 10], {}, '0 has 10 tokens, more than the 8 .*; .*long="split"'),
         (np.arange(10), [0, 4], {"length": 0}, "length is 0"),
         (np.arange(10), [0, 4], {"method": "worst"}, "method is 'worst'"),
         (np.arange(10), [0, 4], {"long": "keep"}, "long is 'keep'"),
