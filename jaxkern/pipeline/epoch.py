@@ -137,10 +137,10 @@ class Epoch:
 class Blocks:
     """The blocks of an epoch, each made once: branches use the same arrays. For one thread.
 
-    `pulled` is the next block of the last sequential node, perhaps deferred, or an error.
+    `pulled` makes the next block of the last sequential node, or is an error.
     """
 
-    def __init__(self, epoch: Epoch, pulled: Block | DeferredBlock | BaseException | None = None):
+    def __init__(self, epoch: Epoch, pulled: DeferredBlock | BaseException | None = None):
         self.epoch = epoch
         self._pulled = pulled
         self._made: dict[tuple[Vertex, int], Block] = {}
@@ -172,7 +172,7 @@ class Blocks:
         if isinstance(pulled, BaseException):
             raise pulled
         assert pulled is not None
-        return pulled(out) if callable(pulled) else pulled
+        return pulled(out)
 
     def _program_block(self, vertex: Vertex, batch: int) -> Block:
         program = self.epoch.plan.program(vertex)
