@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -24,22 +25,19 @@ class Case(NamedTuple):
 
 def image_crops() -> Case:
     """Random resized crops with flips and normalization, within half a level of 255."""
-    from jaxkern import image, random
+    from jaxkern import image
 
     crop, flip = image.RandomResizedCrop(160, antialias=True), image.RandomHorizontalFlip(0.5)
     chain = image.Compose([crop, flip, image.Normalize(_MEAN, _STD)])
-    images = _images()
-    params = chain.sample(random.record_keys(0, 0, np.arange(len(images))), images.shape[1:3])
-    level = 0.5 / (255 * min(_STD))
-    return Case(chain.apply, (images, params), 0, level)
+    return Case(chain, (jax.random.key(0), _images()), rtol=0, atol=0.5 / (255 * min(_STD)))
 
 
 def image_normalize() -> Case:
     """Normalization of uint8 images, within the rounding of f32."""
     from jaxkern import image
 
-    chain, images = image.Compose([image.Normalize(_MEAN, _STD)]), _images()
-    return Case(chain.apply, (images, ({},)), 1e-5, 1e-5)
+    chain = image.Compose([image.Normalize(_MEAN, _STD)])
+    return Case(chain, (jax.random.key(0), _images()), rtol=1e-5, atol=1e-5)
 
 
 def _images() -> jax.Array:
@@ -52,11 +50,7 @@ def xpcs_g2() -> Case:
     from jaxkern import xpcs
 
     model, *parameters = _flow()
-
-    def g2(parameters: Any, contrast: Any, offset: Any) -> Any:
-        return xpcs.g2(model, parameters, contrast, offset)
-
-    return Case(g2, tuple(parameters), 1e-9, 1e-12)
+    return Case(functools.partial(xpcs.g2, model), tuple(parameters), rtol=1e-9, atol=1e-12)
 
 
 def xpcs_normal_equations() -> Case:
@@ -67,13 +61,13 @@ def xpcs_normal_equations() -> Case:
     noise = np.random.default_rng(1).normal(0, 0.01, (4, 300, 300))
     data = xpcs.g2(model, *parameters) + (noise + noise.swapaxes(1, 2)) / 2
 
-    def normal(parameters: Any, contrast: Any, offset: Any, data: Any) -> Any:
-        sums = xpcs.normal_equations(model, parameters, contrast, offset, data, 0.02)
+    def normal(parameters: Any, contrast: Any, baseline: Any, data: Any) -> Any:
+        sums = xpcs.normal_equations(model, parameters, contrast, baseline, data, 0.02)
         # Sums with terms of either sign are scaled by their bound (Cauchy-Schwarz inequality).
         scale = 1 / jnp.sqrt(jnp.diagonal(sums.jtj))
         return sums.jtj * scale * scale[:, None], sums.jtr * scale / jnp.sqrt(sums.chi2)
 
-    return Case(normal, (*parameters, data), 0, 1e-8)
+    return Case(normal, (*parameters, data), rtol=0, atol=1e-8)
 
 
 def _flow() -> tuple[Any, Any, Any, Any]:

@@ -10,16 +10,7 @@ import jax
 
 from jaxkern.cli import run_doctor
 from jaxkern.cli.bench_cases import CASES, prepare_case
-from jaxkern.cli.output import (
-    PATH,
-    Command,
-    check_plot,
-    combine,
-    flag,
-    json_option,
-    option,
-    print_json,
-)
+from jaxkern.cli.output import PATH, Command, check_plot, flag, json_option, option, print_json
 from jaxkern.cli.pack import pack
 from jaxkern.cli.profile import profile
 from jaxkern.cli.xpcs import xpcs
@@ -49,14 +40,12 @@ def doctor(as_json: bool) -> int:
 
 
 @cli.command(cls=Command)
-@combine(
-    case_option,
-    option("--rounds", "N", "Number of rounds.", click.IntRange(1), default=15),
-    option("--output-dir", "DIR", "Save measurements here; default ./benchmark-results.", PATH),
-    option("--baseline", "DIR", "Compare the native times with the newest ones saved here.", PATH),
-    option("--plot", "FILE", "Draw the speedups.", PATH),
-    json_option,
-)
+@case_option
+@option("--rounds", "N", "Number of rounds.", click.IntRange(1), default=15)
+@option("--output-dir", "DIR", "Save measurements here; default ./benchmark-results.", PATH)
+@option("--baseline", "DIR", "Compare the native times with the newest ones saved here.", PATH)
+@option("--plot", "FILE", "Draw the speedups.", PATH)
+@json_option
 def bench(
     case: tuple[str, ...],
     rounds: int,
@@ -119,11 +108,9 @@ def bench(
 
 
 @cli.command(cls=Command)
-@combine(
-    case_option,
-    option("--plot", "FILE", "Draw the roofline; several cases each to FILE-CASE.", PATH),
-    json_option,
-)
+@case_option
+@option("--plot", "FILE", "Draw the roofline; several cases each to FILE-CASE.", PATH)
+@json_option
 def roofline(case: tuple[str, ...], plot: Path | None, as_json: bool) -> int:
     """Compare the package's ops with the measured ceilings of this machine."""
     check_plot(plot)

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.axes import explicit_axes, nbytes, on_batch
-from jaxkern.core.declaration import Cost
-from jaxkern.core.op import Op
+from jaxkern.core.op import Cost, Op
 from jaxkern.image.chain import twin
 from jaxkern.image.chain.plan import ChainPlan, Dtype, Filter, Layout, Operands, Segment
 from jaxkern.image.program import program_twin

@@ -50,26 +50,24 @@ def native_work(plan: PipelinePlan) -> NativeWork | None:
     if last is not source and not (last.node.native and plan.compiled.get(last) == "host"):
         return None  # before image headers are read
     reader = source.node.source
-    parts, encoded = _row_parts(source.node), reader.encoded_images()
-    if parts is None or not (parts[0] or encoded):
+    rows, encoded = _row_arrays(source.node), reader.encoded_images()
+    if rows is None or not (rows or encoded):
         return None
-    arrays: dict[str, np.ndarray | RowParts] = {**parts[0]}
-    if len(parts) > 1:
-        arrays = {name: RowParts(tuple(part[name] for part in parts)) for name in parts[0]}
     masks = reader.on_bad_record == "mask"
     if last is source:
-        return None if encoded or masks else NativeWork(source, arrays, {})
+        return None if encoded or masks else NativeWork(source, rows, {})
     fields: dict[str, jax.ShapeDtypeStruct] = {
-        name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in parts[0].items()
+        name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in rows.items()
     }
     node: Any = copy.copy(last.node)
     producers = node.op.record_producer({**fields, **encoded}, plan.derivations.get(last))
     # Only producers decode.
     if producers is None or encoded.keys() - producers.keys() or (masks and not encoded):
         return None
-    if not all(part[k].flags.aligned for part in parts for k in producers.keys() & part.keys()):
+    inputs_of_producers = [part for k in producers.keys() & rows.keys() for part in _parts(rows[k])]
+    if not all(part.flags.aligned for part in inputs_of_producers):
         return None
-    arrays |= {name: images.place for name, images in encoded.items()}
+    arrays = {**rows, **{name: images.ranges for name, images in encoded.items()}}
     residual = None
     node.op = node.op.residual(fields)
     if node.op is not None:
@@ -80,16 +78,20 @@ def native_work(plan: PipelinePlan) -> NativeWork | None:
     return NativeWork(source, arrays, producers, masks, residual)
 
 
-def _row_parts(node: SourceNode) -> Sequence[Mapping[str, np.ndarray]] | None:
-    """Return the arrays of a source that native threads can read."""
-    parts = node.source.row_parts()
-    if parts is None or (node.remainder == "pad" and any("mask" in part for part in parts)):
+def _row_arrays(node: SourceNode) -> Mapping[str, np.ndarray | RowParts] | None:
+    """Return the arrays of a source if native threads can copy their rows."""
+    arrays = node.source.row_arrays()
+    if arrays is None or (node.remainder == "pad" and "mask" in arrays):
         return None
-    for array in (array for part in parts for array in part.values()):
-        if not array.dtype.isnative or (array.size and not array[:1].flags.c_contiguous):
-            return None
-    kinds = [{k: (a.dtype, a.shape[1:]) for k, a in part.items()} for part in parts]
-    return parts if all(kind == kinds[0] for kind in kinds) else None  # reading them raises
+    for array in arrays.values():
+        for part in _parts(array):
+            if not part.dtype.isnative or (part.size and not part[:1].flags.c_contiguous):
+                return None
+    return arrays
+
+
+def _parts(array: np.ndarray | RowParts) -> Sequence[np.ndarray]:
+    return array.arrays if isinstance(array, RowParts) else (array,)
 
 
 class PipelinePlan:
@@ -123,7 +125,6 @@ class PipelinePlan:
             counts[node.name] += 1
             number = counts[node.name]
             self.names[vertex] = node.name if number == 1 else f"{node.name}#{number}"
-            node.check_upstream(vertex.ordered()[:-1])
             where: str | None = node.compiled_for
             if where == "auto":
                 self.placement = where = placement

@@ -69,7 +69,7 @@ def test_no_cap_slurm_and_affinity(sixteen_cpus, requested, slurm, count, cap):
     assert threads.worker_cap() == cap
 
 
-def test_the_quota_of_a_container(sixteen_cpus, monkeypatch):
+def test_quota_of_a_container(sixteen_cpus, monkeypatch):
     monkeypatch.setattr(threads, "cgroup_cpus", lambda: 5)
     sixteen_cpus()
     assert threads.num_threads() == 5
@@ -83,7 +83,7 @@ def _write(path: Path, text: str) -> Path:
     return path
 
 
-def test_version_2_takes_the_smallest_quota_above(tmp_path):
+def test_smallest_quota_of_version_2(tmp_path):
     root = tmp_path / "cgroup"
     _write(root / "job" / "cpu.max", "250000 100000\n")
     membership = _write(tmp_path / "membership", "0::/job/step\n")

@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.arguments import check_integer
+from jaxkern.core.arguments import check_integer, to_integers
 from jaxkern.core.axes import on_batch
-from jaxkern.core.integers import to_int32
 from jaxkern.image import ops
 from jaxkern.image.chain.axis import is_static
 from jaxkern.image.chain.fold import ChainBuilder, sizes_differ
@@ -222,7 +221,7 @@ def _checked_size(size: Any, count: int) -> tuple[Any, ...]:
     sides: list[Any] = []
     for name, side in zip(("height", "width"), size, strict=True):
         if hasattr(side, "shape") and side.shape == (count,) and side.dtype.kind in "iu":
-            sides.append(jnp.asarray(to_int32(side, name)))
+            sides.append(jnp.asarray(to_integers(side, name)))
         else:
             sides.append(check_integer(name, side, 1, MAX_SIZE, f", or integers [{count}]"))
     return tuple(sides)

@@ -258,7 +258,7 @@ class MaskProducer(SeededChain):
 class EncodedProducer(SeededChain):
     """A chain as native code that decodes records, for `jaxkern.ring.Assembly`.
 
-    Its rows are ``images.place``. Only the region of an image that the chain reads is decoded, in
+    Its rows are ``images.ranges``. Only the region of an image that the chain reads is decoded, in
     bands if it is large. The result is bit-identical to the chain on a `Ragged` batch of complete
     images (unless they are ``scaled``). Parameters are drawn with the sizes in ``images``; an image
     whose size has changed is an error.
@@ -279,10 +279,10 @@ class EncodedProducer(SeededChain):
     >>> aug = jk.image.Compose([jk.image.RandomResizedCrop(4)])
     >>> pixels = np.arange(90 + 189, dtype=np.uint8)  # two images, one after the other
     >>> images = jk.pipeline.EncodedImages(
-    ...     (pixels,), place=np.array([[0, 0, 90], [0, 90, 189]]), in_files=False,
+    ...     (pixels,), ranges=np.array([[0, 0, 90], [0, 90, 189]]), in_files=False,
     ...     size=np.array([[6, 5], [9, 7]], np.int32), codec="raw")
     >>> producers = {"image": jk.image.EncodedProducer(aug, images)}
-    >>> with jk.ring.Assembly({"image": images.place}, [1, 0], 2, producers=producers) as batches:
+    >>> with jk.ring.Assembly({"image": images.ranges}, [1, 0], 2, producers=producers) as batches:
     ...     next(batches)["image"].shape
     (2, 4, 4, 3)
     """

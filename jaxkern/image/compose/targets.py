@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.core.arguments import to_integers
 from jaxkern.core.axes import on_batch
-from jaxkern.core.integers import to_int32
 from jaxkern.image.chain.axis import is_static
 from jaxkern.image.chain.fold import sizes_differ
 from jaxkern.image.compose.batch import (
@@ -337,7 +337,7 @@ def _canonical_labels(mask: Any) -> tuple[jax.Array, Any]:
     if kind == "b":
         return jnp.asarray(mask).astype(jnp.uint8), jnp.dtype(bool)
     if kind in "iu" and size == 8:
-        mask = jnp.asarray(to_int32(mask, "mask"))
+        mask = jnp.asarray(to_integers(mask, "mask"))
     floating = jnp.issubdtype(mask.dtype, jnp.floating)
     if kind not in "iu" and (not floating or size > 4):
         raise TypeError(
