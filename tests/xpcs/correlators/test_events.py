@@ -227,8 +227,8 @@ def test_n_frames_out_of_range(n_frames):
 
 def test_help_shows_the_options_of_frames():
     for frames, events in (
-        (xpcs.multitau, xpcs.multitau_events),
-        (xpcs.twotime, xpcs.twotime_events),
+        (jk.xpcs.multitau, jk.xpcs.multitau_events),
+        (jk.xpcs.twotime, jk.xpcs.twotime_events),
     ):
         options = list(inspect.signature(frames).parameters.values())[2:]
         assert list(inspect.signature(events).parameters.values())[5:] == options
