@@ -202,12 +202,11 @@ class PipelineIterator(Iterator[Data]):
                 self._position = self._end_position
             self.close()
             return None
-        item = self._ready.popleft()
         # The program of the next batch runs while the consumer works on this one.
-        if self._engine is not None and self._tuning.workers and not self._ready:
+        if self._engine is not None and self._tuning.workers and len(self._ready) == 1:
             if self._plan.final_program is not None:
                 self._make(0.0)
-        return item
+        return self._ready.popleft()
 
     def _make(self, timeout: float | None) -> None:
         """Append the next item to `_ready` if it comes in time and the epoch has not ended."""
