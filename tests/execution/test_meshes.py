@@ -53,7 +53,9 @@ def test_kernels_run_on_the_device_of_their_images():
     np.testing.assert_array_equal(f(images, params), crop.apply(images, params))
 
 
-@pytest.mark.parametrize("shape", [(64, 2), (2, 0), (-1, -1), (-1, 64), (2.0, 2), "22", 2.5], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(64, 2), (2, 0), (-1, -1), (-1, 64), (2.0, 2), "22", 2.5], ids=str
+)
 def test_bad_meshes(shape):
     with raises(ValueError, "shape"):
         ex.DeviceMesh(shape)
