@@ -200,7 +200,7 @@ def assert_same(
         if passed is not None and not np.all(passed):
             raise AssertionError("the check returned False")
     elif check is not None:
-        trees = jax.tree.structure(expected), jax.tree.structure(result)
+        trees: list[Any] = [jax.tree.structure(expected), jax.tree.structure(result)]
         if trees[0] != trees[1]:
             raise AssertionError(f"the structures are {trees[0]} and {trees[1]}")
         leaves = zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(result), strict=True)

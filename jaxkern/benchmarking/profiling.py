@@ -90,7 +90,7 @@ class Callee:
             raise TypeError(f"fn: expected a function, got {fn!r:.80}")
         self.fn, self.args = fn, args
         jitted = hasattr(fn, "lower") and not isinstance(fn, JitFunction)
-        self.donated = _donated_by_jax(fn.lower(*args).args_info[0], args) if jitted else set()
+        self.donated = _donated_by_jax(fn, args) if jitted else set()
 
     def fresh(self) -> tuple[Any, ...]:
         """Return arguments for one call, in which donated arrays are copies."""
@@ -127,8 +127,9 @@ class Callee:
         return (time.perf_counter() - started) / calls
 
 
-def _donated_by_jax(infos: tuple[Any, ...], args: tuple[Any, ...]) -> set[str]:
+def _donated_by_jax(fn: Any, args: tuple[Any, ...]) -> set[str]:
     """Return the paths in ``args`` that a function of ``jax.jit`` donates."""
+    infos, _ = fn.lower(*args).args_info
     donated = {keystr(path) for path, info in jax.tree.leaves_with_path(infos) if info.donated}
     if donated and len(infos) < len(args):
         # JAX omits static arguments, which shifts the paths of the others: copy all arrays.

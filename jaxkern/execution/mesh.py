@@ -127,7 +127,7 @@ def _resolve(mesh: Mesh, spec: Any) -> NamedSharding:
     return spec.resolve(mesh)
 
 
-def _put(x: Any, sharding: NamedSharding) -> jax.Array:
+def _put(x: Any, sharding: NamedSharding) -> Any:
     spec = JaxSpec(*sharding.spec[: np.ndim(x)])
     return jax.device_put(x, NamedSharding(sharding.mesh, spec))
 

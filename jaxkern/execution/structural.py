@@ -213,8 +213,8 @@ class StructuralOp(Supervised):
 
     def __init__(self, fn: Callable[..., Any], name: str, strategy: Strategy) -> None:
         functools.update_wrapper(self, fn, updated=())
-        is_instance = isinstance(fn, Operator)
-        self._composite, self._first = (_forward, (fn,)) if is_instance else (fn, ())
+        self._composite: Callable[..., Any] = _forward if isinstance(fn, Operator) else fn
+        self._first: tuple[Any, ...] = (fn,) if isinstance(fn, Operator) else ()
         self._name, self._strategy = name, strategy
         self._program = JitFunction(_program, JITOptions(), name)
         # The reasons why calls have no graph, by the structure of their arguments.
