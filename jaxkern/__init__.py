@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jaxkern.core import forking as _forking  # noqa: F401 (registers functions that fork calls)
 from jaxkern.core import registry as _registry
 from jaxkern.core.backend import backend as backend
-from jaxkern.core.declaration import Cost as Cost
+from jaxkern.core.op import Cost as Cost
 from jaxkern.core.op import Op as Op
 from jaxkern.core.paths import get_include as get_include
 from jaxkern.core.registry import export_targets as export_targets

@@ -1,10 +1,14 @@
-"""Settings for all tests: four CPU devices, fast compilation, a separate cache folder."""
+"""Settings for all tests: four CPU devices, fast compilation, separate cache folders."""
 
 import gc
 import os
 import signal
 import tempfile
 from importlib import metadata
+from pathlib import Path
+
+# Compiled JAX programs, most of which are single operations, for all processes and the next run.
+_PROGRAMS = Path(__file__).parents[1] / "build" / "programs"
 
 # XLA's older loop emitter compiles in less than half the time.
 _EMITTERS = ["--xla_cpu_use_fusion_emitters=false"] * (metadata.version("jaxlib") == "0.10.0")
@@ -29,6 +33,8 @@ def pytest_configure(config):
             *_EMITTERS,
         ]
     ).strip()
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_PROGRAMS))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     if not hasattr(config, "workerinput"):  # workers of xdist inherit the environment
         folder = tempfile.TemporaryDirectory(prefix="jaxkern-cache-")
         config.add_cleanup(folder.cleanup)

@@ -14,7 +14,16 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         import click
     except ImportError:
-        return _main_without_click(sys.argv[1:] if arguments is None else arguments)
+        words = sys.argv[1:] if arguments is None else arguments
+        # `doctor` must work in every installation, without the parser library.
+        if words in (["doctor"], ["doctor", "--json"]):
+            return run_doctor(as_json="--json" in words)
+        print(
+            "error: the command line (except for doctor) needs click, which is not installed: "
+            "pip install 'jaxkern[cli]'",
+            file=sys.stderr,
+        )
+        return 2
     from jaxkern.cli.commands import cli
 
     try:
@@ -22,18 +31,6 @@ def main(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-
-
-def _main_without_click(arguments: list[str]) -> int:
-    """Run ``doctor``, which must work in every installation, without the parser library."""
-    if arguments[:1] == ["doctor"] and arguments[1:] in ([], ["--json"]):
-        return run_doctor(as_json=bool(arguments[1:]))
-    print(
-        "error: the command line (except for doctor) needs click, which is not installed: "
-        "pip install 'jaxkern[cli]'",
-        file=sys.stderr,
-    )
-    return 2
 
 
 def run_doctor(as_json: bool) -> int:

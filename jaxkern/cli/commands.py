@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import click
+import jax
 
 from jaxkern.cli import run_doctor
 from jaxkern.cli.bench_cases import CASES, prepare_case
-from jaxkern.cli.output import (
-    PATH,
-    Command,
-    check_plot,
-    combine,
-    flag,
-    json_option,
-    option,
-    print_json,
-)
+from jaxkern.cli.output import PATH, Command, check_plot, flag, json_option, option, print_json
 from jaxkern.cli.pack import pack
 from jaxkern.cli.profile import profile
 from jaxkern.cli.xpcs import xpcs
+from jaxkern.core.backend import backend
+from jaxkern.core.client import start_backend
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -47,14 +40,12 @@ def doctor(as_json: bool) -> int:
 
 
 @cli.command(cls=Command)
-@combine(
-    case_option,
-    option("--rounds", "N", "Number of rounds.", click.IntRange(1), default=15),
-    option("--output-dir", "DIR", "Save measurements here; default ./benchmark-results.", PATH),
-    option("--baseline", "DIR", "Compare the native times with the newest ones saved here.", PATH),
-    option("--plot", "FILE", "Draw the speedups.", PATH),
-    json_option,
-)
+@case_option
+@option("--rounds", "N", "Number of rounds.", click.IntRange(1), default=15)
+@option("--output-dir", "DIR", "Save measurements here; default ./benchmark-results.", PATH)
+@option("--baseline", "DIR", "Compare the native times with the newest ones saved here.", PATH)
+@option("--plot", "FILE", "Draw the speedups.", PATH)
+@json_option
 def bench(
     case: tuple[str, ...],
     rounds: int,
@@ -65,77 +56,64 @@ def bench(
 ) -> int:
     """Compare the native kernels with pure JAX here, after a check of their values."""
     check_plot(plot)
+    from jaxkern.benchmarking import compare, compare_to_baseline
     from jaxkern.benchmarking.saved import DIRECTORY, save
-    from jaxkern.core.client import start_backend
 
     start_backend()
-    results, saved = [], []
+    results: list[dict[str, Any]] = []
+    files: list[str] = []
+    speedups = {}
     for name in case or CASES:
-        result, arms, text = _measure_case(name, rounds, baseline)
+        pure_jax, native = f"{name}-jax", f"{name}-native"
+        arms = {}
+        with prepare_case(name) as (fn, args, rtol, atol):
+            try:
+                with backend("jax"):
+                    arms[pure_jax] = jax.jit(fn).lower(*args).compile()
+                with backend("native"):
+                    arms[native] = jax.jit(fn).lower(*args).compile()
+            except NotImplementedError as error:
+                results.append({"case": name, "problem": str(error)})
+                if not as_json:
+                    print(f"{name}: not timed: {error}")
+                continue
+            comparison = compare(arms, *args, check="close", rtol=rtol, atol=atol, rounds=rounds)
+        speedups[name] = comparison.speedup(native, over=pure_jax)
+        result: dict[str, Any] = {
+            "case": name,
+            "checked": comparison.checked,
+            "native_seconds": comparison[native].median,
+            "jax_seconds": comparison[pure_jax].median,
+            "speedup": speedups[name],
+        }
+        if baseline is not None:
+            result["verdict"] = compare_to_baseline(comparison[native], baseline)
         results.append(result)
-        saved += [str(save(arm, output_dir or DIRECTORY)) for arm in arms]
+        files += [str(save(arm, output_dir or DIRECTORY)) for arm in comparison.arms.values()]
         if not as_json:
-            print(f"{name}: {text}")
-    timed = [result for result in results if "speedup" in result]
-    if plot is not None and timed:
+            print(f"{name}: {comparison}")
+            if baseline is not None:
+                print(f"  against the baseline: {result['verdict']}")
+    if plot is not None and speedups:
         from jaxkern.benchmarking.plots import bar_chart
 
-        bar_chart(
-            plot,
-            [result["case"] for result in timed],
-            [result["speedup"].value for result in timed],
-            "Native kernels compared with pure JAX on this machine",
-            "speedup over pure JAX",
-        )
+        title = "Native kernels compared with pure JAX on this machine"
+        values = [speedup.value for speedup in speedups.values()]
+        bar_chart(plot, list(speedups), values, title, "speedup over pure JAX")
     if as_json:
-        print_json({"cases": results, "files": saved})
-    elif saved:
-        print(f"wrote {len(saved)} measurements to {output_dir or DIRECTORY}")
+        print_json({"cases": results, "files": files})
+    elif files:
+        print(f"wrote {len(files)} measurements to {output_dir or DIRECTORY}")
     return 0
 
 
-def _measure_case(
-    name: str, rounds: int, baseline: Path | None
-) -> tuple[dict[str, Any], list[Any], str]:
-    """Return the figures of a case, its measurements, and a text for the terminal."""
-    from jaxkern.benchmarking import compare, compare_to_baseline
-
-    with prepare_case(name) as case:
-        arms = {arm: case.arm(arm) for arm in ("jax", "native")}
-        try:
-            comparison = compare(
-                arms, *case.args, check="close", rtol=case.rtol, atol=case.atol, rounds=rounds
-            )
-        except NotImplementedError as error:
-            return {"case": name, "problem": str(error)}, [], f"not timed: {error}"
-    native, pure_jax = (
-        dataclasses.replace(comparison[arm], name=f"{name}-{arm}") for arm in ("native", "jax")
-    )
-    result = {
-        "case": name,
-        "checked": comparison.checked,
-        "native_seconds": native.median,
-        "jax_seconds": pure_jax.median,
-        "values_per_second": case.values / native.median,
-        "speedup": comparison.speedup("native", over="jax"),
-    }
-    text = f"{comparison}\n  native: {result['values_per_second']:.3g} values/s"
-    if baseline is not None:
-        result["verdict"] = compare_to_baseline(native, baseline)
-        text += f"\n  against the baseline: {result['verdict']}"
-    return result, [native, pure_jax], text
-
-
 @cli.command(cls=Command)
-@combine(
-    case_option,
-    option("--plot", "FILE", "Draw the roofline; several cases each to FILE-CASE.", PATH),
-    json_option,
-)
+@case_option
+@option("--plot", "FILE", "Draw the roofline; several cases each to FILE-CASE.", PATH)
+@json_option
 def roofline(case: tuple[str, ...], plot: Path | None, as_json: bool) -> int:
     """Compare the package's ops with the measured ceilings of this machine."""
     check_plot(plot)
-    from jaxkern.core.client import start_backend
     from jaxkern.performance import roofline_analysis
 
     start_backend()

@@ -23,7 +23,6 @@ from jaxkern.cli.output import (
     PATH,
     Command,
     check_plot,
-    combine,
     flag,
     json_option,
     option,
@@ -35,15 +34,13 @@ _FIGURES = "figures.json"
 
 
 @click.command(cls=Command, context_settings={"allow_interspersed_args": False})
-@combine(
-    option("--output-dir", "DIR", "Default ./benchmark-results/profile-SCRIPT.", PATH),
-    option("--top", "N", "Rows of the table.", click.IntRange(1), default=15),
-    flag("--python", "Record every Python call too."),
-    option("--plot", "FILE", "Draw the longest operations.", PATH),
-    json_option,
-    click.argument("script", type=PATH),
-    click.argument("arguments", nargs=-1, type=click.UNPROCESSED),
-)
+@option("--output-dir", "DIR", "Default ./benchmark-results/profile-SCRIPT.", PATH)
+@option("--top", "N", "Rows of the table.", click.IntRange(1), default=15)
+@flag("--python", "Record every Python call too.")
+@option("--plot", "FILE", "Draw the longest operations.", PATH)
+@json_option
+@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def profile(
     output_dir: Path | None,
     top: int,
@@ -62,8 +59,6 @@ def profile(
     from jaxkern.benchmarking.tracing import OpTime, Trace
     from jaxkern.core.quantities import format_duration
 
-    if not script.is_file():
-        raise FileNotFoundError(f"no such script: {script}")
     # The script may change the working directory.
     folder = (output_dir or DIRECTORY / f"profile-{script.stem}").absolute()
     (folder / _FIGURES).unlink(missing_ok=True)

@@ -77,14 +77,15 @@ def config(path: Path, as_json: bool, force: bool) -> int:
 @_config_options
 def simulate(**values: Any) -> int:
     """Write a simulated data set to an APS file."""
+    from jaxkern.core.paths import write_atomically
     from jaxkern.xpcs.analysis import run as analysis
 
     options = SimpleNamespace(**values)
     config = _load_settings(options)
     with ProgressBar(not options.quiet, "simulating", "rows") as bar:
         path, truth = analysis.simulate_data(config, options.config.parent, bar.update)
-    options.output_dir.mkdir(parents=True, exist_ok=True)
-    file = analysis.save_truth(options.output_dir, truth)
+    file = options.output_dir / "truth.json"
+    write_atomically(file, json.dumps(truth, indent=2).encode() + b"\n")
     conditions = f"dt {truth['dt']:.6g} s, gap {truth['gap']:.6g} Angstrom"
     text = f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB; {conditions}) and {file}"
     report(options, {"files": [path, file], "truth": truth}, text)

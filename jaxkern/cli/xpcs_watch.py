@@ -88,7 +88,7 @@ def watch(**values: Any) -> int:
             options.normalize,
             hot_pixels=options.hot_pixels,
             bins=None if options.twotime or config else bins,
-            frame_time=time_between(options.frame_time, options.metadata, frames),
+            frame_time=time_between(options.frame_time, options.metadata),
             **selection(options),
         )
         screen = _Screen(options, frames, bins, config)
@@ -174,7 +174,7 @@ class _Screen:
             self.frames,
             watched.result.qmap,
             bins=self.bins,
-            frame_time=time_between(self.options.frame_time, self.options.metadata, self.frames),
+            frame_time=time_between(self.options.frame_time, self.options.metadata),
             progress=False,
             **{name: config[name] for name in names},
         )

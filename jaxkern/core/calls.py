@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -10,21 +10,19 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jaxkern.core import compat
 from jaxkern.core.axes import Struct, core_structs
-from jaxkern.core.declaration import Cost
-from jaxkern.core.op import Op, op_of
+from jaxkern.core.op import Cost, Op, op_of
 
 
 class InnerProgram(NamedTuple):
     """A jaxpr that an equation runs.
 
-    ``times``: runs per run of the equation; None in a while loop. ``alternative``: True for one
-    branch of several. ``devices``: the number of devices that run it at once, each on its shard
-    (``shard_map``). ``consts``: the values of its ``constvars``, if the equation holds them.
+    ``times``: runs per run of the equation; None in a while loop. ``devices``: the number of
+    devices that run it at once, each on its shard (``shard_map``). ``consts``: the values of its
+    ``constvars``, if they are part of the equation.
     """
 
     jaxpr: Jaxpr
     times: int | None = 1
-    alternative: bool = False
     devices: int = 1
     consts: tuple[Any, ...] = ()
 
@@ -37,22 +35,17 @@ class OpCall:
       operands: with their batch axes; inside ``shard_map`` the shard of one device.
       count: executions per run of the program (on each device); None in a while loop. A branch
         counts as if it were taken.
-      conditional: True inside a branch.
       devices: the number of devices that make this call, each on its shard; 1 outside
         ``shard_map``.
-      path: the enclosing equations, outermost first, such as ``("jit:loss", "scan:100")``.
     """
 
     op: Op
     operands: tuple[Struct, ...]
-    results: tuple[Struct, ...]
     batch_dims: int
     static: Mapping[str, Any]
     backend: str
     count: int | None = 1
-    conditional: bool = False
     devices: int = 1
-    path: tuple[str, ...] = ()
 
     @property
     def cost(self) -> Cost:
@@ -80,21 +73,17 @@ def op_calls(program: ClosedJaxpr | Jaxpr) -> Iterator[OpCall]:
       >>> [(call.op.name, call.count) for call in op_calls(jax.make_jaxpr(thrice)(1.0))]
       [('docs.called', 3)]
     """
-    yield from _calls(_open(program), 1, False, 1, ())
+    yield from _calls(_open(program), count=1, devices=1)
 
 
-def _calls(
-    jaxpr: Jaxpr, count: int | None, conditional: bool, devices: int, path: tuple[str, ...]
-) -> Iterator[OpCall]:
+def _calls(jaxpr: Jaxpr, count: int | None, devices: int) -> Iterator[OpCall]:
     for eqn in jaxpr.eqns:
         call = op_call(eqn)
         if call is not None:
-            yield replace(call, count=count, conditional=conditional, devices=devices, path=path)
+            yield replace(call, count=count, devices=devices)
             continue
-        below = *path, _label(eqn)
         for inner in inner_programs(eqn):
-            runs, alternative = times(count, inner.times), conditional or inner.alternative
-            yield from _calls(inner.jaxpr, runs, alternative, devices * inner.devices, below)
+            yield from _calls(inner.jaxpr, times(count, inner.times), devices * inner.devices)
 
 
 def op_call(eqn: JaxprEqn) -> OpCall | None:
@@ -102,9 +91,10 @@ def op_call(eqn: JaxprEqn) -> OpCall | None:
     op, params = op_of(eqn.primitive), eqn.params
     if op is None:
         return None
-    operands, results = _structs(eqn.invars), _structs(eqn.outvars)
+    avals: list[Any] = [variable.aval for variable in eqn.invars]
+    operands = tuple(Struct(aval.shape, aval.dtype) for aval in avals)
     static = dict(params["static"])
-    return OpCall(op, operands, results, params["batch_dims"], static, params["backend"])
+    return OpCall(op, operands, params["batch_dims"], static, params["backend"])
 
 
 def times(count: int | None, factor: int | None) -> int | None:
@@ -122,7 +112,7 @@ def inner_programs(eqn: JaxprEqn) -> list[InnerProgram]:
     if name == "while":
         return [_inner(params[part], times=None) for part in ("cond_jaxpr", "body_jaxpr")]
     if name == "cond":
-        return [_inner(b, alternative=True) for b in params["branches"]]
+        return [_inner(branch) for branch in params["branches"]]
     if name == "shard_map":
         devices = compat.shard_map_devices(params)
         return [_inner(params["jaxpr"], devices=devices)]
@@ -142,15 +132,3 @@ def _inner(program: ClosedJaxpr | Jaxpr, **fields: Any) -> InnerProgram:
 
 def _open(program: ClosedJaxpr | Jaxpr) -> Jaxpr:
     return program.jaxpr if isinstance(program, ClosedJaxpr) else program
-
-
-def _structs(variables: Sequence[Any]) -> tuple[Struct, ...]:
-    return tuple(Struct(v.aval.shape, v.aval.dtype) for v in variables)
-
-
-def _label(eqn: JaxprEqn) -> str:
-    name = str(eqn.primitive.name)
-    if name == "scan":
-        return f"scan:{eqn.params['length']}"
-    inner = eqn.params.get("name")
-    return f"{name}:{inner}" if isinstance(inner, str) and inner else name

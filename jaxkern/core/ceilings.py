@@ -19,7 +19,7 @@ from jaxkern.core.caches import cache_folder
 from jaxkern.core.machine import busy_seconds, cpu_model, last_level_caches
 from jaxkern.core.memory import available_bytes
 from jaxkern.core.paths import write_atomically
-from jaxkern.core.threads import num_threads
+from jaxkern.core.threads import usable_cpus
 from jaxkern.core.version import __version__
 
 _PROBE_SECONDS = 0.12  # the CPU has seven probes, each run with one thread and with all
@@ -153,16 +153,11 @@ def ceilings(device: jax.Device | None = None, *, refresh: bool = False) -> Ceil
     return _write(path, identity, measured)
 
 
-def _threads() -> int:
-    # The process's CPUs, independent of the cap on kernel threads.
-    return num_threads({k: v for k, v in os.environ.items() if k != "JAXKERN_NUM_THREADS"})
-
-
 def _cpu_identity(native: Any) -> dict[str, Any]:
     return {
         "platform": "cpu",
         "device": cpu_model(),
-        "threads": _threads(),
+        "threads": usable_cpus(),  # independent of the cap on kernel threads
         # The machine's highest level, independent of JAXKERN_SIMD.
         "simd_level": native.simd_levels()[-1],
         "jaxkern": __version__,

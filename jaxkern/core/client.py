@@ -13,9 +13,6 @@ MEMORY_FRACTION = "XLA_CLIENT_MEM_FRACTION"
 # The older name; JAX raises if both are set.
 _OLD_MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
-# Raised by JAX if no client starts; the AssertionError has no text.
-START_ERRORS = (RuntimeError, AssertionError)
-
 
 class BackendError(RuntimeError):
     """JAX cannot start a backend; the message names the requested platforms and a fix."""
@@ -26,27 +23,22 @@ def requested_platforms() -> str | None:
     return getattr(jax.config, "jax_platforms", None) or None
 
 
-def start_problem(error: Exception) -> str:
-    """Return a message for an error of `START_ERRORS` that JAX's default backend raised."""
-    lines = str(error).splitlines()
-    reason = lines[0] if lines else "JAX gives no reason"
-    requested, advice = requested_platforms(), "set JAX_PLATFORMS=cpu to use the CPU"
-    if requested:
-        advice += (
-            ", unset it to let JAX choose, or install jax with the plugin of that platform (for a "
-            "GPU pip install 'jax[cuda13]', and nvidia-smi must list the GPU)"
-        )
-    return (
-        f"JAX cannot start its default backend ({reason}); JAX_PLATFORMS is {requested!r}: {advice}"
-    )
-
-
 def start_backend() -> str:
     """Start JAX's backends, or raise `BackendError`; return the name of the default one."""
     try:
         return jax.default_backend()
-    except START_ERRORS as error:
-        raise BackendError(start_problem(error)) from error
+    except (RuntimeError, AssertionError) as error:  # the AssertionError has no text
+        reason = str(error).partition("\n")[0] or "JAX gives no reason"
+        requested, advice = requested_platforms(), "set JAX_PLATFORMS=cpu to use the CPU"
+        if requested:
+            advice += (
+                ", unset it to let JAX choose, or install jax with the plugin of that platform "
+                "(for a GPU pip install 'jax[cuda13]', and nvidia-smi must list the GPU)"
+            )
+        raise BackendError(
+            f"JAX cannot start its default backend ({reason}); JAX_PLATFORMS is {requested!r}: "
+            f"{advice}"
+        ) from error
 
 
 def default_device() -> jax.Device:

@@ -30,36 +30,13 @@ from jax.interpreters import mlir
 
 ir = mlir.ir
 
-_DLPACK_CPU = 1  # DLPack's device type of the host
 # jax.dlpack.from_dlpack takes about 50 us per call, this function under 5 us.
-_import_dlpack = getattr(_jax, "dlpack_managed_tensor_to_buffer", None)
-_dlpack_arguments: list[tuple[Any, ...]] = [(None, None), (None, None, _DLPACK_CPU)]
-
-
-class _Capsule:
-    """Adapter that presents a DLPack capsule of host memory to jax.dlpack.from_dlpack."""
-
-    def __init__(self, capsule: Any):
-        self.capsule = capsule
-
-    def __dlpack__(self, **_: Any) -> Any:
-        return self.capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (_DLPACK_CPU, 0)
+_import_dlpack = _jax.dlpack_managed_tensor_to_buffer
 
 
 def array_from_dlpack(capsule: Any, device: jax.Device) -> jax.Array:
     """Return the host memory of an aligned DLPack tensor as a committed array on a CPU device."""
-    global _dlpack_arguments
-    # JAX checks the signature before it consumes the capsule. The device type is new in 0.12.
-    while _import_dlpack is not None and _dlpack_arguments:
-        try:
-            array: jax.Array = _import_dlpack(capsule, device, *_dlpack_arguments[0])
-            return array
-        except TypeError:
-            _dlpack_arguments = _dlpack_arguments[1:]
-    array = jax.dlpack.from_dlpack(_Capsule(capsule), device=device)
+    array: jax.Array = _import_dlpack(capsule, device, None, None)
     return array
 
 

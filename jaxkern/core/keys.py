@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.integers import check_range
+from jaxkern.core.arguments import check_range
 
 
 def record_keys(seed: Any, epoch: Any, record_ids: Any) -> jax.Array:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +15,15 @@ import numpy as np
 from jax import lax
 
 from jaxkern.core import compat, registry
+from jaxkern.core.arguments import check_narrowing
+from jaxkern.core.axes import Struct, as_tuple, batch_shape, core_structs, nbytes
 from jaxkern.core.backend import current_backend
-from jaxkern.core.compat import Primitive
-from jaxkern.core.declaration import Cost, Declaration, Static
-from jaxkern.core.integers import check_narrowing
 from jaxkern.core.rules import register_rules
 from jaxkern.core.static import StaticArguments
 
+Static = Mapping[str, Any]
 _OPS: dict[str, Op] = {}
-_BY_PRIMITIVE: dict[Primitive, Op] = {}
+_BY_PRIMITIVE: dict[compat.Primitive, Op] = {}
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
@@ -31,12 +32,19 @@ def ops() -> dict[str, Op]:
     return dict(_OPS)
 
 
-def op_of(primitive: Primitive) -> Op | None:
+def op_of(primitive: compat.Primitive) -> Op | None:
     """Return the op of a jaxpr's primitive, or None."""
     return _BY_PRIMITIVE.get(primitive)
 
 
-class Op(Declaration):
+class Cost(NamedTuple):
+    """Floating-point operations and bytes of a call; None if unknown."""
+
+    flops: int | None
+    bytes: int | None
+
+
+class Op:
     """A function with native kernels and a pure-JAX fallback, usable under all JAX transformations.
 
     An op is declared for ONE sample. Operands of a call may have leading batch axes, and ``vmap``
@@ -101,10 +109,11 @@ class Op(Declaration):
         #: module and file of the declaration
         self.source = str(caller.f_globals.get("__name__", "")), caller.f_code.co_filename
         _check_declaration(name, functions, self.source)
-        super().__init__(
-            name, version, abstract, impl, attributes, supports, jvp, transpose, cost,
-            aliases or {}, tuple(platforms),
-        )  # fmt: skip
+        self.name, self.version, self.target = name, version, f"{name}.v{version}"
+        self.abstract, self.impl, self.attributes = abstract, impl, attributes
+        self.supports, self.jvp, self.transpose = supports, jvp, transpose
+        self.aliases, self.platforms, self._cost = aliases or {}, tuple(platforms), cost
+        self.primitive = compat.Primitive(self.target)
         register_rules(self)
         _OPS[name] = self
         _BY_PRIMITIVE[self.primitive] = self
@@ -131,6 +140,72 @@ class Op(Declaration):
         )
         single = not isinstance(self.core_results(arrays, batch_dims, static), tuple)
         return results[0] if single else tuple(results)
+
+    def batched_impl(self, *operands: Any, batch_dims: int, **static: Any) -> tuple[Any, ...]:
+        """Map the pure-JAX implementation over ``batch_dims`` leading axes; size 1 broadcasts."""
+        full = batch_shape(operands, batch_dims)
+
+        def one(*xs: Any) -> tuple[Any, ...]:
+            results = as_tuple(self.impl(*xs, **static))
+            self._check_impl(xs, results, static)
+            return results
+
+        fn, arrays = one, list(operands)
+        # The innermost batch axis is mapped first; an operand of size 1 there is squeezed instead.
+        for axis in range(batch_dims - 1, -1, -1):
+            mapped = tuple(0 if x.shape[axis] == full[axis] else None for x in operands)
+            if all(m is None for m in mapped):  # every operand has size 1 here, so full is 1
+                mapped = tuple(0 for _ in operands)
+            fn = jax.vmap(fn, in_axes=mapped)
+        for axis in range(batch_dims - 1, -1, -1):
+            arrays = [
+                x if original.shape[axis] == full[axis] else lax.squeeze(x, (axis,))
+                for x, original in zip(arrays, operands, strict=True)
+            ]
+        # A native call has the op's name in profiles; the fallback gets it by a named scope.
+        with jax.named_scope(self.target):
+            return as_tuple(fn(*arrays))
+
+    def cost(self, *operands: Any, batch_dims: int = 0, **static: Any) -> Cost:
+        """Compute the operations and bytes of a call from shapes and dtypes.
+
+        By default bytes count each operand once at its stored size (broadcast operands are not
+        multiplied) and each result once.
+        """
+        structs = [Struct(x.shape, x.dtype) for x in operands]
+        samples = math.prod(batch_shape(structs, batch_dims))
+        results = as_tuple(self.core_results(structs, batch_dims, static))
+        moved = sum(nbytes(x) for x in structs) + samples * sum(nbytes(x) for x in results)
+        if self._cost is None:
+            return Cost(flops=None, bytes=moved)
+        one = self._cost(*core_structs(structs, batch_dims), **static)
+        flops = None if one.flops is None else samples * one.flops
+        return Cost(flops=flops, bytes=moved if one.bytes is None else samples * one.bytes)
+
+    def problem(self, platform: str, structs: Sequence[Any], static: Static) -> str | None:
+        """Return why ``platform`` runs this call in pure JAX; None if a native kernel runs it."""
+        if platform not in self.platforms:
+            return f"it has kernels for {' and '.join(self.platforms)} only"
+        reason = registry.missing(self.target, platform)
+        if reason is None and self.supports is not None:
+            reason = self.supports(*structs, **static)
+        return reason
+
+    def _check_impl(self, operands: Sequence[Any], results: Sequence[Any], static: Static) -> None:
+        def text(values: Any) -> str:
+            return ", ".join(f"{np.dtype(x.dtype).name}{list(x.shape)}" for x in values)
+
+        declared = text(as_tuple(self.core_results(operands, 0, static)))
+        actual = text(map(jax.typeof, results))
+        if actual != declared:
+            raise TypeError(
+                f"{self.name}: for one sample impl returns {actual} and abstract returns "
+                f"{declared}; expected equal shapes and dtypes"
+            )
+
+    def core_results(self, operands: Sequence[Any], batch_dims: int, static: Static) -> Any:
+        result = self.abstract(*core_structs(operands, batch_dims), **static)
+        return tuple(result) if isinstance(result, (tuple, list)) else result
 
 
 def _check_declaration(name: str, functions: Mapping[str, Any], source: tuple[str, str]) -> None:

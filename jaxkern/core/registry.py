@@ -185,7 +185,7 @@ def _driver_problem(native: ModuleType, platform: str) -> str | None:
     # A driver runs machine code of any minor version of its major version.
     if driver // 1000 < runtime // 1000:
         return (
-            f"the CUDA driver supports CUDA {_version_text(driver)} and the kernels "
+            f"the CUDA driver supports CUDA {cuda_version_text(driver)} and the kernels "
             f"need {runtime // 1000}.0 or newer; update the driver"
         )
     return None
@@ -196,36 +196,32 @@ def _check_devices(library: Library) -> None:
     # Runs after JAX has started CUDA: a query at import would initialize it before any fork.
     if library.platform != "cuda":
         return
-    dropped = False
-    if not library.devices_checked:
-        # Other threads wait for the result: they must not compile for targets that are dropped.
-        with _checking_devices:
-            dropped = _drop_if_unusable(library)
-    if not library.devices_checked or library.problem is None:
-        return
-    if library.module == "jaxkern._cuda" and "cuda" in _required():
+    is_required = library.module == "jaxkern._cuda" and "cuda" in _required()
+    # Other threads wait for the result: they must not compile for targets that are dropped.
+    with _checking_devices:
+        native, started = library.loaded, "cuda" in compat.started_backends()
+        if native is not None and started and not library.devices_checked:
+            library.problem = _devices_problem(native)
+            library.devices_checked = True
+            if library.problem is not None:
+                _drop_targets(library)
+                library.loaded = None
+                if not is_required:
+                    _warn_not_used(library)
+    if is_required and library.devices_checked and library.problem is not None:
         raise RuntimeError(
             f"JAXKERN_REQUIRE names 'cuda', but its kernels are not usable: {library.problem}"
         )
-    if dropped:
-        _warn_not_used(library)
 
 
-def _drop_if_unusable(library: Library) -> bool:
-    """Check a library's device code once, after CUDA has started; return True if it is dropped."""
-    native = library.loaded
-    if library.devices_checked or native is None or "cuda" not in compat.started_backends():
-        return False
-    if hasattr(native, "architectures"):
-        names, built = list(native.architectures()), int(native.cuda_runtime())
-        driver = cuda_driver_version() or built
-        problems = (device_code_problem(names, built, c, driver) for c in cuda_capabilities())
-        library.problem = next(filter(None, problems), None)
-    if library.problem is not None:
-        _drop_targets(library)
-        library.loaded = None
-    library.devices_checked = True
-    return library.problem is not None
+def _devices_problem(native: ModuleType) -> str | None:
+    """Return the reason that a GPU of this process cannot run a module's kernels, or None."""
+    if not hasattr(native, "architectures"):
+        return None
+    names, built = list(native.architectures()), int(native.cuda_runtime())
+    driver = cuda_driver_version() or built
+    problems = (device_code_problem(names, built, c, driver) for c in cuda_capabilities())
+    return next(filter(None, problems), None)
 
 
 def cuda_capabilities() -> list[tuple[int, int]]:
@@ -261,13 +257,14 @@ def device_code_problem(
         return f"{gpu}, and the kernels are compiled for {built_for}; build from source for it"
     if driver < built:
         return (
-            f"{gpu}, for which the CUDA driver must compile PTX of CUDA {_version_text(built)}, "
-            f"but it supports CUDA {_version_text(driver)}; update the driver"
+            f"{gpu}, for which the driver must compile PTX of CUDA {cuda_version_text(built)}, but "
+            f"it supports CUDA {cuda_version_text(driver)}; update the driver"
         )
     return None
 
 
-def _version_text(version: int) -> str:
+def cuda_version_text(version: int) -> str:
+    """Return the text of a CUDA version, such as ``13.0`` for 13000."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import string
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,12 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxkern.core import compat, registry
 from jaxkern.core.axes import as_tuple, batch_shape, core_structs, explicit_axes, in_auto_mode
-from jaxkern.core.declaration import Declaration
+
+if TYPE_CHECKING:
+    from jaxkern.core.op import Op
 
 
-def register_rules(op: Declaration) -> None:
+def register_rules(op: Op) -> None:
     """Register evaluation, differentiation, batching and lowering of an op's primitive."""
     primitive = op.primitive
     primitive.multiple_results = True
@@ -38,7 +40,7 @@ def register_rules(op: Declaration) -> None:
 
 
 def _abstract_eval(
-    op: Declaration, *avals: Any, batch_dims: int, static: tuple[tuple[str, Any], ...], backend: str
+    op: Op, *avals: Any, batch_dims: int, static: tuple[tuple[str, Any], ...], backend: str
 ) -> list[Any]:
     cores = as_tuple(op.core_results(avals, batch_dims, dict(static)))
     batch = batch_shape(avals, batch_dims)
@@ -67,11 +69,11 @@ def _abstract_eval(
 
 
 @functools.lru_cache(maxsize=1024)
-def _jitted(op: Declaration, parameters: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+def _jitted(op: Op, parameters: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
     return jax.jit(functools.partial(op.primitive.bind, **dict(parameters)))
 
 
-def _eager(op: Declaration, *operands: Any, **parameters: Any) -> Any:
+def _eager(op: Op, *operands: Any, **parameters: Any) -> Any:
     call = _jitted(op, tuple(parameters.items()))
     if not jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         return call(*operands)
@@ -84,7 +86,7 @@ def _eager(op: Declaration, *operands: Any, **parameters: Any) -> Any:
 
 
 def _jvp(
-    op: Declaration, primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any
+    op: Op, primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any
 ) -> tuple[Any, Any]:
     static, batch_dims = dict(parameters["static"]), parameters["batch_dims"]
     nonzero = [None if isinstance(t, ad.Zero) else t for t in tangents]
@@ -111,9 +113,7 @@ def _jvp(
     return results, list(tangent_map(tuple(primals), tuple(moved)))
 
 
-def _transpose(
-    op: Declaration, cotangents: Sequence[Any], *operands: Any, **parameters: Any
-) -> Any:
+def _transpose(op: Op, cotangents: Sequence[Any], *operands: Any, **parameters: Any) -> Any:
     assert op.transpose is not None
     dense = [ad.instantiate_zeros(ct) if isinstance(ct, ad.Zero) else ct for ct in cotangents]
     return op.transpose(
@@ -125,7 +125,7 @@ def _transpose(
 
 
 def _batch(
-    op: Declaration, operands: Sequence[Any], axes: Sequence[int | None], **parameters: Any
+    op: Op, operands: Sequence[Any], axes: Sequence[int | None], **parameters: Any
 ) -> tuple[Any, list[int]]:
     batch_dims = parameters["batch_dims"]
     shared = [
@@ -147,7 +147,7 @@ def _batch(
 # Lowering.
 
 
-def _lower(op: Declaration, platform: str, ctx: Any, *operands: Any, **parameters: Any) -> Any:
+def _lower(op: Op, platform: str, ctx: Any, *operands: Any, **parameters: Any) -> Any:
     static, batch_dims = dict(parameters["static"]), parameters["batch_dims"]
     if parameters["backend"] != "jax":
         problem = op.problem(platform, core_structs(ctx.avals_in, batch_dims), static)
@@ -158,14 +158,14 @@ def _lower(op: Declaration, platform: str, ctx: Any, *operands: Any, **parameter
     return _lower_fallback(op, ctx, *operands, **parameters)
 
 
-def _no_native(op: Declaration, platform: str, problem: str) -> NotImplementedError:
+def _no_native(op: Op, platform: str, problem: str) -> NotImplementedError:
     return NotImplementedError(
         f"{op.name} has no native kernel for this call on {platform}: {problem}; the backend is "
         "'native' (JAXKERN_BACKEND or jaxkern.backend): use 'auto' to fall back to pure JAX"
     )
 
 
-def _lower_fallback(op: Declaration, ctx: Any, *operands: Any, **parameters: Any) -> Any:
+def _lower_fallback(op: Op, ctx: Any, *operands: Any, **parameters: Any) -> Any:
     platforms = ctx.platforms or ctx.module_context.platforms
     if parameters["backend"] == "native" and not set(platforms) <= set(registry.PLATFORMS):
         raise _no_native(op, ", ".join(platforms), "jaxkern ships kernels for cpu and cuda")
@@ -184,7 +184,7 @@ def _lower_fallback(op: Declaration, ctx: Any, *operands: Any, **parameters: Any
 
 
 def _lower_native(
-    op: Declaration, ctx: Any, operands: Sequence[Any], batch_dims: int, static: Mapping[str, Any]
+    op: Op, ctx: Any, operands: Sequence[Any], batch_dims: int, static: Mapping[str, Any]
 ) -> Any:
     attributes = dict(op.attributes(**static)) if op.attributes is not None else {}
     call = _CustomCall(list(operands), list(ctx.avals_in), list(ctx.avals_out))

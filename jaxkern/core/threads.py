@@ -1,9 +1,8 @@
-"""The number of threads for the kernels: requested, or allotted to this process."""
+"""The CPUs that this process may use, and the number of threads of the kernels."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from jaxkern.core.arguments import parse_decimal
@@ -13,37 +12,41 @@ from jaxkern.core.machine import MEMBERSHIP, ROOT, group_folders, read_text_or_e
 MAX_THREADS = 2**31 - 1
 
 
-def num_threads(environment: Mapping[str, str] | None = None) -> int:
+def num_threads() -> int:
     """Return the number of threads that kernels should use here, at least 1.
 
     ``JAXKERN_NUM_THREADS`` if it is set and not 0, else the minimum of ``SLURM_CPUS_PER_TASK``, the
     CPU quota of the control group, and the CPU affinity.
     """
-    environment = os.environ if environment is None else environment
-    requested = _requested(environment)
-    if requested:
-        return requested
-    allotted = environment.get("SLURM_CPUS_PER_TASK", "").strip()
-    bounds = [schedulable_cpus(), cgroup_cpus(), parse_decimal(allotted)]
-    return max(1, min(bound for bound in bounds if bound))
+    return _requested() or usable_cpus()
 
 
-def worker_cap(environment: Mapping[str, str] | None = None) -> int:
+def worker_cap() -> int:
     """Return the cap for the kernels' workers; 0 if XLA's thread pool needs no cap.
 
     XLA sizes its pool by the CPU affinity, so only a smaller number needs a cap.
     """
-    environment = os.environ if environment is None else environment
-    requested = _requested(environment)
+    requested = _requested()
     if requested is not None:
         return requested
-    count = num_threads(environment)
-    return count if count < schedulable_cpus() else 0
+    cpus = usable_cpus()
+    return cpus if cpus < schedulable_cpus() else 0
 
 
-def _requested(environment: Mapping[str, str]) -> int | None:
+def usable_cpus() -> int:
+    """Return the number of CPUs that this process may use: the smallest of its limits."""
+    bounds = [schedulable_cpus(), cgroup_cpus(), slurm_cpus()]
+    return min(bound for bound in bounds if bound)
+
+
+def slurm_cpus() -> int | None:
+    """Return the CPUs of a task of SLURM; None outside of SLURM."""
+    return parse_decimal(os.environ.get("SLURM_CPUS_PER_TASK", "").strip()) or None
+
+
+def _requested() -> int | None:
     """Return the value of ``JAXKERN_NUM_THREADS``; None if it is not set."""
-    text = environment.get("JAXKERN_NUM_THREADS", "").strip()
+    text = os.environ.get("JAXKERN_NUM_THREADS", "").strip()
     count = parse_decimal(text) if text else None
     if text and (count is None or count > MAX_THREADS):
         expected = f"an integer from 0 (no cap) to {MAX_THREADS}"

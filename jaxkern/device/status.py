@@ -12,13 +12,12 @@ from typing import Any
 import jax
 
 from jaxkern.core import registry
-from jaxkern.core.arguments import parse_decimal
 from jaxkern.core.backend import current_backend
 from jaxkern.core.client import BackendError, start_backend
 from jaxkern.core.machine import cpu_model, last_level_caches
 from jaxkern.core.memory import GIB, available_bytes, machine_bytes, memory_limit
 from jaxkern.core.op import ops
-from jaxkern.core.threads import cgroup_cpus, num_threads, schedulable_cpus
+from jaxkern.core.threads import cgroup_cpus, schedulable_cpus, slurm_cpus, usable_cpus
 from jaxkern.core.version import __version__, installed_versions
 
 
@@ -143,10 +142,7 @@ def get_device_status() -> DeviceStatus:
         if library.problem is not None and library.module.startswith("jaxkern.")
         if library.platform != "cuda" or has_gpu
     ]
-    limit = int(min(memory_limit() * GIB, 2**63))
-    slurm = os.environ.get("SLURM_CPUS_PER_TASK", "").strip()
-    driver = registry.cuda_driver_version()
-    without_override = {k: v for k, v in os.environ.items() if k != "JAXKERN_NUM_THREADS"}
+    limit, driver = memory_limit() * GIB, registry.cuda_driver_version()
     return DeviceStatus(
         devices=tuple(map(_info, devices)),
         default_backend=backend,
@@ -154,17 +150,17 @@ def get_device_status() -> DeviceStatus:
         cpus=os.cpu_count() or 1,
         affinity_cpus=schedulable_cpus(),
         cgroup_cpus=cgroup_cpus(),
-        slurm_cpus=parse_decimal(slurm) or None,
-        usable_cpus=num_threads(without_override),
+        slurm_cpus=slurm_cpus(),
+        usable_cpus=usable_cpus(),
         kernel_threads=native.max_workers() if native else None,
         cache_bytes=sum(last_level_caches()) or None,
         memory_bytes=machine_bytes(),
-        memory_limit_bytes=limit if limit < machine_bytes() else None,
+        memory_limit_bytes=int(limit) if limit < machine_bytes() else None,
         memory_available_bytes=available_bytes(),
         simd_level=native.simd_level() if native else None,
         simd_levels=tuple(native.simd_levels()) if native else (),
-        cuda_driver=None if driver is None else _cuda_version(driver),
-        cuda_runtime=_cuda_version(int(cuda.cuda_runtime())) if cuda else None,
+        cuda_driver=None if driver is None else registry.cuda_version_text(driver),
+        cuda_runtime=registry.cuda_version_text(cuda.cuda_runtime()) if cuda else None,
         cuda_architectures=tuple(cuda.architectures()) if cuda else (),
         versions={
             "jaxkern": __version__,
@@ -189,11 +185,6 @@ def _info(device: jax.Device) -> DeviceInfo:
         memory_bytes=memory.get("bytes_limit"),
         memory_in_use_bytes=memory.get("bytes_in_use"),
     )
-
-
-def _cuda_version(number: int) -> str:
-    """Return the text of a CUDA version: ``13.0`` for 13000."""
-    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 @dataclass(frozen=True)
@@ -223,11 +214,6 @@ class Diagnosis(DeviceStatus):
         return "cuda" if self.default_backend == "gpu" else self.default_backend
 
     @property
-    def max_workers(self) -> int | None:
-        """Limit on the threads of the CPU kernels, 0 for no limit; None without kernels."""
-        return self.kernel_threads
-
-    @property
     def ok(self) -> bool:
         """True if every op runs natively on JAX's default platform."""
         mine = [s for s in self.ops if s.platform == self.default_platform]
@@ -243,9 +229,9 @@ class Diagnosis(DeviceStatus):
     def __str__(self) -> str:
         lines = ["jaxkern doctor", "", *self._lines()]
         lines += [f"  {'backend':<20}{self.backend}", f"  {'JPEG decoder':<20}{self.jpeg_decoder}"]
-        lines += ["", f"libraries (XLA FFI {_dotted(self.abi_running)} is running)"]
+        lines += ["", "libraries (XLA FFI {}.{} is running)".format(*self.abi_running)]
         for library in self.libraries:
-            built = f"built for FFI {_dotted(library.abi)}" if library.abi else "not loaded"
+            built = "built for FFI {}.{}".format(*library.abi) if library.abi else "not loaded"
             state = library.problem or f"in use, {len(library.targets)} targets"
             lines.append(f"  {library.module} [{library.platform}] {built}: {state}")
         lines += ["", "ops"]
@@ -257,10 +243,6 @@ class Diagnosis(DeviceStatus):
         return "\n".join(lines)
 
     __repr__ = __str__
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return ".".join(map(str, version))
 
 
 def doctor() -> Diagnosis:

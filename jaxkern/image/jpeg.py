@@ -10,10 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.arguments import check_integer
-from jaxkern.core.declaration import Cost
-from jaxkern.core.integers import check_narrowing
-from jaxkern.core.op import Op
+from jaxkern.core.arguments import check_integer, check_narrowing
+from jaxkern.core.op import Cost, Op
 from jaxkern.image.chain.plan import CHANNEL_COUNTS
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}

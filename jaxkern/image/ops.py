@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.axes import explicit_axes, nbytes, on_batch
-from jaxkern.core.declaration import Cost
-from jaxkern.core.op import Op
+from jaxkern.core.op import Cost, Op
 from jaxkern.image.chain import twin
 from jaxkern.image.chain.plan import ChainPlan, Dtype, Filter, Layout, Operands, Segment
 from jaxkern.image.program import program_twin
@@ -106,52 +105,53 @@ class StagesBuilder:
         if operands[2]:
             self._stages[-1][1].append(operands)
 
-    def calls(self, together: bool) -> Iterator[Call]:
+    def calls(self, fuse: bool) -> Iterator[Call]:
         """Yield plans and operands of few calls, or else of a call for each chain and program."""
         starts = range(0, len(self._stages), MAX_STAGES)
-        each = [self._stages[k : k + MAX_STAGES] for k in starts] if together else []
-        for folded, programs in () if together else self._stages:
-            each += [[(folded, [])]] if folded is not None else []
-            each += [[(None, programs)]] if programs else []
+        calls = [self._stages[k : k + MAX_STAGES] for k in starts] if fuse else []
+        for folded, programs in () if fuse else self._stages:
+            calls += [[(folded, [])]] if folded is not None else []
+            calls += [[(None, programs)]] if programs else []
         dtype = self.source_dtype
-        for parts in each:
-            call = StagesBuilder(self.channels, dtype)
-            call._stages = parts
-            finished = call.finish()
-            assert finished is not None
-            yield finished
-            for folded, _ in parts:
+        for stages in calls:
+            yield _call(stages, self.channels, dtype)
+            for folded, _ in stages:
                 dtype = dtype if folded is None else folded[0].output_dtype
 
     def finish(self) -> Call | None:
-        """Return the plan (of a single chain a `ChainPlan`) and operands; None without a change."""
+        """Return the plan and operands of one call; None without a change."""
         if len(self._stages) > MAX_STAGES:
             raise ValueError(
                 f"at most {MAX_STAGES} stages fit in one call, got {len(self._stages)}"
             )
-        if not self._stages:
-            return None
-        chains = [folded[1] for folded, _ in self._stages if folded is not None]
-        programs = [program for _, programs in self._stages for program in programs]
-        if not programs and len(self._stages) == 1:
-            return self._stages[0][0]
-        programs = programs or [program_operands(())]  # Chains without a program between them.
-        stages = tuple(
-            Stage(folded and folded[0], tuple(step for *_, steps in programs for step in steps))
-            for folded, programs in self._stages
-        )
-        longest = max(len(stage.steps) for stage in stages)
-        if longest > MAX_STEPS:
-            raise ValueError(f"at most {MAX_STEPS} steps may follow each other, got {longest}")
-        op, values, _ = zip(*programs, strict=True)
-        arrays = (*zip(*(chains or [self._no_chain()]), strict=True), op, values)
-        operands = StageOperands(*(_concatenated(parts) for parts in arrays))
-        return StagesPlan(stages, self.channels, self.source_dtype), operands
+        return _call(self._stages, self.channels, self.source_dtype) if self._stages else None
 
-    def _no_chain(self) -> Operands:
-        shapes = ((14,), (2, self.channels), (self.channels,), (4,), (self.channels,))
-        types = (np.int32, np.float32, np.float32, np.int32, np.float32)
-        return Operands(*(np.zeros((1, 0, *s), t) for s, t in zip(shapes, types, strict=True)))
+
+def _call(stages: list[_StageParts], channels: int, source_dtype: Dtype) -> Call:
+    """Return the plan of a call, of a single chain a `ChainPlan`, and its operands."""
+    chains = [folded[1] for folded, _ in stages if folded is not None]
+    programs = [program for _, programs in stages for program in programs]
+    first = stages[0][0]
+    if not programs and len(stages) == 1 and first is not None:
+        return first
+    programs = programs or [program_operands(())]  # Chains without a program between them.
+    plans = tuple(
+        Stage(folded and folded[0], tuple(step for *_, steps in programs for step in steps))
+        for folded, programs in stages
+    )
+    longest = max(len(stage.steps) for stage in plans)
+    if longest > MAX_STEPS:
+        raise ValueError(f"at most {MAX_STEPS} steps may follow each other, got {longest}")
+    op, values, _ = zip(*programs, strict=True)
+    arrays = (*zip(*(chains or [_no_chain(channels)]), strict=True), op, values)
+    operands = StageOperands(*(_concatenated(parts) for parts in arrays))
+    return StagesPlan(plans, channels, source_dtype), operands
+
+
+def _no_chain(channels: int) -> Operands:
+    shapes = ((14,), (2, channels), (channels,), (4,), (channels,))
+    types = (np.int32, np.float32, np.float32, np.int32, np.float32)
+    return Operands(*(np.zeros((1, 0, *s), t) for s, t in zip(shapes, types, strict=True)))
 
 
 def _step_operands(
@@ -372,7 +372,7 @@ def run_stages(images: Any, builder: StagesBuilder) -> Any:
     # and XLA would first copy a batch that the caller still holds. Other platforms have kernels for
     # a chain and for a program only.
     on_cpu = jax.default_backend() == "cpu"
-    for plan, operands in builder.calls(together=on_cpu):
+    for plan, operands in builder.calls(fuse=on_cpu):
         if isinstance(images, Ragged):
             images = _run_ragged(images, plan, operands)
         elif isinstance(plan, ChainPlan):
@@ -391,11 +391,3 @@ def _run_ragged(images: Ragged, plan: ChainPlan | StagesPlan, operands: Sequence
     static = {"plan": plan, "max_height": images.max_height, "max_width": images.max_width}
     arrays = (images.buffer[None], images.offset, images.height, images.width, *operands)
     return call(*arrays, batch_dims=1, **static)
-
-
-def run_program(images: jax.Array, steps: Sequence[Step]) -> jax.Array:
-    """Run steps in order on images [N, H, W, C] u8 or f32."""
-    op, values, fixed = program_operands(steps)
-    static = {"steps": fixed, "channels": images.shape[-1]}
-    result: jax.Array = program(images, op, values, batch_dims=1, **static)
-    return result

@@ -287,13 +287,21 @@ class Search:
         self._bar.update(text=f"batch size {size}: compiling")
         problem = f"{size} needs more than the limit"
         try:
-            measurement, self._time_calls[size] = self._trial.build(size)
-            self._compiled[size] = measurement
-            fits = measurement.total_bytes <= self._limit
+            started = self._clock()
+            report, total, self._time_calls[size] = self._trial.build(size)
+            self._compiled[size] = BatchMeasurement(
+                batch_size=size,
+                argument_bytes=report.argument_bytes,
+                output_bytes=report.output_bytes,
+                temporary_bytes=report.temporary_bytes,
+                total_bytes=total,
+                compile_seconds=self._clock() - started,
+            )
+            fits = total <= self._limit
             if not fits and not last:
                 raise ValueError(
-                    f"memory_limit: expected at least {measurement.total_bytes} bytes for the "
-                    f"smallest batch, of {size} ({measurement}), got {self._limit}"
+                    f"memory_limit: expected at least {total} bytes for the smallest batch, of "
+                    f"{size} ({self._compiled[size]}), got {self._limit}"
                 )
             if fits and run:
                 expected = self._turns[last][0] * size / last if last else _TURN_SECONDS

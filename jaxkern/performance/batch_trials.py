@@ -77,12 +77,13 @@ TimeCalls = Callable[[int], float]
 class Trial:
     """A function or pipeline that can be compiled and timed at any batch size.
 
-    ``build`` compiles a size; it returns a measurement of the memory and a function that times the
-    calls. Sizes are multiples of ``multiple``, the number of devices that share a batch, up to the
-    ``max_size`` records of the source. One device already holds ``unbatched_bytes``.
+    ``build`` compiles a size; it returns XLA's report, the total bytes to compare with the limit,
+    and a function that times the calls. Sizes are multiples of ``multiple``, the number of devices
+    that share a batch, up to the ``max_size`` records of the source. ``unbatched_bytes`` of
+    arguments are in the memory of a device already.
     """
 
-    build: Callable[[int], tuple[BatchMeasurement, TimeCalls]]
+    build: Callable[[int], tuple[MemoryReport, int, TimeCalls]]
     sharding: Sharding | None = None
     multiple: int = 1
     max_size: int = MAX_RECORDS
@@ -100,17 +101,6 @@ class Trial:
         if "bytes_limit" in stats:
             free = stats["bytes_limit"] - stats.get("bytes_in_use", 0)
         return int(_DEFAULT_SHARE * free) + self.unbatched_bytes
-
-
-def _measurement(size: int, report: MemoryReport, total: int, seconds: float) -> BatchMeasurement:
-    return BatchMeasurement(
-        batch_size=size,
-        argument_bytes=report.argument_bytes,
-        output_bytes=report.output_bytes,
-        temporary_bytes=report.temporary_bytes,
-        total_bytes=total,
-        compile_seconds=seconds,
-    )
 
 
 def _device(sharding: Sharding | None) -> Any:
@@ -139,8 +129,7 @@ def function_trial(
             sharding = leaf.sharding if placed else None
     leaves = [_values(leaf, axis) for leaf, axis in zip(samples, axes, strict=True)]
 
-    def build(size: int) -> tuple[BatchMeasurement, TimeCalls]:
-        started = time.perf_counter()
+    def build(size: int) -> tuple[MemoryReport, int, TimeCalls]:
         specs = tree.unflatten(
             leaf if axis is None else _spec(leaf, axis, size, sharding)
             for leaf, axis in zip(leaves, axes, strict=True)
@@ -173,8 +162,8 @@ def function_trial(
 
             return statistics.median(call_seconds(program.compiled, calls=calls, fresh=fresh))
 
-        seconds, report = time.perf_counter() - started, analyze_memory(program.compiled)
-        return _measurement(size, report, report.peak_bytes, seconds), time_calls
+        report = analyze_memory(program.compiled)
+        return report, report.peak_bytes, time_calls
 
     unbatched_bytes = sum(
         shard.data.nbytes
@@ -250,11 +239,9 @@ def pipeline_trial(pipeline: Pipeline) -> Trial:
     if _device(sharding).platform == "cpu":
         batches_in_memory = (ahead or 1) + (sharding is not None)
 
-    def build(size: int) -> tuple[BatchMeasurement, TimeCalls]:
+    def build(size: int) -> tuple[MemoryReport, int, TimeCalls]:
         sized = resized.pipeline(size)
-        started = time.perf_counter()
         leaves, compiled = resized.last_program(sized, size)
-        seconds = time.perf_counter() - started
         unit = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) // (processes * multiple)
         report, total = MemoryReport(unit, unit, 0, 0, 0), batches_in_memory * unit
         if compiled is not None:
@@ -273,7 +260,7 @@ def pipeline_trial(pipeline: Pipeline) -> Trial:
                     jax.block_until_ready(batch)
                 return (time.perf_counter() - started) / calls
 
-        return _measurement(size, report, total, seconds), time_calls
+        return report, total, time_calls
 
     return Trial(build, sharding, multiple, resized.records)
 

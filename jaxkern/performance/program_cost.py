@@ -232,7 +232,7 @@ def _with_constants(
 def _walk(jaxpr: Jaxpr, values: Sequence[Any] | None) -> Iterator[tuple[Any, ...] | None]:
     for index, eqn in enumerate(jaxpr.eqns):
         is_call, inner = op_call(eqn) is not None, inner_programs(eqn)
-        if not is_call and not any(_has_call(part.jaxpr) for part in inner):
+        if not is_call and not any(any(op_calls(part.jaxpr)) for part in inner):
             continue
         operands = None if values is None else _evaluate_operands(jaxpr, index, values)
         if is_call:
@@ -241,13 +241,6 @@ def _walk(jaxpr: Jaxpr, values: Sequence[Any] | None) -> Iterator[tuple[Any, ...
         for k, part in enumerate(inner):
             entering = None if operands is None else _inner_inputs(eqn, k, operands)
             yield from _walk(*_with_constants(part.jaxpr, part.consts, entering))
-
-
-def _has_call(jaxpr: Jaxpr) -> bool:
-    return any(
-        op_call(eqn) is not None or any(_has_call(p.jaxpr) for p in inner_programs(eqn))
-        for eqn in jaxpr.eqns
-    )
 
 
 def _evaluate_operands(jaxpr: Jaxpr, index: int, values: Sequence[Any]) -> tuple[Any, ...]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -238,53 +239,41 @@ class Instruction:
         return kind if _COLLECTIVE.fullmatch(kind) else None
 
 
-@dataclass
-class Computation:
-    """The instructions of one computation."""
-
-    name: str
-    entry: bool
-    instructions: list[Instruction] = field(default_factory=list)
-
-
 class HloModule:
-    """A compiled program, parsed from ``compiled.as_text()``."""
+    """A compiled program, parsed from ``compiled.as_text()``: instructions by computation."""
 
     def __init__(self, text: str) -> None:
-        self.computations: dict[str, Computation] = {}
+        self.computations: dict[str, list[Instruction]] = {}
+        self.entry: list[Instruction] = []
         header, current = "", None
         for line in text.splitlines():
             if line.startswith("HloModule"):
                 header = line
             opened = _COMPUTATION.match(line)
             if opened and " = " not in line.split("{")[0]:
-                current = Computation(opened[2], bool(opened[1]))
-                self.computations[current.name] = current
+                current = self.entry if opened[1] else []
+                self.computations[opened[2]] = current
             elif line.startswith("}"):
                 current = None
             elif current is not None and (instruction := _parse(line)) is not None:
-                current.instructions.append(instruction)
+                current.append(instruction)
         alias = header.partition("input_output_alias={ ")[2].partition(" }")[0]
         self.aliased_parameters = {int(n) for n in _ALIAS.findall(alias)}
 
-    @property
-    def entry(self) -> Computation:
-        return next(c for c in self.computations.values() if c.entry)
-
-    def callees(self, instruction: Instruction) -> list[Computation]:
-        """Computations that an instruction runs."""
+    def callees(self, instruction: Instruction) -> list[list[Instruction]]:
+        """Return the computations that an instruction runs."""
         groups = [group.strip("{}").split(",") for group in _CALLED.findall(instruction.text)]
         names = [name.strip().lstrip("%") for group in groups for name in group]
         return [self.computations[name] for name in names if name in self.computations]
 
     def executed(
-        self, computation: Computation | None = None, count: int | None = 1
+        self, computation: list[Instruction] | None = None, count: int | None = 1
     ) -> Iterator[tuple[Instruction, int | None]]:
         """Yield each instruction outside fusions and its number of executions in one run.
 
         The number is None within a loop of unknown length.
         """
-        for instruction in (computation or self.entry).instructions:
+        for instruction in self.entry if computation is None else computation:
             yield instruction, count
             if instruction.opcode not in _CONTROL_FLOW:
                 continue
@@ -297,7 +286,7 @@ class HloModule:
 
     def custom_calls(self) -> Counter[str]:
         """Count the custom calls in the program's text by target."""
-        every = (i for c in self.computations.values() for i in c.instructions)
+        every = itertools.chain(*self.computations.values())
         targets = (_TARGET.search(i.text) for i in every if i.opcode == "custom-call")
         return Counter(match[1] for match in targets if match is not None)
 
@@ -305,11 +294,11 @@ class HloModule:
         """Return the instructions inside a fusion; an empty list for other instructions."""
         if instruction.opcode != "fusion":
             return []
-        return [i for callee in self.callees(instruction) for i in callee.instructions]
+        return [*itertools.chain(*self.callees(instruction))]
 
     def parameters(self) -> dict[int, Instruction]:
         """Return the entry's parameters by number; ``op_name`` is the argument's name."""
-        return {int(i.operands[0]): i for i in self.entry.instructions if i.opcode == "parameter"}
+        return {int(i.operands[0]): i for i in self.entry if i.opcode == "parameter"}
 
 
 def shape_bytes(shape: str) -> int:

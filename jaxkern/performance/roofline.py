@@ -141,11 +141,11 @@ class Roofline(Placement):
 
     def as_dict(self) -> dict[str, Any]:
         """Return all figures for JSON; an infinite intensity is the string ``"inf"``."""
-        return {
-            **_json_fields(self),
-            "ceilings": self.ceilings.as_dict(),
-            "rows": [_json_fields(row) for row in self.rows],
-        }
+        fields = dataclasses.asdict(self)
+        for placement in (fields, *fields["rows"]):
+            if placement["intensity"] == math.inf:
+                placement["intensity"] = "inf"
+        return fields
 
     def __str__(self) -> str:
         rates = self.ceilings.best
@@ -189,13 +189,6 @@ class Roofline(Placement):
     def plot(self, path: str | PathLike[str]) -> Path:
         """Draw the roofs, the total and its ops with matplotlib; the suffix is the format."""
         return _draw(self, Path(path))
-
-
-def _json_fields(placement: Placement) -> dict[str, Any]:
-    fields = dataclasses.asdict(placement)
-    if placement.intensity is not None and math.isinf(placement.intensity):
-        fields["intensity"] = "inf"
-    return fields
 
 
 def _number(value: float | None) -> str:

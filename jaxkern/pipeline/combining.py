@@ -20,7 +20,7 @@ from jaxkern.pipeline.sources.combined import FieldChecker, JoinedSource, Zipped
 from jaxkern.pipeline.sources.source import BatchSource
 
 if TYPE_CHECKING:
-    from jaxkern.pipeline.epoch import Epoch
+    from jaxkern.pipeline.epoch import Blocks, Epoch
 
 #: maps the orders of inputs and a seed to the order of all
 Arrange = Callable[[tuple[Order, ...], int], Order]
@@ -64,13 +64,8 @@ class Combined(PipelineNode):
     ) -> None:
         self.name, self.seed = name, seed
         self.batch_size, self.remainder = settings.batch_size, settings.remainder
-        self.keeps_remainder = name == "rebatch"
         self._arrange, self._names = arrange, names
         self._fields = FieldChecker(name)
-        self._description = name
-
-    def describe(self) -> str:
-        return f"Rebatch({self.batch_size})" if self.keeps_remainder else self._description
 
     def layout(self, inputs: Sequence[BatchLayout], remainder: Remainder) -> BatchLayout:
         first = inputs[0]
@@ -78,7 +73,7 @@ class Combined(PipelineNode):
         order = self._arrange(tuple(layout.order for layout in inputs), seed)
         assert self.batch_size is not None
         if not self.keeps_remainder:
-            self._description = order.describe()
+            self.description = order.describe()
         elif first.remainder == "drop":  # of the batches before, equally many rows in all shards
             order = TakeOrder(order.inputs, first.rows * first.shard[1])
         shuffle = any(layout.shuffle for layout in inputs)
@@ -93,7 +88,8 @@ class Combined(PipelineNode):
         )
         return spec
 
-    def block(self, epoch: Epoch, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
+    def block(self, blocks: Blocks, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
+        epoch = blocks.epoch
         layout = epoch.layout(vertex)
         requested = layout.rows_of(batch)
         shard, rows = layout.read_rows(requested)
@@ -137,8 +133,7 @@ def _read(epoch: Epoch, upstream: Vertex, part: Part, with_mask: bool) -> list[_
             continue
         rows = part.rows[begin:end] - number * size
         distinct = 1 + int(np.count_nonzero(np.diff(rows)))  # padding repeats the last row
-        with inner.memoize_blocks():
-            data = row.on_host(inner.shared_block(upstream, number, distinct).data)
+        data = row.on_host(inner.shared_block(upstream, number, distinct).data)
         if layout.remainder == "pad" and not with_mask:
             data = {name: value for name, value in data.items() if name != "mask"}
         start, stop = int(rows[0]), int(rows[-1]) + 1
@@ -146,6 +141,11 @@ def _read(epoch: Epoch, upstream: Vertex, part: Part, with_mask: bool) -> list[_
         selected = slice(start, stop) if contiguous else rows
         pieces.append((data, selected, part.positions[begin:end]))
     return pieces
+
+
+def source_seed(vertex: Vertex) -> int:
+    """Return the seed of the first source up to a vertex, which has no stream."""
+    return next(v.node.seed for v in vertex.ordered() if isinstance(v.node, SourceNode))
 
 
 def check_random_access(name: str, vertices: Sequence[Vertex]) -> None:
@@ -195,18 +195,22 @@ def combined(
 
 
 class _Rearranged(PipelineNode):
-    """A node that becomes another one, depending on the vertex that it follows."""
+    """A node that becomes another one, depending on the vertex that it follows. `arrange` returns
+    the order of the rows."""
+
+    def __init__(self, name: str, description: str, arrange: Arrange) -> None:
+        self.name, self.description, self._arrange = name, description, arrange
 
     def after(self, vertex: Vertex) -> Vertex:
         if vertex.sequential:
             return Vertex(SequentialRows(self), (vertex,))
-        settings = Settings.of(vertex)
-        seed = next(v.node.seed for v in vertex.ordered() if isinstance(v.node, SourceNode))
-        return combined(self.name, [vertex], self.arrange, settings, seed)
-
-    def arrange(self, inputs: tuple[Order, ...], seed: int) -> Order:
-        """Return the order of the rows."""
-        raise NotImplementedError
+        settings, seed = Settings.of(vertex), source_seed(vertex)
+        if self.batch_size is None:
+            return combined(self.name, [vertex], self._arrange, settings, seed)
+        settings = settings._replace(batch_size=self.batch_size)
+        node = Combined(self.name, self._arrange, settings, seed=None)
+        node.keeps_remainder, node.description = True, self.description
+        return Vertex(node, (vertex,))
 
 
 class Rebatch(_Rearranged):
@@ -221,21 +225,9 @@ class Rebatch(_Rearranged):
     [[0, 1, 2], [3, 4]]
     """
 
-    name = "rebatch"
-
     def __init__(self, batch_size: int) -> None:
-        self.batch_size = check_integer("batch_size", batch_size, 1)
-
-    def describe(self) -> str:
-        return f"Rebatch({self.batch_size})"
-
-    def after(self, vertex: Vertex) -> Vertex:
-        if vertex.sequential:
-            return super().after(vertex)
-        assert self.batch_size is not None
-        settings = Settings.of(vertex)._replace(batch_size=self.batch_size)
-        node = Combined(self.name, lambda orders, seed: Order(orders), settings, seed=None)
-        return Vertex(node, (vertex,))
+        self.batch_size = size = check_integer("batch_size", batch_size, 1)
+        super().__init__("rebatch", f"Rebatch({size})", lambda orders, seed: Order(orders))
 
 
 class Repeat(_Rearranged):
@@ -247,16 +239,11 @@ class Repeat(_Rearranged):
     [[0, 1], [2, 0], [1, 2]]
     """
 
-    name = "repeat"
-
     def __init__(self, times: int) -> None:
-        self.times = check_integer("times", times, 1)
-
-    def describe(self) -> str:
-        return f"Repeat({self.times})"
-
-    def arrange(self, inputs: tuple[Order, ...], seed: int) -> Order:
-        return Repetition(inputs, self.times)
+        self.times = times = check_integer("times", times, 1)
+        super().__init__(
+            "repeat", f"Repeat({times})", lambda orders, seed: Repetition(orders, times)
+        )
 
 
 class Take(_Rearranged):
@@ -270,13 +257,6 @@ class Take(_Rearranged):
     [[0, 1], [2]]
     """
 
-    name = "take"
-
     def __init__(self, records: int) -> None:
-        self.records = check_integer("records", records, 1)
-
-    def describe(self) -> str:
-        return f"Take({self.records})"
-
-    def arrange(self, inputs: tuple[Order, ...], seed: int) -> Order:
-        return TakeOrder(inputs, self.records)
+        self.records = most = check_integer("records", records, 1)
+        super().__init__("take", f"Take({most})", lambda orders, seed: TakeOrder(orders, most))

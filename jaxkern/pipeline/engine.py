@@ -6,8 +6,6 @@ import contextlib
 import dataclasses
 import os
 import threading
-import weakref
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -31,7 +29,7 @@ class ItemSource:
 
     def make(self, claim: Any, slot: Any) -> Any:
         """Return the item of a claim, in any thread. If its arrays are in the ring's slot, its
-        `filled` is True, and ``item.with_arrays`` gets what the ring delivers."""
+        `filled` is True, and its fields are replaced by those that the ring delivers."""
         return claim
 
     def resize(self, threads: int) -> None:
@@ -75,26 +73,26 @@ class Engine:
         self.position = source.position
         #: number of items that may be ahead
         self.capacity = max(ahead, 1)
-        self._source, self._threads = source, threads
+        self._source = source
         # A ring without arrays orders the items. It has more slots than items may be ahead, so that
         # the number ahead can grow.
         self._room = threading.Semaphore(self.capacity) if struct is None else None
-        self._slots = struct is not None
         self._ring: Ring | None = None
+        self._slot_bytes = 0
+        self._overflow_bytes = 0  # of items that did not fit into the ring's slots
         if threads:
-            slots = self.capacity if self._slots else 2 * self.capacity + 64
+            slots = self.capacity if struct is not None else 2 * self.capacity + 64
+            for leaf in jax.tree.leaves(struct):
+                self._slot_bytes += leaf.size * leaf.dtype.itemsize
             struct = () if struct is None else struct
-            leaves = jax.tree.leaves(struct)
-            self._slot_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
             self._ring = Ring(struct, slots, start=start, device=device, memory=memory)
         self._items: dict[int, Item] = {}
-        self._overflow_bytes = 0  # of items that did not fit into the ring's slots
         self._next = start
         self._claiming = threading.Lock()
-        self._lock = threading.Lock()  # guards the four numbers below
-        self._to_start, self._running, self._surplus, self._started = threads, 0, 0, 0
-        self._ended = self._closed = False
-        self._thread: Callable[[], threading.Thread | None] = lambda: None
+        self._lock = threading.Lock()  # guards the next three
+        self._threads = threads  # number of threads that should run; 0 after the last item
+        self._running: dict[int, threading.Thread] = {}  # by number, from 0
+        self._ended = False  # no more items are claimed
         self._process = os.getpid()
         self._contexts = ThreadContexts()
 
@@ -105,7 +103,7 @@ class Engine:
         """
         if self._ring is None:
             return self._make_here()
-        if self._to_start:
+        if len(self._running) < self._threads:
             self.start()
         try:
             index, error, arrays = self._ring.take(timeout)
@@ -120,7 +118,7 @@ class Engine:
         if error is not None:
             item = item._replace(error=error)
         elif getattr(item.value, "filled", False):
-            item = item._replace(value=item.value.with_arrays(arrays))
+            item = item._replace(value=item.value._replace(**arrays, filled=False))
         self.position = item.after
         return item
 
@@ -134,11 +132,9 @@ class Engine:
             for _ in range(ahead - self.capacity):
                 self._room.release()
             self.capacity = ahead
-        threads = min(threads, self.capacity)
         with self._lock:
-            more, self._threads = threads - self._threads, threads
-            self._to_start += max(more, 0)
-            self._surplus += max(-more, 0)
+            if not self._ended:
+                self._threads = min(threads, self.capacity)
 
     def stats(self) -> RingStats | None:
         """Return the statistics of the ring, including the items that did not fit into slots; None
@@ -152,21 +148,39 @@ class Engine:
         """End the threads and wake the consumer; idempotent."""
         if os.getpid() != self._process:
             return  # in a child, locks may be held by threads that do not exist here
-        self._closed = True
+        idle = self._end()
         self._source.stop()
         if self._ring is not None:
             self._ring.close()
         if self._room is not None:
             self._room.release()
         self._items.clear()
-        with self._lock:
-            self._to_start = 0
-            idle = not self._running
         if idle:
             self._source.release()
 
+    def start(self) -> None:
+        """Start the threads now and not with the first `next`."""
+        with self._lock:
+            for number in {*range(self._threads)} - self._running.keys():
+                name = f"jaxkern-pipeline-{number + 1}"
+                thread = threading.Thread(target=self._work, args=[number], name=name, daemon=True)
+                thread.start()
+                self._running[number] = thread
+
+    def join(self, timeout: float | None) -> None:
+        """Wait for the threads."""
+        for thread in list(self._running.values()):
+            if thread is not threading.current_thread():
+                thread.join(timeout)
+
+    def _end(self) -> bool:
+        """Claim no more items; return True if no thread runs."""
+        with self._lock:
+            self._threads, self._ended = 0, True
+            return not self._running
+
     def _make_here(self) -> Item | None:
-        if self._closed:
+        if self._ended:
             raise RingClosed("the iteration was closed while a batch was made")
         before, value, error = self._source.position, None, None
         try:
@@ -182,61 +196,37 @@ class Engine:
             return None
         return Item(value, error, before, self.position)
 
-    def start(self) -> None:
-        """Start the threads now and not with the first `next`."""
-        while self._to_start:
-            with self._lock:
-                if not self._to_start or self._ended or self._closed:
-                    return
-                self._to_start -= 1
-                self._running += 1
-                self._started += 1
-            name = f"jaxkern-pipeline-{self._started}"
-            thread = threading.Thread(target=self._work, name=name, daemon=True)
-            self._thread = weakref.ref(thread)
-            thread.start()
-
-    def join(self, timeout: float | None) -> None:
-        """Wait for the last thread that was started."""
-        thread = self._thread()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout)
-
-    def _work(self) -> None:
+    def _work(self, number: int) -> None:
         with self._contexts.enter(), contextlib.suppress(RingClosed):
-            while self._make_one():
+            while self._make_one(number):
                 pass
         with self._lock:
-            self._running -= 1
-            last = not self._running and (self._closed or self._ended)
+            del self._running[number]
+            last = self._ended and not self._running
         if last:
             self._source.release()
 
-    def _make_one(self) -> bool:
+    def _make_one(self, number: int) -> bool:
         """Make the next item; return False if the thread should end."""
         ring = self._ring
         assert ring is not None
         with self._claiming:
-            with self._lock:
-                if self._ended or self._closed:
-                    return False
-                if self._surplus:
-                    self._surplus -= 1
-                    return False
+            if number >= self._threads:
+                return False
             if self._room is not None:
                 self._room.acquire()
-            index = self._next
+            index, before = self._next, self._source.position
+            claim: Any = None
             error: BaseException | None = None
-            before, claim = self._source.position, None
             try:
                 claim = self._source.claim()
             except BaseException as failure:
                 error = failure
+            after = self._source.position
             ending = claim is None and error is None
             self._next += not ending
-            after = self._source.position
             if ending or not (error is None or isinstance(error, Exception)):
-                self._ended = True
+                self._end()
                 ring.finish(self._next)
             if ending:
                 return False
@@ -255,14 +245,14 @@ class Engine:
         self._items[index] = Item(value, None, before, after)
         if error is None:
             assert slot is not None
-            if self._slots and not getattr(value, "filled", False):
+            if self._slot_bytes and not getattr(value, "filled", False):
                 self._overflow_bytes += value.nbytes - self._slot_bytes
             slot.commit()
-            return not self._closed
+            return True
         # An exception of the error's own text must not end the thread.
         with contextlib.suppress(BaseException):
             if slot is None:
                 ring.fail(error, index)
             else:
                 slot.fail(error)
-        return not self._closed
+        return True

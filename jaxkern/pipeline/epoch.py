@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -24,9 +23,9 @@ from jaxkern.pipeline.engine import Engine, Item, ItemSource
 from jaxkern.pipeline.graph import RECORDS_PER_CALL, BatchLayout, Block, Vertex
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.plan import PipelinePlan
-from jaxkern.pipeline.program import DedupedLeaves, WorkItem, split_uint64
+from jaxkern.pipeline.program import WorkItem
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import Flow, SequentialNode
+from jaxkern.pipeline.sequential import DeferredBlock, Flow
 from jaxkern.ring import Assembly, ProducerError, RingStats, SlotMemory
 
 #: record ids that are computed together: a call costs as much as some hundred of them
@@ -52,41 +51,34 @@ class Epoch:
         shard: Shard | None = None,
     ) -> None:
         check_not_forked("a pipeline cannot be read")
+        end = end or plan.output
         self.plan, self.number = plan, number
         self.threads, self.ahead = threads, ahead
-        self._shard = shard
-        self._seed = plan.layouts[end or plan.output].seed
-        if shard is None:
-            _ = self.key  # nodes before a mixture may not need it
-        self._layouts: dict[Vertex, BatchLayout] = {}
-        # Each input of a mixture needs its epochs of now and of next.
-        self._others: LruCache[Epoch] = LruCache(4 * len(plan.vertices))
+        #: uint32 [2], the data of the key that the records' keys are folded from
+        self.key = _key_data(plan.layouts[end].seed, number)
+        self._layouts = plan.layouts
+        if shard is not None:
+            self._layouts = {
+                vertex: dataclasses.replace(plan.layouts[vertex], shard=shard)
+                for vertex in end.ordered()
+            }
+        # Each input of a mixture needs its current and its next epoch.
+        self._inputs: LruCache[Epoch] = LruCache(4 * len(plan.vertices))
         self._shared: dict[tuple[Vertex, int], _SharedBlock] = {}
         self._lock, self._ids_lock = threading.Lock(), threading.Lock()
-        self._local = threading.local()
-
-    @functools.cached_property
-    def key(self) -> np.ndarray:
-        """uint32 [2], the data of the key that the records' keys are folded from."""
-        return _key_data(self._seed, self.number)
 
     def layout(self, vertex: Vertex) -> BatchLayout:
         """Return the layout of a vertex."""
-        if self._shard is None:
-            return self.plan.layouts[vertex]
-        if vertex not in self._layouts:
-            layout = dataclasses.replace(self.plan.layouts[vertex], shard=self._shard)
-            self._layouts[vertex] = layout
         return self._layouts[vertex]
 
     def at(self, vertex: Vertex, shard: Shard, number: int) -> Epoch:
         """Return the epoch of an input of a mixture, perhaps another one and of another shard."""
         key = vertex, shard, number
-        epoch = self._others.get(key)
+        epoch = self._inputs.get(key)
         if epoch is None:
             epoch = Epoch(self.plan, number, end=vertex, shard=shard)
-            self._others.put(key, epoch)
-            epoch = self._others.get(key) or epoch  # of the first thread
+            self._inputs.put(key, epoch)
+            epoch = self._inputs.get(key) or epoch  # of the first thread
         return epoch
 
     def for_epoch(self, number: int) -> Epoch:
@@ -103,34 +95,6 @@ class Epoch:
             parts.append(ids[max(rows.start - first, 0) : rows.stop - first])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def memoize_blocks(
-        self, vertex: Vertex | None = None, block: Any = None
-    ) -> AbstractContextManager[None]:
-        """Make each block within the context once in this thread: branches use the same arrays.
-        `block` is that of a sequential vertex, perhaps deferred, or an error."""
-        return _Memo(self._local, vertex, block)
-
-    def block(self, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
-        """Return one batch at a vertex, perhaps in the arrays `out`."""
-        made = getattr(self._local, "made", {})
-        if (vertex, batch) not in made:
-            try:
-                if vertex.node.sequential:
-                    block = self._pulled_block(vertex, out)
-                elif vertex in self.plan.compiled:
-                    block = self._program_block(vertex, batch)
-                else:
-                    block = vertex.node.block(self, vertex, batch, out)
-            except BaseException as error:
-                if not any(text.startswith("in node ") for text in notes_of(error)):
-                    note(error, "in node {!r} of the pipeline", self.plan.names[vertex])
-                raise
-            if vertex in self.plan.shared:  # a branch must not change what another one reads
-                block = block._replace(data=row.read_only(block.data))
-            made[vertex, batch] = block
-        result: Block = made[vertex, batch]
-        return result
-
     def shared_block(self, vertex: Vertex, batch: int, rows: int) -> Block:
         """Return one batch from which several later batches are cut, made by the first thread. It
         is dropped after all its rows were requested, `rows` by this call."""
@@ -143,36 +107,15 @@ class Epoch:
                 del self._shared[next(iter(self._shared))]
         with shared.lock:
             if shared.block is None:
-                shared.block = self.block(vertex, batch)
+                shared.block = Blocks(self).block(vertex, batch)
             return shared.block
-
-    def _pulled_block(self, vertex: Vertex, out: Data | None) -> Block:
-        pulled_vertex, block = self._local.pulled
-        assert pulled_vertex is vertex
-        if isinstance(block, BaseException):
-            raise block
-        result: Block = block(out) if callable(block) else block
-        return result
-
-    def _program_block(self, vertex: Vertex, batch: int) -> Block:
-        program = self.plan.program(vertex)
-        blocks = [self.block(upstream, batch) for upstream in program.inputs]
-        records = blocks[0].records
-        if program.where == "device":
-            joint = DedupedLeaves.of([block.data for block in blocks])
-            return Block(program(joint, split_uint64(records), self.key), records)
-        joint = DedupedLeaves.of([row.on_host(block.data) for block in blocks])
-        with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            data = program(joint, split_uint64(records), self.key)
-        return Block(row.on_host(data), records)
 
     def open_flow(self, vertex: Vertex, position: Any) -> Flow:
         """Return the batches of a sequential vertex from a position on; ValueError if it is not a
         position of the node."""
-        node = vertex.node
-        assert isinstance(node, SequentialNode)
+        node: Any = vertex.node
         try:
-            return node.flow(self, vertex, position or {})
+            flow: Flow = node.flow(self, vertex, position or {})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if position is None:
                 raise
@@ -180,22 +123,64 @@ class Epoch:
                 f"the position of {self.plan.names[vertex]!r} is {position!r:.80}; expected the "
                 "one that get_state() returned"
             ) from error
+        return flow
 
     def open_upstream(self, vertex: Vertex, position: Any) -> Engine:
-        """Return what a sequential vertex reads, from a position on."""
+        """Return the input of a sequential vertex, from a position on."""
         return Engine(_UpstreamRows(self, vertex, position), self.threads, self.ahead)
 
 
-class _Memo:
-    # Not a generator: its context manager writes to exceptions, and some do not allow that.
-    def __init__(self, local: threading.local, vertex: Vertex | None, block: Any) -> None:
-        self._local, self._pulled = local, (vertex, block)
+class Blocks:
+    """The blocks of an epoch, each made once: branches use the same arrays. For one thread.
 
-    def __enter__(self) -> None:
-        self._local.made, self._local.pulled = {}, self._pulled
+    `pulled` is the next block of the last sequential node, perhaps deferred, or an error.
+    """
 
-    def __exit__(self, *_: object) -> None:
-        self._local.made, self._local.pulled = {}, None
+    def __init__(self, epoch: Epoch, pulled: Block | DeferredBlock | BaseException | None = None):
+        self.epoch = epoch
+        self._pulled = pulled
+        self._made: dict[tuple[Vertex, int], Block] = {}
+
+    def block(self, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
+        """Return one batch at a vertex, perhaps in the arrays `out`."""
+        made = self._made.get((vertex, batch))
+        if made is not None:
+            return made
+        plan = self.epoch.plan
+        try:
+            if vertex.node.sequential:
+                block = self._pulled_block(out)
+            elif vertex in plan.compiled:
+                block = self._program_block(vertex, batch)
+            else:
+                block = vertex.node.block(self, vertex, batch, out)
+        except BaseException as error:
+            if not any(text.startswith("in node ") for text in notes_of(error)):
+                note(error, "in node {!r} of the pipeline", plan.names[vertex])
+            raise
+        if vertex in plan.shared:  # a branch must not change what another one reads
+            block = block._replace(data=row.read_only(block.data))
+        self._made[vertex, batch] = block
+        return block
+
+    def _pulled_block(self, out: Data | None) -> Block:
+        pulled = self._pulled
+        if isinstance(pulled, BaseException):
+            raise pulled
+        assert pulled is not None
+        return pulled(out) if callable(pulled) else pulled
+
+    def _program_block(self, vertex: Vertex, batch: int) -> Block:
+        program = self.epoch.plan.program(vertex)
+        blocks = [self.block(upstream, batch) for upstream in program.inputs]
+        records = blocks[0].records
+        if program.where == "device":
+            item = WorkItem.of([block.data for block in blocks], records)
+            return Block(program(item, self.epoch.key), records)
+        item = WorkItem.of([row.on_host(block.data) for block in blocks], records)
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            data = program(item, self.epoch.key)
+        return Block(row.on_host(data), records)
 
 
 class _SharedBlock:
@@ -268,8 +253,7 @@ class _UpstreamRows(_Section):
 
     def make(self, claim: tuple[int, Any], slot: Any) -> Any:
         index, pulled = claim
-        with self._epoch.memoize_blocks(self._sequential, pulled):
-            block = self._epoch.block(self._vertices[0], index)
+        block = Blocks(self._epoch, pulled).block(self._vertices[0], index)
         try:
             return self._node.rows(Block(row.on_host(block.data), block.records))
         except BaseException as error:
@@ -287,15 +271,11 @@ class WorkItems(_Section):
 
     def make(self, claim: tuple[int, Any], slot: Any) -> WorkItem:
         index, pulled = claim
-        usual = self._plan.first if slot else None
-        if usual is not None and not slot["leaves"]:
-            usual = None  # Ragged images, whose buffers have no fixed length, are not in slots
-        if usual is not None and self._sequential is None:
-            rows = self._epoch.layout(self._vertices[0]).rows_of(index)
-            usual = usual if len(rows) == len(usual.records) else None
+        # Ragged images, whose buffers have no fixed length, are not in slots.
+        usual = self._plan.first if slot and slot["leaves"] else None
         out = None
-        if usual is not None and self._fills_slots:
-            (out,) = usual.joint._replace(leaves=slot["leaves"]).batches()
+        if usual is not None and self._fills_slots and self._is_full(index):
+            (out,) = usual._replace(leaves=slot["leaves"]).batches()
         item = self._item(index, pulled, out)
         if usual is not None and item.is_like(usual):
             return item.fill(slot)
@@ -303,21 +283,27 @@ class WorkItems(_Section):
         # needs is made here, not by the thread that waits for the item.
         return item if slot is None else item.with_owned_buffers()
 
+    def _is_full(self, index: int) -> bool:
+        layout = self._epoch.layout(self._vertices[0])
+        return self._sequential is not None or len(layout.rows_of(index)) == layout.first_rows
+
     def _item(self, index: int, pulled: Any, out: Data | None) -> WorkItem:
         epoch = self._epoch
+        made = Blocks(epoch, pulled)
         try:
-            with epoch.memoize_blocks(self._sequential, pulled):
-                blocks = [epoch.block(vertex, index, out) for vertex in self._vertices]
+            blocks = [made.block(vertex, index, out) for vertex in self._vertices]
         except BaseException as error:
             where = f"in batch {index} of epoch {epoch.number}"
             note(error, where)
             if isinstance(error, StopIteration):  # it would silently end the consumer's loop
                 raise RuntimeError(f"{describe_exception(error)} was raised {where}") from error
             raise
-        joint = DedupedLeaves.of([row.on_host(block.data) for block in blocks])
-        fresh = len(blocks) == 1 and out is None and self._vertices[0].node.fresh
-        bad = self._bad_records(index, blocks) if self._plan.masks else 0
-        item = WorkItem(joint, split_uint64(blocks[0].records), fresh, bad)
+        item = WorkItem.of(
+            [row.on_host(block.data) for block in blocks],
+            blocks[0].records,
+            owned=len(blocks) == 1 and out is None and self._vertices[0].node.fresh,
+            bad=self._bad_records(index, blocks) if self._plan.masks else 0,
+        )
         self._plan.learn(item)
         return item
 
@@ -378,20 +364,18 @@ class NativeEngine:
 
     def _item(self, index: int, data: dict[str, Any]) -> WorkItem:
         work, rows = self._work, self._layout.rows_of(index)
-        mask = self._layout.mask_of(rows)
         if self._layout.remainder == "pad":
-            data["mask"] = mask
+            data["mask"] = self._layout.mask_of(rows)
         records = self._epoch.records(self._layout, rows)
         bad = 0
         if work.masks and not (valid := np.asarray(data["valid"])).all():
-            bad = int((~valid & mask).sum())
+            bad = int((~valid & self._layout.mask_of(rows)).sum())
             self._reader.note_masked(records[~valid])
-        ids = split_uint64(records)
         if work.residual is not None:
             names = work.arrays.keys() - work.producers.keys()
-            other = DedupedLeaves.of([{name: data[name] for name in names}])
-            data |= work.residual(other, ids, self._epoch.key)
-        item = WorkItem(DedupedLeaves.of([data]), ids, bad=bad)
+            other = WorkItem.of([{name: data[name] for name in names}], records)
+            data |= work.residual(other, self._epoch.key)
+        item = WorkItem.of([data], records, bad=bad)
         self._epoch.plan.learn(item)
         return item
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.epoch import Epoch
+from jaxkern.pipeline.epoch import Blocks, Epoch
 from jaxkern.pipeline.graph import Vertex
 from jaxkern.pipeline.plan import PipelinePlan, Placement
 from jaxkern.pipeline.rows import Data
@@ -146,13 +146,13 @@ def _stages(epoch: Epoch, output: Vertex, position: int) -> Iterator[Stage]:
                 inner = epoch.at(before, part.shard, part.epoch)
                 yield from _stages(inner, before, int(part.rows[0]))
         vertices.append(vertex)
-    with epoch.memoize_blocks():
-        for vertex in vertices:
-            batch, index = divmod(position, epoch.layout(vertex).batch_size)
-            record = row.row_of(row.on_host(epoch.block(vertex, batch).data), index)
-            fields = jax.tree.map(np.array, record)  # later nodes may change arrays in place
-            where = "device" if plan.compiled.get(vertex) == "device" else "host"
-            yield Stage(plan.names[vertex], vertex.node.describe(), where, batch, index, fields)
+    blocks = Blocks(epoch)
+    for vertex in vertices:
+        batch, index = divmod(position, epoch.layout(vertex).batch_size)
+        record = row.row_of(row.on_host(blocks.block(vertex, batch).data), index)
+        fields = jax.tree.map(np.array, record)  # later nodes may change arrays in place
+        where = "device" if plan.compiled.get(vertex) == "device" else "host"
+        yield Stage(plan.names[vertex], vertex.node.describe(), where, batch, index, fields)
 
 
 def _values(value: Any) -> str:

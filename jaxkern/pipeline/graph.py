@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import re
@@ -16,7 +17,7 @@ from jaxkern.pipeline.arrangement import Order, Shard
 from jaxkern.pipeline.rows import Data
 
 if TYPE_CHECKING:
-    from jaxkern.pipeline.epoch import Epoch
+    from jaxkern.pipeline.epoch import Blocks
 
 Remainder = Literal["partial", "drop", "pad"]
 #: the rows of an epoch whose length is unknown before its end
@@ -82,6 +83,16 @@ class BatchLayout:
         """Number of rows of the first batch."""
         return min(self.batch_size, self.rows)
 
+    def check_batches(self, name: str) -> None:
+        """Raise if an epoch has no batch at the node of a name."""
+        if self.rows == 0:
+            index, count = self.shard
+            raise ValueError(
+                f"shard {index} of {count} of {self.order.total} records has no batch of "
+                f"{self.batch_size} at {name!r} (remainder: {self.remainder}); use a smaller "
+                "batch_size, fewer shards, or pad_remainder=True"
+            )
+
     def mask_of(self, rows: range) -> np.ndarray:
         """Return bool [N]: True for rows that are not padding."""
         return np.arange(rows.start, rows.stop) < self.real_rows
@@ -131,6 +142,7 @@ class PipelineNode:
     those of sequential nodes."""
 
     name: str = ""
+    description: str = ""  # equal for two nodes if they give the same batches; for states
     #: where its JAX code runs: on the device as batches are delivered, or on the host in worker
     #: threads; neighbours there compile into one program. None for Python code
     compiled_for: Literal["auto", "device", "host"] | None = None
@@ -147,12 +159,20 @@ class PipelineNode:
     remainder: Remainder | None = None
 
     def describe(self) -> str:
-        """Return a text that is equal for two nodes if they give the same batches; for states."""
-        return self.name
+        """Return the description, or the name."""
+        return self.description or self.name
 
     def summary(self) -> str:
         """Return the node's part of a pipeline's repr, without reading data."""
         return self.describe()
+
+    def with_seed(self, seed: int) -> PipelineNode:
+        """Return the node with another seed, if it has one."""
+        if getattr(self, "seed", None) is None:
+            return self
+        node = copy.copy(self)
+        vars(node)["seed"] = seed
+        return node
 
     def remarks(self) -> Sequence[str]:
         """Return lines for `Pipeline.explain` on how the node reads its records."""
@@ -169,7 +189,7 @@ class PipelineNode:
     def check_upstream(self, upstream: Sequence[Vertex]) -> None:
         """Raise if the node cannot follow these vertices, all that are upstream."""
 
-    def block(self, epoch: Epoch, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
+    def block(self, blocks: Blocks, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
         """Make one batch, in a worker thread, in the arrays `out` if the node `fills_slots`."""
         raise NotImplementedError
 

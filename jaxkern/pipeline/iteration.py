@@ -73,25 +73,24 @@ class PipelineIterator(Iterator[Data]):
         self._check_process()
         with self._lock:
             try:
-                outcome = self._take()
+                item = self._take()
             except BaseException as error:
                 if is_interrupt(error):
                     self.close()
                 raise
-            if outcome is None:
+            if item is None:
                 raise StopIteration
             self._next += 1
-            batch, bad = outcome.value
-            if outcome.error is None:  # a state advances to what was delivered
-                self._delivered, self._position = self._next, outcome.after
-                self._bad += bad
-        if outcome.error is not None:
+            if item.error is None:  # a state advances to what was delivered
+                self._delivered, self._position = self._next, item.after
+                self._bad += item.value[1]
+        if item.error is not None:
             try:
-                raise outcome.error
+                raise item.error
             finally:
-                del outcome  # its traceback holds this frame
-        result: Data = batch
-        return result
+                del item  # its traceback holds this frame
+        batch: Data = item.value[0]
+        return batch
 
     def get_state(self) -> dict[str, Any]:
         """Return where the iteration is after the last delivered batch: a small JSON-able dict."""
@@ -143,21 +142,19 @@ class PipelineIterator(Iterator[Data]):
     def counts(self) -> dict[str, dict[str, int]]:
         """Numbers of nodes in this epoch, up to the last batch delivered and also before a
         `set_state`, by the nodes' names: of a `Filter` how many records it "dropped"."""
-        position = self._position
         counts: dict[str, dict[str, int]] = {}
-        vertex = self._plan.last_sequential
+        vertex, position = self._plan.last_sequential, self._position
         while vertex is not None:
             node: Any = vertex.node
-            numbers = None if position is None else position.get("counts")
-            if numbers or node.drops:
-                counts[self._plan.names[vertex]] = dict(numbers or {"dropped": 0})
-            upstream = vertex.inputs[0] if vertex.inputs else None
+            position = position if isinstance(position, dict) else {}
+            if "turn" in position:  # in the input of a SequentialRepeat
+                position = position["at"] or {}
+            numbers = position.get("counts") or ({"dropped": 0} if node.drops else {})
+            if numbers:
+                counts[self._plan.names[vertex]] = dict(numbers)
+            position = position.get("at")
+            (upstream,) = vertex.inputs or (None,)
             vertex = None if upstream is None else self._plan.layouts[upstream].last_sequential
-            for _ in range(2):
-                position = None if position is None else position.get("at")
-                position = position if isinstance(position, dict) else None
-                if position is None or "turn" not in position:  # of a SequentialRepeat
-                    break
         return dict(reversed(counts.items()))
 
     @property
@@ -213,15 +210,15 @@ class PipelineIterator(Iterator[Data]):
                 self._position = self._end_position
             self.close()
             return None
-        outcome = self._ready.popleft()
+        item = self._ready.popleft()
         # The program of the next batch runs while the consumer works on this one.
         if self._engine is not None and self._tuning.workers and not self._ready:
             if self._plan.final_program is not None:
                 self._make(0.0)
-        return outcome
+        return item
 
     def _make(self, timeout: float | None) -> None:
-        """Append the next outcome to `_ready` if it comes in time and the epoch has not ended."""
+        """Append the next item to `_ready` if it comes in time and the epoch has not ended."""
         if self._batches is not None and self._made >= self._batches:
             return
         if self._closed:
@@ -237,15 +234,14 @@ class PipelineIterator(Iterator[Data]):
         if item is None:
             return
         self._made += 1
-        batch, bad, error = None, 0, item.error
-        if error is None:
+        if item.error is None:
             try:
-                batch, bad = self._deliver(item.value), item.value.bad
+                item = item._replace(value=(self._deliver(item.value), item.value.bad))
             except Exception as failure:
                 if is_interrupt(failure):
                     raise
-                error = failure
-        self._ready.append(item._replace(value=(batch, bad), error=error))
+                item = item._replace(error=failure)
+        self._ready.append(item)
 
     def _next_item(self, timeout: float | None) -> Item | None:
         while True:
@@ -280,7 +276,7 @@ class PipelineIterator(Iterator[Data]):
         else:
             assert first is not None
             _raise_malloc_trim_threshold(first.nbytes)
-            leaves = [] if first.ragged else first.joint.leaves
+            leaves = [] if first.ragged else first.leaves
             engine = Engine(
                 self._items or WorkItems(self._run, self._made),
                 tuning.workers,
@@ -317,7 +313,7 @@ class PipelineIterator(Iterator[Data]):
 
     def _deliver(self, item: WorkItem) -> Data:
         # JAX must not use the memory of a NumPy array that may belong to the user.
-        joint, records = item.with_owned_buffers().joint, item.records
+        item, records = item.with_owned_buffers(), item.records
         sharding, program = self._options.sharding, self._plan.final_program
         if sharding is not None:
             if item.ragged:
@@ -325,15 +321,15 @@ class PipelineIterator(Iterator[Data]):
                     "images of different sizes cannot be sharded over a mesh; resize them on the "
                     'host: OperatorNode(aug, on="host")'
                 )
-            joint = joint._replace(leaves=[_shard(leaf, sharding) for leaf in joint.leaves])
+            item = item._replace(leaves=[_shard(leaf, sharding) for leaf in item.leaves])
             records = _shard(records, sharding, axes=1)  # the halves of an id are not divided
         else:
-            joint = joint._replace(leaves=[_uncommitted(leaf) for leaf in joint.leaves])
+            item = item._replace(leaves=[_uncommitted(leaf) for leaf in item.leaves])
         if program is None:
-            return joint.batches()[0]
+            return item.batches()[0]
         if isinstance(records, jax.Array) and sharding is None:
             records = _uncommitted(records)
-        return program(joint, records, self._run.key)
+        return program(item._replace(records=records), self._run.key)
 
 
 def _raise_malloc_trim_threshold(batch_bytes: int) -> None:

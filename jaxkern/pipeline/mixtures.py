@@ -7,7 +7,13 @@ from typing import Any, Literal
 
 from jaxkern.core.arguments import check_integer
 from jaxkern.pipeline.arrangement import Concatenation, Mixture, Pairing
-from jaxkern.pipeline.combining import Arrange, Settings, check_random_access, combined
+from jaxkern.pipeline.combining import (
+    Arrange,
+    Settings,
+    check_random_access,
+    combined,
+    source_seed,
+)
 from jaxkern.pipeline.order import Schedule, integer_weights
 from jaxkern.pipeline.pipeline import Pipeline
 from jaxkern.pipeline.sources.as_source import as_source
@@ -170,7 +176,7 @@ def _combine(
     for number, pipe in enumerate(pipelines):
         _check_equal(name, number, settings[number]._asdict(), settings[0]._asdict())
         _check_equal(name, number, vars(pipe._options), vars(first._options))
-    seed = first._seed if seed is None else seed
+    seed = source_seed(vertices[0]) if seed is None else seed
     return Pipeline(combined(name, vertices, arrange, settings[0], seed, names), first._options)
 
 

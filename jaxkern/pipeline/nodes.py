@@ -26,7 +26,7 @@ from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sources.source import BatchSource
 
 if TYPE_CHECKING:
-    from jaxkern.pipeline.epoch import Epoch
+    from jaxkern.pipeline.epoch import Blocks
 
 
 @dataclasses.dataclass(eq=False)
@@ -57,7 +57,7 @@ class SourceNode(PipelineNode):
         return self.arranged or SourceOrder(len(self.source), self.seed, self.shuffle)
 
     def with_seed(self, seed: int) -> SourceNode:
-        arranged = None if self.arranged is None else self.arranged.with_seed(seed)
+        arranged = self.arranged and self.arranged.with_seed(seed)
         return dataclasses.replace(self, seed=seed, arranged=arranged)
 
     def describe(self) -> str:
@@ -84,10 +84,10 @@ class SourceNode(PipelineNode):
             return None
         return {**spec, "mask": jax.ShapeDtypeStruct((layout.first_rows,), np.bool_)}
 
-    def block(self, epoch: Epoch, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
-        layout = epoch.layout(vertex)
+    def block(self, blocks: Blocks, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
+        layout = blocks.epoch.layout(vertex)
         rows = layout.rows_of(batch)
-        records = epoch.records(layout, rows)
+        records = blocks.epoch.records(layout, rows)
         fields = None if out is None else {k: v for k, v in out.items() if k != "mask"}
         data = self.source.gather(records, fields)
         row.check_rows(data, len(records), f"{self.source!r}.gather")
@@ -109,19 +109,17 @@ class HostNode(PipelineNode):
     def __init__(self, fn: Callable[[Data], Data], name: str | None = None) -> None:
         self.fn = fn
         self.name = name or qualified_name(fn)
+        self.description = f"function {qualified_name(fn)}"
 
-    def describe(self) -> str:
-        return f"function {qualified_name(self.fn)}"
-
-    def block(self, epoch: Epoch, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
-        before = epoch.block(vertex.inputs[0], batch)
+    def block(self, blocks: Blocks, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
+        before = blocks.block(vertex.inputs[0], batch)
         try:
             result = self.fn(row.on_host(before.data))
         except ValueError as error:
             if "read-only" in describe_exception(error):
                 note(error, "the batch is shared by branches, or is JAX's: create a new array")
             raise
-        row.check_rows(result, len(before.records), f"node {epoch.plan.names[vertex]!r}")
+        row.check_rows(result, len(before.records), f"node {blocks.epoch.plan.names[vertex]!r}")
         leaves = jax.tree.map(lambda x: row.canonical(np.asarray(x)), result)
         return Block(leaves, before.records)
 
@@ -144,6 +142,7 @@ class Cache(PipelineNode):
     """
 
     name = "cache"
+    description = "Cache()"
 
     def check_upstream(self, upstream: Sequence[Vertex]) -> None:
         for vertex in upstream:
@@ -154,23 +153,20 @@ class Cache(PipelineNode):
                 name = vertex.node.name
                 raise ValueError(f"Cache() follows {name!r}, which {why}; put the cache before it")
 
-    def describe(self) -> str:
-        return "Cache()"
-
     def block_spec(self, inputs: Sequence[Data], layout: BatchLayout, side: int) -> Data | None:
         return inputs[0]
 
-    def block(self, epoch: Epoch, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
+    def block(self, blocks: Blocks, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
         (upstream,) = vertex.inputs
-        layout = epoch.layout(upstream)
+        layout = blocks.epoch.layout(upstream)
         store = vertex.storage.setdefault("records", _RecordStore(layout.order.record_id_bound))
         rows = layout.rows_of(batch)
-        records = epoch.records(layout, rows)
+        records = blocks.epoch.records(layout, rows)
         data = store.read(records)
         if data is not None:
             masked = {"mask": layout.mask_of(rows)} if store.masked else {}
             return Block({**data, **masked}, records)
-        data = row.on_host(epoch.block(upstream, batch).data)
+        data = row.on_host(blocks.block(upstream, batch).data)
         stored = data
         if layout.remainder == "pad" and "mask" in data:
             # Padding depends on the position in the epoch, not on the record.
@@ -256,9 +252,9 @@ class Merge(PipelineNode):
     def block_spec(self, inputs: Sequence[Data], layout: BatchLayout, side: int) -> Data | None:
         return merged(inputs)
 
-    def block(self, epoch: Epoch, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
-        blocks = [epoch.block(upstream, batch) for upstream in vertex.inputs]
-        return Block(merged([block.data for block in blocks]), blocks[0].records)
+    def block(self, blocks: Blocks, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
+        branches = [blocks.block(upstream, batch) for upstream in vertex.inputs]
+        return Block(merged([branch.data for branch in branches]), branches[0].records)
 
 
 def merged(branches: Sequence[Data]) -> Data:

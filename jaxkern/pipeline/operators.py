@@ -157,17 +157,16 @@ class OperatorNode(PipelineNode):
             raise ValueError(f"on is {on!r}; expected 'auto', 'device' or 'host'")
         self.op = as_operator(op, _Fields(image, label, mask, boxes, keypoints))
         self.name = name or qualified_name(op)
-        self.native = self.op.native and _declares_native(self, OperatorNode)
-        is_compose = isinstance(self.op, ImageAdapter) and _declares_native(self, OperatorNode)
+        plain = _declares_native(self, OperatorNode)
+        self.native = self.op.native and plain
+        is_compose = isinstance(self.op, ImageAdapter) and plain
         self.compiled_for = "device" if on == "auto" and not is_compose else on
         self.stochastic, self.stream_name = self.op.stochastic, self.op.stream_name
+        self.description = self.op.text
 
     def describe(self) -> str:
-        return self._with_place(self.op.text)
-
-    def _with_place(self, text: str) -> str:
-        """Return a description that distinguishes the host's arithmetic from the device's."""
-        return f"{text} on the host" if self.compiled_for == "host" else text
+        # The host's arithmetic may differ from the device's.
+        return self.description + (" on the host" if self.compiled_for == "host" else "")
 
     def apply_batch(self, batch: Data, keys: Any) -> Data:
         """Return the batch after the step; traced."""
@@ -203,9 +202,7 @@ class Probabilistic(OperatorNode):
             raise ValueError(f"probability is {probability}; expected a number from 0 to 1")
         self.probability = float(probability)
         self.stochastic, self.stream_name = True, self.op.stream_name or "probabilistic"
-
-    def describe(self) -> str:
-        return self._with_place(f"Probabilistic({self.op.text}, {self.probability})")
+        self.description = f"Probabilistic({self.op.text}, {self.probability})"
 
     def apply_batch(self, batch: Data, keys: Any) -> Data:
         split = jax.vmap(jax.random.split)(keys)
@@ -247,11 +244,8 @@ class Conditional(OperatorNode):
         self.otherwise = None if otherwise is None else as_operator(otherwise)
         self.stochastic |= self.otherwise is not None and self.otherwise.stochastic
         self.stream_name = self.op.stream_name or "conditional"
-
-    def describe(self) -> str:
         other = None if self.otherwise is None else self.otherwise.text
-        predicate = qualified_name(self.predicate)
-        return self._with_place(f"Conditional({predicate}, {self.op.text}, {other})")
+        self.description = f"Conditional({qualified_name(predicate)}, {self.op.text}, {other})"
 
     def apply_batch(self, batch: Data, keys: Any) -> Data:
         arrays = {name: value for name, value in batch.items() if not is_ragged(value)}
@@ -444,21 +438,19 @@ class ImageAdapter(BatchOperator):
           fields: shape and dtype of a record of each field, or its encoded images.
           derive: maps the keys of records [N] to those of the node; None if they are the same.
         """
-        if self._image not in fields:
-            return None
-        image = fields[self._image]
+        image = fields.get(self._image)
         arrays = {name: field for name, field in fields.items() if hasattr(field, "shape")}
-        if self._moves and self._fields.without_axis(arrays, axes=1):
-            return None  # the program raises
+        needs_boxes = any(transform.needs_boxes for transform in self._op.transforms)
+        # The program raises for a field without an axis.
+        if image is None or needs_boxes or (self._moves and self._fields.without_axis(arrays, 1)):
+            return None
         targets = self._fields.targets(arrays, axes=2)
-        encoded = isinstance(image, EncodedImages)
-        start: Any = (None, None) if isinstance(image, EncodedImages) else image.shape[:2]
-        # With targets of images of different sizes, and draws by boxes, a program does it all.
-        if encoded and (targets or None in self._op.sizes(start)[-1]):
-            return None
-        if any(transform.needs_boxes for transform in self._op.transforms):
-            return None
-        make: Any = EncodedProducer if encoded else ChainProducer
+        start: Any = (None, None)
+        make: Any = EncodedProducer
+        if not isinstance(image, EncodedImages):
+            start, make = image.shape[:2], ChainProducer
+        elif targets or None in self._op.sizes(start)[-1]:
+            return None  # images of different sizes with targets, or without one size afterwards
         try:
             producers: dict[str, SeededProducer] = {
                 self._image: make(self._op, image, derive=derive)

@@ -18,7 +18,7 @@ from jaxkern.pipeline.graph import PipelineNode, Remainder, Vertex
 from jaxkern.pipeline.iteration import IterationOptions, PipelineIterator, leading_axes
 from jaxkern.pipeline.nodes import HostNode, Merge, SourceNode
 from jaxkern.pipeline.operators import ElementOperator, OperatorNode
-from jaxkern.pipeline.plan import PipelinePlan, Placement
+from jaxkern.pipeline.plan import PipelinePlan
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sources.as_source import as_source
 from jaxkern.pipeline.streaming import StreamNode
@@ -254,13 +254,8 @@ class Pipeline:
         seed = check_integer("seed", seed, -(2**63))
         copies: dict[Vertex, Vertex] = {}
         for vertex in self._output.ordered():
-            node = vertex.node
-            if isinstance(node, SourceNode):
-                node = node.with_seed(seed)
-            elif getattr(node, "seed", None) is not None:
-                node = copy.copy(node)
-                vars(node)["seed"] = seed
-            copies[vertex] = Vertex(node, tuple(copies[upstream] for upstream in vertex.inputs))
+            inputs = tuple(copies[upstream] for upstream in vertex.inputs)
+            copies[vertex] = Vertex(vertex.node.with_seed(seed), inputs)
         return Pipeline(copies[self._output], self._options)
 
     def with_workers(self, num_workers: int) -> Pipeline:
@@ -275,8 +270,7 @@ class Pipeline:
         [[1, 2], [3]]
         """
         num_workers = check_integer("num_workers", num_workers, 0)
-        options = dataclasses.replace(self._options, num_workers=num_workers)
-        return Pipeline(self._output, options)
+        return Pipeline(self._output, dataclasses.replace(self._options, num_workers=num_workers))
 
     @property
     def element_spec(self) -> Data:
@@ -330,12 +324,6 @@ class Pipeline:
         return f"Pipeline({' >> '.join(parts)})"
 
     @property
-    def _seed(self) -> int:
-        """The seed of the first source."""
-        seeds = (v.node.seed for v in self._output.ordered() if isinstance(v.node, SourceNode))
-        return next(seeds, 0)
-
-    @property
     def _records(self) -> int:
         """The number of records of an epoch, over all shards."""
         return self._host_plan.layout.order.rows_in((0, 1))
@@ -355,30 +343,22 @@ class Pipeline:
     @functools.cached_property
     def _plan(self) -> PipelinePlan:
         """The plan of iterations; image headers may be read to decide whether it is native."""
-        plan = self._host_plan
-        if plan.placement is None or self._placement == "host":
-            return plan
-        device_plan = PipelinePlan(self._output, "device")
-        return plan if self._must_be_on_host(device_plan) else device_plan
-
-    @property
-    def _placement(self) -> Placement:
+        host, sharding = self._host_plan, self._options.sharding
         # The rule: native threads, else the device if there is an accelerator, else the host.
-        native = self._host_plan.native is not None
-        return "host" if native or platform_of(self._options.sharding) == "cpu" else "device"
-
-    def _must_be_on_host(self, plan: PipelinePlan) -> bool:
-        """True if images of different sizes go over a mesh, which reading the first batch shows."""
-        if self._options.sharding is None:
-            return False
+        if host.placement is None or host.native is not None or platform_of(sharding) == "cpu":
+            return host
+        device = PipelinePlan(self._output, "device")
+        if sharding is None:
+            return device
         try:
             jax.local_devices(backend="cpu")
         except RuntimeError:  # JAX runs without a CPU device (``JAX_PLATFORMS=cuda``)
-            return False
+            return device
         try:
-            return first_item(plan).ragged
+            # Images of different sizes, which the first batch shows, cannot go over a mesh.
+            return host if first_item(device).ragged else device
         except Exception:  # it is raised in its batch's place; the host can make the others
-            return True
+            return host
 
     def _set_resumed(self, epoch: int) -> None:
         self._epoch = epoch + 1
@@ -440,9 +420,9 @@ class Resized:
             placed = None if sharding is None else leading_axes(sharding, divided)
             return jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype, sharding=placed)
 
-        leaves = [spec(leaf, len(leaf.shape)) for leaf in item.joint.leaves]
+        leaves = [spec(leaf, len(leaf.shape)) for leaf in item.leaves]
         if plan.final_program is None:
             return leaves, None
         records = spec(np.empty(item.records.shape, item.records.dtype), divided=1)
-        joint = item.joint._replace(leaves=leaves)
-        return leaves, plan.final_program.compiled(joint, records, Epoch(plan, 0).key)
+        item = item._replace(leaves=leaves, records=records)
+        return leaves, plan.final_program.compiled(item, Epoch(plan, 0).key)

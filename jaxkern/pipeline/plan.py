@@ -20,7 +20,7 @@ from jaxkern.pipeline.arrangement import PendingShards, ReshardedOrder
 from jaxkern.pipeline.graph import BatchLayout, KeyDerivation, Vertex
 from jaxkern.pipeline.nodes import Merge, SourceNode
 from jaxkern.pipeline.operators import SeededProducer
-from jaxkern.pipeline.program import DedupedLeaves, NodeProgram, WorkItem, salt_of
+from jaxkern.pipeline.program import NodeProgram, WorkItem, salt_of
 from jaxkern.pipeline.rows import Data
 from jaxkern.ring import RowParts
 
@@ -39,62 +39,59 @@ class NativeWork(NamedTuple):
     residual: NodeProgram | None = None  # of the other fields, when a batch is delivered
 
 
-def native_work(
-    inputs: Sequence[Vertex],
-    compiled: Mapping[Vertex, str],
-    derivations: Mapping[Vertex, KeyDerivation],
-) -> NativeWork | None:
+def native_work(plan: PipelinePlan) -> NativeWork | None:
     """Return the native work of a plan; None if its batches need Python or a JAX program."""
-    if len(inputs) != 1 or registry.module("cpu") is None:
+    if plan.last_sequential is not None or len(plan.inputs) != 1 or registry.module("cpu") is None:
         return None
-    (last,) = inputs
+    (last,) = plan.inputs
     source = last if isinstance(last.node, SourceNode) else last.inputs[0]
     if not isinstance(source.node, SourceNode):
         return None
-    if last is not source and not (last.node.native and compiled.get(last) == "host"):
+    if last is not source and not (last.node.native and plan.compiled.get(last) == "host"):
         return None  # before image headers are read
     reader = source.node.source
-    parts, encoded = _row_parts(source.node), reader.encoded_images()
-    if parts is None or not (parts[0] or encoded):
+    rows, encoded = _row_arrays(source.node), reader.encoded_images()
+    if rows is None or not (rows or encoded):
         return None
-    arrays: dict[str, np.ndarray | RowParts] = {**parts[0]}
-    if len(parts) > 1:
-        arrays = {name: RowParts(tuple(part[name] for part in parts)) for name in parts[0]}
     masks = reader.on_bad_record == "mask"
     if last is source:
-        return None if encoded or masks else NativeWork(source, arrays, {})
+        return None if encoded or masks else NativeWork(source, rows, {})
     fields: dict[str, jax.ShapeDtypeStruct] = {
-        name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in parts[0].items()
+        name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in rows.items()
     }
-    node: Any = last.node
-    producers = node.op.record_producer({**fields, **encoded}, derivations.get(last))
+    node: Any = copy.copy(last.node)
+    producers = node.op.record_producer({**fields, **encoded}, plan.derivations.get(last))
     # Only producers decode.
     if producers is None or encoded.keys() - producers.keys() or (masks and not encoded):
         return None
-    if not all(part[k].flags.aligned for part in parts for k in producers.keys() & part.keys()):
+    inputs_of_producers = [part for k in producers.keys() & rows.keys() for part in _parts(rows[k])]
+    if not all(part.flags.aligned for part in inputs_of_producers):
         return None
-    arrays |= {name: images.place for name, images in encoded.items()}
-    residual, op = None, node.op.residual(fields)
-    if op is not None:
-        node = copy.copy(node)
-        node.op = op
+    arrays = {**rows, **{name: images.ranges for name, images in encoded.items()}}
+    residual = None
+    node.op = node.op.residual(fields)
+    if node.op is not None:
         vertex = Vertex(node, (source,))
-        keys = {vertex: derivations[last]} if last in derivations else {}
+        keys = {vertex: plan.derivations[last]} if last in plan.derivations else {}
         names = {source: source.node.name, vertex: node.name}
         residual = NodeProgram(vertex, {vertex: "host"}, names, keys)
     return NativeWork(source, arrays, producers, masks, residual)
 
 
-def _row_parts(node: SourceNode) -> Sequence[Mapping[str, np.ndarray]] | None:
-    parts = node.source.row_parts()
-    if parts is None or (node.remainder == "pad" and any("mask" in part for part in parts)):
+def _row_arrays(node: SourceNode) -> Mapping[str, np.ndarray | RowParts] | None:
+    """Return the arrays of a source if native threads can copy their rows."""
+    arrays = node.source.row_arrays()
+    if arrays is None or (node.remainder == "pad" and "mask" in arrays):
         return None
-    for part in parts:
-        for array in part.values():
-            if not array.dtype.isnative or (array.size and not array[:1].flags.c_contiguous):
+    for array in arrays.values():
+        for part in _parts(array):
+            if not part.dtype.isnative or (part.size and not part[:1].flags.c_contiguous):
                 return None
-    kinds = [{k: (a.dtype, a.shape[1:]) for k, a in part.items()} for part in parts]
-    return parts if all(kind == kinds[0] for kind in kinds) else None  # reading them raises
+    return arrays
+
+
+def _parts(array: np.ndarray | RowParts) -> Sequence[np.ndarray]:
+    return array.arrays if isinstance(array, RowParts) else (array,)
 
 
 class PipelinePlan:
@@ -117,8 +114,9 @@ class PipelinePlan:
         users = Counter(upstream for vertex in self.vertices for upstream in vertex.inputs)
         #: the vertices whose batches several others use
         self.shared = {vertex for vertex, count in users.items() if count > 1}
+        #: how the keys of vertices follow from those of the records, if they differ
+        self.derivations: dict[Vertex, KeyDerivation] = {}
         self._lock = threading.Lock()
-        self._derivations: dict[Vertex, KeyDerivation] = {}
         self._programs: dict[Vertex, NodeProgram] = {}
         counts: Counter[str] = Counter()
         draws: Counter[str | None] = Counter()
@@ -128,18 +126,17 @@ class PipelinePlan:
             number = counts[node.name]
             self.names[vertex] = node.name if number == 1 else f"{node.name}#{number}"
             node.check_upstream(vertex.ordered()[:-1])
-            where = node.compiled_for
-            on_device = "device" in map(self.compiled.get, vertex.inputs)
+            where: str | None = node.compiled_for
             if where == "auto":
-                self.placement = placement
-                where = "device" if on_device else placement
-            if isinstance(node, Merge) and on_device:
+                self.placement = where = placement
+            after_device = "device" in map(self.compiled.get, vertex.inputs)
+            if after_device and (node.compiled_for == "auto" or isinstance(node, Merge)):
                 where = "device"
             if where is not None:
                 self.compiled[vertex] = where
             if node.stochastic:
                 if salt := salt_of(node.stream_name, draws[node.stream_name]):
-                    self._derivations[vertex] = salt
+                    self.derivations[vertex] = salt
                 draws[node.stream_name] += 1
         self.layouts = self._all_layouts()
         # The last vertex whose batches depend on all earlier ones, or None:
@@ -184,7 +181,7 @@ class PipelinePlan:
                 remainder = "partial"
             layout = node.layout([layouts[v] for v in vertex.inputs], remainder)
             if node.has_order and vertex not in before_order:  # before, a shard may be empty
-                _check_batches(node.name, layout)
+                layout.check_batches(node.name)
                 if self.pending is not None:
                     order = ReshardedOrder((layout.order,), self.pending)
                     layout = dataclasses.replace(layout, order=order)
@@ -208,9 +205,7 @@ class PipelinePlan:
     @functools.cached_property
     def native(self) -> NativeWork | None:
         """The work that native threads can do instead of worker threads, or None."""
-        if self.last_sequential is not None:
-            return None
-        return native_work(self.inputs, self.compiled, self._derivations)
+        return native_work(self)
 
     def runs_natively(self, workers: int) -> bool:
         """True if native threads make the batches with a number of workers."""
@@ -220,9 +215,8 @@ class PipelinePlan:
         """Return the program that ends in a JAX vertex."""
         with self._lock:
             if vertex not in self._programs:
-                self._programs[vertex] = NodeProgram(
-                    vertex, self.compiled, self.names, self._derivations
-                )
+                program = NodeProgram(vertex, self.compiled, self.names, self.derivations)
+                self._programs[vertex] = program
             return self._programs[vertex]
 
     @property
@@ -234,8 +228,7 @@ class PipelinePlan:
     def learn(self, item: WorkItem) -> None:
         """Store the shapes of the first full work item."""
         if self.first is None and len(item.records) == self.layout.first_rows:
-            specs = item.joint._replace(leaves=row.spec_of(item.joint.leaves))
-            self.first = WorkItem(specs, item.records)
+            self.first = item._replace(leaves=row.spec_of(item.leaves))
 
     def known_spec(self) -> Data | None:
         """Return the shapes of a batch as sources declare them; None if only reading shows them."""
@@ -263,23 +256,12 @@ class PipelinePlan:
         if program is None:
             specs[vertex] = vertex.node.block_spec(inputs, layout, side)
         else:
-            records = np.zeros((layout.first_rows, 2), np.uint32)
-            specs[vertex] = program.spec(DedupedLeaves.of(inputs), records)
+            records = np.zeros(layout.first_rows, np.int64)
+            specs[vertex] = program.spec(WorkItem.of(inputs, records))
         return specs[vertex]
 
     def spec_after(self, item: WorkItem) -> Data:
         """Return the shapes of the batch that comes of a work item."""
         program = self.final_program
-        batch = item.joint.batches()[0] if program is None else program.spec(*item[:2])
+        batch = item.batches()[0] if program is None else program.spec(item)
         return dict(row.spec_of(batch))
-
-
-def _check_batches(name: str, layout: BatchLayout) -> None:
-    """Raise if an epoch has no batch."""
-    if layout.rows == 0:
-        index, count = layout.shard
-        raise ValueError(
-            f"shard {index} of {count} of {layout.order.total} records has no batch of "
-            f"{layout.batch_size} at {name!r} (remainder: {layout.remainder}); use a smaller "
-            "batch_size, fewer shards, or pad_remainder=True"
-        )

@@ -25,82 +25,67 @@ class RecompilationWarning(UserWarning):
     """A pipeline compiled a program again because a node changed the shape of its batches."""
 
 
-class DedupedLeaves(NamedTuple):
-    """Batches of several nodes that store each common array once: the leaves of a tree of a tuple
-    of batches are ``leaves[places[0]]``, ``leaves[places[1]]`` and so on."""
+class WorkItem(NamedTuple):
+    """The operands of a program: the batches of one or several nodes, which store each common
+    array once. The leaves of the tree of all batches are ``leaves[indices[0]]`` and so on."""
 
     leaves: list[Any]
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     tree: Any
-
-    @classmethod
-    def of(cls, batches: Sequence[Data]) -> DedupedLeaves:
-        """Join batches; arrays are equal if they are the same object."""
-        leaves, tree = jax.tree.flatten(tuple(batches))
-        distinct = {id(leaf): leaf for leaf in leaves}
-        index = {key: number for number, key in enumerate(distinct)}
-        return cls(list(distinct.values()), tuple(index[id(leaf)] for leaf in leaves), tree)
-
-    def batches(self) -> tuple[Data, ...]:
-        """Return the batches."""
-        batches: tuple[Data, ...] = self.tree.unflatten([self.leaves[p] for p in self.places])
-        return batches
-
-
-class WorkItem(NamedTuple):
-    """The output of the workers: the batches that the last program takes, or the batch itself."""
-
-    joint: DedupedLeaves
-    records: Any  # uint32 [N, 2], see `split_uint64`
-    owned: bool = False  # nobody else uses the memory of the NumPy arrays: JAX may take it
+    records: Any  # uint32 [N, 2], the high and the low half of each record id
+    owned: bool = False  # nothing else uses the memory of the NumPy arrays: JAX may use it
     bad: int = 0  # number of records that could not be read, see `BatchSource.on_bad_record`
     filled: bool = False  # the arrays are in the slot of a ring
 
+    @classmethod
+    def of(cls, batches: Sequence[Data], records: np.ndarray, **options: Any) -> WorkItem:
+        """Join batches with the records int64 [N]; equal arrays are those with one identity."""
+        leaves, tree = jax.tree.flatten(tuple(batches))
+        distinct = {id(leaf): leaf for leaf in leaves}
+        index = {key: number for number, key in enumerate(distinct)}
+        indices = tuple(index[id(leaf)] for leaf in leaves)
+        halves = records.astype(">u8").view(">u4").reshape(-1, 2).astype(np.uint32)
+        return cls(list(distinct.values()), indices, tree, halves, **options)
+
+    def batches(self) -> tuple[Data, ...]:
+        """Return the batches."""
+        batches: tuple[Data, ...] = self.tree.unflatten([self.leaves[i] for i in self.indices])
+        return batches
+
     def with_owned_buffers(self) -> WorkItem:
-        """Return the item with copies of the NumPy arrays that somebody else may use."""
+        """Return the item with copies of the NumPy arrays that something else may use."""
         if self.owned:
             return self
         leaves = [
-            aligned_copy(leaf) if isinstance(leaf, np.ndarray) else leaf
-            for leaf in self.joint.leaves
+            aligned_copy(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in self.leaves
         ]
-        return self._replace(joint=self.joint._replace(leaves=leaves), owned=True)
+        return self._replace(leaves=leaves, owned=True)
 
     def fill(self, slot: Any) -> WorkItem:
         """Copy the arrays to a ring's slot; return the item without them."""
-        for target, leaf in zip(slot["leaves"], self.joint.leaves, strict=True):
+        for target, leaf in zip(slot["leaves"], self.leaves, strict=True):
             if leaf is not target:
                 np.copyto(target, leaf)
         slot["records"][...] = self.records
-        return self._replace(joint=self.joint._replace(leaves=[]), records=None, filled=True)
-
-    def with_arrays(self, arrays: Any) -> WorkItem:
-        """Return the item with the arrays of a delivered slot."""
-        joint = self.joint._replace(leaves=arrays["leaves"])
-        return self._replace(joint=joint, records=arrays["records"], filled=False)
+        return self._replace(leaves=[], records=None, filled=True)
 
     def is_like(self, other: WorkItem) -> bool:
-        """True if both have arrays of the same shapes and dtypes in the same places."""
-        one, two = self.joint, other.joint
-        return (one.places, one.tree) == (two.places, two.tree) and all(
-            a.shape == b.shape and a.dtype == b.dtype
-            for a, b in zip(one.leaves, two.leaves, strict=True)
+        """True if both have the same tree, with arrays of the same shapes and dtypes."""
+        return self[1:3] == other[1:3] and all(
+            one.shape == two.shape and one.dtype == two.dtype
+            for one, two in zip(self.leaves, other.leaves, strict=True)
         )
 
     @property
     def ragged(self) -> bool:
-        return row.has_ragged(self.joint.batches())
+        """True if it has Ragged images."""
+        return row.has_ragged(self.batches())
 
     @property
     def nbytes(self) -> int:
-        leaves = [*self.joint.leaves, self.records]
+        """Number of bytes of all arrays."""
+        leaves = [*self.leaves, self.records]
         return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)  # shapes have no nbytes
-
-
-def split_uint64(records: np.ndarray) -> np.ndarray:
-    """Return record ids as uint32 [N, 2]: the high and the low half."""
-    bits = records.astype(np.uint64)
-    return np.stack([bits >> np.uint64(32), bits & np.uint64(0xFFFFFFFF)], 1).astype(np.uint32)
 
 
 class NodeProgram:
@@ -136,34 +121,36 @@ class NodeProgram:
         """The names of its nodes, in order."""
         return " >> ".join(self._names[vertex] for vertex in self._vertices)
 
-    def __call__(self, joint: DedupedLeaves, records: Any, key: Any) -> Data:
-        """Return the batch for those of `inputs`, record ids as of `split_uint64`, and the data
-        uint32 [2] of the epoch's key."""
-        data: Data = self._jitted(joint.leaves, joint.places, joint.tree, records, key)
+    def __call__(self, item: WorkItem, key: Any) -> Data:
+        """Return the batch for the batches of `inputs` and the data uint32 [2] of the epoch's
+        key."""
+        data: Data = self._jitted(*item[:4], key)
         return data
 
-    def spec(self, joint: DedupedLeaves, records: np.ndarray) -> Data:
+    def spec(self, item: WorkItem) -> Data:
         """Return the shapes of the batch without compiling."""
 
-        def evaluate(leaves: list[Any], ids: Any, key: Any) -> Data:
-            return self._evaluate(joint._replace(leaves=leaves), ids, key)
+        def evaluate(leaves: list[Any], records: Any, key: Any) -> Data:
+            return self._evaluate(item._replace(leaves=leaves, records=records), key)
 
-        spec: Data = jax.eval_shape(evaluate, joint.leaves, records, np.zeros(2, np.uint32))
+        key = np.zeros(2, np.uint32)
+        spec: Data = jax.eval_shape(evaluate, item.leaves, item.records, key)
         return spec
 
-    def compiled(self, joint: DedupedLeaves, records: Any, key: Any) -> Any:
+    def compiled(self, item: WorkItem, key: Any) -> Any:
         """Return the ``jax.stages.Compiled`` for these shapes, which such a call uses."""
-        return self._jitted.lower(joint.leaves, joint.places, joint.tree, records, key).compile()
+        return self._jitted.lower(*item[:4], key).compile()
 
     def _trace(
-        self, leaves: list[Any], places: tuple[int, ...], tree: Any, records: Any, key: Any
+        self, leaves: list[Any], indices: tuple[int, ...], tree: Any, records: Any, key: Any
     ) -> Data:
-        joint = DedupedLeaves(leaves, places, tree)
-        self._count(joint.batches())
-        return self._evaluate(joint, records, key)
+        item = WorkItem(leaves, indices, tree, records)
+        self._count(item.batches())
+        return self._evaluate(item, key)
 
-    def _evaluate(self, joint: DedupedLeaves, records: Any, key: Any) -> Data:
-        values: dict[Vertex, Data] = dict(zip(self.inputs, joint.batches(), strict=True))
+    def _evaluate(self, item: WorkItem, key: Any) -> Data:
+        records = item.records
+        values: dict[Vertex, Data] = dict(zip(self.inputs, item.batches(), strict=True))
         keys: Any = None
         for vertex in self._vertices:
             batches = [values[upstream] for upstream in vertex.inputs]

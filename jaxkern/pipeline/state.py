@@ -35,12 +35,12 @@ def identity(plan: PipelinePlan) -> dict[str, Any]:
 
 
 class Resumption(NamedTuple):
-    """The place where an iteration resumes, perhaps in the rest of an epoch of other shards."""
+    """The batch at which an iteration resumes, perhaps in the rest of an epoch of other shards."""
 
     epoch: int
-    batch: int
-    position: dict[str, Any] | None
-    finished: bool
+    batch: int = 0
+    position: dict[str, Any] | None = None
+    finished: bool = False
     pending: PendingShards | None = None
 
 
@@ -69,41 +69,42 @@ def _delivered_rows(
     plan: PipelinePlan, batch: int, finished: bool, position: dict[str, Any] | None
 ) -> int | None:
     """Count the rows of this shard that are delivered; None if a node holds some of them."""
-    layout = plan.record_layout
+    layout, last = plan.record_layout, plan.last_sequential
     if layout is None:
         return None
-    if plan.last_sequential is None:
-        return min(batch * plan.layout.batch_size, layout.real_rows)
     if finished:
         return layout.real_rows
+    if last is None:
+        return min(batch * plan.layout.batch_size, layout.real_rows)
     if position is None:
         return 0
-    node: Any = plan.last_sequential.node
+    node: Any = last.node
     at = position["at"]
     if not node.row_by_row or not isinstance(at, int) or {"part", "pass"} & position.keys():
         return None
-    size = plan.layouts[plan.last_sequential.inputs[0]].batch_size
+    size = plan.layouts[last.inputs[0]].batch_size
     return min(at * size + int(position.get("row", 0)), layout.real_rows)
 
 
 def read_state(plan: PipelinePlan, state: Any) -> Resumption:
     """Return where a state of this shard resumes; ValueError if it is not of this pipeline."""
     _check(plan, state)
-    epoch, batch, finished = state["epoch"], state["batch"], bool(state.get("finished"))
     pending = _pending_of(state)
     if pending is not None and state["pipeline"]["shard"] != identity(plan)["shard"]:
         pending = None  # the epoch has ended
+    epoch, batch, position = state["epoch"], state["batch"], state.get("position")
+    start = Resumption(epoch, batch, position, bool(state.get("finished")), pending)
     if plan.last_sequential is not None:
-        position = state.get("position")
-        if not (isinstance(position, dict) or (position is None and (finished or batch == 0))):
+        begins = start.finished or batch == 0
+        if not (isinstance(position, dict) or (position is None and begins)):
             raise ValueError(f"the state's position is {position!r:.80}; expected a dict")
-        return Resumption(epoch, batch, position, finished, pending)
+        return start
     batches = (plan if pending is None else plan.with_pending(pending)).layout.batches
-    if finished:
-        return Resumption(epoch, batches, None, True, pending)
+    if start.finished:
+        return start._replace(batch=batches)  # the number of shards may have changed
     if batch > batches:
         raise ValueError(f"the state is at batch {batch} of epoch {epoch}, which has {batches}")
-    return Resumption(epoch, batch, None, False, pending)
+    return start
 
 
 def read_states(plan: PipelinePlan, states: Sequence[Any]) -> Resumption:
@@ -113,12 +114,14 @@ def read_states(plan: PipelinePlan, states: Sequence[Any]) -> Resumption:
         raise ValueError("there are no states; expected those of all shards")
     for state in states:
         _check(plan, state, ignored=("shard", "batch_size"))
+    states = sorted(states, key=lambda state: tuple(state["pipeline"]["shard"]))
     shards = [tuple(state["pipeline"]["shard"]) for state in states]
     count = shards[0][1]
-    missing = sorted({(index, count) for index in range(count)} - {*shards})
-    if missing or len(shards) != count:
+    expected = [(index, count) for index in range(count)]
+    if shards != expected:
+        missing = sorted({*expected} - {*shards})
         raise ValueError(
-            f"the states are of the shards {sorted(shards)}; expected each of the {count} once"
+            f"the states are of the shards {shards}; expected each of the {count} once"
             + (f", but shard {missing[0][0]} is missing" if missing else "")
         )
     for name in ("epoch", "pending"):
@@ -128,31 +131,29 @@ def read_states(plan: PipelinePlan, states: Sequence[Any]) -> Resumption:
                 f"the states have {name} {' and '.join(sorted(values))}; expected states that all "
                 "shards saved at the same time"
             )
-    epoch = states[0]["epoch"]
+    epoch, pending = states[0]["epoch"], _pending_of(states[0])
     if all(state.get("finished") for state in states):
         batches = plan.layout.batches if plan.last_sequential is None else 0
-        return Resumption(epoch, batches, None, True)
-    pending = _pending_of(states[0])
+        return Resumption(epoch, batches, finished=True)
     if pending is None and all(state["batch"] == 0 for state in states):
-        return Resumption(epoch, 0, None, False)
+        return Resumption(epoch)
     if plan.record_layout is None:
         raise ValueError("a stream has no length, and other shards cannot divide it")
     order = plan.record_layout.order
-    before = None if pending is None else ReshardedOrder((order,), pending)
     spans: list[Span] = []
-    for (index, _), state in sorted(zip(shards, states, strict=True), key=lambda pair: pair[0]):
+    for index, state in enumerate(states):
         rows = state.get("rows")
         if not isinstance(rows, int) or rows < 0:
             raise ValueError(
                 f"the state of shard {index} is between rows of a node (rows: {rows!r}); resume "
                 "with the same number of shards, or at the end of an epoch"
             )
-        if before is not None:
-            spans += before.remaining_spans((index, count), rows)
+        if pending is not None:
+            spans += ReshardedOrder((order,), pending).remaining_spans((index, count), rows)
         elif rows < (stop := order.rows_in((index, count))):
             spans.append(Span(index, rows, stop))
     begun = count if pending is None else pending.shards
-    return Resumption(epoch, 0, None, False, PendingShards(begun, tuple(spans)))
+    return Resumption(epoch, pending=PendingShards(begun, tuple(spans)))
 
 
 def _pending_of(state: dict[str, Any]) -> PendingShards | None:
@@ -184,28 +185,25 @@ def _check(plan: PipelinePlan, state: Any, ignored: Sequence[str] = ()) -> None:
             f"the state is at batch {batch!r} of epoch {epoch!r} of the pipeline {there!r:.80}; "
             "expected numbers from 0, and a pipeline as get_state() describes it"
         )
-    begun = state["batch"] > 0 or state.get("pending") is not None
-    boundary = bool(state.get("finished")) or not begun
-    differences = []
-    for name in sorted({*here, *there}):
-        if name in ignored or (name == "shard" and boundary):
-            continue  # the number of hosts may change between epochs
-        if here.get(name) == there.get(name):
-            continue
-        if name == "nodes":
-            differences.append(_first_difference(there.get(name, []), here[name]))
-        else:
-            differences.append(f"{name} is {there.get(name)!r} there and {here.get(name)!r} here")
-    if differences:
-        if any(text.startswith("shard ") for text in differences):
-            differences.append("other shards need all states: set_state([s_0, s_1, ...])")
+    begun = batch > 0 or state.get("pending") is not None
+    if state.get("finished") or not begun:
+        ignored = ("shard", *ignored)  # the number of hosts may change between epochs
+    names = [name for name in sorted({*here, *there}) if here.get(name) != there.get(name)]
+    names = [name for name in names if name not in ignored]
+    differences = [_difference(name, there.get(name), here.get(name)) for name in names]
+    if "shard" in names:
+        differences.append("other shards need all states: set_state([s_0, s_1, ...])")
+    if names:
         raise ValueError(
             f"the state is of another pipeline: {'; '.join(differences)}. Resume with the pipeline "
             "that made it, or start from the beginning"
         )
 
 
-def _first_difference(there: list[str], here: list[str]) -> str:
+def _difference(name: str, there: Any, here: Any) -> str:
+    """Describe an option that differs; of the nodes, the first one that differs."""
+    if name != "nodes":
+        return f"{name} is {there!r} there and {here!r} here"
     for number, (old, new) in enumerate(zip(there, here, strict=False)):
         if old != new:
             return f"node {number} is {old!r} there and {new!r} here"

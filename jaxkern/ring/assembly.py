@@ -8,7 +8,7 @@ import enum
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ from jaxkern.core.arrays import check_mapped
 from jaxkern.core.backend import ThreadContexts
 from jaxkern.ring import errors
 from jaxkern.ring.ring import Ring, RingStats, SlotMemory, batch_or_raise
-from jaxkern.ring.rows import byte_rows
+from jaxkern.ring.rows import RowParts, byte_rows
 
 Remainder = Literal["drop", "pad", "partial"]
 
@@ -35,12 +35,6 @@ class RecordProducer(Protocol):
 
     def operands(self, records: np.ndarray) -> Sequence[np.ndarray]:
         """Return the parameters of records int64 [N], as arrays [N or 1, ...]."""
-
-
-class RowParts(NamedTuple):
-    """Arrays of one field with equal row shapes, treated as their concatenation."""
-
-    arrays: tuple[Any, ...]
 
 
 class Assembly:
@@ -134,21 +128,20 @@ class Assembly:
         short, rows_of = self._short, rows_of or (lambda records: records)
         feed = _RecordFeed(native, self.ring, fields, batch_size, remainder, start, short, rows_of)
         if _is_chunked(order):
-            self._run(feed, order)
+            self._run(feed, feed.located(order))
             return
-        records = _records(order)
-        if bad := feed.out_of_range(records):
-            raise bad[1]
+        (chunk,) = tuple(feed.located([order]))
+        records, rows = chunk
         rest = 0 if remainder == "drop" else batch_size - 1
         self._length = (len(records) + rest) // batch_size
         if any(field.producer is not None for field in fields.values()):
             size = batch_size * max(1, _CHUNK // batch_size)
-            chunks = (records[i : i + size] for i in range(0, len(records), size))
-            self._run(feed, chunks)
+            parts = (slice(start, start + size) for start in range(0, len(records), size))
+            self._run(feed, ((records[part], rows[part]) for part in parts))
         else:
-            feed.submit([records])
+            feed.submit([(records, rows)])
 
-    def _run(self, feed: _RecordFeed, chunks: Iterable[Any]) -> None:
+    def _run(self, feed: _RecordFeed, chunks: Iterable[_Chunk]) -> None:
         name = "jaxkern-assembly"
         self._thread = threading.Thread(target=feed.run, args=(chunks,), name=name, daemon=True)
         self._thread.start()
@@ -217,6 +210,10 @@ class Assembly:
         return dict(zip(self._names, leaves, strict=True))
 
 
+#: record numbers int64 [M], and their rows
+_Chunk = tuple[np.ndarray, np.ndarray]
+
+
 class _Field:
     """The rows and the producer of one field."""
 
@@ -262,21 +259,28 @@ class _RecordFeed:
     rows_of: Callable[[np.ndarray], np.ndarray]
     contexts: ThreadContexts = dataclasses.field(default_factory=ThreadContexts)  # draws need them
 
-    def out_of_range(
-        self, records: np.ndarray, submitted: int = 0
-    ) -> tuple[int, IndexError] | None:
-        """Return the position of the first record that the arrays do not have, and its error."""
-        rows, count = self.rows_of(records), next(iter(self.fields.values())).rows
-        outside = np.flatnonzero((rows < 0) | (rows >= count))
-        if not outside.size:
-            return None
-        position = int(outside[0])
-        return position, IndexError(
-            f"record {rows[position]} at position {submitted + position} of order is out of range; "
-            f"the arrays have records 0 to {count - 1}"
-        )
+    def located(self, order: Iterable[Any]) -> Iterator[_Chunk]:
+        """Yield the records and rows of each chunk; raise IndexError for one out of range.
 
-    def run(self, chunks: Iterable[Any]) -> None:
+        The records before it are yielded first.
+        """
+        count = next(iter(self.fields.values())).rows
+        before = 0
+        for chunk in order:
+            records = _records(chunk)
+            rows = np.ascontiguousarray(self.rows_of(records), np.int64)
+            outside = np.flatnonzero((rows < 0) | (rows >= count))
+            if outside.size:
+                first = int(outside[0])
+                yield records[:first], rows[:first]
+                raise IndexError(
+                    f"record {rows[first]} at position {before + first} of order is out of range; "
+                    f"the arrays have records 0 to {count - 1}"
+                )
+            yield records, rows
+            before += len(records)
+
+    def run(self, chunks: Iterable[_Chunk]) -> None:
         """Submit chunk by chunk, slightly ahead of the threads."""
         try:
             with self.contexts.enter():
@@ -285,33 +289,27 @@ class _RecordFeed:
             if not self.native.closed:
                 self._fail(error)
 
-    def submit(self, chunks: Iterable[Any], wait: bool = False) -> None:
+    def submit(self, chunks: Iterable[_Chunk], wait: bool = False) -> None:
         """Submit records chunk by chunk; wait for the threads if `wait`."""
-        rest = np.empty(0, np.int64)
-        submitted = 0
-        for chunk in chunks:
-            records = _records(chunk)
-            if bad := self.out_of_range(records, submitted):
-                full = (len(rest) + bad[0]) // self.batch * self.batch
-                self._submit(np.concatenate([rest, records])[:full])
-                raise bad[1]
-            submitted += len(records)
-            records = np.concatenate([rest, records]) if len(rest) else records
+        rest: _Chunk = (np.empty(0, np.int64), np.empty(0, np.int64))
+        for records, rows in chunks:
+            if len(rest[0]):
+                records, rows = np.append(rest[0], records), np.append(rest[1], rows)
             full = len(records) - len(records) % self.batch
-            rest = records[full:]
-            self._submit(records[:full])
+            rest = records[full:], rows[full:]
+            self._submit(records[:full], rows[:full])
             if wait:
                 ahead = max(1, _CHUNK // self.batch, self.ring.capacity)
                 self.native.wait_for_room(ahead, -1.0)
             if self.native.closed:
                 return
-        if len(rest) and self.remainder != "drop":
+        if len(rest[0]) and self.remainder != "drop":
             if self.remainder == "partial":
-                self.short[self.next_index] = len(rest)
-            self._submit(rest)
+                self.short[self.next_index] = len(rest[0])
+            self._submit(*rest)
         self.native.finish()
 
-    def _submit(self, records: np.ndarray) -> None:
+    def _submit(self, records: np.ndarray, rows: np.ndarray) -> None:
         if not len(records):
             return
         for name, field in self.fields.items():
@@ -319,7 +317,6 @@ class _RecordFeed:
                 check_mapped(f"field {name!r}", part)
         producers = [field.producer for field in self.fields.values()]
         operands = [[] if p is None else list(p.operands(records)) for p in producers]
-        rows = np.ascontiguousarray(self.rows_of(records), np.int64)
         self.next_index = self.native.submit(rows, operands)
 
     def _fail(self, error: BaseException) -> None:

@@ -70,6 +70,10 @@ class Structure:
         return [*map(_view, slots, self.leaves)]
 
     @functools.cached_property
+    def _packed(self) -> int:
+        return sum(packed(leaf.dtype) for leaf in self.leaves)
+
+    @functools.cached_property
     def _one(self) -> Any:  # lazy: it starts JAX's backend
         return one_device(self._device)
 
@@ -83,7 +87,7 @@ class Structure:
         copied = len(self.leaves)
         if self.zero_copy:
             arrays = [*map(self._zero_copy, slots, self.leaves)]
-            copied = sum(packed(leaf.dtype) for leaf in self.leaves)
+            copied = self._packed
         else:
             # JAX references the host array, and so the slot, until the transfer is complete.
             arrays = jax.device_put(self.views(slots), self._device or self._one)

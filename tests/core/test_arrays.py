@@ -13,7 +13,7 @@ from support.errors import raises
 from jaxkern.core.arrays import npz_bytes
 
 
-def test_what_is_written_is_read():
+def test_archive_contains_the_arrays():
     arrays = {"a": np.arange(5), "b": np.ones((2, 3), np.float32)}
     result = np.load(io.BytesIO(npz_bytes(arrays)))
     assert {name: result[name].tolist() for name in result} == {
@@ -21,7 +21,7 @@ def test_what_is_written_is_read():
     }
 
 
-def test_an_interrupt_stays_one(monkeypatch):
+def test_interrupt_is_raised(monkeypatch):
     close = zipfile._ZipWriteFile.close
 
     def interrupted(file):
@@ -33,11 +33,11 @@ def test_an_interrupt_stays_one(monkeypatch):
         npz_bytes({"a": np.arange(5)})
 
 
-def test_other_errors_stay_what_they_are():
+def test_other_errors_are_raised():
     with raises(ValueError, "too large"):
-        npz_bytes({"a": _Unwilling()})
+        npz_bytes({"a": _WithoutValues()})
 
 
-class _Unwilling:
+class _WithoutValues:
     def __array__(self, dtype=None, copy=None):
         raise ValueError("too large")

@@ -31,26 +31,25 @@ def calls_in(fn, *args) -> list[OpCall]:
 X = np.ones(5, np.float32)
 
 
-def test_a_call_tells_its_operands_parameters_and_cost():
+def test_operands_parameters_and_cost():
     batch = np.ones((7, 5), np.float32)
     (one,) = calls_in(jax.vmap(lambda x: call(x, twice=True)), batch)
     assert one.op is scale
     assert [(x.shape, x.dtype) for x in one.operands] == [((7, 5), np.float32), ((1,), np.float32)]
-    assert [(x.shape, x.dtype) for x in one.results] == [((7, 5), np.float32)]
     assert (one.batch_dims, one.static, one.backend) == (1, {"twice": True}, "auto")
-    assert (one.count, one.conditional, one.devices, one.path) == (1, False, 1, ())
+    assert (one.count, one.devices) == (1, 1)
     # Two flops an element; 35 elements read and written, and one scalar, of four bytes.
     assert one.cost == (70, 4 * (35 + 35 + 1))
     assert "no library registered" in one.problem("cpu")
 
 
-def test_a_forced_backend_is_the_problem():
+def test_forced_backend():
     with jk.backend("jax"):
         (one,) = calls_in(call, X)
     assert one.problem("cpu") == "the backend is 'jax'"
 
 
-def test_scans_multiply_their_lengths():
+def test_lengths_of_nested_scans_multiply():
     def inner(x, _):
         return call(x), None
 
@@ -62,29 +61,26 @@ def test_scans_multiply_their_lengths():
     assert [c.count for c in calls_in(lambda x: lax.scan(inner, x, length=0)[0], X)] == [0]
 
 
-def test_a_while_loop_runs_an_unknown_number_of_times_and_knows_its_own_scans():
+def test_count_in_a_while_loop_is_unknown():
     def body(x):
         return lax.scan(lambda y, _: (call(y), None), x, length=3)[0]
 
     looped = lambda x: lax.while_loop(lambda y: y[0] < 9, body, x)  # noqa: E731
     (one,) = calls_in(looped, X)
     assert one.count is None
-    assert one.path == ("while", "scan:3")
     nothing = lambda x: lax.scan(lambda y, _: (looped(y), None), x, length=0)[0]  # noqa: E731
     assert [c.count for c in calls_in(nothing, X)] == [0]
 
 
-def test_branches_are_alternatives():
+def test_branches_count_as_if_taken():
     def fn(p, x):
         return lax.cond(p, lambda y: call(call(y)), lambda y: call(y, 3.0), call(x))
 
-    calls = calls_in(fn, True, X)
-    assert [c.conditional for c in calls] == [False, True, True, True]
-    assert [c.count for c in calls] == [1] * 4
+    assert [c.count for c in calls_in(fn, True, X)] == [1] * 4
 
 
 @pytest.mark.parametrize("wrap", ["jit", "remat", "custom_jvp", "custom_vjp", "grad"])
-def test_what_holds_a_program_is_walked(wrap):
+def test_calls_in_nested_programs(wrap):
     def loss(x):
         return jnp.sum(call(x))
 
@@ -103,7 +99,7 @@ def test_what_holds_a_program_is_walked(wrap):
     assert [c.op for c in calls_in(fn, X)] == [scale]
 
 
-def test_a_linear_solve_counts_what_it_solves_by():
+def test_linear_solve_counts_its_solver():
     def fn(b):
         return lax.custom_linear_solve(
             lambda x: call(x, 4.0), b, lambda matvec, y: call(y, 0.25), symmetric=True
@@ -112,7 +108,7 @@ def test_a_linear_solve_counts_what_it_solves_by():
     assert len(calls_in(fn, X)) == 1
 
 
-def test_shard_map_tells_parts_and_devices():
+def test_shards_and_devices_of_shard_map():
     mesh = jax.make_mesh((2, 2), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
     batch = np.ones((8, 5), np.float32)
 
@@ -125,7 +121,7 @@ def test_shard_map_tells_parts_and_devices():
     assert (one_axis.devices, one_axis.operands[0].shape) == (2, (4, 5))
 
 
-def test_an_op_declared_again_leaves_older_programs_readable():
+def test_program_of_an_op_that_is_declared_again():
     def declare():
         return jk.Op("test.calls_twice", version=1, abstract=lambda x: x, impl=lambda x: x)
 

@@ -49,12 +49,12 @@ def probes(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     native, calls = probe_once()
     monkeypatch.setattr(registry, "module", lambda name="cpu": native if name == "cpu" else None)
-    monkeypatch.setattr(module, "_threads", lambda: 3)
+    monkeypatch.setattr(module, "usable_cpus", lambda: 3)
     monkeypatch.setattr(module, "busy_seconds", lambda: None)
     return calls
 
 
-def test_the_second_time_the_file_is_read(probes, tmp_path):
+def test_second_call_reads_the_file(probes, tmp_path):
     first, second = ceilings(), ceilings()
     assert [c[1] for c in probes] == [1, 3]
     (file,) = (tmp_path / "jaxkern").iterdir()
@@ -70,11 +70,11 @@ def test_the_second_time_the_file_is_read(probes, tmp_path):
 
 
 @pytest.mark.parametrize("part", ["threads", "simd_level", "device", "jaxkern"])
-def test_another_machine_or_version_is_measured_anew(probes, monkeypatch, part):
+def test_another_machine_or_version_is_measured_again(probes, monkeypatch, part):
     ceilings()
     native, _ = probe_once(levels=["v3", "v4"])
     changed = {
-        "threads": (module, "_threads", lambda: 1),
+        "threads": (module, "usable_cpus", lambda: 1),
         "simd_level": (registry, "module", lambda name="cpu": native),
         "device": (module, "cpu_model", lambda: "another"),
         "jaxkern": (module, "__version__", "9"),
@@ -84,7 +84,7 @@ def test_another_machine_or_version_is_measured_anew(probes, monkeypatch, part):
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"format": 1}', "\x00\x01", "rate", "identity"])
-def test_a_damaged_file_is_measured_anew_and_mended(probes, tmp_path, damage):
+def test_damaged_file_is_replaced(probes, tmp_path, damage):
     ceilings()
     (file,) = (tmp_path / "jaxkern").iterdir()
     if damage in ("rate", "identity"):
@@ -109,7 +109,7 @@ def check_uncached(probes, fact):
     assert len(probes) == 2
 
 
-def test_a_folder_that_cannot_be_written_is_told(probes, tmp_path, monkeypatch):
+def test_folder_that_cannot_be_written(probes, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     check_uncached(probes, "set XDG_CACHE_HOME")
@@ -135,22 +135,22 @@ def raising(error):
     return function
 
 
-def test_a_failed_write_leaves_no_file(probes, tmp_path, monkeypatch):
+def test_failed_write_leaves_no_file(probes, tmp_path, monkeypatch):
     monkeypatch.setattr("jaxkern.core.paths.os.fsync", raising(OSError(28, "No space left")))
     check_uncached(probes, "No space left")
     assert list((tmp_path / "jaxkern").iterdir()) == []
 
 
-def test_a_relative_cache_folder_is_ignored(monkeypatch, tmp_path):
+def test_relative_cache_folder_is_ignored(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert module.cache_folder() == tmp_path / ".cache" / "jaxkern"
 
 
-def test_buffers_are_beyond_the_caches_and_within_memory(probes, monkeypatch):
+def test_buffers_exceed_the_caches_and_fit_into_memory(probes, monkeypatch):
     monkeypatch.setattr(module, "last_level_caches", lambda: [60 << 20, 40 << 20])
     for threads, available, size in ((3, 64 << 30, 400), (1, 64 << 30, 240), (3, 64 << 20, 16)):
-        monkeypatch.setattr(module, "_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(module, "usable_cpus", lambda threads=threads: threads)
         monkeypatch.setattr(module, "available_bytes", lambda available=available: available)
         result = ceilings(refresh=True)
         assert result.buffer_bytes == size << 20
@@ -168,7 +168,7 @@ def test_note_on_a_busy_machine(probes, monkeypatch):
     assert ceilings(refresh=True).notes == ()
 
 
-def test_the_work_of_all_processors_grows_with_this_one(tmp_path):
+def test_busy_seconds_include_this_process(tmp_path):
     before, own = machine.busy_seconds(), time.process_time()
     while time.process_time() - own < 0.3:
         pass
@@ -244,7 +244,7 @@ def stream_copy(threads, arrays):
 
 
 @pytest.mark.benchmark
-def test_memory_ceilings_are_near_a_stream_of_numpys():
+def test_memory_ceilings_are_near_numpys_copies():
     threads = 2
     arrays = [(np.ones(4 << 20), np.ones(4 << 20)) for _ in range(threads)]  # 32 MiB each
     level = CPU.simd_levels()[-1]
@@ -288,6 +288,6 @@ def test_invalid_arguments_of_the_native_probes():
         CPU.measure_memory("portable", 1, 1 << 60, 0.0)
 
 
-def test_ceilings_can_be_made_by_hand():
+def test_ceilings_from_given_rates():
     made = Ceilings("cpu", "mine", 1, None, None, Rates(1, 1, 1, 1, 1), 0, None, 0.0, "today")
     assert made.best.bandwidth == 1

@@ -23,17 +23,17 @@ def test_invalid_fractions(fraction):
     assert os.environ[client.MEMORY_FRACTION] == "0.25"
 
 
-def test_the_fraction_is_what_jax_reads():
-    jax.devices()  # a CPU backend that has started is in nobody's way
+def test_jax_reads_the_fraction():
+    jax.devices()  # the CPU backend may have started
     client.set_memory_fraction(0.5)
-    # JAX's own reading of it, where a GPU client is made. It refuses both names at once.
+    # JAX's function that reads the variable for a GPU client. It raises if both names are set.
     import jaxlib.xla_client
 
     options = jaxlib.xla_client.generate_pjrt_gpu_plugin_options()
     assert options["memory_fraction"] == 0.5
 
 
-def test_a_started_gpu_is_an_error_that_says_what_to_do(monkeypatch):
+def test_error_after_a_gpu_has_started(monkeypatch):
     monkeypatch.setattr(compat, "started_backends", lambda: ("cpu", "cuda"))
     with raises(RuntimeError, "cuda backend of JAX has already", "FRACTION=0.5"):
         client.set_memory_fraction(0.5)
@@ -42,12 +42,14 @@ def test_a_started_gpu_is_an_error_that_says_what_to_do(monkeypatch):
 
 def test_neither_import_nor_setting_starts_a_backend():
     code = """
-import jaxkern, jaxkern.image, jaxkern.random
-from jaxkern.core import client, compat
-client.set_memory_fraction(0.5)
+import sys, jax, jaxkern, jaxkern.performance
+assert not {'jaxkern.image', 'jaxkern.pipeline', 'jaxkern.xpcs'} & {*sys.modules}
+import jaxkern.image, jaxkern.random
+from jaxkern.core import compat
+jaxkern.performance.set_memory_fraction(0.5)
 assert compat.started_backends() == (), compat.started_backends()
-import jax
-jax.devices()
+jax.config.update('jax_num_cpu_devices', 2)
+assert jax.device_count() == 2
 assert compat.started_backends() == ("cpu",), compat.started_backends()
 """
     python_output(code, JAX_PLATFORMS="cpu")

@@ -73,7 +73,7 @@ def _run(code, folder, **environment):
     python_output(code, folder, without=names, **environment)
 
 
-def test_without_a_plugin_nothing_is_tried(tmp_path):
+def test_nothing_is_loaded_without_a_plugin(tmp_path):
     hide = (
         "import importlib.util\n"
         "find = importlib.util.find_spec\n"
@@ -91,7 +91,7 @@ assert "no jax-cuda plugin is installed" in str(jk.doctor())
 
 
 @pytest.mark.slow
-def test_another_platform_is_asked_for(tmp_path):
+def test_nothing_is_loaded_for_another_platform(tmp_path):
     _fake_plugin(tmp_path)
     code = f"""{_IMPORT}
 assert ours == [], ours
@@ -101,7 +101,7 @@ assert "JAX_PLATFORMS is 'cpu'" in cuda.problem, cuda.problem
     _run(code, tmp_path, JAX_PLATFORMS="cpu")
 
 
-def test_an_old_driver(tmp_path):
+def test_old_driver(tmp_path):
     _fake_plugin(tmp_path)
     code = f"""{_IMPORT}
 assert len(ours) == 1, ours
@@ -115,7 +115,7 @@ jax.config.update("jax_platforms", "cpu")
 
 
 @pytest.mark.slow
-def test_a_missing_driver_is_named(tmp_path):
+def test_missing_driver(tmp_path):
     _fake_plugin(tmp_path)
     hide = (
         "import ctypes\n"
@@ -138,7 +138,7 @@ jax.config.update("jax_platforms", "cpu")
 
 
 @pytest.mark.slow
-def test_requiring_cuda_without_it_is_an_error(tmp_path):
+def test_required_cuda_that_is_missing(tmp_path):
     _fake_plugin(tmp_path)
     code = """
 import warnings
@@ -234,18 +234,17 @@ def test_kernels_run_on_a_gpu_that_they_are_compiled_for(cuda_library, monkeypat
     assert cuda_library.problem is None
 
 
-def test_another_gpu_gets_pure_jax_and_the_reason(cuda_library, monkeypatch):
+def test_pure_jax_on_another_gpu(cuda_library, monkeypatch):
     _start_on(monkeypatch, "9.0", "7.5")
     with warns(RuntimeWarning, "compute capability 7.5"):
-        assert not _native_on_cuda()
+        assert registry.module("cuda") is None
     assert "sm_80, sm_90, compute_90" in str(cuda_library.problem)
-    assert registry.module("cuda") is None
     assert "7.5" in str(registry.missing(_NEGATE.target, "cuda"))
     assert not _native_on_cuda()  # without a second warning
     assert "compute capability 7.5" in str(jk.doctor())
 
 
-def test_threads_that_compile_at_once_all_wait_for_the_check(cuda_library, monkeypatch):
+def test_concurrent_compilations_wait_for_the_check(cuda_library, monkeypatch):
     asking, answer = threading.Event(), threading.Event()
     warned: list[registry.Library] = []
 
@@ -268,13 +267,13 @@ def test_threads_that_compile_at_once_all_wait_for_the_check(cuda_library, monke
     assert warned == [cuda_library]
 
 
-def test_the_native_module_is_checked_too(cuda_library, monkeypatch):
+def test_lowering_checks_the_gpu(cuda_library, monkeypatch):
     _start_on(monkeypatch, "7.5")
     with warns(RuntimeWarning, "compute capability 7.5"):
-        assert registry.module("cuda") is None
+        assert not _native_on_cuda()
 
 
-def test_a_required_library_is_an_error_there(cuda_library, monkeypatch):
+def test_required_library_on_another_gpu(cuda_library, monkeypatch):
     monkeypatch.setenv("JAXKERN_REQUIRE", "cpu,cuda")
     _start_on(monkeypatch, "7.5")
     with raises(RuntimeError, "compute capability 7.5"):

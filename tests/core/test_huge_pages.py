@@ -18,7 +18,7 @@ _OPS = {"image_chain", "image_chain_ragged", "image_mix", "ring_pop"}
 _OPS |= {f"two_time_{name}" for name in ("g2", "g2_tangent", "residual", "g2_at")}
 
 
-def test_a_fresh_result_costs_few_faults():
+def test_new_result_causes_few_page_faults():
     without = ("XLA_", "MALLOC_", "GLIBC_TUNABLES")
     code = f"import runpy; runpy.run_path({str(_SCRIPT)!r}, run_name='__main__')"
     result = json.loads(python_output(code, without=without, JAXKERN_BACKEND="native"))

@@ -44,7 +44,7 @@ VALUES = (
 )
 
 
-def test_every_static_argument_has_its_own_program():
+def test_unequal_static_arguments_have_separate_programs():
     expected = [bits_of(value) for value in VALUES]
     assert [float(OP(0.0, s=value)) for value in VALUES] == expected
     assert [float(OP(0.0, s=value)) for value in VALUES] == expected

@@ -17,16 +17,26 @@ from jaxkern.performance import set_num_threads
 
 
 @pytest.fixture
-def sixteen_cpus(monkeypatch, tmp_path):
+def sixteen_cpus(monkeypatch):
+    """Return a function that sets the two variables on a machine with 16 CPUs."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
     monkeypatch.setattr(threads, "cgroup_cpus", lambda: None)
 
+    def set_variables(requested="", slurm=""):
+        monkeypatch.setenv("JAXKERN_NUM_THREADS", requested)
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", slurm)
+
+    return set_variables
+
 
 def test_requested_threads(sixteen_cpus):
-    assert threads.num_threads({"JAXKERN_NUM_THREADS": "3", "SLURM_CPUS_PER_TASK": "2"}) == 3
-    assert threads.worker_cap({"JAXKERN_NUM_THREADS": "24"}) == 24
+    sixteen_cpus("3", slurm="2")
+    assert threads.num_threads() == 3
+    sixteen_cpus("24")
+    assert threads.worker_cap() == 24
+    sixteen_cpus("x")
     with raises(ValueError, "JAXKERN_NUM_THREADS is 'x'"):
-        threads.num_threads({"JAXKERN_NUM_THREADS": "x"})
+        threads.num_threads()
 
 
 @pytest.mark.parametrize(
@@ -34,11 +44,13 @@ def test_requested_threads(sixteen_cpus):
 )
 def test_invalid_numbers_of_threads(sixteen_cpus, text):
     """Superscripts and other digits that ``str.isdigit`` accepts, and more than a C int holds."""
+    sixteen_cpus(text)
     for function in (threads.num_threads, threads.worker_cap):
         with raises(ValueError, "JAXKERN_NUM_THREADS is"):
-            function({"JAXKERN_NUM_THREADS": text})
+            function()
     # Variables of other programs are ignored.
-    assert threads.num_threads({"SLURM_CPUS_PER_TASK": text}) == 16
+    sixteen_cpus(slurm=text)
+    assert threads.num_threads() == 16
 
 
 def test_invalid_caps():
@@ -49,18 +61,20 @@ def test_invalid_caps():
 
 @pytest.mark.parametrize(
     ("requested", "slurm", "count", "cap"),
-    [("0", "2", 2, 0), ("", "", 16, 0), ("", "4", 4, 4), ("", "64", 16, 0)],
+    [("0", "2", 2, 0), ("", "", 16, 0), ("", "4", 4, 4), ("", "64", 16, 0), ("", "0", 16, 0)],
 )
 def test_no_cap_slurm_and_affinity(sixteen_cpus, requested, slurm, count, cap):
-    environment = {"JAXKERN_NUM_THREADS": requested, "SLURM_CPUS_PER_TASK": slurm}
-    assert threads.num_threads(environment) == count
-    assert threads.worker_cap(environment) == cap
+    sixteen_cpus(requested, slurm)
+    assert threads.num_threads() == count
+    assert threads.worker_cap() == cap
 
 
-def test_the_quota_of_a_container(sixteen_cpus, monkeypatch):
+def test_quota_of_a_container(sixteen_cpus, monkeypatch):
     monkeypatch.setattr(threads, "cgroup_cpus", lambda: 5)
-    assert threads.num_threads({}) == 5
-    assert threads.num_threads({"SLURM_CPUS_PER_TASK": "4"}) == 4
+    sixteen_cpus()
+    assert threads.num_threads() == 5
+    sixteen_cpus(slurm="4")
+    assert threads.num_threads() == 4
 
 
 def _write(path: Path, text: str) -> Path:
@@ -69,7 +83,7 @@ def _write(path: Path, text: str) -> Path:
     return path
 
 
-def test_version_2_takes_the_smallest_quota_above(tmp_path):
+def test_smallest_quota_of_version_2(tmp_path):
     root = tmp_path / "cgroup"
     _write(root / "job" / "cpu.max", "250000 100000\n")
     membership = _write(tmp_path / "membership", "0::/job/step\n")

@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
+from support.core.processes import python_output
 from support.errors import raises
 
 import jaxkern as jk
@@ -72,13 +71,8 @@ def test_no_memory_limit(monkeypatch):
 def test_affinity():
     code = "import jaxkern.device as d; print(d.get_device_status().usable_cpus)"
     one = min(os.sched_getaffinity(0))
-    process = subprocess.run(
-        [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{one}}}); {code}"],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        check=True,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdout.split() == [b"1"]
+    code = f"import os; os.sched_setaffinity(0, {{{one}}}); {code}"
+    assert python_output(code, JAX_PLATFORMS="cpu").split() == ["1"]
 
 
 def test_problems(monkeypatch):

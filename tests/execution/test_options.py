@@ -44,7 +44,7 @@ def test_options_belong_to_their_context():
 
 def test_kernel_threads_are_limited_without_compiling():
     def limit():
-        return jk.doctor().max_workers
+        return jk.doctor().kernel_threads
 
     before = limit()
     aug = jk.image.Compose([jk.image.CenterCrop(4)])
@@ -62,7 +62,7 @@ def test_kernel_threads_are_limited_without_compiling():
 
 
 def test_overlapping_limits_of_two_threads():
-    before = jk.doctor().max_workers
+    before = jk.doctor().kernel_threads
     entered, leave = threading.Event(), threading.Event()
 
     def other():
@@ -74,11 +74,11 @@ def test_overlapping_limits_of_two_threads():
         thread = threading.Thread(target=other)
         thread.start()
         entered.wait(20)
-        assert jk.doctor().max_workers == 5
-    assert jk.doctor().max_workers == 5  # the other thread's block is open
+        assert jk.doctor().kernel_threads == 5
+    assert jk.doctor().kernel_threads == 5  # the other thread's block is open
     leave.set()
     thread.join()
-    assert jk.doctor().max_workers == before
+    assert jk.doctor().kernel_threads == before
 
 
 @pytest.mark.parametrize("kind", ["operator", "pmap", "graph"])

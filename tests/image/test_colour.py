@@ -11,7 +11,7 @@ from support.errors import raises
 import jaxkern as jk
 from jaxkern import image as im
 from jaxkern.image import ops
-from jaxkern.image.program.program import VALUES, Code, ProgramStep
+from jaxkern.image.program.program import VALUES, Code, ProgramStep, program_operands
 
 RNG = np.random.default_rng(3)
 SMOOTH = np.stack(
@@ -52,9 +52,16 @@ def program(images, rows, codes=None, backend="native"):
             op[n, s] = code
             values[n, s, : len(inputs)] = inputs
     draws = [tuple(Code(k) for k in sorted({*op[:, s]} & {*ALL})) for s in range(count)]
-    steps = [(op[:, s], values[:, s], ProgramStep(codes or draws[s])) for s in range(count)]
+    return run(images, op, values, tuple(ProgramStep(codes or draw) for draw in draws), backend)
+
+
+def run(images, op, values, steps, backend):
+    """Run a program in jitted code with op [N or 1, S] and values [N or 1, S, VALUES]."""
+    static = {"steps": steps, "channels": images.shape[-1], "batch_dims": 1}
     with jk.backend(backend):
-        return np.asarray(jax.jit(lambda x: ops.run_program(x, steps))(images))
+        return np.asarray(
+            jax.jit(lambda *arrays: ops.program(*arrays, **static))(images, op, values)
+        )
 
 
 def fused(a, b, c):
@@ -271,14 +278,13 @@ MOVES = [
 def test_blurs_and_warps_between_colours(dtype):
     """Both buffers are written, and tables run before pixels move."""
     images = U8 if dtype is np.uint8 else F32
-    invert = (np.int32(Code.INVERT), np.zeros((1, VALUES), np.float32), ProgramStep(ALL))
+    codes = (Code.INVERT, Code.POSTERIZE)  # of which each takes time to compile in pure JAX
+    invert = (np.int32(Code.INVERT), np.zeros((1, VALUES), np.float32), ProgramStep(codes))
     moved = [np.float32([*inputs, *[0.0] * (VALUES - len(inputs))])[None] for _, inputs, _ in MOVES]
     moves = [(np.int32(c), v, s) for (c, _, s), v in zip(MOVES, moved, strict=True)]
     for steps in (moves[:3], [invert, moves[0], invert], [invert, *moves, invert]):
-        outs = []
-        for backend in ("native", "jax"):
-            with jk.backend(backend):
-                outs.append(np.asarray(jax.jit(lambda x, s=steps: ops.run_program(x, s))(images)))
+        operands = program_operands(steps)
+        outs = [run(images, *operands, backend) for backend in ("native", "jax")]
         atol = 0 if dtype is np.uint8 else 1e-3
         np.testing.assert_allclose(outs[0].astype(float), outs[1].astype(float), atol=atol)
         assert (outs[0] != images).any()

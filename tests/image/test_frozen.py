@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import pathlib
 
+import jax
 import numpy as np
 import pytest
+from support.image.comparison import boxes_as
 
 from jaxkern import image as im
 
@@ -66,11 +68,10 @@ def test_targets_equal_torchvision(number):
     names = [key for key in expected if key.startswith("param.")]
     params = {name.removeprefix("param."): expected.pop(name) for name in names}
     inputs = {name: FROZEN[f"given.{name}"] for name in ("boxes", "keypoints", "mask")}
-    inputs["boxes"] = _as(case["boxes"], inputs["boxes"])
+    inputs["boxes"] = boxes_as(case["boxes"], inputs["boxes"])
     aug = im.Compose([getattr(im, case["transform"])(**case["options"])], boxes=case["boxes"])
-    out = aug.apply(
-        {"image": images, **{n: v for n, v in inputs.items() if n in expected}}, (params,)
-    )
+    fields = {"image": images, **{n: v for n, v in inputs.items() if n in expected}}
+    out = jax.jit(aug.apply)(fields, (params,))
     for name, value in expected.items():
         actual = np.asarray(out[name])
         if name in ("mask", "image"):
@@ -81,10 +82,3 @@ def test_targets_equal_torchvision(number):
             np.testing.assert_array_equal(actual, value)
         else:
             np.testing.assert_allclose(actual, value, rtol=0, atol=1e-4)
-
-
-def _as(form, boxes):
-    first, sides = boxes[..., :2], boxes[..., 2:] - boxes[..., :2]
-    if form == "cxcywh":
-        first = first + sides / 2
-    return boxes if form == "xyxy" else np.concatenate([first, sides], axis=-1)

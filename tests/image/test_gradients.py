@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.image.draws import sample
 from support.image.oracle import MATRICES, SIGNED, reference
 
 import jaxkern as jk
@@ -208,7 +209,7 @@ def test_kernel_and_twin_agree(name, dtype):
         lam, box = np.array([0.5, 0, 1, 0.25], "f4"), {"top": 2, "left": 3, "height": 5, "width": 6}
         params: Any = ({"lam": lam}, {"lam": np.float32(0.5), **box})
     else:
-        params = aug.sample(jk.random.record_keys(0, 0, np.arange(4)), SHAPE)
+        params = sample(aug, jk.random.record_keys(0, 0, np.arange(4)), SHAPE)
     results = []
     for backend in ("jax", "native"):
         with jk.backend(backend):

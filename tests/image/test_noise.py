@@ -9,17 +9,14 @@ from scipy.ndimage import correlate1d, map_coordinates
 from scipy.stats import kstest
 from support.image.comparison import slow
 from support.image.counter_noise import normals, threefry, uniforms
+from support.image.draws import sample
+from support.image.pictures import pictures
 
 import jaxkern as jk
 from jaxkern import image as im
 
 SIZE = (19, 26)
 SEEDS = np.int32([[0, 0], [-1, 2**31 - 1], [77777, -123456789]])
-
-
-def pictures(channels=3, dtype=np.uint8):
-    levels = np.random.default_rng(8).integers(0, 256, (3, *SIZE, channels), np.uint8)
-    return levels if dtype == np.uint8 else (levels / 255).astype(dtype)
 
 
 def test_known_answers_of_threefry():
@@ -37,7 +34,7 @@ def test_known_answers_of_threefry():
     [4, slow(1), slow(3)],
 )
 def test_noise_of_levels(run, channels):
-    images = pictures(channels)
+    images = pictures(8, (3, *SIZE, channels))
     n = np.stack([normals(seed, images.shape[1:]) for seed in SEEDS])
     total = images + np.trunc(np.float32(25.5) + n * np.float32(102)).astype(int)
     total[..., 3:] = images[..., 3:]
@@ -49,7 +46,7 @@ def test_noise_of_levels(run, channels):
 
 
 def test_noise_of_floats(run):
-    images = pictures(dtype=np.float32)
+    images = pictures(8, (3, *SIZE, 3), np.float32)
     images[:, 4, 5] = np.nan
     n = np.stack([normals(seed, images.shape[1:]) for seed in SEEDS])
     aug = im.Compose([im.RandomChoice([im.GaussianNoise(0, 0.3), im.GaussianNoise(2, 3, False)])])
@@ -68,7 +65,7 @@ BOXES = {
 
 
 def test_erased_boxes_are_noise(run):
-    images = pictures(dtype=np.float32) - 0.5
+    images = pictures(8, (3, *SIZE, 3), np.float32) - 0.5
     aug = im.Compose([im.RandomErasing(value="random"), im.Normalize(0.25, 0.5)])
     params = BOXES | {"erase": np.ones(3, bool), "seed": SEEDS}
     out = run(aug, images, (params, {}))
@@ -82,7 +79,7 @@ def test_erased_boxes_are_noise(run):
 
 def test_erased_boxes_of_a_container_are_those_of_a_chain(run):
     """A program and a chain paint constants alike; levels truncate noise."""
-    images = pictures()
+    images = pictures(8, (3, *SIZE, 3))
     erasing = im.RandomErasing(value=(9, 200, 77))
     params = BOXES | {"erase": np.bool_([1, 1, 0])}
     inner = {f"0.{name}": value for name, value in params.items()} | {"apply": np.ones(3, bool)}
@@ -117,7 +114,7 @@ def field(seed, alpha, sigma, size=SIZE):
     ],
 )
 def test_elastic_warps(run, dtype, interpolation, alpha, sigma, fill):
-    images = pictures(dtype=dtype)
+    images = pictures(8, (3, *SIZE, 3), dtype)
     transform = im.ElasticTransform(alpha, sigma, interpolation, fill)
     out = np.asarray(run(im.Compose([transform]), images, ({"seed": SEEDS},)), float)
     actual = np.asarray(transform.displacement(SEEDS, SIZE)).transpose(0, 3, 1, 2)
@@ -142,13 +139,13 @@ def test_elastic_warps(run, dtype, interpolation, alpha, sigma, fill):
 
 
 def test_records_are_the_same_in_any_batch():
-    images = np.random.default_rng(9).integers(0, 256, (5, 40, 70, 3), np.uint8)
+    images = pictures(9, (5, 40, 70, 3))
     augment = im.Compose(
         [im.GaussianNoise(), im.ElasticTransform(80, 2), im.RandomErasing(1.0, value="random")]
     )
     keys = jax.random.split(jax.random.key(5), 5)
     with jk.backend("native"):
-        params = jax.jit(lambda keys: augment.sample(keys, (40, 70)))(keys)
+        params = sample(augment, keys, (40, 70))
         apply = jax.jit(augment.apply)
         out = np.asarray(apply(images, params))
         rotated = apply(images[::-1], jax.tree.map(lambda x: np.asarray(x)[::-1], params))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from support.errors import raises
+from support.image import draws
 from support.image.comparison import slow
 
 import jaxkern as jk
@@ -28,19 +29,8 @@ POLICY = im.RandAugment()
 SIZE = (240, 331)  # of which 150 / 331 of the width is 150 pixels
 
 
-@functools.cache
-def keys():
-    return jax.random.split(jax.random.key(0), COUNT)
-
-
 def draw(transform, *names, count=COUNT):
-    """Draw the parameters of these names, or all; others are not compiled."""
-
-    def sample(keys):
-        draws = im.Compose([transform]).sample(keys, SIZE)[0]
-        return {name: draws[name] for name in names or draws}
-
-    return {name: np.asarray(value) for name, value in jax.jit(sample)(keys()[:count]).items()}
+    return draws.draw(transform, SIZE, count, *names)
 
 
 def names_of(transform, op):
@@ -61,11 +51,17 @@ def frequencies(names, strengths, reference):
 
 WARPS = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
 SIGNED = (*WARPS, "Brightness", "Color", "Contrast", "Sharpness")
-# The ninth of 31 bins: 0.3 of the largest magnitudes; 8 - 9 / 7.5 bits.
-STRENGTH = {
-    **dict(zip(SIGNED, (0.09, 0.09, 45.0, 45.0 * 240 / 331, 9.0, *[0.27] * 4), strict=True)),
-    **{"Posterize": 7.0, "Solarize": 0.7, "AutoContrast": 0.0, "Equalize": 0.0, "Identity": 0.0},
-}
+
+
+def strengths(position):
+    """Return the magnitude of each op in a bin of 31."""
+    share = position / 30
+    largest = (0.3, 0.3, 150.0, 150.0 * 240 / 331, 30.0, *[0.9] * 4)
+    return {
+        **{name: value * share for name, value in zip(SIGNED, largest, strict=True)},
+        **{"Posterize": round(8 - 4 * share), "Solarize": 1 - share},
+        **dict.fromkeys(("AutoContrast", "Equalize", "Identity"), 0.0),
+    }
 
 
 def both_signs(strength, chance):
@@ -78,24 +74,24 @@ def both_signs(strength, chance):
     return reference
 
 
-def test_rand_augment_draws_ops_and_signs_uniformly():
-    transform = im.RandAugment(3, 9)
-    draws = draw(transform)
-    assert draws["op"].shape == draws["magnitude"].shape == (COUNT, 3)
-    reference = both_signs(STRENGTH, 1 / 14)
-    for step in range(3):
-        frequencies(
-            names_of(transform, draws["op"][:, step]), draws["magnitude"][:, step], reference
-        )
-    table = stats.contingency.crosstab(draws["op"][:, 0], draws["op"][:, 1]).count
-    assert stats.chi2_contingency(table).pvalue > 1e-3
+@pytest.mark.parametrize(("count", "position"), [(3, 9), (1, 30)])
+def test_rand_augment_draws_ops_and_signs_uniformly(count, position):
+    transform = im.RandAugment(count, position)
+    params = draw(transform)
+    assert params["op"].shape == params["magnitude"].shape == (COUNT, count)
+    reference = both_signs(strengths(position), 1 / 14)
+    for op, magnitude in zip(params["op"].T, params["magnitude"].T, strict=True):
+        frequencies(names_of(transform, op), magnitude, reference)
+    if count > 1:
+        table = stats.contingency.crosstab(params["op"][:, 0], params["op"][:, 1]).count
+        assert stats.chi2_contingency(table).pvalue > 1e-3
 
 
 def test_trivial_augment_draws_magnitudes_uniformly():
     transform = im.TrivialAugmentWide()
-    draws = draw(transform)
-    names, strength = names_of(transform, draws["op"][:, 0]), draws["magnitude"][:, 0]
-    assert stats.chisquare(np.bincount(draws["op"][:, 0], minlength=14)).pvalue > 1e-3
+    params = draw(transform)
+    names, strength = names_of(transform, params["op"][:, 0]), params["magnitude"][:, 0]
+    assert stats.chisquare(np.bincount(params["op"][:, 0], minlength=14)).pvalue > 1e-3
     largest = dict.fromkeys(SIGNED, 0.99) | {"TranslateX": 32, "TranslateY": 32, "Rotate": 135}
     for name in SIGNED:
         position = strength[names == name] / largest[name] * 30
@@ -116,7 +112,7 @@ def test_trivial_augment_draws_magnitudes_uniformly():
 @pytest.mark.parametrize("policy", ["imagenet", "cifar10", "svhn"])
 def test_auto_augment_draws_its_pairs(policy):
     transform = im.AutoAugment(policy)
-    draws = draw(transform)
+    params = draw(transform)
     table = magnitude_table(AUTO_AUGMENT, 10, SIZE)
     reference = {}
     published = pairs(transform.policy)
@@ -134,8 +130,8 @@ def test_auto_augment_draws_its_pairs(policy):
                 key = (*first, *second)
                 reference[key] = reference.get(key, 0) + p * q / 25
     counts = dict.fromkeys(reference, 0)
-    names = names_of(transform, draws["op"])
-    for (a, b), (x, y) in zip(names, draws["magnitude"], strict=True):
+    names = names_of(transform, params["op"])
+    for (a, b), (x, y) in zip(names, params["magnitude"], strict=True):
         counts[str(a), round(float(x), 4) + 0.0, str(b), round(float(y), 4) + 0.0] += 1
     observed, expected = (
         np.asarray(list(counts.values())),
@@ -152,40 +148,40 @@ def test_auto_augment_draws_its_pairs(policy):
 
 def test_aug_mix_draws_chains_and_weights():
     transform = im.AugMix(severity=4, alpha=0.7)
-    draws = draw(transform, "op", "magnitude")
-    used = draws["op"] >= 0
-    assert draws["op"].shape == draws["magnitude"].shape == (COUNT, 3, 3)
+    params = draw(transform, "op", "magnitude")
+    used = params["op"] >= 0
+    assert params["op"].shape == params["magnitude"].shape == (COUNT, 3, 3)
     np.testing.assert_array_equal(used, np.sort(used, axis=2)[:, :, ::-1])
     depths = np.bincount(used.sum(axis=2).reshape(-1), minlength=4)
     assert depths[0] == 0
     assert stats.chisquare(depths[1:]).pvalue > 1e-3
-    assert (draws["magnitude"][~used] == 0).all()
-    assert stats.chisquare(np.bincount(draws["op"][used], minlength=13)).pvalue > 1e-3
-    rotated = names_of(transform, draws["op"]) == "Rotate"
-    position = np.round(draws["magnitude"][rotated] / 30 * 9).astype(int) + 3
+    assert (params["magnitude"][~used] == 0).all()
+    assert stats.chisquare(np.bincount(params["op"][used], minlength=13)).pvalue > 1e-3
+    rotated = names_of(transform, params["op"]) == "Rotate"
+    position = np.round(params["magnitude"][rotated] / 30 * 9).astype(int) + 3
     counts = np.bincount(position, minlength=7)
     assert (
         stats.chisquare(counts, np.asarray([1, 1, 1, 2, 1, 1, 1]) * counts.sum() / 8).pvalue > 1e-3
     )
-    draws = draw(transform, "weights", "m", count=2000)
-    assert stats.kstest(draws["m"], stats.beta(0.7, 0.7).cdf).pvalue > 1e-3
-    np.testing.assert_allclose(draws["weights"].sum(axis=1), 1, atol=1e-5)
+    params = draw(transform, "weights", "m", count=2000)
+    assert stats.kstest(params["m"], stats.beta(0.7, 0.7).cdf).pvalue > 1e-3
+    np.testing.assert_allclose(params["weights"].sum(axis=1), 1, atol=1e-5)
     for chain in range(3):
-        assert stats.kstest(draws["weights"][:, chain], stats.beta(0.7, 1.4).cdf).pvalue > 1e-3
+        assert stats.kstest(params["weights"][:, chain], stats.beta(0.7, 1.4).cdf).pvalue > 1e-3
 
 
 def test_aug_mix_without_all_ops_and_with_a_depth():
-    draws = draw(im.AugMix(all_ops=False, chain_depth=2, mixture_width=1), "op")
-    assert draws["op"].shape == (COUNT, 1, 2)
-    assert stats.chisquare(np.bincount(draws["op"].reshape(-1), minlength=9)).pvalue > 1e-3
+    params = draw(im.AugMix(all_ops=False, chain_depth=2, mixture_width=1), "op")
+    assert params["op"].shape == (COUNT, 1, 2)
+    assert stats.chisquare(np.bincount(params["op"].reshape(-1), minlength=9)).pvalue > 1e-3
 
 
 def test_containers_draw_with_their_probabilities():
     inner = [im.RandAugment(1), im.RandomHorizontalFlip(0.25)]
-    draws = draw(im.RandomApply(inner, p=0.3), "apply", "1.flip")
-    assert abs(draws["apply"].mean() - 0.3) < 0.02
-    assert abs(draws["1.flip"].mean() - 0.25) < 0.02
-    joint = (draws["apply"] & draws["1.flip"]).mean()
+    params = draw(im.RandomApply(inner, p=0.3), "apply", "1.flip")
+    assert abs(params["apply"].mean() - 0.3) < 0.02
+    assert abs(params["1.flip"].mean() - 0.25) < 0.02
+    joint = (params["apply"] & params["1.flip"]).mean()
     assert abs(joint - 0.3 * 0.25) < 0.02
     choice = im.RandomChoice([*inner, im.RandomVerticalFlip()], p=[1, 0, 3])
     counts = np.bincount(draw(choice, "choice")["choice"], minlength=3)
@@ -198,8 +194,8 @@ def test_containers_draw_with_their_probabilities():
 
 
 def test_transforms_of_a_container_draw_independently():
-    draws = draw(im.RandomOrder([im.RandAugment(1), im.RandAugment(1)]), "0.op", "1.op")
-    table = stats.contingency.crosstab(draws["0.op"][:, 0], draws["1.op"][:, 0]).count
+    params = draw(im.RandomOrder([im.RandAugment(1), im.RandAugment(1)]), "0.op", "1.op")
+    table = stats.contingency.crosstab(params["0.op"][:, 0], params["1.op"][:, 0]).count
     assert stats.chi2_contingency(table).pvalue > 1e-3
 
 
@@ -333,6 +329,10 @@ def test_containers_reject_changes_of_channels():
         aug.apply(U8, ({"apply": True},))
 
 
+def keys_of(images):
+    return jax.random.split(jax.random.key(8), len(images))
+
+
 # Each step of a policy is a separate program in pure JAX, which compiles for seconds.
 SMALL = [im.TrivialAugmentWide(), slow(im.AugMix(mixture_width=2, chain_depth=1, all_ops=False))]
 LARGE = [
@@ -342,15 +342,10 @@ LARGE = [
 ]
 
 
-def draws(aug, seed, images):
-    keys = jax.random.split(jax.random.key(seed), len(images))
-    return keys, jax.jit(lambda k: aug.sample(k, images.shape[1:3]))(keys)
-
-
 @pytest.mark.parametrize("policy", SMALL, ids=lambda p: type(p).__name__)
 def test_native_equals_pure_jax(policy):
     aug, images = im.Compose([policy]), np.tile(U8, (8, 1, 1, 1))
-    _, params = draws(aug, 8, images)
+    params = draws.sample(aug, keys_of(images), images.shape[1:3])
     actual = {}
     for backend in ("native", "jax"):
         with jk.backend(backend):
@@ -362,7 +357,8 @@ def test_native_equals_pure_jax(policy):
 @pytest.mark.parametrize("policy", LARGE, ids=lambda p: type(p).__name__)
 def test_the_same_in_any_batch(run, policy):
     aug, images = im.Compose([policy]), np.tile(U8, (3, 1, 1, 1))
-    keys, params = draws(aug, 8, images)
+    keys = keys_of(images)
+    params = draws.sample(aug, keys, images.shape[1:3])
     out = run(aug, images, params)
     assert (np.asarray(out) != images).any(axis=(1, 2, 3)).sum() > len(images) // 3
     alone = jax.jit(lambda k, x: aug(k, x))(keys[5:6], images[5:6])

@@ -7,20 +7,11 @@ import functools
 import jax
 import numpy as np
 from scipy import stats
+from support.image import draws
 
 from jaxkern import image as im
 
-COUNT = 20_000
-
-
-@functools.cache
-def keys():
-    return jax.random.split(jax.random.key(0), COUNT)
-
-
-def draw(transform, size, position=0):
-    sample = jax.jit(lambda k: im.Compose([transform]).sample(k, size))
-    return {name: np.asarray(value) for name, value in sample(keys())[position].items()}
+draw = functools.partial(draws.draw, count=20_000)
 
 
 def test_random_resized_crop_area_and_ratio():
@@ -53,7 +44,8 @@ def test_random_resized_crop_fallback():
     cases = {(10, 100): (0, 43, 10, 13), (100, 10): (43, 0, 13, 10), (1, 1): (0, 0, 1, 1)}
     sizes = np.repeat(np.asarray(list(cases), np.int32), 30, axis=0)
     aug = im.Compose([im.RandomResizedCrop(8, scale=(1.0, 1.0))])
-    p = jax.jit(aug.sample)(keys()[:90], (sizes[:, 0], sizes[:, 1]))[0]
+    keys = jax.random.split(jax.random.key(0), 90)
+    p = jax.jit(aug.sample)(keys, (sizes[:, 0], sizes[:, 1]))[0]
     boxes = np.stack([p[name] for name in ("top", "left", "height", "width")], axis=1)
     np.testing.assert_array_equal(boxes, np.repeat(list(cases.values()), 30, axis=0))
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from support.image.draws import sample
 
 import jaxkern as jk
 from jaxkern import image as im
@@ -21,11 +22,6 @@ CROPS = im.Compose(
 )
 
 
-@jax.jit
-def crops(keys):
-    return CROPS.sample(keys, (20, 24))
-
-
 def sharded(kind, *values):
     mesh = jax.make_mesh((4,), ("batch",), axis_types=(kind,))
     put = lambda x: jax.device_put(x, NamedSharding(mesh, PartitionSpec("batch")))  # noqa: E731
@@ -34,7 +30,7 @@ def sharded(kind, *values):
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_a_sharded_batch_is_not_gathered(kind):
-    params = crops(KEYS)
+    params = sample(CROPS, KEYS, (20, 24))
     expected = CROPS.apply(IMAGES, params)
     mesh, (images, params) = sharded(kind, IMAGES, params)
     with jax.set_mesh(mesh):
@@ -49,7 +45,7 @@ def test_a_sharded_batch_is_not_gathered(kind):
 
 
 def test_several_draws_of_a_sharded_batch_do_not_gather_it():
-    several = crops(jk.random.record_keys(0, 0, np.arange(24)))
+    several = sample(CROPS, jk.random.record_keys(0, 0, np.arange(24)), (20, 24))
     several = jax.tree.map(lambda x: jnp.reshape(x, (3, 8, *x.shape[1:])), several)
     draws = jax.vmap(CROPS.apply, in_axes=(None, 0))
     expected = draws(IMAGES, several)

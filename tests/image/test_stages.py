@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.errors import raises
+from support.image.pictures import pictures
 
 import jaxkern as jk
 from jaxkern import image as im
@@ -17,9 +18,8 @@ from jaxkern.image.ops import MAX_STAGES, StagesBuilder
 COUNT = 6
 
 
-def images(dtype=np.uint8, side=20):
-    levels = np.random.default_rng(3).integers(0, 256, (COUNT, side, side + 3, 3), np.uint8)
-    return levels if dtype == np.uint8 else (levels / 255).astype(dtype)
+def images(dtype=np.uint8):
+    return pictures(3, (COUNT, 20, 23, 3), dtype)
 
 
 def ragged():
@@ -115,11 +115,11 @@ def test_one_call_is_the_separate_calls(name, monkeypatch):
     make, *steps = CASES[name]
     transforms, params = zip(*steps, strict=True)
     aug = im.Compose(transforms, layout="NCHW" if "NCHW" in name else "NHWC")
-    together, inputs = StagesBuilder.calls, make()
+    calls, inputs = StagesBuilder.calls, make()
 
     def both(inputs):
         first = aug.apply(inputs, params)
-        monkeypatch.setattr(StagesBuilder, "calls", lambda self, **_: together(self, False))
+        monkeypatch.setattr(StagesBuilder, "calls", lambda self, **_: calls(self, fuse=False))
         return first, aug.apply(inputs, params)
 
     one, many = map(np.asarray, jax.jit(both)(inputs))

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.errors import raises
-from support.image.comparison import slow
+from support.image.comparison import boxes_as, slow
+from support.image.draws import sample
 
 from jaxkern import image as im
-from jaxkern.image.transforms.moves import boxed, moved_points
+from jaxkern.image.transforms.moves import box_move, moved_points
 
 COUNT, HEIGHT, WIDTH = 4, 36, 48
 KEYS = jax.random.split(jax.random.key(3), COUNT)
@@ -93,16 +94,16 @@ def test_keypoints_and_masks_follow_their_pixels(name):
     boxes = np.sort(corners.reshape(COUNT, 12, 2, 2), axis=2).reshape(COUNT, 12, 4)
     fields = {"image": coordinates(), "mask": numbered(), "boxes": boxes, "keypoints": inputs}
     if name == "policy":  # colours change the coordinates in the pixels
-        params = aug.sample(KEYS, (HEIGHT, WIDTH))
+        params = sample(aug, KEYS, (HEIGHT, WIDTH))
         names = np.asarray(im.RandAugment.OPS)
         params[0]["op"] = jnp.where(
             jnp.isin(params[0]["op"], np.flatnonzero(np.char.find(names, "e") >= 0)),
             params[0]["op"] % 6,
             -1,
         )
-        out = aug.apply(fields, params)
+        out = jax.jit(aug.apply)(fields, params)
     else:
-        out = aug(KEYS, fields)
+        out = jax.jit(aug)(KEYS, fields)
     image, mask = np.asarray(out["image"]), np.asarray(out["mask"])
     height, width = image.shape[1:3]
     assert mask.dtype == np.int32
@@ -131,14 +132,12 @@ def test_boxes_bound_their_pixels(name, form):
     aug = im.Compose(CHAINS[name], boxes=form)
     boxes = np.float32([[10, 9, 30, 21], [5, 14, 17, 30], [0, 0, 0, 0], [20, 20, 20, 25]])
     boxes = np.broadcast_to(boxes, (COUNT, 4, 4))
-    sides = boxes[..., 2:] - boxes[..., :2]
-    first = boxes[..., :2] + (0.5 * sides if form == "cxcywh" else 0)
-    inputs = boxes if form == "xyxy" else np.concatenate([first, sides], axis=-1)
     masks = np.zeros((COUNT, HEIGHT, WIDTH, 2), np.uint8)
     for k in range(2):
         left, top, right, bottom = boxes[0, k].astype(int)
         masks[:, top:bottom, left:right, k] = 1
-    out = aug(KEYS, {"image": coordinates(), "mask": masks, "boxes": inputs})
+    fields = {"image": coordinates(), "mask": masks, "boxes": boxes_as(form, boxes)}
+    out = jax.jit(aug)(KEYS, fields)
     moved, valid = np.asarray(out["boxes"]), np.asarray(out["boxes_valid"])
     assert not valid[:, 2:].any()
     assert valid[:, :2].any()
@@ -181,7 +180,7 @@ def test_masks_are_mirrored_as_their_images(mode):
 def test_planes_of_masks_move_together():
     """M masks per image, along an axis or as channels."""
     aug = im.Compose([im.RandomResizedCrop(20), im.RandomRotation(30)])
-    params = aug.sample(KEYS, (HEIGHT, WIDTH))
+    params = sample(aug, KEYS, (HEIGHT, WIDTH))
     images, mask = coordinates(), numbered()
     alone = np.asarray(aug.apply({"image": images, "mask": mask}, params)["mask"])
     both = np.stack([mask, mask + 5000], axis=-1)
@@ -232,7 +231,7 @@ def test_cropped_parts_do_not_reappear():
 def test_a_box_of_the_complete_image_fills_it_after_a_resize():
     """Exact to the last bit: otherwise the box would leave the image and be dropped."""
     corners = np.float32([[[0, 0], [41, 27]]])
-    moved = moved_points(corners, boxed((0, 0, 27, 41), (55, 27)))
+    moved = moved_points(corners, box_move((0, 0, 27, 41), (55, 27)))
     assert moved.tolist() == [[[0, 0], [27, 55]]]
 
 
@@ -247,9 +246,10 @@ def test_a_canvas_cuts_images_and_their_targets():
     }
     flip = {"flip": np.ones(COUNT, bool)}
     resize = im.ScaleJitter((48, 48))
-    complete = im.Compose([resize]).apply(fields, (sizes,))
+    complete = jax.jit(im.Compose([resize]).apply)(fields, (sizes,))
     resize = im.ScaleJitter((48, 48), canvas=(36, 40))
-    out = im.Compose([resize, im.RandomHorizontalFlip()]).apply(fields, (sizes, flip))
+    aug = im.Compose([resize, im.RandomHorizontalFlip()])
+    out = jax.jit(aug.apply)(fields, (sizes, flip))
     assert out["image"].shape == (COUNT, 36, 40, 3)
     assert out["image_size"].tolist() == [[36, 40], [18, 24], [30, 40], [36, 40]]
     for n, (height, width) in enumerate(np.asarray(out["image_size"])):
@@ -274,12 +274,13 @@ def test_frames_of_a_clip_share_a_draw():
     masks = clips[..., 0]
     boxes = rng.uniform(4, 30, (COUNT, 3, 2, 4)).astype(np.float32)
     aug = im.Compose([*CHAINS["all"], im.Normalize(0.5, 0.5)])
-    params = aug.sample(KEYS, (HEIGHT, WIDTH))
-    out = aug.apply({"image": clips, "mask": masks, "boxes": boxes}, params)
+    params = sample(aug, KEYS, (HEIGHT, WIDTH))
+    apply = jax.jit(aug.apply)
+    out = apply({"image": clips, "mask": masks, "boxes": boxes}, params)
     assert out["image"].shape == (COUNT, 3, 44, 44, 3)
     for frame in range(3):
         alone = {"image": clips[:, frame], "mask": masks[:, frame], "boxes": boxes[:, frame]}
-        for name, value in aug.apply(alone, params).items():
+        for name, value in apply(alone, params).items():
             np.testing.assert_array_equal(out[name][:, frame], value)
 
 
@@ -316,7 +317,7 @@ def test_clips_mix_with_clips():
     clips = rng.uniform(size=(COUNT, 2, 6, 6, 1)).astype(np.float32)
     labels = np.eye(COUNT, dtype=np.float32)
     aug = im.Compose([im.MixUp(per_sample=True)])
-    params = aug.sample(KEYS, (6, 6))
+    params = sample(aug, KEYS, (6, 6))
     mixed, soft = aug.apply(clips, params, labels)
     for frame in range(2):
         alone, expected = aug.apply(clips[:, frame], params, labels)

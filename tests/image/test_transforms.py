@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.errors import raises
+from support.image.draws import sample
 
 import jaxkern as jk
 from jaxkern import image as im
@@ -67,7 +68,7 @@ def gamma_in_numpy(images, gamma):
 
 def test_levels_against_numpy():
     aug = im.Compose([RandomGamma()])
-    params = aug.sample(KEYS, (9, 7))
+    params = sample(aug, KEYS, (9, 7))
     gamma = np.asarray(params[0]["gamma"])
     assert len(set(gamma.tolist())) == 4
     assert ((gamma >= 0.5) & (gamma <= 2.0)).all()
@@ -155,8 +156,9 @@ def test_eval_labels_clips_and_targets():
 
 def test_program_steps_join_the_native_call():
     aug = im.Compose([im.RandomCrop(5), RandomExposure(), im.RandomInvert()])
-    params = aug.sample(KEYS, (9, 7))
-    out = np.asarray(aug.apply(IMAGES, params), float)
+    params = sample(aug, KEYS, (9, 7))
+    apply = jax.jit(aug.apply)
+    out = np.asarray(apply(IMAGES, params), float)
     jitter = im.Compose([im.RandomCrop(5), im.ColorJitter(brightness=1.0), im.RandomInvert()])
     factor = np.where(params[1]["apply"], 2.0 ** np.asarray(params[1]["stops"]), 1.0)
     brightness = {name: np.ones(4, np.float32) for name in ("contrast", "saturation", "hue")}
@@ -164,8 +166,9 @@ def test_program_steps_join_the_native_call():
         "brightness": factor.astype(np.float32),
         "order": np.tile(np.int32([0, 1, 2, 3]), (4, 1)),
     }
-    np.testing.assert_array_equal(out, jitter.apply(IMAGES, (params[0], brightness, params[2])))
-    text = jax.jit(aug.apply).lower(IMAGES, params).as_text()
+    jittered = jax.jit(jitter.apply)(IMAGES, (params[0], brightness, params[2]))
+    np.testing.assert_array_equal(out, jittered)
+    text = apply.lower(IMAGES, params).as_text()
     assert text.count("custom_call @jaxkern.image") == 1
     inner = im.Compose([im.RandomApply([RandomExposure()], p=1.0)])
     parts = {"apply": True, "0.stops": params[1]["stops"], "0.apply": params[1]["apply"]}
@@ -216,18 +219,24 @@ def batches_of(chain, **options):
         ]
 
 
+CHAIN = [im.RandomCrop(5), RandomGamma(), RandomExposure(), im.Normalize(0.5, 0.5)]
+
+
+@pytest.fixture(scope="module")
+def on_device():
+    return next(batches_of(CHAIN, on="device"))
+
+
 @pytest.mark.parametrize("options", [{}, {"on": "host"}, {"on": "device"}])
-def test_in_pipelines(options):
-    first, _ = batches_of([Shifted()], **options)
+def test_in_pipelines(options, on_device):
+    first = next(batches_of([Shifted()], **options))
     for k, batch in enumerate(first):
         np.testing.assert_array_equal(batch["id"], np.arange(4 * k, 4 * k + 4))
         np.testing.assert_array_equal(batch["image"], np.minimum(np.rint(IMAGES + 63.75), 255))
-    chain = [im.RandomCrop(5), RandomGamma(), RandomExposure(), im.Normalize(0.5, 0.5)]
-    first, again = batches_of(chain, **options)
-    reference, _ = batches_of(chain, on="device")
+    first, again = batches_of(CHAIN, **options)
     assert len(first) == 3
     assert (first[0]["image"] != first[1]["image"]).any()
-    for batch, repeated, expected in zip(first, again, reference, strict=True):
+    for batch, repeated, expected in zip(first, again, on_device, strict=True):
         np.testing.assert_array_equal(batch["image"], repeated["image"])
         np.testing.assert_allclose(batch["image"], expected["image"], atol=2.1 / 255)
 

@@ -16,12 +16,8 @@ import jax
 import pytest
 
 from jaxkern.core.progress import ProgressBar
-from jaxkern.performance.batch_size import (
-    BatchMeasurement,
-    BatchSizeRecommendation,
-    Search,
-    round_down,
-)
+from jaxkern.performance.batch_size import BatchSizeRecommendation, Search, round_down
+from jaxkern.performance.programs import MemoryReport
 
 
 @dataclass
@@ -40,15 +36,13 @@ class ExactTrial:
     compiled: list[int] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
 
-    def build(self, size: int) -> tuple[BatchMeasurement, Callable[[int], float]]:
+    def build(self, size: int) -> tuple[MemoryReport, int, Callable[[int], float]]:
         self.now += self.compile_seconds
         self.compiled.append(size)
         if self.fails_to_compile is not None and size >= self.fails_to_compile:
             raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating")
-        sizes = dict.fromkeys(("argument_bytes", "output_bytes", "temporary_bytes"), 0)
-        sizes |= {"batch_size": size, "total_bytes": self.memory(size)}
-        measurement = BatchMeasurement(**sizes, compile_seconds=self.compile_seconds)
-        return measurement, functools.partial(self.turn, size)
+        report = MemoryReport(0, 0, 0, 0, 0)
+        return report, self.memory(size), functools.partial(self.turn, size)
 
     def turn(self, size: int, calls: int) -> float:
         if self.fails_to_run is not None and size >= self.fails_to_run:

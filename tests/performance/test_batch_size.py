@@ -166,7 +166,7 @@ def test_batches_of_a_full_ring_are_not_timed(monkeypatch):
     epochs = batch_trials._epochs
     monkeypatch.setattr(batch_trials, "_epochs", recorded)
     pipe = jk.from_source(records(40), 3, num_workers=1, prefetch_size=4)
-    _, time_calls = batch_trials.pipeline_trial(pipe).build(8)
+    *_, time_calls = batch_trials.pipeline_trial(pipe).build(8)
     time_calls(1)
     # The ring of 4 and one more before the clock starts, then three; an epoch has five.
     assert sizes == [8] * (5 + 3)

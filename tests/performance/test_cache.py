@@ -8,10 +8,16 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from support.core.processes import python_output
 from support.errors import raises
 
 from jaxkern import performance
+
+JAX_SETTINGS = {
+    "jax_compilation_cache_dir": None,
+    "jax_persistent_cache_min_compile_time_secs": 1.0,
+}
 
 # A kernel in a jitted function, which compiles faster than JAX's default threshold.
 PROGRAM = """
@@ -46,13 +52,21 @@ def test_second_process_hits_the_cache_of_the_first(tmp_path):
     assert second[2:] == first[2:]
 
 
-@pytest.fixture
-def disabled_afterwards():
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch):
+    """JAX's own settings of the cache, before and after."""
+    tests = {name: getattr(jax.config, name) for name in JAX_SETTINGS}
+    for name, value in JAX_SETTINGS.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
     yield
     performance.disable_persistent_cache()
+    for name, value in tests.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
 
 
-def test_hits_and_misses_of_two_folders(tmp_path, disabled_afterwards):
+def test_hits_and_misses_of_two_folders(tmp_path):
     x = jax.block_until_ready(jnp.arange(3.0))
 
     def compile_again():

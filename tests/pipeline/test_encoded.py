@@ -288,8 +288,8 @@ def test_a_limit_of_pixels(photographs):
 def test_places_outside_the_bytes_are_refused():
     sizes = [(4, 5), (6, 7), (8, 9), (3, 3)]
     source = PillowSource([bytes(3 * h * w) for h, w in sizes], sizes, codec="raw")
-    place = source.images.place
-    place[1], place[2], place[3, 2] = (9, 0, 126), (0, -1, 216), 26
+    ranges = source.images.ranges
+    ranges[1], ranges[2], ranges[3, 2] = (9, 0, 126), (0, -1, 216), 26
     found, _ = batches_with_errors(jk.from_source(source, 1) >> im.Compose([im.Resize((4, 4))]))
     assert found[0]["image"].shape == (1, 4, 4, 3)
     for k, fact in enumerate(("blob 0 to 0, got 9", "216 bytes at -1", "27 bytes"), 1):

@@ -29,6 +29,7 @@ from support.pipeline.written import (
 import jaxkern as jk
 from jaxkern.pipeline.rows import images_of
 from jaxkern.pipeline.sources import files
+from jaxkern.pipeline.sources import source as source_module
 from jaxkern.pipeline.sources.formats import arrow as arrow_format
 from jaxkern.pipeline.sources.formats import webdataset
 
@@ -284,7 +285,7 @@ def test_arrow_and_parquet(tmp_path, photos, how, copied, monkeypatch):
     import pyarrow as pa
     from pyarrow import feather, parquet
 
-    monkeypatch.setattr(arrow_format, "_CONCATENATED_BYTES", copied)
+    monkeypatch.setattr(source_module, "CONCATENATED_BYTES", copied)
     table, expected = table_of(photos)
     given = table
     if how == "chunks":

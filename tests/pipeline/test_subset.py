@@ -11,6 +11,7 @@ from support.pipeline.batches import arrays, assert_same, column, epoch_of, is_n
 import jaxkern as jk
 from jaxkern import image as im
 from jaxkern.pipeline import ArraySource, BatchSource, Subset
+from jaxkern.pipeline.sources import combined
 
 CROP = im.Compose([im.RandomCrop(4), im.RandomHorizontalFlip()])
 INDICES = {
@@ -40,26 +41,44 @@ def test_it_is_the_source_of_those_rows(name, workers):
 def test_records_are_drawn_for_by_their_place_in_it():
     """By native threads and by the program alike."""
     indices = INDICES["permuted"]
-    found, expected = (
-        jk.from_source(source, 5, True, 3) >> CROP
-        for source in (Subset(arrays(), indices), rows_of(indices))
-    )
-    assert not is_native(found)
-    assert is_native(expected)
-    assert_same(epoch_of(found), epoch_of(expected))
+    expected, *found = (
+        jk.from_source(source, 5, True, 3, num_workers=workers) >> CROP
+        for source, workers in (
+            (rows_of(indices), 2), (Subset(arrays(), indices), 2), (Subset(arrays(), indices), 0),
+        )
+    )  # fmt: skip
+    assert [is_native(pipe) for pipe in (expected, *found)] == [True, True, False]
+    batches = epoch_of(expected)
+    for pipe in found:
+        assert_same(epoch_of(pipe), batches)
 
 
-def test_native_threads_gather_what_has_one_step():
-    native = {}
-    for name, indices in INDICES.items():
-        pipe = jk.from_source(Subset(arrays(), indices), 1)
-        native[name] = is_native(pipe)
-    expected = dict.fromkeys(INDICES, False) | {"range": True, "backwards": True, "one": True}
-    assert native == expected
-    part = Subset(Subset(arrays(), range(0, 20, 2)), [3, 5, 7])
+def test_native_threads_gather_any_indices():
+    for indices in INDICES.values():
+        assert is_native(jk.from_source(Subset(arrays(), indices), 1))
+    part = Subset(Subset(arrays(), range(0, 20, 2)), [3, 7, 5])
     pipe = jk.from_source(part, 2)
     assert is_native(pipe)
-    assert column(epoch_of(pipe), "record").tolist() == [6, 10, 14]
+    assert column(epoch_of(pipe), "record").tolist() == [6, 14, 10]
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_zipped_parts_are_gathered_natively(name, monkeypatch):
+    """Rows with a constant step are views, other rows are copies, if these are small."""
+    indices = np.asarray(INDICES[name]).astype(int)
+    images, records = ({k: arrays()[k]} for k in ("image", "record"))
+    joined = jk.concat([{"label": arrays()["label"][:9]}, {"label": arrays()["label"][9:]}])
+    for limit in (2**28, 0):
+        monkeypatch.setattr(combined, "CONCATENATED_BYTES", limit)
+        source = jk.zip(Subset(images, indices), Subset(records, indices), joined)
+        pipe = jk.from_source(source, 2)
+        steps = set(np.diff(indices).tolist()) if len(indices) > 1 else {1}
+        is_view = len(steps) == 1 and 0 not in steps
+        assert is_native(pipe) == (limit > 0 or (is_view and len(indices) == 23))
+        found = epoch_of(pipe)
+        for field in ("image", "record"):
+            np.testing.assert_array_equal(column(found, field), arrays()[field][indices])
+        np.testing.assert_array_equal(column(found, "label"), arrays()["label"][: len(indices)])
 
 
 def test_any_source_has_parts():

@@ -14,7 +14,7 @@ from support.errors import raises
 
 import jaxkern as jk
 from jaxkern.core import registry
-from jaxkern.ring.rows import byte_rows, gather_rows
+from jaxkern.ring.rows import RowParts, byte_rows, gather_rows
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.integers(0, 17, 40)
@@ -58,6 +58,37 @@ def test_values_of_another_type_are_converted():
     mixed = [part.astype(dtype) for part, dtype in zip(parts(), "hilq", strict=True)]
     assert_gathered(mixed, np.empty((40, 3, 2), np.int32))
     assert_gathered(parts(), np.empty((40, 3, 2)))
+
+
+@pytest.mark.usefixtures("copier")
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_rows_of_few_and_of_many_parts(count):
+    arrays = [RNG.integers(0, 99, (k % 4, 3)) for k in range(1, count + 1)]
+    several = RowParts(arrays)
+    values = np.concatenate(arrays)
+    assert (several.shape, several.dtype, len(several)) == (values.shape, values.dtype, len(values))
+    every = np.arange(len(values))
+    for chosen in (RNG.integers(0, len(values), 50), every[::-1], every[:0]):
+        np.testing.assert_array_equal(several.take(chosen), values[chosen])
+        out = np.empty((len(chosen), 3), values.dtype)
+        assert several.take(chosen, out) is out
+        np.testing.assert_array_equal(out, values[chosen])
+    for row in (-1, len(values)):
+        with raises(IndexError, str(row), f"{len(values)} rows"):
+            several.take(np.array([0, row]))
+
+
+def test_only_the_parts_of_the_rows_are_checked(tmp_path):
+    """Would catch a check of thousands of maps for each batch, and a read past the end of one."""
+    paths = [tmp_path / f"{k}.npy" for k in range(12)]
+    for number, path in enumerate(paths):
+        np.save(path, np.full((2, 3), number))
+    several = RowParts([np.load(path, mmap_mode="r") for path in paths])
+    with open(paths[5], "r+b") as file:
+        file.truncate(140)
+    assert several.take(np.array([23, 0, 8]))[:, 0].tolist() == [11, 0, 4]
+    with raises(OSError, "5.npy", "140 bytes"):
+        several.take(np.array([0, 11]))
 
 
 @pytest.mark.usefixtures("copier")

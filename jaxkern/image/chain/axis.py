@@ -12,6 +12,7 @@ from jax import lax
 
 Number = Any  # int, or an int32 array [N]
 Size = tuple[Any, Any]  # (height, width): ints, int32 scalars or arrays [N], or None if unknown
+Box = tuple[Number, Number, Number, Number]  # (top, left, height, width)
 
 
 def is_static(*values: Number) -> bool:
@@ -51,8 +52,8 @@ def _dispatch(a: Number, b: Number, on_ints: Any, on_numpy: Any, on_traced: Any)
     return on_traced(a, b)
 
 
-def per_axis(one: Callable[..., tuple[Any, Any]], *pairs: Any) -> tuple[Any, Any, Any, Any]:
-    """Return a box (top, left, height, width) whose start and length `one` returns per axis."""
+def per_axis(one: Callable[..., tuple[Any, Any]], *pairs: Any) -> Box:
+    """Return a box whose start and length `one` returns per axis."""
     (top, height), (left, width) = (one(*axis) for axis in zip(*pairs, strict=True))
     return top, left, height, width
 

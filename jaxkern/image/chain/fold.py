@@ -9,7 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.axes import on_batch
-from jaxkern.image.chain.axis import Axis, Number, add, clip, is_static, maximum, minimum, multiply
+from jaxkern.image.chain.axis import (
+    Axis,
+    Box,
+    Number,
+    Size,
+    add,
+    clip,
+    is_static,
+    maximum,
+    minimum,
+    multiply,
+    per_axis,
+)
 from jaxkern.image.chain.plan import (
     MAX_ERASURES,
     MAX_PIXELS,
@@ -28,18 +40,6 @@ from jaxkern.image.chain.plan import (
 Values = Any  # per-channel values [C]: float64 NumPy if known, else a traced float32 array
 
 
-def channel_values(value: Any, channels: int, name: str) -> Values:
-    """Return `value` (a number, or one per channel) as an array [channels]."""
-    if isinstance(value, jax.Array):
-        array: Any = value.astype(jnp.float32)
-    else:
-        array = np.asarray(value, np.float64)
-    if array.ndim > 1 or (array.ndim == 1 and array.shape[0] not in (1, channels)):
-        raise ValueError(f"{name}: expected 1 number or {channels}, got shape {array.shape}")
-    xp = np if isinstance(array, np.ndarray) else jnp
-    return xp.broadcast_to(array.reshape(-1), (channels,))
-
-
 def sizes_differ(where: str) -> ValueError:
     """Return the error of a transform that needs images of one size."""
     return ValueError(
@@ -55,6 +55,11 @@ def equal_values(a: Values, b: Values) -> bool:
     return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b)
 
 
+def _is_integral(values: Values) -> bool:
+    """Return True if the values are known to be whole numbers."""
+    return isinstance(values, np.ndarray) and np.array_equal(values, np.round(values))
+
+
 class OpenSegment:
     """One segment under construction, in the coordinates of its output."""
 
@@ -66,7 +71,7 @@ class OpenSegment:
         self.bias: Values = np.zeros(channels)
         self.fill: Values | None = None
         self.may_leave_image = False  # A crop at a run-time position may leave the image.
-        self.erasures: list[tuple[tuple[Number, Number, Number, Number], Values]] = []
+        self.erasures: list[tuple[Box, Values]] = []
         self.rounding = Rounding.KEEP
         self.padding = Padding.CONSTANT
 
@@ -111,18 +116,16 @@ class OpenSegment:
         self.erasures = [(clip_box(box, size), value) for box, value in self.erasures]
 
 
-def clip_box(
-    box: tuple[Number, Number, Number, Number], size: tuple[Number, Number]
-) -> tuple[Number, Number, Number, Number]:
+def clip_box(box: Box, size: Size) -> Box:
     """Return the part of a box inside an image; other parts must not show in a padded border."""
-    sides = []
-    for start, length, extent in ((box[0], box[2], size[0]), (box[1], box[3], size[1])):
+
+    def part(start: Number, length: Number, extent: Number) -> tuple[Number, Number]:
         first = clip(start, 0, extent)
         # Start and length are not added if both are positive: the sum may leave int32.
         inside = minimum(start, 0) + maximum(length, 0)
-        sides.append((first, clip(inside, 0, extent - first)))
-    (top, height), (left, width) = sides
-    return top, left, height, width
+        return first, clip(inside, 0, extent - first)
+
+    return per_axis(part, box[:2], box[2:], size)
 
 
 class ChainBuilder:
@@ -159,12 +162,16 @@ class ChainBuilder:
         self._source_size = (height, width, largest)
 
     @property
-    def size(self) -> tuple[Number, Number]:
+    def size(self) -> Size:
         return self._open.rows.size, self._open.columns.size
 
     def values(self, value: Any, name: str) -> Values:
         """Return a number or one number per channel as an array [C]."""
-        return channel_values(value, self.channels, name)
+        traced, channels = isinstance(value, jax.Array), self.channels
+        array = value.astype(jnp.float32) if traced else np.asarray(value, np.float64)
+        if array.ndim > 1 or (array.ndim == 1 and array.shape[0] not in (1, channels)):
+            raise ValueError(f"{name}: expected 1 number or {channels}, got shape {array.shape}")
+        return (jnp if traced else np).broadcast_to(array.reshape(-1), (channels,))
 
     def _new_segment(self) -> OpenSegment:
         height, width = self.size
@@ -178,9 +185,7 @@ class ChainBuilder:
         self._open = OpenSegment(height, width, self.channels)
         return self._open
 
-    def resample(
-        self, kind: Filter, box: tuple[Number, Number, Number, Number], size: tuple[Number, Number]
-    ) -> None:
+    def resample(self, kind: Filter, box: Box, size: Size) -> None:
         """Resize the box (top, left, height, width) of the current image to `size`."""
         segment, (top, left, height, width) = self._open, box
         if is_static(height, width, *size) and (height, width) == tuple(size):
@@ -204,9 +209,7 @@ class ChainBuilder:
         if kind is not Filter.NEAREST:
             self.integral = False
 
-    def window(
-        self, start: tuple[Number, Number], size: tuple[Number, Number], fill: Values | None
-    ) -> None:
+    def window(self, start: tuple[Number, Number], size: Size, fill: Values | None) -> None:
         """Show `size` pixels from `start`, with `fill` outside; None if all are inside."""
         segment = self._open
         if fill is not None and _window_inside(start, size, self.size):
@@ -216,10 +219,7 @@ class ChainBuilder:
             if differs or segment.rounding is not Rounding.KEEP:
                 segment = self._new_segment()
             segment.fill = fill
-            if self.integral and not (
-                isinstance(fill, np.ndarray) and np.array_equal(fill, np.round(fill))
-            ):
-                self.integral = False
+            self.integral &= _is_integral(fill)
         inside = fill is None
         segment.clip_erasures()
         for k, ((top, left, h, w), value) in enumerate(segment.erasures):
@@ -231,9 +231,7 @@ class ChainBuilder:
         segment.columns.window(start[1], size[1], inside)
         self.bounded = None
 
-    def extend(
-        self, start: tuple[Number, Number], size: tuple[Number, Number], padding: Padding
-    ) -> None:
+    def extend(self, start: tuple[Number, Number], size: Size, padding: Padding) -> None:
         """Show `size` pixels from `start`, with the pixels of `padding` outside."""
         if _window_inside(start, size, self.size):
             self.window(start, size, None)
@@ -295,12 +293,11 @@ class ChainBuilder:
         segment.erasures = [(box, value * scale + bias) for box, value in segment.erasures]
         self.integral = False
 
-    def erase(self, box: tuple[Number, Number, Number, Number], value: Values) -> None:
+    def erase(self, box: Box, value: Values) -> None:
         if self._open.rounding is not Rounding.KEEP:
             self._new_segment()
         self._open.erasures.append((box, value))
-        if not (isinstance(value, np.ndarray) and np.array_equal(value, np.round(value))):
-            self.integral = False
+        self.integral &= _is_integral(value)
 
     def to_float(self, scale: bool) -> None:
         """Convert levels to a float image: x / 255 with `scale`, else unchanged."""
@@ -321,8 +318,14 @@ class ChainBuilder:
             self._open.rounding = Rounding.TRUNCATE
         self.levels = self.integral = True
 
-    def finish(self, dtype: Dtype, layout: Layout) -> tuple[ChainPlan, Operands] | None:
-        """Return the plan and its operands, or None if the chain returns its input unchanged."""
+    def finish(
+        self, dtype: Dtype, layout: Layout = Layout.NHWC, scale: bool | None = None
+    ) -> tuple[ChainPlan, Operands] | None:
+        """Return the plan and its operands, or None if the chain returns its input unchanged.
+
+        `scale` replaces that of the builder.
+        """
+        scale = self.scale if scale is None else scale
         height, width = self.size
         if not is_static(height, width) and self.bounded is not None:
             self._onto_canvas(self.bounded)
@@ -330,11 +333,11 @@ class ChainBuilder:
         if not is_static(height, width):
             raise ValueError("the output size differs; end with a crop or Resize((h, w))")
         if dtype is Dtype.U8:
-            self.to_u8(self.scale)
+            self.to_u8(scale)
             if self._open.rounding is Rounding.KEEP:
                 self._open.rounding = Rounding.NEAREST
         else:
-            self.to_float(self.scale)
+            self.to_float(scale)
         opened = [*self._done, self._open]
         unchanged = dtype is self.source_dtype and layout is Layout.NHWC
         unrounded = dtype is Dtype.U8 or self._open.rounding is Rounding.KEEP
@@ -357,36 +360,12 @@ class ChainBuilder:
         )
         return plan, operands
 
-    def finish_open(self) -> tuple[ChainPlan, Operands] | None:
-        """Return `finish` for a chain before another one: float32 in the same value space."""
-        levels, integral, scale = self.levels, self.integral, self.scale
-        self.scale = False
-        folded = self.finish(Dtype.F32, Layout.NHWC)
-        self.levels, self.integral, self.scale = levels, integral, scale
-        return folded
-
-    @property
-    def rounded_dtype(self) -> Dtype:
-        """The output dtype of `finish_rounded`."""
-        return Dtype.U8 if self.levels else Dtype.F32
-
-    def finish_rounded(self) -> tuple[ChainPlan, Operands] | None:
-        """Return `finish` for a chain before a program or a JAX step: uint8 levels or float32."""
-        if not is_static(*self.size):
-            raise sizes_differ("a transform")
-        return self.finish(self.rounded_dtype, Layout.NHWC)
-
     def following(self, channels: int, dtype: Dtype) -> ChainBuilder:
         """Return a builder that continues from the output of the call before."""
-        height, width = self.size
-        chain = ChainBuilder(height, width, channels, dtype, self.scale)
-        chain.levels = self.levels
-        return chain
+        return ChainBuilder(*self.size, channels, dtype, self.scale)
 
 
-def _window_inside(
-    start: tuple[Number, Number], size: tuple[Number, Number], image: tuple[Number, Number]
-) -> bool:
+def _window_inside(start: tuple[Number, Number], size: Size, image: Size) -> bool:
     return is_static(*start, *size, *image) and all(
         first >= 0 and first + length <= extent
         for first, length, extent in zip(start, size, image, strict=True)

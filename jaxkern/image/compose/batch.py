@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.core.arguments import to_integers
 from jaxkern.core.axes import on_batch
-from jaxkern.core.integers import as_integers, to_int32
 from jaxkern.image.chain.plan import CHANNEL_COUNTS, MAX_SIZE, Dtype, checked_dtype
 from jaxkern.image.ragged import Ragged
-from jaxkern.image.transforms.transform import Transform
+from jaxkern.image.transforms.transform import Params, Transform
 from jaxkern.image.transforms.values import ToDtype
 
 
@@ -101,8 +101,8 @@ def split_clips(images: Any) -> tuple[Any, int | None]:
 
 
 def frame_parameters(
-    transform: Transform, params: dict[str, Any], clips: int, frames: int | None
-) -> dict[str, Any]:
+    transform: Transform, params: Params, clips: int, frames: int | None
+) -> Params:
     """Return the parameters of frames, from a transform's checked parameters of their clips."""
     if frames is None:
         return params
@@ -125,7 +125,7 @@ def canonicalize(images: Any) -> Any:
             raise TypeError(f"{where}: expected integers, got dtype {value.dtype}")
         wide = name == "offset" and value.dtype != np.int32
         dtype = jax.dtypes.canonicalize_dtype(np.int64) if wide else np.dtype(np.int32)
-        fields[name] = as_integers(value, dtype, where)
+        fields[name] = to_integers(value, where, dtype)
     return dataclasses.replace(images, **fields)
 
 
@@ -179,9 +179,7 @@ def _kind(dtype: Any) -> str:
     return "f" if jnp.issubdtype(dtype, jnp.floating) else np.dtype(dtype).kind
 
 
-def checked_parameters(
-    transforms: tuple[Transform, ...], params: Any, count: int
-) -> list[dict[str, Any]]:
+def checked_parameters(transforms: tuple[Transform, ...], params: Any, count: int) -> list[Params]:
     """Check parameters: one dict per transform, of ints, bools, int32 [N], bool [N] or f32 [N]."""
     if params is None:
         params = tuple({} for _ in transforms)
@@ -214,14 +212,14 @@ def _checked_parameter(value: Any, spec: str, count: int, where: str) -> Any:
     if not isinstance(value, jax.Array):
         value = np.asarray(value)
         if value.ndim == 0 and len(shape) == 1 and value.dtype.kind in _KINDS[kind]:
-            value = to_int32(value, where) if kind == "int" else value
+            value = to_integers(value, where) if kind == "int" else value
             if kind in ("float", "number"):
                 return np.asarray(value, np.float32).reshape(1)
             return value.item()
     if _kind(value.dtype) not in _KINDS[kind]:
         raise TypeError(f"{where}: expected {kind} values, got dtype {value.dtype}")
     if kind == "int":
-        value = to_int32(value, where)
+        value = to_integers(value, where)
     if value.shape == shape[1:]:
         value = jnp.broadcast_to(value, shape)
     if value.shape != shape:

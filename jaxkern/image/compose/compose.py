@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.arguments import check_integer
+from jaxkern.core.arguments import check_integer, to_integers
 from jaxkern.core.axes import on_batch
-from jaxkern.core.integers import to_int32
 from jaxkern.image import ops
 from jaxkern.image.chain.axis import is_static
 from jaxkern.image.chain.fold import ChainBuilder, sizes_differ
@@ -41,11 +40,10 @@ from jaxkern.image.compose.targets import (
 )
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.transform import Kind, Transform, check_transforms
+from jaxkern.image.transforms.transform import Kind, Params, Parts, Transform, check_transforms
 from jaxkern.image.transforms.values import Normalize, ToDtype
 
-Params = tuple[dict[str, Any], ...]
-Steps = list[tuple[Transform, dict[str, Any]]]
+Draws = tuple[Params, ...]  # of each transform of a chain
 
 
 @dataclasses.dataclass
@@ -56,8 +54,8 @@ class BatchPass:
     size: tuple[Any, Any]
     layout: Layout = Layout.NHWC
     channels: int | None = None
-    functions: Steps = dataclasses.field(default_factory=list)
-    mixes: Steps = dataclasses.field(default_factory=list)
+    functions: Parts = dataclasses.field(default_factory=list)
+    mixes: Parts = dataclasses.field(default_factory=list)
 
     def run(self, pixels: Any, labels: Any, frames: int) -> tuple[Any, Any]:
         pixels = ops.run_stages(pixels, self.stages)
@@ -83,7 +81,7 @@ def _rolled(values: jax.Array, count: int) -> Any:
     return on_batch(lambda x: jnp.roll(x, count, axis=0), values.ndim, values)
 
 
-def passes(aug: Compose, steps: Steps, chain: ChainBuilder) -> Iterator[BatchPass]:
+def passes(aug: Compose, steps: Parts, chain: ChainBuilder) -> Iterator[BatchPass]:
     """Yield the passes of transforms with their parameters over the images of `chain`."""
     dtype, layout = aug.output_dtype(chain.source_dtype), Layout[aug.layout]
     groups = _group(_linear_first(_expand(steps, chain.size)))
@@ -93,8 +91,11 @@ def passes(aug: Compose, steps: Steps, chain: ChainBuilder) -> Iterator[BatchPas
         for transform, params in fused:
             transform.fold(chain, params)
         if kind in ("program", "jax"):
-            stages.chain(chain.finish_rounded())
-            rounded, channels, size = chain.rounded_dtype, chain.channels, chain.size
+            if not is_static(*chain.size):
+                raise sizes_differ("a transform")
+            rounded = Dtype.U8 if chain.levels else Dtype.F32
+            stages.chain(chain.finish(rounded))
+            channels, size = chain.channels, chain.size
             if kind == "jax":
                 yield BatchPass(stages, size, functions=others)
                 stages, others = ops.StagesBuilder(channels, rounded), []
@@ -106,28 +107,32 @@ def passes(aug: Compose, steps: Steps, chain: ChainBuilder) -> Iterator[BatchPas
                     stages = ops.StagesBuilder(channels, rounded)
             chain = chain.following(channels, rounded)
             continue
-        order = layout if last else Layout.NHWC
-        stages.chain(chain.finish(dtype, order) if last else chain.finish_open())
-        yield BatchPass(stages, chain.size, order, mixes=others)
-        if not last:
-            chain = chain.following(chain.channels, Dtype.F32)
-            stages = ops.StagesBuilder(chain.channels, Dtype.F32)
+        if last:
+            stages.chain(chain.finish(dtype, layout))
+            yield BatchPass(stages, chain.size, layout, mixes=others)
+            return
+        levels = chain.levels  # The pass before the next chain returns them as float32.
+        stages.chain(chain.finish(Dtype.F32, scale=False))
+        yield BatchPass(stages, chain.size, mixes=others)
+        chain = chain.following(chain.channels, Dtype.F32)
+        chain.levels = levels
+        stages = ops.StagesBuilder(chain.channels, Dtype.F32)
 
 
-def _expand(steps: Steps, size: Any) -> Steps:
+def _expand(steps: Parts, size: Any) -> Parts:
     """Replace each transform by its parts; `size` is that before the first one."""
     if all(type(transform).parts is Transform.parts for transform, _ in steps):
         return steps
-    expanded: Steps = []
+    expanded: Parts = []
     for transform, params in steps:
         expanded += transform.parts(params, size)
         size = transform.size_after(size, params)
     return expanded
 
 
-def _linear_first(steps: Steps) -> Steps:
+def _linear_first(steps: Parts) -> Parts:
     """Move Normalize and ToDtype(float) before mixes, with which they commute."""
-    ordered: Steps = []
+    ordered: Parts = []
     for step in steps:
         index = len(ordered)
         while step[0].linear and index > 0 and ordered[index - 1][0].kind == "batch":
@@ -136,9 +141,9 @@ def _linear_first(steps: Steps) -> Steps:
     return ordered
 
 
-def _group(steps: Steps) -> list[tuple[Steps, Kind, Steps]]:
+def _group(steps: Parts) -> list[tuple[Parts, Kind, Parts]]:
     """Group each fused chain with transforms of another kind; the last ends with chain or mixes."""
-    groups: list[tuple[Steps, Kind, Steps]] = [([], "chain", [])]
+    groups: list[tuple[Parts, Kind, Parts]] = [([], "chain", [])]
     for step in steps:
         fused, kind, others = groups[-1]
         if step[0].kind == "chain" and kind == "chain":
@@ -154,7 +159,7 @@ def _group(steps: Steps) -> list[tuple[Steps, Kind, Steps]]:
     return groups
 
 
-def _map_images(transform: Transform, params: dict[str, Any], pixels: jax.Array) -> jax.Array:
+def _map_images(transform: Transform, params: Params, pixels: jax.Array) -> jax.Array:
     """Map the JAX function of a transform over images [N, H, W, C] u8 or f32."""
     levels = pixels.dtype == jnp.uint8
     arrays = {name: jnp.asarray(value) for name, value in params.items()}
@@ -163,7 +168,7 @@ def _map_images(transform: Transform, params: dict[str, Any], pixels: jax.Array)
     arrays = {name: x[0] if name in shared and x.ndim else x for name, x in arrays.items()}
     axes = {name: None if name in shared else 0 for name in arrays}
 
-    def one(image: jax.Array, of_image: dict[str, Any]) -> jax.Array:
+    def one(image: jax.Array, of_image: Params) -> jax.Array:
         unit = image.astype(jnp.float32) / 255.0 if levels else image
         result = jnp.asarray(transform.transform(unit, of_image))
         if result.shape != image.shape:
@@ -177,9 +182,9 @@ def _map_images(transform: Transform, params: dict[str, Any], pixels: jax.Array)
     return result
 
 
-def _sample(transforms: Sequence[Transform], keys: Any, boxes: Any, size: Any) -> Params:
+def _sample(transforms: Sequence[Transform], keys: Any, boxes: Any, size: Any) -> Draws:
     """Draw a dict of [N] arrays per transform; `boxes` are corners [N, K, 4] and their validity."""
-    params: list[dict[str, Any]] = []
+    params: list[Params] = []
     last = max((k for k, t in enumerate(transforms) if t.needs_boxes), default=-1)
     for index, transform in enumerate(transforms):
         own_boxes = boxes if transform.needs_boxes else ()
@@ -192,10 +197,8 @@ def _sample(transforms: Sequence[Transform], keys: Any, boxes: Any, size: Any) -
     return tuple(params)
 
 
-def _sample_transform(
-    transform: Transform, keys: Any, index: int, size: Any, boxes: Any
-) -> dict[str, Any]:
-    def one(key: Any, boxes: Any, size: Any) -> dict[str, Any]:
+def _sample_transform(transform: Transform, keys: Any, index: int, size: Any, boxes: Any) -> Params:
+    def one(key: Any, boxes: Any, size: Any) -> Params:
         return transform.sample(jax.random.fold_in(key, index), size, *boxes)
 
     count = keys.shape[0]
@@ -218,7 +221,7 @@ def _checked_size(size: Any, count: int) -> tuple[Any, ...]:
     sides: list[Any] = []
     for name, side in zip(("height", "width"), size, strict=True):
         if hasattr(side, "shape") and side.shape == (count,) and side.dtype.kind in "iu":
-            sides.append(jnp.asarray(to_int32(side, name)))
+            sides.append(jnp.asarray(to_integers(side, name)))
         else:
             sides.append(check_integer(name, side, 1, MAX_SIZE, f", or integers [{count}]"))
     return tuple(sides)
@@ -302,7 +305,7 @@ class Compose:
             remaining or [Identity()], self.dtype, self.layout, self.scale, **self.targets._asdict()
         )
 
-    def sample(self, keys: Any, size: Any, boxes: Any = None, boxes_valid: Any = None) -> Params:
+    def sample(self, keys: Any, size: Any, boxes: Any = None, boxes_valid: Any = None) -> Draws:
         """Draw each image's parameters: a tuple of one dict of [N] arrays per transform.
 
         The draws of an image depend only on its key and the transform's position. The exception is
@@ -331,7 +334,7 @@ class Compose:
         draw = functools.partial(_sample, self.transforms)
         return tuple(on_batch(draw, 1, keys, objects, size))
 
-    def apply(self, images: Any, params: Params | None = None, labels: Any = None) -> Any:
+    def apply(self, images: Any, params: Draws | None = None, labels: Any = None) -> Any:
         """Apply the chain with the given parameters; deterministic.
 
         Args:
@@ -437,5 +440,5 @@ class Identity(Transform):
 
     kind = "chain"
 
-    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: Params) -> None:
         pass

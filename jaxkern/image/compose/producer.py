@@ -15,7 +15,7 @@ from jaxkern.core.keys import epoch_key, fold_records, split_int64
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.chain.plan import ChainPlan
 from jaxkern.image.compose.batch import checked_images, checked_parameters
-from jaxkern.image.compose.compose import Compose, Params, passes
+from jaxkern.image.compose.compose import Compose, passes
 from jaxkern.image.compose.targets import fill_bytes, mask_transforms
 from jaxkern.image.ops import Call, Stage, StagesPlan, stages_attributes
 
@@ -39,9 +39,11 @@ class SeededChain:
         seed: int,
         epoch: int,
         derive: _Derive,
+        mask_fill: tuple[float, ...] | None = None,
     ):
         wide = bool(jax.config.read("jax_enable_x64"))
-        self._sampler = _program(aug, repr(aug), tuple(shape), np.dtype(dtype), derive, wide)
+        settings = repr(aug), wide
+        self._sampler = _program(aug, tuple(shape), np.dtype(dtype), derive, mask_fill, settings)
         self._key = key_data(seed, epoch)
         self.struct, self.capsule = self._sampler.struct, self._sampler.capsule
 
@@ -75,25 +77,36 @@ class SeededChain:
 
 
 class _DrawingProgram:
-    """A compiled program that draws and folds the parameters of a chain's records."""
+    """A compiled program that draws and folds the parameters of a chain's records.
+
+    With `mask_fill` the parameters are those of the images' masks.
+    """
 
     def __init__(
         self,
         aug: Compose,
-        settings: str,
         shape: tuple[int | None, ...],
         dtype: np.dtype,
         derive: _Derive,
-        wide: bool,
+        mask_fill: tuple[float, ...] | None,
+        settings: tuple[str, bool],
     ) -> None:
-        del settings, wide  # They are cache keys: tracing depends on them.
-        for transform in aug.transforms:
+        del settings  # A part of the cache key, since tracing depends on them.
+        # A copy, since the caller may change attributes before it is traced.
+        self._aug = self._folded = copy.copy(aug)
+        self._indices = list(range(len(aug.transforms)))  # of the transforms that are folded
+        if mask_fill is not None:
+            steps = mask_transforms(aug.transforms, mask_fill)
+            if not steps:
+                raise ValueError(f"{aug!r}: expected a chain that changes masks")
+            self._indices = [index for index, _ in steps]
+            self._folded = Compose([transform for _, transform in steps], np.uint8)
+        for transform in self._folded.transforms:
             if transform.kind == "batch":
                 raise ValueError(f"{transform!r}: expected no mixing of records")
-        if aug.dtype == np.uint16:
+        if self._folded.dtype == np.uint16:
             raise ValueError("dtype: expected another type than uint16, which only JAX supports")
         library()
-        self._aug = copy.copy(aug)  # The caller may change attributes before it is traced.
         self._shape, self._dtype, self._derive = shape, dtype, derive
         # The plan depends on shapes only, so one image determines it.
         plans: list[ChainPlan | StagesPlan | None] = []
@@ -123,8 +136,9 @@ class _DrawingProgram:
     def _fold(self, key: Any, high: Any, low: Any, size: tuple[Any, ...]) -> Call | None:
         """Draw the parameters of records; return the chain's plan and operands."""
         keys = fold_records(jax.random.wrap_key_data(key, impl="threefry2x32"), high, low)
-        aug, count = self._aug, high.shape[0]
-        params = aug.sample(keys if self._derive is None else self._derive(keys), size)
+        draws = self._aug.sample(keys if self._derive is None else self._derive(keys), size)
+        aug, count = self._folded, high.shape[0]
+        params = tuple(draws[index] for index in self._indices)
         shape = (count, *(1 if side is None else side for side in self._shape))
         batch = checked_images(jax.ShapeDtypeStruct(shape, self._dtype))
         checked = checked_parameters(aug.transforms, params, count)
@@ -236,35 +250,15 @@ class MaskProducer(SeededChain):
         if len(mask.shape) != 2 or labels.itemsize not in (1, 4):
             name = f"{labels.name}{[*mask.shape]}"
             raise TypeError(f"mask: expected [H, W] of 1 or 4 bytes, got {name}")
-        chain = _mask_chain(aug, repr(aug), fill_bytes(aug.targets.mask_fill, labels, labels))
-        super().__init__(chain, (*mask.shape, labels.itemsize), np.uint8, seed, epoch, derive)
+        fill = fill_bytes(aug.targets.mask_fill, labels, labels)
+        super().__init__(aug, (*mask.shape, labels.itemsize), np.uint8, seed, epoch, derive, fill)
         self.struct = jax.ShapeDtypeStruct(self.struct.shape[:2], labels)
-
-
-class _MaskChain(Compose):
-    """The chain for masks, with the parameters that another chain draws."""
-
-    def __init__(self, aug: Compose, settings: str, fill: tuple[float, ...]) -> None:
-        del settings
-        steps = mask_transforms(aug.transforms, fill)
-        if not steps:
-            raise ValueError(f"{aug!r}: expected a chain that changes masks")
-        super().__init__([transform for _, transform in steps], np.uint8)
-        self._image_chain, self._indices = copy.copy(aug), [index for index, _ in steps]
-
-    def sample(self, keys: Any, size: Any, boxes: Any = None, boxes_valid: Any = None) -> Params:
-        params = self._image_chain.sample(keys, size, boxes, boxes_valid)
-        return tuple(params[index] for index in self._indices)
-
-
-# One object per chain, since drawing programs are cached by object.
-_mask_chain = functools.lru_cache(maxsize=32)(_MaskChain)
 
 
 class EncodedProducer(SeededChain):
     """A chain as native code that decodes records, for `jaxkern.ring.Assembly`.
 
-    Its rows are ``images.place``. Only the region of an image that the chain reads is decoded, in
+    Its rows are ``images.ranges``. Only the region of an image that the chain reads is decoded, in
     bands if it is large. The result is bit-identical to the chain on a `Ragged` batch of complete
     images (unless they are ``scaled``). Parameters are drawn with the sizes in ``images``; an image
     whose size has changed is an error.
@@ -285,10 +279,10 @@ class EncodedProducer(SeededChain):
     >>> aug = jk.image.Compose([jk.image.RandomResizedCrop(4)])
     >>> pixels = np.arange(90 + 189, dtype=np.uint8)  # two images, one after the other
     >>> images = jk.pipeline.EncodedImages(
-    ...     (pixels,), place=np.array([[0, 0, 90], [0, 90, 189]]), in_files=False,
+    ...     (pixels,), ranges=np.array([[0, 0, 90], [0, 90, 189]]), in_files=False,
     ...     size=np.array([[6, 5], [9, 7]], np.int32), codec="raw")
     >>> producers = {"image": jk.image.EncodedProducer(aug, images)}
-    >>> with jk.ring.Assembly({"image": images.place}, [1, 0], 2, producers=producers) as batches:
+    >>> with jk.ring.Assembly({"image": images.ranges}, [1, 0], 2, producers=producers) as batches:
     ...     next(batches)["image"].shape
     (2, 4, 4, 3)
     """

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.core.arguments import to_integers
 from jaxkern.core.axes import on_batch
-from jaxkern.core.integers import to_int32
 from jaxkern.image.chain.axis import is_static
 from jaxkern.image.chain.fold import sizes_differ
 from jaxkern.image.compose.batch import (
@@ -32,13 +32,13 @@ from jaxkern.image.transforms.moves import (
     from_corners,
     moved_boxes,
     moved_points,
-    of_images,
+    per_image,
     sane,
     to_corners,
     warps,
     with_area,
 )
-from jaxkern.image.transforms.transform import Size, Transform
+from jaxkern.image.transforms.transform import Params, Parts, Size, Transform, set_fields
 
 _FLAGS = {"boxes": "boxes_valid", "keypoints": "keypoints_visible"}
 # Names of targets in other libraries.
@@ -110,7 +110,7 @@ class _AppliedTransform(NamedTuple):
 
 
 def applied_transforms(
-    transforms: Sequence[Transform], params: Sequence[dict[str, Any]], size: Size
+    transforms: Sequence[Transform], params: Sequence[Params], size: Size
 ) -> list[_AppliedTransform]:
     """Return the effect of each transform on images of initial `size`, numbers or arrays [N]."""
     applied = []
@@ -157,7 +157,7 @@ def _move_keypoints(
         for move in moves:
             new_points = moved_points(points + half, move) - half
             if not half:
-                shift = [of_images(jnp.asarray(flag) & move.used) for flag in move.mirrored]
+                shift = [per_image(jnp.asarray(flag) & move.used) for flag in move.mirrored]
                 new_points = new_points - jnp.stack(jnp.broadcast_arrays(*shift), axis=-1)
             points = new_points
             if move.crops:
@@ -169,7 +169,7 @@ def _move_keypoints(
 
 
 def _inside(points: jax.Array, size: Size) -> Any:
-    height, width = (of_images(side) for side in size)
+    height, width = (per_image(side) for side in size)
     x, y = points[..., 0], points[..., 1]
     return (x >= 0.0) & (x < width) & (y >= 0.0) & (y < height)
 
@@ -268,22 +268,20 @@ class _MaskWarps(Transform):
     kind = "program"
     geometric = True
 
-    @property
-    def parameters(self) -> dict[str, str]:  # type: ignore[override]
-        """Return the names and types of the parameters."""
-        return self.inner.parameters
+    def __post_init__(self) -> None:
+        set_fields(self, parameters=self.inner.parameters)
 
     def output_size(self, size: Size) -> Size:
         return self.inner.output_size(size)
 
-    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+    def program(self, params: Params, size: tuple[int, int]) -> list[Step]:
         steps = warps(self.inner.program(params, size))
         return [
             (code, values, dataclasses.replace(static, interpolation="nearest", fill=self.fill))
             for code, values, static in steps
         ]
 
-    def parts(self, params: dict[str, Any], size: Size) -> list[tuple[Transform, dict[str, Any]]]:
+    def parts(self, params: Params, size: Size) -> Parts:
         return [
             (of_masks, params)
             for part, params in self.inner.parts(params, size)
@@ -339,7 +337,7 @@ def _canonical_labels(mask: Any) -> tuple[jax.Array, Any]:
     if kind == "b":
         return jnp.asarray(mask).astype(jnp.uint8), jnp.dtype(bool)
     if kind in "iu" and size == 8:
-        mask = jnp.asarray(to_int32(mask, "mask"))
+        mask = jnp.asarray(to_integers(mask, "mask"))
     floating = jnp.issubdtype(mask.dtype, jnp.floating)
     if kind not in "iu" and (not floating or size > 4):
         raise TypeError(

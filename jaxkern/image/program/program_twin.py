@@ -108,7 +108,7 @@ def _warped(
 
 def _turned(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
     height, width, _ = image.shape
-    part = (_whole(values[7], 1, height), _whole(values[6], 1, width))
+    part = (_to_integer(values[7], 1, height), _to_integer(values[6], 1, width))
     return _warped(image, values.at[6:].set(0.0), step, part=part)
 
 
@@ -134,7 +134,7 @@ def _erase(image: jax.Array, values: jax.Array, step: ProgramStep) -> jax.Array:
         paint = jnp.asarray(fill, jnp.float32)
         paint = jnp.round(paint) if _is_levels(image) else paint
     height, width = image.shape[:2]
-    top, left, tall, wide = (_whole(values[k], -MAX_SIZE, MAX_SIZE) for k in range(4))
+    top, left, tall, wide = (_to_integer(values[k], -MAX_SIZE, MAX_SIZE) for k in range(4))
     row, column = jnp.arange(height)[:, None, None], jnp.arange(width)[:, None]
     inside = (row >= top) & (row < top + tall) & (column >= left) & (column < left + wide)
     return jnp.where(inside, _level(paint) if _is_levels(image) else paint, image)
@@ -176,7 +176,7 @@ def _factors(values: jax.Array) -> tuple[jax.Array, jax.Array]:
     return factor, rest
 
 
-def _whole(value: jax.Array, low: int, high: int) -> jax.Array:
+def _to_integer(value: jax.Array, low: int, high: int) -> jax.Array:
     return jnp.round(jnp.clip(value, low, high)).astype(jnp.int32)
 
 
@@ -269,7 +269,7 @@ def _sharpness(image: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def _posterize(image: jax.Array, values: jax.Array) -> jax.Array:
-    bits = _whole(values[0], 0, 8)
+    bits = _to_integer(values[0], 0, 8)
     if _is_levels(image):
         mask = lax.shift_left(lax.shift_left(jnp.int32(1), bits) - 1, 8 - bits)
         return image & mask.astype(jnp.uint8)
@@ -334,7 +334,7 @@ _OPERATIONS: dict[Code, Callable[[jax.Array, jax.Array], jax.Array]] = {
     Code.EQUALIZE: _equalize,
     Code.INVERT: _invert,
     Code.GRAYSCALE: _grayscale,
-    Code.PERMUTE: lambda image, values: jnp.take(image, _whole(values[:3], 0, 2), axis=-1),
+    Code.PERMUTE: lambda image, values: jnp.take(image, _to_integer(values[:3], 0, 2), axis=-1),
 }
 _STEP_OPERATIONS: dict[Code, Callable[..., jax.Array]] = {  # need the static part of the step
     Code.BLUR: lambda image, values, step: warp_twin.gaussian_blur(image, values[:2], step.kernel),

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxkern.core.arguments import as_int, check_integer
+from jaxkern.image.chain.axis import Box, Size
 from jaxkern.image.chain.plan import MAX_SIZE
 
 Check = Callable[[Any, str], Any]  # (value, name) -> the value to store
@@ -38,11 +39,11 @@ def integer(low: int, high: int = 2**63 - 1) -> Check:
     return lambda value, name: check_integer(name, value, low, high)
 
 
-def choice(*options: str) -> Check:
-    def check(value: Any, name: str) -> str:
+def choice(*options: Any) -> Check:
+    def check(value: Any, name: str) -> Any:
         if value not in options:
             raise ValueError(unexpected(name, f"one of {', '.join(map(repr, options))}", value))
-        return str(value)
+        return options[options.index(value)]
 
     return check
 
@@ -103,14 +104,16 @@ def check_mirrored_padding(
 
 def _range(low: float, high: float, open_low: bool) -> tuple[str, Callable[[float], bool]]:
     """Return a description of a range, and a function that tells if a finite number is in it."""
-    bounds = (
-        f"above {low:g}" if open_low else "of any size" if low == -math.inf else f"from {low:g}"
-    )
+    if low == -math.inf:
+        bounds = "of any size" if high == math.inf else f"up to {high:g}"
+    else:
+        lower = f"above {low:g}" if open_low else f"from {low:g}"
+        bounds = lower if high == math.inf else f"{lower} to {high:g}"
 
     def inside(value: float) -> bool:
         return low <= value <= high and math.isfinite(value) and not (open_low and value == low)
 
-    return bounds if high == math.inf else f"{bounds} to {high:g}", inside
+    return bounds, inside
 
 
 def sequence(
@@ -196,9 +199,7 @@ def static_fill(value: Any, name: str) -> tuple[float, ...] | None:
     return None if value is None else per_channel(value, name)
 
 
-def check_box(
-    box: tuple[Any, Any, Any, Any], size: tuple[Any, Any], names: Sequence[str], where: str
-) -> None:
+def check_box(box: Box, size: Size, names: Sequence[str], where: str) -> None:
     """Reject boxes that leave the image, if both are known at trace time."""
     if not all(isinstance(number, int | np.ndarray) for number in (*box, *size)):
         return

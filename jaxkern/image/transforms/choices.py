@@ -14,7 +14,14 @@ from jaxkern.image.program.program import Code, Step
 from jaxkern.image.transforms import checks
 from jaxkern.image.transforms.checks import checked
 from jaxkern.image.transforms.moves import Move
-from jaxkern.image.transforms.transform import Size, Transform, check_transforms, set_fields
+from jaxkern.image.transforms.transform import (
+    Params,
+    Parts,
+    Size,
+    Transform,
+    check_transforms,
+    set_fields,
+)
 
 _PROBE = (13, 17)  # a size that no transform returns by chance
 
@@ -37,21 +44,19 @@ class _Container(Transform):
     transforms: Any
     kind = "program"
 
-    def _own_parameters(self) -> dict[str, str]:
-        raise NotImplementedError
-
-    def _draw(self, key: jax.Array) -> dict[str, jax.Array]:
-        """Draw the container's own parameters."""
-        raise NotImplementedError
-
-    @property
-    def parameters(self) -> dict[str, str]:  # type: ignore[override]
-        """Return the names and types of the parameters."""
-        return self._own_parameters() | {
+    def _set_parameters(self, **own: str) -> None:
+        """Set the parameters, `own` and those of all transforms, and `geometric`."""
+        of_transforms = {
             f"{k}.{name}": kind
             for k, inner in enumerate(self.transforms)
             for name, kind in inner.parameters.items()
         }
+        geometric = any(inner.geometric for inner in self.transforms)
+        set_fields(self, parameters=own | of_transforms, geometric=geometric)
+
+    def _draw(self, key: jax.Array) -> dict[str, jax.Array]:
+        """Draw the container's own parameters."""
+        raise NotImplementedError
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         return self._draw(jax.random.fold_in(key, 0)) | {
@@ -66,32 +71,28 @@ class _Container(Transform):
                 raise ValueError(f"transforms[{k}]: expected {channels} channels from {inner!r}")
         return channels
 
-    @property
-    def geometric(self) -> bool:  # type: ignore[override]
-        return any(inner.geometric for inner in self.transforms)
-
-    def _schedule(self, params: dict[str, Any]) -> list[tuple[int, Any]]:
+    def _schedule(self, params: Params) -> list[tuple[int, Any]]:
         """Return indices of transforms in order, each with the images that it is applied to."""
         raise NotImplementedError
 
-    def _split(self, params: dict[str, Any]) -> list[tuple[Transform, dict[str, Any]]]:
+    def _split(self, params: Params) -> Parts:
         return [
             (inner, {name: params[f"{k}.{name}"] for name in inner.parameters})
             for k, inner in enumerate(self.transforms)
         ]
 
-    def frame_parameters(self, params: dict[str, Any], frame: Any) -> dict[str, Any]:
+    def frame_parameters(self, params: Params, frame: Any) -> Params:
         return params | {
             f"{k}.{name}": value
             for k, (inner, of_inner) in enumerate(self._split(params))
             for name, value in inner.frame_parameters(of_inner, frame).items()
         }
 
-    def program(self, params: dict[str, Any], size: Size) -> list[Step]:
+    def program(self, params: Params, size: Size) -> list[Step]:
         programs = [inner.program(own, (size[0], size[1])) for inner, own in self._split(params)]
         return [step for k, used in self._schedule(params) for step in _where(used, programs[k])]
 
-    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+    def moves(self, params: Params, size: Size) -> list[Move]:
         moves = [
             inner.moves(own, size) if inner.geometric else [] for inner, own in self._split(params)
         ]
@@ -125,13 +126,14 @@ class RandomApply(_Container):
     transforms: Any = checked(_contained)
     p: float = checked(checks.probability, 0.5)
 
-    def _own_parameters(self) -> dict[str, str]:
-        return {"apply": "bool"}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set_parameters(apply="bool")
 
     def _draw(self, key: jax.Array) -> dict[str, jax.Array]:
         return {"apply": jax.random.uniform(key, dtype=jnp.float32) < self.p}
 
-    def _schedule(self, params: dict[str, Any]) -> list[tuple[int, Any]]:
+    def _schedule(self, params: Params) -> list[tuple[int, Any]]:
         return [(k, params["apply"]) for k in range(len(self.transforms))]
 
 
@@ -166,9 +168,7 @@ class RandomChoice(_Container):
         if p.shape != (count,) or not np.isfinite(p).all() or (p < 0).any() or p.sum() == 0:
             raise ValueError(message)
         set_fields(self, p=tuple((p / p.sum()).tolist()))
-
-    def _own_parameters(self) -> dict[str, str]:
-        return {"choice": "int"}
+        self._set_parameters(choice="int")
 
     def _draw(self, key: jax.Array) -> dict[str, jax.Array]:
         fraction = jax.random.uniform(key, dtype=jnp.float32)
@@ -176,7 +176,7 @@ class RandomChoice(_Container):
         bounds = np.cumsum(self.p)[:-1].astype(np.float32)
         return {"choice": jnp.sum(fraction >= jnp.asarray(bounds), dtype=jnp.int32)}
 
-    def _schedule(self, params: dict[str, Any]) -> list[tuple[int, Any]]:
+    def _schedule(self, params: Params) -> list[tuple[int, Any]]:
         return [(k, params["choice"] == k) for k in range(len(self.transforms))]
 
 
@@ -196,14 +196,15 @@ class RandomOrder(_Container):
 
     transforms: Any = checked(_contained)
 
-    def _own_parameters(self) -> dict[str, str]:
-        return {"order": f"int[{len(self.transforms)}]"}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set_parameters(order=f"int[{len(self.transforms)}]")
 
     def _draw(self, key: jax.Array) -> dict[str, jax.Array]:
         indices = jnp.arange(len(self.transforms), dtype=jnp.int32)
         return {"order": jax.random.permutation(key, indices)}
 
-    def _schedule(self, params: dict[str, Any]) -> list[tuple[int, Any]]:
+    def _schedule(self, params: Params) -> list[tuple[int, Any]]:
         # Each position lists all transforms; an image runs one of them.
         indices, order = range(len(self.transforms)), params["order"]
         return [(k, order[:, position] == k) for position in indices for k in indices]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import numbers
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.arguments import as_int
 from jaxkern.image.program.program import (
     VALUES,
     Code,
@@ -23,7 +22,7 @@ from jaxkern.image.program.program import (
 )
 from jaxkern.image.transforms import checks
 from jaxkern.image.transforms.checks import checked
-from jaxkern.image.transforms.transform import Size, Transform
+from jaxkern.image.transforms.transform import Params, Size, Transform
 
 
 class ColourTransform(Transform):
@@ -31,12 +30,6 @@ class ColourTransform(Transform):
 
     kind = "program"
     expects_unit_range = True
-
-
-def _channels(value: Any, name: str) -> int:
-    if value not in (1, 3):
-        raise ValueError(checks.unexpected(name, "1 or 3", value))
-    return int(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +45,9 @@ class Grayscale(ColourTransform):
     (1, 2, 2, 1)
     """
 
-    num_output_channels: int = checked(_channels, 1)
+    num_output_channels: int = checked(checks.choice(1, 3), 1)
 
-    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+    def program(self, params: Params, size: tuple[int, int]) -> list[Step]:
         return [program_step(Code.GRAYSCALE)]
 
     def output_channels(self, channels: int) -> int:
@@ -79,7 +72,7 @@ class _RandomColour(ColourTransform):
     def _values(self) -> tuple[float, ...]:
         return ()
 
-    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+    def program(self, params: Params, size: tuple[int, int]) -> list[Step]:
         return [program_step(self._code, *self._values(), apply=params["apply"])]
 
 
@@ -139,13 +132,6 @@ class RandomAutocontrast(_RandomColour):
     _code = Code.AUTOCONTRAST
 
 
-def _bits(value: Any, name: str) -> int:
-    bits = as_int(value)
-    if bits is None or not 0 <= bits <= 8:
-        raise TypeError(checks.unexpected(name, "an integer from 0 to 8", value))
-    return bits
-
-
 @dataclasses.dataclass(frozen=True)
 class RandomPosterize(_RandomColour):
     """Keep the most significant bits of each value with probability p.
@@ -158,20 +144,13 @@ class RandomPosterize(_RandomColour):
     2
     """
 
-    bits: int = checked(_bits)
+    bits: int = checked(checks.integer(0, 8))
     p: float = checked(checks.probability, 0.5)
 
     _code = Code.POSTERIZE
 
     def _values(self) -> tuple[float, ...]:
         return (float(self.bits),)
-
-
-def _threshold(value: Any, name: str) -> float:
-    expected = "a finite number, at most 255 of uint8 and 1 of floats"
-    if not isinstance(value, numbers.Real) or float(value) > 255:
-        raise TypeError(checks.unexpected(name, expected, value))
-    return checks.finite(value, name)  # type: ignore[no-any-return]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +165,7 @@ class RandomSolarize(_RandomColour):
     128.0
     """
 
-    threshold: float = checked(_threshold)
+    threshold: float = checked(checks.bounded(-math.inf, 255.0))
     p: float = checked(checks.probability, 0.5)
 
     _code = Code.SOLARIZE
@@ -231,11 +210,11 @@ class RandomChannelPermutation(ColourTransform):
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         return {"permutation": jax.random.permutation(key, 3).astype(jnp.int32)}
 
-    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+    def program(self, params: Params, size: tuple[int, int]) -> list[Step]:
         return [_permute(params)]
 
 
-def _permute(params: dict[str, Any], apply: Any = True) -> Step:
+def _permute(params: Params, apply: Any = True) -> Step:
     order = jnp.asarray(params["permutation"], jnp.int32)
     return program_step(Code.PERMUTE, *(order[:, c] for c in range(3)), apply=apply)
 
@@ -298,7 +277,7 @@ class ColorJitter(ColourTransform):
         order = jax.random.permutation(order, 4).astype(jnp.int32)
         return {**_sample_factors(self, keys), "order": order}
 
-    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+    def program(self, params: Params, size: tuple[int, int]) -> list[Step]:
         used = tuple(Code[name.upper()] for name in _JITTERS if getattr(self, name) is not None)
         if not used:
             return []
@@ -356,7 +335,7 @@ class RandomPhotometricDistort(ColourTransform):
             "apply": jax.random.uniform(chance, (5,), jnp.float32) < self.p,
         }
 
-    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+    def program(self, params: Params, size: tuple[int, int]) -> list[Step]:
         apply = jnp.asarray(params["apply"])
         first = jnp.atleast_1d(jnp.asarray(params["contrast_before"]))
         brightness, contrast, saturation, hue = (params[name] for name in _JITTERS)

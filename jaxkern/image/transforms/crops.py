@@ -9,18 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.image.chain.axis import half_to_even, is_static, maximum
+from jaxkern.image.chain.axis import Box, half_to_even, is_static, maximum, per_axis
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.chain.plan import Padding
 from jaxkern.image.program.program import Code, Step, program_step
 from jaxkern.image.transforms import checks
 from jaxkern.image.transforms.checks import checked
-from jaxkern.image.transforms.moves import Move, boxed, mirror
+from jaxkern.image.transforms.moves import Move, box_move, mirror
 from jaxkern.image.transforms.sizes import Resize, filter_of
 from jaxkern.image.transforms.transform import (
     BOX,
     TRIES,
     GeometricTransform,
+    Params,
     Size,
     Transform,
     as_number,
@@ -85,12 +86,12 @@ class Pad(_Padded):
         height, width = (None if side is None else side + more for side, more in added)
         return height, width
 
-    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+    def moves(self, params: Params, size: Size) -> list[Move]:
         self._require_constant()
         padded = self.output_size(size)
-        return [boxed((-self.padding[1], -self.padding[0], *padded), padded)]
+        return [box_move((-self.padding[1], -self.padding[0], *padded), padded)]
 
-    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: Params) -> None:
         if any(self.padding):
             left, top, right, bottom = self.padding
             size, limit = self.output_size(chain.size), chain.bounded
@@ -98,19 +99,30 @@ class Pad(_Padded):
             chain.bound(None if limit is None else self.output_size(limit))
 
 
+@dataclasses.dataclass(frozen=True)
 class _RandomFlip(GeometricTransform):
-    p: float
+    p: float = checked(checks.probability, 0.5)
 
     parameters: ClassVar = {"flip": "bool"}
-
-    def for_masks(self, fill: tuple[float, ...]) -> Transform:
-        return self
+    _axis: ClassVar[int]  # that is mirrored: 0 for rows, 1 for columns
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         return {"flip": jax.random.uniform(key, dtype=jnp.float32) < self.p}
 
+    def fold(self, chain: ChainBuilder, params: Params) -> None:
+        flip = as_number(params["flip"])
+        chain.flip(*((0, flip) if self._axis else (flip, 0)))
 
-@dataclasses.dataclass(frozen=True)
+    def moves(self, params: Params, size: Size) -> list[Move]:
+        flip = params["flip"]
+        return [mirror(size, *((False, flip) if self._axis else (flip, False)))]
+
+    def program(self, params: Params, size: Size) -> list[Step]:
+        """Return the flip as a warp without interpolation, for containers."""
+        x, y = (-1.0, 1.0) if self._axis else (1.0, -1.0)
+        return [program_step(Code.WARP, x, 0.0, 0.0, 0.0, y, apply=params["flip"])]
+
+
 class RandomHorizontalFlip(_RandomFlip):
     """Mirror columns with probability p.
 
@@ -120,20 +132,9 @@ class RandomHorizontalFlip(_RandomFlip):
     0.5
     """
 
-    p: float = checked(checks.probability, 0.5)
-
-    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
-        chain.flip(0, as_number(params["flip"]))
-
-    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
-        return [mirror(size, False, params["flip"])]
-
-    def program(self, params: dict[str, Any], size: Size) -> list[Step]:
-        """Return the flip as a warp without interpolation, for containers."""
-        return [program_step(Code.WARP, -1.0, 0.0, 0.0, 0.0, 1.0, apply=params["flip"])]
+    _axis = 1
 
 
-@dataclasses.dataclass(frozen=True)
 class RandomVerticalFlip(_RandomFlip):
     """Mirror rows with probability p.
 
@@ -143,17 +144,7 @@ class RandomVerticalFlip(_RandomFlip):
     0.5
     """
 
-    p: float = checked(checks.probability, 0.5)
-
-    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
-        chain.flip(as_number(params["flip"]), 0)
-
-    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
-        return [mirror(size, params["flip"], False)]
-
-    def program(self, params: dict[str, Any], size: Size) -> list[Step]:
-        """Return the flip as a warp without interpolation, for containers."""
-        return [program_step(Code.WARP, 1.0, 0.0, 0.0, 0.0, -1.0, apply=params["flip"])]
+    _axis = 0
 
 
 class _FixedSizeCrop(GeometricTransform):
@@ -214,10 +205,10 @@ class RandomResizedCrop(_FixedSizeCrop):
         resize = Resize(side, self.interpolation, antialias=self.antialias)
         return (resize, CenterCrop(self.size))
 
-    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
-        return [boxed(box_of(params), self.size)]
+    def moves(self, params: Params, size: Size) -> list[Move]:
+        return [box_move(box_of(params), self.size)]
 
-    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: Params) -> None:
         box = box_of(params)
         checks.check_box(box, chain.size, tuple(BOX), "RandomResizedCrop")
         chain.resample(filter_of(self.interpolation, self.antialias), box, self.size)
@@ -241,10 +232,10 @@ class CenterCrop(_FixedSizeCrop):
     def for_masks(self, fill: tuple[float, ...]) -> Transform:
         return _FilledCenterCrop(self.size, fill)
 
-    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
-        return [boxed((*self._start(size), *self.size), self.size)]
+    def moves(self, params: Params, size: Size) -> list[Move]:
+        return [box_move((*self._start(size), *self.size), self.size)]
 
-    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: Params) -> None:
         chain.window(self._start(chain.size), self.size, chain.values(self._fill, "fill"))
 
 
@@ -285,29 +276,26 @@ class RandomCrop(_Padded, _FixedSizeCrop):
 
     parameters: ClassVar = {"top": "int", "left": "int"}
 
-    def _padded(self, size: Size) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    def _padded(self, size: Size) -> Box:
         """Return the padding before the first row and column, and the padded size."""
-        left, top, right, bottom = self.padding or (0, 0, 0, 0)
-        before, padded = [], []
-        for length, target, first, second in (
-            (size[0], self.size[0], top, bottom),
-            (size[1], self.size[1], left, right),
-        ):
-            length = length + (first + second)
+
+        def padded(length: Any, target: int, before: int, after: int) -> tuple[Any, Any]:
+            length = length + (before + after)
             if self.pad_if_needed:
                 missing = maximum(target - length, 0)
-                first, length = first + missing, length + 2 * missing
-            elif is_static(length) and length < target:
+                return before + missing, length + 2 * missing
+            if is_static(length) and length < target:
                 raise ValueError(
                     f"RandomCrop: expected at least {self.size}, got ({size[0]}, {size[1]}) before "
                     "padding; set pad_if_needed=True"
                 )
-            before.append(first)
-            padded.append(length)
-        return (before[0], before[1]), (padded[0], padded[1])
+            return before, length
+
+        left, top, right, bottom = self.padding or (0, 0, 0, 0)
+        return per_axis(padded, size, self.size, (top, left), (bottom, right))
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
-        _, padded = self._padded(size)
+        padded = self._padded(size)[2:]
         fractions = jax.random.uniform(key, (2,), jnp.float32)
         room = [maximum(p - s, 0) + 1 for p, s in zip(padded, self.size, strict=True)]
         top, left = (uniform_below(fractions[k], room[k]) for k in range(2))
@@ -316,14 +304,15 @@ class RandomCrop(_Padded, _FixedSizeCrop):
     def eval(self) -> tuple[Transform, ...]:
         return (CenterCrop(self.size),)
 
-    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+    def moves(self, params: Params, size: Size) -> list[Move]:
         if self.padding is not None or self.pad_if_needed:
             self._require_constant()
-        (above, before), _ = self._padded(size)
-        return [boxed((params["top"] - above, params["left"] - before, *self.size), self.size)]
+        above, before, _, _ = self._padded(size)
+        return [box_move((params["top"] - above, params["left"] - before, *self.size), self.size)]
 
-    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
-        before, padded = self._padded(chain.size)
+    def fold(self, chain: ChainBuilder, params: Params) -> None:
+        box = self._padded(chain.size)
+        before, padded = box[:2], box[2:]
         top, left = params["top"], params["left"]
         names = ("top", "left", "size", "size")
         checks.check_box((top, left, *self.size), padded, names, "RandomCrop")

@@ -10,14 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.image.chain.axis import clip, is_static, per_axis
+from jaxkern.image.chain.axis import Box, clip, is_static, per_axis
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.transforms import checks
 from jaxkern.image.transforms.checks import checked
-from jaxkern.image.transforms.moves import Move, boxed, centred, overlap, sane, with_area
+from jaxkern.image.transforms.moves import Move, box_move, centred, overlap, sane, with_area
 from jaxkern.image.transforms.sizes import PerImageSize
 from jaxkern.image.transforms.transform import (
     BOX,
+    Params,
     Size,
     Transform,
     as_number,
@@ -131,10 +132,10 @@ class RandomIoUCrop(PerImageSize):
         fits = valid & centred(boxes, top, left, high, wide) & (shares >= min_overlap)
         return shaped & fits.any(axis=1)
 
-    def size_after(self, size: Size, params: dict[str, Any]) -> Size:
+    def size_after(self, size: Size, params: Params) -> Size:
         return self._box(params, size)[2:]
 
-    def _box(self, params: dict[str, Any], size: Size) -> tuple[Any, Any, Any, Any]:
+    def _box(self, params: Params, size: Size) -> Box:
         """Return the crop, or the complete image; the result is always inside the image."""
         crop, box = as_number(params["crop"]), box_of(params)
 
@@ -144,15 +145,15 @@ class RandomIoUCrop(PerImageSize):
 
         return per_axis(side, box[:2], box[2:], size)
 
-    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: Params) -> None:
         limit = chain.limit
         top, left, height, width = self._box(params, chain.size)
         chain.window((top, left), (height, width), None)
         chain.bound(limit, chain.values(self.canvas_fill, "canvas_fill"))
 
-    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+    def moves(self, params: Params, size: Size) -> list[Move]:
         box = self._box(params, size)
-        return [boxed(box, box[2:], within=True, used=params["crop"])]
+        return [box_move(box, box[2:], within=True, used=params["crop"])]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +190,7 @@ class RandomZoomOut(PerImageSize):
 
         return dict(zip(BOX, per_axis(side, size, fraction[2:]), strict=True))
 
-    def size_after(self, size: Size, params: dict[str, Any]) -> Size:
+    def size_after(self, size: Size, params: Params) -> Size:
         return self._box(params, size)[2:]
 
     def _largest_canvas(self, side: Any) -> Any:
@@ -197,7 +198,7 @@ class RandomZoomOut(PerImageSize):
             return int(np.float32(side) * np.float32(self.side_range[1]))
         return (side.astype("float32") * np.float32(self.side_range[1])).astype("int32")
 
-    def _box(self, params: dict[str, Any], size: Size) -> tuple[Any, Any, Any, Any]:
+    def _box(self, params: Params, size: Size) -> Box:
         """Return the canvas relative to the image, which is inside it for all parameters."""
         box = box_of(params)
 
@@ -207,7 +208,7 @@ class RandomZoomOut(PerImageSize):
 
         return per_axis(side, box[:2], box[2:], size)
 
-    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: Params) -> None:
         limit, fill = chain.limit, chain.values(self.fill, "fill")
         box = self._box(params, chain.size)
         chain.window(box[:2], box[2:], fill)
@@ -215,9 +216,9 @@ class RandomZoomOut(PerImageSize):
             limit and (self._largest_canvas(limit[0]), self._largest_canvas(limit[1])), fill
         )
 
-    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+    def moves(self, params: Params, size: Size) -> list[Move]:
         box = self._box(params, size)
-        return [boxed(box, box[2:])]
+        return [box_move(box, box[2:])]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +241,7 @@ class SanitizeBoundingBoxes(Transform):
 
     kind = "chain"
 
-    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: Params) -> None:
         pass
 
     def valid_boxes(self, boxes: Any, valid: Any, size: Size) -> Any:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.image.chain.axis import Number, is_static
+from jaxkern.image.chain.axis import Box, Number, Size, is_static
 from jaxkern.image.program.program import Code, Step, forward_coefficients
 
 
@@ -25,7 +25,7 @@ class Move:
     mirrored: tuple[Any, Any] = (False, False)
     crops: bool = True  # boxes are clamped to the new image
     # (top, left, height, width) before the move: boxes centred outside it are lost.
-    within: tuple[Number, Number, Number, Number] | None = None
+    within: Box | None = None
 
     def where(self, used: Any) -> Move:
         """Restrict the move to images where `used`, a bool or bools [N], is True."""
@@ -33,19 +33,15 @@ class Move:
         return dataclasses.replace(self, used=both)
 
 
-def boxed(
-    box: tuple[Number, Number, Number, Number],
-    size: tuple[Number, Number],
-    crops: bool = True,
-    within: bool = False,
-    used: Any = True,
+def box_move(
+    box: Box, size: Size, crops: bool = True, within: bool = False, used: Any = True
 ) -> Move:
     """Return the move that resizes the box (top, left, height, width) of an image to `size`."""
     top, left, height, width = box
 
     def forward(points: jax.Array) -> jax.Array:
-        x = _resized(points[..., 0] - of_images(left), width, size[1])
-        y = _resized(points[..., 1] - of_images(top), height, size[0])
+        x = _resized(points[..., 0] - per_image(left), width, size[1])
+        y = _resized(points[..., 1] - per_image(top), height, size[0])
         return jnp.stack([x, y], axis=-1)
 
     return Move(forward, used, crops=crops, within=box if within else None)
@@ -53,18 +49,18 @@ def boxed(
 
 def _resized(position: jax.Array, length: Number, size: Number) -> Any:
     """Scale positions from the nearer end, so that both ends map to ends exactly."""
-    ratio, last = _ratio(size, length), of_images(length)
-    from_end = of_images(size) - (last - position) * ratio
+    ratio, last = _ratio(size, length), per_image(length)
+    from_end = per_image(size) - (last - position) * ratio
     return jnp.where(2.0 * position > last, from_end, position * ratio)
 
 
-def mirror(size: tuple[Number, Number], rows: Any, columns: Any) -> Move:
+def mirror(size: Size, rows: Any, columns: Any) -> Move:
     """Return the move that mirrors rows and columns of images of `size` where bools are True."""
 
     def forward(points: jax.Array) -> jax.Array:
         x, y = points[..., 0], points[..., 1]
-        x = jnp.where(_flags(columns), of_images(size[1]) - x, x)
-        y = jnp.where(_flags(rows), of_images(size[0]) - y, y)
+        x = jnp.where(_flags(columns), per_image(size[1]) - x, x)
+        y = jnp.where(_flags(rows), per_image(size[0]) - y, y)
         return jnp.stack([x, y], axis=-1)
 
     return Move(forward, mirrored=(columns, rows), crops=False)
@@ -84,7 +80,7 @@ def warps(steps: Sequence[Step]) -> list[Step]:
     ]
 
 
-def warped(steps: Sequence[Step], size: tuple[int, int]) -> list[Move]:
+def warp_moves(steps: Sequence[Step], size: tuple[int, int]) -> list[Move]:
     """Return the moves of a program's warps on images of `size`; other steps move nothing."""
     moves = []
     for code, values, static in warps(steps):
@@ -111,7 +107,7 @@ def _projection(
     return forward
 
 
-def of_images(value: Any) -> Any:
+def per_image(value: Any) -> Any:
     """Reshape a number, or one per image, to broadcast with values [N, P] as float32."""
     return jnp.asarray(value, jnp.float32).reshape(-1, 1)
 
@@ -123,7 +119,7 @@ def _flags(value: Any) -> Any:
 def _ratio(size: Number, length: Number) -> Any:
     if is_static(size, length):
         return np.float32(size / length) if length else np.float32(np.nan)
-    return of_images(size) / of_images(length)
+    return per_image(size) / per_image(length)
 
 
 def moved_points(points: jax.Array, move: Move) -> jax.Array:
@@ -155,9 +151,9 @@ def from_corners(boxes: jax.Array, form: str) -> jax.Array:
     return jnp.concatenate([first, last - first], axis=-1)
 
 
-def clamped(boxes: jax.Array, size: Sequence[Any]) -> jax.Array:
+def clamped(boxes: jax.Array, size: Size) -> jax.Array:
     """Clip boxes [N, K, 4] to images of `size` (height, width), numbers or [N]."""
-    height, width = (of_images(side)[..., None] for side in size)
+    height, width = (per_image(side)[..., None] for side in size)
     x, y = jnp.clip(boxes[..., 0::2], 0.0, width), jnp.clip(boxes[..., 1::2], 0.0, height)
     return jnp.stack([x[..., 0], y[..., 0], x[..., 1], y[..., 1]], axis=-1)
 
@@ -168,9 +164,9 @@ def with_area(boxes: jax.Array) -> jax.Array:
     return positive & jnp.isfinite(boxes).all(axis=-1)
 
 
-def sane(boxes: jax.Array, size: Sequence[Any], min_size: float, min_area: float) -> Any:
+def sane(boxes: jax.Array, size: Size, min_size: float, min_area: float) -> Any:
     """Return which boxes [N, K, 4] torchvision's SanitizeBoundingBoxes keeps."""
-    height, width = (of_images(side) for side in size)
+    height, width = (per_image(side) for side in size)
     wide, high = boxes[..., 2] - boxes[..., 0], boxes[..., 3] - boxes[..., 1]
     large = (wide >= min_size) & (high >= min_size) & (wide * high >= min_area)
     inside = (boxes[..., 2] <= width) & (boxes[..., 3] <= height) & (boxes >= 0.0).all(axis=-1)
@@ -178,7 +174,7 @@ def sane(boxes: jax.Array, size: Sequence[Any], min_size: float, min_area: float
 
 
 def moved_boxes(
-    boxes: jax.Array, valid: jax.Array, moves: Sequence[Move], size: Sequence[Any]
+    boxes: jax.Array, valid: jax.Array, moves: Sequence[Move], size: Size
 ) -> tuple[jax.Array, jax.Array]:
     """Return bounding boxes [N, K, 4] of moved corners in images of `size`, and their validity."""
     for move in moves:
@@ -202,7 +198,7 @@ def moved_boxes(
 def centred(boxes: jax.Array, top: Any, left: Any, height: Any, width: Any) -> Any:
     """Return which boxes [..., K, 4] have their centre within each of N boxes: bool [N, K]."""
     x, y = 0.5 * (boxes[..., 0] + boxes[..., 2]), 0.5 * (boxes[..., 1] + boxes[..., 3])
-    top, left, height, width = (of_images(value) for value in (top, left, height, width))
+    top, left, height, width = (per_image(value) for value in (top, left, height, width))
     return (x > left) & (x < left + width) & (y > top) & (y < top + height)
 
 

@@ -25,7 +25,7 @@ from jaxkern.image.program.program import (
 )
 from jaxkern.image.transforms import checks
 from jaxkern.image.transforms.checks import checked
-from jaxkern.image.transforms.transform import Size, Transform, uniform_below
+from jaxkern.image.transforms.transform import Params, Size, Transform, set_fields, uniform_below
 from jaxkern.image.transforms.warps import NO_FILL
 
 
@@ -94,12 +94,10 @@ AUG_MIX = _space(f"{_WARPS} {_TABLES} {_FACTORS}", 0.3, (1.0, 3.0), 30.0, (4.0, 
 
 def magnitude_table(space: Space, bins: int, size: Size) -> Any:
     """Return magnitudes f32 [ops, bins], rounded once from float64; NumPy if sizes are known."""
-    if is_static(*size):
-        return np.stack([_row(row, bins, size, np) for row in space.values()]).astype(np.float32)
+    xp: Any = np if is_static(*size) else jnp
     with jax.enable_x64(True):
-        sides = [jnp.asarray(side).astype(jnp.float64) for side in size]
-        rows = [_row(row, bins, sides, jnp) for row in space.values()]
-        return jnp.stack(rows).astype(jnp.float32)
+        sides = [xp.asarray(side).astype(np.float64) for side in size]
+        return xp.stack([_row(row, bins, sides, xp) for row in space.values()]).astype(np.float32)
 
 
 def _row(magnitude: Magnitude | None, bins: int, size: Any, xp: Any) -> Any:
@@ -217,7 +215,7 @@ class _Policy(Transform):
         static = ProgramStep(codes, self.interpolation, fill=fill)
         return [(code[:, step], values[:, step], static) for step in range(code.shape[1])]
 
-    def program(self, params: dict[str, Any], size: Size) -> list[Step]:
+    def program(self, params: Params, size: Size) -> list[Step]:
         op = self._checked_op(params["op"])
         return self._chain(*op_steps(self.OPS, op, params["magnitude"], size))
 
@@ -258,11 +256,7 @@ class RandAugment(_Policy):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_integer("magnitude", self.magnitude, 0, self.num_magnitude_bins - 1)
-
-    @property
-    def parameters(self) -> dict[str, str]:  # type: ignore[override]
-        """Return the names and types of the parameters."""
-        return _op_parameters(self.num_ops)
+        set_fields(self, parameters=_op_parameters(self.num_ops))
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         fractions = jax.random.uniform(key, (2, self.num_ops), jnp.float32)
@@ -375,18 +369,15 @@ class AugMix(_Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        steps = self.mixture_width * (self._depth + 1) + 2
+        width, depth = self.mixture_width, self._depth
+        steps = width * (depth + 1) + 2
         check_integer("mixture_width * (chain_depth + 1) + 2", steps, 1, MAX_STEPS)
+        own = {"weights": f"float[{width}]", "m": "float"}
+        set_fields(self, parameters=_op_parameters(width, depth) | own)
 
     @property
     def _depth(self) -> int:
         return self.chain_depth if self.chain_depth > 0 else 3
-
-    @property
-    def parameters(self) -> dict[str, str]:  # type: ignore[override]
-        """Return the names and types of the parameters."""
-        width = self.mixture_width
-        return {**_op_parameters(width, self._depth), "weights": f"float[{width}]", "m": "float"}
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         fraction_key, depth_key, weight_key = jax.random.split(key, 3)
@@ -408,7 +399,7 @@ class AugMix(_Policy):
             "m": jax.nn.softmax(log_gamma[width:])[0],
         }
 
-    def program(self, params: dict[str, Any], size: Size) -> list[Step]:
+    def program(self, params: Params, size: Size) -> list[Step]:
         op = self._checked_op(params["op"])
         weights, m = (jnp.asarray(params[name], jnp.float32) for name in ("weights", "m"))
         # An image with any weight that is not finite is left unchanged.

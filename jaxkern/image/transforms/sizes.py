@@ -19,11 +19,13 @@ from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.chain.plan import MAX_SIZE, Filter
 from jaxkern.image.transforms import checks
 from jaxkern.image.transforms.checks import checked
-from jaxkern.image.transforms.moves import Move, boxed
+from jaxkern.image.transforms.moves import Move, box_move
 from jaxkern.image.transforms.transform import (
     GeometricTransform,
+    Params,
     Size,
     Transform,
+    as_number,
     set_fields,
     uniform_below,
 )
@@ -81,25 +83,19 @@ class Resize(GeometricTransform):
         new_shorter, new_longer = self.size, scaled(self.size, longer, shorter)
         if self.max_size is not None:
             limited = maximum(scaled(self.max_size, self.size, new_longer), 1)
-            fits = _select(new_longer <= self.max_size, 1, 0)
+            fits = as_number(new_longer <= self.max_size)
             new_shorter = fits * self.size + (1 - fits) * limited
             new_longer = minimum(new_longer, self.max_size)
-        upright = _select(width <= height, 1, 0)
+        upright = as_number(width <= height)
         difference = new_longer - new_shorter
         return (new_shorter + upright * difference, new_longer - upright * difference)
 
-    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
-        return [boxed((0, 0, *size), self.output_size(size), crops=False)]
+    def moves(self, params: Params, size: Size) -> list[Move]:
+        return [box_move((0, 0, *size), self.output_size(size), crops=False)]
 
-    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: Params) -> None:
         kind = filter_of(self.interpolation, self.antialias)
         chain.resample(kind, (0, 0, *chain.size), self.output_size(chain.size))
-
-
-def _select(condition: Any, yes: int, no: int) -> Any:
-    if isinstance(condition, bool):
-        return yes if condition else no
-    return no + (yes - no) * condition.astype("int32")
 
 
 def _multiplied(size: Size, factor: Callable[..., Any]) -> Size:
@@ -120,7 +116,7 @@ class PerImageSize(GeometricTransform):
     def output_size(self, size: Size) -> Size:
         return (None, None)
 
-    def size_after(self, size: Size, params: dict[str, Any]) -> Size:
+    def size_after(self, size: Size, params: Params) -> Size:
         return params["height"], params["width"]
 
 
@@ -146,7 +142,7 @@ class _RandomResize(PerImageSize):
         """Return the resize without randomness: by the factor 1, or to the largest size."""
         return (_Fitted(self),)
 
-    def _resized(self, size: Size, params: dict[str, Any]) -> Size:
+    def _resized(self, size: Size, params: Params) -> Size:
         """Return height and width before the canvas crops them, clamped to possible sizes."""
         upper = self._limit(size) or (MAX_SIZE, MAX_SIZE)
         return clip(params["height"], 1, upper[0]), clip(params["width"], 1, upper[1])
@@ -157,10 +153,10 @@ class _RandomResize(PerImageSize):
             return size
         return minimum(size[0], self.canvas[0]), minimum(size[1], self.canvas[1])
 
-    def size_after(self, size: Size, params: dict[str, Any]) -> Size:
+    def size_after(self, size: Size, params: Params) -> Size:
         return self._within(self._resized(size, params))
 
-    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: Params) -> None:
         self._resize(chain, self._resized(chain.size, params))
 
     def _resize(self, chain: ChainBuilder, new: Size) -> None:
@@ -172,11 +168,11 @@ class _RandomResize(PerImageSize):
             chain.window((0, 0), self._within(new), None)
         chain.bound(limit, chain.values(self.canvas_fill, "canvas_fill"))
 
-    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+    def moves(self, params: Params, size: Size) -> list[Move]:
         return self._moves_to(self._resized(size, params), size)
 
     def _moves_to(self, new: Size, size: Size) -> list[Move]:
-        return [boxed((0, 0, *size), new, crops=self._within(new) is not new)]
+        return [box_move((0, 0, *size), new, crops=self._within(new) is not new)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,11 +281,11 @@ class _Fitted(GeometricTransform):
             return (None, None)
         return self.resize._within(self._size(size))
 
-    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: Params) -> None:
         self.resize._resize(chain, self._size(chain.size))
 
     def for_masks(self, fill: tuple[float, ...]) -> Transform:
         return _Fitted(self.resize.for_masks(fill))  # type: ignore[arg-type]
 
-    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+    def moves(self, params: Params, size: Size) -> list[Move]:
         return self.resize._moves_to(self._size(size), size)

@@ -10,13 +10,16 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
+from jaxkern.image.chain.axis import Box
 from jaxkern.image.chain.axis import Size as Size
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.program.program import Step
 from jaxkern.image.transforms import checks
-from jaxkern.image.transforms.moves import Move, warped
+from jaxkern.image.transforms.moves import Move, warp_moves
 
 Kind = Literal["chain", "program", "jax", "batch"]
+Params = dict[str, Any]  # by name: of one image in `sample`, otherwise of a batch
+Parts = list[tuple["Transform", Params]]  # transforms with their parameters, in order
 
 
 class Transform:
@@ -65,8 +68,8 @@ class Transform:
     """
 
     parameters: ClassVar[dict[str, str]] = {}
-    kind: ClassVar[Kind] = "jax"
-    linear: ClassVar[bool] = False
+    kind: Kind = "jax"
+    linear: bool = False
     expects_unit_range: ClassVar[bool] = False
     per_sample: bool = True
     geometric: bool = False
@@ -90,7 +93,7 @@ class Transform:
         """
         return () if self.parameters else (self,)
 
-    def transform(self, image: jax.Array, params: dict[str, Any]) -> jax.Array:
+    def transform(self, image: jax.Array, params: Params) -> jax.Array:
         """Transform one image: the method of the kind "jax".
 
         Args:
@@ -103,7 +106,7 @@ class Transform:
         """
         raise NotImplementedError(f"{self!r} must implement transform(image, params), or set kind")
 
-    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+    def program(self, params: Params, size: tuple[int, int]) -> list[Step]:
         """Return the steps on images of `size`, in order: the method of the kind "program".
 
         Args:
@@ -111,7 +114,7 @@ class Transform:
         """
         raise NotImplementedError(f"{self!r} must implement program(params, size)")
 
-    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: Params) -> None:
         """Add the transform to a chain: the method of the kind "chain".
 
         Args:
@@ -119,7 +122,7 @@ class Transform:
         """
         raise NotImplementedError(f"{type(self).__name__} must implement fold(chain, params)")
 
-    def mixture(self, params: dict[str, Any], size: tuple[int, int]) -> tuple[Any, Any, Any]:
+    def mixture(self, params: Params, size: tuple[int, int]) -> tuple[Any, Any, Any]:
         """Return how to mix images with their predecessors: the method of the kind "batch".
 
         Returns:
@@ -128,7 +131,7 @@ class Transform:
         """
         raise NotImplementedError(f"{type(self).__name__} must implement mixture(params, size)")
 
-    def parts(self, params: dict[str, Any], size: Size) -> list[tuple[Transform, dict[str, Any]]]:
+    def parts(self, params: Params, size: Size) -> Parts:
         """Return the transforms, with parameters, that together do what this one does."""
         return [(self, params)]
 
@@ -136,7 +139,7 @@ class Transform:
         """Return (height, width) after the transform; None for a side that is unknown."""
         return size
 
-    def size_after(self, size: Size, params: dict[str, Any]) -> Size:
+    def size_after(self, size: Size, params: Params) -> Size:
         """Return (height, width) after the transform with these parameters, ints or [N]."""
         return self.output_size(size)
 
@@ -144,13 +147,13 @@ class Transform:
         """Return the number of channels after the transform; kind "program" only."""
         return channels
 
-    def frame_parameters(self, params: dict[str, Any], frame: Any) -> dict[str, Any]:
+    def frame_parameters(self, params: Params, frame: Any) -> Params:
         """Return the parameters of frames i32 [N] of clips, from their clips' parameters [N]."""
         return params
 
-    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+    def moves(self, params: Params, size: Size) -> list[Move]:
         """Return how a geometric transform moves points of images of `size`, in order."""
-        return warped(self.program(params, (size[0], size[1])), (size[0], size[1]))
+        return warp_moves(self.program(params, (size[0], size[1])), (size[0], size[1]))
 
     def for_masks(self, fill: tuple[float, ...]) -> Transform:
         """Return the transform of masks, for a geometric transform of the kind "chain".
@@ -205,7 +208,7 @@ TRIES = 10  # of the rejection loops, as in torchvision
 BOX = dict.fromkeys(("top", "left", "height", "width"), "int")  # kinds of its parameters
 
 
-def box_of(params: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+def box_of(params: Params) -> Box:
     return params["top"], params["left"], params["height"], params["width"]
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.image.chain.axis import per_axis
+from jaxkern.image.chain.axis import Box, per_axis
 from jaxkern.image.chain.fold import ChainBuilder, clip_box
 from jaxkern.image.chain.plan import checked_dtype
 from jaxkern.image.program.program import (
@@ -27,12 +27,13 @@ from jaxkern.image.transforms.checks import checked
 from jaxkern.image.transforms.transform import (
     BOX,
     TRIES,
-    Kind,
+    Params,
     Size,
     Transform,
     as_number,
     box_of,
     sample_box_sizes,
+    set_fields,
     uniform_below,
     uniform_between,
 )
@@ -71,11 +72,11 @@ class ToDtype(Transform):
     def __repr__(self) -> str:
         return f"ToDtype(dtype={self.dtype.name!r}, scale={self.scale})"
 
-    @property
-    def linear(self) -> bool:  # type: ignore[override]
-        return self.dtype != np.uint8  # type: ignore[no-any-return]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        set_fields(self, linear=self.dtype != np.uint8)
 
-    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: Params) -> None:
         if self.dtype == np.uint8:
             chain.to_u8(self.scale)
         else:
@@ -114,7 +115,7 @@ class Normalize(Transform):
         if first != second and 1 not in (first, second):
             raise ValueError(f"mean and std: expected equal lengths, got {first} and {second}")
 
-    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: Params) -> None:
         mean, std = chain.values(self.mean, "mean"), chain.values(self.std, "std")
         chain.to_float(chain.scale)
         chain.affine(1.0 / std, -mean / std)
@@ -156,7 +157,7 @@ class GaussianBlur(Transform):
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         return {"sigma": uniform_between(jax.random.uniform(key, dtype=jnp.float32), *self.sigma)}
 
-    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+    def program(self, params: Params, size: tuple[int, int]) -> list[Step]:
         across, down = self.kernel_size
         if across // 2 >= size[1] or down // 2 >= size[0]:
             raise ValueError(f"GaussianBlur: expected over half of {self.kernel_size}, got {size}")
@@ -191,11 +192,11 @@ class GaussianNoise(Transform):
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         return {"seed": sample_seed(key)}
 
-    def frame_parameters(self, params: dict[str, Any], frame: Any) -> dict[str, Any]:
+    def frame_parameters(self, params: Params, frame: Any) -> Params:
         first, second = jnp.moveaxis(jnp.asarray(params["seed"], jnp.int32), -1, 0)
         return {"seed": jnp.stack([first, second + frame], axis=-1)}
 
-    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+    def program(self, params: Params, size: tuple[int, int]) -> list[Step]:
         values = values_with_seed(params["seed"], self.mean, self.sigma, self.clip)
         return [stacked_step(Code.NOISE, values)]
 
@@ -233,18 +234,13 @@ class RandomErasing(Transform):
     ratio: Any = checked(checks.positive_interval, (0.3, 3.3))
     value: Any = checked(_paint, 0)
 
-    @property
-    def parameters(self) -> dict[str, str]:  # type: ignore[override]
-        """Return the names and types of the parameters."""
-        return {**BOX, "erase": "bool", **({"seed": "int[2]"} if self._random else {})}
+    kind = "chain"
+    parameters: ClassVar = {**BOX, "erase": "bool"}
 
-    @property
-    def kind(self) -> Kind:  # type: ignore[override]
-        return "program" if self._random else "chain"
-
-    @property
-    def _random(self) -> bool:
-        return isinstance(self.value, str)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.value, str):
+            set_fields(self, kind="program", parameters=self.parameters | {"seed": "int[2]"})
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         height, width = (jnp.asarray(side, jnp.int32) for side in size)
@@ -259,22 +255,21 @@ class RandomErasing(Transform):
         left = uniform_below(position[1], width - box_w + 1)
         params = {"top": top, "left": left, "height": box_h, "width": box_w}
         params["erase"] = fits[first] & (chance < self.p)
-        if self._random:
+        if "seed" in self.parameters:
             params["seed"] = sample_seed(jax.random.fold_in(key, 1))
         return params
 
-    def fold(self, chain: ChainBuilder, params: dict[str, Any]) -> None:
+    def fold(self, chain: ChainBuilder, params: Params) -> None:
         top, left, height, width = box_of(params)
         box = (top, left, height * as_number(params["erase"]), width)
         chain.erase(box, chain.values(self.value, "value"))
 
-    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+    def program(self, params: Params, size: tuple[int, int]) -> list[Step]:
         """Return the step that paints noise, or a constant within a container."""
         if isinstance(self.value, jax.Array):
             raise TypeError("value: expected static numbers in a container, got a traced array")
-        seed = params["seed"] if self._random else np.zeros((1, 2), np.int32)
-        values = values_with_seed(seed, *box_of(params))
-        fill = (math.nan,) if self._random else self.value
+        values = values_with_seed(params.get("seed", np.zeros((1, 2))), *box_of(params))
+        fill = (math.nan,) if "seed" in params else self.value
         return [stacked_step(Code.ERASE, values, params["erase"], fill=fill)]
 
 
@@ -304,7 +299,7 @@ class MixUp(_Mix):
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         return {"lam": jax.random.beta(key, self.alpha, self.alpha, dtype=jnp.float32)}
 
-    def mixture(self, params: dict[str, Any], size: tuple[int, int]) -> tuple[Any, Any, Any]:
+    def mixture(self, params: Params, size: tuple[int, int]) -> tuple[Any, Any, Any]:
         return params["lam"], np.zeros((1, 4), np.int32), params["lam"]
 
 
@@ -342,13 +337,13 @@ class CutMix(_Mix):
         box = per_axis(clipped, fractions, size)
         return {"lam": 1.0 - _share(box, size), **dict(zip(BOX, box, strict=True))}
 
-    def mixture(self, params: dict[str, Any], size: tuple[int, int]) -> tuple[Any, Any, Any]:
+    def mixture(self, params: Params, size: tuple[int, int]) -> tuple[Any, Any, Any]:
         top, left, height, width = (jnp.atleast_1d(params[name]) for name in BOX)
         box = clip_box((top, left, height, width), size)
         clipped = jnp.stack(jnp.broadcast_arrays(*box), axis=-1)
         return np.ones(1, np.float32), clipped.astype(jnp.int32), 1.0 - _share(box, size)
 
 
-def _share(box: tuple[Any, Any, Any, Any], size: Size) -> Any:
+def _share(box: Box, size: Size) -> Any:
     """Return a box's fraction of the image, in float32: the number of pixels may leave int32."""
     return box[2].astype(jnp.float32) * box[3].astype(jnp.float32) / float(size[0] * size[1])

@@ -29,7 +29,14 @@ from jaxkern.image.transforms import checks
 from jaxkern.image.transforms.checks import checked
 from jaxkern.image.transforms.crops import Pad, RandomCrop
 from jaxkern.image.transforms.moves import Move
-from jaxkern.image.transforms.transform import Size, Transform, uniform_below, uniform_between
+from jaxkern.image.transforms.transform import (
+    Params,
+    Parts,
+    Size,
+    Transform,
+    uniform_below,
+    uniform_between,
+)
 
 NO_FILL = (math.nan,)  # zeros outside the image, without masking by the bilinear weights
 
@@ -97,7 +104,7 @@ class RandomRotation(_Warp):
             raise sizes_differ("RandomRotation(expand=True)")
         return rotated_size((height, width), self.degrees[0], self.center)
 
-    def parts(self, params: dict[str, Any], size: Size) -> list[tuple[Transform, dict[str, Any]]]:
+    def parts(self, params: Params, size: Size) -> Parts:
         """Return with `expand` a pad, a rotation on the padded canvas, and a crop."""
         if not self.expand:
             return [(self, params)]
@@ -107,7 +114,7 @@ class RandomRotation(_Warp):
         corner = {"top": 0, "left": 0}
         return [(Pad(margin), {}), (rotation, params), (RandomCrop(out), corner)]
 
-    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+    def moves(self, params: Params, size: Size) -> list[Move]:
         moves = super().moves(params, size)
         if not self.expand:
             return moves
@@ -117,10 +124,10 @@ class RandomRotation(_Warp):
         (move,) = moves
         return [dataclasses.replace(move, forward=lambda points: move.forward(points) + margin)]
 
-    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+    def program(self, params: Params, size: tuple[int, int]) -> list[Step]:
         return self._warped(self._coefficients(params, size))
 
-    def _coefficients(self, params: dict[str, Any], size: Size) -> jax.Array:
+    def _coefficients(self, params: Params, size: Size) -> jax.Array:
         angle = jnp.atleast_1d(jnp.asarray(params["angle"], jnp.float32))
         # torchvision's rotate has the opposite sense of rotation to its affine.
         return affine_coefficients(-angle, 0.0, 0.0, 1.0, 0.0, 0.0, size=size, center=self.center)
@@ -134,7 +141,7 @@ class _ExpandedRotation(_Warp):
     size: tuple[int, int]
     output: tuple[int, int]
 
-    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+    def program(self, params: Params, size: tuple[int, int]) -> list[Step]:
         coefficients = self.rotation._coefficients(params, self.size)
         c = [coefficients[:, k] for k in range(6)]
         # Relative to the centre of the canvas, not of the output.
@@ -189,7 +196,7 @@ class RandomAffine(_Warp):
             "shear_y": uniform_between(fraction[5], *shear[2:4]),
         }
 
-    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+    def program(self, params: Params, size: tuple[int, int]) -> list[Step]:
         arguments = (jnp.atleast_1d(jnp.asarray(params[name])) for name in self.parameters)
         return self._warped(affine_coefficients(*arguments, size=size, center=self.center))
 
@@ -234,7 +241,7 @@ class RandomPerspective(_Warp):
         apply = jax.random.uniform(apply_key, dtype=jnp.float32) < self.p
         return {"endpoints": jnp.where(apply, corners, unchanged)}
 
-    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+    def program(self, params: Params, size: tuple[int, int]) -> list[Step]:
         endpoints = jnp.asarray(params["endpoints"]).reshape(-1, 4, 2)
         unchanged = np.where(_LAST, np.asarray([size[1] - 1, size[0] - 1]), 0)
         changed = (endpoints != unchanged).any(axis=(1, 2))
@@ -324,7 +331,7 @@ class ElasticTransform(_Warp):
 
         return jax.vmap(one)(self._values(seed))
 
-    def moves(self, params: dict[str, Any], size: Size) -> list[Move]:
+    def moves(self, params: Params, size: Size) -> list[Move]:
         height, width = self._checked_size(size)
         field = self.displacement(params["seed"], (height, width))
 
@@ -348,7 +355,7 @@ class ElasticTransform(_Warp):
     def _values(self, seed: Any) -> Any:
         return values_with_seed(seed, *self.alpha, *self.sigma)
 
-    def program(self, params: dict[str, Any], size: tuple[int, int]) -> list[Step]:
+    def program(self, params: Params, size: tuple[int, int]) -> list[Step]:
         self._checked_size(size)
         values = self._values(params["seed"])
         return self._warped(values, code=Code.ELASTIC, kernel=self._kernel)

@@ -31,6 +31,7 @@ from jaxkern.pipeline.sources.images.decoding import CHANNELS, jpeg_size
 from jaxkern.pipeline.sources.packed.layout import SUFFIX, Codec, PackedField, can_store
 from jaxkern.pipeline.sources.packed.source import PackedSource
 from jaxkern.pipeline.sources.source import BatchSource, RecordSource
+from jaxkern.ring import RowParts
 
 _COLUMN_BYTES = 256  # maximum size of rows of fixed shapes that are stored in the index
 _BLOCK_BYTES = 1 << 20
@@ -298,10 +299,17 @@ class RecordEncoder:
 
     def _record(self, record: int) -> dict[str, np.ndarray]:
         if self._arrays:
-            self._source.check(np.array([record]))
+            records = np.array([record])
+            self._source.check(records)
+            row = self._source.rows_of(records)
+            values = {}
             for name, array in self._arrays.items():
-                check_mapped(f"field {name!r}", array)
-            return {name: np.asarray(array[record]) for name, array in self._arrays.items()}
+                if isinstance(array, RowParts):
+                    values[name] = array.take(row)[0]
+                else:
+                    check_mapped(f"field {name!r}", array)
+                    values[name] = np.asarray(array[row[0]])
+            return values
         with jax.enable_x64(True):
             if isinstance(self._source, RecordSource):
                 return self._source.record(record)

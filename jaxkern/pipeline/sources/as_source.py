@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxkern.pipeline.sources.columns import EncodedSource
 from jaxkern.pipeline.sources.files import suffix_of
 from jaxkern.pipeline.sources.formats.arrow import ArrowSource, ParquetSource, huggingface_source
 from jaxkern.pipeline.sources.formats.record_files import ArrayRecordSource, TFRecordSource
 from jaxkern.pipeline.sources.formats.webdataset import WebDatasetSource
 from jaxkern.pipeline.sources.images.fields import ImageColumn
-from jaxkern.pipeline.sources.images.sources import EncodedSource
 from jaxkern.pipeline.sources.packed.layout import SUFFIX
 from jaxkern.pipeline.sources.packed.source import PackedSource
 from jaxkern.pipeline.sources.source import ArraySource, BatchSource, RecordSource
@@ -52,9 +52,8 @@ def as_source(source: Any) -> BatchSource:
         if make := _OBJECTS.get((kind.__module__.split(".")[0], kind.__name__)):
             return make(source)
     if isinstance(source, Mapping):
-        images = {k: value for k, value in source.items() if isinstance(value, ImageColumn)}
-        if images:
-            return EncodedSource(images, {k: v for k, v in source.items() if k not in images})
+        if any(isinstance(value, ImageColumn) for value in source.values()):
+            return EncodedSource(source)
         if any(type(value).__module__.split(".")[0] == "h5py" for value in source.values()):
             return HDF5Source(source)
         return ArraySource(source)

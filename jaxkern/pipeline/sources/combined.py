@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,12 +12,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxkern.core.arrays import check_mapped
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sources.as_source import as_source
-from jaxkern.pipeline.sources.source import ArraySource, BatchSource, EncodedImages
-from jaxkern.ring.rows import gather_rows
+from jaxkern.pipeline.sources.source import (
+    CONCATENATED_BYTES,
+    ArraySource,
+    BatchSource,
+    EncodedImages,
+)
+from jaxkern.ring import RowParts
 
 
 class FieldChecker:
@@ -24,56 +29,60 @@ class FieldChecker:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._first: tuple[int, dict[str, str]] | None = None
+        self._first: tuple[int, _Fields] | None = None
         self._agreed: set[int] = set()
 
     def check(self, *pieces: tuple[int, Data]) -> None:
         """Raise ValueError if (input, rows) differ within a batch, or inputs from earlier ones."""
         for source, data in pieces:
             if source not in self._agreed:
-                kinds = source, _describe_fields(data)
-                self._first = self._first or kinds
-                self._compare(self._first, kinds)
+                self._first = self._first or (source, _fields_of(data))
+                self._compare(self._first, (source, _fields_of(data)))
                 self._agreed.add(source)
         (first, one), *others = pieces
-        key = _fields_key(one)
+        fields = _fields_of(one)
         for source, data in others:
-            if _fields_key(data) != key:
-                self._compare((first, _describe_fields(one)), (source, _describe_fields(data)))
+            self._compare((first, fields), (source, _fields_of(data)))
 
-    def _compare(self, one: tuple[int, dict[str, str]], other: tuple[int, dict[str, str]]) -> None:
-        (first, a), (second, b) = one, other
-        if a != b:
-            differences = [
-                f"{name} is {a.get(name, 'absent')} in input {first} and "
-                f"{b.get(name, 'absent')} in input {second}"
-                for name in sorted({*a, *b})
-                if a.get(name) != b.get(name)
-            ]
+    def _compare(self, one: tuple[int, _Fields], other: tuple[int, _Fields]) -> None:
+        if one[1] == other[1]:
+            return
+        a, b = _describe_fields(one[1]), _describe_fields(other[1])
+        differences = [
+            f"{name} is {a.get(name, 'absent')} in input {one[0]} and "
+            f"{b.get(name, 'absent')} in input {other[0]}"
+            for name in sorted({*a, *b})
+            if a.get(name) != b.get(name)
+        ]
+        if differences:
             raise ValueError(
                 f"the inputs of {self._what} differ: {'; '.join(differences)}; transform one input "
                 "before, or for images of different sizes set the same max_size"
             )
 
 
-def _describe_fields(data: Data) -> dict[str, str]:
-    leaves = jax.tree_util.tree_flatten_with_path(data, is_leaf=row.is_ragged)[0]
-    return {jax.tree_util.keystr(path): _kind(value) for path, value in leaves}
+#: tree of the fields of a batch, and of each the dtype and shape of a row, or the image limits
+_Fields = tuple[Any, list[Any]]
 
 
-def _kind(value: Any) -> str:
-    if row.is_ragged(value):
-        return f"Ragged[up to {value.max_height}x{value.max_width}x{value.channels}]"
-    return f"{row.canonical_dtype(value.dtype)}{list(value.shape[1:])}"
-
-
-def _fields_key(data: Data) -> Any:
-    """Return a key that is equal if `_describe_fields` is, and cheaper."""
+def _fields_of(data: Data) -> _Fields:
     leaves, tree = jax.tree.flatten(data, is_leaf=row.is_ragged)
     return tree, [
         (v.max_height, v.max_width, v.channels) if row.is_ragged(v) else (v.dtype, v.shape[1:])
         for v in leaves
     ]
+
+
+def _describe_fields(fields: _Fields) -> dict[str, str]:
+    tree, kinds = fields
+    paths = jax.tree_util.tree_flatten_with_path(tree.unflatten(range(len(kinds))))[0]
+    return {jax.tree_util.keystr(path): _describe(kinds[k]) for path, k in paths}
+
+
+def _describe(kind: Any) -> str:
+    if len(kind) == 3:
+        return "Ragged[up to {}x{}x{}]".format(*kind)
+    return f"{row.canonical_dtype(kind[0])}{list(kind[1])}"
 
 
 class CombinedSource(BatchSource):
@@ -100,21 +109,21 @@ class CombinedSource(BatchSource):
 class JoinedSource(CombinedSource):
     """Concatenation of sources with equal fields, possibly repeated.
 
-    `numbers` are the record numbers that each source occupies: its length, or more if it repeats.
+    `counts` are the numbers of records of each source: its length, or more if it is repeated.
     """
 
     def __init__(
-        self, sources: Sequence[BatchSource], numbers: Sequence[int], what: str = "concat"
+        self, sources: Sequence[BatchSource], counts: Sequence[int], what: str = "concat"
     ) -> None:
         super().__init__(sources)
-        self._ends = np.cumsum(numbers, dtype=np.int64)
-        self._starts = self._ends - np.asarray(numbers, np.int64)
+        self._ends = np.cumsum(counts, dtype=np.int64)
+        self._starts = self._ends - np.asarray(counts, np.int64)
         self._length = int(self._ends[-1])
         self._fields = FieldChecker(what)
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         if self._arrays is not None:
-            return self._rows_of_arrays(self._arrays, records, out)
+            return self._arrays.gather(records % len(self), out)
         pieces = list(self._split(records))
         if len(pieces) == 1:
             source, inner, _ = pieces[0]
@@ -131,29 +140,13 @@ class JoinedSource(CombinedSource):
         return first if all(other == first for other in others) else None
 
     @functools.cached_property
-    def _arrays(self) -> list[Mapping[str, np.ndarray]] | None:
-        plain = [s.row_arrays() for s in self.sources if isinstance(s, ArraySource)]
-        parts = [arrays for arrays in plain if arrays is not None]
+    def _arrays(self) -> ArraySource | None:
+        """The concatenation of sources of arrays that are not repeated."""
+        parts = [source.arrays for source in self.sources if isinstance(source, ArraySource)]
         if len(parts) < len(self.sources) or sum(map(len, self.sources)) != len(self):
             return None
         self._fields.check(*((number, dict(arrays)) for number, arrays in enumerate(parts)))
-        return parts
-
-    def _rows_of_arrays(
-        self, parts: Sequence[Mapping[str, np.ndarray]], records: np.ndarray, out: Data | None
-    ) -> Data:
-        data: Data = {}
-        for name, first in parts[0].items():
-            arrays = [part[name] for part in parts]
-            for array in arrays:
-                check_mapped(f"field {name!r}", array)
-            target = (
-                np.empty((len(records), *first.shape[1:]), first.dtype)
-                if out is None
-                else out[name]
-            )
-            data[name] = gather_rows(arrays, records % len(self), target)
-        return data if out is not None else {k: row.canonical(rows) for k, rows in data.items()}
+        return ArraySource(_concatenate_fields(parts))
 
     def _split(self, records: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         inner = records % self._ends[-1]
@@ -166,12 +159,15 @@ class JoinedSource(CombinedSource):
         for source, inner, _ in self._split(records):
             self.sources[source].check(inner)
 
-    def row_parts(self) -> list[Mapping[str, np.ndarray]] | None:
-        parts = [source.row_parts() for source in self.sources]
-        encoded = any(source.encoded_images() for source in self.sources)
-        if None in parts or (encoded and not self.encoded_images()):
+    def row_arrays(self) -> Mapping[str, np.ndarray | RowParts] | None:
+        parts = [source.row_arrays() for source in self.sources]
+        if any(source.encoded_images() for source in self.sources) and not self.encoded_images():
             return None
-        return [arrays for part in parts for arrays in part or ()]
+        known = [arrays for arrays in parts if arrays is not None]
+        kinds = [{k: (a.dtype, a.shape[1:]) for k, a in arrays.items()} for arrays in known]
+        if len(known) < len(parts) or any(kind != kinds[0] for kind in kinds):
+            return None  # reading them raises
+        return _concatenate_fields(known)
 
     def rows_of(self, records: np.ndarray) -> np.ndarray:
         rows = np.empty(len(records), np.int64)
@@ -191,9 +187,23 @@ class JoinedSource(CombinedSource):
 
 
 def _rows_in(source: BatchSource) -> int:
+    """Return the number of rows of `row_arrays` and `encoded_images` of a source."""
     if isinstance(source, JoinedSource):
         return sum(_rows_in(each) for each in source.sources)
-    return len(source)
+    return _rows_in(source.source) if isinstance(source, Subset) else len(source)
+
+
+def _concatenate_fields(
+    parts: Sequence[Mapping[str, np.ndarray | RowParts]],
+) -> dict[str, np.ndarray | RowParts]:
+    fields: dict[str, np.ndarray | RowParts] = {}
+    for name, first in parts[0].items():
+        arrays: list[np.ndarray] = []
+        for part in parts:
+            array = part[name]
+            arrays += array.arrays if isinstance(array, RowParts) else [array]
+        fields[name] = first if len(arrays) == 1 else RowParts(arrays)
+    return fields
 
 
 def _concatenate(images: Sequence[EncodedImages]) -> EncodedImages | None:
@@ -203,10 +213,11 @@ def _concatenate(images: Sequence[EncodedImages]) -> EncodedImages | None:
     if len(images) == 1:
         return images[0]
     first_blob = np.cumsum([0, *(len(each.blobs) for each in images)])
-    places = [one.place + np.array([k, 0, 0]) for one, k in zip(images, first_blob, strict=False)]
+    starts = [np.array([number, 0, 0]) for number in first_blob]
+    ranges = [each.ranges + start for each, start in zip(images, starts, strict=False)]
     blobs = tuple(blob for each in images for blob in each.blobs)
     size = np.concatenate([each.size for each in images])
-    return dataclasses.replace(images[0], blobs=blobs, place=np.concatenate(places), size=size)
+    return dataclasses.replace(images[0], blobs=blobs, ranges=np.concatenate(ranges), size=size)
 
 
 class ZippedSource(CombinedSource):
@@ -236,22 +247,49 @@ class ZippedSource(CombinedSource):
         for source in self.sources:
             source.check(records)
 
-    def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        parts = [source.row_arrays() for source in self.sources]
-        if self.names is not None or any(each is None for each in parts):
+    def row_arrays(self) -> Mapping[str, np.ndarray | RowParts] | None:
+        if self.names is not None:
             return None
-        arrays = merge_fields([dict(each) for each in parts if each is not None], None)
-        return {name: array[: len(self)] for name, array in arrays.items()}
+        parts: list[Data] = []
+        for source in self.sources:
+            if (arrays := source.row_arrays()) is None:
+                return None
+            rows = source.rows_of(np.arange(len(self)))
+            parts.append({name: _select_rows(array, rows) for name, array in arrays.items()})
+        fields = merge_fields(parts, None)
+        return None if any(rows is None for rows in fields.values()) else fields
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
         if self.names is not None:
             return {}
-        fields = merge_fields([dict(source.encoded_images()) for source in self.sources], None)
-        return {name: _select(images, slice(len(self))) for name, images in fields.items()}
+        records = np.arange(len(self))
+        parts: list[Data] = []
+        for source in self.sources:
+            rows = source.rows_of(records)
+            images = source.encoded_images()
+            parts.append({name: _select_images(each, rows) for name, each in images.items()})
+        return merge_fields(parts, None)
 
 
-def _select(images: EncodedImages, records: Any) -> EncodedImages:
-    return dataclasses.replace(images, place=images.place[records], size=images.size[records])
+def _select_rows(array: np.ndarray | RowParts, rows: np.ndarray) -> np.ndarray | RowParts | None:
+    """Return rows of an array: a view if possible, a copy if small, otherwise None."""
+    steps = np.diff(rows)
+    if len(rows) == len(array) and rows[0] == 0 and (steps == 1).all():
+        return array
+    if isinstance(array, np.ndarray) and len(rows) and (steps == steps[:1]).all():
+        first, step = int(rows[0]), int(steps[0]) if len(steps) else 1
+        stop = first + len(rows) * step
+        if step:
+            return array[first : None if stop < 0 else stop : step]
+    if math.prod((len(rows), *array.shape[1:])) * array.dtype.itemsize > CONCATENATED_BYTES:
+        return None
+    return array.take(rows) if isinstance(array, RowParts) else array[rows]
+
+
+def _select_images(images: EncodedImages, rows: np.ndarray) -> EncodedImages:
+    return dataclasses.replace(
+        images, ranges=images.ranges[rows], size=images.size[rows], rows_of=None
+    )
 
 
 def merge_fields(batches: Sequence[Data], names: Sequence[str] | None) -> Data:
@@ -272,8 +310,8 @@ def merge_fields(batches: Sequence[Data], names: Sequence[str] | None) -> Data:
 class Subset(BatchSource):
     """Source of selected records of another source: record i is its record ``indices[i]``.
 
-    Random parameters and `Pipeline.explain` use i. Arrays with a constant step of indices are
-    gathered by native threads.
+    Random parameters and `Pipeline.explain` use i. Native threads read the records if they can read
+    those of the source.
 
     Args:
       source: as for `from_source`; stored as the attribute `source`.
@@ -318,7 +356,7 @@ class Subset(BatchSource):
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
         images = self.source.encoded_images()
-        return {name: _select(column, self.indices) for name, column in images.items()}
+        return {k: dataclasses.replace(v, rows_of=self.rows_of) for k, v in images.items()}
 
     def name_of(self, record: int) -> str:
         return self.source.name_of(int(self.indices[record]))
@@ -335,24 +373,11 @@ class Subset(BatchSource):
     def check(self, records: np.ndarray) -> None:
         self.source.check(self.indices[records])
 
-    def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        """Return views of the source's arrays if the indices have a constant step.
+    def row_arrays(self) -> Mapping[str, np.ndarray | RowParts] | None:
+        return self.source.row_arrays() if len(self) else None
 
-        Otherwise return copies if there are encoded images, which are much larger.
-        """
-        arrays = self.source.row_arrays()
-        if arrays is None or len(self) == 0:
-            return None
-        steps = np.diff(self.indices)
-        if np.any(steps != steps[:1]):
-            if not self.source.encoded_images():
-                return None
-            return {name: array[self.indices] for name, array in arrays.items()}
-        first, step = int(self.indices[0]), int(steps[0]) if len(steps) else 1
-        if step == 0:
-            return None
-        stop = first + len(self) * step
-        return {k: array[first : None if stop < 0 else stop : step] for k, array in arrays.items()}
+    def rows_of(self, records: np.ndarray) -> np.ndarray:
+        return self.source.rows_of(self.indices[records])
 
 
 def _check_indices(indices: Any, records: int, source: str) -> np.ndarray:

@@ -8,6 +8,7 @@ import itertools
 import math
 import os
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,16 @@ _MAX_FILES = 1_000_000
 #: a path, a pattern, or a sequence of them
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
+#: serializes NumPy's header parsers, which are not thread-safe on CPython 3.11 ("AST constructor
+#: recursion depth mismatch", python/cpython#106905)
+NUMPY_HEADERS = threading.Lock()
+
 
 def expand_paths(paths: Paths, suffixes: Sequence[str], what: str) -> list[Path]:
     """Expand paths and patterns to absolute paths of existing files, in order.
 
     Args:
-      paths: a path; a folder, which stands for its sorted files with these suffixes; a pattern of
+      paths: a path; a folder, of which the files with these suffixes are sorted; a pattern with
         ``*``, ``?``, ``[...]``, ``{a,b}`` or ``{000..003}``; or a sequence of these.
       suffixes: suffixes of the files in a folder, such as ``.parquet``.
       what: kind of files, for messages.

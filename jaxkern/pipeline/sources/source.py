@@ -14,6 +14,10 @@ import numpy as np
 from jaxkern.core.arrays import check_mapped, map_npy
 from jaxkern.core.failures import note
 from jaxkern.pipeline.rows import Data, canonical, canonical_dtype, row_of
+from jaxkern.ring import RowParts
+
+#: maximum size in bytes of the arrays that `join_arrays` concatenates
+CONCATENATED_BYTES = 2**28
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -22,17 +26,17 @@ class EncodedImages:
 
     Attributes:
       blobs: C-contiguous uint8 [B] each: bytes of encoded images, for example memory maps.
-      place: int64 [N, 3] of each record: blob, offset and length of its bytes.
+      ranges: int64 [N, 3]: blob, offset and length of the bytes of each record.
       in_files: True if these bytes are names of files, encoded for the file system.
       size: int32 [N, 2], height and width of the upright image, from its header; zeros if unknown.
       codec: "jpeg", or "raw" for uncompressed uint8 [height, width, channels].
       channels, max_pixels: as for `Encoded`.
       scaled: True if JPEG may be decoded at 1/2, 1/4 or 1/8, see `ImageFiles`.
-      rows_of: function from record numbers to rows of `place` and `size`, if they differ.
+      rows_of: function from record numbers to rows of `ranges` and `size`, if they differ.
     """
 
     blobs: tuple[np.ndarray, ...]
-    place: np.ndarray
+    ranges: np.ndarray
     in_files: bool
     size: np.ndarray
     codec: Literal["jpeg", "raw"] = "jpeg"
@@ -92,17 +96,12 @@ class BatchSource:
         """
         return None
 
-    def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        """Return field -> array [records, ...] if native threads may copy its rows, else None."""
+    def row_arrays(self) -> Mapping[str, np.ndarray | RowParts] | None:
+        """Return field -> array [rows, ...] if native threads may copy its rows, else None."""
         return None
 
-    def row_parts(self) -> Sequence[Mapping[str, np.ndarray]] | None:
-        """Return `row_arrays` of a source whose rows are the concatenation of several arrays."""
-        arrays = self.row_arrays()
-        return None if arrays is None else [arrays]
-
     def rows_of(self, records: np.ndarray) -> np.ndarray:
-        """Return the rows int64 [N] of `row_parts` and `encoded_images` of records."""
+        """Return the rows int64 [N] of `row_arrays` and `encoded_images` of records."""
         return records
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
@@ -154,7 +153,8 @@ class ArraySource(BatchSource):
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         if not isinstance(arrays, Mapping) or not arrays:
             raise TypeError(f"arrays is {arrays!r:.80}; expected a dict with at least one field")
-        self._names = self.arrays = {name: _array(name, each) for name, each in arrays.items()}
+        self.arrays = {name: _array(name, each) for name, each in arrays.items()}
+        self._names = self.arrays
         self._length = common_length({name: len(array) for name, array in self.arrays.items()})
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
@@ -163,24 +163,35 @@ class ArraySource(BatchSource):
             for name, array in self.arrays.items()
         }
 
-    def row_arrays(self) -> Mapping[str, np.ndarray] | None:
+    def row_arrays(self) -> Mapping[str, np.ndarray | RowParts] | None:
         return self.arrays
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         check_records(records, len(self))
-        for name, array in self.arrays.items():
-            check_mapped(f"field {name!r}", array)
         data: Data = {}
         for name, array in self.arrays.items():
-            # `take` reads such an array directly; it copies other arrays completely first.
-            plain = array.flags.c_contiguous and array.flags.aligned
-            if out is not None and plain and out[name].dtype == array.dtype:
-                # mode="raise" would write through a copy; the range is already checked.
-                data[name] = array.take(records, axis=0, out=out[name], mode="clip")
+            fits = out is not None and out[name].dtype == array.dtype
+            target = out[name] if out is not None and fits else None
+            if isinstance(array, RowParts):
+                rows = array.take(records, target)
             else:
-                rows = array.take(records, axis=0) if plain else array[records]
-                data[name] = store_rows(rows, name, out)
+                check_mapped(f"field {name!r}", array)
+                # `take` reads such an array directly; it copies other arrays completely first.
+                if array.flags.c_contiguous and array.flags.aligned:
+                    # mode="raise" would write through a copy; the range is already checked.
+                    rows = array.take(records, axis=0, out=target, mode="clip")
+                else:
+                    rows, target = array[records], None
+            data[name] = rows if target is not None else store_rows(rows, name, out)
         return data
+
+
+def join_arrays(arrays: Sequence[np.ndarray]) -> np.ndarray | RowParts:
+    """Return the concatenation of arrays, which is copied only if it is small."""
+    if len(arrays) == 1:
+        return arrays[0]
+    small = sum(array.nbytes for array in arrays) <= CONCATENATED_BYTES
+    return np.concatenate(arrays) if small else RowParts(arrays)
 
 
 def store_rows(rows: np.ndarray, name: str, out: Data | None) -> np.ndarray:
@@ -217,7 +228,9 @@ def check_records(records: np.ndarray, count: int) -> None:
         raise IndexError(f"records {records.min()} to {records.max()} are out of range for {count}")
 
 
-def _array(name: str, value: Any) -> np.ndarray:
+def _array(name: str, value: Any) -> np.ndarray | RowParts:
+    if isinstance(value, RowParts):
+        return value
     what = f"field {name!r}"
     if isinstance(value, str | os.PathLike):
         what, value = f"{what} ({os.fspath(value)})", map_npy(value)

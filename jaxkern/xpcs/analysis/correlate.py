@@ -129,7 +129,7 @@ def correlate_file(
         provenance["linked"] = link_stamps(path, source.linked)
         same = ("begin", "end", "stride", "average", "bad_frames")
         common: dict[str, Any] = {name: getattr(choices, name) for name in same}
-        common["frame_time"] = time_between(choices.frame_time, choices.metadata, source)
+        common["frame_time"] = time_between(choices.frame_time, choices.metadata)
         common["progress"] = progress
         if choices.twotime is not None:
             selection = FrameSelection(
@@ -156,14 +156,11 @@ def correlate_file(
     return CorrelatedFile(source, g2, c2, files, seconds)
 
 
-def time_between(
-    frame_time: float | None, metadata: Path | None, source: FrameSource
-) -> float | None:
-    """Return the time between frames in s: `frame_time`, or that of a file, or of the source."""
-    if frame_time is not None:
-        return float(frame_time)
-    stored = {} if metadata is None else read_metadata(metadata)
-    return stored.get("frame_time", source.metadata.get("frame_time"))
+def time_between(frame_time: float | None, metadata: Path | None) -> float | None:
+    """Return the time between frames in s: `frame_time`, or that of a file, or None."""
+    if frame_time is None and metadata is not None:
+        return read_metadata(metadata).get("frame_time")
+    return frame_time
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

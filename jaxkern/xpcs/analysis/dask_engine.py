@@ -106,7 +106,9 @@ def _local_cluster(workers: int | None) -> LocalCluster:
             threads_per_worker=threads,
             # dask would kill workers for mapped files, which it counts as memory.
             memory_limit=0,
-            dashboard_address=None,
+            # No dashboard. Without an address, the scheduler would warn if port 8787 is in use.
+            dashboard_address="127.0.0.1:0",
+            scheduler_kwargs={"dashboard": False},
             silence_logs=logging.CRITICAL,
             # dask does not limit XLA's threads, whose number is NPROC.
             env={"NPROC": str(threads), _LIMIT: repr(memory_limit() / count)},

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from jaxkern.xpcs.files.sources import Source, values
+from jaxkern.xpcs.fitting.sampling import lag_edges
 from jaxkern.xpcs.model.correlation import g2_at
 from jaxkern.xpcs.model.models import Model
 from jaxkern.xpcs.model.twin import SIGMA_FLOOR
@@ -341,12 +342,8 @@ def chosen_angles(n_phi: int, angles: int, along: int | None) -> list[int]:
 
 def lag_bins(n_t: int) -> Array:
     """Return the bin of each lag 0 .. n_t - 1: single lags up to a decade, then logarithmic."""
-    lags = np.arange(n_t)
-    step = 10 ** (1 / _LAGS_PER_DECADE)
-    edges = [1]
-    while edges[-1] < n_t:
-        edges.append(max(edges[-1] + 1, round(edges[-1] * step)))
-    bins: Array = np.searchsorted(edges, lags, side="right") - 1
+    edges = lag_edges(n_t, 10 ** (1 / _LAGS_PER_DECADE))
+    bins: Array = np.searchsorted(edges, np.arange(n_t), side="right") - 1
     return np.maximum(bins, 0)
 
 

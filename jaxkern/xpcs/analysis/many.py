@@ -23,7 +23,7 @@ from jaxkern.xpcs.correlators.checks import HotPixels
 from jaxkern.xpcs.detectors.opening import SUFFIXES, frame_files
 from jaxkern.xpcs.detectors.qmap import QMap, masked_map
 from jaxkern.xpcs.files.provenance import read_provenance, rerun_reason
-from jaxkern.xpcs.files.results_reader import read_multitau, read_two_time_warnings
+from jaxkern.xpcs.files.results_reader import read_summary
 
 
 class FileTask(NamedTuple):
@@ -145,8 +145,8 @@ def run_task(task: FileTask, common: CommonChoices) -> tuple[Row, ...]:
 
 
 def _rows_of_results(path: Path) -> tuple[Row, ...]:
-    result = read_multitau(path)
-    return () if result is None else tuple(table_rows(result, *read_two_time_warnings(path)))
+    result, empty_frames, warnings = read_summary(path)
+    return () if result is None else tuple(table_rows(result, empty_frames, warnings))
 
 
 def remove_incomplete(tasks: Iterable[FileTask]) -> None:

@@ -6,7 +6,6 @@ import csv
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,13 +29,10 @@ SUFFIXES = (".csv", ".parquet")
 _LAST = 4
 
 Row = dict[str, Any]
-_NONE: Mapping[int, int] = MappingProxyType({})
 
 
 def table_rows(
-    result: MultiTauResult,
-    empty_frames: Mapping[int, int] = _NONE,
-    two_time_warnings: Sequence[str] = (),
+    result: MultiTauResult, empty_frames: Mapping[int, int], two_time_warnings: Sequence[str]
 ) -> list[Row]:
     """Return a row for each bin: labels, frames, counts, and g2 at the first and last delays.
 

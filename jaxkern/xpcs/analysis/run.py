@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.paths import home_path, write_atomically
+from jaxkern.core.paths import home_path
 from jaxkern.xpcs.analysis import fit_plots
 from jaxkern.xpcs.analysis.settings import Config, ConfigError, DataFiles, Experiment
 from jaxkern.xpcs.files.aps import ApsFile
@@ -219,13 +218,6 @@ def simulate_data(
         "file": str(path),
     }
     return path, truth
-
-
-def save_truth(output: str | Path, truth: dict[str, Any]) -> Path:
-    """Write the true values of simulated data to ``output/truth.json``."""
-    path = Path(output) / "truth.json"
-    write_atomically(path, json.dumps(truth, indent=2).encode() + b"\n")
-    return path
 
 
 def choose_ring(

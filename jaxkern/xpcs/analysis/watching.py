@@ -15,6 +15,8 @@ from jaxkern.xpcs.correlators.results import MultiTauResult
 from jaxkern.xpcs.detectors.frames import DetectorFileError
 from jaxkern.xpcs.detectors.opening import GrowingFrames
 
+_POLL_SECONDS = 0.05
+
 
 @dataclass(frozen=True)
 class Watched:
@@ -35,12 +37,11 @@ def watch(
     *,
     idle: float,
     every: float,
-    wait: float = 0.05,
 ) -> Watched | None:
     """Correlate new frames until none arrive for `idle` s, `most_frames` arrived, or Ctrl-C.
 
     `shown` is called with the state after new frames, `every` seconds after its last call or later,
-    and at the end; but not for fewer than 2 frames. `wait` is the time between two polls in s.
+    and at the end; but not for fewer than 2 frames.
 
     Returns:
       The last state; None for fewer than 2 frames.
@@ -55,7 +56,7 @@ def watch(
             elif time.monotonic() - last_arrival > idle:
                 break
             else:
-                time.sleep(wait)
+                time.sleep(_POLL_SECONDS)
             elapsed = time.monotonic() - last_call
             if count > count_at_call and elapsed > every and live.n_frames >= 2:
                 rate = (count - count_at_call) / elapsed

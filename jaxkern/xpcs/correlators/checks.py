@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
@@ -32,7 +31,6 @@ from jaxkern.xpcs.detectors.frames import FrameSource
 from jaxkern.xpcs.detectors.qmap import QMap
 
 _Result = TypeVar("_Result", MultiTauResult, TwoTimeResult)
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _SHOWN = 10  # bins that a message lists
 _MOST_EMPTY = 0.01  # share of a bin's frames that may have no counts without a message
@@ -53,21 +51,6 @@ def rows_and_columns(width: int) -> Iterator[None]:
             raise
         row, column = divmod(int(match[1]), width)
         raise ValueError(f"row {row}, column {column}: {error}") from error
-
-
-def takes_options_of(function: Callable[..., Any]) -> Callable[[_Function], _Function]:
-    """Show the parameters of `function` after its first two instead of a decorated `**options`."""
-
-    def decorate(decorated: _Function) -> _Function:
-        own = list(inspect.signature(decorated).parameters.values())
-        options = list(inspect.signature(function).parameters.values())[2:]
-        shown = inspect.signature(decorated).replace(
-            parameters=[p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD] + options
-        )
-        decorated.__signature__ = shown  # type: ignore[attr-defined]
-        return decorated
-
-    return decorate
 
 
 def check_empty_bins(
@@ -129,17 +112,12 @@ def empty_frames(result: TwoTimeResult) -> list[str]:
     many, k = int((share > _MOST_EMPTY).sum()), int(np.argmax(share))
     if not many:
         return []
-    worst = f"{100 * share[k]:.3g}%"
-    numbers = f"({result.n_empty[k]:,} of {frames[k]:,})"
-    where = f"bin {result.bins[k]} has no counts in {worst} of the frames {numbers}"
-    if many > 1:
-        where = (
-            f"{many} of {len(result.bins)} bins have no counts in more than 1% of the frames, "
-            f"bin {result.bins[k]} in {worst} {numbers}"
-        )
+    others = f"; {many} of {len(result.bins)} bins have more than 1% of such frames"
     return [
-        f"{where}: C(t1, t2) is NaN in these frames, and averages skip them; to have fewer of "
-        "them, sum neighbouring frames (average) or use larger bins"
+        f"bin {result.bins[k]} has no counts in {100 * share[k]:.3g}% of the frames "
+        f"({result.n_empty[k]:,} of {frames[k]:,}){others * (many > 1)}: C(t1, t2) is NaN in these "
+        "frames, and averages skip them; to have fewer of them, sum neighbouring frames (average) "
+        "or use larger bins"
     ]
 
 
@@ -254,16 +232,17 @@ class PreparedRun:
         masked: QMap,
         selection: FrameSelection,
         bar: CorrelationProgress,
+        *,
         bins: Any,
-        mask: Any,
         hot_pixels: HotPixels,
-        intensity_cut: Any,
         frame_time: float | None,
-        overview: bool,
+        mask: Any = None,
+        intensity_cut: Any = None,
+        overview: bool = True,
     ) -> None:
         self.source, self.selection, self.bar = source, selection, bar
         self.qmap = masked  # without dead, masked and hot pixels
-        self._hot_pixels, self._overview = hot_pixels, overview
+        self._hot_pixels, self._overview = check_hot_pixels(hot_pixels), overview
         self._limits = intensity_limits(intensity_cut)
         self.cut = None if intensity_cut is None else tuple(intensity_cut)
         self.divisor: NDArray[np.float64] | None = None  # [N * average] means of the frames

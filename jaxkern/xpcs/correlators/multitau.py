@@ -17,7 +17,6 @@ from jaxkern.xpcs.correlators.checks import (
     check_hot_pixels,
     dark_bins,
     rows_and_columns,
-    takes_options_of,
 )
 from jaxkern.xpcs.correlators.frame_sums import (
     OverviewSums,
@@ -137,7 +136,6 @@ def multitau(
       >>> r.g2.shape, r.q.tolist(), bool(abs(r.g2[0, 0] - 1) < 5 * r.g2_err[0, 0])
       ((21, 2), [0.01, 0.02], True)
     """
-    check_hot_pixels(hot_pixels)
     with (
         frames_and_map(frames, qmap, mask) as (source, masked),
         CorrelationProgress(progress, "multi-tau") as bar,
@@ -146,8 +144,10 @@ def multitau(
         selection = FrameSelection(source.shape[0], begin, end, stride, average, bad_frames)
         least = 2 * max(check_integer("parts", parts, 0), 1)
         selection.check_length(source, least, f" (2 for each of {parts} parts)" * (parts > 1))
-        choices = (bins, mask, hot_pixels, intensity_cut, frame_time, overview)
-        run = PreparedRun(source, qmap, masked, selection, bar, *choices)
+        run = PreparedRun(
+            source, qmap, masked, selection, bar, bins=bins, mask=mask, hot_pixels=hot_pixels,
+            intensity_cut=intensity_cut, frame_time=frame_time, overview=overview,
+        )  # fmt: skip
         run.apply_cut(normalize)
         selection, size = run.selection, selection.n // max(parts, 1)
         ranges = [(0, selection.n), *((k * size, (k + 1) * size) for k in range(parts))]
@@ -171,7 +171,6 @@ def multitau(
     return run.complete(replace(result, parts=tuple(part_results)))
 
 
-@takes_options_of(multitau)
 def multitau_events(
     pixel: Any, frame: Any, count: Any, n_frames: int, qmap: QMap, *arguments: Any, **options: Any
 ) -> MultiTauResult:
@@ -294,10 +293,11 @@ class LiveMultiTau:
         self._most = check_integer("most_frames", most_frames, 2)
         check_integer("dpl", dpl, 1, MAX_DELAYS)
         self._all = FrameSelection(self._most, begin, None, stride, average, bad_frames)
-        self._qmap, self._bins, self._frame_time = qmap.with_mask(mask), bins, frame_time
-        self._hot_pixels = check_hot_pixels(hot_pixels)
+        self._qmap = qmap.with_mask(mask)
+        check_hot_pixels(hot_pixels)
         intensity_limits(intensity_cut)  # raises early
         self._cut, self._dpl, self._normalize = intensity_cut, dpl, bool(normalize)
+        self._choices: Any = {"hot_pixels": hot_pixels, "bins": bins, "frame_time": frame_time}
         self._dead: NDArray[np.bool_] | None = None
         self._state: PixelSums | None = None
         self._generation = self._seen = 0
@@ -350,37 +350,24 @@ class LiveMultiTau:
     def finish(self, source: FrameSource) -> MultiTauResult:
         """Return g2 of a complete source, read again for an intensity cut or to mask hot pixels."""
         total, selection = min(self.update(source), self._most), self._all
-        if self._seen < 2 or (self._cut is None and self._hot_pixels != "mask"):
+        if self._seen < 2 or (self._cut is None and self._choices["hot_pixels"] != "mask"):
             result = self.result()
             part, bar = selection.part(0, self._seen), CorrelationProgress(False, "")
-            choices = (self._bins, None, self._hot_pixels, None, self._frame_time, True)
-            run = PreparedRun(source, self._qmap, self._labels.qmap, part, bar, *choices)
+            run = PreparedRun(source, self._qmap, self._labels.qmap, part, bar, **self._choices)
             run.sums = self._overview
             run.check_nan(result.g2, result.n_pairs[:, None])
             return run.complete(result)
-        return multitau(
-            source,
-            self._qmap,
-            self._dpl,
-            self._normalize,
-            selection.bad[selection.bad < total],
-            selection.begin,
-            total,
-            selection.stride,
-            selection.average,
-            intensity_cut=self._cut,
-            hot_pixels=self._hot_pixels,
-            bins=self._bins,
-            frame_time=self._frame_time,
-            overview=True,
-            progress=False,
-        )
+        bad = selection.bad[selection.bad < total]
+        frames = (bad, selection.begin, total, selection.stride, selection.average)
+        arguments = (source, self._qmap, self._dpl, self._normalize, *frames)
+        options = {**self._choices, "intensity_cut": self._cut}
+        return multitau(*arguments, **options, overview=True, progress=False)
 
     def _begin(self, source: FrameSource) -> None:
         qmap, average = without_dead_pixels(self._qmap, source), self._all.average
         self._dead, self._generation, self._seen = source.dead, source.generation, 0
-        self._labels = BinLabels(qmap, self._bins)
-        self._time_step = time_step(self._frame_time, source)
+        self._labels = BinLabels(qmap, self._choices["bins"])
+        self._time_step = time_step(self._choices["frame_time"], source)
         integer_counts = has_integer_counts(source)
         self._overview = OverviewSums(qmap, integer_counts, average)
         pixels, missing = BinnedPixels.from_map(qmap, self._labels.bins), self._all.missing_counts()

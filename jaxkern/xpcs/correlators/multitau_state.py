@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.core.declaration import Cost
-from jaxkern.core.op import Op
+from jaxkern.core.op import Cost, Op
 from jaxkern.xpcs.correlators.checks import rows_and_columns
 from jaxkern.xpcs.correlators.multitau_sums import bins_of_pixels, check_totals, sums_of_state
 from jaxkern.xpcs.correlators.native import native_module

@@ -16,10 +16,8 @@ from jaxkern.core.threads import num_threads
 from jaxkern.xpcs.correlators.checks import (
     HotPixels,
     PreparedRun,
-    check_hot_pixels,
     empty_frames,
     rows_and_columns,
-    takes_options_of,
 )
 from jaxkern.xpcs.correlators.native import (
     CorrelationProgress,
@@ -116,7 +114,6 @@ def twotime(
       ((1, 50, 50), (50, 1))
     """
     check_smoothing(smoothing)
-    check_hot_pixels(hot_pixels)
     with (
         frames_and_map(frames, qmap, mask) as (source, masked),
         jax.enable_x64(True),
@@ -125,8 +122,10 @@ def twotime(
         selection = FrameSelection(source.shape[0], begin, end, stride, average, bad_frames)
         selection.check_length(source, 1)
         form_edges(check_form(form), selection.n)  # raises before frames are read
-        choices = (bins, mask, hot_pixels, intensity_cut, frame_time, overview)
-        run = PreparedRun(source, qmap, masked, selection, bar, *choices)
+        run = PreparedRun(
+            source, qmap, masked, selection, bar, bins=bins, mask=mask, hot_pixels=hot_pixels,
+            intensity_cut=intensity_cut, frame_time=frame_time, overview=overview,
+        )  # fmt: skip
         # The scale of a sum of frames cancels in C. Only the scales within a sum matter.
         run.apply_cut(normalize and average > 1)
         selection, labels = run.selection, run.labels
@@ -153,7 +152,6 @@ def twotime(
     return run.complete(result)
 
 
-@takes_options_of(twotime)
 def twotime_events(
     pixel: Any, frame: Any, count: Any, n_frames: int, qmap: QMap, *arguments: Any, **options: Any
 ) -> TwoTimeResult:

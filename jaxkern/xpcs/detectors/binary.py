@@ -41,8 +41,9 @@ _EVENTS = 6
 class ImmFrames(FrameSource):
     """Frames of an IMM file, mapped into memory, in the order of the file."""
 
+    dtype = np.dtype(np.uint16)
+
     def __init__(self, path: str | os.PathLike[str]):
-        super().__init__()
         self.name = os.fspath(path)
         size = Path(self.name).stat().st_size
         if size < _HEADER.itemsize:
@@ -62,7 +63,6 @@ class ImmFrames(FrameSource):
         self._size = height * width
         self._offsets, self._lengths = self._scan_headers(header)
         self.shape = (len(self._offsets), height, width)
-        self.dtype = np.dtype(np.uint16)
         self.metadata = self._read_metadata(header)
 
     def _header(self, offset: int) -> Any:
@@ -172,7 +172,6 @@ class RigakuFrames(FrameSource):
     dtype = np.dtype(np.uint16)
 
     def __init__(self, path: str | os.PathLike[str], frame_shape: tuple[int, int] = MODULE):
-        super().__init__()
         self.name = os.fspath(path)
         height, width = check_frame_shape(self.name, frame_shape)
         size = Path(self.name).stat().st_size
@@ -213,7 +212,6 @@ class Rigaku3MFrames(FrameSource):
     dtype = np.dtype(np.uint16)
 
     def __init__(self, path: str | os.PathLike[str]):
-        super().__init__()
         self.name = os.fspath(path)
         if not self.name.endswith(".000"):
             raise DetectorFileError(f"expected the first file, NAME.bin.000, got {self.name}")

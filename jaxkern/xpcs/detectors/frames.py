@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -65,9 +66,7 @@ class FrameSource:
     name: str = "frames"
     linked: tuple[str, ...] = ()
     generation: int = 0
-
-    def __init__(self) -> None:
-        self.metadata: Mapping[str, Any] = {}
+    metadata: Mapping[str, Any] = MappingProxyType({})
 
     def read(self, first: int, stop: int) -> NDArray[Any]:
         """Return frames first .. stop - 1, [stop - first, H, W]."""
@@ -145,7 +144,6 @@ class ArrayFrames(FrameSource):
     def __init__(
         self, array: Any, frame_shape: tuple[int, int] | None = None, name: str = "frames"
     ):
-        super().__init__()
         stored = array if isinstance(array, np.ndarray) else np.asarray(array)
         if stored.ndim == 2:
             height, width = frame_shape or (1, stored.shape[1])
@@ -183,6 +181,7 @@ class EventFrames(FrameSource):
     """
 
     is_sparse = True
+    dtype = np.dtype(np.uint32)
 
     def __init__(
         self,
@@ -194,7 +193,6 @@ class EventFrames(FrameSource):
         name: str = "events",
         metadata: Mapping[str, Any] | None = None,
     ):
-        super().__init__()
         self.name = name
         height, width = check_frame_shape(name, frame_shape)
         ones = np.ones(np.shape(pixel), np.uint8)
@@ -216,7 +214,6 @@ class EventFrames(FrameSource):
         self.count = columns.count.astype(np.uint32)
         self.columns = (self.pixel, self.frame, self.count)
         self.shape = (n, height, width)
-        self.dtype = np.dtype(np.uint32)
         self.metadata = dict(metadata or {})
 
     def events(self, first: int, stop: int) -> Events:
@@ -230,12 +227,11 @@ class RawEvents(FrameSource):
 
     is_sparse = True
     dtype = np.dtype(np.uint32)
+    name = "events"
 
     def __init__(
         self, pixel: Any, frame: Any, count: Any, frame_shape: tuple[int, int], n_frames: int
     ) -> None:
-        super().__init__()
-        self.name = "events"
         arrays = _columns(self.name, pixel, frame, count)
         self.columns = (arrays["pixel"], arrays["frame"], arrays["count"])
         self.shape = (n_frames, *check_frame_shape(self.name, frame_shape))

@@ -55,7 +55,6 @@ class Hdf5Frames(FrameSource):
     """Frames [N, H, W] of one data set or of the parts in a group; None searches for them."""
 
     def __init__(self, path: str | os.PathLike[str], dataset: str | None = None):
-        super().__init__()
         self.name = os.fspath(path)
         self._file = open_hdf5(self.name)
         try:

@@ -271,7 +271,6 @@ class GrowingFrames(FrameSource):
         pattern: str = "*",
         exclude: Iterable[str | os.PathLike[str]] = (),
     ):
-        super().__init__()
         self._path = home_path(path)
         self.name = os.fspath(self._path)
         self._frame_shape, self._dataset, self._pattern = frame_shape, dataset, pattern

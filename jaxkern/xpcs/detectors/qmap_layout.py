@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,6 +105,18 @@ def _bin_labels(
     return by_name.get("q"), None if axes[1] is None else by_name.get("phi")
 
 
+def grid_entries(
+    kind: str, axes: Sequence[NDArray[Any]], cells: NDArray[Any]
+) -> dict[str, NDArray[Any]]:
+    """Return the file entries of a grid with two axes, in which each bin is one of the cells."""
+    return {
+        f"{kind}_num_pts": np.array([len(axis) for axis in axes]),
+        f"{kind}_v_list_dim0": axes[0],
+        f"{kind}_v_list_dim1": axes[1],
+        f"{kind}_index_mapping": cells.astype(np.int64),
+    }
+
+
 def default_layout(
     dynamic: NDArray[Any],
     static: NDArray[Any],
@@ -133,12 +145,7 @@ def default_layout(
         if len(np.unique(cells)) < len(cells):
             # Bins with the same q and phi, such as static bins, get separate rows.
             dim0, cells = rows[bins - 1], np.arange(len(bins)) * len(dim1) + column
-        layout |= {
-            f"{kind}_num_pts": np.array([len(dim0), len(dim1)]),
-            f"{kind}_v_list_dim0": dim0,
-            f"{kind}_v_list_dim1": dim1,
-            f"{kind}_index_mapping": cells,
-        }
+        layout |= grid_entries(kind, (dim0, dim1), cells)
     return layout
 
 
@@ -230,21 +237,14 @@ def geometry_bins(
         bins = np.zeros(shape, np.uint32)
         mapping, number = np.unique(grid[inside], return_inverse=True)
         bins[inside] = number + 1
-        layout |= {
-            f"{kind}_roi_map": bins,
-            f"{kind}_num_pts": np.array([len(c) for c in centers]),
-            f"{kind}_v_list_dim0": centers[0],
-            f"{kind}_v_list_dim1": centers[1],
-            f"{kind}_index_mapping": mapping.astype(np.int64),
-        }
-    cell = layout["dynamic_index_mapping"]
-    n1 = len(layout["dynamic_v_list_dim1"])
+        layout |= {f"{kind}_roi_map": bins, **grid_entries(kind, centers, mapping)}
+    q_labels, phi_labels = _bin_labels("the detector", layout)
     return {
         "dynamic": layout["dynamic_roi_map"],
         "static": layout["static_roi_map"],
         "mask": good,
-        "q": layout["dynamic_v_list_dim0"][cell // n1],
-        "phi": None if phi_edges is None else layout["dynamic_v_list_dim1"][cell % n1],
+        "q": q_labels,
+        "phi": None if phi_edges is None else phi_labels,
         "layout": layout,
     }
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from jaxkern.xpcs.detectors.hdf5_access import hdf5_errors, new_hdf5, open_hdf5
+from jaxkern.xpcs.detectors.qmap_layout import grid_entries
 from jaxkern.xpcs.files.aps_entries import (
     LAYOUTS,
     ApsFormatError,
@@ -165,6 +166,14 @@ def read_rows(
     if empty.any():
         result[(empty | empty[i]) & (result == 0)] = np.nan
     return result
+
+
+def complete_matrix(stored: Array, out: Array, name: str) -> None:
+    """Write a symmetric matrix [n, n], of which one triangle may be stored, to `out`."""
+    empty, n = find_empty_frames(stored), len(stored)
+    for first in range(0, n, SLAB):
+        stop = min(first + SLAB, n)
+        out[first:stop] = read_rows(stored, first, stop, empty, name)
 
 
 def find_empty_frames(matrix: Any) -> NDArray[np.bool_]:
@@ -356,11 +365,8 @@ def _aps_u(q: NDArray[Any], phi: NDArray[Any]) -> tuple[str, dict[str, Any]]:
         raise ValueError(
             "q, phi: expected different pairs for 'aps-u', got one twice; use layout 'aps'"
         )
+    entries = {"map_names": ["q", "phi"], **grid_entries("dynamic", (q_list, phi_list), mapping)}
     return "xpcs/twotime/correlation_map/c2_", {
-        "xpcs/qmap/dynamic_v_list_dim0": q_list,
-        "xpcs/qmap/dynamic_v_list_dim1": phi_list,
-        "xpcs/qmap/dynamic_num_pts": np.array([len(q_list), len(phi_list)], np.int64),
-        "xpcs/qmap/dynamic_index_mapping": mapping.astype(np.int64),
-        "xpcs/qmap/map_names": ["q", "phi"],
+        **{f"xpcs/qmap/{name}": values for name, values in entries.items()},
         "xpcs/twotime/processed_bins": (bins + 1).astype(np.int64),
     }

@@ -127,12 +127,14 @@ def read_integers(file: h5py.File, name: str) -> Array:
     return integers
 
 
-def read_bins(file: h5py.File, name: str) -> Array:
-    """Read the bins of the matrices, which count from 1 and are different."""
+def read_bins(file: h5py.File, name: str, most: int | None = None, what: str = "") -> Array:
+    """Read the bins of matrices, which are different; with `most`, in 1 .. most (`what`)."""
     bins = read_integers(file, name)
     different, counts = np.unique(bins, return_counts=True)
     if (counts > 1).any():
         raise ApsFormatError(f"{name}: bin {different[counts > 1][0]} occurs more than once")
+    if most is not None:
+        check_bins(bins, most, name, what)
     return bins
 
 
@@ -178,8 +180,7 @@ def _aps_u(file: h5py.File) -> tuple[list[h5py.Dataset], Array, Array]:
 def read_matrices(file: h5py.File, n_bins: int, what: str) -> tuple[Array, list[h5py.Dataset]]:
     """Return the bins of the matrices, in 1 .. n_bins (`what` in errors), and the matrices."""
     index = "xpcs/twotime/processed_bins"
-    bins = read_bins(file, index)
-    check_bins(bins, n_bins, index, what)
+    bins = read_bins(file, index, n_bins, what)
     group = _group(file, "xpcs/twotime/correlation_map")
     names = _names_of_bins(group, bins, index, r"^c2_([0-9]+)$")
     return bins, [group[name] for name in names]

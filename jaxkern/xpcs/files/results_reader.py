@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.memory import available_bytes
+from jaxkern.core.memory import available_bytes, check_memory
 from jaxkern.core.paths import home_path
 from jaxkern.xpcs.correlators.results import (
     MultiTauResult,
@@ -21,7 +21,7 @@ from jaxkern.xpcs.correlators.results import (
 from jaxkern.xpcs.detectors.hdf5 import detector_metadata
 from jaxkern.xpcs.detectors.hdf5_access import open_hdf5
 from jaxkern.xpcs.detectors.qmap import QMap
-from jaxkern.xpcs.files.aps import SLAB, find_empty_frames, format_errors, read_rows
+from jaxkern.xpcs.files.aps import complete_matrix, format_errors
 from jaxkern.xpcs.files.aps_entries import (
     ApsFormatError,
     check_alike,
@@ -101,28 +101,21 @@ def read_results(path: str | Path, bins: Sequence[int] | None = None) -> Correla
             return CorrelationResults(multitau, twotime, _read_metadata(file))
 
 
-def read_multitau(path: Path) -> MultiTauResult | None:
-    """Read g2 of a file of results, or None; its two-time correlations are not read."""
-    with open_hdf5(path, ApsFormatError) as file, format_errors(path):
-        return _read_common(file, path)[2]
+def read_summary(path: Path) -> tuple[MultiTauResult | None, dict[int, int], tuple[str, ...]]:
+    """Read a file of results without its two-time correlations.
 
-
-def read_two_time_warnings(path: Path) -> tuple[dict[int, int], tuple[str, ...]]:
-    """Return the numbers of frames without counts by bin, and the warnings of two-time results.
-
-    Both are empty if the file has no two-time correlations or does not store them.
+    Returns g2 or None, and of the two-time correlations the numbers of frames without counts by bin
+    and the warnings; both are empty if the file does not store them.
     """
     with open_hdf5(path, ApsFormatError) as file, format_errors(path):
-        analysis = next((name for name in _TWO_TIMES if name in file), None)
-        empty_frames: dict[int, int] = {}
-        if analysis is None:
-            return empty_frames, ()
+        multitau, empty_frames = _read_common(file, path)[2], {}
+        analysis = next((name for name in _TWO_TIMES if name in file), _TWO_TIMES[0])
         names = [f"{analysis}/{name}" for name in ("processed_bins", "n_empty")]
         if all(name in file for name in names):
             bins = read_bins(file, names[0])
             numbers = _read_array(file, names[1], shape=bins.shape)
             empty_frames = dict(zip(bins.tolist(), numbers.tolist(), strict=True))
-        return empty_frames, _read_warnings(file, analysis)
+        return multitau, empty_frames, _read_warnings(file, analysis)
 
 
 def _read_common(
@@ -171,8 +164,7 @@ def _read_multitau(file: h5py.File, qmap: QMap, overview: Overview | None) -> Mu
         )
     index, bins = f"{_MULTITAU}/processed_bins", np.arange(1, 1 + min(g2.shape[1], qmap.n_dynamic))
     if index in file:
-        bins = read_bins(file, index)
-    check_bins(bins, qmap.n_dynamic, index, _OF_MAP)
+        bins = read_bins(file, index, qmap.n_dynamic, _OF_MAP)
     if bins.max() > g2.shape[1]:
         raise ApsFormatError(
             f"{names[1]}: expected a column for bin {bins.max()} of {index}, got {g2.shape[1]}"
@@ -246,9 +238,7 @@ def _find_matrices(
         bins, sets = read_matrices(file, qmap.n_dynamic, _OF_MAP)
         check_alike(sets)
         return bins, sets
-    name = f"{analysis}/processed_bins"
-    bins = read_bins(file, name)
-    check_bins(bins, qmap.n_dynamic, name, _OF_MAP)
+    bins = read_bins(file, f"{analysis}/processed_bins", qmap.n_dynamic, _OF_MAP)
     return bins, [file[f"{analysis}/c2"]]
 
 
@@ -263,13 +253,11 @@ def _select_matrices(
             f"bins: expected some of {', '.join(map(str, indices))}, the bins of {path} with a "
             f"two-time correlation, got {bins!r:.80}"
         )
-    needed = sum(item.size * item.dtype.itemsize for item in sets) * len(bins) // len(indices)
-    if needed > (free := available_bytes()):
-        raise MemoryError(
-            f"{path}: two-time correlations of {len(bins)} bins need {needed / 1e9:,.3g} GB, and "
-            f"{free / 1e9:,.3g} GB of memory are free; read some of the bins, or read rows with "
-            "ApsFile"
-        )
+    check_memory(
+        f"{path}: two-time correlations of {len(bins)} bins",
+        sum(item.size * item.dtype.itemsize for item in sets) * len(bins) // len(indices),
+        "read some of the bins, or read rows with ApsFile",
+    )
     return [indices[b] for b in bins]
 
 
@@ -294,7 +282,9 @@ def _read_twotime(
     common = _common_fields(file, analysis, qmap, overview, stored[picked], n_frames)
     if full:
         common["n_frames"] = n_frames
-        c2 = _read_c2(sets, picked)
+        c2 = np.empty((len(picked), n_frames, n_frames), sets[0].dtype)
+        for matrix, k in zip(c2, picked, strict=True):
+            complete_matrix(sets[k][()], matrix, sets[k].name)
         t1 = t2 = np.arange(n_frames + 1.0)
     else:
         t1, t2 = (_read_array(file, f"{analysis}/{name}") for name in ("t1", "t2"))
@@ -316,19 +306,6 @@ def _read_twotime(
         n_pairs_parts=None if segments is None else segments.swapaxes(0, 1),
         **common,
     )
-
-
-def _read_c2(sets: list[h5py.Dataset], picked: list[int]) -> Array:
-    """Read matrices [bins, N, N] with both triangles."""
-    n = int(sets[0].shape[0])
-    c2 = np.empty((len(picked), n, n), sets[0].dtype)
-    for matrix, k in zip(c2, picked, strict=True):
-        values = sets[k][()]
-        empty = find_empty_frames(values)
-        for first in range(0, n, SLAB):
-            stop = min(first + SLAB, n)
-            matrix[first:stop] = read_rows(values, first, stop, empty, sets[k].name)
-    return c2
 
 
 def _read_overview(file: h5py.File, qmap: QMap) -> Overview | None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.core.memory import available_bytes
+from jaxkern.core.memory import check_memory
 from jaxkern.xpcs.files.aps import TILE, ApsWriter
 from jaxkern.xpcs.model.correlation import g2_at
 from jaxkern.xpcs.model.models import Model
@@ -56,13 +56,11 @@ def simulate(
       (1, 20, 20)
     """
     n_phi, n_t = model.geometry.n_phi, model.geometry.n_t
-    needed, free = 16 * n_phi * n_t**2, available_bytes()  # the result, and its transpose
-    if needed > free:
-        raise MemoryError(
-            f"two-time correlations of {n_phi:,} angles and {n_t:,} frames need "
-            f"{needed / 1e9:,.3g} GB, and {free / 1e9:,.3g} GB of memory are free; simulate fewer "
-            "frames or angles, or write a file (simulate_to_file)"
-        )
+    check_memory(
+        f"two-time correlations of {n_phi:,} angles and {n_t:,} frames",
+        16 * n_phi * n_t**2,  # the result, and its transpose
+        "simulate fewer frames or angles, or write a file (simulate_to_file)",
+    )
     c2 = np.zeros((n_phi, n_t, n_t))
     arguments = (model, params, contrast, offset, noise, diagonal_artifact, seed)
     for angle, first, rows in _slabs(*arguments):

@@ -201,12 +201,12 @@ def is_zero_copy(rows: NDArray[Any]) -> bool:
 class RowBuffers:
     """Conversion of rows for the kernel, without a copy if possible.
 
-    Copies use `count` buffers in turn, so that a result is valid until `count` more calls. With
-    `touch`, the calling thread loads mapped pages into memory.
+    Copies use two buffers in turn, so that a result is valid until two more calls. With `touch`,
+    the calling thread loads mapped pages into memory.
     """
 
-    def __init__(self, count: int = 2, *, touch: bool = False) -> None:
-        self._buffers: list[NDArray[Any] | None] = [None] * count
+    def __init__(self, *, touch: bool = False) -> None:
+        self._buffers: list[NDArray[Any] | None] = [None, None]
         self._turn, self._touch = 0, touch
 
     def ready(
@@ -227,7 +227,7 @@ class RowBuffers:
         if buffer is None or buffer.dtype != dtype or buffer.size < rows.size:
             # The part that is not copied must not be NaN.
             buffer = self._buffers[self._turn] = aligned_array(rows.size, dtype, np.zeros)
-        self._turn = (self._turn + 1) % len(self._buffers)
+        self._turn = 1 - self._turn
         room = buffer[: rows.size].reshape(rows.shape)
         if upper_from is None:
             np.copyto(room, rows)

@@ -242,7 +242,7 @@ class FitData:
         if isinstance(self.source, DeviceSource):
             return None
         n_phi, n, _ = self.shape
-        rows = chunk_rows(n, ROW_BLOCK, self.streaming.chunk_points or CHUNK_POINTS)
+        rows = chunk_rows(n, self.streaming.chunk_points or CHUNK_POINTS)
         return [
             Chunk(angle, first, min(first + rows, n))
             for angle in range(n_phi)

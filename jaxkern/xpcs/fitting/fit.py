@@ -24,7 +24,9 @@ from jaxkern.xpcs.fitting.parameters import FitLayout, Scaling
 from jaxkern.xpcs.fitting.passes import PassProgram, PassRunner
 from jaxkern.xpcs.fitting.result import FitInterrupted, FitResult, summarize
 from jaxkern.xpcs.fitting.solver import UNFINISHED, Solution, StartNotFinite, solve
+from jaxkern.xpcs.model.checks import choice
 from jaxkern.xpcs.model.models import Model
+from jaxkern.xpcs.model.normal import SCALINGS
 
 Array = NDArray[np.float64]
 
@@ -116,8 +118,7 @@ def fit(
         noise = sampling.resolve_noise(sigma, errors.weights, shape, opened.sample)
         mirrored = opened.mirrored(noise.sigma)
         all_mirrored = bool(mirrored.all())
-        scales = parameters.resolve_scaling(scaling, shape[0])
-        layout = _layout(model, opened.sample, scales, contrast0=contrast0, offset0=offset0)
+        layout = _layout(model, opened.sample, scaling, contrast0=contrast0, offset0=offset0)
         all_bounds = parameters.fit_bounds(bounds, layout, model)
         physics = parameters.physics_vector(p0, model.parameter_names, model.defaults)
         estimated = contrast0 is None, offset0 is None
@@ -230,6 +231,9 @@ def curve_fit(
 
 def _layout(model: Model, sample: sampling.RowSample, scaling: str, **starts: Any) -> FitLayout:
     n_phi, pair = model.geometry.n_phi, []
+    choice(scaling, "scaling", (*SCALINGS, "auto"))
+    if scaling == "auto":
+        scaling = "constant" if n_phi >= 3 else "individual"
     estimates = zip(starts.items(), sampling.estimate_contrast_offset(sample), strict=True)
     for (name, argument), estimate in estimates:
         value = estimate if argument is None else np.asarray(argument, np.float64)

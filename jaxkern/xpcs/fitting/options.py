@@ -13,7 +13,7 @@ import numpy as np
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.memory import GIB, memory_limit
 from jaxkern.xpcs.model.checks import choice
-from jaxkern.xpcs.model.twin import LOSSES
+from jaxkern.xpcs.model.twin import LOSSES, ROW_BLOCK
 
 # Points of one chunk: 16 MB in float64, half of a typical shared cache.
 CHUNK_POINTS = 2**21
@@ -164,19 +164,17 @@ class MemoryEstimate:
     fit: float
 
 
-def chunk_rows(n: int, row_block: int, chunk_points: int = CHUNK_POINTS) -> int:
-    """Return the rows of a chunk of an n x n matrix: n, or a multiple of `row_block`."""
+def chunk_rows(n: int, chunk_points: int = CHUNK_POINTS) -> int:
+    """Return the rows of a chunk of an n x n matrix: n, or a multiple of `ROW_BLOCK`."""
     limit = max(WHOLE_MATRIX_POINTS, chunk_points) if chunk_points >= CHUNK_POINTS else chunk_points
     if n * n <= limit:
         return n
-    return max(row_block, chunk_points // n // row_block * row_block)
+    return max(ROW_BLOCK, chunk_points // n // ROW_BLOCK * ROW_BLOCK)
 
 
-def choose_strategy(
-    n_points: int, *, n_phi: int = 1, itemsize: int = 8, limit: float | None = None
-) -> tuple[Strategy, bool]:
-    """Return the strategy under a limit in GB (None: `memory_limit()`), and True to load a file."""
-    available = (memory_limit() if limit is None else limit) * GIB
+def choose_strategy(n_points: int, *, n_phi: int = 1, itemsize: int = 8) -> tuple[Strategy, bool]:
+    """Return the strategy under `memory_limit()`, and True to load a file."""
+    available = memory_limit() * GIB
     data = n_points * itemsize
     if n_points < _MEMORY_POINTS and PROGRAM_BYTES + 2 * data <= available:
         return Strategy.MEMORY, True
@@ -190,7 +188,7 @@ def fit_bytes(
     """Return the bytes that a fit adds to the process."""
     data = n_points * itemsize
     n = max(math.isqrt(n_points // n_phi), 1)
-    points = min(chunk_rows(n, 32) * n, n_points)
+    points = min(chunk_rows(n) * n, n_points)
     if strategy is Strategy.MEMORY:
         # The device's copy, and for data of a file the loaded array.
         return PROGRAM_BYTES + data * (1 if in_memory else 2)

@@ -12,20 +12,12 @@ from numpy.typing import NDArray
 
 from jaxkern.xpcs.fitting.passes import AngleSums, PassPoint
 from jaxkern.xpcs.fitting.solver import NormalPoint
-from jaxkern.xpcs.model.checks import choice
 from jaxkern.xpcs.model.models import CONTRAST_BOUNDS, OFFSET_BOUNDS, Model
-from jaxkern.xpcs.model.normal import SCALINGS, join_angles
+from jaxkern.xpcs.model.normal import join_angles
 
 Array = NDArray[np.float64]
 
 Scaling = Literal["individual", "constant", "auto", "fixed"]
-
-
-def resolve_scaling(scaling: str, n_phi: int) -> str:
-    """Replace "auto" by "constant" for three angles or more, and by "individual" for fewer."""
-    choice(scaling, "scaling", (*SCALINGS, "auto"))
-    automatic = "constant" if n_phi >= 3 else "individual"
-    return automatic if scaling == "auto" else scaling
 
 
 @dataclass(frozen=True)

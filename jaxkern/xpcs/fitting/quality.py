@@ -93,11 +93,10 @@ def check(
     sample, power, count = problem.data.sample, problem.model.shear_power, sums.count
     tables = problem.program.host_tables(point.physics)
     sigma, sparse = sampling.sigma_rows(problem.noise.sigma, sample.rows), sample.sparse
-    z, used = _residuals(sample, model_rows(tables[:2], power, point, sample.rows), sigma)
-    unscaled = PassPoint(point.physics, np.ones(len(count)), np.zeros(len(count)))
-    phases = tuple(phase[..., sample.rows] for phase in tables[:2])
-    memory = model_rows(phases, power, unscaled, np.arange(len(sample.rows)))
-    level = _noise_level(sample.rows, z, used, sparse, memory)
+    f = _correlation_rows(tables[:2], power, len(count), sample.rows)
+    fitted = point.offset[:, None, None] + point.contrast[:, None, None] * f
+    z, used = _residuals(sample, fitted, sigma)
+    level = _noise_level(sample.rows, z, used, sparse, memory=f[:, :, sample.rows])
     # Points without weight are not checked, so their smallest mean square is irrelevant.
     spread = np.median(np.where(sigma > 0, sigma, SIGMA_FLOOR), axis=(1, 2))
     floor = (SIGMA_FLOOR / spread) ** 2  # mean squares below are rounding errors
@@ -143,10 +142,8 @@ def check(
         "absolute_sigma=True: sigma is too small"
     )
     if failed:
-        phi, worst = (
-            problem.model.geometry.phi,
-            np.argsort(-np.where(known, size, -1.0), kind="stable"),
-        )
+        phi = problem.model.geometry.phi
+        worst = np.argsort(-np.where(known, size, -1.0), kind="stable")
         angles = ", ".join(
             f"{k} (phi {phi[k]:g}: {size[k]:.3g} of {each[k]:.3g})" for k in worst[:3] if known[k]
         )
@@ -165,15 +162,13 @@ def check(
     return f"{text}. Mask bad frames with `keep`, or try other starts or models", []
 
 
-def model_rows(
-    phases: tuple[Array, ...], shear_power: int, point: PassPoint, rows: Indices
+def _correlation_rows(
+    phases: tuple[Array, ...], shear_power: int, n_phi: int, rows: Indices
 ) -> Array:
-    """Return g2 [n_phi, len(rows), n] of some rows, computed with NumPy."""
-    n_phi = len(point.contrast)
+    """Return g1^2 [n_phi, len(rows), n] of some rows, computed with NumPy."""
     tables = (np.broadcast_to(phase, (n_phi, phase.shape[-1])) for phase in phases)
     dA, dX = (table[:, rows, None] - table[:, None, :] for table in tables)
-    f = correlation(dA, dX, shear_power)
-    return np.asarray(point.offset[:, None, None] + point.contrast[:, None, None] * f)
+    return correlation(dA, dX, shear_power)
 
 
 def _residuals(sample: RowSample, fitted: Array, sigma: Array) -> tuple[Array, Mask]:
@@ -393,9 +388,7 @@ def _pairs(rows: Indices, frames: Mask) -> tuple[Mask, Indices, Indices, Indices
     age * (bins of the lag) + bin of their averages, and the edges of the bins in frames.
     """
     n = len(frames)
-    edges = [1]
-    while edges[-1] < n:
-        edges.append(max(edges[-1] + 1, round(edges[-1] * _RATIO)))
+    edges = sampling.lag_edges(n, _RATIO)
     edges[-1] = n
     row, column = np.repeat(rows, n), np.tile(np.arange(n), len(rows))
     is_row = np.zeros(n, bool)
@@ -406,7 +399,7 @@ def _pairs(rows: Indices, frames: Mask) -> tuple[Mask, Indices, Indices, Indices
     first, second = np.minimum(row, column), np.maximum(row, column)
     bins = np.searchsorted(edges, np.arange(n), side="right") - 1
     age = _AGES * (first + second) // (2 * n - 1)
-    return mask, first, second, age * (len(edges) - 1) + bins[second - first], np.asarray(edges)
+    return mask, first, second, age * (len(edges) - 1) + bins[second - first], edges
 
 
 def _jacobian(

@@ -177,6 +177,14 @@ def frames_without_numbers(sample: RowSample) -> NDArray[np.intp]:
     return np.flatnonzero((sampled & ~finite).any(axis=0))
 
 
+def lag_edges(n: int, ratio: float) -> NDArray[np.intp]:
+    """Return increasing edges of bins of the lags 1 .. n - 1, whose ratio is about `ratio`."""
+    edges = [1]
+    while edges[-1] < n:
+        edges.append(max(edges[-1] + 1, round(edges[-1] * ratio)))
+    return np.array(edges)
+
+
 def format_frames(frames: Sequence[int], most: int = 10) -> str:
     """Return frame indices for a message, shortened after `most` of them."""
     more = f" and {len(frames) - most} more" if len(frames) > most else ""

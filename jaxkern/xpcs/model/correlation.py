@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkern.core.integers import to_int32
+from jaxkern.core.arguments import to_integers
 from jaxkern.xpcs.model import checks, ops
 from jaxkern.xpcs.model.models import Model
 
@@ -99,7 +99,7 @@ def _g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) ->
         )
     if A.shape[0] != 1:
         raise ValueError(f"g2_at: expected A [n_t] for all angles, got {A.shape}; index g2 instead")
-    points = to_int32(points, "index")  # a point that exceeds int32 must not wrap around
+    points = to_integers(points, "index")  # a point that exceeds int32 must not wrap around
     X = jnp.broadcast_to(X, (contrast.shape[0], X.shape[1]))
     operands = A[0], X, contrast, offset, points
     values: jax.Array = ops.two_time_g2_at(*operands, shear_power=model.shear_power)

@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad
 
-from jaxkern.core.declaration import Cost
-from jaxkern.core.op import Op
+from jaxkern.core.op import Cost, Op
 from jaxkern.xpcs.model import twin
 from jaxkern.xpcs.model.models import SHEAR_POWERS
 
@@ -40,11 +39,13 @@ def _abstract(op: str, operands: str, *results: str) -> Callable[..., Any]:
 
     An operand is "name:sizes" or "name:sizes:dtype", a result is "sizes". A size is defined by the
     first operand that has it; S is the size of a state; sigma may be a scalar. Reals have the dtype
-    of the first operand.
+    of the first operand, and "stored" numbers one of `DATA_DTYPES`.
     """
     rows = [(*row.split(":"), "real")[:3] for row in operands.split()]
 
-    def evaluate(*operands: Any, shear_power: int, sigma_rank: int = 2, **_: int) -> Any:
+    def evaluate(
+        *operands: Any, shear_power: int, sigma_rank: int = 2, loss: int = 0, symmetric: int = 0
+    ) -> Any:
         real = np.dtype(operands[0].dtype)
         if real not in (np.float32, np.float64):
             raise ValueError(f"{op}: A: expected float32 or float64, got {real.name}")
@@ -52,6 +53,10 @@ def _abstract(op: str, operands: str, *results: str) -> Callable[..., Any]:
             raise ValueError(
                 f"{op}: expected a shear_power of {SHEAR_POWERS} and a sigma_rank of 0 or 2, got "
                 f"{shear_power!r} and {sigma_rank!r}"
+            )
+        if loss not in range(len(twin.LOSSES)) or symmetric not in (0, 1, 2):
+            raise ValueError(
+                f"{op}: loss, symmetric: expected 0 to 4 and 0 to 2, got {loss!r} and {symmetric!r}"
             )
         sizes = {"2": 2, "3": 3}
         for (name, axes, kind), x in zip(rows, operands, strict=True):
@@ -62,6 +67,9 @@ def _abstract(op: str, operands: str, *results: str) -> Callable[..., Any]:
                 for axis, size in zip(names, x.shape, strict=True):
                     sizes.setdefault(axis, size)
             actual = np.dtype(x.dtype)
+            if kind == "stored" and actual not in DATA_DTYPES:
+                names = [d.__name__ for d in DATA_DTYPES]
+                raise ValueError(f"{op}: {name}: expected one of {names}, got {actual}")
             dtype = np.dtype({"real": real, "stored": actual}.get(kind, kind))
             shape = [sizes.get(axis, axis) for axis in names]
             if list(x.shape) != shape or actual != dtype:
@@ -69,33 +77,14 @@ def _abstract(op: str, operands: str, *results: str) -> Callable[..., Any]:
                     f"{op}: {name}: expected {dtype.name}[{', '.join(map(str, shape))}] for one "
                     f"sample, got {actual.name}{list(x.shape)}"
                 )
+        if symmetric == 2 and sizes["m"] != sizes["n"]:
+            raise ValueError(
+                f"{op}: data: expected {sizes['n']} rows with symmetric=2, got {sizes['m']}; pass "
+                "0 or 1"
+            )
         shapes = [[sizes[axis] for axis in axes.split(",") if axis] for axes in results]
         structs = tuple(jax.ShapeDtypeStruct(shape, real) for shape in shapes)
         return structs if len(structs) > 1 else structs[0]
-
-    return evaluate
-
-
-def _abstract_normal(op: str, operands: str, *results: str) -> Callable[..., Any]:
-    """Return the abstract evaluation of the normal equations, with checks of their options."""
-    chunk = _abstract(op, operands, *results)
-
-    def evaluate(*operands: Any, loss: int, symmetric: int, **static: int) -> Any:
-        data = operands[6]
-        if np.dtype(data.dtype) not in DATA_DTYPES:
-            names = [d.__name__ for d in DATA_DTYPES]
-            raise ValueError(f"{op}: data: expected one of {names}, got {np.dtype(data.dtype)}")
-        if loss not in range(len(twin.LOSSES)) or symmetric not in (0, 1, 2):
-            raise ValueError(
-                f"{op}: loss, symmetric: expected 0 to 4 and 0 to 2, got {loss!r} and {symmetric!r}"
-            )
-        result = chunk(*operands, **static)
-        m, n = data.shape
-        if symmetric == 2 and m != n:
-            raise ValueError(
-                f"{op}: data: expected {n} rows with symmetric=2, got {m}; pass 0 or 1"
-            )
-        return result
 
     return evaluate
 
@@ -189,14 +178,11 @@ def _attributes(**static: int) -> dict[str, Any]:
     return {name: np.int32(value) for name, value in static.items()}
 
 
-def _op(
-    impl: Callable[..., Any], operands: str, *results: str, abstract: Any = _abstract, **rules: Any
-) -> Op:
+def _op(impl: Callable[..., Any], operands: str, *results: str, **rules: Any) -> Op:
     """Declare an op with the name of its reference implementation."""
     name = impl.__name__
-    evaluation = abstract(name, operands, *results)
-    more = {"impl": impl, "abstract": evaluation, "attributes": _attributes, **rules}
-    return Op(f"jaxkern.{name}", version=1, **more)
+    rules |= {"abstract": _abstract(name, operands, *results), "attributes": _attributes}
+    return Op(f"jaxkern.{name}", version=1, impl=impl, **rules)
 
 
 two_time_g2 = _op(
@@ -223,7 +209,6 @@ two_time_normal_equations = _op(
     "A:n X:n tangents_A:kA,n tangents_X:kX,n contrast: offset: data:m,n:stored quantization:2 "
     "sigma:m,n keep:n:uint8 f_scale: first_row::int32 initial:S",
     "S",
-    abstract=_abstract_normal,
     supports=_normal_supports,
     cost=_normal_cost,
 )

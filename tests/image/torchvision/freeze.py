@@ -15,12 +15,12 @@ from unittest import mock
 import numpy as np
 import torch
 from conftest import load_v2
-from freeze_targets import target_cases
-from support.image.torchvision_functions import tensor
+from freeze_targets import AFFINE, endpoints, target_cases
+from support.image.torchvision_functions import expected, of_image, tensor
+
+from jaxkern import image as im
 
 v2 = load_v2()
-F = v2.functional
-NEAREST, BILINEAR = v2.InterpolationMode.NEAREST, v2.InterpolationMode.BILINEAR
 HEIGHT, WIDTH = 13, 18
 FLOAT_LEVELS = 65535  # floats are stored as integer multiples of 1 / 65535
 
@@ -43,9 +43,12 @@ def as_float(images: np.ndarray) -> np.ndarray:
 
 
 class Case:
-    """A transform, the parameters of its batch, and torchvision's function of one image."""
+    """A transform and the parameters of its batch.
 
-    def __init__(self, name, options, params, apply, images=None, channels=3, of_floats=None):
+    A policy has torchvision's function of one image and its parameters.
+    """
+
+    def __init__(self, name, options, params, images=None, channels=3, of_floats=None, apply=None):
         count = len(next(iter(params.values())))
         self.name, self.options, self.params, self.apply = name, options, params, apply
         self.of_floats = {} if of_floats is None else of_floats  # options for float images
@@ -53,11 +56,12 @@ class Case:
         self.channels = channels
 
     def run(self, batch: np.ndarray) -> np.ndarray:
-        rows = []
-        for position, image in enumerate(batch):
-            inputs = {key: value[position] for key, value in self.params.items()}
-            rows.append(self.apply(tensor(image), inputs).numpy().transpose(1, 2, 0))
-        return np.stack(rows)
+        if self.apply is None:
+            floats = batch.dtype != np.uint8 and self.of_floats
+            transform = getattr(im, self.name)(**(self.of_floats if floats else self.options))
+            return expected(v2, transform, batch, self.params)
+        rows = [self.apply(tensor(x), of_image(self.params, n)) for n, x in enumerate(batch)]
+        return np.stack([row.numpy().transpose(1, 2, 0) for row in rows])
 
 
 def policy_op(policy, name, image, magnitude):
@@ -99,7 +103,7 @@ def policy_case(name, steps, images=None, channels=3, **options):
         return image
 
     params = {"op": np.asarray(op, np.int32), "magnitude": np.asarray(magnitude, np.float32)}
-    return Case(name, options, params, apply, images, channels)
+    return Case(name, options, params, images, channels, apply=apply)
 
 
 SIGNED = {
@@ -173,7 +177,7 @@ def aug_mix_case(chains, weights, m, **options):
         with mock.patch("torch.randint", chosen):
             return policy(image)
 
-    return Case("AugMix", options, params, apply)
+    return Case("AugMix", options, params, apply=apply)
 
 
 def policies():
@@ -216,111 +220,38 @@ def f32(*values):
 
 
 def colours():
-    """Return cases of ColorJitter in several orders, with and without each factor."""
-    factors = {
+    """Return cases of ColorJitter in several orders, and of each operation with a probability."""
+    params = {
         "brightness": f32(1.3, 0.4, 0.8),
         "contrast": f32(0.6, 1.7, 0.2),
         "saturation": f32(1.6, 0.3, 1.2),
         "hue": f32(0.07, -0.31, 0.5),
+        "order": np.asarray([[0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 1, 0]], np.int32),
     }
-    order = np.asarray([[0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 1, 0]], np.int32)
-
-    def jitter(image, inputs):
-        for position in inputs["order"]:
-            name = list(factors)[position]
-            image = getattr(F, f"adjust_{name}")(image, float(inputs[name]))
-        return image
-
     options = {"brightness": 0.9, "contrast": 0.9, "saturation": 0.9, "hue": 0.5}
-    yield Case("ColorJitter", options, {**factors, "order": order}, jitter)
-
-    def applied(name, function, options=None, of_floats=None):
-        params = {"apply": np.asarray([True, True, True, False])}
-        options = options or {}
-
-        def apply(image, inputs):
-            floats = image.dtype != torch.uint8 and of_floats is not None
-            values = (of_floats if floats else options).values()
-            return function(image, *values) if inputs["apply"] else image
-
-        return Case(name, options, params, apply, of_floats=of_floats)
-
-    yield applied("RandomGrayscale", lambda image: F.rgb_to_grayscale(image, 3))
-    yield applied("RandomInvert", F.invert)
-    yield applied("RandomEqualize", F.equalize)
-    yield applied("RandomAutocontrast", F.autocontrast)
-    yield applied("RandomPosterize", F.posterize, {"bits": 3})
-    yield applied("RandomSolarize", F.solarize, {"threshold": 90.0}, {"threshold": 0.4})
-    yield applied("RandomAdjustSharpness", F.adjust_sharpness, {"sharpness_factor": 2.5})
-
-    def permuted(image, inputs):
-        return F.permute_channels(image, inputs["permutation"].tolist())
-
+    yield Case("ColorJitter", options, params)
+    apply = {"apply": np.asarray([True, True, True, False])}
+    for name in ("RandomGrayscale", "RandomInvert", "RandomEqualize", "RandomAutocontrast"):
+        yield Case(name, {}, apply)
+    yield Case("RandomPosterize", {"bits": 3}, apply)
+    yield Case("RandomSolarize", {"threshold": 90.0}, apply, of_floats={"threshold": 0.4})
+    yield Case("RandomAdjustSharpness", {"sharpness_factor": 2.5}, apply)
     order = np.asarray([[2, 0, 1], [1, 0, 2], [1, 2, 0]], np.int32)
-    yield Case("RandomChannelPermutation", {}, {"permutation": order}, permuted)
+    yield Case("RandomChannelPermutation", {}, {"permutation": order})
 
 
 def warps():
     """Return cases of rotations, affine maps, perspectives, bilinear and with fill, and blurs."""
     fill = {"fill": [10, 200, 90]}, {"fill": [0.1, 0.7, 0.3]}
-
-    def filled(image):
-        return fill[image.dtype != torch.uint8]["fill"]
-
-    def rotated(image, inputs):
-        return F.rotate(image, float(inputs["angle"]), interpolation=NEAREST, fill=0)
-
     params = {"angle": f32(23.7, -51.3, 160.9)}
     for angle in params["angle"]:
         no_ties("Rotate", float(angle))
-    yield Case("RandomRotation", {"degrees": 180}, params, rotated)
-
-    def affine(image, inputs):
-        m = {name: float(value) for name, value in inputs.items()}
-        return F.affine(
-            image,
-            angle=m["angle"],
-            translate=[m["translate_x"], m["translate_y"]],
-            scale=m["scale"],
-            shear=[m["shear_x"], m["shear_y"]],
-            interpolation=BILINEAR,
-            fill=filled(image),
-        )
-
-    params = {
-        "angle": f32(12.3, -40.1, 0.0),
-        "translate_x": f32(2, -3, 0),
-        "translate_y": f32(-1, 2, 4),
-        "scale": f32(1.1, 0.8, 1.3),
-        "shear_x": f32(5.5, -11.2, 0.0),
-        "shear_y": f32(0.0, 7.3, -20.1),
-    }
+    yield Case("RandomRotation", {"degrees": 180}, params)
     options = {"degrees": 45, "interpolation": "bilinear"}
-    yield Case(
-        "RandomAffine", {**options, **fill[0]}, params, affine, of_floats={**options, **fill[1]}
-    )
-    right, last = WIDTH - 1, HEIGHT - 1
-    start = [[0, 0], [right, 0], [right, last], [0, last]]
-    ends = np.asarray(
-        [
-            [[2, 1], [right - 3, 2], [right - 1, last - 3], [1, last]],
-            [[0, 3], [right, 0], [right - 4, last - 2], [4, last - 1]],
-            [[4, 0], [right - 2, 3], [right, last], [0, last - 3]],
-        ],
-        np.int32,
-    )
-
-    def tilted(image, inputs):
-        inputs = inputs["endpoints"].tolist()
-        return F.perspective(image, start, inputs, interpolation=BILINEAR, fill=filled(image))
-
-    yield Case("RandomPerspective", fill[0], {"endpoints": ends}, tilted, of_floats=fill[1])
-
-    def blurred(image, inputs):
-        return F.gaussian_blur(image, [5, 3], [float(inputs["sigma"])] * 2)
-
-    params = {"sigma": f32(0.6, 1.7, 3.1)}
-    yield Case("GaussianBlur", {"kernel_size": [5, 3]}, params, blurred)
+    yield Case("RandomAffine", options | fill[0], AFFINE, of_floats=options | fill[1])
+    params = endpoints((HEIGHT, WIDTH))
+    yield Case("RandomPerspective", fill[0], params, of_floats=fill[1])
+    yield Case("GaussianBlur", {"kernel_size": [5, 3]}, {"sigma": f32(0.6, 1.7, 3.1)})
 
 
 def resamplings():
@@ -328,23 +259,12 @@ def resamplings():
     boxes = np.asarray([[0, 0, 13, 18], [2, 1, 5, 9], [11, 3, 2, 15]], np.int32).T
     params = dict(zip(("top", "left", "height", "width"), boxes, strict=True))
     for antialias in (True, False):
-
-        def resized(image, inputs, antialias=antialias):
-            box = [int(value) for value in inputs.values()]
-            bicubic = v2.InterpolationMode.BICUBIC
-            return F.resized_crop(image, *box, [9, 11], bicubic, antialias=antialias)
-
         options = {"size": [9, 11], "interpolation": "bicubic", "antialias": antialias}
-        yield Case("RandomResizedCrop", options, params, resized)
+        yield Case("RandomResizedCrop", options, params)
     params = {"top": np.asarray([0, 7, 3], np.int32), "left": np.asarray([9, 0, 2], np.int32)}
     for mode in ("edge", "reflect", "symmetric"):
-
-        def cropped(image, inputs, mode=mode):
-            padded = F.pad(image, [4, 3, 5, 6], padding_mode=mode)
-            return F.crop(padded, int(inputs["top"]), int(inputs["left"]), 14, 12)
-
         options = {"size": [14, 12], "padding": [4, 3, 5, 6], "padding_mode": mode}
-        yield Case("RandomCrop", options, params, cropped)
+        yield Case("RandomCrop", options, params)
 
 
 def main() -> None:

@@ -16,6 +16,25 @@ from jaxkern import image as im
 
 FORMATS = ("xyxy", "xywh", "cxcywh")
 ALL = ("boxes", "keypoints", "mask")
+AFFINE = {
+    "angle": np.float32([12.3, -40.1, 0.0]),
+    "translate_x": np.float32([2, -3, 0]),
+    "translate_y": np.float32([-1, 2, 4]),
+    "scale": np.float32([1.1, 0.8, 1.3]),
+    "shear_x": np.float32([5.5, -11.2, 0.0]),
+    "shear_y": np.float32([0.0, 7.3, -20.1]),
+}
+
+
+def endpoints(size: tuple[int, int]) -> dict[str, np.ndarray]:
+    """Return parameters of perspectives of three images."""
+    last, right = size[0] - 1, size[1] - 1
+    ends = [
+        [[2, 1], [right - 3, 2], [right - 1, last - 3], [1, last]],
+        [[0, 3], [right, 0], [right - 4, last - 2], [4, last - 1]],
+        [[4, 0], [right - 2, 3], [right, last], [0, last - 3]],
+    ]
+    return {"endpoints": np.asarray(ends, np.int32)}
 
 
 def target_cases(v2: Any, base: np.ndarray) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
@@ -82,7 +101,6 @@ def _given(size: tuple[int, int]) -> dict[str, np.ndarray]:
 
 def _transforms(size: tuple[int, int]) -> Any:
     """Return (transform, options, parameters of three images, fields)."""
-    height, width = size
 
     def rows(names, *images, dtype=np.int32):
         return dict(zip(names, np.asarray(images, dtype).T, strict=True))
@@ -101,17 +119,8 @@ def _transforms(size: tuple[int, int]) -> Any:
     angles = {"angle": np.asarray([23.7, -51.3, 160.9], np.float32)}
     yield "RandomRotation", {"degrees": 180}, angles, ALL
     yield "RandomRotation", {"degrees": 180, "center": [3.0, 4.5]}, angles, ALL
-    names = ["angle", "translate_x", "translate_y", "scale", "shear_x", "shear_y"]
-    maps = [[12.3, 2, -1, 1.1, 5.5, 0.0], [-40.1, -3, 2, 0.8, -11.2, 7.3], [0, 0, 4, 1.3, 0, -20.1]]
-    yield "RandomAffine", {"degrees": 45}, rows(names, *maps, dtype=np.float32), ALL
-    right, last = width - 1, height - 1
-    ends = [
-        [[2, 1], [right - 3, 2], [right - 1, last - 3], [1, last]],
-        [[0, 3], [right, 0], [right - 4, last - 2], [4, last - 1]],
-        [[4, 0], [right - 2, 3], [right, last], [0, last - 3]],
-    ]
-    ends = {"endpoints": np.asarray(ends, np.int32)}
-    yield "RandomPerspective", {"interpolation": "nearest"}, ends, ALL
+    yield "RandomAffine", {"degrees": 45}, AFFINE, ALL
+    yield "RandomPerspective", {"interpolation": "nearest"}, endpoints(size), ALL
     sizes = rows(["height", "width"], [10, 14], [26, 36], [17, 24])
     yield "ScaleJitter", {"target_size": [20, 20], "canvas": [40, 40]}, sizes, ("boxes",)
     seeds = {"seed": np.asarray([[1, 2], [-3, 4], [5, 2**31 - 1]], np.int32)}

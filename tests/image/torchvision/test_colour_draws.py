@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 import pytest
-import torch
 from scipy import stats
+from support.image.draws import assert_same_distribution, draw
+from support.image.torchvision_functions import draws as theirs
 
 from jaxkern import image as im
 
-COUNT = 10_000
+COUNT, SIZE = 10_000, (8, 9)
 FACTORS = ("brightness", "contrast", "saturation", "hue")
 
 
 def mine(transform):
-    keys = jax.random.split(jax.random.key(4), COUNT)
-    draws = jax.jit(lambda k: im.Compose([transform]).sample(k, (8, 9)))(keys)[0]
-    return {name: np.asarray(value) for name, value in draws.items()}
-
-
-def theirs(transform):
-    torch.manual_seed(11)
-    image = torch.zeros((3, 8, 9))
-    return [transform.make_params([image]) for _ in range(COUNT)]
-
-
-def alike(first, second):
-    assert stats.ks_2samp(np.asarray(first), np.asarray(second)).pvalue > 1e-3
+    return draw(transform, SIZE, COUNT)
 
 
 def same_frequencies(first, second):
@@ -47,9 +35,10 @@ def same_frequencies(first, second):
     ],
 )
 def test_jitters(v2, options):
-    draws, reference = mine(im.ColorJitter(**options)), theirs(v2.ColorJitter(**options))
+    draws = mine(im.ColorJitter(**options))
+    reference = theirs(v2.ColorJitter(**options), COUNT, SIZE)
     for name in FACTORS:
-        alike(draws[name], [params[f"{name}_factor"] for params in reference])
+        assert_same_distribution(draws[name], [params[f"{name}_factor"] for params in reference])
     same_frequencies(draws["order"], [params["fn_idx"].tolist() for params in reference])
     # A factor and the order, and two factors, are independent.
     assert abs(np.corrcoef(draws["brightness"], draws["contrast"])[0, 1]) < 0.05
@@ -59,10 +48,11 @@ def test_jitters(v2, options):
 def test_photometric_distortions(v2):
     for p in (0.5, 0.8):
         draws = mine(im.RandomPhotometricDistort(p=p))
-        reference = theirs(v2.RandomPhotometricDistort(p=p))
+        reference = theirs(v2.RandomPhotometricDistort(p=p), COUNT, SIZE)
         for position, name in enumerate(FACTORS):
             used = [params[f"{name}_factor"] for params in reference]
-            alike(draws[name], [factor for factor in used if factor is not None])
+            known = [factor for factor in used if factor is not None]
+            assert_same_distribution(draws[name], known)
             same_frequencies(draws["apply"][:, position], [factor is not None for factor in used])
         order = [params["channel_permutation"] for params in reference]
         same_frequencies(draws["apply"][:, 4], [each is not None for each in order])
@@ -78,7 +68,7 @@ def test_photometric_distortions(v2):
 
 
 def test_channel_permutations(v2):
-    reference = theirs(v2.RandomChannelPermutation())
+    reference = theirs(v2.RandomChannelPermutation(), COUNT, SIZE)
     draws = mine(im.RandomChannelPermutation())
     same_frequencies(draws["permutation"], [params["permutation"].tolist() for params in reference])
 

@@ -1,4 +1,4 @@
-"""Ops of policies against torchvision's, on random images with the draws of `sample`."""
+"""Tables of policies, and their ops on random images, against torchvision's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ import pytest
 from support.image.torchvision_functions import array, tensor
 
 from jaxkern import image as im
-from jaxkern.image.transforms.policies import TRIVIAL_AUGMENT_WIDE, magnitude_table, signed_ops
+from jaxkern.image.transforms.policies import (
+    AUG_MIX,
+    AUTO_AUGMENT,
+    RAND_AUGMENT,
+    TRIVIAL_AUGMENT_WIDE,
+    AutoAugmentPolicy,
+    magnitude_table,
+    pairs,
+    signed_ops,
+)
 
 RNG = np.random.default_rng(12)
 WARPS = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
@@ -64,3 +73,36 @@ def test_ops(v2, run, size, dtype, options):
             fill=theirs._fill,
         )
         agree(np.asarray(out[position]), array(expected), name in WARPS, not options)
+
+
+@pytest.mark.parametrize("policy", list(AutoAugmentPolicy))
+def test_published_pairs(v2, policy):
+    reference = v2.AutoAugment(getattr(v2.AutoAugmentPolicy, policy.name))._policies
+    names, published = list(AUTO_AUGMENT), pairs(policy)
+    own = [
+        tuple(
+            (names[op], round(float(chance), 4), int(position))
+            for op, chance, position in zip(*row, strict=True)
+        )
+        for row in zip(*published, strict=True)
+    ]
+    assert own == [tuple((n, p, b or 0) for n, p, b in pair) for pair in reference]
+
+
+@pytest.mark.parametrize("size", [(60, 90), (224, 331), (1, 7)])
+def test_published_magnitudes(v2, size):
+    for space, bins, reference in (
+        (RAND_AUGMENT, 31, v2.RandAugment._AUGMENTATION_SPACE),
+        (RAND_AUGMENT, 5, v2.RandAugment._AUGMENTATION_SPACE),
+        (TRIVIAL_AUGMENT_WIDE, 31, v2.TrivialAugmentWide._AUGMENTATION_SPACE),
+        (AUTO_AUGMENT, 10, v2.AutoAugment._AUGMENTATION_SPACE),
+        (AUG_MIX, 10, v2.AugMix._AUGMENTATION_SPACE),
+    ):
+        assert list(space) == list(reference)
+        assert signed_ops(space).tolist() == [signed for _, signed in reference.values()]
+        table = magnitude_table(space, bins, size)
+        for row, (values, _) in zip(table, reference.values(), strict=True):
+            expected = values(bins, *size)
+            expected = np.zeros(bins) if expected is None else expected.numpy()
+            # The last bit of torch.linspace depends on the machine.
+            np.testing.assert_allclose(row, expected.astype(np.float32), rtol=2e-7, atol=2e-7)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 import pytest
 import torch
 from support.image.comparison import assert_close
-from support.image.torchvision_functions import array, tensor
+from support.image.draws import assert_same_distribution, draw
+from support.image.torchvision_functions import array, draws, tensor
 
 from jaxkern import image as im
 
@@ -93,20 +93,13 @@ def test_mixing_partner_and_labels(v2, run):
 
 
 def test_boxes_have_the_same_distribution(v2):
-    """Means over 2000 draws of crops and erasures, within 5 standard errors."""
-    keys = jax.random.split(jax.random.key(0), 2000)
-    image = torch.zeros((3, 60, 90))
-    crop = im.Compose([im.RandomResizedCrop(8)]).sample(keys, (60, 90))[0]
-    theirs = v2.RandomResizedCrop(8)
-    draws = [theirs.make_params([image]) for _ in range(2000)]
-    for name in ("top", "left", "height", "width"):
-        mine, other = np.asarray(crop[name]), np.asarray([d[name] for d in draws])
-        error = np.hypot(mine.std(), other.std()) / np.sqrt(2000)
-        assert abs(mine.mean() - other.mean()) < 5 * error, name
-    erase = im.Compose([im.RandomErasing(1.0)]).sample(keys, (60, 90))[0]
-    theirs = v2.RandomErasing(p=1.0)
-    draws = [theirs.make_params([image]) for _ in range(2000)]
-    for name, short in (("top", "i"), ("left", "j"), ("height", "h"), ("width", "w")):
-        mine, other = np.asarray(erase[name]), np.asarray([d[short] for d in draws])
-        error = np.hypot(mine.std(), other.std()) / np.sqrt(2000)
-        assert abs(mine.mean() - other.mean()) < 5 * error, name
+    """2,000 draws of crops and of erasures."""
+    size, names = (60, 90), ("top", "left", "height", "width")
+    crops = draws(v2.RandomResizedCrop(8), 2000, size)
+    mine = draw(im.RandomResizedCrop(8), size, 2000)
+    for name in names:
+        assert_same_distribution(mine[name], [params[name] for params in crops])
+    erasures = draws(v2.RandomErasing(p=1.0), 2000, size)
+    mine = draw(im.RandomErasing(1.0), size, 2000)
+    for name, short in zip(names, "ijhw", strict=True):
+        assert_same_distribution(mine[name], [params[short] for params in erasures])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.image.torchvision_functions import array, tensor
+from support.image.torchvision_functions import array, expected, tensor
 
 from jaxkern import image as im
 
@@ -22,25 +22,26 @@ def photo(size, dtype, channels=3):
     return image if dtype == np.uint8 else image.astype(np.float32) / np.float32(255)
 
 
-def assert_equal(out, expected):
-    out = np.asarray(out)
-    assert out.dtype == expected.dtype
-    if out.dtype == np.uint8:  # torchvision: fixed point, and rounded between the two passes
-        assert np.abs(out.astype(int) - expected).max() <= 1
+def check(v2, run, transform, images, params, exact=False):
+    """Compare a transform of images with torchvision's."""
+    out = run(im.Compose([transform]), images, (params,))
+    theirs = expected(v2, transform, images, params)
+    assert out.dtype == theirs.dtype
+    if exact:
+        np.testing.assert_array_equal(out, theirs)
+    elif out.dtype == np.uint8:  # torchvision: fixed point, and rounded between the two passes
+        assert np.abs(np.asarray(out).astype(int) - theirs).max() <= 1
     else:
-        np.testing.assert_allclose(out, expected, rtol=0, atol=2e-4)
+        np.testing.assert_allclose(out, theirs, rtol=0, atol=2e-4)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 @pytest.mark.parametrize("antialias", [True, False])
 @pytest.mark.parametrize("size", SIZES)
 def test_bicubic(v2, run, size, antialias, dtype):
-    bicubic = v2.InterpolationMode.BICUBIC
     for channels, new in ((3, (24, 24)), (1, (7, 70)), (4, (60, 13))):
         image = photo(size, dtype, channels)
-        aug = im.Compose([im.Resize(new, "bicubic", antialias=antialias)])
-        theirs = v2.functional.resize(tensor(image), list(new), bicubic, antialias=antialias)
-        assert_equal(run(aug, image[None], ({},))[0], array(theirs))
+        check(v2, run, im.Resize(new, "bicubic", antialias=antialias), image[None], {})
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
@@ -51,12 +52,7 @@ def test_bicubic_crops(v2, run, antialias, dtype):
     names = ("top", "left", "height", "width")
     params = dict(zip(names, np.asarray(boxes, np.int32).T.copy(), strict=True))
     crop = im.RandomResizedCrop((21, 18), interpolation="bicubic", antialias=antialias)
-    out = run(im.Compose([crop]), np.stack([image] * len(boxes)), (params,))
-    for got, box in zip(out, boxes, strict=True):
-        theirs = v2.functional.resized_crop(
-            tensor(image), *box, [21, 18], v2.InterpolationMode.BICUBIC, antialias=antialias
-        )
-        assert_equal(got, array(theirs))
+    check(v2, run, crop, np.stack([image] * len(boxes)), params)
 
 
 def test_bicubic_levels_are_clamped_before_they_are_normalized(v2, run):
@@ -74,9 +70,7 @@ def test_bicubic_levels_are_clamped_before_they_are_normalized(v2, run):
 def test_padding(v2, run, size, mode, dtype):
     image = photo(size, dtype)
     for padding in (3, (1, 4), (4, 0, 2, 3), (0, 4, 6, 0)):
-        expected = array(v2.functional.pad(tensor(image), padding, padding_mode=mode))
-        out = run(im.Compose([im.Pad(padding, padding_mode=mode)]), image[None], ({},))[0]
-        np.testing.assert_array_equal(out, expected)
+        check(v2, run, im.Pad(padding, padding_mode=mode), image[None], {}, exact=True)
 
 
 @pytest.mark.parametrize("mode", MODES)

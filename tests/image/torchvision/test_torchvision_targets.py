@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from support.image.torchvision_functions import by_name, of_image
+from support.image.draws import assert_same_distribution, draw, sample
+from support.image.torchvision_functions import by_name, draws, of_image
 
 from jaxkern import image as im
 
@@ -68,7 +69,7 @@ def test_targets(v2, tv, chain, form):
     values = F.convert_bounding_box_format(torch.from_numpy(boxes), "xyxy", form).numpy()
     aug = im.Compose(chain, boxes=form)
     images = np.zeros((COUNT, *SIZE, 1), np.uint8)
-    params = aug.sample(jax.random.split(jax.random.key(5), COUNT), SIZE)
+    params = sample(aug, jax.random.split(jax.random.key(5), COUNT), SIZE)
     fields = {"image": images, "mask": masks, "boxes": values, "keypoints": points}
     out = {name: np.asarray(value) for name, value in jax.jit(aug.apply)(fields, params).items()}
     for n in range(COUNT):
@@ -79,9 +80,9 @@ def test_targets(v2, tv, chain, form):
             tv_tensors.KeyPoints(torch.from_numpy(points[n]), canvas_size=SIZE),
             tv_tensors.Mask(torch.from_numpy(masks[n])),
         ]
-        for transform, draws in zip(chain, params, strict=True):
-            own = of_image({name: np.asarray(value) for name, value in draws.items()}, n)
-            inputs = [tv[type(transform).__name__](transform, own, x) for x in inputs]
+        for transform, own in zip(chain, params, strict=True):
+            one = tv[type(transform).__name__]
+            inputs = [one(transform, of_image(own, n), x) for x in inputs]
         expected = F.clamp_bounding_boxes(inputs[0])
         np.testing.assert_allclose(out["boxes"][n], expected, atol=2e-3)
         size = expected.canvas_size
@@ -106,47 +107,21 @@ def test_targets(v2, tv, chain, form):
         assert off <= 2e-3, off
 
 
-def theirs(v2, transform, count, boxes=None, size=SIZE):
-    from torchvision import tv_tensors
-
-    torch.manual_seed(4)
-    inputs = [tv_tensors.Image(torch.zeros((3, *size), dtype=torch.uint8))]
-    if boxes is not None:
-        inputs.append(
-            tv_tensors.BoundingBoxes(torch.from_numpy(boxes), format="XYXY", canvas_size=size)
-        )
-    return [transform.make_params(inputs) for _ in range(count)]
-
-
-def mine(transform, count, boxes=None, size=SIZE):
-    keys = jax.random.split(jax.random.key(6), count)
-    if boxes is not None:
-        boxes = np.broadcast_to(boxes, (count, *boxes.shape))
-    draws = jax.jit(lambda k, b: im.Compose([transform]).sample(k, size, b))(keys, boxes)[0]
-    return {name: np.asarray(value) for name, value in draws.items()}
-
-
-def assert_same_distribution(a, b):
-    assert stats.ks_2samp(np.asarray(a, float), np.asarray(b, float)).pvalue > 1e-3
-
-
 @pytest.mark.parametrize("options", [{}, {"sampler_options": [0.3, 0.7, 1.0], "trials": 9}])
 def test_draws_of_iou_crops(v2, options):
     boxes = np.float32([[3, 4, 20, 30], [10, 12, 50, 33], [40, 3, 47, 9]])
-    draws = mine(im.RandomIoUCrop(**options), 10_000, boxes)
-    rows = theirs(v2, v2.RandomIoUCrop(**options), 2_500, boxes)
+    mine = draw(im.RandomIoUCrop(**options), SIZE, 10_000, boxes=boxes)
+    rows = draws(v2.RandomIoUCrop(**options), 2_500, SIZE, boxes)
     remaining = np.asarray([len(row) > 0 for row in rows])
     table = np.asarray(
-        [[draws["crop"].sum(), (~draws["crop"]).sum()], [remaining.sum(), (~remaining).sum()]]
+        [[mine["crop"].sum(), (~mine["crop"]).sum()], [remaining.sum(), (~remaining).sum()]]
     )
     assert stats.chi2_contingency(table).pvalue > 1e-3
     for name in ("top", "left", "height", "width"):
-        assert_same_distribution(
-            draws[name][draws["crop"]], [row[name] for row in rows if len(row)]
-        )
+        assert_same_distribution(mine[name][mine["crop"]], [row[name] for row in rows if len(row)])
     # The remaining boxes have their centre inside.
     aug = im.Compose([im.RandomIoUCrop(**options)])
-    some = {name: value[:200] for name, value in draws.items()}
+    some = {name: value[:200] for name, value in mine.items()}
     fields = {"image": np.zeros((200, *SIZE, 1), np.uint8), "boxes": np.stack([boxes] * 200)}
     valid = np.asarray(aug.apply(fields, (some,))["boxes_valid"])[some["crop"]]
     within = np.asarray([row["is_within_crop_area"].numpy() for row in rows if len(row)])
@@ -156,14 +131,14 @@ def test_draws_of_iou_crops(v2, options):
 
 
 def test_draws_of_zoom_outs(v2):
-    draws = mine(im.RandomZoomOut(side_range=(1.2, 3.0), p=1.0), 10_000)
-    rows = theirs(v2, v2.RandomZoomOut(side_range=(1.2, 3.0)), 10_000)
+    mine = draw(im.RandomZoomOut(side_range=(1.2, 3.0), p=1.0), SIZE, 10_000)
+    rows = draws(v2.RandomZoomOut(side_range=(1.2, 3.0)), 10_000, SIZE)
     left, top, right, bottom = np.asarray([row["padding"] for row in rows]).T
-    assert_same_distribution(draws["top"], top)
-    assert_same_distribution(draws["left"], left)
-    assert_same_distribution(draws["height"], top + SIZE[0] + bottom)
-    assert_same_distribution(draws["width"], left + SIZE[1] + right)
-    half = mine(im.RandomZoomOut(side_range=(1.5, 3.0)), 10_000)
+    assert_same_distribution(mine["top"], top)
+    assert_same_distribution(mine["left"], left)
+    assert_same_distribution(mine["height"], top + SIZE[0] + bottom)
+    assert_same_distribution(mine["width"], left + SIZE[1] + right)
+    half = draw(im.RandomZoomOut(side_range=(1.5, 3.0)), SIZE, 10_000)
     assert abs((half["height"] == SIZE[0]).mean() - 0.5) < 0.02
 
 
@@ -177,13 +152,14 @@ def test_draws_of_zoom_outs(v2):
     ],
 )
 def test_draws_of_sizes(v2, name, options):
-    draws = mine(getattr(im, name)(**options), 10_000)
-    rows = np.asarray([row["size"] for row in theirs(v2, getattr(v2, name)(**options), 10_000)])
+    mine = draw(getattr(im, name)(**options), SIZE, 10_000)
+    rows = draws(getattr(v2, name)(**options), 10_000, SIZE)
+    rows = np.asarray([row["size"] for row in rows])
     for k, side in enumerate(("height", "width")):
         if name == "ScaleJitter":
-            assert_same_distribution(draws[side], rows[:, k])
+            assert_same_distribution(mine[side], rows[:, k])
         else:
-            sizes, counts = np.unique(draws[side], return_counts=True)
+            sizes, counts = np.unique(mine[side], return_counts=True)
             same, expected = np.unique(rows[:, k], return_counts=True)
             assert sizes.tolist() == same.tolist()
             if len(sizes) > 1:

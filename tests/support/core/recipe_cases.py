@@ -15,9 +15,11 @@ from PIL import Image
 import jaxkern as jk
 from jaxkern.image import jpeg, ops
 from jaxkern.image.chain.plan import Layout
+from jaxkern.image.program.program import program_operands
 from jaxkern.testing.check import OpCheck, check_names
 from jaxkern.xpcs import ops as xpcs
 from jaxkern.xpcs.correlators.multitau_state import multitau_update_op
+from support.image.draws import sample
 
 SCALE = jk.Op("test.scale", version=1, abstract=lambda x, s: x, impl=lambda x, s: x * s)
 
@@ -53,7 +55,7 @@ def image_chain(dtype: Any, output: Any, **options: Any) -> Callable[[], dict[st
             dtype=output,
         )
         images = _images(dtype)
-        params = _drawn(aug, len(images), images.shape[1:3])
+        params = sample(aug, _keys(len(images)), images.shape[1:3])
         return _captured(ops.chain, lambda: aug.apply(images, params))
 
     return make
@@ -68,7 +70,7 @@ def image_chain_ragged() -> dict[str, Any]:
         [random.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes], buffer_size=2048
     )
     aug = jk.image.Compose([jk.image.RandomResizedCrop(6), jk.image.Normalize([0.5], [0.2])])
-    params = _drawn(aug, len(sizes), (4, 4))
+    params = sample(aug, _keys(len(sizes)), (4, 4))
     return _captured(ops.ragged_chain, lambda: aug.apply(images, params))
 
 
@@ -108,7 +110,11 @@ def image_program(dtype: Any) -> Callable[[], dict[str, Any]]:
         )
         given = {"apply": jnp.ones(len(images), bool)}
         steps = [step for t in transforms for step in t.program(given, images.shape[1:3])]
-        run = _captured(ops.program, lambda: ops.run_program(images, steps))
+        op, values, fixed = program_operands(steps)
+        static = {"steps": fixed, "channels": images.shape[-1]}
+        run = _captured(
+            ops.program, lambda: ops.program(images, op, values, batch_dims=1, **static)
+        )
         return {**run, "atol": 2e-4, "rtol": 1e-3}
 
     return make
@@ -281,9 +287,8 @@ def multitau_update(dtype: Any) -> Callable[[], dict[str, Any]]:
     return make
 
 
-def _drawn(aug: jk.image.Compose, count: int, size: tuple[int, int]) -> Any:
-    """Return parameters from one program, because eager operations would be compiled separately."""
-    return jax.jit(lambda keys: aug.sample(keys, size))(jax.random.split(jax.random.key(3), count))
+def _keys(count: int) -> Any:
+    return jax.random.split(jax.random.key(3), count)
 
 
 def _images(dtype: Any) -> Any:

@@ -44,6 +44,14 @@ def assert_alike(out, expected, interpolation="bilinear"):
         assert off.max() <= 2e-4
 
 
+def boxes_as(form, corners):
+    """Return boxes [..., 4] (left, top, right, bottom) in a format."""
+    first, sides = corners[..., :2], corners[..., 2:] - corners[..., :2]
+    if form == "cxcywh":
+        first = first + sides / 2
+    return corners if form == "xyxy" else np.concatenate([first, sides], axis=-1)
+
+
 def slow(*values):
     """Return parameters of a test that runs with the slow ones."""
     return pytest.param(*values, marks=pytest.mark.slow)

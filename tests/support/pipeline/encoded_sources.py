@@ -42,10 +42,10 @@ class PillowSource(BatchSource):
         self._in_files = not isinstance(encoded[0], bytes)
         self._parts = [os.fsencode(x) if self._in_files else x for x in encoded]
         length = np.array([len(part) for part in self._parts])
-        place = np.stack([np.zeros_like(length), np.cumsum(length) - length, length], 1)
+        ranges = np.stack([np.zeros_like(length), np.cumsum(length) - length, length], 1)
         blob = np.frombuffer(b"".join(self._parts), np.uint8)
         self.images = EncodedImages(
-            (blob,), place, self._in_files, np.asarray(sizes, np.int32).reshape(-1, 2), **about
+            (blob,), ranges, self._in_files, np.asarray(sizes, np.int32).reshape(-1, 2), **about
         )
 
     def __len__(self) -> int:

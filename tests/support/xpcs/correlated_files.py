@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxkern.cli import main
 from jaxkern.xpcs.analysis import many
-from support.xpcs import correlation_results as made
+from support.xpcs import correlation_results as samples
 
 NAMES = ("run2", "run10", "run11")
 
@@ -17,8 +17,8 @@ def files_of_frames(folder, names):
     """The folder, made, with these files of 40 frames and a map for them."""
     folder.mkdir()
     for seed, name in enumerate(names):
-        np.save(folder / f"{name}.npy", made.frames(40, seed))
-    made.qmap().write(folder / "qmap.h5")
+        np.save(folder / f"{name}.npy", samples.frames(40, seed))
+    samples.qmap().write(folder / "qmap.h5")
     return folder
 
 

@@ -67,20 +67,20 @@ def exact_twotime(n, bad_frames):
 
 def multitau(n=N, frame_time=1e-3, bins=(1, 2, 3, 4, 5), labelled=True, average=1, **more):
     counts, of = frames(n), qmap(labelled)
-    found = exact_multitau(n, average)
+    result = exact_multitau(n, average)
     summed = counts[: n // average * average].reshape(-1, average, *SHAPE).sum(axis=1)
     step = None if frame_time is None else frame_time * average
     columns = np.array(bins) - 1
     return MultiTauResult(
-        delay=found.delay,
-        tau=None if step is None else found.delay * step,
+        delay=result.delay,
+        tau=None if step is None else result.delay * step,
         bins=np.array(bins),
-        g2=found.g2[:, columns],
-        g2_err=found.g2_err[:, columns],
+        g2=result.g2[:, columns],
+        g2_err=result.g2_err[:, columns],
         q=of.q[columns] if labelled else None,
         phi=of.phi[columns] if labelled else None,
         n_pixels=of.pixels_of_bin[columns],
-        n_pairs=np.array(found.sums.pairs),
+        n_pairs=np.array(result.sums.pairs),
         n_frames=n // average,
         frame_time=step,
         qmap=of,
@@ -100,17 +100,17 @@ def multitau(n=N, frame_time=1e-3, bins=(1, 2, 3, 4, 5), labelled=True, average=
 
 def twotime(n=N, frame_time=1e-3, bins=(4, 1, 5), form="full", bad_frames=(), labelled=True):
     of = qmap(labelled)
-    found = exact_twotime(n, tuple(bad_frames))
+    result = exact_twotime(n, tuple(bad_frames))
     columns = np.array(bins) - 1
     edges = np.arange(n + 1.0)
-    c2 = found.c2[columns]
+    c2 = result.c2[columns]
     if form != "full":
         edges = np.linspace(0, n, form[1] + 1)
         c2 = np.stack([oracle.t1t2(c, edges) for c in c2])
     return TwoTimeResult(
         c2=c2,
-        g2=found.g2[:, columns],
-        g2_parts=found.g2_parts[:, :, columns],
+        g2=result.g2[:, columns],
+        g2_parts=result.g2_parts[:, :, columns],
         bins=np.array(bins),
         t1=edges,
         t2=edges,

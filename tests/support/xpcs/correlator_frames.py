@@ -43,6 +43,18 @@ def events_of(frames):
     return pixel, frame, flat[frame, pixel]
 
 
+def check_fields(
+    result, expected, names=("delay", "g2", "g2_err", "n_pairs", "bins", "n_pixels"), rtol=0.0
+):
+    """Compare fields of two results, by default bit by bit."""
+    for name in names:
+        one, other = getattr(result, name), getattr(expected, name)
+        if rtol:
+            np.testing.assert_allclose(one, other, rtol, err_msg=name)
+        else:
+            np.testing.assert_array_equal(one, other, err_msg=name)
+
+
 def check_g2(result, expected, exactly=True):
     """A result against the oracle's: the very bits of g2, its errors within rounding."""
     bins = result.bins - 1

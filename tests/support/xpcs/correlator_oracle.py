@@ -92,13 +92,13 @@ def select(frames, begin=0, end=None, stride=1, average=1, bad_frames=(), divide
 
 def delays(n, dpl=4):
     """The delays of n frames, with the level and the delay in sums of each: (delay, level, t)."""
-    found = []
+    result = []
     level = 0
     while True:
         for t in range(dpl + 1 if level else 1, 2 * dpl + 1):
             if t * 2**level >= (n // 2**level) * 2**level:
-                return found
-            found.append((t * 2**level, level, t))
+                return result
+            result.append((t * 2**level, level, t))
         level += 1
 
 
@@ -249,8 +249,8 @@ def _binned(c, first, second, place):
             if 0 <= i < len(first) - 1 and 0 <= j < len(second) - 1:
                 values.setdefault((i, j), []).append(c[t1, t2])
     result = np.full((len(first) - 1, len(second) - 1), np.nan)
-    for at, found in values.items():
-        result[at] = _mean(found)
+    for at, actual in values.items():
+        result[at] = _mean(actual)
     return result
 
 

@@ -98,14 +98,18 @@ def dense_fit(
     """
     count, n, _ = case.data.shape
     start = case.truth if start is None else start
-    chosen = np.triu(np.ones((n, n), bool), 1) if points is None else points
+    i, j = np.triu_indices(n, 1) if points is None else np.nonzero(points)
     scales = 1 if shared else count
-    sigma = np.broadcast_to(np.asarray(sigma, float), case.data.shape)[:, chosen]
+    data, sigma = case.data[:, i, j], np.broadcast_to(np.asarray(sigma, float), case.data.shape)
+    sigma = sigma[:, i, j]
 
     def residual(x):
         contrast, offset = np.resize(x[:scales], count), np.resize(x[scales : 2 * scales], count)
-        model = correlation(x[2 * scales :], contrast, offset, n, case.phi)[:, chosen]
-        return ((model - case.data[:, chosen]) / sigma).ravel()
+        A, X = phases(x[2 * scales :], n, case.phi)
+        square = np.sinc((X[:, i] - X[:, j]) / np.pi) ** 2
+        f = np.exp(-2 * np.abs(A[i] - A[j])) * square**2
+        model = offset[:, None] + contrast[:, None] * f
+        return ((model - data) / sigma).ravel()
 
     return least_squares(
         residual,

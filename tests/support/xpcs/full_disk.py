@@ -26,12 +26,12 @@ def run(folder: Path) -> None:
     bins = 1 + np.arange(256).reshape(16, 16) // 16
     qmap = jk.xpcs.QMap(bins, q=np.linspace(0.01, 0.1, 16), phi=np.zeros(16))
     frames = random.poisson(1.0, (60, 16, 16)).astype("u1")
-    found = jk.xpcs.multitau(frames, qmap, overview=True)
+    result = jk.xpcs.multitau(frames, qmap, overview=True)
     pairs = jk.xpcs.twotime(frames, qmap)
     np.save(folder / "frames.npy", frames)
     qmap.write(folder / "qmap.h5")
     ways = {
-        "results.hdf": lambda path: jk.xpcs.write_results(path, found, pairs),
+        "results.hdf": lambda path: jk.xpcs.write_results(path, result, pairs),
         "map.hdf": qmap.write,
         "matrices.hdf": lambda path: jk.xpcs.write_aps(
             path, pairs.c2[:4], q=0.01, phi=np.arange(4.0)

@@ -62,20 +62,20 @@ def measured(c2, noise=0.01, symmetric=False, seed=0):
     return data
 
 
-def assert_scaled(got, expected, tolerance=1e-12):
+def assert_scaled(actual, expected, tolerance=1e-12):
     """Compare the largest difference with the tolerance times the largest expected value."""
-    got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
-    assert got.shape == expected.shape
-    assert np.all(np.isfinite(got))
-    assert np.max(np.abs(got - expected), initial=0) <= tolerance * np.max(
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    assert actual.shape == expected.shape
+    assert np.all(np.isfinite(actual))
+    assert np.max(np.abs(actual - expected), initial=0) <= tolerance * np.max(
         np.abs(expected), initial=0
     )
 
 
-def assert_normalized(got, expected, tolerance=1e-11):
+def assert_normalized(actual, expected, tolerance=1e-11):
     """Compare J^T J (or J^T r with `scale`) whose columns have different units."""
     scale = np.sqrt(np.diag(np.asarray(expected)))
     scale = np.where(scale > 0, scale, 1.0)
     assert_scaled(
-        np.asarray(got) / np.outer(scale, scale), expected / np.outer(scale, scale), tolerance
+        np.asarray(actual) / np.outer(scale, scale), expected / np.outer(scale, scale), tolerance
     )

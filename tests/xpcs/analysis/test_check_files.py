@@ -16,8 +16,8 @@ FRAMES = np.random.default_rng(0).poisson(9.0, (64, 4, 2)).astype("u1")
 
 
 def write_results(path):
-    found = jk.xpcs.multitau(FRAMES, QMAP), jk.xpcs.twotime(FRAMES, QMAP)
-    return jk.xpcs.write_results(path, *found)
+    result = jk.xpcs.multitau(FRAMES, QMAP), jk.xpcs.twotime(FRAMES, QMAP)
+    return jk.xpcs.write_results(path, *result)
 
 
 def damage(path, pattern):

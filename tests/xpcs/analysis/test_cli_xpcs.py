@@ -17,7 +17,7 @@ import pytest
 
 from jaxkern import xpcs
 from jaxkern.cli import main
-from jaxkern.xpcs.files import simulation
+from jaxkern.core import memory
 
 SETTINGS = """\
 data_files: {file: run.h5}
@@ -59,12 +59,12 @@ def test_simulate_writes_a_file_of_either_layout(folder, layout, tmp_path):
 
 def test_the_truth_is_found(folder):
     truth = json.loads((folder / "results" / "truth.json").read_text())
-    found = json.loads((folder / "results" / "results.json").read_text())["parameters"]
+    result = json.loads((folder / "results" / "results.json").read_text())["parameters"]
     for name in ("D0", "alpha"):
-        off = (found[name]["value"] - truth["parameters"][name]) / found[name]["error"]
+        off = (result[name]["value"] - truth["parameters"][name]) / result[name]["error"]
         assert abs(off) < 4, (name, off)
     # The held parameter stays at its start, the default of the model.
-    assert found.get("D_offset", {"value": 10.0})["value"] == 10.0
+    assert result.get("D_offset", {"value": 10.0})["value"] == 10.0
 
 
 def test_numbers_and_pictures_are_written(folder):
@@ -102,9 +102,9 @@ def test_json_is_all_that_is_printed(folder, tmp_path, capsys):
     assert fitted["success"] is True
     assert fitted["parameters"]["D0"]["error"] > 0
     assert str(folder / "results" / "fitted.h5") in fitted["files"]
-    for found in (fitted, printed("plot", "--json")):
-        assert found["files"]
-        assert all(Path(path).exists() for path in found["files"])
+    for result in (fitted, printed("plot", "--json")):
+        assert result["files"]
+        assert all(Path(path).exists() for path in result["files"])
     made = printed("simulate", "--json", "--data", str(tmp_path / "new.h5"))
     assert made["truth"]["parameters"]["D0"] > 0
     assert str(tmp_path / "new.h5") in made["files"]
@@ -135,13 +135,13 @@ def test_scaling_is_individual_unless_told(folder, tmp_path):
     (tmp_path / "config.yaml").write_text(text)
     assert run(tmp_path, "simulate") == 0
     assert run(tmp_path, "fit", "--no-plots") == 0
-    found = json.loads((tmp_path / "results" / "results.json").read_text())["parameters"]
-    assert "contrast[2]" in found
-    assert abs(found["D0"]["value"] - 900.0) < 4 * found["D0"]["error"]
+    result = json.loads((tmp_path / "results" / "results.json").read_text())["parameters"]
+    assert "contrast[2]" in result
+    assert abs(result["D0"]["value"] - 900.0) < 4 * result["D0"]["error"]
     assert run(tmp_path, "fit", "--no-plots", "--scaling", "auto") == 1
-    found = json.loads((tmp_path / "results" / "results.json").read_text())
-    assert "contrast" in found["parameters"]
-    assert "the residuals are not noise" in found["message"]
+    result = json.loads((tmp_path / "results" / "results.json").read_text())
+    assert "contrast" in result["parameters"]
+    assert "the residuals are not noise" in result["message"]
 
 
 def test_a_path_of_set_is_relative_to_where_the_command_runs(folder, tmp_path, monkeypatch):
@@ -162,9 +162,9 @@ def test_averages_over_cells_are_no_data_of_a_fit(folder, tmp_path, capsys):
     pairs = xpcs.twotime(frames, frames.qmap, form=("t1t2", 6), frame_time=0.1)
     path = xpcs.write_results(tmp_path / "cells.hdf", None, pairs)
     assert run(folder, "fit", "--data", str(path), "--output-dir", str(tmp_path)) == 2
-    said = capsys.readouterr().err
-    assert "--twotime full" in said
-    assert "g2 alone" not in said
+    captured = capsys.readouterr().err
+    assert "--twotime full" in captured
+    assert "g2 alone" not in captured
 
 
 def test_config_writes_a_template_that_loads(tmp_path, capsys):
@@ -206,7 +206,7 @@ def test_a_damaged_result_is_told(folder, tmp_path, capsys, name, content):
 
 
 @pytest.mark.parametrize(
-    ("frames", "said"),
+    ("frames", "words"),
     [
         (99_999_999, "3 angles and 99,999,999 frames need a file of 1.2e+08 GB"),
         (10**30, "GB free"),
@@ -214,15 +214,15 @@ def test_a_damaged_result_is_told(folder, tmp_path, capsys, name, content):
         (-5, "simulation.frames"),
     ],
 )
-def test_frames_that_nothing_holds(folder, frames, said, tmp_path, capsys):
+def test_frames_that_nothing_holds(folder, frames, words, tmp_path, capsys):
     new = ["--data", str(tmp_path / "new.h5"), "--set", f"simulation.frames={frames}"]
     assert run(folder, "simulate", *new) == 2
-    assert said in capsys.readouterr().err
+    assert words in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_more_frames_than_memory_holds(monkeypatch):
-    monkeypatch.setattr(simulation, "available_bytes", lambda: 16 * 20**2 - 1)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 16 * 20**2 - 1)
     t = 0.1 * np.arange(20)
     model = xpcs.Static(xpcs.Geometry(q=0.01, gap=None, dt=0.1, t=t, phi=[0.0]))
     with pytest.raises(MemoryError, match=r"1.*angles.*20.*frames.*6\.4e-06"):

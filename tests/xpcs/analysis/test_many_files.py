@@ -15,7 +15,7 @@ import sys
 import h5py
 import numpy as np
 import pytest
-from support.xpcs import correlation_results as made
+from support.xpcs import correlation_results as samples
 from support.xpcs.correlated_files import (
     NAMES,
     called,
@@ -40,17 +40,17 @@ def data(tmp_path):
 
 def content(path):
     """Everything in an HDF5 file, to the bit."""
-    found = {}
+    result = {}
 
     def visit(name, item):
         if isinstance(item, h5py.Dataset):
             value = np.asarray(item[()])
             bits = value.tolist() if value.dtype == object else value.tobytes()
-            found[name] = (str(value.dtype), value.shape, bits)
+            result[name] = (str(value.dtype), value.shape, bits)
 
     with h5py.File(path) as file:
         file.visititems(visit)
-    return found
+    return result
 
 
 def test_the_bits_of_single_runs(data, capsys):
@@ -70,7 +70,7 @@ def test_the_bits_of_single_runs(data, capsys):
 
 
 def test_a_flag_of_several_files_and_one_file(data, monkeypatch):
-    """One file is taken as several are; each has a folder of plots."""
+    """One file is treated as several are; each has a folder of plots."""
     drawn = []
     draw = lambda folder, *_, title, **__: drawn.append((folder, title)) or []  # noqa: E731
     monkeypatch.setattr("jaxkern.xpcs.analysis.correlate.plot_correlations", draw)
@@ -83,12 +83,12 @@ def test_a_flag_of_several_files_and_one_file(data, monkeypatch):
 def test_one_file_fails_and_the_others_go_on(data, capsys):
     (data / "run10.npy").write_bytes(b"\x93NUMPY and no more")
     assert correlate(data, quiet=False) == 1
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     results = data.parent / "results"
     assert listed(results) == ["results.csv", "run11.hdf", "run2.hdf"]
-    assert f"failed: {data / 'run10.npy'}: " in said.err
-    assert f"2 done, 0 skipped, 1 failed; wrote {results / 'results.csv'}" in said.out
-    np.save(data / "run10.npy", made.frames(40, 1))
+    assert f"failed: {data / 'run10.npy'}: " in captured.err
+    assert f"2 done, 0 skipped, 1 failed; wrote {results / 'results.csv'}" in captured.out
+    np.save(data / "run10.npy", samples.frames(40, 1))
     assert correlate(data, "--json") == 0
     record = json.loads(capsys.readouterr().out)
     assert [record[name] for name in ("done", "skipped", "failed")] == [1, 2, 0]
@@ -97,17 +97,17 @@ def test_one_file_fails_and_the_others_go_on(data, capsys):
 
 def test_what_failed_is_tried_again_behind_the_others(data, monkeypatch):
     seen = called(monkeypatch, fails=["run2"])
-    found = xpcs.correlate_files(paths(data), data / "qmap.h5", data / "new")
+    result = xpcs.correlate_files(paths(data), data / "qmap.h5", data / "new")
     assert seen == [*NAMES, "run2"]
-    assert (found.count("done"), found.errors) == (3, {})
+    assert (result.count("done"), result.errors) == (3, {})
     for fails, retries, calls in ((["run2"] * 2, 1, [*NAMES, "run2"]), (["run2"], 0, [*NAMES])):
         seen = called(monkeypatch, fails)
         folder = data / f"retries{retries}"
-        found = xpcs.correlate_files(paths(data), data / "qmap.h5", folder, retries=retries)
+        result = xpcs.correlate_files(paths(data), data / "qmap.h5", folder, retries=retries)
         assert seen == calls
-        assert found.errors == {data / "run2.npy": "the disk is away"}
-        assert found.table[0]["error"] == "the disk is away"
-        assert "1 failed" in repr(found)
+        assert result.errors == {data / "run2.npy": "the disk is away"}
+        assert result.table[0]["error"] == "the disk is away"
+        assert "1 failed" in repr(result)
 
 
 def test_ctrl_c_leaves_whole_files(data, capsys, monkeypatch):
@@ -137,9 +137,9 @@ def test_a_folder_is_its_files_in_order(data, capsys):
     with h5py.File(data / "run_metadata.hdf", "w") as file:
         file["entry/instrument/detector_1/frame_time"] = 0.25
     (data / "notes.txt").write_text("no frames")
-    given = ["--qmap", str(data / "qmap.h5"), "--metadata", str(data / "run_metadata.hdf")]
+    options = ["--qmap", str(data / "qmap.h5"), "--metadata", str(data / "run_metadata.hdf")]
     output = ["--output", str(data / "new"), "--json"]
-    assert main(["xpcs", "correlate", str(data), *given, *output]) == 0
+    assert main(["xpcs", "correlate", str(data), *options, *output]) == 0
     record = json.loads(capsys.readouterr().out)
     names = [path.rsplit("/", 1)[1] for path in record["files"]]
     assert names == ["events.hdf", "run2.hdf", "run10.hdf", "run11.hdf"]
@@ -176,12 +176,12 @@ def test_errors_come_before_the_work(data, monkeypatch, capsys, flags, words):
     monkeypatch.setattr(many, "correlate_file", None)
     also = [flag for flag in flags[:1] if not flag.startswith("--")]
     files = [*also, *(f"data/{name}.npy" for name in NAMES)]
-    given = ["--qmap", "data/qmap.h5", "--output", "results", *flags[len(also) :]]
-    assert main(["xpcs", "correlate", *files, *given]) == 2
-    said = capsys.readouterr()
-    assert said.err.startswith("error: ")
-    assert words in said.err
-    assert said.out == ""
+    options = ["--qmap", "data/qmap.h5", "--output", "results", *flags[len(also) :]]
+    assert main(["xpcs", "correlate", *files, *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert words in captured.err
+    assert captured.out == ""
     assert listed(data.parent / "results") == ["x"]
 
 
@@ -192,7 +192,7 @@ def test_without_dask_its_extra_is_named(data, monkeypatch, capsys):
     assert correlate(data, "--engine", "dask") == 2
     assert "pip install 'jaxkern[dask]'" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"engine.*None.*dask.*spark"):
-        xpcs.correlate_files(paths(data), made.qmap(), data / "new", engine="spark")
+        xpcs.correlate_files(paths(data), samples.qmap(), data / "new", engine="spark")
 
 
 # The test extra has pyarrow below Python 3.14 only.
@@ -201,11 +201,11 @@ def test_without_dask_its_extra_is_named(data, monkeypatch, capsys):
 )
 def test_the_table(data, name):
     """Each number against the frames and the results."""
-    counts = [made.frames(40, seed) for seed in range(3)]
+    counts = [samples.frames(40, seed) for seed in range(3)]
     (data / "run11.npy").write_bytes(b"")
     how = {"bins": [2, 5], "bad_frames": [3], "frame_time": 0.5, "retries": 0}
-    found = xpcs.correlate_files(paths(data), made.qmap(), data / "results", **how)
-    path = found.write(data.parent / name)
+    result = xpcs.correlate_files(paths(data), samples.qmap(), data / "results", **how)
+    path = result.write(data.parent / name)
     if name.endswith("csv"):
         rows = table_of(path)
     else:
@@ -218,7 +218,7 @@ def test_the_table(data, name):
     failed = rows.pop()
     assert (failed["status"], failed["bin"], failed["g2"]) == ("failed", None, None)
     assert "run11.npy" in failed["error"]
-    qmap, kept = made.qmap(), np.delete(np.arange(40), 3)
+    qmap, good = samples.qmap(), np.delete(np.arange(40), 3)
     for k, row in enumerate(rows):
         expected = xpcs.multitau(counts[k // 2], qmap, bad_frames=[3], frame_time=0.5)
         column = (1, 4)[k % 2]
@@ -230,7 +230,7 @@ def test_the_table(data, name):
         assert [int(row[key]) for key in ("frames", "bad_frames", "delay")] == [40, 1, 1]
         assert float(row["frame_time"]) == 0.5
         inside = qmap.used & (qmap.dynamic == column + 1)
-        light = counts[k // 2][kept][:, inside].mean()
+        light = counts[k // 2][good][:, inside].mean()
         np.testing.assert_allclose(float(row["mean_counts"]), light, rtol=1e-12)
         curve = expected.g2[:, column]
         assert float(row["g2"]) == curve[0]
@@ -247,11 +247,11 @@ def test_a_table_in_parquet_without_pyarrow_is_told_before_the_work(data, monkey
 
 
 def test_bins_without_light_have_no_numbers_but_a_row(data):
-    np.save(data / "run2.npy", np.zeros((40, *made.SHAPE), np.uint8))
-    found = xpcs.correlate_files(data / "run2.npy", made.qmap(), data / "results")
-    assert [row["mean_counts"] for row in found.table] == [0.0] * 5
+    np.save(data / "run2.npy", np.zeros((40, *samples.SHAPE), np.uint8))
+    result = xpcs.correlate_files(data / "run2.npy", samples.qmap(), data / "results")
+    assert [row["mean_counts"] for row in result.table] == [0.0] * 5
     everything = xpcs.correlate_files(
-        data / "run10.npy", made.qmap(), data / "results", bad_frames=range(40)
+        data / "run10.npy", samples.qmap(), data / "results", bad_frames=range(40)
     )
     assert [row["g2"] for row in everything.table] == [None] * 5
     everything.write(data / "table.csv")
@@ -260,7 +260,7 @@ def test_bins_without_light_have_no_numbers_but_a_row(data):
 def test_a_file_without_its_plots_is_not_finished(data, monkeypatch):
     """Plots that were not asked for at first, that failed, or that a kill left out."""
     files, plots = data / "run2.npy", data / "plots"
-    how = {"qmap": made.qmap(), "folder": data / "new", "retries": 1}
+    how = {"qmap": samples.qmap(), "folder": data / "new", "retries": 1}
     fails = ["run2.npy"] * 3
 
     def draw(folder, *_, title, **__):
@@ -273,10 +273,10 @@ def test_a_file_without_its_plots_is_not_finished(data, monkeypatch):
 
     monkeypatch.setattr("jaxkern.xpcs.analysis.correlate.plot_correlations", draw)
     assert xpcs.correlate_files(files, **how).count("done") == 1
-    found = xpcs.correlate_files(files, **how, plots=plots)
-    assert found.errors == {files: "the disk is full"}
-    (found,) = xpcs.correlate_files(files, **how, plots=plots).outcomes
-    assert (found.status, found.rerun_reason) == ("done", "it has no plots")
+    result = xpcs.correlate_files(files, **how, plots=plots)
+    assert result.errors == {files: "the disk is full"}
+    (result,) = xpcs.correlate_files(files, **how, plots=plots).outcomes
+    assert (result.status, result.rerun_reason) == ("done", "it has no plots")
     assert xpcs.correlate_files(files, **how, plots=plots).count("skipped") == 1
     # Plots of earlier results do not count.
     fails += ["run2.npy"] * 2
@@ -291,9 +291,9 @@ def test_a_second_start_does_nothing_and_says_so(data, capsys, monkeypatch):
     first = table_of(results / "results.csv")
     monkeypatch.setattr(many, "correlate_file", None)
     assert correlate(data, "--bins", "2-3", quiet=False) == 0
-    said = capsys.readouterr().out
+    captured = capsys.readouterr().out
     for name in NAMES:
-        assert f"{data / name}.npy: {results / name}.hdf is finished, skipped" in said
+        assert f"{data / name}.npy: {results / name}.hdf is finished, skipped" in captured
         assert (results / f"{name}.hdf").stat().st_mtime_ns == before[f"{name}.hdf"]
     second = table_of(results / "results.csv")
     assert {row.pop("status") for row in first} == {"done"}
@@ -305,12 +305,12 @@ def test_a_second_start_does_nothing_and_says_so(data, capsys, monkeypatch):
 def test_what_has_changed_is_done_again(data, capsys, monkeypatch):
     correlate(data)
     seen = called(monkeypatch)
-    np.save(data / "run10.npy", made.frames(41, 1))
+    np.save(data / "run10.npy", samples.frames(41, 1))
     assert correlate(data, quiet=False) == 0
     assert seen == ["run10"]
-    said = capsys.readouterr().out
-    assert "run10.hdf (rerun: file (stored run10.npy, 2,048 bytes of 20" in said
-    assert not re.search("[0-9]{12}", said)  # no time in nanoseconds
+    captured = capsys.readouterr().out
+    assert "run10.hdf (rerun: file (stored run10.npy, 2,048 bytes of 20" in captured
+    assert not re.search("[0-9]{12}", captured)  # no time in nanoseconds
     os.utime(data / "run11.npy", (1, 1))
     correlate(data)
     assert seen == ["run10", "run11"]
@@ -325,7 +325,7 @@ def test_what_has_changed_is_done_again(data, capsys, monkeypatch):
     assert "(rerun: average (stored 1, now 2))" in all_again("--average", "2")
     all_again("--average", "2", "--force")
     (data / "qmap.h5").unlink()
-    xpcs.QMap(*made.maps()).write(data / "qmap.h5")
+    xpcs.QMap(*samples.maps()).write(data / "qmap.h5")
     assert "(rerun: qmap (stored " in all_again("--average", "2")
 
 
@@ -350,7 +350,7 @@ def test_what_has_changed_is_done_again(data, capsys, monkeypatch):
 def test_every_choice_counts(data, choice):
     """Another one is done again; the same one, of other types too, is not."""
     files, results = data / "run2.npy", data.parent / "results"
-    how = {"qmap": made.qmap(), "folder": results}
+    how = {"qmap": samples.qmap(), "folder": results}
     xpcs.correlate_files(files, **how)
     (rerun,) = xpcs.correlate_files(files, **how, **choice).outcomes
     assert rerun.status == "done"
@@ -364,7 +364,7 @@ def test_every_choice_counts(data, choice):
 
 def test_a_map_without_labels_has_one_table(data):
     """The same one when results are made and when they are found."""
-    how = {"qmap": made.qmap(labelled=False), "folder": data.parent / "results"}
+    how = {"qmap": samples.qmap(labelled=False), "folder": data.parent / "results"}
     tables = [xpcs.correlate_files(data / "run2.npy", **how).table for _ in range(2)]
     assert [[row.pop("status") for row in table] for table in tables] == [
         ["done"] * 5,
@@ -374,15 +374,15 @@ def test_a_map_without_labels_has_one_table(data):
 
 
 def test_files_behind_links_count(tmp_path, data):
-    counts = made.frames(40)
+    counts = samples.frames(40)
     with h5py.File(tmp_path / "part.h5", "w") as file:
         file["frames"] = counts
     with h5py.File(tmp_path / "master.h5", "w") as file:
         file["entry/data/data_000001"] = h5py.ExternalLink("part.h5", "frames")
     how = {"qmap": data / "qmap.h5", "folder": tmp_path / "results"}
     xpcs.correlate_files(tmp_path / "master.h5", **how)
-    said = read_provenance(tmp_path / "results" / "master.hdf")
-    assert list(said["linked"]) == ["part.h5"]
+    captured = read_provenance(tmp_path / "results" / "master.hdf")
+    assert list(captured["linked"]) == ["part.h5"]
     (skipped,) = xpcs.correlate_files(tmp_path / "master.h5", **how).outcomes
     assert (skipped.status, skipped.rerun_reason) == ("skipped", "")
     os.utime(tmp_path / "part.h5", (1, 1))
@@ -392,7 +392,7 @@ def test_files_behind_links_count(tmp_path, data):
 
 
 def test_damaged_results_are_made_again(data):
-    how = {"qmap": made.qmap(), "folder": data.parent / "results"}
+    how = {"qmap": samples.qmap(), "folder": data.parent / "results"}
     xpcs.correlate_files(data / "run2.npy", **how)
     with h5py.File(data.parent / "results" / "run2.hdf", "a") as file:
         del file["xpcs/multitau/delay_list"]

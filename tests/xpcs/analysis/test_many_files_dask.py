@@ -6,8 +6,10 @@ without tasks, and a death or Ctrl-C that loses finished files or leaves half on
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -36,10 +38,14 @@ def data(tmp_path):
     return files_of_frames(tmp_path / "data", NAMES)
 
 
-def cluster(**options):
+def cluster(scheduler_kwargs=None, **options):
     """Of one process (this one) or several; no web page, no limits."""
     return LocalCluster(
-        **{"memory_limit": 0, "dashboard_address": None, "silence_logs": 60, **options}
+        memory_limit=0,
+        dashboard_address="127.0.0.1:0",
+        scheduler_kwargs={"dashboard": False, **(scheduler_kwargs or {})},
+        silence_logs=60,
+        **options,
     )
 
 
@@ -71,10 +77,10 @@ def busy(client, folder):
 def until(folder, count):
     """Wait for a number of marks (NAME.PID) of files in progress, and return them."""
     deadline = time.monotonic() + 60
-    while len(found := [path.name for path in folder.iterdir() if path.name != "go"]) < count:
+    while len(result := [path.name for path in folder.iterdir() if path.name != "go"]) < count:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    return found
+    return result
 
 
 def test_on_a_client_of_ones_own(data, monkeypatch):
@@ -97,13 +103,17 @@ def test_on_a_client_of_ones_own(data, monkeypatch):
     monkeypatch.setattr("jaxkern.xpcs.analysis.dask_engine.set_max_workers", caps.append)
     monkeypatch.delenv("JAXKERN_NUM_THREADS", raising=False)
     with cluster(processes=False, n_workers=1, threads_per_worker=3) as own, Client(own) as client:
-        found = xpcs.correlate_files(data, data / "qmap.h5", data / "new", engine=client, retries=2)
-        assert [outcome.status for outcome in found.outcomes] == ["done"] * 3 + ["failed", "done"]
-        assert "no disk" in found.errors[data / "run3.npy"]
+        result = xpcs.correlate_files(
+            data, data / "qmap.h5", data / "new", engine=client, retries=2
+        )
+        assert [outcome.status for outcome in result.outcomes] == ["done"] * 3 + ["failed", "done"]
+        assert "no disk" in result.errors[data / "run3.npy"]
         # Tried three times; nothing is left on the cluster.
         assert (max(most), len(most), set(caps[::2])) == (1, 7, {3})
-        again = xpcs.correlate_files(data, data / "qmap.h5", data / "new", engine=client, retries=0)
-        assert (again.count("skipped"), again.count("failed")) == (4, 1)
+        second = xpcs.correlate_files(
+            data, data / "qmap.h5", data / "new", engine=client, retries=0
+        )
+        assert (second.count("skipped"), second.count("failed")) == (4, 1)
         with raises(ValueError, "scheduler, workers", "client"):
             xpcs.correlate_files(data, data / "qmap.h5", data / "new", engine=client, workers=2)
         how = {"engine": client, "force": True, "shown": lambda _: client.close()}
@@ -112,7 +122,7 @@ def test_on_a_client_of_ones_own(data, monkeypatch):
     with raises(TypeError, "engine", "got 3"):
         xpcs.correlate_files(data, data / "qmap.h5", data / "new", engine=3)
     local = xpcs.correlate_files(data, data / "qmap.h5", data / "local", retries=0)
-    assert [row.get("g2") for row in local.table] == [row.get("g2") for row in found.table]
+    assert [row.get("g2") for row in local.table] == [row.get("g2") for row in result.table]
 
 
 def test_workers_of_one_process_leave_it_its_own_threads_and_memory(monkeypatch):
@@ -154,11 +164,11 @@ def test_a_killed_worker_loses_nothing(data, tmp_path):
 
         killer = threading.Thread(target=kill)
         killer.start()
-        found = xpcs.correlate_files(
+        result = xpcs.correlate_files(
             data, data / "qmap.h5", results, engine=client, retries=0, shown=shown
         )
         killer.join()
-    assert found.errors == {}
+    assert result.errors == {}
     assert sorted(o.file.stem for o in outcomes) == NAMES
     assert listed(results) == [f"{name}.hdf" for name in NAMES]
     xpcs.correlate_files(data, data / "qmap.h5", tmp_path / "local")
@@ -193,10 +203,10 @@ def test_a_file_that_ends_every_worker_is_named(data, tmp_path):
         Client(own) as client,
     ):
         client.register_plugin(Dying())
-        found = xpcs.correlate_files(data, data / "qmap.h5", tmp_path / "results", engine=client)
-    assert list(found.errors) == [data / "run1.npy"]
-    assert "KilledWorker" in found.errors[data / "run1.npy"]
-    assert found.count("done") == 4
+        result = xpcs.correlate_files(data, data / "qmap.h5", tmp_path / "results", engine=client)
+    assert list(result.errors) == [data / "run1.npy"]
+    assert "KilledWorker" in result.errors[data / "run1.npy"]
+    assert result.count("done") == 4
     # Once next to other tasks, and once alone.
     assert len([name for name in listed(data) if name.startswith("death.")]) == 2
 
@@ -223,12 +233,12 @@ def test_workers_that_come_late_take_part(data, tmp_path):
         helper.start()
         address = own.scheduler_address
         how = {"engine": "dask", "scheduler": address}
-        found = xpcs.correlate_files(data, data / "qmap.h5", tmp_path / "results", **how)
+        result = xpcs.correlate_files(data, data / "qmap.h5", tmp_path / "results", **how)
         helper.join()
-        assert found.count("done") == 5
+        assert result.count("done") == 5
         how["scheduler"] = str(scheduler_file)
-        found = xpcs.correlate_files(data, data / "qmap.h5", tmp_path / "more", **how)
-        assert found.count("done") == 5
+        result = xpcs.correlate_files(data, data / "qmap.h5", tmp_path / "more", **how)
+        assert result.count("done") == 5
 
 
 def command(data, results, *more):
@@ -241,7 +251,11 @@ def command(data, results, *more):
 def test_the_command_on_processes_here(data, tmp_path):
     flags = ["--table", tmp_path / "t.csv", "--frame-time", "1"]
     run = command(data, tmp_path / "results", *flags)
-    done = subprocess.run(run, capture_output=True, text=True)
+    with contextlib.ExitStack() as stack:
+        # Occupies the port of dask's dashboard, unless another process does.
+        with contextlib.suppress(OSError):
+            stack.enter_context(socket.create_server(("", 8787)))
+        done = subprocess.run(run, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "5 done, 0 skipped, 0 failed" in done.stdout
     assert len((tmp_path / "t.csv").read_text().splitlines()) == 26

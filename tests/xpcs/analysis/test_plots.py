@@ -45,7 +45,7 @@ def test_cuts_are_means_over_all_pairs_that_count(shown):
     bins = lag_bins(41)
     for angle, view in enumerate(views):
         for band, cut in enumerate(view.cuts):
-            found = []
+            result = []
             for which in range(bins.max() + 1):
                 pairs = [
                     (i, j)
@@ -58,10 +58,10 @@ def test_cuts_are_means_over_all_pairs_that_count(shown):
                 ]
                 if pairs:
                     i, j = np.array(pairs).T
-                    found.append(
+                    result.append(
                         [0.1 * np.mean(j - i), data[angle, i, j].mean(), clean[angle, i, j].mean()]
                     )
-            lag, measured, expected = np.array(found).T
+            lag, measured, expected = np.array(result).T
             np.testing.assert_allclose(cut.lag, lag, rtol=1e-12)
             np.testing.assert_allclose(cut.data, measured, rtol=1e-12)
             np.testing.assert_allclose(cut.model, expected, rtol=1e-7)
@@ -178,12 +178,12 @@ def test_what_the_fit_left_out_is_not_drawn(tmp_path, monkeypatch, capsys):
     (tmp_path / "c.yaml").write_text("data_files: {file: s.h5}\nanalysis: {model: static}\n")
     drawn, real = [], plot.plot_maps
     monkeypatch.setattr(plot, "plot_maps", lambda views: drawn.extend(views) or real(views))
-    given = ["--config", str(tmp_path / "c.yaml"), "--output-dir", str(tmp_path / "results")]
-    assert main(["xpcs", "fit", *given]) == 0  # the report lists each warning once
-    assert main(["xpcs", "plot", *given]) == 0
-    said = capsys.readouterr()
-    assert said.out.count("excluded: angle 2") == said.out.count("frames 7 ") == 1
-    assert "frame 0 of the fit is number 1" in said.err
+    options = ["--config", str(tmp_path / "c.yaml"), "--output-dir", str(tmp_path / "results")]
+    assert main(["xpcs", "fit", *options]) == 0  # the report lists each warning once
+    assert main(["xpcs", "plot", *options]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.count("excluded: angle 2") == captured.out.count("frames 7 ") == 1
+    assert "frame 0 of the fit is number 1" in captured.err
     assert len(drawn) == 6
     for view in drawn:
         counts = ~np.eye(40, dtype=bool) & (view.phi < 60)

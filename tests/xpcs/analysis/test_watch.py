@@ -1,4 +1,4 @@
-"""`python -m jaxkern xpcs watch`: results of frames that are still being taken, as they come.
+"""`python -m jaxkern xpcs watch`: results of frames that are still being acquired.
 
 Would catch: a watch that never ends, results that Ctrl-C loses, ones of fewer frames than came or
 of other bits than those of all, an error at the end that takes what was read with it.
@@ -14,7 +14,7 @@ import time
 import h5py
 import numpy as np
 from support.errors import raises
-from support.xpcs import correlation_results as made
+from support.xpcs import correlation_results as samples
 
 from jaxkern import xpcs
 from jaxkern.cli import main
@@ -24,9 +24,9 @@ from jaxkern.xpcs.detectors.frames import DetectorFileError
 
 def watched(folder, *more):
     (folder / "qmap.h5").unlink(missing_ok=True)
-    made.qmap().write(folder / "qmap.h5")
-    given = ["--qmap", str(folder / "qmap.h5"), "--output", str(folder / "results.hdf")]
-    return ["xpcs", "watch", str(folder), *given, "--every", "0", *more]
+    samples.qmap().write(folder / "qmap.h5")
+    options = ["--qmap", str(folder / "qmap.h5"), "--output", str(folder / "results.hdf")]
+    return ["xpcs", "watch", str(folder), *options, "--every", "0", *more]
 
 
 def wait_for_results(folder):
@@ -55,39 +55,39 @@ def test_watch_writes_what_a_writer_appends(tmp_path, capsys, monkeypatch):
         "jaxkern.xpcs.analysis.correlation_plots.plot_correlations",
         lambda folder, *results, title, **_: drawn.append((folder, title)) or [],
     )
-    counts = made.frames(60)
+    counts = samples.frames(60)
     thread = writer(tmp_path, [counts[k : k + 10] for k in range(0, 60, 10)])
     flags = ["--idle", "0.6", "--frame-time", "0.5", "--average", "2", "--twotime", "--bins", "2"]
     assert main(watched(tmp_path, *flags, "--plots", str(tmp_path / "plots"))) == 0
     thread.join()
-    said = capsys.readouterr().out
-    assert "60 frames, " in said
-    assert len(said.splitlines()) >= 3  # progress was reported
-    found = xpcs.read_results(tmp_path / "results.hdf")
+    captured = capsys.readouterr().out
+    assert "60 frames, " in captured
+    assert len(captured.splitlines()) >= 3  # progress was reported
+    result = xpcs.read_results(tmp_path / "results.hdf")
     how = {"average": 2, "frame_time": 0.5, "progress": False}
-    expected = xpcs.multitau(counts, made.qmap(), **how)
-    np.testing.assert_array_equal(found.multitau.g2, expected.g2)
-    np.testing.assert_array_equal(found.multitau.tau, expected.tau)
-    pairs = xpcs.twotime(counts, made.qmap(), bins=[2], **how)
-    np.testing.assert_array_equal(found.twotime.c2, pairs.c2)
+    expected = xpcs.multitau(counts, samples.qmap(), **how)
+    np.testing.assert_array_equal(result.multitau.g2, expected.g2)
+    np.testing.assert_array_equal(result.multitau.tau, expected.tau)
+    pairs = xpcs.twotime(counts, samples.qmap(), bins=[2], **how)
+    np.testing.assert_array_equal(result.twotime.c2, pairs.c2)
     assert drawn[-1] == (tmp_path / "plots", f"{tmp_path.name}, 60 frames")
 
 
 def test_watch_leaves_frames_out_at_the_end(tmp_path, capsys):
-    counts = made.frames(40)
+    counts = samples.frames(40)
     counts[12] *= 9
     np.save(tmp_path / "run_1.npy", counts)
     flags = ["--idle", "0.1", "--intensity-cut", ",3", "--twotime"]
     assert main(watched(tmp_path, *flags)) == 0
-    found = xpcs.read_results(tmp_path / "results.hdf")
-    assert found.multitau.config["bad_frames"] == [12]
-    expected = xpcs.multitau(counts, made.qmap(), intensity_cut=(None, 3))
-    np.testing.assert_array_equal(found.multitau.g2, expected.g2)
-    assert np.isnan(found.twotime.c2[:, 12]).all()
+    result = xpcs.read_results(tmp_path / "results.hdf")
+    assert result.multitau.config["bad_frames"] == [12]
+    expected = xpcs.multitau(counts, samples.qmap(), intensity_cut=(None, 3))
+    np.testing.assert_array_equal(result.multitau.g2, expected.g2)
+    assert np.isnan(result.twotime.c2[:, 12]).all()
 
 
 def test_ctrl_c_writes_what_there_is(tmp_path, capsys):
-    counts = made.frames(20)
+    counts = samples.frames(20)
     thread = writer(tmp_path, [counts], lambda: None)
     main_thread = threading.main_thread().ident
 
@@ -105,14 +105,14 @@ def test_ctrl_c_writes_what_there_is(tmp_path, capsys):
     assert record["frames"] == 20
     assert record["files"] == [str(tmp_path / "results.hdf")]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    expected = xpcs.multitau(counts, made.qmap(), progress=False)
-    found = xpcs.read_results(tmp_path / "results.hdf").multitau
-    np.testing.assert_array_equal(found.g2, expected.g2)
+    expected = xpcs.multitau(counts, samples.qmap(), progress=False)
+    result = xpcs.read_results(tmp_path / "results.hdf").multitau
+    np.testing.assert_array_equal(result.g2, expected.g2)
 
 
 def test_watch_refits(tmp_path, capsys):
     """Frames that have not come yet put a fit off; what the last one says is the exit code."""
-    counts = made.frames(40)
+    counts = samples.frames(40)
     np.save(tmp_path / "run_1.npy", counts[:10])
 
     thread = writer(tmp_path, [counts[10:]], lambda: wait_for_results(tmp_path))
@@ -124,19 +124,19 @@ def test_watch_refits(tmp_path, capsys):
     flags = ["--idle", "1", "--frame-time", "0.1", "--output-dir", str(tmp_path / "fit")]
     code = main(watched(tmp_path, *flags, "--config", str(tmp_path / "fit.yaml")))
     thread.join()
-    said = capsys.readouterr()
-    assert "no fit yet: start, end" in said.out
-    assert "fit of 40 frames: D0 " in said.out
+    captured = capsys.readouterr()
+    assert "no fit yet: start, end" in captured.out
+    assert "fit of 40 frames: D0 " in captured.out
     record = json.loads((tmp_path / "fit" / "results.json").read_text())
     assert code == (0 if record["success"] else 1)
-    assert (code == 1) == ("did not succeed" in said.err)
+    assert (code == 1) == ("did not succeed" in captured.err)
 
 
 def test_watch_ends_and_tells_what_is_wrong(tmp_path, capsys):
     assert main(watched(tmp_path, "--idle", "0.1")) == 2
     assert "got no frames" in capsys.readouterr().err
     assert not (tmp_path / "results.hdf").exists()
-    np.save(tmp_path / "run_1.npy", made.frames(12))
+    np.save(tmp_path / "run_1.npy", samples.frames(12))
     assert main(watched(tmp_path, "--idle", "0.1", "--begin", "11")) == 2
     error = capsys.readouterr().err
     assert "got 12" in error
@@ -151,7 +151,7 @@ def test_watch_ends_and_tells_what_is_wrong(tmp_path, capsys):
 def test_a_file_that_is_unreadable_just_now(tmp_path, monkeypatch, capsys):
     """For example while it is being rewritten: g2 so far is saved, and the error is reported."""
     with h5py.File(tmp_path / "run.h5", "w") as file:
-        file["entry/data/data"] = made.frames(12)
+        file["entry/data/data"] = samples.frames(12)
     content = (tmp_path / "run.h5").read_bytes()
     finish = xpcs.GrowingFrames.finish
 
@@ -173,6 +173,6 @@ def test_curves():
     assert curve([2.0, 1.5, np.nan, 1.0]) == "█▅ ▁"
     assert curve([1.0, 1.0]) == "▁▁"
     assert curve([np.nan]) == ""
-    table = rows(made.multitau())
+    table = rows(samples.multitau())
     assert len(table) == 5
     assert table[1][:3] == ("2", "0.004", "50")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.errors import raises
 from support.hypotheses import check_examples, few_or_many
 from support.xpcs import correlator_oracle as oracle
-from support.xpcs.correlator_frames import DYNAMIC, STATIC, check_g2
+from support.xpcs.correlator_frames import DYNAMIC, STATIC, check_fields, check_g2
 
 import jaxkern as jk
 from jaxkern.core import memory
@@ -52,11 +52,6 @@ def words_of(events, base=0):
     return count | pixel + np.uint64(base) << np.uint64(16) | frame << np.uint64(40)
 
 
-def same(result, other, names=("delay", "g2", "g2_err", "n_pairs", "bins", "n_pixels")):
-    for name in names:
-        np.testing.assert_array_equal(getattr(result, name), getattr(other, name), name)
-
-
 class Words(jk.xpcs.FrameSource):
     """Source over Rigaku's 64-bit words in memory."""
 
@@ -77,9 +72,9 @@ def test_events_equal_dense_frames(backend, n_frames, n_events):
     result = jk.xpcs.multitau_events(*events, n_frames, QMAP, overview=True)
     check_g2(result, oracle.multitau(frames, DYNAMIC, STATIC))
     dense = jk.xpcs.multitau(frames, QMAP, overview=True)
-    same(result, dense)
+    check_fields(result, dense)
     names = ("mean_image", "intensity", "static_means", "static_means_parts")
-    same(result.overview, dense.overview, names)
+    check_fields(result.overview, dense.overview, names)
 
 
 RUNS = {
@@ -89,7 +84,7 @@ RUNS = {
     "dpl": st.integers(1, 9),
     "seed": st.integers(0, 2**31),
     "kind": st.sampled_from(["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", ">i4", "words"]),
-    "asked": st.fixed_dictionaries(
+    "options": st.fixed_dictionaries(
         {},
         optional={
             "begin": st.integers(0, 5),
@@ -102,18 +97,18 @@ RUNS = {
 }
 
 
-def check_the_bits(n_frames, occupancy, most, dpl, seed, kind, asked):
+def check_the_bits(n_frames, occupancy, most, dpl, seed, kind, options):
     n_events = min(int(n_frames * PIXELS * 10**occupancy), 20000)
     limit = 4095 if kind == "words" else min(np.iinfo(kind).max, 2**31)
     events = drawn(n_frames, n_events, seed, min(most, limit))
-    begin, step = asked.get("begin", 0), asked.get("stride", 1) * asked.get("average", 1)
+    begin, step = options.get("begin", 0), options.get("stride", 1) * options.get("average", 1)
     if (n_frames - begin) // step < 2:
         return
-    dense = jk.xpcs.multitau(frames_of(events, n_frames), QMAP, dpl, **asked)
+    dense = jk.xpcs.multitau(frames_of(events, n_frames), QMAP, dpl, **options)
     if kind == "words":
         base = seed % 2 << 20
         source = Words(words_of(events, base), n_frames, base)
-        same(jk.xpcs.multitau(source, QMAP, dpl, **asked), dense)
+        check_fields(jk.xpcs.multitau(source, QMAP, dpl, **options), dense)
         return
     narrow = np.dtype(kind).itemsize < 2  # too narrow for frames
     dtypes = ["i4", "u8" if narrow else kind, kind]
@@ -124,7 +119,7 @@ def check_the_bits(n_frames, occupancy, most, dpl, seed, kind, asked):
         columns = [record["pixel"], record["frame"], record["count"]]
     else:
         columns[1] = events[1]
-    same(jk.xpcs.multitau_events(*columns, n_frames, QMAP, dpl, **asked), dense)
+    check_fields(jk.xpcs.multitau_events(*columns, n_frames, QMAP, dpl, **options), dense)
 
 
 @few_or_many(50, 2000)
@@ -132,16 +127,16 @@ def test_results_are_bit_identical_to_dense_frames(examples):
     check_examples(examples, check_the_bits, **RUNS)
 
 
-@pytest.mark.parametrize("asked", [{}, {"parts": 3}, {"normalize": True}, {"average": 2}])
-def test_cuts_parts_and_normalization(backend, asked):
+@pytest.mark.parametrize("options", [{}, {"parts": 3}, {"normalize": True}, {"average": 2}])
+def test_cuts_parts_and_normalization(backend, options):
     events = drawn(200, 5000)
-    asked = {**asked, "intensity_cut": (0.9, 1.1)}
-    result = jk.xpcs.multitau_events(*events, 200, QMAP, **asked)
-    dense = jk.xpcs.multitau(frames_of(events, 200), QMAP, **asked)
-    same(result, dense)
+    options = {**options, "intensity_cut": (0.9, 1.1)}
+    result = jk.xpcs.multitau_events(*events, 200, QMAP, **options)
+    dense = jk.xpcs.multitau(frames_of(events, 200), QMAP, **options)
+    check_fields(result, dense)
     assert result.config == dense.config
     for part, other in zip(result.parts, dense.parts, strict=True):
-        same(part, other)
+        check_fields(part, other)
 
 
 def called(events, threads=1, memory=1e9, pixels=4096, n_frames=500):
@@ -217,7 +212,7 @@ def test_columns_of_a_wrong_dtype_or_shape(columns, facts):
 def test_empty_columns_of_any_dtype(nothing):
     """`np.array([])` is float64."""
     result = jk.xpcs.multitau_events(nothing, nothing, nothing, 10, QMAP)
-    same(result, jk.xpcs.multitau(np.zeros((10, *DYNAMIC.shape), np.uint8), QMAP))
+    check_fields(result, jk.xpcs.multitau(np.zeros((10, *DYNAMIC.shape), np.uint8), QMAP))
     assert EventFrames(nothing, nothing, nothing, (4, 5)).shape == (0, 4, 5)
 
 
@@ -266,13 +261,13 @@ def test_memory_of_2_billion_frames_depends_on_the_events_only():
     np.testing.assert_array_equal(light.n_pairs, (n >> level) - (light.delay >> level))
 
 
-@pytest.mark.parametrize("asked", [{"bad_frames": [5]}, {"stride": 2}, {"average": 3},
+@pytest.mark.parametrize("options", [{"bad_frames": [5]}, {"stride": 2}, {"average": 3},
                                    {"normalize": True}, {"intensity_cut": (0.5, 2)},
                                    {"overview": True}])  # fmt: skip
-def test_options_that_need_an_array_of_all_frames(asked, monkeypatch):
+def test_options_that_need_an_array_of_all_frames(options, monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda: 10**9)
     with raises(MemoryError, "2,147,483,647 frames", "68.7 GB"):
-        jk.xpcs.multitau_events([0], [0], [1], 2**31 - 1, QMAP, **asked)
+        jk.xpcs.multitau_events([0], [0], [1], 2**31 - 1, QMAP, **options)
     with raises(MemoryError, "2,147,483,647 frames"):
         jk.xpcs.twotime_events([0], [0], [1], 2**31 - 1, QMAP, form=("t1t2", 4))
 
@@ -298,7 +293,7 @@ def test_counts_at_the_limit_of_64_bits():
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [
         {},
         {"smoothing": "none"},
@@ -307,51 +302,51 @@ def test_counts_at_the_limit_of_64_bits():
     ],
 )
 @pytest.mark.parametrize("n_events", [0, 60, 4000])
-def test_twotime_events(n_events, asked):
+def test_twotime_events(n_events, options):
     events = drawn(40, n_events)
-    expected = oracle.twotime(frames_of(events, 40), DYNAMIC, STATIC, **asked)
+    expected = oracle.twotime(frames_of(events, 40), DYNAMIC, STATIC, **options)
     for n_blocks in (1, 7):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(two_time, "_MAX_ROWS", -(-40 // n_blocks))
-            found = jk.xpcs.twotime_events(*events, 40, QMAP, **asked)
-        for name in ("c2", "g2", "g2_parts"):
-            np.testing.assert_allclose(getattr(found, name), getattr(expected, name), 1e-13)
-        same(found, expected, ("n_pairs", "n_pairs_parts"))
+            result = jk.xpcs.twotime_events(*events, 40, QMAP, **options)
+        check_fields(result, expected, ("c2", "g2", "g2_parts"), 1e-13)
+        check_fields(result, expected, ("n_pairs", "n_pairs_parts"))
 
 
 @pytest.mark.parametrize("form", [("t1t2", 7), ("age-lag", 3, 5, 4)])
 def test_twotime_in_coarser_cells(backend, form):
     events = drawn(60, 3000)
-    asked = {"form": form, "intensity_cut": (0.5, 1.4), "overview": True, "dtype": np.float32}
-    found = jk.xpcs.twotime_events(*events, 60, QMAP, **asked)
-    dense = jk.xpcs.twotime(frames_of(events, 60), QMAP, **asked)
-    for name in ("c2", "g2", "g2_parts"):
-        np.testing.assert_allclose(getattr(found, name), getattr(dense, name), 1e-6)
-    same(found, dense, ("c2_pairs", "t1", "t2", "n_pairs", "n_pairs_parts", "n_empty", "bins"))
-    same(found.overview, dense.overview, ("mean_image", "intensity"))
-    assert found.config == dense.config
+    options = {"form": form, "intensity_cut": (0.5, 1.4), "overview": True, "dtype": np.float32}
+    result = jk.xpcs.twotime_events(*events, 60, QMAP, **options)
+    dense = jk.xpcs.twotime(frames_of(events, 60), QMAP, **options)
+    check_fields(result, dense, ("c2", "g2", "g2_parts"), 1e-6)
+    check_fields(
+        result, dense, ("c2_pairs", "t1", "t2", "n_pairs", "n_pairs_parts", "n_empty", "bins")
+    )
+    check_fields(result.overview, dense.overview, ("mean_image", "intensity"))
+    assert result.config == dense.config
 
 
 def test_twotime_of_large_counts_and_few_bins_at_a_time(monkeypatch):
     events = drawn(30, 2000, most=100000)
     frames = frames_of(events, 30)
     monkeypatch.setattr(two_time, "available_bytes", lambda: 20000)
-    found = jk.xpcs.twotime_events(*events, 30, QMAP, bins=[5, 1, 2])
+    result = jk.xpcs.twotime_events(*events, 30, QMAP, bins=[5, 1, 2])
     expected = oracle.twotime(frames, DYNAMIC, STATIC)
-    np.testing.assert_allclose(found.c2, expected.c2[[4, 0, 1]], 1e-13)
+    np.testing.assert_allclose(result.c2, expected.c2[[4, 0, 1]], 1e-13)
 
 
 def test_sources_of_events():
     events = drawn(50, 400)
     dense = jk.xpcs.multitau(frames_of(events, 50), QMAP)
-    same(jk.xpcs.multitau(EventFrames(*events, DYNAMIC.shape, 50), QMAP), dense)
+    check_fields(jk.xpcs.multitau(EventFrames(*events, DYNAMIC.shape, 50), QMAP), dense)
 
     class Read(EventFrames):  # reads its events instead of holding them in memory
         def __init__(self, *args):
             super().__init__(*args)
             self.columns = None
 
-    same(jk.xpcs.multitau(Read(*events, DYNAMIC.shape, 50), QMAP), dense)
+    check_fields(jk.xpcs.multitau(Read(*events, DYNAMIC.shape, 50), QMAP), dense)
 
 
 def test_events_of_mapped_files(tmp_path):
@@ -359,7 +354,9 @@ def test_events_of_mapped_files(tmp_path):
     for name, column in zip("pfc", events, strict=True):
         np.save(tmp_path / f"{name}.npy", column)
     mapped = [np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in "pfc"]
-    same(jk.xpcs.multitau_events(*mapped, 50, QMAP), jk.xpcs.multitau(frames_of(events, 50), QMAP))
+    check_fields(
+        jk.xpcs.multitau_events(*mapped, 50, QMAP), jk.xpcs.multitau(frames_of(events, 50), QMAP)
+    )
     with open(tmp_path / "c.npy", "r+b") as file:
         file.truncate(200)
     with raises(OSError, "c.npy", "200 bytes"):
@@ -375,7 +372,7 @@ def test_words_of_a_mapped_file(tmp_path):
         words = np.memmap(tmp_path / "run.bin", "<u8", mode)
         if mode != "r":
             words[5] = words[5]  # copies the page
-        same(jk.xpcs.multitau(Words(np.asarray(words), 3000), QMAP), expected)
+        check_fields(jk.xpcs.multitau(Words(np.asarray(words), 3000), QMAP), expected)
         np.testing.assert_array_equal(words, words_of(events))
         source = Words(np.asarray(words), 3000)
         assert EventMemory.from_source(source).arguments[2] == (mode == "r")

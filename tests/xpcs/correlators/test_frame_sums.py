@@ -55,15 +55,15 @@ def test_strided_frames_at_odd_addresses():
 
 def test_sums_do_not_depend_on_threads():
     frames = np.random.default_rng(0).random((30, 3 * TILE + 1)).astype(np.float32)
-    found = []
+    result = []
     for threads in (1, 2, 64):
         image = np.zeros(frames.shape[1])
-        found.append(
+        result.append(
             (_cpu.frame_sums(frames, [np.ones_like(image, np.uint8)], image, None, threads), image)
         )
-    for totals, image in found[1:]:
-        np.testing.assert_array_equal(totals, found[0][0])
-        np.testing.assert_array_equal(image, found[0][1])
+    for totals, image in result[1:]:
+        np.testing.assert_array_equal(totals, result[0][0])
+        np.testing.assert_array_equal(image, result[0][1])
 
 
 FRAMES = np.ones((4, 10), np.uint8)

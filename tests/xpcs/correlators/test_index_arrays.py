@@ -57,11 +57,11 @@ for kernel in (multitau, multitau_events):
 
 
 def test_arrays_that_change_during_a_call():
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", SCRIPT, native_module().__file__],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert found.returncode == 0, found.stdout + found.stderr
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -12,31 +12,32 @@ import sys
 import numpy as np
 import pytest
 from support.errors import raises
-from support.xpcs import correlation_results as made
+from support.xpcs import correlation_results as samples
+from support.xpcs.correlator_frames import check_fields
 from support.xpcs.detector_files import rigaku_bytes, write_arrays
 
 from jaxkern import xpcs
 from jaxkern.xpcs.analysis.watching import watch
 from jaxkern.xpcs.detectors.frames import DetectorFileError
 
+MEANS = ("mean_image", "intensity", "static_means")
+
 
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("steps", [[1] * 70, [3, 40, 27], [70]])
 def test_updates_are_bit_identical_to_one_call(steps, normalize):
     """Includes begin, average, bad frames not acquired yet, and more frames than the maximum."""
-    counts, qmap = made.frames(70), made.qmap()
+    counts, qmap = samples.frames(70), samples.qmap()
     how = {"normalize": normalize, "bad_frames": [0, 12, 50], "begin": 1, "average": 2}
     live = xpcs.LiveMultiTau(qmap, 61, frame_time=0.1, bins=[1, 3], **how)
     for n in np.cumsum(steps):
         assert live.update(xpcs.as_frames(counts[:n])) == n
     expected = xpcs.multitau(counts[:61], qmap, frame_time=0.1, bins=[1, 3], overview=True, **how)
-    found = live.result()
-    for name in ("g2", "g2_err", "delay", "tau", "n_pairs", "n_frames", "bins", "q"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
-    for name in ("mean_image", "intensity", "static_means"):
-        one, other = getattr(found.overview, name), getattr(expected.overview, name)
-        np.testing.assert_allclose(one, other, rtol=1e-15)
-    parts = found.overview.static_means_parts
+    result = live.result()
+    names = ("g2", "g2_err", "delay", "tau", "n_pairs", "n_frames", "bins", "q")
+    check_fields(result, expected, names)
+    check_fields(result.overview, expected.overview, MEANS, 1e-15)
+    parts = result.overview.static_means_parts
     assert 10 <= len(parts) < 20
     np.testing.assert_allclose(parts[0], _static_means(counts, qmap, 1, [1, 2], 2), rtol=1e-15)
 
@@ -48,7 +49,7 @@ def _static_means(counts, qmap, begin, numbers, average):
 
 
 def test_a_result_of_the_frames_so_far():
-    counts, qmap = made.frames(40), made.qmap()
+    counts, qmap = samples.frames(40), samples.qmap()
     live = xpcs.LiveMultiTau(qmap, 10_000)
     with raises(ValueError, "at least 2 frames", "got 0"):
         live.result()
@@ -66,11 +67,11 @@ def settled(frames):
 
 
 def test_bins_without_pixels_and_wrong_arguments():
-    counts, empty = made.frames(20), made.qmap().without(np.ones(made.qmap().shape))
+    counts, empty = samples.frames(20), samples.qmap().without(np.ones(samples.qmap().shape))
     live = xpcs.LiveMultiTau(empty, 100)
     live.update(xpcs.as_frames(counts))
-    found = live.result()
-    assert np.isnan(found.g2).all()
+    result = live.result()
+    assert np.isnan(result.g2).all()
     with raises(ValueError, "no pixels", "bins [1, 2, 3, 4, 5]"):
         live.finish(xpcs.as_frames(counts))
     with raises(ValueError, "no pixels", "bins [1, 2, 3, 4, 5]"):
@@ -80,10 +81,10 @@ def test_bins_without_pixels_and_wrong_arguments():
 
 
 def test_files_of_a_folder_in_numerical_order(tmp_path):
-    counts = made.frames(30)
+    counts = samples.frames(30)
     frames = xpcs.GrowingFrames(tmp_path, exclude=[tmp_path / "qmap.h5"])
     assert settled(frames) == 0
-    made.qmap().write(tmp_path / "qmap.h5")
+    samples.qmap().write(tmp_path / "qmap.h5")
     (tmp_path / "notes.txt").write_text("no frames")
     np.save(tmp_path / "run_9.npy", counts[:10])
     assert settled(frames) == 10
@@ -125,9 +126,9 @@ def test_a_file_of_events_that_grows(tmp_path):
     assert settled(frames) == 19
     assert frames.finish() == 20
     np.testing.assert_array_equal(frames.read(9, 20), counts[9:20])
-    found, expected = live.finish(frames), xpcs.multitau(path, xpcs.QMap(bins))
-    np.testing.assert_array_equal(found.g2, expected.g2)
-    np.testing.assert_array_equal(found.g2_err, expected.g2_err)
+    result, expected = live.finish(frames), xpcs.multitau(path, xpcs.QMap(bins))
+    np.testing.assert_array_equal(result.g2, expected.g2)
+    np.testing.assert_array_equal(result.g2_err, expected.g2_err)
     path.write_bytes(path.read_bytes()[:800])
     with raises(DetectorFileError, "run.bin", "20 frames", "got 7"):
         settled(frames)
@@ -152,7 +153,7 @@ with h5py.File(sys.argv[2], "w", libver="latest") as file:
 
 
 def test_an_hdf5_file_that_another_process_writes(tmp_path):
-    counts = made.frames(30)
+    counts = samples.frames(30)
     np.save(tmp_path / "counts.npy", counts)
     path = tmp_path / "run.h5"
     with (
@@ -183,7 +184,7 @@ def replace(path, counts):
 def test_dead_pixels_are_those_of_the_complete_file(tmp_path, normalize):
     """A pixel of an HDF5 file is dead if it is at its limit in the first, middle and last frame, so
     the dead pixels change as the file grows."""
-    counts, qmap = made.frames(40), made.qmap()
+    counts, qmap = samples.frames(40), samples.qmap()
     counts[:, 1, 0] = 255  # dead
     counts[0, 2, 2] = 255  # dead after the first update only
     counts[[0, 20, 39], 3, 3] = 255  # dead after the last update only
@@ -199,22 +200,19 @@ def test_dead_pixels_are_those_of_the_complete_file(tmp_path, normalize):
         dead.append(int(growing.dead.sum()))
     assert dead[:3] == [3, 1, 1]
     growing.finish()
-    found = live.finish(growing)
+    result = live.finish(growing)
     growing.close()
     with xpcs.open_frames(path) as whole:
         assert whole.dead.sum() == 2
         np.testing.assert_array_equal(growing.dead, whole.dead)
     expected = xpcs.multitau(path, qmap, normalize=normalize, overview=True)
-    for name in ("g2", "g2_err", "n_pixels", "delay"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
-    for name in ("mean_image", "intensity", "static_means"):
-        one, other = getattr(found.overview, name), getattr(expected.overview, name)
-        np.testing.assert_allclose(one, other, rtol=1e-15)
+    check_fields(result, expected)
+    check_fields(result.overview, expected.overview, MEANS, 1e-15)
 
 
 def test_dead_pixels_are_updated_at_the_end(tmp_path):
     """The end of the run counts even if the frames have not doubled since the last update."""
-    counts, qmap = made.frames(40), made.qmap()
+    counts, qmap = samples.frames(40), samples.qmap()
     counts[[0, 15, 29], 3, 3] = 255  # dead in the first 30 frames
     path = tmp_path / "run.h5"
     replace(path, counts[:30])
@@ -224,14 +222,14 @@ def test_dead_pixels_are_updated_at_the_end(tmp_path):
         live.update(growing)
         assert growing.dead.sum() == 1
         replace(path, counts)
-        found = watch(growing, live, 40, lambda _: None, idle=10, every=10).result
+        result = watch(growing, live, 40, lambda _: None, idle=10, every=10).result
     expected = xpcs.multitau(path, qmap)
-    np.testing.assert_array_equal(found.n_pixels, expected.n_pixels)
-    np.testing.assert_array_equal(found.g2, expected.g2)
+    np.testing.assert_array_equal(result.n_pixels, expected.n_pixels)
+    np.testing.assert_array_equal(result.g2, expected.g2)
 
 
 def test_a_pixel_that_is_marked_in_every_file_is_dead(tmp_path):
-    counts = made.frames(6)
+    counts = samples.frames(6)
     counts[:, 0, 0] = 255
     counts[0, 1, 1] = 255
     growing = xpcs.GrowingFrames(tmp_path)
@@ -245,7 +243,7 @@ def test_a_pixel_that_is_marked_in_every_file_is_dead(tmp_path):
 
 @pytest.mark.parametrize("normalize", [False, True])
 def test_an_intensity_cut_is_applied_at_the_end(normalize):
-    counts, qmap = made.frames(60), made.qmap()
+    counts, qmap = samples.frames(60), samples.qmap()
     counts[33] *= 7
     counts[50] = 0
     how = {"intensity_cut": (0.4, 2.0), "normalize": normalize, "bins": [1, 3]}
@@ -253,9 +251,9 @@ def test_an_intensity_cut_is_applied_at_the_end(normalize):
     for n in (20, 55, 60):
         live.update(xpcs.as_frames(counts[:n]))
     assert live.result().config["bad_frames"] == [3]
-    found = live.finish(xpcs.as_frames(counts))
+    result = live.finish(xpcs.as_frames(counts))
     expected = xpcs.multitau(counts, qmap, bad_frames=[3], **how)
-    assert found.config == expected.config
-    assert found.config["bad_frames"] == [3, 33, 50]
-    np.testing.assert_array_equal(found.g2, expected.g2)
-    np.testing.assert_array_equal(found.g2_err, expected.g2_err)
+    assert result.config == expected.config
+    assert result.config["bad_frames"] == [3, 33, 50]
+    np.testing.assert_array_equal(result.g2, expected.g2)
+    np.testing.assert_array_equal(result.g2_err, expected.g2_err)

@@ -89,19 +89,19 @@ SELECTIONS = [
 ]
 
 
-@pytest.mark.parametrize("asked", SELECTIONS)
+@pytest.mark.parametrize("options", SELECTIONS)
 @pytest.mark.parametrize("normalize", [False, True])
-def test_begin_end_stride_average(backend, asked, normalize):
+def test_begin_end_stride_average(backend, options, normalize):
     frames = photons(90)
     frames[12] = 0  # no light to normalize by
-    expected = oracle.multitau(frames, DYNAMIC, STATIC, normalize=normalize, **asked)
+    expected = oracle.multitau(frames, DYNAMIC, STATIC, normalize=normalize, **options)
     for source in (frames, Blocks(frames)):
         qmap = jk.xpcs.QMap(DYNAMIC, STATIC)
-        result = jk.xpcs.multitau(source, qmap, normalize=normalize, frame_time=0.1, **asked)
+        result = jk.xpcs.multitau(source, qmap, normalize=normalize, frame_time=0.1, **options)
         check_g2(result, expected, exactly=not normalize)
-        step = 0.1 * asked.get("stride", 1) * asked.get("average", 1)
+        step = 0.1 * options.get("stride", 1) * options.get("average", 1)
         np.testing.assert_allclose(result.tau, result.delay * step)
-        assert {k: result.config[k] for k in asked} == asked
+        assert {k: result.config[k] for k in options} == options
 
 
 def test_frames_are_normalized_by_the_mean_of_the_mask(backend):
@@ -111,8 +111,8 @@ def test_frames_are_normalized_by_the_mean_of_the_mask(backend):
     flicker = np.linspace(1, 2, 50)[:, None, None]
     steady = jk.xpcs.multitau(frames, jk.xpcs.QMap(DYNAMIC, mask=mask), normalize=True)
     frames[:, ~mask] = 1e6
-    found = jk.xpcs.multitau(frames * flicker, jk.xpcs.QMap(DYNAMIC, mask=mask), normalize=True)
-    np.testing.assert_allclose(found.g2, steady.g2, rtol=1e-12)
+    result = jk.xpcs.multitau(frames * flicker, jk.xpcs.QMap(DYNAMIC, mask=mask), normalize=True)
+    np.testing.assert_allclose(result.g2, steady.g2, rtol=1e-12)
 
 
 def test_floats_within_rounding(backend):
@@ -141,12 +141,14 @@ def test_large_counts_are_exact(backend):
 def test_blocks_of_any_size(backend, monkeypatch, size):
     frames = photons(150, "u1")
     monkeypatch.setattr(selection, "BLOCK_BYTES", size * DYNAMIC.size)
-    asked = {"average": 2, "bad_frames": [7, 8, 30]}
+    options = {"average": 2, "bad_frames": [7, 8, 30]}
     source = Blocks(frames)
     qmap = jk.xpcs.QMap(DYNAMIC, STATIC)
-    result = jk.xpcs.multitau(source, qmap, parts=2, **asked)
-    check_g2(result, oracle.multitau(frames, DYNAMIC, STATIC, **asked))
-    check_g2(result.parts[1], oracle.multitau(frames, DYNAMIC, STATIC, begin=74, end=148, **asked))
+    result = jk.xpcs.multitau(source, qmap, parts=2, **options)
+    check_g2(result, oracle.multitau(frames, DYNAMIC, STATIC, **options))
+    check_g2(
+        result.parts[1], oracle.multitau(frames, DYNAMIC, STATIC, begin=74, end=148, **options)
+    )
     longest = max(stop - first for first, stop, _ in source.reads)
     assert longest == min(max(size // 2, 1) * 2, 150)
     assert {thread.rsplit("_")[0] for *_, thread in source.reads} == {"jaxkern-frames"}
@@ -162,9 +164,9 @@ def test_threads_change_no_bit(monkeypatch, threads):
     monkeypatch.setenv("JAXKERN_NUM_THREADS", threads)
     for source in (frames, Blocks(frames)):
         with execution_options(max_workers=int(threads)):
-            found = jk.xpcs.multitau(source, qmap)
-        np.testing.assert_array_equal(found.g2, one.g2)
-        np.testing.assert_array_equal(found.g2_err, one.g2_err)
+            result = jk.xpcs.multitau(source, qmap)
+        np.testing.assert_array_equal(result.g2, one.g2)
+        np.testing.assert_array_equal(result.g2_err, one.g2_err)
 
 
 @pytest.mark.parametrize("used", [0.9, 0.2])  # of the pixels; few are gathered

@@ -130,8 +130,8 @@ def test_parts_are_independent_runs(backend, source):
     for k, part in enumerate(r.parts):  # 28 sums in 4 parts of 7
         begin = 3 + 14 * k
         assert (part.config["begin"], part.config["end"]) == (begin, begin + 14)
-        asked = {"begin": begin, "end": begin + 14, "average": 2}
-        check_g2(part, oracle.multitau(FRAMES, DYNAMIC, STATIC, **asked))
+        choices = {"begin": begin, "end": begin + 14, "average": 2}
+        check_g2(part, oracle.multitau(FRAMES, DYNAMIC, STATIC, **choices))
         assert part.tau[0] == 0.2
     assert repr(r).endswith("28 frames, 4 parts)")
 
@@ -202,8 +202,9 @@ def test_wrong_frames(backend):
         jk.xpcs.multitau(Blocks(below), QMAP.without(np.arange(20).reshape(4, 5) < 6))
     full = FRAMES.astype(np.uint32)
     full[5:7, 2, 1] = 2**31
-    with raises(ValueError, "pixel 11", "2^32 - 1"):
-        jk.xpcs.multitau(full, QMAP)
+    for source in (full, Blocks(full)):
+        with raises(ValueError, "pixel 11", "2^32 - 1"):
+            jk.xpcs.multitau(source, QMAP)
     wide = FRAMES.astype(np.int64)
     wide[3, 0, 0] = 2**40
     with raises(ValueError, "frames", "int64", "1099511627776"):
@@ -294,7 +295,7 @@ def runs(draw):
     average = draw(st.integers(1, 3))
     stride = draw(st.integers(1, 3))
     begin = draw(st.integers(0, max(n - 2 * average * stride, 0)))
-    asked = {
+    choices = {
         "dpl": draw(st.integers(1, 5)),
         "average": average,
         "stride": stride,
@@ -302,21 +303,21 @@ def runs(draw):
         "end": draw(st.integers(min(begin + 2 * average * stride, n), n)),
         "bad_frames": draw(st.lists(st.integers(0, n - 1), max_size=n)),
     }
-    return frames, dynamic, static, rng.random(shape) < 0.9, asked
+    return frames, dynamic, static, rng.random(shape) < 0.9, choices
 
 
 def check_run(run, backend, kind):
-    frames, dynamic, static, mask, asked = run
-    if (asked["end"] - asked["begin"]) // (asked["stride"] * asked["average"]) < 2:
+    frames, dynamic, static, mask, choices = run
+    if (choices["end"] - choices["begin"]) // (choices["stride"] * choices["average"]) < 2:
         return
     source = Blocks(frames) if kind == "blocks" else frames
     if dynamic.any() and not (mask & (dynamic > 0) & (static > 0)).any():
         with raises(ValueError, "no pixels"):
-            jk.xpcs.multitau(source, jk.xpcs.QMap(dynamic, static, mask), **asked)
+            jk.xpcs.multitau(source, jk.xpcs.QMap(dynamic, static, mask), **choices)
         return
     with jk.backend(backend):
-        result = jk.xpcs.multitau(source, jk.xpcs.QMap(dynamic, static, mask), **asked)
-    check_g2(result, oracle.multitau(frames, dynamic, static, mask, **asked))
+        result = jk.xpcs.multitau(source, jk.xpcs.QMap(dynamic, static, mask), **choices)
+    check_g2(result, oracle.multitau(frames, dynamic, static, mask, **choices))
 
 
 @few_or_many(200, 2000)

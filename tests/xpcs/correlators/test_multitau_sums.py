@@ -19,8 +19,8 @@ DTYPES = [np.uint8, np.uint16, np.uint32, np.int32, np.float32, np.float64]
 
 def sums_of_pixels(frames, dpl=4, bad=(), average=1):
     """G, IP and IF [3, n_tau, P] and their weights; a sum of frames counts once if none is bad."""
-    found = oracle.pixel_sums(oracle.select(frames, average=average, bad_frames=bad), dpl)
-    sums, weight = np.array([found.G, found.IP, found.IF]), np.array(found.weight, object)
+    result = oracle.pixel_sums(oracle.select(frames, average=average, bad_frames=bad), dpl)
+    sums, weight = np.array([result.G, result.IP, result.IF]), np.array(result.weight, object)
     if not len(bad):
         levels = [level for _, level, _ in oracle.delays(len(frames) // average, dpl)]
         c = average * 2 ** np.array(levels, object)
@@ -52,12 +52,12 @@ def native(frames, pixel=None, static=None, dynamic=None, **options):
     )
 
 
-def check_sums(found, expected, weight, exact=True):
-    assert found[0].tolist() == [float(w) for w in weight]
+def check_sums(result, expected, weight, exact=True):
+    assert result[0].tolist() == [float(w) for w in weight]
     if exact:
-        np.testing.assert_array_equal(found[1], expected.astype(np.float64))
+        np.testing.assert_array_equal(result[1], expected.astype(np.float64))
     else:
-        np.testing.assert_allclose(found[1], expected.astype(np.float64), rtol=1e-12)
+        np.testing.assert_allclose(result[1], expected.astype(np.float64), rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -85,12 +85,12 @@ def test_bins_and_masks():
     pixel = np.sort(random.choice(3000, 1500, replace=False))
     static = random.integers(0, 20, 1500)
     dynamic = static // 3
-    found = native(frames, pixel, static, dynamic, threads=1)
+    result = native(frames, pixel, static, dynamic, threads=1)
     each, weight = sums_of_pixels(frames[:, pixel])
     expected = np.zeros((3, len(weight), 20), object)
     for b in range(20):
         expected[:, :, b] = each[:, :, static == b].sum(2)
-    check_sums(found, expected, weight)
+    check_sums(result, expected, weight)
     G, IP, IF = each.astype(float)
     light = IP * IF
     ratio = np.where(
@@ -98,11 +98,11 @@ def test_bins_and_masks():
     )
     for b in range(7):
         own = ratio[:, dynamic == b]
-        np.testing.assert_allclose(found[2][:, b], own.mean(1), rtol=1e-12)
-        np.testing.assert_allclose(found[3][:, b], own.var(1) * own.shape[1], rtol=1e-9)
+        np.testing.assert_allclose(result[2][:, b], own.mean(1), rtol=1e-12)
+        np.testing.assert_allclose(result[3][:, b], own.var(1) * own.shape[1], rtol=1e-9)
     for threads in (2, 64):
-        again = native(frames, pixel, static, dynamic, threads=threads)
-        for one, other in zip(found, again, strict=True):
+        second = native(frames, pixel, static, dynamic, threads=threads)
+        for one, other in zip(result, second, strict=True):
             np.testing.assert_array_equal(one, other)
 
 
@@ -114,6 +114,13 @@ def test_strides_and_sums_of_neighbours():
     check_sums(native(frames, average=2), expected, weight)
 
 
+def test_divided_frames():
+    frames = drawn(np.uint16, 90, 35, most=900)
+    mean = frames.mean(1)
+    expected, weight = sums_of_pixels(frames / mean[:, None])
+    check_sums(native(frames, divisor=mean), expected, weight, exact=False)
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint32, np.float64])
 @pytest.mark.parametrize("average", [1, 3])
 def test_bad_frames(dtype, average):
@@ -122,8 +129,8 @@ def test_bad_frames(dtype, average):
     bad[[0, 7, 8, 9, 100, 150, 198, 199]] = 1
     frames[1:2] = 0
     expected, weight = sums_of_pixels(frames, bad=np.flatnonzero(bad), average=average)
-    found = native(frames, bad=bad, average=average)
-    check_sums(found, expected, weight, dtype != np.float64)
+    result = native(frames, bad=bad, average=average)
+    check_sums(result, expected, weight, dtype != np.float64)
 
 
 def arrays_of_state(pixels, most_frames, real=False, missing=False, dpl=4):
@@ -153,17 +160,17 @@ def test_any_split_into_blocks(dtype, block):
         if first > 100:
             continue
         seen = min(first + block, 299)
-        found = _cpu.multitau_reduce(
+        result = _cpu.multitau_reduce(
             state, seen, 45, bins, bins, bins, 45, 45, 299, missing=bad.astype(np.uint32), real=real
         )
         early = native(frames[:seen], bad=bad[:seen])
         reached = len(early[0])
-        assert not found[0][reached:].any()
-        np.testing.assert_array_equal(found[1][:, :reached], early[1])
-    found = _cpu.multitau_reduce(
+        assert not result[0][reached:].any()
+        np.testing.assert_array_equal(result[1][:, :reached], early[1])
+    result = _cpu.multitau_reduce(
         state, 299, 45, bins, bins, bins, 45, 45, 299, missing=bad.astype(np.uint32), real=real
     )
-    for one, other in zip(found, every, strict=True):
+    for one, other in zip(result, every, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -208,6 +215,8 @@ def test_wrong_arguments():
         native(frames, dpl=65)
     with raises(ValueError, "bad", "length"):
         native(frames, bad=np.zeros(8, np.uint8))
+    with raises(ValueError, "divisor", "length"):
+        native(frames, divisor=np.ones(8))
     with raises(ValueError, "state", "size"):
         _cpu.multitau_update(frames, 0, arrays_of_state(5, 9), 9)
     with raises(ValueError, "missing"):

@@ -30,9 +30,9 @@ def check_source(source, frames):
     n = len(frames)
     assert source.shape == frames.shape
     for first, stop in ((0, n), (1, n - 1), (n - 1, n), (2, 2)):
-        found = source.read(first, stop)
-        assert found.dtype == source.dtype
-        np.testing.assert_array_equal(found, frames[first:stop])
+        result = source.read(first, stop)
+        assert result.dtype == source.dtype
+        np.testing.assert_array_equal(result, frames[first:stop])
         events = source.events(first, stop)
         frame, row, column = np.nonzero(frames[first:stop])
         assert (np.diff(events.frame) >= 0).all()

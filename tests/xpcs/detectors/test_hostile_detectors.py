@@ -132,14 +132,6 @@ RIGAKU = [
 ]
 
 
-@pytest.mark.parametrize(("data", "facts"), RIGAKU)
-def test_invalid_rigaku_files(tmp_path, data, facts):
-    path = tmp_path / "run.bin"
-    path.write_bytes(data)
-    with raises(jk.xpcs.DetectorFileError, "run.bin", *facts):
-        jk.xpcs.open_frames(path, (4, 8))
-
-
 def test_the_largest_frame_number_of_a_word(tmp_path):
     path = tmp_path / "run.bin"
     path.write_bytes(words((1, 0, 1), (2, 2**24 - 1, 3)))
@@ -163,12 +155,15 @@ IMM = [
 ]
 
 
-@pytest.mark.parametrize(("data", "facts"), IMM)
-def test_invalid_imm_files(tmp_path, data, facts):
-    path = tmp_path / "run.imm"
+@pytest.mark.parametrize(
+    ("name", "data", "facts"),
+    [*(("run.bin", *case) for case in RIGAKU), *(("run.imm", *case) for case in IMM)],
+)
+def test_invalid_binary_files(tmp_path, name, data, facts):
+    path = tmp_path / name
     path.write_bytes(data)
-    with raises(jk.xpcs.DetectorFileError, "run.imm", *facts):
-        jk.xpcs.open_frames(path)
+    with raises(jk.xpcs.DetectorFileError, name, *facts):
+        jk.xpcs.open_frames(path, (4, 8))
 
 
 @pytest.mark.parametrize(("pixel", "count"), [(32, 1), (-1, 1), (3, -1), (2**31 - 1, 1)])

@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 import pytest
 from PIL import Image
-from support.xpcs import correlation_results as made
+from support.xpcs import correlation_results as samples
 from support.xpcs.correlator_frames import events_of
 from support.xpcs.detector_files import imm_bytes, rigaku_bytes, write_arrays
 
@@ -64,20 +64,20 @@ def test_a_hot_pixel_is_told_by_default_and_masked_on_request(folder, capsys):
     assert correlate(folder) == 0
     assert f"warning: 1 pixel differs from the other pixels of their static bins: row {HOT[0]}, " \
         f"column {HOT[1]} (" in capsys.readouterr().err  # fmt: skip
-    found = xpcs.read_results(folder / "r.hdf").multitau
-    assert found.config["hot_pixels"] == [list(HOT)]
-    assert len(found.warnings) == 1
-    assert found.g2[0, 0] > 4
+    result = xpcs.read_results(folder / "r.hdf").multitau
+    assert result.config["hot_pixels"] == [list(HOT)]
+    assert len(result.warnings) == 1
+    assert result.g2[0, 0] > 4
     assert correlate(folder, "--force", "--hot-pixels", "mask", "--twotime", "--json") == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["hot_pixels"] == [list(HOT)]
-    assert len(said["warnings"]) == 1
-    found = xpcs.read_results(folder / "r.hdf")
+    captured = json.loads(capsys.readouterr().out)
+    assert captured["hot_pixels"] == [list(HOT)]
+    assert len(captured["warnings"]) == 1
+    result = xpcs.read_results(folder / "r.hdf")
     expected = xpcs.multitau(hot_frames(), hot_map().without([HOT]), progress=False)
-    np.testing.assert_array_equal(found.multitau.g2, expected.g2)
-    assert found.twotime.qmap.n_pixels == 2399
+    np.testing.assert_array_equal(result.multitau.g2, expected.g2)
+    assert result.twotime.qmap.n_pixels == 2399
     pairs = xpcs.twotime(hot_frames(), hot_map().without([HOT]), progress=False)
-    np.testing.assert_array_equal(found.twotime.c2, pairs.c2)
+    np.testing.assert_array_equal(result.twotime.c2, pairs.c2)
     assert correlate(folder, "--force", "--hot-pixels", "ignore") == 0
     assert "pixel" not in capsys.readouterr().err
     assert "hot_pixels" not in xpcs.read_results(folder / "r.hdf").multitau.config
@@ -91,8 +91,8 @@ def test_many_files_tell_their_hot_pixels(folder, capsys):
         (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("warning")]
         assert "run1.npy: 1 pixel differs" in line
         assert f"row {HOT[0]}, column {HOT[1]}" in line
-    found = xpcs.correlate_files(files, folder / "qmap.h5", folder / "out", progress=False)
-    assert [row["hot_pixels"] for row in found.table] == [1, 1, 0, 0]
+    result = xpcs.correlate_files(files, folder / "qmap.h5", folder / "out", progress=False)
+    assert [row["hot_pixels"] for row in result.table] == [1, 1, 0, 0]
     masked = xpcs.correlate_files(
         files, folder / "qmap.h5", folder / "out", hot_pixels="mask", progress=False
     )
@@ -144,11 +144,11 @@ def test_masks_of_files(folder, name, flag, capsys):
     np.testing.assert_array_equal(xpcs.read_mask(path, flag), good)
     assert correlate(folder, f"--{flag}", str(path)) == 0
     assert "pixel" not in capsys.readouterr().err
-    found = xpcs.read_results(folder / "r.hdf").multitau
-    np.testing.assert_array_equal(found.qmap.mask, good)
-    assert (found.qmap.blemish is None) == (flag == "mask")
+    result = xpcs.read_results(folder / "r.hdf").multitau
+    np.testing.assert_array_equal(result.qmap.mask, good)
+    assert (result.qmap.blemish is None) == (flag == "mask")
     expected = xpcs.multitau(hot_frames(), hot_map(), mask=good, progress=False)
-    np.testing.assert_array_equal(found.g2, expected.g2)
+    np.testing.assert_array_equal(result.g2, expected.g2)
 
 
 def test_masks_that_are_refused(folder, capsys):
@@ -197,7 +197,7 @@ SENTINELS = [
 @pytest.mark.parametrize(("dtype", "sentinel"), SENTINELS)
 @pytest.mark.parametrize("container", ["h5", "npy", "npz"])
 def test_sentinels_in_every_container(tmp_path, dtype, sentinel, container):
-    counts = made.frames(30).astype(dtype)
+    counts = samples.frames(30).astype(dtype)
     counts[:, 2, 5] = sentinel
     counts[3, 4, 1] = min(abs(sentinel), 127) if sentinel == sentinel else 9  # of one frame
     path = tmp_path / f"run.{container}"
@@ -215,14 +215,14 @@ def test_sentinels_in_every_container(tmp_path, dtype, sentinel, container):
 
 
 def test_sentinels_of_imm_and_rigaku(tmp_path):
-    counts = made.frames(30).astype(np.uint16)
+    counts = samples.frames(30).astype(np.uint16)
     counts[:, 2, 5] = 65535
     (tmp_path / "run.imm").write_bytes(imm_bytes(counts, sparse=False))
     with xpcs.open_frames(tmp_path / "run.imm") as source:
         assert np.argwhere(source.dead).tolist() == [[2, 5]]
     counts[:, 2, 5] = 4095
     whole = np.zeros((30, 512, 1024), np.uint16)
-    whole[:, : made.SHAPE[0], : made.SHAPE[1]] = counts
+    whole[:, : samples.SHAPE[0], : samples.SHAPE[1]] = counts
     (tmp_path / "run.bin").write_bytes(rigaku_bytes(whole))
     with xpcs.open_frames(tmp_path / "run.bin") as source:
         assert np.argwhere(source.dead).tolist() == [[2, 5]]
@@ -244,11 +244,11 @@ def test_a_bright_pixel_among_bright_ones_is_no_sentinel(tmp_path, steady):
 def test_a_file_that_is_replaced_is_read_again(tmp_path, monkeypatch, how):
     """By one of the same name, size and time of change."""
     monkeypatch.setattr(opening, "_SHARE", 1.0)
-    first, second = made.frames(20), made.frames(20, seed=1)
+    first, second = samples.frames(20), samples.frames(20, seed=1)
     path = tmp_path / "run.npy"
     np.save(path, first)
     os.utime(path, ns=(10**18, 10**18))
-    frames, live = xpcs.GrowingFrames(path), xpcs.LiveMultiTau(made.qmap(), 100)
+    frames, live = xpcs.GrowingFrames(path), xpcs.LiveMultiTau(samples.qmap(), 100)
     assert frames.poll() == 20
     live.update(frames)
     if how == "renamed":
@@ -259,9 +259,9 @@ def test_a_file_that_is_replaced_is_read_again(tmp_path, monkeypatch, how):
         np.save(path, second)
     time.sleep(0.01)
     assert frames.finish() == 20
-    found = live.finish(frames)
-    expected = xpcs.multitau(second, made.qmap(), progress=False)
-    np.testing.assert_array_equal(found.g2, expected.g2)
+    result = live.finish(frames)
+    expected = xpcs.multitau(second, samples.qmap(), progress=False)
+    np.testing.assert_array_equal(result.g2, expected.g2)
 
 
 INTERRUPTED = """

@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 from support.errors import raises, warns
+from support.xpcs.correlator_frames import check_fields
 from support.xpcs.detector_files import write_simplemask
 
 import jaxkern as jk
@@ -47,9 +48,8 @@ def test_a_written_map_is_read_back(tmp_path):
     path = write_simplemask(tmp_path / "q.h5", DYNAMIC, STATIC, MASK, GRIDS, energy=10.0)
     qmap = jk.xpcs.QMap.read(path)
     qmap.write(tmp_path / "again.h5")
-    again = jk.xpcs.QMap.read(tmp_path / "again.h5")
-    for key in ("dynamic", "static", "mask", "q", "phi"):
-        np.testing.assert_array_equal(getattr(again, key), getattr(qmap, key))
+    second = jk.xpcs.QMap.read(tmp_path / "again.h5")
+    check_fields(second, qmap, ("dynamic", "static", "mask", "q", "phi"))
     with h5py.File(path) as before, h5py.File(tmp_path / "again.h5") as after:
         assert set(before["qmap"]) == set(after["qmap"])
         for key in before["qmap"]:
@@ -67,13 +67,13 @@ def test_a_map_made_in_memory_is_written_and_read(tmp_path, labels):
     static = np.array([[1, 2, 3], [4, 4, 0]])
     qmap = jk.xpcs.QMap(dynamic, static, q=labels.get("q"), phi=labels.get("phi"))
     qmap.write(tmp_path / "q.h5", "/xpcs/qmap")
-    again = jk.xpcs.QMap.read(tmp_path / "q.h5")
-    np.testing.assert_array_equal(again.dynamic, dynamic)
-    np.testing.assert_array_equal(again.static, static)
-    for key, given in labels.items():
-        assert getattr(again, key).tolist() == given
+    second = jk.xpcs.QMap.read(tmp_path / "q.h5")
+    np.testing.assert_array_equal(second.dynamic, dynamic)
+    np.testing.assert_array_equal(second.static, static)
+    for key, expected in labels.items():
+        assert getattr(second, key).tolist() == expected
     for kind, n in (("dynamic", 3), ("static", 4)):
-        assert len(again.layout[f"{kind}_index_mapping"]) == n
+        assert len(second.layout[f"{kind}_index_mapping"]) == n
 
 
 def test_a_map_without_some_pixels(tmp_path):
@@ -205,16 +205,16 @@ def test_geometry():
             q = k * np.linalg.norm(out - [0, 0, 1])
             phi = (np.degrees(np.angle(complex(x, y))) + 30) % 360 - 30
             inside = q_edges[0] <= q <= q_edges[-1] and phi <= 240 and mask[row, column]
-            found = qmap.dynamic[row, column]
-            assert (found > 0) == inside == (qmap.static[row, column] > 0)
+            result = qmap.dynamic[row, column]
+            assert (result > 0) == inside == (qmap.static[row, column] > 0)
             if inside:
                 n_inside += 1
                 cell = (np.searchsorted(q_edges, q, "right") - 1, int((phi + 30) // 90))
-                bins.setdefault(cell, set()).add(found)
-                assert qmap.q[found - 1] == pytest.approx(q_edges[cell[0] : cell[0] + 2].mean())
-                assert qmap.phi[found - 1] == pytest.approx(15 + 90 * cell[1])
+                bins.setdefault(cell, set()).add(result)
+                assert qmap.q[result - 1] == pytest.approx(q_edges[cell[0] : cell[0] + 2].mean())
+                assert qmap.phi[result - 1] == pytest.approx(15 + 90 * cell[1])
     assert n_inside == qmap.n_pixels > 500
-    assert all(len(found) == 1 for found in bins.values())
+    assert all(len(result) == 1 for result in bins.values())
     assert len(bins) == qmap.n_dynamic
     # Bins are numbered by q, then by phi, without gaps; each static bin is within one dynamic bin.
     assert [next(iter(bins[cell])) for cell in sorted(bins)] == list(range(1, len(bins) + 1))

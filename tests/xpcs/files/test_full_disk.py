@@ -25,11 +25,11 @@ from jaxkern.xpcs.detectors.hdf5_access import new_hdf5
 
 def test_every_writer_at_every_size(tmp_path):
     script = SUPPORT / "xpcs" / "full_disk.py"
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, script, tmp_path], capture_output=True, text=True, check=False
     )
-    assert found.returncode == 11, found.stderr[-2000:]
-    lines = found.stderr.rpartition("correlate:\n")[2].splitlines()
+    assert result.returncode == 11, result.stderr[-2000:]
+    lines = result.stderr.rpartition("correlate:\n")[2].splitlines()
     assert len(lines) == 1
     assert "cli.hdf" in lines[0]
     assert len(jk.xpcs.read_results(tmp_path / "results.hdf").twotime.bins) == 16

@@ -16,12 +16,13 @@ import h5py
 import numpy as np
 import pytest
 from support.errors import raises
-from support.xpcs import correlation_results as made
+from support.xpcs import correlation_results as samples
+from support.xpcs.correlator_frames import check_fields
 
 from jaxkern import xpcs
 from jaxkern.xpcs import ApsFormatError, read_results, write_results
 
-N, SHAPE = made.N, made.SHAPE
+N, SHAPE = samples.N, samples.SHAPE
 
 #: every field of docs/correlation-files.md with its shape
 FIELDS = {
@@ -62,22 +63,20 @@ FIELDS = {
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """Both results, and their file."""
-    multitau, twotime = made.multitau(), made.twotime()
+    multitau, twotime = samples.multitau(), samples.twotime()
     path = tmp_path_factory.mktemp("results") / "results.hdf"
     assert write_results(path, multitau, twotime) == path
     return multitau, twotime, path
 
 
-def same(found, expected):
+def same(result, expected):
     """All fields of two results."""
     for name, value in vars(expected).items():
-        other = getattr(found, name)
+        other = getattr(result, name)
         if name == "qmap":
-            for part in ("dynamic", "static", "mask", "q", "phi"):
-                np.testing.assert_array_equal(getattr(other, part), getattr(value, part))
+            check_fields(other, value, ("dynamic", "static", "mask", "q", "phi"))
         elif name == "overview":
-            for part in vars(value) if value else ():
-                np.testing.assert_array_equal(getattr(other, part), getattr(value, part))
+            check_fields(other, value, vars(value) if value else ())
         elif name == "config":
             for key in value:
                 np.testing.assert_array_equal(other[key], value[key])
@@ -105,7 +104,7 @@ def test_every_field_is_where_the_viewer_looks(written):
         assert file["xpcs/multitau/delay_list"][0] == 1
         cells = file["xpcs/qmap/dynamic_index_mapping"][()]
         q, phi = (file[f"xpcs/qmap/dynamic_v_list_dim{k}"][()] for k in range(2))
-        assert cells.tolist() == made.CELLS
+        assert cells.tolist() == samples.CELLS
         np.testing.assert_array_equal(q[cells // 3], multitau.q)
         np.testing.assert_array_equal(phi[cells % 3], multitau.phi)
         intensity = file["xpcs/spatial_mean/intensity_vs_time"][()]
@@ -115,14 +114,14 @@ def test_every_field_is_where_the_viewer_looks(written):
 
 def test_what_is_written_is_read(written):
     multitau, twotime, path = written
-    found = read_results(path)
-    same(found.multitau, multitau)
-    assert found.twotime.overview is not None  # that of the file, which multitau brought
+    result = read_results(path)
+    same(result.multitau, multitau)
+    assert result.twotime.overview is not None  # that of the file, which multitau brought
     for name, value in vars(twotime).items():
         if isinstance(value, np.ndarray):
-            np.testing.assert_array_equal(getattr(found.twotime, name), value, err_msg=name)
-    assert found.twotime.config["smoothing"] == "static"
-    assert found.twotime.frame_time == twotime.frame_time
+            np.testing.assert_array_equal(getattr(result.twotime, name), value, err_msg=name)
+    assert result.twotime.config["smoothing"] == "static"
+    assert result.twotime.frame_time == twotime.frame_time
     some = read_results(path, bins=[5, 4]).twotime
     np.testing.assert_array_equal(some.c2, twotime.c2[[2, 0]])
     np.testing.assert_array_equal(some.g2_parts, twotime.g2_parts[:, :, [2, 0]])
@@ -133,39 +132,39 @@ def test_what_is_written_is_read(written):
 
 
 def test_bins_that_were_left_out_are_nan_and_stay_out(tmp_path):
-    path = write_results(tmp_path / "r.hdf", made.multitau(bins=(2, 5), average=2))
+    path = write_results(tmp_path / "r.hdf", samples.multitau(bins=(2, 5), average=2))
     with h5py.File(path) as file:
         g2 = file["xpcs/multitau/normalized_g2"][()]
         assert file["entry/instrument/detector_1/frame_time"][()] == 1e-3
         assert file["xpcs/multitau/config/avg_frame"][()] == 2
     assert np.isnan(g2[:, [0, 2, 3]]).all()
     assert not np.isnan(g2[:, [1, 4]]).any()
-    same(read_results(path).multitau, made.multitau(bins=(2, 5), average=2))
+    same(read_results(path).multitau, samples.multitau(bins=(2, 5), average=2))
 
 
 def test_bad_frames_cells_and_missing_labels(tmp_path):
-    bad = made.twotime(bad_frames=(3, 4))
+    bad = samples.twotime(bad_frames=(3, 4))
     assert np.isnan(bad.c2[0, 3]).all()
-    found = read_results(write_results(tmp_path / "b.hdf", twotime=bad)).twotime
-    np.testing.assert_array_equal(found.c2, bad.c2)
-    assert found.config["bad_frames"] == [3, 4]
-    np.testing.assert_array_equal(found.n_pairs, bad.n_pairs)
-    cells = made.twotime(form=("t1t2", 4))
+    result = read_results(write_results(tmp_path / "b.hdf", twotime=bad)).twotime
+    np.testing.assert_array_equal(result.c2, bad.c2)
+    assert result.config["bad_frames"] == [3, 4]
+    np.testing.assert_array_equal(result.n_pairs, bad.n_pairs)
+    cells = samples.twotime(form=("t1t2", 4))
     path = write_results(tmp_path / "c.hdf", twotime=cells)
-    found = read_results(path, bins=[1]).twotime
-    np.testing.assert_array_equal(found.c2[0], cells.c2[1])
-    assert found.config["form"] == ("t1t2", 4)
-    np.testing.assert_array_equal(found.fit_data().data, found.c2)  # which looks at the form
-    np.testing.assert_array_equal(found.t1, cells.t1)
+    result = read_results(path, bins=[1]).twotime
+    np.testing.assert_array_equal(result.c2[0], cells.c2[1])
+    assert result.config["form"] == ("t1t2", 4)
+    np.testing.assert_array_equal(result.fit_data().data, result.c2)  # which looks at the form
+    np.testing.assert_array_equal(result.t1, cells.t1)
     with h5py.File(path) as file:
         assert "xpcs/twotime" not in file  # which the viewer would take for matrices of frames
-    nameless = made.multitau(frame_time=None, labelled=False)
+    nameless = samples.multitau(frame_time=None, labelled=False)
     path = write_results(
-        tmp_path / "n.hdf", nameless, made.twotime(frame_time=None, labelled=False)
+        tmp_path / "n.hdf", nameless, samples.twotime(frame_time=None, labelled=False)
     )
-    found = read_results(path).multitau
-    assert (found.q, found.tau, found.frame_time) == (None, None, None)
-    np.testing.assert_array_equal(found.g2, nameless.g2)
+    result = read_results(path).multitau
+    assert (result.q, result.tau, result.frame_time) == (None, None, None)
+    np.testing.assert_array_equal(result.g2, nameless.g2)
     assert read_results(path).metadata == {}
     with raises(ApsFormatError, "n.hdf", "map_names", "['bin', 'phi']"):
         xpcs.ApsFile(path)
@@ -174,28 +173,28 @@ def test_bad_frames_cells_and_missing_labels(tmp_path):
 def test_what_the_correlators_give_is_read_as_it_was(tmp_path):
     """Settings of the same types too, so that what is read goes through JSON and into fits."""
     how = {"intensity_cut": (0.1, None), "bad_frames": [3, 8], "frame_time": 1e-3}
-    g2 = xpcs.multitau(made.frames(40), made.qmap(), parts=2, **how)
+    g2 = xpcs.multitau(samples.frames(40), samples.qmap(), parts=2, **how)
     for form in ("full", ("t1t2", 8), ("age-lag", 3, 4, 2)):
-        c2 = xpcs.twotime(made.frames(40), made.qmap(), bins=[4, 1, 5], form=form, **how)
-        found = read_results(write_results(tmp_path / "r.hdf", g2, c2))
-        same(found.twotime, c2)
-        assert {name: found.twotime.config.get(name) for name in c2.config} == c2.config
+        c2 = xpcs.twotime(samples.frames(40), samples.qmap(), bins=[4, 1, 5], form=form, **how)
+        result = read_results(write_results(tmp_path / "r.hdf", g2, c2))
+        same(result.twotime, c2)
+        assert {name: result.twotime.config.get(name) for name in c2.config} == c2.config
         picked = read_results(tmp_path / "r.hdf", bins=[1]).twotime
         if form != "full":
             np.testing.assert_array_equal(picked.c2_pairs, c2.c2_pairs[[1]])
-    same(found.multitau, replace(g2, parts=found.multitau.parts))
-    assert json.loads(json.dumps(found.multitau.to_dict()))["config"]["bad_frames"] == [3, 8]
-    assert {name: found.multitau.config.get(name) for name in g2.config} == g2.config
+    same(result.multitau, replace(g2, parts=result.multitau.parts))
+    assert json.loads(json.dumps(result.multitau.to_dict()))["config"]["bad_frames"] == [3, 8]
+    assert {name: result.multitau.config.get(name) for name in g2.config} == g2.config
 
 
 def test_two_times_of_frames_that_are_not_alike(tmp_path):
     path = tmp_path / "r.hdf"
     with raises(ValueError, "multitau, twotime", "0.001 s", "0.002 s"):
-        write_results(path, made.multitau(), made.twotime(frame_time=2e-3))
+        write_results(path, samples.multitau(), samples.twotime(frame_time=2e-3))
     with raises(ValueError, "multitau, twotime", "None"):
         write_results(path)
     with raises(TypeError, "multitau", "MultiTauResult", "TwoTimeResult"):
-        write_results(path, made.twotime())
+        write_results(path, samples.twotime())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -211,7 +210,7 @@ def test_metadata_are_copied_without_the_frames(tmp_path):
         file["entry/data/data"] = np.zeros((4, 4))
         file["entry/far"] = h5py.ExternalLink("nowhere.h5", "/x")
         file["other"] = 1
-    path = write_results(tmp_path / "r.hdf", made.multitau(), metadata=source)
+    path = write_results(tmp_path / "r.hdf", samples.multitau(), metadata=source)
     with h5py.File(path) as file:
         entry = file["entry"]
         assert entry["sample/name"][()] == b"silica"
@@ -223,15 +222,15 @@ def test_metadata_are_copied_without_the_frames(tmp_path):
         assert "data" not in entry
         assert "other" not in file
         assert file["xpcs/qmap/detector_distance"][()] == 4.5
-    found = read_results(path).metadata
-    assert found == {"frame_time": 1e-3, "count_time": 0.9e-3, "distance": 4.5}
+    result = read_results(path).metadata
+    assert result == {"frame_time": 1e-3, "count_time": 0.9e-3, "distance": 4.5}
     known = {"energy": 10.9, "pixel_size": 75e-6, "start_time": "2026-11-22T10:00:00"}
-    path = write_results(tmp_path / "k.hdf", made.multitau(frame_time=None), metadata=known)
+    path = write_results(tmp_path / "k.hdf", samples.multitau(frame_time=None), metadata=known)
     assert read_results(path).metadata == known
     with h5py.File(source, "w") as file:
         file["nothing"] = 1
     with raises(ApsFormatError, "run_metadata.hdf", "/entry"):
-        write_results(tmp_path / "x.hdf", made.multitau(), metadata=source)
+        write_results(tmp_path / "x.hdf", samples.multitau(), metadata=source)
     assert not (tmp_path / "x.hdf").exists()
 
 
@@ -243,20 +242,21 @@ def test_units_of_copied_metadata(tmp_path):
         file["entry/instrument/detector_1/count_time"].attrs["units"] = "ms"
         file["entry/instrument/incident_beam/incident_energy"] = 10900.0
         file["entry/instrument/incident_beam/incident_energy"].attrs["units"] = "eV"
-    path = write_results(tmp_path / "r.hdf", made.multitau(), metadata=source)
-    found = read_results(path).metadata
-    assert found == {"frame_time": 1e-3, "count_time": pytest.approx(0.9e-3), "energy": 10.9}
+    path = write_results(tmp_path / "r.hdf", samples.multitau(), metadata=source)
+    result = read_results(path).metadata
+    assert result == {"frame_time": 1e-3, "count_time": pytest.approx(0.9e-3), "energy": 10.9}
 
 
 def test_parts_of_the_run(tmp_path):
     """With the public function, whose parts are shorter and reach fewer delays."""
-    expected = xpcs.multitau(made.frames(40), made.qmap(), bins=[2, 4], parts=3, progress=False)
+    expected = xpcs.multitau(
+        samples.frames(40), samples.qmap(), bins=[2, 4], parts=3, progress=False
+    )
     assert len(expected.parts[0].delay) < len(expected.delay)
-    found = read_results(write_results(tmp_path / "p.hdf", expected)).multitau
-    assert len(found.parts) == 3
-    for one, other in zip(found.parts, expected.parts, strict=True):
-        for name in ("delay", "g2", "g2_err", "n_pairs", "n_frames", "q"):
-            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    result = read_results(write_results(tmp_path / "p.hdf", expected)).multitau
+    assert len(result.parts) == 3
+    for one, other in zip(result.parts, expected.parts, strict=True):
+        check_fields(one, other, ("delay", "g2", "g2_err", "n_pairs", "n_frames", "q"))
 
 
 def test_a_fit_reads_them_as_an_aps_file(written):
@@ -271,16 +271,16 @@ def test_a_fit_reads_them_as_an_aps_file(written):
 def test_a_file_of_boost_corrs(tmp_path):
     """Lists of one row, float32, no n_pairs, chunks as large as a matrix, several averages."""
     path = tmp_path / "boost_results.hdf"
-    c2 = made.twotime().c2.astype(np.float32)
-    dynamic, static, mask = made.maps()
+    c2 = samples.twotime().c2.astype(np.float32)
+    dynamic, static, mask = samples.maps()
     entries = {
         "entry/instrument/detector_1/frame_time": 2e-3,
         "xpcs/qmap/mask": mask,
         "xpcs/qmap/dynamic_roi_map": dynamic.astype(np.uint16),
         "xpcs/qmap/static_roi_map": static.astype(np.uint16),
-        "xpcs/qmap/dynamic_v_list_dim0": made.Q,
-        "xpcs/qmap/dynamic_v_list_dim1": made.PHI,
-        "xpcs/qmap/dynamic_index_mapping": made.CELLS,
+        "xpcs/qmap/dynamic_v_list_dim0": samples.Q,
+        "xpcs/qmap/dynamic_v_list_dim1": samples.PHI,
+        "xpcs/qmap/dynamic_index_mapping": samples.CELLS,
         "xpcs/qmap/static_index_mapping": np.arange(10),
         "xpcs/qmap/map_names": ["q", "phi"],
         "xpcs/temporal_mean/scattering_2d": np.ones((1, *SHAPE)),

@@ -19,13 +19,12 @@ from support.xpcs.fit_checks import model_of
 import jaxkern as jk
 from jaxkern.xpcs.fitting.data import open_data
 
-N = 64
+N, PHI = 64, np.array([0.0, 30.0, 60.0, 90.0])
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["mirrored", "not mirrored"])
 def case(request):
-    phi = np.array([0.0, 30.0, 60.0, 90.0])
-    return problems.simulate(N, seed=71, phi=phi, mirrored=request.param)
+    return problems.simulate(N, seed=71, phi=PHI, mirrored=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +71,8 @@ def test_pointwise_sigma_is_sharded_with_the_data(case):
         assert_same(result, expected)
 
 
-def test_errors_for_unsupported_shardings_and_nan(case):
+def test_errors_for_unsupported_shardings_and_nan():
+    case = problems.simulate(N, seed=71, phi=PHI)
     mesh = jax.make_mesh((4,), ("d",))
     with jax.enable_x64(True):
         columns = jax.device_put(case.data, jax.NamedSharding(mesh, jax.P(None, None, "d")))
@@ -86,8 +86,9 @@ def test_errors_for_unsupported_shardings_and_nan(case):
         checks.fit(model_of(case), broken, p0=problems.START)
 
 
-def test_faults_of_sharded_data_are_reported(case):
+def test_faults_of_sharded_data_are_reported():
     """A frame of NaN is masked, an angle of zeros left out, and an outlier located."""
+    case = problems.simulate(N, seed=71, phi=PHI)
     mesh = jax.make_mesh((4,), ("d",))
     where = jax.NamedSharding(mesh, jax.P(None, "d"))
 

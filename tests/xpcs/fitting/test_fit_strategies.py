@@ -212,12 +212,13 @@ def test_choice_by_size_and_memory(monkeypatch):
     sizes = (10**6, 10**7 - 1, 10**7, 10**8)
     # A file of up to 100M points is loaded once if it fits.
     expected = [("memory", True), ("memory", True), ("stream", True), ("stream", False)]
-    assert [choose_strategy(n, limit=1e6) for n in sizes] == expected
+    monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "1e6")
+    assert [choose_strategy(n) for n in sizes] == expected
     # A copy of 9M points does not fit in memory next to them.
-    assert choose_strategy(9 * 10**6, limit=0.19)[0] == "stream"
     monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "0.19")
     assert choose_strategy(9 * 10**6)[0] == "stream"
-    assert choose_strategy(5 * 10**7, limit=0.3) == ("stream", False)
+    monkeypatch.setenv("JAXKERN_MEMORY_LIMIT", "0.3")
+    assert choose_strategy(5 * 10**7) == ("stream", False)
 
 
 def test_estimate_memory():

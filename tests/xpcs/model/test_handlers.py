@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from support.xpcs.handler_outcomes import OK, outcome
 
 import jaxkern as jk
 
@@ -19,9 +20,6 @@ if NORMAL not in jk.export_targets() and "cpu" not in os.environ.get("JAXKERN_RE
 B, N, K_A, K_X = 2, 5, 1, 2  # angles, frames, tables
 BASIS = 2 + K_A + K_X
 STATE = BASIS * (BASIS + 1) // 2 + BASIS + 4
-ATTRIBUTES = ("shear_power", "loss", "symmetric", "sigma_rank")
-RESULTS = ("out", "out2", "out3", "out4")
-OK = "the call returned"
 
 
 def real(*shape: int) -> np.ndarray:
@@ -68,24 +66,6 @@ CALLS: dict[str, dict[str, Any]] = {
         "sigma_rank": np.int32(2), "out": struct(B, STATE),
     },
 }  # fmt: skip
-
-
-def outcome(target: str, call: dict[str, Any]) -> str:
-    """Run the call; return "OK" or the text of the error."""
-    structs = [v for k, v in call.items() if k in RESULTS]
-    attributes = {k: v for k, v in call.items() if k in ATTRIBUTES}
-    operands = [v for k, v in call.items() if k not in (*ATTRIBUTES, *RESULTS)]
-    run = jax.ffi.ffi_call(target, structs if len(structs) > 1 else structs[0])
-    try:
-        results = jax.block_until_ready(jax.jit(lambda *xs: run(*xs, **attributes))(*operands))
-    except (jax.errors.JaxRuntimeError, ValueError) as error:  # depends on the version of JAX
-        text = str(error)
-        assert target.removesuffix(".v1") + ": " in text, text
-        assert any(name in text for name in [*call, "result", "attribute", "_bar"]), text
-        return text
-    outputs = results if isinstance(results, (list, tuple)) else [results]
-    assert [r.shape for r in outputs] == [s.shape for s in structs]
-    return OK
 
 
 @pytest.mark.parametrize("target", CALLS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,15 +11,34 @@ import pytest
 from support.errors import raises
 from support.xpcs.two_time_problems import PARAMS, assert_scaled, cases, flow, measured, native_only
 
+import jaxkern as jk
 from jaxkern import xpcs
 
 pytestmark = pytest.mark.usefixtures("x64", "backend")
 
 
-def made(n=40, symmetric=True):
-    model, reference = flow(n)
+N = 40
+#: parameters, contrast and offset
+AT = PARAMS, np.array(0.3), np.array([1.0, 1.01, 0.99])
+
+
+def case(symmetric=True):
+    model, reference = flow(N)
     data = measured(reference.g2(1.01 * PARAMS, 0.31, 1.0), symmetric=symmetric)
     return model, reference, data
+
+
+@functools.cache
+def slopes_of_residuals(symmetric):
+    """Return the gradient from residuals, whose derivatives are tested in extended precision."""
+    model, _, data = case(symmetric)
+    pairs = 0.25 if symmetric else 0.5
+
+    def value(*v):
+        return -pairs * jnp.sum(xpcs.residual(model, *v, data, 0.01) ** 2)
+
+    with jk.backend("auto"):
+        return jax.jit(jax.grad(value, (0, 1, 2)))(*AT)
 
 
 def exact(reference, data, sigma, symmetric):
@@ -38,33 +59,26 @@ def exact(reference, data, sigma, symmetric):
     jax=[(True, "auto")],
 )
 def test_value_and_gradient(symmetric, option):
-    model, reference, data = made(symmetric=symmetric)
+    model, reference, data = case(symmetric)
     option = symmetric if option == "fixed" else option
     expected = exact(reference, data, 0.01, symmetric)
 
     def fn(*v):
         return xpcs.log_likelihood(model, *v, data, 0.01, symmetric=option)
 
-    at = jnp.asarray(PARAMS), jnp.asarray(0.3), jnp.asarray([1.0, 1.01, 0.99])
-    value, slopes = jax.value_and_grad(fn, (0, 1, 2))(*at)
-    assert_scaled(value, expected(*(np.asarray(v) for v in at)), 1e-11)
-    assert_scaled(fn(*at), value, 1e-13)
-    # The derivatives of residuals are tested against extended precision.
-    pairs = 0.25 if symmetric else 0.5
-    reference_slopes = jax.grad(
-        lambda *v: -pairs * jnp.sum(xpcs.residual(model, *v, data, 0.01) ** 2), (0, 1, 2)
-    )(*at)
-    for got, slope in zip(slopes, reference_slopes, strict=True):
-        np.testing.assert_allclose(got, slope, rtol=1e-9, atol=1e-9 * np.abs(slope).max())
-    tangents = tuple(jnp.ones_like(v) for v in at)
-    moved = jax.jvp(fn, at, tangents)[1]
+    value, slopes = jax.value_and_grad(fn, (0, 1, 2))(*AT)
+    assert_scaled(value, expected(*AT), 1e-11)
+    assert_scaled(fn(*AT), value, 1e-13)
+    for actual, slope in zip(slopes, slopes_of_residuals(symmetric), strict=True):
+        np.testing.assert_allclose(actual, slope, rtol=1e-9, atol=1e-9 * np.abs(slope).max())
+    moved = jax.jvp(fn, AT, tuple(np.ones_like(v) for v in AT))[1]
     total = sum(float(jnp.sum(s)) for s in slopes)
     np.testing.assert_allclose(moved, total, rtol=1e-9)
 
 
 @native_only
 def test_batches_and_jit():
-    model, _, data = made(30)
+    model, _, data = case()
     fn = jax.value_and_grad(lambda p, c: xpcs.log_likelihood(model, p, c, 1.0, data, 0.01), (0, 1))
     points = np.stack([PARAMS, 1.05 * PARAMS, 0.9 * PARAMS])
     contrasts = np.array([0.3, 0.31, 0.29])
@@ -79,7 +93,7 @@ def test_batches_and_jit():
 @native_only
 def test_one_pass():
     """Value and gradient call only the fused kernel, once."""
-    model, _, data = made(30)
+    model, _, data = case()
     fn = jax.value_and_grad(lambda p: xpcs.log_likelihood(model, p, 0.3, 1.0, data, 0.01))
     text = jax.jit(fn).lower(jnp.asarray(PARAMS)).compile().as_text()
     assert text.count('custom_call_target="jaxkern.two_time_') == 1
@@ -89,7 +103,7 @@ def test_one_pass():
 @cases("symmetric", native=[(False,), (True,)], jax=[])
 def test_curvature_is_the_inverse_covariance(symmetric):
     """At the truth without noise the Hessian is -J^T J, or half of it if pairs count once."""
-    model, reference, _ = made(25)
+    model, reference, _ = case()
     data = reference.g2(PARAMS, 0.3, 1.0)
     data = measured(data, 0.0, symmetric)
     if not symmetric:
@@ -106,10 +120,10 @@ def test_curvature_is_the_inverse_covariance(symmetric):
 
 
 def test_masks_and_quantized_data():
-    model, reference, data = made(symmetric=False)
+    model, reference, data = case(symmetric=False)
     step, zero = 1e-4, 0.5
     stored = np.clip(np.round((data - zero) / step), 0, 65535).astype(np.uint16)
-    keep = np.arange(40) % 7 != 0
+    keep = np.arange(N) % 7 != 0
     value = xpcs.log_likelihood(
         model, PARAMS, 0.3, 1.0, stored, 0.01, keep=keep, quantization=(step, zero)
     )
@@ -120,7 +134,7 @@ def test_masks_and_quantized_data():
 
 @pytest.mark.parametrize("which", ["data", "sigma"])
 def test_no_gradient_by_data_or_sigma(which):
-    model, _, data = made(20)
+    model, _, data = case()
 
     def fn(data, sigma):
         return xpcs.log_likelihood(model, PARAMS, 0.3, 1.0, data, sigma)

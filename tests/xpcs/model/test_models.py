@@ -142,8 +142,8 @@ def test_custom_model():
         model.geometry, lambda p: model.phases(p), parameters, **rows, **columns
     )
     assert mine.parameters == model.parameters
-    for got, expected in zip(mine.tables(PARAMS), model.tables(PARAMS), strict=True):
-        np.testing.assert_array_equal(got, expected)
+    for actual, expected in zip(mine.tables(PARAMS), model.tables(PARAMS), strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_custom_model_uses_all_parameters_by_default():

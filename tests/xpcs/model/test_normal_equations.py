@@ -78,14 +78,14 @@ def _problem(n, symmetric, scaling, noise):
     return model, contrast, offset, data, c2, jacobian
 
 
-def assert_equal(got, expected, tolerance=1e-11):
+def assert_equal(actual, expected, tolerance=1e-11):
     scale = np.sqrt(np.diag(expected["jtj"]))
     scale = np.where(scale > 0, scale, 1.0)
-    assert_normalized(got.jtj, expected["jtj"], tolerance)
-    assert_scaled(got.jtr / scale, expected["jtr"] / scale, tolerance)
-    assert_scaled(got.chi2, expected["chi2"], tolerance)
-    assert_scaled(got.cost, expected["cost"], tolerance)
-    assert got.count == expected["count"]
+    assert_normalized(actual.jtj, expected["jtj"], tolerance)
+    assert_scaled(actual.jtr / scale, expected["jtr"] / scale, tolerance)
+    assert_scaled(actual.chi2, expected["chi2"], tolerance)
+    assert_scaled(actual.cost, expected["cost"], tolerance)
+    assert actual.count == expected["count"]
 
 
 @functools.cache
@@ -366,11 +366,11 @@ def test_transformations():
     model, contrast, offset, data, *_ = problem()
     run = lambda p, d: xpcs.normal_equations(model, p, contrast, offset, d, 0.01)  # noqa: E731
     expected = [run(PARAMS, data), run(1.1 * PARAMS, data)]
-    got = jax.jit(jax.vmap(run, (0, None)))(np.stack([PARAMS, 1.1 * PARAMS]), data)
+    actual = jax.jit(jax.vmap(run, (0, None)))(np.stack([PARAMS, 1.1 * PARAMS]), data)
     for k in range(2):
         for name in FIELDS:
             np.testing.assert_allclose(
-                getattr(got, name)[k], getattr(expected[k], name), rtol=1e-9, atol=1e-9
+                getattr(actual, name)[k], getattr(expected[k], name), rtol=1e-9, atol=1e-9
             )
     slope = jax.grad(lambda p: run(p, data).chi2)(jnp.asarray(PARAMS))
     np.testing.assert_allclose(slope, -2 * expected[0].jtr[6:], rtol=1e-9)

@@ -140,11 +140,11 @@ def test_diffusion_and_shear_from_frames_by_two_time():
     truth = np.array([2000.0, 0.0, 0.0, 1e-3, 0.0, 0.0, 3.0])
     frames = jk.xpcs.simulate_frames(model, truth, photons=3.0, modes=2, seed=4, progress=False)
     data = correlated(frames).fit_data(0.0054)
-    again = jk.xpcs.Geometry(data.q, 2e5, data.dt, data.t, data.phi)
-    assert again == geometry
+    second = jk.xpcs.Geometry(data.q, 2e5, data.dt, data.t, data.phi)
+    assert second == geometry
     held = ["alpha", "D_offset", "beta", "gamma_dot_t_offset"]
     fit = jk.xpcs.fit(
-        jk.xpcs.LaminarFlow(again), data.data, p0=1.2 * truth, hold=held, progress=False
+        jk.xpcs.LaminarFlow(second), data.data, p0=1.2 * truth, hold=held, progress=False
     )
     assert fit.success, fit.message
     assert fit.errors.startswith("jackknife")

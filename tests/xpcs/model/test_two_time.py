@@ -40,9 +40,9 @@ def phases(n=53, seed=0):
 @pytest.mark.parametrize("power", POWERS)
 def test_g2_of_a_model(power):
     model, reference = flow(power=power)
-    got = xpcs.g2(model, PARAMS, CONTRAST, OFFSET)
-    assert got.dtype == np.float64
-    assert_scaled(got, reference.g2(PARAMS, CONTRAST, OFFSET), 1e-12)
+    actual = xpcs.g2(model, PARAMS, CONTRAST, OFFSET)
+    assert actual.dtype == np.float64
+    assert_scaled(actual, reference.g2(PARAMS, CONTRAST, OFFSET), 1e-12)
 
 
 @pytest.mark.parametrize("power", POWERS)
@@ -82,8 +82,8 @@ def test_tangent_and_cotangent(power):
     D = A[:, None] - A, X[:, None] - X
     f, (a, h) = oracle.correlation(*D, power), oracle.slopes(*D, power)
     expected = 0.7 + 0.2 * f + 0.4 * (a * (dA[:, None] - dA) + h * (dX[:, None] - dX))
-    got = ops.two_time_g2_tangent(A, X, 0.4, dA, dX, 0.2, 0.7, shear_power=power)
-    assert_scaled(got, expected)
+    actual = ops.two_time_g2_tangent(A, X, 0.4, dA, dX, 0.2, 0.7, shear_power=power)
+    assert_scaled(actual, expected)
 
     bars = ops.two_time_g2_cotangent(A, X, 0.4, G, shear_power=power)
     flows = 0.4 * G * a, 0.4 * G * h
@@ -109,16 +109,16 @@ def test_phases_in_any_order(order):
     assert_scaled(
         ops.two_time_g2(A, X, 0.4, 1.0, shear_power=4), 1.0 + 0.4 * oracle.correlation(*D, 4)
     )
-    got = ops.two_time_g2_tangent(A, X, 0.4, dA, dX, 0.0, 0.0, shear_power=4)
-    assert_scaled(got, 0.4 * (a * (dA[:, None] - dA) + h * (dX[:, None] - dX)))
+    actual = ops.two_time_g2_tangent(A, X, 0.4, dA, dX, 0.0, 0.0, shear_power=4)
+    assert_scaled(actual, 0.4 * (a * (dA[:, None] - dA) + h * (dX[:, None] - dX)))
 
 
 def test_strong_decay_does_not_overflow():
     A = np.array([0.0, 1.0, 400.0, 800.0, 1e5, 1e5 + 1e-6, 3e8])
     X = np.linspace(0, 1, A.size)
-    got = ops.two_time_g2(A, X, 1.0, 0.0, shear_power=4)
+    actual = ops.two_time_g2(A, X, 1.0, 0.0, shear_power=4)
     expected = oracle.correlation(A[:, None] - A, X[:, None] - X, 4)
-    np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-300)
+    np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-300)
 
 
 @cases("angle", native=[(0,), (2,)], jax=[(2,)])
@@ -198,8 +198,8 @@ def test_residual(kind):
     assert_scaled(slopes[1], by_sigma, 1e-11)
     at = jnp.asarray(PARAMS), CONTRAST, OFFSET
     pulled = jax.jit(lambda ct: jax.vjp(lambda *v: xpcs.g2(model, *v), *at)[1](ct))(-flowing)
-    for got, back in zip(slopes[2:], pulled, strict=True):
-        assert_scaled(got, back, 1e-11)
+    for actual, back in zip(slopes[2:], pulled, strict=True):
+        assert_scaled(actual, back, 1e-11)
 
 
 def test_residual_with_tangents_of_nan():
@@ -222,8 +222,8 @@ def test_g2_at():
     model, reference = flow()
     c2 = reference.g2(PARAMS, CONTRAST, OFFSET)
     index = np.random.default_rng(5).integers(0, (3, 70, 70), (500, 3))
-    got = xpcs.g2_at(model, PARAMS, CONTRAST, OFFSET, index)
-    assert_scaled(got, c2[tuple(index.T)])
+    actual = xpcs.g2_at(model, PARAMS, CONTRAST, OFFSET, index)
+    assert_scaled(actual, c2[tuple(index.T)])
     weights = np.random.default_rng(6).normal(size=500)
 
     def slopes(*at):
@@ -231,8 +231,8 @@ def test_g2_at():
         two = jax.grad(lambda *v: weights @ xpcs.g2(model, *v)[tuple(index.T)], (0, 1, 2))(*at)
         return one, two
 
-    for got, expected in zip(*jax.jit(slopes)(PARAMS, CONTRAST, OFFSET), strict=True):
-        assert_scaled(got, expected, 1e-11)
+    for actual, expected in zip(*jax.jit(slopes)(PARAMS, CONTRAST, OFFSET), strict=True):
+        assert_scaled(actual, expected, 1e-11)
 
 
 def test_g2_at_outside_is_nan():
@@ -252,8 +252,8 @@ def test_g2_at_outside_is_nan():
 @cases("n", native=[(n,) for n in (2, 3, 4, 5, 31, 32, 33, 127, 128, 129, 161)], jax=[(2,), (33,)])
 def test_sizes(n):
     model, reference = flow(n)
-    got = xpcs.g2(model, PARAMS, CONTRAST, OFFSET)
-    assert_scaled(got, reference.g2(PARAMS, CONTRAST, OFFSET))
+    actual = xpcs.g2(model, PARAMS, CONTRAST, OFFSET)
+    assert_scaled(actual, reference.g2(PARAMS, CONTRAST, OFFSET))
 
 
 def test_32_bit_mode(backend):
@@ -264,13 +264,13 @@ def test_32_bit_mode(backend):
         return jax.grad(lambda p: jnp.sum(xpcs.g2(model, p, CONTRAST, OFFSET)))(p)
 
     with jax.enable_x64(False):
-        got = xpcs.g2(model, PARAMS, CONTRAST, OFFSET)
-        data = xpcs.residual(model, PARAMS, CONTRAST, OFFSET, got, 0.01)
+        actual = xpcs.g2(model, PARAMS, CONTRAST, OFFSET)
+        data = xpcs.residual(model, PARAMS, CONTRAST, OFFSET, actual, 0.01)
         slope = slope_of(jnp.asarray(PARAMS))
-    assert got.dtype == data.dtype == slope.dtype == np.float32
-    assert np.abs(data).max() < 2.5e-5  # two roundings of got, over sigma
+    assert actual.dtype == data.dtype == slope.dtype == np.float32
+    assert np.abs(data).max() < 2.5e-5  # two roundings of the residual, over sigma
     expected = reference.g2(PARAMS, CONTRAST, OFFSET)
-    np.testing.assert_allclose(got, expected, atol=2e-6)
+    np.testing.assert_allclose(actual, expected, atol=2e-6)
     exact = slope_of(jnp.asarray(PARAMS))
     np.testing.assert_allclose(slope, exact, rtol=2e-4, atol=1e-4 * np.abs(exact[6]))
 
@@ -284,9 +284,9 @@ def test_phases_may_differ_by_angle():
         return p[0] * rates[:, None] * geometry.t, jnp.zeros((1, 30))
 
     model = xpcs.CustomModel(geometry, phases_of, ["rate"], shear_power=0)
-    got = xpcs.g2(model, [0.2], 0.5, 1.0)
+    actual = xpcs.g2(model, [0.2], 0.5, 1.0)
     A = 0.2 * rates[:, None] * geometry.t
     expected = 1 + 0.5 * np.exp(-2 * np.abs(A[:, :, None] - A[:, None, :]))
-    assert_scaled(got, expected)
+    assert_scaled(actual, expected)
     with raises(ValueError, "g2_at"):
         xpcs.g2_at(model, [0.2], 0.5, 1.0, [[0, 1, 2]])

@@ -57,9 +57,9 @@ def test_full_matrices():
     # The kernel for events does not write the lower triangle.
     kernel = sparse(frames, dynamic, "t1,t2")
     above = np.triu_indices(len(frames))
-    for found in (kernel.ttcf, events.c2):
+    for result in (kernel.ttcf, events.c2):
         np.testing.assert_allclose(
-            found[:, above[0], above[1]], ours.c2[:, above[0], above[1]], rtol=1e-6
+            result[:, above[0], above[1]], ours.c2[:, above[0], above[1]], rtol=1e-6
         )
 
 

@@ -12,21 +12,13 @@ import numpy as np
 
 from jaxkern.core.memory import available_bytes
 from jaxkern.core.progress import ProgressBar
+from jaxkern.pipeline.sources.columns import Column, Decode, EncodedSource, decoded, part_name
 from jaxkern.pipeline.sources.files import Paths, expand_paths, import_extra, map_file
-from jaxkern.pipeline.sources.formats.columns import (
-    Chunks,
-    Column,
-    ColumnSource,
-    Decode,
-    Decoded,
-    part_name,
-)
 from jaxkern.pipeline.sources.images.fields import ImageOptions
 from jaxkern.pipeline.sources.images.headers import ByteRanges
-from jaxkern.pipeline.sources.source import BatchSource, RecordSource, check_numeric
+from jaxkern.pipeline.sources.source import BatchSource, RecordSource, check_numeric, join_arrays
+from jaxkern.ring import RowParts
 
-#: maximum size in bytes of a chunked column of numbers that is concatenated for native threads
-_CONCATENATED_BYTES = 2**28
 _BYTES = ("binary", "large_binary", "binary_view")
 _TEXT = ("string", "large_string", "string_view")
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}  # by the mode of Hugging Face's `Image(mode=...)`
@@ -42,7 +34,7 @@ class _Part(NamedTuple):
     file: np.ndarray | None = None  # the mapped file that the values may refer to
 
 
-class _TableSource(ColumnSource):
+class _TableSource(EncodedSource):
     """Source of selected `rows` int64 [N] of tables; `image_names` may restrict the images."""
 
     def __init__(
@@ -64,15 +56,12 @@ class _TableSource(ColumnSource):
                 _check_names(part.origin, part.table.column_names, [name])
             decode = decoders.get(name)
             is_image = decode is None and (image_names is None or name in image_names)
-            columns[name] = _column(name, parts, decode, missing, is_image)
+            columns[name] = _column(name, parts, decode, missing, is_image, rows)
         if unknown := sorted(decoders.keys() - columns.keys()):
             raise KeyError(f"decoders has {unknown}; the columns are {sorted(columns)}")
         origins = [part.origin for part in parts]
         ends = np.cumsum([part.table.num_rows for part in parts])
         if rows is not None:
-            if len(rows) and rows.max() >= ends[-1]:
-                raise ValueError(f"{origins[0]} selects row {rows.max()} of {ends[-1]}")
-            columns = {name: _select(column, rows) for name, column in columns.items()}
             ends = np.array([len(rows)])
         if ends[-1] == 0:
             raise ValueError(f"{origins[0]} has no rows")
@@ -194,6 +183,10 @@ class HuggingFaceSource(_TableSource):
         rows = None
         if dataset._indices is not None:
             rows = dataset._indices.table.column(0).to_numpy().astype(np.int64)
+            if len(rows) and rows.max() >= dataset.data.num_rows:
+                raise ValueError(
+                    f"the data set selects row {rows.max()} of {dataset.data.num_rows}"
+                )
         self._selection = "" if rows is None else f"#{zlib.crc32(rows.tobytes()):08x}"
         parts = [_Part("the data set", dataset.data.table)]
         image_names = [name for name, kind in features.items() if type(kind).__name__ == "Image"]
@@ -223,14 +216,6 @@ def _check_dataset(dataset: Any) -> None:
     elif isinstance(dataset, datasets.IterableDataset):
         more = ": it has no length; jaxkern.from_stream reads it"
     raise TypeError(f"{type(dataset).__name__} is not a datasets.Dataset{more}")
-
-
-def _select(column: Column, rows: np.ndarray) -> Column:
-    if isinstance(column, Decoded):
-        return Decoded(column.ranges.select(rows), column.decode)
-    if isinstance(column, ByteRanges):
-        return column.select(rows)
-    return column.take(rows) if isinstance(column, Chunks) else column[rows]
 
 
 def _mapped_table(file: Path, verify: bool) -> _Part:
@@ -303,15 +288,20 @@ def _is_number(value: Any) -> bool:
 
 
 def _column(
-    name: str, parts: Sequence[_Part], decode: Decode | None, missing: bool, is_image: bool
+    name: str,
+    parts: Sequence[_Part],
+    decode: Decode | None,
+    missing: bool,
+    is_image: bool,
+    rows: np.ndarray | None,
 ) -> Column:
     kind = parts[0].table.schema.field(name).type
-    if decode is not None:
-        if not (_is_file(kind) or str(_plain(kind)) in _BYTES + _TEXT):
-            raise TypeError(f"decoders has {name!r}, which is {kind}; expected bytes or text")
-        return Decoded(_byte_ranges(name, parts, missing), decode)
-    if is_image and (_is_file(kind) or str(kind) in _BYTES):
-        return _byte_ranges(name, parts, missing)
+    if decode is not None and not (_is_file(kind) or str(_plain(kind)) in _BYTES + _TEXT):
+        raise TypeError(f"decoders has {name!r}, which is {kind}; expected bytes or text")
+    if decode is not None or (is_image and (_is_file(kind) or str(kind) in _BYTES)):
+        ranges = _byte_ranges(name, parts, missing)
+        ranges = ranges if rows is None else ranges.select(rows)
+        return ranges if decode is None else decoded(ranges, decode)
     pieces: list[np.ndarray] = []
     for part in parts:
         for chunk in part.table.column(name).chunks:
@@ -320,15 +310,13 @@ def _column(
                 values = _on_file(_values(chunk, what), part.file)
                 check_numeric(values, what)
                 pieces.append(values)
-                rows = [f"{p.dtype}{list(p.shape[1:])}" for p in (pieces[0], values)]
-                if rows[0] != rows[1]:
-                    raise ValueError(f"{what} has rows {rows[1]} after rows {rows[0]}")
-    if not pieces:
-        return np.empty(0, np.float32)
-    if len(pieces) == 1:
-        return pieces[0]
-    is_small = sum(piece.nbytes for piece in pieces) <= _CONCATENATED_BYTES
-    return np.concatenate(pieces) if is_small else Chunks(pieces)
+                kinds = [f"{p.dtype}{list(p.shape[1:])}" for p in (pieces[0], values)]
+                if kinds[0] != kinds[1]:
+                    raise ValueError(f"{what} has rows {kinds[1]} after rows {kinds[0]}")
+    column = join_arrays(pieces or [np.empty(0, np.float32)])
+    if rows is None:
+        return column
+    return column.take(rows) if isinstance(column, RowParts) else np.asarray(column[rows])
 
 
 def _is_file(kind: Any) -> bool:
@@ -375,7 +363,8 @@ def _values(array: Any, what: str) -> Any:
         lengths = np.diff(starts) if len(array) else np.zeros(1, np.int64)
         if (odd := np.flatnonzero(lengths != lengths[0])).size:
             raise ValueError(
-                f"{what} has lists of {lengths[0]} and of {lengths[odd[0]]} items; pad or cut them"
+                f"{what} has lists of {lengths[0]} and of {lengths[odd[0]]} items; expected equal "
+                "lengths: pad or truncate them"
             )
         values = _values(array.values[int(starts[0]) : int(starts[-1])], what)
         return values.reshape(len(array), int(lengths[0]), *values.shape[1:])

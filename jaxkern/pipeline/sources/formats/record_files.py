@@ -15,15 +15,8 @@ import numpy as np
 from jaxkern.core.failures import note
 from jaxkern.core.progress import ProgressBar
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sources.files import Paths, expand_paths, import_extra
-from jaxkern.pipeline.sources.formats.columns import (
-    NUMPY_HEADERS,
-    Column,
-    ColumnSource,
-    Decode,
-    Decoded,
-    part_name,
-)
+from jaxkern.pipeline.sources.columns import Column, Decode, EncodedSource, decoded, part_name
+from jaxkern.pipeline.sources.files import NUMPY_HEADERS, Paths, expand_paths, import_extra
 from jaxkern.pipeline.sources.images.fields import ImageOptions
 from jaxkern.pipeline.sources.images.headers import ByteRanges
 from jaxkern.pipeline.sources.source import RecordSource, locate, record_arrays
@@ -115,7 +108,7 @@ def _savez(data: bytes) -> dict[str, np.ndarray]:
         return dict(archive)
 
 
-class TFRecordSource(ColumnSource):
+class TFRecordSource(EncodedSource):
     """Source of TFRecord files of tf.train.Example, without TensorFlow; files are mapped.
 
     The constructor parses all records and verifies their checksums. It stores numbers, and byte
@@ -244,7 +237,7 @@ class _Fields:
             if self._kinds[name][0] == "bytes_list":
                 decodable.add(feature)
                 ranges, decode = ByteRanges(tuple(blobs), array, False), self._decoders.get(feature)
-                columns[name] = ranges if decode is None else Decoded(ranges, decode)
+                columns[name] = ranges if decode is None else decoded(ranges, decode)
             else:
                 columns[name] = array[:, 0] if array.shape[1] == 1 else array
         if unknown := sorted(self._decoders.keys() - decodable):

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import io
 import json
 import os
 import tarfile
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
 from jaxkern.core.caches import SETTLED, cache_folder, read_index, write_index
 from jaxkern.core.progress import ProgressBar
-from jaxkern.pipeline.sources.files import Paths, expand_paths, map_file
-from jaxkern.pipeline.sources.formats.columns import (
-    NUMPY_HEADERS,
-    Column,
-    ColumnSource,
-    Decode,
-    Decoded,
-)
+from jaxkern.pipeline.sources.columns import Column, Decode, EncodedSource, decoded
+from jaxkern.pipeline.sources.files import NUMPY_HEADERS, Paths, expand_paths, map_file
 from jaxkern.pipeline.sources.images.fields import ImageOptions
 from jaxkern.pipeline.sources.images.headers import ByteRanges
 from jaxkern.pipeline.sources.source import locate
@@ -43,7 +35,7 @@ _MEMBER = np.dtype(
 _IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm", "gif", "tif", "tiff")
 
 
-class WebDatasetSource(ColumnSource):
+class WebDatasetSource(EncodedSource):
     """Source of WebDataset shards: local tar files, mapped into memory.
 
     The members of a sample are consecutive, and their names are equal up to the first dot of the
@@ -83,27 +75,27 @@ class WebDatasetSource(ColumnSource):
         self.files = expand_paths(paths, (".tar",), "WebDataset shards")
         index = _Index(self.files)
         decoders = decoders or {}
-        endings_of = _field_endings(fields, index.first_endings())
+        endings_of = _field_endings(fields, index.endings_of(0))
         used: set[str | None] = set()
         columns: dict[str, Column] = {}
         for name, endings in endings_of.items():
             kinds = {_last(ending) for ending in endings}
             keys = (key for ending in endings for key in (ending, _last(ending)))
             decoder = next((key for key in keys if key in decoders), None)
-            function = None if decoder is None else decoders[decoder]
             used.add(decoder)
-            if function is None and kinds <= {*_IMAGES}:
+            if decoder is None and kinds <= {*_IMAGES}:
                 columns[name] = index.ranges(name, endings)
-            elif function is None and kinds <= {*_NUMBERS}:
+            elif decoder is None and kinds <= {*_NUMBERS}:
                 columns[name] = index.numbers(name, endings)
             else:
-                function = function or _DECODERS.get(_last(endings[0]))
+                default = _DECODERS.get(_last(endings[0]))
+                function = default if decoder is None else decoders[decoder]
                 if function is None:
                     raise TypeError(
                         f"the members {'.' + endings[0]!r} of {self.files[0]} have no decoder; use "
                         f"decoders={{{endings[0]!r}: a function of bytes}}, or fields={{...}}"
                     )
-                columns[name] = Decoded(index.ranges(name, endings), function)
+                columns[name] = decoded(index.ranges(name, endings), function)
         if unknown := sorted(decoders.keys() - used):
             existing = sorted({ending for endings in endings_of.values() for ending in endings})
             raise KeyError(f"decoders has {unknown}; the endings of the fields are {existing}")
@@ -111,40 +103,50 @@ class WebDatasetSource(ColumnSource):
 
 
 class _Index:
-    """The members of the samples of all shards; from the cache folder for unchanged shards."""
+    """The samples of all shards and their members; from the cache folder for unchanged shards."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
-        self.blobs = [map_file(file) for file in files]
-        self._shards: list[ShardIndex] = []
+        self._blobs = tuple(map(map_file, files))
+        self._keys: list[str] = []
+        self._endings: dict[str, int] = {}
+        members, shards, ends = [], [], []
         with ProgressBar(True, "index", "shards") as bar:
-            for file, blob in zip(files, self.blobs, strict=True):
-                self._shards.append(_cached_index(file, blob))
-                bar.update(len(self._shards), len(files))
-        self._ends = np.cumsum([shard.samples for shard in self._shards])
-        if not self._ends[-1]:
+            for number, (file, blob) in enumerate(zip(files, self._blobs, strict=True)):
+                shard = _cached_index(file, blob)
+                numbers = [self._endings.setdefault(e, len(self._endings)) for e in shard.endings]
+                renumbered = shard.members.copy()
+                renumbered["sample"] += len(self._keys)
+                renumbered["ending"] = np.array(numbers, np.int32)[shard.members["ending"]]
+                members.append(renumbered)
+                shards.append(np.full(len(renumbered), number))
+                self._keys += shard.keys
+                ends.append(len(self._keys))
+                bar.update(number + 1, len(files))
+        if not self._keys:
             raise ValueError(f"{', '.join(map(str, files))[:200]}: no samples in these shards")
+        self._members, self._shards = np.concatenate(members), np.concatenate(shards)
+        self._ends = np.array(ends)
 
-    def first_endings(self) -> list[str]:
-        """Return the endings of the members of the first sample."""
-        shard = next(shard for shard in self._shards if shard.samples)
-        return shard.endings_of(0)
+    def endings_of(self, sample: int) -> list[str]:
+        """Return the endings of the members of a sample."""
+        endings = list(self._endings)
+        chosen = self._members["ending"][self._members["sample"] == sample]
+        return [endings[number] for number in chosen.tolist()]
 
     def name_of(self, record: int) -> str:
-        shard, sample = locate(self._ends, record)
-        return f"{self._files[shard]}: {self._shards[shard].keys[sample]}"
+        return f"{self._files[locate(self._ends, record)[0]]}: {self._keys[record]}"
 
     def ranges(self, name: str, endings: Sequence[str]) -> ByteRanges:
         """Return the byte ranges of a field."""
-        parts = []
-        for number, members in enumerate(self._members(name, endings)):
-            shard = np.full(len(members), number)
-            parts.append(np.stack([shard, members["offset"], members["length"]], 1))
-        return ByteRanges(tuple(self.blobs), np.concatenate(parts), in_files=False)
+        chosen = self._select(name, endings)
+        members = self._members[chosen]
+        shards = self._shards[chosen]
+        return ByteRanges.from_columns(self._blobs, shards, members["offset"], members["length"])
 
     def numbers(self, name: str, endings: Sequence[str]) -> np.ndarray:
         """Return int64 [N] of a field whose members are integers."""
-        members = np.concatenate([*self._members(name, endings)])
+        members = self._members[self._select(name, endings)]
         wrong = np.flatnonzero(~members["is_number"])
         if wrong.size:
             raise ValueError(
@@ -153,19 +155,18 @@ class _Index:
             )
         return np.ascontiguousarray(members["number"])
 
-    def _members(self, name: str, endings: Sequence[str]) -> Iterator[np.ndarray]:
-        """Yield the members of a field in each shard, one for each sample."""
-        for file, shard in zip(self._files, self._shards, strict=True):
-            members = shard.select(endings)
-            count = np.bincount(members["sample"], minlength=shard.samples)
-            if (count != 1).any():
-                sample = int(np.flatnonzero(count != 1)[0])
-                has = sorted(shard.endings_of(sample))
-                raise ValueError(
-                    f"{file}: {shard.keys[sample]} has the members {has}; expected one of "
-                    f"{list(endings)} for {name!r}: set fields={{...}}"
-                )
-            yield members
+    def _select(self, name: str, endings: Sequence[str]) -> np.ndarray:
+        """Return the numbers [N] of the members of a field, one for each sample."""
+        wanted = [number for ending, number in self._endings.items() if ending in endings]
+        chosen = np.flatnonzero(np.isin(self._members["ending"], wanted))
+        count = np.bincount(self._members["sample"][chosen], minlength=len(self._keys))
+        if (count != 1).any():
+            sample = int(np.flatnonzero(count != 1)[0])
+            raise ValueError(
+                f"{self.name_of(sample)} has the members {sorted(self.endings_of(sample))}; "
+                f"expected one of {list(endings)} for {name!r}: set fields={{...}}"
+            )
+        return chosen
 
 
 def _field_endings(
@@ -214,36 +215,15 @@ def _array(data: bytes) -> np.ndarray:
 _DECODERS: dict[str, Callable[[bytes], Any]] = {"npy": _array, "txt": _number, "json": json.loads}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class ShardIndex:
-    """The samples of one shard and their M members."""
+class _Shard(NamedTuple):
+    """The samples of one shard and their members."""
 
-    names: np.ndarray  # uint8 [bytes], zero-terminated names of the samples in UTF-8
-    endings: np.ndarray  # str [E], distinct endings of members
-    members: np.ndarray  # _MEMBER [M]: indices in `names` and `endings`, and where it is stored
-
-    @functools.cached_property
-    def keys(self) -> list[str]:
-        """Return the names of the samples."""
-        return self.names.tobytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
-
-    @property
-    def samples(self) -> int:
-        """Return the number of samples."""
-        return int(self.members["sample"][-1]) + 1 if len(self.members) else 0
-
-    def endings_of(self, sample: int) -> list[str]:
-        """Return the endings of the members of a sample."""
-        endings = self.members["ending"][self.members["sample"] == sample]
-        return [str(self.endings[k]) for k in endings]
-
-    def select(self, endings: Sequence[str]) -> np.ndarray:
-        """Return the members with one of these endings, in order."""
-        numbers = [k for k, ending in enumerate(self.endings.tolist()) if ending in endings]
-        return self.members[np.isin(self.members["ending"], numbers)]
+    keys: list[str]  # names of the samples
+    endings: list[str]  # distinct endings of the members
+    members: np.ndarray  # _MEMBER [M]: indices in `keys` and `endings`, and where it is stored
 
 
-def _cached_index(file: Path, data: np.ndarray) -> ShardIndex:
+def _cached_index(file: Path, data: np.ndarray) -> _Shard:
     status = file.stat()
     about = {**_ABOUT, "size": len(data), "mtime_ns": status.st_mtime_ns}
     folder = cache_folder()
@@ -255,27 +235,30 @@ def _cached_index(file: Path, data: np.ndarray) -> ShardIndex:
     index = _read_headers(file, data)
     settled = time.time_ns() - status.st_mtime_ns > SETTLED
     if path is not None and settled and len(index.members) >= _INDEX_MEMBERS:
-        arrays = {"names": index.names, "endings": index.endings, "members": index.members}
-        write_index(path, about, arrays)
+        joined = "".join(f"{key}\0" for key in index.keys).encode("utf-8", "surrogateescape")
+        arrays = {"names": np.frombuffer(joined, np.uint8), "members": index.members}
+        write_index(path, about, {**arrays, "endings": np.array(index.endings, str)})
     return index
 
 
-def _checked_index(arrays: dict[str, np.ndarray], size: int) -> ShardIndex | None:
+def _checked_index(arrays: dict[str, np.ndarray], size: int) -> _Shard | None:
     """Return the index of a shard of `size` bytes; None if it is inconsistent."""
     try:
-        index = ShardIndex(**arrays)
-        offset, length = index.members["offset"], index.members["length"]
+        keys = arrays["names"].tobytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
+        endings, members = arrays["endings"].tolist(), arrays["members"]
+        offset, length, ending = members["offset"], members["length"], members["ending"]
         consistent = (
             ((offset >= 0) & (length >= 0) & (offset + length <= size)).all()
-            and np.isin(np.diff(index.members["sample"], prepend=0), (0, 1)).all()
-            and len(index.keys) == index.samples
+            and ((ending >= 0) & (ending < len(endings))).all()
+            and np.isin(np.diff(members["sample"], prepend=0), (0, 1)).all()
+            and len(keys) == (int(members["sample"][-1]) + 1 if len(members) else 0)
         )
-    except (TypeError, ValueError, IndexError):
+    except (TypeError, ValueError, LookupError):
         return None
-    return index if consistent else None
+    return _Shard(keys, endings, members) if consistent else None
 
 
-def _read_headers(file: Path, data: np.ndarray) -> ShardIndex:
+def _read_headers(file: Path, data: np.ndarray) -> _Shard:
     keys: list[str] = []
     endings: dict[str, int] = {}
     members: list[tuple[Any, ...]] = []
@@ -318,9 +301,7 @@ def _read_headers(file: Path, data: np.ndarray) -> ShardIndex:
             f"{file} is damaged, truncated or a concatenation: expected zeros from byte {end} of "
             f"{len(data)} on"
         )
-    joined = "".join(f"{key}\0" for key in keys).encode("utf-8", "surrogateescape")
-    names = np.frombuffer(joined, np.uint8)
-    return ShardIndex(names, np.array(list(endings), str), np.array(members, _MEMBER))
+    return _Shard(keys, list(endings), np.array(members, _MEMBER))
 
 
 def _parse_integer(data: bytes) -> int | None:

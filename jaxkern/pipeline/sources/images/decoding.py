@@ -61,14 +61,12 @@ def jpeg_size(jpeg: Any) -> tuple[int, int] | None:
     """Return the upright (height, width) of a JPEG file; None for other or invalid files."""
     if bytes(jpeg[:3]) != b"\xff\xd8\xff":
         return None
-    native = registry.module("cpu")
+    if (native := registry.module("cpu")) is not None:
+        return _native_size(native, jpeg)
     try:
-        if native is None:
-            return header_by_pillow(jpeg)[:2]
-        height, width, _, orientation, _ = native.jpeg_info(np.frombuffer(jpeg, np.uint8))
+        return header_by_pillow(jpeg)[:2]
     except (ValueError, OSError):
         return None
-    return (width, height) if orientation >= 5 else (height, width)
 
 
 def jpeg_decoding() -> JpegDecoding:
@@ -108,20 +106,24 @@ def _pillow() -> Any:
     return PIL.Image
 
 
+def _native_size(native: Any, jpeg: Any) -> tuple[int, int] | None:
+    """Return the upright (height, width); None if native code does not understand the header."""
+    try:
+        height, width, _, orientation, _ = native.jpeg_info(np.frombuffer(jpeg, np.uint8))
+    except ValueError:
+        return None
+    return (width, height) if orientation >= 5 else (height, width)
+
+
 def _by_native(data: Any, channels: int, max_pixels: int, name: str) -> np.ndarray | None:
     """Decode by native code; return None if it does not understand the header."""
     native = _native()
-    encoded = np.frombuffer(data, np.uint8)
-    try:
-        height, width, _, orientation, _ = native.jpeg_info(encoded)
-    except ValueError:
+    if (size := _native_size(native, data)) is None:
         return None
-    if orientation >= 5:
-        height, width = width, height
-    _check_pixels(height, width, max_pixels, name)
-    pixels = np.empty((height, width, channels), np.uint8)
+    _check_pixels(*size, max_pixels, name)
+    pixels = np.empty((*size, channels), np.uint8)
     try:
-        native.jpeg_decode(encoded, pixels, max_pixels=max_pixels)
+        native.jpeg_decode(np.frombuffer(data, np.uint8), pixels, max_pixels=max_pixels)
     except ValueError as error:
         raise OSError(f"{name}: {error}") from None
     return pixels

@@ -50,6 +50,8 @@ class ImageOptions(TypedDict, total=False):
 class ImageColumn:
     """A field of N encoded images; `name_of` returns the name of a record's image for messages."""
 
+    codec: Literal["jpeg", "raw"] = "jpeg"  # of `encoded_images`
+
     def __init__(
         self,
         images: ByteRanges,
@@ -147,7 +149,7 @@ class ImageColumn:
             return None
         images, scaled = self.images, self.decode == "scaled"
         ranges = (images.blobs, images.ranges, images.in_files, self.headers.size)
-        return EncodedImages(*ranges, "jpeg", self.channels, self.max_pixels, scaled)
+        return EncodedImages(*ranges, self.codec, self.channels, self.max_pixels, scaled)
 
     def native_problem(self) -> str:
         """Return why native threads cannot decode the images; "" if they can."""
@@ -271,11 +273,10 @@ class PathList(Sequence[Path]):
     def __init__(self, names: Iterable[bytes]) -> None:
         names = list(names)
         length = np.fromiter(map(len, names), np.int64, len(names))
-        ranges = np.zeros((len(names), 3), np.int64)
-        ranges[1:, 1] = np.cumsum(length + 1)[:-1]
-        ranges[:, 2] = length
+        offset = np.cumsum(length + 1) - length - 1
         self._joined = b"\0".join([*names, b""])
-        self.ranges = ByteRanges((np.frombuffer(self._joined, np.uint8),), ranges, in_files=True)
+        blob = np.frombuffer(self._joined, np.uint8)
+        self.ranges = ByteRanges.from_columns([blob], 0, offset, length, in_files=True)
 
     def names(self) -> list[bytes]:
         """Return all names, encoded for the file system."""
@@ -319,10 +320,7 @@ def _from_sequence(images: Any) -> ByteRanges:
         if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim != 1:
             raise TypeError(f"image {record} is {data!r:.80}; expected encoded bytes, or uint8 [n]")
         blobs.append(np.ascontiguousarray(array))
-    ranges = np.zeros((len(blobs), 3), np.int64)
-    ranges[:, 0] = np.arange(len(blobs))
-    ranges[:, 2] = [len(blob) for blob in blobs]
-    return ByteRanges(tuple(blobs), ranges, in_files=False)
+    return ByteRanges.from_columns(blobs, np.arange(len(blobs)), 0, [len(blob) for blob in blobs])
 
 
 def _from_offsets(values: Any, offsets: Any) -> ByteRanges:
@@ -336,6 +334,6 @@ def _from_offsets(values: Any, offsets: Any) -> ByteRanges:
         raise ValueError(
             f"offsets decrease, or exceed 0 to {len(values)}: {offsets[0]} to {offsets[-1]}"
         )
-    ranges = np.zeros((len(offsets) - 1, 3), np.int64)
-    ranges[:, 1], ranges[:, 2] = offsets[:-1], np.diff(offsets)
-    return ByteRanges((np.ascontiguousarray(values),), ranges, in_files=False)
+    return ByteRanges.from_columns(
+        [np.ascontiguousarray(values)], 0, offsets[:-1], np.diff(offsets)
+    )

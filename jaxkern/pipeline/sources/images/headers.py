@@ -10,6 +10,7 @@ import io
 import os
 import stat
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,19 @@ class ByteRanges:
     ranges: np.ndarray  # int64 [N, 3]: blob, offset and length of each
     in_files: bool  # True if they are names of files, encoded for the file system
 
+    @classmethod
+    def from_columns(
+        cls,
+        blobs: Sequence[np.ndarray],
+        blob: Any,
+        offset: Any,
+        length: Any,
+        in_files: bool = False,
+    ) -> ByteRanges:
+        """Return N ranges; their blob, offset and length are arrays [N], or equal for all."""
+        columns = np.broadcast_arrays(blob, offset, length)
+        return cls(tuple(blobs), np.stack(columns, axis=1).astype(np.int64), in_files)
+
     def __len__(self) -> int:
         return len(self.ranges)
 
@@ -80,7 +94,7 @@ class ByteRanges:
 
     def bytes_of(self, record: int) -> memoryview:
         """Return the bytes of an image; raise OSError if its mapped file was truncated."""
-        self.check(np.array([record]))
+        check_mapped("an encoded image", self.blobs[self.ranges[record, 0]])
         return self[record]
 
     def select(self, records: np.ndarray) -> ByteRanges:
@@ -189,7 +203,7 @@ def indexed_headers(path: Path, files: ByteRanges, names: list[bytes], complete:
     version, and a folder that is not writable are ignored. Other files remain unless `complete`.
     """
     known_names, known = read_header_index(path) or ([], Headers.unknown(0))
-    # Taken before the files are read, which may take longer than SETTLED.
+    # Read the clock before the files: reading them may take longer than SETTLED.
     settled = time.time_ns() - SETTLED
     stamp = read_stamps(files)
     if same_names := known_names == names:

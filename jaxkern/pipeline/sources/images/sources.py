@@ -1,23 +1,21 @@
-"""Sources of encoded images in files, folders, memory and records."""
+"""Sources of encoded images in files, folders and records."""
 
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-import jax
 import numpy as np
 
-from jaxkern.core.failures import describe_exception, note
 from jaxkern.core.progress import ProgressBar
 from jaxkern.core.threads import num_threads
-from jaxkern.pipeline.rows import Data, ragged_of
+from jaxkern.pipeline.rows import Data
+from jaxkern.pipeline.sources.columns import EncodedSource
 from jaxkern.pipeline.sources.images.decoding import MAX_PIXELS, jpeg_decoding
 from jaxkern.pipeline.sources.images.fields import (
     Decode,
@@ -30,11 +28,7 @@ from jaxkern.pipeline.sources.images.fields import (
 )
 from jaxkern.pipeline.sources.images.headers import ByteRanges, Headers, read_headers
 from jaxkern.pipeline.sources.source import (
-    ArraySource,
-    BatchSource,
-    EncodedImages,
     check_records,
-    common_length,
     read_record,
     record_arrays,
     stack_records,
@@ -43,117 +37,6 @@ from jaxkern.pipeline.sources.source import (
 _SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _ENDINGS = frozenset(map(os.fsencode, _SUFFIXES))
 _CHUNK = 256  # records whose bytes are in memory at once while headers are read
-
-
-class EncodedSource(BatchSource):
-    """Source of records with fields of encoded images and fields of arrays.
-
-    `from_source` creates it from a dict of both; `others` are columns of a subclass.
-
-    Attributes:
-      images: field -> images.
-      fields: field -> array.
-      bad_images: (field, record) -> error of each masked image so far.
-    """
-
-    fresh = True
-
-    def __init__(
-        self,
-        images: Mapping[str, ImageColumn],
-        fields: Mapping[str, Any],
-        others: Mapping[str, Sized] | None = None,
-    ) -> None:
-        self.images = dict(images)
-        self._arrays = ArraySource(fields) if fields else None
-        self.fields = {} if self._arrays is None else self._arrays.arrays
-        columns: dict[str, Sized] = {**self.images, **self.fields, **(others or {})}
-        lengths = {name: len(column) for name, column in columns.items()}
-        self._names, self._length = list(columns), common_length(lengths)
-        if any(column.on_bad_record == "mask" for column in self.images.values()):
-            self.on_bad_record = "mask"
-            if "valid" in lengths:
-                raise ValueError("on_bad_record='mask' adds the field 'valid', which exists")
-        self.bad_images: dict[tuple[str, int], str] = {}
-
-    def describe(self) -> str:
-        scaled = [name for name, column in self.images.items() if column.decode == "scaled"]
-        return type(self).__name__ + (f"({', '.join(scaled)} decoded scaled)" if scaled else "")
-
-    def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        return self._gather(records, out)
-
-    def _gather(
-        self, records: np.ndarray, out: Data | None, encoded: Mapping[int, Data] | None = None
-    ) -> Data:
-        """Return a batch; `encoded` has the records' encoded images if they were read already."""
-        check_records(records, len(self))
-        data: Data = {}
-        valid = np.ones(len(records), bool)
-        for field, column in self.images.items():
-            images = []
-            for position, record in enumerate(records.tolist()):
-                image = self._image_or_none(field, record, encoded and encoded[record][field])
-                if image is None:
-                    valid[position] = False
-                    image = column.zeros(record)
-                images.append(image)
-            data[field] = ragged_of(images, *column.max_size)
-        if self._arrays is not None:
-            data |= self._arrays.gather(records, None if self.images else out)
-        return data if self.on_bad_record == "raise" else {**data, "valid": valid}
-
-    def batch_spec(self, count: int, image_side: int) -> Data | None:
-        spec: Data = {name: column.spec(count, image_side) for name, column in self.images.items()}
-        if self._arrays is not None:
-            spec |= self._arrays.batch_spec(count, image_side) or {}
-        if self.on_bad_record == "mask":
-            spec["valid"] = jax.ShapeDtypeStruct((count,), np.bool_)
-        return spec
-
-    def check(self, records: np.ndarray) -> None:
-        for column in self.images.values():
-            column.images.check(records)
-
-    def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        return self.fields if self.encoded_images() or not self.images else None
-
-    def encoded_images(self) -> Mapping[str, EncodedImages]:
-        fields = {field: column.encoded_images() for field, column in self.images.items()}
-        native = {field: images for field, images in fields.items() if images is not None}
-        return native if len(native) == len(fields) else {}
-
-    def encoded_bytes(self, field: str, record: int) -> bytes | None:
-        return bytes(self.images[field].bytes_of(record)) if field in self.images else None
-
-    def note_masked(self, records: np.ndarray) -> None:
-        for field in self.images:
-            for record in records.tolist():
-                if (field, record) not in self.bad_images:
-                    with contextlib.suppress(Exception):  # the file may have been removed
-                        self._image_or_none(field, record)
-
-    def remarks(self) -> Sequence[str]:
-        return [f"{name}: {'; '.join(column.remarks())}" for name, column in self.images.items()]
-
-    def _image_or_none(self, field: str, record: int, data: Any = None) -> np.ndarray | None:
-        """Return the pixels; None for an image that cannot be decoded and is masked."""
-        column = self.images[field]
-        try:
-            image = column.image(record, data)
-        except BaseException as error:
-            text = "while reading record {} of {!r}: {}"
-            note(error, text, record, self, column.name_of(record))
-            if column.on_bad_record == "raise" or not is_image_error(error):
-                raise
-            self.bad_images[field, record] = describe_exception(error)
-            return None
-        if image.shape[0] > column.max_size[0] or image.shape[1] > column.max_size[1]:
-            raise ValueError(
-                f"{column.name_of(record)} is {image.shape[0]}x{image.shape[1]}, but max_size is "
-                f"{column.max_size}; expected the maximum (height, width) of all images, or None"
-            )
-        return image
 
 
 class ImageFiles(EncodedSource):
@@ -223,7 +106,7 @@ class ImageFiles(EncodedSource):
         options: ImageOptions = {"channels": channels, "max_size": max_size, "decode": decode}
         options |= {"max_pixels": max_pixels, "on_bad_record": on_bad_record}
         column = FileColumn(files, index, self._root, **options)
-        super().__init__({"image": column}, fields or {})
+        super().__init__({"image": column, **(fields or {})})
         self.files: Sequence[Path] = files
 
     @property
@@ -331,12 +214,13 @@ class EncodedRecords(EncodedSource):
         self.source, self._length = source, len(source)
         options: ImageOptions = {"channels": channels, "max_size": max_size}
         options |= {"max_pixels": max_pixels, "on_bad_record": on_bad_record}
-        super().__init__({name: _RecordColumn(self, name, **options) for name in names}, {})
+        super().__init__({name: _EncodedField(self, name, **options) for name in names})
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
+        check_records(records, len(self))
         numbers = records.tolist()
         rows = {record: self.record(record) for record in numbers}
-        data = self._gather(records, None, rows)
+        data = self._gather(records, None, np.ones(len(records), bool), rows)
         others = [{k: v for k, v in rows[r].items() if k not in self.images} for r in numbers]
         if any(others):
             arrays = [record_arrays(o, r, repr(self)) for o, r in zip(others, numbers, strict=True)]
@@ -354,7 +238,9 @@ class EncodedRecords(EncodedSource):
         return dict(fields)
 
 
-class _RecordColumn(ImageColumn):
+class _EncodedField(ImageColumn):
+    """A field of encoded images of the records of a sequence."""
+
     def __init__(self, source: EncodedRecords, name: str, **options: Unpack[ImageOptions]) -> None:
         nowhere = np.broadcast_to(np.zeros(3, np.int64), (len(source), 3))
         super().__init__(ByteRanges((), nowhere, False), "record {}".format, **options)
@@ -386,14 +272,6 @@ class _RecordColumn(ImageColumn):
     def remarks(self) -> list[str]:
         name = jpeg_decoding().name
         return [f"JPEG by {name}, others by Pillow, in worker threads: {self.native_problem()}"]
-
-
-def is_image_error(error: BaseException) -> bool:
-    """True for errors of the image, False for missing files, permissions and memory."""
-    other = (
-        isinstance(error, MemoryError | ImportError) or getattr(error, "errno", None) is not None
-    )
-    return isinstance(error, Exception) and not other
 
 
 def _images_below(folder: bytes) -> Iterator[bytes]:

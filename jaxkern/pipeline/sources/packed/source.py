@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import functools
 import hashlib
-import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -16,15 +16,12 @@ import numpy as np
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.arrays import check_mapped
 from jaxkern.core.threads import num_threads
-from jaxkern.pipeline.rows import Data, canonical, ragged_of
+from jaxkern.pipeline.rows import Data
+from jaxkern.pipeline.sources.columns import EncodedSource, RecordColumn
 from jaxkern.pipeline.sources.files import Paths
-from jaxkern.pipeline.sources.images.decoding import (
-    CHANNELS,
-    MAX_PIXELS,
-    decode_image,
-    jpeg_decoding,
-)
-from jaxkern.pipeline.sources.images.sources import is_image_error
+from jaxkern.pipeline.sources.images.decoding import CHANNELS, MAX_PIXELS, jpeg_decoding
+from jaxkern.pipeline.sources.images.fields import ImageColumn, ImageOptions
+from jaxkern.pipeline.sources.images.headers import ByteRanges, Headers
 from jaxkern.pipeline.sources.packed.layout import (
     PackedField,
     check_same_set,
@@ -32,15 +29,14 @@ from jaxkern.pipeline.sources.packed.layout import (
     packed_paths,
 )
 from jaxkern.pipeline.sources.source import (
-    BatchSource,
     EncodedImages,
     check_choice,
     check_records,
+    join_arrays,
     locate,
 )
-from jaxkern.ring.rows import gather_rows
+from jaxkern.ring import RowParts
 
-_CONCATENATED_BYTES = 1 << 28  # maximum size of columns of several files that are concatenated
 _RECORDS_PER_THREAD = 64  # minimum number of records per thread that verifies checksums
 
 
@@ -60,7 +56,7 @@ class Damage(NamedTuple):
         )
 
 
-class PackedSource(BatchSource):
+class PackedSource(EncodedSource):
     """Source of the records of a packed file, or of a set of packed files, mapped into memory.
 
     If all records of a field have one shape, its batches are arrays; images (uint8 [H, W, C], or
@@ -77,6 +73,7 @@ class PackedSource(BatchSource):
 
     Attributes:
       paths: paths of the files.
+      bad_images: (field, record) -> error of each masked image.
 
     Raises:
       FileNotFoundError: a file does not exist, or a shard is missing.
@@ -89,7 +86,7 @@ class PackedSource(BatchSource):
     [6, 7]
     """
 
-    fresh = True
+    _adds_valid = False
 
     def __init__(
         self,
@@ -105,34 +102,40 @@ class PackedSource(BatchSource):
         check_choice("on_bad_record", on_bad_record, "raise", "mask")
         self.paths = packed_paths(path)
         self.channels = channels
-        self.max_pixels = check_integer("max_pixels", max_pixels, 1)
-        self.on_bad_record = on_bad_record
+        check_integer("max_pixels", max_pixels, 1)
         files, indices = zip(*map(open_packed, self.paths), strict=True)
         check_same_set(self.paths, indices)
         self._files: Sequence[np.ndarray] = files
         self._counts = [index.records for index in indices]
-        self._ends, self._length = np.cumsum(self._counts), sum(self._counts)
+        self._ends = np.cumsum(self._counts)
         #: metadata of the first file, including its position in a set
         self.shard_metadata: Mapping[str, Any] = indices[0].metadata
         #: storage of each field
         self.fields: tuple[PackedField, ...] = indices[0].fields
         self._values: dict[str, list[np.ndarray]] = {}  # field -> column of each file
-        self._columns: dict[str, dict[str, np.ndarray]] = {}  # field -> columns of all files
+        self._stored: dict[str, _StoredField] = {}  # fields that are not in the index
+        number = np.repeat(np.arange(len(files)), self._counts)
+        columns: dict[str, Any] = {}
+        options: ImageOptions = {"max_pixels": max_pixels, "on_bad_record": on_bad_record}
         for field in self.fields:
-            columns = [index.columns[field.name] for index in indices]
+            parts = [index.columns[field.name] for index in indices]
             if field.codec == "column":
-                self._values[field.name] = [part["value"] for part in columns]
-            else:
-                self._columns[field.name] = {
-                    name: np.concatenate([part[name] for part in columns]) for name in columns[0]
-                }
-        self._shapes = {field.name: self._shape_of(field) for field in self.fields}
+                self._values[field.name] = [part["value"] for part in parts]
+                columns[field.name] = join_arrays(self._values[field.name])
+                continue
+            joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            ranges = ByteRanges.from_columns(files, number, joined["offset"], joined["size"])
+            stored = _StoredField(field, ranges, joined["crc32"], joined["shape"])
+            self._stored[field.name] = stored
+            columns[field.name] = self._column(stored, options)
+        super().__init__(columns, **options)
+        self.on_bad_record = on_bad_record
         self._unread = None if verify == "never" else np.ones(len(self), bool)
 
     def __repr__(self) -> str:
         name = self.paths[0].name
         more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
-        return f"PackedSource({name}{more}; {', '.join(self._shapes)}; {len(self)} records)"
+        return f"PackedSource({name}{more}; {', '.join(self._names)}; {len(self)} records)"
 
     def describe(self) -> str:
         return f"PackedSource#{self.digest}(channels={self.channels})"
@@ -151,8 +154,8 @@ class PackedSource(BatchSource):
             digest.update(f"{field.name} {field.codec} {field.dtype} {len(field.shape)}".encode())
             for values in self._values.get(field.name, ()):
                 digest.update(values.tobytes())
-            for name, column in self._columns.get(field.name, {}).items():
-                if name != "offset":
+            if (stored := self._stored.get(field.name)) is not None:
+                for column in (stored.ranges.ranges[:, 2], stored.crc32, stored.shape):
                     digest.update(column.tobytes())
         return digest.hexdigest()
 
@@ -165,9 +168,9 @@ class PackedSource(BatchSource):
                 size = sum(values.nbytes for values in self._values[field.name])
                 low = high = list(field.shape)
             else:
-                columns = self._columns[field.name]
-                size = int(columns["size"].sum())
-                low, high = columns["shape"].min(0).tolist(), columns["shape"].max(0).tolist()
+                stored = self._stored[field.name]
+                size = int(stored.ranges.ranges[:, 2].sum())
+                low, high = stored.shape.min(0).tolist(), stored.shape.max(0).tolist()
             shapes = str(low) if low == high else f"{low} to {high}"
             fields.append({**field.as_dict(), "shapes": shapes, "bytes": size})
         return {
@@ -181,9 +184,8 @@ class PackedSource(BatchSource):
 
     def close(self) -> None:
         """Close the files; arrays that refer to a map keep it open. Idempotent."""
-        self._files, self._values = (), {}
-        for name in ("_native", "_rows"):
-            self.__dict__.pop(name, None)
+        self._files, self._values, self._stored = (), {}, {}
+        self.images, self._made, self._arrays = {}, {}, None
 
     def __enter__(self) -> Self:
         return self
@@ -193,41 +195,32 @@ class PackedSource(BatchSource):
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         self._check_open()
-        valid = self._valid(records)
-        data: Data = {}
-        for field in self.fields:
-            target = None if out is None else out.get(field.name)
-            data[field.name] = self._gather_field(field, records, valid, target)
-        if self.on_bad_record == "mask":
-            data["valid"] = valid & np.asarray(data.get("valid", True), bool)
+        readable = self._readable(records)
+        data = self._gather(records, out, readable)
+        if not readable.all():
+            for name in self._stored.keys() - self.images.keys():
+                data[name][~readable] = 0
         return data
 
-    def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        return None if self._native is None else self._native[0]
+    def row_arrays(self) -> Mapping[str, np.ndarray | RowParts] | None:
+        return None if self.on_bad_record == "mask" else super().row_arrays()
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
-        return {} if self._native is None else self._native[1]
+        return {} if self.on_bad_record == "mask" else super().encoded_images()
 
     def encoded_bytes(self, field: str, record: int) -> bytes | None:
-        if (field, "jpeg") not in [(each.name, each.codec) for each in self.fields]:
+        if field not in self._stored or self._stored[field].field.codec != "jpeg":
             return None
         self.check(np.array([record]))
-        return self._stored(field, record).tobytes()
-
-    def remarks(self) -> Sequence[str]:
-        decoder = jpeg_decoding()
-        why = f" ({decoder.reason})" if decoder.reason else ""
-        jpeg = [field.name for field in self.fields if field.codec == "jpeg"]
-        return [f"{name}: packed JPEG by {decoder.name}{why}" for name in jpeg]
+        return bytes(self._stored[field].ranges[record])
 
     def check(self, records: np.ndarray) -> None:
         """Raise ValueError for the first damaged record; each record is verified once."""
         self._check_open()
         check_records(records, len(self))
         self._check_mapped(np.unique(np.searchsorted(self._ends, records, "right")).tolist())
-        if self._unread is None:
+        if self._unread is None or not (unread := records[self._unread[records]]).size:
             return
-        unread = records[self._unread[records]]
         parts = np.array_split(unread, min(num_threads(), 1 + len(unread) // _RECORDS_PER_THREAD))
         if len(parts) == 1:
             damages = [self._first_damage(unread)]
@@ -257,77 +250,34 @@ class PackedSource(BatchSource):
         for number in shards:
             check_mapped("the source", self._files[number])
 
-    def _shape_of(self, field: PackedField) -> tuple[int, ...] | None:
-        if field.codec == "column":
-            return field.shape
-        if field.codec == "jpeg":
-            return None
-        shapes = self._columns[field.name]["shape"]
-        return tuple(shapes[0].tolist()) if (shapes == shapes[0]).all() else None
+    def _column(
+        self, stored: _StoredField, options: ImageOptions
+    ) -> np.ndarray | RowParts | ImageColumn | RecordColumn:
+        """Return arrays of one shape, images, or arrays that are read one by one."""
+        field, shapes = stored.field, stored.shape
+        views = []
+        if field.codec == "array" and (shapes == shapes[0]).all():
+            ends = zip(self._ends.tolist(), self._counts, self._files, strict=True)
+            views = [stored.view(file, end - count, end) for end, count, file in ends]
+            known = [view for view in views if view is not None]
+            if len(known) == len(views):
+                return known[0] if len(known) == 1 else RowParts(known)
+        elif stored.is_image:
+            return _PackedImages(
+                stored, functools.partial(self._describe, field.name), self.channels, options
+            )
+        return RecordColumn(len(shapes), stored.array)
 
-    def _channels(self, field: PackedField) -> int:
-        if field.codec == "jpeg":
-            return self.channels or field.shape[2]
-        return int(self._columns[field.name]["shape"][0, 2])
-
-    def _is_image(self, field: PackedField) -> bool:
-        """True if records are images that may differ in size but not in channels."""
-        if field.codec == "jpeg":
-            return True
-        if field.codec != "array" or field.dtype != np.uint8 or len(field.shape) != 3:
-            return False
-        shapes = self._columns[field.name]["shape"]
-        channels = shapes[0, 2]
-        same = (shapes[:, 2] == channels).all() and (shapes > 0).all()
-        return bool(channels in CHANNELS and same)
-
-    @functools.cached_property
-    def _largest(self) -> dict[str, list[int]]:
-        """Return field -> maximum (height, width) of images."""
-        images = [field.name for field in self.fields if self._is_image(field)]
-        return {name: self._columns[name]["shape"].max(0)[:2].tolist() for name in images}
-
-    @functools.cached_property
-    def _rows(self) -> dict[str, list[Any]]:
-        """Return field -> view of all records in each file, if they have one shape and stride."""
-        rows: dict[str, list[Any]] = {**self._values}
-        for field in self.fields:
-            if self._shapes[field.name] is not None and field.codec == "array":
-                views = [self._view(field, number) for number in range(len(self._files))]
-                if all(view is not None for view in views):
-                    rows[field.name] = views
-        return rows
-
-    def _view(self, field: PackedField, number: int) -> np.ndarray | None:
-        file, count, shape = self._files[number], self._counts[number], self._shapes[field.name]
-        first = int(self._ends[number]) - count
-        offset = self._columns[field.name]["offset"][first : first + count]
-        size = int(self._columns[field.name]["size"][first])
-        steps = np.diff(offset)
-        if shape is None or (steps != steps[:1]).any() or (steps[:1] < size).any():
-            return None
-        dense = np.ndarray(shape, field.dtype, file, int(offset[0])).strides
-        strides = (int(steps[0]) if steps.size else size, *dense)
-        return np.ndarray((count, *shape), field.dtype, file, int(offset[0]), strides)
-
-    def _stored(self, field: str, record: int) -> np.ndarray:
-        """Return the stored bytes of a record."""
-        begin = int(self._columns[field]["offset"][record])
-        end = begin + int(self._columns[field]["size"][record])
-        return np.asarray(self._files[locate(self._ends, record)[0]][begin:end])
-
-    def _array(self, field: PackedField, record: int) -> np.ndarray:
-        """Return a view of a record."""
-        shape = self._columns[field.name]["shape"][record].tolist()
-        return self._stored(field.name, record).view(field.dtype).reshape(shape)
+    def _describe(self, field: str, record: int) -> str:
+        return f"record {record}, field {field!r}, of {self.paths[locate(self._ends, record)[0]]}"
 
     def _damage(self, record: int) -> Damage | None:
         """Return the first damaged field of a record."""
-        for name, columns in self._columns.items():
-            stored = self._stored(name, record)
-            if zlib.crc32(stored.data) != columns["crc32"][record]:
+        for name, stored in self._stored.items():
+            data = stored.ranges[record]
+            if zlib.crc32(data) != stored.crc32[record]:
                 path = self.paths[locate(self._ends, record)[0]]
-                return Damage(path, record, name, int(columns["offset"][record]), stored.size)
+                return Damage(path, record, name, int(stored.ranges.ranges[record, 1]), len(data))
         return None
 
     def _first_damage(self, records: np.ndarray) -> Damage | None:
@@ -338,7 +288,7 @@ class PackedSource(BatchSource):
             self._unread[record] = False
         return None
 
-    def _valid(self, records: np.ndarray) -> np.ndarray:
+    def _readable(self, records: np.ndarray) -> np.ndarray:
         """Return bool [N], False for damaged records; raise if those are errors."""
         try:
             self.check(records)
@@ -348,78 +298,87 @@ class PackedSource(BatchSource):
                 raise
             return np.array([self._damage(record) is None for record in records.tolist()])
 
-    def _gather_field(
-        self, field: PackedField, records: np.ndarray, valid: np.ndarray, out: np.ndarray | None
-    ) -> Any:
-        shape = self._shapes[field.name]
-        if shape is None and self._is_image(field):
-            pixels = [self._image(field, r, row, valid) for row, r in enumerate(records.tolist())]
-            return ragged_of(pixels, *self._largest[field.name])
-        if shape is None:
-            shape = tuple(self._columns[field.name]["shape"][records[0]].tolist())
-        if out is None or out.shape != (len(records), *shape):
-            out = canonical(np.empty((len(records), *shape), field.dtype.newbyteorder("=")))
-        if field.name in self._rows:
-            gather_rows(self._rows[field.name], records, out)
-        else:
-            for position, record in enumerate(records.tolist()):
-                value = self._array(field, record)
-                if value.shape != shape:
-                    raise ValueError(
-                        f"record {record} of {self!r} has {field.name!r} of shape {value.shape}, "
-                        f"and record {records[0]} of shape {shape}; read batches of 1"
-                    )
-                out[position] = value
-        if field.codec != "column":  # columns are part of the verified index
-            out[~valid] = 0
-        return out
 
-    def _image(self, field: PackedField, record: int, row: int, valid: np.ndarray) -> np.ndarray:
-        """Return uint8 [H, W, C]; zeros if invalid. Set `valid` to False if decoding fails."""
-        shape = tuple(self._columns[field.name]["shape"][record].tolist())
-        if field.codec == "array":
-            return self._array(field, record) if valid[row] else np.zeros(shape, np.uint8)
-        channels = self._channels(field)
-        if valid[row]:
-            path = self.paths[locate(self._ends, record)[0]]
-            name = f"record {record}, field {field.name!r}, of {path}"
-            try:
-                stored = self._stored(field.name, record).data
-                pixels = decode_image(stored, channels, self.max_pixels, name)
-                if pixels.shape[:2] == shape:
-                    return pixels
-                raise ValueError(f"{name}: the image is {pixels.shape[:2]}, the index has {shape}")
-            except Exception as error:
-                if self.on_bad_record == "raise" or not is_image_error(error):
-                    raise
-                valid[row] = False
-        if math.prod(shape) > self.max_pixels:  # a damaged index may have any shape
-            shape = (1, 1)
-        return np.zeros((*shape, channels), np.uint8)
+@dataclasses.dataclass(frozen=True, eq=False)
+class _StoredField:
+    """A field whose records are stored in the files, with their checksums and shapes."""
 
-    @functools.cached_property
-    def _native(self) -> tuple[dict[str, np.ndarray], dict[str, EncodedImages]] | None:
-        if self.on_bad_record == "mask":
+    field: PackedField
+    ranges: ByteRanges
+    crc32: np.ndarray  # uint32 [N]
+    shape: np.ndarray  # int32 [N, dimensions], of decoded images without channels
+
+    @property
+    def is_image(self) -> bool:
+        """True if records are images that may differ in size but not in channels."""
+        if self.field.codec == "jpeg":
+            return True
+        if self.field.dtype != np.uint8 or len(self.field.shape) != 3:
+            return False
+        channels = self.shape[0, 2]
+        same = (self.shape[:, 2] == channels).all() and (self.shape > 0).all()
+        return bool(channels in CHANNELS and same)
+
+    def array(self, record: int) -> np.ndarray:
+        """Return a view of a record."""
+        shape = self.shape[record].tolist()
+        return np.frombuffer(self.ranges[record], self.field.dtype).reshape(shape)
+
+    def view(self, file: np.ndarray, first: int, end: int) -> np.ndarray | None:
+        """Return a view of the records of a file, of one shape; None without a constant stride."""
+        offset, size = self.ranges.ranges[first:end, 1], int(self.ranges.ranges[first, 2])
+        steps = np.diff(offset)
+        if (steps != steps[:1]).any() or (steps[:1] < size).any():
             return None
-        rows, images = {}, {}
-        for field in self.fields:
-            parts = self._rows.get(field.name, [])
-            small = field.codec == "column" and sum(p.nbytes for p in parts) <= _CONCATENATED_BYTES
-            if len(parts) == 1:
-                rows[field.name] = parts[0]
-            elif small:
-                rows[field.name] = np.concatenate(parts)
-            elif self._is_image(field) and (field.codec == "array" or jpeg_decoding().native):
-                images[field.name] = self._encoded(field)
-            else:
-                return None
-        return rows, images
+        shape = self.shape[first].tolist()
+        dense = np.ndarray(shape, self.field.dtype, file, int(offset[0])).strides
+        strides = (int(steps[0]) if steps.size else size, *dense)
+        return np.ndarray((end - first, *shape), self.field.dtype, file, int(offset[0]), strides)
 
-    def _encoded(self, field: PackedField) -> EncodedImages:
-        columns = self._columns[field.name]
-        file = np.repeat(np.arange(len(self._files)), self._counts)
-        place = np.stack([file, columns["offset"], columns["size"]], axis=1)
-        codec: Literal["jpeg", "raw"] = "jpeg" if field.codec == "jpeg" else "raw"
-        options = (codec, self._channels(field), self.max_pixels)
-        size = np.ascontiguousarray(columns["shape"][:, :2])
-        return EncodedImages(tuple(self._files), place, False, size, *options)
+
+class _PackedImages(ImageColumn):
+    """A field of packed images, whose sizes are in the index."""
+
+    def __init__(
+        self,
+        stored: _StoredField,
+        name_of: Callable[[int], str],
+        channels: int | None,
+        options: ImageOptions,
+    ) -> None:
+        self._stored, self._size = stored, np.ascontiguousarray(stored.shape[:, :2])
+        if stored.field.codec == "jpeg":
+            channels = channels or stored.field.shape[2]
+        else:
+            self.codec, channels = "raw", int(stored.shape[0, 2])
+        height, width = self._size.max(0).tolist()
+        options = {**options, "max_size": (height, width), "channels": channels}
+        super().__init__(stored.ranges, name_of, **options)
+
+    def image(self, record: int, data: Any = None) -> np.ndarray:
+        if self.codec == "raw":
+            return self._stored.array(record)
+        pixels, size = super().image(record, data), tuple(self._size[record].tolist())
+        if pixels.shape[:2] == size:
+            return pixels
+        name = self.name_of(record)
+        raise ValueError(f"{name}: the image is {pixels.shape[:2]}, the index has {size}")
+
+    def size_of(self, record: int) -> tuple[int, int] | None:
+        height, width = self._size[record].tolist()
+        return (height, width) if height * width <= self.max_pixels else None
+
+    def zeros(self, record: int) -> np.ndarray:
+        # A damaged index may have any size.
+        return np.zeros((*(self.size_of(record) or (1, 1)), self.channels), np.uint8)
+
+    def native_problem(self) -> str:
+        return "" if self.codec == "raw" or jpeg_decoding().native else jpeg_decoding().reason
+
+    def remarks(self) -> list[str]:
+        decoder = jpeg_decoding()
+        why = f" ({decoder.reason})" if decoder.reason else ""
+        return [f"packed JPEG by {decoder.name}{why}"] if self.codec == "jpeg" else []
+
+    def _read(self) -> Headers:
+        return dataclasses.replace(Headers.unknown(len(self)), size=self._size)
