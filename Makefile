@@ -95,15 +95,9 @@ train-check: install
 
 bench: EXTRA = bench
 bench: install
-	$(BIN)/python benchmarks/image_augment.py $(BENCHFLAGS)
-	$(BIN)/python benchmarks/image_policies.py $(BENCHFLAGS)
-	$(BIN)/python benchmarks/overheads.py $(BENCHFLAGS)
-	$(BIN)/python benchmarks/execution.py $(BENCHFLAGS)
-	$(BIN)/python benchmarks/ring_batches.py $(BENCHFLAGS)
-	$(BIN)/python benchmarks/file_batches.py $(BENCHFLAGS)
-	$(BIN)/python benchmarks/packed_files.py $(BENCHFLAGS)
-	$(BIN)/python benchmarks/xpcs_kernels.py $(BENCHFLAGS)
-	$(BIN)/python benchmarks/xpcs_fits.py $(BENCHFLAGS)
+	for name in image_augment image_policies overheads execution ring_batches file_batches \
+		packed_files xpcs_kernels xpcs_fits; do \
+		$(BIN)/python benchmarks/$$name.py $(BENCHFLAGS) || exit; done
 
 # All benchmarks that this machine supports, in one report: BENCHFLAGS="--quick --only ops" for some of them.
 bench-all: EXTRA = bench,cli
@@ -125,13 +119,9 @@ bench-native: EXTRA = bench
 bench-native: install
 	cmake -S benchmarks/native -B build/bench
 	cmake --build build/bench -j 2
-	build/bench/bench_image --json build/bench/native.json
-	$(BIN)/python benchmarks/native.py image build/bench/native.json
-	build/bench/bench_xpcs --json build/bench/native-xpcs.json
-	$(BIN)/python benchmarks/native.py xpcs build/bench/native-xpcs.json
+	for kind in image xpcs ring; do build/bench/bench_$$kind --json build/bench/native-$$kind.json && \
+		$(BIN)/python benchmarks/native.py $$kind build/bench/native-$$kind.json || exit; done
 	build/bench/bench_pages
-	build/bench/bench_ring --json build/bench/native-ring.json
-	$(BIN)/python benchmarks/ring_handover.py build/bench/native-ring.json
 
 # Profile of the demo: a table, a plot and a trace in benchmark-results/.
 profile: EXTRA = demo,cli

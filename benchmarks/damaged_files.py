@@ -1,6 +1,6 @@
 """Detection of damage by the readers: one random byte of a small file is changed.
 
-    python benchmarks/damaged_files.py [--seed 0] [--count N] [FORMAT ...]
+    python benchmarks/damaged_files.py --quick --seed 1 --count 120 tar qmap
 
 Each mutation draws an offset and a byte from the seed. The outcomes:
 
@@ -15,119 +15,79 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import hashlib
 import io
 import os
 import signal
 import sys
-import tarfile
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
+import harness
 import numpy as np
 
 import jaxkern as jk
+from jaxkern import pipeline
+
+sys.path.append(str(harness.HERE.parent / "tests"))
+from support.pipeline.written import write_tar
+from support.xpcs.detector_files import imm_bytes, rigaku_bytes
 
 RANDOM = np.random.default_rng(20261123)
 FRAMES = RANDOM.poisson(0.4, (24, 8, 16)).astype(np.uint16)
 QMAP = jk.xpcs.QMap(1 + np.arange(128).reshape(8, 16) // 32, q=[0.01, 0.02, 0.03, 0.04])
+TOKENS = RANDOM.integers(0, 50_000, 400).astype(np.int32)
+OFFSETS = np.concatenate([[0], np.sort(RANDOM.integers(0, 400, 49)), [400]])
+ROWS = RANDOM.standard_normal((30, 20)).astype(np.float32)
+COLUMNS = {
+    "x": RANDOM.standard_normal(300).astype(np.float32),
+    "label": RANDOM.integers(0, 10, 300),
+    "text": [f"récord {k % 37}" for k in range(300)],
+}
 
 
-def events() -> dict[str, np.ndarray]:
+def write_events(path: Path) -> None:
     frame, row, column = np.nonzero(FRAMES)
-    return {
-        "pixel": (row * 16 + column).astype(np.int32),
-        "frame": frame.astype(np.int32),
-        "count": FRAMES[frame, row, column].astype(np.int32),
-    }
+    pixel, count = row * 16 + column, FRAMES[frame, row, column]
+    np.savez(path, shape=FRAMES.shape, pixel=pixel, frame=frame, count=count)
 
 
-def rigaku(path: Path) -> None:
-    e = {name: values.astype(np.uint64) for name, values in events().items()}
-    words = e["frame"] << np.uint64(40) | e["pixel"] << np.uint64(16) | e["count"]
-    words.astype("<u8").tofile(path)
-
-
-def imm(path: Path, sparse: bool) -> None:
-    with path.open("wb") as file:
-        for number, frame in enumerate(FRAMES):
-            flat = frame.reshape(-1)
-            pixel = np.flatnonzero(flat)
-            header = bytearray(1024)
-            put = [(4, "<i4", 6 if sparse else 0), (108, "<i4", 8), (112, "<i4", 16)]
-            put += [(116, "<i4", 2), (128, "<f8", 0.1 * number), (136, "<f8", 0.1)]
-            put += [(152, "<u4", len(pixel) if sparse else flat.size)]
-            for offset, dtype, value in put:
-                data = np.array(value, dtype).tobytes()
-                header[offset : offset + len(data)] = data
-            file.write(header)
-            if sparse:
-                file.write(pixel.astype("<i4").tobytes() + flat[pixel].astype("<i2").tobytes())
-            else:
-                file.write(flat.astype("<u2").tobytes())
-
-
-def hdf5_frames(path: Path) -> None:
-    import h5py
-
+def write_hdf5(path: Path) -> None:
     with h5py.File(path, "w") as file:
         file.create_dataset("entry/data/data", data=FRAMES, chunks=(4, 8, 16), compression="gzip")
         file["entry/instrument/detector/frame_time"] = 0.1
 
 
-def tokens(path: Path) -> None:
-    np.save(path, RANDOM.integers(0, 50_000, 400).astype(np.int32))
+def write_parquet(path: Path, **options: Any) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pa.table(COLUMNS), path, **options)
 
 
-def offsets(path: Path) -> None:
-    np.save(path, np.concatenate([[0], np.sort(RANDOM.integers(0, 400, 49)), [400]]))
-
-
-def table() -> Any:
+def write_arrow(path: Path, **options: Any) -> None:
     import pyarrow as pa
 
-    return pa.table(
-        {
-            "x": RANDOM.standard_normal(300).astype(np.float32),
-            "label": RANDOM.integers(0, 10, 300),
-            "text": [f"récord {k % 37}" for k in range(300)],
-        }
-    )
+    table, how = pa.table(COLUMNS), pa.ipc.IpcWriteOptions(**options)
+    with pa.ipc.new_file(str(path), table.schema, options=how) as out:
+        out.write_table(table, max_chunksize=100)
 
 
-def parquet(path: Path, **options: Any) -> None:
-    import pyarrow.parquet as pq
-
-    pq.write_table(table(), path, **options)
-
-
-def arrow(path: Path, **options: Any) -> None:
-    import pyarrow as pa
-
-    rows = table()
-    write_options = pa.ipc.IpcWriteOptions(**options)
-    with (
-        pa.OSFile(str(path), "wb") as sink,
-        pa.ipc.new_file(sink, rows.schema, options=write_options) as out,
-    ):
-        out.write_table(rows, max_chunksize=100)
+def write_shard(path: Path) -> None:
+    samples = []
+    for k, row in enumerate(ROWS):
+        file = io.BytesIO()
+        np.save(file, row)
+        samples.append((f"{k:05}", {"cls": str(k).encode(), "npy": file.getvalue()}))
+    write_tar(path, samples)
 
 
-def tar(path: Path) -> None:
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as file:
-        for k in range(30):
-            array = io.BytesIO()
-            np.save(array, RANDOM.standard_normal(20).astype(np.float32))
-            for ending, content in (("cls", str(k).encode()), ("npy", array.getvalue())):
-                member = tarfile.TarInfo(f"{k:05}.{ending}")
-                member.size = len(content)
-                file.addfile(member, io.BytesIO(content))
-
-
-def results(path: Path) -> None:
+def write_results(path: Path) -> None:
     correlations = jk.xpcs.multitau(FRAMES, QMAP, overview=True)
     jk.xpcs.write_results(path, correlations, jk.xpcs.twotime(FRAMES, QMAP))
 
@@ -144,12 +104,12 @@ def read_source(source: Any) -> Any:
     return [{name: np.asarray(values) for name, values in batch.items()} for batch in batches]
 
 
-def text_length(data: bytes) -> np.ndarray:
+def hashed(data: bytes) -> np.ndarray:
     return np.frombuffer(hashlib.sha256(data).digest(), np.uint8).astype(np.int32)
 
 
 def read_table(kind: Any, path: Path, **options: Any) -> Any:
-    return read_source(kind(path, decoders={"text": text_length}, **options))
+    return read_source(kind(path, decoders={"text": hashed}, **options))
 
 
 def read_results(path: Path) -> Any:
@@ -168,41 +128,41 @@ def read_qmap(path: Path) -> Any:
     return [qmap.dynamic, qmap.static, qmap.mask, qmap.q, qmap.phi]
 
 
-P = jk.pipeline
-#: Format -> (name of the file, function that writes it, function that reads it).
-FORMATS: dict[str, tuple[str, Callable[[Path], None], Callable[[Path], Any]]] = {
-    "rigaku": ("x.bin", rigaku, read_frames),
-    "imm-sparse": ("x.imm", lambda p: imm(p, True), read_frames),
-    "imm-dense": ("x.imm", lambda p: imm(p, False), read_frames),
-    "npy-frames": ("x.npy", lambda p: np.save(p, FRAMES), read_frames),
-    "npz-events": ("x.npz", lambda p: np.savez(p, shape=FRAMES.shape, **events()), read_frames),
-    "hdf5-frames": ("x.h5", hdf5_frames, read_frames),
-    "tokens": ("x.npy", tokens, lambda p: read_source(P.TokenSource(p, np.arange(0, 401, 40)))),
+Format = tuple[str, Callable[[Path], Any], Callable[[Path], Any], int]
+READ_ARROW = functools.partial(read_table, pipeline.ArrowSource)
+READ_PARQUET = functools.partial(read_table, pipeline.ParquetSource)
+VERIFY_ARROW = functools.partial(READ_ARROW, verify=True)
+VERIFY_PARQUET = functools.partial(READ_PARQUET, verify=True)
+CHECKSUMS = functools.partial(write_parquet, write_page_checksum=True)
+LZ4 = functools.partial(write_arrow, compression="lz4")
+#: Format -> (name of the file, function that writes it, function that reads it, mutations).
+FORMATS: dict[str, Format] = {
+    "rigaku": ("x.bin", lambda p: p.write_bytes(rigaku_bytes(FRAMES)), read_frames, 600),
+    "imm-sparse": ("x.imm", lambda p: p.write_bytes(imm_bytes(FRAMES, True)), read_frames, 600),
+    "imm-dense": ("x.imm", lambda p: p.write_bytes(imm_bytes(FRAMES, False)), read_frames, 600),
+    "npy-frames": ("x.npy", lambda p: np.save(p, FRAMES), read_frames, 600),
+    "npz-events": ("x.npz", write_events, read_frames, 600),
+    "hdf5-frames": ("x.h5", write_hdf5, read_frames, 300),
+    "tokens": (
+        "x.npy", lambda p: np.save(p, TOKENS),
+        lambda p: read_source(pipeline.TokenSource(p, np.arange(0, 401, 40))), 400,
+    ),
     "token-offsets": (
-        "x.npy", offsets, lambda p: read_source(P.TokenSource(np.arange(400), p)),
+        "x.npy", lambda p: np.save(p, OFFSETS),
+        lambda p: read_source(pipeline.TokenSource(np.arange(400), p)), 400,
     ),
-    "parquet": ("x.parquet", parquet, lambda p: read_table(P.ParquetSource, p)),
-    "parquet, verify": (
-        "x.parquet", parquet, lambda p: read_table(P.ParquetSource, p, verify=True),
-    ),
-    "parquet checksums, verify": (
-        "x.parquet", lambda p: parquet(p, write_page_checksum=True),
-        lambda p: read_table(P.ParquetSource, p, verify=True),
-    ),
-    "arrow": ("x.arrow", arrow, lambda p: read_table(P.ArrowSource, p)),
-    "arrow, verify": ("x.arrow", arrow, lambda p: read_table(P.ArrowSource, p, verify=True)),
-    "arrow lz4, verify": (
-        "x.arrow", lambda p: arrow(p, compression="lz4"),
-        lambda p: read_table(P.ArrowSource, p, verify=True),
-    ),
-    "tar": ("x.tar", tar, lambda p: read_source(P.WebDatasetSource(p))),
-    "results": ("x.hdf", results, read_results),
-    "qmap": ("x.h5", QMAP.write, read_qmap),
+    "parquet": ("x.parquet", write_parquet, READ_PARQUET, 300),
+    "parquet, verify": ("x.parquet", write_parquet, VERIFY_PARQUET, 300),
+    "parquet checksums, verify": ("x.parquet", CHECKSUMS, VERIFY_PARQUET, 300),
+    "arrow": ("x.arrow", write_arrow, READ_ARROW, 300),
+    "arrow, verify": ("x.arrow", write_arrow, VERIFY_ARROW, 300),
+    "arrow lz4, verify": ("x.arrow", LZ4, VERIFY_ARROW, 300),
+    "tar": ("x.tar", write_shard, lambda p: read_source(pipeline.WebDatasetSource(p)), 300),
+    "results": ("x.hdf", write_results, read_results, 250),
+    "qmap": ("x.h5", QMAP.write, read_qmap, 250),
 }  # fmt: skip
-#: Mutations of a format; HDF5 files are read in a separate process, which takes longer.
-COUNTS = {"tokens": 400, "token-offsets": 400, "hdf5-frames": 300, "results": 250, "qmap": 250}
-COUNTS |= dict.fromkeys(("rigaku", "imm-sparse", "imm-dense", "npy-frames", "npz-events"), 600)
-OWN_PROCESS = {"hdf5-frames", "results", "qmap"}
+OUTCOMES = ("error", "unnamed", "same", "other", "crash")
+FORKED = {"hdf5-frames", "results", "qmap"}
 
 
 def digest(value: Any) -> str:
@@ -224,11 +184,11 @@ def outcome(read: Callable[[Path], Any], path: Path, undamaged: str) -> str:
             warnings.simplefilter("ignore")
             return "same" if digest(read(path)) == undamaged else "other"
     except Exception as error:
-        said = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        return "error" if path.name in said else "unnamed"
+        message = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        return "error" if path.name in message else "unnamed"
 
 
-def forked(read: Callable[[Path], Any], path: Path, undamaged: str) -> str:
+def forked_outcome(read: Callable[[Path], Any], path: Path, undamaged: str) -> str:
     """`outcome` in a process that may crash or hang."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -244,18 +204,9 @@ def forked(read: Callable[[Path], Any], path: Path, undamaged: str) -> str:
     return result or "crash"
 
 
-def mutations(content: bytes, seed: list[int], count: int) -> Iterator[tuple[int, bytes]]:
-    random = np.random.default_rng(seed)
-    for _ in range(count):
-        offset = int(random.integers(len(content)))
-        damaged = bytearray(content)
-        damaged[offset] ^= int(random.integers(1, 256))
-        yield offset, bytes(damaged)
-
-
-def measure(name: str, seed: int, count: int | None = None) -> dict[str, int]:
+def measure(name: str, seed: int, count: int | None) -> collections.Counter[str]:
     """Return how often each outcome occurred."""
-    file, write, read = FORMATS[name]
+    file, write, read, default = FORMATS[name]
     outcomes: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / file
@@ -263,33 +214,36 @@ def measure(name: str, seed: int, count: int | None = None) -> dict[str, int]:
         content = path.read_bytes()
         undamaged = digest(read(path))
         assert digest(read(path)) == undamaged
-        count = count or COUNTS.get(name, 300)
-        for offset, damaged in mutations(content, [seed, len(content)], count):
+        random = np.random.default_rng([seed, len(content)])
+        for _ in range(count or default):
+            offset = int(random.integers(len(content)))
+            damaged = bytearray(content)
+            damaged[offset] ^= int(random.integers(1, 256))
             path.write_bytes(damaged)
-            kind = (forked if name in OWN_PROCESS else outcome)(read, path, undamaged)
-            outcomes[kind] += 1
-            if os.environ.get("SHOW") == kind:
-                print(name, offset, content[offset], damaged[offset], file=sys.stderr)
-    return dict(outcomes)
+            outcomes[(forked_outcome if name in FORKED else outcome)(read, path, undamaged)] += 1
+    return outcomes
 
 
 def main() -> None:
-    import harness
-
-    options = harness.parse(
+    bench = harness.Benchmark(
         __doc__,
-        ("formats", {"nargs": "*", "metavar": "FORMAT"}),
-        ("--seed", {"type": int, "default": 0}),
-        ("--count", {"type": int, "help": "mutations of a format"}),
+        {
+            "formats": {"nargs": "*", "metavar": "FORMAT"},
+            "--seed": {"type": int, "default": 0},
+            "--count": {"type": int, "help": "mutations of a format"},
+        },
     )
-    kinds = ("error", "unnamed", "same", "other", "crash")
-    print(f"{'format':26} {'read':>6} " + " ".join(f"{kind:>8}" for kind in kinds))
+    count = bench.options.count or (20 if bench.quick else None)
     # Files are read by NumPy and h5py alone, so no thread of JAX is running when a process forks.
     warnings.filterwarnings("ignore", message=".*fork", category=Warning)
-    for name in options.formats or FORMATS:
-        outcomes = measure(name, options.seed, 20 if options.quick else options.count)
-        counts = [outcomes.get(kind, 0) for kind in kinds]
-        print(f"{name:26} {sum(counts):6} " + " ".join(f"{n:8}" for n in counts), flush=True)
+    rows = []
+    for name in harness.progress(bench.options.formats or FORMATS, "formats"):
+        outcomes = measure(name, bench.options.seed, count)
+        rows.append([name, outcomes.total(), *(outcomes[kind] for kind in OUTCOMES)])
+    header = f"format | mutations | {' | '.join(OUTCOMES)}"
+    note = f"Seed {bench.options.seed}; HDF5 {h5py.version.hdf5_version}."
+    lines = harness.table(header, "lrrrrrr", rows)
+    bench.write(lines, ["h5py", "pyarrow"], note)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,5 @@
 """From JPEG files to augmented batches, compared with other libraries; see `peers`.
 
-    python benchmarks/file_batches.py            # prints, and writes benchmarks/results/
-    python benchmarks/file_batches.py --quick    # few files and rounds, writes nothing
-
 2,048 photographs of about 500 x 375 to float32 batches of 64, two threads or processes everywhere:
 random resized crop to 224, flip and normalize (training); resize to 256 and center crop
 (evaluation). The files are in the page cache. The first batch of every arm is compared with
@@ -21,17 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import harness
+import image_augment
 import jax
 import numpy as np
 import peers
-from peers import BOX, MEAN, STD, Work
+from image_augment import NORMALIZE, SIZE
+from peers import Work
 from photographs import make_folder, megabytes
 
 import jaxkern as jk
-from jaxkern.benchmarking.plots import bar_chart
-from jaxkern.core.threads import schedulable_cpus
 
-COUNT, BATCH, SIZE = 2048, 64, 224
+BATCH = 64
 BARS = {"training": 1.4, "evaluation": 1.2}
 LIMIT, LIMIT_BAR = "regions decoded alone", 0.9
 # Mean difference in levels of 255 from the reference that a peer's rounding and decoder may have.
@@ -39,44 +36,39 @@ LIMIT, LIMIT_BAR = "regions decoded alone", 0.9
 LEVELS = {"training": 2.0, "evaluation": 8.0}
 
 
-def chain(work: str, antialias: bool = True) -> jk.image.Compose:
-    image = jk.image
-    if work == "training":
-        crop = image.RandomResizedCrop(SIZE, antialias=antialias)
-        first: list[Any] = [crop, image.RandomHorizontalFlip()]
-    else:
-        first = [image.Resize(256, antialias=antialias), image.CenterCrop(SIZE)]
-    return image.Compose([*first, image.Normalize(MEAN.tolist(), STD.tolist())])
+def chain(kind: str, antialias: bool = True) -> jk.image.Compose:
+    if kind == "training":
+        return image_augment.chain(antialias=antialias)
+    resize = jk.image.Resize(256, antialias=antialias)
+    return jk.image.Compose([resize, jk.image.CenterCrop(SIZE), NORMALIZE])
 
 
-def drawn(work: str, paths: list[Path]) -> Work:
+def work_of(kind: str, paths: list[Path]) -> Work:
     """Return the boxes and flips that this package draws for the records of its first epoch."""
     from PIL import Image
 
     sizes = np.array([Image.open(path).size[::-1] for path in paths], np.int32)
-    if work == "training":
-        keys = jk.random.record_keys(0, 0, np.arange(len(paths)))
-        crop, flip, _ = chain(work).sample(keys, (sizes[:, 0], sizes[:, 1]))
-        boxes, flips = np.stack([crop[k] for k in BOX], 1), np.asarray(flip["flip"])
-    else:  # the part of the original image that the center crop of the resized one shows
-        side = sizes.min(1) * SIZE / 256
-        boxes = np.stack([(sizes[:, 0] - side) / 2, (sizes[:, 1] - side) / 2, side, side], 1)
-        boxes, flips = np.round(boxes).astype(np.int32), np.zeros(len(paths), bool)
-    return Work(paths, boxes, flips, SIZE, BATCH)
+    if kind == "training":
+        params = image_augment.draw(chain(kind), len(paths), (sizes[:, 0], sizes[:, 1]))
+        return Work(paths, *image_augment.boxes_and_flips(params), SIZE, BATCH)
+    # The part of the original image that the center crop of the resized one shows.
+    side = sizes.min(1) * SIZE / 256
+    boxes = np.stack([(sizes[:, 0] - side) / 2, (sizes[:, 1] - side) / 2, side, side], 1)
+    return Work(paths, np.round(boxes).astype(np.int32), np.zeros(len(paths), bool), SIZE, BATCH)
 
 
-def in_jax(work: str, images: list[np.ndarray], antialias: bool, records: Any = None) -> np.ndarray:
+def in_jax(kind: str, images: list[np.ndarray], antialias: bool, records: Any = None) -> np.ndarray:
     """Return the batch of decoded images by the chain in pure JAX."""
     with jk.backend("jax"):
-        ragged, aug = jk.image.Ragged.from_list(images), chain(work, antialias)
+        ragged, aug = jk.image.Ragged.from_list(images), chain(kind, antialias)
         records = np.arange(len(images)) if records is None else records
         keys = jk.random.record_keys(0, 0, records)
         return np.asarray(aug.apply(ragged, aug.sample(keys, ragged)))
 
 
-def of_pipeline(source: Any, work: str, antialias: bool = True, **options: Any) -> peers.Arm:
+def of_pipeline(source: Any, kind: str, antialias: bool = True, **options: Any) -> peers.Arm:
     """Return an arm with a pipeline as users write it; each turn is the next epoch."""
-    pipe = jk.from_source(source, BATCH, drop_remainder=True, **options) >> chain(work, antialias)
+    pipe = jk.from_source(source, BATCH, drop_remainder=True, **options) >> chain(kind, antialias)
 
     def epoch() -> Iterator[jax.Array]:
         for batch in pipe:
@@ -85,30 +77,29 @@ def of_pipeline(source: Any, work: str, antialias: bool = True, **options: Any) 
     return epoch
 
 
-def same(name: str, batch: Any, expected: np.ndarray, limit: float) -> float:
-    """Return the mean difference in levels of 255, which is at most ``limit``."""
+def check_mean(name: str, batch: Any, expected: np.ndarray, limit: float) -> None:
+    """End the benchmark if the mean difference exceeds ``limit`` levels of 255."""
     batch = np.asarray(batch)
     if batch.shape[1] == 3:
         batch = batch.transpose(0, 2, 3, 1)
-    difference = float(np.mean(np.abs(batch - expected) * (255 * STD)))
-    return harness.within(name, difference, limit, "levels")
+    scale = image_augment.LEVELS
+    harness.check_levels(name, batch, expected, limit, mean=True, scale=scale)
 
 
-def compared(
+def compare_kind(
     root: Path, paths: list[Path], kind: str, rounds: int, options: argparse.Namespace
-) -> tuple[list[harness.Row], list[str], dict[str, float]]:
-    """Return the rows of the table, missing peers, and the differences in levels."""
-    work = drawn(kind, paths)
-    arms, missing = peers.available(peers.FILES, work)
-    arms = {"jaxkern": of_pipeline(jk.pipeline.ImageFolder(root), kind), **arms}
-    errors = {}
+) -> list[harness.Row]:
+    """Return the rows of the table, after a comparison of the values."""
+    work = work_of(kind, paths)
+    arms = {"jaxkern": of_pipeline(jk.pipeline.ImageFolder(root), kind)}
+    arms |= peers.available(peers.FILES, work)
     for name, arm in arms.items():
         ours = name == "jaxkern"
         records = np.arange(len(paths))[peers.FIRST.get(name, slice(None))][:BATCH]
         images = [peers.read_pillow(paths[i]) for i in records]
-        expected = in_jax(kind, images, ours or peers.FILES[name][2], records)
+        expected = in_jax(kind, images, ours or peers.FILES[name][1], records)
         batches = arm()
-        errors[name] = same(name, next(batches), expected, 1e-3 if ours else LEVELS[kind])
+        check_mean(f"{name}, {kind}", next(batches), expected, 1e-3 if ours else LEVELS[kind])
         for _ in batches:
             pass
     if options.ffcv and kind == "training":
@@ -118,50 +109,41 @@ def compared(
     if options.native:
         listing = root.with_name(f"{root.name}-{kind}.txt")
         arms[LIMIT] = peers.regions_alone(options.native, listing, work)
-    turns = {name: harness.drained(arm) for name, arm in arms.items()}
-    samples = harness.interleave(turns, rounds, warmup=1, turn_seconds=0.0)
+    samples = harness.interleave_epochs(arms, rounds)
     rows = [harness.Row(name, samples, "jaxkern", [name], BARS[kind]) for name in theirs]
     rows.append(harness.Row("the fastest", samples, "jaxkern", theirs, BARS[kind]))
-    if LIMIT in samples:
+    if options.native:
         rows.append(harness.Row(LIMIT, samples, "jaxkern", [LIMIT], LIMIT_BAR))
-    return rows, missing, errors
+    return rows
 
 
 def main() -> None:
-    options = harness.parse(
+    bench = harness.Benchmark(
         __doc__,
-        ("--folder", {"type": Path, "help": "directory of the photographs; created if missing"}),
-        ("--ffcv", {"metavar": "PYTHON", "help": "a Python interpreter with ffcv"}),
-        ("--native", {"metavar": "BENCH_JPEG", "help": "program that decodes only the boxes"}),
+        {
+            "--ffcv": {"metavar": "PYTHON", "help": "a Python interpreter with ffcv"},
+            "--native": {"metavar": "BENCH_JPEG", "help": "program that only decodes the boxes"},
+        },
         rounds=(5, 2),
     )
-    count = 256 if options.quick else COUNT
+    count = 256 if bench.quick else 2048
     images = count // BATCH * BATCH
     lines: list[str] = []
-    record: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
-        root = options.folder or Path(temporary)
-        paths = sorted(make_folder(root, count))
+        root = Path(temporary, "photos")
+        paths = make_folder(root, count)
         size = megabytes(paths)
-        for kind in BARS:
-            rows, missing, errors = compared(root, paths, kind, options.rounds, options)
-            lines += [f"## {kind.capitalize()}", "", *harness.rates(rows, images, missing), ""]
-            record[kind] = harness.record(rows, mean_difference_in_levels=errors, missing=missing)
+        rows = {kind: compare_kind(root, paths, kind, bench.rounds, bench.options) for kind in BARS}
+    for kind in BARS:
+        lines += [f"## {kind.capitalize()}", "", *harness.rates(rows[kind], images), ""]
     note = (
-        f"{count} JPEG files, {size:.0f} MB, quality 90, 4:2:0, in the page cache; "
-        f"{BATCH} a batch; SIMD {jk.doctor().simd_level}. Medians of interleaved epochs, as an "
-        "ordinary process runs."
+        f"{count} JPEG files, {size:.0f} MB, quality 90, 4:2:0, in the page cache. Medians of "
+        "interleaved epochs, as an ordinary process runs."
     )
-    path = harness.write(
-        "file-batches", "From JPEG files to batches", lines, record, peers.PACKAGES, note,
-        options.quick,
-    )  # fmt: skip
+    path = bench.write(lines, peers.PACKAGES, note)
     if path is not None:
-        samples = record["training"]["samples"]
-        shown = sorted(samples, key=lambda name: samples[name].median)
-        rates = [images / samples[name].median for name in shown]
-        title = f"JPEG files to augmented batches on {schedulable_cpus()} cores"
-        bar_chart(path.with_suffix(".png"), shown, rates, title, "images/s", own="jaxkern")
+        samples, title = rows["training"][0].samples, "JPEG files to augmented batches"
+        harness.chart_rates(path.with_suffix(".png"), samples, images, title)
 
 
 if __name__ == "__main__":

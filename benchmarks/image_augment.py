@@ -1,8 +1,5 @@
 """Random resized crop, flip and normalize of 64 images, compared with other libraries.
 
-    python benchmarks/image_augment.py            # prints, and writes benchmarks/results/
-    python benchmarks/image_augment.py --quick    # fewer rounds, writes nothing
-
 The images are u8, 256x256x3, the results f32, 224x224x3. All arms use the same boxes and flips, and
 run warm in one process that reuses freed memory. Their values are compared first; then they take
 turns.
@@ -23,34 +20,30 @@ import jax.numpy as jnp
 import numpy as np
 import peers
 from peers import BIAS, BOX, MEAN, SCALE, STD
-from photographs import pictures
+from photographs import crops
 
 import jaxkern as jk
-from jaxkern.benchmarking.plots import bar_chart
-from jaxkern.core.threads import schedulable_cpus
 
 COUNT, SIDE, SIZE = 64, 256, 224
+NORMALIZE = jk.image.Normalize(MEAN.tolist(), STD.tolist())
 BARS = {"albumentations": 6.0, "OpenCV": 9.0, "DALI": 12.0, "torchvision": 40.0}
+LEVELS = 255 * STD  # per unit of a normalized image
 
 
-def photographs() -> np.ndarray:
-    """Return 64 crops of photographs of scikit-image, u8 [64, 256, 256, 3]."""
-    shots, random, crops = pictures()[:4], np.random.default_rng(0), []
-    for i in range(COUNT):
-        shot = shots[i % len(shots)]
-        top = random.integers(0, shot.shape[0] - SIDE + 1)
-        left = random.integers(0, shot.shape[1] - SIDE + 1)
-        crops.append(shot[top : top + SIDE, left : left + SIDE])
-    return np.ascontiguousarray(crops, np.uint8)
+def chain(size: int = SIZE, antialias: bool = False, dtype: Any = jnp.float32) -> jk.image.Compose:
+    crop = jk.image.RandomResizedCrop(size, antialias=antialias)
+    return jk.image.Compose([crop, jk.image.RandomHorizontalFlip(0.5), NORMALIZE], dtype=dtype)
 
 
-def chain(dtype: Any = jnp.float32, **options: Any) -> jk.image.Compose:
-    steps = [
-        jk.image.RandomResizedCrop(SIZE, **options),
-        jk.image.RandomHorizontalFlip(0.5),
-        jk.image.Normalize(MEAN.tolist(), STD.tolist()),
-    ]
-    return jk.image.Compose(steps, dtype=dtype)
+def draw(aug: jk.image.Compose, count: int, size: Any = (SIDE, SIDE)) -> Any:
+    """Return the parameters that a chain draws for the records of its first epoch."""
+    keys = jk.random.record_keys(0, 0, np.arange(count))
+    return jax.jit(lambda keys: aug.sample(keys, size))(keys)
+
+
+def boxes_and_flips(params: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the parameters of `chain` for other libraries, int32 [N, 4] and bool [N]."""
+    return np.stack([params[0][k] for k in BOX], 1), np.asarray(params[1]["flip"])
 
 
 def jitted(
@@ -80,23 +73,11 @@ def scale_and_translate(images: Any, params: Any) -> Callable[[], Any]:
     return lambda: fn(images, params[0], params[1]).block_until_ready()
 
 
-def same(got: Any, expected: Any, name: str, levels: float, border: int = 0) -> float:
-    """Return the largest difference in 1/255 of the range, which is at most ``levels``."""
-    difference = np.abs(np.asarray(got, np.float32) - np.asarray(expected, np.float32)) * STD * 255
-    if border:
-        difference = difference[:, border:-border, border:-border]
-    return harness.within(name, float(difference.max()), levels, "levels")
-
-
-def rows(rounds: int) -> tuple[list[harness.Row], list[str], dict[str, float]]:
-    images_np = photographs()
-    images, aug = jnp.asarray(images_np), chain(antialias=False)
-    keys = jk.random.record_keys(0, 0, np.arange(COUNT))
-    params = jax.jit(lambda k: aug.sample(k, (SIDE, SIDE)))(keys)
-    boxes, flips = np.stack([params[0][k] for k in BOX], 1), np.asarray(params[1]["flip"])
-    work = peers.Work(images_np, boxes, flips, SIZE, COUNT)
-
-    normalize = jk.image.Compose([jk.image.Normalize(MEAN.tolist(), STD.tolist())])
+def compare_all(rounds: int) -> list[harness.Row]:
+    """Return the rows of the table, after a comparison of the values."""
+    pixels, aug = crops(COUNT, SIDE), chain()
+    images = jnp.asarray(pixels)
+    params = draw(aug, COUNT)
     by_xla = jax.jit(lambda x: x.astype(jnp.float32) * SCALE + BIAS)
     ours, smooth, half = "jaxkern", "jaxkern, antialias", "jaxkern, bf16"
     cast, xla = "jaxkern, normalize only", "XLA, normalize only"
@@ -104,54 +85,43 @@ def rows(rounds: int) -> tuple[list[harness.Row], list[str], dict[str, float]]:
     arms: dict[str, Callable[[], Any]] = {
         ours: jitted(aug, images, params),
         smooth: jitted(chain(antialias=True), images, params),
-        half: jitted(chain(antialias=False, dtype=jnp.bfloat16), images, params),
+        half: jitted(chain(dtype=jnp.bfloat16), images, params),
         pure[0]: jitted(aug, images, params, "jax"),
         pure[1]: scale_and_translate(images, params),
-        cast: jitted(normalize, images, [{}]),
+        cast: jitted(jk.image.Compose([NORMALIZE]), images, [{}]),
         xla: lambda: by_xla(images).block_until_ready(),
     }
-    reference, reference_smooth = arms[ours](), arms[smooth]()
-    errors = {
-        pure[0]: same(arms[pure[0]](), reference, pure[0], 0.06),
-        half: same(arms[half](), reference, half, 1.0),
-        # It shades the outermost pixels of a crop differently: taps beyond the crop are allowed.
-        pure[1]: same(arms[pure[1]](), reference, pure[1], 1.0, border=8),
-        xla: same(arms[xla](), arms[cast](), xla, 0.01),
-    }
+    # An arm, the arm with the expected values, and the largest difference.
+    checks = [(pure[0], ours, 0.06), (pure[1], ours, 1.0), (half, ours, 1.0), (xla, cast, 0.01)]
     compared = [("pure JAX (the faster of two)", ours, pure, 4.0), (pure[1], ours, pure[1:], 4.0)]
-    others, missing = peers.available(peers.BATCH, work)
-    for name, arm in others.items():
-        arms[name], antialias = arm, peers.BATCH[name][2]
-        expected = reference_smooth if antialias else reference
-        errors[name] = same(arm(), expected, name, peers.LEVELS)
-        bar = next(bar for start, bar in BARS.items() if name.startswith(start))
-        compared.append((name, smooth if antialias else ours, [name], bar))
+    work = peers.Work(pixels, *boxes_and_flips(params), SIZE, COUNT)
+    for name, arm in peers.available(peers.BATCH, work).items():
+        arms[name] = lambda arm=arm: next(arm())
+        mine = smooth if peers.BATCH[name][1] else ours
+        checks.append((name, mine, peers.LEVELS))
+        compared.append((name, mine, [name], BARS[name.split()[0].strip(",")]))
     compared.append(("XLA, normalize and cast alone", cast, [xla], 1.0))
     compared.append(("our f32 output against our bf16", half, [ours], 1.0))
+    for name, mine, limit in checks:
+        # scale_and_translate shades the outermost pixels of a crop differently: taps beyond the
+        # crop are allowed.
+        inner = slice(8, -8) if name == pure[1] else slice(None)
+        got, expected = (np.asarray(arms[arm]())[:, inner, inner] for arm in (name, mine))
+        harness.check_levels(name, got, expected, limit, scale=LEVELS)
     samples = harness.interleave(arms, rounds)
-    table = [harness.Row(name, samples, mine, theirs, b) for name, mine, theirs, b in compared]
-    return table, missing, errors
+    return [harness.Row(name, samples, *rest) for name, *rest in compared]
 
 
 def main() -> None:
-    options = harness.parse(__doc__)
+    bench = harness.Benchmark(__doc__, rounds=(25, 5))
     kept = jk.performance.tune_host_allocator()
-    table, missing, errors = rows(5 if options.quick else 25)
-    note = (
-        f"64 u8 images 256x256x3 to 224x224 f32; SIMD {jk.doctor().simd_level}. Medians of "
-        f"interleaved rounds; freed memory kept for all arms: {kept}."
-    )
-    record = harness.record(table, largest_difference_in_levels=errors, missing=missing)
-    path = harness.write(
-        "image-augment", "Random resized crop, flip and normalize",
-        harness.rates(table, COUNT, missing), record, peers.PACKAGES, note, options.quick,
-    )  # fmt: skip
+    rows = compare_all(bench.rounds)
+    note = f"Medians of interleaved rounds; freed memory kept for all arms: {kept}."
+    path = bench.write(harness.rates(rows, COUNT), peers.PACKAGES, note)
     if path is not None:
-        samples = {n: s for n, s in table[0].samples.items() if "normalize only" not in n}
-        shown = sorted(samples, key=lambda name: samples[name].median)
-        rates = [COUNT / samples[name].median for name in shown]
-        title = f"Crop, resize, flip, normalize on {schedulable_cpus()} cores"
-        bar_chart(path.with_suffix(".png"), shown, rates, title, "images/s", own="jaxkern")
+        shown = {n: times for n, times in rows[0].samples.items() if "normalize only" not in n}
+        title = "Crop, resize, flip, normalize"
+        harness.chart_rates(path.with_suffix(".png"), shown, COUNT, title)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,5 @@
 """A mixture of three sources compared with a single source.
 
-    python benchmarks/mixtures.py            # prints, and writes benchmarks/results/
-    python benchmarks/mixtures.py --quick    # few rounds, writes nothing
-
 The sources are thirds of the single source, so that an epoch of each arm reads the same records,
 which is checked first. The arms take turns, one epoch each.
 """
@@ -13,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import harness
+import image_augment
 import numpy as np
-from peers import MEAN, STD
 
 import jaxkern as jk
 from jaxkern.pipeline import Pipeline
@@ -22,15 +19,7 @@ from jaxkern.pipeline import Pipeline
 BATCH, BAR = 64, 0.95
 COUNT = 48 * BATCH
 PIXELS = np.random.default_rng(0).integers(0, 256, (COUNT, 128, 128, 3), np.uint8)
-NUMBERS = np.arange(COUNT, dtype=np.int32)
-CHAIN = jk.image.Compose(
-    [
-        jk.image.RandomResizedCrop(112),
-        jk.image.RandomHorizontalFlip(0.5),
-        jk.image.Normalize(MEAN.tolist(), STD.tolist()),
-    ]
-)
-Change = Callable[[Pipeline], Pipeline]
+RECORDS = np.arange(COUNT, dtype=np.int32)
 
 
 def halved(batch: dict[str, Any]) -> dict[str, Any]:
@@ -39,36 +28,37 @@ def halved(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def rows(first: int, last: int) -> Pipeline:
-    source = {"image": PIXELS[first:last], "number": NUMBERS[first:last]}
+    source = {"image": PIXELS[first:last], "record": RECORDS[first:last]}
     return jk.from_source(source, BATCH, shuffle=True)
 
 
-# What is applied to every source, and to the mixture.
-WORKS: dict[str, tuple[Change, Change]] = {
-    "rows in native threads": (lambda pipe: pipe, lambda pipe: pipe),
-    "augmented in native threads": (lambda pipe: pipe, lambda pipe: pipe >> CHAIN),
-    "a NumPy function before the mixture": (lambda pipe: pipe >> halved, lambda pipe: pipe),
-    "a NumPy function after the mixture": (lambda pipe: pipe, lambda pipe: pipe >> halved),
+def unchanged(pipe: Pipeline) -> Pipeline:
+    return pipe
+
+
+# Functions of every source, and of the mixture.
+CASES: dict[str, tuple[Callable[[Pipeline], Pipeline], Callable[[Pipeline], Pipeline]]] = {
+    "rows in native threads": (unchanged, unchanged),
+    "augmented in native threads": (unchanged, lambda pipe: pipe >> image_augment.chain(112)),
+    "a NumPy function before the mixture": (lambda pipe: pipe >> halved, unchanged),
+    "a NumPy function after the mixture": (unchanged, lambda pipe: pipe >> halved),
 }
 
 
 def main() -> None:
-    options = harness.parse(__doc__, rounds=(25, 3))
-    table, record = [], {}
+    bench = harness.Benchmark(__doc__, rounds=(25, 3))
+    table = []
     third = COUNT // 3
-    for work, (before, after) in harness.progress(WORKS.items(), "works"):
+    for case, (before, after) in harness.progress(CASES.items(), "cases"):
         parts = [(before(rows(at, at + third)), 1) for at in range(0, COUNT, third)]
         mixture = after(jk.mix(parts, stop="last"))
         pipes = {"mixture": mixture, "alone": after(before(rows(0, COUNT)))}
         for pipe in pipes.values():
-            if sorted(n for b in pipe for n in np.asarray(b["number"])) != NUMBERS.tolist():
-                raise ValueError(f"an epoch of {work} does not contain every record once")
-        arms = {name: harness.drained(pipe.__iter__) for name, pipe in pipes.items()}
-        samples = harness.interleave(arms, options.rounds, warmup=1, turn_seconds=0)
-        table.append(harness.Row(work, samples, "mixture", ["alone"], BAR))
-        record[work] = {"samples": samples}
-    title = "A mixture of three sources compared with a single source"
-    harness.write("mixtures", title, harness.rates(table, COUNT), record, quick=options.quick)
+            if sorted(n for b in pipe for n in np.asarray(b["record"])) != RECORDS.tolist():
+                raise ValueError(f"an epoch of {case} does not contain every record once")
+        samples = harness.interleave_epochs({n: p.__iter__ for n, p in pipes.items()}, bench.rounds)
+        table.append(harness.Row(case, samples, "mixture", ["alone"], BAR))
+    bench.write(harness.rates(table, COUNT))
 
 
 if __name__ == "__main__":

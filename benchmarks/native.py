@@ -1,80 +1,125 @@
-"""Writes the results of a native benchmark under benchmarks/results/.
+"""Native kernels and the native ring, without Python or XLA.
 
-    python benchmarks/native.py image build/bench/native.json
-    python benchmarks/native.py xpcs build/bench/native-xpcs.json
+    python benchmarks/native.py image build/bench/native-image.json
 
-``make bench-native`` runs it after the benchmark itself, which needs neither Python nor XLA. For
-images, the overhead of a call is measured too: the time of an 8x8 image inside jit, where the
-arithmetic takes a fraction of a microsecond, and of the same batch inside jit.
+``make bench-native`` runs it after the benchmark itself, which writes the file. Calls from Python
+are measured here: of images, the overhead of a call, as the time of an 8x8 image inside jit; of the
+ring, the time to transfer a batch of 1 KiB to Python, compared with a queue. One thread puts and
+gets, so that no time is spent waiting.
 """
 
 from __future__ import annotations
 
 import json
+import queue
+import time
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import harness
+import image_augment
+import jax
+import numpy as np
+from photographs import crops
 
-Column = tuple[str, str, str]  # title, key, format
-COMMON: list[Column] = [("case", "case", ""), ("level", "level", ""), ("threads", "threads", "")]
-SHARE: Column = ("share of the ceiling", "share_of_ceiling", ".0%")
-COLUMNS: dict[str, list[Column]] = {
+import jaxkern as jk
+
+COMMON = [("case", "case", ""), ("level", "level", ""), ("threads", "threads", "")]
+SHARE = ("share of the ceiling", "share_of_ceiling", ".0%")
+# Title, key and format of the columns.
+COLUMNS: dict[str, list[tuple[str, str, str]]] = {
     "image": [
+        *COMMON,
         ("us an image", "us_per_image", ".2f"),
         ("ns a value", "ns_per_value", ".3f"),
         ("GB/s", "gigabytes_per_second", ".2f"),
+        SHARE,
     ],
     "xpcs": [
+        *COMMON,
         ("ns a point", "ns_per_point", ".3f"),
         ("Mpoints/s", "million_points_per_second", ",.0f"),
+        SHARE,
     ],
+    "ring": [("slots", "capacity", ""), ("us a batch between two native threads", "us", ".2f")],
 }
+BATCHES = 32  # that a turn of the ring transfers
 
 
-def inside_jit() -> tuple[dict[str, float], str]:
-    """Return microseconds of calls inside jit, and the sentence about the overhead."""
-    import image_augment as bench
-    import jax
-    import jax.numpy as jnp
-
-    import jaxkern as jk
-
+def calls_inside_jit(rounds: int) -> tuple[list[str], dict[str, float]]:
+    """Return a sentence on the overhead of a call, and the microseconds of the calls."""
     jk.performance.tune_host_allocator()
-    steps = [jk.image.Normalize(bench.MEAN.tolist(), bench.STD.tolist())]
-    normalize = jk.image.Compose(steps, dtype=jnp.float32)
-    large = jnp.asarray(bench.photographs()[:, : bench.SIZE, : bench.SIZE])
+    normalize = jk.image.Compose([image_augment.NORMALIZE])
+    large = jax.numpy.asarray(crops()[:, :224, :224])
     tiny = large[:1, :8, :8]
     empty = jax.jit(lambda x: x + 1).lower(tiny).compile()
     arms = {
         "a jitted x + 1": lambda: empty(tiny),
-        "one image of 8x8": bench.jitted(normalize, tiny, [{}]),
-        "64 images of 224x224": bench.jitted(normalize, large, [{}]),
+        "one image of 8x8": image_augment.jitted(normalize, tiny, [{}]),
+        "64 images of 224x224": image_augment.jitted(normalize, large, [{}]),
     }
-    samples = harness.interleave(arms, rounds=25)
+    samples = harness.interleave(arms, rounds)
     us = {name: 1e6 * samples[name].median for name in arms}
     nothing, one, many = us.values()
-    return us, (
+    sentence = (
         f"FFI overhead: {one - nothing:.2f} us a call. Normalizing and casting 64 images inside "
-        f"jit takes {many / bench.COUNT:.2f} us an image."
+        f"jit takes {many / len(large):.2f} us an image."
     )
+    return [sentence], us
+
+
+def transfers_to_python(rounds: int) -> tuple[list[str], dict[str, Any]]:
+    """Return a table of the microseconds per batch of put and get, and all of them."""
+    batches = [np.full((16, 16), i, np.float32) for i in range(BATCHES)]
+    rings = [jk.ring.Ring(batches[0], capacity=2 * BATCHES) for _ in range(2)]
+    waiting: queue.Queue[np.ndarray] = queue.Queue()
+    token = rings[1].token()
+    pop = jax.jit(lambda token: jk.ring.pop(rings[1], token)[0])
+    arms: dict[str, tuple[Callable[[Any], Any], Callable[[], jax.Array]]] = {
+        "ring.get": (rings[0].put, rings[0].get),
+        "jitted ring.pop": (rings[1].put, lambda: pop(token).block_until_ready()),
+        "queue.Queue + device_put": (waiting.put, lambda: jax.device_put(waiting.get())),
+    }
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in arms}
+    for turn in harness.progress(range(rounds + 1), "timing"):
+        for name, (put, get) in arms.items():
+            start = time.perf_counter()
+            for batch in batches:
+                put(batch)
+            middle = time.perf_counter()
+            received = [get() for _ in batches]
+            end = time.perf_counter()
+            if turn == 0:  # compiles
+                np.testing.assert_array_equal(received, batches)
+                continue
+            times[name].append((1e6 * (middle - start) / BATCHES, 1e6 * (end - middle) / BATCHES))
+    rows = (
+        [name, *(f"{median(pair[i] for pair in pairs):.1f}" for i in range(2))]
+        for name, pairs in times.items()
+    )
+    header = "a batch of 1 KiB | put, us | get as a jax.Array, us"
+    lines = harness.table(header, "lrr", rows)
+    return [*lines, "", "Bars: 15 us for ring.get, 2 us between native threads."], times
 
 
 def main() -> None:
-    options = harness.parse(
-        __doc__, ("kind", {"choices": COLUMNS}), ("native", {"type": Path, "metavar": "FILE"})
+    bench = harness.Benchmark(
+        __doc__, {"kind": {"choices": COLUMNS}, "native": {"type": Path, "metavar": "FILE"}}
     )
-    native: list[dict[str, Any]] = json.loads(options.native.read_text())["rows"]
-    columns = [*COMMON, *COLUMNS[options.kind], SHARE]
-    header, align = " | ".join(title for title, *_ in columns), "ll" + "r" * (len(columns) - 2)
+    kind = bench.options.kind
+    native: list[dict[str, Any]] = json.loads(bench.options.native.read_text())["rows"]
+    columns = COLUMNS[kind]
+    align = "".join("l" if title in ("case", "level") else "r" for title, *_ in columns)
     rows = ([f"{row[key]:{form}}" for _, key, form in columns] for row in native)
-    lines, record = harness.table(header, align, rows), {"rows": native}
-    title, name = "Native XPCS kernels, without Python or XLA", "xpcs-native"
-    if options.kind == "image":
-        title, name = "Native kernels, without Python or XLA", "native"
-        record["inside_jit_us"], sentence = inside_jit()
-        lines += ["", sentence]
-    harness.write(name, title, lines, record, quick=options.quick)
+    lines = harness.table(" | ".join(title for title, *_ in columns), align, rows)
+    more, times = [], {}
+    if kind == "image":
+        more, times = calls_inside_jit(5 if bench.quick else 25)
+    elif kind == "ring":
+        more, times = transfers_to_python(20 if bench.quick else 200)
+    bench.write([*lines, "", *more], name=f"native-{kind}", rows=native, microseconds=times)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,5 @@
 """From packed files to augmented batches, compared with the kernel alone and with unpacked files.
 
-    python benchmarks/packed_files.py            # prints, and writes benchmarks/results/
-    python benchmarks/packed_files.py --quick    # few images and rounds, writes nothing
-
 Two threads, float32 batches of 64, random resized crop to 224, flip and normalize. One packed file
 has raw images, 256 x 256; it is compared with the kernel alone on batches in memory, and with
 arrays in memory. The other has JPEG images with a longest side of 256, made from photographs of
@@ -16,46 +13,23 @@ the folder.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import harness
-import jax
+import image_augment
 import numpy as np
 import peers
-from file_batches import BATCH, LEVELS, chain, drawn, in_jax, of_pipeline, same
+from file_batches import BATCH, LEVELS, check_mean, in_jax, of_pipeline, work_of
 from photographs import make_folder, megabytes
-from ring_batches import in_fresh_process, make_images
+from ring_batches import kernel_alone, make_images
 
 import jaxkern as jk
 
 SIDE = 256
-RAW_BAR, JPEG_BAR, FFCV_BAR = 0.85, 2.0, 5.0
 
 
-def kernel_alone(images: np.ndarray) -> peers.Arm:
-    """The chain's compiled call with each batch's own parameters, on eight batches of images."""
-    aug, batches = chain("training", antialias=False), len(images) // BATCH
-    ready = [jax.numpy.asarray(images[i * BATCH : (i + 1) * BATCH]) for i in range(min(8, batches))]
-    apply = jax.jit(aug.apply)
-    keys = jk.random.record_keys(0, 0, np.arange(len(images)))
-    params = jax.tree.map(np.asarray, jax.jit(lambda k: aug.sample(k, (SIDE, SIDE)))(keys))
-
-    def epoch() -> Iterator[jax.Array]:
-        for i in range(batches):
-            rows = slice(i * BATCH, (i + 1) * BATCH)
-            of_batch = jax.tree.map(lambda x, rows=rows: x[rows], params)
-            yield apply(ready[i % len(ready)], of_batch).block_until_ready()
-
-    return epoch
-
-
-def first_batch(source: Any, antialias: bool) -> np.ndarray:
-    return np.asarray(next(of_pipeline(source, "training", antialias)()))
-
-
-def small(path: Path) -> np.ndarray:
+def shrunk(path: Path) -> np.ndarray:
     """Decode a photograph and shrink it to the longest side of the packed file, with Pillow."""
     from PIL import Image
 
@@ -64,7 +38,7 @@ def small(path: Path) -> np.ndarray:
         return np.asarray(image.convert("RGB").resize(size, Image.Resampling.LANCZOS))
 
 
-def packed(folder: Path, raw: int, photographs: int) -> dict[str, float]:
+def write_files(folder: Path, raw: int, photographs: int) -> dict[str, float]:
     """Write the packed files and the folder; return their sizes in MB."""
     paths = make_folder(folder / "photos", photographs)
     photos = jk.pipeline.ImageFolder(folder / "photos")
@@ -76,77 +50,79 @@ def packed(folder: Path, raw: int, photographs: int) -> dict[str, float]:
     return {**sizes, "the folder": megabytes(paths)}
 
 
-def compared(folder: Path, rounds: int, ffcv: str | None, kept: bool) -> list[Any] | None:
-    """Return rows and their images per turn; None if freed memory cannot be `kept` as asked."""
+def compare_files(
+    folder: Path, rounds: int, ffcv: str | None, kept: bool
+) -> list[tuple[harness.Row, int]]:
+    """Return rows and their images per turn; no rows if freed memory cannot be `kept`."""
     if kept and not jk.performance.tune_host_allocator():
-        return None
+        return []
     photos, raw, jpeg = folder / "photos", folder / "raw.jkp", folder / "jpeg.jkp"
     paths = sorted(photos.glob("*/*.jpg"))
     images = make_images(len(jk.pipeline.PackedSource(raw)))
-    expected = in_jax("training", list(images[:BATCH]), False)
-    same("raw", first_batch(raw, False), expected, 1e-3)
-    expected = in_jax("training", [small(path) for path in paths[:BATCH]], True)
-    # The images are compressed once more than those of the reference.
-    same("JPEG", first_batch(jpeg, True), expected, 2 * LEVELS["training"])
+    # The JPEG images are compressed once more than those of the reference.
+    for source, reference, antialias, limit in (
+        (raw, images[:BATCH], False, 1e-3),
+        (jpeg, [shrunk(path) for path in paths[:BATCH]], True, 2 * LEVELS["training"]),
+    ):
+        batch = next(of_pipeline(source, "training", antialias)())
+        check_mean(source.name, batch, in_jax("training", list(reference), antialias), limit)
 
     def shuffled(source: Any, antialias: bool) -> peers.Arm:
         return of_pipeline(source, "training", antialias, shuffle=True)
 
+    aug = image_augment.chain()
     arms: dict[str, peers.Arm] = {
         "packed raw": shuffled(raw, False),
         "arrays in memory": shuffled({"image": images}, False),
-        "the kernel alone, 2 threads": kernel_alone(images),
+        "the kernel alone": lambda: kernel_alone(aug, images, params),
         "packed JPEG": shuffled(jpeg, True),
-        "the folder": shuffled(jk.pipeline.ImageFolder(photos), True),
+        "the folder of full-size files": shuffled(jk.pipeline.ImageFolder(photos), True),
     }
+    params = image_augment.draw(aug, len(images))
     pairs = [
-        ("the kernel alone", "packed raw", "the kernel alone, 2 threads", RAW_BAR),
-        ("arrays in memory", "packed raw", "arrays in memory", 0.0),
-        ("the folder of full-size files", "packed JPEG", "the folder", JPEG_BAR),
+        ("the kernel alone", "packed raw", 0.85),
+        ("arrays in memory", "packed raw", 0.0),
+        ("the folder of full-size files", "packed JPEG", 2.0),
     ]
     if ffcv:
-        work, beton = drawn("training", paths), folder / "photos.beton"
+        work, beton = work_of("training", paths), folder / "photos.beton"
         arms["packed raw photographs"] = shuffled(folder / "photos.jkp", True)
         arms["ffcv, raw"] = peers.ffcv(ffcv, photos, beton, "raw", SIDE, work)
-        pairs.append(("ffcv, raw", "packed raw photographs", "ffcv, raw", FFCV_BAR))
-    turns = {name: harness.drained(arm) for name, arm in arms.items()}
-    samples = harness.interleave(turns, rounds, warmup=1, turn_seconds=0.0)
+        pairs.append(("ffcv, raw", "packed raw photographs", 5.0))
+    samples = harness.interleave_epochs(arms, rounds)
     table = []
-    for name, ours, theirs, bar in pairs:
+    for theirs, ours, bar in pairs:
         count = len(images if ours == "packed raw" else paths) // BATCH * BATCH
-        table.append((harness.Row(name, samples, ours, [theirs], bar), count))
+        table.append((harness.Row(theirs, samples, ours, [theirs], bar), count))
     return table
 
 
 def main() -> None:
-    options = harness.parse(
+    bench = harness.Benchmark(
         __doc__,
-        ("--ffcv", {"metavar": "PYTHON", "help": "a Python interpreter with ffcv"}),
+        {"--ffcv": {"metavar": "PYTHON", "help": "a Python interpreter with ffcv"}},
         rounds=(11, 3),
     )
-    raw, photographs = (512, 256) if options.quick else (4096, 2048)
+    raw, photographs = (512, 256) if bench.quick else (4096, 2048)
     lines: list[str] = []
-    record: dict[str, Any] = {}
+    samples = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        record["megabytes"] = sizes = packed(folder, raw, photographs)
+        sizes = write_files(folder, raw, photographs)
         for title, kept in (("As a program starts", False), ("Freed memory kept", True)):
-            rows = in_fresh_process(compared, folder, options.rounds, options.ffcv, kept)
-            if rows is None:
-                lines += [f"## {title}", "", "Not possible here.", ""]
-                continue
+            rows = harness.call(
+                "packed_files", "compare_files", folder, bench.rounds, bench.options.ffcv, kept
+            )
             tables = [harness.rates([row], count) for row, count in rows]
-            lines += [f"## {title}", "", *tables[0][:2], *(table[2] for table in tables), ""]
-            record[title] = harness.record([row for row, _ in rows])
+            body = [*tables[0][:2], *(t[2] for t in tables)] if rows else ["Not possible here."]
+            lines += [f"## {title}", "", *body, ""]
+            samples[title] = [row.samples for row, _ in rows[:1]]
     lines.append("Files: " + ", ".join(f"{name} {size:,.0f} MB" for name, size in sizes.items()))
-    if not options.ffcv:
-        lines.append("ffcv: not compared (--ffcv PYTHON).")
     note = (
-        f"{raw} raw images and {photographs} photographs, in the page cache; {BATCH} a batch; SIMD "
-        f"{jk.doctor().simd_level}. Medians of interleaved epochs."
+        f"{raw} raw images and {photographs} photographs, in the page cache. Medians of "
+        "interleaved epochs."
     )
-    title = "From packed files to batches"
-    harness.write("packed-files", title, lines, record, ["pillow"], note, options.quick)
+    bench.write(lines, ["pillow"], note, of_processes=samples)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,13 @@
 Every peer reads the same images, crops the same boxes and flips the same images. An arm of `BATCH`
 returns one batch of images in memory. An arm of `FILES` runs an epoch over files and yields its
 batches, float32 NHWC (torchvision: NCHW), in the order of the files, except where `FIRST` says
-otherwise. Processes and built pipelines live on between epochs. Peers that resize in 8 bits round
+otherwise. Processes and built pipelines persist between epochs. Peers that resize in 8 bits round
 to levels before they normalize, so that their values differ by a level or two.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import harness
 import numpy as np
 
 THREADS = 2
@@ -57,21 +57,14 @@ class Work:
     def batches(self) -> Iterator[np.ndarray]:
         yield from self.records.reshape(-1, self.batch)
 
-    def crop(self, i: int) -> tuple[slice, slice]:
-        top, left, height, width = (int(v) for v in self.boxes[i])
-        return slice(top, top + height), slice(left, left + width)
+
+# OpenCV and albumentations -----------------------------------------------------------------------
 
 
 def read_opencv(path: Path) -> np.ndarray:
     import cv2
 
     return cv2.cvtColor(cv2.imread(str(path), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
-
-
-def read_simplejpeg(path: Path) -> np.ndarray:
-    import simplejpeg
-
-    return simplejpeg.decode_jpeg(path.read_bytes())
 
 
 def read_pillow(path: Path) -> np.ndarray:
@@ -84,31 +77,22 @@ class OpenCV:
     """OpenCV's crop, resize, flip and normalize of one image; picklable."""
 
     def __init__(self, work: Work, read: Callable[[Any], np.ndarray] = np.asarray) -> None:
-        import cv2
+        import cv2  # noqa: F401
 
-        cv2.setNumThreads(1)
         self.work, self.read = work, read
 
     def __call__(self, i: int, out: np.ndarray | None = None) -> np.ndarray:
         import cv2
 
         cv2.setNumThreads(1)
-        work = self.work
-        crop = self.read(work.images[i])[work.crop(i)]
-        resized = cv2.resize(crop, (work.size, work.size), interpolation=cv2.INTER_LINEAR)
-        if work.flips[i]:
+        size, (top, left, height, width) = self.work.size, self.work.boxes[i]
+        crop = self.read(self.work.images[i])[top : top + height, left : left + width]
+        resized = cv2.resize(crop, (size, size), interpolation=cv2.INTER_LINEAR)
+        if self.work.flips[i]:
             resized = cv2.flip(resized, 1)
         result: np.ndarray = np.multiply(resized, SCALE, out=out, dtype=np.float32)
         result += BIAS
         return result
-
-    def __len__(self) -> int:
-        return len(self.work.images)
-
-    def __getitem__(self, i: int) -> Any:
-        import torch
-
-        return torch.from_numpy(self(i))
 
 
 def in_threads(work: Work, read: Callable[[Any], np.ndarray] = np.asarray) -> Arm:
@@ -124,24 +108,22 @@ def in_threads(work: Work, read: Callable[[Any], np.ndarray] = np.asarray) -> Ar
     return epoch
 
 
-def once(arm: Arm) -> Callable[[], Any]:
-    """Return a function that returns the first batch of an epoch."""
-    return lambda: next(arm())
+def simplejpeg_in_threads(work: Work) -> Arm:
+    import simplejpeg
+
+    return in_threads(work, lambda path: simplejpeg.decode_jpeg(path.read_bytes()))
 
 
-def albumentations(work: Work) -> Callable[[], np.ndarray]:
+def albumentations(work: Work) -> Arm:
     """Its own functions for crop, resize, flip and normalize, two threads."""
     import albumentations.augmentations.crops.functional as crops
     import albumentations.augmentations.geometric.functional as geometric
-    import albumentations.augmentations.pixel.functional as pixel
     import cv2
+    from albucore import normalize
 
     cv2.setNumThreads(1)
     pool = ThreadPoolExecutor(THREADS)
     mean, factor = (255 * MEAN).astype(np.float32), (1 / (255 * STD)).astype(np.float32)
-    normalize = getattr(pixel, "normalize", None)
-    if normalize is None:
-        from albucore import normalize
 
     def one(i: int) -> np.ndarray:
         top, left, height, width = work.boxes[i]
@@ -149,14 +131,40 @@ def albumentations(work: Work) -> Callable[[], np.ndarray]:
         image = geometric.resize(image, (work.size, work.size), cv2.INTER_LINEAR)
         return normalize(geometric.hflip(image) if work.flips[i] else image, mean, factor)
 
-    return lambda: np.stack(list(pool.map(one, range(len(work.images)))))
+    return lambda: (np.stack(list(pool.map(one, records))) for records in work.batches())
+
+
+# torch and torchvision ---------------------------------------------------------------------------
+
+_OPERATORS = (
+    "nms qnms roi_align roi_pool ps_roi_align ps_roi_pool deform_conv2d _roi_align_backward "
+    "_roi_pool_backward _ps_roi_align_backward _ps_roi_pool_backward _deform_conv2d_backward"
+)
+
+
+def torchvision_v2() -> Any:
+    """Import torchvision.transforms.v2; its C++ operators need not match the installed torch."""
+    import torch
+
+    try:
+        from torchvision.transforms import v2
+    except RuntimeError:
+        library = torch.library.Library("torchvision", "DEF")
+        for name in _OPERATORS.split():
+            library.define(f"{name}() -> Tensor")
+        for name in [name for name in sys.modules if name.startswith("torchvision")]:
+            del sys.modules[name]
+        from torchvision.transforms import v2
+
+        v2.declared_operators = library  # keeps the declarations alive
+    return v2
 
 
 def torchvision_one(work: Work, image: Any, i: int, antialias: bool) -> Any:
     """Apply transforms.v2.functional to a u8 tensor [3, H, W]."""
     import torch
-    from torchvision.transforms.v2 import functional
 
+    functional = torchvision_v2().functional
     box, size = (int(v) for v in work.boxes[i]), [work.size, work.size]
     image = functional.resized_crop(image, *box, size, antialias=antialias)
     if work.flips[i]:
@@ -165,88 +173,66 @@ def torchvision_one(work: Work, image: Any, i: int, antialias: bool) -> Any:
     return functional.normalize(image, MEAN.tolist(), STD.tolist())
 
 
-def torchvision(work: Work, antialias: bool = True, channels_last: bool = False) -> Any:
+def torchvision(work: Work, antialias: bool = True, channels_last: bool = False) -> Arm:
     """transforms.v2 on tensors, two threads; resizing has a faster path if channels are last."""
     import torch
 
-    declare_torchvision_operators(torch)
+    torchvision_v2()
     torch.set_num_threads(THREADS)
     images = torch.from_numpy(work.images).permute(0, 3, 1, 2)
     images = images if channels_last else images.contiguous()
 
-    def run() -> np.ndarray:
-        made = [torchvision_one(work, image, i, antialias) for i, image in enumerate(images)]
-        return torch.stack(made).permute(0, 2, 3, 1).numpy()
+    def epoch() -> Iterator[np.ndarray]:
+        for records in work.batches():
+            results = [torchvision_one(work, images[i], i, antialias) for i in records]
+            yield torch.stack(results).permute(0, 2, 3, 1).numpy()
 
-    return run
+    return epoch
 
 
-class TorchvisionFiles:
-    """A map-style data set: Pillow decodes, transforms.v2 does the rest."""
+class Records:
+    """A map-style data set of a function of the record."""
 
-    def __init__(self, work: Work) -> None:
-        self.work = work
+    def __init__(self, count: int, one: Callable[[int], Any]) -> None:
+        self.count, self.one = count, one
 
     def __len__(self) -> int:
-        return len(self.work.images)
+        return self.count
 
     def __getitem__(self, i: int) -> Any:
-        from PIL import Image
-        from torchvision.transforms.v2 import functional
-
-        image = functional.pil_to_tensor(Image.open(self.work.images[i]).convert("RGB"))
-        return torchvision_one(self.work, image, i, antialias=True)
+        return self.one(i)
 
 
-def torch_loader(work: Work, dataset: Any = None) -> Arm:
-    """Return an arm with torch's DataLoader and two persistent worker processes, with OpenCV."""
+def torch_loader(work: Work, one: Callable[[int], Any]) -> Arm:
+    """Return an arm with torch's DataLoader and two persistent worker processes."""
     import torch
 
     loader = torch.utils.data.DataLoader(
-        OpenCV(work) if dataset is None else dataset,
+        Records(len(work.images), one),
         batch_size=work.batch,
         sampler=work.records.tolist(),
         num_workers=THREADS,
         persistent_workers=True,
         multiprocessing_context="fork",
-        worker_init_fn=_one_torch_thread,
+        worker_init_fn=lambda _: torch.set_num_threads(1),
     )
     return lambda: (batch.numpy() for batch in loader)
 
 
-def _one_torch_thread(_: int) -> None:
-    import torch
-
-    torch.set_num_threads(1)
-
-
 def torchvision_files(work: Work) -> Arm:
-    import torch
+    """Return an arm with a DataLoader: Pillow decodes, transforms.v2 does the rest."""
+    pil_to_tensor = torchvision_v2().functional.pil_to_tensor
 
-    declare_torchvision_operators(torch)
-    return torch_loader(work, TorchvisionFiles(work))
+    def one(i: int) -> Any:
+        from PIL import Image
 
+        image = pil_to_tensor(Image.open(work.images[i]).convert("RGB"))
+        return torchvision_one(work, image, i, antialias=True)
 
-def declare_torchvision_operators(torch: Any) -> None:
-    """Declare the operators for which torchvision without its compiled part registers fakes."""
-    if _libraries:
-        return
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError:
-        library = torch.library.Library("torchvision", "DEF")
-        for name in _OPERATORS.split():
-            library.define(f"{name}() -> Tensor")
-        for name in [name for name in sys.modules if name.startswith("torchvision")]:
-            del sys.modules[name]
-        _libraries.append(library)
+    return torch_loader(work, one)
 
 
-_OPERATORS = (
-    "nms qnms roi_align roi_pool ps_roi_align ps_roi_pool deform_conv2d _roi_align_backward "
-    "_roi_pool_backward _ps_roi_align_backward _ps_roi_pool_backward _deform_conv2d_backward"
-)
-_libraries: list[Any] = []
+# DALI, Grain and ffcv ----------------------------------------------------------------------------
 
 
 def dali(work: Work, files: bool = False) -> Arm:
@@ -270,11 +256,8 @@ def dali(work: Work, files: bool = False) -> Arm:
         image, anchor, shape, flip = fn.external_source(sample, num_outputs=4, batch=False)
         pixels = {"axes": [0, 1], "normalized_anchor": False, "normalized_shape": False}
         if files:
-            crop = fn.decoders.image_slice(
-                image, anchor, shape, device="cpu", output_type=types.RGB, **pixels
-            )
-        else:
-            crop = fn.slice(image, anchor, shape, **pixels)
+            pixels |= {"device": "cpu", "output_type": types.RGB}
+        crop = (fn.decoders.image_slice if files else fn.slice)(image, anchor, shape, **pixels)
         resized = fn.resize(
             crop, resize_x=work.size, resize_y=work.size, interp_type=types.INTERP_LINEAR,
             antialias=files,
@@ -313,50 +296,6 @@ def grain_files(work: Work, processes: int = 0) -> Arm:
     return lambda: iter(data)
 
 
-# Name -> (package, function of the work, True if it filters with antialiasing).
-BATCH: dict[str, tuple[str, Callable[[Work], Callable[[], Any]], bool]] = {
-    "albumentations, 2 threads": ("albumentations", albumentations, False),
-    "OpenCV, 2 threads": ("cv2", lambda work: once(in_threads(work)), False),
-    "DALI CPU, 2 threads": ("nvidia.dali", lambda work: once(dali(work)), False),
-    "torchvision v2, antialias": ("torchvision", torchvision, True),
-    "torchvision v2, no antialias": ("torchvision", lambda w: torchvision(w, False), False),
-    "torchvision v2, antialias, channels last": (
-        "torchvision", lambda work: torchvision(work, channels_last=True), True
-    ),
-}  # fmt: skip
-FILES: dict[str, tuple[str, Callable[[Work], Arm], bool]] = {
-    "OpenCV threads": ("cv2", lambda work: in_threads(work, read_opencv), False),
-    "simplejpeg + OpenCV threads": (
-        "simplejpeg", lambda work: in_threads(work, read_simplejpeg), False
-    ),
-    "Pillow + OpenCV threads": ("PIL", lambda work: in_threads(work, read_pillow), False),
-    "torchvision + DataLoader": ("torchvision", torchvision_files, True),
-    "DALI CPU": ("nvidia.dali", lambda work: dali(work, files=True), True),
-    "Grain + OpenCV, threads": ("grain", grain_files, False),
-    "Grain + OpenCV, processes": ("grain", lambda work: grain_files(work, THREADS), False),
-}  # fmt: skip
-#: Records of the first batch, where they are not the first ones of the order.
-FIRST = {"Grain + OpenCV, processes": slice(None, None, THREADS)}
-PACKAGES = [
-    "albumentations", "opencv-python-headless", "simplejpeg", "pillow", "torch", "torchvision",
-    "nvidia-dali-cuda130", "grain",
-]  # fmt: skip
-
-
-def available(table: dict[str, Any], work: Work) -> tuple[dict[str, Any], list[str]]:
-    """Return the arms whose packages are installed, and the names of the others."""
-    arms: dict[str, Any] = {}
-    missing = []
-    for name, (package, make, _) in table.items():
-        try:
-            if importlib.util.find_spec(package.partition(".")[0]) is None:
-                raise ImportError(f"no module named {package}")
-            arms[name] = make(work)
-        except ImportError as error:
-            missing.append(f"{name}: {str(error).splitlines()[0]}")
-    return arms, missing
-
-
 def ffcv(python: str, root: Path, packed: Path, mode: str, side: int, work: Work) -> Arm:
     """Return an arm that runs ffcv in another interpreter, without transferring the batches."""
     script = Path(__file__).with_name("ffcv_epochs.py")
@@ -389,3 +328,41 @@ def _program(images: int, *command: Any) -> Arm:
         return iter(())
 
     return epoch
+
+
+# Name -> (function of the work, True if it filters with antialiasing).
+Peers = dict[str, tuple[Callable[[Work], Arm], bool]]
+BATCH: Peers = {
+    "albumentations, 2 threads": (albumentations, False),
+    "OpenCV, 2 threads": (in_threads, False),
+    "DALI CPU, 2 threads": (dali, False),
+    "torchvision v2, antialias": (torchvision, True),
+    "torchvision v2, no antialias": (lambda work: torchvision(work, antialias=False), False),
+    "torchvision v2, antialias, channels last": (
+        lambda work: torchvision(work, channels_last=True), True
+    ),
+}  # fmt: skip
+FILES: Peers = {
+    "OpenCV threads": (lambda work: in_threads(work, read_opencv), False),
+    "simplejpeg + OpenCV threads": (simplejpeg_in_threads, False),
+    "Pillow + OpenCV threads": (lambda work: in_threads(work, read_pillow), False),
+    "torchvision + DataLoader": (torchvision_files, True),
+    "DALI CPU": (lambda work: dali(work, files=True), True),
+    "Grain + OpenCV, threads": (grain_files, False),
+    "Grain + OpenCV, processes": (lambda work: grain_files(work, THREADS), False),
+}
+#: Records of the first batch, where they are not the first ones of the order.
+FIRST = {"Grain + OpenCV, processes": slice(None, None, THREADS)}
+PACKAGES = [
+    "albumentations", "opencv-python-headless", "simplejpeg", "pillow", "torch", "torchvision",
+    "nvidia-dali-cuda130", "grain",
+]  # fmt: skip
+
+
+def available(table: Peers, work: Work) -> dict[str, Arm]:
+    """Return the arms whose packages are installed."""
+    arms: dict[str, Arm] = {}
+    for name, (make, _) in table.items():
+        with harness.optional(name):
+            arms[name] = make(work)
+    return arms

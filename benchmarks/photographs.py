@@ -1,7 +1,4 @@
-"""Folders of photographs for benchmarks: crops of pictures that scikit-image and scikit-learn ship.
-
-python benchmarks/photographs.py FOLDER --count 2000
-"""
+"""Photographs for benchmarks: crops of pictures that scikit-image and scikit-learn ship."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-CLASSES, QUALITY, LONG, SHORT = 10, 90, 500, 375
+LONG, SHORT = 500, 375  # sides of the files, in pixels
 
 
 def pictures() -> list[np.ndarray]:
@@ -30,8 +27,19 @@ def pictures() -> list[np.ndarray]:
     return [np.ascontiguousarray(image[..., :3]) for image in images]
 
 
+def crops(count: int = 64, side: int = 256) -> np.ndarray:
+    """Return crops of four photographs, u8 [count, side, side, 3]."""
+    shots, random, images = pictures()[:4], np.random.default_rng(0), []
+    for i in range(count):
+        shot = shots[i % len(shots)]
+        top = random.integers(0, shot.shape[0] - side + 1)
+        left = random.integers(0, shot.shape[1] - side + 1)
+        images.append(shot[top : top + side, left : left + side])
+    return np.ascontiguousarray(images, np.uint8)
+
+
 def make_folder(root: Path, count: int) -> list[Path]:
-    """Write ``count`` JPEG files of about 500 x 375 to ``root/class/file``; keep existing ones.
+    """Write ``count`` JPEG files of about 500 x 375 to ``root/class/file``; return sorted paths.
 
     Each is a different crop of a picture at 90% to 100% of its resolution, every fourth one in
     portrait format, quality 90, 4:2:0, like photographs in a data set.
@@ -39,13 +47,8 @@ def make_folder(root: Path, count: int) -> list[Path]:
     from PIL import Image
 
     sources = [Image.fromarray(picture) for picture in pictures()]
-    paths = [root / f"class{i % CLASSES}" / f"{i:06d}.jpg" for i in range(count)]
-    for name in {path.parent for path in paths}:
-        name.mkdir(parents=True, exist_ok=True)
 
-    def make(i: int) -> None:
-        if paths[i].exists():
-            return
+    def make(i: int) -> Path:
         random = np.random.default_rng(i)
         source = sources[i % len(sources)]
         width, height = (LONG, SHORT) if i % 4 else (SHORT, LONG)
@@ -55,26 +58,14 @@ def make_folder(root: Path, count: int) -> list[Path]:
         left, top = random.uniform(0, source.width - w), random.uniform(0, source.height - h)
         box = (left, top, left + w, top + h)
         image = source.resize((width, height), Image.Resampling.BICUBIC, box=box)
-        image.save(paths[i], quality=QUALITY)
+        path = root / f"class{i % 10}" / f"{i:06d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path, quality=90)
+        return path
 
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(make, range(count)))
-    return paths
+        return sorted(threads.map(make, range(count)))
 
 
 def megabytes(paths: list[Path]) -> float:
     return sum(path.stat().st_size for path in paths) / 1e6
-
-
-def main() -> None:
-    import harness
-
-    options = harness.parse(
-        __doc__, ("folder", {"type": Path}), ("--count", {"type": int, "default": 2000})
-    )
-    paths = make_folder(options.folder, options.count)
-    print(f"{len(paths)} files, {megabytes(paths):.0f} MB")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,59 +1,60 @@
 """Calls in an ordinary program: new processes, no environment variables, no settings.
 
-    python benchmarks/plain_calls.py                     # prints, and writes benchmarks/results/
     python benchmarks/plain_calls.py --before DIR        # also against another build of jaxkern
-    python benchmarks/plain_calls.py --quick             # one process an arm, writes nothing
 
 The fused chain (random resized crop, flip, normalize of 64 and of 256 photographs) against jitted
 gathers, also with `tune_host_allocator` called first; g2 of 23 x 400^2 against the jitted model.
 DIR is a folder with another built `jaxkern` package, such as a checkout of an earlier commit. Every
 process runs one arm, the arms take turns, and all results are compared first. The result of a
-process is the median of its calls. Processes do not import the harness.
+process is the median of its calls.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import resource
 import statistics
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import harness
+import image_augment
+import jax
+import numpy as np
+import xpcs_kernels
+from photographs import crops
+
+import jaxkern as jk
+
 WARMUP, CALLS = 5, 20
 COUNTS = (64, 256)
-ANGLES, FRAMES = 23, 400
-G2 = f"g2, {ANGLES} x {FRAMES}^2"
+G2 = "g2, 23 x 400^2"
 
 
-def child(arm: dict[str, Any], save: str) -> dict[str, Any]:
-    """Return the seconds and page faults of each call of one arm; save its result if asked."""
-    import jax
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """An arm: images to augment (0: g2), "jaxkern", "JAX" or "before", and "plain" or "tuned"."""
 
-    import jaxkern as jk
+    count: int
+    version: str = "jaxkern"
+    memory: str = "plain"
 
-    if arm["tuned"] and not jk.performance.tune_host_allocator():
+
+def measure(count: int, version: str, memory: str, with_result: bool) -> dict[str, Any]:
+    """Return the seconds and page faults of each call of one arm, and its result if asked."""
+    if memory == "tuned" and not jk.performance.tune_host_allocator():
         raise SystemExit("tune_host_allocator has no effect here")
-    import jax.numpy as jnp
-    import numpy as np
-
-    if "count" in arm:
-        import image_augment as bench
-
-        crops = bench.photographs()
-        images = jnp.asarray(np.tile(crops, (arm["count"] // len(crops), 1, 1, 1)))
-        aug = bench.chain(antialias=False)
-        keys = jk.random.record_keys(0, 0, np.arange(len(images)))
-        params = jax.jit(lambda k: aug.sample(k, images.shape[1:3]))(keys)
-        call = bench.jitted(aug, images, params, "jax" if arm["way"] == "JAX" else "native")
+    backend = "jax" if version == "JAX" else "native"
+    if count:
+        images = jax.numpy.asarray(np.tile(crops(), (count // 64, 1, 1, 1)))
+        aug = image_augment.chain()
+        params = image_augment.draw(aug, count)
+        call = image_augment.jitted(aug, images, params, backend)
     else:
         jax.config.update("jax_enable_x64", True)
-        import xpcs_kernels
-
-        arms = xpcs_kernels.g2_arms(ANGLES, FRAMES)
-        call = arms["theirs" if arm["way"] == "JAX" else "ours"]
-    if save:
-        np.save(save, np.asarray(call()))
+        call = xpcs_kernels.g2_arms(23, 400)["theirs" if version == "JAX" else "ours"]
+    result = np.asarray(call()) if with_result else None
     seconds, faults = [], []
     for _ in range(WARMUP + CALLS):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -61,123 +62,82 @@ def child(arm: dict[str, Any], save: str) -> dict[str, Any]:
         call()
         seconds.append(time.perf_counter() - start)
         faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    package = str(Path(jk.__file__).resolve().parent)
-    return {"seconds": seconds[WARMUP:], "faults": faults[WARMUP:], "package": package}
+    package = str(Path(jk.__file__).parent.parent)
+    timed = {"seconds": seconds[WARMUP:], "faults": faults[WARMUP:]}
+    return {**timed, "package": package, "result": result}
 
 
-def run(arm: dict[str, Any], before: Path | None, save: str = "") -> dict[str, Any]:
+def run(arm: Arm, before: Path | None, with_result: bool = False) -> dict[str, Any]:
     """Run an arm in a new process, as users start it."""
-    import harness
-
-    earlier = {"PYTHONPATH": str(before)} if arm["way"] == "before" else {}
+    earlier = {"PYTHONPATH": str(before)} if arm.version == "before" else {}
     without = ["MALLOC_", "GLIBC_", "XLA_", "JAXKERN_"]
-    result = harness.call("plain_calls", "child", arm, save, without=without, **earlier)
+    arguments = (*dataclasses.astuple(arm), with_result)
+    result = harness.call("plain_calls", "measure", *arguments, without=without, **earlier)
     package = result.pop("package")  # a folder of this machine, which no record names
-    if earlier and before is not None and package != str((before / "jaxkern").resolve()):
+    if earlier and before is not None and package != str(before.resolve()):
         raise SystemExit(f"expected the build in {before}, got {package}")
     return result
 
 
-def label(arm: dict[str, Any]) -> str:
-    work = f"{arm['count']} images" if "count" in arm else G2
-    return f"{work}, {arm['way']}, {'tuned' if arm['tuned'] else 'plain'}"
+def row(ours: Arm, theirs: Arm, runs: dict[Arm, Any], bar: float | None) -> list[object]:
+    medians = {arm: [statistics.median(p["seconds"]) for p in runs[arm]] for arm in (theirs, ours)}
+    seconds = [statistics.median(times) for times in medians.values()]
+    faults = [statistics.median(n for p in runs[arm] for n in p["faults"]) for arm in medians]
+    ratio = seconds[0] / seconds[1]
+    each = [t / o for t, o in zip(medians[theirs], medians[ours], strict=True)]
+    return [
+        f"{ours.count} images" if ours.count else G2,
+        ours.memory,
+        theirs.version,
+        *(f"{1e3 * s:.2f}" for s in seconds),
+        f"{faults[0]:,.0f} and {faults[1]:,.0f}",
+        f"{ratio:.2f} ({min(each):.2f} to {max(each):.2f})",
+        *(("", "") if bar is None else (f"{bar:g}", harness.at_least(ratio, bar))),
+    ]
 
 
-def all_arms(before: bool) -> list[dict[str, Any]]:
-    ways = ("jaxkern", "JAX", "before") if before else ("jaxkern", "JAX")
-    plain = [{"way": way, "tuned": False} for way in ways]
-    tuned = [{"way": way, "tuned": True} for way in ("jaxkern", "JAX")]
-    return [{"count": n, **arm} for n in COUNTS for arm in plain + tuned] + plain
-
-
-def check(saved: dict[str, Path]) -> None:
-    """End the benchmark if two arms of the same work return different values."""
-    import image_augment as bench
-    import numpy as np
-    import xpcs_kernels
-
-    for name, path in saved.items():
-        work = G2 if name.startswith(G2) else name.split(", ")[0]
-        ours = np.load(saved[f"{work}, jaxkern, plain"])
-        if work == G2:
-            xpcs_kernels.close(np.load(path), ours, name, 1e-12)
-        else:
-            bench.same(np.load(path), ours, name, 0.06)
-
-
-def table(runs: dict[str, list[dict[str, Any]]], before: bool) -> list[str]:
-    import harness
-
-    seconds = {n: [statistics.median(p["seconds"]) for p in r] for n, r in runs.items()}
-    faults = {n: statistics.median(c for p in r for c in p["faults"]) for n, r in runs.items()}
-    comparisons: list[tuple[str, str, str, float | None]] = []
-    for work in (*(f"{n} images" for n in COUNTS), G2):
-        images = work != G2
-        comparisons.append((work, "plain", "JAX", 2.5 if images else None))
+def main() -> None:
+    bench = harness.Benchmark(
+        __doc__,
+        {"--before": {"type": Path, "help": "directory with another built jaxkern package"}},
+        rounds=(7, 1),
+    )
+    before = bench.options.before
+    compared = []  # our arm, the other one, and the bar
+    for count in (*COUNTS, 0):
+        compared.append((Arm(count), Arm(count, "JAX"), 2.5 if count else None))
         if before:
-            comparisons.append((work, "plain", "before", 2.5 if images else 2.0))
-        if images:
-            comparisons.append((work, "tuned", "JAX", 4.5))
-    rows = []
-    for work, state, way, bar in comparisons:
-        theirs, ours = f"{work}, {way}, {state}", f"{work}, jaxkern, {state}"
-        medians = [statistics.median(seconds[name]) for name in (theirs, ours)]
-        ratio = medians[0] / medians[1]
-        each = [t / o for t, o in zip(seconds[theirs], seconds[ours], strict=True)]
-        verdict = ("", "") if bar is None else (f"{bar:g}", harness.at_least(ratio, bar))
-        rows.append(
-            (
-                *(work, state, way, f"{1e3 * medians[0]:.1f}", f"{1e3 * medians[1]:.2f}"),
-                f"{faults[theirs]:,.0f} and {faults[ours]:,.0f}",
-                f"{ratio:.2f} ({min(each):.2f} to {max(each):.2f})",
-                *verdict,
-            )
-        )
+            compared.append((Arm(count), Arm(count, "before"), 2.5 if count else 2.0))
+        if count:
+            compared.append((Arm(count, memory="tuned"), Arm(count, "JAX", "tuned"), 4.5))
+    arms = list(dict.fromkeys(arm for ours, theirs, _ in compared for arm in (ours, theirs)))
+    results = {a: run(a, before, True)["result"] for a in harness.progress(arms, "checking")}
+    for arm, result in results.items():
+        expected = results[Arm(arm.count)]
+        if arm.count:
+            harness.check_levels(str(arm), result, expected, 0.06, scale=image_augment.LEVELS)
+        else:
+            harness.check_relative(str(arm), result, expected, 1e-12)
+    runs: dict[Arm, list[Any]] = {arm: [] for arm in arms}
+    for _ in harness.progress(range(bench.rounds), "timing"):
+        for arm in arms:
+            runs[arm].append(run(arm, before))
     header = (
         "work | memory | against | theirs, ms | ours, ms | faults a call, theirs and ours "
         "| ratio (least and most of the processes) | bar | "
     )
-    return harness.table(header, "lllrrrrrl", rows)
-
-
-def sentence(runs: dict[str, list[dict[str, Any]]]) -> str:
-    """Return the sentence with the rates in README.md and docs/start.md."""
-
-    def rate(count: int, way: str) -> str:
-        processes = runs[f"{count} images, {way}, plain"]
-        medians = (statistics.median(p["seconds"]) for p in processes)
-        return f"{count / statistics.median(medians):,.0f}"
-
-    rates = [f"{rate(n, 'jaxkern')} images/s of {n} images ({rate(n, 'JAX')})" for n in COUNTS]
-    return f"jaxkern makes {' and '.join(rates)}; in parentheses jitted JAX gathers."
-
-
-def main() -> None:
-    import harness
-
-    options = harness.parse(
-        __doc__,
-        ("--before", {"type": Path, "help": "directory with another built jaxkern package"}),
-        rounds=(7, 1),
-    )
-    arms = all_arms(options.before is not None)
-    runs: dict[str, list[dict[str, Any]]] = {label(arm): [] for arm in arms}
-    with tempfile.TemporaryDirectory() as folder:
-        saved = {label(arm): Path(folder) / f"{i}.npy" for i, arm in enumerate(arms)}
-        for arm in harness.progress(arms, "checking"):
-            run(arm, options.before, str(saved[label(arm)]))
-        check(saved)
-    for _ in harness.progress(range(options.rounds), "timing"):
-        for arm in arms:
-            runs[label(arm)].append(run(arm, options.before))
+    rows = [row(ours, theirs, runs, bar) for ours, theirs, bar in compared]
     note = (
-        f"Each process runs one arm, {options.rounds} processes of each in turns; medians of "
+        f"Each process runs one arm, {bench.rounds} processes of each in turns; medians of "
         f"{CALLS} calls after {WARMUP}. Plain: no environment variables and no settings; tuned: "
         "`tune_host_allocator` was called."
     )
-    lines = [*table(runs, options.before is not None), "", sentence(runs)]
-    title = "Plain calls"
-    harness.write("plain-calls", title, lines, {"runs": runs}, note=note, quick=options.quick)
+    lines = [*harness.table(header, "lllrrrrrl", rows), ""]
+    for arm in arms:
+        if arm.count and arm.memory == "plain":
+            seconds = statistics.median(statistics.median(p["seconds"]) for p in runs[arm])
+            lines.append(f"{arm.count} images, {arm.version}: {arm.count / seconds:,.0f} images/s.")
+    bench.write(lines, note=note, runs={str(arm): processes for arm, processes in runs.items()})
 
 
 if __name__ == "__main__":

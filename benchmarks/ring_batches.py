@@ -1,8 +1,5 @@
 """Batches of 64 from 4,096 u8 images 256x256x3 in RAM, by native threads and other methods.
 
-    python benchmarks/ring_batches.py            # prints, and writes benchmarks/results/
-    python benchmarks/ring_batches.py --quick    # fewer rounds, writes nothing
-
 All methods deliver the same records in the same order, which is checked first (a pipeline has a
 different order, which is checked too); then the methods take turns. A turn is an epoch, from the
 first request to the last batch, including the start and end of threads; only torch's processes
@@ -13,38 +10,30 @@ the default allocator, which maps each large array again, and with freed memory 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
-import gc
 import itertools
-import multiprocessing
 import queue
-import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import harness
+import image_augment
 import jax
 import numpy as np
 import peers
-from image_augment import chain
-from peers import BOX, STD
 
 import jaxkern as jk
 from jaxkern.benchmarking import Samples
-from jaxkern.core.memory import anonymous_bytes
 
 COUNT, BATCH, SIDE, SIZE = 4096, 64, 256, 224
 BYTES = SIDE * SIDE * 3
-GRAIN_THREADS = (2, 16)  # one per core, and Grain's default
 # The consumer needs the interpreter for some microseconds per batch, but a spinning thread releases
 # it only every 5 ms. The slots must hold what is made in the meantime.
-SPIN_CAPACITY, SPIN_EPOCHS, SLOTS = 32, 4, 4
+SPIN_SLOTS, SPIN_EPOCHS = 32, 4
 
 
 def make_images(count: int) -> np.ndarray:
@@ -58,24 +47,30 @@ def make_images(count: int) -> np.ndarray:
     return images
 
 
-def in_fresh_process(work: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of a function in a new Python process."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
-        return fresh.submit(work, *arguments).result()
+def kernel_alone(aug: Any, images: np.ndarray, params: Any) -> Iterator[jax.Array]:
+    """Yield the batches of an epoch by the compiled chain, from up to 8 batches in memory."""
+    apply = jax.jit(aug.apply)
+    ready = [
+        jax.numpy.asarray(batch)
+        for batch in images[: 8 * BATCH].reshape(-1, BATCH, *images.shape[1:])
+    ]
+    for i in range(len(images) // BATCH):
+        rows = jax.tree.map(lambda x, i=i: x[i * BATCH : (i + 1) * BATCH], params)
+        yield apply(ready[i % len(ready)], rows).block_until_ready()
 
 
 class Methods:
     """Methods that yield the batches of an epoch, in `order`, except for the pipelines."""
 
-    def __init__(self, images: np.ndarray, order: np.ndarray):
-        self.images, self.order, self.aug = images, order, chain(antialias=False)
-        self.producer = jk.image.ChainProducer(self.aug, images[0], seed=0, epoch=0)
-        keys = jk.random.record_keys(0, 0, np.arange(len(images)))
-        drawn = jax.jit(lambda k: self.aug.sample(k, (SIDE, SIDE)))(keys)
-        self.params = jax.tree.map(np.asarray, drawn)
-        boxes = np.stack([self.params[0][k] for k in BOX], 1)
-        self.work = peers.Work(images, boxes, self.params[1]["flip"], SIZE, BATCH, order)
-        source = {"image": images, "record": np.arange(len(images), dtype=np.int32)}
+    def __init__(self, count: int):
+        self.images = make_images(count)
+        self.order = np.random.default_rng(1).permutation(count)
+        self.aug = image_augment.chain()
+        self.producer = jk.image.ChainProducer(self.aug, self.images[0], seed=0, epoch=0)
+        self.params = jax.tree.map(np.asarray, image_augment.draw(self.aug, count))
+        boxes, flips = image_augment.boxes_and_flips(self.params)
+        self.work = peers.Work(self.images, boxes, flips, SIZE, BATCH, self.order)
+        source = {"image": self.images, "record": np.arange(count, dtype=np.int32)}
         self.pipe = jk.from_source(source, BATCH, shuffle=True)
         self.augmenting = self.pipe >> self.aug
 
@@ -116,102 +111,90 @@ class Methods:
             yield jax.device_put(batch).block_until_ready()
         thread.join()
 
-    def augmented(self, images: Callable[[int, Any], Any], batches: Any = None) -> Iterator[Any]:
-        """Augment images(number, records) of every batch in this thread by the compiled chain."""
+    def expected(self, batches: Iterable[np.ndarray], augment: bool) -> Iterator[Any]:
+        """Yield the batches of records as NumPy arrays, augmented by the compiled chain."""
         apply = jax.jit(self.aug.apply)
-        for number, records in enumerate(self.work.batches() if batches is None else batches):
-            params = jax.tree.map(lambda x, chosen=records: x[chosen], self.params)
-            yield apply(images(number, records), params).block_until_ready()
+        for records in batches:
+            images = self.images[records]
+            params = jax.tree.map(lambda x, records=records: x[records], self.params)
+            yield np.asarray(apply(images, params)) if augment else images
 
 
-def compare(name: str, batches: Iterator[Any], expected: Iterator[Any], levels: float) -> float:
-    """Return the largest difference in whole epochs, in 1/255 of the range."""
-    worst = 0.0
+def check_epoch(name: str, batches: Iterator[Any], expected: Iterator[Any], limit: float) -> None:
+    """End the benchmark if the batches of an epoch differ by more than ``limit`` levels of 255."""
     for got, want in itertools.zip_longest(batches, expected):
         if got is None or want is None:
             raise SystemExit(f"{name} has another number of batches")
-        a, b = np.asarray(got), np.asarray(want)
-        if a.shape != b.shape or a.dtype != b.dtype:
-            raise SystemExit(f"{name}: expected {b.dtype}{b.shape}, got {a.dtype}{a.shape}")
-        scale = 1.0 if a.dtype == np.uint8 else STD * 255
-        worst = max(worst, float(np.abs((a.astype(np.float32) - b) * scale).max()))
-    return harness.within(name, worst, levels, "levels")
+        if got.dtype != want.dtype:
+            raise SystemExit(f"{name}: expected {want.dtype}, got {got.dtype}")
+        scale = 1.0 if want.dtype == np.uint8 else image_augment.LEVELS
+        harness.check_levels(name, got, want, limit, scale=scale)
 
 
-def methods(m: Methods) -> tuple[dict[str, peers.Arm], list[str], dict[str, float]]:
-    """Return the available methods, the missing ones, and the differences of their values."""
-    raw: dict[str, peers.Arm] = {
+def methods(m: Methods) -> dict[str, peers.Arm]:
+    """Return the available methods, after a comparison of their values."""
+    optional: peers.Peers = {
+        "torch DataLoader with OpenCV, 2 workers": (
+            lambda work: peers.torch_loader(work, peers.OpenCV(work)), False
+        ),
+    }  # fmt: skip
+    for n in (2, 16):  # one per core, and Grain's default
+        optional[f"Grain, {n} threads"] = (
+            lambda work, n=n: peers.grain(work, work.images.__getitem__, n), False
+        )  # fmt: skip
+        optional[f"Grain with OpenCV, {n} threads"] = (
+            lambda work, n=n: peers.grain(work, peers.OpenCV(work), n), False
+        )  # fmt: skip
+    arms: dict[str, peers.Arm] = {
         "assembly": m.assembly,
         "one thread, reused buffer": m.one_thread,
         "Python thread, queue.Queue, device_put": m.python_thread,
+        "pipeline": m.pipeline,
+        "assembly, augmented": functools.partial(m.assembly, augment=True),
+        "pipeline, augmented": functools.partial(m.pipeline, augment=True),
+        **peers.available(optional, m.work),
     }
-    augmented: dict[str, peers.Arm] = {"assembly, augmented": lambda: m.assembly(augment=True)}
-    optional: dict[str, tuple[str, Any, bool]] = {}
-    for n in GRAIN_THREADS:
-        optional[f"Grain, {n} threads"] = (
-            "grain", lambda work, n=n: peers.grain(work, work.images.__getitem__, n), False
-        )  # fmt: skip
-        optional[f"Grain with OpenCV, {n} threads"] = (
-            "grain", lambda work, n=n: peers.grain(work, peers.OpenCV(work), n), False
-        )  # fmt: skip
-    optional["torch DataLoader with OpenCV, 2 workers"] = ("torch", peers.torch_loader, False)
-    others, missing = peers.available(optional, m.work)
-    for name, arm in others.items():
-        (augmented if "OpenCV" in name else raw)[name] = arm
-    errors = {}
     order = [np.asarray(records) for records in m.pipeline(field="record")]
-    for augment, table in ((False, raw), (True, augmented)):
-        own = "pipeline, augmented" if augment else "pipeline"
-        table[own] = functools.partial(m.pipeline, augment)
-        for name, arm in table.items():
-            batches = order if name == own else m.work.batches()
-            expected = (m.images[records] for records in batches)
-            if augment:
-                batches = iter(order) if name == own else m.work.batches()
-                expected = m.augmented(lambda _, records: m.images[records], batches)
-            levels = peers.LEVELS if "OpenCV" in name else 0
-            errors[name] = compare(name, arm(), expected, levels)
-    ready = [jax.numpy.asarray(m.images[r]) for r in itertools.islice(m.work.batches(), 8)]
-    augmented["the kernel alone, 2 threads"] = lambda: m.augmented(lambda n, _: ready[n % 8])
-    return {**raw, **augmented}, missing, errors
+    for name, arm in arms.items():
+        batches = order if name.startswith("pipeline") else m.work.batches()
+        expected = m.expected(batches, augment="augmented" in name or "OpenCV" in name)
+        check_epoch(name, arm(), expected, peers.LEVELS if "OpenCV" in name else 0)
+    arms["the kernel alone, 2 threads"] = lambda: kernel_alone(m.aug, m.images, m.params)
+    return arms
 
 
-def compared(epochs: dict[str, peers.Arm], rounds: int) -> list[harness.Row]:
-    arms = {name: harness.drained(epoch) for name, epoch in epochs.items()}
-    samples = harness.interleave(arms, rounds, warmup=1, turn_seconds=0)
-
-    def those(*starts: str) -> list[str]:
-        return [name for name in arms if name.startswith(starts)]
-
+def compare_methods(epochs: dict[str, peers.Arm], rounds: int) -> list[harness.Row]:
+    samples = harness.interleave_epochs(epochs, rounds)
     raw, augmented = "assembly", "assembly, augmented"
-    gather, kernel = those("one thread"), those("the kernel alone")
+    gather, kernel = "one thread", "the kernel alone"
+    # A name, our arm, the first words of other arms, and the bar.
     compared = [
-        ("Grain (threads), raw", raw, those("Grain, "), 12),
-        ("Grain (threads) with OpenCV, augmented", augmented, those("Grain with"), 8),
-        ("torch DataLoader with OpenCV, augmented", augmented, those("torch"), 8),
-        ("Python thread, queue.Queue, device_put", raw, those("Python thread"), 2),
+        ("Grain (threads), raw", raw, "Grain, ", 12),
+        ("Grain (threads) with OpenCV, augmented", augmented, "Grain with", 8),
+        ("torch DataLoader with OpenCV, augmented", augmented, "torch", 8),
+        ("Python thread, queue.Queue, device_put", raw, "Python thread", 2),
         ("one-thread gather into a reused buffer", raw, gather, 0.8),
         ("the same, by a pipeline", "pipeline", gather, 0.8),
         ("the augmentation kernel alone", augmented, kernel, 0.85),
         ("the same, by a pipeline", "pipeline, augmented", kernel, 0.85),
     ]
-    return [harness.Row(name, samples, *rest) for name, *rest in compared if rest[1]]
+    rows = []
+    for name, ours, start, bar in compared:
+        if theirs := [arm for arm in epochs if arm.startswith(start)]:
+            rows.append(harness.Row(name, samples, ours, theirs, bar))
+    return rows
 
 
-def with_memory_kept(count: int, rounds: int) -> list[harness.Row] | None:
-    """Compare in this process with freed memory kept; return None if that is not possible."""
+def compare_with_memory_kept(count: int, rounds: int) -> list[harness.Row]:
+    """Compare in this process with freed memory kept; no rows if that is not possible."""
     # Before JAX starts threads, which have separate heaps.
     if not jk.performance.tune_host_allocator():
-        return None
-    return compared(methods(all_methods(count))[0], rounds)
-
-
-def all_methods(count: int) -> Methods:
-    return Methods(make_images(count), np.random.default_rng(1).permutation(count))
+        return []
+    return compare_methods(methods(Methods(count)), rounds)
 
 
 @contextlib.contextmanager
-def thread_spins() -> Iterator[None]:
+def spinning_thread() -> Iterator[None]:
     """Run a Python thread that releases the interpreter only every 5 ms."""
     stop = threading.Event()
 
@@ -229,7 +212,7 @@ def thread_spins() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def process_spins() -> Iterator[None]:
+def spinning_process() -> Iterator[None]:
     """Run the same load in another process, which does not need this interpreter's lock."""
     code = "print(flush=True)\nwhile True: sum(range(20_000))"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
@@ -241,27 +224,27 @@ def process_spins() -> Iterator[None]:
             other.kill()
 
 
-def while_spinning(m: Methods, rounds: int) -> list[harness.Row]:
+def compare_while_spinning(m: Methods, rounds: int) -> list[harness.Row]:
     """Compare one native worker while a Python thread, or another process, computes constantly."""
     table = []
     for label, augment in (("raw", False), ("augmented", True)):
-        spinning = {"a process spins": process_spins, "a thread spins": thread_spins}
-        seconds: dict[str, list[float]] = {name: [] for name in spinning}
+        thread, process = f"{label}, a thread spins", f"{label}, a process spins"
+        seconds: dict[str, list[float]] = {thread: [], process: []}
         for _ in harness.progress(range(rounds), "spinning"):
-            for name, spins in spinning.items():
-                with spins():
-                    seconds[name].append(_later_epochs(m, augment))
+            for name, spinning in ((process, spinning_process), (thread, spinning_thread)):
+                with spinning():
+                    seconds[name].append(seconds_per_later_epoch(m, augment))
+        samples = {name: Samples(tuple(times)) for name, times in seconds.items()}
         name = f"{label}, 1 worker: a Python thread spins, against another process that does"
-        samples = {name: Samples(tuple(values)) for name, values in seconds.items()}
-        table.append(harness.Row(name, samples, "a thread spins", ["a process spins"], 0.9))
+        table.append(harness.Row(name, samples, thread, [process], 0.9))
     return table
 
 
-def _later_epochs(m: Methods, augment: bool) -> float:
-    """Return the seconds of an epoch after a first one, which touches the memory of all slots."""
-    batches = m.assembly(augment, 1, SPIN_CAPACITY, SPIN_EPOCHS + 1)
-    _touch(batches, SPIN_CAPACITY)
-    for _ in itertools.islice(batches, len(m.order) // BATCH - SPIN_CAPACITY):
+def seconds_per_later_epoch(m: Methods, augment: bool) -> float:
+    """Return the seconds of an epoch after a first one, which writes to all slots."""
+    batches = m.assembly(augment, 1, SPIN_SLOTS, SPIN_EPOCHS + 1)
+    write_slots(batches, SPIN_SLOTS)
+    for _ in itertools.islice(batches, len(m.order) // BATCH - SPIN_SLOTS):
         pass
     begin = time.perf_counter()
     for batch in batches:
@@ -269,112 +252,32 @@ def _later_epochs(m: Methods, augment: bool) -> float:
     return (time.perf_counter() - begin) / SPIN_EPOCHS
 
 
-def _touch(batches: Iterator[Any], slots: int) -> None:
+def write_slots(batches: Iterator[Any], slots: int) -> None:
     """Hold ``slots`` batches at once, so that all slots are written; the ring reuses the slot that
     was released last."""
-    touched = list(itertools.islice(batches, slots))
-    del touched
-
-
-def memory(augment: bool) -> dict[str, float]:
-    """Return the memory that an epoch adds to a new process, and that of the slots, in MiB."""
-    m = Methods(make_images(COUNT // 4), np.arange(COUNT // 4))
-    few = np.arange(COUNT // 4) % 8
-    producers = {"image": m.producer} if augment else {}
-    with jk.ring.Assembly({"image": m.images[:8]}, few, 2, producers=producers) as batches:
-        list(batches)  # programs and memory of threads, which are allocated once
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # so that slots do not reuse freed memory
-    before, most = anonymous_bytes(), 0
-    for batch in m.assembly(augment):
-        del batch
-        most = max(most, anonymous_bytes() - before)
-    slots = SLOTS * BATCH * (SIZE * SIZE * 3 * 4 if augment else BYTES)
-    return {"added_mib": most / 2**20, "slots_mib": slots / 2**20}
-
-
-def consumer_wait(m: Methods) -> dict[str, float]:
-    """Return the fraction of time that a consumer waits which needs 1.2 times the producer's time.
-
-    The producer's time is measured again in every turn, since the machine's speed changes.
-    """
-    shares, calls = [], []
-    order = np.tile(m.order, 2)
-    for _ in range(9):
-        with jk.ring.Assembly({"image": m.images}, order, BATCH, workers=1) as batches:
-            _touch(batches, SLOTS)
-            begin, delivered = time.perf_counter(), 0
-            while delivered < len(m.order) // BATCH:  # polls, to be as busy as the consumer
-                with contextlib.suppress(TimeoutError):
-                    batches.get(0)
-                    delivered += 1
-            work = 1.2 * (time.perf_counter() - begin) / delivered
-            time.sleep(0.1)  # so that the slots are full
-            first, begin, in_get = batches.stats().consumer_wait, time.perf_counter(), 0.0
-            for _ in range(len(m.order) // BATCH - SLOTS):
-                before = time.perf_counter()
-                batch = batches.get()
-                after = time.perf_counter()
-                in_get += after - before
-                while time.perf_counter() < after + work:
-                    pass
-                del batch
-            total = time.perf_counter() - begin
-            shares.append((batches.stats().consumer_wait - first) / total)
-            calls.append(in_get / total)
-    median = statistics.median
-    return {"share": median(shares), "most": max(shares), "share_of_get": median(calls)}
-
-
-def notes(held: dict[str, dict[str, float]], wait: dict[str, float]) -> list[str]:
-    lines = []
-    for name, sizes in held.items():
-        beyond = sizes["added_mib"] - sizes["slots_mib"]
-        lines.append(
-            f"Memory, {name}: {sizes['added_mib']:.1f} MiB, of which {sizes['slots_mib']:.1f} are "
-            f"the slots: {beyond:+.1f} (at most 8: {harness.at_most(beyond, 8)}).\n"
-        )
-    lines.append(
-        f"A consumer that takes 1.2 of the producer's time waits for {wait['share']:.2%} of its "
-        f"time (median of 9 epochs, at most {wait['most']:.2%}; bar 1%: "
-        f"{harness.at_most(wait['share'], 0.01)}); its calls of get take "
-        f"{wait['share_of_get']:.2%}."
-    )
-    return lines
+    held = list(itertools.islice(batches, slots))
+    del held
 
 
 def main() -> None:
-    options = harness.parse(__doc__, rounds=(7, 3))
-    count = 2560 if options.quick else COUNT
-    rounds, m = options.rounds, all_methods(count)
-    epochs, missing, errors = methods(m)
-    states = (("raw", False), ("augmented", True))
-    held = {name: in_fresh_process(memory, augment) for name, augment in states}
-    wait = consumer_wait(m)
-    tables = {"As a program starts": compared(epochs, rounds)}
-    if table := in_fresh_process(with_memory_kept, count, rounds):
-        tables["Freed memory kept"] = table
-    tables["While Python computes"] = while_spinning(m, rounds)
-    lines = []
-    for state, table in tables.items():
-        lines += [f"## {state}", "", *harness.rates(table, count), ""]
-    first = tables["As a program starts"][0]
-    rate = count * BYTES / first.samples[first.ours].median / 1e9
-    lines += [f"Raw batches: {rate:.1f} GB/s of images read, and as many written.", ""]
-    lines += [*(f"Missing: {name}.\n" for name in missing), *notes(held, wait)]
-    note = (
-        f"{count:,} u8 images {SIDE}x{SIDE}x3, random order, batches of {BATCH}. Medians of "
-        "interleaved epochs."
-    )
-    record = {
-        "tables": {state: harness.record(table) for state, table in tables.items()},
-        "largest_difference_in_levels": errors,
-        "memory": held,
-        "consumer_wait": wait,
-        "missing": missing,
+    bench = harness.Benchmark(__doc__, rounds=(7, 3))
+    count = 2560 if bench.quick else COUNT
+    m = Methods(count)
+    tables = {
+        "As a program starts": compare_methods(methods(m), bench.rounds),
+        "Freed memory kept": harness.call(
+            "ring_batches", "compare_with_memory_kept", count, bench.rounds
+        ),
+        "While Python computes": compare_while_spinning(m, bench.rounds),
     }
-    title = "Batches from RAM"
-    harness.write("ring-batches", title, lines, record, peers.PACKAGES, note, options.quick)
+    lines = []
+    for title, rows in tables.items():
+        table = harness.rates(rows, count) if rows else ["Not possible here."]
+        lines += [f"## {title}", "", *table, ""]
+    rate = count * BYTES / tables["As a program starts"][0].samples["assembly"].median / 1e9
+    lines.append(f"Raw batches: {rate:.1f} GB/s of images read, and as many written.")
+    rows = {title: [row.samples for row in rows] for title, rows in tables.items()}
+    bench.write(lines, peers.PACKAGES, "Random order. Medians of interleaved epochs.", rows=rows)
 
 
 if __name__ == "__main__":

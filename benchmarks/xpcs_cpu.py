@@ -1,8 +1,5 @@
 """Dependence of fits of two-time correlations on the CPU.
 
-    python benchmarks/xpcs_cpu.py            # prints, and writes benchmarks/results/
-    python benchmarks/xpcs_cpu.py --quick    # two configurations, writes nothing
-
 Each configuration limits the instructions of OpenBLAS, XLA or jaxkern in a separate process, and
 is compared with the machine's best instructions: three fits from a good start, and 24 fits of one
 data set from starts drawn within the bounds.
@@ -24,7 +21,6 @@ CONFIGURATIONS = [
 ]  # fmt: skip
 TRUTH = np.array([20000.0, -1.0, 5000.0, 5e-3, -1.0, 1e-3, 3.0])
 START = np.array([15000.0, -0.7, 6000.0, 4e-3, -0.8, 1.5e-3, 1.0])
-STARTS = 24
 
 
 def simulate(seed: int, noise: float) -> tuple[jk.xpcs.Model, np.ndarray]:
@@ -36,29 +32,28 @@ def simulate(seed: int, noise: float) -> tuple[jk.xpcs.Model, np.ndarray]:
     return model, clean + error + np.swapaxes(error, 1, 2)
 
 
-def fits() -> dict[str, Any]:
-    """Return the results of the fits in this process."""
+def fits() -> tuple[list[Any], list[Any]]:
+    """Return the fits from a good start and those from drawn starts, in this process."""
     good, drawn = [], []
     for seed, noise in ((61, 0.0085), (3, 0.004), (21, 0.02)):
         model, data = simulate(seed, noise)
         r = jk.xpcs.fit(model, data, p0=START, progress=False)
-        good.append({"popt": r.popt.tolist(), "perr": r.perr.tolist(), "cost": r.cost})
+        good.append({"popt": r.popt, "perr": r.perr, "cost": r.cost})
     model, data = simulate(61, 0.0085)
     low, high = np.transpose(model.bounds)
-    for seed in range(STARTS):
+    for seed in range(24):
         start = low + (high - low) * np.random.default_rng(seed).random(len(low))
         errors = jk.xpcs.ErrorOptions("independent")
         r = jk.xpcs.fit(model, data, p0=start, errors=errors, progress=False)
         drawn.append({"cost": r.cost, "success": r.success})
-    return {"good": good, "drawn": drawn}
+    return good, drawn
 
 
-def row(name: str, run: dict[str, Any], base: dict[str, Any]) -> list[str]:
+def row(name: str, run: Any, base: Any) -> list[str]:
     """Return the differences of one configuration from the default one."""
-    pairs = list(zip(run["good"], base["good"], strict=True))
-    shift = max(np.max(np.abs(np.subtract(a["popt"], b["popt"])) / b["perr"]) for a, b in pairs)
+    pairs, ends = (list(zip(*fits, strict=True)) for fits in zip(run, base, strict=True))
+    shift = max(np.max(np.abs(a["popt"] - b["popt"]) / b["perr"]) for a, b in pairs)
     cost = max(abs(a["cost"] / b["cost"] - 1) for a, b in pairs)
-    ends = list(zip(run["drawn"], base["drawn"], strict=True))
     moved = sum(abs(a["cost"] / b["cost"] - 1) > 1e-3 for a, b in ends)
     best = min(b["cost"] for _, b in ends)
     wrong = sum(a["success"] and a["cost"] > 1.4 * best for a, _ in ends)
@@ -66,9 +61,9 @@ def row(name: str, run: dict[str, Any], base: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    options = harness.parse(__doc__)
+    bench = harness.Benchmark(__doc__)
     runs = {}
-    for name in harness.progress(CONFIGURATIONS[:: 7 if options.quick else 1], "configurations"):
+    for name in harness.progress(CONFIGURATIONS[:: 7 if bench.quick else 1], "configurations"):
         variable, _, value = name.partition("=")
         runs[name] = harness.call("xpcs_cpu", "fits", **({variable: value} if value else {}))
     rows = [row(name, run, runs["default"]) for name, run in runs.items()]
@@ -76,12 +71,8 @@ def main() -> None:
         "configuration | parameters, standard errors | cost, relative | other minimum "
         "| wrong minimum with success"
     )
-    title, note = (
-        "Dependence of fits on the CPU",
-        "Each line is a process with limited instructions.",
-    )
-    lines = harness.table(header, "lllll", rows)
-    harness.write("xpcs-cpu", title, lines, runs, ["scipy"], note, options.quick)
+    note = "Each line is a process with limited instructions."
+    bench.write(harness.table(header, "lllll", rows), ["scipy"], note, runs=runs)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Pipelines that feed a device from a source of records, and resume exactly."""
 
 from jaxkern.pipeline.combining import Rebatch, Repeat, Take
-from jaxkern.pipeline.expanding import FlatMap, Window
+from jaxkern.pipeline.expanding import Filter, FlatMap, Window
 from jaxkern.pipeline.explanation import Explanation, Overview, Stage
 from jaxkern.pipeline.iteration import PipelineIterator
 from jaxkern.pipeline.mixtures import concat, mix, zip
@@ -18,7 +18,6 @@ from jaxkern.pipeline.packing.packing import pack
 from jaxkern.pipeline.pipeline import Pipeline, from_source, from_stream
 from jaxkern.pipeline.prefetch import DevicePlacement, Prefetcher, prefetch_to_device
 from jaxkern.pipeline.program import RecompilationWarning
-from jaxkern.pipeline.sequential import Filter
 from jaxkern.pipeline.sources.combined import Subset
 from jaxkern.pipeline.sources.formats.arrow import ArrowSource, HuggingFaceSource, ParquetSource
 from jaxkern.pipeline.sources.formats.record_files import ArrayRecordSource, TFRecordSource

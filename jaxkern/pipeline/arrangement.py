@@ -1,4 +1,4 @@
-"""The order of an epoch: which record is at which row, of one source or of several together.
+"""The order of an epoch: the record of each row, of one source or of several.
 
 An order is a pure function from (shard, epoch, rows) to record ids. The ids of a source are its own
 record numbers. Where several sources, or several epochs of a source, form one epoch, record r of
@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """The records of an epoch, row by row: rows of inputs, each perhaps of several epochs."""
+    """The records of an epoch, row by row: rows of inputs, possibly of several epochs of each."""
 
     inputs: tuple[Order, ...]
 
@@ -52,7 +52,7 @@ class Order:
 
     def input_epochs_per_epoch(self, source: int, count: int) -> int:
         """Return how many epochs of an input one epoch uses at most, with `count` shards."""
-        return 1
+        return self.epoch_bound
 
     @property
     def epoch_bound(self) -> int:
@@ -60,13 +60,18 @@ class Order:
         return 1
 
     @property
+    def counted_inputs(self) -> tuple[Order, ...]:
+        """The inputs whose records have ids."""
+        return self.inputs
+
+    @property
     def total(self) -> int:
         """The number of records."""
-        return sum(order.total for order in self.inputs)
+        return sum(order.total for order in self.counted_inputs)
 
     @functools.cached_property
     def _stride(self) -> int:
-        return sum(order.record_id_bound for order in self.inputs)
+        return sum(order.record_id_bound for order in self.counted_inputs)
 
     @functools.cached_property
     def record_id_bound(self) -> int:
@@ -92,14 +97,15 @@ class Order:
         """Return the record ids of rows of a shard."""
         records = np.empty(len(rows), np.int64)
         for part in self.parts(shard, epoch, rows):
-            ids = self.inputs[part.source].records(part.shard, part.epoch, part.rows)
-            records[part.positions] = part.record_id_offset + ids
+            if part.source < len(self.counted_inputs):
+                ids = self.inputs[part.source].records(part.shard, part.epoch, part.rows)
+                records[part.positions] = part.record_id_offset + ids
         return records
 
     def row_of(self, count: int, epoch: int, record: int) -> tuple[int, int] | None:
         """Return the (shard, row) of a record among `count` shards; None if it is left out."""
         turn, record = divmod(record, self._stride)
-        ends = np.cumsum([order.record_id_bound for order in self.inputs])
+        ends = np.cumsum([order.record_id_bound for order in self.counted_inputs])
         source = int(np.searchsorted(ends, record, side="right"))
         order = self.inputs[source]
         record -= int(ends[source]) - order.record_id_bound
@@ -122,7 +128,7 @@ class Order:
 
 @dataclasses.dataclass(frozen=True)
 class SourceOrder(Order):
-    """The records of one source, perhaps shuffled by a permutation that needs no memory."""
+    """The records of one source, possibly shuffled."""
 
     inputs: tuple[Order, ...] = dataclasses.field(default=(), init=False)
     count: int
@@ -244,9 +250,6 @@ class Repetition(Order):
     def epoch_bound(self) -> int:
         return self.times
 
-    def input_epochs_per_epoch(self, source: int, count: int) -> int:
-        return self.times
-
     def rows_in(self, shard: Shard) -> int:
         return self.times * self.inputs[0].rows_in(shard)
 
@@ -272,12 +275,8 @@ class Pairing(Order):
     """Inputs side by side, up to the end of the shortest; the record ids are the first input's."""
 
     @property
-    def total(self) -> int:
-        return self.inputs[0].total
-
-    @functools.cached_property
-    def record_id_bound(self) -> int:
-        return self.inputs[0].record_id_bound
+    def counted_inputs(self) -> tuple[Order, ...]:
+        return self.inputs[:1]
 
     def rows_in(self, shard: Shard) -> int:
         return min(order.rows_in(shard) for order in self.inputs)
@@ -285,13 +284,6 @@ class Pairing(Order):
     def parts(self, shard: Shard, epoch: int, rows: Rows) -> Iterator[Part]:
         for source in range(len(self.inputs)):
             yield Part(source, shard, epoch, rows, np.arange(len(rows)), 0)
-
-    def records(self, shard: Shard, epoch: int, rows: Rows) -> Rows:
-        return self.inputs[0].records(shard, epoch, rows)
-
-    def row_of(self, count: int, epoch: int, record: int) -> tuple[int, int] | None:
-        inner = self.inputs[0].row_of(count, epoch, record)
-        return inner if inner and inner[1] < self.rows_in((inner[0], count)) else None
 
     def describe(self) -> str:
         return f"zip({super().describe()})"

@@ -201,7 +201,7 @@ class Engine:
             while self._make_one(number):
                 pass
         with self._lock:
-            del self._running[number]
+            self._running.pop(number, None)  # an interrupt may have prevented its entry
             last = self._ended and not self._running
         if last:
             self._source.release()

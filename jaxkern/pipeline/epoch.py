@@ -54,8 +54,7 @@ class Epoch:
         end = end or plan.output
         self.plan, self.number = plan, number
         self.threads, self.ahead = threads, ahead
-        #: uint32 [2], the data of the key that the records' keys are folded from
-        self.key = _key_data(plan.layouts[end].seed, number)
+        self._seed = plan.layouts[end].seed
         self._layouts = plan.layouts
         if shard is not None:
             self._layouts = {
@@ -66,6 +65,11 @@ class Epoch:
         self._inputs: LruCache[Epoch] = LruCache(4 * len(plan.vertices))
         self._shared: dict[tuple[Vertex, int], _SharedBlock] = {}
         self._lock, self._ids_lock = threading.Lock(), threading.Lock()
+
+    @functools.cached_property
+    def key(self) -> np.ndarray:
+        """uint32 [2], the data of the key that the records' keys are folded from."""
+        return _key_data(self._seed, self.number)  # inputs of mixtures may not need it
 
     def layout(self, vertex: Vertex) -> BatchLayout:
         """Return the layout of a vertex."""
@@ -133,10 +137,10 @@ class Epoch:
 class Blocks:
     """The blocks of an epoch, each made once: branches use the same arrays. For one thread.
 
-    `pulled` is the next block of the last sequential node, perhaps deferred, or an error.
+    `pulled` makes the next block of the last sequential node, or is an error.
     """
 
-    def __init__(self, epoch: Epoch, pulled: Block | DeferredBlock | BaseException | None = None):
+    def __init__(self, epoch: Epoch, pulled: DeferredBlock | BaseException | None = None):
         self.epoch = epoch
         self._pulled = pulled
         self._made: dict[tuple[Vertex, int], Block] = {}
@@ -168,7 +172,7 @@ class Blocks:
         if isinstance(pulled, BaseException):
             raise pulled
         assert pulled is not None
-        return pulled(out) if callable(pulled) else pulled
+        return pulled(out)
 
     def _program_block(self, vertex: Vertex, batch: int) -> Block:
         program = self.epoch.plan.program(vertex)

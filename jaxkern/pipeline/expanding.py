@@ -1,25 +1,89 @@
-"""FlatMap and Window: nodes that make several records of one, or one of several."""
+"""Filter, FlatMap and Window: nodes that drop records, or change their number."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.failures import note
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.graph import Block, Vertex, qualified_name
+from jaxkern.pipeline.graph import BatchLayout, Block, qualified_name
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import Flow, Rows, SequentialNode
+from jaxkern.pipeline.sequential import Flow, RowFlow, Rows, SequentialNode, Upstream
 from jaxkern.pipeline.sources.source import record_arrays, stack_records
-
-if TYPE_CHECKING:
-    from jaxkern.pipeline.epoch import Epoch
 
 #: the number of records that one may become: output n of record r is record r * PARTS + n
 PARTS = 1 << 16
+
+
+class Filter(SequentialNode):
+    """Keeps the records for which a predicate is True, in full batches.
+
+    A record keeps its id, so that random draws after the filter are the same as without it. The
+    number of batches is unknown before the end of an epoch: ``len(pipeline)`` raises. Worker
+    threads call the predicate, which must depend on its record only.
+
+    Args:
+      predicate: ``predicate(record) -> bool``, where a record is a dict of NumPy arrays.
+      batched: True if it takes a batch instead of a record, and returns bool [N].
+      name: in messages, states and explanations.
+    Raises: TypeError for a predicate that cannot be called.
+
+    >>> import jaxkern as jk
+    >>> from jaxkern.pipeline import Filter
+    >>> pipe = jk.from_source({"x": [5, 1, 6, 2, 7, 8]}, batch_size=2)
+    >>> [batch["x"].tolist() for batch in pipe >> Filter(lambda record: record["x"] > 4)]
+    [[5, 6], [7, 8]]
+    >>> odd = Filter(lambda batch: batch["x"] % 2 == 1, batched=True)
+    >>> [batch["x"].tolist() for batch in pipe >> odd]
+    [[5, 1], [7]]
+    """
+
+    drops = True
+    row_by_row = True
+
+    def __init__(
+        self, predicate: Callable[[Data], Any], *, batched: bool = False, name: str | None = None
+    ) -> None:
+        if not callable(predicate):
+            raise TypeError(f"predicate is {predicate!r:.80}; expected a function of a record")
+        self.predicate, self.batched = predicate, bool(batched)
+        self.name = name or f"Filter({qualified_name(predicate)})"
+
+    def describe(self) -> str:
+        return f"Filter({qualified_name(self.predicate)}{', batched' if self.batched else ''})"
+
+    def rows(self, block: Block) -> Rows:
+        count = len(block.records)
+        if self.batched:
+            keep = np.asarray(self.predicate(block.data))
+            if keep.shape != (count,) or keep.dtype != bool:
+                what = row.described(keep)
+                raise TypeError(f"the predicate returned {what}; expected bool[{count}]")
+        else:
+            pairs = zip(row.records_of(block.data, range(count)), block.records, strict=True)
+            keep = np.array([self._holds(data, record) for data, record in pairs], bool)
+        origins = np.flatnonzero(keep)
+        if len(origins) == count:
+            return Rows(block.data, block.records, origins, count)
+        data = row.joined([(block.data, origins)]) if len(origins) else {}
+        return Rows(data, block.records[origins], origins, count)
+
+    def _holds(self, data: Data, record: np.integer[Any]) -> bool:
+        try:
+            result = np.asarray(self.predicate(data))
+            if result.shape != () or result.dtype != bool:
+                raise TypeError(
+                    f"the predicate returned {row.described(result)} for one record; expected a "
+                    "bool, or use Filter(predicate, batched=True)"
+                )
+        except BaseException as error:
+            note(error, "for record {}", int(record))
+            raise
+        return bool(result)
 
 
 class FlatMap(SequentialNode):
@@ -186,6 +250,8 @@ class Window(SequentialNode):
             data[name] = windows.reshape(-1, *windows.shape[2:])
         return Rows(data, records, origins, count)
 
-    def flow(self, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> Flow:
+    def flow_of(
+        self, upstream: Upstream, layout: BatchLayout, epoch: int, position: dict[str, Any]
+    ) -> Flow:
         window = (self.size, self.stride) if self.axis == "records" else None
-        return self._row_flow(epoch, vertex, position, window=window)
+        return RowFlow(upstream, layout, position, window=window)

@@ -116,7 +116,6 @@ class Vertex:
 
     node: PipelineNode
     inputs: tuple[Vertex, ...] = ()
-    storage: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def ordered(self) -> list[Vertex]:
         """Return this vertex and all upstream of it, each once, inputs first."""
@@ -179,15 +178,13 @@ class PipelineNode:
         return ()
 
     def after(self, vertex: Vertex) -> Vertex:
-        """Return the vertex of this node, or of one that does the same there, after a vertex."""
+        """Return the vertex of this node, or of one that does the same there, after a vertex; raise
+        if the node cannot follow it."""
         return Vertex(self, (vertex,))
 
     def layout(self, inputs: Sequence[BatchLayout], remainder: Remainder) -> BatchLayout:
         """Return the layout of the node's batches; `remainder` is for nodes that decide it."""
         return inputs[0]
-
-    def check_upstream(self, upstream: Sequence[Vertex]) -> None:
-        """Raise if the node cannot follow these vertices, all that are upstream."""
 
     def block(self, blocks: Blocks, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
         """Make one batch, in a worker thread, in the arrays `out` if the node `fills_slots`."""

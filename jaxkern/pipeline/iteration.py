@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import threading
 import weakref
 from collections import deque
@@ -15,6 +14,7 @@ import numpy as np
 
 from jaxkern.core import compat
 from jaxkern.core.failures import is_interrupt
+from jaxkern.core.forking import check_not_forked
 from jaxkern.pipeline.engine import Engine, Item
 from jaxkern.pipeline.epoch import Epoch, NativeEngine, WorkItems
 from jaxkern.pipeline.plan import PipelinePlan
@@ -25,6 +25,8 @@ from jaxkern.pipeline.tuning import Auto, PipelineStats, Tuning
 from jaxkern.ring import RingClosed, SlotMemory
 from jaxkern.ring.errors import RingTimeout
 from jaxkern.tokens import PackingStats
+
+_READING = "an iteration that the parent began cannot continue"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +57,6 @@ class PipelineIterator(Iterator[Data]):
     ) -> None:
         self._plan, self._epoch, self._options = plan, epoch, options
         self._on_resume, self._tuning, self._memory = on_resume, tuning, memory
-        self._process = os.getpid()
         self._lock = threading.RLock()
         #: the number of batches, if known
         self._batches: int | None = None
@@ -70,7 +71,7 @@ class PipelineIterator(Iterator[Data]):
         return self
 
     def __next__(self) -> Data:
-        self._check_process()
+        check_not_forked(_READING)
         with self._lock:
             try:
                 item = self._take()
@@ -80,9 +81,8 @@ class PipelineIterator(Iterator[Data]):
                 raise
             if item is None:
                 raise StopIteration
-            self._next += 1
             if item.error is None:  # a state advances to what was delivered
-                self._delivered, self._position = self._next, item.after
+                self._delivered, self._position = self._made - len(self._ready), item.after
                 self._bad += item.value[1]
         if item.error is not None:
             try:
@@ -109,7 +109,7 @@ class PipelineIterator(Iterator[Data]):
         Raises: ValueError for anything but a state of this pipeline; RuntimeError in a child of the
         process where the iteration began.
         """
-        self._check_process()  # in a child, a thread that does not exist may hold the lock
+        check_not_forked(_READING)  # in a child, a thread that does not exist may hold the lock
         states = [state] if isinstance(state, dict) or not isinstance(state, Sequence) else state
         plan = self._plan if self._plan.pending is None else self._plan.with_pending(None)
         start = read_states(plan, states) if states is state else read_state(plan, states[0])
@@ -175,17 +175,9 @@ class PipelineIterator(Iterator[Data]):
         for closing in list(self._finalizers):
             closing()
 
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                "this iteration began before the process forked; start the child by "
-                "multiprocessing's 'spawn' or 'forkserver', and create the pipeline there"
-            )
-
     def _start(self, batch: int, position: dict[str, Any] | None) -> None:
-        self._next: int = batch  # the next batch to return
         self._delivered = batch  # number of batches before the state
-        self._made: int = batch  # the next batch to make
+        self._made: int = batch  # number of batches that were returned or are in `_ready`
         self._position = position
         self._bad: int = 0
         layout = self._plan.layout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -173,20 +174,17 @@ def _combine(
     if batch_size is not None:
         size = check_integer("batch_size", batch_size, 1)
         settings = [each._replace(batch_size=size) for each in settings]
-    for number, pipe in enumerate(pipelines):
-        _check_equal(name, number, settings[number]._asdict(), settings[0]._asdict())
-        _check_equal(name, number, vars(pipe._options), vars(first._options))
+    options = [
+        each._asdict() | vars(pipe._options)
+        for each, pipe in builtins.zip(settings, pipelines, strict=True)
+    ]
+    for number, values in enumerate(options):
+        for key, expected in options[0].items():
+            if values[key] != expected:
+                more = f", or {name}(..., batch_size=)" if key == "batch_size" else ""
+                raise ValueError(
+                    f"{key} is {expected!r} in input 0 of {name} and {values[key]!r} in input "
+                    f"{number}; expected the same{more}"
+                )
     seed = source_seed(vertices[0]) if seed is None else seed
     return Pipeline(combined(name, vertices, arrange, settings[0], seed, names), first._options)
-
-
-def _check_equal(
-    name: str, number: int, options: Mapping[str, Any], expected: Mapping[str, Any]
-) -> None:
-    for key, value in expected.items():
-        if options[key] != value:
-            more = f", or {name}(..., batch_size=)" if key == "batch_size" else ""
-            raise ValueError(
-                f"{key} is {value!r} in input 0 of {name} and {options[key]!r} in input {number}; "
-                f"expected the same{more}"
-            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import threading
@@ -96,10 +97,7 @@ class SourceNode(PipelineNode):
                 raise ValueError(
                     "the source has a field 'mask', which pad_remainder=True adds; rename it"
                 )
-            mask = layout.mask_of(rows)
-            if out is not None:
-                out["mask"][...] = mask
-            data = {**data, "mask": mask}
+            data = {**data, "mask": layout.mask_of(rows)}
         return Block(data, records)
 
 
@@ -144,14 +142,21 @@ class Cache(PipelineNode):
     name = "cache"
     description = "Cache()"
 
-    def check_upstream(self, upstream: Sequence[Vertex]) -> None:
-        for vertex in upstream:
-            why = "is random, and would repeat its draws" if vertex.node.stochastic else None
-            if vertex.node.sequential:
+    def __init__(self) -> None:
+        self._stores: dict[int, _RecordStore] = {}  # by the bound of record ids
+
+    def after(self, vertex: Vertex) -> Vertex:
+        for node in (each.node for each in vertex.ordered()):
+            why = "is random, and would repeat its draws" if node.stochastic else None
+            if node.sequential:
                 why = "makes batches that are not known in advance"
             if why is not None:
-                name = vertex.node.name
-                raise ValueError(f"Cache() follows {name!r}, which {why}; put the cache before it")
+                raise ValueError(
+                    f"Cache() follows {node.name!r}, which {why}; put the cache before it"
+                )
+        node = copy.copy(self)
+        node._stores = {}  # this pipeline has records of its own
+        return Vertex(node, (vertex,))
 
     def block_spec(self, inputs: Sequence[Data], layout: BatchLayout, side: int) -> Data | None:
         return inputs[0]
@@ -159,7 +164,8 @@ class Cache(PipelineNode):
     def block(self, blocks: Blocks, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
         (upstream,) = vertex.inputs
         layout = blocks.epoch.layout(upstream)
-        store = vertex.storage.setdefault("records", _RecordStore(layout.order.record_id_bound))
+        bound = layout.order.record_id_bound
+        store = self._stores.get(bound) or self._stores.setdefault(bound, _RecordStore(bound))
         rows = layout.rows_of(batch)
         records = blocks.epoch.records(layout, rows)
         data = store.read(records)
@@ -262,7 +268,7 @@ def merged(branches: Sequence[Data]) -> Data:
     fields: Data = {}
     for number, branch in enumerate(branches):
         for name, value in branch.items():
-            if name in fields and name != "mask" and not _is_same(fields[name], value):
+            if name in fields and name != "mask" and _identity(fields[name]) != _identity(value):
                 raise ValueError(
                     f"field {name!r} differs between the branches of a merge (again in branch "
                     f"{number}); rename it or drop it in all branches but one"
@@ -271,9 +277,7 @@ def merged(branches: Sequence[Data]) -> Data:
     return fields
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    """True if two fields, arrays or trees of them, are the same objects."""
-    trees: list[Any] = [jax.tree.structure(one), jax.tree.structure(other)]
-    return trees[0] == trees[1] and all(
-        a is b for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    )
+def _identity(field: Any) -> Any:
+    """Return what is equal for fields, arrays or trees of them, that are the same objects."""
+    leaves, structure = jax.tree.flatten(field)
+    return [*map(id, leaves)], structure

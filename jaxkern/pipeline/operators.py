@@ -279,24 +279,19 @@ def _select(which: jax.Array, then: Data, other: Data, name: str) -> Data:
     }
 
 
+@dataclasses.dataclass(eq=False)
 class BatchOperator:
-    """A function of a batch and, if it is stochastic, of keys [N] in JAX, from whatever
-    `OperatorNode` was given; `text` is for `PipelineNode.describe`."""
+    """A function of a batch and, if it is stochastic, of keys [N] in JAX: the argument of an
+    `OperatorNode`. `text` describes it in states."""
 
-    native: bool = False
-
-    def __init__(
-        self,
-        function: Callable[[Data, Any], Data],
-        text: str,
-        stochastic: bool = False,
-        stream_name: str | None = None,
-    ) -> None:
-        self._function, self.text = function, text
-        self.stochastic, self.stream_name = stochastic, stream_name
+    function: Callable[[Data, Any], Data]
+    text: str
+    stochastic: bool = False
+    stream_name: str | None = None
+    native: bool = False  # record producers may do all that it does
 
     def __call__(self, batch: Data, keys: Any) -> Data:
-        return self._function(batch, keys if self.stochastic else None)
+        return self.function(batch, keys if self.stochastic else None)
 
 
 class _Fields(NamedTuple):

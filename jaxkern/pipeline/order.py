@@ -46,35 +46,27 @@ class Permutation:
 
     def __call__(self, positions: Any) -> Array:
         """Return the records int64 [N] at these positions [N]."""
-        positions = self._check(positions)
-        if self.count > _LISTED:
-            return self._walk(positions, self._forward)
-        records: Array = _listed(self.count, self._keys)[0][positions]
-        return records
+        return self._map(positions, inverse=False)
 
     def position_of(self, records: Any) -> Array:
         """Return the positions int64 [N] of these records [N]: the inverse."""
-        records = self._check(records)
-        if self.count > _LISTED:
-            return self._walk(records, self._backward)
-        positions: Array = _listed(self.count, self._keys)[1][records]
-        return positions
+        return self._map(records, inverse=True)
 
-    def _check(self, values: Any) -> Array:
-        checked: Array = np.asarray(values, np.int64)
-        if checked.size and not (checked.min() >= 0 and checked.max() < self.count):
+    def _map(self, values: Any, inverse: bool) -> Array:
+        values = np.asarray(values, np.int64)
+        if values.size and not (values.min() >= 0 and values.max() < self.count):
             raise IndexError(
-                f"got {checked.min()} to {checked.max()}; expected 0 to {self.count - 1}"
+                f"got {values.min()} to {values.max()}; expected 0 to {self.count - 1}"
             )
-        return checked
-
-    def _walk(self, values: Array, step: Any) -> Array:
-        count = _U64(self.count)
+        if self.count <= _LISTED:
+            listed: Array = _listed(self.count, self._keys)[inverse][values]
+            return listed
+        step = self._backward if inverse else self._forward
         walked = step(values.astype(_U64))
-        outside = np.flatnonzero(walked >= count)
+        outside = np.flatnonzero(walked >= _U64(self.count))
         while outside.size:
             walked[outside] = step(walked[outside])
-            outside = outside[walked[outside] >= count]
+            outside = outside[walked[outside] >= _U64(self.count)]
         return np.asarray(walked.astype(np.int64))
 
     def _forward(self, x: Array) -> Array:

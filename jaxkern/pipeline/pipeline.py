@@ -401,7 +401,7 @@ class Resized:
                     # The inputs of a mixture must have its batch size.
                     above = node.has_order and not node.keeps_remainder
                 inputs = tuple(rebuild(upstream, above) for upstream in vertex.inputs)
-                built[vertex, decides] = Vertex(node, inputs, vertex.storage)
+                built[vertex, decides] = Vertex(node, inputs)
             return built[vertex, decides]
 
         return Pipeline(rebuild(self._pipeline._output, True), self._pipeline._options)

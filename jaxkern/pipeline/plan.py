@@ -125,7 +125,6 @@ class PipelinePlan:
             counts[node.name] += 1
             number = counts[node.name]
             self.names[vertex] = node.name if number == 1 else f"{node.name}#{number}"
-            node.check_upstream(vertex.ordered()[:-1])
             where: str | None = node.compiled_for
             if where == "auto":
                 self.placement = where = placement

@@ -1,13 +1,14 @@
-"""Nodes whose batches depend on all earlier ones: Filter, and Take, Repeat and Rebatch after it.
+"""Nodes whose batches depend on all earlier ones, and Take, Repeat and Rebatch after such a node.
 
-A sequential node has a *flow*, which reads the rows before it in order and forms one batch after
-the other. What comes before it is made ahead by another engine: each block there is passed to
-the node's `rows` in a worker thread, and the flow only joins the results.
+A sequential node has a *flow*, which reads the output of the node for one block after the other and
+decides which rows form a batch. The output is computed ahead by another engine, which calls the
+node's `rows` in worker threads. The thread that uses a batch copies its rows.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,17 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxkern.core.failures import note
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.engine import Engine, Item
-from jaxkern.pipeline.graph import (
-    BatchLayout,
-    Block,
-    PipelineNode,
-    Remainder,
-    Vertex,
-    qualified_name,
-)
+from jaxkern.pipeline.graph import BatchLayout, Block, PipelineNode, Remainder, Vertex
 from jaxkern.pipeline.rows import Data
 
 if TYPE_CHECKING:
@@ -46,23 +39,50 @@ class Rows(NamedTuple):
 DeferredBlock = Callable[[Data | None], Block]
 
 
-class Flow:
-    """The batches of a sequential node in order, from a position on."""
+class ReadItem(NamedTuple):
+    """An item of the input, and the number of its first row, counted from where the flow began."""
 
-    def __init__(self, upstream: Upstream, layout: BatchLayout) -> None:
+    first: int
+    item: Item
+
+    @property
+    def records(self) -> np.ndarray:
+        """The records of its rows; none for an error."""
+        if self.item.error is not None:
+            return np.empty(0, np.int64)
+        records: np.ndarray = self.item.value.records
+        return records
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.records)
+
+
+class Flow:
+    """The batches of a sequential node in order, from a position on.
+
+    A flow stores the items of the input that it has read, from the oldest one that it still needs:
+    its position is where this item is read again. An error in an item's place is raised once.
+    """
+
+    def __init__(self, upstream: Upstream, layout: BatchLayout, position: dict[str, Any]) -> None:
         self._upstream = upstream
         self._size, self._remainder = layout.batch_size, layout.remainder
+        self._items: deque[ReadItem] = deque()
+        self._count = 0  # number of rows that were read
+        #: number of errors that were raised before the position was saved, and occur again
+        self._old_errors = int(position.get("errors", 0))
 
     @property
     def position(self) -> dict[str, Any]:
         """The position after the last batch or error of `next`; small and JSON-able.
 
-        A flow that begins there gives the same further batches, bit for bit. "at" is the position
-        of the input that has to be read again. "counts" are numbers of the epoch so far by name.
+        A flow that begins there returns the same further batches, bit for bit. "at" is the position
+        from which the input is read again. "counts" are numbers of the epoch so far by name.
         """
         raise NotImplementedError
 
-    def next(self) -> Block | DeferredBlock | None:
+    def next(self) -> DeferredBlock | None:
         """Return the next batch; None after the last one. It continues after an error."""
         raise NotImplementedError
 
@@ -73,6 +93,57 @@ class Flow:
     def close(self) -> None:
         """End the threads of the input; idempotent, in any thread."""
         self._upstream.close()
+
+    def _read(self) -> bool:
+        """Read one more item; return False after the last one."""
+        item = self._upstream.next()
+        if item is None:
+            return False
+        item = self._checked(item)
+        self._items.append(ReadItem(self._count, item))
+        self._count = self._items[-1].end
+        if item.error is not None:
+            self._raise(item.error)
+        return True
+
+    def _checked(self, item: Item) -> Item:
+        """Return the item, or an error in its place."""
+        return item
+
+    def _raise(self, error: BaseException) -> None:
+        if not self._old_errors:
+            raise error
+        self._old_errors -= 1
+
+    def _drop_items(self, needed: Callable[[ReadItem], bool]) -> list[ReadItem]:
+        """Remove and return the oldest items up to the first one that is needed."""
+        dropped = []
+        while self._items and not needed(self._items[0]):
+            dropped.append(self._items.popleft())
+        return dropped
+
+    def _input_position(self) -> dict[str, Any]:
+        """Return the position from which the items are read again."""
+        errors = self._old_errors + sum(read.item.error is not None for read in self._items)
+        at = self._items[0].item.before if self._items else self._upstream.position
+        return {"at": at, "errors": errors} if errors else {"at": at}
+
+    def _is_dropped(self, count: int) -> bool:
+        """True if `count` rows are not a batch."""
+        return not count or (count < self._size and self._remainder == "drop")
+
+    def _with_mask(self, block: Block, count: int) -> Block:
+        """Return the block; with padding, of full size and with a field "mask" for `count` rows."""
+        if self._remainder != "pad":
+            return block
+        if "mask" in block.data:
+            raise ValueError(
+                "the batch has a field 'mask', which pad_remainder=True adds; rename it"
+            )
+        if len(block.records) < self._size:  # repeats the last row
+            rows = np.minimum(np.arange(self._size), count - 1)
+            block = Block(row.joined([(block.data, rows)]), block.records[rows])
+        return Block({**block.data, "mask": np.arange(self._size) < count}, block.records)
 
 
 class SequentialNode(PipelineNode):
@@ -87,65 +158,33 @@ class SequentialNode(PipelineNode):
         size = self.batch_size or inputs[0].batch_size
         return dataclasses.replace(inputs[0], batch_size=size, remainder=remainder)
 
-    def open_upstream(self, epoch: Epoch, vertex: Vertex, position: Any) -> Upstream:
-        """Return what the flow reads, from a position on."""
-        return epoch.open_upstream(vertex, position)
-
     def rows(self, block: Block) -> Any:
-        """Return what a block becomes, `Rows` for a `RowFlow`; in any thread."""
+        """Return the output for a block, `Rows` for a `RowFlow`; called in any thread."""
         count = len(block.records)
         return Rows(block.data, block.records, np.arange(count), count)
 
+    def open_upstream(self, epoch: Epoch, vertex: Vertex, position: Any) -> Upstream:
+        """Return the input of the flow, from a position on, or from the beginning."""
+        return epoch.open_upstream(vertex, position)
+
     def flow(self, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> Flow:
         """Return the batches from a position on; it is empty at the beginning."""
-        return self._row_flow(epoch, vertex, position)
-
-    def _row_flow(
-        self, epoch: Epoch, vertex: Vertex, position: dict[str, Any], **options: Any
-    ) -> Flow:
         upstream = self.open_upstream(epoch, vertex, position["at"] if position else None)
-        return RowFlow(upstream, epoch.layout(vertex), position, self.drops, **options)
+        return self.flow_of(upstream, epoch.layout(vertex), epoch.number, position)
 
-
-def with_remainder(block: Block | None, size: int, remainder: Remainder) -> Block | None:
-    """Return the batch for a block of at most `size` rows: dropped, padded or unchanged."""
-    if block is None or (remainder == "drop" and len(block.records) < size):
-        return None
-    if remainder != "pad":
-        return block
-    if "mask" in block.data:
-        raise ValueError("the batch has a field 'mask', which pad_remainder=True adds; rename it")
-    count = len(block.records)
-    mask = np.arange(size) < count
-    if count < size:
-        rows = np.minimum(np.arange(size), count - 1)
-        block = Block(row.joined([(block.data, rows)]), block.records[rows])
-    return Block({**block.data, "mask": mask}, block.records)
-
-
-class _Piece:
-    """The rows of one block from `at` on, or an error in its place. `skipped` rows without output
-    were counted before."""
-
-    def __init__(self, item: Item, at: int = 0, skipped: int = 0) -> None:
-        self.item, self.at, self.skipped = item, at, skipped
-
-    @property
-    def rows(self) -> Rows:
-        rows: Rows = self.item.value
-        return rows
-
-    @property
-    def remaining(self) -> int:
-        return 0 if self.item.error is not None else len(self.rows.records) - self.at
+    def flow_of(
+        self, upstream: Upstream, layout: BatchLayout, epoch: int, position: dict[str, Any]
+    ) -> Flow:
+        """Return the batches that the flow makes of its input."""
+        return RowFlow(upstream, layout, position, self.drops)
 
 
 class RowFlow(Flow):
     """The rows of the input, or windows over them, in full batches; then the remainder.
 
-    A position is that of the first row that was not dropped. An error in a block's place is raised
-    once, and the rows of the block are lost. `most` is the number of rows at most, `window` is
-    (size, stride).
+    An error loses the rows of its block. `most` is the maximum number of rows, `window` is (size,
+    stride). A position has "row", the number of the next row, counted from the first one of "at",
+    and "origin", the row of the block that it comes from, if no other row comes from there.
     """
 
     def __init__(
@@ -153,114 +192,82 @@ class RowFlow(Flow):
         upstream: Upstream,
         layout: BatchLayout,
         position: dict[str, Any],
-        drops: bool,
+        drops: bool = False,
         most: int | None = None,
         window: tuple[int, int] | None = None,
     ) -> None:
-        super().__init__(upstream, layout)
+        super().__init__(upstream, layout, position)
         self._drops, self._window = drops, window
         self._remaining: int | None = position.get("remaining", most)
-        self._pieces: deque[_Piece] = deque()
-        self._count = 0
-        self._ended = False
         self._spec: dict[str, tuple[Any, ...]] | None = None
-        first = int(position.get("row", 0)), int(position.get("part", 0))
-        self._begin: tuple[int, int] | None = first
-        self._raised = int(position.get("errors", 0))  # raised before, and raised again upstream
-        self._passing = int(position.get("pass", 0))  # rows to drop that were not read yet
-        self._dropped = int(position.get("counts", {}).get("dropped", 0))
+        self._next = int(position.get("row", 0))
+        #: of the next row, while it was not read
+        self._origin: int | None = position["origin"] if position else 0
+        # A filter drops all rows before the origin that are not among the rows before the next.
+        counted = int(position.get("counts", {}).get("dropped", 0))
+        self._dropped = counted - (self._origin or 0) + self._next  # in the blocks before "at"
 
     @property
     def position(self) -> dict[str, Any]:
-        dropped = self._dropped
-        first, part = self._begin or (0, 0)  # if nothing was read, where it begins
-        position: dict[str, Any] = {"at": self._upstream.position}
-        if self._pieces:
-            head = self._pieces[0]
-            first = int(head.rows.origins[head.at])
-            part = head.at - int(np.searchsorted(head.rows.origins, first))
-            position["at"] = head.item.before
-            dropped += first - head.at - head.skipped
-        errors = self._raised + sum(piece.item.error is not None for piece in self._pieces)
-        numbers = {"row": first, "part": part, "errors": errors, "pass": self._passing}
-        position |= {name: value for name, value in numbers.items() if value}
+        position = self._input_position()
+        row, origin = self._next - self._count, self._origin
+        if self._items:
+            row = self._next - self._items[0].first
+            origins = self._items[0].item.value.origins
+            origin = int(origins[row])
+            if row and origins[row - 1] == origin:
+                origin = None
+        position |= {"row": row, "origin": origin}
         if self._drops:
-            position["counts"] = {"dropped": dropped}
+            position["counts"] = {"dropped": self._dropped + (origin or 0) - row}
         if self._remaining is not None:
             position["remaining"] = self._remaining
         return position
 
-    def next(self) -> Block | None:
+    def next(self) -> DeferredBlock | None:
         limit = self._size if self._remaining is None else min(self._size, self._remaining)
         length, stride = self._window or (1, 1)
-        available = self._ensure((limit - 1) * stride + length) if limit else 0
-        count = min(limit, max(0, (available - length) // stride + 1))
-        block = self._first(count if self._window is None else available) if count else None
-        self._drop(count * stride)
-        if self._remaining is not None:
-            self._remaining -= count
-        if self._window is not None and block is not None:
+        try:
+            while limit and self._count < self._next + (limit - 1) * stride + length:
+                if not self._read():
+                    break
+            available = self._count - self._next
+            count = max(0, min(limit, (available - length) // stride + 1))
+            pieces = self._pieces(self._next, (count - 1) * stride + length) if count else []
+            self._next += count * stride
+            if self._remaining is not None:
+                self._remaining -= count
+        finally:
+            for read in self._drop_items(lambda read: read.end > self._next):
+                if read.item.error is None:
+                    self._dropped += read.item.value.block_rows - len(read.records)
+        return None if self._is_dropped(count) else functools.partial(self._make, pieces, count)
+
+    def _pieces(self, start: int, count: int) -> list[tuple[Rows, slice]]:
+        """Return the outputs with some rows, and these rows of each."""
+        pieces = []
+        for read in self._items:
+            first = max(start - read.first, 0)
+            last = min(start + count - read.first, len(read.records))
+            if first < last:
+                pieces.append((read.item.value, slice(first, last)))
+        return pieces
+
+    def _make(self, pieces: list[tuple[Rows, slice]], count: int, out: Data | None) -> Block:
+        records = np.concatenate([rows.records[selected] for rows, selected in pieces])
+        block = Block(row.joined([(rows.data, selected) for rows, selected in pieces]), records)
+        if self._window is not None:
+            length, stride = self._window
             starts = np.arange(count) * stride
-            rows = (starts[:, None] + np.arange(length)).reshape(-1)
-            data = jax.tree.map(
-                lambda x: x.reshape(count, length, *x.shape[1:]), row.joined([(block.data, rows)])
-            )
-            block = Block(data, block.records[starts])
-        return with_remainder(block, self._size, self._remainder)
+            rows = starts[:, None] + np.arange(length)
+            block = Block(jax.tree.map(lambda x: x[rows], block.data), records[starts])
+        return self._with_mask(block, count)
 
-    def _ensure(self, count: int) -> int:
-        """Read until `count` rows are available, or all; return the number of rows."""
-        while self._count < count and not self._ended:
-            item = self._upstream.next()
-            if item is None:
-                self._ended = True
-                break
-            item = self._check(item)
-            begin, self._begin = self._begin, None
-            piece = _Piece(item)
-            if item.error is None and begin not in (None, (0, 0)):
-                assert begin is not None
-                at = int(np.searchsorted(item.value.origins, begin[0])) + begin[1]
-                at = min(at, len(item.value.records))
-                piece = _Piece(item, at, begin[0] - (at - begin[1]))
-            self._pieces.append(piece)
-            self._count += piece.remaining
-            passing, self._passing = self._passing, 0
-            self._drop(passing)
-            if item.error is not None:
-                if not self._raised:
-                    raise item.error
-                self._raised -= 1
-        return self._count
-
-    def _first(self, count: int) -> Block:
-        """Return the first rows without dropping them."""
-        parts: list[tuple[Data, slice]] = []
-        records = []
-        for piece in self._pieces:
-            number = min(piece.remaining, count)
-            if number:
-                rows = slice(piece.at, piece.at + number)
-                parts.append((piece.rows.data, rows))
-                records.append(piece.rows.records[rows])
-                count -= number
-        return Block(row.joined(parts), np.concatenate(records))
-
-    def _drop(self, count: int) -> None:
-        """Drop the first rows, also rows that were not read yet."""
-        for piece in self._pieces:
-            number = min(piece.remaining, count)
-            piece.at += number
-            count -= number
-            self._count -= number
-        self._passing += count
-        while self._pieces and not self._pieces[0].remaining:
-            piece = self._pieces.popleft()
-            if piece.item.error is None:
-                self._dropped += piece.rows.block_rows - len(piece.rows.records) - piece.skipped
-
-    def _check(self, item: Item) -> Item:
+    def _checked(self, item: Item) -> Item:
         """Return the item, or an error if its fields differ from those before."""
+        self._origin = 0
+        if item.error is not None and self._window is None:
+            self._next = min(self._next, self._count)  # the rows to skip were in this block
         if item.error is not None or not len(item.value.records):
             return item
         arrays = {k: v for k, v in item.value.data.items() if not row.is_ragged(v)}
@@ -287,73 +294,6 @@ def _describe(spec: tuple[Any, ...] | None) -> str:
     return "absent" if spec is None else f"{spec[0]}{list(spec[1])}"
 
 
-class Filter(SequentialNode):
-    """Keeps the records for which a predicate is True, in full batches.
-
-    A record keeps its id, so that random draws after the filter are the same as without it. The
-    number of batches is unknown before the end of an epoch: ``len(pipeline)`` raises. Worker
-    threads call the predicate, which must depend on its record only.
-
-    Args:
-      predicate: ``predicate(record) -> bool``, where a record is a dict of NumPy arrays.
-      batched: True if it takes a batch instead of a record, and returns bool [N].
-      name: in messages, states and explanations.
-    Raises: TypeError for a predicate that cannot be called.
-
-    >>> import jaxkern as jk
-    >>> from jaxkern.pipeline import Filter
-    >>> pipe = jk.from_source({"x": [5, 1, 6, 2, 7, 8]}, batch_size=2)
-    >>> [batch["x"].tolist() for batch in pipe >> Filter(lambda record: record["x"] > 4)]
-    [[5, 6], [7, 8]]
-    >>> odd = Filter(lambda batch: batch["x"] % 2 == 1, batched=True)
-    >>> [batch["x"].tolist() for batch in pipe >> odd]
-    [[5, 1], [7]]
-    """
-
-    drops = True
-    row_by_row = True
-
-    def __init__(
-        self, predicate: Callable[[Data], Any], *, batched: bool = False, name: str | None = None
-    ) -> None:
-        if not callable(predicate):
-            raise TypeError(f"predicate is {predicate!r:.80}; expected a function of a record")
-        self.predicate, self.batched = predicate, bool(batched)
-        self.name = name or f"Filter({qualified_name(predicate)})"
-
-    def describe(self) -> str:
-        return f"Filter({qualified_name(self.predicate)}{', batched' if self.batched else ''})"
-
-    def rows(self, block: Block) -> Rows:
-        count = len(block.records)
-        if self.batched:
-            keep = np.asarray(self.predicate(block.data))
-            if keep.shape != (count,) or keep.dtype != bool:
-                what = row.described(keep)
-                raise TypeError(f"the predicate returned {what}; expected bool[{count}]")
-        else:
-            pairs = zip(row.records_of(block.data, range(count)), block.records, strict=True)
-            keep = np.array([self._holds(data, record) for data, record in pairs], bool)
-        origins = np.flatnonzero(keep)
-        if len(origins) == count:
-            return Rows(block.data, block.records, origins, count)
-        data = row.joined([(block.data, origins)]) if len(origins) else {}
-        return Rows(data, block.records[origins], origins, count)
-
-    def _holds(self, data: Data, record: np.integer[Any]) -> bool:
-        try:
-            result = np.asarray(self.predicate(data))
-            if result.shape != () or result.dtype != bool:
-                raise TypeError(
-                    f"the predicate returned {row.described(result)} for one record; expected a "
-                    "bool, or use Filter(predicate, batched=True)"
-                )
-        except BaseException as error:
-            note(error, "for record {}", int(record))
-            raise
-        return bool(result)
-
-
 class SequentialRows(SequentialNode):
     """`Rebatch`, `Take` or `Repeat` of a stream whose length is unknown.
 
@@ -376,10 +316,12 @@ class SequentialRows(SequentialNode):
             return super().open_upstream(epoch, vertex, position)
         return _RepeatedUpstream(epoch, vertex, self._times, position or {"turn": 0, "at": None})
 
-    def flow(self, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> Flow:
-        index, shards = epoch.layout(vertex).shard
+    def flow_of(
+        self, upstream: Upstream, layout: BatchLayout, epoch: int, position: dict[str, Any]
+    ) -> Flow:
+        index, shards = layout.shard
         most = None if self._records is None else len(range(index, self._records, shards))
-        return self._row_flow(epoch, vertex, position, most=most)
+        return RowFlow(upstream, layout, position, most=most)
 
 
 class _RepeatedUpstream:

@@ -79,11 +79,11 @@ def _delivered_rows(
     if position is None:
         return 0
     node: Any = last.node
-    at = position["at"]
-    if not node.row_by_row or not isinstance(at, int) or {"part", "pass"} & position.keys():
+    at, origin = position["at"], position.get("origin")
+    if not node.row_by_row or not isinstance(at, int) or origin is None:
         return None
     size = plan.layouts[last.inputs[0]].batch_size
-    return min(at * size + int(position.get("row", 0)), layout.real_rows)
+    return min(at * size + int(origin), layout.real_rows)
 
 
 def read_state(plan: PipelinePlan, state: Any) -> Resumption:

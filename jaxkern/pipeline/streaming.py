@@ -8,9 +8,8 @@ import functools
 import heapq
 import json
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -28,7 +27,7 @@ from jaxkern.pipeline.graph import (
     qualified_name,
 )
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import Flow, SequentialNode, with_remainder
+from jaxkern.pipeline.sequential import DeferredBlock, Flow, SequentialNode, Upstream
 from jaxkern.pipeline.sources.source import record_arrays, stack_records
 
 if TYPE_CHECKING:
@@ -82,10 +81,14 @@ class StreamNode(SequentialNode):
         shuffle = bool(self.shuffle_buffer)
         return BatchLayout(self.batch_size, remainder, self.seed, shuffle, self.shard, order)
 
-    def flow(self, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> Flow:
-        layout = epoch.layout(vertex)
-        batches = _StreamBatches(self, layout, epoch.number, position)
-        return _StreamFlow(Engine(batches, min(epoch.threads, 1), epoch.ahead), layout)
+    def open_upstream(self, epoch: Epoch, vertex: Vertex, position: Any) -> Upstream:
+        records = _StreamRecords(self, epoch.number, position or {})
+        return Engine(records, min(epoch.threads, 1), epoch.ahead)
+
+    def flow_of(
+        self, upstream: Upstream, layout: BatchLayout, epoch: int, position: dict[str, Any]
+    ) -> Flow:
+        return _ShuffleFlow(self, upstream, layout, epoch, position)
 
     def open(self, epoch: int) -> Any:
         """Return the iterable, to be read from its beginning."""
@@ -108,59 +111,75 @@ class StreamNode(SequentialNode):
         """Return the state that an iterable, always the same object, had before it was read."""
         with self._lock:
             if not self._initial:
-                self._initial.append(get())
+                self._initial.append(_to_json(get()))
             return self._initial[0]
 
 
 def _state_methods(owner: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
-    """Return a stream's methods to get and set its state, by Grain's names or by those of Hugging
-    Face and PyTorch."""
+    """Return the methods that get and set a stream's state, with the names of Grain, or of Hugging
+    Face and PyTorch; None if it has none."""
     for get, put in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
         if hasattr(owner, get) and hasattr(owner, put):
             return getattr(owner, get), getattr(owner, put)
     return None
 
 
-class _Reader:
-    """The records of a stream from a position on; each error is raised once."""
+class _Records(NamedTuple):
+    """Records that were read together."""
 
-    def __init__(self, node: StreamNode, step: int, epoch: int, position: dict[str, Any]) -> None:
-        self._node, self._step, self._epoch = node, step, epoch
+    records: np.ndarray  # int64 [M], positions in the stream
+    fields: list[Data]
+
+
+class _StreamRecords(ItemSource):
+    """The records of this shard, as many as a batch has at a time; each error is raised once.
+
+    A position is one in the stream, and, if the stream has them, its own state there. Otherwise the
+    stream is read from its beginning. "errors" were raised after the state or the beginning.
+    """
+
+    def __init__(self, node: StreamNode, epoch: int, position: dict[str, Any]) -> None:
+        self._node, self._epoch = node, epoch
         self._who = node.describe()
         self._state = position.get("state")
-        self._skip = int(position.get("position", 0))
-        self.position = 0 if self._state is None else self._skip  # of the next record
+        self._skip = int(position.get("position", 0))  # earlier records are not needed
+        self._next = 0 if self._state is None else self._skip  # position of the next record
         self._old_errors = int(position.get("errors", 0))  # were raised before, and occur again
         self._errors = 0
         self._iterator: Iterator[Any] | None = None
         self._methods: tuple[Callable[[], Any], Callable[[Any], Any]] | None = None
-        self._reading = self.position
-        #: (position, state, errors before) where reading can begin
-        self._marks: deque[tuple[int, Any, int]] = deque()
+        self._records: list[tuple[int, Data]] = []  # of the next item
+        self._at = position or {"position": 0}
 
-    def read(self) -> tuple[int, Data] | None:
-        """Return (position, record) of the next record of this shard; None at the end."""
-        while True:
+    @property
+    def position(self) -> dict[str, Any]:
+        return self._at
+
+    def claim(self) -> _Records | None:
+        while len(self._records) < (self._node.batch_size or 1):
+            reading = self._next
             try:
-                return self._next()
+                if not self._read():
+                    break
             except Exception as error:
                 self._errors += 1
                 if self._old_errors:
                     self._old_errors -= 1
                     continue
-                note(error, "while reading record {} of the stream", self._reading)
+                self._at = {**self._at, "errors": self._errors}
+                note(error, "while reading record {} of the stream", reading)
                 raise
-
-    def resume_from(self, needed: int) -> dict[str, Any]:
-        """Return where reading begins to get the records from position `needed` on."""
         if self._methods is None:
-            return {"position": needed, "errors": self._errors}
-        while len(self._marks) > 1 and self._marks[1][0] <= needed:
-            self._marks.popleft()
-        position, state, errors = self._marks[0]
-        return {"position": position, "errors": self._errors - errors, "state": state}
+            self._at = {"position": self._next, "errors": self._errors}
+        else:
+            self._at = {"position": self._next, "state": _to_json(self._methods[0]())}
+            self._errors = 0
+        records, self._records = self._records, []
+        if not records:
+            return None
+        return _Records(np.array([n for n, _ in records]), [fields for _, fields in records])
 
-    def close(self) -> None:
+    def release(self) -> None:
         """Close a generator, so that it releases its resources."""
         iterator, self._iterator = self._iterator, iter(())
         if iterator is not None and iterator is not self._node.iterable:
@@ -168,153 +187,130 @@ class _Reader:
             if callable(closing):
                 closing()
 
-    def _next(self) -> tuple[int, Data] | None:
+    def _read(self) -> bool:
+        """Read one record of the stream; return False at its end."""
+        if self._iterator is None:
+            self._iterator = iter(())  # if the stream cannot be opened
+            self._iterator = self._open()
+        try:
+            record = next(self._iterator)
+        except StopIteration:
+            if self._next < self._skip:
+                raise ValueError(
+                    f"{self._who} has {self._next} records; the state is at record {self._skip}"
+                ) from None
+            return False
+        position = self._next
+        self._next += 1
         index, count = self._node.shard
-        while True:
-            self._reading = self.position
-            if self._iterator is None:
-                self._iterator = iter(())  # if the stream cannot be opened
-                self._iterator = self._open()
-            if self._methods is not None and self.position >= self._marks[-1][0] + self._step:
-                self._marks.append((self.position, _to_json(self._methods[0]()), self._errors))
-            try:
-                record = next(self._iterator)
-            except StopIteration:
-                if self.position < self._skip:
-                    raise ValueError(
-                        f"{self._who} has {self.position} records; the state is at {self._skip}"
-                    ) from None
-                return None
-            position = self.position
-            self.position += 1
-            if position % count == index:
-                return position, record_arrays(record, position, self._who)
+        if position % count == index:
+            fields = record_arrays(record, position, self._who)  # errors occur again, also to skip
+            if position >= self._skip:
+                self._records.append((position, fields))
+        return True
 
     def _open(self) -> Iterator[Any]:
-        node = self._node
+        node, state = self._node, self._state
         opened = node.open(self._epoch)
-        by_state = node.resume != "count"
+        by_state, same = node.resume != "count", opened is node.iterable
         methods = _state_methods(opened) if by_state else None
-        start = self._state
         if methods is not None:
-            get, put = methods
-            same = opened is node.iterable  # it may have been read, and its state is of then
-            if same and start is None:
-                start = node.initial_state(lambda: _to_json(get()))
-            if same or start is not None:
-                put(_from_json(start))
-            else:
-                start = _to_json(get())
+            if same:  # it may have been read
+                initial = node.initial_state(methods[0])
+                state = initial if state is None else state
+            if same or state is not None:
+                methods[1](_from_json(state))
         iterator: Iterator[Any] = iter(opened)
         if methods is None and by_state:
             methods = _state_methods(iterator)
-            if methods is not None and start is not None:
-                methods[1](_from_json(start))
-            elif methods is not None:
-                start = _to_json(methods[0]())
-        if self._state is not None and methods is None:
-            raise ValueError(f"the state holds one of {self._who}, which here has no set_state")
-        self._marks.append((self.position, start, self._errors))
+            if methods is not None and state is not None:
+                methods[1](_from_json(state))
+        if methods is not None:
+            _to_json(methods[0]())  # raises before a record is read
+        elif state is not None:
+            raise ValueError(f"the state has one of {self._who}, which has no set_state here")
         self._methods = methods
         return iterator
 
 
-class _StreamBatches(ItemSource):
-    """Batches of a stream's records in the order of the shuffle, for an engine.
+class _ShuffleFlow(Flow):
+    """Batches of a stream's records in the order of the shuffle.
 
     Record q of the shard is delivered at q + delay. The delay is a real number below
     2 * shuffle_buffer, a function of (seed, epoch, position): about `shuffle_buffer` records wait
-    at a time. Keys are these sums in units of 1 / `_PARTS`. A waiting record is not older than the
-    longest delay, and all delivered records have smaller keys than the waiting ones: a position
-    does not have to list them.
+    at a time. Keys are these sums in units of 1 / `_PARTS`. All delivered records have smaller keys
+    than the others, so that a position does not have to list them.
     """
 
     def __init__(
-        self, node: StreamNode, layout: BatchLayout, epoch: int, position: dict[str, Any]
+        self,
+        node: StreamNode,
+        upstream: Upstream,
+        layout: BatchLayout,
+        epoch: int,
+        position: dict[str, Any],
     ) -> None:
-        self._size, self._remainder = layout.batch_size, layout.remainder
-        self._reader = _Reader(node, self._size, epoch, position)
-        self._index, self._count = node.shard
-        self._who = node.describe()
-        self._longest = max(2 * node.shuffle_buffer, 1)
-        self._key = np.array([node.seed % 2**64, epoch], np.uint64)
+        super().__init__(upstream, layout, position)
+        self._who, self._shards = node.describe(), node.shard[1]
+        self._longest = 2 * node.shuffle_buffer
+        self._philox_key = np.array([node.seed % 2**64, epoch], np.uint64)
         self._block, self._delays = -1, np.zeros(0, np.int64)
-        self._waiting: list[tuple[int, int, Data]] = []
+        self._waiting: list[tuple[int, int, Data]] = []  # a heap of (key, position, record)
         self._ready: list[tuple[int, int, Data]] = []  # of the next batch
-        self._last = tuple(position.get("last", (-1, -1)))  # key and position in the last batch
-        self._needed = int(position.get("position", 0))  # later batches need records from here
+        self._last: tuple[int, ...] = tuple(position.get("last", (-1, -1)))  # delivered, likewise
+        self._least_key = 0  # of the records that were not read
         self._ended = False
-        self._at = position or None
 
     @property
-    def position(self) -> Any:
-        return self._at
+    def position(self) -> dict[str, Any]:
+        return {**self._input_position(), "last": list(self._last)}
 
-    def claim(self) -> Block | None:
-        """Return the next batch, since the iterable is read by one thread."""
-        try:
-            while len(self._ready) < self._size and not self._ended:
-                self._read()
-            batch, self._ready = self._ready[: self._size], self._ready[self._size :]
-            if not batch:
-                return None
+    def next(self) -> DeferredBlock | None:
+        while len(self._ready) < self._size and (self._waiting or not self._ended):
+            if self._waiting and (self._ended or self._waiting[0][0] <= self._least_key):
+                self._ready.append(heapq.heappop(self._waiting))
+            elif not self._read():
+                self._ended = True
+        batch, self._ready = self._ready, []
+        if batch:
             self._last = batch[-1][:2]
-            oldest = min((p for _, p, _ in self._ready), default=self._reader.position)
-            if self._longest > 1:
-                oldest = min(oldest, self._reader.position - (self._longest + 1) * self._count)
-            self._needed = max(oldest, 0)
-            records = np.array([position for _, position, _ in batch])
-            data = stack_records([fields for _, _, fields in batch], records.tolist(), self._who)
-            return with_remainder(Block(data, records), self._size, self._remainder)
-        finally:
-            self._at = {**self._reader.resume_from(self._needed), "last": list(self._last)}
+        oldest = (self._last[0] // _PARTS - self._longest + 1) * self._shards
+        self._drop_items(lambda read: bool(read.records.size and read.records[-1] >= oldest))
+        return None if self._is_dropped(len(batch)) else functools.partial(self._make, batch)
 
-    def release(self) -> None:
-        self._reader.close()
+    def resize(self, threads: int) -> None:
+        pass  # one thread reads
 
-    def _read(self) -> None:
-        """Read one record, and move the waiting records that are due to the batch."""
-        item = self._reader.read()
-        self._ended = item is None
-        if item is not None:
-            position, record = item
-            key = position // self._count * _PARTS + self._delay(position)
+    def _read(self) -> bool:
+        if not super()._read():
+            return False
+        read = self._items[-1]
+        if not read.records.size:  # an error that was raised before
+            return True
+        for position, record in zip(read.records.tolist(), read.item.value.fields, strict=True):
+            key = position // self._shards * _PARTS + self._delay(position)
             if (key, position) > self._last:
                 heapq.heappush(self._waiting, (key, position, record))
-        following = -(-(self._reader.position - self._index) // self._count)
-        while self._waiting and (self._ended or self._waiting[0][0] <= following * _PARTS):
-            self._ready.append(heapq.heappop(self._waiting))
+        self._least_key = (position // self._shards + 1) * _PARTS
+        read.item.value.fields.clear()  # the item is stored longer, for its position
+        return True
+
+    def _make(self, batch: list[tuple[int, int, Data]], out: Data | None) -> Block:
+        records = np.array([position for _, position, _ in batch])
+        data = stack_records([fields for _, _, fields in batch], records.tolist(), self._who)
+        return self._with_mask(Block(data, records), len(batch))
 
     def _delay(self, position: int) -> int:
-        if self._longest == 1:
+        if not self._longest:
             return 0
         block, index = divmod(position, RECORDS_PER_CALL)
         if block != self._block:
             # NumPy guarantees that the raw bits of a counter-based generator never change.
-            generator = np.random.Philox(key=self._key, counter=[0, 0, 0, block])
+            generator = np.random.Philox(key=self._philox_key, counter=[0, 0, 0, block])
             bits = generator.random_raw(RECORDS_PER_CALL)
             self._delays = (bits % np.uint64(self._longest * _PARTS)).astype(np.int64)
             self._block = block
         return int(self._delays[index])
-
-
-class _StreamFlow(Flow):
-    """The batches that an engine reads from a stream, in one thread."""
-
-    @property
-    def position(self) -> dict[str, Any]:
-        position: dict[str, Any] = self._upstream.position
-        return position
-
-    def next(self) -> Block | None:
-        item = self._upstream.next()
-        if item is not None and item.error is not None:
-            raise item.error
-        block: Block | None = None if item is None else item.value
-        return block
-
-    def resize(self, threads: int) -> None:
-        pass
 
 
 def _to_json(state: Any) -> Any:

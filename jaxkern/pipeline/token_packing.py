@@ -1,10 +1,9 @@
-"""Pack: documents of tokens in rows of one length, as the batches of a pipeline."""
+"""Pack: documents of tokens, packed into rows of one length."""
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,11 +14,11 @@ from jaxkern.pipeline.engine import Engine, ItemSource
 from jaxkern.pipeline.graph import RECORDS_PER_CALL, BatchLayout, Block, Vertex
 from jaxkern.pipeline.nodes import SourceNode
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import DeferredBlock, Flow, SequentialNode, Upstream
+from jaxkern.pipeline.sequential import DeferredBlock, Flow, ReadItem, SequentialNode, Upstream
 from jaxkern.pipeline.sources.combined import Subset
 from jaxkern.pipeline.sources.source import BatchSource
 from jaxkern.pipeline.sources.stored_arrays import TokenSource
-from jaxkern.tokens import Documents, PackingStats, RowPacker, bins_state, packed_rows, state_bins
+from jaxkern.tokens import Documents, PackingStats, RowPacker, packed_rows
 from jaxkern.tokens import Rows as TokenRows
 from jaxkern.tokens.packing import MARKS, Method, Overlong
 
@@ -42,12 +41,12 @@ class Pack(SequentialNode):
 
     Args:
       length: of a row.
-      fields: the fields to pack, all at the same places.
+      fields: the fields to pack, all in the same way.
       method: "first-fit", "best-fit" or "concat-split", see `jaxkern.tokens.pack`.
-      long: what happens to a document longer than a row: "error" in its batch's place, "split",
-        "truncate" or "drop", see `jaxkern.tokens.pack`.
-      max_open_bins: number of incomplete rows; more of them leave less padding and make states
-        larger.
+      long: treatment of documents longer than a row: "error" at the position of the batch,
+        "split", "truncate" or "drop", see `jaxkern.tokens.pack`.
+      max_open_bins: maximum number of incomplete rows; more of them result in less padding and
+        larger states.
       pad_id: the value of padding; a dict by field if they differ.
       lengths: the field with the number of tokens of each document, after nodes other than a
         source.
@@ -145,9 +144,10 @@ class Pack(SequentialNode):
             return ["pack reads documents one by one from the batches before it"]
         return [f"pack reads documents in place by native code: {self._source!r}"]
 
-    def flow(self, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> Flow:
-        upstream = self.open_upstream(epoch, vertex, position["at"] if position else None)
-        return _PackFlow(self, upstream, epoch.layout(vertex), position)
+    def flow_of(
+        self, upstream: Upstream, layout: BatchLayout, epoch: int, position: dict[str, Any]
+    ) -> Flow:
+        return _PackFlow(self, upstream, layout, position)
 
 
 def _documents_of(source: BatchSource) -> tuple[Documents, np.ndarray | None] | None:
@@ -169,11 +169,8 @@ class _Documents(NamedTuple):
     fields: Mapping[str, np.ndarray]  # the values, in which the documents begin
 
 
-_EMPTY = np.empty(0, np.int64)
-
-
 class _SourceDocuments(ItemSource):
-    """The documents of a source, in the order of the epoch, from a row on."""
+    """Documents of a source, in the order of the epoch, from a row on."""
 
     def __init__(self, source: BatchSource, layout: BatchLayout, epoch: int, position: int) -> None:
         documents = _documents_of(source)
@@ -194,183 +191,125 @@ class _SourceDocuments(ItemSource):
         records = self._layout.order.records(shard, self._epoch, rows)
         chosen = records if self._chosen is None else self._chosen[records]
         self._documents.check_files()
-        return _Documents(records, *self._documents.places(chosen), self._documents.fields)
-
-
-class _Read(NamedTuple):
-    """Documents, numbered from `first`, or the error in their place; `before` is the position from
-    which they can be read again."""
-
-    before: Any
-    first: int
-    documents: _Documents
-    error: BaseException | None
-
-
-class _DocumentWindow:
-    """The documents from the oldest one that an open bin holds, numbered as they are read."""
-
-    def __init__(self, upstream: Upstream, raised: int) -> None:
-        self._upstream = upstream
-        self._raised = raised  # errors that were raised before, and occur again
-        self._reads: deque[_Read] = deque()
-        self._count = 0
-
-    def read_with(self, number: int) -> _Read | None:
-        """Return the read that has a document, which may be read now; None after the last one. An
-        error in their place is raised once."""
-        while number >= self._count:
-            item = self._upstream.next()
-            if item is None:
-                return None
-            documents: _Documents = item.value or _Documents(_EMPTY, _EMPTY, _EMPTY, {})
-            self._reads.append(_Read(item.before, self._count, documents, item.error))
-            self._count += len(documents.lengths)
-            if item.error is not None:
-                if not self._raised:
-                    raise item.error
-                self._raised -= 1
-        result: _Read = next(read for read in reversed(self._reads) if read.first <= number)
-        return result
-
-    def drop_before(self, oldest: int) -> tuple[dict[str, Any], int]:
-        """Drop the documents before a number; return the position from which the others can be
-        read again, and the number of the first document there."""
-        reads = self._reads
-        while reads and reads[0].first + len(reads[0].documents.lengths) <= oldest:
-            reads.popleft()
-        errors = self._raised + sum(read.error is not None for read in reads)
-        position = {"at": reads[0].before if reads else self._upstream.position}
-        first = reads[0].first if reads else self._count
-        return position | ({"errors": errors} if errors else {}), first
-
-    def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where documents begin in the values that they were read with, and the lengths."""
-        reads = [(read, n - read.first) for n in numbers.tolist() if (read := self.read_with(n))]
-        if len(reads) != len(numbers):
-            raise ValueError("the state's bins hold documents that the epoch does not have")
-        begins = [read.documents.begins[at] for read, at in reads]
-        lengths = [read.documents.lengths[at] for read, at in reads]
-        return np.array(begins, np.int64), np.array(lengths, np.int64)
-
-    def records(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the records int64 [M] of documents."""
-        records = np.concatenate([read.documents.records for read in self._reads])
-        result: np.ndarray = records[numbers - self._reads[0].first]
-        return result
-
-    def values(self, rows: TokenRows) -> tuple[TokenRows, Mapping[str, np.ndarray]]:
-        """Return rows, and the values that hold their pieces, joined if there are several."""
-        several = [read.documents.fields for read in self._reads if read.error is None]
-        if all(fields is several[0] for fields in several):
-            return rows, several[0]
-        pieces = rows.pieces.copy()
-        parts: dict[str, list[np.ndarray]] = {name: [] for name in several[0]}
-        for number, _, count, begin in pieces.tolist():
-            read = self.read_with(number)
-            assert read is not None
-            for name, values in read.documents.fields.items():
-                parts[name].append(values[begin : begin + count])
-        pieces[:, 3] = np.cumsum(pieces[:, 2]) - pieces[:, 2]
-        return rows._replace(pieces=pieces), {k: np.concatenate(v) for k, v in parts.items()}
+        return _Documents(records, *self._documents.locate(chosen), self._documents.fields)
 
 
 class _PackFlow(Flow):
-    """Batches of rows: the lengths of documents decide the rows, then native code writes them."""
+    """Batches of rows: the lengths of documents decide the rows, then native code writes them.
+
+    It needs the documents from the oldest one in an open bin. A position holds the open bins, with
+    the documents numbered from the first one of "at".
+    """
 
     def __init__(
         self, node: Pack, upstream: Upstream, layout: BatchLayout, position: dict[str, Any]
     ) -> None:
-        super().__init__(upstream, layout)
-        self._node = node
-        self._window = _DocumentWindow(upstream, int(position.get("errors", 0)))
-        self._packer = node.packer()
-        counts = dict(position.get("counts", {}))
-        self._dropped = counts.pop("dropped", 0)
+        super().__init__(upstream, layout, position)
+        self._node, self._packer = node, node.packer()
+        counts = {"dropped": 0, **position.get("counts", {})}
+        self._dropped = counts.pop("dropped")
         self._stats = PackingStats(**counts)
-        #: documents that were an error in a batch's place and are skipped
-        self._skipped = set(position.get("skipped", ()))
+        self._position = position or {"at": upstream.position}
         if "packer" in position:
-            bins = state_bins(position["packer"], self._window.locate, self._packer)
-            self._packer.restore(*bins)
+            self._packer.set_state(position["packer"], self._locate)
 
     @property
     def position(self) -> dict[str, Any]:
-        document, started, sizes, pieces = self._packer.bins()
-        oldest = int(pieces[:, 0].min(initial=document))
-        position, first = self._window.drop_before(oldest)
-        pieces[:, 0] -= first
-        position["packer"] = bins_state(document - first, started, sizes, pieces)
-        if skipped := [n - first for n in sorted(self._skipped) if n >= document]:
-            position["skipped"] = skipped
-        position["counts"] = {**vars(self._stats), "dropped": self._dropped}
-        return position
+        return self._position
 
     def next(self) -> DeferredBlock | None:
-        before, dropped = self._packer.bins(), self._dropped
-        try:
-            self._fill()
-        except BaseException:
-            self._packer.restore(*before)  # it continues without what has failed
-            self._dropped = dropped
-            raise
+        self._fill()
         rows = self._packer.take()
         count = len(rows.ends)
-        if not count or (self._remainder == "drop" and count < self._size):
-            return None
-        stats = rows.stats
+        block = None if self._is_dropped(count) else self._batch(rows, count)
+        self._position = self._new_position()
+        return block
+
+    def _batch(self, rows: TokenRows, count: int) -> DeferredBlock:
+        self._stats += rows.stats
         firsts = rows.pieces[np.concatenate([[0], rows.ends[:-1]]), 0]
-        records = self._window.records(firsts)
-        if self._remainder == "pad" and count < self._size:
+        records = np.concatenate([read.records for read in self._items])
+        records = records[firsts - self._items[0].first]
+        if self._remainder == "pad" and count < self._size:  # by rows without documents
             repeated = np.full(self._size - count, count - 1)
             rows = rows._replace(ends=np.concatenate([rows.ends, rows.ends[repeated]]))
             records = np.concatenate([records, records[repeated]])
-        rows, values = self._window.values(rows)
+        rows, values = self._values(rows)
         fields = {name: values[name] for name in self._node.fields}
-        self._stats += stats
-        return functools.partial(self._write, rows, fields, records, count)
+        return functools.partial(self._make, rows, fields, records, count)
 
-    def _write(
+    def _make(
         self, rows: TokenRows, fields: Any, records: np.ndarray, count: int, out: Data | None
     ) -> Block:
-        """Write the batch of rows, of which the first `count` are not padding."""
-        if out is not None and len(out[self._node.fields[0]]) != len(rows.ends):
-            out = None
+        if out is not None:
+            full = len(records) == self._size
+            out = {name: array for name, array in out.items() if name != "mask"} if full else None
         data: Data = packed_rows(rows, fields, self._node.pad_id, out)
-        if self._remainder == "pad":
-            mask = np.arange(self._size) < count
-            if out is None:
-                data["mask"] = mask
-            else:
-                data["mask"][...] = mask
-        return Block(data, records)
+        return self._with_mask(Block(data, records), count)
 
     def _fill(self) -> None:
         """Add documents until a batch is complete, or all are in rows."""
         packer = self._packer
         while packer.complete < self._size:
-            read = self._window.read_with(packer.document)
+            read = self._read_with(packer.document)
             if read is None:
                 packer.flush(self._size)
                 return
-            at, documents = packer.document - read.first, read.documents
-            lengths = documents.lengths[at:]
-            if any(n >= packer.document for n in self._skipped):
-                lengths = lengths.copy()
-                end = read.first + at + len(lengths)
-                for n in self._skipped & {*range(packer.document, end)}:
-                    lengths[n - packer.document] = 0
-            overlong = np.empty(0, np.int64)
-            if packer.method != "concat-split" and packer.long in ("error", "drop"):
-                overlong = np.flatnonzero(lengths > packer.length)
-            stop = int(overlong[0]) if packer.long == "error" and overlong.size else len(lengths)
-            used = packer.add(documents.begins[at : at + stop], lengths[:stop], self._size)
-            if packer.long == "drop":
-                self._dropped += int((overlong < used).sum())
-            if used == stop < len(lengths) and packer.complete < self._size:
-                self._skipped.add(packer.document)
-                raise ValueError(
-                    f"record {documents.records[at + stop]} has {lengths[stop]} tokens, more than "
-                    f'the {packer.length} of a row; use Pack(..., long="split"), "truncate" or '
-                    '"drop", or longer rows'
-                )
+            at = packer.document - read.first
+            records, begins, lengths = (values[at:] for values in read.item.value[:3])
+            try:
+                used = packer.add(begins, lengths, self._size, records)
+            except ValueError as error:  # a document longer than a row
+                packer.skip()
+                self._raise(error)
+                continue
+            if packer.long == "drop" and packer.method != "concat-split":
+                self._dropped += int((lengths[:used] > packer.length).sum())
+
+    def _raise(self, error: BaseException) -> None:
+        if not self._old_errors:  # a position after it is the last one, and one more error
+            errors = self._position.get("errors", 0) + 1
+            self._position = {**self._position, "errors": errors}
+        super()._raise(error)
+
+    def _new_position(self) -> dict[str, Any]:
+        state = self._packer.get_state()
+        oldest = min(state["documents"], default=state["document"])
+        self._drop_items(lambda read: read.end > oldest)
+        first = self._items[0].first if self._items else self._count
+        state["document"] -= first
+        state["documents"] = [number - first for number in state["documents"]]
+        counts = {**vars(self._stats), "dropped": self._dropped}
+        return {**self._input_position(), "packer": state, "counts": counts}
+
+    def _read_with(self, number: int) -> ReadItem | None:
+        """Return the item that has a document, which may be read now; None after the last one."""
+        while number >= self._count:
+            if not self._read():
+                return None
+        read: ReadItem = next(read for read in reversed(self._items) if read.first <= number)
+        return read
+
+    def _locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return where documents begin in the values that they were read with, and the lengths."""
+        reads = [(read, n - read.first) for n in numbers.tolist() if (read := self._read_with(n))]
+        if len(reads) != len(numbers):
+            raise ValueError("the state's bins hold documents that the epoch does not have")
+        begins = [read.item.value.begins[at] for read, at in reads]
+        lengths = [read.item.value.lengths[at] for read, at in reads]
+        return np.array(begins, np.int64), np.array(lengths, np.int64)
+
+    def _values(self, rows: TokenRows) -> tuple[TokenRows, Mapping[str, np.ndarray]]:
+        """Return rows, and the values that hold their pieces, joined if there are several."""
+        several = [read.item.value.fields for read in self._items if read.item.error is None]
+        if all(fields is several[0] for fields in several):
+            return rows, several[0]
+        pieces = rows.pieces.copy()
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in several[0]}
+        for number, _, count, begin in pieces.tolist():
+            read = self._read_with(number)
+            assert read is not None
+            for name, values in read.item.value.fields.items():
+                parts[name].append(values[begin : begin + count])
+        pieces[:, 3] = np.cumsum(pieces[:, 2]) - pieces[:, 2]
+        return rows._replace(pieces=pieces), {k: np.concatenate(v) for k, v in parts.items()}

@@ -219,18 +219,17 @@ class _Field:
 
     def __init__(self, name: str, value: Any, producer: RecordProducer | None):
         parts = value.arrays if isinstance(value, RowParts) else (value,)
-        self.arrays = [_array(name, part) for part in parts]
-        array = self.arrays[0]
-        for part in self.arrays:
+        self.parts = RowParts([_array(name, part) for part in parts])
+        array = self.parts.arrays[0]
+        for part in self.parts.arrays:
             if (part.shape[1:], part.dtype) != (array.shape[1:], array.dtype):
                 kinds = [f"{each.dtype}{list(each.shape[1:])}" for each in (array, part)]
                 raise ValueError(f"field {name!r} has parts with rows {kinds[0]} and {kinds[1]}")
-        self.rows = sum(map(len, self.arrays))
         self.producer = producer if producer is not None and producer.capsule is not None else None
         self._cast, dtype = _cast(array.dtype)
         self._record = jax.ShapeDtypeStruct(array.shape[1:], dtype)
         if producer is not None:
-            if not all(part.flags.aligned for part in self.arrays):
+            if not all(part.flags.aligned for part in self.parts.arrays):
                 raise ValueError(f"field {name!r} is not aligned to its item size; copy it")
             self._cast, self._record = Cast.NONE, producer.struct
 
@@ -239,7 +238,7 @@ class _Field:
 
     def native(self) -> tuple[list[np.ndarray], int, Any]:
         capsule = None if self.producer is None else self.producer.capsule
-        return [byte_rows(part) for part in self.arrays], int(self._cast), capsule
+        return [byte_rows(part) for part in self.parts.arrays], int(self._cast), capsule
 
 
 @dataclasses.dataclass
@@ -264,7 +263,7 @@ class _RecordFeed:
 
         The records before it are yielded first.
         """
-        count = next(iter(self.fields.values())).rows
+        count = len(next(iter(self.fields.values())).parts)
         before = 0
         for chunk in order:
             records = _records(chunk)
@@ -313,7 +312,7 @@ class _RecordFeed:
         if not len(records):
             return
         for name, field in self.fields.items():
-            for part in field.arrays:
+            for part in field.parts.select(rows)[0]:
                 check_mapped(f"field {name!r}", part)
         producers = [field.producer for field in self.fields.values()]
         operands = [[] if p is None else list(p.operands(records)) for p in producers]
@@ -336,7 +335,7 @@ def _fields(arrays: Mapping[str, Any], producers: dict[str, RecordProducer]) -> 
     fields = {
         name: _Field(name, value, producers.pop(name, None)) for name, value in arrays.items()
     }
-    lengths = {name: field.rows for name, field in fields.items()}
+    lengths = {name: len(field.parts) for name, field in fields.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"the fields have different numbers of records: {lengths}")
     return fields

@@ -86,7 +86,7 @@ def _token(value: Any) -> jax.Array:
     token: jax.Array = jnp.asarray(value)
     if token.shape != (2,) or token.dtype != jnp.uint32:
         raise ValueError(
-            f"the token is {token.dtype}{list(token.shape)}; expected uint32[2], as ring.token()"
+            f"the token is {token.dtype}{list(token.shape)}; expected uint32[2] from ring.token()"
         )
     return token
 

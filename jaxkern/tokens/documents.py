@@ -38,7 +38,7 @@ class Documents:
     >>> import numpy as np
     >>> from jaxkern.tokens import Documents
     >>> documents = Documents(np.arange(10), [0, 3, 3, 10])
-    >>> len(documents), documents.places([2, 0])
+    >>> len(documents), documents.locate([2, 0])
     (3, (array([3, 0]), array([7, 3])))
     """
 
@@ -79,7 +79,7 @@ class Documents:
     def __repr__(self) -> str:
         return f"Documents({', '.join(self.fields)}; {len(self)} documents)"
 
-    def places(self, documents: Any) -> tuple[np.ndarray, np.ndarray]:
+    def locate(self, documents: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return the offsets and the lengths of documents [M]: int64 [M] each."""
         numbers = np.asarray(documents, np.int64)
         begins = self.offsets[numbers]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -15,6 +15,7 @@ from jaxkern.tokens.documents import Documents, native
 Method = Literal["first-fit", "best-fit", "concat-split"]
 #: treatment of a document that is longer than a row
 Overlong = Literal["error", "split", "truncate", "drop"]
+Locate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 MARKS = {"segment_ids": np.int32, "positions": np.int32, "loss_mask": np.bool_}
 _UNLIMITED = 1 << 40  # rows
 _BLOCK = 1 << 16  # documents that are located together
@@ -100,13 +101,30 @@ class RowPacker:
         """Return the number of open bins."""
         return int(self._native.open)
 
-    def add(self, begins: np.ndarray, lengths: np.ndarray, rows: int = _UNLIMITED) -> int:
+    def add(
+        self,
+        begins: np.ndarray,
+        lengths: np.ndarray,
+        rows: int = _UNLIMITED,
+        names: np.ndarray | None = None,
+    ) -> int:
         """Place documents until `rows` rows are complete; return the number of consumed documents.
 
         `begins` and `lengths` int64 [N] are offsets and lengths. With ``long="error"`` raise
-        ValueError for a document longer than a row, with which the next call begins.
+        ValueError for a document longer than a row, with which the next call begins; `names` [N]
+        are numbers of the documents for this message.
         """
-        return int(self._native.add(begins, lengths, rows))
+        first = self.document
+        try:
+            return int(self._native.add(begins, lengths, rows))
+        except ValueError:
+            index = self.document - first
+            if names is None or lengths[index] <= self.length:
+                raise
+            raise ValueError(
+                f"document {names[index]} has {lengths[index]} tokens, more than the {self.length} "
+                'of a row; use long="split", "truncate" or "drop", or longer rows'
+            ) from None
 
     def skip(self) -> None:
         """Skip the next document."""
@@ -121,50 +139,36 @@ class RowPacker:
         pieces, ends = self._native.take()
         return Rows(pieces, ends, self.length)
 
-    def bins(self) -> tuple[int, int, np.ndarray, np.ndarray]:
-        """Return its state: `document`, the number of its tokens that were placed, the number of
-        pieces of each open bin, int64 [B], and the pieces, int64 [P, 4], see `Rows`."""
+    def get_state(self) -> dict[str, Any]:
+        """Return its state, without the complete rows: a small JSON-compatible dict."""
         sizes, pieces = self._native.open_bins()
-        return self.document, int(self._native.started), sizes, pieces
+        split = np.flatnonzero(pieces[:, 1])
+        return {
+            "document": self.document,
+            "started": int(self._native.started),  # tokens of it that were placed
+            "bins": sizes.tolist(),  # number of pieces
+            "documents": pieces[:, 0].tolist(),
+            # indices in "documents" of pieces that start within a document, and their start
+            "split": [split.tolist(), pieces[split, 1].tolist()],
+        }
 
-    def restore(self, document: int, started: int, sizes: Any, pieces: Any) -> None:
-        """Restore the state that `bins` returned; complete rows are dropped."""
-        self._native.restore(document, started, np.asarray(sizes, np.int64), pieces)
+    def set_state(self, state: Mapping[str, Any], locate: Locate) -> None:
+        """Restore a state of `get_state`; complete rows are dropped.
 
-
-def bins_state(
-    document: int, started: int, sizes: np.ndarray, pieces: np.ndarray
-) -> dict[str, Any]:
-    """Convert the result of `RowPacker.bins` to a small JSON-compatible dict."""
-    split = np.flatnonzero(pieces[:, 1])
-    return {
-        "document": document,
-        "started": started,
-        "bins": sizes.tolist(),
-        "documents": pieces[:, 0].tolist(),
-        # indices in "documents" of pieces that start within a document, and their start
-        "split": [split.tolist(), pieces[split, 1].tolist()],
-    }
-
-
-def state_bins(
-    state: Mapping[str, Any], places: Any, packer: RowPacker
-) -> tuple[int, int, list[int], np.ndarray]:
-    """Convert a result of `bins_state` to the arguments of `RowPacker.restore`.
-
-    `places` is a function as `Documents.places`.
-    """
-    numbers = np.array(state["documents"], np.int64)
-    begins, lengths = places(numbers)
-    starts = np.zeros(len(numbers), np.int64)
-    starts[np.array(state["split"][0], np.int64)] = state["split"][1]
-    counts = lengths - starts
-    if packer.long == "truncate":
-        counts = counts.clip(max=packer.length)
-    if packer.method == "concat-split" and numbers.size and numbers[-1] == state["document"]:
-        counts[-1] = state["started"] - starts[-1]
-    pieces = np.stack([numbers, starts, counts, begins + starts], 1)
-    return state["document"], state["started"], state["bins"], pieces
+        `locate` returns the offsets and the lengths of documents, as `Documents.locate`.
+        """
+        numbers = np.array(state["documents"], np.int64)
+        begins, lengths = locate(numbers)
+        starts = np.zeros(len(numbers), np.int64)
+        starts[np.array(state["split"][0], np.int64)] = state["split"][1]
+        counts = lengths - starts
+        if self.long == "truncate":
+            counts = counts.clip(max=self.length)
+        if self.method == "concat-split" and numbers.size and numbers[-1] == state["document"]:
+            counts[-1] = state["started"] - starts[-1]
+        pieces = np.stack([numbers, starts, counts, begins + starts], 1)
+        sizes = np.asarray(state["bins"], np.int64)
+        self._native.restore(state["document"], state["started"], sizes, pieces)
 
 
 def packed_rows(
@@ -279,19 +283,8 @@ def pack(
         raise IndexError(f"order goes from {numbers.min()} to {numbers.max()} of {len(documents)}")
     for first in range(0, len(numbers), _BLOCK):
         block = numbers[first : first + _BLOCK]
-        begins, lengths = documents.places(block)
-        check_lengths(lengths, block, packer)
-        packer.add(begins, lengths)
+        begins, lengths = documents.locate(block)
+        packer.add(begins, lengths, names=block)
     packer.flush()
     documents.check_files()
     return packed_rows(packer.take(), documents.fields, pad_id)
-
-
-def check_lengths(lengths: np.ndarray, documents: np.ndarray, packer: RowPacker) -> None:
-    """Raise ValueError for a document longer than a row if that is an error."""
-    if packer.long != "error" or packer.method == "concat-split" or not lengths.size:
-        return
-    longest = int(lengths.argmax())
-    if lengths[longest] > packer.length:
-        text = f"document {documents[longest]} has {lengths[longest]} tokens, but a row has "
-        raise ValueError(f'{text}{packer.length}; use long="split", "truncate" or "drop"')

@@ -102,7 +102,7 @@ def test_every_record_that_holds_once_in_dense_batches(kind, remainder):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_what_was_resumed_resumes_again():
+def test_a_resumed_iteration_can_be_resumed():
     """Each state is from an iteration that resumed at the previous state and read one batch."""
 
     def build():
@@ -133,7 +133,7 @@ def test_draws_belong_to_records():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_errors_come_once_in_their_place_and_the_next_call_goes_on(workers):
+def test_errors_are_raised_once_in_place_and_the_next_call_continues(workers):
     def fails(record):
         if record["record"] in (13, 31):
             raise ValueError(f"record {record['record']}")
@@ -185,7 +185,7 @@ def test_an_error_after_a_filter_loses_only_its_batch():
         )
 
 
-def test_what_was_dropped_is_counted_also_behind_a_resume():
+def test_dropped_records_are_counted_also_after_a_resume():
     for workers in (0, 2):
         pipe = KINDS["rebatched"](base(workers))
         batches = iter(pipe)
@@ -204,7 +204,7 @@ def test_what_was_dropped_is_counted_also_behind_a_resume():
             assert found.filtered == RECORDS - len(kept(0, "rebatched"))
 
 
-def test_nothing_comes_through():
+def test_a_filter_that_drops_everything():
     for options in REMAINDERS.values():
         pipe = base(2, **options) >> Filter(lambda record: False)
         assert epoch_of(pipe) == epoch_of(pipe) == []
@@ -234,7 +234,7 @@ def test_explanations_reach_up_to_the_filter():
         pipe.explain(57)
 
 
-def test_what_cannot_be_is_said():
+def test_invalid_arguments_and_states():
     pipe = base()
     with raises(TypeError, "function"):
         Filter(3)

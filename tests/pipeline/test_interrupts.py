@@ -213,7 +213,7 @@ if child == 0:
             try:
                 call()
             except RuntimeError as error:
-                n_errors += "before the process forked" in str(error)
+                n_errors += "that the parent began" in str(error)
         iterator.close()
     os._exit(n_errors)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), *(len(list(it)) for it in iterators))

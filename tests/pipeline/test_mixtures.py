@@ -16,6 +16,17 @@ from support.pipeline.batches import assert_same, column, epoch_of
 import jaxkern as jk
 from jaxkern import image as im
 from jaxkern.pipeline import Cache, Filter, ImageFolder, Rebatch, Repeat, Take, Window
+from jaxkern.pipeline.arrangement import (
+    Concatenation,
+    Mixture,
+    Pairing,
+    PendingShards,
+    Repetition,
+    ReshardedOrder,
+    SourceOrder,
+    Span,
+    TakeOrder,
+)
 from jaxkern.pipeline.order import Schedule
 
 
@@ -34,6 +45,60 @@ def order(pipe):
 
 def same(batch):
     return dict(batch)
+
+
+def test_record_ids_stay_the_same_over_releases():
+    """States and random draws depend on them, so that a change must change the version."""
+    a, b, c = (SourceOrder(n, s, k) for n, s, k in ((23, 1, True), (5, 2, True), (9, 3, False)))
+    mixed = Mixture((a, b, c), Schedule((5, 2, 3), 7), "last")
+    ids = {
+        mixed: [
+            [
+                27,
+                4,
+                28,
+                17,
+                30,
+                12,
+                23,
+                3,
+                32,
+                2,
+                26,
+                5,
+                34,
+                1,
+                36,
+                9,
+                62,
+                11,
+                65,
+                8,
+                64,
+                13,
+                67,
+                10,
+            ],
+            [25, 18, 29, 16, 31, 22, 24, 20, 33, 21, 61, 14, 35, 6, 66, 0, 60, 19, 68, 15, 98, 7],
+        ],
+        Mixture((a, b), Schedule((2, 1), 0), "first"): [
+            [15, 27, 5, 16, 24, 14, 13, 26, 3, 18],
+            [17, 25, 10, 6, 23, 8, 22],
+        ],
+        TakeOrder((Concatenation((Repetition((b,), 2), mixed)),), 30): [
+            [2, 4, 0, 9, 5, 8, 37, 14, 38, 27, 40, 22, 33, 13, 42],
+            [1, 3, 7, 6, 35, 28, 39, 26, 41, 32, 34, 30, 43, 31, 71],
+        ],
+        Pairing((a, c)): [[15, 5, 16, 14, 13], [17, 10, 6, 8]],
+        ReshardedOrder((mixed,), PendingShards(3, (Span(0, 9, 14), Span(2, 4, 8)))): [
+            [1, 62, 0, 65, 8],
+            [33, 2, 64, 14],
+        ],
+    }
+    for order, expected in ids.items():
+        shards = [(index, 2) for index in range(2)]
+        found = [order.records(s, 3, np.arange(order.rows_in(s))).tolist() for s in shards]
+        assert found == expected
 
 
 @pytest.mark.parametrize("nodes", [False, True])
@@ -183,7 +248,7 @@ def test_batches_unlike_the_first_are_not_cast_to_it():
     assert set(np.asarray(last["id"]).tolist()) < set(expected)
 
 
-def test_a_cache_behind_a_mixture():
+def test_a_cache_after_a_mixture():
     calls = []
 
     def counted(batch):
@@ -316,7 +381,7 @@ def test_rows_of_two_dtypes_make_no_batch(workers):
         (lambda p: Take(-1), ValueError, "records"),
     ],
 )
-def test_what_cannot_be_put_together_is_refused(call, error, message):
+def test_invalid_combinations_raise(call, error, message):
     with pytest.raises(error, match=message):
         call(numbers(0, 20))
 

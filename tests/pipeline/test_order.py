@@ -54,7 +54,7 @@ def test_every_small_permutation_is_as_likely(count):
 
 
 @pytest.mark.parametrize("count", [100, 4096, 4097, 5000, 70_001])
-def test_a_record_comes_anywhere(count):
+def test_every_position_is_equally_likely(count):
     """Chi-square of (position, record) over epochs, in a grid of 10 x 10 cells."""
     positions = np.linspace(0, count - 1, 50).astype(int)
     grid = np.zeros((10, 10))

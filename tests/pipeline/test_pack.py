@@ -279,7 +279,7 @@ def test_explain_tells_how_documents_come():
     assert "one by one from the batches" in str(piped("function", Pack(32)).explain())
 
 
-def test_rows_a_batch_and_nodes_behind():
+def test_batch_size_and_nodes_after_it():
     def double(batch):
         return {"twice": 2 * batch["tokens"]}
 

@@ -75,7 +75,7 @@ def test_a_dangling_link_is_there(tmp_path):
 
 @pytest.mark.parametrize("name", ["x.jkp.part", "x.jkp.journal"])
 @pytest.mark.parametrize("kind", ["symbolic", "dangling", "folder", "fifo"])
-def test_what_is_no_regular_file(tmp_path, name, kind):
+def test_a_path_that_is_not_a_regular_file(tmp_path, name, kind):
     target, place = tmp_path / "precious", tmp_path / name
     if kind == "fifo":
         os.mkfifo(place)

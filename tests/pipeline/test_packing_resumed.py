@@ -98,7 +98,7 @@ def test_shards_of_another_source_are_not(tmp_path):
 
 
 @pytest.mark.parametrize("change", ["source", "format", "torn part", "torn journal", "no journal"])
-def test_what_does_not_fit_is_written_anew(tmp_path, expected, monkeypatch, change):
+def test_a_part_that_does_not_match_is_written_again(tmp_path, expected, monkeypatch, change):
     """Or the whole steps of it are kept; either way with the bytes of an uninterrupted call."""
     monkeypatch.setattr(writer, "_STEP_BYTES", 20_000)
     path, part, journal = (tmp_path / f"x.jkp{end}" for end in ("", ".part", ".journal"))

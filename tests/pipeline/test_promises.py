@@ -106,26 +106,29 @@ def test_the_second_iteration_is_the_next_epoch(make, expected):
     assert pipe.epoch == 2
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_bits_do_not_depend_on_the_workers(make, expected, num_workers):
-    pipe = make(num_workers=num_workers)
+@pytest.mark.parametrize(("num_workers", "prefetch_size"), [(1, 1), (3, 4)])
+def test_bits_do_not_depend_on_the_workers(make, expected, num_workers, prefetch_size):
+    pipe = make(num_workers=num_workers, prefetch_size=prefetch_size)
     for epoch in expected:
         assert_same(epoch_of(pipe), epoch)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_resume_after_every_batch(make, expected, num_workers):
-    running, pipe = iter(make(num_workers=num_workers)), make(num_workers=num_workers)
-    for stop in range(len(expected[0]) + 1):
+@pytest.mark.parametrize(("num_workers", "epoch"), [(0, 0), (2, 1)])
+def test_resume_after_every_batch(make, expected, num_workers, epoch):
+    """The pipeline that resumes is a new one, with another number of workers."""
+    first, pipe = make(num_workers=num_workers), make(num_workers=2 - num_workers)
+    first.epoch = epoch
+    running = iter(first)
+    for stop in range(len(expected[epoch]) + 1):
         state = json.loads(json.dumps(running.get_state()))
         assert len(json.dumps(state)) < 1000 + len(json.dumps(state["pipeline"]))
         pipe.epoch = 5
         resumed = iter(pipe)
         resumed.set_state(state)
         assert resumed.get_state() == state
-        assert_same(epoch_of(resumed), expected[0][stop:])
-        assert pipe.epoch == 1
-        if stop < len(expected[0]):
+        assert_same(epoch_of(resumed), expected[epoch][stop:])
+        assert pipe.epoch == epoch + 1
+        if stop < len(expected[epoch]):
             next(running)
 
 
@@ -270,7 +273,7 @@ if child == 0:
             next(iterator)
             print(name, "reads on")
         except RuntimeError as error:
-            if "before the process forked" not in str(error):
+            if "that the parent began" not in str(error):
                 print(name, repr(error))
         pipe.epoch = 0
         try:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 from support.errors import raises
-from support.pipeline.batches import NOISE, assert_same, epoch_of, outcomes
+from support.pipeline.batches import NOISE, assert_resumes, assert_same, epoch_of, outcomes
 
 import jaxkern as jk
 from jaxkern.pipeline import Filter, Rebatch
@@ -121,7 +121,7 @@ def test_the_buffer_shuffles_by_bounded_delays(buffer):
     assert ids(make(shuffle_buffer=buffer, seed=6)) != orders[0]
 
 
-def test_about_so_many_records_wait():
+def test_the_number_of_records_that_wait():
     read = []
 
     def endless():
@@ -140,24 +140,14 @@ def test_about_so_many_records_wait():
 
 @pytest.mark.parametrize("buffer", [0, 6])
 @pytest.mark.parametrize("kind", STREAMS)
-def test_resumes_behind_every_batch(kind, buffer):
+def test_resumes_after_every_batch(kind, buffer):
     options = {"shuffle_buffer": buffer, "shard": (1, 2)} if kind == "face" else {}
     options = {"shuffle_buffer": buffer, **options}
     epochs = [epoch_of(pipe := make(kind, **options)), epoch_of(pipe)]
-    for workers in (0, 2):
-        pipe, fresh = make(kind, workers, **options), make(kind, 2 - workers, **options)
-        pipe.epoch = 1
-        running = iter(pipe)
-        for number in range(len(epochs[1]) + 1):
-            state = json.dumps(running.get_state())
-            resumed = iter(fresh)
-            resumed.set_state(json.loads(state))
-            assert_same(epoch_of(resumed), epochs[1][number:])
-            if number < len(epochs[1]):
-                next(running)
+    assert_resumes(lambda workers: make(kind, workers, **options), epochs[1], epoch=1)
 
 
-def test_own_states_spare_the_reading():
+def test_own_states_avoid_reading_from_the_beginning():
     pipe = make("grain", shuffle_buffer=2)
     batches = iter(pipe)
     for _ in range(8):
@@ -187,7 +177,7 @@ def test_a_stream_that_was_read_before_resumes_in_its_second_epoch():
         assert_same(epoch_of(running), first[number:])
 
 
-def test_epochs_are_told_to_those_who_ask():
+def test_set_epoch_is_called():
     faces = Faces()
     pipe = jk.from_stream(faces, 4)
     list(pipe)
@@ -274,7 +264,7 @@ def test_errors_are_raised_once_in_order(workers):
                 assert str(error) == expected[number]  # noqa: PT017
 
 
-def test_a_generator_that_fails_ends_behind_its_error():
+def test_a_generator_ends_after_its_error():
     def broken():
         yield from (record(n) for n in range(10))
         raise ArithmeticError("broke")
@@ -312,7 +302,7 @@ def test_records_of_other_shapes_are_an_error_in_place():
     assert "of shape (4,) and record 4 of shape (3,)" in found[1]
 
 
-def test_what_cannot_be_is_said():
+def test_invalid_arguments_and_states():
     with raises(TypeError, "iterable"):
         jk.from_stream(3, 4)
     with raises(TypeError, "iterable"):
@@ -329,7 +319,7 @@ def test_what_cannot_be_is_said():
     running = iter(pipe)
     next(running)
     state = running.get_state()
-    state["position"] |= {"position": 100, "last": [99 << 20, 99]}
+    state["position"] = {"at": {"position": 100}, "last": [99 << 20, 99]}
     running.set_state(state)
     with raises(ValueError, "43 records"):
         next(running)

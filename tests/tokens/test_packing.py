@@ -19,7 +19,7 @@ from support.errors import raises
 from support.slow_packer import slow_arrays, slow_rows
 
 import jaxkern as jk
-from jaxkern.tokens import Documents, RowPacker, bins_state, pack, packed_rows, state_bins
+from jaxkern.tokens import Documents, RowPacker, pack, packed_rows
 
 METHODS = ["first-fit", "best-fit", "concat-split"]
 DTYPES = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
@@ -63,11 +63,11 @@ def test_equals_lists(lengths, length, method, long, bins, dtype):
     bins=st.sampled_from([1, 3, 8]),
     cuts=st.lists(st.integers(1, 5), min_size=1, max_size=30),
 )
-def test_a_state_goes_on_with_the_same_rows(lengths, length, method, long, bins, cuts):
+def test_a_state_continues_with_the_same_rows(lengths, length, method, long, bins, cuts):
     """Some rows at a time, with a new packer from each state."""
     values, offsets = documents_of(lengths)
     documents = Documents(values, offsets)
-    begins, sizes = documents.places(np.arange(len(documents)))
+    begins, sizes = documents.locate(np.arange(len(documents)))
     packer, rows = RowPacker(length, method, long=long, max_open_bins=bins), []
     for cut in cuts + [1] * 3000:
         packer.add(begins[packer.document :], sizes[packer.document :], cut)
@@ -76,12 +76,12 @@ def test_a_state_goes_on_with_the_same_rows(lengths, length, method, long, bins,
         taken = packer.take()
         pieces = [tuple(piece) for piece in taken.pieces[:, :3].tolist()]
         rows += [pieces[a:b] for a, b in zip([0, *taken.ends], taken.ends, strict=False)]
-        state = json.loads(json.dumps(bins_state(*packer.bins())))
+        state = json.loads(json.dumps(packer.get_state()))
         assert len(taken.ends) == cut or packer.document == len(lengths)
         if not packer.open and packer.document == len(lengths):
             break
         packer = RowPacker(length, method, long=long, max_open_bins=bins)
-        packer.restore(*state_bins(state, documents.places, packer))
+        packer.set_state(state, documents.locate)
     assert rows == slow_rows(lengths, length, method, long, bins)
 
 
@@ -210,7 +210,7 @@ def test_bad_offsets(offsets, message):
 @pytest.mark.parametrize(
     ("values", "offsets", "options", "message"),
     [
-        (np.arange(10), [0, 10], {}, 'document 0 has 10 tokens.* 8; .*long="split"'),
+        (np.arange(10), [0, 10], {}, '0 has 10 tokens, more than the 8 .*; .*long="split"'),
         (np.arange(10), [0, 4], {"length": 0}, "length is 0"),
         (np.arange(10), [0, 4], {"method": "worst"}, "method is 'worst'"),
         (np.arange(10), [0, 4], {"long": "keep"}, "long is 'keep'"),
@@ -272,7 +272,7 @@ def test_rows_that_cannot_be_are_refused():
         state = {"document": document, "started": 0, "bins": bins, "documents": numbers}
         state["split"] = [[0], [start]] if start else [[], []]
         with pytest.raises(ValueError, match=r"."):
-            packer.restore(*state_bins(state, documents.places, packer))
+            packer.set_state(state, documents.locate)
     packer = RowPacker(8)
     with raises(ValueError, "-1 tokens"):
         packer.add(np.array([0]), np.array([-1]))

@@ -111,7 +111,7 @@ def passes(aug: Compose, steps: Parts, chain: ChainBuilder) -> Iterator[BatchPas
             stages.chain(chain.finish(dtype, layout))
             yield BatchPass(stages, chain.size, layout, mixes=others)
             return
-        levels = chain.levels  # The pass before the next chain returns them as float32.
+        levels = chain.levels  # The next chain reads levels as float32.
         stages.chain(chain.finish(Dtype.F32, scale=False))
         yield BatchPass(stages, chain.size, mixes=others)
         chain = chain.following(chain.channels, Dtype.F32)

@@ -104,23 +104,25 @@ class _RandomFlip(GeometricTransform):
     p: float = checked(checks.probability, 0.5)
 
     parameters: ClassVar = {"flip": "bool"}
-    _axis: ClassVar[int]  # that is mirrored: 0 for rows, 1 for columns
+    _mirrors_rows: ClassVar[bool]
 
     def sample(self, key: jax.Array, size: Size) -> dict[str, jax.Array]:
         return {"flip": jax.random.uniform(key, dtype=jnp.float32) < self.p}
 
     def fold(self, chain: ChainBuilder, params: Params) -> None:
-        flip = as_number(params["flip"])
-        chain.flip(*((0, flip) if self._axis else (flip, 0)))
+        chain.flip(*self._on_axis(as_number(params["flip"]), 0))
 
     def moves(self, params: Params, size: Size) -> list[Move]:
-        flip = params["flip"]
-        return [mirror(size, *((False, flip) if self._axis else (flip, False)))]
+        return [mirror(size, *self._on_axis(params["flip"], False))]
 
     def program(self, params: Params, size: Size) -> list[Step]:
         """Return the flip as a warp without interpolation, for containers."""
-        x, y = (-1.0, 1.0) if self._axis else (1.0, -1.0)
+        y, x = self._on_axis(-1.0, 1.0)
         return [program_step(Code.WARP, x, 0.0, 0.0, 0.0, y, apply=params["flip"])]
+
+    def _on_axis(self, mirrored: Any, unchanged: Any) -> tuple[Any, Any]:
+        """Return the values for rows and columns, of which one is mirrored."""
+        return (mirrored, unchanged) if self._mirrors_rows else (unchanged, mirrored)
 
 
 class RandomHorizontalFlip(_RandomFlip):
@@ -132,7 +134,7 @@ class RandomHorizontalFlip(_RandomFlip):
     0.5
     """
 
-    _axis = 1
+    _mirrors_rows = False
 
 
 class RandomVerticalFlip(_RandomFlip):
@@ -144,7 +146,7 @@ class RandomVerticalFlip(_RandomFlip):
     0.5
     """
 
-    _axis = 0
+    _mirrors_rows = True
 
 
 class _FixedSizeCrop(GeometricTransform):

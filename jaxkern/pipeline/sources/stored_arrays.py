@@ -211,7 +211,7 @@ class TokenSource(BatchSource):
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         check_records(records, len(self))
         self.documents.check_files()
-        begins, lengths = self.documents.places(records)
+        begins, lengths = self.documents.locate(records)
         rows = padded_rows(begins, lengths, self.width, self.documents.fields, self.pad_id, out)
         if out is None:
             return {**rows, "length": lengths.astype(np.int32)}

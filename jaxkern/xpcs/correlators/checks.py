@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
@@ -31,6 +32,7 @@ from jaxkern.xpcs.detectors.frames import FrameSource
 from jaxkern.xpcs.detectors.qmap import QMap
 
 _Result = TypeVar("_Result", MultiTauResult, TwoTimeResult)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _SHOWN = 10  # bins that a message lists
 _MOST_EMPTY = 0.01  # share of a bin's frames that may have no counts without a message
@@ -51,6 +53,21 @@ def rows_and_columns(width: int) -> Iterator[None]:
             raise
         row, column = divmod(int(match[1]), width)
         raise ValueError(f"row {row}, column {column}: {error}") from error
+
+
+def takes_options_of(function: Callable[..., Any]) -> Callable[[_Function], _Function]:
+    """Show the parameters of `function` after its first two instead of a decorated `**options`."""
+
+    def decorate(decorated: _Function) -> _Function:
+        own = list(inspect.signature(decorated).parameters.values())
+        options = list(inspect.signature(function).parameters.values())[2:]
+        shown = inspect.signature(decorated).replace(
+            parameters=[p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD] + options
+        )
+        decorated.__signature__ = shown  # type: ignore[attr-defined]
+        return decorated
+
+    return decorate
 
 
 def check_empty_bins(

@@ -17,6 +17,7 @@ from jaxkern.xpcs.correlators.checks import (
     check_hot_pixels,
     dark_bins,
     rows_and_columns,
+    takes_options_of,
 )
 from jaxkern.xpcs.correlators.frame_sums import (
     OverviewSums,
@@ -171,6 +172,7 @@ def multitau(
     return run.complete(replace(result, parts=tuple(part_results)))
 
 
+@takes_options_of(multitau)
 def multitau_events(
     pixel: Any, frame: Any, count: Any, n_frames: int, qmap: QMap, *arguments: Any, **options: Any
 ) -> MultiTauResult:

@@ -18,6 +18,7 @@ from jaxkern.xpcs.correlators.checks import (
     PreparedRun,
     empty_frames,
     rows_and_columns,
+    takes_options_of,
 )
 from jaxkern.xpcs.correlators.native import (
     CorrelationProgress,
@@ -152,6 +153,7 @@ def twotime(
     return run.complete(result)
 
 
+@takes_options_of(twotime)
 def twotime_events(
     pixel: Any, frame: Any, count: Any, n_frames: int, qmap: QMap, *arguments: Any, **options: Any
 ) -> TwoTimeResult:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,6 +36,23 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
         for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
             assert a.dtype == b.dtype
             np.testing.assert_array_equal(a, b)
+
+
+def assert_resumes(make: Callable[[int], Any], expected: list[Any], epoch: int = 0) -> None:
+    """Assert that every state resumes with the batches after it, with any number of workers.
+
+    `make` makes a pipeline with a number of workers, and `expected` are its batches in an epoch.
+    """
+    for workers in (0, 3):
+        pipe, fresh = make(workers), make(3 - workers)
+        pipe.epoch = epoch
+        running = iter(pipe)
+        for number in range(len(expected) + 1):
+            resumed = iter(fresh)
+            resumed.set_state(json.loads(json.dumps(running.get_state())))
+            assert_same(epoch_of(resumed), expected[number:])
+            if number < len(expected):
+                next(running)
 
 
 def is_native(pipe: Any) -> bool:

@@ -18,6 +18,7 @@ import PIL.Image
 
 import jaxkern as jk
 from jaxkern.pipeline import (
+    Cache,
     Encoded,
     EncodedRecords,
     Filter,
@@ -26,6 +27,7 @@ from jaxkern.pipeline import (
     ImageFiles,
     ImageFolder,
     Pack,
+    Probabilistic,
     Rebatch,
     Subset,
     TokenSource,
@@ -450,7 +452,27 @@ def _followed_by(*nodes: Any) -> Callable[[Path], Factory]:
     return lambda folder: make
 
 
+def _branches(**options: Any) -> jk.Pipeline:
+    base = jk.from_source(fields(), **options)
+    negated = base >> jk.OperatorNode(lambda batch: {"negated": 255 - batch["image"]})
+    return base & negated >> Probabilistic(lambda batch: {"negated": -batch["negated"]}, 0.5)
+
+
+def _padded(build: Callable[[Path], Factory]) -> Callable[[Path], Factory]:
+    """Pad the remainder unless it is dropped."""
+
+    def make(**options: Any) -> jk.Pipeline:
+        padded = {"pad_remainder": not options.get("drop_remainder")}
+        return build(Path())(**{**padded, **options})
+
+    return lambda folder: make
+
+
 CASES |= {
+    "branches": Case(lambda folder: _branches),
+    "branches and padding": Case(_padded(lambda folder: _branches)),
+    "cache": Case(_followed_by(_double, Cache(), Rebatch(2), jk.OperatorNode(NOISE), Rebatch(4))),
+    "rebatched and padded": Case(_padded(_followed_by(NOISE, _double, Rebatch(4)))),
     "mixture": Case(_of_parts(_mixed), spares=2),
     "mixture after functions": Case(_of_parts(_mixed, _double), spares=2),
     "mixture of mixtures": Case(_of_parts(_nested), spares=2),

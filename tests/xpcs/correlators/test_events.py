@@ -8,6 +8,8 @@ memory or the order of events, and reads out of bounds of the arrays of events.
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -221,6 +223,15 @@ def test_n_frames_out_of_range(n_frames):
     for correlate in (jk.xpcs.multitau_events, jk.xpcs.twotime_events):
         with raises(ValueError, "n_frames", str(n_frames), "0 to 2147483647"):
             correlate([0], [0], [1], n_frames, QMAP)
+
+
+def test_help_shows_the_options_of_frames():
+    for frames, events in (
+        (jk.xpcs.multitau, jk.xpcs.multitau_events),
+        (jk.xpcs.twotime, jk.xpcs.twotime_events),
+    ):
+        options = list(inspect.signature(frames).parameters.values())[2:]
+        assert list(inspect.signature(events).parameters.values())[5:] == options
 
 
 def test_memory_of_frames_made_from_events(monkeypatch):

@@ -401,7 +401,7 @@ def _on_file(values: np.ndarray, data: np.ndarray | None) -> np.ndarray:
 
 
 def _byte_ranges(name: str, parts: Sequence[_Part], missing: bool) -> ByteRanges:
-    """Return where the bytes of a column are stored; a missing value is empty if `missing`."""
+    """Return the byte ranges of a column; if `missing`, missing values are allowed, and empty."""
     blobs: list[np.ndarray] = []
     ranges = [np.empty((0, 3), np.int64)]
     forms: set[bool] = set()  # True for paths of files
@@ -420,8 +420,8 @@ def _byte_ranges(name: str, parts: Sequence[_Part], missing: bool) -> ByteRanges
                 array = array.cast(plain)
             if (count := max(chunk.null_count, array.null_count)) and not missing:
                 raise ValueError(
-                    f"{what} has {count} missing values; images may have some with "
-                    "on_bad_record='mask'"
+                    f"{what} has {count} missing values; drop them, or use on_bad_record='mask' "
+                    "for images"
                 )
             stored = np.frombuffer(array.buffers()[2] or b"", np.uint8)
             offsets = _offsets(array, len(stored), what)

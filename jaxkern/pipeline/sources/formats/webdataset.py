@@ -103,7 +103,7 @@ class WebDatasetSource(EncodedSource):
 
 
 class _Index:
-    """The samples of all shards and their members; from the cache folder for unchanged shards."""
+    """The samples of all shards and their members; cached for shards that do not change."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
@@ -298,8 +298,8 @@ def _read_headers(file: Path, data: np.ndarray) -> _Shard:
         # tarfile treats invalid data after the first member as the end, and ignores another tar
         # file after the end.
         raise ValueError(
-            f"{file} is damaged, truncated or a concatenation: expected zeros from byte {end} of "
-            f"{len(data)} on"
+            f"{file} is damaged, truncated or a concatenation: expected zeros after byte {end} of "
+            f"{len(data)}"
         )
     return _Shard(keys, list(endings), np.array(members, _MEMBER))
 
