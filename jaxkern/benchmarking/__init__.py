@@ -9,8 +9,8 @@ from jaxkern.benchmarking.measurement import (
     Samples,
     environment,
 )
-from jaxkern.benchmarking.profiling import PipelineBenchmark, PipelineResult, Profile, profile_fn
-from jaxkern.benchmarking.saved import Verdict, compare_to_baseline, latest, load, report, save
+from jaxkern.benchmarking.profiling import PipelineBenchmark, profile_fn
+from jaxkern.benchmarking.saved import Verdict, compare_to_baseline, load, report, save
 from jaxkern.benchmarking.tracing import OpTime, Trace, trace
 
 __all__ = [
@@ -19,8 +19,6 @@ __all__ = [
     "Measurement",
     "OpTime",
     "PipelineBenchmark",
-    "PipelineResult",
-    "Profile",
     "Ratio",
     "ResourceMeter",
     "Resources",
@@ -30,7 +28,6 @@ __all__ = [
     "compare",
     "compare_to_baseline",
     "environment",
-    "latest",
     "load",
     "profile_fn",
     "report",

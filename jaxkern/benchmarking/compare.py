@@ -53,11 +53,6 @@ class Comparison:
         after, before = self[name].seconds, self[over].seconds
         return ratio_of_medians(after, before, paired=True).inverse
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return all figures for JSON."""
-        arms = {name: arm.as_dict() for name, arm in self.arms.items()}
-        return {"checked": self.checked, "arms": arms}
-
     def __str__(self) -> str:
         first = next(iter(self.arms))
         width = max(map(len, self.arms))
@@ -170,8 +165,12 @@ def _check_arms(
     expected = _call_checked(first, callees[first])
     for name in others:
         result = _call_checked(name, callees[name])
-        if check is not None:
-            check_same(first, expected, name, result, check, rtol, atol)
+        try:
+            assert_same(expected, result, check, rtol, atol)
+        except AssertionError as error:
+            raise DifferentResultsError(
+                f"{first!r} and {name!r} return different results: {error}"
+            ) from error
     if check is None:
         return "The results were not compared"
     name = getattr(check, "__name__", "the check")
@@ -192,37 +191,21 @@ def _call_checked(name: str, callee: Callee) -> Any:
     return result
 
 
-def check_same(
-    first: str,
-    expected: Any,
-    other: str,
-    result: Any,
-    check: Check,
-    rtol: float | None = None,
-    atol: float = 0.0,
+def assert_same(
+    expected: Any, result: Any, check: Check | None, rtol: float | None = None, atol: float = 0.0
 ) -> None:
-    """Raise `DifferentResultsError` if the results of arms ``first`` and ``other`` differ."""
-    problem = None
-    trees: list[Any] = [jax.tree.structure(expected), jax.tree.structure(result)]
+    """Raise AssertionError if two results differ, see `compare`."""
     if callable(check):
-        try:
-            passed = check(expected, result)
-            if passed is not None and not np.all(passed):
-                problem = "the check returned False"
-        except AssertionError as error:
-            problem = str(error)
-    elif trees[0] != trees[1]:
-        problem = f"the structures are {trees[0]} and {trees[1]}"
-    else:
-        pairs = zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(result), strict=True)
-        for (path, a), b in pairs:
-            if (
-                difference := _difference(_to_numpy(a), _to_numpy(b), check, rtol, atol)
-            ) is not None:
-                problem = f"in result{keystr(path)}, {difference}"
-                break
-    if problem is not None:
-        raise DifferentResultsError(f"{first!r} and {other!r} return different results: {problem}")
+        passed = check(expected, result)
+        if passed is not None and not np.all(passed):
+            raise AssertionError("the check returned False")
+    elif check is not None:
+        trees: list[Any] = [jax.tree.structure(expected), jax.tree.structure(result)]
+        if trees[0] != trees[1]:
+            raise AssertionError(f"the structures are {trees[0]} and {trees[1]}")
+        leaves = zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(result), strict=True)
+        for (path, a), b in leaves:
+            _assert_same_leaf(f"result{keystr(path)}", a, b, check == "equal", rtol, atol)
 
 
 def _to_numpy(leaf: Any) -> np.ndarray:
@@ -231,32 +214,23 @@ def _to_numpy(leaf: Any) -> np.ndarray:
     return np.asarray(leaf)
 
 
-def _difference(
-    a: np.ndarray, b: np.ndarray, check: str, rtol: float | None, atol: float
-) -> str | None:
-    if a.shape != b.shape:
-        return f"the shapes are {a.shape} and {b.shape}"
+def _assert_same_leaf(
+    where: str, expected: Any, result: Any, equal: bool, rtol: float | None, atol: float
+) -> None:
+    a, b = _to_numpy(expected), _to_numpy(result)
     # NumPy does not count bfloat16 and similar dtypes as floats; JAX does.
     inexact = [x.dtype for x in (a, b) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    bounds = ""
-    if check == "equal" or len(inexact) < 2:
+    is_complex = any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in inexact)
+    wide: Any = np.complex128 if is_complex else np.float64
+    if equal or len(inexact) < 2:
         if a.dtype != b.dtype:
-            return f"the dtypes are {a.dtype} and {b.dtype}"
-        differ = a != b
+            raise AssertionError(f"{where}: the dtypes are {a.dtype} and {b.dtype}")
         if inexact:
-            differ &= ~((a != a) & (b != b))
-    else:
-        is_complex = any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in inexact)
-        wide: Any = np.complex128 if is_complex else np.float64
-        if rtol is None:
-            infos: list[Any] = [jnp.finfo(dtype) for dtype in inexact]  # type: ignore[no-untyped-call]
-            rtol = max(float(info.eps) for info in infos) ** 0.5
-        a, b = a.astype(wide), b.astype(wide)
-        differ = ~np.isclose(b, a, rtol=rtol, atol=atol, equal_nan=True)
-        bounds = f" (rtol={rtol:.3g}, atol={atol:.3g})"
-    if not np.any(differ):
-        return None
-    index = tuple(int(i) for i in np.argwhere(differ)[0])
-    at = f" at {list(index)}" if index else ""
-    count = f"{int(np.sum(differ)):,} of {a.size:,} values differ{bounds}"
-    return f"{count}, the first{at}: {a[index]} and {b[index]}"
+            a, b = a.astype(wide), b.astype(wide)
+        np.testing.assert_array_equal(b, a, where, strict=True)
+        return
+    if rtol is None:
+        infos: list[Any] = [jnp.finfo(dtype) for dtype in inexact]  # type: ignore[no-untyped-call]
+        rtol = max(float(info.eps) for info in infos) ** 0.5
+    a, b = a.astype(wide), b.astype(wide)
+    np.testing.assert_allclose(b, a, rtol, atol, err_msg=where, strict=True)

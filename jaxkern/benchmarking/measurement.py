@@ -10,7 +10,7 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import jax
 import numpy as np
@@ -27,6 +27,7 @@ from jaxkern.core.version import __version__, installed_versions
 Kind = Literal["call", "batch", "arm"]
 Outcome = Literal["faster", "slower", "no difference shown"]
 MIN_SAMPLES = 5
+_STATISTICS = ("median", "mean", "std", "min", "max", "p90")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,10 +99,6 @@ class Resources:
         """CPU seconds per second, the mean number of busy cores."""
         return self.cpu_seconds / self.wall_seconds
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return all figures for JSON."""
-        return dataclasses.asdict(self)
-
     def __str__(self) -> str:
         parts = [f"{self.cpu_seconds:.3g} s CPU in {self.wall_seconds:.3g} s"]
         if self.peak_bytes is not None:
@@ -155,6 +152,8 @@ class Measurement(Samples):
       environment, methodology: machine, versions and settings; sentences on the measurement.
       resources: CPU time and memory; None if not measured.
       rounds: identifier shared by arms whose i-th samples were measured in the same round, or "".
+      extra: further figures by name: ``compile_seconds`` of `profile_fn`, and rates, counts and
+        percentiles of `PipelineBenchmark`.
     """
 
     name: str
@@ -164,28 +163,50 @@ class Measurement(Samples):
     methodology: tuple[str, ...] = ()
     resources: Resources | None = None
     rounds: str = ""
+    extra: dict[str, float] = dataclasses.field(default_factory=dict)
 
-    _figures: ClassVar[tuple[str, ...]] = ("median", "mean", "std", "min", "max", "p90")
-
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, float]:
         """Return all figures by name; times in seconds."""
-        return {"count": len(self)} | {name: getattr(self, name) for name in self._figures}
+        statistics = {name: getattr(self, name) for name in _STATISTICS}
+        return {"count": len(self)} | statistics | self.extra
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> float:
         figures = self.figures()
         if name not in figures:
             raise KeyError(f"no figure {name!r}; the figures are {', '.join(figures)}")
         return figures[name]
 
+    def __getattr__(self, name: str) -> float:
+        # `copy` reads attributes of an instance that has no fields yet.
+        figures: dict[str, float] = self.__dict__.get("extra", {})
+        if name not in figures:
+            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
+        return figures[name]
+
+    def described(self) -> dict[str, str]:
+        """Return all figures by name, as text with units."""
+        texts = {}
+        for name, value in self.figures().items():
+            if name.endswith("_per_second"):
+                texts[name] = f"{value:,.1f}"
+            elif isinstance(value, int):
+                texts[name] = f"{value:,}"
+            else:
+                texts[name.removesuffix("_seconds")] = format_duration(value)
+        return texts
+
     def as_dict(self) -> dict[str, Any]:
         """Return the record that `save` writes."""
-        fields = dataclasses.fields(Measurement)
-        return {"figures": self.figures()} | {f.name: getattr(self, f.name) for f in fields}
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {"figures": self.figures()} | fields
 
     def __str__(self) -> str:
-        times = [f"{name} {format_duration(getattr(self, name))}" for name in Measurement._figures]
-        used = f"\n  {self.resources}" if self.resources else ""
-        return f"{self.name}: {len(self)} samples, one per {self.kind}\n  {', '.join(times)}{used}"
+        _, *figures = (f"{name} {text}" for name, text in self.described().items())
+        lines = [f"{self.name}: {len(self):,} samples, one per {self.kind}"]
+        split = len(_STATISTICS)
+        lines += [", ".join(part) for part in (figures[:split], figures[split:]) if part]
+        lines += [str(self.resources)] if self.resources else []
+        return "\n  ".join(lines)
 
 
 def plain(value: Any) -> Any:
@@ -257,8 +278,7 @@ def ratio_of_medians(
     confidence = check_number("confidence", confidence, 0, 1)
     over, under = np.asarray(after, np.float64), np.asarray(before, np.float64)
     for name, values in (("after", over), ("before", under)):
-        finite = values.ndim == 1 and values.size and np.isfinite(values).all()
-        if not finite or values.min() <= 0:
+        if not values.min() > 0:
             raise ValueError(f"{name}: expected seconds above 0, got {values!r:.80}")
     if paired and len(over) != len(under):
         raise ValueError(f"paired samples: expected one length, got {len(over)} and {len(under)}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -14,27 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr
 
-from jaxkern.benchmarking.measurement import Measurement, ResourceMeter, environment
+from jaxkern.benchmarking.measurement import Measurement, ResourceMeter, Samples, environment
 from jaxkern.core.arguments import check_integer, check_number
-from jaxkern.core.quantities import format_duration
 from jaxkern.core.timing import CompileClock, call_seconds
 from jaxkern.execution.jit import JitFunction
+from jaxkern.execution.operator import name_of
 
 MAX_CALLS = 10_000
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Profile(Measurement):
-    """The result of `profile_fn`, with the time of compilation and of the entire first call."""
-
-    compile_seconds: float
-    first_call_seconds: float
-
-    _figures = (*Measurement._figures, "compile_seconds", "first_call_seconds")
-
-    def __str__(self) -> str:
-        compiled = format_duration(self.compile_seconds)
-        return f"{super().__str__()}\n  compiled in {compiled}, before the samples"
 
 
 def profile_fn(
@@ -44,7 +28,7 @@ def profile_fn(
     seconds: float = 0.2,
     warmup: int = 2,
     name: str | None = None,
-) -> Profile:
+) -> Measurement:
     """Time the calls of a function until their results are ready, and its compilation separately.
 
     Arguments that a jitted function donates are copied before each call, outside the measured time.
@@ -57,8 +41,9 @@ def profile_fn(
       name: name of the measurement; by default the function's.
 
     Returns:
-      A `Profile`: ``.median``, ``.mean``, ``.std``, ``.min``, ``.max``, ``.p90`` in seconds, also
-      as ``profile["median"]``; ``.compile_seconds`` and ``.resources``.
+      ``.median``, ``.mean``, ``.std``, ``.min``, ``.max``, ``.p90`` in seconds, also as
+      ``measured["median"]``; ``.compile_seconds``, the time of tracing, lowering and compiling;
+      ``.first_call_seconds``, the time of the entire first call; and ``.resources``.
 
     Raises:
       TypeError: if ``fn`` is not callable, or is jitted and cannot be traced with these arguments.
@@ -82,7 +67,7 @@ def profile_fn(
     with ResourceMeter() as meter:
         times = callee.seconds(calls, seconds)
     copied = " Donated arguments were copied before each call." if callee.donated else ""
-    return Profile(
+    return Measurement(
         name=name or name_of(fn),
         kind="call",
         seconds=tuple(times),
@@ -93,8 +78,7 @@ def profile_fn(
             f"results were ready.{copied}",
         ),
         resources=meter.used,
-        compile_seconds=clock.seconds,
-        first_call_seconds=first,
+        extra={"compile_seconds": clock.seconds, "first_call_seconds": first},
     )
 
 
@@ -145,27 +129,13 @@ class Callee:
 
 def _donated_by_jax(fn: Any, args: tuple[Any, ...]) -> set[str]:
     """Return the paths in ``args`` that a function of ``jax.jit`` donates."""
-    leaves = jax.tree.leaves_with_path(args)
-    try:
-        infos, _ = fn.lower(*args).args_info
-    except TypeError as error:
-        kinds = {f"args{keystr(path)}": type(leaf).__name__ for path, leaf in leaves}
-        raise TypeError(
-            f"{name_of(fn)} cannot be traced with arguments of the types {kinds}; pass arrays and "
-            f"numbers, and declare others in static_argnums of jax.jit: {error}"
-        ) from error
+    infos, _ = fn.lower(*args).args_info
     donated = {keystr(path) for path, info in jax.tree.leaves_with_path(infos) if info.donated}
     if donated and len(infos) < len(args):
         # JAX omits static arguments, which shifts the paths of the others: copy all arrays.
+        leaves = jax.tree.leaves_with_path(args)
         return {keystr(path) for path, leaf in leaves if isinstance(leaf, jax.Array)}
     return donated
-
-
-def name_of(fn: Any) -> str:
-    """Return the name of a function; for a partial, that of the wrapped function."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    return str(getattr(fn, "__name__", None) or type(fn).__name__)
 
 
 def describe_arrays(tree: Any, name: str = "") -> dict[str, str]:
@@ -178,58 +148,6 @@ def describe_arrays(tree: Any, name: str = "") -> dict[str, str]:
 
 
 # Batches ------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PipelineResult(Measurement):
-    """The result of `PipelineBenchmark.run`; figures are also items: ``result["p99"]``.
-
-    ``examples`` and ``duration_seconds`` are of the measured batches, ``epochs`` includes the
-    warm-up.
-    """
-
-    examples: int
-    duration_seconds: float
-    epochs: int
-    _figures = (
-        *Measurement._figures, "examples_per_second", "batches_per_second", "batches", "p50", "p95",
-        "p99", "examples", "duration_seconds", "epochs",
-    )  # fmt: skip
-
-    @property
-    def batches(self) -> int:
-        return len(self)
-
-    @property
-    def examples_per_second(self) -> float:
-        return self.examples / self.duration_seconds
-
-    @property
-    def batches_per_second(self) -> float:
-        return self.batches / self.duration_seconds
-
-    @property
-    def p50(self) -> float:
-        """Median of the seconds between two batches."""
-        return self.percentile(50)
-
-    @property
-    def p95(self) -> float:
-        return self.percentile(95)
-
-    @property
-    def p99(self) -> float:
-        return self.percentile(99)
-
-    def __str__(self) -> str:
-        total = format_duration(self.duration_seconds)
-        names = ("median", "p90", "p95", "p99", "max")
-        times = (f"{name} {format_duration(self[name])}" for name in names)
-        return (
-            f"{self.name}: {self.examples_per_second:,.0f} examples/s, "
-            f"{self.batches_per_second:,.1f} batches/s over {self.batches} batches in {total}\n"
-            f"  per batch: {', '.join(times)}\n  {self.resources}"
-        )
 
 
 class PipelineBenchmark:
@@ -274,8 +192,13 @@ class PipelineBenchmark:
         self._examples = examples or _leading_size
         self._name = name or type(data_stream).__name__
 
-    def run(self, pipeline_seed: int | None = None) -> PipelineResult:
-        """Iterate and measure; a seed determines the stream's order and random draws."""
+    def run(self, pipeline_seed: int | None = None) -> Measurement:
+        """Iterate and measure; a seed determines the stream's order and random draws.
+
+        Further figures of the result are ``examples_per_second`` and ``batches_per_second``;
+        ``batches``, ``examples`` and ``duration_seconds`` of the measured batches; ``epochs``,
+        which includes the warm-up; and ``p50``, ``p95`` and ``p99`` of the seconds per batch.
+        """
         epochs: list[int] = []
         batches = _endless(_with_seed(self._stream, pipeline_seed), epochs)
         for _ in range(self._warmup):
@@ -290,10 +213,11 @@ class PipelineBenchmark:
                 before = now
                 examples += self._examples(batch)
             total = before - started
-        return PipelineResult(
+        samples = Samples(tuple(times))
+        return Measurement(
             name=self._name,
             kind="batch",
-            seconds=tuple(times),
+            seconds=samples.seconds,
             environment=environment(),
             dimensions={"batch": describe_arrays(batch), "seed": pipeline_seed},
             methodology=(
@@ -301,9 +225,15 @@ class PipelineBenchmark:
                 "were ready; the batches are not used.",
             ),
             resources=meter.used,
-            examples=examples,
-            duration_seconds=total,
-            epochs=len(epochs),
+            extra={
+                "examples_per_second": examples / total,
+                "batches_per_second": self._batches / total,
+                "batches": self._batches,
+                "examples": int(examples),
+                "duration_seconds": total,
+                "epochs": len(epochs),
+                **{f"p{q}": samples.percentile(q) for q in (50, 95, 99)},
+            },
         )
 
 

@@ -60,17 +60,12 @@ def load(path: str | Path) -> Measurement:
         record: dict[str, Any] = json.loads(path.read_text())
         if record["format"] != FORMAT:
             raise ValueError(f"its format is not {FORMAT!r}")
-        fields = {f.name: record[f.name] for f in dataclasses.fields(Measurement)}
-        fields |= {name: tuple(fields[name]) for name in ("seconds", "methodology")}
-        used = fields.pop("resources")
-        return Measurement(**fields, resources=None if used is None else Resources(**used))
+        del record["format"], record["figures"]
+        used = record.pop("resources")
+        record |= {name: tuple(record[name]) for name in ("seconds", "methodology")}
+        return Measurement(**record, resources=None if used is None else Resources(**used))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} does not contain a measurement: {error!r}") from error
-
-
-def latest(name: str, directory: str | Path = DIRECTORY) -> Path:
-    """Return the newest file of a measurement's name, or raise `FileNotFoundError`."""
-    return _saved_files(name, Path(directory))[-1]
 
 
 def _saved_files(name: str, folder: Path) -> list[Path]:
@@ -107,10 +102,6 @@ class Verdict:
     least_change: float
     same_machine: bool
     notes: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all figures for JSON."""
-        return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         level = "ratio of medians"
@@ -159,8 +150,12 @@ def compare_to_baseline(
         files = _saved_files(measured.name, path) if path.is_dir() else [path]
         runs = [load(file) for file in files]
         baseline = runs[-1]
-    _check_kinds(measured, baseline)
-    ratio = ratio_of_medians(measured.seconds, baseline.seconds, confidence=confidence)
+    kinds = measured.kind, baseline.kind
+    if kinds[0] != kinds[1]:
+        raise ValueError(f"expected one kind of sample, got one per {kinds[0]} and per {kinds[1]}")
+    paired = _are_paired(measured, baseline)
+    seconds = measured.seconds, baseline.seconds
+    ratio = ratio_of_medians(*seconds, paired=paired, confidence=confidence)
     notes = [d for p in _PARTS for d in differences(measured.environment, baseline.environment, p)]
     if plain(measured.dimensions) != plain(baseline.dimensions):
         notes.append("the dimensions differ: these are times of unequal work")
@@ -180,9 +175,8 @@ def _same_machine(a: Measurement, b: Measurement) -> bool:
     return not differences(a.environment, b.environment, "machine")
 
 
-def _check_kinds(a: Measurement, b: Measurement) -> None:
-    if a.kind != b.kind:
-        raise ValueError(f"expected one kind of sample, got one per {a.kind} and per {b.kind}")
+def _are_paired(a: Measurement, b: Measurement) -> bool:
+    return bool(a.rounds) and a.rounds == b.rounds
 
 
 def report(
@@ -212,35 +206,31 @@ def report(
       >>> print(jk.benchmarking.report(comparison["dot"], comparison["sum"]).splitlines()[0])
       # dot against sum
     """
-    _check_kinds(before, after)
-    paired = bool(before.rounds) and before.rounds == after.rounds
-    ratio = ratio_of_medians(after.seconds, before.seconds, paired=paired)
-    where = after.environment
+    verdict, where = compare_to_baseline(after, before, least_change=0), after.environment
     lines = [f"# {title or f'{before.name} against {after.name}'}", "", "## Environment", ""]
     lines.append(f"- date: {where.get('date')}")
     for part in _PARTS:
         shown = {k: v for k, v in where.get(part, {}).items() if v not in ("", None)}
         lines.append(f"- {part}: {_inline(shown)}")
-    if not paired and before.environment != where:
+    if before.environment != where:
         lines.append(f"- measured separately: before on {before.environment.get('date')}")
-        changes = [d for part in _PARTS for d in differences(where, before.environment, part)]
-        lines += [f"- **differs from before**: {change}" for change in changes]
     sizes = {**before.dimensions, **after.dimensions, **(dimensions or {})}
     lines += ["", "## Dimensions", ""]
     lines += [f"- {name}: {_inline(value)}" for name, value in sizes.items()] or ["- not specified"]
-    if plain(before.dimensions) != plain(after.dimensions):
-        lines.append("- **the dimensions of before and after differ**")
     for heading, measured in (("Before", before), ("After", after)):
         lines += ["", f"## {heading}: {measured.name}", "", *_table(measured)]
-    speedup, outcome = ratio.inverse, ratio.outcome()
-    interval, bootstrap = f"{ratio.samples} samples, too few for an interval", ""
-    if ratio.samples >= MIN_SAMPLES:
-        interval = f"{100 * ratio.confidence:.0f}% interval {speedup.low:.3g} to {speedup.high:.3g}"
-        draws = "rounds drawn in pairs" if paired else "both drawn independently"
-        bootstrap = f" with a percentile bootstrap interval, {draws}"
-    words = "not shown to differ" if outcome == _NONE else outcome
+    speedup, interval, bootstrap = verdict.ratio.inverse, "", ""
+    if speedup.samples >= MIN_SAMPLES:
+        bounds = f"{speedup.low:.3g} to {speedup.high:.3g}"
+        interval = f" ({speedup.confidence:.0%} interval {bounds})"
+        pairs = (
+            "rounds drawn in pairs" if _are_paired(after, before) else "both drawn independently"
+        )
+        bootstrap = f" with a percentile bootstrap interval, {pairs}"
+    words = "not shown to differ" if verdict.outcome == _NONE else verdict.outcome
     lines += ["", "## Speedup", ""]
-    lines.append(f"**{speedup.value:.3g}x** ({interval}): {after.name} is {words}.")
+    lines.append(f"**{speedup.value:.3g}x**{interval}: {after.name} is {words}.")
+    lines += ["", *(f"- **{note}**" for note in verdict.notes)] if verdict.notes else []
     lines += ["", "## Methodology", ""]
     sentences = dict.fromkeys([*before.methodology, *after.methodology, *methodology])
     lines += [f"- {sentence}" for sentence in sentences]
@@ -258,14 +248,7 @@ def _inline(value: Any) -> str:
 
 
 def _table(measured: Measurement) -> list[str]:
-    figures = measured.figures()
-    rows = {"samples": str(figures["count"])}
-    for name in ("median", "mean", "std", "min", "max", "p90", "compile_seconds"):
-        if name in figures:
-            rows[name.removesuffix("_seconds")] = format_duration(figures[name])
-    for name in ("examples_per_second", "batches_per_second"):
-        if name in figures:
-            rows[name] = f"{figures[name]:,.1f}"
+    rows = measured.described()
     if measured.resources is not None:
         scope = " (all arms)" if measured.kind == "arm" else ""
         rows[f"resources{scope}"] = str(measured.resources)

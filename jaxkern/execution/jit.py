@@ -81,8 +81,12 @@ def _leaf_key(leaf: Any) -> Any:
         aval = (leaf.shape, leaf.dtype) if extended else jax.typeof(leaf)
         sharding = getattr(leaf, "sharding", None)
         return (aval, sharding) if getattr(leaf, "committed", sharding is not None) else aval
-    # JAX treats subclasses, such as IntEnum, as numbers.
-    return next((number for number in _NUMBERS if isinstance(leaf, number)), Static(leaf))
+    for number in _NUMBERS:
+        if isinstance(leaf, number):  # JAX treats subclasses, such as IntEnum, as numbers
+            return number
+    static = Static(leaf)
+    # JAX raises for other values, and names the argument.
+    return static if static.is_hashable() else kind
 
 
 class _Program:
@@ -100,7 +104,6 @@ class _Call(NamedTuple):
     # With None in place of static leaves.
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    traced: bool
 
     def function_key(self) -> tuple[Any, tuple[Static | None, ...]]:
         """Return the tree and the static leaves; calls that agree share a ``jax.jit`` function."""
@@ -135,7 +138,7 @@ class JitFunction(Supervised):
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.fn(*args, **kwargs)
         call = self._make_call(args, kwargs)
-        if call.traced or is_tracing():
+        if is_tracing():
             return self._inlined(*call.function_key())(*call.args, **call.kwargs)
         return self._program(call, is_call=True)(*call.args, **call.kwargs)
 
@@ -143,20 +146,11 @@ class JitFunction(Supervised):
         args = (*self._first, *args)
         leaves, tree = jax.tree.flatten((args, kwargs))
         keys = list(map(_leaf_key, leaves))
-        kinds = set(map(type, keys))
-        if Static in kinds:
-            for index, key in enumerate(keys):
-                if type(key) is Static:
-                    if not key.is_hashable():
-                        which, *path = _paths(tree)[index]
-                        name = ("args", "kwargs")[which.idx] + jax.tree_util.keystr(tuple(path))
-                        raise TypeError(
-                            f"{self._name}: {name}: expected arrays or a hashable value, got a "
-                            f"{type(key.value).__name__}"
-                        )
-                    leaves[index] = None
-            args, kwargs = jax.tree.unflatten(tree, leaves)
-        return _Call((program_context(), tree, *keys), args, kwargs, type(None) in kinds)
+        if Static in set(map(type, keys)):
+            pairs = zip(leaves, keys, strict=True)
+            operands = [None if type(key) is Static else leaf for leaf, key in pairs]
+            args, kwargs = jax.tree.unflatten(tree, operands)
+        return _Call((program_context(), tree, *keys), args, kwargs)
 
     def _program(self, call: _Call, is_call: bool) -> Any:
         """Return the program of a call; compile it, or wait for the thread that compiles it."""
@@ -198,9 +192,10 @@ class JitFunction(Supervised):
             del program.__wrapped__  # type: ignore[attr-defined]
         # `performance.watch_compiles` reads these.
         program.target = self._function  # type: ignore[attr-defined]
+        paths = jax.tree.leaves_with_path(jax.tree.unflatten(tree, range(tree.num_leaves)))
         program.fixed_arguments = {  # type: ignore[attr-defined]
             path: leaf.value
-            for path, leaf in zip(_paths(tree), static, strict=True)
+            for (path, _), leaf in zip(paths, static, strict=True)
             if leaf is not None
         }
         return jax.jit(program)
@@ -232,12 +227,6 @@ class JitFunction(Supervised):
             # A call in progress updates the old counts.
             self._counts = CacheInfo(max_programs=self._size)
             self._inlined.cache_clear()
-
-
-def _paths(tree: Any) -> list[tuple[Any, ...]]:
-    """Return the path of each leaf of a tree."""
-    numbered = jax.tree.unflatten(tree, list(range(tree.num_leaves)))
-    return [tuple(path) for path, _ in jax.tree.leaves_with_path(numbered)]
 
 
 @overload
@@ -293,8 +282,7 @@ def jit(fn: Any = None, *, options: JITOptions | None = None) -> Any:
 
 
 def _jit_class(cls: Any, options: JITOptions) -> Any:
-    forward: Any = cls.__dict__.get("forward", cls.forward)
-    cls.forward = JitFunction(getattr(forward, "fn", forward), options, cls.__name__)
+    cls.forward = JitFunction(getattr(cls.forward, "fn", cls.forward), options, cls.__name__)
     if options.sample_input is not None:
         initialize = cls.__init__
 

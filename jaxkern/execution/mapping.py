@@ -15,15 +15,16 @@ from jaxkern.core.arguments import check_integer
 from jaxkern.core.axes import axis_size, flat_axes
 from jaxkern.core.failures import note
 from jaxkern.execution.jit import JitFunction, JITOptions
+from jaxkern.execution.mesh import DeviceMesh
 from jaxkern.execution.operator import (
     Operator,
     Static,
-    callable_tree,
     check_not_traced,
     is_array,
     name_of,
+    unbind,
 )
-from jaxkern.execution.options import OPTIONS, Supervised, Task, run_call, run_tasks
+from jaxkern.execution.options import Supervised, Task, current_options, run_call, run_tasks
 
 _AXIS = "workers"
 _MAX_THREADS = 32
@@ -54,8 +55,12 @@ class _Map(Supervised, Operator):
         try:
             if self._kind == "vmap":
                 return jax.vmap(self._fn, self._in_axes, self._out_axes)(*args)
-            devices = self._count_devices(self._sizes(args)[0])
-            return _program.call(callable_tree(self._fn), Static(devices), *args)
+            size = self._sizes(args)[0] or 1  # an empty axis needs one device
+            divisors = (n for n in range(1, jax.device_count() + 1) if size % n == 0)
+            devices = self._workers or max(divisors)
+            function, first = unbind(self._fn)
+            tree = jax.tree_util.Partial(function, *first)  # its arrays are operands
+            return _program.call(tree, Static(devices), *args)
         except Exception as error:
             note(error, "{} maps a JAX function; pass host=True for Python code", self._name)
             raise
@@ -73,19 +78,6 @@ class _Map(Supervised, Operator):
             raise ValueError(f"{self._kind}: expected mapped axes of one size, got {sizes}")
         return next(iter(sizes.values())), axes
 
-    def _count_devices(self, size: int) -> int:
-        available = jax.device_count()
-        if self._workers is not None and self._workers > available:
-            raise ValueError(
-                f"pmap: num_workers is {self._workers}, but JAX has {available} devices; more on a "
-                "CPU: jax.config.update('jax_num_cpu_devices', n) before JAX starts"
-            )
-        # An empty axis needs one device.
-        count = self._workers or max(n for n in range(1, available + 1) if (size or 1) % n == 0)
-        if size % count:
-            raise ValueError(f"pmap: {size} items cannot be divided evenly between {count} devices")
-        return count
-
     def _on_threads(self, args: tuple[Any, ...]) -> Any:
         size, axes = self._sizes(args)
         leaves, tree = jax.tree.flatten(args)
@@ -95,10 +87,8 @@ class _Map(Supervised, Operator):
                 leaf if axis is None else leaf[(slice(None),) * (axis % leaf.ndim) + (index,)]
                 for leaf, axis in zip(leaves, axes, strict=True)
             ]
-            options, arguments = OPTIONS.get(), jax.tree.unflatten(tree, item)
-            if options is None or isinstance(self._fn, (Operator, Supervised)):
-                return self._fn(*arguments)
-            return run_call(options, f"{name_of(self._fn)}[{index}]", self._fn, *arguments)
+            name = f"{name_of(self._fn)}[{index}]"
+            return run_call(current_options(), name, self._fn, *jax.tree.unflatten(tree, item))
 
         tasks = [Task(f"item {i}", functools.partial(run, i)) for i in range(size)]
         results = run_tasks(tasks, self._name, self._workers or _MAX_THREADS)
@@ -109,8 +99,7 @@ def _shared(fn: Any, devices: int, *args: Any) -> Any:
     """Map a function over the first axis of its arguments, divided between devices."""
     mapped = jax.vmap(fn)
     if devices > 1:
-        mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:devices]), (_AXIS,))
-        spec = PartitionSpec(_AXIS)
+        mesh, spec = DeviceMesh(devices, [_AXIS]), PartitionSpec(_AXIS)
         mapped = jax.shard_map(mapped, mesh=mesh, in_specs=spec, out_specs=spec)
     return mapped(*args)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -17,7 +18,6 @@ from jax.sharding import PartitionSpec as JaxSpec
 
 from jaxkern.core.arguments import check_integer
 from jaxkern.execution.jit import JitFunction, JITOptions
-from jaxkern.execution.operator import callable_tree
 
 
 def DeviceMesh(
@@ -50,9 +50,7 @@ def DeviceMesh(
             f"DeviceMesh: shape: expected positive sizes, or one -1, for {len(available)} devices, "
             f"got {shape!r}"
         )
-    names = [f"axis{i}" for i in range(len(sizes))] if axis_names is None else list(axis_names)
-    if len(names) != len(sizes):
-        raise ValueError(f"DeviceMesh: shape {sizes} needs {len(sizes)} axis_names, got {names}")
+    names = [f"axis{i}" for i in range(len(sizes))] if axis_names is None else axis_names
     types = (AxisType.Auto,) * len(sizes)
     used = available[: math.prod(sizes)]
     return jax.make_mesh(tuple(sizes), tuple(names), axis_types=types, devices=used)
@@ -63,8 +61,8 @@ class PartitionSpec:
     """The mesh axis that splits each axis of an array: a number, a name, a tuple of them, or None.
 
     >>> import jaxkern.execution as ex
-    >>> tuple(ex.PartitionSpec(0, None).resolve(ex.DeviceMesh((1, 1))))
-    ('axis0', None)
+    >>> ex.PartitionSpec(0, None).resolve(ex.DeviceMesh((1, 1))).spec
+    P('axis0', None)
     """
 
     entries: tuple[int | str | tuple[int | str, ...] | None, ...]
@@ -72,24 +70,18 @@ class PartitionSpec:
     def __init__(self, *entries: int | str | tuple[int | str, ...] | None) -> None:
         object.__setattr__(self, "entries", entries)
 
-    def resolve(self, mesh: Mesh) -> JaxSpec:
-        """Return JAX's specification for a mesh; ValueError for an axis that it does not have."""
+    def resolve(self, mesh: Mesh) -> NamedSharding:
+        """Return JAX's sharding on a mesh; ValueError for an axis that the mesh does not have."""
         if not isinstance(mesh, Mesh):
             raise TypeError(f"mesh: expected a DeviceMesh, got {type(mesh).__name__}")
-        names = mesh.axis_names
+        names = dict(enumerate(mesh.axis_names))
 
         def name(entry: Any) -> Any:
             if isinstance(entry, tuple):
                 return tuple(map(name, entry))
-            is_number = isinstance(entry, int) and not isinstance(entry, bool)
-            if is_number and 0 <= entry < len(names):
-                return names[entry]
-            if entry is None or entry in names:
-                return entry
-            axes = ", ".join(f"{i} or {axis!r}" for i, axis in enumerate(names))
-            raise ValueError(f"{self}: expected an axis of the mesh ({axes}), got {entry!r}")
+            return names.get(entry, entry) if type(entry) is int else entry
 
-        return JaxSpec(*map(name, self.entries))
+        return NamedSharding(mesh, JaxSpec(*map(name, self.entries)))
 
 
 def mesh_sharded(fn: Callable[..., Any], mesh: Any, partition_spec: Any) -> Callable[..., Any]:
@@ -112,59 +104,32 @@ def mesh_sharded(fn: Callable[..., Any], mesh: Any, partition_spec: Any) -> Call
     >>> double(jnp.ones((2, 2))).tolist()
     [[2.0, 2.0], [2.0, 2.0]]
     """
-    spec = _resolve(partition_spec, mesh)
+    shardings = jax.tree.map(functools.partial(_resolve, mesh), partition_spec)
+    jitted = JitFunction(fn, JITOptions())
 
-    def sharded(fn: Any, *args: Any) -> Any:
-        return fn(*args)
-
-    jitted = JitFunction(sharded, JITOptions(), getattr(fn, "__name__", None))
-    # The arrays of an operator are operands, so that the next call uses changed ones.
-    function = callable_tree(fn)
-
-    def operands(*args: Any) -> tuple[Any, ...]:
-        return function, *_shard(args, spec, mesh)
+    def place(args: tuple[Any, ...]) -> Any:
+        return jax.tree.map(_put, args, jax.tree.broadcast(shardings, args))
 
     @functools.wraps(fn)
     def call(*args: Any) -> Any:
-        return jitted.call(*operands(*args))
+        return jitted.call(*place(args))
 
-    call.lower = lambda *args: jitted.lower(*operands(*args))  # type: ignore[attr-defined]
+    call.lower = lambda *args: jitted.lower(*place(args))  # type: ignore[attr-defined]
     return call
 
 
-def _shard(tree: Any, specs: Any, mesh: Mesh) -> Any:
-    """Shard the arrays of a tree; the tree of specifications is a prefix of it."""
-
-    def put(x: Any, spec: JaxSpec) -> Any:
-        x = jnp.asarray(x)
-        sharding = NamedSharding(mesh, JaxSpec(*tuple(spec)[: x.ndim]))
-        if isinstance(x, jax.core.Tracer):
-            return lax.with_sharding_constraint(x, sharding)
-        return jax.device_put(x, sharding)
-
-    def put_all(spec: Any, part: Any) -> Any:
-        return jax.tree.map(lambda x: put(x, spec), part)
-
-    try:
-        jax.tree.map(lambda spec, part: None, specs, tree, is_leaf=_is_spec)  # compares structures
-    except ValueError as error:
-        expected = jax.tree.structure(tree)
-        raise ValueError(f"specifications: expected a prefix of {expected}, got {specs}") from error
-    return jax.tree.map(put_all, specs, tree, is_leaf=_is_spec)
+def _resolve(mesh: Mesh, spec: Any) -> NamedSharding:
+    if isinstance(spec, JaxSpec):
+        spec = PartitionSpec(*spec)
+    if not isinstance(spec, PartitionSpec):
+        name = type(spec).__name__
+        raise TypeError(f"partition_spec: expected a tree of PartitionSpec(...), got {name}")
+    return spec.resolve(mesh)
 
 
-def _is_spec(value: Any) -> bool:
-    return isinstance(value, (JaxSpec, PartitionSpec))
-
-
-def _resolve(tree: Any, mesh: Mesh) -> Any:
-    def resolve(spec: Any) -> JaxSpec:
-        if not _is_spec(spec):
-            name = type(spec).__name__
-            raise TypeError(f"partition_spec: expected a tree of PartitionSpec(...), got {name}")
-        return PartitionSpec(*getattr(spec, "entries", spec)).resolve(mesh)
-
-    return jax.tree.map(resolve, tree, is_leaf=_is_spec)
+def _put(x: Any, sharding: NamedSharding) -> Any:
+    spec = JaxSpec(*sharding.spec[: np.ndim(x)])
+    return jax.device_put(x, NamedSharding(sharding.mesh, spec))
 
 
 def pipeline_parallel(
@@ -204,7 +169,7 @@ class PipelineParallel:
 
     def __init__(self, stages: Sequence[Any], mesh: Any, num_microbatches: int, axis: Any) -> None:
         self._stages, self._mesh = list(stages), mesh
-        (self._axis,) = PartitionSpec(axis).resolve(mesh)
+        (self._axis,) = PartitionSpec(axis).resolve(mesh).spec
         self._devices = int(mesh.shape[self._axis])
         if not self._stages or len(self._stages) % self._devices:
             raise ValueError(
@@ -236,23 +201,20 @@ class PipelineParallel:
             shapes.append(_result_shape(group, shapes[-1]))
         # Devices exchange flat arrays of one size and dtype.
         dtype = jnp.result_type(*(s.dtype for s in shapes))
-        width = max(math.prod(s.shape) for s in shapes)
+        width = max(s.size for s in shapes)
         parameters, constants, restore = _pack(groups)
 
         def flatten(x: jax.Array) -> jax.Array:
             return jnp.pad(x.ravel().astype(dtype), (0, width - x.size))
 
         def unflatten(flat: jax.Array, like: Any) -> jax.Array:
-            return flat[: math.prod(like.shape)].reshape(like.shape).astype(like.dtype)
+            return flat[: like.size].reshape(like.shape).astype(like.dtype)
 
-        def branch(number: int) -> Callable[..., jax.Array]:
-            def run(vector: Any, constants: Any, flat: jax.Array) -> jax.Array:
-                group = restore[number](vector, constants[number])
-                return flatten(_chain(group, unflatten(flat, shapes[number])))
+        def branch(number: int, vector: Any, constants: Any, flat: jax.Array) -> jax.Array:
+            group = restore[number](vector, constants[number])
+            return flatten(_chain(group, unflatten(flat, shapes[number])))
 
-            return run
-
-        branches = [branch(number) for number in range(self._devices)]
+        branches = [functools.partial(branch, number) for number in range(self._devices)]
 
         def on_device(vectors: Any, constants: Any, inputs: jax.Array) -> jax.Array:
             return self._schedule(branches, vectors[0], constants, inputs)
@@ -272,35 +234,27 @@ class PipelineParallel:
     ) -> jax.Array:
         """Process the microbatches on one device, tick by tick."""
         stage = lax.axis_index(self._axis)
-        last = self._devices - 1
-        neighbours = [(i, i + 1) for i in range(last)]
+        neighbours = [(i, i + 1) for i in range(self._devices - 1)]
 
         def varying(x: Any) -> Any:
             return lax.pcast(x, (self._axis,), to="varying")
 
-        inputs, constants = varying(inputs), jax.tree.map(varying, constants)
+        inputs, constants = jax.tree.map(varying, (inputs, constants))
 
-        def work(received: jax.Array, index: jax.Array) -> jax.Array:
-            first = lax.dynamic_index_in_dim(inputs, index, keepdims=False)
-            x = jnp.where(stage == 0, first, received)
-            result: jax.Array = lax.switch(stage, branches, vector, constants, x)
-            return result
+        # An idle device does not call its stage: the derivative at padding could be infinite.
+        def idle(vector: Any, constants: Any, flat: jax.Array) -> jax.Array:
+            return jnp.zeros_like(flat)
 
         def tick(received: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array]:
             index = time - stage
-            # An idle device does not call its stage: the derivative at padding could be infinite.
-            result = lax.cond(
-                (index >= 0) & (index < self._count),
-                work,
-                lambda received, index: jnp.zeros_like(received),
-                received,
-                jnp.clip(index, 0, self._count - 1),
-            )
-            sent = lax.ppermute(result, self._axis, neighbours) if last else result
-            return sent, result
+            first = lax.dynamic_index_in_dim(inputs, index, keepdims=False)
+            x = jnp.where(stage == 0, first, received)
+            number = jnp.where((index >= 0) & (index < self._count), stage, self._devices)
+            result: jax.Array = lax.switch(number, [*branches, idle], vector, constants, x)
+            return lax.ppermute(result, self._axis, neighbours), result
 
-        start = varying(jnp.zeros(inputs.shape[1:], inputs.dtype))
-        _, results = lax.scan(tick, start, jnp.arange(self._count + last))
+        ticks = jnp.arange(self._count + self._devices - 1)
+        _, results = lax.scan(tick, jnp.zeros_like(inputs[0]), ticks)
         # A device has the result of microbatch m at tick m + stage.
         own: jax.Array = lax.dynamic_slice_in_dim(results, stage, self._count)
         return own
@@ -322,8 +276,8 @@ def _pack(groups: Sequence[Sequence[Any]]) -> tuple[jax.Array, list[Any], list[A
     vectors, constants, restore = [], [], []
     for group in groups:
         leaves, tree = jax.tree.flatten(list(group))
-        numbers = {i: jnp.asarray(x) for i, x in enumerate(leaves) if _is_number(x)}
-        floats = {i: x for i, x in numbers.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+        arrays = {i: x for i, x in enumerate(leaves) if hasattr(x, "dtype")}
+        floats = {i: x for i, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
         vector, unravel = ravel_pytree(floats)
 
         def unpack(
@@ -334,13 +288,9 @@ def _pack(groups: Sequence[Sequence[Any]]) -> tuple[jax.Array, list[Any], list[A
             return jax.tree.unflatten(tree, values.values())
 
         vectors.append(vector)
-        constants.append({i: x for i, x in numbers.items() if i not in floats})
+        constants.append({i: x for i, x in arrays.items() if i not in floats})
         restore.append(unpack)
     width = max(vector.size for vector in vectors)
     dtype = jnp.result_type(*vectors)
     rows = [jnp.pad(vector.astype(dtype), (0, width - vector.size)) for vector in vectors]
     return jnp.stack(rows), constants, restore
-
-
-def _is_number(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") or isinstance(leaf, (bool, int, float, complex))

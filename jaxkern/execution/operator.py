@@ -169,26 +169,15 @@ def unbind(fn: Any) -> tuple[Any, tuple[Any, ...]]:
     return (type(fn).__call__, (fn,)) if _is_tree(fn) else (fn, ())
 
 
-def callable_tree(fn: Any) -> Any:
-    """Return a function as a pytree whose leaves are its arrays."""
-    function, first = unbind(fn)
-    return jax.tree_util.Partial(function, *first)
-
-
 def name_of(step: Any) -> str:
-    """Return the name of an operator or a function for graphs and messages."""
-    fn = getattr(step, "fn", None) if isinstance(step, Operator) else None
-    return str(getattr(step, "__name__", type(step).__name__)) if fn is None else name_of(fn)
-
-
-def has_tracers(tree: Any) -> bool:
-    """Return True if a leaf of a tree is traced by JAX."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+    """Return the name of a function, also of one in an operator or a partial, or of a type."""
+    inner = getattr(step, "fn" if isinstance(step, Operator) else "func", None)
+    return str(getattr(step, "__name__", type(step).__name__)) if inner is None else name_of(inner)
 
 
 def check_not_traced(step: Any, inputs: Any) -> None:
     """Raise TypeError for a host operator whose inputs are traced by JAX."""
-    if is_tracing() and has_tracers(inputs):
+    if is_tracing() and any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(inputs)):
         raise TypeError(
             f"{name_of(step)} has host = True, but JAX traces its inputs and would run it only "
             "once; call it outside, in structural_jit, or through jax.pure_callback"

@@ -14,7 +14,7 @@ import jax
 from jaxkern.core.compat import is_tracing
 from jaxkern.core.failures import describe_exception, note
 from jaxkern.execution.jit import JitFunction, JITOptions
-from jaxkern.execution.operator import Operator, Static, has_tracers, is_array, is_operator, name_of
+from jaxkern.execution.operator import Operator, Static, is_array, is_operator, name_of
 from jaxkern.execution.options import RECORDER, Supervised, Task, current_options, run_tasks
 
 Strategy = Literal["auto", "parallel", "sequential"]
@@ -41,8 +41,7 @@ class Placeholder:
     def __getitem__(self, key: Any) -> Placeholder:
         if type(key) not in (str, int):
             raise _symbolic(f"indexes a value by a {type(key).__name__}")
-        reference = self._reference
-        return Placeholder(dataclasses.replace(reference, path=(*reference.path, key)))
+        return Placeholder(Reference(self._reference.source, (*self._reference.path, key)))
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:  # called by isinstance for any class but Placeholder
@@ -82,10 +81,8 @@ class Operation(NamedTuple):
     kwargs: dict[str, Any]
     #: True if it runs as Python on the host, False if it is traced and compiled
     host: bool
-
-    def needs(self) -> set[int]:
-        """Return the operations whose results it needs."""
-        return {i for i in _sources((self.args, self.kwargs)) if i >= 0}
+    #: the operations whose results it needs
+    needs: set[int]
 
 
 class Part(NamedTuple):
@@ -108,18 +105,21 @@ class Recorder:
     def __init__(self) -> None:
         self.operations: list[Operation] = []
 
-    def record(self, forward: Callable[..., Any], count: int, tree: Any) -> Any:
-        """Call ``forward`` on placeholders; if that fails, restore the operator's attributes."""
-        inputs = [Placeholder(Reference(-1 - i)) for i in range(count)]
+    def record(self, composite: Callable[..., Any], leaves: list[Any], tree: Any) -> Any:
+        """Call on operators and placeholders; if that fails, restore the operators' attributes."""
+        inputs = [
+            leaf if is_operator(leaf) else Placeholder(Reference(-1 - i))
+            for i, leaf in enumerate(leaves)
+        ]
         args, kwargs = jax.tree.unflatten(tree, inputs)
-        attributes = getattr(getattr(forward, "__self__", None), "__dict__", {})
-        before = dict(attributes)
+        before = [(vars(leaf), dict(vars(leaf))) for leaf in leaves if is_operator(leaf)]
         token = RECORDER.set(self)
         try:
-            return _to_references(forward(*args, **kwargs))
+            return _to_references(composite(*args, **kwargs))
         except BaseException:
-            attributes.clear()
-            attributes.update(before)
+            for attributes, values in before:
+                attributes.clear()
+                attributes.update(values)
             raise
         finally:
             RECORDER.reset(token)
@@ -127,19 +127,18 @@ class Recorder:
     def add_call(self, op: Any, args: Any, kwargs: Any) -> Placeholder:
         """Record a call of an operator or another supervised function."""
         op = op.graph_step if isinstance(op, JitFunction) else op
-        index, (args, kwargs) = len(self.operations), _to_references((args, kwargs))
-        self.operations.append(Operation(index, op, args, kwargs, runs_on_host(op)))
-        return Placeholder(Reference(index))
+        number, (args, kwargs) = len(self.operations), _to_references((args, kwargs))
+        needs = {i for i in _sources((args, kwargs)) if i >= 0}
+        self.operations.append(Operation(number, op, args, kwargs, runs_on_host(op), needs))
+        return Placeholder(Reference(number))
 
 
 def runs_on_host(op: Any) -> bool:
     """Return True for host operators, graphs, and operators that have such attributes."""
     if isinstance(op, StructuralOp) or getattr(op, "host", False) is True:
         return True
-    attributes = (
-        jax.tree.leaves(list(vars(op).values()), is_leaf=is_operator) if is_operator(op) else []
-    )
-    return any(map(runs_on_host, attributes))
+    attributes = list(vars(op).values()) if is_operator(op) else []
+    return any(map(runs_on_host, jax.tree.leaves(attributes, is_leaf=is_operator)))
 
 
 def _to_references(tree: Any) -> Any:
@@ -168,7 +167,7 @@ def _make_parts(operations: list[Operation], result: Any) -> list[Part]:
     hosts: list[frozenset[int]] = []
     groups: dict[Any, list[Operation]] = {}
     for operation in operations:
-        before = [hosts[i] | {i} if operations[i].host else hosts[i] for i in operation.needs()]
+        before = [hosts[i] | {i} if operations[i].host else hosts[i] for i in operation.needs]
         hosts.append(frozenset[int]().union(*before))
         groups.setdefault(operation.number if operation.host else hosts[-1], []).append(operation)
     # Each part after the parts that it needs.
@@ -176,14 +175,15 @@ def _make_parts(operations: list[Operation], result: Any) -> list[Part]:
         groups.values(), key=lambda group: (len(hosts[group[0].number]), group[0].number)
     )
     part_of = {operation.number: n for n, group in enumerate(ordered) for operation in group}
-    used = _sources(result)
+    used = _sources(result).union(
+        *({i for i in op.needs if part_of[i] != part_of[op.number]} for op in operations)
+    )
     parts = []
     for number, group in enumerate(ordered):
-        after = {part_of[i] for operation in group for i in operation.needs()} - {number}
-        outside = (op.needs() for op in operations if part_of[op.number] != number)
-        results = {operation.number for operation in group} & used.union(*outside)
+        after = {part_of[i] for operation in group for i in operation.needs} - {number}
+        results = tuple(operation.number for operation in group if operation.number in used)
         name = " + ".join(name_of(operation.op) for operation in group)
-        parts.append(Part(name, group, tuple(sorted(after)), tuple(sorted(results))))
+        parts.append(Part(name, group, tuple(sorted(after)), results))
     return parts
 
 
@@ -202,6 +202,10 @@ def _program(ops: list[Any], calls: list[Any], layout: Any) -> list[Any]:
     return [values[i] for i in results]
 
 
+def _forward(op: Operator, inputs: Any) -> Any:
+    return op.forward(inputs=inputs)
+
+
 class StructuralOp(Supervised):
     """A composite returned by `structural_jit`."""
 
@@ -209,7 +213,8 @@ class StructuralOp(Supervised):
 
     def __init__(self, fn: Callable[..., Any], name: str, strategy: Strategy) -> None:
         functools.update_wrapper(self, fn, updated=())
-        self.composite = fn
+        self._composite: Callable[..., Any] = _forward if isinstance(fn, Operator) else fn
+        self._first: tuple[Any, ...] = (fn,) if isinstance(fn, Operator) else ()
         self._name, self._strategy = name, strategy
         self._program = JitFunction(_program, JITOptions(), name)
         # The reasons why calls have no graph, by the structure of their arguments.
@@ -221,21 +226,16 @@ class StructuralOp(Supervised):
 
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the composite without regard to `execution_options`."""
-        if is_tracing() or has_tracers((args, kwargs)):
-            return self.composite(*args, **kwargs)
-        forward, rest = self.composite, args
-        if isinstance(forward, Operator):
-            forward, rest = forward.forward, ()
-            kwargs = {"inputs": args[0] if args else kwargs["inputs"]}
-        elif args and isinstance(args[0], Operator) and type(args[0]).forward is self:
-            forward, rest = types.MethodType(forward, args[0]), args[1:]
-        leaves, tree = jax.tree.flatten((rest, kwargs))
+        args = (*self._first, *args)
+        if is_tracing():
+            return self._composite(*args, **kwargs)
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_operator)
         recorder, reason = Recorder(), self._failures.get(tree)
         if self._strategy == "sequential" or not current_options().use_parallel:
             reason = "parallel execution is disabled"
         if reason is None:
             try:
-                result = recorder.record(forward, len(leaves), tree)
+                result = recorder.record(self._composite, leaves, tree)
             except Exception as error:  # JAX, NumPy and others raise their own errors
                 reason = describe_exception(error)
                 if self._strategy == "parallel":
@@ -243,7 +243,7 @@ class StructuralOp(Supervised):
                 self._failures[tree] = reason
         if reason is not None:
             self._last = f"runs as written, one call after another: {reason}"
-            return forward(*rest, **kwargs)
+            return self._composite(*args, **kwargs)
         self._last = parts = _make_parts(recorder.operations, result)
         values = {-1 - index: value for index, value in enumerate(leaves)}
         if len(parts) == 1 and not parts[0].host and not current_options().deadline:
@@ -261,23 +261,18 @@ class StructuralOp(Supervised):
             args, kwargs = _resolve((operation.args, operation.kwargs), values)
             values[operation.number] = operation.op(*args, **kwargs)
         else:
-            results = self._call_program(values, part)
+
+            def operand(leaf: Any) -> Any:
+                # A reference to a result of the part itself remains, and is static.
+                is_static = type(leaf) is not Reference and not is_array(leaf)
+                return Static(leaf) if is_static else _resolve(leaf, values)
+
+            calls = jax.tree.map(operand, [(op.args, op.kwargs) for op in part.operations])
+            layout = Static((tuple(op.number for op in part.operations), part.results))
+            results = self._program.call([op.op for op in part.operations], calls, layout)
             values.update(zip(part.results, results, strict=True))
         if wait:
             jax.block_until_ready([values[i] for i in part.results])
-
-    def _call_program(self, values: dict[int, Any], part: Part) -> list[Any]:
-        members = {op.number for op in part.operations}
-
-        def operand(leaf: Any) -> Any:
-            if type(leaf) is Reference and leaf.source not in members:
-                return _resolve(leaf, values)
-            return leaf if is_array(leaf) else Static(leaf)
-
-        calls = [jax.tree.map(operand, (op.args, op.kwargs)) for op in part.operations]
-        layout = Static((tuple(op.number for op in part.operations), part.results))
-        results: list[Any] = self._program.call([op.op for op in part.operations], calls, layout)
-        return results
 
     def explain(self) -> str:
         """Describe the parts of the last call, or why it had none."""

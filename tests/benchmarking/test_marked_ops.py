@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import pytest
 
-from jaxkern.benchmarking.compare import check_same
+from jaxkern.benchmarking.compare import assert_same
 from jaxkern.cli.bench_cases import CASES, prepare_case
 
 pytestmark = pytest.mark.benchmark
@@ -22,6 +22,6 @@ def test_op(name, backend, benchmark):
     with prepare_case(name) as case:
         run, reference = case.arm(backend), case.arm("jax")(*case.args)
         result = jax.block_until_ready(run(*case.args))
-        check_same("jax", reference, backend, result, "close", case.rtol, case.atol)
+        assert_same(reference, result, "close", case.rtol, case.atol)
         benchmark.extra_info["values"] = case.values
         benchmark(lambda: jax.block_until_ready(run(*case.args)))

@@ -101,7 +101,7 @@ def test_donation_inside_the_function():
 def test_invalid_arguments():
     with raises(TypeError, "fn"):
         jk.benchmarking.profile_fn(3)
-    with raises(TypeError, "args[1]", "str", "static_argnums"):
+    with raises(TypeError, "path how", "str"):
         jk.benchmarking.profile_fn(jax.jit(lambda x, how: x), 1.0, "fast")
     with pytest.raises(TypeError):
         jk.benchmarking.profile_fn(jax.jit(lambda x: int(x)), 1.0)

@@ -128,5 +128,5 @@ def test_few_samples_have_no_interval():
     result = benchmarking.compare({"a": abs, "b": abs}, 1, rounds=2)
     assert "nan" not in str(result)
     text = benchmarking.report(result["a"], result["b"])
-    assert "2 samples, too few" in text
+    assert "2 samples are too few" in text
     assert "bootstrap" not in text

@@ -14,7 +14,6 @@ from support.errors import raises
 import jaxkern as jk
 from jaxkern.benchmarking import Measurement, compare_to_baseline, load, report, save
 from jaxkern.benchmarking.measurement import environment
-from jaxkern.benchmarking.saved import latest
 
 HERE = environment()
 
@@ -56,9 +55,8 @@ def test_default_directory(tmp_path, monkeypatch):
 
 def test_newest_measurement_is_the_baseline(tmp_path):
     save(measurement(1.0), tmp_path)
-    second = save(measurement(3.0), tmp_path)
+    save(measurement(3.0), tmp_path)
     save(measurement(9.0, name="work-other"), tmp_path)
-    assert latest("work", tmp_path) == second
     assert compare_to_baseline(measurement(3.0, seed=1), tmp_path).outcome == "no difference shown"
     assert compare_to_baseline(measurement(0.5, seed=1), tmp_path).outcome == "faster"
     with raises(FileNotFoundError, "'none'"):
@@ -167,9 +165,9 @@ def test_report_of_separate_measurements(tmp_path):
     there = copy.deepcopy(HERE)
     there["machine"]["cpu"] = "Another"
     text = report(measurement(environment=there, dimensions={"points": 2}), measurement())
-    assert "**differs from before**" in text
-    assert "was Another" in text
-    assert "**the dimensions of before and after differ**" in text
+    assert "measured separately" in text
+    assert "was Another**" in text
+    assert "**the dimensions differ" in text
     with raises(ValueError, "call", "arm"):
         report(measurement(), measurement(kind="arm"))
 
@@ -180,4 +178,4 @@ def test_dimensions_of_any_type_are_saved(tmp_path):
     result = load(save(measured, tmp_path))
     assert result.dimensions == {"shape": [3, 4], "noise": 0.5, "7": "float32"}
     assert not compare_to_baseline(measured, result).notes
-    assert "differ**" not in report(result, measured)
+    assert "differ" not in report(result, measured).replace("not shown to differ", "")

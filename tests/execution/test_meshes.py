@@ -54,13 +54,13 @@ def test_kernels_run_on_the_device_of_their_images():
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [((64, 2),), ((2, 2), ("a",)), ((2, 0),), ((-1, -1),), ((-1, 64),), ((2.0, 2),), ("22",), 2.5],
-    ids=str,
+    "shape", [(64, 2), (2, 0), (-1, -1), (-1, 64), (2.0, 2), "22", 2.5], ids=str
 )
-def test_bad_meshes(arguments):
+def test_bad_meshes(shape):
     with raises(ValueError, "shape"):
-        ex.DeviceMesh(*arguments) if isinstance(arguments, tuple) else ex.DeviceMesh(arguments)
+        ex.DeviceMesh(shape)
+    with raises(ValueError, "axis_names"):
+        ex.DeviceMesh((2, 2), ("a",))
 
 
 def test_bad_specifications():
@@ -69,7 +69,7 @@ def test_bad_specifications():
             ex.mesh_sharded(jnp.sin, MESH, ex.PartitionSpec(entry))
     for args, spec, fact in [
         ((X[:3],), ex.PartitionSpec(0), "(3, 8)"),
-        ((X, X), (ex.PartitionSpec(),), "PyTreeDef((*, *))"),
+        ((X, X), (ex.PartitionSpec(),), "length 1"),
     ]:
         with raises(ValueError, fact):
             ex.mesh_sharded(jnp.add, MESH, spec)(*args)

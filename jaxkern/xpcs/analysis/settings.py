@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 import json
 import math
@@ -180,17 +179,15 @@ def parse_yaml(text: str | bytes, what: str) -> Any:
     loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
     try:
         return yaml.load(text, loader)
-    except RecursionError:
-        raise ConfigError(f"{what} is nested too deeply") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: invalid dates and numbers
+    # ValueError: invalid dates and numbers; RecursionError: brackets that nest too deeply.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{what} is not valid YAML in UTF-8: {error}") from error
 
 
 def parse_config(tree: Any, overrides: Mapping[str, Any] | None = None) -> Config:
-    """Convert a nested mapping to settings, see `load_config`."""
+    """Convert a nested mapping, to which it adds the overrides, to settings; see `load_config`."""
     import msgspec
 
-    tree = copy.deepcopy(tree)
     for name, value in (overrides or {}).items():
         *path, key = name.split(".")
         section = tree

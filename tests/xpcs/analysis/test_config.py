@@ -87,7 +87,7 @@ def test_flags_replace_the_file(tmp_path):
         ("optimization: {multistart: 8}", r"optimization\.multistart"),
         ("initial_parameters: {hold: D0}", r"initial_parameters\.hold"),
         ("analysis: {frames: {bad: 7}}", "frames.bad"),
-        ("a: " + "[" * 2_000, r"config\.yaml.*nested"),
+        ("a: " + "[" * 2_000, r"config\.yaml.*recursion"),
         ("experiment: {dt: 2001-99-99}", r"valid.*YAML.*month.*must"),
         ("experiment: {dt: 0x" + "f" * 9000 + "}", "experiment.dt"),
     ],
