@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from support.errors import raises
 
 import jaxkern as jk
@@ -36,6 +37,16 @@ def product(scope):
             return x @ x
 
     return jax.jit(work)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_compilation_cache():
+    """Programs that come from a cache have no scopes."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,8 @@ if "fail" in sys.argv:
 
 
 @pytest.fixture
-def script(tmp_path):
+def script(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")  # its programs have no scopes
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "neighbor.py").write_text("VALUE = 'next to it'\n")
     path = tmp_path / "code" / "work.py"
