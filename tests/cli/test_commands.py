@@ -33,8 +33,13 @@ if "fail" in sys.argv:
 
 
 @pytest.fixture
-def script(tmp_path, monkeypatch):
-    monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")  # its programs have no scopes
+def no_compilation_cache(monkeypatch):
+    """Programs that come from a cache have no scopes."""
+    monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")
+
+
+@pytest.fixture
+def script(tmp_path, no_compilation_cache):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "neighbor.py").write_text("VALUE = 'next to it'\n")
     path = tmp_path / "code" / "work.py"
@@ -256,7 +261,7 @@ atexit.register(print, "at exit")
 """
 
 
-def test_profile_waits_for_pending_work(tmp_path):
+def test_profile_waits_for_pending_work(tmp_path, no_compilation_cache):
     """Runs in a separate process, which exits and has no other computations."""
     (tmp_path / "late.py").write_text(LATE)
     process = subprocess.run(
