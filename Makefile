@@ -31,7 +31,7 @@ figures-images: EXTRA = demo
 figures-images: install
 	$(BIN)/python examples/augmentations.py
 
-# The figures of the XPCS pages, with a reduced palette. docs/benchmarks.md says how to make the others.
+# The figures of the XPCS pages, with a reduced palette. Full runs of the benchmarks draw the others.
 figures-xpcs: EXTRA = demo
 figures-xpcs: install
 	$(BIN)/python examples/xpcs_g2.py --plot docs/images/xpcs-g2.png

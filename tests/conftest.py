@@ -7,7 +7,7 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-# Compiled JAX programs, most of which are single operations, for all processes and the next run.
+# Compiled JAX programs, most of which are single operations, for both workers and the next run.
 _PROGRAMS = Path(__file__).parents[1] / "build" / "programs"
 
 # XLA's older loop emitter compiles in less than half the time.
@@ -33,12 +33,20 @@ def pytest_configure(config):
             *_EMITTERS,
         ]
     ).strip()
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_PROGRAMS))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     if not hasattr(config, "workerinput"):  # workers of xdist inherit the environment
         folder = tempfile.TemporaryDirectory(prefix="jaxkern-cache-")
         config.add_cleanup(folder.cleanup)
         os.environ["XDG_CACHE_HOME"] = folder.name
+    _keep_programs()
+
+
+def _keep_programs():
+    # Not in the environment: processes that tests kill would leave incomplete entries.
+    import jax
+
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(_PROGRAMS))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def pytest_collection_finish():

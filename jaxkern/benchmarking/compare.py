@@ -222,15 +222,24 @@ def _assert_same_leaf(
     inexact = [x.dtype for x in (a, b) if jnp.issubdtype(x.dtype, jnp.inexact)]
     is_complex = any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in inexact)
     wide: Any = np.complex128 if is_complex else np.float64
-    if equal or len(inexact) < 2:
-        if a.dtype != b.dtype:
-            raise AssertionError(f"{where}: the dtypes are {a.dtype} and {b.dtype}")
-        if inexact:
-            a, b = a.astype(wide), b.astype(wide)
-        np.testing.assert_array_equal(b, a, where, strict=True)
-        return
-    if rtol is None:
-        infos: list[Any] = [jnp.finfo(dtype) for dtype in inexact]  # type: ignore[no-untyped-call]
-        rtol = max(float(info.eps) for info in infos) ** 0.5
-    a, b = a.astype(wide), b.astype(wide)
-    np.testing.assert_allclose(b, a, rtol, atol, err_msg=where, strict=True)
+    exact = equal or len(inexact) < 2
+    if a.shape != b.shape:
+        raise AssertionError(f"{where}: the shapes are {a.shape} and {b.shape}")
+    if exact and a.dtype != b.dtype:
+        raise AssertionError(f"{where}: the dtypes are {a.dtype} and {b.dtype}")
+    if inexact:
+        a, b = a.astype(wide), b.astype(wide)
+    if exact:
+        different, bounds = (a != b) & ~((a != a) & (b != b)), ""
+    else:
+        if rtol is None:
+            infos: list[Any] = [jnp.finfo(dtype) for dtype in inexact]  # type: ignore[no-untyped-call]
+            rtol = max(float(info.eps) for info in infos) ** 0.5
+        different = ~np.isclose(b, a, rtol, atol, equal_nan=True)
+        bounds = f" (rtol={rtol:.3g}, atol={atol:.3g})"
+    if np.any(different):
+        index = tuple(np.argwhere(different)[0].tolist())
+        raise AssertionError(
+            f"{where}: {int(np.sum(different)):,} of {a.size:,} values differ{bounds}, "
+            f"the first at {list(index)}: {a[index]} and {b[index]}"
+        )

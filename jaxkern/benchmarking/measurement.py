@@ -278,8 +278,8 @@ def ratio_of_medians(
     confidence = check_number("confidence", confidence, 0, 1)
     over, under = np.asarray(after, np.float64), np.asarray(before, np.float64)
     for name, values in (("after", over), ("before", under)):
-        if not values.min() > 0:
-            raise ValueError(f"{name}: expected seconds above 0, got {values!r:.80}")
+        if values.ndim != 1 or not values.size or not (0 < values.min() <= values.max() < np.inf):
+            raise ValueError(f"{name}: expected finite seconds above 0, got {values!r:.80}")
     if paired and len(over) != len(under):
         raise ValueError(f"paired samples: expected one length, got {len(over)} and {len(under)}")
     value, samples = float(np.median(over) / np.median(under)), min(len(over), len(under))

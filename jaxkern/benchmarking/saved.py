@@ -230,7 +230,10 @@ def report(
     words = "not shown to differ" if verdict.outcome == _NONE else verdict.outcome
     lines += ["", "## Speedup", ""]
     lines.append(f"**{speedup.value:.3g}x**{interval}: {after.name} is {words}.")
-    lines += ["", *(f"- **{note}**" for note in verdict.notes)] if verdict.notes else []
+    notes = list(verdict.notes)
+    if not verdict.same_machine:
+        notes.insert(0, "another machine: this says nothing about changes of the code")
+    lines += ["", *(f"- **{note}**" for note in notes)] if notes else []
     lines += ["", "## Methodology", ""]
     sentences = dict.fromkeys([*before.methodology, *after.methodology, *methodology])
     lines += [f"- {sentence}" for sentence in sentences]

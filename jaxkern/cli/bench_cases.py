@@ -25,11 +25,12 @@ class Case(NamedTuple):
 
 def image_crops() -> Case:
     """Random resized crops with flips and normalization, within half a level of 255."""
-    from jaxkern import image
+    from jaxkern import image, random
 
     crop, flip = image.RandomResizedCrop(160, antialias=True), image.RandomHorizontalFlip(0.5)
-    chain = image.Compose([crop, flip, image.Normalize(_MEAN, _STD)])
-    return Case(chain, (jax.random.key(0), _images()), rtol=0, atol=0.5 / (255 * min(_STD)))
+    chain, images = image.Compose([crop, flip, image.Normalize(_MEAN, _STD)]), _images()
+    params = chain.sample(random.record_keys(0, 0, np.arange(len(images))), images.shape[1:3])
+    return Case(chain.apply, (images, params), rtol=0, atol=0.5 / (255 * min(_STD)))
 
 
 def image_normalize() -> Case:
@@ -37,7 +38,7 @@ def image_normalize() -> Case:
     from jaxkern import image
 
     chain = image.Compose([image.Normalize(_MEAN, _STD)])
-    return Case(chain, (jax.random.key(0), _images()), rtol=1e-5, atol=1e-5)
+    return Case(chain.apply, (_images(), ({},)), rtol=1e-5, atol=1e-5)
 
 
 def _images() -> jax.Array:

@@ -197,6 +197,7 @@ def _check_devices(library: Library) -> None:
     if library.platform != "cuda":
         return
     is_required = library.module == "jaxkern._cuda" and "cuda" in _required()
+    is_dropped = False
     # Other threads wait for the result: they must not compile for targets that are dropped.
     with _checking_devices:
         native, started = library.loaded, "cuda" in compat.started_backends()
@@ -206,8 +207,9 @@ def _check_devices(library: Library) -> None:
             if library.problem is not None:
                 _drop_targets(library)
                 library.loaded = None
-                if not is_required:
-                    _warn_not_used(library)
+                is_dropped = True
+    if is_dropped and not is_required:
+        _warn_not_used(library)  # without the lock, since warnings can be handled by any code
     if is_required and library.devices_checked and library.problem is not None:
         raise RuntimeError(
             f"JAXKERN_REQUIRE names 'cuda', but its kernels are not usable: {library.problem}"

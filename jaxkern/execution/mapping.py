@@ -55,9 +55,7 @@ class _Map(Supervised, Operator):
         try:
             if self._kind == "vmap":
                 return jax.vmap(self._fn, self._in_axes, self._out_axes)(*args)
-            size = self._sizes(args)[0] or 1  # an empty axis needs one device
-            divisors = (n for n in range(1, jax.device_count() + 1) if size % n == 0)
-            devices = self._workers or max(divisors)
+            devices = self._count_devices(self._sizes(args)[0])
             function, first = unbind(self._fn)
             tree = jax.tree_util.Partial(function, *first)  # its arrays are operands
             return _program.call(tree, Static(devices), *args)
@@ -77,6 +75,19 @@ class _Map(Supervised, Operator):
         if len(set(sizes.values())) != 1:
             raise ValueError(f"{self._kind}: expected mapped axes of one size, got {sizes}")
         return next(iter(sizes.values())), axes
+
+    def _count_devices(self, size: int) -> int:
+        available = jax.device_count()
+        if self._workers is not None and self._workers > available:
+            raise ValueError(
+                f"pmap: num_workers is {self._workers}, but JAX has {available} devices; more on a "
+                "CPU: jax.config.update('jax_num_cpu_devices', n) before JAX starts"
+            )
+        # An empty axis needs one device.
+        count = self._workers or max(n for n in range(1, available + 1) if (size or 1) % n == 0)
+        if size % count:
+            raise ValueError(f"pmap: {size} items cannot be divided evenly between {count} devices")
+        return count
 
     def _on_threads(self, args: tuple[Any, ...]) -> Any:
         size, axes = self._sizes(args)

@@ -59,7 +59,7 @@ def one_wrong(x):
 @pytest.mark.parametrize(
     ("second", "facts"),
     [
-        (one_wrong, ["['a']", "1 / 12", "[2, 1]", "9.0", "10.0"]),
+        (one_wrong, ["['a']", "1 of 12", "[2, 1]", "9.0", "10.0"]),
         (lambda x: {"a": x, "b": [x[0]]}, ["['b'][0]", "(3, 4)", "(4,)"]),
         (lambda x: {"a": x, "b": [x.astype(jnp.bfloat16)]}, ["['b'][0]", "bfloat16"]),
         (lambda x: {"a": x}, ["PyTreeDef"]),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import jax
 import pytest
 
+import jaxkern as jk
 from jaxkern.benchmarking.compare import assert_same
 from jaxkern.cli.bench_cases import CASES, prepare_case
 
@@ -20,8 +21,11 @@ pytestmark = pytest.mark.benchmark
 def test_op(name, backend, benchmark):
     benchmark.group = name
     with prepare_case(name) as case:
-        run, reference = case.arm(backend), case.arm("jax")(*case.args)
+        arms = {}
+        for arm in ("native", "jax"):
+            with jk.backend(arm):
+                arms[arm] = jax.jit(case.fn).lower(*case.args).compile()
+        run, reference = arms[backend], arms["jax"](*case.args)
         result = jax.block_until_ready(run(*case.args))
         assert_same(reference, result, "close", case.rtol, case.atol)
-        benchmark.extra_info["values"] = case.values
         benchmark(lambda: jax.block_until_ready(run(*case.args)))

@@ -33,13 +33,7 @@ if "fail" in sys.argv:
 
 
 @pytest.fixture
-def no_compilation_cache(monkeypatch):
-    """Programs that come from a cache have no scopes."""
-    monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")
-
-
-@pytest.fixture
-def script(tmp_path, no_compilation_cache):
+def script(tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "neighbor.py").write_text("VALUE = 'next to it'\n")
     path = tmp_path / "code" / "work.py"
@@ -261,7 +255,7 @@ atexit.register(print, "at exit")
 """
 
 
-def test_profile_waits_for_pending_work(tmp_path, no_compilation_cache):
+def test_profile_waits_for_pending_work(tmp_path):
     """Runs in a separate process, which exits and has no other computations."""
     (tmp_path / "late.py").write_text(LATE)
     process = subprocess.run(

@@ -489,6 +489,17 @@ def test_tfrecords(tmp_path, photos):
 
 
 @libraries
+def test_a_sequence_example_is_an_error(tmp_path):
+    """Its context looks like an Example, but its sequences would be missing."""
+    messages = pytest.importorskip("tfrecord").example_pb2
+    example = messages.SequenceExample()
+    example.context.feature["label"].int64_list.value.append(7)
+    example.feature_lists.feature_list["tokens"].feature.add().int64_list.value.append(1)
+    write_tfrecord(tmp_path / "x.tfrecord", [example.SerializeToString()])
+    with raises(ValueError, "SequenceExample"):
+        TFRecordSource(tmp_path / "x.tfrecord")
+
+
 def test_every_damaged_byte_of_a_tfrecord_is_found(tmp_path):
     path = tmp_path / "x.tfrecord"
     write_tfrecord(path, [{"x": k} for k in range(3)])

@@ -103,3 +103,22 @@ def test_boxes_have_the_same_distribution(v2):
     mine = draw(im.RandomErasing(1.0), size, 2000)
     for name, short in zip(names, "ijhw", strict=True):
         assert_same_distribution(mine[name], [params[short] for params in erasures])
+
+
+def test_options_are_expanded_like_torchvisions(v2):
+    """Comparisons of other tests call torchvision's functions with these fields."""
+    image, functions = torch.rand(3, 40, 50), v2.functional
+    for padding in (3, (1, 4), (4, 0, 2, 3)):
+        mine = functions.pad(image, list(im.Pad(padding).padding))
+        assert torch.equal(mine, v2.Pad(padding)(image))
+    for kernel in (3, (5, 9)):
+        mine = functions.gaussian_blur(image, list(im.GaussianBlur(kernel).kernel_size), [1.0, 1.0])
+        assert torch.equal(mine, v2.GaussianBlur(kernel, 1.0)(image))
+    for fill, center in ((0, None), (0.5, (7.5, 20.0))):
+        turn = im.RandomRotation((30, 30), center=center, fill=fill)
+        mine = functions.rotate(image, 30, center=turn.center, fill=list(turn.fill))
+        assert torch.equal(mine, v2.RandomRotation((30, 30), center=center, fill=fill)(image))
+    for options in ({"size": 20}, {"size": (20, 31)}, {"size": None, "max_size": 30}):
+        assert list(im.Resize(**options).output_size((40, 50))) == list(
+            v2.Resize(**options)(image).shape[1:]
+        )

@@ -199,7 +199,7 @@ class _Fields:
     """Collects features of records as columns; by default those of the first record."""
 
     def __init__(self, features: Mapping[str, str] | None, decoders: Mapping[str, Decode]) -> None:
-        self._example = import_extra("tfrecord", "tfrecord").example_pb2.Example
+        self._messages = import_extra("tfrecord", "tfrecord").example_pb2
         self._features, self._explicit = features, features is not None
         self._decoders = decoders
         self._kinds: dict[str, tuple[str, int]] = {}  # and number of values
@@ -209,9 +209,14 @@ class _Fields:
     def add(self, blob: int, offset: int, data: bytes, where: str) -> None:
         """Add a record whose bytes begin at `offset` of a file."""
         try:
-            stored = self._example.FromString(data).features.feature
+            stored = self._messages.Example.FromString(data).features.feature
         except Exception as error:
             raise ValueError(f"{where} is not a tf.train.Example: {error}") from error
+        # The context of a SequenceExample is encoded like the features of an Example.
+        if not self.records and self._messages.SequenceExample.FromString(data).HasField(
+            "feature_lists"
+        ):
+            raise ValueError(f"{where} is a SequenceExample; expected a tf.train.Example")
         if self._features is None:
             self._features = {name: name for name in sorted(stored)}
         for name, feature in self._features.items():
