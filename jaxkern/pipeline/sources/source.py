@@ -249,7 +249,7 @@ def check_numeric(array: np.ndarray, what: str) -> None:
     if dtype.kind in "OSUMm" or (dtype.kind == "V" and dtype.isbuiltin != 2):
         raise TypeError(
             f"{what} has dtype {dtype}; expected numbers or bools: use jaxkern.pipeline.Encoded "
-            "for encoded images, EncodedRecords for records of them; decode other values first"
+            "for encoded images, EncodedRecords for records with them; decode other values first"
         )
     try:
         canonical_dtype(dtype)
