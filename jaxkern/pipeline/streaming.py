@@ -108,8 +108,7 @@ class StreamNode(SequentialNode):
         return opened
 
     def initial_state(self, get: Callable[[], Any]) -> Any:
-        """Return the state that an iterable had before it was read, if `open` returns the same
-        object."""
+        """Return the state that an iterable, reused in all epochs, had before it was read."""
         with self._lock:
             if not self._initial:
                 self._initial.append(_to_json(get()))

@@ -265,7 +265,7 @@ def pack(
         "split" fills rows with it and treats the remainder as a document; "truncate" keeps
         the first `length` tokens; "drop" omits the document.
       max_open_bins: maximum number of open bins. If a document fits into none of them, the fullest
-      bin becomes a row. More bins reduce the padding.
+        bin becomes a row. More bins reduce the padding.
       pad_id: value of padding; a dict of field -> value if the fields differ.
       order: order of the documents; None for the stored order. Empty documents are skipped.
 
