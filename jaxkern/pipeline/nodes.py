@@ -155,7 +155,7 @@ class Cache(PipelineNode):
                     f"Cache() follows {node.name!r}, which {why}; put the cache before it"
                 )
         node = copy.copy(self)
-        node._stores = {}  # the copy does not share records
+        node._stores = {}  # this pipeline has separate records
         return Vertex(node, (vertex,))
 
     def block_spec(self, inputs: Sequence[Data], layout: BatchLayout, side: int) -> Data | None:

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxkern.pipeline.sources.columns import EncodedSource
 from jaxkern.pipeline.sources.files import suffix_of
 from jaxkern.pipeline.sources.formats.arrow import ArrowSource, ParquetSource, huggingface_source
 from jaxkern.pipeline.sources.formats.record_files import ArrayRecordSource, TFRecordSource
 from jaxkern.pipeline.sources.formats.webdataset import WebDatasetSource
+from jaxkern.pipeline.sources.images.columns import EncodedSource
 from jaxkern.pipeline.sources.images.fields import ImageColumn
 from jaxkern.pipeline.sources.packed.layout import SUFFIX
 from jaxkern.pipeline.sources.packed.source import PackedSource

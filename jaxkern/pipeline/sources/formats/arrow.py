@@ -12,8 +12,14 @@ import numpy as np
 
 from jaxkern.core.memory import available_bytes
 from jaxkern.core.progress import ProgressBar
-from jaxkern.pipeline.sources.columns import Column, Decode, EncodedSource, decoded, part_name
 from jaxkern.pipeline.sources.files import Paths, expand_paths, import_extra, map_file
+from jaxkern.pipeline.sources.images.columns import (
+    Column,
+    Decode,
+    EncodedSource,
+    decoded,
+    part_name,
+)
 from jaxkern.pipeline.sources.images.fields import ImageOptions
 from jaxkern.pipeline.sources.images.headers import ByteRanges
 from jaxkern.pipeline.sources.source import BatchSource, RecordSource, check_numeric, join_arrays

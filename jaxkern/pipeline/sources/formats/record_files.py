@@ -15,8 +15,14 @@ import numpy as np
 from jaxkern.core.failures import note
 from jaxkern.core.progress import ProgressBar
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sources.columns import Column, Decode, EncodedSource, decoded, part_name
 from jaxkern.pipeline.sources.files import NUMPY_HEADERS, Paths, expand_paths, import_extra
+from jaxkern.pipeline.sources.images.columns import (
+    Column,
+    Decode,
+    EncodedSource,
+    decoded,
+    part_name,
+)
 from jaxkern.pipeline.sources.images.fields import ImageOptions
 from jaxkern.pipeline.sources.images.headers import ByteRanges
 from jaxkern.pipeline.sources.source import RecordSource, locate, record_arrays

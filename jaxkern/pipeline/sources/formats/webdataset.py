@@ -17,8 +17,8 @@ import numpy as np
 
 from jaxkern.core.caches import SETTLED, cache_folder, read_index, write_index
 from jaxkern.core.progress import ProgressBar
-from jaxkern.pipeline.sources.columns import Column, Decode, EncodedSource, decoded
 from jaxkern.pipeline.sources.files import NUMPY_HEADERS, Paths, expand_paths, map_file
+from jaxkern.pipeline.sources.images.columns import Column, Decode, EncodedSource, decoded
 from jaxkern.pipeline.sources.images.fields import ImageOptions
 from jaxkern.pipeline.sources.images.headers import ByteRanges
 from jaxkern.pipeline.sources.source import locate
@@ -157,8 +157,8 @@ class _Index:
 
     def _select(self, name: str, endings: Sequence[str]) -> np.ndarray:
         """Return the numbers [N] of the members of a field, one for each sample."""
-        wanted = [number for ending, number in self._endings.items() if ending in endings]
-        chosen = np.flatnonzero(np.isin(self._members["ending"], wanted))
+        numbers = [number for ending, number in self._endings.items() if ending in endings]
+        chosen = np.flatnonzero(np.isin(self._members["ending"], numbers))
         count = np.bincount(self._members["sample"][chosen], minlength=len(self._keys))
         if (count != 1).any():
             sample = int(np.flatnonzero(count != 1)[0])

@@ -15,7 +15,7 @@ import numpy as np
 from jaxkern.core.progress import ProgressBar
 from jaxkern.core.threads import num_threads
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sources.columns import EncodedSource
+from jaxkern.pipeline.sources.images.columns import EncodedSource
 from jaxkern.pipeline.sources.images.decoding import MAX_PIXELS, jpeg_decoding
 from jaxkern.pipeline.sources.images.fields import (
     Decode,

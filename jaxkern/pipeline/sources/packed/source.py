@@ -17,8 +17,8 @@ from jaxkern.core.arguments import check_integer
 from jaxkern.core.arrays import check_mapped
 from jaxkern.core.threads import num_threads
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sources.columns import EncodedSource, RecordColumn
 from jaxkern.pipeline.sources.files import Paths
+from jaxkern.pipeline.sources.images.columns import EncodedSource, RecordColumn
 from jaxkern.pipeline.sources.images.decoding import CHANNELS, MAX_PIXELS, jpeg_decoding
 from jaxkern.pipeline.sources.images.fields import ImageColumn, ImageOptions
 from jaxkern.pipeline.sources.images.headers import ByteRanges, Headers
