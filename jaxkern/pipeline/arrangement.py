@@ -44,7 +44,7 @@ class Order:
         return np.zeros(len(rows), np.int64), rows
 
     def row_at(self, shard: Shard, source: int, number: int) -> int:
-        """Return the row where row `number` of an input is; the inverse of `locate`.
+        """Return the row that is row `number` of an input; the inverse of `locate`.
 
         The rows of an input are counted over all of its epochs.
         """

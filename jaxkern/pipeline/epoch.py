@@ -82,7 +82,7 @@ class Epoch:
         if epoch is None:
             epoch = Epoch(self.plan, number, end=vertex, shard=shard)
             self._inputs.put(key, epoch)
-            epoch = self._inputs.get(key) or epoch  # from the thread that was first
+            epoch = self._inputs.get(key) or epoch  # another thread may have been first
         return epoch
 
     def for_epoch(self, number: int) -> Epoch:

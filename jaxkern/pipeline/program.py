@@ -36,7 +36,7 @@ class WorkItem(NamedTuple):
     indices: tuple[int, ...]
     tree: Any
     records: Any  # uint32 [N, 2], high and low half of each record id
-    owned: bool = False  # nothing else uses the memory of the NumPy arrays, so JAX may
+    owned: bool = False  # True if only JAX uses the memory of the NumPy arrays
     bad: int = 0  # number of records that could not be read, see `BatchSource.on_bad_record`
     filled: bool = False  # the arrays are in the slot of a ring
 

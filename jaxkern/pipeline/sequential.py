@@ -152,7 +152,7 @@ class SequentialNode(PipelineNode):
     sequential = True
     fills_slots = True
     drops: bool = False  # rows without output are counted as "dropped"
-    row_by_row: bool = False  # its position is a row of the input, so shards may change
+    row_by_row: bool = False  # a position is a row, so it can be resharded
 
     def layout(self, inputs: Sequence[BatchLayout], remainder: Remainder) -> BatchLayout:
         size = self.batch_size or inputs[0].batch_size

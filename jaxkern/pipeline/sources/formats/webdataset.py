@@ -293,7 +293,7 @@ def _read_headers(file: Path, data: np.ndarray) -> _Shard:
         compressed = data[:2].tobytes() in (b"\x1f\x8b", b"BZ", b"\xfd7", b"\x28\xb5")
         hint = "; decompress it first" if compressed else ""
         raise ValueError(f"{file} is not a readable tar file: {error}{hint}") from error
-    blocks = (data[k : k + 65_536] for k in range(end, len(data), 65_536))  # stops early
+    blocks = (data[k : k + 65_536] for k in range(end, len(data), 65_536))  # read lazily
     if len(data) < end + 512 or any(block.any() for block in blocks):
         # tarfile treats invalid data after the first member as the end of the archive, and ignores
         # a second archive after the end.
