@@ -1,9 +1,10 @@
 """The order of an epoch: the record of each row, of one source or of several.
 
 An order is a pure function from (shard, epoch, rows) to record ids. The ids of a source are its own
-record numbers. Where several sources, or several epochs of a source, form one epoch, record r of
-source s in its t-th epoch gets the id ``t * stride + (ids of the sources before s) + r``, where
-`stride` counts the ids of all sources: no two records share an id, so that random draws differ.
+record numbers. If several sources, or several epochs of a source, form one epoch, record r of
+source s in its t-th epoch has the id ``t * stride + (ids of the sources before s) + r``, where
+`stride` is the number of ids of all sources. No two records share an id, so their random draws
+differ.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Part(NamedTuple):
-    """Rows of an order that come from one epoch of one input."""
+    """Rows of an order that are read from one epoch of one input."""
 
     source: int  # index of the input
-    shard: Shard  # of the input, as the next two
+    shard: Shard  # shard of the input; epoch and rows also refer to the input
     epoch: int
     rows: Rows  # int64 [n], ascending
-    positions: Rows  # of these rows among the requested rows, int64 [n]
+    positions: Rows  # int64 [n], indices into the requested rows
     record_id_offset: int  # added to the record ids of the input
 
 
@@ -39,24 +40,27 @@ class Order:
     inputs: tuple[Order, ...]
 
     def locate(self, shard: Shard, rows: Rows) -> tuple[Rows, Rows]:
-        """Return (input, number of its rows before) for rows of a shard."""
+        """Return (input, number of rows of this input before the row) for each row of a shard."""
         return np.zeros(len(rows), np.int64), rows
 
     def row_at(self, shard: Shard, source: int, number: int) -> int:
-        """Return the row of an input's row, counted over its epochs; the inverse of `locate`."""
+        """Return the row that is row `number` of an input; the inverse of `locate`.
+
+        The rows of an input are counted over all of its epochs.
+        """
         return number
 
     def rows_in(self, shard: Shard) -> int:
-        """Return the number of rows of a shard: at most that of the shards before it, perhaps 0."""
+        """Return the number of rows of a shard; it may be 0, and never increases with the index."""
         return self.inputs[0].rows_in(shard)
 
     def input_epochs_per_epoch(self, source: int, count: int) -> int:
-        """Return how many epochs of an input one epoch uses at most, with `count` shards."""
+        """Return the maximum number of epochs of an input in one epoch, with `count` shards."""
         return self.epoch_bound
 
     @property
     def epoch_bound(self) -> int:
-        """Upper bound of `input_epochs_per_epoch` for all inputs and numbers of shards."""
+        """Upper bound of `input_epochs_per_epoch` for all inputs and shard counts."""
         return 1
 
     @property
@@ -75,11 +79,11 @@ class Order:
 
     @functools.cached_property
     def record_id_bound(self) -> int:
-        """Record ids are smaller than this."""
+        """Exclusive upper bound of the record ids."""
         return self._stride * self.epoch_bound
 
     def parts(self, shard: Shard, epoch: int, rows: Rows) -> Iterator[Part]:
-        """Yield the rows of the inputs that form these rows."""
+        """Yield the rows of the inputs that make up the requested rows."""
         which, numbers = self.locate(shard, rows)
         offset = 0
         for source, order in enumerate(self.inputs):
@@ -103,7 +107,7 @@ class Order:
         return records
 
     def row_of(self, count: int, epoch: int, record: int) -> tuple[int, int] | None:
-        """Return the (shard, row) of a record among `count` shards; None if it is left out."""
+        """Return the (shard, row) of a record among `count` shards; None if the epoch omits it."""
         turn, record = divmod(record, self._stride)
         ends = np.cumsum([order.record_id_bound for order in self.counted_inputs])
         source = int(np.searchsorted(ends, record, side="right"))
@@ -170,8 +174,11 @@ _permutation = functools.lru_cache(maxsize=64)(Permutation)
 
 @dataclasses.dataclass(frozen=True)
 class Mixture(Order):
-    """Inputs by weight. An epoch ends where an input would have to repeat a record, or with `stop`
-    "last" when every record has occurred, while the shorter inputs repeat."""
+    """Inputs mixed by weight.
+
+    An epoch ends before an input would have to repeat a record. With `stop` "last" it ends when
+    every record has occurred, and shorter inputs repeat.
+    """
 
     schedule: Schedule
     stop: Literal["first", "last"]
@@ -183,7 +190,7 @@ class Mixture(Order):
     def epoch_bound(self) -> int:
         if self.stop == "first":
             return 1
-        # A shard may have half as many rows of an input as the average, and twice another's.
+        # A shard may have half the average number of rows of an input, and twice that of another.
         return 4 + 4 * max(self.input_epochs_per_epoch(s, 1) for s in range(len(self.inputs)))
 
     def rows_in(self, shard: Shard) -> int:
@@ -211,7 +218,7 @@ class Mixture(Order):
         return f"mix({super().describe()}; {weights}, seed {seed}, stop {self.stop})"
 
 
-@functools.lru_cache(maxsize=256)  # every batch asks
+@functools.lru_cache(maxsize=256)  # called for every batch
 def _mixture_epochs(mixture: Mixture, source: int, count: int) -> int:
     rows = np.array([mixture.rows_in((0, count))])
     most = mixture.schedule.before(source, rows).item()
@@ -220,7 +227,7 @@ def _mixture_epochs(mixture: Mixture, source: int, count: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Concatenation(Order):
-    """Inputs one after the other."""
+    """Inputs in sequence."""
 
     def _starts(self, shard: Shard) -> Rows:
         return np.cumsum([0, *(order.rows_in(shard) for order in self.inputs)], dtype=np.int64)
@@ -242,7 +249,7 @@ class Concatenation(Order):
 
 @dataclasses.dataclass(frozen=True)
 class Repetition(Order):
-    """Several epochs of one input as one."""
+    """Several epochs of one input as one epoch."""
 
     times: int
 
@@ -272,7 +279,7 @@ class TakeOrder(Order):
 
 @dataclasses.dataclass(frozen=True)
 class Pairing(Order):
-    """Inputs side by side, up to the end of the shortest; the record ids are the first input's."""
+    """Inputs zipped up to the length of the shortest, with the record ids of the first input."""
 
     @property
     def counted_inputs(self) -> tuple[Order, ...]:
@@ -298,7 +305,7 @@ class Span(NamedTuple):
 
 
 class PendingShards(NamedTuple):
-    """The rest of an epoch that several shards began: what each has not delivered."""
+    """The rest of an interrupted epoch: the rows that each of its shards has not delivered."""
 
     shards: int
     spans: tuple[Span, ...]
@@ -306,7 +313,7 @@ class PendingShards(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ReshardedOrder(Order):
-    """The rest of an epoch of one input that other shards began, divided among the current ones."""
+    """The rest of an interrupted epoch of one input, divided among the current shards."""
 
     pending: PendingShards
 
@@ -316,7 +323,7 @@ class ReshardedOrder(Order):
         return np.cumsum([0, *lengths], dtype=np.int64)
 
     def _first_row(self, shard: Shard) -> int:
-        # The rows of a shard are contiguous, so that they come from few of the old shards.
+        # The rows of a shard are contiguous, so that it reads from few of the old shards.
         index, count = shard
         each, more = divmod(int(self._starts[-1]), count)
         return index * each + min(index, more)
@@ -334,7 +341,7 @@ class ReshardedOrder(Order):
                 yield Span(span.shard, span.start + start, span.start + stop)
 
     def _old_rows(self, shard: Shard, rows: Rows) -> Iterator[tuple[Shard, Rows, Rows]]:
-        """Yield (old shard, its rows, their positions)."""
+        """Yield (old shard, rows of it, positions of these rows among the requested rows)."""
         pending = np.minimum(rows + self._first_row(shard), self._starts[-1] - 1)
         which = np.searchsorted(self._starts, pending, side="right") - 1
         for number in np.unique(which).tolist():

@@ -22,7 +22,7 @@ from jaxkern.pipeline.sources.source import BatchSource
 if TYPE_CHECKING:
     from jaxkern.pipeline.epoch import Blocks, Epoch
 
-#: maps the orders of inputs and a seed to the order of all
+#: (orders of the inputs, seed) -> order of the combination
 Arrange = Callable[[tuple[Order, ...], int], Order]
 #: (batch of an input, its rows, their positions)
 _Piece = tuple[Data, slice | np.ndarray, np.ndarray]
@@ -47,8 +47,8 @@ class Settings(NamedTuple):
 class Combined(PipelineNode):
     """Rows of the batches of its inputs, in a new order.
 
-    `seed` is that of the order and of random draws after the node; None for that of the input.
-    `names` are fields for the inputs of a `Pairing`, which hold theirs.
+    `seed` is the seed of the order and of random draws after the node; None for the seed of the
+    input. With `names` the fields of each input of a `Pairing` are nested under its name.
     """
 
     has_order = True
@@ -74,7 +74,7 @@ class Combined(PipelineNode):
         assert self.batch_size is not None
         if not self.keeps_remainder:
             self.description = order.describe()
-        elif first.remainder == "drop":  # of the batches before, equally many rows in all shards
+        elif first.remainder == "drop":  # full input batches only, equally many in all shards
             order = TakeOrder(order.inputs, first.rows * first.shard[1])
         shuffle = any(layout.shuffle for layout in inputs)
         return BatchLayout(self.batch_size, remainder, seed, shuffle, first.shard, order)
@@ -95,7 +95,7 @@ class Combined(PipelineNode):
         shard, rows = layout.read_rows(requested)
         order = layout.order
         pieces: list[list[_Piece]] = [[] for _ in vertex.inputs]
-        # Threads begin with different inputs, because consecutive batches need the same blocks.
+        # Threads start with different inputs, because consecutive batches need the same blocks.
         count = len(vertex.inputs)
         parts = order.parts(shard, epoch.number, rows)
         for part in sorted(parts, key=lambda part: (part.source - batch) % count):
@@ -117,7 +117,7 @@ class Combined(PipelineNode):
             mask = layout.mask_of(requested)
             if not self.keeps_remainder:
                 data = {**data, "mask": mask}
-            elif (own := data.get("mask")) is not None:  # a function may have changed or dropped it
+            elif (own := data.get("mask")) is not None:  # a function may have changed or removed it
                 data = {**data, "mask": own * mask.reshape(-1, *[1] * (own.ndim - 1))}
         return Block(data, epoch.records(layout, requested))
 
@@ -144,12 +144,12 @@ def _read(epoch: Epoch, upstream: Vertex, part: Part, with_mask: bool) -> list[_
 
 
 def source_seed(vertex: Vertex) -> int:
-    """Return the seed of the first source up to a vertex, which has no stream."""
+    """Return the seed of the first source upstream of a vertex without streams."""
     return next(v.node.seed for v in vertex.ordered() if isinstance(v.node, SourceNode))
 
 
 def check_random_access(name: str, vertices: Sequence[Vertex]) -> None:
-    """Raise if the rows of an input cannot be read in any order."""
+    """Raise if the rows of an input cannot be read in arbitrary order."""
     for vertex in vertices:
         if vertex.sequential:
             raise ValueError(
@@ -195,8 +195,10 @@ def combined(
 
 
 class _Rearranged(PipelineNode):
-    """A node that becomes another one, depending on the vertex that it follows. `arrange` returns
-    the order of the rows."""
+    """A node whose implementation depends on the vertex that it follows.
+
+    `arrange` returns the order of the rows.
+    """
 
     def __init__(self, name: str, description: str, arrange: Arrange) -> None:
         self.name, self.description, self._arrange = name, description, arrange
@@ -231,7 +233,7 @@ class Rebatch(_Rearranged):
 
 
 class Repeat(_Rearranged):
-    """Makes several epochs of the pipeline before it one: each has its own order and draws.
+    """Combines several epochs into one; each has its own order and random draws.
 
     >>> import jaxkern as jk
     >>> pipe = jk.from_source({"x": [0, 1, 2]}, batch_size=2) >> jk.pipeline.Repeat(2)
@@ -249,7 +251,7 @@ class Repeat(_Rearranged):
 class Take(_Rearranged):
     """Keeps the first records of each epoch's order, over all shards together.
 
-    If the source is shuffled these differ in every epoch; `Subset` selects records permanently.
+    If the source is shuffled, they differ in every epoch; use `Subset` to select fixed records.
 
     >>> import jaxkern as jk
     >>> pipe = jk.from_source({"x": list(range(100))}, batch_size=2) >> jk.pipeline.Take(3)

@@ -1,4 +1,4 @@
-"""The engine: threads make work items ahead, and a ring delivers them in order."""
+"""The engine: threads compute work items ahead of time, and a ring delivers them in order."""
 
 from __future__ import annotations
 
@@ -24,12 +24,18 @@ class ItemSource:
         raise NotImplementedError
 
     def claim(self) -> Any:
-        """Return what `make` needs for the next item; None at the end. One thread at a time."""
+        """Return the argument of `make` for the next item; None at the end.
+
+        Only one thread calls it at a time.
+        """
         raise NotImplementedError
 
     def make(self, claim: Any, slot: Any) -> Any:
-        """Return the item of a claim, in any thread. If its arrays are in the ring's slot, its
-        `filled` is True, and its fields are replaced by those that the ring delivers."""
+        """Return the item of a claim; called in any thread.
+
+        If its arrays are in the ring's slot, its `filled` is True, and the arrays that the ring
+        delivers replace its fields.
+        """
         return claim
 
     def resize(self, threads: int) -> None:
@@ -39,11 +45,11 @@ class ItemSource:
         """Wake the threads that wait in `claim`; called in any thread."""
 
     def release(self) -> None:
-        """Release resources; called in the last thread that claimed."""
+        """Release resources; called in the last thread that called `claim`."""
 
 
 class Item(NamedTuple):
-    """A value, or the error in its place; and the positions of the source around it."""
+    """A value or an error, and the positions of the source before and after it."""
 
     value: Any
     error: BaseException | None
@@ -54,9 +60,9 @@ class Item(NamedTuple):
 class Engine:
     """Makes the items of a source, at most `ahead` before they are consumed.
 
-    With no `threads` each item is made when it is requested. `struct` has the shapes of a slot that
-    `make` can fill; None if items are Python objects. `position` is that of the source after the
-    last item that was consumed.
+    With `threads=0` each item is made when it is requested. `struct` has the shapes of the slots
+    that `make` fills; None if items are Python objects. `position` is the position of the source
+    after the last consumed item.
     """
 
     def __init__(
@@ -71,15 +77,15 @@ class Engine:
         memory: SlotMemory | None = None,
     ) -> None:
         self.position = source.position
-        #: number of items that may be ahead
+        #: maximum number of items made ahead
         self.capacity = max(ahead, 1)
         self._source = source
-        # A ring without arrays orders the items. It has more slots than items may be ahead, so that
-        # the number ahead can grow.
+        # A ring without arrays orders the items. It has more slots than `capacity`, so that
+        # `capacity` can grow.
         self._room = threading.Semaphore(self.capacity) if struct is None else None
         self._ring: Ring | None = None
         self._slot_bytes = 0
-        self._overflow_bytes = 0  # of items that did not fit into the ring's slots
+        self._overflow_bytes = 0  # size of items that did not fit into the ring's slots
         if threads:
             slots = self.capacity if struct is not None else 2 * self.capacity + 64
             for leaf in jax.tree.leaves(struct):
@@ -91,7 +97,7 @@ class Engine:
         self._claiming = threading.Lock()
         self._lock = threading.Lock()  # guards the next three
         self._threads = threads  # number of threads that should run; 0 after the last item
-        self._running: dict[int, threading.Thread] = {}  # by number, from 0
+        self._running: dict[int, threading.Thread] = {}  # by thread number, from 0
         self._ended = False  # no more items are claimed
         self._process = os.getpid()
         self._contexts = ThreadContexts()
@@ -123,7 +129,7 @@ class Engine:
         return item
 
     def resize(self, threads: int) -> None:
-        """Change the number of threads, here and upstream; not if items are made on request."""
+        """Change the number of threads here and upstream; ignored if items are made on request."""
         self._source.resize(threads)
         if self._ring is None:
             return
@@ -137,8 +143,10 @@ class Engine:
                 self._threads = min(threads, self.capacity)
 
     def stats(self) -> RingStats | None:
-        """Return the statistics of the ring, including the items that did not fit into slots; None
-        if items are made on request."""
+        """Return the statistics of the ring; None if items are made on request.
+
+        They include the items that did not fit into slots.
+        """
         if self._ring is None:
             return None
         stats = self._ring.stats()
@@ -159,7 +167,7 @@ class Engine:
             self._source.release()
 
     def start(self) -> None:
-        """Start the threads now and not with the first `next`."""
+        """Start the threads before the first call of `next`."""
         with self._lock:
             for number in {*range(self._threads)} - self._running.keys():
                 name = f"jaxkern-pipeline-{number + 1}"
@@ -201,7 +209,7 @@ class Engine:
             while self._make_one(number):
                 pass
         with self._lock:
-            self._running.pop(number, None)  # an interrupt may have prevented its entry
+            self._running.pop(number, None)  # an interrupt may have prevented its insertion
             last = self._ended and not self._running
         if last:
             self._source.release()
@@ -233,9 +241,9 @@ class Engine:
         slot: RingSlot | None = None
         value: Any = None
         try:
-            if error is None:  # not in the lock: several threads can wait for slots
+            if error is None:  # without the lock: several threads can wait for slots
                 slot = ring.slot(index)
-        except MemoryError as failure:  # raised in the item's place
+        except MemoryError as failure:  # delivered instead of the item
             error = failure
         if slot is not None:
             try:
@@ -249,7 +257,7 @@ class Engine:
                 self._overflow_bytes += value.nbytes - self._slot_bytes
             slot.commit()
             return True
-        # An exception of the error's own text must not end the thread.
+        # An exception raised by str(error) must not end the thread.
         with contextlib.suppress(BaseException):
             if slot is None:
                 ring.fail(error, index)

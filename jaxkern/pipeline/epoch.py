@@ -1,4 +1,4 @@
-"""One epoch of a pipeline: blocks by index, and the work items that engines make of them."""
+"""One epoch of a pipeline: blocks by index, and the work items that engines make from them."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import DeferredBlock, Flow
 from jaxkern.ring import Assembly, ProducerError, RingStats, SlotMemory
 
-#: record ids that are computed together: a call costs as much as some hundred of them
+#: number of record ids computed per call; the overhead of a call equals a few hundred ids
 _BLOCK_RECORDS = 4096
 _SHARED_BLOCKS = 16
 
 
 class Epoch:
-    """One epoch of a plan; any thread can make any block that no sequential node precedes.
+    """One epoch of a plan; any thread can make any block that is not after a sequential node.
 
-    `threads` and `ahead` are for the engines upstream of sequential nodes. `end` is the vertex
-    whose batches are requested, if not the last; `shard` another one than the plan's.
+    `threads` and `ahead` configure the engines upstream of sequential nodes. `end` is the vertex
+    whose batches are requested; by default the last one. `shard` overrides the plan's shard.
     """
 
     def __init__(
@@ -68,21 +68,21 @@ class Epoch:
 
     @functools.cached_property
     def key(self) -> np.ndarray:
-        """uint32 [2], the data of the key that the records' keys are folded from."""
-        return _key_data(self._seed, self.number)  # inputs of mixtures may not need it
+        """uint32 [2], key data of the epoch; the records' keys are folded from it."""
+        return _key_data(self._seed, self.number)  # lazy: inputs of mixtures may not need it
 
     def layout(self, vertex: Vertex) -> BatchLayout:
         """Return the layout of a vertex."""
         return self._layouts[vertex]
 
     def at(self, vertex: Vertex, shard: Shard, number: int) -> Epoch:
-        """Return the epoch of an input of a mixture, perhaps another one and of another shard."""
+        """Return the epoch of an input of a mixture, which may have another number and shard."""
         key = vertex, shard, number
         epoch = self._inputs.get(key)
         if epoch is None:
             epoch = Epoch(self.plan, number, end=vertex, shard=shard)
             self._inputs.put(key, epoch)
-            epoch = self._inputs.get(key) or epoch  # of the first thread
+            epoch = self._inputs.get(key) or epoch  # another thread may have been first
         return epoch
 
     def for_epoch(self, number: int) -> Epoch:
@@ -100,8 +100,10 @@ class Epoch:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def shared_block(self, vertex: Vertex, batch: int, rows: int) -> Block:
-        """Return one batch from which several later batches are cut, made by the first thread. It
-        is dropped after all its rows were requested, `rows` by this call."""
+        """Return a batch from which several later batches are cut; the first thread makes it.
+
+        It is dropped after all its rows were requested; this call requests `rows` of them.
+        """
         with self._lock:
             shared = self._shared.pop((vertex, batch), None) or _SharedBlock()
             shared.used += rows
@@ -115,8 +117,10 @@ class Epoch:
             return shared.block
 
     def open_flow(self, vertex: Vertex, position: Any) -> Flow:
-        """Return the batches of a sequential vertex from a position on; ValueError if it is not a
-        position of the node."""
+        """Return the batches of a sequential vertex from a position on.
+
+        Raises: ValueError if it is not a position of the node.
+        """
         node: Any = vertex.node
         try:
             flow: Flow = node.flow(self, vertex, position or {})
@@ -130,14 +134,14 @@ class Epoch:
         return flow
 
     def open_upstream(self, vertex: Vertex, position: Any) -> Engine:
-        """Return the input of a sequential vertex, from a position on."""
+        """Return the engine of the input of a sequential vertex, from a position on."""
         return Engine(_UpstreamRows(self, vertex, position), self.threads, self.ahead)
 
 
 class Blocks:
-    """The blocks of an epoch, each made once: branches use the same arrays. For one thread.
+    """The blocks of an epoch, each made once, so that branches share arrays; not thread-safe.
 
-    `pulled` makes the next block of the last sequential node, or is an error.
+    `pulled` makes the next block of the last sequential node, or is its error.
     """
 
     def __init__(self, epoch: Epoch, pulled: DeferredBlock | BaseException | None = None):
@@ -146,7 +150,7 @@ class Blocks:
         self._made: dict[tuple[Vertex, int], Block] = {}
 
     def block(self, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
-        """Return one batch at a vertex, perhaps in the arrays `out`."""
+        """Return one batch at a vertex; it may use the arrays `out`."""
         made = self._made.get((vertex, batch))
         if made is not None:
             return made
@@ -162,7 +166,7 @@ class Blocks:
             if not any(text.startswith("in node ") for text in notes_of(error)):
                 note(error, "in node {!r} of the pipeline", plan.names[vertex])
             raise
-        if vertex in plan.shared:  # a branch must not change what another one reads
+        if vertex in plan.shared:  # a branch must not modify arrays that another one reads
             block = block._replace(data=row.read_only(block.data))
         self._made[vertex, batch] = block
         return block
@@ -190,13 +194,15 @@ class Blocks:
 class _SharedBlock:
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.used = 0  # rows of it that were requested
+        self.used = 0  # number of requested rows
         self.block: Block | None = None
 
 
 class _Section(ItemSource):
-    """Batches at vertices in order, made together from batch `index` on. If a sequential node
-    precedes them, its flow decides the items, from `position` on."""
+    """The batches of several vertices, made together and in order, from batch `index` on.
+
+    If a sequential node precedes the vertices, its flow determines the items, from `position` on.
+    """
 
     def __init__(
         self, epoch: Epoch, vertices: Sequence[Vertex], index: int = 0, position: Any = None
@@ -266,7 +272,7 @@ class _UpstreamRows(_Section):
 
 
 class WorkItems(_Section):
-    """The work items of an epoch, from a batch on: what the engine of an iteration makes."""
+    """The work items of an epoch from a batch on, for the engine of an iteration."""
 
     def __init__(self, epoch: Epoch, index: int = 0, position: Any = None) -> None:
         super().__init__(epoch, epoch.plan.inputs, index, position)
@@ -275,7 +281,7 @@ class WorkItems(_Section):
 
     def make(self, claim: tuple[int, Any], slot: Any) -> WorkItem:
         index, pulled = claim
-        # Ragged images, whose buffers have no fixed length, are not in slots.
+        # Slots do not hold Ragged images, whose buffers have no fixed length.
         usual = self._plan.first if slot and slot["leaves"] else None
         out = None
         if usual is not None and self._fills_slots and self._is_full(index):
@@ -283,8 +289,8 @@ class WorkItems(_Section):
         item = self._item(index, pulled, out)
         if usual is not None and item.is_like(usual):
             return item.fill(slot)
-        # What a source wrote to the slot would be overwritten by a later batch. The copy that JAX
-        # needs is made here, not by the thread that waits for the item.
+        # A later batch would overwrite the data that a source wrote to the slot. The copy that JAX
+        # needs is made here, not in the thread that waits for the item.
         return item if slot is None else item.with_owned_buffers()
 
     def _is_full(self, index: int) -> bool:
@@ -312,7 +318,7 @@ class WorkItems(_Section):
         return item
 
     def _bad_records(self, index: int, blocks: Sequence[Block]) -> int:
-        """Count the rows whose record could not be read, without padding."""
+        """Count the rows, without padding, whose record could not be read."""
         layout = self._plan.layout
         for block in blocks:
             if self._sequential is None:
@@ -322,12 +328,14 @@ class WorkItems(_Section):
             valid = block.data.get("valid")
             if valid is not None and np.shape(valid) == real.shape:
                 return int((~np.asarray(valid, bool) & real).sum())
-        return 0  # a function has dropped the field
+        return 0  # a function has removed the field
 
 
 class NativeEngine:
-    """An engine whose work items native threads make, from batch `start` on, see `Engine`; at most
-    as many threads as the kernels use."""
+    """An engine whose work items native threads make, from batch `start` on; see `Engine`.
+
+    It uses at most as many threads as the kernels.
+    """
 
     def __init__(
         self, epoch: Epoch, start: int, threads: int, capacity: int, device: Any, memory: SlotMemory
@@ -355,7 +363,7 @@ class NativeEngine:
         )
 
     def next(self, timeout: float | None = None) -> Item | None:
-        """Return the next item; None after the last one, or after an error of the order."""
+        """Return the next item; None after the last one, or after `_orders` raised an error."""
         try:
             index, error, data = self._assembly.take(timeout)
         except StopIteration:
@@ -384,8 +392,11 @@ class NativeEngine:
         return item
 
     def _orders(self, start: int) -> Iterator[np.ndarray]:
-        """Yield the records of batches, some together; raise instead of a batch with a record that
-        must not be read."""
+        """Yield the records of several batches at a time.
+
+        Raises the exception of `check` instead of yielding a batch with a record that must not be
+        read.
+        """
         layout, check = self._layout, self._reader.check
         step = max(1, RECORDS_PER_CALL // layout.batch_size)
         for first in range(start, layout.batches, step):
@@ -416,19 +427,19 @@ class NativeEngine:
 
 
 def first_item(plan: PipelinePlan) -> WorkItem:
-    """Return a work item of the usual shapes; read the first batch if none has been made yet."""
+    """Return a work item of a full batch; read the first batch if there is none yet."""
     if plan.first is not None:
         return plan.first
     once = next((vertex.node for vertex in plan.vertices if vertex.node.once), None)
     if once is not None:
         raise RuntimeError(
-            f"{once.describe()} can be read only once: its shapes are known after an iteration has "
-            "made the first batch; give from_stream a function that opens it again"
+            f"{once.describe()} can be read only once: its shapes are unknown before an iteration "
+            "has made the first batch; pass from_stream a function that opens it again"
         )
     with contextlib.closing(Engine(WorkItems(Epoch(plan, 0)), 0, 1)) as engine:
         item = engine.next()
     if item is None:
-        raise ValueError("the epoch has no batch, and its shapes are not known")
+        raise ValueError("the shapes of batches are unknown: the epoch has no batch")
     if item.error is not None:
         raise item.error
     made: WorkItem = item.value

@@ -15,7 +15,7 @@ from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import Flow, RowFlow, Rows, SequentialNode, Upstream
 from jaxkern.pipeline.sources.source import record_arrays, stack_records
 
-#: the number of records that one may become: output n of record r is record r * PARTS + n
+#: maximum number of outputs per record; output n of record r has the id r * PARTS + n
 PARTS = 1 << 16
 
 
@@ -23,13 +23,13 @@ class Filter(SequentialNode):
     """Keeps the records for which a predicate is True, in full batches.
 
     A record keeps its id, so that random draws after the filter are the same as without it. The
-    number of batches is unknown before the end of an epoch: ``len(pipeline)`` raises. Worker
-    threads call the predicate, which must depend on its record only.
+    number of batches is unknown before the end of an epoch, so ``len(pipeline)`` raises. Worker
+    threads call the predicate, which must depend only on its record.
 
     Args:
       predicate: ``predicate(record) -> bool``, where a record is a dict of NumPy arrays.
-      batched: True if it takes a batch instead of a record, and returns bool [N].
-      name: in messages, states and explanations.
+      batched: True if it is called with a batch instead of a record, and returns bool [N].
+      name: name of the node in messages, states and explanations.
     Raises: TypeError for a predicate that cannot be called.
 
     >>> import jaxkern as jk
@@ -89,14 +89,14 @@ class Filter(SequentialNode):
 class FlatMap(SequentialNode):
     """Replaces each record by any number of records, in full batches.
 
-    Output n of record r has the id ``65536 * r + n``, which decides its random draws. The number of
-    batches is unknown before the end of an epoch: ``len(pipeline)`` raises. Worker threads call the
-    function, which must depend on its record only.
+    Output n of record r has the id ``65536 * r + n``, which determines its random draws. The number
+    of batches is unknown before the end of an epoch, so ``len(pipeline)`` raises. Worker threads
+    call the function, which must depend only on its record.
 
     Args:
-      fn: ``fn(record) -> iterable of records``, dicts of NumPy arrays; at most 65,536, perhaps
-        none. All have the same fields, shapes and dtypes.
-      name: in messages, states and explanations.
+      fn: ``fn(record) -> iterable of records``, dicts of NumPy arrays: 0 to 65,536 per record. All
+        have the same fields, shapes and dtypes.
+      name: name of the node in messages, states and explanations.
     Raises: TypeError for a function that cannot be called.
 
     >>> import jaxkern as jk
@@ -152,7 +152,7 @@ class FlatMap(SequentialNode):
 
 
 def part_ids(records: np.ndarray, counts: Sequence[int]) -> np.ndarray:
-    """Return int64 [sum of counts]: record * PARTS + n for n below the count of each record."""
+    """Return ids int64 [sum(counts)]: record * PARTS + n for 0 <= n < count, for each record."""
     if records.size and records.max() >= 2**63 // PARTS:
         raise ValueError(
             f"record {records.max()} is too large for ids of its parts: expected less than 2**47, "
@@ -167,20 +167,22 @@ def part_ids(records: np.ndarray, counts: Sequence[int]) -> np.ndarray:
 class Window(SequentialNode):
     """Windows over consecutive records, or over the sequence in each record.
 
-    Over records: window w holds the records from w * stride to w * stride + size - 1 in the order
-    of the epoch, of this shard; each field gets an axis of length `size` after the batch axis. The
-    window has the id of its first record. Records at the end that do not fill a window are dropped.
+    Over records: window w contains the records w * stride to w * stride + size - 1 of this shard,
+    in the order of the epoch. Each field has an additional axis of length `size` after the batch
+    axis. The id of a window is that of its first record. Records at the end that do not fill a
+    window are dropped.
 
-    Over sequences, ``axis="sequence"``: each record becomes the windows along the first axis of
-    `fields`, perhaps none; its other fields are repeated. They have ids as from `FlatMap`.
+    Over sequences, ``axis="sequence"``: each record is replaced by zero or more windows along the
+    first axis of `fields`; its other fields are repeated. The windows have the ids of the outputs
+    of a `FlatMap`.
 
-    The number of batches is unknown before the end of an epoch: ``len(pipeline)`` raises.
+    The number of batches is unknown before the end of an epoch, so ``len(pipeline)`` raises.
 
     Args:
-      size: of a window.
-      stride: from the start of one window to that of the next; None for `size`: no overlap.
-      fields: of the windows; None for all. Over records the others are dropped.
-      axis: direction of the windows.
+      size: length of a window.
+      stride: distance between the starts of consecutive windows; None for `size`, without overlap.
+      fields: fields to divide into windows; None for all. Over records the others are dropped.
+      axis: "records" or "sequence".
     Raises: ValueError that names the argument.
 
     >>> import jaxkern as jk

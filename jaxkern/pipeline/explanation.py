@@ -21,11 +21,11 @@ class Stage:
     """A record after one node.
 
     Attributes:
-      name: of the node.
-      node: its description.
+      name: name of the node.
+      node: description of the node.
       where: "host" for code in worker threads, "device" for JAX code on JAX's device.
-      batch, row: where the record is in the batches there.
-      fields: its fields: NumPy arrays without the batch axis.
+      batch, row: index of the batch after the node, and row of the record in it.
+      fields: the fields of the record: NumPy arrays without the batch axis.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The fields of one record after each node of a pipeline; its str is readable.
+    """The fields of one record after each node of a pipeline; ``str`` formats them as text.
 
     Attributes:
       record, epoch: as requested.
@@ -63,15 +63,15 @@ class Explanation:
 
 @dataclasses.dataclass(frozen=True)
 class Overview:
-    """The places where the nodes of a pipeline run; its str is readable.
+    """Places where the nodes of a pipeline run; ``str`` formats them as text.
 
     Attributes:
       nodes: (name, description, where) of each node, in order; where is "native threads", "worker
         threads" ("worker threads, in order" if its batches depend on all earlier ones), "host
         program" for JAX on the CPU in worker threads, or "device program"; without workers
         "iterating thread" instead of the first two.
-      placement: where a Compose runs that was left open; None if none was left open.
-      remarks: lines of sources and sequential nodes on how they read their records.
+      placement: where each Compose with ``on="auto"`` runs; None without such a Compose.
+      remarks: lines that describe how sources and sequential nodes read their records.
     """
 
     nodes: tuple[tuple[str, str, str], ...]
@@ -87,7 +87,7 @@ class Overview:
 
 
 def overview(plan: PipelinePlan, workers: int) -> Overview:
-    """Return where each node of a plan runs with a number of workers."""
+    """Return where each node of a plan runs with `workers` worker threads."""
     natively = plan.native if plan.runs_natively(workers) else None
     native = set() if natively is None else {natively.source, *plan.inputs}
     threads = "worker threads" if workers else "iterating thread"
@@ -105,11 +105,11 @@ def overview(plan: PipelinePlan, workers: int) -> Overview:
 
 
 def explain(plan: PipelinePlan, record: int, epoch: int) -> Explanation:
-    """Make the batches of a record as an iteration does, up to the first sequential node."""
+    """Compute a record as an iteration does, up to the first sequential node."""
     vertices = [vertex for vertex in plan.vertices if plan.layouts[vertex].known]
     if not vertices:
         name = plan.vertices[0].node.describe()
-        raise ValueError(f"the records of {name} can only be read in order; iterate")
+        raise ValueError(f"the records of {name} can only be read in order, by iteration")
     layout = plan.layouts[vertices[-1]]
     bound = layout.order.record_id_bound
     if not 0 <= record < bound:
@@ -133,11 +133,11 @@ def explain(plan: PipelinePlan, record: int, epoch: int) -> Explanation:
 
 
 def _stages(epoch: Epoch, output: Vertex, position: int) -> Iterator[Stage]:
-    """Yield a row after every node up to a vertex."""
+    """Yield a row after each node up to a vertex."""
     plan = epoch.plan
     vertices: list[Vertex] = []
     for vertex in output.ordered():
-        if vertex.node.has_order and vertex.inputs:  # its inputs have other batches
+        if vertex.node.has_order and vertex.inputs:  # its inputs have different batches
             upstream = {v for before in vertex.inputs for v in before.ordered()}
             vertices = [v for v in vertices if v not in upstream]
             layout = epoch.layout(vertex)

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from jaxkern.pipeline.epoch import Blocks
 
 Remainder = Literal["partial", "drop", "pad"]
-#: the rows of an epoch whose length is unknown before its end
+#: number of rows of an epoch whose length is unknown before its end
 UNKNOWN = 2**60
-#: Records are processed this many at a time wherever a pass over an epoch is cut into pieces: their
-#: numbers, their random parameters, the documents to pack. A call for a few records costs as much
-#: as one for some hundred; the arrays of a thousand records stay in the cache.
+#: number of records per call when record ids, random parameters or documents to pack are computed
+#: in chunks. A call for a few records costs as much as one for a few hundred, and the arrays of a
+#: thousand records fit into the CPU cache.
 RECORDS_PER_CALL = 1024
-#: maps the keys of records [N] to those of a node; traced, and hashable
+#: (keys of records [N]) -> keys of a node [N]; traced and hashable
 KeyDerivation = Callable[[jax.Array], jax.Array]
 
 
 class Block(NamedTuple):
-    """One batch inside a pipeline: its fields, and the records int64 [N] of its rows."""
+    """One batch inside a pipeline: its fields, and the record ids int64 [N] of its rows."""
 
     data: Data
     records: np.ndarray
@@ -39,9 +39,11 @@ class Block(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BatchLayout:
-    """How the rows of a shard form the batches of an epoch at some node: batch k holds the rows
-    from k * batch_size. `last_sequential` is the last node up to here whose batches depend on all
-    earlier ones, or None."""
+    """Layout of the batches of an epoch at a node.
+
+    Batch k contains the rows of the shard from k * batch_size on. `last_sequential` is the last
+    node up to here whose batches depend on all earlier ones, or None.
+    """
 
     batch_size: int
     remainder: Remainder
@@ -53,17 +55,17 @@ class BatchLayout:
 
     @property
     def known(self) -> bool:
-        """True if the number of rows is known before the end."""
+        """True if the number of rows is known before the end of the epoch."""
         return self.last_sequential is None
 
     @functools.cached_property
     def real_rows(self) -> int:
-        """Number of rows of this shard without padding, before any row is dropped."""
+        """Number of rows of this shard, without padding and before rows are dropped."""
         return self.order.rows_in(self.shard)
 
     @functools.cached_property
     def rows(self) -> int:
-        """Number of rows of this shard, equally many in all shards unless "partial"; or UNKNOWN."""
+        """Number of rows of this shard, or UNKNOWN; equal in all shards unless "partial"."""
         size, (_, count) = self.batch_size, self.shard
         if not self.known:
             return UNKNOWN
@@ -84,7 +86,7 @@ class BatchLayout:
         return min(self.batch_size, self.rows)
 
     def check_batches(self, name: str) -> None:
-        """Raise if an epoch has no batch at the node of a name."""
+        """Raise ValueError if an epoch has no batch; `name` is the name of the node."""
         if self.rows == 0:
             index, count = self.shard
             raise ValueError(
@@ -103,16 +105,16 @@ class BatchLayout:
         return range(start, min(start + self.batch_size, self.rows))
 
     def read_rows(self, rows: range) -> tuple[Shard, np.ndarray]:
-        """Return the (shard, rows) to read for rows: padding repeats the last row."""
+        """Return the (shard, rows) to read for the requested rows; padding repeats the last row."""
         requested = np.arange(rows.start, rows.stop)
         if self.real_rows:
             return self.shard, np.minimum(requested, self.real_rows - 1)
-        return (0, self.shard[1]), np.zeros_like(requested)  # a shard can be empty
+        return (0, self.shard[1]), np.zeros_like(requested)  # the shard is empty
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Vertex:
-    """A node and its inputs in a graph; pipelines with a common beginning share vertices."""
+    """A node and its inputs in a graph; pipelines with a common prefix share vertices."""
 
     node: PipelineNode
     inputs: tuple[Vertex, ...] = ()
@@ -137,24 +139,26 @@ class Vertex:
 
 
 class PipelineNode:
-    """A step of a pipeline. The batches of an epoch are a pure function of their index, except
-    those of sequential nodes."""
+    """A step of a pipeline.
+
+    The batches of an epoch are a pure function of their index, except those of sequential nodes.
+    """
 
     name: str = ""
-    description: str = ""  # equal for two nodes if they give the same batches; for states
-    #: where its JAX code runs: on the device as batches are delivered, or on the host in worker
-    #: threads; neighbours there compile into one program. None for Python code
+    description: str = ""  # equal for two nodes that return the same batches; stored in states
+    #: where its JAX code runs: on the device when batches are delivered, or on the host in worker
+    #: threads. Adjacent nodes with the same value compile into one program. None for Python code
     compiled_for: Literal["auto", "device", "host"] | None = None
     sequential: bool = False  # its batches depend on all earlier ones, see `SequentialNode`
-    has_order: bool = False  # it decides which record a row is: sources and mixtures
-    keeps_remainder: bool = False  # with an order, but its input drops or pads rows as without it
+    has_order: bool = False  # it determines the record of each row, as sources and mixtures do
+    keeps_remainder: bool = False  # has an order, but does not change the remainder of its input
     fills_slots: bool = False  # `block` writes to the arrays of a ring's slot
-    native: bool = False  # record producers of its `op` may do all that the node does
-    stochastic: bool = False  # it needs random keys
-    stream_name: str | None = None  # of its keys; None for the key of the record itself
-    fresh: bool = False  # nobody writes to the arrays of a block later, see `BatchSource.fresh`
+    native: bool = False  # record producers of its `op` may replace the node
+    stochastic: bool = False  # requires random keys
+    stream_name: str | None = None  # stream of its keys; None for the key of the record itself
+    fresh: bool = False  # the arrays of a block are not modified later, see `BatchSource.fresh`
     once: bool = False  # its records can be read only once
-    batch_size: int | None = None  # of a node that decides it
+    batch_size: int | None = None  # None if the node does not set it
     remainder: Remainder | None = None
 
     def describe(self) -> str:
@@ -178,21 +182,25 @@ class PipelineNode:
         return ()
 
     def after(self, vertex: Vertex) -> Vertex:
-        """Return the vertex of this node, or of one that does the same there, after a vertex; raise
-        if the node cannot follow it."""
+        """Return the vertex of this node, or of an equivalent one, after a vertex.
+
+        Raises an error if the node cannot follow it.
+        """
         return Vertex(self, (vertex,))
 
     def layout(self, inputs: Sequence[BatchLayout], remainder: Remainder) -> BatchLayout:
-        """Return the layout of the node's batches; `remainder` is for nodes that decide it."""
+        """Return the layout of the node's batches; `remainder` is for nodes that set it."""
         return inputs[0]
 
     def block(self, blocks: Blocks, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
-        """Make one batch, in a worker thread, in the arrays `out` if the node `fills_slots`."""
+        """Make one batch, in a worker thread; write it to `out` if the node `fills_slots`."""
         raise NotImplementedError
 
     def block_spec(self, inputs: Sequence[Data], layout: BatchLayout, side: int) -> Data | None:
-        """Return the shapes of the first batch of Python code; None if only making it shows them.
-        `side` is the `image_side` of `BatchSource.batch_spec`."""
+        """Return the shapes of the first batch of a Python node; None if they are not known.
+
+        `side` is the `image_side` of `BatchSource.batch_spec`.
+        """
         return None
 
 
@@ -203,5 +211,5 @@ def qualified_name(value: Callable[..., Any] | Any) -> str:
 
 
 def digest(text: str) -> str:
-    """Return eight hexadecimal digits of a description; memory addresses do not count."""
+    """Return a hash of a description, eight hexadecimal digits; memory addresses are ignored."""
     return f"{zlib.crc32(re.sub(r' at 0x[0-9a-f]+', '', text).encode()):08x}"

@@ -1,4 +1,4 @@
-"""One pass over an epoch: batches in order, made ahead, and a state after each."""
+"""Iteration over an epoch: batches in order, prefetched, with a state after each."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ class IterationOptions:
 class PipelineIterator(Iterator[Data]):
     """The batches of an epoch; returned by ``iter(pipeline)``.
 
-    A batch that fails raises in its place; the next call continues after it. Several threads may
-    iterate together: each batch goes to one of them. An interrupt by Ctrl-C closes the iterator; a
-    new one with the old one's `get_state` resumes after the last batch that was delivered.
+    The error of a batch is raised instead of the batch; the next call continues with the batch
+    after it. Several threads may share the iterator; each batch is delivered to one of them. Ctrl-C
+    closes the iterator; a new one with the state of the old one resumes after the last delivered
+    batch.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class PipelineIterator(Iterator[Data]):
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch."""
+        """Number of the epoch."""
         return self._epoch
 
     def __iter__(self) -> PipelineIterator:
@@ -81,32 +82,33 @@ class PipelineIterator(Iterator[Data]):
                 raise
             if item is None:
                 raise StopIteration
-            if item.error is None:  # a state advances to what was delivered
+            if item.error is None:  # the state covers only delivered batches
                 self._delivered, self._position = self._made - len(self._ready), item.after
                 self._bad += item.value[1]
         if item.error is not None:
             try:
                 raise item.error
             finally:
-                del item  # its traceback holds this frame
+                del item  # its traceback references this frame
         batch: Data = item.value[0]
         return batch
 
     def get_state(self) -> dict[str, Any]:
-        """Return where the iteration is after the last delivered batch: a small JSON-able dict."""
+        """Return the state after the last delivered batch: a small dict that JSON can represent."""
         finished = self._batches is not None and self._delivered >= self._batches
         return make_state(self._plan, self._epoch, self._delivered, finished, self._position)
 
     def set_state(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
-        """Continue where `get_state` was called, perhaps in another process.
+        """Resume from a state of `get_state`, which another process may have saved.
 
-        The number of workers may differ; at the end of an epoch the number of shards may too.
+        The number of workers may differ. At the end of an epoch the number of shards may differ,
+        too.
 
-        Within an epoch another number of shards resumes with the states of all shards in a list:
-        each of the new shards gets the list, and its part of the records that no shard has
-        delivered, each once; their batch size may differ. That can be repeated.
+        To change the number of shards within an epoch, pass the list of the states of all old
+        shards to each new shard. The new shards divide the records that no old shard has delivered,
+        and each is delivered once; the batch size may differ. This can be repeated.
 
-        Raises: ValueError for anything but a state of this pipeline; RuntimeError in a child of the
+        Raises: ValueError if the state is not one of this pipeline; RuntimeError in a child of the
         process where the iteration began.
         """
         check_not_forked(_READING)  # in a child, a thread that does not exist may hold the lock
@@ -115,7 +117,7 @@ class PipelineIterator(Iterator[Data]):
         start = read_states(plan, states) if states is state else read_state(plan, states[0])
         if start.pending is not None:
             plan = plan.with_pending(start.pending)
-        self.close()  # first, because a thread that waits for a batch holds the lock
+        self.close()  # before locking, because a thread that waits for a batch holds the lock
         with self._lock:
             self.close()
             self._plan, self._epoch = plan, start.epoch
@@ -133,21 +135,26 @@ class PipelineIterator(Iterator[Data]):
 
     @property
     def bad_records(self) -> int:
-        """The number of unreadable records in the delivered batches, with
-        ``on_bad_record="mask"``, since the iteration or `set_state` began. Batches from which a
-        function dropped the field "valid" do not count."""
+        """Number of unreadable records in the delivered batches, with ``on_bad_record="mask"``.
+
+        It counts from the beginning of the iteration or the last `set_state`. Batches from which a
+        function removed the field "valid" are not counted.
+        """
         return self._bad
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
-        """Numbers of nodes in this epoch, up to the last batch delivered and also before a
-        `set_state`, by the nodes' names: of a `Filter` how many records it "dropped"."""
+        """Counters of the nodes in this epoch, by name; "dropped" is that of a `Filter`.
+
+        They cover the epoch up to the last delivered batch, including the part before a
+        `set_state`.
+        """
         counts: dict[str, dict[str, int]] = {}
         vertex, position = self._plan.last_sequential, self._position
         while vertex is not None:
             node: Any = vertex.node
             position = position if isinstance(position, dict) else {}
-            if "turn" in position:  # in the input of a SequentialRepeat
+            if "turn" in position:  # in the input of a Repeat
                 position = position["at"] or {}
             numbers = position.get("counts") or ({"dropped": 0} if node.drops else {})
             if numbers:
@@ -176,13 +183,13 @@ class PipelineIterator(Iterator[Data]):
             closing()
 
     def _start(self, batch: int, position: dict[str, Any] | None) -> None:
-        self._delivered = batch  # number of batches before the state
+        self._delivered = batch  # number of batches that are delivered
         self._made: int = batch  # number of batches that were returned or are in `_ready`
         self._position = position
         self._bad: int = 0
         layout = self._plan.layout
         self._batches = layout.batches if layout.known else None
-        self._ready: deque[Item] = deque()  # of (batch, number of unreadable records)
+        self._ready: deque[Item] = deque()  # values are (batch, number of unreadable records)
         self._run = Epoch(self._plan, self._epoch, self._tuning.workers, self._tuning.ahead)
         self._engine: Engine | NativeEngine | None = None
         self._finalizers: list[weakref.finalize[Any, Any]] = []
@@ -209,7 +216,7 @@ class PipelineIterator(Iterator[Data]):
         return self._ready.popleft()
 
     def _make(self, timeout: float | None) -> None:
-        """Append the next item to `_ready` if it comes in time and the epoch has not ended."""
+        """Append the next item to `_ready`, unless `timeout` expires or the epoch ends."""
         if self._batches is not None and self._made >= self._batches:
             return
         if self._closed:
@@ -241,7 +248,7 @@ class PipelineIterator(Iterator[Data]):
             if item is not None:
                 return item
             if self._batches is not None and self._made < self._batches:
-                self._restart()  # no parameters could be drawn for the batch before
+                self._restart()  # the engine ended early: drawing the parameters of a batch raised
                 continue
             self._batches = self._made
             if self._items is not None:
@@ -249,7 +256,7 @@ class PipelineIterator(Iterator[Data]):
             return None
 
     def _begin_engine(self) -> Engine | NativeEngine:
-        """Return the engine of the next batches: the one place that chooses a backend."""
+        """Return the engine of the next batches; only this method chooses a backend."""
         tuning, plan, first = self._tuning, self._plan, self._plan.first
         sharding, memory = self._options.sharding, self._memory
         device = None if sharding is None else jax.local_devices(backend="cpu")[0]
@@ -282,14 +289,14 @@ class PipelineIterator(Iterator[Data]):
         return engine
 
     def _restart(self) -> None:
-        """Replace the engine by another one, from the next batch to make on."""
+        """Replace the engine by a new one that starts with the next batch to make."""
         self._engine = None
         for closing in self._finalizers:
             closing()
         self._finalizers.clear()
 
     def _tune(self) -> None:
-        """Measure, and change the threads and the ring if that may be faster."""
+        """Measure the throughput; change the number of threads or slots if that may increase it."""
         engine = self._engine
         if engine is None or (stats := engine.stats()) is None:
             return
@@ -297,7 +304,7 @@ class PipelineIterator(Iterator[Data]):
         if not self._tuning.observe(stats, resizable=not in_order):
             return
         if in_order and isinstance(engine, Engine):
-            # A new engine would have to read again what the nodes have read.
+            # A new engine would have to read the input of the sequential nodes again.
             engine.resize(self._tuning.workers)
         else:
             self._restart()
@@ -313,7 +320,7 @@ class PipelineIterator(Iterator[Data]):
                     'host: OperatorNode(aug, on="host")'
                 )
             item = item._replace(leaves=[_shard(leaf, sharding) for leaf in item.leaves])
-            records = _shard(records, sharding, axes=1)  # the halves of an id are not divided
+            records = _shard(records, sharding, axes=1)  # the halves of an id stay together
         else:
             item = item._replace(leaves=[_uncommitted(leaf) for leaf in item.leaves])
         if program is None:
@@ -324,18 +331,19 @@ class PipelineIterator(Iterator[Data]):
 
 
 def _raise_malloc_trim_threshold(batch_bytes: int) -> None:
-    """Let glibc reuse the memory of some freed batches, by freeing a large array.
+    """Make glibc reuse the memory of freed batches, by freeing a large array.
 
-    Otherwise it returns memory beyond a few hundred KiB, or beyond twice the largest array freed so
-    far, to the system, and every batch causes page faults, which cost more than a copy.
+    Otherwise glibc returns free memory beyond a few hundred KiB, or beyond twice the size of the
+    largest array freed so far, to the system. Then every batch causes page faults, which take
+    longer than a copy.
     """
     np.empty(min(8 * batch_bytes, (32 << 20) - (64 << 10)), np.uint8)
 
 
 def _uncommitted(leaf: Any) -> Any:
-    """Return an array on the default device that jitted code may move.
+    """Return an uncommitted array on the default device, which jitted code may move.
 
-    All batches must be alike in this: a jitted step is compiled again for committed operands.
+    All batches must be uncommitted: a jitted step is compiled again for committed operands.
     """
     if isinstance(leaf, np.ndarray):
         return jax.device_put(leaf)
@@ -345,13 +353,13 @@ def _uncommitted(leaf: Any) -> Any:
 
 
 def leading_axes(sharding: jax.sharding.NamedSharding, axes: int) -> jax.sharding.NamedSharding:
-    """Return the sharding of arrays of which only the first `axes` are divided."""
+    """Return a sharding like this one that divides only the first `axes` axes."""
     spec = jax.sharding.PartitionSpec(*sharding.spec[:axes])
     return jax.sharding.NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
 
 
 def _shard(leaf: Any, sharding: jax.sharding.NamedSharding, axes: int | None = None) -> jax.Array:
-    """Return this process's part of a global array of which the first `axes` are divided."""
+    """Return the global array of all processes' parts; its first `axes` axes are divided."""
     array = np.asarray(leaf)
     placed = leading_axes(sharding, array.ndim if axes is None else axes)
     result: jax.Array = jax.make_array_from_process_local_data(placed, array)

@@ -29,19 +29,20 @@ def mix(
     stop: Literal["first", "last"] = "first",
     batch_size: int | None = None,
 ) -> Pipeline:
-    """Return a pipeline whose batches hold records of several, in exact proportions.
+    """Return a pipeline that mixes the records of several pipelines in exact proportions.
 
-    The pipeline of a record is a function of its position: in any consecutive records of a shard,
-    two pipelines are within 1 of their share, three and four within 2, eight within 3. Each has its
-    own order and seed; random draws after the mixture differ between any two records.
+    The position of a record determines its pipeline. In any range of consecutive records of a
+    shard, the counts of two pipelines are within 1 of their proportions, of three or four within 2,
+    of up to eight within 3. Each pipeline keeps its own order and seed. No two records have
+    the same random draws after the mixture.
 
     Args:
-      pipelines: {pipeline: weight}, or pairs of them, of records with the same fields, shapes and
-        dtypes. Weights are positive, and are divided by their sum.
-      seed: of where the periods of the proportions begin, and of random draws after the mixture.
-      stop: "first": an epoch ends where a pipeline would have to repeat a record; "last": it ends
-        when every record has occurred, while shorter pipelines continue with their next epochs.
-      batch_size: records of a batch; by default that of the pipelines, which must be equal.
+      pipelines: {pipeline: weight}, or (pipeline, weight) pairs. Their records must have the same
+        fields, shapes and dtypes. Weights are positive, and are divided by their sum.
+      seed: seed of the phase of the mixing pattern, and of random draws after the mixture.
+      stop: "first": an epoch ends before a pipeline would have to repeat a record; "last": it ends
+        when every record has occurred, and shorter pipelines continue with their next epochs.
+      batch_size: records per batch; by default that of the pipelines, which must be equal.
     Raises: TypeError or ValueError that names the argument, or the difference between pipelines.
 
     >>> import jaxkern as jk
@@ -70,15 +71,15 @@ def mix(
 
 
 def concat(*inputs: Any, batch_size: int | None = None) -> Any:
-    """Return pipelines, or sources, one after the other.
+    """Concatenate pipelines or sources.
 
-    For pipelines: an epoch is one of the first, then one of the second, and so on; each is shuffled
-    within itself, and a batch can hold records of two. For sources: a source, to be shuffled as a
-    whole: ``from_source(concat(a, b), 64, shuffle=True)``.
+    For pipelines: an epoch is an epoch of the first pipeline, followed by one of the second, and so
+    on. Each is shuffled separately, and a batch can contain records of two. For sources: the result
+    is a source, which can be shuffled as a whole: ``from_source(concat(a, b), 64, shuffle=True)``.
 
     Args:
       inputs: pipelines, or what `from_source` takes; as arguments or in a list.
-      batch_size: for pipelines: records of a batch; by default theirs.
+      batch_size: for pipelines: records per batch; by default that of the inputs.
     Raises: TypeError or ValueError that names the difference between inputs.
 
     >>> import jaxkern as jk
@@ -97,17 +98,18 @@ def concat(*inputs: Any, batch_size: int | None = None) -> Any:
 
 
 def zip(*inputs: Any, strict: bool = False, batch_size: int | None = None) -> Any:
-    """Return pipelines, or sources, side by side: record by record, with the fields of all.
+    """Combine pipelines or sources record by record, with the fields of all.
 
-    For pipelines: the first record of each, the second of each, and so on. Shuffled pipelines with
-    the same seed and number of records pair the same records in every epoch. Random draws after it
-    use the first one's record ids. For sources: a source, whose record i holds theirs.
+    For pipelines: record i of an epoch combines record i of each input. Shuffled pipelines with the
+    same seed and number of records pair the same records in every epoch. Random draws after `zip`
+    use the record ids of the first input. For sources: the result is a source whose record i
+    combines records i of the inputs.
 
     Args:
-      inputs: with different fields; or one dict name -> input, which stores their fields under the
-        names: ``batch["name"]["field"]``.
-      strict: True to raise for different lengths; otherwise the shortest decides.
-      batch_size: for pipelines: records of a batch; by default theirs.
+      inputs: pipelines or sources with different fields; or one dict name -> input, which nests
+        their fields under the names: ``batch["name"]["field"]``.
+      strict: True to raise for different lengths; otherwise the shortest determines the length.
+      batch_size: for pipelines: records per batch; by default that of the inputs.
     Raises: TypeError or ValueError that names the difference between inputs.
 
     >>> import jaxkern as jk

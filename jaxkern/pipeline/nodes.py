@@ -35,7 +35,7 @@ class SourceNode(PipelineNode):
     """Reads the records of a batch in the order of the epoch."""
 
     source: BatchSource
-    batch_size: int = dataclasses.field()  # without the default of the base class
+    batch_size: int = dataclasses.field()  # required, unlike in the base class
     shuffle: bool
     seed: int
     remainder: Remainder = dataclasses.field()
@@ -126,8 +126,8 @@ class Cache(PipelineNode):
     """Stores the fields of every record in memory, so that later epochs do not compute them again.
 
     The nodes before it must not depend on the epoch, on random draws or on other records. Pipelines
-    that continue the same cache share it. A state does not contain it: a resumed pipeline fills it
-    again.
+    that branch after the same `Cache` share it. A state does not contain it, so a resumed pipeline
+    fills it again.
 
     >>> import jaxkern as jk
     >>> from jaxkern.pipeline import Cache
@@ -143,7 +143,7 @@ class Cache(PipelineNode):
     description = "Cache()"
 
     def __init__(self) -> None:
-        self._stores: dict[int, _RecordStore] = {}  # by the bound of record ids
+        self._stores: dict[int, _RecordStore] = {}  # by the upper bound of the record ids
 
     def after(self, vertex: Vertex) -> Vertex:
         for node in (each.node for each in vertex.ordered()):
@@ -188,15 +188,15 @@ class Cache(PipelineNode):
 
 
 class _RecordStore:
-    """The fields of records by record; memory is allocated as records are written."""
+    """The stored fields of records, by record; memory is allocated when records are written."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._written = np.zeros(count, bool)
         self._fields: dict[str, Any] | None = None
-        self._limits: dict[str, tuple[int, int]] = {}  # largest sides of Ragged images
+        self._limits: dict[str, tuple[int, int]] = {}  # (max_height, max_width) of Ragged fields
         self._lock = threading.Lock()
-        self.masked = False  # True if batches have the mask of a padded epoch
+        self.masked = False  # True if batches have the field "mask" of a padded epoch
 
     def read(self, records: np.ndarray) -> Data | None:
         if self._fields is None or not self._written[records].all():
@@ -234,7 +234,7 @@ class _RecordStore:
 
 
 class Merge(PipelineNode):
-    """Combines the fields of several branches in one batch; the operator ``&`` of pipelines."""
+    """Combines the fields of several branches into one batch; ``&`` of pipelines creates it."""
 
     name = "merge"
 
@@ -264,7 +264,7 @@ class Merge(PipelineNode):
 
 
 def merged(branches: Sequence[Data]) -> Data:
-    """Return one dict of all fields; a field of several branches must be the same object."""
+    """Return one dict of all fields; a field in several branches must be the same object."""
     fields: Data = {}
     for number, branch in enumerate(branches):
         for name, value in branch.items():
@@ -278,6 +278,6 @@ def merged(branches: Sequence[Data]) -> Data:
 
 
 def _identity(field: Any) -> Any:
-    """Return what is equal for fields, arrays or trees of them, that are the same objects."""
+    """Return a value that is equal for fields that consist of the same array objects."""
     leaves, structure = jax.tree.flatten(field)
     return [*map(id, leaves)], structure

@@ -24,7 +24,7 @@ On = Literal["auto", "device", "host"]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Element:
-    """One record in an operator; a pytree.
+    """One record, as an operator receives it; a pytree.
 
     >>> from jaxkern.pipeline import Element
     >>> Element({"x": 1, "y": 2}).update_data({"y": 3}).data
@@ -46,9 +46,9 @@ class ElementOperatorConfig:
     """Options of an `ElementOperator`.
 
     Attributes:
-      stochastic: True if `apply` gets a key: a function of the record, the seed and the epoch.
-      stream_name: names the random stream. Operators with different names draw independently;
-        operators of one name do too, in the order of the pipeline.
+      stochastic: True if `apply` receives a key, which depends on record, seed, epoch and stream.
+      stream_name: name of the random stream. Operators with different names draw independently; so
+        do operators with the same name, which are distinguished by their order in the pipeline.
     """
 
     stochastic: bool = False
@@ -60,7 +60,7 @@ class ElementOperatorConfig:
 
 
 class ElementOperator:
-    """A function of one record, in JAX: override `apply`, or pass it as `fn`.
+    """A JAX function of one record: override `apply`, or pass it as `fn`.
 
     Args:
       config: see `ElementOperatorConfig`.
@@ -85,19 +85,19 @@ class ElementOperator:
         self.fn = fn
 
     def apply(self, element: Element, key: jax.Array | None = None) -> Element:
-        """Return the record after the operator; traced, once for all records."""
+        """Return the transformed record; traced once for all records of a batch."""
         if self.fn is None:
             name = type(self).__name__
             raise NotImplementedError(f"{name} has no apply; override it, or use fn=")
         return self.fn(element, key)
 
     def apply_batch(self, batch: dict[str, Any], keys: jax.Array | None = None) -> dict[str, Any]:
-        """Return the batch after the operator: `apply` mapped over the leading axis of each field.
+        """Return the transformed batch: `apply` mapped over the leading axis of each field.
 
-        Override it to process a whole batch at once; the result for a record must then depend on
-        that record and its key only.
+        Override it to process a whole batch at once; the result for a record must then depend only
+        on that record and its key.
         """
-        same: list[str] = []  # a merge compares fields of two branches by identity
+        same: list[str] = []  # a merge compares the fields of branches by identity
 
         def one(data: dict[str, Any], key: Any) -> dict[str, Any]:
             result = self.apply(Element(data), key)
@@ -112,27 +112,27 @@ class ElementOperator:
 
 
 class OperatorNode(PipelineNode):
-    """A step in JAX; adjacent ones compile into one program.
+    """A JAX operator as a node; adjacent ones compile into one program.
 
     Args:
-      op: an `ElementOperator`; a `jaxkern.image.Compose`, which acts on the field "image" (and, if
-        it mixes images, on one-hot floats in "label") and moves masks, boxes and keypoints with it,
-        each record with its key of `jaxkern.random.record_keys`; or a JAX function of the batch, a
-        dict, whose result for a record does not depend on the others.
-      name: in messages, states and explanations.
-      on: "device", where JAX computes, as batches are delivered; or "host", on the CPU in the
-        worker threads, so that the device gets finished batches. "auto" is "device", except for a
+      op: an `ElementOperator`; a `jaxkern.image.Compose`; or a JAX function of the batch, a dict,
+        whose result for a record does not depend on other records. A Compose transforms the field
+        "image" (and, if it mixes images, one-hot floats in "label"), with masks, boxes and
+        keypoints, and uses the key of each record from `jaxkern.random.record_keys`.
+      name: name of the node in messages, states and explanations.
+      on: "device", on JAX's device when batches are delivered; or "host", on the CPU in worker
+        threads, so that the device receives finished batches. "auto" is "device", except for a
         Compose: see `Pipeline.explain`.
-      image, label: the fields that a Compose acts on.
-      mask, boxes, keypoints: the fields that it moves with the images, if the batch has them with
-        two axes or more for each record; None leaves such a field unchanged. A single box or
-        keypoint for each record, without an axis for them, raises. The result also has
-        "boxes_valid", "keypoints_visible" and "image_size", see `Compose.apply`, which begin with
-        the names of their fields.
+      image, label: names of the fields of images and labels for a Compose.
+      mask, boxes, keypoints: names of the fields that a Compose transforms with the images, if the
+        batch has them with two or more axes per record; None leaves such a field unchanged. A
+        single box or keypoint per record, without an axis for several, raises an error. The result
+        also has the fields "boxes_valid", "keypoints_visible" and "image_size", see
+        `Compose.apply`; they are renamed with `boxes`, `keypoints` and `image`.
     Raises: TypeError for anything else.
 
-    A subclass runs as a JAX program, unless its class body says
-    ``native = True``: then a Compose may also run in native threads, without `apply_batch`.
+    A subclass runs as a JAX program, unless its class body sets ``native = True``: then a Compose
+    may also run in native threads, which do not call `apply_batch`.
 
     >>> import jaxkern as jk
     >>> double = jk.OperatorNode(lambda batch: {"x": batch["x"] * 2})
@@ -169,12 +169,12 @@ class OperatorNode(PipelineNode):
         return self.description + (" on the host" if self.compiled_for == "host" else "")
 
     def apply_batch(self, batch: Data, keys: Any) -> Data:
-        """Return the batch after the step; traced."""
+        """Return the transformed batch; traced."""
         return self.op(batch, keys)
 
 
 def _declares_native(value: Any, base: type) -> bool:
-    """True for the class itself, and for a subclass whose body says ``native = True``."""
+    """True for the class itself, and for a subclass whose body sets ``native = True``."""
     return bool(vars(type(value)).get("native", type(value) is base))
 
 
@@ -183,7 +183,7 @@ class Probabilistic(OperatorNode):
 
     Args:
       op: as for `OperatorNode`; its result must have the shapes and dtypes of its input.
-      probability: from 0 to 1.
+      probability: probability of applying it, from 0 to 1.
       on: as for `OperatorNode`.
 
     >>> import jaxkern as jk
@@ -211,14 +211,14 @@ class Probabilistic(OperatorNode):
 
 
 class Conditional(OperatorNode):
-    """Applies one operator to the records for which a predicate is True, another one to the others.
+    """Applies one operator to records for which a predicate is True, and another to the rest.
 
     Both run on all records; their results must have the same shapes and dtypes.
 
     Args:
-      predicate: ``predicate(element) -> bool``, in JAX, of one record.
-      op: applied if it is True; as for `OperatorNode`.
-      otherwise: applied if it is False; None keeps the record.
+      predicate: ``predicate(element) -> bool``, a JAX function of one record.
+      op: operator for records for which it is True; as for `OperatorNode`.
+      otherwise: operator for the other records; None leaves them unchanged.
       on: as for `OperatorNode`.
 
     >>> import jaxkern as jk
@@ -281,21 +281,23 @@ def _select(which: jax.Array, then: Data, other: Data, name: str) -> Data:
 
 @dataclasses.dataclass(eq=False)
 class BatchOperator:
-    """A function of a batch and, if it is stochastic, of keys [N] in JAX: the argument of an
-    `OperatorNode`. `text` describes it in states."""
+    """The argument of an `OperatorNode` as a JAX function of a batch.
+
+    A stochastic one is called with keys [N], too. `text` describes it in states.
+    """
 
     function: Callable[[Data, Any], Data]
     text: str
     stochastic: bool = False
     stream_name: str | None = None
-    native: bool = False  # record producers may do all that it does
+    native: bool = False  # record producers may replace it
 
     def __call__(self, batch: Data, keys: Any) -> Data:
         return self.function(batch, keys if self.stochastic else None)
 
 
 class _Fields(NamedTuple):
-    """The fields of a batch that a Compose acts on, and those that move with its images."""
+    """Names of the fields that a Compose transforms: images, labels, and targets of the images."""
 
     image: str = "image"
     label: str = "label"
@@ -304,7 +306,7 @@ class _Fields(NamedTuple):
     keypoints: str | None = "keypoints"
 
     def targets(self, batch: Mapping[str, Any], axes: int) -> dict[str, str]:
-        """Return Compose's names -> fields for those that the batch has with at least `axes`."""
+        """Return target name -> field for targets that the batch has with at least `axes` axes."""
         names = {"mask": self.mask, "boxes": self.boxes, "keypoints": self.keypoints}
         return {
             name: field
@@ -315,12 +317,12 @@ class _Fields(NamedTuple):
         }
 
     def with_flags(self, names: dict[str, str]) -> dict[str, str]:
-        """Return these names, and for each target those of the flags that a Compose adds."""
+        """Return `names`, and the names of the flags that a Compose adds for each target."""
         flags = {flag: target for target, flag in _FLAGS.items() if target in names}
         return names | {flag: names[t] + flag.removeprefix(t) for flag, t in flags.items()}
 
     def without_axis(self, batch: Mapping[str, Any], axes: int) -> str | None:
-        """Return the field whose records are one box or keypoint, without an axis of them."""
+        """Return a field with a single box or keypoint per record, without an axis for several."""
         for field, numbers in ((self.boxes, 4), (self.keypoints, 2)):
             shape: tuple[int, ...] = getattr(batch.get(field or ""), "shape", ())
             if len(shape) == axes and shape[-1] == numbers:
@@ -329,7 +331,7 @@ class _Fields(NamedTuple):
 
 
 def as_operator(op: Any, fields: _Fields | None = None) -> BatchOperator:
-    """Return an element operator, a Compose or a JAX function as a `BatchOperator`."""
+    """Convert an element operator, a Compose or a JAX function to a `BatchOperator`."""
     if isinstance(op, ElementOperator):
         plain = {
             name: value
@@ -375,8 +377,11 @@ _FLAGS = {"boxes": "boxes_valid", "keypoints": "keypoints_visible", "image": "im
 
 
 class ImageAdapter(BatchOperator):
-    """A Compose on fields of a batch. It runs natively unless it is of a subclass; a subclass that
-    does what Compose does says so by ``native = True`` in its body."""
+    """A Compose applied to fields of a batch.
+
+    A Compose can run in native threads. A subclass cannot, unless its body sets ``native = True``,
+    which declares that it computes the same as Compose.
+    """
 
     def __init__(self, op: Compose, fields: _Fields) -> None:
         self._op, self._fields = op, fields
@@ -392,7 +397,7 @@ class ImageAdapter(BatchOperator):
         if self._image not in batch:
             raise ValueError(
                 f"the batch has no field {self._image!r}; it has {sorted(batch)}: name the field "
-                "of the images by OperatorNode(aug, image=...)"
+                "of the images with OperatorNode(aug, image=...)"
             )
         if self._moves and (field := self._fields.without_axis(batch, axes=2)):
             raise ValueError(
@@ -427,11 +432,11 @@ class ImageAdapter(BatchOperator):
         fields: Mapping[str, jax.ShapeDtypeStruct | EncodedImages],
         derive: KeyDerivation | None,
     ) -> dict[str, SeededProducer] | None:
-        """Return the producers of fields whose records native threads can make one by one, or None.
+        """Return the producers of the fields that native threads can compute per record, or None.
 
         Args:
           fields: shape and dtype of a record of each field, or its encoded images.
-          derive: maps the keys of records [N] to those of the node; None if they are the same.
+          derive: (keys of records [N]) -> keys of the node [N]; None if they are equal.
         """
         image = fields.get(self._image)
         arrays = {name: field for name, field in fields.items() if hasattr(field, "shape")}
@@ -445,7 +450,7 @@ class ImageAdapter(BatchOperator):
         if not isinstance(image, EncodedImages):
             start, make = image.shape[:2], ChainProducer
         elif targets or None in self._op.sizes(start)[-1]:
-            return None  # images of different sizes with targets, or without one size afterwards
+            return None  # targets, or outputs of different sizes, of images of different sizes
         try:
             producers: dict[str, SeededProducer] = {
                 self._image: make(self._op, image, derive=derive)
@@ -455,13 +460,16 @@ class ImageAdapter(BatchOperator):
                 if mask.shape != start:
                     return None
                 producers[targets["mask"]] = MaskProducer(self._op, mask, derive=derive)
-        except (TypeError, ValueError):  # no such images are supported: the program says so
+        except (TypeError, ValueError):  # unsupported images; the program raises the error
             return None
         return producers
 
     def residual(self, fields: Mapping[str, jax.ShapeDtypeStruct]) -> BatchOperator | None:
-        """Return the operator for what the producers do not do: the boxes, keypoints and sizes of
-        images of one size; None if they do everything. It returns the fields that it changes."""
+        """Return the operator for fields that the producers do not compute; None without any.
+
+        These are the boxes, keypoints and sizes of images of equal size. The operator returns the
+        fields that it changes.
+        """
         names = {"image": self._image, **self._fields.targets(fields, axes=2)}
         names.pop("mask", None)
         size: Any = fields[self._image].shape[:2] if self._image in fields else (None, None)
@@ -473,7 +481,7 @@ class ImageAdapter(BatchOperator):
     def _move_points(
         self, names: dict[str, str], size: tuple[int, int], batch: Data, keys: Any
     ) -> Data:
-        """Move boxes and keypoints as the images, which native threads make."""
+        """Transform boxes and keypoints like the images, which native threads make."""
         count = len(keys) if keys is not None else len(next(iter(batch.values())))
         fields = {name: batch[field] for name, field in names.items() if field in batch}
         params = None if keys is None else self._op.sample(keys, size)

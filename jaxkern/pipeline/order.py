@@ -16,14 +16,14 @@ Array = np.ndarray[Any, Any]
 Positions = np.ndarray[Any, np.dtype[np.int64]]
 
 _ROUNDS = 8
-_LISTED = 4096  # largest number of records for which the order is a list
-_MAX_RECORDS = 2**62  # so that a half is below 2**32
-_MAX_WEIGHTS = 2**31  # bound of the sum of weights, so that products fit into 64 bits
+_LISTED = 4096  # maximum number of records for which the order is stored as a list
+_MAX_RECORDS = 2**62  # so that each half of the Feistel network is below 2**32
+_MAX_WEIGHTS = 2**31  # upper bound of the sum of weights, so that products fit into 64 bits
 _U64 = np.uint64
 
 
 class Permutation:
-    """Permutation of 0..count-1 by (seed, epoch), evaluated at any positions; count up to 2**62.
+    """Permutation of range(count) by (seed, epoch), evaluated at any positions; count <= 2**62.
 
     Up to 4,096 records it is a sorted list of keyed hashes. Above, it is a Feistel network on a
     rectangle a x b that just covers the records (alternating halves, as in Black and Rogaway,
@@ -45,11 +45,11 @@ class Permutation:
         self._b = _U64(-(-count // int(self._a)))
 
     def __call__(self, positions: Any) -> Array:
-        """Return the records int64 [N] at these positions [N]."""
+        """Return the records int64 [N] at positions [N]."""
         return self._map(positions, inverse=False)
 
     def position_of(self, records: Any) -> Array:
-        """Return the positions int64 [N] of these records [N]: the inverse."""
+        """Return the positions int64 [N] of records [N]; the inverse permutation."""
         return self._map(records, inverse=True)
 
     def _map(self, values: Any, inverse: bool) -> Array:
@@ -90,7 +90,7 @@ def _round_keys(count: int, seed: int, epoch: int) -> tuple[np.uint64, ...]:
 
 
 def _mix(x: Array) -> Array:
-    """Bijection of 64-bit words in which every bit depends on every other (Stafford's mix 13)."""
+    """Bijection of 64-bit words; each output bit depends on each input bit (Stafford's mix 13)."""
     x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> _U64(27))) * _U64(0x94D049BB133111EB)
     mixed: Array = x ^ (x >> _U64(31))
@@ -119,11 +119,11 @@ class Schedule:
 
     For two sources with integer weights A and B, floor((n A + f) / (A + B)) of the first n
     positions belong to the first source, a Sturmian word; the seed decides f. Any n consecutive
-    positions hold one of the two integers next to n A / (A + B). More sources are divided into two
-    halves, and the positions of each half again, which adds at most the error of the half to that
-    of a source in it: in any range of positions, two sources are within 1 of their proportion,
-    three and four within 2, up to eight within 3. (For three sources no schedule stays within 1 in
-    general: for 0.47, 0.31 and 0.22 none does for more than ten positions.)
+    positions contain floor or ceil of n A / (A + B) of them. More sources are split into two
+    halves, and the positions of each half recursively. The error of a source is at most the sum of
+    the errors of the splits: in any range of positions, two sources are within 1 of their
+    proportion, three and four within 2, up to eight within 3. (For three sources no schedule stays
+    within 1 in general: with weights 0.47, 0.31 and 0.22 none does for more than ten positions.)
 
     >>> import numpy as np
     >>> from jaxkern.pipeline.order import Schedule
@@ -137,7 +137,7 @@ class Schedule:
 
     @functools.cached_property
     def _split(self) -> tuple[int, int, int]:
-        """The weights of both halves without a common divisor, and the phase f."""
+        """The weights of both halves, divided by their greatest common divisor, and the phase f."""
         middle = len(self.weights) // 2
         a, b = _reduced([sum(self.weights[:middle]), sum(self.weights[middle:])])
         name = f"jaxkern schedule 1: {self.weights} {self.seed}".encode()
@@ -157,7 +157,7 @@ class Schedule:
         return count
 
     def at(self, positions: Positions) -> tuple[Positions, Positions]:
-        """Return (source, number of its records before) for positions int64 [n]."""
+        """Return (source, number of earlier records of it) for positions int64 [n]."""
         if len(self.weights) == 1:
             return np.zeros(len(positions), np.int64), positions
         before = self._first_before(positions)
@@ -170,7 +170,7 @@ class Schedule:
         return which, index
 
     def before(self, source: int, positions: Positions) -> Positions:
-        """Count the positions before each that belong to a source."""
+        """For each position, count the earlier positions that belong to a source."""
         if len(self.weights) == 1:
             return positions
         half, source = self._half_of(source)
@@ -178,7 +178,7 @@ class Schedule:
         return self._halves[half].before(source, positions - first if half else first)
 
     def position(self, source: int, index: Positions) -> Positions:
-        """Return the positions of a source's records by their numbers from 0; inverts `at`."""
+        """Return the positions of a source's records, numbered from 0; the inverse of `at`."""
         if len(self.weights) == 1:
             return index
         half, source = self._half_of(source)
@@ -199,7 +199,7 @@ class Schedule:
 def integer_weights(weights: Sequence[Any]) -> tuple[int, ...]:
     """Return integers in the same proportions; exact if 31 bits hold their sum.
 
-    A float means the decimal number that Python prints for it: 0.1 is one tenth.
+    A float stands for the decimal number that Python prints for it: 0.1 is one tenth.
 
     Raises: ValueError for a weight that is not positive.
     """

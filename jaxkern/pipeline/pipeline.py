@@ -1,4 +1,4 @@
-"""Pipelines: a source, and the nodes that process its batches."""
+"""Pipelines: a source, and nodes that process its batches."""
 
 from __future__ import annotations
 
@@ -41,28 +41,29 @@ def from_source(
 ) -> Pipeline:
     """Return a pipeline that yields a source's records in batches, as dicts of ``jax.Array``.
 
-    Every epoch holds every record once, over all shards together, in an order that depends on
-    (seed, epoch) and uses no memory; see docs/pipelines.md.
+    Every epoch contains every record once, over all shards together. The order depends on (seed,
+    epoch) and is not stored in memory; see docs/pipelines.md.
 
     Args:
       source: field -> array [N, ...] or path of an ``.npy`` file; or anything with ``len`` and
-        ``[i]`` that returns dicts, as Grain's sources; or an `ArraySource`, `HDF5Source`,
+        ``[i]`` that returns dicts, such as Grain's sources; or an `ArraySource`, `HDF5Source`,
         `ImageFolder` or `Subset` of `jaxkern.pipeline`, or a `BatchSource` of your own.
-      batch_size: records of a batch, of this shard.
-      shuffle: True for an order that differs from the source's, and from epoch to epoch.
-      seed: of the order and of all random draws after it; an integer.
-      num_workers: threads that make batches; 0 makes each batch when it is requested. The batches
-        do not depend on it. "auto" adds threads while that is faster, see docs/pipelines.md.
+      batch_size: records per batch of this shard.
+      shuffle: True for a random order, different in each epoch; False for the order of the source.
+      seed: integer seed of the order and of all random draws of the nodes.
+      num_workers: number of threads that make batches; 0 makes each batch when it is requested. The
+        batches do not depend on it. "auto" adds threads while that is faster, see
+        docs/pipelines.md.
       prefetch_size: maximum number of batches that are made ahead, or "auto".
-      drop_remainder: True to leave records that do not fill a batch out of the epoch. Otherwise
-        the last batch is smaller.
+      drop_remainder: True to omit the records that do not fill a batch. Otherwise the last batch is
+        smaller.
       shard: (index, count): this pipeline reads every count-th record of the order. None: JAX's
         process index and count.
       pad_remainder: True to fill the last batch by repeating the last record; a field "mask"
         (bool [batch_size]) of every batch marks the real rows.
-      sharding: a NamedSharding over the devices of all processes whose first axis is the batch's;
-        batches are global arrays of batch_size * count records. All processes get equally many, so
-        the remainder must be dropped or padded.
+      sharding: a NamedSharding over the devices of all processes whose first axis is the batch
+        axis; batches are global arrays of batch_size * count records. All processes yield the same
+        number of batches, so the remainder must be dropped or padded.
     Raises: TypeError or ValueError that names the argument.
 
     >>> import numpy as np
@@ -99,25 +100,25 @@ def from_stream(
 ) -> Pipeline:
     """Return a pipeline that yields the records of an iterable, as dicts of ``jax.Array``.
 
-    Records are dicts of arrays. Their number is unknown before the end: ``len(pipeline)`` raises. A
-    thread reads them, at most `prefetch_size` batches ahead. The id of a record, which decides its
-    random draws, is its position in the stream; see docs/streams.md.
+    Records are dicts of arrays. Their number is unknown before the end, so ``len(pipeline)``
+    raises. A thread reads them, at most `prefetch_size` batches ahead. The id of a record, which
+    determines its random draws, is its position in the stream; see docs/streams.md.
 
     Args:
       stream: a function without arguments that returns an iterable, or an iterable; it is iterated
-        again for each epoch. An iterator, such as a generator, can be read in one epoch only. If it
-        has ``set_epoch``, that is called with the number of the epoch before.
-      shuffle_buffer: about how many records wait in memory so that their order can change: each is
-        delayed by up to twice as many positions, depending on (seed, epoch, position). 0 keeps the
-        order.
+        again for each epoch. An iterator, such as a generator, can be read in one epoch only. If
+        the iterable has ``set_epoch``, it is called with the epoch number before each epoch.
+      shuffle_buffer: approximate number of records in the shuffle buffer. Each record is delayed by
+        up to twice this number of positions, depending on (seed, epoch, position). 0 disables
+        shuffling.
       resume: "auto" resumes by the stream's own ``get_state`` and ``set_state`` (or ``state_dict``
         and ``load_state_dict``) if it, or its iterator, has them; otherwise, and with "count", a
-        resumed pipeline reads the stream from its beginning and skips what was delivered.
+        resumed pipeline reads the stream from its beginning and skips the delivered records.
       shard: (index, count): this pipeline reads every count-th record of the stream.
       batch_size, seed, num_workers, prefetch_size, drop_remainder, pad_remainder, sharding: as for
         `from_source`.
     Raises: TypeError or ValueError that names the argument; while iterating, RuntimeError for a
-      second epoch of an iterator.
+    second epoch of an iterator.
 
     >>> import jaxkern as jk
     >>> def squares():
@@ -172,9 +173,10 @@ class Pipeline:
 
     ``pipe >> node`` adds an `OperatorNode`, `Probabilistic`, `Conditional`, `Rebatch` or `Cache`,
     or a Python function of a batch of NumPy arrays, which worker threads call. ``a & b`` merges two
-    branches of the same records: a batch with the fields of both. Neither changes its operands.
+    branches of the same records into batches with the fields of both. Neither operator modifies its
+    operands.
 
-    Iterating is one epoch; the next iteration is the next epoch.
+    Each iteration yields one epoch; the next iteration yields the next epoch.
 
     >>> import jaxkern as jk
     >>> base = jk.from_source({"x": [1, 2, 3]}, batch_size=2)
@@ -223,11 +225,11 @@ class Pipeline:
         )
 
     def __len__(self) -> int:
-        """The batches of an epoch. Raises: TypeError if only the end of the epoch shows it."""
+        """Return the number of batches of an epoch; raise TypeError if it is unknown."""
         plan = self._host_plan
         if not plan.layout.known:
             first = next(plan.names[vertex] for vertex in plan.vertices if vertex.node.sequential)
-            raise TypeError(f"no length: the rows of {first!r} are counted by the end of an epoch")
+            raise TypeError(f"no length: the rows of {first!r} are unknown until the epoch ends")
         return plan.layout.batches
 
     def __bool__(self) -> bool:
@@ -235,7 +237,7 @@ class Pipeline:
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that the next iteration is; can be set."""
+        """Number of the epoch that the next iteration yields; can be set."""
         return self._epoch
 
     @epoch.setter
@@ -243,7 +245,7 @@ class Pipeline:
         self._epoch = check_integer("epoch", number, 0)
 
     def with_seed(self, seed: int) -> Pipeline:
-        """Return the same pipeline with another seed, from epoch 0; this one does not change.
+        """Return a copy of the pipeline with another seed, at epoch 0.
 
         >>> import jaxkern as jk
         >>> pipe = jk.from_source({"x": list(range(100))}, batch_size=100, shuffle=True, seed=1)
@@ -259,10 +261,10 @@ class Pipeline:
         return Pipeline(copies[self._output], self._options)
 
     def with_workers(self, num_workers: int) -> Pipeline:
-        """Return the same pipeline with another number of workers, from epoch 0.
+        """Return a copy of the pipeline with another number of workers, at epoch 0.
 
-        With 0 the thread that iterates does all work: useful to debug, since the batches are the
-        same.
+        With 0 the iterating thread makes the batches, which is useful for debugging; the batches
+        are the same.
 
         >>> import jaxkern as jk
         >>> pipe = jk.from_source({"x": [1, 2, 3]}, batch_size=2) >> jk.pipeline.Cache()
@@ -274,9 +276,9 @@ class Pipeline:
 
     @property
     def element_spec(self) -> Data:
-        """The fields of a full batch as ``jax.ShapeDtypeStruct``, of this process's part.
+        """The fields of this process's part of a full batch as ``jax.ShapeDtypeStruct``.
 
-        The first batch is read if the shapes do not follow from those of arrays and operators.
+        The first batch is read if the shapes cannot be derived from those of arrays and operators.
         """
         plan = self._host_plan
         spec = plan.known_spec() if plan.first is None else None
@@ -284,7 +286,7 @@ class Pipeline:
 
     @property
     def compilations(self) -> dict[str, int]:
-        """How often each program of the pipeline was compiled, by the names of its nodes."""
+        """Number of compilations of each program of the pipeline, by the names of its nodes."""
         plans = [vars(self).get(name) for name in ("_host_plan", "_plan")]
         return {name: n for plan in plans if plan for name, n in plan.compilations.items()}
 
@@ -295,18 +297,19 @@ class Pipeline:
     def explain(self, record_id: int, epoch: int = 0) -> Explanation: ...
 
     def explain(self, record_id: int | None = None, epoch: int = 0) -> Explanation | Overview:
-        """Return where each node runs; or what each node does to one record in an epoch.
+        """Return where each node runs, or the effect of each node on one record of an epoch.
 
         Without a record: a Compose with neither ``on="device"`` nor ``on="host"`` runs in native
         threads if they can run all of it, else on the device if JAX has an accelerator, else on the
-        host. Images of different sizes that go over a mesh get one size on the host. A GPU and the
-        CPU may differ in the last bits: use ``on=`` for results that do not depend on the machine.
+        host. Images of different sizes must be resized to one size on the host to be sharded over a
+        mesh. Results of a GPU and a CPU may differ in the last bits: use ``on=`` for results that
+        do not depend on the machine.
 
-        With a record: it is computed again in its own batch and shown after every node; the last
-        stage is what an iteration yields. Nodes that drop, add or join records end the list.
+        With a record: its batch is computed again, and the record is returned after every node; the
+        last stage is what an iteration yields. Nodes that drop, add or join records end the list.
 
-        Raises: ValueError for a record that the source or this shard does not have, or that the
-          epoch drops.
+        Raises: ValueError if the source or this shard does not have the record, or the epoch drops
+        it.
 
         >>> import jaxkern as jk
         >>> pipe = jk.from_source({"x": [1, 2, 3]}, 2) >> (lambda batch: {"y": batch["x"] + 1})
@@ -325,12 +328,12 @@ class Pipeline:
 
     @property
     def _records(self) -> int:
-        """The number of records of an epoch, over all shards."""
+        """Number of records of an epoch, over all shards."""
         return self._host_plan.layout.order.rows_in((0, 1))
 
     @functools.cached_property
     def _host_plan(self) -> PipelinePlan:
-        """The plan with an open Compose on the host; making it reads no data."""
+        """The plan with a Compose with ``on="auto"`` on the host; creating it reads no data."""
         plan = PipelinePlan(self._output, "host")
         last = plan.last_sequential
         if last is not None and self._options.sharding is not None and jax.process_count() > 1:
@@ -342,7 +345,7 @@ class Pipeline:
 
     @functools.cached_property
     def _plan(self) -> PipelinePlan:
-        """The plan of iterations; image headers may be read to decide whether it is native."""
+        """The plan of iterations; creating it may read image headers to choose native threads."""
         host, sharding = self._host_plan, self._options.sharding
         # The rule: native threads, else the device if there is an accelerator, else the host.
         if host.placement is None or host.native is not None or platform_of(sharding) == "cpu":
@@ -355,9 +358,9 @@ class Pipeline:
         except RuntimeError:  # JAX runs without a CPU device (``JAX_PLATFORMS=cuda``)
             return device
         try:
-            # Images of different sizes, which the first batch shows, cannot go over a mesh.
+            # Images of different sizes, as in the first batch, cannot be sharded over a mesh.
             return host if first_item(device).ragged else device
-        except Exception:  # it is raised in its batch's place; the host can make the others
+        except Exception:  # raised when the batch is requested; the host can make the other batches
             return host
 
     def _set_resumed(self, epoch: int) -> None:
@@ -365,14 +368,14 @@ class Pipeline:
 
 
 def platform_of(sharding: jax.sharding.NamedSharding | None) -> str:
-    """Return the platform of the devices that batches go to, such as "cpu" or "gpu"."""
+    """Return the platform of the devices of the batches, such as "cpu" or "gpu"."""
     if sharding is None:
         return jax.default_backend()
     return str(sharding.mesh.devices.flat[0].platform)
 
 
 class Resized:
-    """The variants of a pipeline that differ in their batch size alone; they share its caches."""
+    """Variants of a pipeline that differ only in the batch size; they share its caches."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         plan, options, tuning = pipeline._plan, pipeline._options, pipeline._tuning
@@ -384,9 +387,9 @@ class Resized:
         self.records = max(plan.layout.order.total // plan.layout.shard[1], 1)
 
     def pipeline(self, size: int) -> Pipeline:
-        """Return the pipeline with batches of a size, without a smaller last one.
+        """Return the pipeline with another batch size, and without a smaller last batch.
 
-        The source's batch size changes, or that of the last node that decides it.
+        It changes the batch size of the source, or of the last node that sets it.
         """
         built: dict[tuple[Vertex, bool], Vertex] = {}
 
@@ -407,16 +410,18 @@ class Resized:
         return Pipeline(rebuild(self._pipeline._output, True), self._pipeline._options)
 
     def last_program(self, pipeline: Pipeline, size: int) -> tuple[list[Any], Any]:
-        """Return the shapes of a work item of all processes, and the compiled program that takes
-        it, or None; read one batch if none has been made yet."""
+        """Return the shapes of a work item of all processes, and its compiled program or None.
+
+        Reads one batch if none has been made yet.
+        """
         plan, sharding = pipeline._plan, self.sharding
         item = first_item(self._pipeline._plan)
         processes = 1 if sharding is None else jax.process_count()
 
         def spec(leaf: Any, divided: int) -> jax.ShapeDtypeStruct:
-            # The buffer of Ragged images grows with them.
+            # The buffer of Ragged images grows with their number.
             rows = leaf.shape[0] * size // len(item.records) * processes
-            # With the sharding of batches, so that the first one finds its program compiled.
+            # With the sharding of the batches, so that the compiled program fits the first batch.
             placed = None if sharding is None else leading_axes(sharding, divided)
             return jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype, sharding=placed)
 

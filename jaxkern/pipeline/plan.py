@@ -1,4 +1,4 @@
-"""A pipeline made ready to run: names, layouts, programs, and where each node runs."""
+"""The execution plan of a pipeline: names, layouts, programs, and where each node runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jaxkern.ring import RowParts
 
 Placement = Literal["device", "host"]
 
-_IMAGE_SIDES = (4096, 8192)  # assumed largest sides of images, if the side is unknown
+_IMAGE_SIDES = (4096, 8192)  # assumed maximum sides of images of unknown size
 
 
 class NativeWork(NamedTuple):
@@ -34,13 +34,13 @@ class NativeWork(NamedTuple):
 
     source: Vertex  # the only one that reads records
     arrays: Mapping[str, np.ndarray | RowParts]  # of encoded images, where they are stored
-    producers: dict[str, SeededProducer]  # of fields; the other fields are copied
+    producers: dict[str, SeededProducer]  # by field; the other fields are copied
     masks: bool = False  # a field "valid" says which records the producers could make
-    residual: NodeProgram | None = None  # of the other fields, when a batch is delivered
+    residual: NodeProgram | None = None  # for the remaining fields, when a batch is delivered
 
 
 def native_work(plan: PipelinePlan) -> NativeWork | None:
-    """Return the native work of a plan; None if its batches need Python or a JAX program."""
+    """Return the native work of a plan; None if its batches require Python or a JAX program."""
     if plan.last_sequential is not None or len(plan.inputs) != 1 or registry.module("cpu") is None:
         return None
     (last,) = plan.inputs
@@ -61,7 +61,7 @@ def native_work(plan: PipelinePlan) -> NativeWork | None:
     }
     node: Any = copy.copy(last.node)
     producers = node.op.record_producer({**fields, **encoded}, plan.derivations.get(last))
-    # Only producers decode.
+    # Only producers decode images.
     if producers is None or encoded.keys() - producers.keys() or (masks and not encoded):
         return None
     inputs_of_producers = [part for k in producers.keys() & rows.keys() for part in _parts(rows[k])]
@@ -109,12 +109,12 @@ class PipelinePlan:
         self.compiled: dict[Vertex, str] = {}  # where vertices with JAX code run
         #: shapes of the first full work item; the others should have the same
         self.first: WorkItem | None = None
-        #: the rest of an epoch that other shards began; None for a whole epoch
+        #: the rest of an epoch interrupted with other shards; None for a whole epoch
         self.pending: PendingShards | None = None
         users = Counter(upstream for vertex in self.vertices for upstream in vertex.inputs)
-        #: the vertices whose batches several others use
+        #: vertices whose batches several other vertices use
         self.shared = {vertex for vertex, count in users.items() if count > 1}
-        #: how the keys of vertices follow from those of the records, if they differ
+        #: derivations of the keys of vertices from those of the records, if they differ
         self.derivations: dict[Vertex, KeyDerivation] = {}
         self._lock = threading.Lock()
         self._programs: dict[Vertex, NodeProgram] = {}
@@ -146,7 +146,7 @@ class PipelinePlan:
         self.masks = any(node.source.on_bad_record == "mask" for node in sources)
 
     def with_pending(self, pending: PendingShards | None) -> PipelinePlan:
-        """Return the same plan for the rest of an epoch, or a whole one; it shares programs."""
+        """Return a plan for the rest of an epoch, or for a whole one; it shares the programs."""
         plan = copy.copy(self)
         plan.pending = pending
         plan.layouts = plan._all_layouts()
@@ -159,7 +159,7 @@ class PipelinePlan:
 
     @property
     def record_layout(self) -> BatchLayout | None:
-        """The last layout that says which record a row is; None if no length is known."""
+        """The last layout that maps rows to records; None if no length is known."""
         last = [vertex for vertex in self.vertices if vertex.node.has_order]
         return self.layouts[last[-1]] if last else None
 
@@ -175,11 +175,11 @@ class PipelinePlan:
         for vertex in self.vertices:
             node = vertex.node
             remainder = node.remainder or vertex.ordered()[0].node.remainder or "partial"
-            # No row is dropped before a mixture or a sequential node: the node after decides that.
+            # No row is dropped before a mixture or a sequential node, which drops rows itself.
             if vertex in before_sequential or (vertex in before_mixture and remainder == "drop"):
                 remainder = "partial"
             layout = node.layout([layouts[v] for v in vertex.inputs], remainder)
-            if node.has_order and vertex not in before_order:  # before, a shard may be empty
+            if node.has_order and vertex not in before_order:  # a shard may be empty before it
                 layout.check_batches(node.name)
                 if self.pending is not None:
                     order = ReshardedOrder((layout.order,), self.pending)
@@ -191,7 +191,7 @@ class PipelinePlan:
 
     @property
     def final_program(self) -> NodeProgram | None:
-        """The program that ends the pipeline, which runs as batches are delivered."""
+        """The last program of the pipeline, which runs when batches are delivered."""
         on_device = self.compiled.get(self.output) == "device"
         return self.program(self.output) if on_device else None
 
@@ -207,11 +207,11 @@ class PipelinePlan:
         return native_work(self)
 
     def runs_natively(self, workers: int) -> bool:
-        """True if native threads make the batches with a number of workers."""
+        """True if native threads make the batches, with `workers` worker threads."""
         return workers > 0 and self.native is not None and current_backend() != "jax"
 
     def program(self, vertex: Vertex) -> NodeProgram:
-        """Return the program that ends in a JAX vertex."""
+        """Return the program whose last node is a JAX vertex."""
         with self._lock:
             if vertex not in self._programs:
                 program = NodeProgram(vertex, self.compiled, self.names, self.derivations)
@@ -220,7 +220,7 @@ class PipelinePlan:
 
     @property
     def compilations(self) -> dict[str, int]:
-        """How often each program was compiled, by its name."""
+        """Number of compilations of each program, by name."""
         with self._lock:
             return {program.name: program.compilations for program in self._programs.values()}
 
@@ -230,19 +230,19 @@ class PipelinePlan:
             self.first = item._replace(leaves=row.spec_of(item.leaves))
 
     def known_spec(self) -> Data | None:
-        """Return the shapes of a batch as sources declare them; None if only reading shows them."""
+        """Return the shapes of a batch as declared by sources; None if they must be read."""
         if self.last_sequential is not None:
             return None
-        # Image sizes that only headers contain have two assumed values, so that shapes that depend
-        # on them are unknown.
+        # Two values are assumed for image sizes that only headers contain. Shapes that differ
+        # between the two are unknown.
         try:
             first, other = (self._spec_of(self.output, side, {}) for side in _IMAGE_SIDES)
-        except Exception:  # making the first batch raises it again, with the node's name
+        except Exception:  # raised again with the node's name when the first batch is made
             return None
         return first if first == other else None
 
     def _spec_of(self, vertex: Vertex, side: int, specs: dict[Vertex, Data | None]) -> Data | None:
-        if vertex in specs:  # branches share arrays, and therefore the objects of their shapes
+        if vertex in specs:  # branches share arrays, so they share the objects that describe shapes
             return specs[vertex]
         program = self.program(vertex) if vertex in self.compiled else None
         inputs: list[Data] = []
@@ -260,7 +260,7 @@ class PipelinePlan:
         return specs[vertex]
 
     def spec_after(self, item: WorkItem) -> Data:
-        """Return the shapes of the batch that comes of a work item."""
+        """Return the shapes of the batch computed from a work item."""
         program = self.final_program
         batch = item.batches()[0] if program is None else program.spec(item)
         return dict(row.spec_of(batch))

@@ -19,16 +19,16 @@ from jaxkern.pipeline.engine import Engine, ItemSource
 def prefetch_to_device(
     iterator: Iterable[Any], buffer_size: int = 2, sharding: Any = None
 ) -> Prefetcher:
-    """Return an iterator over the same pytrees as ``jax.Array``, fetched ahead by a thread.
+    """Return an iterator over the same pytrees as ``jax.Array``, prefetched by a thread.
 
     The thread reads items from ``iterator`` and puts them on the device while the consumer
     processes earlier ones, at most ``buffer_size`` ahead. The iterator may reuse its NumPy arrays:
-    they are copied, unless they are read-only. An exception of the iterator is raised in its place.
-    If the iterator has ``get_state`` and ``set_state``, as a pipeline's, the result has them too,
-    for the items that were delivered.
+    they are copied, unless they are read-only. An exception of the iterator is raised when its item
+    is requested. If the iterator has ``get_state`` and ``set_state``, as that of a pipeline, so has
+    the result; they refer to the delivered items.
 
     Args:
-      iterator: of pytrees of arrays (or of numbers).
+      iterator: iterable of pytrees of arrays or numbers.
       buffer_size: maximum number of items that are fetched but not consumed.
       sharding: a ``jax.sharding.Sharding``, a ``jax.Device``, or a pytree of them that is a prefix
         of the items; None for JAX's default device.
@@ -71,7 +71,7 @@ class Prefetcher(Iterator[Any]):
         item = engine.next(timeout)
         if item is None:
             raise StopIteration
-        with self._lock:  # threads may get items out of order
+        with self._lock:  # several threads may receive items out of order
             index, _ = item.after
             if engine is self._engine and index > self._delivered[0]:
                 self._delivered = item.after
@@ -79,25 +79,30 @@ class Prefetcher(Iterator[Any]):
             try:
                 raise item.error
             finally:
-                del item  # its traceback holds this frame
+                del item  # its traceback references this frame
         return item.value
 
     def get_state(self) -> Any:
-        """Return the iterator's state after the last item that was delivered, not the last fetched;
-        TypeError if it has none, as a generator."""
+        """Return the iterator's state after the last delivered item, not the last prefetched one.
+
+        Raises: TypeError if the iterator has no state, as a generator.
+        """
         _check_state(self._iterator)
         return self._delivered[1]
 
     def set_state(self, state: Any) -> None:
-        """Drop what was fetched and continue where `get_state` was called; TypeError as there."""
+        """Drop prefetched items and restore a state of `get_state`; raises TypeError like it."""
         _check_state(self._iterator)
         self.close(None)
         self._iterator.set_state(state)
         self._start()
 
     def close(self, timeout: float | None = 5.0) -> None:
-        """End the thread and drop what was fetched. Idempotent. `timeout` is how many seconds to
-        wait for the thread, which may be in the middle of an item."""
+        """End the thread and drop the prefetched items. Idempotent.
+
+        `timeout` is the maximum time in seconds to wait for the thread, which may be fetching an
+        item.
+        """
         self._engine.close()
         self._engine.join(timeout)
 
@@ -112,7 +117,7 @@ class Prefetcher(Iterator[Any]):
         try:
             if engine is not None:
                 engine.close()
-        except Exception:  # modules may be gone when the interpreter exits
+        except Exception:  # modules may be unloaded when the interpreter exits
             pass
 
 
@@ -134,7 +139,7 @@ class DevicePlacement:
     target: Any = None
 
     def put(self, batch: Any) -> Any:
-        """Return the pytree as ``jax.Array`` at the target, perhaps before the transfer ends."""
+        """Return the pytree as ``jax.Array`` on the target; the transfer may be in progress."""
         return jax.device_put(batch, self.target)
 
     def prefetch_to_device(self, iterator: Iterable[Any], buffer_size: int = 2) -> Prefetcher:
@@ -161,7 +166,7 @@ class _Items(ItemSource):
             return None
         except BaseException:
             self._at = count + 1, state
-            with contextlib.suppress(BaseException):  # the iterator's own error matters more
+            with contextlib.suppress(BaseException):  # the iterator's own error is raised instead
                 self._at = count + 1, _state_of(self._iterator)
             raise
         self._at = count + 1, state
@@ -189,7 +194,7 @@ def _state_of(iterator: Any) -> Any:
 
 
 def _own(leaf: Any) -> Any:
-    """Copy an array that its producer may overwrite when it makes the next item."""
+    """Copy an array that its producer may overwrite with the next item."""
     if isinstance(leaf, np.ndarray) and leaf.flags.writeable and not leaf.dtype.hasobject:
         return aligned_copy(leaf)
     return leaf

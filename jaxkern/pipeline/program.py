@@ -1,4 +1,4 @@
-"""Adjacent JAX nodes as one jitted program, and the work items that it takes."""
+"""Adjacent JAX nodes as one jitted program, and the work items that are its input."""
 
 from __future__ import annotations
 
@@ -26,20 +26,23 @@ class RecompilationWarning(UserWarning):
 
 
 class WorkItem(NamedTuple):
-    """The operands of a program: the batches of one or several nodes, which store each common
-    array once. The leaves of the tree of all batches are ``leaves[indices[0]]`` and so on."""
+    """The operands of a program: the batches of one or several nodes.
+
+    An array that several batches share is stored once: the leaves of the tree of all batches are
+    ``leaves[indices[0]]``, ``leaves[indices[1]]`` and so on.
+    """
 
     leaves: list[Any]
     indices: tuple[int, ...]
     tree: Any
-    records: Any  # uint32 [N, 2], the high and the low half of each record id
-    owned: bool = False  # nothing else uses the memory of the NumPy arrays: JAX may use it
+    records: Any  # uint32 [N, 2], high and low half of each record id
+    owned: bool = False  # True if only JAX uses the memory of the NumPy arrays
     bad: int = 0  # number of records that could not be read, see `BatchSource.on_bad_record`
     filled: bool = False  # the arrays are in the slot of a ring
 
     @classmethod
     def of(cls, batches: Sequence[Data], records: np.ndarray, **options: Any) -> WorkItem:
-        """Join batches with the records int64 [N]; equal arrays are those with one identity."""
+        """Join batches with the records int64 [N]; arrays are compared by identity."""
         leaves, tree = jax.tree.flatten(tuple(batches))
         distinct = {id(leaf): leaf for leaf in leaves}
         index = {key: number for number, key in enumerate(distinct)}
@@ -85,14 +88,15 @@ class WorkItem(NamedTuple):
     def nbytes(self) -> int:
         """Number of bytes of all arrays."""
         leaves = [*self.leaves, self.records]
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)  # shapes have no nbytes
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)  # also of shapes
 
 
 class NodeProgram:
     """The JAX nodes that end in the vertex `root` as one program of the batches of its `inputs`.
 
-    `compiled` says where vertices with JAX code run, `derivations` how to derive their keys from
-    those of the records. `compilations` counts traces, one for each set of shapes.
+    `compiled` maps vertices with JAX code to where they run; `derivations` maps vertices to the
+    derivation of their keys from those of the records. `compilations` counts traces, one for each
+    set of shapes.
     """
 
     def __init__(
@@ -122,8 +126,7 @@ class NodeProgram:
         return " >> ".join(self._names[vertex] for vertex in self._vertices)
 
     def __call__(self, item: WorkItem, key: Any) -> Data:
-        """Return the batch for the batches of `inputs` and the data uint32 [2] of the epoch's
-        key."""
+        """Return the batch for the batches of `inputs` and the key data uint32 [2] of the epoch."""
         data: Data = self._jitted(*item[:4], key)
         return data
 
@@ -138,7 +141,7 @@ class NodeProgram:
         return spec
 
     def compiled(self, item: WorkItem, key: Any) -> Any:
-        """Return the ``jax.stages.Compiled`` for these shapes, which such a call uses."""
+        """Return the ``jax.stages.Compiled`` that a call with these shapes uses."""
         return self._jitted.lower(*item[:4], key).compile()
 
     def _trace(
@@ -205,7 +208,7 @@ class NodeProgram:
 
 @dataclasses.dataclass(frozen=True)
 class Salt:
-    """Derivation of a node's keys from those of the records [N]; equal salts derive the same."""
+    """Derivation of a node's keys from those of the records [N]; equal salts derive equal keys."""
 
     number: int
 
@@ -222,7 +225,7 @@ def salt_of(stream_name: str | None, occurrence: int) -> Salt | None:
 
 
 def _without_rows(text: str) -> str:
-    """Return a description without what may vary: the rows, and the length of a Ragged buffer."""
+    """Return a description without the number of rows and the length of a Ragged buffer."""
     kind, _, rest = text.partition("[")
     sides = rest.rstrip("]").split(", ")[1:]
     if kind == "Ragged":

@@ -16,7 +16,7 @@ Data = dict[str, Any]
 
 
 def is_ragged(value: Any) -> bool:
-    """True for a Ragged batch, which is a leaf of the trees here."""
+    """True for a Ragged batch, which this module treats as a leaf of trees."""
     return isinstance(value, Ragged)
 
 
@@ -74,7 +74,7 @@ def canonical(array: np.ndarray) -> np.ndarray:
 
 
 def canonical_dtype(dtype: np.dtype) -> np.dtype:
-    """Return the dtype that JAX uses for a dtype of any byte order; raise TypeError if none."""
+    """Return the dtype that JAX uses for a dtype of any byte order; raise TypeError without one."""
     native = dtype if dtype.isnative else dtype.newbyteorder("=")
     result: np.dtype = jax.dtypes.canonicalize_dtype(native)
     return result
@@ -94,14 +94,14 @@ def images_of(ragged: Ragged, rows: Sequence[int] | np.ndarray) -> list[np.ndarr
 
 
 def ragged_of(images: Sequence[np.ndarray], max_height: int, max_width: int) -> Ragged:
-    """Return images as a Ragged batch; its buffer has one of few lengths."""
+    """Return images as a Ragged batch; its buffer length is rounded up."""
     return Ragged.from_list(
         images, max_height=max_height, max_width=max_width, buffer_size="rounded"
     )
 
 
 def joined(parts: Sequence[tuple[Data, Sequence[int] | np.ndarray | slice]]) -> Data:
-    """Return the batch of selected rows of batches, in order, as NumPy arrays."""
+    """Return a batch of the selected rows of several batches, in order, as NumPy arrays."""
 
     def join(*values: Any) -> Any:
         if is_ragged(values[0]):
@@ -122,8 +122,10 @@ def scattered(
     count: int,
     out: Data | None = None,
 ) -> Data:
-    """Return the batch of `count` rows made of (batch, its rows, their positions), in the arrays
-    `out` if they fit."""
+    """Return a batch of `count` rows, assembled from (batch, rows of it, their positions).
+
+    It uses the arrays `out` if their shapes and dtypes match.
+    """
 
     def place(*values: Any) -> Any:
         if is_ragged(values[0]):
@@ -153,7 +155,7 @@ def scattered(
 
 
 def _same_fields(one: Data, other: Data) -> bool:
-    """True if batches have the same fields, with equal dtypes and shapes except for the rows."""
+    """True if batches have the same fields, with equal dtypes and equal shapes of a row."""
     trees: list[Any] = [jax.tree.structure(data) for data in (one, other)]
     return trees[0] == trees[1] and all(
         (a.dtype, a.shape[1:]) == (b.dtype, b.shape[1:])
@@ -167,7 +169,7 @@ def row_of(data: Data, row: int) -> Data:
 
 
 def records_of(data: Data, rows: Iterable[int]) -> Iterator[Data]:
-    """Yield some records of a batch, as `row_of`, whose tree is flattened once."""
+    """Yield records of a batch, as `row_of` does, but flatten its tree only once."""
     structure: Any
     leaves, structure = jax.tree.flatten(data, is_leaf=is_ragged)
     pickers = [
@@ -197,6 +199,6 @@ def described(value: Any) -> str:
 
 
 def signature(data: Any) -> dict[str, str]:
-    """Return the dtype and shape of every leaf as text, by its name."""
+    """Return the dtype and shape of every leaf as text, by name."""
     leaves = jax.tree_util.tree_flatten_with_path(data, is_leaf=is_ragged)[0]
     return {jax.tree_util.keystr(path): described(value) for path, value in leaves}

@@ -1,8 +1,8 @@
-"""Nodes whose batches depend on all earlier ones, and Take, Repeat and Rebatch after such a node.
+"""Nodes whose batches depend on all earlier ones; Take, Repeat and Rebatch after such nodes.
 
-A sequential node has a *flow*, which reads the output of the node for one block after the other and
-decides which rows form a batch. The output is computed ahead by another engine, which calls the
-node's `rows` in worker threads. The thread that uses a batch copies its rows.
+A sequential node has a *flow*, which reads the output of the node block by block and decides which
+rows form a batch. A second engine computes the output ahead of time: it calls the node's `rows` in
+worker threads. The thread that uses a batch copies its rows.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 class Rows(NamedTuple):
     """The output of a node for one block, made in any worker thread."""
 
-    data: Data  # without fields if it has no rows
+    data: Data  # empty if there are no rows
     records: np.ndarray  # int64 [M], the ids of the rows
-    origins: np.ndarray  # int64 [M], ascending: the row of the block that each comes from
+    origins: np.ndarray  # int64 [M], ascending: the row of the block that each row is derived from
     block_rows: int  # number of rows of the block
 
 
-#: A batch that is decided but not computed: the thread that uses it calls it, with arrays to fill
-#: or None.
+#: computes a batch whose rows are decided; called in the thread that uses the batch, with arrays to
+#: fill or None
 DeferredBlock = Callable[[Data | None], Block]
 
 
 class ReadItem(NamedTuple):
-    """An item of the input, and the number of its first row, counted from where the flow began."""
+    """An item of the input, and the number of its first row since the flow began."""
 
     first: int
     item: Item
 
     @property
     def records(self) -> np.ndarray:
-        """The records of its rows; none for an error."""
+        """The records of its rows; empty for an error."""
         if self.item.error is not None:
             return np.empty(0, np.int64)
         records: np.ndarray = self.item.value.records
@@ -61,8 +61,8 @@ class ReadItem(NamedTuple):
 class Flow:
     """The batches of a sequential node in order, from a position on.
 
-    A flow stores the items of the input that it has read, from the oldest one that it still needs:
-    its position is where this item is read again. An error in an item's place is raised once.
+    A flow stores the items of the input that it has read, from the oldest one that it still needs.
+    It resumes by reading from this item on. The error of an item is raised once.
     """
 
     def __init__(self, upstream: Upstream, layout: BatchLayout, position: dict[str, Any]) -> None:
@@ -70,20 +70,20 @@ class Flow:
         self._size, self._remainder = layout.batch_size, layout.remainder
         self._items: deque[ReadItem] = deque()
         self._count = 0  # number of rows that were read
-        #: number of errors that were raised before the position was saved, and occur again
+        #: number of errors that were raised before the position was saved and will occur again
         self._old_errors = int(position.get("errors", 0))
 
     @property
     def position(self) -> dict[str, Any]:
         """The position after the last batch or error of `next`; small and JSON-able.
 
-        A flow that begins there returns the same further batches, bit for bit. "at" is the position
-        from which the input is read again. "counts" are numbers of the epoch so far by name.
+        A flow that begins at this position returns bit-identical batches. "at" is the position from
+        which the input is read again. "counts" are counters of the epoch so far, by name.
         """
         raise NotImplementedError
 
     def next(self) -> DeferredBlock | None:
-        """Return the next batch; None after the last one. It continues after an error."""
+        """Return the next batch; None after the last one. It can be called again after an error."""
         raise NotImplementedError
 
     def resize(self, threads: int) -> None:
@@ -107,7 +107,7 @@ class Flow:
         return True
 
     def _checked(self, item: Item) -> Item:
-        """Return the item, or an error in its place."""
+        """Return the item, or an item with an error."""
         return item
 
     def _raise(self, error: BaseException) -> None:
@@ -133,7 +133,7 @@ class Flow:
         return not count or (count < self._size and self._remainder == "drop")
 
     def _with_mask(self, block: Block, count: int) -> Block:
-        """Return the block; with padding, of full size and with a field "mask" for `count` rows."""
+        """Return the block; if batches are padded, fill it up and add a "mask" of `count` rows."""
         if self._remainder != "pad":
             return block
         if "mask" in block.data:
@@ -152,14 +152,14 @@ class SequentialNode(PipelineNode):
     sequential = True
     fills_slots = True
     drops: bool = False  # rows without output are counted as "dropped"
-    row_by_row: bool = False  # a position is that of a row of the input, for any shards
+    row_by_row: bool = False  # a position is a row, so it can be resharded
 
     def layout(self, inputs: Sequence[BatchLayout], remainder: Remainder) -> BatchLayout:
         size = self.batch_size or inputs[0].batch_size
         return dataclasses.replace(inputs[0], batch_size=size, remainder=remainder)
 
     def rows(self, block: Block) -> Any:
-        """Return the output for a block, `Rows` for a `RowFlow`; called in any thread."""
+        """Return the output for a block: `Rows` for a `RowFlow`; called in any thread."""
         count = len(block.records)
         return Rows(block.data, block.records, np.arange(count), count)
 
@@ -168,23 +168,24 @@ class SequentialNode(PipelineNode):
         return epoch.open_upstream(vertex, position)
 
     def flow(self, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> Flow:
-        """Return the batches from a position on; it is empty at the beginning."""
+        """Return the batches from a position on; `position` is empty at the beginning."""
         upstream = self.open_upstream(epoch, vertex, position["at"] if position else None)
         return self.flow_of(upstream, epoch.layout(vertex), epoch.number, position)
 
     def flow_of(
         self, upstream: Upstream, layout: BatchLayout, epoch: int, position: dict[str, Any]
     ) -> Flow:
-        """Return the batches that the flow makes of its input."""
+        """Return the flow for an input."""
         return RowFlow(upstream, layout, position, self.drops)
 
 
 class RowFlow(Flow):
     """The rows of the input, or windows over them, in full batches; then the remainder.
 
-    An error loses the rows of its block. `most` is the maximum number of rows, `window` is (size,
-    stride). A position has "row", the number of the next row, counted from the first one of "at",
-    and "origin", the row of the block that it comes from, if no other row comes from there.
+    The rows of a block with an error are lost. `most` is the maximum number of rows, `window` is
+    (size, stride). A position contains "row", the number of the next row counted from the first one
+    of "at", and "origin": the row of the block that the next row is derived from, or None if that
+    row also has earlier outputs.
     """
 
     def __init__(
@@ -201,7 +202,7 @@ class RowFlow(Flow):
         self._remaining: int | None = position.get("remaining", most)
         self._spec: dict[str, tuple[Any, ...]] | None = None
         self._next = int(position.get("row", 0))
-        #: of the next row, while it was not read
+        #: origin of the next row, before that row is read
         self._origin: int | None = position["origin"] if position else 0
         # A filter drops all rows before the origin that are not among the rows before the next.
         counted = int(position.get("counts", {}).get("dropped", 0))
@@ -244,7 +245,7 @@ class RowFlow(Flow):
         return None if self._is_dropped(count) else functools.partial(self._make, pieces, count)
 
     def _pieces(self, start: int, count: int) -> list[tuple[Rows, slice]]:
-        """Return the outputs with some rows, and these rows of each."""
+        """Return the outputs that contain the rows from `start` on, with the slice of each."""
         pieces = []
         for read in self._items:
             first = max(start - read.first, 0)
@@ -264,10 +265,10 @@ class RowFlow(Flow):
         return self._with_mask(block, count)
 
     def _checked(self, item: Item) -> Item:
-        """Return the item, or an error if its fields differ from those before."""
+        """Return the item, or an item with an error if its fields differ from earlier ones."""
         self._origin = 0
         if item.error is not None and self._window is None:
-            self._next = min(self._next, self._count)  # the rows to skip were in this block
+            self._next = min(self._next, self._count)  # the rows to skip were in the failed block
         if item.error is not None or not len(item.value.records):
             return item
         arrays = {k: v for k, v in item.value.data.items() if not row.is_ragged(v)}
@@ -297,8 +298,9 @@ def _describe(spec: tuple[Any, ...] | None) -> str:
 class SequentialRows(SequentialNode):
     """`Rebatch`, `Take` or `Repeat` of a stream whose length is unknown.
 
-    `Take` does not read the rest of the stream. The t-th part of epoch e of `Repeat` is epoch
-    ``e * times + t`` of the input; record r gets the id ``r * times + t``, for its own draws.
+    `Take` does not read the rest of the stream. Repetition t in epoch e of `Repeat` is epoch ``e *
+    times + t`` of the input. Its record r has the id ``r * times + t``, so that random draws
+    differ.
     """
 
     def __init__(self, node: Any) -> None:
@@ -325,7 +327,7 @@ class SequentialRows(SequentialNode):
 
 
 class _RepeatedUpstream:
-    """The epochs of a repeated input one after the other."""
+    """The consecutive epochs of a repeated input."""
 
     def __init__(self, epoch: Epoch, vertex: Vertex, times: int, position: dict[str, Any]) -> None:
         self._epoch, self._vertex, self._times = epoch, vertex, times

@@ -1,4 +1,4 @@
-"""The state of an iteration: where it is, and which pipeline it belongs to."""
+"""The state of an iteration: its position, and the pipeline that it belongs to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VERSION = 1
 
 
 def identity(plan: PipelinePlan) -> dict[str, Any]:
-    """Return what is equal for two pipelines that give the same batches; JSON-able.
+    """Return a JSON-able value that is equal for pipelines that yield the same batches.
 
     Python functions are identified by their names, operators by their settings.
     """
@@ -35,7 +35,7 @@ def identity(plan: PipelinePlan) -> dict[str, Any]:
 
 
 class Resumption(NamedTuple):
-    """The batch at which an iteration resumes, perhaps in the rest of an epoch of other shards."""
+    """The batch at which an iteration resumes, in an epoch or in the rest of a resharded one."""
 
     epoch: int
     batch: int = 0
@@ -47,9 +47,10 @@ class Resumption(NamedTuple):
 def make_state(
     plan: PipelinePlan, epoch: int, batch: int, finished: bool, position: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the state after the first `batch` batches of an epoch, all of them if `finished`.
+    """Return the state after the first `batch` batches of an epoch; `finished` if these are all.
 
-    `position` is that of the last sequential node; None without such a node, and at the beginning.
+    `position` is the position of the last sequential node; None without such a node, and at the
+    beginning.
     """
     state = {
         "version": VERSION,
@@ -68,7 +69,7 @@ def make_state(
 def _delivered_rows(
     plan: PipelinePlan, batch: int, finished: bool, position: dict[str, Any] | None
 ) -> int | None:
-    """Count the rows of this shard that are delivered; None if a node holds some of them."""
+    """Count the delivered rows of this shard; None if a node has buffered some rows."""
     layout, last = plan.record_layout, plan.last_sequential
     if layout is None:
         return None
@@ -87,7 +88,7 @@ def _delivered_rows(
 
 
 def read_state(plan: PipelinePlan, state: Any) -> Resumption:
-    """Return where a state of this shard resumes; ValueError if it is not of this pipeline."""
+    """Return where a state of this shard resumes; ValueError if it is of another pipeline."""
     _check(plan, state)
     pending = _pending_of(state)
     if pending is not None and state["pipeline"]["shard"] != identity(plan)["shard"]:
@@ -108,8 +109,10 @@ def read_state(plan: PipelinePlan, state: Any) -> Resumption:
 
 
 def read_states(plan: PipelinePlan, states: Sequence[Any]) -> Resumption:
-    """Return where the states of all shards resume, with any shards; ValueError if they are not
-    of this pipeline, of one epoch, and of all shards."""
+    """Return where the states of all shards resume, with any number of shards.
+
+    Raises: ValueError unless they are of this pipeline, of the same epoch, and of all shards.
+    """
     if not states:
         raise ValueError("there are no states; expected those of all shards")
     for state in states:
@@ -138,7 +141,7 @@ def read_states(plan: PipelinePlan, states: Sequence[Any]) -> Resumption:
     if pending is None and all(state["batch"] == 0 for state in states):
         return Resumption(epoch)
     if plan.record_layout is None:
-        raise ValueError("a stream has no length, and other shards cannot divide it")
+        raise ValueError("a stream has no length: resume it with the same number of shards")
     order = plan.record_layout.order
     spans: list[Span] = []
     for index, state in enumerate(states):
@@ -172,7 +175,7 @@ def _pending_of(state: dict[str, Any]) -> PendingShards | None:
 
 
 def _check(plan: PipelinePlan, state: Any, ignored: Sequence[str] = ()) -> None:
-    """Raise ValueError if a state is not of this pipeline; `ignored` options may differ."""
+    """Raise ValueError if a state is of another pipeline; `ignored` options may differ."""
     if not isinstance(state, dict) or not {"version", "epoch", "batch", "pipeline"} <= set(state):
         raise ValueError(f"the state is {state!r:.80}; expected the dict of get_state()")
     if state["version"] != VERSION:  # first, because versions may differ in everything else
@@ -201,7 +204,7 @@ def _check(plan: PipelinePlan, state: Any, ignored: Sequence[str] = ()) -> None:
 
 
 def _difference(name: str, there: Any, here: Any) -> str:
-    """Describe an option that differs; of the nodes, the first one that differs."""
+    """Describe an option that differs; for the nodes, the first difference."""
     if name != "nodes":
         return f"{name} is {there!r} there and {here!r} here"
     for number, (old, new) in enumerate(zip(there, here, strict=False)):

@@ -33,7 +33,7 @@ from jaxkern.pipeline.sources.source import record_arrays, stack_records
 if TYPE_CHECKING:
     from jaxkern.pipeline.epoch import Epoch
 
-_PARTS = 1 << 20  # of a position in the order, so that delays are rarely equal
+_PARTS = 1 << 20  # fractions of a position, so that shuffle keys are rarely equal
 
 
 class StreamNode(SequentialNode):
@@ -63,7 +63,7 @@ class StreamNode(SequentialNode):
         self.once = not reopened and (resume == "count" or _state_methods(iterable) is None)
         # Copies of the node share these.
         self._lock = threading.Lock()
-        self._epochs: list[int] = []  # for which the iterable was opened
+        self._epochs: list[int] = []  # epochs for which the iterable was opened
         self._initial: list[Any] = []  # the state that the iterable had before it was read
 
     @functools.cached_property
@@ -108,7 +108,7 @@ class StreamNode(SequentialNode):
         return opened
 
     def initial_state(self, get: Callable[[], Any]) -> Any:
-        """Return the state that an iterable, always the same object, had before it was read."""
+        """Return the state that an iterable, reused in all epochs, had before it was read."""
         with self._lock:
             if not self._initial:
                 self._initial.append(_to_json(get()))
@@ -116,8 +116,10 @@ class StreamNode(SequentialNode):
 
 
 def _state_methods(owner: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
-    """Return the methods that get and set a stream's state, with the names of Grain, or of Hugging
-    Face and PyTorch; None if it has none."""
+    """Return the methods that get and set a stream's state; None if it has none.
+
+    Their names are those of Grain, or of Hugging Face and PyTorch.
+    """
     for get, put in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
         if hasattr(owner, get) and hasattr(owner, put):
             return getattr(owner, get), getattr(owner, put)
@@ -132,10 +134,11 @@ class _Records(NamedTuple):
 
 
 class _StreamRecords(ItemSource):
-    """The records of this shard, as many as a batch has at a time; each error is raised once.
+    """The records of this shard, one batch at a time; each error is raised once.
 
-    A position is one in the stream, and, if the stream has them, its own state there. Otherwise the
-    stream is read from its beginning. "errors" were raised after the state or the beginning.
+    A position contains the position in the stream and, if the stream has one, its own state there.
+    Without a state the stream is read from its beginning. "errors" is the number of errors raised
+    after the state or the beginning.
     """
 
     def __init__(self, node: StreamNode, epoch: int, position: dict[str, Any]) -> None:
@@ -144,11 +147,11 @@ class _StreamRecords(ItemSource):
         self._state = position.get("state")
         self._skip = int(position.get("position", 0))  # earlier records are not needed
         self._next = 0 if self._state is None else self._skip  # position of the next record
-        self._old_errors = int(position.get("errors", 0))  # were raised before, and occur again
+        self._old_errors = int(position.get("errors", 0))  # raised earlier, and will occur again
         self._errors = 0
         self._iterator: Iterator[Any] | None = None
         self._methods: tuple[Callable[[], Any], Callable[[Any], Any]] | None = None
-        self._records: list[tuple[int, Data]] = []  # of the next item
+        self._records: list[tuple[int, Data]] = []  # records of the next item
         self._at = position or {"position": 0}
 
     @property
@@ -190,7 +193,7 @@ class _StreamRecords(ItemSource):
     def _read(self) -> bool:
         """Read one record of the stream; return False at its end."""
         if self._iterator is None:
-            self._iterator = iter(())  # if the stream cannot be opened
+            self._iterator = iter(())  # stays empty if the stream cannot be opened
             self._iterator = self._open()
         try:
             record = next(self._iterator)
@@ -204,7 +207,7 @@ class _StreamRecords(ItemSource):
         self._next += 1
         index, count = self._node.shard
         if position % count == index:
-            fields = record_arrays(record, position, self._who)  # errors occur again, also to skip
+            fields = record_arrays(record, position, self._who)  # raises for skipped records, too
             if position >= self._skip:
                 self._records.append((position, fields))
         return True
@@ -215,7 +218,7 @@ class _StreamRecords(ItemSource):
         by_state, same = node.resume != "count", opened is node.iterable
         methods = _state_methods(opened) if by_state else None
         if methods is not None:
-            if same:  # it may have been read
+            if same:  # it may have been read before
                 initial = node.initial_state(methods[0])
                 state = initial if state is None else state
             if same or state is not None:
@@ -226,9 +229,9 @@ class _StreamRecords(ItemSource):
             if methods is not None and state is not None:
                 methods[1](_from_json(state))
         if methods is not None:
-            _to_json(methods[0]())  # raises before a record is read
+            _to_json(methods[0]())  # raises an error early if JSON cannot represent it
         elif state is not None:
-            raise ValueError(f"the state has one of {self._who}, which has no set_state here")
+            raise ValueError(f"the state contains one of {self._who}, which has no set_state here")
         self._methods = methods
         return iterator
 
@@ -236,10 +239,11 @@ class _StreamRecords(ItemSource):
 class _ShuffleFlow(Flow):
     """Batches of a stream's records in the order of the shuffle.
 
-    Record q of the shard is delivered at q + delay. The delay is a real number below
-    2 * shuffle_buffer, a function of (seed, epoch, position): about `shuffle_buffer` records wait
-    at a time. Keys are these sums in units of 1 / `_PARTS`. All delivered records have smaller keys
-    than the others, so that a position does not have to list them.
+    Records are sorted by q + delay, where q is the number of a record in the shard. The delay is a
+    real number below 2 * shuffle_buffer, a function of (seed, epoch, position), so that about
+    `shuffle_buffer` records wait at a time. Keys are these sums in units of 1 / `_PARTS`. All
+    delivered records have smaller keys than the others, so that a position does not have to list
+    them.
     """
 
     def __init__(
@@ -256,9 +260,9 @@ class _ShuffleFlow(Flow):
         self._philox_key = np.array([node.seed % 2**64, epoch], np.uint64)
         self._block, self._delays = -1, np.zeros(0, np.int64)
         self._waiting: list[tuple[int, int, Data]] = []  # a heap of (key, position, record)
-        self._ready: list[tuple[int, int, Data]] = []  # of the next batch
-        self._last: tuple[int, ...] = tuple(position.get("last", (-1, -1)))  # delivered, likewise
-        self._least_key = 0  # of the records that were not read
+        self._ready: list[tuple[int, int, Data]] = []  # records of the next batch
+        self._last: tuple[int, ...] = tuple(position.get("last", (-1, -1)))  # of the last record
+        self._least_key = 0  # lower bound of the keys of unread records
         self._ended = False
 
     @property
@@ -279,7 +283,7 @@ class _ShuffleFlow(Flow):
         return None if self._is_dropped(len(batch)) else functools.partial(self._make, batch)
 
     def resize(self, threads: int) -> None:
-        pass  # one thread reads
+        pass  # the stream is read by one thread
 
     def _read(self) -> bool:
         if not super()._read():
@@ -292,7 +296,7 @@ class _ShuffleFlow(Flow):
             if (key, position) > self._last:
                 heapq.heappush(self._waiting, (key, position, record))
         self._least_key = (position // self._shards + 1) * _PARTS
-        read.item.value.fields.clear()  # the item is stored longer, for its position
+        read.item.value.fields.clear()  # only the position of the item is still needed
         return True
 
     def _make(self, batch: list[tuple[int, int, Data]], out: Data | None) -> Block:
@@ -305,7 +309,8 @@ class _ShuffleFlow(Flow):
             return 0
         block, index = divmod(position, RECORDS_PER_CALL)
         if block != self._block:
-            # NumPy guarantees that the raw bits of a counter-based generator never change.
+            # NumPy guarantees that the raw bits of a counter-based generator do not change between
+            # versions.
             generator = np.random.Philox(key=self._philox_key, counter=[0, 0, 0, block])
             bits = generator.random_raw(RECORDS_PER_CALL)
             self._delays = (bits % np.uint64(self._longest * _PARTS)).astype(np.int64)
@@ -314,7 +319,7 @@ class _ShuffleFlow(Flow):
 
 
 def _to_json(state: Any) -> Any:
-    """Return a copy of a stream's own state that JSON can represent."""
+    """Return a JSON-able copy of the state of a stream."""
     if isinstance(state, bytes):
         return {"base64": base64.b64encode(state).decode()}
     try:
@@ -327,7 +332,7 @@ def _to_json(state: Any) -> Any:
 
 
 def _from_json(state: Any) -> Any:
-    """Return the state that `_to_json` was given."""
+    """Return the state from the result of `_to_json`."""
     if isinstance(state, dict) and state.keys() == {"base64"}:
         return base64.b64decode(state["base64"])
     return copy.deepcopy(state)

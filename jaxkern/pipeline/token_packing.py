@@ -1,4 +1,4 @@
-"""Pack: documents of tokens, packed into rows of one length."""
+"""Pack: packs documents of tokens into rows of equal length."""
 
 from __future__ import annotations
 
@@ -27,30 +27,31 @@ if TYPE_CHECKING:
 
 
 class Pack(SequentialNode):
-    """Packs documents of tokens into rows of one length; a batch is [batch_size, length].
+    """Packs documents of tokens into rows of equal length; a batch is [batch_size, length].
 
-    A batch holds the fields, int32, with `pad_id` after the last token of a row, and
-    ``"segment_ids"`` (1, 2, ... by document in the row, 0 in padding), ``"positions"`` (in the
-    segment, from 0) and ``"loss_mask"`` (bool: neither padding nor the first token of a segment),
-    see `jaxkern.tokens.pack`. Other fields are dropped. ``iterator.packing`` counts tokens and
-    padding. The number of rows is unknown before the end of an epoch: ``len(pipeline)`` raises.
+    A batch contains the fields, int32, with `pad_id` after the last token of a row, and
+    ``"segment_ids"`` (1, 2, ... for the documents in the row, 0 in padding), ``"positions"`` (in
+    the segment, from 0) and ``"loss_mask"`` (bool: neither padding nor the first token of a
+    segment), see `jaxkern.tokens.pack`. Other fields are dropped. ``iterator.packing`` counts
+    tokens and padding. The number of rows is unknown before the end of an epoch, so
+    ``len(pipeline)`` raises.
 
     After a `TokenSource`, or a `Subset` of one, native code reads the documents in place, in the
-    order of the epoch. After other nodes a document is a row of a batch whose field `lengths` holds
-    its number of tokens; the rest of the row is padding.
+    order of the epoch. After other nodes a document is a row of a batch; the field `lengths`
+    contains its number of tokens, and the rest of the row is padding.
 
     Args:
-      length: of a row.
+      length: number of tokens per row.
       fields: the fields to pack, all in the same way.
       method: "first-fit", "best-fit" or "concat-split", see `jaxkern.tokens.pack`.
-      long: treatment of documents longer than a row: "error" at the position of the batch,
+      long: treatment of documents longer than a row: "error" for the batch,
         "split", "truncate" or "drop", see `jaxkern.tokens.pack`.
       max_open_bins: maximum number of incomplete rows; more of them result in less padding and
         larger states.
       pad_id: the value of padding; a dict by field if they differ.
       lengths: the field with the number of tokens of each document, after nodes other than a
         source.
-      batch_size: rows of a batch; None for the batch_size before it.
+      batch_size: rows per batch; None for the batch size of its input.
     Raises: ValueError that names the argument.
 
     >>> import jaxkern as jk
@@ -115,12 +116,12 @@ class Pack(SequentialNode):
         return Engine(_SourceDocuments(self._source, layout, epoch.number, position or 0), 0, 1)
 
     def rows(self, block: Block) -> _Documents:
-        """Return the tokens of a block's documents one after the other, as `_Documents`."""
+        """Return the concatenated tokens of a block's documents, as `_Documents`."""
         count = len(block.records)
         if missing := [name for name in (*self.fields, self.lengths) if name not in block.data]:
             raise ValueError(
                 f"the batch has no field {missing[0]!r}; it has {sorted(block.data)}: name the "
-                "fields with the tokens by fields=, and the one with their numbers by lengths="
+                "fields of tokens with fields=, and the field of their counts with lengths="
             )
         lengths = np.asarray(block.data[self.lengths]).astype(np.int64)
         data: Data = {}
@@ -129,7 +130,7 @@ class Pack(SequentialNode):
             if values.ndim != 2 or lengths.shape != (count,):
                 raise ValueError(
                     f"{name!r} is {values.dtype}{list(values.shape)} with lengths "
-                    f"{list(lengths.shape)}; expected documents [N, most] and their lengths [N]"
+                    f"{list(lengths.shape)}; expected documents [N, width] and their lengths [N]"
                 )
             if count and not (lengths.min() >= 0 and lengths.max() <= values.shape[1]):
                 raise ValueError(
@@ -151,7 +152,7 @@ class Pack(SequentialNode):
 
 
 def _documents_of(source: BatchSource) -> tuple[Documents, np.ndarray | None] | None:
-    """Return the documents of a source, and the numbers of its records if not all in order."""
+    """Return the documents of a source, and the indices of those used, or None for all in order."""
     if type(source) is TokenSource:
         return source.documents, None
     if type(source) is Subset and (inner := _documents_of(source.source)) is not None:
@@ -163,14 +164,14 @@ def _documents_of(source: BatchSource) -> tuple[Documents, np.ndarray | None] | 
 class _Documents(NamedTuple):
     """Documents that were read together."""
 
-    records: np.ndarray  # int64 [M], as the next two
+    records: np.ndarray  # int64 [M], like the next two
     begins: np.ndarray
     lengths: np.ndarray
-    fields: Mapping[str, np.ndarray]  # the values, in which the documents begin
+    fields: Mapping[str, np.ndarray]  # the values; `begins` are offsets in them
 
 
 class _SourceDocuments(ItemSource):
-    """Documents of a source, in the order of the epoch, from a row on."""
+    """Documents of a source in the order of the epoch, from a row on."""
 
     def __init__(self, source: BatchSource, layout: BatchLayout, epoch: int, position: int) -> None:
         documents = _documents_of(source)
@@ -195,10 +196,10 @@ class _SourceDocuments(ItemSource):
 
 
 class _PackFlow(Flow):
-    """Batches of rows: the lengths of documents decide the rows, then native code writes them.
+    """Batches of rows: rows are planned from document lengths, then native code writes them.
 
-    It needs the documents from the oldest one in an open bin. A position holds the open bins, with
-    the documents numbered from the first one of "at".
+    It needs the documents from the oldest one in an open bin on. A position contains the open bins,
+    in which documents are numbered from the first one of "at".
     """
 
     def __init__(
@@ -230,7 +231,7 @@ class _PackFlow(Flow):
         firsts = rows.pieces[np.concatenate([[0], rows.ends[:-1]]), 0]
         records = np.concatenate([read.records for read in self._items])
         records = records[firsts - self._items[0].first]
-        if self._remainder == "pad" and count < self._size:  # by rows without documents
+        if self._remainder == "pad" and count < self._size:  # with rows without documents
             repeated = np.full(self._size - count, count - 1)
             rows = rows._replace(ends=np.concatenate([rows.ends, rows.ends[repeated]]))
             records = np.concatenate([records, records[repeated]])
@@ -248,7 +249,7 @@ class _PackFlow(Flow):
         return self._with_mask(Block(data, records), count)
 
     def _fill(self) -> None:
-        """Add documents until a batch is complete, or all are in rows."""
+        """Add documents until a batch is complete or all documents are placed."""
         packer = self._packer
         while packer.complete < self._size:
             read = self._read_with(packer.document)
@@ -267,7 +268,7 @@ class _PackFlow(Flow):
                 self._dropped += int((lengths[:used] > packer.length).sum())
 
     def _raise(self, error: BaseException) -> None:
-        if not self._old_errors:  # a position after it is the last one, and one more error
+        if not self._old_errors:  # the position after the error is the last one with one more error
             errors = self._position.get("errors", 0) + 1
             self._position = {**self._position, "errors": errors}
         super()._raise(error)
@@ -283,7 +284,7 @@ class _PackFlow(Flow):
         return {**self._input_position(), "packer": state, "counts": counts}
 
     def _read_with(self, number: int) -> ReadItem | None:
-        """Return the item that has a document, which may be read now; None after the last one."""
+        """Return the item with a document, which may be read now; None after the last one."""
         while number >= self._count:
             if not self._read():
                 return None
@@ -291,16 +292,16 @@ class _PackFlow(Flow):
         return read
 
     def _locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where documents begin in the values that they were read with, and the lengths."""
+        """Return the offsets of documents in the values of their items, and their lengths."""
         reads = [(read, n - read.first) for n in numbers.tolist() if (read := self._read_with(n))]
         if len(reads) != len(numbers):
-            raise ValueError("the state's bins hold documents that the epoch does not have")
+            raise ValueError("the state contains documents that the epoch does not have")
         begins = [read.item.value.begins[at] for read, at in reads]
         lengths = [read.item.value.lengths[at] for read, at in reads]
         return np.array(begins, np.int64), np.array(lengths, np.int64)
 
     def _values(self, rows: TokenRows) -> tuple[TokenRows, Mapping[str, np.ndarray]]:
-        """Return rows, and the values that hold their pieces, joined if there are several."""
+        """Return the rows and the values of their pieces, joined if they are in several items."""
         several = [read.item.value.fields for read in self._items if read.item.error is None]
         if all(fields is several[0] for fields in several):
             return rows, several[0]

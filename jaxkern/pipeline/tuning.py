@@ -1,4 +1,4 @@
-"""Number of workers and of batches made ahead: chosen by measurements during iteration."""
+"""Automatic choice of the number of workers and of prefetched batches, by measurement."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Auto = Literal["auto"]
 
 _WORKERS, _AHEAD = 2, 4  # the defaults
 _MOST = 32
-_SECONDS, _BATCHES = 0.5, 8  # minimum of a measurement, unless it lasts _LONG seconds
+_SECONDS, _BATCHES = 0.5, 8  # minimum seconds and batches of a measurement; at most _LONG seconds
 _LONG = 5.0
-_LOOK = 0.03  # seconds between two reads of the statistics
-_GAIN = 1.1  # ratio of batches a second above which a change is kept
+_LOOK = 0.03  # seconds between reads of the statistics
+_GAIN = 1.1  # minimum ratio of throughputs to keep a change
 _WAITS = 0.05  # fraction of the time above which a side counts as waiting
-_SHARE = 8  # all batches ahead use at most this fraction of the free memory: 1 / _SHARE
+_SHARE = 8  # prefetched batches use at most 1 / _SHARE of the free memory
 
 
 @dataclasses.dataclass(frozen=True)
 class PipelineStats(RingStats):
-    """`RingStats` of the ring between workers and consumer, and the current numbers.
+    """`RingStats` of the ring between workers and consumer, and the current settings.
 
     Attributes:
       num_workers: number of worker threads.
       prefetch_size: number of slots of the ring.
-      choices: if one of these is "auto": what was tried, measured and kept, in order.
+      choices: if one of these is "auto": the settings that were tried, with their measurements.
     """
 
     num_workers: int
@@ -40,33 +40,33 @@ class PipelineStats(RingStats):
 
 
 class Tuning:
-    """The numbers of threads and of batches ahead of a pipeline.
+    """The number of threads of a pipeline, and the maximum number of prefetched batches.
 
-    If the consumer waits, one of them is doubled and the batches of the next half second are
-    counted: the number of batches ahead if the threads wait as well, because some batches take
-    longer; else the number of threads, while cores are free. A change that is not 10% faster is
-    reverted, and ends the search. Later epochs use the choice, too.
+    If the consumer waits, one of the two is doubled, and the throughput is measured for half a
+    second. It is the number of batches if the threads wait as well, because some batches take
+    longer than others. Otherwise it is the number of threads, while cores are idle. A change that
+    is not at least 10% faster is reverted, and ends the search. Later epochs use the same settings.
     """
 
     def __init__(self, num_workers: int | Auto, prefetch_size: int | Auto) -> None:
         self._auto_workers, self._auto_ahead = num_workers == "auto", prefetch_size == "auto"
         self.workers = _WORKERS if num_workers == "auto" else num_workers
-        least = max(_AHEAD, self.workers + 2)  # no thread waits for a slot
+        least = max(_AHEAD, self.workers + 2)  # so that no thread waits for a slot
         self.ahead = least if prefetch_size == "auto" else prefetch_size
         self.choices: list[str] = []
         self._settled = not (self._auto_workers or self._auto_ahead)
-        self._trial: tuple[int, int, float] | None = None  # workers and ahead before, and the rate
-        self._last: np.ndarray | None = None  # the numbers at the last look at this ring
+        self._trial: tuple[int, int, float] | None = None  # (workers, ahead, rate) before
+        self._last: np.ndarray | None = None  # the last statistics of this ring
         self._next = 0.0
         self._measured = np.zeros(5)  # sums: seconds, CPU, batches, waits of consumer and producer
 
     @property
     def due(self) -> bool:
-        """True if `observe` should be called; cheap."""
+        """True if `observe` should be called; fast."""
         return not self._settled and time.perf_counter() >= self._next
 
     def slots(self, nbytes: int) -> int:
-        """Return the number of slots for batches of `nbytes`, within the free memory."""
+        """Return the number of slots for batches of `nbytes` bytes, limited by the free memory."""
         if not self._auto_ahead:
             return self.ahead
         most = max(2, available_bytes() // _SHARE // max(nbytes, 1))
@@ -79,12 +79,14 @@ class Tuning:
         return self.ahead
 
     def restarted(self) -> None:
-        """Expect the statistics of a new ring; short epochs are measured together."""
+        """Expect the statistics of a new ring; measurements continue over short epochs."""
         self._last = None
 
     def observe(self, stats: RingStats, resizable: bool) -> bool:
-        """Read the statistics of a ring; return True if `workers` or `ahead` changed, the latter
-        only if `resizable`."""
+        """Read the statistics of a ring; return True if `workers` or `ahead` changed.
+
+        `ahead` changes only if `resizable`.
+        """
         waited = stats.batches, stats.consumer_wait, stats.producer_wait
         now = np.array([time.perf_counter(), time.process_time(), *waited])
         last, self._last, self._next = self._last, now, now[0] + _LOOK
@@ -142,7 +144,7 @@ class Tuning:
             self.choices.append(text)
 
     def stats(self, ring: RingStats, capacity: int) -> PipelineStats:
-        """Return the statistics of a ring with the current numbers."""
+        """Return the statistics of a ring with the current settings."""
         values: dict[str, Any] = dict(vars(ring))
         return PipelineStats(
             **values, num_workers=self.workers, prefetch_size=capacity, choices=tuple(self.choices)

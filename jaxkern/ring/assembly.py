@@ -23,15 +23,15 @@ from jaxkern.ring.rows import RowParts, byte_rows
 
 Remainder = Literal["drop", "pad", "partial"]
 
-# Minimum number of records for which parameters are drawn at once, and their lead over the threads.
+# Minimum number of records per draw of parameters, and by which draws are ahead of the threads.
 _CHUNK = 1024
 
 
 class RecordProducer(Protocol):
     """Native code that converts rows of a field to records, such as ``image.ChainProducer``."""
 
-    capsule: Any  # as in core/producer.h; None if rows are copied unchanged
-    struct: jax.ShapeDtypeStruct  # of one output record
+    capsule: Any  # see core/producer.h; None if rows are copied unchanged
+    struct: jax.ShapeDtypeStruct  # shape and dtype of one output record
 
     def operands(self, records: np.ndarray) -> Sequence[np.ndarray]:
         """Return the parameters of records int64 [N], as arrays [N or 1, ...]."""
@@ -56,7 +56,7 @@ class Assembly:
       producers: field -> producer of its records; other fields are copied. 64-bit numbers become
         32-bit if JAX has no 64-bit types enabled.
       valid: name of an additional field bool [batch_size] that is False for records that a producer
-        could not make. None: such a record is an error of its batch.
+        could not make. None: such a record raises an error for its batch.
       rows_of: function from record numbers [M] to rows of the arrays, if they differ. Parameters
         are drawn by record number.
       start, device, pop_timeout, memory: as in `Ring`.
@@ -253,7 +253,7 @@ class _RecordFeed:
     fields: dict[str, _Field]
     batch: int
     remainder: Remainder
-    next_index: int  # of the next batch
+    next_index: int  # index of the next batch
     short: dict[int, int]
     rows_of: Callable[[np.ndarray], np.ndarray]
     contexts: ThreadContexts = dataclasses.field(default_factory=ThreadContexts)  # draws need them
@@ -280,7 +280,7 @@ class _RecordFeed:
             before += len(records)
 
     def run(self, chunks: Iterable[_Chunk]) -> None:
-        """Submit chunk by chunk, slightly ahead of the threads."""
+        """Submit chunks of records, slightly ahead of the threads."""
         try:
             with self.contexts.enter():
                 self.submit(chunks, wait=True)
@@ -289,7 +289,7 @@ class _RecordFeed:
                 self._fail(error)
 
     def submit(self, chunks: Iterable[_Chunk], wait: bool = False) -> None:
-        """Submit records chunk by chunk; wait for the threads if `wait`."""
+        """Submit chunks of records; if `wait`, wait for the threads."""
         rest: _Chunk = (np.empty(0, np.int64), np.empty(0, np.int64))
         for records, rows in chunks:
             if len(rest[0]):
@@ -319,7 +319,7 @@ class _RecordFeed:
         self.next_index = self.native.submit(rows, operands)
 
     def _fail(self, error: BaseException) -> None:
-        # The ring may be closed. An exception from str(error) comes after the delivery.
+        # The ring may be closed. If str(error) raises an exception, the error is already delivered.
         with contextlib.suppress(BaseException):
             self.ring.fail(error, self.next_index)
         with contextlib.suppress(errors.RingError, ValueError):
@@ -355,7 +355,7 @@ def _array(name: str, value: Any) -> np.ndarray:
 
 
 class Cast(enum.IntEnum):
-    """Conversion of the items of a row; values as in csrc/ring/gather.h."""
+    """Conversion of the items of a row; the values equal those in csrc/ring/gather.h."""
 
     NONE = 0
     INT64_TO_INT32 = 1

@@ -1,4 +1,4 @@
-"""Exceptions of rings, and their outcomes in native code."""
+"""Exceptions of rings, and the outcomes that native code returns."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class RingTimeout(TimeoutError):
     """A timeout of a ring, as opposed to TimeoutError raised by other code."""
 
 
-# jaxkern::ring::Outcome of csrc/ring/ring.h.
+# Values of jaxkern::ring::Outcome in csrc/ring/ring.h.
 OK, TIMEOUT, FAILED, FINISHED, CLOSED, INVALID, FORKED, NO_MEMORY = range(8)
 
 
 def problem(outcome: int, message: str, timeout: float | None) -> Exception:
-    """Return the exception for an outcome other than `OK`, `FAILED` and a consumer's end."""
+    """Return the exception for an outcome, except `OK`, `FAILED` and a consumer's `FINISHED`."""
     if outcome == TIMEOUT:
         return RingTimeout(f"waited {timeout:g} s for {message}")
     errors = {CLOSED: RingClosed, INVALID: ValueError, NO_MEMORY: MemoryError}

@@ -1,4 +1,4 @@
-"""Ops that take batches from a ring, or put them, inside jitted programs."""
+"""Ops that pop batches from a ring, or push them to it, inside jitted programs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def pop(ring: Any, token: jax.Array) -> tuple[Any, jax.Array]:
       token: uint32 [2], from ``ring.token()`` or from the previous pop or push.
 
     Raises:
-      jax.errors.JaxRuntimeError: at run time, if the producer failed (with its message), the ring
-        is closed, has ended or has another structure, or within ``pop_timeout`` no batch was put.
+      jax.errors.JaxRuntimeError: at run time, if the producer failed (with its message), if the
+        ring is closed, has ended or has another structure, or if no batch was put within
+        ``pop_timeout``.
       NotImplementedError: under ``vmap``, in a program over several devices, and on platforms
         without the native library.
 
@@ -78,7 +79,7 @@ def _structure(ring: Any) -> Structure:
     structure = ring._structure if isinstance(ring, Ring) else Structure(ring)
     for name, leaf in zip(structure.names, structure.leaves, strict=True):
         if packed(leaf.dtype):
-            raise TypeError(f"{name} has dtype {leaf.dtype}, which programs pack; use uint8")
+            raise TypeError(f"{name} has dtype {leaf.dtype}, which JAX packs in jit; use uint8")
     return structure
 
 

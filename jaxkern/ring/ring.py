@@ -22,7 +22,7 @@ from jaxkern.core.failures import describe_exception, exception_name
 from jaxkern.ring import errors
 from jaxkern.ring.structure import Structure, one_device
 
-_NEXT, _LAST = -1, 2**62  # kNextIndex and kLastIndex of csrc/ring/ring.h
+_NEXT, _LAST = -1, 2**62  # kNextIndex and kLastIndex in csrc/ring/ring.h
 _MAX_CAPACITY = 2**20
 _open: weakref.WeakSet[Ring] = weakref.WeakSet()
 
@@ -35,21 +35,21 @@ class RingStats:
     bytes: int  #: size of the delivered batches
     failures: int  #: number of delivered errors
     zero_copy: int  #: number of arrays that share the slot's memory
-    copied: int  #: number of arrays that were copied, inside jitted code or to another device
+    copied: int  #: number of arrays that were copied, in jitted code or to another device
     producer_wait: float  #: seconds that producers waited for a slot, summed over producers
     consumer_wait: float  #: seconds that consumers waited for a batch
     elapsed: float  #: seconds since the ring's first use
     occupancy: tuple[int, ...]  #: [capacity + 1], histogram of ready batches at each `Ring.get`
     ready: int  #: current number of batches that wait for the consumer
     filling: int  #: current number of slots that producers fill
-    held: int  #: current number of batches of which the consumer references an array
+    held: int  #: current number of batches with an array that the consumer references
     #: "producer-bound" if the consumer waits more than twice as long as a producer does on average,
     #: "consumer-bound" in the opposite case, "balanced" otherwise or if both wait for less than 2%
     verdict: Literal["producer-bound", "consumer-bound", "balanced"]
 
 
 class RingSlot:
-    """A slot that a producer fills in place; without ``with`` call one of its methods once.
+    """A slot that a producer fills in place; without ``with``, call exactly one of its methods.
 
     Attributes:
       index: index of the batch.
@@ -81,19 +81,19 @@ class RingSlot:
         try:
             self._ring._fail(error, self.index, self._native)
         except BaseException:
-            self._native.abandon()  # frees the index, so that it can still be failed
+            self._native.abandon()  # frees the index for `fail`
             raise
 
     def abandon(self) -> None:
-        """Return the slot without a batch; its index can be put again."""
+        """Release the slot without delivering a batch; its index can be used again."""
         self.batch = None
         self._native.abandon()
 
 
 class SlotMemory:
-    """Cache of the memory of a ring's slots, and of one more batch, for the next ring.
+    """Cache of the slot memory of a ring, plus one batch, for the next ring.
 
-    Page faults of fresh memory take longer than refilling a slot.
+    Page faults on new memory take longer than refilling a slot.
     """
 
     def __init__(self) -> None:
@@ -208,7 +208,7 @@ class Ring:
         try:
             return self._commit(slot)
         except BaseException:
-            slot.abandon()  # at once: the traceback references it
+            slot.abandon()  # explicitly, because the traceback references it
             raise
 
     def slot(self, index: int | None = None, timeout: float | None = None) -> RingSlot:
@@ -222,7 +222,7 @@ class Ring:
         try:
             return RingSlot(self, native)
         except BaseException:
-            native.abandon()  # at once: the traceback references it
+            native.abandon()  # explicitly, because the traceback references it
             raise
 
     def fail(self, error: BaseException, index: int | None = None) -> int:
@@ -237,7 +237,8 @@ class Ring:
 
         Args:
           count: the index after the last batch, before which producers may still put others; None
-            for the one after the highest so far. ValueError if batches or another end contradict.
+            for the one after the highest so far. ValueError if it contradicts batches or an earlier
+            end.
         """
         self._check(self._native.finish(_index(count, 1)))
 
@@ -245,7 +246,7 @@ class Ring:
         """Wait for the next batch and return it as a pytree of ``jax.Array``.
 
         Args:
-          timeout: seconds to wait; None for no limit. Ctrl-C interrupts and removes nothing.
+          timeout: seconds to wait; None for no limit. Ctrl-C interrupts; no batch is lost.
 
         Raises:
           StopIteration: the stream has ended.
@@ -324,7 +325,7 @@ class Ring:
         raised: BaseException | None = None
         try:
             message = describe_exception(error)
-        except BaseException as interrupt:  # raised once the failure is reported
+        except BaseException as interrupt:  # raised after the failure is reported
             message, raised = exception_name(error), interrupt
         with self._errors_lock:  # the consumer pops the error under the same lock
             if slot is None:
@@ -345,7 +346,7 @@ class Ring:
         if not isinstance(error, StopIteration):
             return error
         replacement = RuntimeError(f"the producer of batch {index} raised StopIteration")
-        replacement.__cause__ = error  # itself would silently end the consumer's loop
+        replacement.__cause__ = error  # StopIteration would silently end the consumer's loop
         return replacement
 
 
@@ -356,12 +357,12 @@ def batch_or_raise(delivery: tuple[int, BaseException | None, Any]) -> Any:
         try:
             raise error
         finally:
-            del error, delivery  # the error's traceback holds this frame
+            del error, delivery  # the error's traceback references this frame
     return batch
 
 
 def _allocator(device: Any) -> Any:
-    """Return an allocator of page-locked memory, in the context of a GPU of the batches, if any."""
+    """Return an allocator of page-locked memory in the context of a GPU of the batches, or None."""
     library = registry.module("cuda")
     if library is None:
         return None
@@ -401,14 +402,15 @@ def _close_open() -> None:
     cpu = registry.module("cpu")
     if cpu is not None:
         cpu.join_waiters(1.0)
-    # At exit Python terminates daemon threads when they next need the GIL. In native code, such as
-    # the return from a JAX program, this aborts the process. Give them time to return: a pipeline's
-    # threads, which end after the batch that they make, and others that may have used a ring.
+    # At exit Python terminates daemon threads when they next acquire the GIL. If that happens in
+    # native code, such as the return from a JAX program, it aborts the process. So wait for the
+    # threads: those of pipelines, which end after their current batch, and others that may have
+    # used a ring.
     now = time.monotonic()
     for thread in threading.enumerate():
         seconds = 5.0 if thread.name.startswith("jaxkern-") else 0.5 if rings else 0.0
         if thread.daemon and thread is not threading.current_thread():
-            with contextlib.suppress(RuntimeError):  # the thread's start was interrupted
+            with contextlib.suppress(RuntimeError):  # the start of the thread was interrupted
                 thread.join(max(0.0, now + seconds - time.monotonic()))
 
 

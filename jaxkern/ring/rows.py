@@ -12,7 +12,7 @@ import numpy as np
 from jaxkern.core import registry
 from jaxkern.core.arrays import check_mapped
 
-_FEW_PARTS = 8  # up to this number of arrays, selecting some takes longer than using all
+_FEW_PARTS = 8  # up to this number of arrays, selecting some is slower than using all
 
 
 def byte_rows(array: np.ndarray) -> np.ndarray:
@@ -45,7 +45,7 @@ def gather_rows(arrays: Sequence[np.ndarray], rows: np.ndarray, out: np.ndarray)
 
 
 class RowParts:
-    """Arrays of one field with equal row shapes, treated as their concatenation.
+    """Arrays of one field with equal row shapes, used like their concatenation.
 
     Args:
       arrays: arrays [N, ...] with any N; not copied.
@@ -91,7 +91,7 @@ class RowParts:
     def select(self, rows: np.ndarray) -> tuple[Sequence[np.ndarray], np.ndarray]:
         """Return arrays that contain rows int [N], and these rows of their concatenation.
 
-        Of thousands of arrays, a batch needs few, and each use of an array takes about 1 us.
+        A batch needs few of thousands of arrays, and each array costs about 1 us.
         """
         if len(self.arrays) <= _FEW_PARTS or not len(rows):
             return self.arrays, rows
@@ -121,7 +121,7 @@ def map_hdf5(dataset: Any) -> np.ndarray:
     Pending writes are flushed. The map remains valid after the file is closed.
 
     Raises:
-      ValueError: the values are not stored contiguously in the file, or as a type of NumPy.
+      ValueError: the values are not stored contiguously in the file, or have no NumPy dtype.
 
     Example:
       >>> import os, tempfile, h5py, numpy as np, jaxkern as jk
@@ -136,14 +136,14 @@ def map_hdf5(dataset: Any) -> np.ndarray:
     if dataset.chunks is not None:
         raise ValueError(f"{name} is chunked; write it without chunks and compression")
     if dataset.external or dataset.is_virtual:
-        raise ValueError(f"{name} is stored in other files; map those")
+        raise ValueError(f"{name} is stored in other files; map these instead")
     if not _is_stored_as(dataset.id.get_type(), dataset.dtype):
-        raise ValueError(f"{name} has a stored type that NumPy lacks; read it through h5py")
+        raise ValueError(f"{name} is stored as a type unknown to NumPy; read it through h5py")
     file = dataset.file
     if file.driver != "sec2":  # other drivers have no single file descriptor
         raise ValueError(f"{name} has the driver {file.driver!r}; expected h5py's default driver")
     if file.mode != "r":
-        file.flush()  # the map does not see data that h5py has buffered
+        file.flush()  # the map does not contain data that h5py has buffered
     offset = dataset.id.get_offset()
     if offset is None or dataset.shape is None:
         raise ValueError(f"{name} is empty or stored in a header; read it through h5py")
@@ -162,7 +162,7 @@ def _is_stored_as(stored: Any, dtype: np.dtype) -> bool:
 
 
 def _reopen(file: Any, name: str) -> BinaryIO:
-    """Open an h5py file's file with another descriptor, since HDF5's own holds HDF5's lock."""
+    """Open the file of an h5py file with a new descriptor, since that of HDF5 holds a lock."""
     descriptor = file.id.get_vfd_handle()
     for path in (f"/proc/self/fd/{descriptor}", file.filename):
         try:

@@ -20,7 +20,7 @@ _DLPACK_BFLOAT = 4
 
 
 class Structure:
-    """The pytree of shapes and dtypes of a batch: checks of batches, and their delivery."""
+    """The pytree of shapes and dtypes of a batch; it checks and delivers batches."""
 
     def __init__(self, struct: Any, device: Any = None):
         self._device = device
@@ -74,7 +74,7 @@ class Structure:
         return sum(packed(leaf.dtype) for leaf in self.leaves)
 
     @functools.cached_property
-    def _one(self) -> Any:  # lazy: it starts JAX's backend
+    def _one(self) -> Any:  # lazy, because it initializes the JAX backend
         return one_device(self._device)
 
     @property
@@ -83,7 +83,7 @@ class Structure:
         return self._one is not None and self._one.platform == "cpu"
 
     def deliver(self, slots: list[Any]) -> tuple[Any, tuple[int, int]]:
-        """Return the pytree of arrays on the device, and how many are zero-copy and copied."""
+        """Return the pytree of arrays on the device, and (zero-copy, copied) counts."""
         copied = len(self.leaves)
         if self.zero_copy:
             arrays = [*map(self._zero_copy, slots, self.leaves)]

@@ -13,7 +13,7 @@ from jaxkern.core.arguments import check_integer
 from jaxkern.core.arrays import check_mapped, map_npy
 
 _FIELD = "tokens"
-_BLOCK = 1 << 20  # documents per step of the search for the longest
+_BLOCK = 1 << 20  # number of documents per step of the search for the longest
 
 
 class Documents:
@@ -23,13 +23,13 @@ class Documents:
 
     Args:
       values: array [T] of integers or float32, which becomes the field "tokens", or a dict of
-        field -> array. Instead of an array also the path of an ``.npy`` file. Without `offsets`:
+        field -> array. The path of an ``.npy`` file can replace an array. Without `offsets`:
         a sequence of one array per document, or an Arrow array of lists.
       offsets: non-decreasing integers [N + 1] in [0, T]; or a path.
       max_length: documents are truncated to this number of tokens; None: no limit.
 
     Raises:
-      ValueError, TypeError: offsets decrease or are out of range, or values have another kind.
+      ValueError, TypeError: offsets decrease or are out of range, or values have another dtype.
 
     Attributes:
       fields: field -> array [T].
@@ -52,7 +52,7 @@ class Documents:
             first, (_, bounds) = next(iter(parts.items()))
             for name, (_, other) in parts.items():
                 if not np.array_equal(bounds, other):
-                    raise ValueError(f"{first!r} and {name!r} have documents of other lengths")
+                    raise ValueError(f"{first!r} and {name!r} have documents of different lengths")
             self.fields = {name: flat for name, (flat, _) in parts.items()}
         else:
             self.fields = {str(name): _flat(f"{name!r}", array) for name, array in by_field.items()}
@@ -137,7 +137,7 @@ def _concatenate(name: str, value: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _from_arrow(name: str, value: Any) -> tuple[np.ndarray, np.ndarray]:
-    if hasattr(value, "chunks"):  # a column of a table; one chunk needs no copy
+    if hasattr(value, "chunks"):  # a column of a table; a single chunk is not copied
         value = value.chunk(0) if value.num_chunks == 1 else value.combine_chunks()
     if not hasattr(value, "offsets"):
         raise TypeError(f"{name!r} is an Arrow array of {value.type}; expected lists of integers")

@@ -1,4 +1,4 @@
-"""Native packing of documents into rows of one length: placement, and writing the rows."""
+"""Native packing of documents into rows of equal length: placement, and writing of rows."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Method = Literal["first-fit", "best-fit", "concat-split"]
 Overlong = Literal["error", "split", "truncate", "drop"]
 Locate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 MARKS = {"segment_ids": np.int32, "positions": np.int32, "loss_mask": np.bool_}
-_UNLIMITED = 1 << 40  # rows
-_BLOCK = 1 << 16  # documents that are located together
+_UNLIMITED = 1 << 40  # number of rows
+_BLOCK = 1 << 16  # number of documents that are located together
 _MAX_LENGTH, _MAX_BINS = 1 << 30, 1 << 20
 
 
@@ -88,12 +88,12 @@ class RowPacker:
 
     @property
     def document(self) -> int:
-        """Return the number of the next document to add, which may be partially placed."""
+        """Return the number of the next document to place, which may be partially placed."""
         return int(self._native.document)
 
     @property
     def complete(self) -> int:
-        """Return the number of complete rows that were not taken."""
+        """Return the number of complete rows that `take` has not returned."""
         return int(self._native.complete)
 
     @property
@@ -110,9 +110,9 @@ class RowPacker:
     ) -> int:
         """Place documents until `rows` rows are complete; return the number of consumed documents.
 
-        `begins` and `lengths` int64 [N] are offsets and lengths. With ``long="error"`` raise
-        ValueError for a document longer than a row, with which the next call begins; `names` [N]
-        are numbers of the documents for this message.
+        `begins` and `lengths` int64 [N] are offsets and lengths. With ``long="error"`` a document
+        longer than a row raises ValueError, and the next call begins with it; `names` [N] are the
+        numbers of documents in this message.
         """
         first = self.document
         try:
@@ -146,16 +146,16 @@ class RowPacker:
         return {
             "document": self.document,
             "started": int(self._native.started),  # tokens of it that were placed
-            "bins": sizes.tolist(),  # number of pieces
+            "bins": sizes.tolist(),  # number of pieces per bin
             "documents": pieces[:, 0].tolist(),
-            # indices in "documents" of pieces that start within a document, and their start
+            # indices into "documents" of pieces that start inside a document, and their start
             "split": [split.tolist(), pieces[split, 1].tolist()],
         }
 
     def set_state(self, state: Mapping[str, Any], locate: Locate) -> None:
-        """Restore a state of `get_state`; complete rows are dropped.
+        """Restore a state from `get_state`; complete rows are dropped.
 
-        `locate` returns the offsets and the lengths of documents, as `Documents.locate`.
+        `locate` returns the offsets and the lengths of documents, like `Documents.locate`.
         """
         numbers = np.array(state["documents"], np.int64)
         begins, lengths = locate(numbers)
@@ -177,7 +177,7 @@ def packed_rows(
     pad_id: int | Mapping[str, int] = 0,
     out: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Write rows: the arrays of every field, and the marks of `pack`.
+    """Write rows: an array of each field, "segment_ids", "positions" and "loss_mask".
 
     Args:
       rows: the rows to write; their pieces refer to `fields`, as in `Documents`.
@@ -244,7 +244,7 @@ def pack(
     pad_id: int | Mapping[str, int] = 0,
     order: Sequence[int] | np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """Pack documents of any length into rows of one length.
+    """Pack documents of any length into rows of equal length.
 
     Returns a dict of arrays [R, length]:
 
@@ -260,12 +260,12 @@ def pack(
       method: "first-fit" places a document in the first open bin with enough room, "best-fit" in
         the bin with the least sufficient room; a bin is an incomplete row, and documents are not
         split. "concat-split" concatenates documents and splits them at row ends; only the last row
-        has padding, and the rest of a document in the next row is a new segment.
+        has padding, and the remainder of a document in the next row is a new segment.
       long: treatment of documents longer than a row, except with "concat-split": "error" raises;
-        "split" fills rows with the document and treats the rest as a document; "truncate" keeps
+        "split" fills rows with it and treats the remainder as a document; "truncate" keeps
         the first `length` tokens; "drop" omits the document.
       max_open_bins: maximum number of open bins. If a document fits into none of them, the fullest
-        bin becomes a row. More bins result in less padding.
+        bin becomes a row. More bins reduce the padding.
       pad_id: value of padding; a dict of field -> value if the fields differ.
       order: order of the documents; None for the stored order. Empty documents are skipped.
 

@@ -33,7 +33,7 @@ class FieldChecker:
         self._agreed: set[int] = set()
 
     def check(self, *pieces: tuple[int, Data]) -> None:
-        """Raise ValueError if (input, rows) differ within a batch, or inputs from earlier ones."""
+        """Raise ValueError if the fields of (input, rows) differ, also from earlier ones."""
         for source, data in pieces:
             if source not in self._agreed:
                 self._first = self._first or (source, _fields_of(data))
@@ -61,7 +61,7 @@ class FieldChecker:
             )
 
 
-#: tree of the fields of a batch, and of each the dtype and shape of a row, or the image limits
+#: (tree of the fields of a batch, dtype and shape of a row or limits of Ragged images, per leaf)
 _Fields = tuple[Any, list[Any]]
 
 
@@ -109,7 +109,7 @@ class CombinedSource(BatchSource):
 class JoinedSource(CombinedSource):
     """Concatenation of sources with equal fields, possibly repeated.
 
-    `counts` are the numbers of records of each source: its length, or more if it is repeated.
+    `counts` are the numbers of records from each source: its length, or more if it is repeated.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class JoinedSource(CombinedSource):
         known = [arrays for arrays in parts if arrays is not None]
         kinds = [{k: (a.dtype, a.shape[1:]) for k, a in arrays.items()} for arrays in known]
         if len(known) < len(parts) or any(kind != kinds[0] for kind in kinds):
-            return None  # reading them raises
+            return None  # reading them raises an error
         return _concatenate_fields(known)
 
     def rows_of(self, records: np.ndarray) -> np.ndarray:
@@ -221,9 +221,9 @@ def _concatenate(images: Sequence[EncodedImages]) -> EncodedImages | None:
 
 
 class ZippedSource(CombinedSource):
-    """Source whose record i combines records i of several sources; its length is the shortest.
+    """Source whose record i combines records i of several sources; as long as the shortest.
 
-    With `names` the fields of each source are nested; None merges them.
+    With `names` the fields of each source are nested under its name; None merges them.
     """
 
     _sign = " | "
@@ -272,7 +272,7 @@ class ZippedSource(CombinedSource):
 
 
 def _select_rows(array: np.ndarray | RowParts, rows: np.ndarray) -> np.ndarray | RowParts | None:
-    """Return rows of an array: a view if possible, a copy if small, otherwise None."""
+    """Return rows of an array: a view if possible, a copy if it is small, otherwise None."""
     steps = np.diff(rows)
     if len(rows) == len(array) and rows[0] == 0 and (steps == 1).all():
         return array
@@ -310,8 +310,8 @@ def merge_fields(batches: Sequence[Data], names: Sequence[str] | None) -> Data:
 class Subset(BatchSource):
     """Source of selected records of another source: record i is its record ``indices[i]``.
 
-    Random parameters and `Pipeline.explain` use i. Native threads read the records if they can read
-    those of the source.
+    Random parameters and `Pipeline.explain` use the number i. Native threads can read the records
+    if they can read those of the source.
 
     Args:
       source: as for `from_source`; stored as the attribute `source`.

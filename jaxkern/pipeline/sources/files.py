@@ -29,10 +29,10 @@ def expand_paths(paths: Paths, suffixes: Sequence[str], what: str) -> list[Path]
     """Expand paths and patterns to absolute paths of existing files, in order.
 
     Args:
-      paths: a path; a folder, of which the files with these suffixes are sorted; a pattern with
+      paths: a path; a folder, for its sorted files with these suffixes; a pattern with
         ``*``, ``?``, ``[...]``, ``{a,b}`` or ``{000..003}``; or a sequence of these.
       suffixes: suffixes of the files in a folder, such as ``.parquet``.
-      what: kind of files, for messages.
+      what: kind of files, for error messages.
 
     Raises:
       FileNotFoundError: a path or pattern matches no file.
@@ -48,7 +48,7 @@ def expand_paths(paths: Paths, suffixes: Sequence[str], what: str) -> list[Path]
 
 
 def suffix_of(path: str | os.PathLike[str]) -> str:
-    """Return the suffix that determines the format, without a shard number after it.
+    """Return the suffix that determines the format, without a trailing shard number.
 
     >>> suffix_of("data/train-*.tar"), suffix_of("x.tfrecord-00000-of-00010")
     ('.tar', '.tfrecord')
@@ -72,7 +72,7 @@ def _match(path: str, suffixes: Sequence[str], what: str) -> list[Path]:
         missing = [match for match in matches if not os.path.exists(match)]
         if missing or not matches:
             pattern = "" if name == path else f" of {path}"
-            raise FileNotFoundError(f"{(missing or [name])[0]}{pattern}: no such file of {what}")
+            raise FileNotFoundError(f"{(missing or [name])[0]}{pattern}: no such file ({what})")
         files += [Path(match).absolute() for match in matches]
     return files
 

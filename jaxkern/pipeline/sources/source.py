@@ -22,12 +22,12 @@ CONCATENATED_BYTES = 2**28
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EncodedImages:
-    """A field of encoded images, for native threads that decode them.
+    """A field of encoded images that native threads can decode.
 
     Attributes:
-      blobs: C-contiguous uint8 [B] each: bytes of encoded images, for example memory maps.
+      blobs: C-contiguous arrays uint8 [B] with the bytes of encoded images, such as memory maps.
       ranges: int64 [N, 3]: blob, offset and length of the bytes of each record.
-      in_files: True if these bytes are names of files, encoded for the file system.
+      in_files: True if these bytes are file names instead, in the encoding of the file system.
       size: int32 [N, 2], height and width of the upright image, from its header; zeros if unknown.
       codec: "jpeg", or "raw" for uncompressed uint8 [height, width, channels].
       channels, max_pixels: as for `Encoded`.
@@ -49,8 +49,9 @@ class EncodedImages:
 class BatchSource:
     """Base class of sources that read whole batches; subclass it for other formats.
 
-    `gather` is called concurrently from several threads. A subclass that overrides it must define
-    `fresh`, `batch_spec`, `row_arrays` and `encoded_images` again, which describe it.
+    `gather` is called concurrently from several threads. A subclass that overrides an inherited
+    `gather` must also override `fresh`, `batch_spec`, `row_arrays` and `encoded_images`, which
+    describe it.
 
     Attributes:
       fresh: True if each `gather` (without `out`) returns new arrays that are not modified later,
@@ -61,7 +62,7 @@ class BatchSource:
 
     fresh: bool = False
     on_bad_record: Literal["raise", "mask"] = "raise"
-    _names: Collection[str] = ()  # of fields, for the repr
+    _names: Collection[str] = ()  # names of the fields, for the repr
     _length: int  # number of records; or override `__len__`
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -86,30 +87,30 @@ class BatchSource:
         return f"{type(self).__name__}({fields}{len(self)} records)"
 
     def describe(self) -> str:
-        """Return a text that is equal for sources with equal records; stored in states."""
+        """Return a text that is equal for sources of equal records; it is stored in states."""
         return type(self).__name__
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
         """Return the shapes and dtypes of `count` records without reading them; None if unknown.
 
-        `image_side` replaces the maximum height and width of images if only headers contain them.
+        `image_side` is assumed as the maximum height and width if only image headers contain them.
         """
         return None
 
     def row_arrays(self) -> Mapping[str, np.ndarray | RowParts] | None:
-        """Return field -> array [rows, ...] if native threads may copy its rows, else None."""
+        """Return field -> array [rows, ...] whose rows native threads may copy, or None."""
         return None
 
     def rows_of(self, records: np.ndarray) -> np.ndarray:
-        """Return the rows int64 [N] of `row_arrays` and `encoded_images` of records."""
+        """Return the rows int64 [N] of records in `row_arrays` and `encoded_images`."""
         return records
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
-        """Return field -> images for native threads to decode; `row_arrays` has other fields."""
+        """Return field -> images that native threads can decode; `row_arrays` has other fields."""
         return {}
 
     def name_of(self, record: int) -> str:
-        """Return the origin of a record, for messages; "" if its number suffices."""
+        """Return the origin of a record, for error messages; "" if its number suffices."""
         return ""
 
     def encoded_bytes(self, field: str, record: int) -> bytes | None:
@@ -176,9 +177,9 @@ class ArraySource(BatchSource):
                 rows = array.take(records, target)
             else:
                 check_mapped(f"field {name!r}", array)
-                # `take` reads such an array directly; it copies other arrays completely first.
+                # `take` reads such an array directly; it first copies any other array completely.
                 if array.flags.c_contiguous and array.flags.aligned:
-                    # mode="raise" would write through a copy; the range is already checked.
+                    # mode="raise" would buffer the output; the indices are already checked.
                     rows = array.take(records, axis=0, out=target, mode="clip")
                 else:
                     rows, target = array[records], None
@@ -204,13 +205,13 @@ def store_rows(rows: np.ndarray, name: str, out: Data | None) -> np.ndarray:
 
 
 def check_choice(name: str, value: Any, *choices: Any) -> None:
-    """Raise ValueError with the argument's name for another value than the choices."""
+    """Raise ValueError with the name of the argument if its value is not one of the choices."""
     if value not in choices:
         raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(repr, choices))}")
 
 
 def locate(ends: Any, record: int) -> tuple[int, int]:
-    """Return the part of a record, and its number there, of parts that end at these records."""
+    """Return (part, number in the part) of a record; part k ends before record ``ends[k]``."""
     part = bisect.bisect_right(ends, record)
     return part, int(record - (ends[part - 1] if part else 0))
 
@@ -244,11 +245,11 @@ def _array(name: str, value: Any) -> np.ndarray | RowParts:
 def check_numeric(array: np.ndarray, what: str) -> None:
     """Raise TypeError if an array cannot be transferred to a device."""
     dtype = array.dtype
-    # NumPy's kind of JAX's dtypes, such as bfloat16, is void, but they are registered.
+    # JAX's dtypes, such as bfloat16, have NumPy's kind of void, but are registered: isbuiltin is 2.
     if dtype.kind in "OSUMm" or (dtype.kind == "V" and dtype.isbuiltin != 2):
         raise TypeError(
             f"{what} has dtype {dtype}; expected numbers or bools: use jaxkern.pipeline.Encoded "
-            "for encoded images, EncodedRecords for records with them, decode other values first"
+            "for encoded images, EncodedRecords for records with them; decode other values first"
         )
     try:
         canonical_dtype(dtype)
@@ -257,7 +258,7 @@ def check_numeric(array: np.ndarray, what: str) -> None:
 
 
 class RecordSource(BatchSource):
-    """Source of batches of any sequence of dicts, read one record at a time."""
+    """Source that reads a sequence of dicts one record at a time."""
 
     fresh = True
 
@@ -277,7 +278,7 @@ class RecordSource(BatchSource):
 
 
 def read_record(source: Any, record: int, who: Any) -> Any:
-    """Return ``source[record]``; note the record in exceptions."""
+    """Return ``source[record]``; add a note with the record to exceptions."""
     try:
         return source[record]
     except BaseException as error:
@@ -300,7 +301,7 @@ def stack_records(
 ) -> Data:
     """Stack records into a batch, in `out` where shapes and dtypes match.
 
-    `records` are their numbers and `who` is the name of the source, for messages.
+    `records` are their numbers and `who` is the name of the source, for error messages.
     """
     for record, fields in zip(records, rows, strict=True):
         if fields.keys() != rows[0].keys():

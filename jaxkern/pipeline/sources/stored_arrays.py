@@ -34,11 +34,11 @@ class HDF5Source(BatchSource):
 
     Args:
       fields: field -> h5py.Dataset, or the name of a data set in `path`.
-      path: path of the file, if `fields` has names. The file remains open.
+      path: path of the file, if `fields` contains names. The file remains open.
 
     Raises:
-      KeyError, ValueError, TypeError: a data set does not exist, has another length than others, or
-        is not numbers.
+      KeyError, ValueError, TypeError: a data set does not exist, differs from others in length, or
+        is not numeric.
     """
 
     fresh = True
@@ -62,7 +62,7 @@ class HDF5Source(BatchSource):
             check_numeric(np.empty(0, dataset.dtype), f"field {name!r}")
             try:
                 mapped[name] = map_hdf5(dataset)
-            except ValueError:  # not stored contiguously
+            except ValueError:  # it is not stored contiguously
                 self._chunked[name] = dataset
         self._mapped = ArraySource(mapped) if mapped else None
         arrays = {} if self._mapped is None else self._mapped.arrays
@@ -79,7 +79,7 @@ class HDF5Source(BatchSource):
         order = np.argsort(records, kind="stable")
         for name, dataset in self._chunked.items():
             rows = np.empty((len(records), *dataset.shape[1:]), dataset.dtype)
-            with self._lock:  # h5py's own lock would switch threads at every record
+            with self._lock:  # with only h5py's own lock, threads would alternate at every record
                 for row in order.tolist():
                     rows[row] = dataset[int(records[row])]
             data[name] = store_rows(rows, name, out)
@@ -89,9 +89,9 @@ class HDF5Source(BatchSource):
 class ZarrSource(BatchSource):
     """Source of records along the leading axis of the arrays of a Zarr group, or of one array.
 
-    A batch reads each chunk once, and the most recently used chunks are cached. A full shuffle
-    reads a chunk per record: use chunks of few records, such as one image, or set `cache_bytes` to
-    the size of all chunks.
+    A batch reads each chunk once, and the most recently used chunks are cached. With a full shuffle
+    every record reads a chunk: use chunks of few records, such as one image, or set `cache_bytes`
+    to the size of all chunks.
 
     Args:
       group: a zarr.Group, a zarr.Array (whose field is "x"), or the path of one.
@@ -100,7 +100,7 @@ class ZarrSource(BatchSource):
 
     Raises:
       FileNotFoundError, KeyError: the path or an array does not exist.
-      ValueError, TypeError: arrays have different lengths, or are not numbers.
+      ValueError, TypeError: arrays have different lengths, or are not numeric.
     """
 
     fresh = True

@@ -27,7 +27,7 @@ from jaxkern.ring import RowParts
 
 _BYTES = ("binary", "large_binary", "binary_view")
 _TEXT = ("string", "large_string", "string_view")
-_CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}  # by the mode of Hugging Face's `Image(mode=...)`
+_CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}  # by the mode in Hugging Face's `Image(mode=...)`
 
 
 def _arrow() -> Any:
@@ -37,7 +37,7 @@ def _arrow() -> Any:
 class _Part(NamedTuple):
     origin: str
     table: Any
-    file: np.ndarray | None = None  # the mapped file that the values may refer to
+    file: np.ndarray | None = None  # mapped file that the values may refer to
 
 
 class _TableSource(EncodedSource):
@@ -80,8 +80,8 @@ class ArrowSource(_TableSource):
     Files are mapped into memory and not copied. Compressed files, such as Feather files by default,
     are decompressed into memory by the constructor.
 
-    Numbers, lists of one length and tensors become arrays [N, ...]; bytes, and structs of bytes and
-    path, are encoded images, which become a `jaxkern.image.Ragged`.
+    Numbers, lists of equal length and tensors become arrays [N, ...]. Bytes, and structs of bytes
+    and path, are encoded images, which become a `jaxkern.image.Ragged`.
 
     Args:
       tables: a pyarrow.Table, or paths: a file, a list, a folder, a pattern such as ``*.arrow``.
@@ -164,7 +164,7 @@ class HuggingFaceSource(_TableSource):
         ``Image(mode=...)``.
 
     Raises:
-      TypeError: not such a data set, a transform, or columns that are neither numbers nor images.
+      TypeError: not a `Dataset`, a transform, or columns that are neither numbers nor images.
       ValueError: values are missing.
     """
 
@@ -203,7 +203,7 @@ class HuggingFaceSource(_TableSource):
 
 
 def huggingface_source(dataset: Any) -> BatchSource:
-    """Return a source of a data set's table, or of its records if it transforms them."""
+    """Return a source that reads the table of a data set, or its records if it transforms them."""
     _check_dataset(dataset)
     return RecordSource(dataset) if _is_transformed(dataset) else HuggingFaceSource(dataset)
 
@@ -334,7 +334,7 @@ def _is_file(kind: Any) -> bool:
 
 
 def _plain(kind: Any) -> Any:
-    """Return the type with offsets to which bytes and text of other layouts are cast."""
+    """Return the type with offsets to cast bytes and text of other layouts to."""
     arrow = _arrow()
     if arrow.types.is_dictionary(kind):
         return _plain(kind.value_type)
@@ -407,10 +407,10 @@ def _on_file(values: np.ndarray, data: np.ndarray | None) -> np.ndarray:
 
 
 def _byte_ranges(name: str, parts: Sequence[_Part], missing: bool) -> ByteRanges:
-    """Return the byte ranges of a column; if `missing`, missing values are allowed, and empty."""
+    """Return the byte ranges of a column; if `missing`, missing values become empty ranges."""
     blobs: list[np.ndarray] = []
     ranges = [np.empty((0, 3), np.int64)]
-    forms: set[bool] = set()  # True for paths of files
+    forms: set[bool] = set()  # True for file paths
     for part in parts:
         what = f"column {name!r} of {part.origin}"
         for chunk in part.table.column(name).chunks:
@@ -439,7 +439,7 @@ def _byte_ranges(name: str, parts: Sequence[_Part], missing: bool) -> ByteRanges
                 blobs.append(stored)
             rows = np.full((len(array), 3), len(blobs) - 1)
             rows[:, 1], rows[:, 2] = offsets[:-1], np.diff(offsets)
-            for nullable in (array, chunk):  # a null becomes empty, which cannot be decoded
+            for nullable in (array, chunk):  # nulls become empty ranges, which fail to decode
                 if nullable.null_count:
                     rows[nullable.is_null().to_numpy(zero_copy_only=False), 2] = 0
             ranges.append(rows)

@@ -29,11 +29,11 @@ from jaxkern.pipeline.sources.source import RecordSource, locate, record_arrays
 
 #: first bytes of image files
 _IMAGES = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF", b"P6")
-_HEAD, _FOOT = 12, 4  # bytes before and after a record's data
+_HEAD, _FOOT = 12, 4  # number of bytes before and after the data of a record
 
 
 class ArrayRecordSource(RecordSource):
-    """Source of the records of ArrayRecord files; a forked child cannot read them.
+    """Source of the records of ArrayRecord files; a forked child process cannot read them.
 
     Args:
       paths: a file, a list, a folder, or a pattern: ``train.array_record-{00000..00003}-of-00004``.
@@ -70,7 +70,7 @@ class ArrayRecordSource(RecordSource):
 
     def _count(self, number: int) -> int:
         count = int(self._reader(number).num_records())
-        if not count:  # of a damaged file
+        if not count:  # as in a damaged file
             raise ValueError(f"{self.files[number]} has no records, is damaged or truncated")
         return count
 
@@ -90,7 +90,7 @@ class ArrayRecordSource(RecordSource):
             return self._readers[number]
 
 
-_process: list[int] = []  # id of the process in which the library has threads
+_process: list[int] = []  # id of the process with the threads of the library
 
 
 def _check_process() -> None:
@@ -117,9 +117,9 @@ def _savez(data: bytes) -> dict[str, np.ndarray]:
 class TFRecordSource(EncodedSource):
     """Source of TFRecord files of tf.train.Example, without TensorFlow; files are mapped.
 
-    The constructor parses all records and verifies their checksums. It stores numbers, and byte
-    ranges of bytes. Lists of one number become a field [N], longer lists [N, length]; bytes are
-    encoded images, which become a `jaxkern.image.Ragged`.
+    The constructor parses all records and verifies their checksums. It stores numbers, and for
+    bytes their byte ranges. Lists of one number become a field [N], longer lists a
+    field [N, length]. Bytes are encoded images, which become a `jaxkern.image.Ragged`.
 
     Args:
       paths: a file, a list, a folder, or a pattern: ``train.tfrecord-{00000..00003}-of-00004``.
@@ -170,7 +170,7 @@ class TFRecordSource(EncodedSource):
 
 
 def _frames(file: Path, data: np.ndarray) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and bytes of each record after verifying its checksums."""
+    """Yield the offset and bytes of each record, after verifying its checksums."""
     crc32c = import_extra("crc32c", "tfrecord").crc32c
     offset = 0
     while offset < len(data):
@@ -202,7 +202,7 @@ class _Fields:
         self._messages = import_extra("tfrecord", "tfrecord").example_pb2
         self._features, self._explicit = features, features is not None
         self._decoders = decoders
-        self._kinds: dict[str, tuple[str, int]] = {}  # and number of values
+        self._kinds: dict[str, tuple[str, int]] = {}  # (kind, number of values) by feature
         self._values: dict[str, list[Any]] = {}
         self.records = 0
 

@@ -23,7 +23,7 @@ from jaxkern.pipeline.sources.images.fields import ImageOptions
 from jaxkern.pipeline.sources.images.headers import ByteRanges
 from jaxkern.pipeline.sources.source import locate
 
-#: endings of members with one integer, which the index stores
+#: endings of members that contain one integer, which the index stores
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 _INDEX_MEMBERS = 1000  # minimum number of members for an index file
 _ABOUT = {"contents": "members of a tar shard", "version": 3}
@@ -39,12 +39,12 @@ class WebDatasetSource(EncodedSource):
     """Source of WebDataset shards: local tar files, mapped into memory.
 
     The members of a sample are consecutive, and their names are equal up to the first dot of the
-    last part: ``000017.jpg``, ``000017.cls``. Samples are read in any order, so a shuffle is a full
-    shuffle, without a buffer.
+    last part: ``000017.jpg``, ``000017.cls``. Samples are read in any order, so shuffling permutes
+    all samples, without a buffer.
 
-    By its ending a member becomes a field: jpg, png, ... "image", a `jaxkern.image.Ragged`; cls
-    "label"; id, index and count integers; npy an array; txt a number; json a number or a list of
-    numbers, or "json.KEY" for objects.
+    The ending of a member determines its field: jpg, png, ... become "image", a
+    `jaxkern.image.Ragged`; cls becomes "label"; id, index and count become integers; npy an array;
+    txt a number; json a number or a list of numbers, or fields "json.KEY" for an object.
 
     Args:
       paths: a tar file, a list of them, a folder, or a pattern: ``train-{000..003}.tar``.
@@ -52,7 +52,7 @@ class WebDatasetSource(EncodedSource):
         ``{"image": "jpg;png", "label": "cls"}``; or a sequence of endings. By default those of
         the first sample, as above.
       decoders: ending -> function from bytes to a number, an array or a dict of these, of equal
-        shapes for all samples. One ending of a field is enough.
+        shapes for all samples. If a field has several endings, one of them is enough.
       images: `channels`, `max_size`, `max_pixels`, `on_bad_record`, `decode`: as for `Encoded`.
 
     Attributes:
@@ -103,7 +103,7 @@ class WebDatasetSource(EncodedSource):
 
 
 class _Index:
-    """The samples of all shards and their members; cached for shards that do not change."""
+    """The samples of all shards and their members; cached while the shards do not change."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
@@ -220,7 +220,7 @@ class _Shard(NamedTuple):
 
     keys: list[str]  # names of the samples
     endings: list[str]  # distinct endings of the members
-    members: np.ndarray  # _MEMBER [M]: indices in `keys` and `endings`, and where it is stored
+    members: np.ndarray  # _MEMBER [M]: indices into `keys` and `endings`, and location of the data
 
 
 def _cached_index(file: Path, data: np.ndarray) -> _Shard:
@@ -268,7 +268,7 @@ def _read_headers(file: Path, data: np.ndarray) -> _Shard:
         with tarfile.open(file, "r:") as tar:
             for member in tar:
                 end = member.offset_data + (-(-member.size // 512) * 512 if member.isreg() else 0)
-                tar.members = []  # type: ignore[attr-defined]  # would store all members
+                tar.members = []  # type: ignore[attr-defined]  # or it stores all members
                 folder, _, last = member.name.rpartition("/")
                 stem, dot, ending = last.partition(".")
                 is_link = member.islnk() or member.issym()
@@ -293,10 +293,10 @@ def _read_headers(file: Path, data: np.ndarray) -> _Shard:
         compressed = data[:2].tobytes() in (b"\x1f\x8b", b"BZ", b"\xfd7", b"\x28\xb5")
         hint = "; decompress it first" if compressed else ""
         raise ValueError(f"{file} is not a readable tar file: {error}{hint}") from error
-    blocks = (data[k : k + 65_536] for k in range(end, len(data), 65_536))  # stops early
+    blocks = (data[k : k + 65_536] for k in range(end, len(data), 65_536))  # read lazily
     if len(data) < end + 512 or any(block.any() for block in blocks):
-        # tarfile treats invalid data after the first member as the end, and ignores another tar
-        # file after the end.
+        # tarfile treats invalid data after the first member as the end of the archive, and ignores
+        # a second archive after the end.
         raise ValueError(
             f"{file} is damaged, truncated or a concatenation: expected zeros after byte {end} of "
             f"{len(data)}"

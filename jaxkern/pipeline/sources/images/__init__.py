@@ -1,1 +1,1 @@
-"""Encoded images: fields of them, their headers, their pixels, and sources that have them."""
+"""Encoded images: fields, headers, decoding and sources."""

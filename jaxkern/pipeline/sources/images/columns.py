@@ -1,4 +1,4 @@
-"""Sources whose fields are columns: arrays, encoded images, and values made record by record."""
+"""Sources whose fields are columns: arrays, encoded images, and values read per record."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from jaxkern.pipeline.sources.source import (
 )
 from jaxkern.ring import RowParts
 
-#: function from the bytes of a record's field to a number, an array, or a dict of these
+#: function from the bytes of a field of a record to a number, an array, or a dict of these
 Decode = Callable[[bytes], Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RecordColumn:
-    """A column of `count` values: numbers, arrays, or dicts of these, made by `value(record)`."""
+    """Column of `count` values from `value(record)`: numbers, arrays, or dicts of these."""
 
     count: int
     value: Callable[[int], Any]
@@ -43,31 +43,31 @@ class RecordColumn:
 
 
 def decoded(ranges: ByteRanges, decode: Decode) -> RecordColumn:
-    """Return the column of the values that a function makes of bytes."""
+    """Return a column of values that `decode` computes from byte ranges."""
     return RecordColumn(len(ranges), lambda record: decode(bytes(ranges.bytes_of(record))))
 
 
-#: byte ranges are encoded images
+#: `ByteRanges` contain encoded images
 Column = np.ndarray | RowParts | ByteRanges | RecordColumn
 
 
 class EncodedSource(BatchSource):
-    """Source of records with fields of encoded images, arrays, and values made record by record.
+    """Source of records with fields of encoded images, arrays, and values read per record.
 
     `from_source` creates it from a dict with images.
 
     Args:
       columns: field -> column; other values are converted to arrays.
-      name_of: function from a record to its origin, for messages.
-      options: options of columns of images given as `ByteRanges`.
+      name_of: function from a record to its origin, for error messages.
+      options: options of columns of images, for those passed as `ByteRanges`.
 
     Attributes:
-      images: field -> images.
+      images: field -> column of images.
       bad_images: (field, record) -> error of each masked image so far.
     """
 
     fresh = True
-    _adds_valid = True  # False if a field "valid" is merged with that of masked records
+    _adds_valid = True  # False if "valid" of the columns is combined with that of masked records
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class EncodedSource(BatchSource):
         """Return a batch.
 
         Args:
-          readable: bool [N], False for records whose images are masked without being read.
+          readable: bool [N], False for records to mask without reading their images.
           encoded: record -> its encoded images, if they have been read.
         """
         data: Data = {}
@@ -181,7 +181,7 @@ class EncodedSource(BatchSource):
         for field in self.images:
             for record in records.tolist():
                 if (field, record) not in self.bad_images:
-                    with contextlib.suppress(Exception):  # the file may have been removed
+                    with contextlib.suppress(Exception):  # the file may not exist any more
                         self._image_or_none(field, record)
 
     def remarks(self) -> Sequence[str]:
@@ -241,6 +241,6 @@ def _is_image_error(error: BaseException) -> bool:
 
 
 def part_name(kind: str, parts: Sequence[Any], ends: np.ndarray, record: int) -> str:
-    """Return "row 3 of PART" of a record of several parts, see `locate`."""
+    """Return a text such as "row 3 of PART" for a record of a source of parts, see `locate`."""
     part, row = locate(ends, record)
     return f"{kind} {row} of {parts[part]}"

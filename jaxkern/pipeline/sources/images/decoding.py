@@ -20,7 +20,7 @@ _JPEG_MAGIC = b"\xff\xd8"
 class JpegDecoding(NamedTuple):
     """The JPEG decoder of this process."""
 
-    name: str  # and version
+    name: str  # name and version
     native: bool  # True if native threads can decode
     reason: str  # why jaxkern's decoder is not used; "" if it is
 
@@ -51,7 +51,7 @@ def header_by_pillow(data: Any) -> tuple[int, int, str]:
         if _orientation(image) >= 5:
             height, width = width, height
         form = str(image.format)
-        if form in ("JPEG", "MPO"):  # native code, if in use, was tried first
+        if form in ("JPEG", "MPO"):  # native code, if available, was tried first
             native = registry.module("cpu") is not None
             form = "JPEG that only Pillow understands" if native else "JPEG"
         return height, width, form
@@ -107,7 +107,7 @@ def _pillow() -> Any:
 
 
 def _native_size(native: Any, jpeg: Any) -> tuple[int, int] | None:
-    """Return the upright (height, width); None if native code does not understand the header."""
+    """Return the upright (height, width); None if native code does not support the header."""
     try:
         height, width, _, orientation, _ = native.jpeg_info(np.frombuffer(jpeg, np.uint8))
     except ValueError:
@@ -116,7 +116,7 @@ def _native_size(native: Any, jpeg: Any) -> tuple[int, int] | None:
 
 
 def _by_native(data: Any, channels: int, max_pixels: int, name: str) -> np.ndarray | None:
-    """Decode by native code; return None if it does not understand the header."""
+    """Decode with native code; return None if it does not support the header."""
     native = _native()
     if (size := _native_size(native, data)) is None:
         return None
@@ -130,7 +130,7 @@ def _by_native(data: Any, channels: int, max_pixels: int, name: str) -> np.ndarr
 
 
 def _by_simplejpeg(data: Any, channels: int, max_pixels: int, name: str) -> np.ndarray | None:
-    """Decode by simplejpeg; return None if it fails or would give other values than Pillow."""
+    """Decode with simplejpeg; return None if it fails or would return other values than Pillow."""
     simple = _simplejpeg()
     if simple is None:
         return None
@@ -145,7 +145,7 @@ def _by_simplejpeg(data: Any, channels: int, max_pixels: int, name: str) -> np.n
         mode = {1: "GRAY", 3: "RGB", 4: "RGBA"}[channels]
         pixels = simple.decode_jpeg(data, mode)
     except ValueError:
-        # Raised for every problem; Pillow has better messages and tolerates some problems.
+        # simplejpeg raises it for every problem; Pillow has better messages and tolerates some.
         return None
     return _upright(pixels.reshape(height, width, channels), orientation)
 

@@ -34,7 +34,7 @@ from jaxkern.pipeline.sources.source import EncodedImages, check_choice
 
 OnBadRecord = Literal["raise", "mask"]
 Decode = Literal["full", "scaled"]
-_INDEX_FILES = 1000  # minimum number of files for an index by default
+_INDEX_FILES = 1000  # minimum number of files for an index, by default
 
 
 class ImageOptions(TypedDict, total=False):
@@ -48,9 +48,9 @@ class ImageOptions(TypedDict, total=False):
 
 
 class ImageColumn:
-    """A field of N encoded images; `name_of` returns the name of a record's image for messages."""
+    """A field of N encoded images; `name_of` returns the name of an image for error messages."""
 
-    codec: Literal["jpeg", "raw"] = "jpeg"  # of `encoded_images`
+    codec: Literal["jpeg", "raw"] = "jpeg"  # see `EncodedImages.codec`
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class ImageColumn:
         return np.zeros((*map(min, sides), self.channels), np.uint8)
 
     def spec(self, count: int, image_side: int) -> Ragged:
-        """Return the shapes of `count` images, with `image_side` for what only headers contain."""
+        """Return the shapes of `count` images, with `image_side` for sizes only in headers."""
         height, width = self._max_size or (image_side, image_side)
         buffer = jax.ShapeDtypeStruct((image_side,), np.uint8)
         wide = jax.config.read("jax_enable_x64")
@@ -224,7 +224,7 @@ class Encoded(ImageColumn):
 
 
 class FileColumn(ImageColumn):
-    """A field of N image files; `root` is the folder of which `paths` are all files, if any."""
+    """A field of N image files; `root` is a folder if `paths` are all of its files."""
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class FileColumn(ImageColumn):
     ) -> None:
         super().__init__(paths.ranges, lambda record: str(paths[record]), **options)
         self.paths = paths
-        # Absolute: the working directory may change.
+        # Absolute, because the working directory may change.
         self._index = Path(index).absolute() if isinstance(index, str | os.PathLike) else index
         self._root = root
 
@@ -247,7 +247,7 @@ class FileColumn(ImageColumn):
         if (path := self._index_path()) is None:
             return super()._read()
         names = self.paths.names()
-        if self._root is not None:  # relative names: a folder may be moved with its index
+        if self._root is not None:  # relative names, because a folder may be moved with its index
             start = len(os.path.join(os.fsencode(self._root), b""))
             names = [name[start:] for name in names]
         return indexed_headers(path, self.images, names, complete=self._root is not None)
@@ -268,7 +268,7 @@ class FileColumn(ImageColumn):
 
 
 class PathList(Sequence[Path]):
-    """Sequence of absolute paths, created on access: there may be millions."""
+    """Sequence of absolute paths, created on access because there may be millions."""
 
     def __init__(self, names: Iterable[bytes]) -> None:
         names = list(names)
@@ -279,7 +279,7 @@ class PathList(Sequence[Path]):
         self.ranges = ByteRanges.from_columns([blob], 0, offset, length, in_files=True)
 
     def names(self) -> list[bytes]:
-        """Return all names, encoded for the file system."""
+        """Return all names, in the encoding of the file system."""
         return self._joined.split(b"\0")[:-1]
 
     def __len__(self) -> int:

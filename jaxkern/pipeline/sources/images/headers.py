@@ -24,9 +24,9 @@ from jaxkern.core.threads import num_threads
 from jaxkern.pipeline.sources.images.decoding import header_by_pillow
 
 UNKNOWN, JPEG = 0, 1
-_CHUNK = 8192  # images between two checks for signals and updates of the bar
+_CHUNK = 8192  # number of images between checks for signals and updates of the progress bar
 _BAR_IMAGES = 20_000  # minimum number of images for a progress bar
-_FILES_AT_ONCE = 32  # threads mostly wait for the disk
+_FILES_AT_ONCE = 32  # number of threads, which mostly wait for the disk
 _ABOUT = {"contents": "headers of image files", "version": 2}
 
 
@@ -69,7 +69,7 @@ class ByteRanges:
 
     blobs: tuple[np.ndarray, ...]  # uint8 [B] each
     ranges: np.ndarray  # int64 [N, 3]: blob, offset and length of each
-    in_files: bool  # True if they are names of files, encoded for the file system
+    in_files: bool  # True if they are file names, in the encoding of the file system
 
     @classmethod
     def from_columns(
@@ -80,7 +80,7 @@ class ByteRanges:
         length: Any,
         in_files: bool = False,
     ) -> ByteRanges:
-        """Return N ranges; their blob, offset and length are arrays [N], or equal for all."""
+        """Return N ranges; blob, offset and length are arrays [N], or numbers for all ranges."""
         columns = np.broadcast_arrays(blob, offset, length)
         return cls(tuple(blobs), np.stack(columns, axis=1).astype(np.int64), in_files)
 
@@ -108,7 +108,7 @@ class ByteRanges:
         return open(bytes(self[record]), "rb", opener=_open_regular)
 
     def check(self, records: np.ndarray | None = None) -> None:
-        """Raise OSError if the mapped file of some records, or of any, was truncated."""
+        """Raise OSError if the mapped file of a record was truncated; None checks all records."""
         blobs = np.unique(self.ranges[:, 0] if records is None else self.ranges[records, 0])
         for blob in blobs.tolist():
             check_mapped("an encoded image", self.blobs[blob])
@@ -131,8 +131,8 @@ def read_stamps(names: ByteRanges) -> np.ndarray:
 def read_headers(images: ByteRanges) -> Headers:
     """Read the headers of images: JPEG by native code, other formats by Pillow.
 
-    Images with unknown formats and unreadable files have unknown headers; decoding raises the
-    reason.
+    Images in unknown formats and unreadable files have unknown headers; decoding them raises the
+    error.
     """
     headers = Headers.unknown(len(images))
     with ProgressBar(len(images) > _BAR_IMAGES, "headers", "image") as bar:
@@ -183,12 +183,12 @@ def _header_or_none(images: ByteRanges, record: int) -> Any:
             return header_by_pillow(file)
     except ImportError:
         return False
-    except Exception:  # decoding raises it again, for its batch
+    except Exception:  # raised again by decoding, for the batch
         return None
 
 
 def _open_regular(name: str | bytes, flags: int) -> int:
-    """Open a regular file only: reading a pipe may block, and some devices are endless."""
+    """Open a file if it is regular: reading a pipe may block, and some devices are endless."""
     descriptor = os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
@@ -199,8 +199,9 @@ def _open_regular(name: str | bytes, flags: int) -> int:
 def indexed_headers(path: Path, files: ByteRanges, names: list[bytes], complete: bool) -> Headers:
     """Return the headers of files; read only those whose size or modification time changed.
 
-    Headers that were read are added to the index at `path`, under `names`. A damaged index, another
-    version, and a folder that is not writable are ignored. Other files remain unless `complete`.
+    New headers are added to the index at `path`, under `names`. A damaged index, another version,
+    and a folder that is not writable are ignored. Entries of other files are kept unless
+    `complete`.
     """
     known_names, known = read_header_index(path) or ([], Headers.unknown(0))
     # Read the clock before the files: reading them may take longer than SETTLED.

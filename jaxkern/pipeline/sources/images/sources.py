@@ -36,7 +36,7 @@ from jaxkern.pipeline.sources.source import (
 
 _SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _ENDINGS = frozenset(map(os.fsencode, _SUFFIXES))
-_CHUNK = 256  # records whose bytes are in memory at once while headers are read
+_CHUNK = 256  # maximum number of records in memory while headers are read
 
 
 class ImageFiles(EncodedSource):
@@ -52,15 +52,15 @@ class ImageFiles(EncodedSource):
       channels: 3 for RGB, 1 for gray, 4 for RGBA; files are converted.
       max_size: maximum (height, width) of all images; None reads the headers of all files, once.
         Native threads need the headers in any case.
-      on_bad_record: "raise": a file that cannot be decoded is an error of its batch. "mask": its
-        row is zeros, with the size from its header (`max_size` if unknown), a field "valid" (bool)
-        is False there, and the iterator's `bad_records` counts it. An unreadable file is an error
-        in any case.
+      on_bad_record: "raise": a file that cannot be decoded raises an error for its batch. "mask":
+        its row is zeros, with the size from its header (`max_size` if unknown), a field "valid"
+        (bool) is False there, and the iterator's `bad_records` counts it. An unreadable file always
+        raises an error.
       max_pixels: maximum height * width; larger images raise OSError before they are decoded.
       index: path of a file that stores headers, so that they are read again only for files whose
         size or modification time changed; ignored if it cannot be written. None: a file in
         ``$XDG_CACHE_HOME/jaxkern/images`` (``~/.cache/jaxkern/images``) for 1,000 files and more;
-        True: there for any number of files; False: no index.
+        True: such a file for any number of files; False: no index.
       decode: "full"; or "scaled": if native threads run a Compose that shrinks an image to less
         than half, JPEG is decoded at 1/2, 1/4 or 1/8. This is faster and changes values, since
         pixels are averaged before chroma is upsampled.
@@ -82,7 +82,7 @@ class ImageFiles(EncodedSource):
     ([5, 6, 7], [0, 1, 1])
     """
 
-    _root: Path | None = None  # the folder of which these are all files
+    _root: Path | None = None  # the folder, if these are all of its files
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class ImageFiles(EncodedSource):
 
     @property
     def bad_files(self) -> dict[Path, str]:
-        """Return path -> error of each masked file so far."""
+        """Return path -> error for each file masked so far."""
         return {self.files[record]: error for (_, record), error in [*self.bad_images.items()]}
 
 

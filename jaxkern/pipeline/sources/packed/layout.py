@@ -4,7 +4,7 @@
     4096    data of the records, one record after another
     ...     index, from the start of a page to the end of the file: JSON text, and columns
 
-All numbers are little endian. docs/packed.md has the tables.
+All numbers are little endian. See docs/packed.md for the tables.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _DTYPES = frozenset(
     | {"float32", "float64", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64))}
 )
 _MAX_DIMENSIONS = 32
-_MAX_COUNT = 2**62  # records or bytes; sums of a few do not overflow 64 bits
+_MAX_COUNT = 2**62  # maximum number of records or bytes; sums of a few do not overflow 64 bits
 _MAX_SIDE = 2**31 - 1
 
 Codec = Literal["column", "array", "jpeg"]
@@ -56,14 +56,14 @@ class PackedField:
     name: str
     codec: Codec  # "column": rows in the index; "array": arrays of any shape, stored per record
     dtype: np.dtype
-    shape: tuple[int, ...]  # of a record, with 0 for sides that differ between records
+    shape: tuple[int, ...]  # shape of a record, with 0 for sides that differ between records
 
     @property
     def columns(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
         """Return the field's columns in the index: name -> (dtype, shape of a record)."""
         if self.codec == "column":
             return {"value": (self.dtype, self.shape)}
-        ranks = 2 if self.codec == "jpeg" else len(self.shape)  # a JPEG's channels are not stored
+        ranks = 2 if self.codec == "jpeg" else len(self.shape)  # without the channels of a JPEG
         return {
             "offset": (np.dtype("<i8"), ()),
             "size": (np.dtype("<i8"), ()),
@@ -84,19 +84,18 @@ class PackedIndex:
     records: int  # number of records
     fields: tuple[PackedField, ...]  # in the order of the source
     columns: Mapping[str, Mapping[str, np.ndarray]]  # field -> column -> array [records, ...]
-    metadata: Mapping[str, Any]  # of the writer
-    digest: bytes = b""  # of the index, which includes the checksums of all records
+    metadata: Mapping[str, Any]  # metadata of the writer
+    digest: bytes = b""  # digest of the index, which includes the checksums of all records
 
 
 def aligned(offset: int, size: int) -> int:
-    """Return the first offset from `offset` on that is a multiple of a page, or of 64 bytes if
-    `size` is smaller, to save space."""
+    """Round an offset up to a multiple of a page, or of 64 bytes if `size` is less than a page."""
     step = PAGE if size >= PAGE else LINE
     return -(-offset // step) * step
 
 
 def layout(sizes: Sequence[int], cursor: int) -> tuple[list[int], int]:
-    """Return the offsets of a record's data and its end, as a function of sizes only."""
+    """Return the offsets of the data of a record, and its end, which depend only on sizes."""
     at = aligned(cursor, max(sizes, default=0))
     offsets = []
     for size in sizes:
@@ -107,7 +106,7 @@ def layout(sizes: Sequence[int], cursor: int) -> tuple[list[int], int]:
 
 
 def dtype_of(name: Any) -> np.dtype | None:
-    """Return the little-endian dtype of a name in an index; None if not supported."""
+    """Return the little-endian dtype for a name in an index; None if it is not supported."""
     if not isinstance(name, str) or name not in _DTYPES:
         return None
     import ml_dtypes
@@ -164,7 +163,7 @@ def open_packed(path: Path) -> tuple[np.ndarray, PackedIndex]:
 
 
 class _InvalidFile(Exception):
-    """A problem of a file; the message follows the file's name."""
+    """An invalid file; the message continues a sentence that begins with the file name."""
 
 
 def _read_index(file: np.ndarray) -> PackedIndex:
@@ -251,7 +250,7 @@ def _read_columns(
 
 
 def _check_ranges(field: PackedField, columns: Mapping[str, np.ndarray], end: int) -> None:
-    """Raise if a record is not between header and index, or its size and shape contradict."""
+    """Raise if a record is not between header and index, or its size contradicts its shape."""
     offset, size, shape = columns["offset"], columns["size"], columns["shape"]
     what = f"has an index whose records of {field.name!r}"
     inside = (offset >= PAGE) & (size >= 0) & (size <= end) & (offset <= end - size)
@@ -288,7 +287,7 @@ def packed_paths(path: Paths) -> list[Path]:
         raise FileNotFoundError(f"{error}; did you mean the shards {shards}?") from None
     names = [_SHARD.search(path.name) for path in paths]
     is_pattern = not isinstance(path, str | os.PathLike) or not os.path.isfile(path)
-    if not any(names) or not (is_pattern or len(paths) > 1):  # a single shard may be read alone
+    if not any(names) or not (is_pattern or len(paths) > 1):  # a single shard may be read by itself
         return paths
     pairs = zip(paths, names, strict=True)
     stems = {(p.name[: n.start()], n[2]) if n else (p.name, "") for p, n in pairs}

@@ -59,7 +59,7 @@ class Damage(NamedTuple):
 class PackedSource(EncodedSource):
     """Source of the records of a packed file, or of a set of packed files, mapped into memory.
 
-    If all records of a field have one shape, its batches are arrays; images (uint8 [H, W, C], or
+    If all records of a field have equal shapes, its batches are arrays; images (uint8 [H, W, C], or
     JPEG) of different sizes are `jaxkern.image.Ragged`. The checksum of each record is verified
     when the process reads it for the first time, see docs/packed.md.
 
@@ -224,14 +224,14 @@ class PackedSource(EncodedSource):
         parts = np.array_split(unread, min(num_threads(), 1 + len(unread) // _RECORDS_PER_THREAD))
         if len(parts) == 1:
             damages = [self._first_damage(unread)]
-        else:  # concurrent reads from the disk
+        else:  # several threads read from the disk concurrently
             with concurrent.futures.ThreadPoolExecutor(len(parts)) as threads:
                 damages = list(threads.map(self._first_damage, parts))
         if damage := next(filter(None, damages), None):
             raise ValueError(str(damage))
 
     def damaged(self, progress: Any = None) -> Iterator[Damage]:
-        """Yield all damaged records in order; `progress` is called with the number of verified."""
+        """Yield all damaged records in order; `progress` is called with the verified count."""
         self._check_open()
         self._check_mapped(range(len(self._files)))
         blocks = [range(i, min(i + 64, len(self))) for i in range(0, len(self), 64)]
@@ -253,7 +253,7 @@ class PackedSource(EncodedSource):
     def _column(
         self, stored: _StoredField, options: ImageOptions
     ) -> np.ndarray | RowParts | ImageColumn | RecordColumn:
-        """Return arrays of one shape, images, or arrays that are read one by one."""
+        """Return a column of arrays of equal shape, of images, or of arrays read one by one."""
         field, shapes = stored.field, stored.shape
         views = []
         if field.codec == "array" and (shapes == shapes[0]).all():
@@ -289,7 +289,7 @@ class PackedSource(EncodedSource):
         return None
 
     def _readable(self, records: np.ndarray) -> np.ndarray:
-        """Return bool [N], False for damaged records; raise if those are errors."""
+        """Return bool [N], False for damaged records; raise if these are not masked."""
         try:
             self.check(records)
             return np.ones(len(records), bool)
@@ -325,7 +325,7 @@ class _StoredField:
         return np.frombuffer(self.ranges[record], self.field.dtype).reshape(shape)
 
     def view(self, file: np.ndarray, first: int, end: int) -> np.ndarray | None:
-        """Return a view of the records of a file, of one shape; None without a constant stride."""
+        """Return a view of records of equal shape in a file; None without a constant stride."""
         offset, size = self.ranges.ranges[first:end, 1], int(self.ranges.ranges[first, 2])
         steps = np.diff(offset)
         if (steps != steps[:1]).any() or (steps[:1] < size).any():
