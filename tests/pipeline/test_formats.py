@@ -491,15 +491,16 @@ def test_tfrecords(tmp_path, photos):
 @libraries
 def test_a_sequence_example_is_an_error(tmp_path):
     """Its context looks like an Example, but its sequences would be missing."""
-    messages = pytest.importorskip("tfrecord").example_pb2
-    example = messages.SequenceExample()
-    example.context.feature["label"].int64_list.value.append(7)
-    example.feature_lists.feature_list["tokens"].feature.add().int64_list.value.append(1)
-    write_tfrecord(tmp_path / "x.tfrecord", [example.SerializeToString()])
+    import tfrecord
+
+    writer = tfrecord.TFRecordWriter(str(tmp_path / "x.tfrecord"))
+    writer.write({"label": (7, "int")}, {"tokens": ([[1], [2, 3]], "int")})
+    writer.close()
     with raises(ValueError, "SequenceExample"):
-        TFRecordSource(tmp_path / "x.tfrecord")
+        jk.pipeline.TFRecordSource(tmp_path / "x.tfrecord")
 
 
+@libraries
 def test_every_damaged_byte_of_a_tfrecord_is_found(tmp_path):
     path = tmp_path / "x.tfrecord"
     write_tfrecord(path, [{"x": k} for k in range(3)])

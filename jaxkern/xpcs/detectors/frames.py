@@ -52,7 +52,8 @@ class FrameSource:
       linked: paths of the files that hold frames, other than the file `name`.
       generation: a number that changes if frames that were read before were replaced.
       metadata: entries of the file: "frame_time" and "count_time" in s, "energy" in keV, "distance"
-        and "pixel_size" in m, "start_time". Unknown entries are missing. Read-only: sources assign another mapping.
+        and "pixel_size" in m, "start_time". Unknown entries are missing.
+        Read-only: sources assign another mapping.
     """
 
     shape: tuple[int, int, int]
