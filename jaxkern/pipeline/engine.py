@@ -95,7 +95,7 @@ class Engine:
         self._items: dict[int, Item] = {}
         self._next = start
         self._claiming = threading.Lock()
-        self._lock = threading.Lock()  # guards the next three
+        self._lock = threading.RLock()  # guards the next three; a finalizer may close in any thread
         self._threads = threads  # number of threads that should run; 0 after the last item
         self._running: dict[int, threading.Thread] = {}  # by thread number, from 0
         self._ended = False  # no more items are claimed
@@ -205,14 +205,16 @@ class Engine:
         return Item(value, error, before, self.position)
 
     def _work(self, number: int) -> None:
-        with self._contexts.enter(), contextlib.suppress(RingClosed):
-            while self._make_one(number):
-                pass
-        with self._lock:
-            self._running.pop(number, None)  # an interrupt may have prevented its insertion
-            last = self._ended and not self._running
-        if last:
-            self._source.release()
+        try:
+            with self._contexts.enter(), contextlib.suppress(RingClosed):
+                while self._make_one(number):
+                    pass
+        finally:
+            with self._lock:
+                self._running.pop(number, None)  # an interrupt may have prevented its insertion
+                last = self._ended and not self._running
+            if last:
+                self._source.release()
 
     def _make_one(self, number: int) -> bool:
         """Make the next item; return False if the thread should end."""
@@ -223,6 +225,8 @@ class Engine:
                 return False
             if self._room is not None:
                 self._room.acquire()
+                if number >= self._threads:  # `close` has made room
+                    return False
             index, before = self._next, self._source.position
             claim: Any = None
             error: BaseException | None = None

@@ -284,7 +284,7 @@ class WorkItems(_Section):
         # Slots do not hold Ragged images, whose buffers have no fixed length.
         usual = self._plan.first if slot and slot["leaves"] else None
         out = None
-        if usual is not None and self._fills_slots and self._is_full(index):
+        if usual is not None and self._fills_slots and self._is_full(index, len(usual.records)):
             (out,) = usual._replace(leaves=slot["leaves"]).batches()
         item = self._item(index, pulled, out)
         if usual is not None and item.is_like(usual):
@@ -293,9 +293,9 @@ class WorkItems(_Section):
         # needs is made here, not in the thread that waits for the item.
         return item if slot is None else item.with_owned_buffers()
 
-    def _is_full(self, index: int) -> bool:
+    def _is_full(self, index: int, rows: int) -> bool:
         layout = self._epoch.layout(self._vertices[0])
-        return self._sequential is not None or len(layout.rows_of(index)) == layout.first_rows
+        return self._sequential is not None or len(layout.rows_of(index)) == rows
 
     def _item(self, index: int, pulled: Any, out: Data | None) -> WorkItem:
         epoch = self._epoch
@@ -458,4 +458,6 @@ def _record_ids(order: Order, shard: Shard, epoch: int, block: int) -> np.ndarra
     layout = BatchLayout(1, "partial", 0, False, shard, order)
     first = block * _BLOCK_RECORDS
     shard, rows = layout.read_rows(range(first, first + _BLOCK_RECORDS))
-    return order.records(shard, epoch, rows)
+    records = order.records(shard, epoch, rows)
+    records.flags.writeable = False
+    return records

@@ -158,6 +158,8 @@ def part_ids(records: np.ndarray, counts: Sequence[int]) -> np.ndarray:
             f"record {records.max()} is too large for ids of its parts: expected less than 2**47, "
             "or less than 2**31 for records that are divided twice"
         )
+    if counts and max(counts) > PARTS:
+        raise ValueError(f"a record has {max(counts):,} parts; expected at most {PARTS:,}")
     starts = np.cumsum([0, *counts])[:-1]
     within = np.arange(sum(counts)) - np.repeat(starts, counts)
     ids: np.ndarray = np.repeat(records.astype(np.int64) * PARTS, counts) + within
@@ -226,7 +228,7 @@ class Window(SequentialNode):
         if self.axis == "sequence":
             return self._windows_of_sequences(block, names)
         data = {name: block.data[name] for name in names}
-        if ragged := [name for name, value in data.items() if row.is_ragged(value)]:
+        if ragged := [name for name, value in data.items() if row.has_ragged(value)]:
             raise ValueError(f"fields {ragged} hold images of different sizes; resize them before")
         rows: Rows = super().rows(block._replace(data=data))
         return rows
@@ -245,7 +247,8 @@ class Window(SequentialNode):
         records = part_ids(block.records, [len(starts)] * count)
         if not len(origins):
             return Rows({}, records, origins, count)
-        data = row.joined([(block.data, origins)])
+        others = {name: value for name, value in block.data.items() if name not in names}
+        data = row.joined([(others, origins)]) if others else {}
         rows = starts[:, None] + np.arange(self.size)
         for name in names:
             windows = np.asarray(block.data[name])[:, rows]

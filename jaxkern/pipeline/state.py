@@ -73,10 +73,10 @@ def _delivered_rows(
     layout, last = plan.record_layout, plan.last_sequential
     if layout is None:
         return None
+    if last is None:  # without the rows that are dropped at the end
+        return min(batch * plan.layout.batch_size, layout.real_rows)
     if finished:
         return layout.real_rows
-    if last is None:
-        return min(batch * plan.layout.batch_size, layout.real_rows)
     if position is None:
         return 0
     node: Any = last.node

@@ -137,7 +137,8 @@ class _StreamRecords(ItemSource):
     """The records of this shard, one batch at a time; each error is raised once.
 
     A position contains the position in the stream and, if the stream has one, its own state there.
-    Without a state the stream is read from its beginning. "errors" is the number of errors raised
+    Without a state the stream is read from its beginning. "begin" is the position of the state, if
+    an error follows the records that were read after it. "errors" is the number of errors raised
     after the state or the beginning.
     """
 
@@ -146,12 +147,14 @@ class _StreamRecords(ItemSource):
         self._who = node.describe()
         self._state = position.get("state")
         self._skip = int(position.get("position", 0))  # earlier records are not needed
-        self._next = 0 if self._state is None else self._skip  # position of the next record
+        # Position of the next record.
+        self._next = 0 if self._state is None else int(position.get("begin", self._skip))
         self._old_errors = int(position.get("errors", 0))  # raised earlier, and will occur again
         self._errors = 0
         self._iterator: Iterator[Any] | None = None
         self._methods: tuple[Callable[[], Any], Callable[[Any], Any]] | None = None
         self._records: list[tuple[int, Data]] = []  # records of the next item
+        self._failure: Exception | None = None  # raised after the records before it
         self._at = position or {"position": 0}
 
     @property
@@ -159,24 +162,40 @@ class _StreamRecords(ItemSource):
         return self._at
 
     def claim(self) -> _Records | None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            self._count_error()
+            raise failure
         while len(self._records) < (self._node.batch_size or 1):
             reading = self._next
             try:
                 if not self._read():
                     break
             except Exception as error:
-                self._errors += 1
                 if self._old_errors:
+                    self._errors += 1
                     self._old_errors -= 1
                     continue
-                self._at = {**self._at, "errors": self._errors}
                 note(error, "while reading record {} of the stream", reading)
-                raise
+                if not self._records:
+                    self._count_error()
+                    raise
+                self._failure = error
+                begin = self._at.get("begin", self._at["position"])
+                self._at = {**self._at, "position": reading, "begin": begin}
+                return self._take()
         if self._methods is None:
             self._at = {"position": self._next, "errors": self._errors}
         else:
             self._at = {"position": self._next, "state": _to_json(self._methods[0]())}
             self._errors = 0
+        return self._take()
+
+    def _count_error(self) -> None:
+        self._errors += 1
+        self._at = {**self._at, "errors": self._errors}
+
+    def _take(self) -> _Records | None:
         records, self._records = self._records, []
         if not records:
             return None

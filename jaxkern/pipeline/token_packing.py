@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jaxkern.core.arguments import check_integer
+from jaxkern.core.arrays import check_mapped
 from jaxkern.pipeline.engine import Engine, ItemSource
 from jaxkern.pipeline.graph import RECORDS_PER_CALL, BatchLayout, Block, Vertex
 from jaxkern.pipeline.nodes import SourceNode
@@ -245,6 +246,8 @@ class _PackFlow(Flow):
         if out is not None:
             full = len(records) == self._size
             out = {name: array for name, array in out.items() if name != "mask"} if full else None
+        for name, array in fields.items():  # after a wait for a slot
+            check_mapped(f"field {name!r}", array)
         data: Data = packed_rows(rows, fields, self._node.pad_id, out)
         return self._with_mask(Block(data, records), count)
 

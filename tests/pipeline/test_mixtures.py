@@ -468,3 +468,24 @@ def test_the_next_epoch_is_complete():
     ended = iter(pipe)
     ended.set_state(shards(2, 99))
     assert list(ended) == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resume_with_fewer_records_than_a_batch(workers):
+    """The shapes of the epoch before are those of full batches."""
+
+    def part(*shard):
+        records = [{"x": np.int32(n)} for n in range(10)]
+        return jk.from_source(records, 4, shard=shard, num_workers=workers)
+
+    states, actual = [], []
+    for index in range(2):
+        iterator = iter(part(index, 2))
+        actual += np.asarray(next(iterator)["x"]).tolist()
+        states.append(iterator.get_state())
+    whole = part(0, 1)
+    assert len(list(whole)) == 3
+    iterator = iter(whole)
+    iterator.set_state(states)
+    (batch,) = iterator
+    assert sorted(actual + np.asarray(batch["x"]).tolist()) == list(range(10))

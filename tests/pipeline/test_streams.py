@@ -264,6 +264,45 @@ def test_errors_are_raised_once_in_order(workers):
                 assert str(error) == expected[number]  # noqa: PT017
 
 
+class FailsOnce:
+    """A stream without a state that fails before record 5."""
+
+    def __init__(self):
+        self.position, self.failed = 0, False
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.position == 5 and not self.failed:
+            self.failed = True
+            raise OSError("at 5")
+        if self.position == RECORDS:
+            raise StopIteration
+        self.position += 1
+        return record(self.position - 1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_a_shuffled_stream_follows_the_batches_before_it(workers):
+    """The first batch has no record after 4, and is complete when record 4 has been read."""
+    expected = ids_or_text(iter(jk.from_stream(numbers, 4, shuffle_buffer=3)))
+    assert max(expected[0]) == 4
+    expected.insert(1, "at 5")
+    pipe = jk.from_stream(FailsOnce, 4, shuffle_buffer=3, num_workers=workers)
+    assert ids_or_text(iter(pipe)) == expected
+    running = iter(pipe)
+    for number in range(4):
+        resumed = iter(pipe)
+        resumed.set_state(json.loads(json.dumps(running.get_state())))
+        # A state is that after the last batch.
+        assert ids_or_text(resumed) == expected[number - (number == 2) :]
+        try:
+            next(running)
+        except OSError:
+            assert number == 1
+
+
 def test_a_generator_ends_after_its_error():
     def broken():
         yield from (record(n) for n in range(10))

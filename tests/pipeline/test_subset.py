@@ -10,8 +10,7 @@ from support.pipeline.batches import arrays, assert_same, column, epoch_of, is_n
 
 import jaxkern as jk
 from jaxkern import image as im
-from jaxkern.pipeline import ArraySource, BatchSource, Subset
-from jaxkern.pipeline.sources import combined
+from jaxkern.pipeline import ArraySource, BatchSource, Repeat, Subset
 
 CROP = im.Compose([im.RandomCrop(4), im.RandomHorizontalFlip()])
 INDICES = {
@@ -63,22 +62,40 @@ def test_native_threads_gather_any_indices():
 
 
 @pytest.mark.parametrize("name", INDICES)
-def test_zipped_parts_are_gathered_natively(name, monkeypatch):
-    """Rows with a constant step are views, other rows are copies, if these are small."""
+def test_zipped_parts_are_gathered_natively(name):
+    """If their rows have a constant step, and are a view of the source's."""
     indices = np.asarray(INDICES[name]).astype(int)
     images, records = ({k: arrays()[k]} for k in ("image", "record"))
     joined = jk.concat([{"label": arrays()["label"][:9]}, {"label": arrays()["label"][9:]}])
-    for limit in (2**28, 0):
-        monkeypatch.setattr(combined, "CONCATENATED_BYTES", limit)
-        source = jk.zip(Subset(images, indices), Subset(records, indices), joined)
-        pipe = jk.from_source(source, 2)
-        steps = set(np.diff(indices).tolist()) if len(indices) > 1 else {1}
-        is_view = len(steps) == 1 and 0 not in steps
-        assert is_native(pipe) == (limit > 0 or (is_view and len(indices) == 23))
-        found = epoch_of(pipe)
-        for field in ("image", "record"):
-            np.testing.assert_array_equal(column(found, field), arrays()[field][indices])
-        np.testing.assert_array_equal(column(found, "label"), arrays()["label"][: len(indices)])
+    pipe = jk.from_source(jk.zip(Subset(images, indices), Subset(records, indices), joined), 2)
+    steps = set(np.diff(indices).tolist()) if len(indices) > 1 else {1}
+    is_view = len(steps) == 1 and 0 not in steps
+    assert is_native(pipe) == (is_view and len(indices) == 23)
+    actual = epoch_of(pipe)
+    for field in ("image", "record"):
+        np.testing.assert_array_equal(column(actual, field), arrays()[field][indices])
+    np.testing.assert_array_equal(column(actual, "label"), arrays()["label"][: len(indices)])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_zipped_parts_are_read_when_they_are_delivered(workers):
+    x = np.arange(6.0)
+    source = jk.zip(Subset({"x": x}, [3, 1, 0, 5]), {"y": np.arange(4)})
+    pipe = jk.from_source(source, 2, num_workers=workers)
+    assert column(epoch_of(pipe), "x").tolist() == [3, 1, 0, 5]
+    x[:] = 7
+    assert column(epoch_of(pipe), "x").tolist() == [7] * 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_zip_of_repeated_pipelines(workers):
+    """The ids of records in the second turn are larger than the sources."""
+    x, y, z = (
+        jk.from_source({name: np.arange(size)}, 2, num_workers=workers)
+        for name, size in (("x", 6), ("y", 6), ("z", 15))
+    )
+    for pipe in (jk.zip(x >> Repeat(2), y >> Repeat(2)), jk.zip(x >> Repeat(2), z)):
+        assert column(epoch_of(pipe), "x").tolist() == [*range(6), *range(6)]
 
 
 def test_any_source_has_parts():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +15,6 @@ from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sources.as_source import as_source
 from jaxkern.pipeline.sources.source import (
-    CONCATENATED_BYTES,
     ArraySource,
     BatchSource,
     EncodedImages,
@@ -171,10 +169,13 @@ class JoinedSource(CombinedSource):
 
     def rows_of(self, records: np.ndarray) -> np.ndarray:
         rows = np.empty(len(records), np.int64)
-        starts = np.cumsum([0, *(_rows_in(source) for source in self.sources)])
         for source, inner, positions in self._split(records):
-            rows[positions] = starts[source] + self.sources[source].rows_of(inner)
+            rows[positions] = self._row_starts[source] + self.sources[source].rows_of(inner)
         return rows
+
+    @functools.cached_property
+    def _row_starts(self) -> np.ndarray:
+        return np.cumsum([0, *(_rows_in(source) for source in self.sources)])
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
         parts = [source.encoded_images() for source in self.sources]
@@ -241,11 +242,15 @@ class ZippedSource(CombinedSource):
         return merge_fields(known, self.names) if len(known) == len(specs) else None
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        return merge_fields([source.gather(records) for source in self.sources], self.names)
+        rows = self.rows_of(records)
+        return merge_fields([source.gather(rows) for source in self.sources], self.names)
 
     def check(self, records: np.ndarray) -> None:
         for source in self.sources:
-            source.check(records)
+            source.check(self.rows_of(records))
+
+    def rows_of(self, records: np.ndarray) -> np.ndarray:
+        return records % len(self)  # the ids of repeated records are larger
 
     def row_arrays(self) -> Mapping[str, np.ndarray | RowParts] | None:
         if self.names is not None:
@@ -267,29 +272,25 @@ class ZippedSource(CombinedSource):
         for source in self.sources:
             rows = source.rows_of(records)
             images = source.encoded_images()
-            parts.append({name: _select_images(each, rows) for name, each in images.items()})
+            parts.append({name: self._select(each, rows) for name, each in images.items()})
         return merge_fields(parts, None)
+
+    def _select(self, images: EncodedImages, rows: np.ndarray) -> EncodedImages:
+        ranges, size = images.ranges[rows], images.size[rows]
+        return dataclasses.replace(images, ranges=ranges, size=size, rows_of=self.rows_of)
 
 
 def _select_rows(array: np.ndarray | RowParts, rows: np.ndarray) -> np.ndarray | RowParts | None:
-    """Return rows of an array: a view if possible, a copy if it is small, otherwise None."""
+    """Return a view of rows of an array; None if that is not possible."""
     steps = np.diff(rows)
-    if len(rows) == len(array) and rows[0] == 0 and (steps == 1).all():
+    if len(rows) == len(array) and not rows[:1].any() and (steps == 1).all():
         return array
     if isinstance(array, np.ndarray) and len(rows) and (steps == steps[:1]).all():
         first, step = int(rows[0]), int(steps[0]) if len(steps) else 1
         stop = first + len(rows) * step
         if step:
             return array[first : None if stop < 0 else stop : step]
-    if math.prod((len(rows), *array.shape[1:])) * array.dtype.itemsize > CONCATENATED_BYTES:
-        return None
-    return array.take(rows) if isinstance(array, RowParts) else array[rows]
-
-
-def _select_images(images: EncodedImages, rows: np.ndarray) -> EncodedImages:
-    return dataclasses.replace(
-        images, ranges=images.ranges[rows], size=images.size[rows], rows_of=None
-    )
+    return None
 
 
 def merge_fields(batches: Sequence[Data], names: Sequence[str] | None) -> Data:
