@@ -113,8 +113,14 @@ class Epoch:
                 del self._shared[next(iter(self._shared))]
         with shared.lock:
             if shared.block is None:
-                shared.block = Blocks(self).block(vertex, batch)
+                shared.block = self.unmodified(vertex, Blocks(self).block(vertex, batch))
             return shared.block
+
+    def unmodified(self, vertex: Vertex, block: Block) -> Block:
+        """Return a block whose arrays the vertex will not modify for a later block."""
+        if vertex.node.fresh or vertex.node.sequential or vertex in self.plan.compiled:
+            return block
+        return block._replace(data=jax.tree.map(np.array, row.on_host(block.data)))
 
     def open_flow(self, vertex: Vertex, position: Any) -> Flow:
         """Return the batches of a sequential vertex from a position on.
@@ -264,6 +270,7 @@ class _UpstreamRows(_Section):
     def make(self, claim: tuple[int, Any], slot: Any) -> Any:
         index, pulled = claim
         block = Blocks(self._epoch, pulled).block(self._vertices[0], index)
+        block = self._epoch.unmodified(self._vertices[0], block)
         try:
             return self._node.rows(Block(row.on_host(block.data), block.records))
         except BaseException as error:

@@ -61,7 +61,7 @@ class PipelineIterator(Iterator[Data]):
         self._lock = threading.RLock()
         #: the number of batches, if known
         self._batches: int | None = None
-        self._start(0, None)
+        self._start(0, None, self._open(plan, epoch, 0, None))
 
     @property
     def epoch(self) -> int:
@@ -117,11 +117,12 @@ class PipelineIterator(Iterator[Data]):
         start = read_states(plan, states) if states is state else read_state(plan, states[0])
         if start.pending is not None:
             plan = plan.with_pending(start.pending)
+        opened = self._open(plan, start.epoch, start.batch, start.position)
         self.close()  # before locking, because a thread that waits for a batch holds the lock
         with self._lock:
             self.close()
             self._plan, self._epoch = plan, start.epoch
-            self._start(start.batch, start.position)
+            self._start(start.batch, start.position, opened)
             if start.finished:
                 self._batches = start.batch
             self._on_resume(start.epoch)
@@ -182,7 +183,19 @@ class PipelineIterator(Iterator[Data]):
         for closing in list(self._finalizers):
             closing()
 
-    def _start(self, batch: int, position: dict[str, Any] | None) -> None:
+    def _open(
+        self, plan: PipelinePlan, epoch: int, batch: int, position: dict[str, Any] | None
+    ) -> tuple[Epoch, WorkItems | None]:
+        """Return the epoch and, if they are read in order, its batches from one on."""
+        run = Epoch(plan, epoch, self._tuning.workers, self._tuning.ahead)
+        return run, WorkItems(run, batch, position) if plan.last_sequential is not None else None
+
+    def _start(
+        self,
+        batch: int,
+        position: dict[str, Any] | None,
+        opened: tuple[Epoch, WorkItems | None],
+    ) -> None:
         self._delivered = batch  # number of batches that are delivered
         self._made: int = batch  # number of batches that were returned or are in `_ready`
         self._position = position
@@ -190,12 +203,10 @@ class PipelineIterator(Iterator[Data]):
         layout = self._plan.layout
         self._batches = layout.batches if layout.known else None
         self._ready: deque[Item] = deque()  # values are (batch, number of unreadable records)
-        self._run = Epoch(self._plan, self._epoch, self._tuning.workers, self._tuning.ahead)
+        self._run, self._items = opened
         self._engine: Engine | NativeEngine | None = None
         self._finalizers: list[weakref.finalize[Any, Any]] = []
-        self._items: WorkItems | None = None
-        if self._plan.last_sequential is not None:
-            self._items = WorkItems(self._run, batch, position)
+        if self._items is not None:
             self._finalizers.append(weakref.finalize(self, self._items.stop))
         self._end_position: dict[str, Any] | None = None
         self._closed = False

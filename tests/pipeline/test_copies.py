@@ -17,7 +17,7 @@ from support.errors import raises
 import jaxkern as jk
 from jaxkern.core.arrays import aligned_array
 from jaxkern.image import Ragged
-from jaxkern.pipeline import ArraySource, BatchSource, program
+from jaxkern.pipeline import ArraySource, BatchSource, Filter, Rebatch, Window, program
 from jaxkern.pipeline.engine import Engine, ItemSource
 
 
@@ -84,6 +84,33 @@ def test_others_are_copied_once_and_by_the_workers(monkeypatch):
     assert buffers[0] == threading.current_thread().name
     assert len(buffers) == 6
     assert all(name.startswith("jaxkern-pipeline-") for name in buffers[1:])
+
+
+class ReusedBuffer(BatchSource):
+    """Batches of a thread share one array, as `fresh` allows."""
+
+    fresh = False
+
+    def __init__(self):
+        self.threads = threading.local()
+
+    def __len__(self):
+        return 24
+
+    def gather(self, records, out=None):
+        if not hasattr(self.threads, "buffer"):
+            self.threads.buffer = np.empty(2, np.int64)
+        buffer = self.threads.buffer[: len(records)]
+        buffer[...] = records
+        return {"x": buffer}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("node", [Rebatch(3), Filter(lambda record: True), Window(2)], ids=str)
+def test_rows_are_cut_from_copies_of_a_reused_buffer(node, workers):
+    batches = list(jk.from_source(ReusedBuffer(), 2, num_workers=workers) >> node)
+    rows = np.concatenate([np.ravel(batch["x"]) for batch in batches])
+    assert rows.tolist() == list(range(24))
 
 
 def test_a_gather_of_its_own_is_not_fresh_unless_it_says_so():

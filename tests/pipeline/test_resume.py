@@ -148,3 +148,14 @@ def test_another_number_of_shards_resumes_between_epochs():
         assert pipe.epoch == 1
         seen += [int(r) for batch in pipe for r in batch["record"]]
     assert sorted(seen) == list(range(23))
+
+
+def test_a_rejected_position_leaves_the_iterator_unchanged():
+    source = {"x": np.arange(12)}
+    running = iter(jk.from_source(source, 2) >> jk.pipeline.Filter(lambda record: True))
+    assert next(running)["x"].tolist() == [0, 1]
+    state = running.get_state()
+    with raises(ValueError, "position", "Filter"):
+        running.set_state({**state, "position": {"at": "x"}})
+    assert running.get_state() == state
+    assert next(running)["x"].tolist() == [2, 3]
