@@ -117,6 +117,19 @@ def test_native_threads_name_them_too(folders, part):
     assert all(str(path) in text for path, text in failed)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_sources_that_are_combined_name_them(folders, workers):
+    _, damaged, bad = folders
+    first, second, zipped = (masked(damaged) for _ in range(3))
+    numbers = {"number": np.arange(14)}
+    for source in (jk.concat([first, second]), jk.zip(zipped, numbers)):
+        batches = iter(jk.from_source(source, 4, num_workers=workers) >> SIZE)
+        epoch_of(batches)
+        assert batches.bad_records == len(bad) * len(source) // 14
+    for each in (first, second, zipped):
+        assert sorted(record for _, record in each.bad_images) == sorted(bad)
+
+
 def test_rows_are_zeros_of_the_headers_size(folders):
     _, damaged, bad = folders
     source = masked(damaged)

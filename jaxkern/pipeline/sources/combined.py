@@ -153,6 +153,22 @@ class JoinedSource(CombinedSource):
             positions = np.flatnonzero(sources == source)
             yield source, inner[positions] - self._starts[source], positions
 
+    def name_of(self, record: int) -> str:
+        source, inner = self._one(record)
+        return source.name_of(inner)
+
+    def encoded_bytes(self, field: str, record: int) -> bytes | None:
+        source, inner = self._one(record)
+        return source.encoded_bytes(field, inner)
+
+    def _one(self, record: int) -> tuple[BatchSource, int]:
+        ((source, inner, _),) = self._split(np.array([record]))
+        return self.sources[source], int(inner[0])
+
+    def note_masked(self, records: np.ndarray) -> None:
+        for source, inner, _ in self._split(records):
+            self.sources[source].note_masked(inner)
+
     def check(self, records: np.ndarray) -> None:
         for source, inner, _ in self._split(records):
             self.sources[source].check(inner)
@@ -244,6 +260,18 @@ class ZippedSource(CombinedSource):
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         rows = self.rows_of(records)
         return merge_fields([source.gather(rows) for source in self.sources], self.names)
+
+    def name_of(self, record: int) -> str:
+        names = (source.name_of(record % len(self)) for source in self.sources)
+        return next(filter(None, names), "")
+
+    def encoded_bytes(self, field: str, record: int) -> bytes | None:
+        stored = (source.encoded_bytes(field, record % len(self)) for source in self.sources)
+        return next((data for data in stored if data is not None), None)
+
+    def note_masked(self, records: np.ndarray) -> None:
+        for source in self.sources:
+            source.note_masked(self.rows_of(records))
 
     def check(self, records: np.ndarray) -> None:
         for source in self.sources:
