@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import copy
 import functools
 import heapq
@@ -63,6 +64,7 @@ class StreamNode(SequentialNode):
         self.once = not reopened and (resume == "count" or _state_methods(iterable) is None)
         # Copies of the node share these.
         self._lock = threading.Lock()
+        self.reading = threading.Lock()  # held while a record of a reused iterable is read
         self._epochs: list[int] = []  # epochs for which the iterable was opened
         self._initial: list[Any] = []  # the state that the iterable had before it was read
 
@@ -153,6 +155,10 @@ class _StreamRecords(ItemSource):
         self._errors = 0
         self._iterator: Iterator[Any] | None = None
         self._methods: tuple[Callable[[], Any], Callable[[Any], Any]] | None = None
+        # A later iteration sets the state of the same object, after this one has read a record.
+        is_reused = not callable(node.iterable)
+        self._reading: Any = node.reading if is_reused else contextlib.nullcontext()
+        self._stopped = False
         self._records: list[tuple[int, Data]] = []  # records of the next item
         self._failure: Exception | None = None  # raised after the records before it
         self._at = position or {"position": 0}
@@ -201,6 +207,10 @@ class _StreamRecords(ItemSource):
             return None
         return _Records(np.array([n for n, _ in records]), [fields for _, fields in records])
 
+    def stop(self) -> None:
+        """Read no more records; idempotent, in any thread."""
+        self._stopped = True
+
     def release(self) -> None:
         """Close a generator, so that it releases its resources."""
         iterator, self._iterator = self._iterator, iter(())
@@ -211,11 +221,14 @@ class _StreamRecords(ItemSource):
 
     def _read(self) -> bool:
         """Read one record of the stream; return False at its end."""
-        if self._iterator is None:
-            self._iterator = iter(())  # stays empty if the stream cannot be opened
-            self._iterator = self._open()
         try:
-            record = next(self._iterator)
+            with self._reading:
+                if self._stopped:
+                    return False
+                if self._iterator is None:
+                    self._iterator = iter(())  # stays empty if the stream cannot be opened
+                    self._iterator = self._open()
+                record = next(self._iterator)
         except StopIteration:
             if self._next < self._skip:
                 raise ValueError(

@@ -319,6 +319,25 @@ def test_a_generator_ends_after_its_error():
             assert sorted(i for o in found if o != "broke" for i in o) == list(range(10))
 
 
+class SlowGrainIterator(GrainIterator):
+    def __next__(self):
+        time.sleep(0.01)  # so that an iteration ends while a record is read
+        return super().__next__()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_new_iteration_waits_for_the_reader_of_the_old_one(workers):
+    """Both read the same object."""
+    pipe = jk.from_stream(SlowGrainIterator(), 4, num_workers=workers)
+    for _ in pipe:
+        break
+    assert ids(pipe) == list(range(RECORDS))
+    batches = iter(pipe)
+    assert ids([next(batches), next(batches)]) == list(range(8))
+    batches.set_state(batches.get_state())
+    assert ids(batches) == list(range(8, RECORDS))
+
+
 def test_an_iterator_is_read_in_one_epoch():
     pipe = jk.from_stream(numbers(), 4)
     with raises(RuntimeError, "once"):
