@@ -106,7 +106,11 @@ class ReusedBuffer(BatchSource):
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("node", [Rebatch(3), Filter(lambda record: True), Window(2)], ids=str)
+@pytest.mark.parametrize(
+    "node",
+    [Rebatch(3), Filter(lambda record: True), Window(2)],
+    ids=["rebatch", "filter", "window"],
+)
 def test_rows_are_cut_from_copies_of_a_reused_buffer(node, workers):
     batches = list(jk.from_source(ReusedBuffer(), 2, num_workers=workers) >> node)
     rows = np.concatenate([np.ravel(batch["x"]) for batch in batches])
