@@ -434,7 +434,7 @@ class NativeEngine:
 
 
 def first_item(plan: PipelinePlan) -> WorkItem:
-    """Return a work item of a full batch; read the first batch if there is none yet."""
+    """Return a work item of a full batch; read the first batch if necessary."""
     if plan.first is not None:
         return plan.first
     once = next((vertex.node for vertex in plan.vertices if vertex.node.once), None)
