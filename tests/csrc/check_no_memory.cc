@@ -251,6 +251,8 @@ void ring_without_memory() {
         expect(counts.filling == 0 && counts.ready == 0, "a slot is lost", where);
         expect(counts.held == 0, "a unit of capacity is lost", where);
         expect(counts.batches == 6 && counts.failures == 3, "miscounted", where);
+        // The thread of `end_in_waiter` keeps the ring until it has finished.
+        expect(join_waiters(soon()), "a thread did not finish", where);
         expect(g_blocks <= 2 * (kCapacity + 4), "blocks are lost", where);
         std::vector<Slot> slots(kCapacity);
         for (Slot& slot : slots) {
