@@ -86,7 +86,9 @@ def test_licences_of_all_that_is_bundled():
     }
     if list(PACKAGE.glob("_cuda*.so")):
         phrases["LICENSE-cuda-runtime"] = "NVIDIA"
-    assert {name for name, text in licences.items() if phrases.get(name, name) in text} == set(phrases)
+    assert {name for name, text in licences.items() if phrases.get(name, name) in text} == set(
+        phrases
+    )
 
 
 def test_cuda_module_carries_its_runtime():

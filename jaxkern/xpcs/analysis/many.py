@@ -389,7 +389,9 @@ def _engine(
     except ModuleNotFoundError as error:
         if error.name not in ("dask", "distributed"):
             raise
-        raise ImportError("dask.distributed is required: pip install 'jaxkern-native[dask]'") from error
+        raise ImportError(
+            "dask.distributed is required: pip install 'jaxkern-native[dask]'"
+        ) from error
     return dask_engine.open_engine(engine, scheduler, workers)
 
 
