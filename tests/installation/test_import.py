@@ -46,5 +46,6 @@ def test_another_distribution_in_the_same_folder_is_an_error(tmp_path, replaced)
     (tmp_path / "jaxkern-0.0.5.dist-info").mkdir()
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "ImportError" in done.stderr and "jaxkern-0.0.5" in done.stderr
+    assert "ImportError" in done.stderr
+    assert "jaxkern-0.0.5" in done.stderr
     assert "pip uninstall jaxkern jaxkern-native" in done.stderr
