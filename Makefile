@@ -57,7 +57,7 @@ train-tokens: install
 test: EXTRA = test
 test: install
 	mkdir -p build/outside
-	cd build/outside && JAXKERN_REQUIRE=$(JAXKERN_REQUIRE) JAXKERN_EXPECT_ABI=0.3 \
+	cd build/outside && JAXKERN_REQUIRE=$(JAXKERN_REQUIRE) \
 		$(PYTEST) -n 2 --dist loadfile $(addprefix $(CURDIR)/tests/,$(TESTS)) $(TESTFLAGS)
 
 # Tests marked `slow`, many of which are in one file; and all tests.
@@ -175,6 +175,7 @@ install: $(WHEELS)/installed
 $(WHEELS)/installed: $(VENV)/bin/python $(SOURCES)
 	rm -rf $(WHEELS)
 	$(BIN)/python -m pip wheel -q --no-deps -w $(WHEELS) .
+	$(BIN)/python -m pip uninstall -q -y jaxkern 2>&1 | grep -v 'not installed' || true  # its old name
 	$(BIN)/python -m pip install -q --no-deps --force-reinstall $(WHEELS)/*.whl
 	touch $@
 
