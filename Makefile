@@ -165,6 +165,10 @@ docs: install
 	cd build/outside && XLA_FLAGS=--xla_force_host_platform_device_count=4 \
 		$(PYTEST) --doctest-modules --pyargs jaxkern $(TESTFLAGS)
 
+# The wheels and the sdist of a release, built by zig: WHEELFLAGS="x86_64".
+wheels:
+	PYTHON=$(PYTHON) .ci/wheels $(WHEELFLAGS)
+
 clean:
 	rm -rf build dist wheelhouse .venv .venv-* demo-output
 
