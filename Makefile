@@ -20,7 +20,7 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu')
 
 .PHONY: demo figures-images figures-xpcs train train-tokens test test-slow test-all test-huggingface test-torchvision xpcs-peers \
-	xpcs-peers-environment train-check bench bench-all bench-ops bench-streaming bench-native bench-peers bench-correlators profile gpu-check gpu-wheel lint docs clean install
+	xpcs-peers-environment train-check bench bench-all bench-ops bench-streaming bench-native bench-peers bench-correlators profile gpu-check gpu-wheel lint docs clean install wheels
 
 demo: EXTRA = demo
 demo: install
