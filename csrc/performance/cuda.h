@@ -6,9 +6,9 @@
 
 namespace jaxkern::performance {
 
-// Bytes per second of load, store and copy (bytes read plus bytes written), operations per second of
-// fma_f32 and fma_f64, the size of the L2 cache, and the size of the streamed buffers. No class of the
-// standard library: CUDA code and its callers may be compiled with different ones.
+// Bytes per second of load, store and copy (bytes read plus bytes written), operations per second
+// of fma_f32 and fma_f64, the size of the L2 cache, and the size of the streamed buffers. No class
+// of the standard library: CUDA code and its callers may be compiled with different ones.
 struct DeviceRates {
   double load = 0, store = 0, copy = 0, fma_f32 = 0, fma_f64 = 0, cache_bytes = 0, buffer_bytes = 0;
 };
