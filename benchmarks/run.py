@@ -28,8 +28,9 @@ SCRIPTS = (
     "ring_batches", "file_batches", "open_files", "packed_files", "token_packing", "mixtures",
     "chosen_workers", "xpcs_kernels", "xpcs_fits", "xpcs_errors", "xpcs_fit_checks",
     "xpcs_streaming", "xpcs_correlators", "xpcs_growth", "xpcs_cpu",
-    "damaged_files",
+    "damaged_files", "instructions",
 )  # fmt: skip
+EMULATION = ("aarch64-linux-gnu-g++", "qemu-aarch64", "qemu-x86_64", "cmake")
 
 
 def script(name: str, *arguments: str) -> list[str]:
@@ -62,6 +63,8 @@ def run(name: str, quick: bool) -> tuple[str, list[str]]:
         return "skipped", ["Skipped: JAX has no GPU here."]
     if name.startswith("native") and not shutil.which("cmake"):
         return "skipped", ["Skipped: cmake is not installed."]
+    if name == "instructions" and not all(map(shutil.which, EMULATION)):
+        return "skipped", [f"Skipped: needs {', '.join(EMULATION)}."]
     start, (*before, last) = time.time(), STEPS[name]
     shorter = ["--rounds", "5"] if name == "ops" else ["--quick"]
     for command in [*before, [*last, *(shorter if quick else ())]]:
