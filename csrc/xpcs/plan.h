@@ -77,6 +77,7 @@ struct MatrixWork {
   double contrast = 0, offset = 0;
   void* out = nullptr;  // [n, n]
   bool single = false;  // `out` is float, not double
+  bool streaming = false;  // all results leave the caches before they are read (core/streaming.h)
   Reals data;           // [n, n]: data, or a cotangent
   // Tangents, [n + kPadding] each, or null.
   const double* tangent_a = nullptr;
