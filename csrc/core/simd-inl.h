@@ -126,15 +126,15 @@ inline void transpose(const double* from, int64_t from_pitch, int64_t rows, int6
       const double* corner = from + i * from_pitch + j;
       const Doubles r0 = load(corner), r1 = load(corner + from_pitch);
       const Doubles r2 = load(corner + 2 * from_pitch), r3 = load(corner + 3 * from_pitch);
-      const Doubles even01 = __builtin_shuffle(r0, r1, Mask{0, 4, 2, 6});
-      const Doubles odd01 = __builtin_shuffle(r0, r1, Mask{1, 5, 3, 7});
-      const Doubles even23 = __builtin_shuffle(r2, r3, Mask{0, 4, 2, 6});
-      const Doubles odd23 = __builtin_shuffle(r2, r3, Mask{1, 5, 3, 7});
+      const Doubles even01 = __builtin_shufflevector(r0, r1, 0, 4, 2, 6);
+      const Doubles odd01 = __builtin_shufflevector(r0, r1, 1, 5, 3, 7);
+      const Doubles even23 = __builtin_shufflevector(r2, r3, 0, 4, 2, 6);
+      const Doubles odd23 = __builtin_shufflevector(r2, r3, 1, 5, 3, 7);
       double* turned = to + j * to_pitch + i;
-      store(turned, __builtin_shuffle(even01, even23, Mask{0, 1, 4, 5}));
-      store(turned + to_pitch, __builtin_shuffle(odd01, odd23, Mask{0, 1, 4, 5}));
-      store(turned + 2 * to_pitch, __builtin_shuffle(even01, even23, Mask{2, 3, 6, 7}));
-      store(turned + 3 * to_pitch, __builtin_shuffle(odd01, odd23, Mask{2, 3, 6, 7}));
+      store(turned, __builtin_shufflevector(even01, even23, 0, 1, 4, 5));
+      store(turned + to_pitch, __builtin_shufflevector(odd01, odd23, 0, 1, 4, 5));
+      store(turned + 2 * to_pitch, __builtin_shufflevector(even01, even23, 2, 3, 6, 7));
+      store(turned + 3 * to_pitch, __builtin_shufflevector(odd01, odd23, 2, 3, 6, 7));
     }
   }
 #else

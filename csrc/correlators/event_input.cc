@@ -5,10 +5,7 @@
 #include <limits>
 #include <stdexcept>
 
-#ifdef __linux__
-#include <sys/mman.h>
-#include <unistd.h>
-#endif
+#include "core/platform.h"
 
 namespace jaxkern::correlators {
 namespace {
@@ -126,16 +123,7 @@ int32_t most_count_bits(const EventInput& input) {
 
 void release_events(const EventInput& input, int64_t first, int64_t count) {
   if (!input.mapped || input.words == nullptr) return;
-#ifdef __linux__
-  const char* const from = input.words + 8 * first;
-  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const uintptr_t begin = (reinterpret_cast<uintptr_t>(from) + page - 1) / page * page;
-  const uintptr_t end = (reinterpret_cast<uintptr_t>(from) + 8 * count) / page * page;
-  if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
-#else
-  (void)first;
-  (void)count;
-#endif
+  release_file_pages(input.words + 8 * first, static_cast<size_t>(8 * count));
 }
 
 }  // namespace jaxkern::correlators

@@ -264,15 +264,14 @@ struct StripLevel {
 
   void read_history() const {
     for (int64_t i = 0; i < kept(); ++i) {  // sum before - kept + i, which shares its row
-      const Narrow* const from = history(before + i);
-      std::copy(from, from + kStrip, rows.sums + i * kStrip);
+      memcpy(rows.sums + i * kStrip, history(before + i), kStrip * sizeof(Row));
     }
     std::fill_n(rows.sums + (kept() + count) * kStrip, kStrip, Row{0});
   }
 
   void write_history() const {
     for (int64_t r = std::max<int64_t>(0, count - kept()); r < count; ++r) {
-      std::copy(sum(r), sum(r) + kStrip, history(before + r));
+      memcpy(history(before + r), sum(r), kStrip * sizeof(Row));
     }
   }
 

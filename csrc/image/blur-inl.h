@@ -24,12 +24,13 @@ inline Doubles load_doubles(const Element* from) {
   typedef int32_t NarrowInts __attribute__((vector_size(4 * kDoubles)));
   if constexpr (sizeof(Element) == 4) {
     return __builtin_convertvector(*reinterpret_cast<const Narrow*>(from), Doubles);
-  } else if constexpr (kDoubles == 8) {
-    const __m256i ints = _mm256_cvtepu8_epi32(_mm_loadu_si64(from));
-    return __builtin_convertvector((NarrowInts)ints, Doubles);
   } else {
-    const __m128i ints = _mm_cvtepu8_epi32(_mm_loadu_si32(from));
-    return __builtin_convertvector((NarrowInts)ints, Doubles);
+#if defined(__AVX512F__)
+    const auto ints = (NarrowInts)_mm256_cvtepu8_epi32(_mm_loadu_si64(from));
+#else
+    const auto ints = (NarrowInts)_mm_cvtepu8_epi32(_mm_loadu_si32(from));
+#endif
+    return __builtin_convertvector(ints, Doubles);
   }
 #else
   Doubles all = {};

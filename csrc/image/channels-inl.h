@@ -27,17 +27,16 @@ constexpr bool kHasShuffles = false;
 // Expands packed 3-byte pixels to one word each. The fourth byte of a word is arbitrary.
 template <size_t... k, size_t... b>
 inline Words32 unpack_rgb(Words32 x, std::index_sequence<k...>, std::index_sequence<b...>) {
-  x = __builtin_shuffle(x, Words32{(k / 4 * 3 + k % 4)...});
-  return (Words32)__builtin_shuffle(
-      (WordBytes)x, WordBytes{static_cast<uint8_t>(b / 16 * 16 + b % 16 / 4 * 3 + b % 4 % 3)...});
+  x = __builtin_shufflevector(x, x, (k / 4 * 3 + k % 4)...);
+  return (Words32)__builtin_shufflevector((WordBytes)x, (WordBytes)x,
+                                          (b / 16 * 16 + b % 16 / 4 * 3 + b % 4 % 3)...);
 }
 // Packs the low three bytes of each word without gaps.
 template <size_t... k, size_t... b>
 inline Words32 pack_rgb(Words32 x, std::index_sequence<k...>, std::index_sequence<b...>) {
-  x = (Words32)__builtin_shuffle(
-      (WordBytes)x,
-      WordBytes{static_cast<uint8_t>(b / 16 * 16 + b % 16 % 12 / 3 * 4 + b % 16 % 3)...});
-  return __builtin_shuffle(x, Words32{(k / 3 % 4 * 4 + k % 3)...});
+  x = (Words32)__builtin_shufflevector((WordBytes)x, (WordBytes)x,
+                                       (b / 16 * 16 + b % 16 % 12 / 3 * 4 + b % 16 % 3)...);
+  return __builtin_shufflevector(x, x, (k / 3 % 4 * 4 + k % 3)...);
 }
 
 using WordIndices = std::make_index_sequence<kSingles>;
@@ -150,7 +149,11 @@ inline void store_wide(void* to, Wide x) { memcpy(to, &x, sizeof x); }
 // intrinsics.
 typedef int32_t WideInts __attribute__((vector_size(kWideBytes)));
 inline Wide permute_wide(Wide x, Wide indices) {
-  return (Wide)__builtin_shuffle((WideInts)x, (WideInts)indices);
+#if defined(__AVX512BW__)
+  return _mm512_maskz_permutexvar_epi32(0xffff, indices, x);
+#else
+  return _mm256_permutevar8x32_epi32(x, indices);
+#endif
 }
 inline WideFloats floats_of(Wide ints) {
   return (WideFloats) __builtin_convertvector((WideInts)ints, WideFloats);

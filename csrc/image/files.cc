@@ -13,6 +13,7 @@
 #include <system_error>
 #include <thread>
 
+#include "core/platform.h"
 #include "image/jpeg.h"
 
 namespace jaxkern::image {
@@ -72,8 +73,7 @@ void for_each(size_t count, int threads, const std::function<void(size_t)>& body
 }
 
 FileStamp stamp_of(const struct stat& status) {
-  return {static_cast<int64_t>(status.st_size),
-          static_cast<int64_t>(status.st_mtim.tv_sec) * 1'000'000'000 + status.st_mtim.tv_nsec};
+  return {static_cast<int64_t>(status.st_size), modified_ns(status)};
 }
 
 ImageSize jpeg_size(const uint8_t* data, size_t size) {

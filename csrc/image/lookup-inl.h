@@ -21,11 +21,14 @@ struct WideTable {
   explicit WideTable(const uint8_t* level) { memcpy(part, level, sizeof part); }
   WideTable() = default;
 
+  static Words look_up_pair(Words a, Words b, Words at) {
+    return (Words)_mm512_permutex2var_epi16((__m512i)a, (__m512i)at, (__m512i)b);
+  }
   // Looks up words below 256.
   Words operator()(Words at) const {
     const Words pair = at >> 1;  // a shuffle ignores the high bits of its indices
-    const Words low = __builtin_shuffle(part[0], part[1], pair);
-    const Words high = __builtin_shuffle(part[2], part[3], pair);
+    const Words low = look_up_pair(part[0], part[1], pair);
+    const Words high = look_up_pair(part[2], part[3], pair);
     return ((at >= 128 ? high : low) >> ((at & 1) << 3)) & 255;
   }
 };

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/platform.h"
 #include "performance/levels.h"
 
 namespace jaxkern::performance {
@@ -28,9 +29,7 @@ class Pages {
     void* memory =
         mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
-#if defined(MADV_HUGEPAGE)
-    madvise(memory, bytes_, MADV_HUGEPAGE);  // optional, so errors are ignored
-#endif
+    use_huge_pages(memory, bytes_);
     data_ = static_cast<char*>(memory);
   }
   ~Pages() { munmap(data_, bytes_); }

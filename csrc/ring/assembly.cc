@@ -33,6 +33,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/platform.h"
 #include "core/streaming.h"
 #include "ring/memory.h"
 
@@ -288,7 +289,7 @@ void Assembly::State::make_part(std::unique_lock<std::mutex>& lock) {
 }
 
 void Assembly::State::serve() {
-  (void)pthread_setname_np(pthread_self(), kThreadName);
+  name_this_thread(kThreadName);
   std::unique_lock<std::mutex> lock(mutex);
   for (;;) {
     // A thread without a job also waits for batches that other threads are beginning, to help with

@@ -25,6 +25,8 @@
 #include <thread>
 #include <unordered_map>
 
+#include "core/platform.h"
+
 namespace jaxkern::ring {
 namespace {
 
@@ -49,12 +51,6 @@ constexpr std::chrono::microseconds kSpinTime(50);
 constexpr int kMaxCredit = 4;
 constexpr uint32_t kProbePeriod = 64;
 
-inline void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
-
 // The mutex is held for less than 1 us, so spinning is cheaper than sleeping.
 constexpr int kLockSpins = 100;
 
@@ -66,7 +62,7 @@ bool multicore() {
 void spin_then_lock(std::unique_lock<std::mutex>& lock) {
   for (int i = 0; i < kLockSpins && multicore(); ++i) {
     if (lock.try_lock()) return;
-    pause();
+    spin_pause();
   }
   lock.lock();
 }
@@ -86,7 +82,7 @@ bool wait(std::condition_variable& condition, std::unique_lock<std::mutex>& lock
   while (!done && spins && Clock::now() < sleep) {
     const uint32_t seen = changes.load(std::memory_order_relaxed);
     lock.unlock();
-    while (changes.load(std::memory_order_relaxed) == seen && Clock::now() < sleep) pause();
+    while (changes.load(std::memory_order_relaxed) == seen && Clock::now() < sleep) spin_pause();
     spin_then_lock(lock);
     done = ready();
   }

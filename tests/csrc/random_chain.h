@@ -119,7 +119,7 @@ inline Case random_case(uint64_t seed, const Limits& limits) {
   c.plan.layout = static_cast<Layout>(random.integer(0, 1));
   c.height = some_size(random, limits.size);
   c.width = some_size(random, limits.width ? limits.width : limits.size);
-  int32_t height = c.height, width = c.width, erasures = 0;
+  int32_t height = c.height, width = c.width;
   for (int32_t s = 0; s < c.plan.segments; ++s) {
     Segment& segment = c.plan.segment[s];
     const bool last = s == c.plan.segments - 1;
@@ -152,7 +152,6 @@ inline Case random_case(uint64_t seed, const Limits& limits) {
       for (int32_t v = 0; v < c.plan.channels; ++v)
         c.erase_value.push_back(random.real(0.f, 255.f));
     }
-    erasures += segment.erasures;
     height = segment.height;
     width = segment.width;
   }

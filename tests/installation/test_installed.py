@@ -33,7 +33,7 @@ def test_package_under_test_is_the_installed_one():
 
 def test_extension_headers_marker_and_stub_are_there():
     headers = {p.name for p in (PACKAGE / "include" / "jaxkern" / "core").iterdir()}
-    assert headers >= {"ffi.h", "huge_pages.h", "module.h", "batch.h", "parallel.h"}
+    assert headers >= {"ffi.h", "huge_pages.h", "platform.h", "module.h", "batch.h", "parallel.h"}
     assert (PACKAGE / "py.typed").exists()
     tree = ast.parse((PACKAGE / "_cpu.pyi").read_text())
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
