@@ -9,6 +9,7 @@ TESTS ?= .
 JAXKERN_REQUIRE ?= cpu
 TRAINFLAGS ?=
 BENCHFLAGS ?=
+GPUFLAGS ?=
 BIN := $(CURDIR)/$(VENV)/bin
 WHEELS := build/wheels-$(notdir $(VENV))
 # Includes folders, whose modification time changes when a file is added or removed.
@@ -19,7 +20,7 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu')
 
 .PHONY: demo figures-images figures-xpcs train train-tokens test test-slow test-all test-huggingface test-torchvision xpcs-peers \
-	xpcs-peers-environment train-check bench bench-all bench-ops bench-streaming bench-native bench-peers bench-correlators bench-freethreaded profile freethreaded gpu-check lint docs clean install
+	xpcs-peers-environment train-check bench bench-all bench-ops bench-streaming bench-native bench-peers bench-correlators bench-freethreaded profile freethreaded gpu-check gpu-wheel lint docs clean install
 
 demo: EXTRA = demo
 demo: install
@@ -56,7 +57,7 @@ train-tokens: install
 test: EXTRA = test
 test: install
 	mkdir -p build/outside
-	cd build/outside && JAXKERN_REQUIRE=$(JAXKERN_REQUIRE) JAXKERN_EXPECT_ABI=0.3 \
+	cd build/outside && JAXKERN_REQUIRE=$(JAXKERN_REQUIRE) \
 		$(PYTEST) -n 2 --dist loadfile $(addprefix $(CURDIR)/tests/,$(TESTS)) $(TESTFLAGS)
 
 # Tests marked `slow`, many of which are in one file; and all tests.
@@ -145,8 +146,14 @@ freethreaded:
 bench-freethreaded:
 	.venv-freethreaded/bin/python -P benchmarks/free_threads.py $(BENCHFLAGS)
 
+# On a machine with a GPU: GPUFLAGS="--wheel build/gpu-wheel/*.whl" installs a wheel instead of building.
 gpu-check:
-	benchmarks/gpu-check
+	benchmarks/gpu-check $(GPUFLAGS)
+
+# A wheel for `gpu-check`: CUDA_ARCHITECTURES=90-real builds for an H100 or H200 only.
+gpu-wheel: $(VENV)/bin/python
+	$(BIN)/python -m pip wheel -q --no-deps -w build/gpu-wheel -Ccmake.define.JAXKERN_CUDA=ON \
+		$(if $(CUDA_ARCHITECTURES),-Ccmake.define.CMAKE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)") .
 
 lint: $(VENV)/bin/python
 	$(BIN)/python -m pip install -q -r .ci/lint.txt
@@ -175,6 +182,7 @@ install: $(WHEELS)/installed
 $(WHEELS)/installed: $(VENV)/bin/python $(SOURCES)
 	rm -rf $(WHEELS)
 	$(BIN)/python -m pip wheel -q --no-deps -w $(WHEELS) .
+	$(BIN)/python -m pip uninstall -q -y jaxkern 2>&1 | grep -v 'not installed' || true  # its old name
 	$(BIN)/python -m pip install -q --no-deps --force-reinstall $(WHEELS)/*.whl
 	touch $@
 

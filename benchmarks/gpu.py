@@ -1,24 +1,29 @@
 """The CUDA kernels compared with the CPU kernels and with pure JAX on the GPU.
 
-    python benchmarks/gpu.py image|xpcs            # prints, and writes benchmarks/results/
-    python benchmarks/gpu.py image|xpcs --quick    # small, on the CPU; writes no results
+    python benchmarks/gpu.py               # values and times of every op
+    python benchmarks/gpu.py --values      # values only, of small operands
+    python benchmarks/gpu.py --dry-run     # small operands, with the CPU in place of the GPU
+    python benchmarks/gpu.py --expected    # the computed times alone; needs no GPU
 
-Each arm is one compiled program on operands that together are larger than the GPU's cache. Programs
-are enqueued back to back and waited for at the end of a turn. Values are compared first. Bytes are
-a lower bound: the source pixels inside the boxes or each matrix once (of symmetric=True the upper
-half), and the output. XPCS points are those that count, including mirrored ones.
+`make gpu-check` runs it and writes the results. Each arm is one compiled program on operands that
+together are larger than the GPU's cache. Programs are enqueued back to back and waited for at the
+end of a turn. Values are compared first; a case that fails does not end the run. Bytes are a lower
+bound: the source pixels inside the boxes or each matrix once (of symmetric=True the upper half),
+and the output. The expected time is the longer of the bytes at the memory rate of an H200 and the
+float64 instructions at its rate.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import harness
-import image_augment
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +33,9 @@ import jaxkern as jk
 from jaxkern.benchmarking import compare
 
 SIDE, SIZE = 256, 224
+NORMALIZE = jk.image.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+# Of an H200, per second: bytes, and float64 instructions (34 TFLOP/s of multiply-adds).
+MEMORY, FLOAT64 = 4.8e12, 17e12
 
 
 @dataclasses.dataclass
@@ -37,6 +45,7 @@ class Case:
     Attributes:
       moved: bytes that a call reads and writes.
       tolerance: largest difference, as a fraction of the largest value.
+      float64: float64 instructions of a call, estimated from the arithmetic of a point.
     """
 
     name: str
@@ -44,6 +53,12 @@ class Case:
     sets: list[Any]
     moved: int
     tolerance: float
+    float64: float = 0.0
+
+    @property
+    def expected(self) -> float:
+        """Seconds of a call on an H200."""
+        return max(self.moved / MEMORY, self.float64 / FLOAT64)
 
 
 def compiled(case: Case, device: Any, backend: Any, sets: int) -> Callable[[], Any]:
@@ -54,45 +69,72 @@ def compiled(case: Case, device: Any, backend: Any, sets: int) -> Callable[[], A
     return functools.partial(program, operands)
 
 
-def timed(case: Case, gpu: Any, cpu: Any, quick: bool) -> dict[str, float]:
-    """Compare the values of three backends; return seconds per call, and the bytes."""
-    calls = {"gpu": len(case.sets), "jax": len(case.sets), "cpu": 1}
-    arms = {
-        "gpu": compiled(case, gpu, "native", calls["gpu"]),
-        "jax": compiled(case, gpu, "jax", calls["jax"]),
-        "cpu": compiled(case, cpu, "native", calls["cpu"]),
-    }
-    native, pure, kernel = (jax.tree.leaves(arm()[0]) for arm in arms.values())
-    for ours, in_jax, on_cpu in zip(native, pure, kernel, strict=True):
-        harness.check_relative(f"{case.name}: pure JAX", ours, in_jax, case.tolerance)
-        harness.check_relative(f"{case.name}: the CPU kernel", ours, on_cpu, case.tolerance)
-    del native, pure, kernel
+def arms_of(case: Case, gpu: Any, cpu: Any, values: bool) -> dict[str, tuple[Any, int]]:
+    """Return the program of each backend and its number of calls, after a comparison of values."""
+    backends = {"gpu": (gpu, "native"), "cpu": (cpu, "native")}
+    if not values:
+        backends["jax"] = (gpu, "jax")
+    calls = {"gpu": len(case.sets), "cpu": 1, "jax": min(len(case.sets), 2)}
+    arms = {arm: (compiled(case, *how, calls[arm]), calls[arm]) for arm, how in backends.items()}
+    ours, *others = ((arm, jax.tree.leaves(call()[0])) for arm, (call, _) in arms.items())
+    for arm, leaves in others:
+        for got, expected in zip(ours[1], leaves, strict=True):
+            harness.check_relative(f"{case.name}: {arm}", got, expected, case.tolerance)
+    return arms
+
+
+def row(case: Case, gpu: Any, cpu: Any, options: Any, copied: float) -> list[Any]:
+    """Compare the values of a case, measure it, and return its row of the table."""
+    cells = [case.name, f"{1e6 * case.expected:.1f}"]
+    if options.expected:
+        return cells
+    arms = arms_of(case, gpu, cpu, options.values)
+    if options.values:
+        return [*cells, "equal"]
     comparison = compare(
-        arms,
+        {name: call for name, (call, _) in arms.items()},
         check=None,
-        rounds=3 if quick else 9,
-        turn_seconds=0.01 if quick else 0.1,
+        rounds=3 if options.dry_run else 7,
+        turn_seconds=0.01 if options.dry_run else 0.05,
         back_to_back=True,
     )
-    seconds = {name: comparison[name].median / calls[name] for name in arms}
-    return {**seconds, "bytes": case.moved}
+    seconds = {name: comparison[name].median / calls for name, (_, calls) in arms.items()}
+    ours, host, pure = (seconds[arm] for arm in ("gpu", "cpu", "jax"))
+    rate = case.moved / ours
+    cells += [f"{1e6 * ours:.1f}", f"{rate / 1e9:.0f}", f"{rate / copied:.0%}"]
+    return [
+        *cells,
+        f"{1e6 * host:.0f}",
+        f"{host / ours:.1f}",
+        f"{1e6 * pure:.1f}",
+        f"{pure / ours:.2f}",
+    ]
+
+
+MIXES = (jk.image.MixUp, jk.image.CutMix)
 
 
 def image_case(
-    name: str, count: int, sets: int, transforms: list[Any], dtype: Any = np.uint8, **output: Any
-) -> Case:
+    name: str, count: int, sets: int, transforms: list[Any], dtype: Any = np.uint8,
+    ragged: bool = False, **output: Any,
+) -> Case:  # fmt: skip
     """Return a case of a chain on images of a dtype."""
     chain = jk.image.Compose(transforms, **output)
     operands, moved = [], 0
     for k in range(sets):
-        levels = np.random.default_rng(k).integers(0, 256, (count, SIDE, SIDE, 3), np.uint8)
+        random = np.random.default_rng(k)
+        levels = random.integers(0, 256, (count, SIDE, SIDE, 3), np.uint8)
         images = levels if dtype == np.uint8 else (levels / 255).astype(dtype)
-        params = chain.sample(jax.random.split(jax.random.key(k), count), (SIDE, SIDE))
+        if ragged:
+            images = jk.image.Ragged.from_list([x[: SIDE - i % 9] for i, x in enumerate(levels)])
+        keys = jax.random.split(jax.random.key(k), count)
+        params = chain.sample(keys, images if ragged else (SIDE, SIDE))
         operands.append((images, params))
-        if dtype != np.uint8:
-            moved += 2 * images.nbytes  # a mix also reads the partners
+        if isinstance(transforms[0], MIXES):
+            moved += 2 * images.nbytes  # with the partners
         elif "height" in params[0]:
-            moved += 3 * int((params[0]["height"] * params[0]["width"]).sum())
+            pixels = int((params[0]["height"] * params[0]["width"]).sum())
+            moved += 3 * pixels * np.dtype(dtype).itemsize
         else:
             moved += images.nbytes
     result = jax.eval_shape(chain.apply, *operands[0])
@@ -106,7 +148,7 @@ def image_cases(count: int, sets: int) -> list[Case]:
         transforms = [
             jk.image.RandomResizedCrop(SIZE, interpolation=interpolation, antialias=antialias),
             jk.image.RandomHorizontalFlip(),
-            image_augment.NORMALIZE,
+            NORMALIZE,
         ]
         return image_case(f"crop, {name}", count, sets, transforms, **output)
 
@@ -116,9 +158,13 @@ def image_cases(count: int, sets: int) -> list[Case]:
         crop("bicubic, f32", "bicubic", antialias=True),
         crop("bilinear, bf16", dtype=jnp.bfloat16),
         crop("bilinear, f32 NCHW", layout="NCHW"),
-        image_case("normalize only, f32", count, sets, [image_augment.NORMALIZE]),
+        image_case("normalize only, f32", count, sets, [NORMALIZE]),
         image_case("MixUp, f32", count, sets, [jk.image.MixUp()], np.float32),
         image_case("CutMix, f32", count, sets, [jk.image.CutMix()], np.float32),
+        crop("ragged, f32", ragged=True),
+        image_case("colours, u8", count, sets, [jk.image.ColorJitter(0.4, 0.4, 0.4, 0.1)]),
+        image_case("blur, u8", count, sets, [jk.image.GaussianBlur(9)]),
+        image_case("rotation, f32", count, sets, [jk.image.RandomRotation(30)], np.float32),
     ]
 
 
@@ -136,8 +182,11 @@ def xpcs_cases(n: int, angles: int) -> list[Case]:
         "u16": np.round(measured / step).astype(np.uint16),
     }
 
-    def matrix(name: str, fn: Callable[..., Any], *operands: Any, matrices: int = 1) -> Case:
-        return Case(name, fn, [operands], matrices * measured.nbytes, 1e-10)
+    def matrix(
+        name: str, fn: Callable[..., Any], *operands: Any, matrices: int = 1, of_point: float = 0
+    ) -> Case:
+        moved = matrices * measured.nbytes
+        return Case(name, fn, [operands], moved, 1e-10, of_point * measured.size)
 
     def normal(
         name: str, data: str = "f32", model: Any = flow, symmetric: Any = True,
@@ -153,18 +202,24 @@ def xpcs_cases(n: int, angles: int) -> list[Case]:
         moved = of_type[data].nbytes + (np.size(sigma) * 8 if np.size(sigma) > 1 else 0)
         moved //= 2 if symmetric is True else 1
         name = f"normal equations, {data}, {name}"
-        return Case(name, fn, [(of_type[data], sigma, params)], moved, 1e-9)
+        # About 160 in the model, its 7 derivatives and the products of 9 columns; 60 of 5 columns.
+        points = measured.size / (2 if symmetric is not False else 1)
+        count = points * (160 if model is flow else 60)
+        return Case(name, fn, [(of_type[data], sigma, params)], moved, 1e-9, count)
 
     g2 = functools.partial(jk.xpcs.g2, flow)
     primals = (physics, contrast, offset)
     return [
-        matrix("g2", g2, *primals),
-        matrix("tangent", lambda *x: jax.jvp(g2, x, x)[1], *primals),
-        matrix("cotangent", lambda ct, *x: jax.vjp(g2, *x)[1](ct), cotangent, *primals),
+        matrix("g2", g2, *primals, of_point=13),
+        matrix("tangent", lambda *x: jax.jvp(g2, x, x)[1], *primals, of_point=20),
+        matrix(
+            "cotangent", lambda ct, *x: jax.vjp(g2, *x)[1](ct), cotangent, *primals, of_point=60
+        ),
         matrix(
             "residual", lambda data, *x: jk.xpcs.residual(flow, *x, data, 0.05), measured,
-            *primals, matrices=2,
+            *primals, matrices=2, of_point=25,
         ),
+        points_case(flow, physics, contrast, offset, measured.shape),
         normal("mirrored", "f64"),
         normal("mirrored"),
         normal("mirrored", "u16"),
@@ -176,40 +231,64 @@ def xpcs_cases(n: int, angles: int) -> list[Case]:
     ]  # fmt: skip
 
 
-def report(rows: dict[str, dict[str, float]], ceiling: float, points: int | None) -> list[str]:
-    cells = []
-    for name, row in rows.items():
-        gpu, cpu, pure = (1e6 * row[arm] for arm in ("gpu", "cpu", "jax"))
-        rate = row["bytes"] / row["gpu"]
-        cell = [name, f"{gpu:.1f}", f"{rate / 1e9:.0f}", f"{rate / ceiling:.0%}", f"{cpu:.0f}"]
-        cell += [f"{cpu / gpu:.1f}", f"{pure:.1f}", f"{pure / gpu:.2f}"]
-        cells.append(cell if points is None else [*cell, f"{points / row['gpu'] / 1e9:.1f}"])
-    header = "op | GPU, us | GB/s | of copy | CPU, us | over CPU | JAX on GPU, us | over JAX"
-    header += "" if points is None else " | Gpoints/s"
-    copied = f"Device copy: {ceiling / 1e9:.0f} GB/s read and written."
-    return [*harness.table(header, "l" + "r" * header.count("|"), cells), "", copied]
+def points_case(flow: Any, physics: Any, contrast: Any, offset: Any, shape: Any) -> Case:
+    count = shape[-1] ** 2 // 4
+    index = np.random.default_rng(1).integers(0, shape, (count, 3)).astype(np.int32)
+    fn = functools.partial(jk.xpcs.g2_at, flow)
+    # An index, a value, and two of A and of X, each a memory transaction of 32 bytes.
+    return Case("g2 at points", fn, [(physics, contrast, offset, index)], count * 148, 1e-10)
 
 
-def main() -> None:
-    bench = harness.Benchmark(__doc__, {"kernels": {"choices": ["image", "xpcs"]}})
-    quick, kernels = bench.quick, bench.options.kernels
-    jax.config.update("jax_enable_x64", kernels == "xpcs")
+def multitau_case(pixels: int, frames: int) -> Case:
+    """Counts of u8 frames; a state is read and written once, since it is not donated."""
+    state = jk.xpcs.multitau_init(pixels, 1024, np.uint8)
+    block = np.random.default_rng(2).integers(0, 4, (frames, pixels)).astype(np.uint8)
+    moved = block.nbytes + 2 * sum(x.nbytes for x in jax.tree.leaves(state))
+    return Case("multi-tau update, u8", jk.xpcs.multitau_update, [(state, block)], moved, 0.0)
+
+
+def cases(small: bool) -> Iterator[Case]:
+    """Yield the cases, each with the 64-bit mode that it needs."""
+    with jax.enable_x64(False):
+        yield from image_cases(*((2, 2) if small else (64, 4)))
+    with jax.enable_x64(True):
+        yield from xpcs_cases(*((96, 3) if small else (2000, 23)))
+        yield multitau_case(*((300, 5) if small else (1 << 20, 16)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name in ("--values", "--dry-run", "--expected"):
+        parser.add_argument(name, action="store_true")
+    parser.add_argument("--cases", default="", help="a regular expression of names")
+    options = parser.parse_args()
     cpu = jax.devices("cpu")[0]
-    gpu = cpu if quick else jax.devices("cuda")[0]
-    if kernels == "xpcs":
-        frames, angles = (96, 3) if quick else (2000, 23)
-        cases, points = xpcs_cases(frames, angles), frames * frames * angles
-        note = f"{angles} angles of {frames} x {frames} points."
+    gpu = cpu if options.dry_run or options.expected else jax.devices("cuda")[0]
+    small, failed, copied = options.values or options.dry_run, 0, 1.0
+    header = "op | expected on an H200, us"
+    if options.expected:
+        header += " | measured, us"
+    elif options.values:
+        header += " | values"
     else:
-        count, sets = (2, 2) if quick else (64, 6)
-        cases, points = image_cases(count, sets), None
-        note = f"{count} images per call."
-    ceiling = jk.performance.ceilings(gpu).best.copy
-    rows = {case.name: timed(case, gpu, cpu, quick) for case in harness.progress(cases, "cases")}
-    chip = re.sub(r"[^a-z0-9]+", "-", gpu.device_kind.lower()).strip("-")
-    lines, name = report(rows, ceiling, points), f"gpu-{kernels}-{chip}"
-    bench.write(lines, ["jax-cuda13-plugin"], note, name, seconds=rows)
+        copied = jk.performance.ceilings(gpu).best.copy
+        print(f"{gpu.device_kind}: a device copy reads and writes {copied / 1e9:.0f} GB/s.\n")
+        header += " | GPU, us | GB/s | of copy | CPU, us | over CPU | JAX on GPU, us | over JAX"
+    columns = header.count("|") + 1
+    print("\n".join(harness.table(header, "l" + "r" * (columns - 1), [])), flush=True)
+    for case in cases(small):
+        if not re.search(options.cases, case.name):
+            continue
+        try:
+            cells = row(case, gpu, cpu, options, copied)
+        except (Exception, SystemExit) as error:
+            failed += 1
+            text = " ".join(f"{type(error).__name__}: {error}".split()).replace("|", "/")
+            cells = [case.name, f"**failed**: {text[:300]}"]
+        cells += [""] * (columns - len(cells))
+        print(f"| {' | '.join(map(str, cells))} |", flush=True)
+    return min(failed, 1)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -145,6 +145,35 @@ def test_mixing(device: Any, host: Any, transform: Any, dtype: Any, side: int) -
     _three_ways(device, host, aug.apply, images, params, labels)
 
 
+_PROGRAMS = {
+    "colours": [
+        im.ColorJitter(0.4, 0.4, 0.4, 0.1),
+        im.RandomAutocontrast(0.7),
+        im.RandomEqualize(),
+    ],
+    "levels": [im.RandomPosterize(3, 0.7), im.RandomSolarize(0.5, 0.7), im.RandomInvert()],
+    "blurs": [im.GaussianBlur(9), im.RandomAdjustSharpness(2.0, 0.7), im.RandomGrayscale(0.5)],
+    "warps": [im.RandomRotation(30), im.RandomPerspective(p=0.7), im.ElasticTransform(20.0, 3.0)],
+    "noise": [im.GaussianNoise(), im.RandomErasing(0.8, value="random")],
+    "means": [im.AugMix()],
+}
+
+
+@pytest.mark.parametrize("name", _PROGRAMS)
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize("count", [1, 9, 300])
+def test_programs(device: Any, host: Any, count: int, dtype: Any, name: str) -> None:
+    """Several blocks share an image of a small batch; a block runs several of a large one."""
+    aug = im.Compose(_PROGRAMS[name], dtype=dtype)
+    shape = (40, 52) if count == 300 else (120, 131)
+    images = _images(dtype, (count, *shape, 3), count)
+    params = aug.sample(jax.random.split(jax.random.key(10), count), shape)
+    got, expected = (on(d, "native", aug.apply, images, params) for d in (device, host))
+    # Functions of the device, such as a logarithm, may round to the neighbouring level.
+    assert_same(got, expected)
+    assert np.mean(got != expected) < (0.5 if name == "noise" else 0.01)
+
+
 def _crop() -> im.Compose:
     return im.Compose(
         [im.RandomResizedCrop(24, antialias=False), im.RandomHorizontalFlip()], dtype=jnp.float32
