@@ -20,7 +20,7 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu')
 
 .PHONY: demo figures-images figures-xpcs train train-tokens test test-slow test-all test-huggingface test-torchvision xpcs-peers \
-	xpcs-peers-environment train-check bench bench-all bench-ops bench-streaming bench-native bench-peers bench-correlators bench-freethreaded profile freethreaded gpu-check gpu-wheel lint docs clean install
+	xpcs-peers-environment train-check bench bench-all bench-ops bench-streaming bench-native bench-peers bench-correlators bench-freethreaded profile freethreaded gpu-check gpu-wheel lint docs clean install wheels
 
 demo: EXTRA = demo
 demo: install
@@ -171,6 +171,10 @@ docs: install
 	mkdir -p build/outside
 	cd build/outside && XLA_FLAGS=--xla_force_host_platform_device_count=4 \
 		$(PYTEST) --doctest-modules --pyargs jaxkern $(TESTFLAGS)
+
+# The wheels and the sdist of a release, built by zig: WHEELFLAGS="x86_64".
+wheels:
+	PYTHON=$(PYTHON) .ci/wheels $(WHEELFLAGS)
 
 clean:
 	rm -rf build dist wheelhouse .venv .venv-* demo-output
