@@ -9,6 +9,7 @@ import ast
 import importlib
 import importlib.metadata
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -69,7 +70,15 @@ def test_native_kernel_runs():
 
 def test_native_module_needs_only_system_libraries():
     libraries = _needed(next(PACKAGE.glob("_cpu*.so")))
-    allowed = ("libstdc++.so", "libm.so", "libgcc_s.so", "libc.so", "libpthread.so", "ld-linux")
+    allowed = (
+        "libstdc++.so",
+        "libm.so",
+        "libgcc_s.so",
+        "libc.so",
+        "libpthread.so",
+        "libdl.so",
+        "ld-linux",
+    )
     assert libraries
     assert [name for name in libraries if not name.startswith(allowed)] == []
 
@@ -89,6 +98,12 @@ def test_licences_of_all_that_is_bundled():
     assert {name for name, text in licences.items() if phrases.get(name, name) in text} == set(
         phrases
     )
+
+
+def test_index_page_has_no_relative_links():
+    description = str(importlib.metadata.metadata("jaxkern-native").get_payload())
+    assert description.startswith("# jaxkern")
+    assert re.findall(r"\]\((?!https://)[^)]*\)", description) == []
 
 
 def test_cuda_module_carries_its_runtime():
